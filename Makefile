@@ -1,0 +1,68 @@
+# Everything here makes what it needs by itself: a virtual environment per purpose, made again when pyproject.toml or
+# constraints.txt change. PYTHON=python3.12 chooses the interpreter, JOBS the number of test processes.
+PYTHON ?= python3
+JOBS ?= 2
+PIP = bin/python -m pip --disable-pip-version-check install -qq -c constraints.txt
+SIZE ?= 1.2GB
+BENCH ?=
+PYTEST ?=
+
+SOURCES := $(shell find migrate rules schemas -type f -not -name '*.pyc')
+
+.PHONY: help test demo campaign bench lint clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make test      run the tests                     (PYTEST='-k name' is passed on)"
+	@echo "make demo      a checkpoint there and back again"
+	@echo "make lint      ruff and mypy"
+	@echo "make campaign  hundreds of random kills, each resumed and compared"
+	@echo "make bench     the speed and memory table        (SIZE=1.2GB|4.4GB, BENCH='--rounds 5 --rows pack')"
+	@echo "make clean     remove environments and everything made"
+
+define environment
+	@echo "making $(@D)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed: make PYTHON=python3.12")'
+	@rm -rf $(@D)
+	@$(PYTHON) -m venv $(@D)
+endef
+
+.venv-test/.ready: pyproject.toml constraints.txt
+	$(environment)
+	@$(@D)/$(PIP) -e '.[test]'
+	@touch $@
+
+.venv-test/.lint: .venv-test/.ready
+	@$(@D)/$(PIP) -e '.[test,dev]'
+	@touch $@
+
+.venv-demo/.ready: pyproject.toml constraints.txt
+	$(environment)
+	@$(@D)/$(PIP) .
+	@touch $@
+
+# the demo runs what a user would install, so a changed source is installed again
+.venv-demo/.installed: .venv-demo/.ready $(SOURCES)
+	@$(@D)/$(PIP) --no-deps .
+	@touch $@
+
+test: .venv-test/.ready
+	.venv-test/bin/python -m pytest -q -n $(JOBS) -m "not campaign" $(PYTEST)
+
+campaign: .venv-test/.ready
+	.venv-test/bin/python -m pytest -q -m campaign --timeout 3600 $(PYTEST)
+
+demo: .venv-demo/.installed
+	@PATH="$(CURDIR)/.venv-demo/bin:$$PATH" bash benchmarks/demo.sh
+
+bench: .venv-test/.ready
+	.venv-test/bin/python benchmarks/bench.py --size $(SIZE) $(BENCH)
+
+lint: .venv-test/.lint
+	.venv-test/bin/ruff check
+	.venv-test/bin/ruff format --check
+	.venv-test/bin/mypy
+
+clean:
+	rm -rf .venv-test .venv-demo .venv-lint demo bench-data build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -1,0 +1,138 @@
+"""What people write today: load_file a shard, do the layout work with torch, save_file it; one shard after the other.
+
+    baseline_stack.py TASK SOURCE TARGET [--fsync]
+
+Every task is the same job as the rule file of its name in `rules/` (`pack` and `unbind` are the shipped hf-mixtral
+rules up and down). A shard holds whole layers, so a shard is enough context for each of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+Tensors = dict[str, torch.Tensor]
+
+EXPERT = re.compile(r"(.*)\.block_sparse_moe\.experts\.(\d+)\.(w[123])\.weight")
+FUSED = re.compile(r"(.*)\.mlp\.experts\.(gate_up_proj|down_proj)")
+BY_HEADS = re.compile(r".*\.(self_attn\.[qk]_proj|experts\.\d+\.w[123])\.weight")
+
+
+def rename(tensors: Tensors) -> Tensors:
+    return {key.replace("model.layers.", "decoder.blocks.").replace("block_sparse_moe", "moe"): t for key, t in tensors.items()}
+
+
+def pack(tensors: Tensors) -> Tensors:
+    out: Tensors = {}
+    experts: dict[str, dict[tuple[str, int], torch.Tensor]] = defaultdict(dict)
+    for key, tensor in tensors.items():
+        if match := EXPERT.fullmatch(key):
+            experts[match[1]][match[3], int(match[2])] = tensor
+        else:
+            out[key.replace("block_sparse_moe.gate", "mlp.gate")] = tensor
+    for prefix, parts in experts.items():
+        numbers = sorted({number for _, number in parts})
+        gate, up, down = (torch.stack([parts[w, n] for n in numbers]) for w in ("w1", "w3", "w2"))
+        out[f"{prefix}.mlp.experts.gate_up_proj"] = torch.cat([gate, up], dim=1)
+        out[f"{prefix}.mlp.experts.down_proj"] = down
+    return out
+
+
+def unbind(tensors: Tensors) -> Tensors:
+    out: Tensors = {}
+    for key, tensor in tensors.items():
+        match = FUSED.fullmatch(key)
+        if not match:
+            out[key.replace("mlp.gate", "block_sparse_moe.gate")] = tensor
+            continue
+        for number, part in enumerate(tensor.unbind(0)):
+            prefix = f"{match[1]}.block_sparse_moe.experts.{number}"
+            if match[2] == "down_proj":
+                out[f"{prefix}.w2.weight"] = part
+            else:
+                out[f"{prefix}.w1.weight"], out[f"{prefix}.w3.weight"] = part.chunk(2, dim=0)
+    return out
+
+
+def concat_last(tensors: Tensors) -> Tensors:
+    out: Tensors = {}
+    pairs: dict[str, Tensors] = defaultdict(dict)
+    for key, tensor in tensors.items():
+        match = EXPERT.fullmatch(key)
+        if match and match[3] != "w2":
+            pairs[f"{match[1]}.block_sparse_moe.experts.{match[2]}.w13.weight"][match[3]] = tensor
+        else:
+            out[key] = tensor
+    for key, pair in pairs.items():
+        out[key] = torch.cat([pair["w1"], pair["w3"]], dim=1)
+    return out
+
+
+def deinterleave(tensors: Tensors) -> Tensors:
+    return {
+        key: tensor.unflatten(0, (-1, 2)).transpose(0, 1).reshape(tensor.shape) if EXPERT.fullmatch(key) else tensor
+        for key, tensor in tensors.items()
+    }
+
+
+def heads(tensors: Tensors) -> Tensors:
+    return {
+        key: tensor.unflatten(0, (-1, 64, 2)).transpose(1, 2).reshape(tensor.shape) if BY_HEADS.fullmatch(key) else tensor
+        for key, tensor in tensors.items()
+    }
+
+
+def transpose(tensors: Tensors) -> Tensors:
+    return {key: tensor.t().contiguous() if tensor.ndim == 2 else tensor for key, tensor in tensors.items()}
+
+
+TASKS: dict[str, Callable[[Tensors], Tensors]] = {
+    "rename": rename,
+    "pack": pack,
+    "unbind": unbind,
+    "concat-last": concat_last,
+    "deinterleave": deinterleave,
+    "heads": heads,
+    "transpose": transpose,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task", choices=TASKS)
+    parser.add_argument("source", type=Path)
+    parser.add_argument("target", type=Path)
+    parser.add_argument("--fsync", action="store_true")
+    args = parser.parse_args()
+    args.target.mkdir()
+    weight_map: dict[str, str] = {}
+    total = 0
+    for file in sorted(args.source.glob("*.safetensors")):
+        out = {key: tensor.contiguous() for key, tensor in TASKS[args.task](load_file(file)).items()}
+        save_file(out, args.target / file.name, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(out, file.name)
+        total += sum(tensor.nbytes for tensor in out.values())
+        del out
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+    (args.target / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+    for file in args.source.glob("*.json"):
+        if not file.name.endswith(".index.json") and not file.name.startswith("migrate."):
+            shutil.copyfile(file, args.target / file.name)
+    if args.fsync:
+        for path in [*args.target.iterdir(), args.target]:
+            descriptor = os.open(path, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.close(descriptor)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,274 @@
+"""The speed and memory table of migrate, as ratios taken in one run. `make bench`.
+
+Whole processes, files in the page cache, each variant once a round, the order reversed every round, no fsync on either
+side and one round with. Against `cp` of the output's bytes, a load_file / torch / save_file script, and transformers.
+See `memory.py` for why free memory is held between the runs, `process.py` for what private memory means. Before a
+variant is timed its output is compared bit for bit with the script's, so that no row can be fast and wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import shlex
+import shutil
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import compare
+import data
+import memory
+import plans
+import process
+import report
+from tasks import TASKS, Limit, Task
+
+HERE = Path(__file__).resolve().parent
+PYTHON = sys.executable
+MB = 1_000_000
+
+
+class Bench:
+    """One run of the benchmark: its folder, its holder of memory, and what it measured."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.root: Path = args.data / args.size
+        self.root.mkdir(parents=True, exist_ok=True)
+        self.migrate = shlex.split(args.migrate)
+        self.holder = memory.Holder(args.data / "hold")
+        self.total = 0
+        self.start_up: dict[str, float] = {}
+
+    # -- data ------------------------------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Makes the checkpoints that are not there yet: the old layout, a tiny one for start-up, the new layout of both."""
+        for name, preset in (("v4", self.args.size), ("tiny-v4", "tiny")):
+            folder = self.root / name
+            if not (folder / "config.json").exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                say(f"making {folder}")
+                data.make(folder, data.PRESETS[preset])
+            new = self.root / name.replace("v4", "v5")
+            if not new.exists():
+                process.run([PYTHON, HERE / "baseline_stack.py", "pack", folder, new])
+        self.total = sum(p.nbytes for p in compare.tensors(self.root / "v4").values())
+
+    # -- runs ------------------------------------------------------------------------------------------------------------
+
+    def timed(self, argv: list[Any], target: Path | None, need: int) -> process.Taken:
+        """One run on warm memory; whatever it wrote at `target` is removed and its memory taken back."""
+        if not self.args.no_hold:
+            self.holder.refill()
+            self.holder.drop(need)
+        try:
+            return process.run(argv)
+        finally:
+            if target is not None:
+                shutil.rmtree(target, ignore_errors=True)
+
+    def command(self, task: Task, source: Path, target: Path, fsync: bool) -> list[Any]:
+        argv = [*self.migrate, *task.arguments(source, target)]
+        if not task.one_file:
+            argv += ["--max-shard-size", str(-(-self.total // 4) + 64 * MB)]
+        return argv if fsync else [*argv, "--no-fsync"]
+
+    def measure_start_up(self, task: Task) -> float:
+        """Seconds of the same command on a tiny checkpoint: everything that does not grow with the bytes."""
+        source, target = self.root / f"tiny-{task.source}", self.root / "out-tiny"
+        argv = self.command(task, source, target, fsync=False)
+        return statistics.median(self.timed(argv, target, 256 * MB).wall for _ in range(5))
+
+    def row(self, task: Task) -> dict[str, Any]:
+        """All variants of one task: seconds and private bytes of every round, and how they compare."""
+        source, target, kept = self.root / task.source, self.root / "out", self.root / "kept"
+        for folder in (target, kept):
+            shutil.rmtree(folder, ignore_errors=True)
+        name = "pack" if task.one_file else task.name
+        script = [PYTHON, HERE / "baseline_stack.py", name, source, target]
+        self.check(task, source, target, kept, script)
+        written = sum(f.stat().st_size for f in kept.iterdir())
+        memory.read_through(kept)
+        memory.read_through(source)
+
+        need = int(written * 1.05) + 128 * MB
+        variants: dict[str, tuple[list[Any], int]] = {
+            "migrate": (self.command(task, source, target, fsync=False), need + 512 * MB),
+            "cp": (["cp", "-r", kept, target], need),
+            "script": (script, int(need + self.total * task.script_share)),
+        }
+        if task.transformers_faster and self.has_transformers():
+            variants["transformers"] = (
+                [PYTHON, HERE / "baseline_transformers.py", source, target, "--max-shard-size", f"{self.total // 4000}KB"],
+                int(need + self.total * 1.3) + 512 * MB,
+            )
+        rounds: dict[str, list[process.Taken]] = {name: [] for name in variants}
+        for number in range(self.args.rounds):
+            for name in list(variants)[:: 1 if number % 2 == 0 else -1]:
+                if name == "transformers" and number >= self.args.transformers_rounds:
+                    continue
+                argv, wanted = variants[name]
+                rounds[name].append(self.timed(argv, target, wanted))
+                say(f"  {task.name} {name} {rounds[name][-1].wall:.2f} s")
+            memory.read_through(source)
+        synced: dict[str, float] = {}
+        if self.args.fsync:
+            shell = (
+                f"cp -r {shlex.quote(str(kept))} {shlex.quote(str(target))} && sync {shlex.quote(str(target))}/* {shlex.quote(str(target))}"
+            )
+            synced["cp"] = self.timed(["sh", "-c", shell], target, need).wall
+            synced["migrate"] = self.timed(self.command(task, source, target, fsync=True), target, need + 512 * MB).wall
+            synced["script"] = self.timed([*script, "--fsync"], target, variants["script"][1]).wall
+        shutil.rmtree(kept)
+        return self.judge(task, written, rounds, synced)
+
+    def check(self, task: Task, source: Path, target: Path, kept: Path, script: list[Any]) -> None:
+        """Leaves our output in `kept`; exits when it is not what the script makes."""
+        process.run(self.command(task, source, kept, fsync=False))
+        process.run(script)
+        found = compare.differences(kept, target)
+        shutil.rmtree(target)
+        if found:
+            sys.exit("\n".join([f"{task.name}: the output differs from the script's", *found[:10]]))
+
+    def has_transformers(self) -> bool:
+        found = bool(process.versions(PYTHON, ["transformers"]))
+        if not found:
+            say("  transformers is not installed: its row is left out")
+        return found
+
+    # -- judgement -------------------------------------------------------------------------------------------------------
+
+    def judge(self, task: Task, written: int, rounds: dict[str, list[process.Taken]], synced: dict[str, float]) -> dict[str, Any]:
+        seconds = {name: [t.wall for t in taken] for name, taken in rounds.items()}
+        start_up = self.start_up.setdefault(task.name, self.measure_start_up(task))
+        # ratios of the same round, so that a slow minute of the machine hits both sides
+        to_cp = report.spread(report.ratios(seconds["migrate"], seconds["cp"]))
+        copying = report.spread(report.ratios([max(s - start_up, 0.0) for s in seconds["migrate"]], seconds["cp"]))
+        faster = {
+            name: report.spread(report.ratios(seconds[name], seconds["migrate"])) for name in ("script", "transformers") if name in seconds
+        }
+        big = self.total > 2_000 * MB
+        private = {name: max(t.private for t in taken) / MB for name, taken in rounds.items()}
+        limits = [
+            Limit(
+                "copying phase against cp" if task.copying_phase else "against cp",
+                (copying if task.copying_phase else to_cp)[0],
+                task.cp[big],
+            ),
+            Limit("faster than the script", faster["script"][0], task.script_faster[big], at_least=True),
+            Limit("private memory", private["migrate"], task.private_mb, unit=" MB"),
+        ]
+        if task.aim:
+            limits.insert(1, Limit("(aim) against cp", to_cp[0], task.aim))
+        if "transformers" in faster and task.transformers_faster:
+            limits.append(Limit("faster than transformers", faster["transformers"][0], task.transformers_faster, at_least=True))
+        return {
+            "task": task.name,
+            "title": task.title,
+            "written": written,
+            "seconds": seconds,
+            "cpu": {name: [t.cpu for t in taken] for name, taken in rounds.items()},
+            "private_mb": private,
+            "start_up": start_up,
+            "to_cp": to_cp,
+            "copying_to_cp": copying,
+            "faster": faster,
+            "with_fsync": synced,
+            "limits": [limit_json(x) for x in limits],
+        }
+
+
+def limit_json(limit: Limit) -> dict[str, Any]:
+    return {"what": limit.what, "value": limit.value, "bound": limit.bound, "met": limit.met, "text": str(limit)}
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=["tiny", "demo", "1.2GB", "4.4GB"], default="1.2GB")
+    parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds per row (5)")
+    parser.add_argument("--transformers-rounds", type=int, default=3, help="rounds in which transformers takes part (3)")
+    parser.add_argument("--rows", default="", help="comma-separated names; rows that contain one of them; `plan` and `start` are rows too")
+    parser.add_argument("--fsync", action=argparse.BooleanOptionalAction, default=True, help="one more round in which all sides fsync")
+    parser.add_argument("--no-hold", action="store_true", help="do not hold free memory (on bare metal)")
+    parser.add_argument("--migrate", default=f"{shlex.quote(str(Path(sys.executable).parent / 'migrate'))}", help="the command to time")
+    parser.add_argument("--data", type=Path, default=HERE.parent / "bench-data", help="where checkpoints are made and kept")
+    parser.add_argument("--name", help="file name under benchmarks/results (the size)")
+    args = parser.parse_args()
+    args.data.mkdir(parents=True, exist_ok=True)
+    wanted = [w for w in args.rows.split(",") if w]
+
+    def chosen(name: str) -> bool:
+        return not wanted or any(w in name for w in wanted)
+
+    bench = Bench(args)
+    result: dict[str, Any] = {
+        "format_version": 1,
+        "kind": "benchmark",
+        "size": args.size,
+        "rounds": args.rounds,
+        "rows": [],
+        "commands": [],
+    }
+    try:
+        bench.prepare()
+        result["bytes"] = bench.total
+        result["machine"] = machine()
+        failed = []
+        for task in [t for t in TASKS if chosen(t.name)]:
+            say(task.title)
+            try:
+                result["rows"].append(bench.row(task))
+            except process.RunError as error:
+                failed.append(task.name)
+                say(f"{task.name}: left out, {error}")
+        for name, measure in plans.COMMANDS.items():
+            if not chosen(name):
+                continue
+            say(name)
+            try:
+                result["commands"] += [limit_json(x) for x in measure(bench.migrate, PYTHON, args.data, bench.root / "v4")]
+            except process.RunError as error:
+                failed.append(name)
+                say(f"{name}: left out, {error}")
+        result["failed"] = failed
+    finally:
+        bench.holder.close()
+        for left in ("out", "kept", "out-tiny"):
+            shutil.rmtree(bench.root / left, ignore_errors=True)
+    text = report.render(result)
+    print(text)
+    name = args.name or args.size
+    (HERE / "results").mkdir(exist_ok=True)
+    (HERE / "results" / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    (HERE / "results" / f"{name}.md").write_text(text + "\n")
+    say(f"written to benchmarks/results/{name}.json and .md")
+    sys.exit(1 if failed else 0)
+
+
+def machine() -> dict[str, Any]:
+    """What the ratios were taken on; no host name, no path."""
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "date": datetime.date.today().isoformat(),
+        "cpu": process.cpu_name(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(pages / 2**30, 1),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        **process.versions(PYTHON, ["torch", "numpy", "safetensors", "transformers", "xxhash"]),
+    }
+
+
+if __name__ == "__main__":
+    main()

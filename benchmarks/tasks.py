@@ -1,0 +1,124 @@
+"""The rows of the table: what each one runs, and what it must reach.
+
+A target is an upper bound unless its name ends in `_faster`, which is a lower bound on how many times faster we are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+RULES = HERE / "rules"
+
+# (1.2 GB and below, above)
+Bound = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One job on the whole checkpoint. `name` is what baseline_stack.py calls it; `source` is the layout that it starts from."""
+
+    name: str
+    title: str
+    cp: Bound
+    aim: float | None
+    script_faster: Bound
+    private_mb: float
+    source: str = "v4"
+    rules: str | None = None
+    one_file: bool = False
+    transformers_faster: float | None = None
+    # the bound on `cp` is meant without the process's start-up
+    copying_phase: bool = False
+    # most private memory that the script may need, as a share of the checkpoint: it decides how much is made free
+    script_share: float = 0.6
+
+    def arguments(self, source: Path, target: Path) -> list[str]:
+        """What follows `migrate` on the command line, shard size and fsync apart."""
+        if self.rules:
+            return ["apply", str(source), "-o", str(target), "--rules", str(RULES / self.rules)]
+        if self.name == "unbind":
+            return ["downgrade", str(source), "-o", str(target), "--to", "hf-mixtral@v4"]
+        return ["apply", str(source), "-o", str(target), "--to", "hf-mixtral@v5"]
+
+
+_WHOLE = {"cp": (1.0, 1.0), "aim": 0.75, "script_faster": (5.0, 3.5), "private_mb": 40.0}
+_RUNS = {"cp": (1.2, 1.2), "aim": None, "script_faster": (4.0, 2.5), "private_mb": 60.0}
+
+TASKS = [
+    Task("rename", "rename only", rules="rename.yaml", **_WHOLE),
+    Task("pack", "v4 -> v5: stack experts, concat gate/up", transformers_faster=12.0, **_WHOLE),
+    Task("unbind", "v5 -> v4: unbind back", source="v5", **_WHOLE),
+    Task("concat-last", "concat on the last dim", rules="concat-last.yaml", **_RUNS),
+    Task("deinterleave", "de-interleave of rows", rules="deinterleave.yaml", **_RUNS),
+    Task("heads", "rearrange of heads", rules="heads.yaml", **_RUNS),
+    Task(
+        "transpose",
+        "transpose of every 2-D weight",
+        rules="transpose.yaml",
+        cp=(2.0, 2.0),
+        aim=None,
+        script_faster=(1.5, 1.5),
+        private_mb=400.0,
+        copying_phase=True,
+    ),
+    Task("pack-one-file", "v4 -> v5 into one file (default shard size)", one_file=True, **_WHOLE),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """One judged number of the report: `met` is None where there was nothing to judge."""
+
+    what: str
+    value: float
+    bound: float
+    at_least: bool = False
+    unit: str = "x"
+    note: str = ""
+
+    @property
+    def met(self) -> bool:
+        return self.value >= self.bound if self.at_least else self.value <= self.bound
+
+    def __str__(self) -> str:
+        sign = ">=" if self.at_least else "<="
+        return f"{self.what} {self.value:.2f}{self.unit} {sign} {self.bound:g}{self.unit}: {'met' if self.met else 'NOT MET'}{self.note}"
+
+
+# `plan` of many keys: (keys, seconds for binding and lowering, seconds for the whole command)
+PLAN_KEYS, PLAN_BIND, PLAN_WHOLE = 100_000, 0.6, 1.5
+# 10x the keys may take this many times the seconds before it is no longer called linear
+PLAN_LINEAR = 12.0
+HELP_SECONDS, PLAN_SECONDS = 0.2, 0.4
+
+
+_MANY = """\
+id: bench/many
+title: Many rules for many keys
+lineage: bench
+edge: [old, new]
+requires: ">=0.1"
+keep: ["{p...}.{n:input_layernorm|post_attention_layernorm}.weight", "model.rest.{i:int}.weight"]
+rules:
+  - name: gate-up
+    from: "{p...}.mlp.experts.{e:int}.{w:gate_proj|up_proj}.weight"
+    to: "{p}.mlp.experts.gate_up_proj"
+    via: [{stack: {over: e}}, {concat: {over: w, dim: 1}}]
+  - {name: down, from: "{p...}.mlp.experts.{e:int}.down_proj.weight", to: "{p}.mlp.experts.down_proj", via: [{stack: {over: e}}]}
+  - name: qkv
+    from: "model.layers.{n:int}.self_attn.{w:q_proj|k_proj|v_proj}.weight"
+    to: "model.layers.{n}.self_attn.qkv_proj.weight"
+    via: [{concat: {over: w, dim: 0}}]
+  - {name: out, from: "{p...}.self_attn.o_proj.weight", to: "{p}.self_attn.out_proj.weight"}
+  - {name: router, from: "{p...}.mlp.gate.weight", to: "{p}.mlp.router.weight"}
+"""
+_UNUSED = """\
+  - {name: unused-#, from: "{p...}.unused#.{x:int}.{y}.weight", to: "{p}.other#.{x}.{y}.weight", optional: true}
+"""
+
+
+def many_rules(count: int) -> str:
+    """A rule file of `count` rules: five take the keys of `data.make_headers`, the others look and find nothing."""
+    return _MANY + "".join(_UNUSED.replace("#", str(i)) for i in range(count - 5))

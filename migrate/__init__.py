@@ -1,0 +1,55 @@
+"""migrate: Alembic for PyTorch checkpoints.
+
+Public names are loaded on first use, so that `import migrate` costs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .api import apply as apply
+    from .api import diff as diff
+    from .api import downgrade as downgrade
+    from .api import history as history
+    from .api import inspect as inspect
+    from .api import plan as plan
+    from .api import verify as verify
+    from .core.diagnostics import Diagnostic as Diagnostic
+    from .core.errors import MigrateError as MigrateError
+    from .core.spec import Spec as Spec
+    from .planning.plan import Plan as Plan
+    from .source.index import Index as Index
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "apply": "api",
+    "diff": "api",
+    "downgrade": "api",
+    "history": "api",
+    "inspect": "api",
+    "plan": "api",
+    "verify": "api",
+    "Diagnostic": "core.diagnostics",
+    "Index": "source.index",
+    "MigrateError": "core.errors",
+    "Plan": "planning.plan",
+    "Spec": "core.spec",
+}
+
+__all__ = ["Diagnostic", "Index", "MigrateError", "Plan", "Spec", "apply", "diff", "downgrade", "history", "inspect", "plan", "verify"]
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name not in _HOMES:
+        raise AttributeError(f"module 'migrate' has no attribute {name!r}")
+    value = getattr(import_module(f"migrate.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -1,0 +1,5 @@
+"""`python -m migrate`."""
+
+from .cli.main import main
+
+main()

@@ -1,0 +1,46 @@
+"""Options that mean the same in every command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+ALLOWANCES = ("lossy", "drop", "opaque", "links", "delayed-scaling")
+
+
+def as_json(command: F) -> F:
+    """`--format text|json`."""
+    option: Callable[[F], F] = click.option(
+        "--format", "form", type=click.Choice(["text", "json"]), default="text", help="Form of the answer on stdout."
+    )
+    return option(command)
+
+
+def question(command: F) -> F:
+    """The options that say what is asked: --to, --from, --rules, --set, --allow."""
+    for option in reversed(
+        (
+            click.option("--to", "to", multiple=True, metavar="LAYOUT", help="Layout to reach: lineage@layout, latest, +1, -1. Repeatable."),
+            click.option("--from", "from_", multiple=True, metavar="LAYOUT", help="Layout the checkpoint is in, if it cannot be told. Repeatable."),
+            click.option("--rules", "rules", multiple=True, metavar="PATH", help="A rule file, applied as it is, or a folder of lineages."),
+            click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help="Value of a parameter. Repeatable."),
+            click.option("--allow", "allow", multiple=True, type=click.Choice(ALLOWANCES), help="Permit what is refused by default. Repeatable."),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def params(assignments: tuple[str, ...]) -> dict[str, str]:
+    """`("a=1",)` as {"a": "1"}; UsageError for what has no `=`."""
+    out: dict[str, str] = {}
+    for assignment in assignments:
+        name, sep, value = assignment.partition("=")
+        if not sep or not name:
+            raise click.UsageError(f"--set takes NAME=VALUE, not {assignment!r}")
+        out[name] = value
+    return out

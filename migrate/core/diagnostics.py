@@ -1,0 +1,152 @@
+"""Diagnostics are data: a code, a message that says what is wrong, spans, notes, and a help that says how to mend it.
+
+A code is one file, `migrate/explain/<code>.md`. Its front matter holds the code's name, severity and exit status, its
+body is what `migrate explain <code>` prints. A new diagnostic is a new page and the line that raises it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NoReturn
+
+from .errors import raise_all
+
+PAGES = Path(__file__).resolve().parent.parent / "explain"
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The page of one code: `name` (kebab case, states the bad thing), `severity`, `exit` status, `body` (markdown)."""
+
+    code: str
+    name: str
+    severity: str
+    exit: int
+    body: str
+
+
+@lru_cache(maxsize=None)
+def page(code: str) -> Page:
+    """The page of `code`; KeyError when there is none."""
+    try:
+        text = (PAGES / f"{code}.md").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise KeyError(code) from None
+    _, front, body = text.split("---\n", 2)
+    head = dict(line.split(": ", 1) for line in front.strip().splitlines())
+    return Page(code, head["name"], head["severity"], int(head["exit"]), body.strip())
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A place in a text file: 1-based `line` and `column`, `length` code points, and the line's `text` for printing."""
+
+    file: str
+    line: int
+    column: int
+    length: int = 1
+    text: str = ""
+    label: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}"
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
+    """One finding. `message` is lower case without a final period and names the culprit; `help` names the way out."""
+
+    code: str
+    message: str
+    spans: tuple[Span, ...] = ()
+    notes: tuple[str, ...] = ()
+    help: str | None = None
+    severity: str = field(default="")
+
+    def __post_init__(self) -> None:
+        if not self.severity:
+            object.__setattr__(self, "severity", page(self.code).severity)
+
+    @property
+    def exit_status(self) -> int:
+        return page(self.code).exit
+
+    def to_json(self) -> dict[str, Any]:
+        """The diagnostic as the JSON documents hold it."""
+        return {
+            "code": self.code,
+            "name": page(self.code).name,
+            "severity": self.severity,
+            "message": self.message,
+            "spans": [
+                {"file": s.file, "line": s.line, "column": s.column, "length": s.length, "text": s.text, "label": s.label}
+                for s in self.spans
+            ],
+            "notes": list(self.notes),
+            "help": self.help,
+        }
+
+    def render(self) -> str:
+        """The diagnostic as rustc would draw it: message, place, source line, caret, notes, help."""
+        width = max((len(str(s.line)) for s in self.spans), default=1)
+        out = [f"{self.severity}[{self.code}]: {self.message}"]
+        for span in self.spans:
+            out.append(f"{' ' * width}--> {span}")
+            if span.text:
+                caret = " " * (span.column - 1) + "^" * max(1, span.length)
+                out += [
+                    f"{' ' * width} |",
+                    f"{span.line:>{width}} | {span.text}",
+                    f"{' ' * width} | {caret} {span.label}".rstrip(),
+                ]
+        out += [f"{' ' * width} = note: {note}" for note in self.notes]
+        if self.help:
+            out.append(f"{' ' * width} = help: {self.help}")
+        return "\n".join(out)
+
+
+class Report:
+    """Collects diagnostics so that all problems come out at once."""
+
+    __slots__ = ("diagnostics",)
+
+    def __init__(self) -> None:
+        self.diagnostics: list[Diagnostic] = []
+
+    def add(self, code: str, message: str, *, spans: tuple[Span, ...] = (), notes: tuple[str, ...] = (), help: str | None = None) -> None:
+        self.diagnostics.append(Diagnostic(code, message, spans, notes, help))
+
+    @property
+    def failed(self) -> bool:
+        return any(d.severity == "error" for d in self.diagnostics)
+
+    def check(self) -> None:
+        """Raises all collected diagnostics if one of them is an error."""
+        if self.failed:
+            raise_all(self.diagnostics)
+
+
+def fail(code: str, message: str, *, spans: tuple[Span, ...] = (), notes: tuple[str, ...] = (), help: str | None = None) -> NoReturn:
+    """Raises the one diagnostic."""
+    raise_all([Diagnostic(code, message, spans, notes, help)])
+
+
+def did_you_mean(word: str, known: list[str]) -> str | None:
+    """A help text naming the nearest known word, or None when nothing is near (ratio below 0.6)."""
+    near = get_close_matches(word, known, n=1, cutoff=0.6)
+    return f"did you mean `{near[0]}`?" if near else None
+
+
+def printable(text: str, limit: int = 120) -> str:
+    """Text from a checkpoint made safe for a terminal: control and non-ASCII characters escaped, cut at `limit`."""
+    safe = text if text.isascii() and text.isprintable() else ascii(text)[1:-1]
+    return safe if len(safe) <= limit else safe[: limit - 1] + "…"
+
+
+def listed(things: list[str], limit: int = 20) -> str:
+    """At most `limit` things, comma-separated, and how many more there are."""
+    shown = ", ".join(printable(t) for t in things[:limit])
+    return shown if len(things) <= limit else f"{shown} … and {len(things) - limit} more"

@@ -1,0 +1,79 @@
+"""The exceptions of the project.
+
+    MigrateError                 carries .diagnostics and .exit_code
+    ├─ AnswerIsNo            1   the question was fine, the answer is no (a mismatch, pending work)
+    ├─ QuestionError         2   flags, rule files, lineages, a stale plan, a target that exists
+    ├─ CheckpointError       3   the checkpoint is unreadable, unsafe, not accounted for, or would lose something
+    ├─ RunError              4   it failed while running; nothing was published
+    └─ Bug                  70   an invariant of our own broke
+
+    OpError, PatternError        raised by ops and patterns, which know neither key nor file;
+                                 the caller adds rule, key and span and turns them into a Diagnostic
+
+The class follows from the exit status that stands in the page of the diagnostic's code (`explain/<code>.md`), so a
+code cannot leave with two different statuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from .diagnostics import Diagnostic
+
+
+class MigrateError(Exception):
+    """One or more diagnostics; `str()` is their full rendering."""
+
+    exit_code = 70
+
+    def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:
+        self.diagnostics = tuple(diagnostics)
+        super().__init__("\n\n".join(d.render() for d in self.diagnostics))
+
+
+class AnswerIsNo(MigrateError):
+    exit_code = 1
+
+
+class QuestionError(MigrateError):
+    exit_code = 2
+
+
+class CheckpointError(MigrateError):
+    exit_code = 3
+
+
+class RunError(MigrateError):
+    exit_code = 4
+
+
+class Bug(MigrateError):
+    exit_code = 70
+
+
+_BY_EXIT = {c.exit_code: c for c in (AnswerIsNo, QuestionError, CheckpointError, RunError, Bug)}
+
+
+class OpError(ValueError):
+    """An op cannot take these tensors. `code` is a diagnostic code, `notes` and `help` go into the Diagnostic."""
+
+    def __init__(self, code: str, message: str, *, notes: Iterable[str] = (), help: str | None = None) -> None:
+        super().__init__(message)
+        self.code, self.message, self.notes, self.help = code, message, tuple(notes), help
+
+
+class PatternError(ValueError):
+    """A pattern cannot be understood. `start` and `end` are code-point offsets into the pattern's text."""
+
+    def __init__(self, code: str, message: str, start: int, end: int, *, help: str | None = None) -> None:
+        super().__init__(message)
+        self.code, self.message, self.start, self.end, self.help = code, message, start, end, help
+
+
+def raise_all(diagnostics: Iterable[Diagnostic]) -> NoReturn:
+    """Raises the error class of the diagnostics' exit status; a wrong question outranks a bad checkpoint."""
+    found = tuple(diagnostics)
+    errors = [d for d in found if d.severity == "error"] or found
+    raise _BY_EXIT[min(d.exit_status for d in errors)](found)

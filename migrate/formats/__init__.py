@@ -1,0 +1,106 @@
+"""Formats: each opens a `Source` and describes a `Target`; one module a format, found by its name.
+
+A module holds `FORMAT`, an object with the members of `Format`; modules that start with `_` are no formats. A place is
+opened once, all formats look at it without reading more than its head and its names, and the surest takes it. No
+second format tries after the first has refused: a fallback to a laxer reader is how unsafe files get in.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+from ..core.diagnostics import fail, listed, printable
+from ..core.errors import MigrateError
+from ..source.paths import Place, find
+from ..source.registry import Registry
+from ..source.sidefiles import stays_behind
+
+if TYPE_CHECKING:
+    from ..source.index import Source
+    from ..source.target import Target
+
+
+class Format(Protocol):
+    """What a module's `FORMAT` offers. `name` is what `--to-format` and messages call it."""
+
+    name: str
+
+    def sniff(self, place: Place) -> int:
+        """How sure it is from the names and the first bytes that the place holds this format: 0 not, 1 perhaps, 2 sure."""
+
+    def open(self, place: Place) -> Source:
+        """The opened checkpoint; it closes the place with itself, and on any error the caller does."""
+
+    def describe(
+        self, specs: Mapping[str, Any], *, folder: bool, max_shard_size: int, metadata: Mapping[str, str], stamp: str | None
+    ) -> Target:
+        """The whole output for these specs, every header and offset; M916 if the format cannot hold them."""
+
+
+# `memory` has no place on disk: its FORMAT is None
+FORMATS: Registry[Format | None] = Registry("migrate.formats", "migrate.formats", "FORMAT")
+
+
+def open(path: str | os.PathLike[str], allow_links: bool = False) -> Source:  # noqa: A001 - formats.open reads well
+    """The checkpoint at `path`, opened. M917 (a wrong question) if there is none or no format knows it, else M9xx.
+
+    `path` is a file, an index file or a folder. `allow_links` follows links to files wherever they lead.
+    """
+    place = find(path, allow_links)
+    try:
+        return _pick(place).open(place)
+    except BaseException:
+        place.close()
+        raise
+
+
+def _pick(place: Place) -> Format:
+    builtin = FORMATS.builtin()
+    # third parties are asked only about what no built-in knows: the scan for entry points is slow
+    found = _surest(place, builtin) or _surest(place, [n for n in FORMATS.names() if n not in builtin])
+    return found or _unknown(place)
+
+
+def _surest(place: Place, names: Iterable[str]) -> Format | None:
+    formats = [f for f in (_loaded(n) for n in names) if f is not None]
+    best = max(((f.sniff(place), f) for f in formats), key=itemgetter(0), default=(0, None))
+    return best[1] if best[0] else None
+
+
+def _unknown(place: Place) -> NoReturn:
+    where = printable(place.path, 240)
+    if place.file is not None:
+        fail("M917", f"{where}: no known format of checkpoint", notes=(f"it starts with {ascii(place.head())[1:]}",))
+    held = f"it holds {listed(list(place.names), 8)}" if place.names else "it is empty"
+    fail("M917", f"{where}: no checkpoint is in this folder", notes=(held,), help=_hint(place))
+
+
+def _loaded(name: str) -> Format | None:
+    try:
+        return FORMATS.get(name)
+    except LookupError:
+        return None
+
+
+def _hint(place: Place) -> str | None:
+    """Names the sub-folders that hold weights."""
+    below = []
+    for name in place.names[:200]:
+        try:
+            with place.folder.entered([name]) as inside:
+                if any(stays_behind(n) for n in os.listdir(inside)):
+                    below.append(name)
+        except (OSError, MigrateError):
+            continue
+    return f"there are weights in {listed(below, 5)}" if below else None
+
+
+def get(name: str) -> Format:
+    """The format called `name`, for writing; KeyError if there is none on disk."""
+    found = FORMATS.get(name)
+    if found is None:
+        raise KeyError(name)
+    return found

@@ -1,0 +1,117 @@
+"""How tensors are dealt out to files: sizes as people write them, natural order, greedy shards.
+
+The rule is huggingface_hub's `split_state_dict_into_shards_factory`: in order, never packed again, a tensor above the
+limit alone in its file. The order is natural here (layer 2 before layer 10), so that a model's layers lie in the order
+in which they are loaded, and so that the plan does not depend on the order of the rules.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..core.spec import Spec
+
+_UNITS = {
+    "": 1, "b": 1,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+}  # fmt: skip
+_SHARD = re.compile(r"(.+)-(\d{5,9})-of-(\d{5,9})(\.[a-z]+)", re.ASCII)
+
+
+def parse_size(size: int | str) -> int:
+    """`size` in bytes: an int, or a number with B, kB, MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB (of 1024).
+
+    ValueError if it is neither or less than one byte. The SI meaning of GB is huggingface_hub's.
+    """
+    if isinstance(size, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", size.lower(), re.ASCII)
+        if not match or match[2] not in _UNITS or len(match[1]) > 18:
+            raise ValueError(f"{size!r} is not a size: write 5GB, 500MB or 5GiB")
+        number = match[1]
+        # exact: 1.1GB through a float would be 1100000000.0000002
+        whole, _, part = number.partition(".")
+        scale: int = 10 ** len(part)
+        count = int(whole + part) * _UNITS[match[2]] // scale
+    else:
+        count = size
+    if count < 1:
+        raise ValueError(f"{size!r} is not a size: at least one byte is needed")
+    return count
+
+
+class _Padded(dict[str, str]):
+    """Segment of a key -> the segment with its digit runs prefixed by their length, made once for each."""
+
+    def __missing__(self, segment: str) -> str:
+        made = re.sub("[0-9]+", lambda m: f"{len(m[0].lstrip('0')):04}{m[0].lstrip('0')}", segment)
+        self[segment] = made
+        return made
+
+
+def in_natural_order(keys: Iterable[str]) -> list[str]:
+    """The keys sorted by code point, runs of ASCII digits by their value; equal ones by code point."""
+    padded = _Padded().__getitem__
+    rank = {key: ".".join(map(padded, key.split("."))) for key in keys}
+    return sorted(sorted(rank), key=rank.__getitem__)
+
+
+def deal(keys: Sequence[str], specs: Mapping[str, Spec], limit: int) -> list[list[str]]:
+    """The keys of each shard; at least one shard. The bytes of a shard of several tensors are at most `limit`."""
+    shards: list[list[str]] = []
+    current: list[str] = []
+    filled = 0
+    sizes: dict[int, int] = {}
+    for key in keys:
+        spec = specs[key]
+        size = sizes.get(id(spec))
+        if size is None:
+            size = sizes[id(spec)] = spec.nbytes
+        if size > limit:
+            shards.append([key])
+            continue
+        if filled + size > limit:
+            shards.append(current)
+            current, filled = [], 0
+        current.append(key)
+        filled += size
+    if current or not shards:
+        shards.append(current)
+    return shards
+
+
+def shard_names(count: int, suffix: str = ".safetensors") -> list[str]:
+    """`model.safetensors`, or `model-00001-of-00003.safetensors` and so on."""
+    if count == 1:
+        return [f"model{suffix}"]
+    return [f"model-{i:05}-of-{count:05}{suffix}" for i in range(1, count + 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSet:
+    """Files called `stem-00001-of-00003.suffix`: a `title` for all of them, those `absent`, those numbered `beyond` the total."""
+
+    title: str
+    absent: tuple[str, ...]
+    beyond: tuple[str, ...]
+
+
+def shard_sets(names: Iterable[str]) -> list[ShardSet]:
+    """The sets that the numbered ones of `names` belong to, sorted; names of another form are passed over.
+
+    A name that claims more than 100,000 shards is no shard: listing what is absent would fill the memory.
+    """
+    groups: dict[tuple[str, str, str], dict[int, str]] = {}
+    for name in names:
+        match = _SHARD.fullmatch(name)
+        if match and len(match[2]) == len(match[3]) and int(match[3]) <= 100_000:
+            groups.setdefault((match[1], match[3], match[4]), {})[int(match[2])] = name
+    out = []
+    for (stem, total, suffix), present in sorted(groups.items()):
+        numbers = range(1, int(total) + 1)
+        absent = [f"{stem}-{i:0{len(total)}}-of-{total}{suffix}" for i in numbers if i not in present]
+        beyond = [name for i, name in sorted(present.items()) if i not in numbers]
+        out.append(ShardSet(f"{stem}-*-of-{total}{suffix}", tuple(absent), tuple(beyond)))
+    return out

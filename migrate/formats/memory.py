@@ -1,0 +1,208 @@
+"""A state dict in memory as a Source, and new tensors as a place to write to.
+
+`live` migrates what a training process holds without a file between. A tensor is described by its strides in its
+storage, so views, transposes and ties stay what they are and nothing is copied when it is opened. What cannot be
+described that way (sparse, quantized, meta, subclasses, lazy conjugation) is refused by name: turning it into a plain
+tensor silently would change what the state dict holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..core.diagnostics import Report, fail, listed, printable
+from ..core.spec import ALIASES, BITS, Spec, spec
+from ..source.index import Blob, Index, Stored
+
+# nothing on disk is in this format
+FORMAT = None
+_PACKED = "float4_e2m1fn_x2"
+
+
+class MemoryBlob:
+    """The bytes of one storage. Bytes of another device are copied to the CPU as they are read, range by range."""
+
+    __slots__ = ("_bytes", "_storage", "name", "size")
+
+    def __init__(self, name: str, content: Any, storage: Any = None) -> None:
+        """`content` is a flat uint8 array (numpy or torch) over the storage; `storage` is torch's, to notice a resize."""
+        self.name, self._bytes, self._storage = name, content, storage
+        self.size = int(content.nbytes)
+
+    def fileno(self) -> int | None:
+        return None
+
+    def readinto(self, offset: int, buffer: memoryview) -> None:
+        """Fills `buffer` from `offset`; M905 if the storage was resized meanwhile."""
+        import numpy as np
+
+        end = offset + buffer.nbytes
+        if end > self.size or (self._storage is not None and self._storage.nbytes() < self.size):
+            fail("M905", f"{self.name}: the storage is no longer the {self.size} bytes that it was, {end} are needed")
+        part = self._bytes[offset:end]
+        if self._storage is not None:
+            part = part.cpu().numpy()
+        np.frombuffer(buffer, np.uint8)[:] = part
+
+
+class MemorySource:
+    """A Source over a state dict. It holds the tensors; closing it lets them go."""
+
+    path = "<memory>"
+    format = "memory"
+    history: bytes | None = None
+
+    def __init__(self, index: Index, blobs: Sequence[Blob]) -> None:
+        self.index, self.blobs = index, blobs
+
+    def side_file(self, path: str) -> bytes:
+        raise KeyError(path)
+
+    def check_unchanged(self) -> None:
+        """Nothing: memory has no record of change. The caller does not train while it migrates."""
+
+    def close(self) -> None:
+        self.blobs = ()
+
+
+def open(state: Mapping[str, Any]) -> MemorySource:  # noqa: A001 - memory.open reads well
+    """The tensors and arrays of a flat state dict as a Source; all other values are its `items`.
+
+    Tensors of one storage share a blob and have equal `storage`. M916 naming every tensor that cannot be described.
+    """
+    tensors: dict[str, Stored] = {}
+    items: dict[str, Any] = {}
+    blobs: list[Blob] = []
+    numbers: dict[Any, int] = {}
+    unfit: dict[str, list[str]] = {}
+    for key, value in state.items():
+        if _is_tensor(value):
+            found = _torch_tensor(key, value, blobs, numbers)
+        elif _is_array(value):
+            found = _numpy_array(key, value, blobs, numbers)
+        else:
+            items[key] = value
+            continue
+        if isinstance(found, str):
+            unfit.setdefault(found, []).append(key)
+        else:
+            tensors[key] = found
+    report = Report()
+    for why, keys in unfit.items():
+        report.add("M916", f"{why}: {listed(keys)}", help="make plain dense tensors of them first")
+    report.check()
+    return MemorySource(Index(tensors, tuple(b.name for b in blobs), items=items), tuple(blobs))
+
+
+def _is_tensor(value: Any) -> bool:
+    # a tensor's class tells it without an import of torch: a dict of arrays must not cost a second
+    return any(c.__module__ == "torch" and c.__name__ == "Tensor" for c in type(value).__mro__)
+
+
+def _is_array(value: Any) -> bool:
+    return any(c.__module__ == "numpy" and c.__name__ == "ndarray" for c in type(value).__mro__)
+
+
+def _torch_tensor(key: str, value: Any, blobs: list[Blob], numbers: dict[Any, int]) -> Stored | str:
+    """Where the tensor lies, or why it cannot be said."""
+    import torch
+
+    if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        return f"tensors of the class {printable(type(value).__qualname__)} hold more than their bytes"
+    if value.is_quantized:
+        return "quantized tensors hold scales beside their bytes"
+    if value.layout is not torch.strided:
+        return f"tensors of the layout {value.layout} are not dense"
+    if value.device.type == "meta":
+        return "tensors on the meta device hold no bytes"
+    if value.is_conj() or value.is_neg():
+        return "tensors with a pending conjugation or negation are not what their bytes say (`resolve_conj()`, `resolve_neg()`)"
+    name = str(value.dtype).removeprefix("torch.")
+    dtype, shape, strides = ALIASES.get(name, name), tuple(value.shape), tuple(value.stride())
+    if dtype not in BITS:
+        return f"{printable(name)} is no dtype of checkpoints"
+    offset = value.storage_offset() * value.itemsize
+    if name == _PACKED:
+        if not shape or (strides[-1] != 1 and shape[-1] > 1):
+            return f"tensors of {_PACKED} must have their pairs beside each other"
+        shape, strides = (*shape[:-1], 2 * shape[-1]), (*(2 * s for s in strides[:-1]), 1)
+    storage = value.untyped_storage()
+    pointer = storage.data_ptr()
+    number = numbers.get((value.device, pointer)) if storage.nbytes() else None
+    if number is None:
+        number = len(blobs)
+        flat = torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage)
+        blobs.append(MemoryBlob(f"{value.device}:{key}", flat, storage))
+        if storage.nbytes():
+            numbers[value.device, pointer] = number
+    return _stored(dtype, shape, strides, number, offset)
+
+
+def _numpy_array(key: str, value: Any, blobs: list[Blob], numbers: dict[Any, int]) -> Stored | str:
+    import numpy as np
+
+    if type(value) not in (np.ndarray, np.memmap):
+        return f"arrays of the class {printable(type(value).__qualname__)} hold more than their bytes"
+    dtype = value.dtype.name
+    if dtype not in BITS or (unpacked := value.dtype.itemsize * 8 != BITS[dtype]):
+        how = " stored one to a byte" if dtype in BITS and unpacked else ""
+        return f"{printable(str(value.dtype))}{how} is no dtype of checkpoints"
+    owner = value
+    while isinstance(owner.base, np.ndarray):
+        owner = owner.base
+    size = value.itemsize
+    if not (value.dtype.isnative and owner.flags.forc) or any(s % size or s < 0 for s in value.strides):
+        # no strides of a storage say this: a copy of its own, tied to nothing
+        owner = value = np.array(value, dtype=value.dtype.newbyteorder("="), order="C")
+    place = ("numpy", owner.ctypes.data, owner.nbytes)
+    number = numbers.get(place) if owner.nbytes else None
+    if number is None:
+        number = len(blobs)
+        blobs.append(MemoryBlob(f"numpy:{key}", owner.ravel(order="K").view(np.uint8)))
+        numbers[place] = number
+    strides = tuple(s // size for s in value.strides)
+    return _stored(dtype, value.shape, strides, number, value.ctypes.data - owner.ctypes.data if value.size else 0)
+
+
+def _stored(dtype: str, shape: tuple[int, ...], strides: tuple[int, ...], number: int, offset: int) -> Stored:
+    expected, packed = 1, True
+    for length, stride in zip(reversed(shape), reversed(strides), strict=True):
+        packed = packed and (length == 1 or stride == expected)
+        expected *= length
+    if 0 in shape:
+        # nothing in it is shared, wherever it points
+        return Stored(spec(dtype, shape), number, 0)
+    return Stored(spec(dtype, shape), number, offset, None if packed else strides, number)
+
+
+def allocate(specs: Mapping[str, Spec]) -> tuple[dict[str, Any], dict[str, memoryview]]:
+    """New CPU tensors of these specs, and for each key the writable bytes of its tensor, packed row-major.
+
+    The contents are undefined until written. M916 naming every key whose dtype torch does not have (the 6-bit floats)
+    or whose 4-bit rows do not fill whole bytes.
+    """
+    import torch
+
+    report = Report()
+    for key, wanted in specs.items():
+        if wanted.dtype == "float4_e2m1fn":
+            if not hasattr(torch, _PACKED) or not wanted.shape or wanted.shape[-1] % 2:
+                report.add("M916", f"torch cannot hold {printable(key)}: {wanted} has no rows of whole pairs")
+        elif not hasattr(torch, wanted.dtype):
+            report.add("M916", f"torch cannot hold {printable(key)}: it has no {wanted.dtype}", help="dequantize or cast it")
+    report.check()
+    tensors: dict[str, Any] = {}
+    buffers: dict[str, memoryview] = {}
+    for key, wanted in specs.items():
+        if wanted.dtype == "float4_e2m1fn":
+            made = torch.empty((*wanted.shape[:-1], wanted.shape[-1] // 2), dtype=getattr(torch, _PACKED), device="cpu")
+        elif wanted.dtype == "complex32":
+            # by way of integers: torch warns about every new tensor of this dtype
+            made = torch.empty((*wanted.shape, 1), dtype=torch.int32, device="cpu").view(torch.complex32).squeeze(-1)
+        else:
+            made = torch.empty(wanted.shape, dtype=getattr(torch, wanted.dtype), device="cpu")
+        tensors[key] = made
+        flat = torch.empty(0, dtype=torch.uint8, device="cpu").set_(made.untyped_storage())
+        buffers[key] = memoryview(flat.numpy())
+    return tensors, buffers

@@ -1,0 +1,275 @@
+"""safetensors checkpoints: one file, shards with an index, and folders as huggingface_hub lays them out.
+
+What belongs to a checkpoint is decided by the index where there is one and by nothing else; where a folder allows two
+answers (an index and a `model.safetensors` that it does not name, several files and no index) it is an error, because
+the wrong answer would migrate somebody else's weights. Written files follow huggingface_hub: greedy shards,
+`model-00001-of-00003.safetensors`, `model.safetensors.index.json`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from json.encoder import encode_basestring
+
+from ..core.diagnostics import Report, fail, listed, printable
+from ..core.errors import CheckpointError
+from ..core.spec import Spec
+from ..source.blobs import FileBlob, FileSource
+from ..source.index import Index, Source, Stored
+from ..source.jsontext import collector_paused, parse
+from ..source.paths import Folder, Place, check_weight_names, plain_name, same_when_folded
+from ..source.sidefiles import HISTORY, Beside, look_beside, read_history
+from ..source.target import Target
+from ._shards import deal, in_natural_order, shard_names, shard_sets
+from ._stheader import MAX_HEADER, Header, check_holds, read_header, write_header
+
+SUFFIX = ".safetensors"
+INDEX_SUFFIX = ".safetensors.index.json"
+MAX_INDEX = 200_000_000  # bytes; an entry is about 100
+STAMP = "migrate.history"
+_WHICH_HELP = "pass the file or the index itself"
+
+
+class Safetensors:
+    """The format: `sniff`, `open` and `describe` as `formats.Format` asks."""
+
+    name = "safetensors"
+
+    def sniff(self, place: Place) -> int:
+        if place.file is None:
+            return 2 if any(n.endswith((SUFFIX, INDEX_SUFFIX)) for n in place.names) else 0
+        if place.file.name.endswith((SUFFIX, INDEX_SUFFIX)):
+            return 2
+        head = place.head()
+        return 1 if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= MAX_HEADER else 0
+
+    def open(self, place: Place) -> Source:
+        """The checkpoint at a file, an index or a folder; the errors of the module `safetensors` are M901 and M905 to M915."""
+        if place.file is None:
+            return _open_folder(place, _index_of(place))
+        if place.file.name.endswith(INDEX_SUFFIX):
+            return _open_folder(place, place.file.name)
+        return _open_file(place, place.file)
+
+    def describe(
+        self, specs: Mapping[str, Spec], *, folder: bool, max_shard_size: int, metadata: Mapping[str, str], stamp: str | None
+    ) -> Target:
+        return describe(specs, folder=folder, max_shard_size=max_shard_size, metadata=metadata, stamp=stamp)
+
+
+FORMAT = Safetensors()
+
+
+def _open_file(place: Place, blob: FileBlob) -> Source:
+    header = read_header(blob, 0, printable(place.path, 240))
+    stamp = header.metadata.pop(STAMP, None)
+    index = Index(header.tensors, (blob.name,), metadata=header.metadata)
+    return FileSource(
+        place.path, "safetensors", index, [blob], history=None if stamp is None else stamp.encode(), release=place.folder.close
+    )
+
+
+def _open_folder(place: Place, index_name: str | None) -> Source:
+    folder = place.folder
+    weight_map = None
+    if index_name is not None:
+        index_blob = place.file or folder.open(index_name)
+        try:
+            weight_map = _read_index(index_blob, folder)
+        finally:
+            if place.file is None:
+                index_blob.close()
+    names = in_natural_order(set(weight_map.values())) if weight_map is not None else _files_of(place)
+    present = set(folder.names())
+    absent = [n for n in names if n not in present]
+    if absent:
+        listing = folder.label(index_name) if index_name else folder.label("")
+        fail("M908", f"{listing}: {len(absent)} of {len(names)} files are missing: {listed(absent)}", help="fetch them again")
+    blobs: list[FileBlob] = []
+    try:
+        blobs += [folder.open(name) for name in names]
+        headers = _read_headers(folder, blobs)
+        tensors = _merged(folder, names, headers)
+        if weight_map is not None:
+            _check_index(folder.label(index_name or ""), names, headers, weight_map)
+        beside = look_beside(folder, frozenset((*names, *([index_name] if index_name else []))))
+        history = read_history(folder, tuple(present))
+        return _folder_source(place, Index(tensors, tuple(names), metadata=_metadata(headers)), blobs, beside, history)
+    except BaseException:
+        for blob in blobs:
+            blob.close()
+        raise
+
+
+def _folder_source(place: Place, index: Index, blobs: list[FileBlob], beside: Beside, history: bytes | None) -> Source:
+    metadata = dict(index.metadata)
+    stamp = metadata.pop(STAMP, None)
+    if history is None and stamp is not None and len(blobs) == 1:
+        # a stamped single file that was put into a folder
+        history = stamp.encode()
+    complete = Index(index.tensors, index.files, beside.side_files, beside.left_out, metadata=metadata)
+    return FileSource(
+        place.path,
+        "safetensors",
+        complete,
+        blobs,
+        history=history,
+        side=beside.read,
+        watched=beside.changes,
+        release=place.close,
+    )
+
+
+def _index_of(place: Place) -> str | None:
+    """The one index of the folder, None if it has none."""
+    indexes = [n for n in place.names if n.endswith(INDEX_SUFFIX)]
+    if len(indexes) > 1:
+        fail("M915", f"{printable(place.path, 240)}: holds {len(indexes)} indexes: {listed(indexes)}", help=_WHICH_HELP)
+    return indexes[0] if indexes else None
+
+
+def _read_index(blob: FileBlob, folder: Folder) -> dict[str, str]:
+    label = folder.label(blob.name)
+    if blob.size > MAX_INDEX:
+        fail("M914", f"{label}: an index of {blob.size} bytes, more than {MAX_INDEX}")
+    # transformers has written total_size as a float
+    content = parse(blob.read(0, blob.size), label, floats=True)
+    weight_map = content.get("weight_map") if type(content) is dict else None
+    if type(weight_map) is not dict or not all(type(v) is str for v in weight_map.values()):
+        fail("M906", f"{label}: has no weight_map of key to file name")
+    names = sorted(set(weight_map.values()))
+    check_weight_names(folder, blob.name, names, SUFFIX)
+    for group in same_when_folded(names):
+        fail("M915", f"{label}: names that differ in case only are one file on some systems: {listed(group)}")
+    listed_files = set(names)
+    spare = [n for n in folder.names() if n.endswith(SUFFIX) and n not in listed_files and plain_name(n)]
+    _check_spare(label, names, spare)
+    return weight_map
+
+
+def _check_spare(label: str, names: list[str], spare: list[str]) -> None:
+    """M915 if a file that the index does not name could be meant: `model.safetensors`, or another shard of the same set."""
+    sets = {s.title for s in shard_sets(names)}
+    doubtful = ["model" + SUFFIX] if "model" + SUFFIX in spare else []
+    doubtful += [n for n in spare if any(s.title in sets for s in shard_sets([n]))]
+    if doubtful:
+        fail("M915", f"{label}: does not name {listed(doubtful)} beside it", help=f"{_WHICH_HELP}, or move what does not belong here away")
+
+
+def _files_of(place: Place) -> list[str]:
+    """The weight files of a folder without an index."""
+    names = [n for n in place.names if n.endswith(SUFFIX)]
+    if "model" + SUFFIX in names:
+        return ["model" + SUFFIX]
+    sets = shard_sets(names)
+    if len(names) == 1 and not sets:
+        return names
+    if len(sets) != 1 or sets[0].beyond or any(not shard_sets([n]) for n in names):
+        fail(
+            "M915",
+            f"{printable(place.path, 240)}: {len(names)} safetensors files and no index: what belongs together? {listed(names)}",
+            help="pass one file, or write an index",
+        )
+    if sets[0].absent:
+        fail(
+            "M908",
+            f"{printable(place.path, 240)}: {len(sets[0].absent)} files of {sets[0].title} are missing: {listed(list(sets[0].absent))}",
+            help="fetch them again",
+        )
+    return in_natural_order(names)
+
+
+def _read_headers(folder: Folder, blobs: list[FileBlob]) -> list[Header]:
+    """The headers of all files; the problems of all files at once."""
+    report = Report()
+    headers = []
+    for number, blob in enumerate(blobs):
+        try:
+            headers.append(read_header(blob, number, folder.label(blob.name)))
+        except CheckpointError as error:
+            report.diagnostics += error.diagnostics
+            if len(report.diagnostics) >= 20:
+                break
+    report.check()
+    return headers
+
+
+def _merged(folder: Folder, names: list[str], headers: list[Header]) -> dict[str, Stored]:
+    """The tensors of all files; M915 naming keys that stand in two."""
+    if len(headers) == 1:
+        return headers[0].tensors
+    tensors: dict[str, Stored] = {}
+    with collector_paused():
+        for header in headers:
+            tensors.update(header.tensors)
+    if len(tensors) < sum(len(h.tensors) for h in headers):
+        # a key's last file won; any other file that holds it is the second
+        twice = [
+            f"{key} (in {name} and {names[tensors[key].blob]})"
+            for number, (name, header) in enumerate(zip(names, headers, strict=True))
+            for key in header.tensors
+            if tensors[key].blob != number
+        ]
+        fail("M915", f"{folder.label('')}: keys that stand in two files: {listed(twice)}")
+    return tensors
+
+
+def _check_index(label: str, names: list[str], headers: list[Header], weight_map: dict[str, str]) -> None:
+    """M915 unless each key of the index stands in its file, and each key of a file in the index."""
+    report = Report()
+    with collector_paused():
+        said: dict[str, set[str]] = {name: set() for name in names}
+        for key, name in weight_map.items():
+            said[name].add(key)
+    for name, header in zip(names, headers, strict=True):
+        if said[name] == header.tensors.keys():
+            continue
+        gone = sorted(said[name] - header.tensors.keys())
+        holders = {key: [n for n, h in zip(names, headers, strict=True) if key in h.tensors] for key in gone}
+        where = [f"{key} (it is in {holders[key][0]})" if holders[key] else key for key in gone]
+        more = sorted(k for k in header.tensors if k not in weight_map)
+        if where:
+            report.add("M915", f"{label}: {name} does not hold keys that the index seeks there: {listed(where)}")
+        if more:
+            report.add("M915", f"{label}: {name} holds keys that the index does not name: {listed(more)}")
+    report.check()
+
+
+def _metadata(headers: list[Header]) -> dict[str, str]:
+    """The metadata of all files; where two differ, the first."""
+    out: dict[str, str] = {}
+    for header in headers:
+        out = {**header.metadata, **out}
+    return out
+
+
+def describe(specs: Mapping[str, Spec], *, folder: bool, max_shard_size: int, metadata: Mapping[str, str], stamp: str | None) -> Target:
+    """The whole output: every header, offset and small file.
+
+    A folder has as many files of at most `max_shard_size` bytes of tensors as are needed, an index if they are several,
+    and the stamp in `migrate.history.json`. Without `folder` it is one file of any size, called `model.safetensors`
+    until the caller names it, with the stamp in its metadata. `{"format": "pt"}` is added where the source says
+    nothing: transformers refuses files without it. M916 naming every key that the format cannot hold.
+    """
+    kept = {"format": "pt", **{k: v for k, v in metadata.items() if k != STAMP}}
+    if stamp is not None and not folder:
+        kept[STAMP] = stamp
+    check_holds(specs, kept)
+    with collector_paused():
+        keys = in_natural_order(specs)
+        shards = deal(keys, specs, max_shard_size) if folder else [keys]
+        names = shard_names(len(shards))
+        files = tuple(write_header(name, shard, specs, kept) for name, shard in zip(names, shards, strict=True))
+    small: dict[str, bytes] = {}
+    if len(files) > 1:
+        small["model" + INDEX_SUFFIX] = _index_text(dict(zip(names, shards, strict=True)), sum(f.size - len(f.header) for f in files))
+    if folder and stamp is not None:
+        small[HISTORY] = stamp.encode()
+    return Target(files, folder, small)
+
+
+def _index_text(shards: Mapping[str, list[str]], total: int) -> bytes:
+    """The index as transformers writes it: two spaces of indent, keys sorted."""
+    lines = sorted((key, name) for name, keys in shards.items() for key in keys)
+    entries = ",\n".join(f'    {encode_basestring(key)}: "{name}"' for key, name in lines)
+    return f'{{\n  "metadata": {{\n    "total_size": {total}\n  }},\n  "weight_map": {{\n{entries}\n  }}\n}}\n'.encode()

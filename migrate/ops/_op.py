@@ -1,0 +1,162 @@
+"""What an op is: one verb, one file, ignorant of keys, files and YAML.
+
+A file `ops/<name>.py` defines `OP = SomeOp()`, an instance of a subclass of `Op`; its name is the file's. The binder
+resolves captures into positions: a *join* op gets the views of one group in the order of its capture's values, a
+*part* op answers with one view per value. An op never sees a key.
+
+Kinds
+    join   n -> 1   stack, concat, same      (has `over`)
+    part   1 -> n   unbind, split, copy, tie (has `into`)
+    each   1 -> 1   the axes family          (may have `only`)
+    make   1 -> 1   fill: reads nothing of its input but that it exists
+    end    n -> 0   drop
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, TypeAlias
+
+from ..core.errors import OpError as OpError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..core.spec import Spec
+    from ..core.view import View
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Marks an annotation with the form in which an author writes the argument.
+
+    An op only ever sees the resolved value, which is the annotated type. `typing.get_type_hints(Args, include_extras=True)`
+    shows the mark to whoever makes the pydantic model, the JSON schema or a docs table.
+    """
+
+    form: str
+
+
+# a number, `$param`, or integer arithmetic over params
+Integer: TypeAlias = Annotated[int, Written("integer")]
+Integers: TypeAlias = Annotated[tuple[int, ...], Written("integers")]
+Number: TypeAlias = Annotated[float, Written("number")]
+Text: TypeAlias = Annotated[str, Written("text")]
+# the name of a capture, without braces
+Capture: TypeAlias = Annotated[str, Written("capture")]
+# a list, or a mapping from capture value to integer; resolved into a tuple in the order of the values
+Sizes: TypeAlias = Annotated[tuple[int, ...], Written("sizes")]
+# mapping of axis name to integer
+Axes: TypeAlias = Annotated[dict[str, int], Written("axes")]
+# mapping of capture name to the values an op is limited to
+Only: TypeAlias = Annotated[dict[str, list[Any]], Written("only")]
+
+
+def arg(doc: str, *, alias: str | None = None, **default: Any) -> Any:
+    """A dataclass field of an op's Args with its one-line description; `default=` or `default_factory=` makes it optional.
+
+    `alias` is what authors write where a field cannot have that name (`from`); it stands in `metadata["alias"]`.
+    """
+    return field(metadata={"doc": doc} if alias is None else {"doc": doc, "alias": alias}, **default)
+
+
+class Loss(Enum):
+    LOSSLESS = "lossless"
+    LOSSY = "lossy"
+    DESTRUCTIVE = "destructive"
+
+
+class Step(NamedTuple):
+    """A call of an op by name: what an inverse is."""
+
+    op: str
+    args: Any
+
+
+def step(op: str, **args: Any) -> Step:
+    """The call of the op called `op` with these fields of its Args; how one op names another as its inverse."""
+    from . import get
+
+    return Step(op, get(op).Args(**args))
+
+
+@dataclass(frozen=True, slots=True)
+class OneWay:
+    """There is no exact inverse, `because`; `help` names the argument that would make one."""
+
+    because: str
+    help: str | None = None
+
+
+class Check(NamedTuple):
+    """A condition on values. kind "equal": all `views` hold the same bytes; kind "filled": every element of each view equals `value`."""
+
+    kind: str
+    views: tuple[View, ...]
+    value: float | None
+    message: str
+
+
+class Op:
+    """Base of all ops. `Args` is a frozen stdlib dataclass whose fields carry a description (`arg`)."""
+
+    name: ClassVar[str]
+    kind: ClassVar[str] = "each"
+    Args: ClassVar[type]
+    summary: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        if "name" not in cls.__dict__:
+            cls.name = cls.__module__.rpartition(".")[2]
+
+    def validate(self, args: Any) -> None:
+        """OpError M308 for arguments that no tensor could satisfy. A loader may call it before any checkpoint is open."""
+
+    def parts(self, args: Any, shape: tuple[int, ...], values: int | None) -> int:
+        """For part ops: how many outputs one input of `shape` has; `values` is how many values the capture lists, None for an int."""
+        raise NotImplementedError
+
+    def trace(self, args: Any, views: Sequence[View], parts: int = 1) -> list[View]:
+        """The output views. Raises OpError naming axis and sizes when the shapes do not fit."""
+        raise NotImplementedError
+
+    def infer(self, args: Any, specs: Sequence[Spec], parts: int = 1) -> list[Spec] | None:
+        """The output specs where they do not follow from the views (an op that makes or changes a dtype); else None.
+
+        OpError M303 where the dtypes of the inputs do not fit the op or each other; layout ops are asked for this too.
+        """
+        return None
+
+    def eager(self, args: Any, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtype: str = "") -> list[np.ndarray[Any, Any]]:
+        """The same on numpy arrays of raw elements, written without the view algebra. `verify` and the kit call it.
+
+        `dtype` is torch's name of the inputs' dtype. A raw element is an unsigned integer of the element's width
+        (`_raw.carrier`): uint8 to uint64, `V16` for complex128, and one uint8 per element below a byte.
+        """
+        raise NotImplementedError
+
+    def checks(self, args: Any, views: Sequence[View], parts: int = 1) -> list[Check]:
+        """The conditions on values that must hold for the op to be what it says."""
+        return []
+
+    def loss(self, args: Any) -> Loss:
+        return Loss.LOSSLESS
+
+    def invert(self, args: Any, enumerated: bool = False) -> Step | OneWay:
+        """The inverse as a call with the same capture names, or why there is none.
+
+        `enumerated`: the capture of `over` or `into` lists its values, so that their number is known without `count`.
+        """
+        raise NotImplementedError
+
+    def samples(self) -> Iterable[tuple[dict[str, Any], list[tuple[int, ...]]]]:
+        """(arguments as an author would write them, input shapes) for the kit, the docs and the schema."""
+        raise NotImplementedError
+
+
+__all__ = [
+    "Axes", "Capture", "Check", "Integer", "Integers", "Loss", "Number", "OneWay", "Only", "Op", "OpError", "Sizes",
+    "Step", "Text", "Written", "arg", "dataclass", "replace", "step",
+]  # fmt: skip

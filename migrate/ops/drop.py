@@ -1,0 +1,41 @@
+"""`drop`: a tensor does not go on, and the rule says why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ._axes import Shape
+from ._op import Loss, OneWay, Op, Text, arg, dataclass
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..core.view import View
+
+
+class Drop(Op):
+    kind = "end"
+    summary = "leaves a tensor behind"
+
+    @dataclass(frozen=True, slots=True)
+    class Args:
+        why: Text = arg("why nobody will miss it; printed in the plan")
+
+    def trace(self, args: Args, views: Sequence[View], parts: int = 1) -> list[View]:
+        return []
+
+    def eager(self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtype: str = "") -> list[np.ndarray[Any, Any]]:
+        return []
+
+    def loss(self, args: Args) -> Loss:
+        return Loss.DESTRUCTIVE
+
+    def invert(self, args: Args, enumerated: bool = False) -> OneWay:
+        return OneWay("what is dropped cannot be brought back")
+
+    def samples(self) -> Iterable[tuple[dict[str, Any], list[Shape]]]:
+        yield {"why": "the model computes it again"}, [(2, 3)]
+
+
+OP = Drop()

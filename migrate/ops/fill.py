@@ -1,0 +1,67 @@
+"""`fill`: a new tensor of one value. It reads nothing of its input but that it exists, and runs once per input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..core import view
+from ..core.diagnostics import did_you_mean
+from ..core.spec import ALIASES, BITS, Spec, spec
+from ._axes import Shape, shown
+from ._op import Integers, Number, OneWay, Op, OpError, Text, arg, dataclass
+from ._raw import carrier, encoded, raw
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..core.view import View
+
+
+class Fill(Op):
+    kind = "make"
+    summary = "makes a tensor of one value"
+
+    @dataclass(frozen=True, slots=True)
+    class Args:
+        value: Number = arg("what each element equals")
+        dtype: Text = arg("torch's name of the dtype")
+        shape: Integers = arg("the shape; [] is a scalar")
+
+    def validate(self, args: Args) -> None:
+        if min(args.shape, default=0) < 0:
+            raise OpError("M308", f"fill: `shape` is {shown(args.shape)}, lengths are 0 or more")
+        dtype = ALIASES.get(args.dtype, args.dtype)
+        if dtype not in BITS:
+            raise OpError("M308", f"fill: there is no dtype `{args.dtype}`", help=did_you_mean(args.dtype, [*BITS]))
+        encoded("fill: `value`", dtype, args.value)
+
+    def trace(self, args: Args, views: Sequence[View], parts: int = 1) -> list[View]:
+        self.validate(args)
+        return [view.filled(tuple(args.shape), args.value) for _ in views]
+
+    def infer(self, args: Args, specs: Sequence[Spec], parts: int = 1) -> list[Spec]:
+        self.validate(args)
+        return [spec(ALIASES.get(args.dtype, args.dtype), tuple(args.shape)) for _ in specs]
+
+    def eager(self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtype: str = "") -> list[np.ndarray[Any, Any]]:
+        import numpy as np
+
+        made = ALIASES.get(args.dtype, args.dtype)
+        out = []
+        for _ in arrays:
+            one = np.empty(args.shape, carrier(made))
+            one[...] = raw(made, args.value)
+            out.append(one)
+        return out
+
+    def invert(self, args: Args, enumerated: bool = False) -> OneWay:
+        return OneWay("fill makes its tensor out of nothing", "with `keep_source: true` the inverse removes what the rule made")
+
+    def samples(self) -> Iterable[tuple[dict[str, Any], list[Shape]]]:
+        yield {"value": 0, "dtype": "int64", "shape": []}, [(4,)]
+        yield {"value": 1, "dtype": "bfloat16", "shape": [2, 3]}, [(4,)]
+        yield {"value": -1.5, "dtype": "float4_e2m1fn", "shape": [4]}, [()]
+
+
+OP = Fill()

@@ -1,0 +1,59 @@
+"""`split`: one tensor becomes several, cut along an axis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..core import view
+from ._axes import Shape, axis, below, cut, parts_of
+from ._op import Capture, Integer, Op, Sizes, Step, arg, dataclass, step
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..core.view import View
+
+
+class Split(Op):
+    kind = "part"
+    summary = "cuts an axis into parts, one tensor each"
+
+    @dataclass(frozen=True, slots=True)
+    class Args:
+        into: Capture = arg("the capture that numbers the parts, or lists their names")
+        dim: Integer = arg("the axis that is cut", default=0)
+        sizes: Sizes | None = arg("the length of each part; without it all are equal", default=None)
+        count: Integer | None = arg("how many parts; an int capture needs it unless there are sizes", default=None)
+        start: Integer = arg("the first value of an int capture", default=0)
+
+    def validate(self, args: Args) -> None:
+        label = f"split into {{{args.into}}}"
+        below(label, "count", args.count, 1)
+        for size in args.sizes or ():
+            below(label, "sizes", size, 0)
+
+    def parts(self, args: Args, shape: Shape, values: int | None) -> int:
+        return parts_of(f"split into {{{args.into}}}", values, args.count, args.sizes)
+
+    def trace(self, args: Args, views: Sequence[View], parts: int = 1) -> list[View]:
+        label = f"split into {{{args.into}}}"
+        dim = axis("split", args.dim, views[0].shape)
+        parts_of(label, parts, args.count, args.sizes)
+        return list(view.split(views[0], dim, cut(label, dim, views[0].shape[dim], parts, args.sizes)))
+
+    def eager(self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtype: str = "") -> list[np.ndarray[Any, Any]]:
+        import numpy as np
+
+        return np.split(arrays[0], parts if args.sizes is None else np.cumsum(args.sizes)[:-1], args.dim)
+
+    def invert(self, args: Args, enumerated: bool = False) -> Step:
+        return step("concat", over=args.into, dim=args.dim, sizes=args.sizes, count=args.count, start=args.start)
+
+    def samples(self) -> Iterable[tuple[dict[str, Any], list[Shape]]]:
+        yield {"into": "r", "count": 3}, [(6, 2)]
+        yield {"into": "w", "dim": 1, "sizes": [3, 1, 0]}, [(2, 4)]
+        yield {"into": "r", "dim": -2, "count": 2, "start": 1}, [(2, 4, 3)]
+
+
+OP = Split()

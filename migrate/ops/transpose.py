@@ -1,0 +1,52 @@
+"""`transpose`: two axes change places."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..core import view
+from ._axes import Shape, axis, shown
+from ._op import Integers, Only, Op, OpError, Step, arg, dataclass, step
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..core.view import View
+
+
+class Transpose(Op):
+    summary = "swaps two axes"
+
+    @dataclass(frozen=True, slots=True)
+    class Args:
+        dims: Integers = arg("the two axes")
+        only: Only | None = arg("limits the op to tensors with these capture values", default=None)
+
+    def validate(self, args: Args) -> None:
+        if len(args.dims) != 2:
+            raise OpError("M308", f"transpose: `dims` is {shown(args.dims)}, it must name two axes", help="`permute` takes any number")
+
+    def trace(self, args: Args, views: Sequence[View], parts: int = 1) -> list[View]:
+        self.validate(args)
+        out = []
+        for v in views:
+            a, b = (axis("transpose", d, v.shape) for d in args.dims)
+            order = list(range(len(v.shape)))
+            order[a], order[b] = b, a
+            out.append(view.permute(v, tuple(order)))
+        return out
+
+    def eager(self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtype: str = "") -> list[np.ndarray[Any, Any]]:
+        return [a.swapaxes(*args.dims) for a in arrays]
+
+    def invert(self, args: Args, enumerated: bool = False) -> Step:
+        return step("transpose", dims=args.dims, only=args.only)
+
+    def samples(self) -> Iterable[tuple[dict[str, Any], list[Shape]]]:
+        yield {"dims": [0, 1]}, [(2, 3)]
+        yield {"dims": [-1, 1]}, [(2, 3, 4, 5)]
+        yield {"dims": [1, 1]}, [(2, 3)]
+
+
+OP = Transpose()

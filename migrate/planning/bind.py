@@ -1,0 +1,336 @@
+"""One edge over one virtual index: rules take keys, ops make tensors, and every key on both sides is accounted for.
+
+Binding never sees a file. It maps key -> Tensor to key -> Tensor, so the next edge of a path binds to what this one
+made. Conditions on values that decide which keys come out are asked through `same_bytes`; the others become checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ..core.diagnostics import Report, listed, printable
+from ..core.keys import NegativeIndex, Pattern, TwoReadings
+from ..core.templates import group
+from ..rules.compiled import ROLE, DirectedRule
+from .graph import Expr, Tensor, ValueCheck
+from .match import ABSENT, Matcher, Matching, Reader, Taken, holds, keep_rest, match
+from .pipeline import Item, Refused, Views, run
+
+
+class Made(NamedTuple):
+    """Who made an output key, of which keys."""
+
+    rule: DirectedRule
+    keys: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Bound:
+    """What an edge makes: tensors, who made each (absent: kept as it was), what went, and what a person should know."""
+
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    made: dict[str, Made] = field(default_factory=dict)
+    dropped: dict[str, DirectedRule] = field(default_factory=dict)
+    # keys that went because an equal target stood there already, by the rule that would have made it
+    redundant: dict[str, DirectedRule] = field(default_factory=dict)
+    checks: list[ValueCheck] = field(default_factory=list)
+    # (key, whether it went) of the targets of keep_source rules met backwards; they decide keys and enter the digest
+    decided: dict[str, bool] = field(default_factory=dict)
+    programs: dict[str, Expr] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+class Questions(NamedTuple):
+    """What binding asks of its caller. `same_bytes(key, present, made)`: does the present tensor hold what the rule would make."""
+
+    same_bytes: Callable[[str, Tensor, Tensor], bool]
+    allow_drop: bool = False
+
+
+def bind(
+    rules: Sequence[DirectedRule],
+    keep: Sequence[Pattern],
+    tensors: Mapping[str, Tensor],
+    views: Views,
+    ask: Questions,
+    report: Report,
+    programs: Mapping[str, Expr] | None = None,
+) -> Bound:
+    """Applies the rules of one edge to all keys. Problems go into the report, all of them; then the result means nothing."""
+    specs = {key: t.spec for key, t in tensors.items()}
+    out = Bound()
+    matching = match(rules, specs, report)
+    rest = list(matching.rest)
+    finished: list[tuple[Reader, tuple[str, ...], list[Item]]] = []
+    excluded: set[tuple[int, str]] = set()
+    for reader in matching.readers:
+        if not reader.rule.keep_source or not reader.rule.backwards:
+            finished.append(_run_rule(reader, tensors, programs, views, out, excluded, report))
+    if excluded:
+        # a key that the ops of an inverted rule cannot take is none of its matches: the other rules get their turn
+        finished += _match_again(rules, specs, tensors, programs, views, out, excluded, rest, report)
+    for reader, names, items in finished:
+        _write(reader, names, items, out, report)
+    patterns = [s.pattern for r in rules for s in r.reads if not s.pattern.has_flat]
+    derived = [r for r in matching.readers if r.rule.keep_source and r.rule.backwards and r.rule.forward]
+    rest += [t.key for r in derived for t in r.taken]
+    kept = keep_rest(keep, [k for k in rest if k not in _derived_keys(derived)], matching.read, report, [*patterns, *keep])
+    # a target of a keep_source rule has nobody else to account for it
+    kept += [k for k in rest if k in _derived_keys(derived)]
+    _merge(kept, tensors, out, ask, report)
+    if programs is not None:
+        for key in kept:
+            if key in out.tensors and key not in out.made:
+                out.programs[key] = programs[key]
+    for reader in derived:
+        _remove_derived(reader, tensors, out, views, ask, report)
+    for reader in matching.readers:
+        if not reader.taken and not reader.rule.optional:
+            texts = " and ".join(repr(s.pattern.text) for s in reader.rule.reads)
+            report.add(
+                "M206",
+                f"rule {reader.rule.name!r} matches no key: {texts}",
+                spans=(reader.rule.span,),
+                help="is the layout the right one? a rule that may match nothing says `optional: true`",
+            )
+    return out
+
+
+def _derived_keys(derived: Sequence[Reader]) -> set[str]:
+    return {t.key for r in derived for t in r.taken}
+
+
+def _run_rule(
+    reader: Reader,
+    tensors: Mapping[str, Tensor],
+    programs: Mapping[str, Expr] | None,
+    views: Views,
+    out: Bound,
+    excluded: set[tuple[int, str]],
+    report: Report,
+) -> tuple[Reader, tuple[str, ...], list[Item]]:
+    rule = reader.rule
+    names = reader.names
+    roles = rule.reads[0].role is not None
+    if roles:
+        names = (*names, ROLE)
+        _check_roles(reader, report)
+        items = [
+            Item((*t.values, t.role), tensors[t.key], (t.key,), None if programs is None else programs[t.key]) for t in reader.taken
+        ]
+    elif programs is None:
+        items = [Item(t.values, tensors[t.key], (t.key,)) for t in reader.taken]
+    else:
+        items = [Item(t.values, tensors[t.key], (t.key,), programs[t.key]) for t in reader.taken]
+
+    tests_result = rule.backwards and bool(rule.when)
+
+    def refuse(refused: Refused) -> None:
+        if tests_result:
+            excluded.update((id(rule), key) for key in refused.keys)
+        else:
+            report.diagnostics.append(refused.diagnostic)
+
+    checks: list[ValueCheck] = []
+    bound, made = run(rule, names, items, views, refuse, checks)
+    if tests_result:
+        role_at = bound.index(ROLE) if ROLE in bound else None
+        passed = []
+        for item in made:
+            test = rule.when.get(item.values[role_at] if role_at is not None else None)
+            if test and not holds(test, item.tensor.spec):
+                excluded.update((id(rule), key) for key in item.keys)
+            else:
+                passed.append(item)
+        released = {key for me, key in excluded if me == id(rule)}
+        made = [item for item in passed if released.isdisjoint(item.keys)] if released else passed
+        checks = [c for c in checks if released.isdisjoint(c.keys)]
+        reader.taken = [t for t in reader.taken if t.key not in released]
+    out.checks += checks
+    if any(step.op.kind == "end" for step in rule.steps):
+        out.dropped.update((t.key, rule) for t in reader.taken)
+    return reader, bound, made
+
+
+def _match_again(
+    rules: Sequence[DirectedRule],
+    specs: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    programs: Mapping[str, Expr] | None,
+    views: Views,
+    out: Bound,
+    excluded: set[tuple[int, str]],
+    rest: list[str],
+    report: Report,
+) -> list[tuple[Reader, tuple[str, ...], list[Item]]]:
+    finished: list[tuple[Reader, tuple[str, ...], list[Item]]] = []
+    seen: set[tuple[int, str]] = set()
+    while fresh := excluded - seen:
+        seen |= fresh
+        matcher = Matcher(rules)
+        for template in group(sorted({key for _, key in fresh})):
+            matcher.assign(template, specs, rest, set(), frozenset(excluded), report)
+        for reader in matcher.readers:
+            if reader.taken:
+                finished.append(_run_rule(reader, tensors, programs, views, out, excluded, report))
+    return finished
+
+
+def _check_roles(reader: Reader, report: Report) -> None:
+    """Every group of the captures that all roles share has all roles that are not optional."""
+    rule = reader.rule
+    sides = [s for s in rule.reads if not s.pattern.has_flat]
+    shared = [n for n in reader.names if all(n in s.pattern.captures for s in sides)]
+    at = [reader.names.index(n) for n in shared]
+    groups: dict[tuple[Any, ...], dict[Any, Taken]] = {}
+    for taken in reader.taken:
+        groups.setdefault(tuple(taken.values[i] for i in at), {}).setdefault(taken.role, taken)
+    wanted = [s.role for s in sides if s.role not in rule.optional_roles]
+    for found in groups.values():
+        missing = [s for s in sides if s.role in wanted and s.role not in found]
+        if not missing:
+            continue
+        example = next(iter(found.values()))
+        values = dict(zip(reader.names, example.values, strict=True))
+        expected = []
+        for side in missing:
+            try:
+                expected.append(side.pattern.expand(values))
+            except (KeyError, ValueError, TypeError):
+                expected.append(side.pattern.text)
+        report.add(
+            "M207",
+            f"rule {rule.name!r}: {printable(example.key)} stands alone, missing: {listed(expected)}",
+            spans=(rule.span,),
+            help=f"roles that may be missing are listed as `optional: [{', '.join(str(s.role) for s in missing)}]`",
+        )
+
+
+def _write(reader: Reader, names: tuple[str, ...], items: list[Item], out: Bound, report: Report) -> None:
+    rule = reader.rule
+    if not items or not rule.writes:
+        return
+    role_at = names.index(ROLE) if ROLE in names and rule.writes[0].role is not None else None
+    writers: dict[Any, tuple[Callable[[tuple[Any, ...]], str], list[tuple[int, Callable[[Any], Any]]]]] = {}
+    for side in rule.writes:
+        do = [(names.index(n), f) for n, f in side.do.items() if n in names]
+        writers[side.role] = (side.pattern.expander(names), do)
+    single = writers.get(None)
+    for item in items:
+        expand, do = single if single is not None else writers[item.values[role_at or 0]]
+        values = item.values
+        if do:
+            changed = list(values)
+            for at, f in do:
+                changed[at] = f(changed[at])
+            values = tuple(changed)
+        try:
+            key = expand(values)
+        except (NegativeIndex, KeyError, TypeError, ValueError) as error:
+            report.add("M209", f"rule {rule.name!r} cannot name the output of {printable(item.keys[0])}: {error}", spans=(rule.span,))
+            continue
+        if key in out.tensors:
+            _report_two_writers(key, out.made.get(key), rule, item, report)
+            continue
+        out.tensors[key] = item.tensor
+        out.made[key] = Made(rule, item.keys)
+        if item.program is not None:
+            out.programs[key] = item.program
+
+
+def _report_two_writers(key: str, first: Made | None, rule: DirectedRule, item: Item, report: Report) -> None:
+    notes = [f"{rule.name!r} makes it of {listed(list(item.keys), 3)}"]
+    spans = [rule.span]
+    if first is not None:
+        notes.insert(0, f"{first.rule.name!r} makes it of {listed(list(first.keys), 3)}")
+        spans.insert(0, first.rule.span)
+    else:
+        notes.insert(0, "it is also kept as it is")
+    report.add(
+        "M212",
+        f"{printable(key)} would be written twice",
+        spans=tuple(dict.fromkeys(spans)),
+        notes=tuple(notes),
+        help="drop one of the sources, or write `if_exists: keep` where an existing target may stay",
+    )
+
+
+def _merge(kept: Sequence[str], tensors: Mapping[str, Tensor], out: Bound, ask: Questions, report: Report) -> None:
+    """Puts the kept keys beside the made ones and settles `if_exists: keep` group by group."""
+    clashes: dict[tuple[int, tuple[str, ...]], list[str]] = {}
+    for key in kept:
+        made = out.made.get(key)
+        if made is None:
+            out.tensors[key] = tensors[key]
+        elif made.rule.if_exists == "keep":
+            clashes.setdefault((id(made.rule), made.keys), []).append(key)
+        else:
+            _report_two_writers(key, None, made.rule, Item((), out.tensors[key], made.keys), report)
+    if not clashes:
+        return
+    groups: dict[tuple[int, tuple[str, ...]], list[str]] = {}
+    for key, made in out.made.items():
+        where = (id(made.rule), made.keys)
+        if where in clashes:
+            groups.setdefault(where, []).append(key)
+    for where, existing in clashes.items():
+        rule = out.made[existing[0]].rule
+        absent = [k for k in groups[where] if k not in set(existing)]
+        if absent:
+            report.add(
+                "M210",
+                f"rule {rule.name!r}: of the targets of {listed(list(where[1]), 3)}, {listed(existing, 5)} exist and {listed(absent, 5)} do not",
+                spans=(rule.span,),
+                help="a group of targets must exist whole or not at all; remove the partial one",
+            )
+            continue
+        for key in existing:
+            made_tensor = out.tensors[key]
+            if not rule.keep_source:
+                if made_tensor.spec != tensors[key].spec and not ask.allow_drop:
+                    report.add(
+                        "M402",
+                        f"{printable(key)} exists as {tensors[key].spec} and rule {rule.name!r} would make {made_tensor.spec}",
+                        spans=(rule.span,),
+                        notes=(f"made of {listed(list(where[1]), 3)}",),
+                        help="`--allow drop` keeps what exists and drops its sources",
+                    )
+                elif not ask.allow_drop:
+                    message = f"{printable(key)} exists and differs from what rule {rule.name!r} makes of {listed(list(where[1]), 3)}"
+                    out.checks.append(ValueCheck("equal", (tensors[key], made_tensor), None, "M404", message, rule.label, (key,)))
+                out.redundant.update((source, rule) for source in where[1])
+            out.tensors[key] = tensors[key]
+            del out.made[key]
+            out.programs.pop(key, None)
+
+
+def _remove_derived(
+    reader: Reader, tensors: Mapping[str, Tensor], out: Bound, views: Views, ask: Questions, report: Report
+) -> None:
+    """Backwards of `keep_source`: a target goes if it holds what the rule makes of the restored keys, else it stays and is named."""
+    rule = reader.rule.forward
+    if rule is None or not reader.taken:
+        return
+    specs = {key: t.spec for key, t in out.tensors.items()}
+    own = Report()
+    again = match([rule], specs, own)
+    would: dict[str, Tensor] = {}
+    for found in again.readers:
+        scratch = Bound()
+        _, names, items = _run_rule(found, out.tensors, None, views, scratch, set(), own)
+        _write(found, names, items, scratch, own)
+        would.update(scratch.tensors)
+    for taken in reader.taken:
+        present, made = tensors[taken.key], would.get(taken.key)
+        gone = made is not None and made.spec == present.spec and ask.same_bytes(taken.key, present, made)
+        out.decided[taken.key] = gone
+        if gone:
+            out.tensors.pop(taken.key, None)
+            out.dropped[taken.key] = rule
+        else:
+            out.notes.append(f"{printable(taken.key)} stays: it is not what rule {rule.name!r} would make")
+
+
+__all__ = ["ABSENT", "Bound", "Made", "Matching", "Questions", "TwoReadings", "bind"]

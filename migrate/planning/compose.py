@@ -1,0 +1,216 @@
+"""A path of edges composed into one graph: each leg binds to the virtual index that the leg before it produced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ..core.diagnostics import Diagnostic, Report, listed
+from ..core.errors import MigrateError
+from ..core.keys import Pattern
+from ..core.spec import Spec
+from ..ops._op import Loss, OneWay
+from ..rules.compiled import CompiledRule, DirectedRule, direct, is_active
+from ..source.index import Stored
+from .bind import Bound, Questions, bind
+from .graph import Expr, Graph, Read, Tensor
+from .invert import invert
+from .pipeline import Views
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Leg:
+    """One edge walked in one direction: its compiled rules with the params of their files, and what it keeps."""
+
+    lineage: str
+    start: str
+    goal: str
+    backwards: bool
+    rules: tuple[tuple[CompiledRule, Mapping[str, Any]], ...]
+    keep: tuple[Pattern, ...]
+
+
+class LossOf(NamedTuple):
+    """What a rule loses: kind "lossy" or "drop", how many keys it touches, and the author's reason."""
+
+    rule: DirectedRule
+    kind: str
+    keys: tuple[str, ...]
+    why: str
+
+
+@dataclass(slots=True)
+class Composition:
+    """The whole path over one checkpoint: the graph, what each leg did, what it loses, and whether it can be undone."""
+
+    graph: Graph
+    legs: list[tuple[Leg, Bound]]
+    losses: list[LossOf]
+    programs: dict[str, Expr] = field(default_factory=dict)
+    # why a downgrade would not bring the source back; empty when it is exact
+    inexact: list[str] = field(default_factory=list)
+
+
+SameBytes = Callable[[str, Tensor, Tensor], bool]
+
+
+def initial(tensors: Mapping[str, Stored], views: Views) -> dict[str, Tensor]:
+    """The stored tensors as the graph sees them."""
+    out = {}
+    for key, stored in tensors.items():
+        out[key] = Tensor(stored.spec, views.stored(stored.spec.shape, stored.strides), (key,))
+    return out
+
+
+def compose(
+    tensors: Mapping[str, Stored],
+    legs: Sequence[Leg],
+    allow: frozenset[str],
+    same_bytes: SameBytes,
+    report: Report,
+    *,
+    programs: bool = False,
+    prove: bool = True,
+) -> Composition:
+    """Binds all legs, one after the other. Problems of a leg go into the report and end the walk: the next has nothing to bind to."""
+    views = Views()
+    current = initial(tensors, views)
+    expressions: dict[str, Expr] | None = {key: Read(key) for key in tensors} if programs else None
+    done: list[tuple[Leg, Bound]] = []
+    losses: list[LossOf] = []
+    graph = Graph()
+    for leg in legs:
+        rules = directed(leg, report)
+        if report.failed:
+            break
+        bound = bind(rules, leg.keep, current, views, Questions(same_bytes, "drop" in allow), report, expressions)
+        if report.failed:
+            break
+        losses += _losses(rules, bound)
+        graph.checks += bound.checks
+        done.append((leg, bound))
+        current = bound.tensors
+        expressions = bound.programs if programs else None
+    _refuse_losses(losses, allow, report)
+    graph.outputs = dict(current)
+    composition = Composition(graph, done, losses, expressions or {})
+    if prove and not report.failed:
+        composition.inexact = prove_downgrade({k: t.spec for k, t in tensors.items()}, composition)
+    return composition
+
+
+def directed(leg: Leg, report: Report) -> list[DirectedRule]:
+    """The leg's rules in its direction; rules that `where` on params switches off are left out, one-way rules are refused."""
+    rules = []
+    for compiled, params in leg.rules:
+        if not is_active(compiled, params):
+            continue
+        rule = direct(compiled, params, report)
+        if rule is None:
+            continue
+        if not leg.backwards:
+            rules.append(rule)
+            continue
+        if compiled.rule.inverse == "skip":
+            continue
+        back = invert(rule)
+        if isinstance(back, OneWay):
+            report.add(
+                "M405",
+                f"rule {rule.name!r} has no exact inverse: {back.because}",
+                spans=(rule.span,),
+                help=back.help or "`inverse: skip` leaves a rule out on the way back, if its tensors are computed again anyway",
+            )
+        else:
+            rules.append(back)
+    return rules
+
+
+def _losses(rules: Sequence[DirectedRule], bound: Bound) -> list[LossOf]:
+    keys_of: dict[int, list[str]] = {}
+    for key, made in bound.made.items():
+        keys_of.setdefault(id(made.rule), []).append(key)
+    for key, rule in bound.dropped.items():
+        keys_of.setdefault(id(rule), []).append(key)
+    found = []
+    for rule in rules:
+        keys = keys_of.get(id(rule))
+        if not keys:
+            continue
+        kinds = {step.op.loss(step.args) for step in rule.steps}
+        if Loss.DESTRUCTIVE in kinds:
+            found.append(LossOf(rule, "drop", tuple(keys), rule.why))
+        elif Loss.LOSSY in kinds:
+            found.append(LossOf(rule, "lossy", tuple(keys), rule.why))
+    return found
+
+
+def _refuse_losses(losses: Sequence[LossOf], allow: frozenset[str], report: Report) -> None:
+    for loss in losses:
+        if loss.kind in allow:
+            continue
+        code, what = ("M402", "drops") if loss.kind == "drop" else ("M401", "changes values of")
+        report.add(
+            code,
+            f"rule {loss.rule.name!r} {what} {len(loss.keys)} tensor{'s' if len(loss.keys) > 1 else ''}" + (f": {loss.why}" if loss.why else ""),
+            spans=(loss.rule.span,),
+            notes=(listed(list(loss.keys), 8),),
+            help=f"if that is wanted: --allow {loss.kind}",
+        )
+
+
+def prove_downgrade(source: Mapping[str, Spec], composition: Composition) -> list[str]:
+    """Binds the way back to the planned headers; what does not return as it was, by rule and key. Empty: the downgrade is exact."""
+    views = Views()
+    current = {key: Tensor(t.spec, views.stored(t.spec.shape), (key,)) for key, t in composition.graph.outputs.items()}
+    reasons: list[str] = []
+    skipped: list[str] = []
+    for leg, bound in reversed(composition.legs):
+        back = Leg(leg.lineage, leg.goal, leg.start, not leg.backwards, leg.rules, leg.keep)
+        report = Report()
+        rules = directed(back, report)
+        skipped += [c.rule.name for c, _ in leg.rules if c.rule.inverse == "skip"]
+        if report.failed:
+            return reasons + [_reason(d) for d in report.diagnostics]
+        made = bound.made
+
+        def was_made(key: str, present: Tensor, again: Tensor, made: Mapping[str, Any] = made) -> bool:
+            return key in made
+
+        try:
+            bound_back = bind(rules, leg.keep, current, views, Questions(was_made, True), report)
+        except MigrateError as error:
+            return reasons + [_reason(d) for d in error.diagnostics]
+        if report.failed:
+            return reasons + [_reason(d) for d in report.diagnostics if d.severity == "error"]
+        current = bound_back.tensors
+    return reasons + _differences(source, current, composition, skipped)
+
+
+def _reason(diagnostic: Diagnostic) -> str:
+    place = f" ({diagnostic.spans[0]})" if diagnostic.spans else ""
+    return diagnostic.message + place
+
+
+def _differences(source: Mapping[str, Spec], back: Mapping[str, Tensor], composition: Composition, skipped: Sequence[str]) -> list[str]:
+    first = composition.legs[0][1]
+    by_key: dict[str, str] = {}
+    for made in first.made.values():
+        for key in made.keys:
+            by_key.setdefault(key, made.rule.label)
+    for table in (first.dropped, first.redundant):
+        for key, rule in table.items():
+            by_key[key] = rule.label
+    lost: dict[str, list[str]] = {}
+    for key, spec in source.items():
+        returned = back.get(key)
+        if returned is None:
+            lost.setdefault(f"rule {by_key.get(key, '?')}: not restored", []).append(key)
+        elif returned.spec != spec:
+            lost.setdefault(f"rule {by_key.get(key, '?')}: {spec} returns as {returned.spec}", []).append(key)
+    extra = [key for key in back if key not in source]
+    reasons = [f"{what}: {listed(keys, 4)}" for what, keys in lost.items()]
+    if extra:
+        reasons.append(f"{len(extra)} keys return that were not there: {listed(extra, 4)}")
+    return reasons

@@ -1,0 +1,88 @@
+"""The graph: each output key is a Tensor, that is a view over sources. Tied to no path, no format, and not to torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+from ..core.spec import Spec
+from ..core.view import View
+from ..ops._op import Step
+
+
+class Tensor:
+    """One tensor of the graph: `view` over leaves that are positions in `sources`.
+
+    A source is a stored key (str) or a computed Value. Tensors of the same rule and shapes share one view object; only
+    their sources differ. Immutable by convention; a slotted class because a plan holds one per key.
+    """
+
+    __slots__ = ("sources", "spec", "view")
+
+    def __init__(self, spec: Spec, view: View, sources: tuple[str | Value, ...]) -> None:
+        self.spec, self.view, self.sources = spec, view, sources
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Value:
+    """A tensor that is computed, not copied: output number `output` of `step`'s eager form on `inputs`.
+
+    Used for value ops, and for a layout op whose view would have too many pieces. Compared by identity; the `parts`
+    outputs of one step share one `call` object, so that they are computed once.
+    """
+
+    call: Call
+    output: int
+    spec: Spec
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Call:
+    step: Step
+    inputs: tuple[Tensor, ...]
+    parts: int
+
+
+class Read(NamedTuple):
+    """Eager program: the stored tensor of this key."""
+
+    key: str
+
+
+class Apply(NamedTuple):
+    """Eager program: output number `output` of an op's eager twin on its inputs; `dtype` is torch's name of their elements."""
+
+    op: str
+    args: Any
+    parts: int
+    output: int
+    inputs: tuple[Expr, ...]
+    dtype: str
+
+
+Expr: TypeAlias = "Read | Apply"
+
+
+class ValueCheck(NamedTuple):
+    """A condition on values, to be met before anything is published.
+
+    kind "equal": all tensors hold the same bytes; kind "filled": each element equals `value`.
+    """
+
+    kind: str
+    tensors: tuple[Tensor, ...]
+    value: float | None
+    code: str
+    message: str
+    rule: str
+    keys: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Graph:
+    """All outputs of a run, in output order, and the conditions on values that the run must check."""
+
+    outputs: dict[str, Tensor] = field(default_factory=dict)
+    checks: list[ValueCheck] = field(default_factory=list)
+    # output key -> who made it (planning.bind.Origin); None for a key that a `keep` pattern carried over
+    origin: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,331 @@
+"""The ops of one rule over all tensors it took: grouping by capture values, tracing once per rule and shapes.
+
+Tensors of equal geometry share one view object, so the result of an op is looked up by the identity of its input views:
+an op is traced for the first layer and merely moved to the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from ..core.diagnostics import Diagnostic, listed, printable
+from ..core.errors import OpError
+from ..core.spec import Spec, spec
+from ..core.view import TooManyPieces, View, leaves, relabel, stored
+from ..ops._op import Step
+from ..rules.compiled import ROLE, CompiledStep, DirectedRule
+from .graph import Apply, Call, Expr, Tensor, Value, ValueCheck
+
+
+class Item(NamedTuple):
+    """One tensor on its way through a rule: capture values, the tensor, the keys it was made of, its eager program."""
+
+    values: tuple[Any, ...]
+    tensor: Tensor
+    keys: tuple[str, ...]
+    program: Expr | None = None
+
+
+class Refused(NamedTuple):
+    """A group that the ops could not take: the keys it was made of, and why."""
+
+    keys: tuple[str, ...]
+    diagnostic: Diagnostic
+
+
+class Views:
+    """The views of a plan, one object for equal geometry, and what each op made of which."""
+
+    __slots__ = ("_interned", "_stored", "_traced")
+
+    def __init__(self) -> None:
+        self._interned: dict[View, View] = {}
+        self._stored: dict[tuple[int, ...], View] = {}
+        self._traced: dict[tuple[Any, ...], Any] = {}
+
+    def stored(self, shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> View:
+        """The view of a whole stored tensor."""
+        if strides is not None:
+            return self.intern(stored(0, shape, strides))
+        found = self._stored.get(shape)
+        if found is None:
+            found = self._stored[shape] = self.intern(stored(0, shape))
+        return found
+
+    def intern(self, view: View) -> View:
+        return self._interned.setdefault(view, view)
+
+    def trace(self, step: CompiledStep, tensors: Sequence[Tensor], parts: int) -> tuple[list[Tensor], list[tuple[Any, list[Tensor]]]]:
+        """The step's outputs on `tensors` and its checks as (check, tensors); OpError if it cannot take them."""
+        mapping, sources = _join_sources(tensors)
+        key = (id(step), parts, mapping, *(id(t.view) for t in tensors), *(t.spec.dtype for t in tensors[:1]))
+        found = self._traced.get(key)
+        if found is None:
+            found = self._traced[key] = self._trace(step, tensors, mapping, parts)
+        if found == "materialised":
+            return _materialise(step, tensors, parts), []
+        outputs, checks = found
+        made = [Tensor(s, v, sources if at is None else tuple(sources[i] for i in at)) for s, v, at in outputs]
+        met = [
+            (check, [Tensor(s, v, sources if at is None else tuple(sources[i] for i in at)) for s, v, at in views]) for check, views in checks
+        ]
+        return made, met
+
+    def _trace(self, step: CompiledStep, tensors: Sequence[Tensor], mapping: tuple[tuple[int, ...], ...] | None, parts: int) -> Any:
+        views = []
+        base = 0
+        for number, tensor in enumerate(tensors):
+            count = len(tensor.sources)
+            to = mapping[number] if mapping is not None else tuple(range(base, base + count))
+            views.append(tensor.view if to == tuple(range(count)) else relabel(tensor.view, to))
+            base += count
+        try:
+            traced = step.op.trace(step.args, views, parts)
+        except TooManyPieces:
+            return "materialised"
+        specs = step.op.infer(step.args, [t.spec for t in tensors], parts)
+        dtype = tensors[0].spec.dtype
+        outputs = [
+            self._compact(v, specs[n] if specs is not None else spec(dtype, v.shape), tensors, mapping) for n, v in enumerate(traced)
+        ]
+        checks = [
+            (check, [self._compact(v, spec(dtype, v.shape), tensors, mapping) for v in check.views])
+            for check in step.op.checks(step.args, views, parts)
+        ]
+        return outputs, checks
+
+    def _compact(
+        self, view: View, of: Spec, tensors: Sequence[Tensor], mapping: tuple[tuple[int, ...], ...] | None
+    ) -> tuple[Spec, View, tuple[int, ...] | None]:
+        """The view over its own leaves only, and which of the joined sources they are (None: all of them, in order)."""
+        used = sorted(leaves(view))
+        total = sum(len(t.sources) for t in tensors) if mapping is None else 1 + max((max(m) for m in mapping if m), default=-1)
+        if used == list(range(total)):
+            return of, self.intern(view), None
+        to = [0] * (used[-1] + 1 if used else 0)
+        for new, old in enumerate(used):
+            to[old] = new
+        return of, self.intern(relabel(view, to) if used else view), tuple(used)
+
+
+def _join_sources(tensors: Sequence[Tensor]) -> tuple[tuple[tuple[int, ...], ...] | None, tuple[str | Value, ...]]:
+    """All sources in one tuple; the mapping is None when none of them occurs twice, so that leaves only shift."""
+    if len(tensors) == 1:
+        return None, tensors[0].sources
+    joined: list[str | Value] = []
+    for tensor in tensors:
+        joined += tensor.sources
+    positions = {source: n for n, source in enumerate(dict.fromkeys(joined))}
+    if len(positions) == len(joined):
+        return None, tuple(joined)
+    return tuple(tuple(positions[s] for s in t.sources) for t in tensors), tuple(positions)
+
+
+def _materialise(step: CompiledStep, tensors: Sequence[Tensor], parts: int) -> list[Tensor]:
+    """The step computed instead of traced: correct, but through memory."""
+    call = Call(Step(step.name, step.args), tuple(tensors), parts)
+    flat = [stored(n, t.spec.shape) for n, t in enumerate(tensors)]
+    shapes = [v.shape for v in step.op.trace(step.args, flat, parts)]
+    made = []
+    for number, shape in enumerate(shapes):
+        of = spec(tensors[0].spec.dtype, shape)
+        made.append(Tensor(of, stored(0, shape), (Value(call, number, of),)))
+    return made
+
+
+def run(
+    rule: DirectedRule,
+    names: tuple[str, ...],
+    items: list[Item],
+    views: Views,
+    refuse: Callable[[Refused], None],
+    checks: list[ValueCheck],
+) -> tuple[tuple[str, ...], list[Item]]:
+    """Runs the rule's ops top to bottom; the capture names bound at the end, and the items that came out.
+
+    A group that an op cannot take is handed to `refuse` and left out.
+    """
+    bound = names
+    for step in rule.steps:
+        kind = step.op.kind
+        if kind == "join":
+            bound, items = _join(rule, step, bound, items, views, refuse, checks)
+        elif kind == "part":
+            bound, items = _part(rule, step, bound, items, views, refuse, checks)
+        elif kind == "end":
+            items = []
+        else:
+            items = _each(rule, step, bound, items, views, refuse, checks)
+    return bound, items
+
+
+def _each(
+    rule: DirectedRule,
+    step: CompiledStep,
+    bound: tuple[str, ...],
+    items: list[Item],
+    views: Views,
+    refuse: Callable[[Refused], None],
+    checks: list[ValueCheck],
+) -> list[Item]:
+    only = [(bound.index(n), {str(v) for v in (w if isinstance(w, (list, tuple)) else [w])}) for n, w in (step.only or {}).items()]
+    out = []
+    for item in items:
+        if only and not all(str(item.values[at]) in allowed for at, allowed in only):
+            out.append(item)
+            continue
+        try:
+            (made,), met = views.trace(step, [item.tensor], 1)
+        except OpError as error:
+            refuse(Refused(item.keys, _diagnose(rule, step, error, bound, item.values, [item])))
+            continue
+        _collect(rule, met, item.keys, checks)
+        program = None if item.program is None else Apply(step.name, step.args, 1, 0, (item.program,), item.tensor.spec.dtype)
+        out.append(Item(item.values, made, item.keys, program))
+    return out
+
+
+def _part(
+    rule: DirectedRule,
+    step: CompiledStep,
+    bound: tuple[str, ...],
+    items: list[Item],
+    views: Views,
+    refuse: Callable[[Refused], None],
+    checks: list[ValueCheck],
+) -> tuple[tuple[str, ...], list[Item]]:
+    capture = step.capture or ROLE
+    kind = rule.types[capture]
+    listed_values = list(kind.values) if kind.kind == "enum" else None
+    start = getattr(step.args, "start", 0) or 0
+    out = []
+    for item in items:
+        try:
+            parts = step.op.parts(step.args, item.tensor.spec.shape, len(listed_values) if listed_values is not None else None)
+            made, met = views.trace(step, [item.tensor], parts)
+        except OpError as error:
+            refuse(Refused(item.keys, _diagnose(rule, step, error, bound, item.values, [item])))
+            continue
+        _collect(rule, met, item.keys, checks)
+        values = listed_values if listed_values is not None else range(start, start + parts)
+        for number, (value, tensor) in enumerate(zip(values, made, strict=True)):
+            program = None
+            if item.program is not None:
+                program = Apply(step.name, step.args, parts, number, (item.program,), item.tensor.spec.dtype)
+            out.append(Item((*item.values, value), tensor, item.keys, program))
+    return (*bound, capture), out
+
+
+def _join(
+    rule: DirectedRule,
+    step: CompiledStep,
+    bound: tuple[str, ...],
+    items: list[Item],
+    views: Views,
+    refuse: Callable[[Refused], None],
+    checks: list[ValueCheck],
+) -> tuple[tuple[str, ...], list[Item]]:
+    capture = step.capture or ROLE
+    at = bound.index(capture)
+    groups: dict[tuple[Any, ...], dict[Any, Item]] = {}
+    rest = (*bound[:at], *bound[at + 1 :])
+    for item in items:
+        values = item.values
+        group = values[:at] + values[at + 1 :]
+        members = groups.get(group)
+        if members is None:
+            members = groups[group] = {}
+        if values[at] in members:
+            error = OpError("M207", f"{step.name} over {{{capture}}}: two members are numbered {values[at]}")
+            refuse(Refused(item.keys, _diagnose(rule, step, error, rest, group, [members[values[at]], item])))
+            continue
+        members[values[at]] = item
+    out = []
+    for group, members in groups.items():
+        try:
+            ordered = _complete(rule, step, capture, members)
+            tensors = [m.tensor for m in ordered]
+            dtype = tensors[0].spec.dtype
+            for tensor in tensors:
+                if tensor.spec.dtype != dtype:
+                    raise OpError(
+                        "M303",
+                        f"{step.name} over {{{capture}}}: dtypes differ: {_by_value(members, lambda i: i.tensor.spec.dtype)}",
+                        help="write a `cast` before it; nothing is promoted silently",
+                    )
+            (made,), met = views.trace(step, tensors, 1)
+        except OpError as error:
+            keys = tuple(k for m in members.values() for k in m.keys)
+            refuse(Refused(keys, _diagnose(rule, step, error, rest, group, list(members.values()))))
+            continue
+        keys = tuple(k for m in ordered for k in m.keys)
+        _collect(rule, met, keys, checks)
+        program = None
+        if ordered[0].program is not None:
+            programs = tuple(m.program for m in ordered if m.program is not None)
+            program = Apply(step.name, step.args, 1, 0, programs, dtype)
+        out.append(Item(group, made, keys, program))
+    return rest, out
+
+
+def _complete(rule: DirectedRule, step: CompiledStep, capture: str, members: dict[Any, Item]) -> list[Item]:
+    """The members in the order of the capture's values; OpError M207 naming what is missing or too many."""
+    kind = rule.types[capture]
+    start = getattr(step.args, "start", 0) or 0
+    count = getattr(step.args, "count", None)
+    if kind.kind == "enum":
+        expected: Sequence[Any] = kind.values
+        if capture == ROLE:
+            expected = [v for v in expected if v in members or v not in rule.optional_roles]
+    else:
+        expected = range(start, start + (len(members) if count is None else count))
+    try:
+        ordered = [members[value] for value in expected]
+    except KeyError:
+        ordered = []
+    if len(ordered) == len(members) and ordered:
+        return ordered
+    numbers = list(members)
+    if kind.kind != "enum" and count is None and numbers:
+        expected = range(start, max(max(numbers) + 1, start + 1))
+    missing = [str(v) for v in expected if v not in members]
+    extra = [str(v) for v in members if v not in expected]
+    said = []
+    if missing:
+        said.append(f"missing {{{capture}}} = {listed(missing, 8)}")
+    if extra:
+        said.append(f"unexpected {{{capture}}} = {listed(extra, 8)}")
+    if count is not None and kind.kind != "enum":
+        said.append(f"count says {count}, there are {len(members)}")
+    raise OpError("M207", f"{step.name} over {{{capture}}} is incomplete: {'; '.join(said)}")
+
+
+def _by_value(members: dict[Any, Item], of: Callable[[Item], str]) -> str:
+    by: dict[str, list[str]] = {}
+    for value, item in members.items():
+        by.setdefault(of(item), []).append(str(value))
+    return "; ".join(f"{what} for {listed(values, 5)}" for what, values in by.items())
+
+
+def _collect(rule: DirectedRule, met: list[tuple[Any, list[Tensor]]], keys: tuple[str, ...], checks: list[ValueCheck]) -> None:
+    for check, tensors in met:
+        checks.append(ValueCheck(check.kind, tuple(tensors), check.value, "M404", check.message, rule.label, keys))
+
+
+def _diagnose(
+    rule: DirectedRule, step: CompiledStep, error: OpError, bound: Sequence[str], values: tuple[Any, ...], items: list[Item]
+) -> Diagnostic:
+    at = ", ".join(f"{{{n}}} = {printable(str(v)) or repr('')}" for n, v in zip(bound, values, strict=False) if v is not None)
+    shapes: dict[str, list[str]] = {}
+    for item in items:
+        shapes.setdefault(str(item.tensor.spec), []).extend(item.keys[:1] if len(item.keys) == 1 else [f"{item.keys[0]} …"])
+    ordered = sorted(shapes.items(), key=lambda pair: len(pair[1]))
+    notes = [f"{shape}: {listed(keys, 8)}" for shape, keys in ordered[:6]]
+    return Diagnostic(
+        error.code,
+        f"rule {rule.name!r}" + (f" at {at}" if at else "") + f": {error.message}",
+        (step.span,),
+        (*error.notes, *notes),
+        error.help,
+    )

@@ -1,0 +1,240 @@
+"""The plan: the graph's account for people and machines. It is read and reviewed, never executed.
+
+What was reviewed is what runs because `apply plan.json` plans again and compares `digest`, which covers everything that
+decides the output's bytes: the source's index hash, the path, rule ids and hashes, params, allowances, the target's
+files and headers, and the conditions on values that decided which keys come out. Where the source lies is not in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from ..core.spec import BITS
+from ..core.templates import collapse
+from ..rules.compiled import DirectedRule
+from ..source.target import Target
+from .bind import Bound, Made
+from .compose import Composition, Leg
+from .graph import Call, Tensor, Value
+
+FORMAT_VERSION = "1.0"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`document` is what `plan.json` holds; `composition` and `target` are what a run needs beside it."""
+
+    document: Mapping[str, Any]
+    composition: Composition
+    target: Target
+
+    @property
+    def digest(self) -> str:
+        return str(self.document["digest"])
+
+    def to_json(self) -> str:
+        return json.dumps(self.document, indent=1, ensure_ascii=False) + "\n"
+
+
+def document(
+    *,
+    tool: str,
+    source: Mapping[str, Any],
+    composition: Composition,
+    rules: Sequence[Mapping[str, str]],
+    params: Mapping[str, Any],
+    allow: Iterable[str],
+    target: Target,
+    options: Mapping[str, Any],
+    side_files: Sequence[Mapping[str, Any]],
+    layouts: Mapping[str, str],
+    warnings: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
+    """The plan as JSON. `source` has path, format, index_hash, tensors, bytes; `options` what `describe` was asked for."""
+    outputs = composition.graph.outputs
+    path = [{"lineage": leg.lineage, "from": leg.start, "to": leg.goal, "backwards": leg.backwards} for leg, _ in composition.legs]
+    files = [
+        {"name": f.name, "size": f.size, "tensors": len(f.tensors), "header_sha256": hashlib.sha256(f.header).hexdigest()}
+        for f in target.files
+    ]
+    decided = {key: went for _, bound in composition.legs for key, went in bound.decided.items()}
+    binding = {
+        "source": source["index_hash"],
+        "path": path,
+        "rules": list(rules),
+        "params": dict(params),
+        "allow": sorted(allow),
+        "layouts": dict(layouts),
+        "target": {"folder": target.folder, "files": files, "small": {n: hashlib.sha256(b).hexdigest() for n, b in target.small.items()}},
+        "side_files": list(side_files),
+        "decided": decided,
+    }
+    digest = "m1:" + hashlib.sha256(json.dumps(binding, sort_keys=True, default=str).encode("utf-8", "surrogatepass")).hexdigest()
+    read = _bytes_read(outputs, source["sizes"])
+    return {
+        "format_version": FORMAT_VERSION,
+        "kind": "plan",
+        "digest": digest,
+        "tool": tool,
+        "source": {k: v for k, v in source.items() if k != "sizes"},
+        "path": path,
+        "layouts": dict(layouts),
+        "rules": list(rules),
+        "params": dict(params),
+        "allow": sorted(allow),
+        "options": dict(options),
+        "rows": [row for leg, bound in composition.legs for row in _rows(leg, bound)],
+        "unchanged": _unchanged(composition),
+        "target": {
+            "folder": target.folder,
+            "tensors": len(outputs),
+            "bytes": sum(f.size for f in target.files),
+            "files": files,
+            "small": sorted(target.small),
+        },
+        "side_files": list(side_files),
+        "bytes_read": read,
+        "bytes_written": sum(f.size for f in target.files) + sum(len(b) for b in target.small.values()),
+        "peak_memory": peak_memory(outputs),
+        "losses": [
+            {"kind": x.kind, "rule": x.rule.name, "at": str(x.rule.span), "why": x.why, "keys": _texts(x.keys)} for x in composition.losses
+        ],
+        "checks": _checks(composition),
+        "decided": decided,
+        "notes": [note for _, bound in composition.legs for note in bound.notes],
+        "downgrade": {"exact": not composition.inexact, "because": composition.inexact},
+        "warnings": list(warnings),
+    }
+
+
+def _rows(leg: Leg, bound: Bound) -> list[dict[str, Any]]:
+    """One row per rule, output template and spec; in the order of the rules."""
+    by_rule: dict[int, tuple[DirectedRule, list[str]]] = {}
+    for key, made in bound.made.items():
+        by_rule.setdefault(id(made.rule), (made.rule, []))[1].append(key)
+    rows = []
+    for rule, keys in by_rule.values():
+        specs = {key: bound.tensors[key].spec for key in keys if key in bound.tensors}
+        for group in collapse(list(specs), specs.__getitem__):
+            made = bound.made[group.sample]
+            rows.append(
+                {
+                    "change": _change(rule, made, group.sample, bound.tensors[group.sample]),
+                    "to": group.text,
+                    "count": group.count,
+                    "spec": str(specs[group.sample]),
+                    "from": [c.text for c in collapse(list(made.keys))],
+                    "ops": [step.name for step in rule.steps],
+                    "rule": rule.name,
+                    "at": str(rule.span),
+                    "leg": f"{leg.lineage} {leg.start} -> {leg.goal}",
+                }
+            )
+    for change, table in (("dropped", bound.dropped), ("redundant", bound.redundant)):
+        gone: dict[int, tuple[DirectedRule, list[str]]] = {}
+        for key, rule in table.items():
+            gone.setdefault(id(rule), (rule, []))[1].append(key)
+        for rule, keys in gone.values():
+            for group in collapse(keys):
+                rows.append(
+                    {
+                        "change": change,
+                        "to": None,
+                        "count": group.count,
+                        "spec": None,
+                        "from": [group.text],
+                        "ops": [step.name for step in rule.steps],
+                        "rule": rule.name,
+                        "at": str(rule.span),
+                        "leg": f"{leg.lineage} {leg.start} -> {leg.goal}",
+                        "why": rule.why,
+                    }
+                )
+    return rows
+
+
+def _change(rule: DirectedRule, made: Made, key: str, tensor: Tensor) -> str:
+    kinds = {step.op.kind for step in rule.steps}
+    if "make" in kinds:
+        return "added"
+    if any(isinstance(source, Value) for source in tensor.sources):
+        return "computed"
+    if len(made.keys) > 1:
+        return "merged"
+    if "part" in kinds:
+        return "split"
+    if kinds:
+        return "rearranged"
+    return "unchanged" if made.keys == (key,) else "renamed"
+
+
+def _unchanged(composition: Composition) -> int:
+    """How many outputs are a source key untouched: same name, and no rule made it on any leg."""
+    keys = set(composition.graph.outputs)
+    for _, bound in composition.legs:
+        keys &= bound.tensors.keys() - {k for k, m in bound.made.items() if m.rule.steps or m.keys != (k,)}
+    return len(keys)
+
+
+def _texts(keys: Sequence[str], limit: int = 20) -> list[str]:
+    texts = [f"{c.text} ×{c.count}" if c.count > 1 else c.text for c in collapse(list(keys))]
+    return texts if len(texts) <= limit else [*texts[:limit], f"… and {len(texts) - limit} more"]
+
+
+def _checks(composition: Composition) -> list[dict[str, Any]]:
+    """The conditions on values the run will check, counted by rule and kind."""
+    counts: dict[tuple[str, str], list[str]] = {}
+    for check in composition.graph.checks:
+        counts.setdefault((check.rule, check.kind), []).extend(check.keys[:1])
+    return [{"rule": rule, "kind": kind, "count": len(keys), "sample": keys[0] if keys else ""} for (rule, kind), keys in counts.items()]
+
+
+def _bytes_read(outputs: Mapping[str, Tensor], sizes: Mapping[str, int]) -> int:
+    seen: set[str] = set()
+    calls: set[int] = set()
+    todo = list(outputs.values())
+    while todo:
+        for source in todo.pop().sources:
+            if isinstance(source, Value):
+                if id(source.call) not in calls:
+                    calls.add(id(source.call))
+                    todo += source.call.inputs
+            else:
+                seen.add(source)
+    return sum(sizes[key] for key in seen)
+
+
+def peak_memory(outputs: Mapping[str, Tensor], threads: int = 2) -> int:
+    """Estimated private bytes of the run beyond the interpreter: stage buffers, a moved matrix per thread, the largest computed step."""
+    stages = threads * (4 << 20)
+    matrix = computed = 0
+    seen: set[int] = set()
+    calls: set[int] = set()
+    for tensor in outputs.values():
+        for source in tensor.sources:
+            if isinstance(source, Value) and id(source.call) not in calls:
+                calls.add(id(source.call))
+                computed = max(computed, _call_bytes(source.call))
+        if id(tensor.view) not in seen:
+            seen.add(id(tensor.view))
+            matrix = max(matrix, _moved(tensor))
+    torch = 150 << 20 if matrix else 0
+    return stages + threads * matrix + torch + computed
+
+
+def _call_bytes(call: Call) -> int:
+    return 2 * sum(t.spec.nbytes for t in call.inputs)
+
+
+def _moved(tensor: Tensor) -> int:
+    """Bytes of the largest piece whose last axis moves, 0 when every piece keeps it."""
+    largest = 0
+    for piece in tensor.view.pieces:
+        if piece.counts and piece.src_strides[-1] != 1:
+            largest = max(largest, prod(piece.counts) * BITS[tensor.spec.dtype] // 8)
+    return largest

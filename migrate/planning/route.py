@@ -1,0 +1,253 @@
+"""From a question to legs: where the checkpoint stands, which edges lead to where it shall go, with which rules and params.
+
+Where it stands is what `--from` says, else what a stamp that fits says, else what detection finds. Rule files given by
+hand are applied as they are, without lineage and without detection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from ..core.diagnostics import Diagnostic, Report, fail, printable
+from ..rules import params as parameters
+from ..rules.compiled import compile_file
+from ..rules.lineage import Finding, Lineage, detect, path, resolve_goal, warnings
+from ..rules.model import LoadedFile, load_files
+from ..rules.packs import Packs
+from ..rules.seal import semantic_hash
+from ..source.index import Index
+from .compose import Leg
+from .graph import Tensor
+
+ReadSide = Callable[[str], "bytes | None"]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What was asked, as it was asked. `backwards`: a downgrade."""
+
+    to: tuple[str, ...] = ()
+    from_: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()
+    params: Mapping[str, Any] = field(default_factory=dict)
+    allow: frozenset[str] = frozenset()
+    backwards: bool = False
+
+    @property
+    def files(self) -> list[Path]:
+        """The rule files given by hand."""
+        return [Path(r) for r in self.rules if not Path(r).is_dir()]
+
+    @property
+    def folders(self) -> list[str]:
+        return [r for r in self.rules if Path(r).is_dir()]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The legs to walk, and what the plan and the stamp say of them."""
+
+    legs: tuple[Leg, ...]
+    rules: tuple[Mapping[str, str], ...]
+    params: Mapping[str, Any]
+    # lineage -> the layout it ends in; only lineages, never rule files given by hand
+    layouts: Mapping[str, str]
+    entries: tuple[Mapping[str, Any], ...]
+    warnings: tuple[Diagnostic, ...]
+    lineages: Mapping[str, Lineage]
+
+    def check_output(self, outputs: Mapping[str, Tensor], read_side: ReadSide, report: Report) -> None:
+        """M506 if the planned output would be detected as another layout of its lineage than the one it shall be in."""
+        for name, layout in self.layouts.items():
+            lineage = self.lineages.get(name)
+            if lineage is None or lineage.layout(layout).detect is None:
+                continue
+            findings = detect(lineage, _virtual(outputs), read_side)
+            holding = [f.layout for f in findings if f.holds]
+            if holding and layout not in holding:
+                evidence = [f"{f.layout}: {'; '.join(f.evidence)}" for f in findings]
+                report.add(
+                    "M506",
+                    f"the planned output would be detected as {name}@{holding[0]}, not as {name}@{layout}",
+                    notes=tuple(evidence),
+                    help="a rule does less or more than its edge says, or the layout's `detect` is too wide",
+                )
+
+
+def _virtual(outputs: Mapping[str, Tensor]) -> Any:
+    return SimpleNamespace(tensors=outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """An edge to walk, before its files are compiled."""
+
+    lineage: str
+    start: str
+    goal: str
+    backwards: bool
+    files: tuple[LoadedFile, ...]
+
+
+def layouts_of(index: Index, read_side: ReadSide, rules: Sequence[str], stamped: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The layouts that a checkpoint is in, of all known lineages: by its stamp, or by detection with evidence."""
+    out = []
+    for name, lineage in Packs([r for r in rules if Path(r).is_dir()]).lineages.items():
+        if name in stamped:
+            out.append({"lineage": name, "layout": stamped[name], "evidence": ["its stamp says so"], "note": ""})
+            continue
+        for finding in detect(lineage, index, read_side):
+            if finding.holds:
+                note = lineage.layout(finding.layout).note
+                out.append({"lineage": name, "layout": finding.layout, "evidence": finding.evidence, "note": note})
+    return out
+
+
+def find_route(
+    index: Index, read_side: ReadSide, stamp: Any, question: Question, applied: Sequence[Mapping[str, Any]] | None = None
+) -> Route:
+    """The way that the question asks for. `applied`: entries of a stamp that are to be walked again, instead of `to`.
+
+    Raises M5xx when the start, the goal or the way is not known, and every problem of the rule files at once.
+    """
+    packs = Packs(question.folders)
+    found: list[Diagnostic] = []
+    if question.files:
+        if question.to:
+            fail("M115", "--to names a layout and --rules a rule file; a rule file is applied as it is", help="give one of them")
+        steps = _by_hand(question, applied or ())
+    elif question.to:
+        steps = _towards(packs, index, read_side, stamp, question, found)
+    elif applied:
+        steps = [s for entry in applied for s in _walk(packs, entry["lineage"], entry["from"], entry["to"], None)]
+    elif question.backwards and stamp.applied:
+        entry = stamp.applied[-1]
+        steps = _walk(packs, entry["lineage"], entry["to"], entry["from"], None)
+    elif question.backwards:
+        fail("M115", "there is no stamp that says what to undo", help="say where to go: --to LINEAGE@LAYOUT")
+    else:
+        fail("M115", "nothing says what to do", help="--to LINEAGE@LAYOUT, or --rules FILE; `migrate inspect` and `migrate history` show layouts")
+    remembered = _remembered(stamp, applied or (), steps)
+    by_hand = bool(question.files)
+    return _compile(steps, packs, question, remembered, found, by_hand)
+
+
+def _by_hand(question: Question, applied: Sequence[Mapping[str, Any]]) -> list[_Step]:
+    """The given files as steps, in the order given; files of one edge are one step."""
+    steps: dict[tuple[str, tuple[str, str]], list[LoadedFile]] = {}
+    for loaded in load_files(question.files):
+        steps.setdefault((loaded.model.lineage, loaded.model.edge), []).append(loaded)
+    undone = {(e["lineage"], (e["to"], e["from"])) for e in applied}
+    out = []
+    for (lineage, edge), files in steps.items():
+        backwards = question.backwards or ((lineage, edge) in undone)
+        start, goal = reversed(edge) if backwards else edge
+        out.append(_Step(lineage, start, goal, backwards, tuple(files)))
+    return out[::-1] if question.backwards else out
+
+
+def _towards(
+    packs: Packs, index: Index, read_side: ReadSide, stamp: Any, question: Question, found: list[Diagnostic]
+) -> list[_Step]:
+    lineages = packs.lineages
+    current: dict[str, str] = {n: v for n, v in stamp.layouts.items() if n in lineages}
+    for name, layout in current.items():
+        if layout not in lineages[name].names:
+            fail(
+                "M505",
+                f"the checkpoint's stamp says {name}@{printable(layout)}, a layout that is not known here",
+                help="it was written with newer rules; update the rule pack",
+            )
+    for text in question.from_:
+        goal = resolve_goal(text, lineages, current)
+        current[goal.lineage] = goal.layout
+    seen: dict[str, list[Finding]] = {}
+    for name, lineage in lineages.items():
+        if name not in current and _is_meant(name, question.to, lineage):
+            seen[name] = detect(lineage, index, read_side)
+            holding = [f.layout for f in seen[name] if f.holds]
+            if len(holding) == 1:
+                current[name] = holding[0]
+    steps: list[_Step] = []
+    for text in question.to:
+        goal = resolve_goal(text, lineages, current)
+        lineage = lineages[goal.lineage]
+        if goal.lineage not in current:
+            _refuse_unknown_start(lineage, seen.get(goal.lineage) or detect(lineage, index, read_side))
+        down = question.backwards if lineage.ordered else None
+        steps += _walk(packs, goal.lineage, current[goal.lineage], goal.layout, down)
+        found += warnings(lineage, [goal.layout])
+        current[goal.lineage] = goal.layout
+    return steps
+
+
+def _is_meant(name: str, to: Sequence[str], lineage: Lineage) -> bool:
+    """Whether a goal could be in this lineage; detection is not run for lineages that nobody asked for."""
+    return any(text.rpartition("@")[0] in ("", name) and (text == name or "@" in text or text in lineage.names or text[:1] in "+-l") for text in to)
+
+
+def _refuse_unknown_start(lineage: Lineage, findings: Sequence[Finding]) -> None:
+    holding = [f for f in findings if f.holds]
+    notes = tuple(f"{f.layout}: {'; '.join(f.evidence)}" for f in (holding or findings))
+    names = " or ".join(f"--from {lineage.name}@{f.layout}" for f in (holding or findings))
+    if holding:
+        layouts = " and ".join(f.layout for f in holding)
+        fail("M503", f"the checkpoint fits the layouts {layouts} of lineage {lineage.name}", notes=notes, help=f"say which it is: {names}")
+    fail("M504", f"the checkpoint fits no layout of lineage {lineage.name}", notes=notes, help=f"if it is in one all the same: {names}")
+
+
+def _walk(packs: Packs, name: str, start: str, goal: str, down: bool | None) -> list[_Step]:
+    lineage = packs.lineages.get(name)
+    if lineage is None:
+        fail(
+            "M507",
+            f"lineage `{printable(name)}` is not known here",
+            help="it was applied from a rule file: pass that file with --rules, or the folder of its lineage",
+        )
+    out = []
+    for hop in path(lineage, start, goal, down=down):
+        out.append(_Step(name, hop.start, hop.end, hop.backwards, tuple(load_files(hop.edge.files))))
+    return out
+
+
+def _remembered(stamp: Any, applied: Sequence[Mapping[str, Any]], steps: Sequence[_Step]) -> dict[str, Any]:
+    """Params that the stamp holds for the edges of this way; the latest entry counts."""
+    edges = {(s.lineage, frozenset((s.start, s.goal))) for s in steps}
+    out: dict[str, Any] = {}
+    for entry in [*stamp.applied, *applied]:
+        if (entry["lineage"], frozenset((entry["from"], entry["to"]))) in edges:
+            out.update(entry["params"])
+    return out
+
+
+def _compile(
+    steps: Sequence[_Step], packs: Packs, question: Question, remembered: Mapping[str, Any], found: list[Diagnostic], by_hand: bool
+) -> Route:
+    files = list({id(f): f for s in steps for f in s.files}.values())
+    declared = parameters.declare(files)
+    spans = {name: f.span("params", name) for f in reversed(files) for name in f.model.params}
+    values = parameters.resolve(declared, question.params, [("the stamp", {n: v for n, v in remembered.items() if n in declared})], spans)
+    report = Report()
+    legs, entries, rules = [], [], []
+    layouts: dict[str, str] = {}
+    for step in steps:
+        compiled, keep = [], []
+        hashes = []
+        for file in step.files:
+            own = {name: values[name] for name in file.model.params if name in values}
+            some, patterns = compile_file(file, report)
+            compiled += [(rule, own) for rule in some]
+            keep += patterns
+            hashes.append({"id": file.model.id, "hash": semantic_hash(file.model)})
+        legs.append(Leg(step.lineage, step.start, step.goal, step.backwards, tuple(compiled), tuple(keep)))
+        bound = {name: values[name] for file in step.files for name in file.model.params if name in values}
+        entries.append({"lineage": step.lineage, "from": step.start, "to": step.goal, "rules": hashes, "params": bound})
+        rules += hashes
+        if not by_hand:
+            layouts[step.lineage] = step.goal
+    report.check()
+    return Route(tuple(legs), tuple(rules), values, layouts, tuple(entries), tuple(found), packs.lineages)

@@ -1,0 +1,320 @@
+"""The arguments of an op, from what the author wrote to what the op gets.
+
+An op declares its arguments once, as a stdlib dataclass (`ops/_op.py`). From it come, on first use of the op, a pydantic
+model that also takes `$param` and arithmetic where the op asks for integers, and `resolve`, which fills the params in.
+Ops that no file uses cost nothing.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields
+from functools import lru_cache
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema, create_model
+from pydantic_core import PydanticCustomError
+
+from .. import ops
+from ..core import expr
+from ..core.diagnostics import did_you_mean, listed, printable
+from ..core.errors import OpError, PatternError
+from ..ops._op import Step, Written
+from ..source import yaml
+from .fields import NAME, PARAM, Bool, Model, Problem, arithmetic, found, kind_of, mapping, number, one_of, refuse, refused, text, wrong
+
+_INTEGER = {"type": ["integer", "string"], "pattern": r"^[$0-9(+-]"}
+_REFERENCE = r"^\$[A-Za-z_][A-Za-z0-9_]*$"
+
+
+class Argument(NamedTuple):
+    """One argument: the field of the op's dataclass, the word an author writes for it, and its written form."""
+
+    field: str
+    word: str
+    form: str
+    doc: str
+    default: Any
+
+
+@lru_cache(maxsize=None)
+def arguments(op: str) -> tuple[Argument, ...]:
+    """The arguments of the op called `op`, as its dataclass declares them; `default` is MISSING for a required one."""
+    declared = ops.get(op).Args
+    hints = get_type_hints(declared, include_extras=True)
+    out = []
+    for field in fields(declared):
+        default = field.default_factory() if field.default_factory is not MISSING else field.default
+        doc = field.metadata.get("doc", "")
+        out.append(Argument(field.name, field.metadata.get("alias", field.name), _form(hints[field.name]), doc, default))
+    return tuple(out)
+
+
+@lru_cache(maxsize=None)
+def model(op: str) -> type[Model]:
+    """The pydantic model of what may be written below the op's name."""
+    hints = get_type_hints(ops.get(op).Args, include_extras=True)
+    made: dict[str, Any] = {}
+    for argument in arguments(op):
+        kind = _TYPES.get(argument.form) or _plain(hints[argument.field])
+        default = ... if argument.default is MISSING else None
+        made[argument.field] = (kind, Field(default, alias=argument.word, description=argument.doc))
+    return create_model(f"{op}_arguments", __base__=Model, **made)
+
+
+def step(value: Any) -> Step:
+    """One entry of `via` as a Step: `args` are what the author wrote, typed, keyed by the author's words."""
+    if isinstance(value, Step):
+        return value
+    if isinstance(value, str) and str(value) in ops.names():
+        value = {str(value): {}}
+    if not isinstance(value, Mapping):
+        wrong("M106", f"a step is a mapping with one operation, here stands {kind_of(value)}", "write `- stack: {over: e}`")
+    names = [str(name) for name in value]
+    unknown = [name for name in names if name not in ops.names()]
+    if unknown:
+        known = ops.names()
+        help = "the installed operations are " + listed(known, 60)
+        refuse(
+            Problem("M102", f"unknown operation `{printable(n)}`", did_you_mean(n, known) or help, (n,), key=True) for n in unknown
+        )
+    if len(names) != 1:
+        hint = "indent the arguments below the operation's name" if not names else "give each operation an entry (`-`) of its own"
+        wrong("M106", f"a step has exactly one operation, here are {len(names)}", hint)
+    op, written = names[0], value[names[0]]
+    if yaml.is_null(written):
+        written = {}
+    if not isinstance(written, Mapping):
+        wrong("M106", f"the arguments of `{op}` are a mapping, here stands {kind_of(written)}", None, (op,))
+    try:
+        given = model(op).model_validate(dict(written))
+    except ValidationError as error:
+        refuse(p._replace(at=(op, *path)) for path, p in found(error, model(op)))
+    return Step(op, {a.word: getattr(given, a.field) for a in arguments(op) if a.field in given.model_fields_set})
+
+
+def used(op: str, args: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """(path below the op's name, name) of each `$param` in the arguments."""
+    forms = {a.word: a.form for a in arguments(op)}
+    for word, value in args.items():
+        yield from ((path, name) for path, name in _params(value, (word,), forms.get(word) in ("text", "capture", "only")))
+
+
+def fixed_problem(op: str, args: Mapping[str, Any]) -> Problem | None:
+    """What the op itself says against arguments without params; None also where only the run can tell."""
+    if any(True for _ in used(op, args)) or any(a.form == "sizes" and isinstance(args.get(a.word), Mapping) for a in arguments(op)):
+        return None
+    try:
+        ops.get(op).validate(resolve(op, args, {}))
+    except OpError as error:
+        return Problem(error.code, error.message, error.help, (op,))
+    return None
+
+
+def resolve(op: str, args: Mapping[str, Any], params: Mapping[str, Any], values: Sequence[Any] | None = None) -> Any:
+    """The op's Args with every integer evaluated.
+
+    An argument that is exactly an unset `$param` counts as not written. Sizes that are written by capture value come out
+    in the order of `values`. Raises OpError (M114, M509) naming op and argument.
+    """
+    made: dict[str, Any] = {}
+    for argument in arguments(op):
+        label = f"{op}: `{argument.word}`"
+        written = args.get(argument.word)
+        value = None if written is None else _resolved(argument.form, written, params, values, label)
+        if value is not None:
+            made[argument.field] = value
+        elif argument.default is MISSING:
+            unset = f" ({written} has no value)" if isinstance(written, str) else ""
+            raise OpError("M509", f"{label} is needed{unset}", help=_how_to_set(written))
+    return ops.get(op).Args(**made)
+
+
+def integer(written: Any, params: Mapping[str, Any], label: str = "") -> int | None:
+    """The integer that a number, `$param` or arithmetic stands for; None for exactly an unset `$param`.
+
+    Raises OpError (M114, M509), its message led by `label`.
+    """
+    lead = f"{label}: " if label else ""
+    if isinstance(written, int) and not isinstance(written, bool):
+        return written
+    value = _reference(written, params)
+    if value is None:
+        return None
+    if value is not _NO_REFERENCE:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise OpError("M114", f"{lead}{written} is {value!r}, an integer is asked for")
+        return value
+    try:
+        return expr.parse(written).evaluate(params)
+    except expr.Unset as error:
+        raise OpError("M509", f"{lead}{written} needs ${error.name}, which has no value", help=_how_to_set(f"${error.name}")) from None
+    except PatternError as error:
+        raise OpError(error.code, f"{lead}{error.message}", help=error.help) from None
+
+
+_NO_REFERENCE = object()
+
+
+def _reference(written: Any, params: Mapping[str, Any]) -> Any:
+    match = PARAM.fullmatch(written) if isinstance(written, str) else None
+    return params.get(match[1]) if match else _NO_REFERENCE
+
+
+def _resolved(form: str, written: Any, params: Mapping[str, Any], values: Sequence[Any] | None, label: str) -> Any:
+    if form == "integer":
+        return integer(written, params, label)
+    value = _reference(written, params)
+    if value is None:
+        return None
+    value = written if value is _NO_REFERENCE else value
+    if form in ("integers", "sizes"):
+        if isinstance(value, Mapping):
+            value = _ordered(value, values, label)
+        if not isinstance(value, (list, tuple)):
+            raise OpError("M114", f"{label} is {value!r}, a list is asked for")
+        return tuple(_needed(item, params, label) for item in value)
+    if form == "axes":
+        sizes = {name: integer(item, params, f"{label} of {name}") for name, item in value.items()}
+        return {name: size for name, size in sizes.items() if size is not None}
+    if form == "number" and (isinstance(value, bool) or not isinstance(value, (int, float))):
+        raise OpError("M114", f"{label} is {value!r}, a number is asked for")
+    if form in ("text", "capture") and not isinstance(value, str):
+        raise OpError("M114", f"{label} is {value!r}, text is asked for")
+    return value
+
+
+def _needed(written: Any, params: Mapping[str, Any], label: str) -> int:
+    value = integer(written, params, label)
+    if value is None:
+        raise OpError("M509", f"{label} needs {written}, which has no value", help=_how_to_set(written))
+    return value
+
+
+def _ordered(sizes: Mapping[str, Any], values: Sequence[Any] | None, label: str) -> list[Any]:
+    if values is None:
+        raise OpError("M114", f"{label} is written by value, but the capture does not list its values", help="write a list of sizes")
+    names = [str(v) for v in values]
+    lacking, extra = [n for n in names if n not in sizes], [n for n in sizes if n not in names]
+    if lacking or extra:
+        said = [f"lacks {listed(lacking)}"] if lacking else []
+        said += [f"has {listed(extra)}, which the capture does not"] if extra else []
+        raise OpError("M114", f"{label} {' and '.join(said)}", help=f"the values are {listed(names)}")
+    return [sizes[n] for n in names]
+
+
+def _how_to_set(written: Any) -> str | None:
+    match = PARAM.search(written) if isinstance(written, str) else None
+    return f"--set {match[1]}=…" if match else None
+
+
+def _params(value: Any, path: tuple[str | int, ...], whole: bool) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    if isinstance(value, str):
+        if match := PARAM.fullmatch(value):
+            yield path, match[1]
+        elif not whole:
+            yield from ((path, name) for name in PARAM.findall(value))
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _params(item, (*path, key), whole)
+    elif isinstance(value, (list, tuple)):
+        for number, item in enumerate(value):
+            yield from _params(item, (*path, number), whole)
+
+
+def _bare(hint: Any) -> Any:
+    if get_origin(hint) in (Union, types.UnionType):
+        return next(h for h in get_args(hint) if h is not type(None))
+    return hint
+
+
+def _form(hint: Any) -> str:
+    hint = _bare(hint)
+    marks = [mark for mark in get_args(hint)[1:] if isinstance(mark, Written)] if get_origin(hint) is Annotated else []
+    if marks:
+        return marks[0].form
+    return {int: "integer", str: "text", float: "number"}.get(hint, "value")
+
+
+def _plain(hint: Any) -> Any:
+    """The pydantic type of an argument that is not one of the forms: a flag, a choice, or anything."""
+    hint = _bare(hint)
+    if hint is bool:
+        return Bool
+    if get_origin(hint) is Literal:
+        return Annotated[hint, BeforeValidator(one_of(*get_args(hint)))]
+    return Annotated[Any, BeforeValidator(yaml.core)]
+
+
+def _is_reference(value: Any) -> bool:
+    return isinstance(value, str) and PARAM.fullmatch(value) is not None
+
+
+def each(items: Any, read: Callable[[Any], Any]) -> Any:
+    """`items` (a list or a mapping) with each value read; all that are wrong are refused together, each at its place."""
+    pairs = items.items() if isinstance(items, Mapping) else enumerate(items)
+    out: dict[Any, Any] = {}
+    problems: list[Problem] = []
+    for key, item in pairs:
+        try:
+            out[key] = read(item)
+        except PydanticCustomError as error:
+            problems += [p._replace(at=(key, *p.at)) for p in refused(error)]
+    if problems:
+        refuse(problems)
+    return out if isinstance(items, Mapping) else list(out.values())
+
+
+def _integers(value: Any) -> Any:
+    if _is_reference(value):
+        return str(value)
+    if not isinstance(value, (list, tuple)):
+        wrong("M106", f"a list of integers or `$param` is asked for, here stands {kind_of(value)}")
+    return each(value, arithmetic)
+
+
+def _sizes(value: Any) -> Any:
+    if _is_reference(value):
+        return str(value)
+    if not isinstance(value, (list, tuple, Mapping)):
+        wrong("M106", f"a list of integers, or integers by capture value, is asked for, here stands {kind_of(value)}")
+    return each(value, arithmetic)
+
+
+def _axes(value: Any) -> Any:
+    return each(mapping(value), arithmetic)
+
+
+def _only(value: Any) -> Any:
+    def values(item: Any) -> list[Any]:
+        return list(yaml.exact(item)) if isinstance(item, (list, tuple)) else [yaml.exact(item)]
+
+    return each(mapping(value), values)
+
+
+def _number(value: Any) -> Any:
+    return str(value) if _is_reference(value) else number(value)
+
+
+def _capture(value: Any) -> str:
+    word = text(value)
+    if not NAME.fullmatch(word):
+        wrong("M114", f"`{printable(word)}` is not the name of a capture", "write it without braces")
+    return word
+
+
+def _typed(read: Callable[[Any], Any], schema: dict[str, Any]) -> Any:
+    return Annotated[Any, BeforeValidator(read), WithJsonSchema(schema)]
+
+
+_TYPES: dict[str, Any] = {
+    "integer": _typed(arithmetic, _INTEGER),
+    "integers": _typed(_integers, {"type": ["array", "string"], "items": _INTEGER, "pattern": _REFERENCE}),
+    "sizes": _typed(_sizes, {"type": ["array", "object", "string"], "items": _INTEGER, "additionalProperties": _INTEGER, "pattern": _REFERENCE}),
+    "axes": _typed(_axes, {"type": "object", "additionalProperties": _INTEGER}),
+    "only": _typed(_only, {"type": "object", "additionalProperties": {"type": ["array", "string", "integer"]}}),
+    "number": _typed(_number, {"type": ["number", "string"], "pattern": _REFERENCE}),
+    "capture": _typed(_capture, {"type": "string", "pattern": r"^[A-Za-z_][A-Za-z0-9_]*$"}),
+    "text": _typed(text, {"type": "string"}),
+}

@@ -1,0 +1,185 @@
+"""What can be said against a rule file that is well formed: names, params, presence. Needs the file alone.
+
+The algebra of captures (`from` against `via` against `to`) is not here but in `compiled`, which parses the patterns.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from .. import ops
+from ..core.diagnostics import Report, did_you_mean, listed, printable
+from . import arguments
+from .fields import PARAM, Problem
+from .params import Refused, convert
+
+if TYPE_CHECKING:
+    from .model import LoadedFile, Param, Rule
+
+_CAPTURE = re.compile(r"\{([^{}]*)\}")
+_Path = tuple[Any, ...]
+
+
+def check(loaded: LoadedFile, report: Report) -> None:
+    """Adds what is wrong with the file to the report (M1xx)."""
+    from .model import add
+
+    file = loaded.model
+    for path, problem in _problems(loaded):
+        add(report, loaded.document, path, problem)
+    known = list(file.params)
+    for path, name in _used(loaded):
+        if name not in file.params:
+            help = did_you_mean(name, known) or f"declare it: `params: {{{name}: {{type: int}}}}`"
+            add(report, loaded.document, path, Problem("M112", f"`${name}` is not a param of this file", help))
+
+
+def _problems(loaded: LoadedFile) -> Iterator[tuple[_Path, Problem]]:
+    file = loaded.model
+    yield from _repeated("rule", ("rules",), [rule.name for rule in file.rules])
+    yield from _repeated("test", ("tests",), [test.name for test in file.tests])
+    for name, param in file.params.items():
+        for path, problem in _param(param):
+            yield ("params", name, *path), problem
+    for number, rule in enumerate(file.rules):
+        for path, problem in _rule(rule):
+            yield ("rules", number, *path), problem
+    for name in file.files:
+        if problem := _bad_path(name):
+            yield ("files", name), problem
+    for number, reference in enumerate(file.names):
+        side, hash, _ = reference.partition("#")
+        if not hash or _bad_path(side):
+            yield ("names", number), Problem("M114", f"`{printable(reference)}` does not name a list in a side file", "file.json#key.path")
+
+
+def _repeated(kind: str, path: _Path, names: list[str]) -> Iterator[tuple[_Path, Problem]]:
+    for number, name in enumerate(names):
+        if name in names[:number]:
+            yield (*path, number, "name"), Problem("M113", f"two {kind}s are called `{printable(name)}`", "give each a name of its own")
+
+
+def _bad_path(name: str) -> Problem | None:
+    path = PurePosixPath(name)
+    if name and not path.is_absolute() and ".." not in path.parts and "\\" not in name:
+        return None
+    return Problem("M114", f"`{printable(name)}` is not a path below the checkpoint", "name a side file, such as config.json", key=True)
+
+
+def _param(param: Param) -> Iterator[tuple[_Path, Problem]]:
+    numbers = param.type == "int" or (param.type == "list" and param.items == "int")
+    for bound in ("minimum", "maximum"):
+        if getattr(param, bound) is not None and not numbers:
+            yield (bound,), Problem("M114", f"`{bound}` is for integers, this is a {param.type}", key=True)
+    if param.minimum is not None and param.maximum is not None and param.minimum > param.maximum:
+        yield ("maximum",), Problem("M114", "`maximum` is below `minimum`")
+    if param.items is not None and param.type != "list":
+        yield ("items",), Problem("M114", f"`items` is for lists, this is a {param.type}", key=True)
+    if param.shape is not None and param.type != "int":
+        yield ("shape",), Problem("M114", f"a size in a shape is an int, this is a {param.type}", key=True)
+    if param.config is not None:
+        side, hash, keys = param.config.rpartition("#")
+        if (hash and _bad_path(side)) or not all(keys.split(".")):
+            yield ("config",), Problem("M114", f"`{printable(param.config)}` is not a place in a side file", "[file.json#]key.path")
+    for word, value in [("default", param.default), *(("choices", choice) for choice in param.choices or ())]:
+        if value is None:
+            continue
+        try:
+            convert(value, param, choices=word != "choices")
+        except Refused as error:
+            yield (word,), Problem("M114", f"`{word}`: {error}")
+
+
+def _rule(rule: Rule) -> Iterator[tuple[_Path, Problem]]:
+    kinds = [ops.get(step.op).kind for step in rule.via]
+    if not rule.targets and "end" not in kinds:
+        help = "only a rule that ends in drop has no `to`: `via: [{drop: {why: …}}]`"
+        yield (), Problem("M101", f"rule `{printable(rule.name)}` has no `to`", help)
+    if rule.targets and "end" in kinds:
+        yield ("to",), Problem("M114", "a rule that drops its keys has no `to`", "remove `to`, or remove the drop", key=True)
+    if rule.keep_source and "end" in kinds:
+        yield ("keep_source",), Problem("M114", "a rule cannot drop its keys and keep them", "remove `keep_source`", key=True)
+    if isinstance(rule.optional, tuple):
+        for number, role in enumerate(rule.optional):
+            if role not in rule.sources:
+                roles = [str(r) for r in rule.sources if r is not None]
+                help = did_you_mean(role, roles) or (f"the roles are {listed(roles)}" if roles else "write `optional: true`")
+                yield ("optional", number), Problem("M114", f"`from` has no role `{printable(role)}`", help)
+    yield from _when(rule)
+    for name, words in rule.map.items():
+        yield from _map(rule, name, words)
+    for number, step in enumerate(rule.via):
+        if problem := arguments.fixed_problem(step.op, step.args):
+            yield ("via", number, *problem.at), problem
+
+
+def _when(rule: Rule) -> Iterator[tuple[_Path, Problem]]:
+    if not any(isinstance(test, Mapping) for test in rule.when.values()):
+        return
+    roles = [str(r) for r in rule.sources if r is not None]
+    for role in rule.when:
+        if role not in roles:
+            help = did_you_mean(role, roles) or (f"the roles are {listed(roles)}" if roles else "write `when: {dtype: …}`")
+            yield ("when", role), Problem("M114", f"`from` has no role `{printable(role)}`", help, key=True)
+
+
+def _map(rule: Rule, name: str, words: Mapping[str, str | None]) -> Iterator[tuple[_Path, Problem]]:
+    path = ("map", name)
+    if not words:
+        yield path, Problem("M114", f"the map of {{{printable(name)}}} is empty", "remove it, or list its values", key=True)
+    segments = any(f"{{{name}...}}" in pattern for pattern in (*rule.sources.values(), *rule.targets.values()))
+    seen: dict[str, str] = {}
+    for word, to in words.items():
+        if not to and segments:
+            continue
+        if not to:
+            help = f"null removes segments of a `{{{name}...}}`; any other capture needs a value"
+            yield (*path, word), Problem("M114", f"value `{printable(word)}` of {{{printable(name)}}} is mapped to nothing", help)
+        elif to in seen:
+            message = f"values `{printable(seen[to])}` and `{printable(word)}` of {{{printable(name)}}} both become `{printable(to)}`"
+            yield (*path, word), Problem("M114", message, "each needs a value of its own, or nothing could tell them apart again")
+        else:
+            seen[to] = word
+
+
+def _used(loaded: LoadedFile) -> Iterator[tuple[_Path, str]]:
+    """(path, name) of each `$param` in the file."""
+    file = loaded.model
+    for number, rule in enumerate(file.rules):
+        at: _Path = ("rules", number)
+        for side, patterns in (("from", rule.sources), ("to", rule.targets)):
+            for role, pattern in patterns.items():
+                path = (*at, side) if role is None else (*at, side, role)
+                path = path if path in loaded.document or role is None else (*at, side, int(role))
+                for body in _CAPTURE.findall(pattern):
+                    yield from ((path, name) for name in PARAM.findall(body))
+        for name, condition in rule.where.items():
+            if name.startswith("$"):
+                yield (*at, "where", name), name[1:]
+            values = condition.items() if isinstance(condition, Mapping) else [(None, condition)]
+            for limit, value in values:
+                path = (*at, "where", name) if limit is None else (*at, "where", name, limit)
+                yield from ((path, found) for found in _names(value))
+        for index, step in enumerate(rule.via):
+            yield from (((*at, "via", index, step.op, *path), name) for path, name in arguments.used(step.op, step.args))
+    for name, patch in file.files.items():
+        yield from (((("files", name, *path)), found) for path, found in _references(patch))
+
+
+def _names(value: Any) -> list[str]:
+    return PARAM.findall(value) if isinstance(value, str) else []
+
+
+def _references(value: Any, path: _Path = ()) -> Iterator[tuple[_Path, str]]:
+    """The whole strings `$name` of a JSON patch; other text may hold dollars of its own."""
+    if isinstance(value, str) and (match := PARAM.fullmatch(value)):
+        yield path, match[1]
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _references(item, (*path, key))
+    elif isinstance(value, (list, tuple)):
+        for number, item in enumerate(value):
+            yield from _references(item, (*path, number))

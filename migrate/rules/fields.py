@@ -1,0 +1,237 @@
+"""The field types of what people write: text that becomes typed only where a field asks for a type.
+
+A document arrives with `Plain` for unquoted scalars. Each type here reads what its field asks for and refuses the rest
+with a `Problem`: a code, a message and the path below the field. One field can have several problems (the arguments of
+an operation), pydantic reports one error per field; so a refusal carries a list, and `found` takes both apart again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from types import UnionType
+from typing import Annotated, Any, NamedTuple, NoReturn, Union, get_args, get_origin
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from ..core import expr
+from ..core.diagnostics import did_you_mean, listed, printable
+from ..core.errors import PatternError
+from ..core.spec import ALIASES, BITS
+from ..source import yaml
+
+PARAM = re.compile(r"\$([A-Za-z_]\w*)")
+NAME = re.compile(r"[A-Za-z_]\w*")
+_IDENTIFIER = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.+-]*[A-Za-z0-9_+-])?")
+
+
+class Problem(NamedTuple):
+    """A diagnostic without its place.
+
+    `at` is the path below the value that was refused, `key` points at the key there instead of the value, and `part`
+    narrows the place to code points (start, end) of the value's text.
+    """
+
+    code: str
+    message: str
+    help: str | None = None
+    at: tuple[str | int, ...] = ()
+    key: bool = False
+    part: tuple[int, int] | None = None
+
+
+class Model(BaseModel):
+    """Base of all that people write: frozen, unknown fields refused, built when first used."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, hide_input_in_errors=True)
+
+
+def refuse(problems: Iterable[Problem]) -> NoReturn:
+    """Raises the problems as the one error that pydantic lets a validator raise."""
+    found = tuple(problems)
+    raise PydanticCustomError("problems", "{text}", {"text": "; ".join(p.message for p in found), "problems": found})
+
+
+def refused(error: PydanticCustomError) -> tuple[Problem, ...]:
+    """The problems that `refuse` was called with."""
+    return tuple((error.context or {})["problems"])
+
+
+def wrong(code: str, message: str, help: str | None = None, at: tuple[str | int, ...] = ()) -> NoReturn:
+    refuse([Problem(code, message, help, at)])
+
+
+def kind_of(value: Any) -> str:
+    """What `value` is, in words for a message."""
+    if yaml.is_null(value):
+        return "nothing"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, (list, tuple)):
+        return "a list"
+    if isinstance(value, str):
+        return f"`{printable(value, 40)}`" if isinstance(value, yaml.Plain) else f"the text {printable(value, 40)!r}"
+    return f"`{value}`"
+
+
+def text(value: Any) -> str:
+    if isinstance(value, str) and not (isinstance(value, yaml.Plain) and yaml.is_null(value)):
+        return str(value)
+    if isinstance(value, Mapping) and len(value) == 1:
+        wrong("M106", "text is asked for, here stands a mapping", "quote a pattern that starts with `{`")
+    wrong("M106", f"text is asked for, here stands {kind_of(value)}", "quote it if it is meant as text" if isinstance(value, str) else None)
+
+
+def integer(value: Any) -> int:
+    if isinstance(value, yaml.Plain) and (number := yaml.integer(value)) is not None:
+        return number
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    quoted = isinstance(value, str) and not isinstance(value, yaml.Plain) and yaml.integer(value) is not None
+    wrong("M106", f"an integer is asked for, here stands {kind_of(value)}", "leave the quotes out" if quoted else None)
+
+
+def arithmetic(value: Any) -> int | str:
+    """An integer, or the text of arithmetic over params that `core.expr` can read."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, yaml.Plain) and (number := yaml.integer(value)) is not None:
+        return number
+    if not isinstance(value, str) or yaml.is_null(value):
+        wrong("M106", f"an integer, `$param` or arithmetic is asked for, here stands {kind_of(value)}")
+    try:
+        expr.parse(value)
+    except PatternError as error:
+        refuse([Problem(error.code, error.message, error.help, part=(error.start, error.end))])
+    return str(value)
+
+
+def boolean(value: Any) -> bool:
+    if isinstance(value, yaml.Plain) and (truth := yaml.boolean(value)) is not None:
+        return truth
+    if isinstance(value, bool):
+        return value
+    wrong("M106", f"true or false is asked for, here stands {kind_of(value)}")
+
+
+def number(value: Any) -> int | float:
+    typed = yaml.core(value)
+    if isinstance(typed, (int, float)) and not isinstance(typed, bool):
+        return typed
+    wrong("M106", f"a number is asked for, here stands {kind_of(value)}")
+
+
+def sequence(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return value
+    wrong("M106", f"a list is asked for, here stands {kind_of(value)}", "write `[…]`" if isinstance(value, str) else None)
+
+
+def mapping(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return value
+    wrong("M106", f"a mapping is asked for, here stands {kind_of(value)}")
+
+
+def one_of(*choices: str) -> Callable[[Any], str]:
+    def check(value: Any) -> str:
+        word = text(value)
+        if word not in choices:
+            wrong("M114", f"`{printable(word)}` is none of {listed(list(choices))}", did_you_mean(word, list(choices)))
+        return word
+
+    return check
+
+
+def identifier(value: Any) -> str:
+    word = text(value)
+    if not all(_IDENTIFIER.fullmatch(part) for part in word.split("/")):
+        wrong("M114", f"`{printable(word)}` is not a name", "letters, digits and `_ . + -`, in parts joined by `/`")
+    return word
+
+
+def plain_name(value: Any) -> str:
+    word = text(value)
+    if not _IDENTIFIER.fullmatch(word):
+        wrong("M114", f"`{printable(word)}` is not a name", "letters, digits and `_ . + -`; it starts and ends with a letter or digit")
+    return word
+
+
+def dtype(name: str) -> str | None:
+    """torch's name of the dtype that `name` spells, or None."""
+    name = ALIASES.get(name, name)
+    return name if name in BITS else None
+
+
+def unknown_dtype(name: str, at: tuple[str | int, ...] = ()) -> Problem:
+    return Problem("M114", f"there is no dtype `{printable(name)}`", did_you_mean(name, [*BITS, *ALIASES]), at)
+
+
+_ITEM_LIST = BeforeValidator(sequence)
+Text = Annotated[str, BeforeValidator(text)]
+Int = Annotated[int, BeforeValidator(integer)]
+Bool = Annotated[bool, BeforeValidator(boolean)]
+Number = Annotated[Any, BeforeValidator(number), WithJsonSchema({"type": "number"})]
+Value = Annotated[Any, BeforeValidator(yaml.core)]
+Exact = Annotated[Any, BeforeValidator(yaml.exact)]
+Identifier = Annotated[str, BeforeValidator(identifier)]
+Name = Annotated[str, BeforeValidator(plain_name)]
+Texts = Annotated[tuple[Text, ...], _ITEM_LIST]
+
+
+class Found(NamedTuple):
+    """One problem of a validated value: where it is, and what."""
+
+    path: tuple[str | int, ...]
+    problem: Problem
+
+
+def found(error: ValidationError, model: type[BaseModel]) -> list[Found]:
+    """All that `error` reports, as problems with their paths from the root of the value that `model` validated."""
+    out: list[Found] = []
+    for item in error.errors(include_url=False, include_input=False):
+        loc, kind, context = tuple(item["loc"]), item["type"], item.get("ctx", {})
+        if kind == "problems":
+            out += [Found((*loc, *p.at), p) for p in context["problems"]]
+        elif kind == "missing":
+            out.append(Found(loc[:-1], Problem("M101", f"`{loc[-1]}` is missing")))
+        elif kind == "extra_forbidden":
+            word, known = str(loc[-1]), fields(model, loc[:-1])
+            near = get_close_matches(word, known, n=1, cutoff=0.6)
+            help = f"did you mean `{near[0]}`?" if near else f"the fields here are {listed(known, 30)}"
+            out.append(Found(loc, Problem("M103", f"there is no field `{printable(word)}` here", help, key=True)))
+        elif kind in ("model_type", "model_attributes_type", "dict_type", "dataclass_type"):
+            out.append(Found(loc, Problem("M106", "a mapping is asked for")))
+        elif kind in ("list_type", "tuple_type"):
+            out.append(Found(loc, Problem("M106", "a list is asked for")))
+        elif kind == "too_short" or kind == "too_long":
+            out.append(Found(loc, Problem("M114", str(item["msg"]).lower())))
+        else:
+            message = str(item["msg"])
+            out.append(Found(loc, Problem("M114", message[:1].lower() + message[1:])))
+    return out
+
+
+def fields(model: type[BaseModel], loc: tuple[str | int, ...]) -> list[str]:
+    """The field names, as authors write them, of the model that stands at `loc` below `model`."""
+    at: Any = model
+    for step in loc:
+        if isinstance(at, type) and issubclass(at, BaseModel):
+            names = {(field.alias or name): field.annotation for name, field in at.model_fields.items()}
+            at = names.get(str(step))
+        else:
+            at = get_args(at)[-1] if get_origin(at) is dict else get_args(at)[0] if get_args(at) else None
+        at = _bare(at)
+    if not (isinstance(at, type) and issubclass(at, BaseModel)):
+        return []
+    return [field.alias or name for name, field in at.model_fields.items()]
+
+
+def _bare(annotation: Any) -> Any:
+    while get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    if get_origin(annotation) in (Union, UnionType):
+        return next((_bare(a) for a in get_args(annotation) if a is not type(None)), None)
+    return annotation

@@ -1,0 +1,353 @@
+"""Lineages: layouts, the edges between them, ways along the edges, and which layout a checkpoint is in.
+
+A lineage is a value: tests write one down without a file. Reading `layouts.yaml` is the business of `layouts`, finding
+the folder that of `packs`.
+
+Detection asks whether *some* key fits a pattern and has the dtype or the number of axes: a layout shows itself in the
+tensors that changed, and says nothing about the others.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..core.diagnostics import Diagnostic, did_you_mean, fail, listed, printable
+from ..core.keys import TwoReadings, parse
+from ..source.index import Index
+
+LATEST = "latest"
+_STEPS = re.compile(r"[+-][1-9][0-9]{0,3}")
+_UNKNOWN = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Detect:
+    """The signs of a layout. `dtype` and `ndim` map a pattern to what one of its keys must have."""
+
+    present: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+    dtype: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    ndim: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    config: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    module_version: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One arrangement of names and tensors. `status` is current, supported or deprecated, `message` what to use instead.
+
+    `note` says what detection cannot tell.
+    """
+
+    name: str
+    title: str = ""
+    detect: Detect | None = None
+    status: str = "supported"
+    message: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """The rule files that lead from layout `source` to layout `target`."""
+
+    source: str
+    target: str
+    files: tuple[Path, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.source} -> {self.target}"
+
+
+class Hop(NamedTuple):
+    """One edge of a way; `backwards` when the inverses of its rules are what runs."""
+
+    edge: Edge
+    backwards: bool
+
+    @property
+    def start(self) -> str:
+        return self.edge.target if self.backwards else self.edge.source
+
+    @property
+    def end(self) -> str:
+        return self.edge.source if self.backwards else self.edge.target
+
+
+class Goal(NamedTuple):
+    lineage: str
+    layout: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """One independent axis of change; `layouts` from the oldest to the latest if it is `ordered`."""
+
+    name: str
+    title: str = ""
+    ordered: bool = True
+    layouts: tuple[Layout, ...] = ()
+    edges: tuple[Edge, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        return [layout.name for layout in self.layouts]
+
+    def layout(self, name: str) -> Layout:
+        """The layout called `name`; M501 with the nearest name if there is none."""
+        for layout in self.layouts:
+            if layout.name == name:
+                return layout
+        help = did_you_mean(name, self.names) or f"its layouts are {listed(self.names)}"
+        fail("M501", f"lineage `{printable(self.name)}` has no layout `{printable(name)}`", help=help)
+
+    @property
+    def latest(self) -> str:
+        """The last layout of an ordered lineage; M501 for one without order."""
+        if not self.ordered:
+            what = f"lineage `{printable(self.name)}` has no order, so no layout of it is the latest"
+            fail("M501", what, help=f"say which: {listed([f'{self.name}@{n}' for n in self.names])}")
+        return self.names[-1]
+
+
+def path(lineage: Lineage, start: str, goal: str, *, down: bool | None = None) -> list[Hop]:
+    """The shortest way from `start` to `goal`; [] when they are the same.
+
+    In an ordered lineage each hop goes the way of the whole: up, or down over inverses and over files whose own edge runs
+    down. `down` states which of the two is meant, M502 where the goal lies the other way; None takes either. Where an edge
+    is written in both directions, each is used as written. M501 for an unknown layout, M502 where there is no way.
+    """
+    at, end = lineage.names.index(lineage.layout(start).name), lineage.names.index(lineage.layout(goal).name)
+    if at == end:
+        return []
+    if lineage.ordered and down is not None and down != (end < at):
+        verb, way = ("`migrate apply`", "later") if down else ("`migrate downgrade`", "earlier")
+        fail("M502", f"layout `{printable(goal)}` of {lineage.name} is {way} than `{printable(start)}`", help=f"{verb} goes that way")
+    hops = _hops(lineage)
+    came: dict[str, Hop] = {}
+    queue = deque([start])
+    while queue and goal not in came:
+        here = queue.popleft()
+        for hop in hops.get(here, ()):
+            towards = lineage.names.index(hop.end)
+            onwards = not lineage.ordered or (at < end) == (lineage.names.index(here) < towards)
+            if onwards and hop.end not in came and hop.end != start:
+                came[hop.end] = hop
+                queue.append(hop.end)
+    if goal not in came:
+        edges = listed([str(edge) for edge in lineage.edges]) or "none"
+        what = f"no way leads from `{printable(start)}` to `{printable(goal)}` in lineage `{printable(lineage.name)}`"
+        fail("M502", what, notes=(f"its edges: {edges}",), help="`migrate new` begins a rule file for the edge that is missing")
+    way: list[Hop] = []
+    while not way or way[-1].start != start:
+        way.append(came[way[-1].start if way else goal])
+    return way[::-1]
+
+
+def _hops(lineage: Lineage) -> dict[str, list[Hop]]:
+    written = {(edge.source, edge.target) for edge in lineage.edges}
+    out: dict[str, list[Hop]] = {}
+    for edge in lineage.edges:
+        out.setdefault(edge.source, []).append(Hop(edge, backwards=False))
+    for edge in lineage.edges:
+        if (edge.target, edge.source) not in written:
+            out.setdefault(edge.target, []).append(Hop(edge, backwards=True))
+    return out
+
+
+def warnings(lineage: Lineage, names: Sequence[str]) -> list[Diagnostic]:
+    """M511 for each of the layouts that its lineage calls deprecated."""
+    out = []
+    for name in names:
+        layout = lineage.layout(name)
+        if layout.status == "deprecated":
+            out.append(Diagnostic("M511", f"layout {lineage.name}@{name} is deprecated", help=layout.message or None))
+    return out
+
+
+def resolve_goal(text: str, lineages: Mapping[str, Lineage], current: Mapping[str, str]) -> Goal:
+    """The layout that `--to` or `--from` means: `lineage@layout`, a layout, a lineage (its latest), `latest`, `+1`, `-1`.
+
+    `current` maps lineages to the layouts that the checkpoint is in: steps count from there, and a layout name that
+    several lineages share means the one among them. M507 for an unknown lineage; M501 for an unknown or shared layout;
+    M502 for a step past an end.
+    """
+    name, at, wanted = text.rpartition("@")
+    if at:
+        lineage = _known(name, lineages)
+        return Goal(lineage.name, _within(lineage, wanted, current))
+    if text == LATEST or _STEPS.fullmatch(text):
+        ordered = [n for n in current if n in lineages and lineages[n].ordered] or (
+            [n for n, known in lineages.items() if known.ordered] if text == LATEST else []
+        )
+        if len(ordered) == 1:
+            return Goal(ordered[0], _within(lineages[ordered[0]], text, current))
+        if not ordered:
+            fail("M501", f"`{text}` needs a lineage with an order, and the checkpoint is in none that is known", help="say lineage@layout")
+        fail("M501", f"`{text}` is meant in several lineages", help=f"say which: {listed([f'{n}@{text}' for n in ordered])}")
+    if text in lineages:
+        return Goal(text, lineages[text].latest)
+    having = [n for n, known in lineages.items() if text in known.names]
+    if len(having) > 1:
+        having = [n for n in having if n in current] or having
+    if len(having) == 1:
+        return Goal(having[0], text)
+    if having:
+        fail("M501", f"several lineages have a layout `{printable(text)}`", help=f"say which: {listed([f'{n}@{text}' for n in having])}")
+    known_names = [*lineages, *dict.fromkeys(n for known in lineages.values() for n in known.names)]
+    help = did_you_mean(text, known_names) or f"the lineages are {listed(list(lineages))}"
+    fail("M501", f"no lineage has a layout `{printable(text)}`", help=help)
+
+
+def _known(name: str, lineages: Mapping[str, Lineage]) -> Lineage:
+    if name in lineages:
+        return lineages[name]
+    names = list(lineages)
+    help = did_you_mean(name, names) or (f"the lineages are {listed(names)}" if names else "no folder of rules was found")
+    fail("M507", f"there is no lineage `{printable(name)}`", help=help)
+
+
+def _within(lineage: Lineage, wanted: str, current: Mapping[str, str]) -> str:
+    if wanted == LATEST and LATEST not in lineage.names:
+        return lineage.latest
+    if wanted in lineage.names or not _STEPS.fullmatch(wanted):
+        return lineage.layout(wanted).name
+    if not lineage.ordered:
+        fail("M501", f"lineage `{lineage.name}` has no order to count `{wanted}` in", help=f"its layouts are {listed(lineage.names)}")
+    if lineage.name not in current:
+        fail("M501", f"`{wanted}` counts from the layout that the checkpoint is in, which is not known", help=f"say --from {lineage.name}@…")
+    here = lineage.names.index(lineage.layout(current[lineage.name]).name)
+    there = here + int(wanted)
+    if not 0 <= there < len(lineage.names):
+        end = "first" if there < 0 else "last"
+        what = f"`{wanted}` from `{current[lineage.name]}` is past the {end} layout of lineage `{lineage.name}`"
+        fail("M502", what, help=f"its layouts are {listed(lineage.names)}")
+    return lineage.names[there]
+
+
+class Finding(NamedTuple):
+    """Whether the signs of a layout hold, and what was found, for people; a line that did not hold starts with `not: `."""
+
+    layout: str
+    holds: bool
+    evidence: list[str]
+
+
+def detect(
+    lineage: Lineage,
+    index: Index,
+    read_side: Callable[[str], bytes | None],
+    module_versions: Mapping[str, int] | None = None,
+) -> list[Finding]:
+    """A finding for each layout of the lineage, in its order. A layout without signs never holds.
+
+    `read_side` answers with the bytes of a side file or None; `config` signs count only where there is a config.json.
+    `module_versions` are those of a `.pt` file's `_metadata`; without them the signs of that kind do not count.
+    """
+    config = _config(read_side) if any(layout.detect and layout.detect.config for layout in lineage.layouts) else None
+    match = _Matcher(index)
+    out = []
+    for layout in lineage.layouts:
+        signs = list(_signs(layout.detect, match, config, module_versions)) if layout.detect else []
+        counted = [holds for holds, _ in signs if holds is not None]
+        lines = [text if holds is not False else f"not: {text}" for holds, text in signs] or ["this layout has no signs"]
+        out.append(Finding(layout.name, bool(counted) and all(counted), lines))
+    return out
+
+
+def _signs(
+    signs: Detect, match: _Matcher, config: Any, module_versions: Mapping[str, int] | None
+) -> Iterator[tuple[bool | None, str]]:
+    """(holds, or None where it does not count; what was found) for each sign."""
+    for pattern in signs.present:
+        key = match.first(pattern)
+        yield key is not None, f"{printable(key)} fits {pattern}" if key is not None else f"no key fits {pattern}"
+    for pattern in signs.absent:
+        key = match.first(pattern)
+        yield key is None, f"no key fits {pattern}" if key is None else f"{printable(key)} fits {pattern}"
+    for pattern, dtypes in signs.dtype.items():
+        key = match.first(pattern, lambda spec, wanted=dtypes: spec.dtype in wanted)
+        said = f"of those that fit {pattern}"
+        yield key is not None, f"{printable(key)} is {match.dtype(key)}" if key is not None else f"no key {said} is {listed(list(dtypes))}"
+    for pattern, numbers in signs.ndim.items():
+        key = match.first(pattern, lambda spec, wanted=numbers: len(spec.shape) in wanted)
+        axes = " or ".join(map(str, numbers))
+        found = f"{printable(key)} has {axes} axes" if key is not None else f"no key of those that fit {pattern} has {axes} axes"
+        yield key is not None, found
+    for dotted, values in signs.config.items():
+        yield _config_sign(dotted, values, config)
+    for pattern, versions in signs.module_version.items():
+        yield _version_sign(pattern, versions, module_versions)
+
+
+def _config_sign(dotted: str, values: tuple[Any, ...], config: Any) -> tuple[bool | None, str]:
+    if config is None:
+        return None, f"no config.json that says {dotted}"
+    value = config
+    for name in dotted.split("."):
+        value = value.get(name, _UNKNOWN) if isinstance(value, dict) else _UNKNOWN
+    if value is _UNKNOWN:
+        return False, f"config.json says nothing about {dotted}"
+    wanted = " or ".join(json.dumps(v) for v in values)
+    said = f"config.json says {dotted} = {printable(json.dumps(value), 60)}"
+    # 1 == True in Python, not in JSON
+    holds = any(type(value) is type(v) and value == v for v in values)
+    return holds, said if holds else f"{said}, not {wanted}"
+
+
+def _version_sign(pattern: str, versions: tuple[int, ...], found: Mapping[str, int] | None) -> tuple[bool | None, str]:
+    wanted = " or ".join(map(str, versions))
+    if found is None:
+        return None, f"no module versions that say {pattern} = {wanted}"
+    parsed = parse(pattern)
+    for module, version in found.items():
+        if version in versions and _fits(parsed, module):
+            return True, f"module {printable(module)} has version {version}"
+    return False, f"no module that fits {pattern} has version {wanted}"
+
+
+class _Matcher:
+    """Keys by pattern, each pattern parsed once."""
+
+    __slots__ = ("_patterns", "_tensors")
+
+    def __init__(self, index: Index) -> None:
+        self._tensors = index.tensors
+        self._patterns: dict[str, Any] = {}
+
+    def first(self, pattern: str, test: Callable[[Any], bool] | None = None) -> str | None:
+        """The first key that fits the pattern and whose spec passes the test."""
+        if pattern not in self._patterns:
+            self._patterns[pattern] = parse(pattern)
+        parsed = self._patterns[pattern]
+        for key, stored in self._tensors.items():
+            if (test is None or test(stored.spec)) and _fits(parsed, key):
+                return key
+        return None
+
+    def dtype(self, key: str) -> str:
+        return self._tensors[key].spec.dtype
+
+
+def _fits(pattern: Any, key: str) -> bool:
+    try:
+        return pattern.match(key) is not None
+    except TwoReadings:
+        return True
+
+
+def _config(read_side: Callable[[str], bytes | None]) -> Any:
+    raw = read_side("config.json")
+    if raw is None:
+        return None
+    try:
+        config = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    return config if isinstance(config, dict) else None

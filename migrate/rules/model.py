@@ -1,0 +1,380 @@
+"""Rule files as the author wrote them: pydantic models with a place for everything, and how they are loaded.
+
+All problems of all files come out in one report, each with the line it stands on. What follows from one file alone is
+checked here and in `checks`; whether the captures of a rule add up is the business of `compiled`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, Field, InstanceOf, ValidationError, WithJsonSchema
+
+from ..core.diagnostics import Report, Span, did_you_mean, printable
+from ..ops._op import Step
+from ..source import yaml
+from . import arguments
+from .fields import (
+    PARAM, Bool, Exact, Identifier, Int, Model, Name, Problem, Text, Texts, Value, arithmetic, dtype, found, integer, kind_of,
+    mapping, one_of, refuse, sequence, text, unknown_dtype, wrong,
+)  # fmt: skip
+from .requires import unmet
+
+_LIMITS = ("min", "max", "multiple_of", "remainder")
+
+
+def _roles(value: Any) -> dict[str | None, str]:
+    if isinstance(value, str):
+        return {None: text(value)}
+    if isinstance(value, Mapping) and None in value:
+        return dict(value)
+    if not value or not isinstance(value, (list, tuple, Mapping)):
+        wrong("M106", f"a pattern, a list of patterns or a mapping from role to pattern is asked for, here stands {kind_of(value)}")
+    roles = value.items() if isinstance(value, Mapping) else enumerate(value)
+    bad = [Problem("M106", f"a pattern is asked for, here stands {kind_of(p)}", 'quote a pattern: "{p...}.weight"', (r,))
+           for r, p in roles if not isinstance(p, str) or yaml.is_null(p)]  # fmt: skip
+    if bad:
+        refuse(bad)
+    return {str(r): str(p) for r, p in (value.items() if isinstance(value, Mapping) else enumerate(value))}
+
+
+def _translations(value: Any) -> dict[str, str | None]:
+    out: dict[str, str | None] = {}
+    bad = []
+    for word, to in mapping(value).items():
+        if isinstance(to, (str, int)) or to is None:
+            out[str(word)] = None if isinstance(to, str) and not to or yaml.is_null(to) else str(to)
+        else:
+            bad.append(Problem("M106", f"text or null is asked for, here stands {kind_of(to)}", None, (str(word),)))
+    if bad:
+        refuse(bad)
+    return out
+
+
+def _where(value: Any) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    bad: list[Problem] = []
+    for name, condition in mapping(value).items():
+        if name.startswith("$"):
+            out[name] = _values(condition, name, bad, yaml.exact)
+        elif isinstance(condition, Mapping):
+            out[name] = _limits(condition, name, bad)
+        else:
+            out[name] = _values(condition, name, bad, _capture_value)
+    if bad:
+        refuse(bad)
+    return out
+
+
+def _values(condition: Any, name: str, bad: list[Problem], read: Any) -> Any:
+    items = condition if isinstance(condition, (list, tuple)) else [condition]
+    for item in items:
+        if yaml.is_null(item) or isinstance(item, (list, tuple, Mapping)):
+            bad.append(Problem("M106", f"a value or a list of values is asked for, here stands {kind_of(item)}", None, (name,)))
+            return None
+    return [read(item) for item in items] if isinstance(condition, (list, tuple)) else read(condition)
+
+
+def _capture_value(item: Any) -> Any:
+    typed = yaml.exact(item)
+    return typed if isinstance(typed, int) and not isinstance(typed, bool) else str(item)
+
+
+def _limits(condition: Mapping[str, Any], name: str, bad: list[Problem]) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for limit, number in condition.items():
+        if limit not in _LIMITS:
+            help = did_you_mean(limit, list(_LIMITS)) or "the fields here are min, max, multiple_of, remainder"
+            bad.append(Problem("M103", f"there is no field `{printable(limit)}` here", help, (name, limit), key=True))
+            continue
+        try:
+            out[limit] = arithmetic(number)
+        except arguments.PydanticCustomError as error:
+            bad += [p._replace(at=(name, limit)) for p in arguments.refused(error)]
+    if "remainder" in condition and "multiple_of" not in condition:
+        bad.append(Problem("M101", "`remainder` needs `multiple_of`", None, (name,)))
+    return out
+
+
+def _when(value: Any) -> dict[str, Any]:
+    """`{dtype: [...], ndim: [...]}`, or that for each role; both always as lists."""
+    value = mapping(value)
+    bad: list[Problem] = []
+    if value and all(isinstance(test, Mapping) for test in value.values()):
+        out: dict[str, Any] = {role: _test(test, (role,), bad) for role, test in value.items()}
+    else:
+        out = _test(value, (), bad)
+    if bad:
+        refuse(bad)
+    return out
+
+
+def _test(test: Mapping[str, Any], at: tuple[str, ...], bad: list[Problem]) -> dict[str, list[Any]]:
+    out: dict[str, list[Any]] = {}
+    for name, written in test.items():
+        items = written if isinstance(written, (list, tuple)) else [written]
+        if name == "dtype":
+            out[name] = [dtype(str(item)) or str(item) for item in items]
+            bad += [unknown_dtype(str(item), (*at, name)) for item in items if not isinstance(item, str) or dtype(item) is None]
+        elif name == "ndim":
+            numbers = [item if isinstance(item, int) else yaml.integer(item) if isinstance(item, yaml.Plain) else None for item in items]
+            out[name] = numbers
+            if None in numbers:
+                bad.append(Problem("M106", f"a number of axes or a list of them is asked for, here stands {kind_of(written)}", None, (*at, name)))
+        else:
+            help = did_you_mean(name, ["dtype", "ndim"]) or "`when` tests the tensor: dtype, ndim; `where` tests captures and params"
+            bad.append(Problem("M103", f"there is no field `{printable(name)}` here", help, (*at, name), key=True))
+    return out
+
+
+def _optional(value: Any) -> bool | tuple[str, ...]:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, yaml.Plain) and (truth := yaml.boolean(value)) is not None:
+        return truth
+    if isinstance(value, (list, tuple)) and all(isinstance(role, str) for role in value):
+        return tuple(str(role) for role in value)
+    wrong("M106", f"true, false or a list of roles is asked for, here stands {kind_of(value)}")
+
+
+def _edge(value: Any) -> tuple[str, str]:
+    names = [text(item) for item in sequence(value)]
+    if len(names) != 2:
+        wrong("M106", f"an edge is `[from, to]`, here are {len(names)} layouts")
+    if names[0] == names[1]:
+        wrong("M114", f"an edge from `{printable(names[0])}` to itself")
+    return names[0], names[1]
+
+
+def _map(value: Any) -> dict[str, dict[str, str | None]]:
+    return {str(name): words for name, words in arguments.each(mapping(value), _translations).items()}
+
+
+_TEXT_LIST = {"type": "array", "items": {"type": "string"}}
+_NUMBER_OR_LIST = {"type": ["integer", "array"], "items": {"type": "integer"}}
+_TESTS = {"dtype": {"type": ["string", "array"], "items": {"type": "string"}}, "ndim": _NUMBER_OR_LIST}
+_ROLES = {"type": ["string", "array", "object"], "items": {"type": "string"}, "additionalProperties": {"type": "string"}}
+_MAP = {"type": "object", "additionalProperties": {"type": "object", "additionalProperties": {"type": ["string", "integer", "null"]}}}
+_WHERE = {"type": "object", "additionalProperties": {
+    "type": ["string", "integer", "boolean", "array", "object"], "items": {"type": ["string", "integer", "boolean"]},
+    "properties": {name: {"type": ["integer", "string"]} for name in _LIMITS}, "additionalProperties": False}}  # fmt: skip
+_WHEN = {"type": "object", "properties": _TESTS, "additionalProperties": {"type": "object", "properties": _TESTS, "additionalProperties": False}}
+
+Roles = Annotated[dict[Any, Any], BeforeValidator(_roles), WithJsonSchema(_ROLES)]
+Sequence = BeforeValidator(sequence)
+
+
+class Shape(Model):
+    """Where a param's value stands in a tensor's shape."""
+
+    key: Annotated[tuple[str, ...], BeforeValidator(lambda v: (text(v),) if isinstance(v, str) else tuple(map(text, sequence(v)))),
+                   WithJsonSchema({"type": ["string", "array"], "items": {"type": "string"}})]  # fmt: skip
+    dim: Int = 0
+
+
+class Param(Model):
+    """A value that the rules need and the tensors' names do not tell."""
+
+    type: Annotated[Literal["int", "bool", "str", "list"], BeforeValidator(one_of("int", "bool", "str", "list"))]
+    items: Annotated[Literal["int", "str"] | None, BeforeValidator(one_of("int", "str"))] = Field(None, description="of a list: what its items are")
+    title: Text | None = Field(None, description="what the value is, for whoever has to give it")
+    minimum: Int | None = None
+    maximum: Int | None = None
+    choices: Annotated[tuple[Exact, ...] | None, Sequence] = Field(None, description="the values it may have")
+    config: Text | None = Field(None, description="[file.json#]key.path of a side file; config.json without a file")
+    shape: Shape | None = None
+    default: Value = Field(None, description="used when no other source speaks")
+    optional: Bool = Field(False, description="may be without a value; arguments that are exactly this param then count as not written")
+
+    @property
+    def has_default(self) -> bool:
+        return self.default is not None
+
+
+class Rule(Model):
+    """Which keys go in, what happens to the tensors, which keys come out."""
+
+    name: Text = Field(description="unique in its file; plans and messages name it")
+    sources: Roles = Field(alias="from", description="a pattern, a list of patterns, or a mapping from role to pattern")
+    targets: Roles = Field(default_factory=dict, alias="to", description="like `from`; left out where the rule ends in drop")
+    via: Annotated[tuple[Annotated[InstanceOf[Step], BeforeValidator(arguments.step)], ...], Sequence] = ()
+    map: Annotated[dict[str, dict[str, str | None]], BeforeValidator(_map), WithJsonSchema(_MAP)] = Field(
+        default_factory=dict, description="capture -> value in `from` -> value in `to`"
+    )
+    where: Annotated[dict[str, Any], BeforeValidator(_where), WithJsonSchema(_WHERE)] = Field(
+        default_factory=dict, description="narrows the rule by captures and by $params"
+    )
+    when: Annotated[dict[str, Any], BeforeValidator(_when), WithJsonSchema(_WHEN)] = Field(
+        default_factory=dict, description="narrows the rule by the tensor: dtype, ndim"
+    )
+    optional: Annotated[bool | tuple[str, ...], BeforeValidator(_optional), WithJsonSchema({"type": ["boolean", "array"], "items": {"type": "string"}})] = Field(
+        False, description="true: may match nothing; a list: these roles may be missing"
+    )
+    keep_source: Bool = Field(False, description="read the keys and leave them to other rules")
+    if_exists: Annotated[Literal["error", "keep"], BeforeValidator(one_of("error", "keep"))] = "error"
+    inverse: Annotated[Literal["skip"] | None, BeforeValidator(one_of("skip"))] = Field(None, description="skip: left out backwards")
+
+
+def _is_dtype(value: Any) -> str:
+    name = text(value)
+    known = dtype(name)
+    if known is None:
+        refuse([unknown_dtype(name)])
+    return known
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    sizes = [integer(item) for item in sequence(value)]
+    if any(size < 0 for size in sizes):
+        wrong("M114", "a shape has no negative size")
+    return tuple(sizes)
+
+
+Dtype = Annotated[str, BeforeValidator(_is_dtype)]
+Sizes = Annotated[tuple[int, ...], BeforeValidator(_shape)]
+
+
+class GivenTensor(Model):
+    """A tensor that a test starts from. `fill` is a number or `iota` (0, 1, 2, … in row-major order)."""
+
+    shape: Sizes
+    dtype: Dtype = "float32"
+    fill: Value = 0
+    values: Value = Field(None, description="nested lists, instead of fill")
+
+
+class ExpectedTensor(Model):
+    """What a test says of an output. Only what is written is compared."""
+
+    shape: Sizes | None = None
+    dtype: Dtype | None = None
+    fill: Value = None
+    values: Value = None
+    slices: dict[Text, Value] = Field(default_factory=dict, description="indexes of the leading axes -> nested lists")
+    same_as: Text | None = Field(None, description="the key of a given tensor with the same bytes")
+
+
+class RuleTest(Model):
+    """An example that must come out as written: given tensors, expected tensors."""
+
+    name: Text
+    params: dict[Text, Value] = Field(default_factory=dict)
+    given: Annotated[dict[Text, GivenTensor], BeforeValidator(mapping)]
+    expect: Annotated[dict[Text, ExpectedTensor], BeforeValidator(mapping)]
+
+
+class RuleFile(Model):
+    """One edge of a lineage, or a part of one."""
+
+    id: Identifier = Field(description="stable identity; in plans, stamps and hashes")
+    title: Text = Field(description="what the file does, in one line")
+    why: Text | None = Field(None, description="why the layout changed")
+    lineage: Name
+    edge: Annotated[tuple[str, str], BeforeValidator(_edge)] = Field(description="[from, to]: layouts of the lineage")
+    requires: Text | None = Field(None, description='of migrate, e.g. ">=0.1"; checked first')
+    params: Annotated[dict[Name, Param], BeforeValidator(mapping)] = Field(default_factory=dict)
+    keep: Texts = Field((), description="patterns of keys that stay as they are")
+    files: Annotated[dict[Text, Value], BeforeValidator(mapping)] = Field(default_factory=dict, description="side file -> JSON merge patch")
+    names: Texts = Field((), description="[file.json#path]: lists of names in side files, renamed as keys are")
+    rules: Annotated[tuple[Rule, ...], Sequence] = ()
+    tests: Annotated[tuple[RuleTest, ...], Sequence] = ()
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class LoadedFile:
+    """A rule file and where each of its values stands."""
+
+    path: Path
+    model: RuleFile
+    document: yaml.Document
+
+    def span(self, *path: Any) -> Span:
+        """The place of the value at `path` (`"rules", 0, "from"`), of its nearest ancestor where nothing is written."""
+        return self.document.span(path)
+
+    def key_span(self, *path: Any) -> Span:
+        """The place of the last key of `path`; of the value where that is a list index."""
+        return self.document.key_span(path)
+
+
+def load_files(paths: Iterable[Path | str]) -> list[LoadedFile]:
+    """The rule files at `paths`, in that order; raises all problems of all of them at once (M1xx, M508), exit status 2."""
+    report = Report()
+    loaded = read_files(paths, report)
+    report.check()
+    return loaded
+
+
+def read_files(paths: Iterable[Path | str], report: Report) -> list[LoadedFile]:
+    """Those of the rule files that can be read; the problems of all go into the report."""
+    loaded = [file for path in paths if (file := _load(Path(path), yaml.read_file(path, report), report))]
+    _unique(loaded, report)
+    return loaded
+
+
+def load_text(text: str, name: str) -> LoadedFile:
+    """The rule file in `text`, which messages call `name`."""
+    report = Report()
+    loaded = _load(Path(name), yaml.read(text, name, report), report)
+    report.check()
+    if loaded is None:
+        raise ValueError(f"{name}: nothing was read and nothing was reported")
+    return loaded
+
+
+def validate(model: type[Model], document: yaml.Document, report: Report) -> Any:
+    """`model` of the document's data, or None after its problems were added to the report with their places."""
+    try:
+        return model.model_validate(document.data)
+    except ValidationError as error:
+        for path, problem in found(error, model):
+            add(report, document, path, problem)
+        return None
+
+
+def add(report: Report, document: yaml.Document, path: tuple[str | int, ...], problem: Problem) -> None:
+    """Adds the problem at `path` of the document."""
+    span = document.key_span(path) if problem.key or problem.code == "M101" else document.span(path)
+    if problem.part is not None:
+        quoted = span.text[span.column - 1 : span.column] in ("'", '"')
+        start, end = problem.part
+        if end <= span.length - 2 * quoted:
+            span = replace(span, column=span.column + quoted + start, length=max(1, end - start))
+    report.add(problem.code, problem.message, spans=(span,), help=problem.help)
+
+
+def _load(path: Path, document: yaml.Document, report: Report) -> LoadedFile | None:
+    from .checks import check
+
+    if not document.whole:
+        return None
+    if not isinstance(document.data, dict):
+        add(report, document, (), Problem("M106", f"a rule file is a mapping, here stands {kind_of(document.data)}"))
+        return None
+    if problem := unmet(document.data.get("requires")):
+        add(report, document, ("requires",), problem)
+        return None
+    model = validate(RuleFile, document, report)
+    if model is None:
+        return None
+    loaded = LoadedFile(path, model, document)
+    check(loaded, report)
+    return loaded
+
+
+def _unique(loaded: list[LoadedFile], report: Report) -> None:
+    first: dict[str, LoadedFile] = {}
+    for file in loaded:
+        other = first.setdefault(file.model.id, file)
+        if other is not file:
+            spans = (file.span("id"), replace(other.span("id"), label="first written here"))
+            report.add("M508", f"two rule files have the id `{printable(file.model.id)}`", spans=spans, help="give one of them another id")
+
+
+__all__ = [
+    "PARAM", "BaseModel", "ExpectedTensor", "GivenTensor", "LoadedFile", "Param", "Rule", "RuleFile", "RuleTest", "Shape", "Step",
+    "add", "load_files", "load_text", "validate",
+]  # fmt: skip

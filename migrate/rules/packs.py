@@ -1,0 +1,233 @@
+"""Where rules come from: a file or folder that is named, `./rules`, what ships with migrate, installed packs.
+
+A pack is a folder of `<lineage>/layouts.yaml` and `<lineage>/<to>/<slug>.yaml`, and nothing but data: an installed one is
+located without importing its package, so listing and linting packs runs no foreign code. A pack that cannot be read is
+reported and hurts nobody else. Of a lineage's rule files only the edge is looked at until a way along it is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..core.diagnostics import Diagnostic, Report, did_you_mean, fail, listed, printable
+from ..core.errors import MigrateError
+from ..source import yaml
+from .lineage import Edge, Lineage
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+GROUP = "migrate.rulepacks"
+LAYOUTS = "layouts.yaml"
+_SUFFIXES = (".yaml", ".yml")
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """One folder of lineages. `origin` is local, built-in or installed; `error` says why there is nothing in it."""
+
+    name: str
+    origin: str
+    folder: Path | None
+    version: str = ""
+    error: str = ""
+
+    @property
+    def lineages(self) -> dict[str, Path]:
+        """The lineages by name, each with its folder; looks at names of files only."""
+        if self.folder is None:
+            return {}
+        if (self.folder / LAYOUTS).is_file():
+            return {self.folder.resolve().name: self.folder}
+        try:
+            return {path.parent.name: path.parent for path in sorted(self.folder.glob(f"*/{LAYOUTS}")) if path.is_file()}
+        except OSError:
+            return {}
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}".strip()
+
+
+class Packs:
+    """All packs that are searched, in order of precedence: local ones, then built-in and installed ones as equals."""
+
+    __slots__ = ("_installed", "local", "scanned")
+
+    def __init__(self, local: tuple[Pack, ...], scan: bool = True) -> None:
+        self.local = local
+        self._installed: tuple[Pack, ...] | None = None if scan else ()
+        self.scanned = scan
+
+    @property
+    def installed(self) -> tuple[Pack, ...]:
+        """The packs that distributions declare, those that cannot be found with their `error`."""
+        if self._installed is None:
+            self._installed = tuple(_scan())
+        return self._installed
+
+    @property
+    def all(self) -> tuple[Pack, ...]:
+        return (*self.local, built_in(), *self.installed)
+
+    def lineages(self) -> tuple[dict[str, Lineage], list[Diagnostic]]:
+        """Every lineage by name, without edges, and what is wrong with those that could not be read.
+
+        Problems of local packs are raised; those of built-in and installed ones are answered, because they belong to
+        somebody else and must not stop work on another lineage.
+        """
+        out: dict[str, Lineage] = {}
+        problems: list[Diagnostic] = []
+        report = Report()
+        for name in dict.fromkeys(name for pack in self.all for name in pack.lineages):
+            try:
+                pack, folder = self._home(name)
+            except MigrateError as error:
+                problems += error.diagnostics
+                continue
+            own = report if pack.origin == "local" else Report()
+            lineage = _layouts(name, folder, own)
+            if lineage is not None:
+                out[name] = lineage
+            elif own is not report:
+                problems += own.diagnostics
+        report.check()
+        return out, problems
+
+    def load_lineage(self, name: str) -> Lineage:
+        """The lineage with its edges; M507 if no pack has it, M508 if two packs have it, M1xx for what its files hold."""
+        _, folder = self._home(name)
+        report = Report()
+        lineage = _layouts(name, folder, report)
+        edges = _edges(name, folder, lineage, report)
+        report.check()
+        if lineage is None:
+            raise ValueError(f"{folder}: nothing was read and nothing was reported")
+        return replace(lineage, edges=edges)
+
+    def folder(self, name: str) -> Path:
+        """The folder of the lineage; M507 and M508 as `load_lineage`."""
+        return self._home(name)[1]
+
+    def _home(self, name: str) -> tuple[Pack, Path]:
+        for pack in self.local:
+            if name in pack.lineages:
+                return pack, pack.lineages[name]
+        homes = [(pack, pack.lineages[name]) for pack in (built_in(), *self.installed) if name in pack.lineages]
+        if len(homes) > 1:
+            what = f"lineage `{printable(name)}` is defined by {listed([str(pack) for pack, _ in homes])}"
+            fail("M508", what, help=f"uninstall one of them, or name the folder: --rules {homes[0][1].parent}")
+        if not homes:
+            known = list(dict.fromkeys(n for pack in self.all for n in pack.lineages))
+            help = did_you_mean(name, known) or (f"the lineages are {listed(known)}" if known else "no folder of rules was found")
+            notes = [f"searched {pack.folder}" for pack in self.all if pack.folder is not None]
+            notes += [f"pack {pack} could not be read: {pack.error}" for pack in self.all if pack.error]
+            fail("M507", f"there is no lineage `{printable(name)}`", notes=tuple(notes), help=help)
+        return homes[0]
+
+
+def find(rules: Path | str | None = None, *, cwd: Path | str = ".", installed: bool = True) -> Packs:
+    """The packs to search: the folder `rules` if one is named, `./rules` if it is there, then the built-in and installed ones.
+
+    A rule file in place of a folder is for `load_files`, not for here: a path that is no folder is M507.
+    """
+    local = []
+    if rules is not None:
+        if not Path(rules).is_dir():
+            fail("M507", f"{printable(str(rules))} is not a folder of rules", help=f"it holds <lineage>/{LAYOUTS}")
+        local.append(Pack(str(rules), "local", Path(rules)))
+    beside = Path(cwd) / "rules"
+    if beside.is_dir() and not any(_same(beside, pack.folder) for pack in (*local, built_in())):
+        local.append(Pack(str(beside), "local", beside))
+    return Packs(tuple(local), installed)
+
+
+def is_rule_file(rules: Path | str) -> bool:
+    """Whether `--rules` names one rule file, which is applied as it is, and not a folder."""
+    return Path(rules).suffix in _SUFFIXES and not Path(rules).is_dir()
+
+
+def built_in() -> Pack:
+    """The rules that ship with migrate: `migrate/_rules` in a wheel, `rules/` beside the package in a source tree."""
+    package = Path(__file__).resolve().parent.parent
+    folder = package / "_rules" if (package / "_rules").is_dir() else package.parent / "rules"
+    return Pack("built-in", "built-in", folder if folder.is_dir() else None, "", "" if folder.is_dir() else f"{folder} is not there")
+
+
+def _scan() -> Iterator[Pack]:
+    from importlib.metadata import entry_points
+
+    for entry in sorted(entry_points(group=GROUP), key=lambda e: (e.name, e.value)):
+        yield _located(entry)
+
+
+def _located(entry: EntryPoint) -> Pack:
+    """The folder that `package` or `package:folder.below` names, found without importing anything."""
+    distribution = entry.dist.name if entry.dist is not None else "an unknown distribution"
+    version = entry.dist.version if entry.dist is not None else ""
+    label = f"{entry.name} ({distribution})"
+    try:
+        top, *below = [*entry.module.split("."), *(entry.attr.split(".") if entry.attr else [])]
+        spec = importlib.util.find_spec(top)
+        places = list(spec.submodule_search_locations or ()) if spec else []
+    except Exception as error:  # noqa: BLE001 - what an installed finder raises is its own affair, and never fatal here
+        return Pack(label, "installed", None, version, f"{type(error).__name__}: {error}")
+    for place in places:
+        folder = Path(place, *below)
+        if folder.is_dir():
+            return Pack(label, "installed", folder, version)
+    return Pack(label, "installed", None, version, f"{entry.value} is not a folder of an installed package")
+
+
+def _same(one: Path, other: Path | None) -> bool:
+    return other is not None and one.resolve() == other.resolve()
+
+
+def _layouts(name: str, folder: Path, report: Report) -> Lineage | None:
+    from .layouts import load_layouts
+
+    path = folder / LAYOUTS
+    lineage = load_layouts(path, report)
+    if lineage is not None and lineage.name != name:
+        what = f"{path} describes lineage `{printable(lineage.name)}`, its folder is called `{printable(name)}`"
+        report.add("M114", what, help="rename one of the two")
+        return None
+    return lineage
+
+
+def _edges(name: str, folder: Path, lineage: Lineage | None, report: Report) -> tuple[Edge, ...]:
+    from .model import read_files
+
+    found: dict[tuple[str, str], list[Path]] = {}
+    for path in _rule_files(folder):
+        quiet = Report()
+        document = yaml.read_file(path, quiet)
+        data = document.data if isinstance(document.data, dict) else {}
+        edge, owner = data.get("edge"), data.get("lineage")
+        if quiet.diagnostics or not _is_edge(edge) or not isinstance(owner, str):
+            read_files([path], report)
+            continue
+        if owner != name:
+            help = f"move the file, or write `lineage: {name}`"
+            report.add("M114", f"the file says lineage `{printable(owner)}`, it lies in `{name}`", spans=(document.span(("lineage",)),), help=help)
+            continue
+        source, target = str(edge[0]), str(edge[1])
+        for number, layout in enumerate((source, target)):
+            if lineage is not None and layout not in lineage.names:
+                help = did_you_mean(layout, lineage.names) or f"its layouts are {listed(lineage.names)}"
+                what = f"lineage `{name}` has no layout `{printable(layout)}`"
+                report.add("M501", what, spans=(document.span(("edge", number)),), help=help)
+        found.setdefault((source, target), []).append(path)
+    return tuple(Edge(source, target, tuple(paths)) for (source, target), paths in found.items())
+
+
+def _is_edge(edge: Any) -> bool:
+    return isinstance(edge, list) and len(edge) == 2 and all(isinstance(layout, str) for layout in edge) and edge[0] != edge[1]
+
+
+def _rule_files(folder: Path) -> list[Path]:
+    found = (path for suffix in _SUFFIXES for path in folder.rglob(f"*{suffix}"))
+    return sorted(p for p in found if p.name != LAYOUTS and not any(part.startswith(".") for part in p.relative_to(folder).parts))

@@ -1,0 +1,191 @@
+"""Params: what a rule needs to know and the tensors' names do not tell.
+
+A value may come from several sources, and all that speak must agree: a checkpoint whose configuration contradicts the
+command line is a wrong question, not one for a precedence table. Only a default steps back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..core.diagnostics import Report, Span, did_you_mean, listed, printable
+from ..source import yaml
+
+if TYPE_CHECKING:
+    from .model import LoadedFile, Param
+
+GIVEN = "--set"
+
+
+class Refused(ValueError):
+    """A value is not one that its param can have; the message says why, without naming the param."""
+
+
+def declare(files: Iterable[LoadedFile]) -> dict[str, Param]:
+    """The params of all files by name; a name that two files declare with different types is M114.
+
+    The first declaration counts. A param is optional only where every file that declares it says so.
+    """
+    report = Report()
+    out: dict[str, Param] = {}
+    first: dict[str, LoadedFile] = {}
+    for file in files:
+        for name, param in file.model.params.items():
+            other = out.setdefault(name, param)
+            if other is param:
+                first[name] = file
+            elif (other.type, other.items) != (param.type, param.items):
+                spans = (file.span("params", name), first[name].span("params", name))
+                message = f"two files on this path declare `{name}` as {_type(other)} and as {_type(param)}"
+                report.add("M114", message, spans=spans, help="give one of them another name")
+            elif other.optional and not param.optional:
+                out[name] = other.model_copy(update={"optional": False})
+    report.check()
+    return out
+
+
+def resolve(
+    params: Mapping[str, Param],
+    given: Mapping[str, Any],
+    extra_sources: Sequence[tuple[str, Mapping[str, Any]]] = (),
+    spans: Mapping[str, Span] | None = None,
+) -> dict[str, Any]:
+    """The value of each param that has one, typed by its declaration; unset optional ones are absent.
+
+    `given` is what `--set` says, as text or typed; `extra_sources` are (name for messages, {param: value}), where None
+    and absence both mean that the source does not speak. `spans` are the declarations, for messages. Raises all problems
+    at once: M112 a name that is no param, M114 a value it cannot have, M509 no value, M510 sources that differ.
+    """
+    report = Report()
+    known = list(params)
+    for name in given:
+        if name not in params:
+            help = did_you_mean(name, known) or (f"the params here are {listed(known)}" if known else "these rules have no params")
+            report.add("M112", f"{GIVEN} {printable(name)}: there is no such param", help=help)
+    out: dict[str, Any] = {}
+    for name, param in params.items():
+        span = (spans or {}).get(name)
+        at = (span,) if span else ()
+        said: list[tuple[str, Any]] = []
+        failed = False
+        for source, values in [(GIVEN, given), *extra_sources]:
+            if values.get(name) is None:
+                continue
+            try:
+                said.append((source, convert(values[name], param, is_text=source == GIVEN)))
+            except Refused as error:
+                failed = True
+                report.add("M114", f"param `{name}` from {printable(source)}: {error}", spans=at)
+        if len({_comparable(value) for _, value in said}) > 1:
+            notes = tuple(f"{printable(source)} says {_shown(value)}" for source, value in said)
+            help = "correct the source that is wrong; a value on the command line does not outvote the checkpoint"
+            report.add("M510", f"the sources of param `{name}` disagree", spans=at, notes=notes, help=help)
+        elif said:
+            out[name] = said[0][1]
+        elif failed:
+            continue
+        elif param.has_default:
+            out[name] = convert(param.default, param)
+        elif not param.optional:
+            report.add("M509", f"param `{name}` has no value", spans=at, notes=_about(param), help=f"{GIVEN} {name}={_example(param)}")
+    report.check()
+    return out
+
+
+def convert(value: Any, param: Param, *, is_text: bool = False, choices: bool = True) -> Any:
+    """`value` as the param's type; Refused if it is not one, out of bounds, or (with `choices`) not among them.
+
+    With `is_text` a str is read as `--set` writes it: `3`, `true`, `a,b` or a flow list; the empty text is for a list
+    the one empty name, which is the root module.
+    """
+    if is_text and isinstance(value, str):
+        value = _from_text(value, param)
+    if param.type == "list":
+        if not isinstance(value, (list, tuple)):
+            raise Refused(f"{_shown(value)} is not a list")
+        typed: Any = [_scalar(item, param.items, param) for item in value]
+    else:
+        typed = _scalar(value, param.type, param)
+    if choices and param.choices is not None:
+        for item in typed if isinstance(typed, list) else [typed]:
+            if str(item) not in [str(choice) for choice in param.choices]:
+                raise Refused(f"{_shown(item)} is none of {listed([str(choice) for choice in param.choices])}")
+    return typed
+
+
+def _from_text(text: str, param: Param) -> Any:
+    if param.type == "list":
+        items = _items(text)
+        return [_word(item, param.items) for item in items]
+    return _word(text, param.type)
+
+
+def _items(text: str) -> list[str]:
+    if not text.lstrip().startswith("["):
+        return [item.strip() for item in text.split(",")]
+    report = Report()
+    document = yaml.read(text, GIVEN, report)
+    data = document.data
+    if report.diagnostics or not isinstance(data, list) or not all(isinstance(item, str) for item in data):
+        raise Refused(f"{_shown(text)} is not a list")
+    return [str(item) for item in data]
+
+
+def _word(text: str, type: str | None) -> Any:
+    number = yaml.integer(text)
+    if type == "int" or (type is None and number is not None and str(number) == text):
+        return text if number is None else number
+    if type == "bool":
+        truth = yaml.boolean(text)
+        return text if truth is None else truth
+    return text
+
+
+def _scalar(value: Any, type: str | None, param: Param) -> Any:
+    if type == "bool":
+        if not isinstance(value, bool):
+            raise Refused(f"{_shown(value)} is neither true nor false")
+        return value
+    if type == "str":
+        if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+            raise Refused(f"{_shown(value)} is not text")
+        return str(value)
+    if type == "int" or (isinstance(value, int) and not isinstance(value, bool)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise Refused(f"{_shown(value)} is not an integer")
+        if param.minimum is not None and value < param.minimum:
+            raise Refused(f"{value} is below the minimum {param.minimum}")
+        if param.maximum is not None and value > param.maximum:
+            raise Refused(f"{value} is above the maximum {param.maximum}")
+        return value
+    if not isinstance(value, (str, bool)):
+        raise Refused(f"{_shown(value)} is neither text nor an integer")
+    return value
+
+
+def _comparable(value: Any) -> Any:
+    return (type(value), tuple(map(_comparable, value)) if isinstance(value, list) else value)
+
+
+def _shown(value: Any) -> str:
+    return printable(repr(value) if isinstance(value, str) else str(value), 80)
+
+
+def _type(param: Param) -> str:
+    return f"{param.type} of {param.items}" if param.items else param.type
+
+
+def _about(param: Param) -> tuple[str, ...]:
+    notes = [param.title] if param.title else []
+    if param.config:
+        notes.append(f"it would be read from {param.config if '#' in param.config else f'config.json#{param.config}'}, which says nothing")
+    return tuple(notes)
+
+
+def _example(param: Param) -> str:
+    if param.choices:
+        return "|".join(str(choice) for choice in param.choices)
+    if param.type == "list":
+        return "1,2" if param.items == "int" else "a,b"
+    return {"int": str(max(1, param.minimum or 1)), "bool": "true", "str": "…"}[param.type]

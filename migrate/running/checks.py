@@ -1,0 +1,110 @@
+"""Conditions on values that a plan cannot know from headers: tensors that must be equal, elements that must be one value.
+
+They compare bytes as the run would write them, a stage at a time, and stop at the first difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from ..core.diagnostics import Report, listed
+from ..core.spec import encode
+from .gather import WINDOW, Gather
+from .geometry import STAGE_MAX, Layouts
+from .values import MAX_MEMORY, Values
+
+if TYPE_CHECKING:
+    from ..planning.graph import Tensor, ValueCheck
+    from ..source.index import Source
+
+
+def require(checks: Sequence[ValueCheck], source: Source, max_memory: int = MAX_MEMORY) -> None:
+    """Raises all checks that fail, each with its own code."""
+    report = Report()
+    for check in checks:
+        met, detail = evaluate(check, source, max_memory)
+        if not met:
+            report.add(
+                check.code,
+                check.message,
+                notes=(f"{check.rule}: {listed(list(check.keys))}", detail),
+                help="the checkpoint is not what the rule takes it for: correct the rule, or leave these keys to another one",
+            )
+    report.check()
+
+
+def evaluate(check: ValueCheck, source: Source, max_memory: int = MAX_MEMORY) -> tuple[bool, str]:
+    """Whether the condition holds, and where it first does not ("" if it does)."""
+    reader = _Reader(source, max_memory)
+    if check.kind == "filled":
+        for number, tensor in enumerate(check.tensors):
+            unit = encode(tensor.spec.dtype, check.value or 0)
+            at = reader.unlike(tensor, unit)
+            if at is not None:
+                return False, f"byte {at} of tensor {number} ({tensor.spec}) is not that of {check.value}"
+        return True, ""
+    first = check.tensors[0]
+    for number, tensor in enumerate(check.tensors[1:], 1):
+        if tensor.spec != first.spec:
+            return False, f"tensor 0 is {first.spec}, tensor {number} is {tensor.spec}"
+        at = reader.difference(first, tensor)
+        if at is not None:
+            return False, f"tensors 0 and {number} ({tensor.spec}) differ from byte {at} on"
+    return True, ""
+
+
+def equal(a: Tensor, b: Tensor, source: Source, max_memory: int = MAX_MEMORY) -> bool:
+    """Whether both tensors hold the same bytes, dtype and shape."""
+    return a.spec == b.spec and _Reader(source, max_memory).difference(a, b) is None
+
+
+class _Reader:
+    def __init__(self, source: Source, max_memory: int) -> None:
+        self._source, self._layouts = source, Layouts()
+        self._values = Values(source, self._layouts, (), max_memory // 2)
+        self._budget = min(WINDOW, max_memory // 8)
+
+    def _stages(self, tensor: Tensor, step: int) -> Iterator[memoryview]:
+        nbytes = tensor.spec.nbytes
+        stage = memoryview(bytearray(min(nbytes, step)))
+        gather = Gather(self._source, self._layouts, stage, self._values.bytes, self._budget)
+        for start in range(0, nbytes, step):
+            stop = min(nbytes, start + step)
+            gather.fill(tensor, start, stop, 0)
+            yield stage[: stop - start]
+
+    def difference(self, a: Tensor, b: Tensor) -> int | None:
+        """The first byte in which two tensors of one spec differ."""
+        step, at = self._step(a), 0
+        for here, there in zip(self._stages(a, step), self._stages(b, step), strict=True):
+            if bytes(here) != bytes(there):
+                return at + _first(here, there)
+            at += step
+        return None
+
+    def unlike(self, tensor: Tensor, unit: bytes) -> int | None:
+        """The first byte that is not that of the repeated `unit`."""
+        step, at = self._step(tensor), 0
+        like = unit * (min(step, tensor.spec.nbytes) // len(unit) + 2)
+        for here in self._stages(tensor, step):
+            expected = memoryview(like)[at % len(unit) :][: len(here)]
+            if bytes(here) != bytes(expected):
+                return at + _first(here, expected)
+            at += step
+        return None
+
+    def _step(self, tensor: Tensor) -> int:
+        return min(STAGE_MAX, self._layouts.of(tensor.view, tensor.spec.dtype, tensor.spec.nbytes).step)
+
+
+def _first(a: memoryview, b: memoryview) -> int:
+    """The first place in which two buffers of one length differ, by halving."""
+    low, high = 0, len(a)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if a[low:middle] != b[low:middle]:
+            high = middle
+        else:
+            low = middle
+    return low

@@ -1,0 +1,237 @@
+"""Reads bytes of a tensor into a buffer: the length of the runs decides how.
+
+    whole tensor, runs of 32 KiB and more     one preadv for each run
+    2 KiB to 32 KiB                           preadv with up to 1024 buffers; small gaps go to a waste buffer
+    shorter                                   one preadv of the span, then a strided copy in memory
+    the last axis moves                       a window of the source in memory, then transposes
+
+The list of buffers is kept for each geometry, because making it costs as much as the copy. One Gather belongs to one
+thread and one buffer.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+from ..core.diagnostics import fail, printable
+from . import transpose
+from .geometry import SHORT, STAGE_MAX, Layout, Layouts, Move
+
+if TYPE_CHECKING:
+    from ..planning.graph import Tensor, Value
+    from ..source.index import Blob, Source
+
+# from this run length on a system call for each run costs nothing
+LONG = 32 << 10
+# a gap of the source that is cheaper to read than to skip
+GAP = 16 << 10
+_IOVECS = 1024
+_KEPT_BUFFERS = 16384
+_SPAN = 256 << 10
+# source bytes held at a time for a transpose
+WINDOW = 64 << 20
+
+
+# the packed bytes of a computed value, or of a tensor whose elements below a byte move one by one
+Compute: TypeAlias = "Callable[[Value | Tensor], memoryview]"
+
+
+class Leaf:
+    """Bytes that moves read from: a blob from byte `base` on, or memory."""
+
+    __slots__ = ("base", "blob", "fd", "memory")
+
+    def __init__(self, blob: Blob | None, base: int, memory: memoryview | None = None) -> None:
+        self.blob, self.base, self.memory = blob, base, memory
+        self.fd = blob.fileno() if blob is not None else None
+
+    def read(self, offset: int, buffer: memoryview) -> None:
+        """Fills `buffer` from `offset`; CheckpointError M905 if the bytes are not there, RunError M913 if reading fails."""
+        if self.memory is not None:
+            buffer[:] = self.memory[offset : offset + len(buffer)]
+        elif self.blob is not None:
+            try:
+                if self.fd is None or os.preadv(self.fd, (buffer,), self.base + offset) != len(buffer):
+                    self.blob.readinto(self.base + offset, buffer)
+            except OSError as error:
+                unreadable(self.blob, error)
+
+    def scatter(self, offset: int, buffers: Sequence[memoryview], nbytes: int) -> None:
+        """Fills the buffers, one after the other, from `offset`."""
+        try:
+            if self.fd is not None and os.preadv(self.fd, buffers, self.base + offset) == nbytes:
+                return
+        except OSError as error:
+            if self.blob is not None:
+                unreadable(self.blob, error)
+        for buffer in buffers:
+            self.read(offset, buffer)
+            offset += len(buffer)
+
+
+def unreadable(blob: Blob, error: OSError) -> None:
+    """RunError M913 for a source that cannot be read."""
+    fail("M913", f"cannot read {printable(blob.name)}: {error.strerror}", help="mend the storage, then run again with --resume")
+
+
+def stored(source: Source, key: str) -> Leaf:
+    """The leaf of a stored tensor."""
+    at = source.index.tensors[key]
+    return Leaf(source.blobs[at.blob], at.offset)
+
+
+class Gather:
+    """Fills ranges of `buffer`. `compute` gives the bytes of a Value that a tensor reads."""
+
+    __slots__ = (
+        "_buffer", "_compute", "_kept", "_layouts", "_leaves", "_scratch", "_source", "_vectors", "_waste", "_window", "_windowed", "budget",
+    )  # fmt: skip
+
+    def __init__(self, source: Source, layouts: Layouts, buffer: memoryview, compute: Compute, budget: int = WINDOW) -> None:
+        self._source, self._layouts, self._buffer, self._compute = source, layouts, buffer, compute
+        self.budget = max(budget, 2 * STAGE_MAX)
+        self._scratch = memoryview(b"")
+        self._waste = memoryview(bytearray(GAP))
+        self._vectors: dict[tuple[int, tuple[tuple[int, int, int], ...], int], list[tuple[int, list[memoryview], int]]] = {}
+        self._kept = 0
+        self._leaves: tuple[Tensor, list[Leaf]] | None = None
+        self._window = memoryview(b"")
+        self._windowed: tuple[Tensor, int, int, Layout, list[Leaf]] | None = None
+
+    def fill(self, tensor: Tensor, start: int, stop: int, at: int) -> None:
+        """Puts bytes `start` to `stop` of the packed tensor at `at` of the buffer."""
+        layout = self._layouts.of(tensor.view, tensor.spec.dtype, tensor.spec.nbytes)
+        if self._leaves is None or self._leaves[0] is not tensor:
+            made = [Leaf(None, 0, self._compute(tensor))] if layout.loose else [self._leaf(s) for s in tensor.sources]
+            self._leaves = (tensor, made)
+        leaves = self._leaves[1]
+        if layout.whole is not None:
+            leaf, offset = layout.whole
+            leaves[leaf].read(offset + start, self._buffer[at : at + stop - start])
+            return
+        if layout.windowed:
+            if self._windowed is None or self._windowed[0] is not tensor or not self._windowed[1] <= start < stop <= self._windowed[2]:
+                self._load(tensor, layout, leaves, start, stop)
+            if self._windowed is not None:
+                _, first, _, layout, leaves = self._windowed
+                start, stop = start - first, stop - first
+        for move in layout.cut(start, stop):
+            self._move(move, leaves, self._buffer, at - start, True)
+
+    def release(self) -> None:
+        """Lets go of the tensor last read, so that computed values can be freed."""
+        self._leaves = self._windowed = None
+
+    def _leaf(self, source: str | Value) -> Leaf:
+        if isinstance(source, str):
+            return stored(self._source, source)
+        return Leaf(None, 0, self._compute(source))
+
+    def _move(self, move: Move, leaves: Sequence[Leaf], out: memoryview, base: int, keep: bool) -> None:
+        at = move.dst + base
+        if move.pattern is not None:
+            _fill(out, at, move, move.pattern)
+            return
+        leaf = leaves[move.leaf]
+        if not move.loops:
+            leaf.read(move.src, out[at : at + move.run])
+        elif leaf.memory is not None:
+            transpose.copy(out, at, leaf.memory, move.src, move.run, move.loops)
+        elif move.run >= LONG:
+            for a, b in move.runs():
+                leaf.read(move.lo + a, out[base + b : base + b + move.run])
+        elif move.run >= SHORT:
+            for a, buffers, nbytes in self._scattered(move, out, base, keep):
+                leaf.scatter(move.lo + a, buffers, nbytes)
+        else:
+            self._span(move, leaf, out, base)
+
+    def _scattered(self, move: Move, out: memoryview, base: int, keep: bool) -> list[tuple[int, list[memoryview], int]]:
+        """(offset from `move.lo`, buffers, bytes) of each system call."""
+        key = (move.run, move.loops, move.dst + base)
+        found = self._vectors.get(key) if keep else None
+        if found is not None:
+            return found
+        found, run, end = [], move.run, -1
+        buffers: list[memoryview] = []
+        for a, b in move.runs():
+            gap = a - end
+            if not found or not 0 <= gap <= GAP or len(buffers) > _IOVECS - 2:
+                buffers = []
+                found.append((a, buffers, 0))
+            elif gap:
+                buffers.append(self._waste[:gap])
+            buffers.append(out[base + b : base + b + run])
+            end = a + run
+            found[-1] = (found[-1][0], buffers, end - found[-1][0])
+        if keep:
+            count = sum(len(b) for _, b, _ in found)
+            if self._kept + count > _KEPT_BUFFERS:
+                self._vectors.clear()
+                self._kept = 0
+            self._vectors[key] = found
+            self._kept += count
+        return found
+
+    def _span(self, move: Move, leaf: Leaf, out: memoryview, base: int) -> None:
+        span = move.hi - move.lo
+        if span <= STAGE_MAX and span <= max(_SPAN, 4 * move.nbytes):
+            if len(self._scratch) < span:
+                self._scratch = memoryview(bytearray(min(STAGE_MAX, max(span, 1 << 20))))
+            leaf.read(move.lo, self._scratch[:span])
+            transpose.copy(out, move.dst + base, self._scratch, move.src - move.lo, move.run, move.loops)
+            return
+        # too sparse to be read in one: halve the loop that strides farthest through the source
+        j = max((i for i, loop in enumerate(move.loops) if loop[0] > 1), key=lambda i: abs(move.loops[i][2]), default=None)
+        if j is None:
+            leaf.read(move.src, out[move.dst + base : move.dst + base + move.run])
+            return
+        n, d, s = move.loops[j]
+        for first, count in ((0, n // 2), (n // 2, n - n // 2)):
+            loops = (*move.loops[:j], (count, d, s), *move.loops[j + 1 :])
+            self._span(Move(move.leaf, move.src + first * s, move.dst + first * d, move.run, loops), leaf, out, base)
+
+    def _load(self, tensor: Tensor, layout: Layout, leaves: list[Leaf], start: int, stop: int) -> None:
+        """Reads what the next `budget` bytes of the tensor need into the window, in the order of the source."""
+        self._windowed = None
+        rows = max(stop - start, self.budget // layout.step * layout.step)
+        stop = min(layout.nbytes, start + rows)
+        if len(self._window) < stop - start:
+            self._window = memoryview(b"")
+            self._window = memoryview(bytearray(stop - start))
+        used, here = 0, []
+        for move in layout.cut(start, stop):
+            if move.pattern is not None or leaves[move.leaf].memory is not None:
+                here.append(Move(move.leaf, move.src, move.dst - start, move.run, move.loops, move.pattern))
+                continue
+            packed = _packed(move)
+            self._move(Move(move.leaf, move.src, packed[0], move.run, packed[1]), leaves, self._window, used, False)
+            loops = tuple((n, d, p[1]) for (n, d, _), p in zip(move.loops, packed[1], strict=True))
+            here.append(Move(len(leaves), used + packed[0], move.dst - start, move.run, loops))
+            used += move.nbytes
+        here.sort(key=lambda m: m.dst)
+        self._windowed = (tensor, start, stop, Layout(here, stop - start), [*leaves, Leaf(None, 0, self._window)])
+
+
+def _packed(move: Move) -> tuple[int, tuple[tuple[int, int, int], ...]]:
+    """Where a compact copy in source order puts the move's first run, and its loops (n, place stride, source stride)."""
+    size, strides, first = move.run, [0] * len(move.loops), 0
+    for i in sorted(range(len(move.loops)), key=lambda i: abs(move.loops[i][2])):
+        n, _, s = move.loops[i]
+        if s:
+            strides[i] = size if s > 0 else -size
+            first += (n - 1) * size if s < 0 else 0
+            size *= n
+    return first, tuple((n, strides[i], s) for i, (n, _, s) in enumerate(move.loops))
+
+
+def _fill(out: memoryview, at: int, move: Move, unit: bytes) -> None:
+    shift = move.dst % len(unit)
+    turned = unit[shift:] + unit[:shift]
+    run = (turned * (move.run // len(unit) + 1))[: move.run]
+    if not move.loops:
+        out[at : at + move.run] = run
+    else:
+        transpose.copy(out, at, memoryview(run), 0, move.run, tuple((n, d, 0) for n, d, _ in move.loops))

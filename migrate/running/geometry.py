@@ -1,0 +1,183 @@
+"""Where the bytes of a tensor come from: its view in bytes, cut to a range, with the loops that a copy needs.
+
+A view is lowered once for all tensors that share it, and each cut of it is kept: the same expert stack in sixty layers
+costs one lowering. Everything here is arithmetic; no byte is read.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from math import prod
+
+from ..core import view as views
+from ..core.spec import encode, unit
+
+# a fill of the stage; between 1 and 4 MiB all sizes copy equally fast, below and above they do not
+STAGE = 1 << 20
+# the largest fill: what a permutation may take so that its source becomes one range
+STAGE_MAX = 4 << 20
+# shorter runs are read as a span and rearranged in memory, longer ones are read into their places
+SHORT = 2048
+KEPT_CUTS = 256
+# moves looked at to decide whether a layout needs a window
+SAMPLES = 8
+
+
+class Move:
+    """One piece in bytes: `out[dst + Σ i·d] = leaf[src + Σ i·s]` over runs of `run` bytes, for (n, d, s) in `loops`.
+
+    `loops` go from the largest destination stride to the smallest. `lo` and `hi` bound the source bytes. `pattern` is
+    the repeated unit of a fill, else None.
+    """
+
+    __slots__ = ("dst", "hi", "leaf", "lo", "loops", "nbytes", "pattern", "run", "src")
+
+    def __init__(
+        self, leaf: int, src: int, dst: int, run: int, loops: tuple[tuple[int, int, int], ...], pattern: bytes | None = None
+    ) -> None:
+        self.leaf, self.src, self.dst, self.run, self.loops, self.pattern = leaf, src, dst, run, loops, pattern
+        self.nbytes = run * prod(n for n, _, _ in loops)
+        self.lo = src + sum((n - 1) * s for n, _, s in loops if s < 0)
+        self.hi = src + sum((n - 1) * s for n, _, s in loops if s > 0) + run
+
+    @property
+    def end(self) -> int:
+        """One past the last destination byte."""
+        return self.dst + sum((n - 1) * d for n, d, _ in self.loops) + self.run
+
+    def runs(self) -> list[tuple[int, int]]:
+        """(source, destination) of each run relative to `lo` and 0, in ascending order of the source."""
+        found = [(self.src - self.lo, self.dst)]
+        for n, d, s in sorted(self.loops, key=lambda loop: -abs(loop[2])):
+            steps = range(n) if s >= 0 else range(n - 1, -1, -1)
+            found = [(a + i * s, b + i * d) for a, b in found for i in steps]
+        return found
+
+
+class Layout:
+    """A view in bytes. `whole` is (leaf, source offset) when the tensor is one contiguous range, else None.
+
+    `step` is the length of the ranges it should be asked for: whole rows of its loops, so that cuts repeat. `windowed`
+    tells that a short range of the result needs a long range of the source (the last axis moves). `loose` tensors move
+    elements below a byte that share bytes: they are made whole in memory first, and leaf 0 is that memory.
+    """
+
+    __slots__ = ("_cuts", "_ends", "_moves", "_starts", "_view", "loose", "nbytes", "step", "whole", "windowed")
+
+    def __init__(self, moves: Sequence[Move], nbytes: int, view: object = None, *, loose: bool = False) -> None:
+        self.nbytes, self.loose = nbytes, loose
+        # keeps the id of a view taken as long as a table is keyed by it
+        self._view = view
+        self._moves = moves
+        self._starts = [m.dst for m in moves]
+        self._ends = list(accumulate((m.end for m in moves), max))
+        self._cuts: dict[tuple[int, int], list[Move]] = {}
+        self.whole: tuple[int, int] | None = None
+        if len(moves) == 1 and not moves[0].loops and moves[0].pattern is None and moves[0].run == nbytes:
+            self.whole = (moves[0].leaf, moves[0].src)
+        self.windowed = self.whole is None and self._needs_window()
+        self.step = STAGE if self.whole else self._rows()
+
+    def cut(self, start: int, stop: int) -> list[Move]:
+        """The moves that make bytes `start` to `stop`; destinations count from the tensor's first byte."""
+        found = self._cuts.get((start, stop))
+        if found is None:
+            found = []
+            for move in self._moves[bisect_right(self._ends, start) : bisect_left(self._starts, stop)]:
+                found += _narrowed(move, start, stop)
+            if len(self._cuts) >= KEPT_CUTS:
+                self._cuts.clear()
+            self._cuts[start, stop] = found
+        return found
+
+    def moved(self) -> int:
+        """Bytes of the moves whose last axis moves, if the layout is windowed."""
+        return sum(m.nbytes for m in self._moves if m.run < SHORT and m.loops) if self.windowed else 0
+
+    def _needs_window(self) -> bool:
+        short = [m for m in self._moves if m.pattern is None and m.run < SHORT and m.loops]
+        for move in short[:: max(1, len(short) // SAMPLES)]:
+            sample = [m for m in self.cut(move.dst, min(move.dst + STAGE, self.nbytes)) if m.pattern is None]
+            if sum(m.hi - m.lo for m in sample) > max(4 * sum(m.nbytes for m in sample), STAGE_MAX):
+                return True
+        return False
+
+    def _rows(self) -> int:
+        period = 1
+        for move in self._moves:
+            # a permutation reads its source in one range if a fill takes all that is permuted
+            permuted = any(abs(a[2]) < abs(b[2]) for a, b in zip(move.loops, move.loops[1:], strict=False))
+            limit = STAGE_MAX if permuted else STAGE
+            period = max([period, *(d for n, d, _ in move.loops if n > 1 and d <= limit)])
+        size = STAGE_MAX if self.windowed else STAGE
+        return max(1, size // period) * period
+
+
+def _narrowed(move: Move, start: int, stop: int) -> list[Move]:
+    """The part of `move` whose destinations lie in the range."""
+    end = move.end
+    if end <= start or move.dst >= stop:
+        return []
+    if start <= move.dst and end <= stop:
+        return [move]
+    if not move.loops:
+        first, last = max(start, move.dst), min(stop, end)
+        return [Move(move.leaf, move.src + first - move.dst, first, last - first, (), move.pattern)]
+    n, d, s = move.loops[0]
+    row = end - move.dst - (n - 1) * d
+    if row <= d:
+        first = max(0, -(-(start - move.dst) // d))
+        last = min(n, (stop - move.dst - row) // d + 1)
+        before = first > 0 and move.dst + (first - 1) * d + row > start
+        after = last < n and move.dst + last * d < stop
+        if not before and not after:
+            loops = ((last - first, d, s), *move.loops[1:])
+            return [Move(move.leaf, move.src + first * s, move.dst + first * d, move.run, loops, move.pattern)] if first < last else []
+    clipped = views.clip((_piece(move),), start, stop)
+    return [_move(p, move.pattern) for p in clipped]
+
+
+def _piece(move: Move) -> views.Piece:
+    loops = [*move.loops, (move.run, 1, 1)]
+    return views.Piece(
+        move.leaf, move.src, move.dst, tuple(n for n, _, _ in loops), tuple(d for _, d, _ in loops), tuple(s for _, _, s in loops)
+    )
+
+
+def _move(piece: views.Piece, pattern: bytes | None) -> Move:
+    loops = list(zip(piece.counts, piece.dst_strides, piece.src_strides, strict=True))
+    run = 1
+    if loops and loops[-1][1] == 1 and (loops[-1][2] == 1 or pattern is not None):
+        run = loops.pop()[0]
+    return Move(piece.leaf if isinstance(piece.leaf, int) else -1, piece.src, piece.dst, run, tuple(loops), pattern)
+
+
+class Layouts:
+    """The layouts of one run, one for each pair of view and dtype. Threads may share it."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, str], Layout] = {}
+
+    def of(self, view: views.View, dtype: str, nbytes: int) -> Layout:
+        """The layout of `view` for elements of `dtype`."""
+        found = self._known.get((id(view), dtype))
+        if found is None:
+            elements, size = unit(dtype)
+            try:
+                pieces = views.to_bytes(view, elements, size).pieces
+            except views.SubByte:
+                found = Layout([Move(0, 0, 0, nbytes, ())] if nbytes else [], nbytes, view, loose=True)
+            else:
+                found = Layout(
+                    [_move(p, encode(dtype, p.leaf.value) if isinstance(p.leaf, views.Fill) else None) for p in pieces], nbytes, view
+                )
+            self._known[id(view), dtype] = found
+        return found
+
+    def longest_step(self) -> int:
+        """The longest `step` of the layouts made so far; 1 if there are none."""
+        return max((layout.step for layout in self._known.values()), default=1)

@@ -1,0 +1,71 @@
+"""The stamp: what was applied to the checkpoint it stands in.
+
+It says layouts, rules by id and semantic hash, bound params, and index hashes of source and output. No time, host or
+path, so equal runs leave equal bytes. A stamp binds to the index hash of the output it stands in: one that does not fit
+(somebody edited the checkpoint afterwards) is ignored, with a note.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+FORMAT_VERSION = "1.0"
+NAME = "migrate.history.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """`layouts` by lineage, and the applied edges, oldest first."""
+
+    layouts: Mapping[str, str] = field(default_factory=dict)
+    applied: tuple[Mapping[str, Any], ...] = ()
+
+
+def read(raw: bytes | None, index_hash: str) -> tuple[Stamp, list[str]]:
+    """The stamp if it fits the checkpoint of this index hash, else an empty one and the reason as a note."""
+    if raw is None:
+        return Stamp(), []
+    try:
+        document = json.loads(raw)
+        if document["kind"] != "history" or document["format_version"].split(".")[0] != FORMAT_VERSION.split(".")[0]:
+            return Stamp(), [f"the stamp is of another version ({document['format_version']}) and is ignored"]
+        layouts, applied, output = document["layouts"], document["applied"], document["output"]
+        well_formed = (
+            isinstance(layouts, dict)
+            and all(isinstance(v, str) for v in layouts.values())
+            and isinstance(applied, list)
+            and all(_is_entry(entry) for entry in applied)
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        well_formed = False
+    if not well_formed:
+        return Stamp(), ["the stamp cannot be read and is ignored"]
+    if output != index_hash:
+        return Stamp(), ["the stamp was made for other contents (the index hash differs) and is ignored"]
+    return Stamp(layouts, tuple(applied)), []
+
+
+def _is_entry(entry: Any) -> bool:
+    texts = ("lineage", "from", "to", "tool", "source")
+    return (
+        isinstance(entry, dict)
+        and all(isinstance(entry.get(name), str) for name in texts)
+        and isinstance(entry.get("params"), dict)
+        and isinstance(entry.get("rules"), list)
+        and all(isinstance(r, dict) and isinstance(r.get("id"), str) and isinstance(r.get("hash"), str) for r in entry["rules"])
+    )
+
+
+def write(before: Stamp, layouts: Mapping[str, str], entries: Sequence[Mapping[str, Any]], output_hash: str) -> str:
+    """The text of the new stamp: what was applied before, then `entries`."""
+    document = {
+        "format_version": FORMAT_VERSION,
+        "kind": "history",
+        "output": output_hash,
+        "layouts": {**before.layouts, **layouts},
+        "applied": [*before.applied, *entries],
+    }
+    return json.dumps(document, indent=1, sort_keys=True, ensure_ascii=True) + "\n"

@@ -1,0 +1,322 @@
+"""A target appears whole or not at all: the partial folder, its journal, and the rename that replaces nothing.
+
+    OUT.migrate-partial/            mode 0700, beside the target, so that the rename stays on one file system
+        journal.jsonl               which tiles are written, each with its checksum
+        data/                       what becomes OUT: the folder itself, or the one file in it
+
+The journal follows the bytes and is not trusted: a resumed run reads and hashes each claimed tile again. So neither a
+kill nor a power cut can make it lie, and it needs no fsync of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import json
+import os
+import platform
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ..core.diagnostics import fail, printable
+from ..source.target import Target
+
+SUFFIX = ".migrate-partial"
+JOURNAL = "journal.jsonl"
+HASH = "xxh3_128"
+FORMAT_VERSION = 1
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
+_AT_FDCWD, _NOREPLACE = -100, 1
+_RENAMEAT2 = {"x86_64": 316, "aarch64": 276}
+
+# file name and tile number -> (offset, length, checksum)
+Claims = dict[tuple[str, int], tuple[int, int, str]]
+
+
+def check_place(out: Path, source: str) -> None:
+    """QuestionError M904 if `out` exists, or lies in, is, or holds the source."""
+    if os.path.lexists(out):
+        fail("M904", f"{_shown(out)} exists already", help="choose another place, or move it away; an existing target is never replaced")
+    here, there = Path(os.path.realpath(out)), Path(os.path.realpath(source))
+    if here == there or there in here.parents or here in there.parents:
+        fail("M904", f"{_shown(out)} and the source {_shown(source)} overlap", help="choose a place outside the source")
+
+
+def write_failed(error: OSError, partial: Path, doing: str) -> NoReturn:
+    """RunError M909 for a full disk, M913 for all else; both say how to go on."""
+    code = "M909" if error.errno in _FULL else "M913"
+    fail(
+        code,
+        f"{doing}: {error.strerror or error}",
+        notes=(f"what was written so far is kept in {_shown(partial)}",) if partial.exists() else (),
+        help="mend it and run the same command with --resume, or remove that folder" if partial.exists() else "choose another place",
+    )
+
+
+class Partial:
+    """The partial folder of one target.
+
+    Call sequence: `Partial(...)` (makes or takes over the folder), `allocate`, `open` and `claim` while writing,
+    `add` for small files, `check`, `publish`. `discard` removes everything, `close` keeps it for a later resume.
+    """
+
+    def __init__(self, out: Path, target: Target, digest: str, *, resume: bool) -> None:
+        self.out, self.target, self.digest = out, target, digest
+        self.folder = out.parent / (out.name + SUFFIX)
+        self.data = self.folder / "data"
+        self.claims: Claims = {}
+        self._journal = -1
+        head = {"format_version": FORMAT_VERSION, "kind": "journal", "digest": digest, "hash": HASH}
+        try:
+            self.folder.mkdir(mode=0o700)
+        except FileExistsError:
+            if not resume:
+                fail(
+                    "M911",
+                    f"{_shown(self.folder)} is there from an earlier run",
+                    help="run again with --resume to finish it, or remove that folder",
+                )
+            if not self.folder.is_dir() or self.folder.is_symlink() or self.data.is_symlink():
+                fail("M911", f"{_shown(self.folder)} is no partial folder", help="move it away")
+            self._lock()
+            self.claims = self._read(head)
+        except OSError as error:
+            write_failed(error, self.folder, f"cannot make {_shown(self.folder)}")
+        else:
+            self._lock()
+            os.write(self._journal, _line(head))
+        self.data.mkdir(exist_ok=True)
+
+    def _lock(self) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
+        try:
+            self._journal = os.open(self.folder / JOURNAL, flags, 0o600)
+            fcntl.flock(self._journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            fail("M911", f"another run is at work in {_shown(self.folder)}", help="wait until it has ended")
+        except OSError as error:
+            write_failed(error, self.folder, f"cannot open the journal of {_shown(self.folder)}")
+
+    def _read(self, head: Mapping[str, Any]) -> Claims:
+        size = os.fstat(self._journal).st_size
+        lines = os.pread(self._journal, size, 0).split(b"\n")
+        first = _parsed(lines[0])
+        if lines[:-1] and first == head:
+            claims: Claims = {}
+            for line in lines[1:-1]:
+                found = _parsed(line)
+                # a torn or foreign line claims nothing
+                if set(found) == {"file", "tile", "offset", "length", HASH}:
+                    claims[found["file"], found["tile"]] = (found["offset"], found["length"], found[HASH])
+            if lines[-1]:
+                os.write(self._journal, b"\n")
+            return claims
+        if size and (lines[:-1] and first):
+            self.close()
+            fail(
+                "M918",
+                f"{_shown(self.folder)} belongs to another plan",
+                notes=(f"digest there {printable(str(first.get('digest')))}", f"digest of this plan {self.digest}"),
+                help="remove that folder, or resume with the plan it was begun with",
+            )
+        # killed before the first line was whole: nothing is claimed
+        os.ftruncate(self._journal, 0)
+        os.write(self._journal, _line(head))
+        return {}
+
+    def require(self, side_bytes: int) -> None:
+        """RunError M909 unless the file system has room for all that is still to be written. Looks, and writes nothing."""
+        there = os.statvfs(self.folder)
+        have = sum(self._path(f.name).stat().st_blocks * 512 for f in self.target.files if self._path(f.name).exists())
+        need = sum(f.size for f in self.target.files) + sum(len(b) for b in self.target.small.values()) + side_bytes - have
+        free = there.f_bavail * there.f_frsize
+        if need > free:
+            if not self.claims:
+                self.discard()
+            fail(
+                "M909",
+                f"{need} bytes are to be written beside {_shown(self.out)}, {free} are free",
+                help="free space, or choose another place",
+            )
+
+    def allocate(self) -> None:
+        """Makes each weight file at its full size, so that a full disk shows before the first byte."""
+        try:
+            for file in self.target.files:
+                path = self._path(file.name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0), 0o666)
+                try:
+                    _allocate(descriptor, file.size)
+                finally:
+                    os.close(descriptor)
+        except OSError as error:
+            # a refused allocation keeps the blocks it got
+            if not self.claims:
+                self.discard()
+            write_failed(error, self.folder, f"cannot allocate the files of {_shown(self.out)}")
+
+    def _path(self, name: str) -> Path:
+        path = self.data / name
+        if os.path.isabs(name) or ".." in Path(name).parts:
+            raise ValueError(f"{name!r} does not stay in the target")
+        return path
+
+    def open(self, name: str) -> int:
+        """A descriptor for reading and writing a weight file. The caller closes it."""
+        return os.open(self._path(name), os.O_RDWR | os.O_CLOEXEC)
+
+    def claim(self, file: str, tile: int, offset: int, length: int, checksum: str) -> None:
+        """Records that a tile is written. One append, so lines of several threads do not mix."""
+        os.write(self._journal, _line({"file": file, "tile": tile, "offset": offset, "length": length, HASH: checksum}))
+
+    def add(self, name: str, content: bytes | str | Path) -> None:
+        """Writes a small file, from bytes or copied from a path."""
+        path = self._path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, bytes):
+            path.write_bytes(content)
+        else:
+            shutil.copyfile(content, path)
+
+    def check(self) -> None:
+        """RunError M913 unless each weight file has its size and its header, read back."""
+        for file in self.target.files:
+            descriptor = self.open(file.name)
+            try:
+                size, header = os.fstat(descriptor).st_size, _reread(descriptor, len(file.header))
+            finally:
+                os.close(descriptor)
+            if size != file.size or header != file.header:
+                fail("M913", f"{printable(file.name)} was not written as planned", help="run the same command with --resume")
+
+    def publish(self, *, fsync: bool = True) -> None:
+        """Makes the target appear under its name, durably if `fsync`. QuestionError M904 if something has appeared there meanwhile."""
+        made = self.data if self.target.folder else self._path(self.target.files[0].name)
+        if fsync:
+            for root, _, files in os.walk(self.data, topdown=False):
+                for name in files:
+                    sync(Path(root) / name)
+                sync(Path(root))
+        try:
+            rename(made, self.out)
+        except FileExistsError:
+            fail(
+                "M904",
+                f"{_shown(self.out)} has appeared while this run was at work",
+                notes=(f"the finished output is kept in {_shown(made)}",),
+                help="move it away and run the same command with --resume",
+            )
+        if fsync:
+            sync(self.out.parent)
+        self.discard()
+
+    def discard(self) -> None:
+        """Removes the partial folder and all that is in it."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.close()
+
+    def close(self) -> None:
+        """Lets go of the journal and keeps the folder; may be called twice."""
+        if self._journal >= 0:
+            os.close(self._journal)
+            self._journal = -1
+
+
+def sync(path: Path) -> None:
+    """fsync of a file or folder."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def rename(old: Path, new: Path) -> None:
+    """Moves `old` to `new` atomically; FileExistsError if `new` exists. Where the system has no such call, a file is linked
+    and a folder renamed after a look (which leaves an instant in which an empty folder could be replaced)."""
+    try:
+        _rename_no_replace(old, new)
+        return
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+    if old.is_dir():
+        if os.path.lexists(new):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(new))
+        os.rename(old, new)
+        return
+    try:
+        os.link(old, new)
+    except FileExistsError:
+        raise
+    except OSError:
+        if os.path.lexists(new):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(new)) from None
+        os.rename(old, new)
+    else:
+        os.unlink(old)
+
+
+def _rename_no_replace(old: Path, new: Path) -> None:
+    here = _AT_FDCWD
+    libc = ctypes.CDLL(None, use_errno=True)
+    arguments: Sequence[Any] = (
+        ctypes.c_int(here), ctypes.c_char_p(os.fsencode(old)), ctypes.c_int(here), ctypes.c_char_p(os.fsencode(new)), ctypes.c_uint(_NOREPLACE),
+    )  # fmt: skip
+    number = _RENAMEAT2.get(platform.machine())
+    if hasattr(libc, "renameat2"):
+        result = libc.renameat2(*arguments)
+    elif number is not None and platform.system() == "Linux":
+        result = libc.syscall(ctypes.c_long(number), *arguments)
+    else:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    if result != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), str(old), None, str(new))
+
+
+def _allocate(descriptor: int, size: int) -> None:
+    """Gives the file its size and its blocks; only its size where the file system cannot (glibc would write a byte a block)."""
+    os.ftruncate(descriptor, size)
+    if not size:
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "fallocate"):
+        return
+    while libc.fallocate(ctypes.c_int(descriptor), ctypes.c_int(0), ctypes.c_longlong(0), ctypes.c_longlong(size)):
+        code = ctypes.get_errno()
+        if code == errno.EINTR:
+            continue
+        if code in _UNSUPPORTED:
+            return
+        raise OSError(code, os.strerror(code))
+
+
+def _reread(descriptor: int, length: int) -> bytes:
+    out = b""
+    while len(out) < length and (part := os.pread(descriptor, length - len(out), len(out))):
+        out += part
+    return out
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(record, separators=(",", ":")).encode() + b"\n"
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _shown(path: Path | str) -> str:
+    return printable(str(path), 300)

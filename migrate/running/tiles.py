@@ -1,0 +1,384 @@
+"""Writes a planned checkpoint: output files cut into tiles, each gathered, hashed, written and journalled.
+
+    run(outputs, source, target, out, digest=...)
+        check_place, value checks                     nothing is written yet
+        Partial(...), require, allocate               a full disk shows here
+        for each file, in a thread of its own:
+            for each tile: gather -> hash -> pwrite -> journal line
+        source.check_unchanged                        a changed source removes everything
+        side files, Partial.check, Partial.publish
+
+A tile is some MiB of one file: what the journal counts in, and what a kill can cost. A tile is made of fills, that is of
+what goes through the buffer at once. The cut depends on the plan alone, so a resumed run finds the same tiles.
+
+One thread writes a file at a time, because file systems let no two write the same file. A single output file gets a
+second thread that reads and hashes ahead of the writer.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..core.diagnostics import printable
+from ..core.errors import MigrateError, RunError
+from . import checks as value_checks
+from . import transpose
+from .gather import WINDOW, Gather
+from .geometry import STAGE, Layouts
+from .publish import HASH, Partial, check_place, write_failed
+from .values import MAX_MEMORY, Values
+
+if TYPE_CHECKING:
+    from ..planning.graph import Tensor, ValueCheck
+    from ..source.index import Source
+    from ..source.target import OutputFile, Target
+
+TILE = 4 << 20
+
+
+class Part(NamedTuple):
+    """Bytes `start` to `stop` of a tensor, or of a header, at `at` of the buffer. `last`: the tensor ends here."""
+
+    content: Tensor | bytes
+    start: int
+    stop: int
+    at: int
+    last: bool
+
+
+class Fill(NamedTuple):
+    """What goes through the buffer at once: `length` bytes for `offset` of the file."""
+
+    offset: int
+    length: int
+    parts: list[Part]
+
+
+class Tile(NamedTuple):
+    """What the journal counts in."""
+
+    number: int
+    offset: int
+    length: int
+    fills: list[Fill]
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What a run wrote. `files`: weight file -> {"size": bytes, "xxh3_128": hex digest of the whole file}."""
+
+    files: Mapping[str, Mapping[str, Any]]
+    bytes_read: int
+    bytes_written: int
+
+
+def tiles(file: OutputFile, outputs: Mapping[str, Tensor], layouts: Layouts) -> Iterator[Tile]:
+    """The tiles of one file, in offset order, without a gap. ValueError if the target does not fit the outputs."""
+    number, first, fills = 0, 0, []
+    offset = 0
+    for fill in _fills(file, outputs, layouts):
+        fills.append(fill)
+        offset = fill.offset + fill.length
+        if offset - first >= TILE:
+            yield Tile(number, first, offset - first, fills)
+            number, first, fills = number + 1, offset, []
+    if fills:
+        yield Tile(number, first, offset - first, fills)
+    if offset != file.size:
+        raise ValueError(f"{file.name}: tensors end at {offset}, the file at {file.size}")
+
+
+def _fills(file: OutputFile, outputs: Mapping[str, Tensor], layouts: Layouts) -> Iterator[Fill]:
+    offset = used = 0
+    parts: list[Part] = []
+    for content, start, nbytes in _contents(file, outputs):
+        if start != offset + used:
+            raise ValueError(f"{file.name}: a hole between {offset + used} and {start}")
+        step = STAGE if isinstance(content, bytes) else layouts.of(content.view, content.spec.dtype, nbytes).step
+        if used and used + nbytes > STAGE:
+            yield Fill(offset, used, parts)
+            offset, parts, used = offset + used, [], 0
+        for first in range(0, nbytes, step):
+            last = min(first + step, nbytes)
+            parts.append(Part(content, first, last, used, last == nbytes))
+            used += last - first
+            if used >= min(step, STAGE):
+                yield Fill(offset, used, parts)
+                offset, parts, used = offset + used, [], 0
+    if used:
+        yield Fill(offset, used, parts)
+
+
+def _contents(file: OutputFile, outputs: Mapping[str, Tensor]) -> Iterator[tuple[Tensor | bytes, int, int]]:
+    yield file.header, 0, len(file.header)
+    for placed in file.tensors:
+        tensor = outputs[placed.key]
+        if tensor.spec.nbytes != placed.nbytes:
+            raise ValueError(f"{placed.key!r} has {tensor.spec.nbytes} bytes, its place has {placed.nbytes}")
+        yield tensor, placed.offset, placed.nbytes
+
+
+class _Stopped(Exception):  # noqa: N818 - leaves a thread after another one failed
+    pass
+
+
+class _Run:
+    """The threads of one run and what they share."""
+
+    def __init__(
+        self, outputs: Mapping[str, Tensor], source: Source, partial: Partial, values: Values, layouts: Layouts, budget: int, fill: int,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:  # fmt: skip
+        self.outputs, self.source, self.partial, self.values, self.layouts = outputs, source, partial, values, layouts
+        self.budget, self.fill = budget, fill
+        self.progress = progress
+        self.total = sum(f.size for f in partial.target.files)
+        self.done = self.read = self.written = 0
+        self.files: dict[str, dict[str, Any]] = {}
+        self.error: BaseException | None = None
+        self.stop = threading.Event()
+        self.lock = threading.Lock()
+        self.waiting: queue.SimpleQueue[OutputFile | None] = queue.SimpleQueue()
+
+    def go(self, threads: int) -> None:
+        """Writes all files; raises the first error after all threads have ended."""
+        files = sorted(self.partial.target.files, key=lambda f: -f.size)
+        writers = max(1, min(threads, len(files)))
+        for file in files:
+            self.waiting.put(file)
+        for _ in range(writers):
+            self.waiting.put(None)
+        workers = [threading.Thread(target=self._guard, args=(self._work, threads > writers), daemon=True) for _ in range(writers)]
+        for worker in workers:
+            worker.start()
+        try:
+            for worker in workers:
+                while worker.is_alive():
+                    worker.join(0.5)
+        except BaseException:
+            self.stop.set()
+            for worker in workers:
+                worker.join()
+            raise
+        if self.error is not None:
+            raise self.error
+
+    def _guard(self, work: Callable[..., None], *arguments: Any) -> None:
+        try:
+            work(*arguments)
+        except _Stopped:
+            pass
+        except BaseException as error:  # noqa: BLE001 - carried to the thread that waits
+            with self.lock:
+                self.error = self.error or error
+            self.stop.set()
+
+    def _work(self, ahead: bool) -> None:
+        stages = [memoryview(bytearray(self.fill)) for _ in range(2 if ahead else 1)]
+        gathers = [Gather(self.source, self.layouts, stage, self.values.bytes, self.budget) for stage in stages]
+        while (file := self.waiting.get()) is not None:
+            descriptor = self.partial.open(file.name)
+            try:
+                if ahead:
+                    self._write_ahead(file, descriptor, stages, gathers)
+                else:
+                    self._write(file, descriptor, stages[0], gathers[0])
+            finally:
+                os.close(descriptor)
+
+    def _write(self, file: OutputFile, descriptor: int, stage: memoryview, gather: Gather) -> None:
+        def put(fill: Fill) -> memoryview:
+            self._gather(fill, gather, stage)
+            return stage
+
+        def send(fill: Fill, stage: memoryview, then: Callable[[], None]) -> None:
+            _pwrite(descriptor, stage[: fill.length], fill.offset)
+            then()
+
+        self._each_tile(file, descriptor, put, send)
+
+    def _write_ahead(self, file: OutputFile, descriptor: int, stages: list[memoryview], gathers: list[Gather]) -> None:
+        free: queue.SimpleQueue[int] = queue.SimpleQueue()
+        full: queue.SimpleQueue[tuple[int, Fill, Callable[[], None]] | None] = queue.SimpleQueue()
+        for i in range(len(stages)):
+            free.put(i)
+        current = 0
+
+        def put(fill: Fill) -> memoryview:
+            nonlocal current
+            current = self._next(free)
+            self._gather(fill, gathers[current], stages[current])
+            return stages[current]
+
+        def send(fill: Fill, stage: memoryview, then: Callable[[], None]) -> None:
+            full.put((current, fill, then))
+
+        def writer() -> None:
+            while (job := full.get()) is not None:
+                i, fill, then = job
+                _pwrite(descriptor, stages[i][: fill.length], fill.offset)
+                then()
+                free.put(i)
+
+        thread = threading.Thread(target=self._guard, args=(writer,), daemon=True)
+        thread.start()
+        try:
+            self._each_tile(file, descriptor, put, send)
+        finally:
+            full.put(None)
+            thread.join()
+
+    def _next(self, free: queue.SimpleQueue[int]) -> int:
+        while True:
+            try:
+                return free.get(timeout=0.5)
+            except queue.Empty:
+                self._go_on()
+
+    def _each_tile(
+        self,
+        file: OutputFile,
+        descriptor: int,
+        put: Callable[[Fill], memoryview],
+        send: Callable[[Fill, memoryview, Callable[[], None]], None],
+    ) -> None:
+        import xxhash
+
+        whole = xxhash.xxh3_128()
+        for tile in tiles(file, self.outputs, self.layouts):
+            self._go_on()
+            claim = self.partial.claims.get((file.name, tile.number))
+            if claim is not None and claim[:2] == (tile.offset, tile.length):
+                again = whole.copy()
+                if _hash_file(descriptor, tile, again) == claim[2]:
+                    whole = again
+                    self._finished(tile, 0)
+                    continue
+            checksum = xxhash.xxh3_128()
+            for i, fill in enumerate(tile.fills):
+                stage = put(fill)
+                checksum.update(stage[: fill.length])
+                whole.update(stage[: fill.length])
+                if i + 1 < len(tile.fills):
+                    send(fill, stage, _nothing)
+                else:
+                    send(fill, stage, self._journal(file, tile, checksum.hexdigest()))
+        with self.lock:
+            self.files[file.name] = {"size": file.size, HASH: whole.hexdigest()}
+
+    def _journal(self, file: OutputFile, tile: Tile, checksum: str) -> Callable[[], None]:
+        def record() -> None:
+            self.partial.claim(file.name, tile.number, tile.offset, tile.length, checksum)
+            self._finished(tile, tile.length)
+
+        return record
+
+    def _gather(self, fill: Fill, gather: Gather, stage: memoryview) -> None:
+        self._go_on()
+        for content, start, stop, at, last in fill.parts:
+            if isinstance(content, bytes):
+                stage[at : at + stop - start] = content[start:stop]
+            else:
+                gather.fill(content, start, stop, at)
+                if last:
+                    gather.release()
+
+    def _finished(self, tile: Tile, written: int) -> None:
+        for fill in tile.fills:
+            for part in fill.parts:
+                if part.last and not isinstance(part.content, bytes) and any(not isinstance(s, str) for s in part.content.sources):
+                    self.values.done(part.content)
+        with self.lock:
+            self.done += tile.length
+            self.written += written
+            if self.progress is not None:
+                self.progress(self.done, self.total)
+
+    def _go_on(self) -> None:
+        if self.stop.is_set():
+            raise _Stopped
+
+
+def run(
+    outputs: Mapping[str, Tensor], source: Source, target: Target, out: str | os.PathLike[str], *, digest: str,
+    side_files: Sequence[tuple[str, bytes | str | os.PathLike[str]]] = (), checks: Sequence[ValueCheck] = (), threads: int = 2,
+    fsync: bool = True, resume: bool = False, max_memory: int = MAX_MEMORY, progress: Callable[[int, int], None] | None = None,
+) -> RunResult:  # fmt: skip
+    """Writes `outputs` to `out` as `target` says, and publishes it whole or not at all.
+
+    `digest` identifies the plan: a partial folder is resumed only by the same. `side_files` are (name, bytes or a path to
+    copy). `progress` is called with (bytes done, bytes in all) after each tile, from one thread at a time. Memory stays
+    under `max_memory` but for interpreter and libraries.
+
+    Raises QuestionError M904, M911, M918; CheckpointError M905 and those of failed `checks`; RunError M909, M913, M919.
+    The partial folder is kept after a RunError or an interrupt, and removed after a CheckpointError.
+    """
+    path = Path(os.path.abspath(out))
+    if side_files and not target.folder:
+        raise ValueError("a target that is one file has no side files")
+    check_place(path, source.path)
+    layouts = Layouts()
+    kinds = {id(t.view): t for t in outputs.values()}
+    moved = {i: layouts.of(t.view, t.spec.dtype, t.spec.nbytes).moved() for i, t in kinds.items()}
+    transpose.allow_torch(sum(moved[id(t.view)] for t in outputs.values()))
+    value_checks.require(checks, source, max_memory)
+    values = Values(source, layouts, outputs.values(), max_memory // 2)
+    partial = Partial(path, target, digest, resume=resume)
+    try:
+        partial.require(sum(len(c) if isinstance(c, bytes) else os.stat(c).st_size for _, c in side_files))
+        partial.allocate()
+        budget = min(WINDOW, max_memory // (4 * max(1, threads)))
+        work = _Run(outputs, source, partial, values, layouts, budget, STAGE + max(STAGE, layouts.longest_step()), progress)
+        work.go(threads)
+        source.check_unchanged()
+        for name, content in (*target.small.items(), *side_files):
+            partial.add(name, content if isinstance(content, bytes) else Path(content))
+        partial.check()
+        partial.publish(fsync=fsync)
+    except OSError as error:
+        write_failed(error, partial.folder, f"cannot write {printable(str(path), 300)}")
+    except MigrateError as error:
+        if not isinstance(error, RunError) and not _appeared(error):
+            partial.discard()
+        raise
+    finally:
+        partial.close()
+    return RunResult(work.files, sum(t.spec.nbytes for t in outputs.values()), work.written)
+
+
+def _appeared(error: MigrateError) -> bool:
+    # the output is finished and stays resumable when only its name was taken meanwhile
+    return any(d.code == "M904" for d in error.diagnostics)
+
+
+def _nothing() -> None:
+    return None
+
+
+def _pwrite(descriptor: int, data: memoryview, offset: int) -> None:
+    while data:
+        n = os.pwrite(descriptor, data, offset)
+        data, offset = data[n:], offset + n
+
+
+def _hash_file(descriptor: int, tile: Tile, whole: Any) -> str:
+    """The checksum of what the file holds where the tile lies; feeds `whole` too."""
+    import xxhash
+
+    checksum = xxhash.xxh3_128()
+    buffer = memoryview(bytearray(min(STAGE, tile.length)))
+    offset, end = tile.offset, tile.offset + tile.length
+    while offset < end:
+        n = os.preadv(descriptor, [buffer[: end - offset]], offset)
+        if not n:
+            break
+        checksum.update(buffer[:n])
+        whole.update(buffer[:n])
+        offset += n
+    return str(checksum.hexdigest())

@@ -1,0 +1,105 @@
+"""What a checkpoint contains, known from its headers alone.
+
+`Index` maps each key to where its bytes lie; `Source` is an index with the descriptors to read them. Both are free of
+any format: a format makes them, everything above only reads them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from ..core.spec import Spec
+
+
+class Stored(NamedTuple):
+    """One stored tensor: the bytes of its first element are at `offset` of blob number `blob`.
+
+    `strides` are in elements; None means row-major and contiguous. `storage` is equal for tensors that share memory
+    and None where the format cannot share.
+    """
+
+    spec: Spec
+    blob: int
+    offset: int
+    strides: tuple[int, ...] | None = None
+    storage: Any = None
+
+
+class SideFile(NamedTuple):
+    """A small file beside the tensors. `path` is relative to the checkpoint, `size` in bytes."""
+
+    path: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """The contents of one checkpoint, without data.
+
+    `tensors` are in the checkpoint's own order. `files` names the weight files by blob number, relative to the
+    checkpoint. `side_files` travel with a migration, `left_out` are files that never do and are only listed.
+    `items` are the non-tensor values (always empty for safetensors), `metadata` the format's own string map.
+    """
+
+    tensors: Mapping[str, Stored]
+    files: tuple[str, ...]
+    side_files: tuple[SideFile, ...] = ()
+    left_out: tuple[str, ...] = ()
+    items: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(t.spec.nbytes for t in self.tensors.values())
+
+    def hash(self) -> str:
+        """`m1:` and the sha256 over the sorted (key, dtype, shape) of all tensors: what the checkpoint holds, not how it is stored."""
+        return specs_hash({k: t.spec for k, t in self.tensors.items()})
+
+
+def specs_hash(specs: Mapping[str, Spec]) -> str:
+    """`m1:` and the sha256 over sorted (key, dtype, shape); the hash of an `Index` that holds exactly these."""
+    digest = hashlib.sha256()
+    # surrogatepass: a key may hold any code point that JSON can escape
+    lines = [f"{len(key)}:{key}\t{s.dtype}\t{s.shape}\n" for key, s in sorted(specs.items())]
+    digest.update("".join(lines).encode("utf-8", "surrogatepass"))
+    return f"m1:{digest.hexdigest()}"
+
+
+class Blob(Protocol):
+    """Bytes that tensors lie in: a file opened once, or memory. Never mapped, never re-opened by name."""
+
+    name: str
+    size: int
+
+    def fileno(self) -> int | None:
+        """The open descriptor, or None where the bytes are in memory."""
+
+    def readinto(self, offset: int, buffer: memoryview) -> None:
+        """Fills `buffer` from `offset`; CheckpointError M905 if the bytes are not there (the file was cut short). Thread-safe."""
+
+
+class Source(Protocol):
+    """An opened checkpoint. Call sequence: `format.open(path)`, read `index`, read blobs, `check_unchanged`, `close`.
+
+    `history` is the stamp as it stands in the checkpoint, unparsed; None without one.
+    """
+
+    path: str
+    format: str
+    index: Index
+    blobs: Sequence[Blob]
+    history: bytes | None
+
+    def side_file(self, path: str) -> bytes:
+        """The bytes of one of `index.side_files`."""
+
+    def check_unchanged(self) -> None:
+        """CheckpointError M905 naming each file whose device, inode, size or mtime is not what it was when it was opened."""
+
+    def close(self) -> None:
+        """Closes all descriptors; may be called twice."""

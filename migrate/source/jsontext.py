@@ -1,0 +1,97 @@
+"""JSON from a checkpoint, read strictly: one reading only, bounded, and every failure is a diagnostic.
+
+Python's json accepts what other readers refuse or read differently: duplicate names (the last wins), NaN, lone
+surrogates, integers of any length. Two programs that read one header differently are an attack, so all of that is
+refused here. The cyclic collector is paused while large headers are parsed: it doubles the time and finds nothing.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from ..core.diagnostics import fail, listed, printable
+
+
+class _RefusedError(ValueError):
+    pass
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """No cyclic garbage collection inside; afterwards as before."""
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()
+
+
+def parse(data: bytes | bytearray, where: str, *, floats: bool = False) -> Any:
+    """The JSON value in `data`. M906 if it is not strict JSON in UTF-8, M914 if it is too deep or too large to hold.
+
+    Objects come as dicts, in the file's order. Numbers are integers unless `floats`; `where` names the file in messages.
+    """
+    # brackets become containers of 60 to 100 bytes each: a text of little else is meant to fill the memory
+    if data.count(b"[") + data.count(b"{") > len(data) // 8 + 1000:
+        fail("M914", f"{where}: JSON that consists of brackets")
+    try:
+        text = data.decode("utf-8")
+        # int() is quadratic: Python limits its digits itself since 3.10.7 unless somebody lifted the limit
+        if not getattr(sys, "get_int_max_str_digits", int)() and re.search(rb"[0-9]{4301}", data):
+            raise _RefusedError("a number of more than 4300 digits")
+        with collector_paused():
+            value = json.loads(
+                text,
+                object_pairs_hook=_distinct,
+                parse_constant=_constant,
+                parse_float=float if floats else _fraction,
+                parse_int=_natural if b"-0" in data and not floats else None,
+            )
+        if b"\\ud" in data or b"\\uD" in data:
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeDecodeError as error:
+        fail("M906", f"{where}: JSON that is not UTF-8, at byte {error.start}")
+    except UnicodeEncodeError as error:
+        fail("M906", f"{where}: JSON with half a surrogate pair, {printable(error.object[error.start : error.end])}")
+    except json.JSONDecodeError as error:
+        fail("M906", f"{where}: not JSON: {error.msg} at character {error.pos}")
+    except _RefusedError as error:
+        fail("M906", f"{where}: {error}")
+    except ValueError:
+        fail("M906", f"{where}: a number of more than 4300 digits")
+    except RecursionError:
+        fail("M914", f"{where}: JSON nested too deeply")
+    except MemoryError:
+        fail("M914", f"{where}: JSON that does not fit into memory")
+    return value
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        seen: set[str] = set()
+        twice = [k for k, _ in pairs if k in seen or seen.add(k)]  # type: ignore[func-returns-value]
+        raise _RefusedError(f"the same name twice in one JSON object: {listed(twice)}")
+    return made
+
+
+def _constant(text: str) -> NoReturn:
+    raise _RefusedError(f"{text} is not JSON")
+
+
+def _fraction(text: str) -> NoReturn:
+    raise _RefusedError(f"{printable(text, 40)} where only integers can stand")
+
+
+def _natural(text: str) -> int:
+    if text.startswith("-0"):
+        raise _RefusedError(f"{text} where only integers can stand")
+    return int(text)

@@ -1,0 +1,257 @@
+"""Folders held by descriptor: nothing in a checkpoint can lead the reader outside of it.
+
+Every file is opened relative to a directory descriptor, without following a link, and must be a regular file. The one
+link that needs no permission is the one huggingface_hub makes, `snapshots/<rev>/…/name -> ../…/blobs/<hash>`; its text
+is taken apart and walked by descriptor, so the system never resolves what an attacker wrote. `allow_links` (the
+operator's `--allow links`) lets the system follow other links to regular files; folders that are links never count.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from ..core.diagnostics import Report, did_you_mean, fail, printable
+from .blobs import FileBlob, Identity, identity
+
+FOLLOW = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+READ = FOLLOW | os.O_NOFOLLOW
+ENTER = READ | os.O_DIRECTORY
+MAX_ENTRIES = 100_000
+_MAX_CLIMB = 8
+
+LINK_HELP = "pass `--allow links` if you trust where it leads"
+
+
+def plain_name(name: str, suffix: str = "") -> bool:
+    """Whether `name` is the name of a file in the same folder and nothing else, on any system, and ends in `suffix`."""
+    if not name.endswith(suffix) or name in ("", ".", "..", suffix) or len(name) > 255:
+        return False
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return name.isprintable() and not any(c in name for c in "/\\~:")
+
+
+def same_when_folded(names: list[str]) -> list[list[str]]:
+    """The groups of names that a file system which ignores case takes for one."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(name.casefold(), []).append(name)
+    return [sorted(g) for g in groups.values() if len(g) > 1]
+
+
+class Folder:
+    """A directory by its descriptor. Paths given to its methods are relative to it, with `/` between the parts."""
+
+    __slots__ = ("_descriptor", "allow_links", "path")
+
+    def __init__(self, path: str, allow_links: bool = False) -> None:
+        self.path, self.allow_links = path, allow_links
+        # the operator named this path: links up to here are his own
+        try:
+            self._descriptor: int | None = os.open(path, FOLLOW | os.O_DIRECTORY)
+        except OSError as error:
+            fail("M901", f"{printable(path)}: cannot be opened: {error.strerror}")
+
+    @property
+    def descriptor(self) -> int:
+        if self._descriptor is None:
+            raise ValueError(f"{self.path} is closed")
+        return self._descriptor
+
+    def label(self, name: str) -> str:
+        """The name as messages show it: with the folder's path before it."""
+        return printable(os.path.join(self.path, name), 240)
+
+    def names(self) -> list[str]:
+        """The sorted names of all entries."""
+        try:
+            found = sorted(os.listdir(self.descriptor))
+        except OSError as error:
+            fail("M901", f"{printable(self.path)}: cannot be listed: {error.strerror}")
+        if len(found) > MAX_ENTRIES:
+            fail("M914", f"{printable(self.path)}: holds {len(found)} entries, more than {MAX_ENTRIES}")
+        return found
+
+    def open(self, path: str) -> FileBlob:
+        """The regular file at `path`, opened. M907 for a link that is not allowed or anything but a regular file, else M901."""
+        parts = path.split("/")
+        if any(p in ("", ".", "..") or "\0" in p for p in parts):
+            fail("M907", f"{self.label(path)}: not a path inside the checkpoint")
+        try:
+            with self.entered(parts[:-1]) as inside:
+                descriptor = self._open(inside, parts[-1], path)
+        except OSError as error:
+            many = "raise the limit of open files (`ulimit -n`)" if error.errno in (errno.EMFILE, errno.ENFILE) else None
+            fail("M901", f"{self.label(path)}: cannot be opened: {error.strerror}", help=many)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            fail("M907", f"{self.label(path)}: not a regular file")
+        return FileBlob(path, descriptor, self.locate)
+
+    def _open(self, inside: int, name: str, path: str) -> int:
+        kind = os.stat(name, dir_fd=inside, follow_symlinks=False).st_mode
+        if stat.S_ISLNK(kind):
+            if not self.allow_links:
+                return self._open_cached(inside, name, path)
+            try:
+                kind = os.stat(name, dir_fd=inside).st_mode
+            except OSError as error:
+                fail("M907", f"{self.label(path)}: a link that leads nowhere ({error.strerror})")
+            if stat.S_ISREG(kind):
+                return os.open(name, FOLLOW, dir_fd=inside)
+        # looked at before it is opened: opening a device or a pipe is an act of its own
+        if not stat.S_ISREG(kind):
+            fail("M907", f"{self.label(path)}: not a regular file but {_kind(kind)}")
+        try:
+            return os.open(name, READ, dir_fd=inside)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.EMLINK):
+                fail("M907", f"{self.label(path)}: became a link while it was opened", help=LINK_HELP)
+            raise
+
+    def _open_cached(self, inside: int, name: str, path: str) -> int:
+        """Follows `../…/blobs/<hash>` out of `snapshots/<rev>/…` as huggingface_hub lays it out, refuses any other link."""
+        target = os.readlink(name, dir_fd=inside)
+        *climb, beside, blob = target.split("/") if target.count("/") >= 3 else ["", ""]
+        refusal = f"{self.label(path)}: a link to {printable(target)}, which may lead outside the checkpoint"
+        if beside != "blobs" or set(climb) != {".."} or len(climb) > _MAX_CLIMB or not plain_name(blob):
+            fail("M907", refusal, help=LINK_HELP)
+        opened = [os.dup(inside)]
+        try:
+            for level in range(1, len(climb) + 1):
+                opened.append(os.open("..", ENTER, dir_fd=opened[-1]))
+                if _is_called("snapshots", opened[-2], opened[-1]) != (level == len(climb)):
+                    fail("M907", refusal, help=LINK_HELP)
+            try:
+                opened.append(os.open("blobs", ENTER, dir_fd=opened[-1]))
+                kind = os.stat(blob, dir_fd=opened[-1], follow_symlinks=False).st_mode
+                if stat.S_ISREG(kind):
+                    return os.open(blob, READ, dir_fd=opened[-1])
+            except OSError as error:
+                fail("M907", f"{self.label(path)}: its blob {printable(target)} cannot be opened: {error.strerror}")
+            fail("M907", f"{self.label(path)}: its blob {printable(target)} is not a regular file but {_kind(kind)}")
+        finally:
+            for descriptor in opened:
+                os.close(descriptor)
+
+    @contextmanager
+    def entered(self, parts: list[str]) -> Iterator[int]:
+        """The descriptor of the folder `parts` below this one; a link on the way is refused, with any permission."""
+        here = os.dup(self.descriptor)
+        try:
+            for part in parts:
+                try:
+                    below = os.open(part, ENTER, dir_fd=here)
+                except OSError as error:
+                    if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENOTDIR):
+                        fail("M907", f"{self.label('/'.join(parts))}: {printable(part)} is not a folder of the checkpoint")
+                    raise
+                os.close(here)
+                here = below
+            yield here
+        finally:
+            os.close(here)
+
+    def locate(self, path: str) -> Identity | None:
+        """The identity of the file that `path` names now, None if there is none."""
+        *parents, name = path.split("/")
+        try:
+            with self.entered(parents) as inside:
+                return identity(os.stat(name, dir_fd=inside))
+        except OSError:
+            return None
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def _is_called(name: str, child: int, parent: int) -> bool:
+    try:
+        named = os.stat(name, dir_fd=parent, follow_symlinks=False)
+    except OSError:
+        return False
+    return os.path.samestat(named, os.fstat(child))
+
+
+def _kind(mode: int) -> str:
+    for test, word in ((stat.S_ISDIR, "a folder"), (stat.S_ISLNK, "a link"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket")):
+        if test(mode):
+            return word
+    return "a device"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What the operator pointed at: a folder, or one `file` in it (already open). Formats sniff and open it."""
+
+    path: str
+    folder: Folder
+    file: FileBlob | None
+    names: tuple[str, ...]
+
+    def head(self, size: int = 16) -> bytes:
+        """The first bytes of the file, b"" for a folder."""
+        return bytes(self.file.read(0, min(size, self.file.size))) if self.file else b""
+
+    def close(self) -> None:
+        if self.file is not None:
+            self.file.close()
+        self.folder.close()
+
+
+def find(path: str | os.PathLike[str], allow_links: bool = False) -> Place:
+    """The place at `path`, opened; M917 if there is nothing, M907 if it is neither a folder nor a regular file."""
+    where = os.fspath(path)
+    try:
+        kind = os.stat(where).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        if os.path.islink(where):
+            fail("M907", f"{printable(where, 240)}: a link that leads nowhere")
+        fail("M917", f"{printable(where, 240)}: there is nothing with this name", help=_nearest(where))
+    except (OSError, ValueError) as error:
+        fail("M901", f"{printable(where, 240)}: cannot be opened: {getattr(error, 'strerror', None) or error}")
+    if stat.S_ISDIR(kind):
+        folder = Folder(where, allow_links)
+        try:
+            return Place(where, folder, None, tuple(folder.names()))
+        except BaseException:
+            folder.close()
+            raise
+    if not stat.S_ISREG(kind):
+        fail("M907", f"{printable(where, 240)}: not a regular file but {_kind(kind)}")
+    parent, name = os.path.split(where)
+    folder = Folder(parent or ".", allow_links)
+    try:
+        return Place(where, folder, folder.open(name), (name,))
+    except BaseException:
+        folder.close()
+        raise
+
+
+def _nearest(path: str) -> str | None:
+    parent, name = os.path.split(path.rstrip("/"))
+    try:
+        return did_you_mean(name, os.listdir(parent or "."))
+    except OSError:
+        return None
+
+
+def check_weight_names(folder: Folder, where: str, names: list[str], suffix: str) -> None:
+    """M907 naming every name that is not a plain file name ending in `suffix`; `where` says which file lists them."""
+    report = Report()
+    for name in [n for n in names if not plain_name(n, suffix)][:20]:
+        report.add(
+            "M907",
+            f"{folder.label(where)}: {printable(name) or 'an empty name'} is not a plain file name ending in {suffix}",
+            help="an index may only name files in its own folder",
+        )
+    report.check()

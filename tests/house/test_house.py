@@ -1,0 +1,155 @@
+"""What the house promises about its own source: sizes, names, pages of diagnostics, nothing that executes a file's contents."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "migrate"
+EXPLAIN = PACKAGE / "explain"
+
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+ALL_PYTHON = sorted(f for folder in ("migrate", "tests", "benchmarks", "docs") for f in (ROOT / folder).rglob("*.py"))
+CODE = re.compile(r"M[1-9]\d\d")
+SEVERITIES = {"error", "warning", "advice", "note"}
+STATUSES = {0, 1, 2, 3, 4, 70, 130}
+
+# calls that run, or can be talked into running, what they read: dotted name, or a name alone
+FORBIDDEN_CALLS = {
+    "eval", "exec", "__import__", "torch.load", "yaml.load", "yaml.load_all", "yaml.unsafe_load", "yaml.full_load",
+    "pickle.load", "pickle.loads", "pickle.Unpickler", "marshal.load", "marshal.loads", "shelve.open", "dill.load", "dill.loads",
+    "joblib.load", "os.system", "torch.jit.load", "torch.hub.load", "torch.package.PackageImporter",
+}  # fmt: skip
+
+
+def short(file: Path) -> str:
+    return str(file.relative_to(ROOT))
+
+
+def codes_used() -> dict[str, str]:
+    """Diagnostic code -> a place that uses it: every string literal of the package that is exactly a code."""
+    found: dict[str, str] = {}
+    for file in SOURCES:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and CODE.fullmatch(node.value):
+                found.setdefault(node.value, f"{short(file)}:{node.lineno}")
+    return found
+
+
+def pages() -> dict[str, Path]:
+    return {file.stem: file for file in EXPLAIN.glob("*.md")}
+
+
+def test_no_file_has_more_than_500_lines() -> None:
+    counted = {short(f): len(f.read_text(encoding="utf-8").splitlines()) for f in ALL_PYTHON}
+    assert not {name: n for name, n in counted.items() if n > 500}
+
+
+def test_every_code_that_is_used_has_a_page() -> None:
+    missing = {code: where for code, where in codes_used().items() if code not in pages()}
+    assert not missing
+
+
+def test_every_page_is_of_a_code_that_is_used() -> None:
+    assert not sorted(pages().keys() - codes_used().keys())
+
+
+@pytest.mark.parametrize("code", sorted(pages()))
+def test_a_page_says_name_severity_and_exit_status_and_explains(code: str) -> None:
+    text = pages()[code].read_text(encoding="utf-8")
+    assert CODE.fullmatch(code)
+    assert text.startswith("---\n")
+    _, front, body = text.split("---\n", 2)
+    head = dict(line.split(": ", 1) for line in front.strip().splitlines())
+    assert head.keys() == {"name", "severity", "exit"}
+    assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", head["name"])
+    assert head["severity"] in SEVERITIES
+    assert int(head["exit"]) in STATUSES
+    assert len(body.split()) >= 15
+
+
+def test_no_two_pages_have_the_same_name() -> None:
+    names = [re.search(r"^name: (.*)$", f.read_text(encoding="utf-8"), re.MULTILINE) for f in pages().values()]
+    said = [m[1] for m in names if m]
+    assert sorted(said) == sorted(set(said))
+
+
+def test_no_module_has_the_name_of_a_public_verb() -> None:
+    """`migrate.plan` is a function; a module beside it would replace it as soon as someone imports the module."""
+    import migrate
+
+    modules = {f.stem for f in PACKAGE.glob("*.py")} | {f.name for f in PACKAGE.iterdir() if f.is_dir() and any(f.glob("*.py"))}
+    assert migrate.__all__
+    assert not modules & set(migrate.__all__)
+    verbs = {
+        "inspect",
+        "plan",
+        "apply",
+        "downgrade",
+        "verify",
+        "diff",
+        "history",
+        "new",
+        "test",
+        "lint",
+        "schema",
+        "packs",
+        "stamp",
+        "load",
+        "attach",
+    }
+    assert not modules & verbs
+
+
+def test_nothing_in_the_package_runs_what_it_reads() -> None:
+    found = []
+    for file in SOURCES:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                name = ast.unparse(node.func)
+                if name in FORBIDDEN_CALLS:
+                    found.append(f"{short(file)}:{node.lineno}: {name}")
+                found += [f"{short(file)}:{node.lineno}: weights_only" for k in node.keywords if k.arg == "weights_only"]
+                found += [f"{short(file)}:{node.lineno}: shell" for k in node.keywords if k.arg == "shell"]
+            elif isinstance(node, ast.Import | ast.ImportFrom):
+                names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""] if node.level == 0 else []
+                found += [
+                    f"{short(file)}:{node.lineno}: {n}"
+                    for n in names
+                    if n.split(".")[0] in {"pickle", "marshal", "shelve", "dill", "joblib"}
+                ]
+    assert not found, "\n".join(found)
+
+
+def test_no_note_of_unfinished_work_is_left() -> None:
+    marks = re.compile(r"\b(TO" + r"DO|FIX" + r"ME)\b")
+    files = [*ALL_PYTHON, *ROOT.glob("*.md"), *(ROOT / "rules").rglob("*.yaml"), *(ROOT / "docs").rglob("*.md")]
+    found = [f"{short(f)}:{n}" for f in files for n, line in enumerate(f.read_text(encoding="utf-8").splitlines(), 1) if marks.search(line)]
+    assert not found
+
+
+def test_nothing_in_the_package_asserts_or_sets_the_threads_of_the_user() -> None:
+    found = []
+    for file in SOURCES:
+        below = file.relative_to(PACKAGE).parts[0]
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Assert) and below != "testing":
+                found.append(f"{short(file)}:{node.lineno}: assert")
+            if isinstance(node, ast.Attribute) and node.attr == "set_num_threads" and below != "cli":
+                found.append(f"{short(file)}:{node.lineno}: set_num_threads")
+    assert not found, "\n".join(found)
+
+
+def test_every_module_says_why_it_exists() -> None:
+    silent = [short(f) for f in SOURCES if f.name != "__init__.py" and not ast.get_docstring(ast.parse(f.read_text(encoding="utf-8")))]
+    assert not silent
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    names = [f.name for f in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))

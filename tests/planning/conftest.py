@@ -1,0 +1,126 @@
+"""A rule file applied to numpy arrays: through the binder's views, and through the eager programs as the oracle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from migrate import ops
+from migrate.core.diagnostics import Report
+from migrate.core.spec import encode, spec
+from migrate.core.view import Fill
+from migrate.planning.compose import Composition, Leg, compose
+from migrate.planning.graph import Read, Tensor, Value
+from migrate.rules import params as parameters
+from migrate.rules.compiled import compile_file
+from migrate.rules.model import load_files, load_text
+from migrate.source.index import Stored
+
+CASES = Path(__file__).parent.parent / "data" / "cases"
+DTYPES = {"float32": "<u4", "float16": "<u2", "bfloat16": "<u2", "int64": "<u8", "uint8": "u1", "float8_e4m3fn": "u1"}
+
+
+class Checkpoint(dict):
+    """key -> numpy array of float32, int64 or uint8; its specs, and its elements as raw integers."""
+
+    def specs(self):
+        names = {"float32": "float32", "int64": "int64", "uint8": "uint8", "uint16": "bfloat16", "float16": "float16"}
+        return {k: spec(names[str(a.dtype)], a.shape) for k, a in self.items()}
+
+    def raw(self, key):
+        a = np.ascontiguousarray(self[key])
+        return a.view(f"u{a.dtype.itemsize}").reshape(a.shape)
+
+
+def realise(tensor: Tensor, ckpt: Checkpoint) -> np.ndarray:
+    """The elements of a graph tensor, by walking its pieces one element at a time group."""
+    out = np.zeros(tensor.spec.numel, dtype=DTYPES[tensor.spec.dtype])
+    flats = {}
+    for piece in tensor.view.pieces:
+        index_dst, index_src = np.array(piece.dst), np.array(piece.src)
+        for n, d, s in zip(piece.counts, piece.dst_strides, piece.src_strides, strict=True):
+            index_dst = index_dst[..., None] + np.arange(n) * d
+            index_src = index_src[..., None] + np.arange(n) * s
+        if isinstance(piece.leaf, Fill):
+            out[index_dst] = np.frombuffer(encode(tensor.spec.dtype, piece.leaf.value), out.dtype)[0]
+        else:
+            source = tensor.sources[piece.leaf]
+            if source not in flats:
+                flats[source] = eager_value(source, ckpt).ravel() if isinstance(source, Value) else ckpt.raw(source).ravel()
+            out[index_dst] = flats[source][index_src]
+    return out.reshape(tensor.spec.shape)
+
+
+def eager_value(value: Value, ckpt: Checkpoint) -> np.ndarray:
+    arrays = [realise(t, ckpt) for t in value.call.inputs]
+    step = value.call.step
+    return ops.get(step.op).eager(step.args, arrays, value.call.parts, value.spec.dtype)[value.output]
+
+
+def run_program(expr, ckpt: Checkpoint) -> np.ndarray:
+    if isinstance(expr, Read):
+        return ckpt.raw(expr.key)
+    arrays = [run_program(e, ckpt) for e in expr.inputs]
+    return ops.get(expr.op).eager(expr.args, arrays, expr.parts, dtype=expr.dtype)[expr.output]
+
+
+class Applied(dict):
+    composition: Composition
+
+
+class Engine:
+    """Loads rule files and applies them; `apply` returns raw arrays and raises what the tool would raise."""
+
+    def leg(self, files, params=None, backwards=False):
+        report = Report()
+        rules, keep, known = [], [], dict(params or {})
+        for file in files:
+            given = {n: v for n, v in known.items() if n in file.model.params}
+            values = parameters.resolve(file.model.params, given, [])
+            compiled, patterns = compile_file(file, report)
+            rules += [(c, values) for c in compiled]
+            keep += patterns
+        report.check()
+        model = files[0].model
+        return Leg(model.lineage, *model.edge, backwards, tuple(rules), tuple(keep))
+
+    def text(self, text, name="rule.yaml"):
+        return [load_text(text, name)]
+
+    def case(self, *names):
+        return load_files([CASES / f"{n}.yaml" for n in names])
+
+    def apply(self, files, ckpt, params=None, *, backwards=False, allow=("drop",), prove=False):
+        ckpt = Checkpoint(ckpt)
+        report = Report()
+        leg = self.leg(files, params, backwards)
+        stored = {k: Stored(s, 0, 0) for k, s in ckpt.specs().items()}
+
+        def same(key, present, made):
+            return realise(present, ckpt).tobytes() == realise(made, ckpt).tobytes()
+
+        done = compose(stored, [leg], frozenset(allow), same, report, programs=True, prove=prove)
+        report.check()
+        out = Applied()
+        for key, tensor in done.graph.outputs.items():
+            out[key] = realise(tensor, ckpt)
+            again = run_program(done.programs[key], ckpt)
+            assert again.shape == out[key].shape, key
+            assert again.tobytes() == out[key].tobytes(), f"{key}: views and eager twin differ"
+        for check in done.graph.checks:
+            arrays = [realise(t, ckpt) for t in check.tensors]
+            if check.kind == "equal":
+                assert all(a.tobytes() == arrays[0].tobytes() for a in arrays), check.message
+            else:
+                for array, tensor in zip(arrays, check.tensors, strict=True):
+                    element = np.frombuffer(encode(tensor.spec.dtype, check.value), array.dtype)[0]
+                    assert (array == element).all(), check.message
+        out.composition = done
+        return out
+
+
+@pytest.fixture
+def engine():
+    return Engine()
