@@ -1,23 +1,23 @@
 #!/usr/bin/env bash
 # There and back again: a few hundred MB in the old layout, migrated, verified, brought back, compared bit for bit.
 # Every command is printed before it runs. KEEP=1 leaves the files under ./demo.
-set -euo pipefail
+set -Eeuo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 mkdir -p "$root/demo"
 work=$(mktemp -d "$root/demo/XXXXXX")
 cd "$work"
 
-failed() { printf '\ndemo: FAILED in line %s; the files are left in %s\n' "$1" "$work" >&2; }
-trap 'failed $LINENO' ERR
+command=setup
+trap 'printf "\ndemo: FAILED at: %s\nthe files are left in %s\n" "$command" "$work" >&2' ERR
 
 run() {
-  printf '\n$ %s\n' "$*"
+  command=$*
+  printf '\n$ %s\n' "$command"
   "$@"
 }
 
 printf '%s\n' "# a Mixtral-like checkpoint in the layout of transformers 4: one tensor per expert"
-printf '\n$ %s\n' "python benchmarks/data.py old --preset ${PRESET:-demo}"
-python "$root/benchmarks/data.py" old --preset "${PRESET:-demo}"
+run python "$root/benchmarks/data.py" old --preset "${PRESET:-demo}"
 
 run migrate inspect old
 run migrate plan old --to hf-mixtral@v5 -o plan.json
@@ -27,8 +27,7 @@ run migrate downgrade new -o back --to hf-mixtral@v4
 run migrate diff old back
 
 printf '\n%s\n' "# and once more by a program that shares no code with migrate"
-printf '\n$ %s\n' "python benchmarks/compare.py old back"
-python "$root/benchmarks/compare.py" old back
+run python "$root/benchmarks/compare.py" old back
 
 if [ "${KEEP:-}" ]; then
   printf '\ndemo: done; the files are in %s\n' "$work"

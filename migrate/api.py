@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import __version__, formats
 from .core.diagnostics import Report, fail
-from .formats import parse_size
+from .formats._shards import parse_size
 from .planning.compose import Composition, compose
 from .planning.plan import Plan, document
 from .planning.route import Question, Route, find_route, layouts_of

@@ -17,7 +17,7 @@ from ..rules import params as parameters
 from ..rules.compiled import compile_file
 from ..rules.lineage import Finding, Lineage, detect, path, resolve_goal, warnings
 from ..rules.model import LoadedFile, load_files
-from ..rules.packs import Packs
+from ..rules.packs import Packs, find
 from ..rules.seal import semantic_hash
 from ..source.index import Index
 from .compose import Leg
@@ -93,10 +93,16 @@ class _Step:
     files: tuple[LoadedFile, ...]
 
 
+def _packs(folders: Sequence[str]) -> Packs:
+    if len(folders) > 1:
+        fail("M115", f"--rules names {len(folders)} folders", help="put the lineages into one folder, or run one after the other")
+    return find(folders[0] if folders else None)
+
+
 def layouts_of(index: Index, read_side: ReadSide, rules: Sequence[str], stamped: Mapping[str, str]) -> list[dict[str, Any]]:
     """The layouts that a checkpoint is in, of all known lineages: by its stamp, or by detection with evidence."""
     out = []
-    for name, lineage in Packs([r for r in rules if Path(r).is_dir()]).lineages.items():
+    for name, lineage in _packs([r for r in rules if Path(r).is_dir()]).lineages()[0].items():
         if name in stamped:
             out.append({"lineage": name, "layout": stamped[name], "evidence": ["its stamp says so"], "note": ""})
             continue
@@ -114,7 +120,7 @@ def find_route(
 
     Raises M5xx when the start, the goal or the way is not known, and every problem of the rule files at once.
     """
-    packs = Packs(question.folders)
+    packs = _packs(question.folders)
     found: list[Diagnostic] = []
     if question.files:
         if question.to:
@@ -153,7 +159,7 @@ def _by_hand(question: Question, applied: Sequence[Mapping[str, Any]]) -> list[_
 def _towards(
     packs: Packs, index: Index, read_side: ReadSide, stamp: Any, question: Question, found: list[Diagnostic]
 ) -> list[_Step]:
-    lineages = packs.lineages
+    lineages, _ = packs.lineages()
     current: dict[str, str] = {n: v for n, v in stamp.layouts.items() if n in lineages}
     for name, layout in current.items():
         if layout not in lineages[name].names:
@@ -201,15 +207,8 @@ def _refuse_unknown_start(lineage: Lineage, findings: Sequence[Finding]) -> None
 
 
 def _walk(packs: Packs, name: str, start: str, goal: str, down: bool | None) -> list[_Step]:
-    lineage = packs.lineages.get(name)
-    if lineage is None:
-        fail(
-            "M507",
-            f"lineage `{printable(name)}` is not known here",
-            help="it was applied from a rule file: pass that file with --rules, or the folder of its lineage",
-        )
     out = []
-    for hop in path(lineage, start, goal, down=down):
+    for hop in path(packs.load_lineage(name), start, goal, down=down):
         out.append(_Step(name, hop.start, hop.end, hop.backwards, tuple(load_files(hop.edge.files))))
     return out
 
@@ -250,4 +249,4 @@ def _compile(
         if not by_hand:
             layouts[step.lineage] = step.goal
     report.check()
-    return Route(tuple(legs), tuple(rules), values, layouts, tuple(entries), tuple(found), packs.lineages)
+    return Route(tuple(legs), tuple(rules), values, layouts, tuple(entries), tuple(found), {n: packs.load_lineage(n) for n in layouts})

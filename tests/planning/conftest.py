@@ -30,7 +30,7 @@ class Checkpoint(dict):
         return {k: spec(names[str(a.dtype)], a.shape) for k, a in self.items()}
 
     def raw(self, key):
-        a = np.ascontiguousarray(self[key])
+        a = np.asarray(self[key], order="C")
         return a.view(f"u{a.dtype.itemsize}").reshape(a.shape)
 
 
