@@ -12,6 +12,7 @@ rule files or folders of lineages, values of parameters, and what is permitted b
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,7 +24,7 @@ from .core.diagnostics import Report, fail
 from .formats._shards import parse_size
 from .planning.compose import Composition, compose
 from .planning.plan import Plan, document
-from .planning.route import Question, Route, find_route, layouts_of
+from .planning.route import Question, Route, find_route, known_lineages, layouts_of
 from .running import history as stamps
 from .source.index import Source, specs_hash
 
@@ -167,7 +168,7 @@ def verify(
 
     Which edges were applied is taken from the stamp of `out`, unless `to` or `rules` says it.
     """
-    from .running.verify import verify as compare
+    from .running.verify import recompute
 
     question = _question(to, from_, rules, params, {*allow, "lossy", "drop"}, backwards=False)
     links = "links" in question.allow
@@ -177,7 +178,12 @@ def verify(
         stamp, notes = stamps.read(made.history, index_hash)
         route = find_route(opened.index, _side_reader(opened), _stamp(opened)[0], question, applied=_applied_after(opened, stamp))
         composition = _compose(opened, route, question, programs=True, prove=False)
-        differences = [{"key": d.key, "what": d.what} for d in compare(composition.programs, opened, made)]
+        differences = _spec_differences(composition, made)
+        wrong = {d["key"] for d in differences}
+        programs = {key: program for key, program in composition.programs.items() if key not in wrong}
+        for found in recompute(programs, opened, made):
+            at = "" if found.index is None else f", first at {list(found.index)}"
+            differences.append({"key": found.key, "what": f"{found.detail}{at}"})
         differences += _side_differences(opened, made)
         opened.check_unchanged()
         return {
@@ -217,7 +223,10 @@ def diff(a: PathLike, b: PathLike, *, allow: Iterable[str] = ()) -> dict[str, An
             "only_a": list(found.only_a),
             "only_b": list(found.only_b),
             "specs": [{"key": k, "a": str(x), "b": str(y)} for k, x, y in found.specs],
-            "bytes_differ": [d.to_json() for d in found.bytes],
+            "bytes_differ": [
+                {"key": d.key, "index": list(d.index), "count": d.count, "max_abs_error": _number(d.max_abs_error), "sqnr_db": _number(d.sqnr_db)}
+                for d in found.bytes
+            ],
             "others": others,
         }
     finally:
@@ -225,12 +234,15 @@ def diff(a: PathLike, b: PathLike, *, allow: Iterable[str] = ()) -> dict[str, An
         other.close()
 
 
+def _number(value: float | None) -> float | None:
+    """A float that JSON can hold."""
+    return value if value is not None and math.isfinite(value) else None
+
+
 def history(path: PathLike | None = None, *, lineage: str | None = None, rules: Iterable[PathLike] = ()) -> dict[str, Any]:
     """What the stamp of a checkpoint says was applied; without a path, the known lineages with layouts and edges."""
     if path is None:
-        from .rules.packs import describe
-
-        return {"format_version": FORMAT_VERSION, "kind": "lineages", "lineages": describe([str(r) for r in rules], lineage)}
+        return {"format_version": FORMAT_VERSION, "kind": "lineages", "lineages": known_lineages([str(r) for r in rules], lineage)}
     source = formats.open(path)
     try:
         stamp, notes = stamps.read(source.history, source.index.hash())
@@ -472,6 +484,17 @@ def _what_changed(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterable[
             yield f"changed since: {what}"
 
 
+def _spec_differences(composition: Composition, made: Source) -> list[dict[str, str]]:
+    """Keys that are missing, too many, or of another spec than planned."""
+    outputs, there = composition.graph.outputs, made.index.tensors
+    out = [{"key": key, "what": "is not in the output"} for key in outputs if key not in there]
+    out += [{"key": key, "what": "is in the output and nothing makes it"} for key in there if key not in outputs]
+    for key, tensor in outputs.items():
+        if key in there and there[key].spec != tensor.spec:
+            out.append({"key": key, "what": f"is {there[key].spec}, planned was {tensor.spec}"})
+    return out
+
+
 def _side_differences(one: Source, other: Source) -> list[dict[str, str]]:
     """Side files that are not byte for byte the same, where both are folders."""
     a, b = ({f.path: f.size for f in s.index.side_files} for s in (one, other))
@@ -486,7 +509,7 @@ def _side_differences(one: Source, other: Source) -> list[dict[str, str]]:
 
 def _apply_in_memory(tensors: Mapping[str, Any], question: Question, max_memory: int, threads: int) -> dict[str, Any]:
     from .formats import memory
-    from .running.tiles import fill
+    from .running.buffers import fill
 
     source = memory.open(tensors)
     try:

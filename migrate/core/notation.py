@@ -125,7 +125,7 @@ def _declare(pieces: list[Piece], given: Mapping[str, CaptureType]) -> dict[str,
             piece.type = declared
             known.setdefault(name, declared)
         else:
-            if before is not None and before != declared and before.kind != "flat":
+            if before is not None and before != declared and (before.kind, declared.kind) != ("flat", "path"):
                 _refuse(piece, f"`{name}` is {_a(before)} where it first occurs and {_a(declared)} here")
             known[name] = piece.type = declared
     return known

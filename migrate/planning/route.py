@@ -99,6 +99,25 @@ def _packs(folders: Sequence[str]) -> Packs:
     return find(folders[0] if folders else None)
 
 
+def known_lineages(rules: Sequence[str], only: str | None) -> list[dict[str, Any]]:
+    """All known lineages with their layouts and edges, for people and machines; `only` one of them."""
+    packs = _packs([r for r in rules if Path(r).is_dir()])
+    names = [only] if only is not None else list(packs.lineages()[0])
+    out = []
+    for name in names:
+        lineage = packs.load_lineage(name)
+        out.append(
+            {
+                "name": name,
+                "title": lineage.title,
+                "ordered": lineage.ordered,
+                "layouts": [{"name": x.name, "title": x.title, "status": x.status, "note": x.note} for x in lineage.layouts],
+                "edges": [{"from": e.source, "to": e.target, "files": [str(f) for f in e.files]} for e in lineage.edges],
+            }
+        )
+    return out
+
+
 def layouts_of(index: Index, read_side: ReadSide, rules: Sequence[str], stamped: Mapping[str, str]) -> list[dict[str, Any]]:
     """The layouts that a checkpoint is in, of all known lineages: by its stamp, or by detection with evidence."""
     out = []

@@ -10,7 +10,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
-from functools import lru_cache
+from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema, create_model
@@ -22,6 +22,7 @@ from ..core.diagnostics import did_you_mean, listed, printable
 from ..core.errors import OpError, PatternError
 from ..ops._op import Step, Written
 from ..source import yaml
+from ..source.registry import BrokenEntryError
 from .fields import NAME, PARAM, Bool, Model, Problem, arithmetic, found, kind_of, mapping, number, one_of, refuse, refused, text, wrong
 
 _INTEGER = {"type": ["integer", "string"], "pattern": r"^[$0-9(+-]"}
@@ -38,7 +39,7 @@ class Argument(NamedTuple):
     default: Any
 
 
-@lru_cache(maxsize=None)
+@cache
 def arguments(op: str) -> tuple[Argument, ...]:
     """The arguments of the op called `op`, as its dataclass declares them; `default` is MISSING for a required one."""
     declared = ops.get(op).Args
@@ -51,7 +52,7 @@ def arguments(op: str) -> tuple[Argument, ...]:
     return tuple(out)
 
 
-@lru_cache(maxsize=None)
+@cache
 def model(op: str) -> type[Model]:
     """The pydantic model of what may be written below the op's name."""
     hints = get_type_hints(ops.get(op).Args, include_extras=True)
@@ -75,10 +76,8 @@ def step(value: Any) -> Step:
     unknown = [name for name in names if name not in ops.names()]
     if unknown:
         known = ops.names()
-        help = "the installed operations are " + listed(known, 60)
-        refuse(
-            Problem("M102", f"unknown operation `{printable(n)}`", did_you_mean(n, known) or help, (n,), key=True) for n in unknown
-        )
+        hint = "the installed operations are " + listed(known, 60)
+        refuse(Problem("M102", f"unknown operation `{printable(n)}`", did_you_mean(n, known) or hint, (n,), key=True) for n in unknown)
     if len(names) != 1:
         hint = "indent the arguments below the operation's name" if not names else "give each operation an entry (`-`) of its own"
         wrong("M106", f"a step has exactly one operation, here are {len(names)}", hint)
@@ -88,9 +87,13 @@ def step(value: Any) -> Step:
     if not isinstance(written, Mapping):
         wrong("M106", f"the arguments of `{op}` are a mapping, here stands {kind_of(written)}", None, (op,))
     try:
-        given = model(op).model_validate(dict(written))
+        form = model(op)
+    except BrokenEntryError as error:
+        wrong("M102", f"operation `{printable(op)}` cannot be loaded: {printable(str(error))}", "update or remove that package", (op,))
+    try:
+        given = form.model_validate(dict(written))
     except ValidationError as error:
-        refuse(p._replace(at=(op, *path)) for path, p in found(error, model(op)))
+        refuse(p._replace(at=(op, *path)) for path, p in found(error, form))
     return Step(op, {a.word: getattr(given, a.field) for a in arguments(op) if a.field in given.model_fields_set})
 
 
@@ -311,7 +314,9 @@ def _typed(read: Callable[[Any], Any], schema: dict[str, Any]) -> Any:
 _TYPES: dict[str, Any] = {
     "integer": _typed(arithmetic, _INTEGER),
     "integers": _typed(_integers, {"type": ["array", "string"], "items": _INTEGER, "pattern": _REFERENCE}),
-    "sizes": _typed(_sizes, {"type": ["array", "object", "string"], "items": _INTEGER, "additionalProperties": _INTEGER, "pattern": _REFERENCE}),
+    "sizes": _typed(
+        _sizes, {"type": ["array", "object", "string"], "items": _INTEGER, "additionalProperties": _INTEGER, "pattern": _REFERENCE}
+    ),
     "axes": _typed(_axes, {"type": "object", "additionalProperties": _INTEGER}),
     "only": _typed(_only, {"type": "object", "additionalProperties": {"type": ["array", "string", "integer"]}}),
     "number": _typed(_number, {"type": ["number", "string"], "pattern": _REFERENCE}),

@@ -14,7 +14,7 @@ from .. import ops
 from ..core.diagnostics import Report, did_you_mean, listed, printable
 from . import arguments
 from .fields import PARAM, Problem
-from .params import Refused, convert
+from .params import RefusedError, convert
 
 if TYPE_CHECKING:
     from .model import LoadedFile, Param, Rule
@@ -33,8 +33,8 @@ def check(loaded: LoadedFile, report: Report) -> None:
     known = list(file.params)
     for path, name in _used(loaded):
         if name not in file.params:
-            help = did_you_mean(name, known) or f"declare it: `params: {{{name}: {{type: int}}}}`"
-            add(report, loaded.document, path, Problem("M112", f"`${name}` is not a param of this file", help))
+            hint = did_you_mean(name, known) or f"declare it: `params: {{{name}: {{type: int}}}}`"
+            add(report, loaded.document, path, Problem("M112", f"`${name}` is not a param of this file", hint))
 
 
 def _problems(loaded: LoadedFile) -> Iterator[tuple[_Path, Problem]]:
@@ -42,17 +42,15 @@ def _problems(loaded: LoadedFile) -> Iterator[tuple[_Path, Problem]]:
     yield from _repeated("rule", ("rules",), [rule.name for rule in file.rules])
     yield from _repeated("test", ("tests",), [test.name for test in file.tests])
     for name, param in file.params.items():
-        for path, problem in _param(param):
-            yield ("params", name, *path), problem
+        yield from ((("params", name, *path), problem) for path, problem in _param(param))
     for number, rule in enumerate(file.rules):
-        for path, problem in _rule(rule):
-            yield ("rules", number, *path), problem
+        yield from ((("rules", number, *path), problem) for path, problem in _rule(rule))
     for name in file.files:
         if problem := _bad_path(name):
             yield ("files", name), problem
     for number, reference in enumerate(file.names):
-        side, hash, _ = reference.partition("#")
-        if not hash or _bad_path(side):
+        side, mark, _ = reference.partition("#")
+        if not mark or _bad_path(side):
             yield ("names", number), Problem("M114", f"`{printable(reference)}` does not name a list in a side file", "file.json#key.path")
 
 
@@ -81,23 +79,23 @@ def _param(param: Param) -> Iterator[tuple[_Path, Problem]]:
     if param.shape is not None and param.type != "int":
         yield ("shape",), Problem("M114", f"a size in a shape is an int, this is a {param.type}", key=True)
     if param.config is not None:
-        side, hash, keys = param.config.rpartition("#")
-        if (hash and _bad_path(side)) or not all(keys.split(".")):
+        side, mark, keys = param.config.rpartition("#")
+        if (mark and _bad_path(side)) or not all(keys.split(".")):
             yield ("config",), Problem("M114", f"`{printable(param.config)}` is not a place in a side file", "[file.json#]key.path")
     for word, value in [("default", param.default), *(("choices", choice) for choice in param.choices or ())]:
         if value is None:
             continue
         try:
             convert(value, param, choices=word != "choices")
-        except Refused as error:
+        except RefusedError as error:
             yield (word,), Problem("M114", f"`{word}`: {error}")
 
 
 def _rule(rule: Rule) -> Iterator[tuple[_Path, Problem]]:
     kinds = [ops.get(step.op).kind for step in rule.via]
     if not rule.targets and "end" not in kinds:
-        help = "only a rule that ends in drop has no `to`: `via: [{drop: {why: …}}]`"
-        yield (), Problem("M101", f"rule `{printable(rule.name)}` has no `to`", help)
+        hint = "only a rule that ends in drop has no `to`: `via: [{drop: {why: …}}]`"
+        yield (), Problem("M101", f"rule `{printable(rule.name)}` has no `to`", hint)
     if rule.targets and "end" in kinds:
         yield ("to",), Problem("M114", "a rule that drops its keys has no `to`", "remove `to`, or remove the drop", key=True)
     if rule.keep_source and "end" in kinds:
@@ -106,8 +104,8 @@ def _rule(rule: Rule) -> Iterator[tuple[_Path, Problem]]:
         for number, role in enumerate(rule.optional):
             if role not in rule.sources:
                 roles = [str(r) for r in rule.sources if r is not None]
-                help = did_you_mean(role, roles) or (f"the roles are {listed(roles)}" if roles else "write `optional: true`")
-                yield ("optional", number), Problem("M114", f"`from` has no role `{printable(role)}`", help)
+                hint = did_you_mean(role, roles) or (f"the roles are {listed(roles)}" if roles else "write `optional: true`")
+                yield ("optional", number), Problem("M114", f"`from` has no role `{printable(role)}`", hint)
     yield from _when(rule)
     for name, words in rule.map.items():
         yield from _map(rule, name, words)
@@ -122,8 +120,8 @@ def _when(rule: Rule) -> Iterator[tuple[_Path, Problem]]:
     roles = [str(r) for r in rule.sources if r is not None]
     for role in rule.when:
         if role not in roles:
-            help = did_you_mean(role, roles) or (f"the roles are {listed(roles)}" if roles else "write `when: {dtype: …}`")
-            yield ("when", role), Problem("M114", f"`from` has no role `{printable(role)}`", help, key=True)
+            hint = did_you_mean(role, roles) or (f"the roles are {listed(roles)}" if roles else "write `when: {dtype: …}`")
+            yield ("when", role), Problem("M114", f"`from` has no role `{printable(role)}`", hint, key=True)
 
 
 def _map(rule: Rule, name: str, words: Mapping[str, str | None]) -> Iterator[tuple[_Path, Problem]]:
@@ -136,8 +134,8 @@ def _map(rule: Rule, name: str, words: Mapping[str, str | None]) -> Iterator[tup
         if not to and segments:
             continue
         if not to:
-            help = f"null removes segments of a `{{{name}...}}`; any other capture needs a value"
-            yield (*path, word), Problem("M114", f"value `{printable(word)}` of {{{printable(name)}}} is mapped to nothing", help)
+            hint = f"null removes segments of a `{{{name}...}}`; any other capture needs a value"
+            yield (*path, word), Problem("M114", f"value `{printable(word)}` of {{{printable(name)}}} is mapped to nothing", hint)
         elif to in seen:
             message = f"values `{printable(seen[to])}` and `{printable(word)}` of {{{printable(name)}}} both become `{printable(to)}`"
             yield (*path, word), Problem("M114", message, "each needs a value of its own, or nothing could tell them apart again")

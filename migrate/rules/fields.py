@@ -200,8 +200,8 @@ def found(error: ValidationError, model: type[BaseModel]) -> list[Found]:
         elif kind == "extra_forbidden":
             word, known = str(loc[-1]), fields(model, loc[:-1])
             near = get_close_matches(word, known, n=1, cutoff=0.6)
-            help = f"did you mean `{near[0]}`?" if near else f"the fields here are {listed(known, 30)}"
-            out.append(Found(loc, Problem("M103", f"there is no field `{printable(word)}` here", help, key=True)))
+            hint = f"did you mean `{near[0]}`?" if near else f"the fields here are {listed(known, 30)}"
+            out.append(Found(loc, Problem("M103", f"there is no field `{printable(word)}` here", hint, key=True)))
         elif kind in ("model_type", "model_attributes_type", "dict_type", "dataclass_type"):
             out.append(Found(loc, Problem("M106", "a mapping is asked for")))
         elif kind in ("list_type", "tuple_type"):

@@ -12,8 +12,22 @@ from ..core.keys import parse
 from ..source import yaml
 from .arguments import each
 from .fields import (
-    Bool, Model, Name, Problem, Text, arithmetic, dtype, kind_of, mapping, one_of, refuse, sequence, text, unknown_dtype, wrong,
-)  # fmt: skip
+    Bool,
+    Model,
+    Name,
+    Problem,
+    Text,
+    arithmetic,
+    dtype,
+    kind_of,
+    mapping,
+    one_of,
+    refuse,
+    sequence,
+    text,
+    unknown_dtype,
+    wrong,
+)
 from .lineage import Detect, Layout, Lineage
 
 STATUSES = ("current", "supported", "deprecated")
@@ -146,5 +160,5 @@ def load_layouts(path: Any, report: Report) -> Lineage | None:
 
 def _layout(name: str, fields: LayoutFields) -> Layout:
     signs = fields.detect
-    detect = signs and Detect(signs.present, signs.absent, signs.dtype, signs.ndim, signs.config, signs.module_version)
+    detect = None if signs is None else Detect(signs.present, signs.absent, signs.dtype, signs.ndim, signs.config, signs.module_version)
     return Layout(name, fields.title, detect, fields.status, fields.message, fields.note)

@@ -14,11 +14,14 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..core.diagnostics import Diagnostic, did_you_mean, fail, listed, printable
-from ..core.keys import TwoReadings, parse
+from ..core.keys import Pattern, TwoReadings, parse
+from ..core.spec import Spec
+from ..core.templates import PER_KEY, Template, bind, group
 from ..source.index import Index
 
 LATEST = "latest"
@@ -101,11 +104,11 @@ class Lineage:
 
     def layout(self, name: str) -> Layout:
         """The layout called `name`; M501 with the nearest name if there is none."""
-        for layout in self.layouts:
-            if layout.name == name:
-                return layout
-        help = did_you_mean(name, self.names) or f"its layouts are {listed(self.names)}"
-        fail("M501", f"lineage `{printable(self.name)}` has no layout `{printable(name)}`", help=help)
+        layout = next((layout for layout in self.layouts if layout.name == name), None)
+        if layout is None:
+            hint = did_you_mean(name, self.names) or f"its layouts are {listed(self.names)}"
+            fail("M501", f"lineage `{printable(self.name)}` has no layout `{printable(name)}`", help=hint)
+        return layout
 
     @property
     def latest(self) -> str:
@@ -144,10 +147,10 @@ def path(lineage: Lineage, start: str, goal: str, *, down: bool | None = None) -
         edges = listed([str(edge) for edge in lineage.edges]) or "none"
         what = f"no way leads from `{printable(start)}` to `{printable(goal)}` in lineage `{printable(lineage.name)}`"
         fail("M502", what, notes=(f"its edges: {edges}",), help="`migrate new` begins a rule file for the edge that is missing")
-    way: list[Hop] = []
-    while not way or way[-1].start != start:
-        way.append(came[way[-1].start if way else goal])
-    return way[::-1]
+    back: list[Hop] = []
+    while not back or back[-1].start != start:
+        back.append(came[back[-1].start if back else goal])
+    return back[::-1]
 
 
 def _hops(lineage: Lineage) -> dict[str, list[Hop]]:
@@ -194,23 +197,23 @@ def resolve_goal(text: str, lineages: Mapping[str, Lineage], current: Mapping[st
     if text in lineages:
         return Goal(text, lineages[text].latest)
     having = [n for n, known in lineages.items() if text in known.names]
-    if len(having) > 1:
+    if len(having) > 1:  # the checkpoint can be in one of them only
         having = [n for n in having if n in current] or having
-    if len(having) == 1:
-        return Goal(having[0], text)
-    if having:
+    if len(having) > 1:
         fail("M501", f"several lineages have a layout `{printable(text)}`", help=f"say which: {listed([f'{n}@{text}' for n in having])}")
-    known_names = [*lineages, *dict.fromkeys(n for known in lineages.values() for n in known.names)]
-    help = did_you_mean(text, known_names) or f"the lineages are {listed(list(lineages))}"
-    fail("M501", f"no lineage has a layout `{printable(text)}`", help=help)
+    if not having:
+        known_names = [*lineages, *dict.fromkeys(n for known in lineages.values() for n in known.names)]
+        hint = did_you_mean(text, known_names) or f"the lineages are {listed(list(lineages))}"
+        fail("M501", f"no lineage has a layout `{printable(text)}`", help=hint)
+    return Goal(having[0], text)
 
 
 def _known(name: str, lineages: Mapping[str, Lineage]) -> Lineage:
-    if name in lineages:
-        return lineages[name]
     names = list(lineages)
-    help = did_you_mean(name, names) or (f"the lineages are {listed(names)}" if names else "no folder of rules was found")
-    fail("M507", f"there is no lineage `{printable(name)}`", help=help)
+    if name not in lineages:
+        hint = did_you_mean(name, names) or (f"the lineages are {listed(names)}" if names else "no folder of rules was found")
+        fail("M507", f"there is no lineage `{printable(name)}`", help=hint)
+    return lineages[name]
 
 
 def _within(lineage: Lineage, wanted: str, current: Mapping[str, str]) -> str:
@@ -221,7 +224,9 @@ def _within(lineage: Lineage, wanted: str, current: Mapping[str, str]) -> str:
     if not lineage.ordered:
         fail("M501", f"lineage `{lineage.name}` has no order to count `{wanted}` in", help=f"its layouts are {listed(lineage.names)}")
     if lineage.name not in current:
-        fail("M501", f"`{wanted}` counts from the layout that the checkpoint is in, which is not known", help=f"say --from {lineage.name}@…")
+        fail(
+            "M501", f"`{wanted}` counts from the layout that the checkpoint is in, which is not known", help=f"say --from {lineage.name}@…"
+        )
     here = lineage.names.index(lineage.layout(current[lineage.name]).name)
     there = here + int(wanted)
     if not 0 <= there < len(lineage.names):
@@ -261,9 +266,7 @@ def detect(
     return out
 
 
-def _signs(
-    signs: Detect, match: _Matcher, config: Any, module_versions: Mapping[str, int] | None
-) -> Iterator[tuple[bool | None, str]]:
+def _signs(signs: Detect, match: _Matcher, config: Any, module_versions: Mapping[str, int] | None) -> Iterator[tuple[bool | None, str]]:
     """(holds, or None where it does not count; what was found) for each sign."""
     for pattern in signs.present:
         key = match.first(pattern)
@@ -272,14 +275,13 @@ def _signs(
         key = match.first(pattern)
         yield key is None, f"no key fits {pattern}" if key is None else f"{printable(key)} fits {pattern}"
     for pattern, dtypes in signs.dtype.items():
-        key = match.first(pattern, lambda spec, wanted=dtypes: spec.dtype in wanted)
-        said = f"of those that fit {pattern}"
-        yield key is not None, f"{printable(key)} is {match.dtype(key)}" if key is not None else f"no key {said} is {listed(list(dtypes))}"
+        key = match.first(pattern, partial(_has_dtype, dtypes))
+        none = f"no key of those that fit {pattern} is {listed(list(dtypes))}"
+        yield key is not None, none if key is None else f"{printable(key)} is {match.dtype(key)}"
     for pattern, numbers in signs.ndim.items():
-        key = match.first(pattern, lambda spec, wanted=numbers: len(spec.shape) in wanted)
-        axes = " or ".join(map(str, numbers))
-        found = f"{printable(key)} has {axes} axes" if key is not None else f"no key of those that fit {pattern} has {axes} axes"
-        yield key is not None, found
+        key = match.first(pattern, partial(_has_ndim, numbers))
+        none = f"no key of those that fit {pattern} has {' or '.join(map(str, numbers))} axes"
+        yield key is not None, none if key is None else f"{printable(key)} has {match.ndim(key)} axes"
     for dotted, values in signs.config.items():
         yield _config_sign(dotted, values, config)
     for pattern, versions in signs.module_version.items():
@@ -313,29 +315,54 @@ def _version_sign(pattern: str, versions: tuple[int, ...], found: Mapping[str, i
 
 
 class _Matcher:
-    """Keys by pattern, each pattern parsed once."""
+    """Keys by pattern; each pattern is parsed once and read once per template of keys."""
 
-    __slots__ = ("_patterns", "_tensors")
+    __slots__ = ("_patterns", "_templates", "_tensors")
 
     def __init__(self, index: Index) -> None:
         self._tensors = index.tensors
-        self._patterns: dict[str, Any] = {}
+        self._templates = group(index.tensors)
+        self._patterns: dict[str, Pattern] = {}
 
-    def first(self, pattern: str, test: Callable[[Any], bool] | None = None) -> str | None:
+    def first(self, pattern: str, test: Callable[[Spec], bool] | None = None) -> str | None:
         """The first key that fits the pattern and whose spec passes the test."""
         if pattern not in self._patterns:
             self._patterns[pattern] = parse(pattern)
         parsed = self._patterns[pattern]
-        for key, stored in self._tensors.items():
-            if (test is None or test(stored.spec)) and _fits(parsed, key):
-                return key
+        for template in self._templates:
+            for key in _fitting(parsed, template):
+                if test is None or test(self._tensors[key].spec):
+                    return key
         return None
 
     def dtype(self, key: str) -> str:
         return self._tensors[key].spec.dtype
 
+    def ndim(self, key: str) -> int:
+        return len(self._tensors[key].spec.shape)
 
-def _fits(pattern: Any, key: str) -> bool:
+
+def _has_dtype(wanted: tuple[str, ...], spec: Spec) -> bool:
+    return spec.dtype in wanted
+
+
+def _has_ndim(wanted: tuple[int, ...], spec: Spec) -> bool:
+    return len(spec.shape) in wanted
+
+
+def _fitting(pattern: Pattern, template: Template) -> Iterator[str]:
+    """The keys of the template that fit; a key with two readings fits."""
+    try:
+        binding = bind(pattern, template)
+    except TwoReadings:
+        binding = PER_KEY
+    if binding is PER_KEY:
+        yield from (key for key in template.keys if _fits(pattern, key))
+    elif binding is not None:
+        yield from (key for key, row in zip(template.keys, binding.rows(), strict=True) if row is not None)
+
+
+def _fits(pattern: Pattern, key: str) -> bool:
     try:
         return pattern.match(key) is not None
     except TwoReadings:

@@ -11,16 +11,38 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, InstanceOf, ValidationError, WithJsonSchema
+from pydantic import BeforeValidator, Field, InstanceOf, ValidationError, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
 from ..core.diagnostics import Report, Span, did_you_mean, printable
 from ..ops._op import Step
 from ..source import yaml
 from . import arguments
 from .fields import (
-    PARAM, Bool, Exact, Identifier, Int, Model, Name, Problem, Text, Texts, Value, arithmetic, dtype, found, integer, kind_of,
-    mapping, one_of, refuse, sequence, text, unknown_dtype, wrong,
-)  # fmt: skip
+    Bool,
+    Exact,
+    Identifier,
+    Int,
+    Model,
+    Name,
+    Problem,
+    Text,
+    Texts,
+    Value,
+    arithmetic,
+    dtype,
+    found,
+    integer,
+    kind_of,
+    mapping,
+    one_of,
+    refuse,
+    refused,
+    sequence,
+    text,
+    unknown_dtype,
+    wrong,
+)
 from .requires import unmet
 
 _LIMITS = ("min", "max", "multiple_of", "remainder")
@@ -46,7 +68,7 @@ def _translations(value: Any) -> dict[str, str | None]:
     bad = []
     for word, to in mapping(value).items():
         if isinstance(to, (str, int)) or to is None:
-            out[str(word)] = None if isinstance(to, str) and not to or yaml.is_null(to) else str(to)
+            out[str(word)] = None if yaml.is_null(to) else str(to) or None
         else:
             bad.append(Problem("M106", f"text or null is asked for, here stands {kind_of(to)}", None, (str(word),)))
     if bad:
@@ -87,13 +109,13 @@ def _limits(condition: Mapping[str, Any], name: str, bad: list[Problem]) -> dict
     out: dict[str, Any] = {}
     for limit, number in condition.items():
         if limit not in _LIMITS:
-            help = did_you_mean(limit, list(_LIMITS)) or "the fields here are min, max, multiple_of, remainder"
-            bad.append(Problem("M103", f"there is no field `{printable(limit)}` here", help, (name, limit), key=True))
+            hint = did_you_mean(limit, list(_LIMITS)) or "the fields here are min, max, multiple_of, remainder"
+            bad.append(Problem("M103", f"there is no field `{printable(limit)}` here", hint, (name, limit), key=True))
             continue
         try:
             out[limit] = arithmetic(number)
-        except arguments.PydanticCustomError as error:
-            bad += [p._replace(at=(name, limit)) for p in arguments.refused(error)]
+        except PydanticCustomError as error:
+            bad += [p._replace(at=(name, limit)) for p in refused(error)]
     if "remainder" in condition and "multiple_of" not in condition:
         bad.append(Problem("M101", "`remainder` needs `multiple_of`", None, (name,)))
     return out
@@ -123,10 +145,12 @@ def _test(test: Mapping[str, Any], at: tuple[str, ...], bad: list[Problem]) -> d
             numbers = [item if isinstance(item, int) else yaml.integer(item) if isinstance(item, yaml.Plain) else None for item in items]
             out[name] = numbers
             if None in numbers:
-                bad.append(Problem("M106", f"a number of axes or a list of them is asked for, here stands {kind_of(written)}", None, (*at, name)))
+                bad.append(
+                    Problem("M106", f"a number of axes or a list of them is asked for, here stands {kind_of(written)}", None, (*at, name))
+                )
         else:
-            help = did_you_mean(name, ["dtype", "ndim"]) or "`when` tests the tensor: dtype, ndim; `where` tests captures and params"
-            bad.append(Problem("M103", f"there is no field `{printable(name)}` here", help, (*at, name), key=True))
+            hint = did_you_mean(name, ["dtype", "ndim"]) or "`when` tests the tensor: dtype, ndim; `where` tests captures and params"
+            bad.append(Problem("M103", f"there is no field `{printable(name)}` here", hint, (*at, name), key=True))
     return out
 
 
@@ -135,9 +159,9 @@ def _optional(value: Any) -> bool | tuple[str, ...]:
         return value
     if isinstance(value, yaml.Plain) and (truth := yaml.boolean(value)) is not None:
         return truth
-    if isinstance(value, (list, tuple)) and all(isinstance(role, str) for role in value):
-        return tuple(str(role) for role in value)
-    wrong("M106", f"true, false or a list of roles is asked for, here stands {kind_of(value)}")
+    if not isinstance(value, (list, tuple)) or not all(isinstance(role, str) for role in value):
+        wrong("M106", f"true, false or a list of roles is asked for, here stands {kind_of(value)}")
+    return tuple(str(role) for role in value)
 
 
 def _edge(value: Any) -> tuple[str, str]:
@@ -161,7 +185,11 @@ _MAP = {"type": "object", "additionalProperties": {"type": "object", "additional
 _WHERE = {"type": "object", "additionalProperties": {
     "type": ["string", "integer", "boolean", "array", "object"], "items": {"type": ["string", "integer", "boolean"]},
     "properties": {name: {"type": ["integer", "string"]} for name in _LIMITS}, "additionalProperties": False}}  # fmt: skip
-_WHEN = {"type": "object", "properties": _TESTS, "additionalProperties": {"type": "object", "properties": _TESTS, "additionalProperties": False}}
+_WHEN = {
+    "type": "object",
+    "properties": _TESTS,
+    "additionalProperties": {"type": "object", "properties": _TESTS, "additionalProperties": False},
+}
 
 Roles = Annotated[dict[Any, Any], BeforeValidator(_roles), WithJsonSchema(_ROLES)]
 Sequence = BeforeValidator(sequence)
@@ -179,7 +207,9 @@ class Param(Model):
     """A value that the rules need and the tensors' names do not tell."""
 
     type: Annotated[Literal["int", "bool", "str", "list"], BeforeValidator(one_of("int", "bool", "str", "list"))]
-    items: Annotated[Literal["int", "str"] | None, BeforeValidator(one_of("int", "str"))] = Field(None, description="of a list: what its items are")
+    items: Annotated[Literal["int", "str"] | None, BeforeValidator(one_of("int", "str"))] = Field(
+        None, description="of a list: what its items are"
+    )
     title: Text | None = Field(None, description="what the value is, for whoever has to give it")
     minimum: Int | None = None
     maximum: Int | None = None
@@ -210,9 +240,9 @@ class Rule(Model):
     when: Annotated[dict[str, Any], BeforeValidator(_when), WithJsonSchema(_WHEN)] = Field(
         default_factory=dict, description="narrows the rule by the tensor: dtype, ndim"
     )
-    optional: Annotated[bool | tuple[str, ...], BeforeValidator(_optional), WithJsonSchema({"type": ["boolean", "array"], "items": {"type": "string"}})] = Field(
-        False, description="true: may match nothing; a list: these roles may be missing"
-    )
+    optional: Annotated[
+        bool | tuple[str, ...], BeforeValidator(_optional), WithJsonSchema({"type": ["boolean", "array"], "items": {"type": "string"}})
+    ] = Field(False, description="true: may match nothing; a list: these roles may be missing")
     keep_source: Bool = Field(False, description="read the keys and leave them to other rules")
     if_exists: Annotated[Literal["error", "keep"], BeforeValidator(one_of("error", "keep"))] = "error"
     inverse: Annotated[Literal["skip"] | None, BeforeValidator(one_of("skip"))] = Field(None, description="skip: left out backwards")
@@ -372,9 +402,3 @@ def _unique(loaded: list[LoadedFile], report: Report) -> None:
         if other is not file:
             spans = (file.span("id"), replace(other.span("id"), label="first written here"))
             report.add("M508", f"two rule files have the id `{printable(file.model.id)}`", spans=spans, help="give one of them another id")
-
-
-__all__ = [
-    "PARAM", "BaseModel", "ExpectedTensor", "GivenTensor", "LoadedFile", "Param", "Rule", "RuleFile", "RuleTest", "Shape", "Step",
-    "add", "load_files", "load_text", "validate",
-]  # fmt: skip

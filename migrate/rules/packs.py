@@ -8,7 +8,7 @@ reported and hurts nobody else. Of a lineage's rule files only the edge is looke
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -122,10 +122,10 @@ class Packs:
             fail("M508", what, help=f"uninstall one of them, or name the folder: --rules {homes[0][1].parent}")
         if not homes:
             known = list(dict.fromkeys(n for pack in self.all for n in pack.lineages))
-            help = did_you_mean(name, known) or (f"the lineages are {listed(known)}" if known else "no folder of rules was found")
+            hint = did_you_mean(name, known) or (f"the lineages are {listed(known)}" if known else "no folder of rules was found")
             notes = [f"searched {pack.folder}" for pack in self.all if pack.folder is not None]
             notes += [f"pack {pack} could not be read: {pack.error}" for pack in self.all if pack.error]
-            fail("M507", f"there is no lineage `{printable(name)}`", notes=tuple(notes), help=help)
+            fail("M507", f"there is no lineage `{printable(name)}`", notes=tuple(notes), help=hint)
         return homes[0]
 
 
@@ -143,6 +143,22 @@ def find(rules: Path | str | None = None, *, cwd: Path | str = ".", installed: b
     if beside.is_dir() and not any(_same(beside, pack.folder) for pack in (*local, built_in())):
         local.append(Pack(str(beside), "local", beside))
     return Packs(tuple(local), installed)
+
+
+def describe(folders: Sequence[Path | str] = (), lineage: str | None = None) -> list[dict[str, Any]]:
+    """The lineages that are found, or the one that is named, as JSON data: layouts, and edges with their files.
+
+    One that cannot be read is left out if it is not the one that is named.
+    """
+    packs = find(folders[0] if folders else None) if len(folders) < 2 else Packs(tuple(Pack(str(f), "local", Path(f)) for f in folders))
+    names = [lineage] if lineage is not None else list(packs.lineages()[0])
+    return [_described(packs.load_lineage(name)) for name in names]
+
+
+def _described(lineage: Lineage) -> dict[str, Any]:
+    layouts = [{"name": n.name, "title": n.title, "status": n.status, "message": n.message, "note": n.note} for n in lineage.layouts]
+    edges = [{"from": edge.source, "to": edge.target, "files": [str(path) for path in edge.files]} for edge in lineage.edges]
+    return {"name": lineage.name, "title": lineage.title, "ordered": lineage.ordered, "layouts": layouts, "edges": edges}
 
 
 def is_rule_file(rules: Path | str) -> bool:
@@ -207,25 +223,27 @@ def _edges(name: str, folder: Path, lineage: Lineage | None, report: Report) -> 
         document = yaml.read_file(path, quiet)
         data = document.data if isinstance(document.data, dict) else {}
         edge, owner = data.get("edge"), data.get("lineage")
-        if quiet.diagnostics or not _is_edge(edge) or not isinstance(owner, str):
+        if quiet.diagnostics or not isinstance(edge, list) or not _is_edge(edge) or not isinstance(owner, str):
             read_files([path], report)
             continue
         if owner != name:
-            help = f"move the file, or write `lineage: {name}`"
-            report.add("M114", f"the file says lineage `{printable(owner)}`, it lies in `{name}`", spans=(document.span(("lineage",)),), help=help)
+            hint = f"move the file, or write `lineage: {name}`"
+            report.add(
+                "M114", f"the file says lineage `{printable(owner)}`, it lies in `{name}`", spans=(document.span(("lineage",)),), help=hint
+            )
             continue
         source, target = str(edge[0]), str(edge[1])
         for number, layout in enumerate((source, target)):
             if lineage is not None and layout not in lineage.names:
-                help = did_you_mean(layout, lineage.names) or f"its layouts are {listed(lineage.names)}"
+                hint = did_you_mean(layout, lineage.names) or f"its layouts are {listed(lineage.names)}"
                 what = f"lineage `{name}` has no layout `{printable(layout)}`"
-                report.add("M501", what, spans=(document.span(("edge", number)),), help=help)
+                report.add("M501", what, spans=(document.span(("edge", number)),), help=hint)
         found.setdefault((source, target), []).append(path)
     return tuple(Edge(source, target, tuple(paths)) for (source, target), paths in found.items())
 
 
-def _is_edge(edge: Any) -> bool:
-    return isinstance(edge, list) and len(edge) == 2 and all(isinstance(layout, str) for layout in edge) and edge[0] != edge[1]
+def _is_edge(edge: list[Any]) -> bool:
+    return len(edge) == 2 and all(isinstance(layout, str) for layout in edge) and edge[0] != edge[1]
 
 
 def _rule_files(folder: Path) -> list[Path]:

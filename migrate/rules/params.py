@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 GIVEN = "--set"
 
 
-class Refused(ValueError):
+class RefusedError(ValueError):
     """A value is not one that its param can have; the message says why, without naming the param."""
 
 
@@ -61,8 +61,8 @@ def resolve(
     known = list(params)
     for name in given:
         if name not in params:
-            help = did_you_mean(name, known) or (f"the params here are {listed(known)}" if known else "these rules have no params")
-            report.add("M112", f"{GIVEN} {printable(name)}: there is no such param", help=help)
+            hint = did_you_mean(name, known) or (f"the params here are {listed(known)}" if known else "these rules have no params")
+            report.add("M112", f"{GIVEN} {printable(name)}: there is no such param", help=hint)
     out: dict[str, Any] = {}
     for name, param in params.items():
         span = (spans or {}).get(name)
@@ -74,13 +74,13 @@ def resolve(
                 continue
             try:
                 said.append((source, convert(values[name], param, is_text=source == GIVEN)))
-            except Refused as error:
+            except RefusedError as error:
                 failed = True
                 report.add("M114", f"param `{name}` from {printable(source)}: {error}", spans=at)
         if len({_comparable(value) for _, value in said}) > 1:
             notes = tuple(f"{printable(source)} says {_shown(value)}" for source, value in said)
-            help = "correct the source that is wrong; a value on the command line does not outvote the checkpoint"
-            report.add("M510", f"the sources of param `{name}` disagree", spans=at, notes=notes, help=help)
+            hint = "correct the source that is wrong; a value on the command line does not outvote the checkpoint"
+            report.add("M510", f"the sources of param `{name}` disagree", spans=at, notes=notes, help=hint)
         elif said:
             out[name] = said[0][1]
         elif failed:
@@ -94,7 +94,7 @@ def resolve(
 
 
 def convert(value: Any, param: Param, *, is_text: bool = False, choices: bool = True) -> Any:
-    """`value` as the param's type; Refused if it is not one, out of bounds, or (with `choices`) not among them.
+    """`value` as the param's type; RefusedError if it is not one, out of bounds, or (with `choices`) not among them.
 
     With `is_text` a str is read as `--set` writes it: `3`, `true`, `a,b` or a flow list; the empty text is for a list
     the one empty name, which is the root module.
@@ -103,14 +103,14 @@ def convert(value: Any, param: Param, *, is_text: bool = False, choices: bool = 
         value = _from_text(value, param)
     if param.type == "list":
         if not isinstance(value, (list, tuple)):
-            raise Refused(f"{_shown(value)} is not a list")
+            raise RefusedError(f"{_shown(value)} is not a list")
         typed: Any = [_scalar(item, param.items, param) for item in value]
     else:
         typed = _scalar(value, param.type, param)
     if choices and param.choices is not None:
         for item in typed if isinstance(typed, list) else [typed]:
             if str(item) not in [str(choice) for choice in param.choices]:
-                raise Refused(f"{_shown(item)} is none of {listed([str(choice) for choice in param.choices])}")
+                raise RefusedError(f"{_shown(item)} is none of {listed([str(choice) for choice in param.choices])}")
     return typed
 
 
@@ -128,7 +128,7 @@ def _items(text: str) -> list[str]:
     document = yaml.read(text, GIVEN, report)
     data = document.data
     if report.diagnostics or not isinstance(data, list) or not all(isinstance(item, str) for item in data):
-        raise Refused(f"{_shown(text)} is not a list")
+        raise RefusedError(f"{_shown(text)} is not a list")
     return [str(item) for item in data]
 
 
@@ -145,22 +145,22 @@ def _word(text: str, type: str | None) -> Any:
 def _scalar(value: Any, type: str | None, param: Param) -> Any:
     if type == "bool":
         if not isinstance(value, bool):
-            raise Refused(f"{_shown(value)} is neither true nor false")
+            raise RefusedError(f"{_shown(value)} is neither true nor false")
         return value
     if type == "str":
         if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-            raise Refused(f"{_shown(value)} is not text")
+            raise RefusedError(f"{_shown(value)} is not text")
         return str(value)
     if type == "int" or (isinstance(value, int) and not isinstance(value, bool)):
         if isinstance(value, bool) or not isinstance(value, int):
-            raise Refused(f"{_shown(value)} is not an integer")
+            raise RefusedError(f"{_shown(value)} is not an integer")
         if param.minimum is not None and value < param.minimum:
-            raise Refused(f"{value} is below the minimum {param.minimum}")
+            raise RefusedError(f"{value} is below the minimum {param.minimum}")
         if param.maximum is not None and value > param.maximum:
-            raise Refused(f"{value} is above the maximum {param.maximum}")
+            raise RefusedError(f"{value} is above the maximum {param.maximum}")
         return value
     if not isinstance(value, (str, bool)):
-        raise Refused(f"{_shown(value)} is neither text nor an integer")
+        raise RefusedError(f"{_shown(value)} is neither text nor an integer")
     return value
 
 

@@ -218,7 +218,8 @@ def find(path: str | os.PathLike[str], allow_links: bool = False) -> Place:
             fail("M907", f"{printable(where, 240)}: a link that leads nowhere")
         fail("M917", f"{printable(where, 240)}: there is nothing with this name", help=_nearest(where))
     except (OSError, ValueError) as error:
-        fail("M901", f"{printable(where, 240)}: cannot be opened: {getattr(error, 'strerror', None) or error}")
+        code = "M907" if getattr(error, "errno", None) == errno.ELOOP else "M901"
+        fail(code, f"{printable(where, 240)}: cannot be opened: {getattr(error, 'strerror', None) or error}")
     if stat.S_ISDIR(kind):
         folder = Folder(where, allow_links)
         try:

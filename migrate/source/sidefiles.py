@@ -91,11 +91,11 @@ def look_beside(folder: Folder, taken: frozenset[str]) -> Beside:
             if stat.S_ISDIR(status.st_mode):
                 deep = stays_behind(name, folder=True) or len(parts) >= MAX_DEPTH
                 left.append(path + "/") if deep else pending.append(path + "/")
-            elif stays_behind(name) or not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
-                left.append(path)
-            elif (now := _behind_link(folder, path, report) if stat.S_ISLNK(status.st_mode) else identity(status)) is None:
                 continue
-            elif now.size > MAX_SIZE:
+            now = None
+            if not stays_behind(name):
+                now = _behind_link(folder, path, report) if stat.S_ISLNK(status.st_mode) else identity(status)
+            if now is None or now.size > MAX_SIZE or not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
                 left.append(path)
             else:
                 side.append(SideFile(path, now.size))
@@ -109,7 +109,8 @@ def _behind_link(folder: Folder, path: str, report: Report) -> Identity | None:
     try:
         blob = folder.open(path)
     except MigrateError as error:
-        if len(report.diagnostics) < 20:
+        # with permission given, a link to a folder or to nothing is like a pipe: listed, not carried
+        if not folder.allow_links and len(report.diagnostics) < 20:
             report.diagnostics += error.diagnostics
         return None
     try:

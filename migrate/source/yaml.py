@@ -58,8 +58,8 @@ class Document:
     __slots__ = ("_keys", "_lines", "_values", "data", "name", "whole")
 
     def __init__(self, name: str, text: str) -> None:
-        self.name, self.data, self.whole = name, None, True
-        self.data: Any
+        self.name, self.whole = name, True
+        self.data: Any = None
         self._lines = _BREAK.split(text)
         self._values: dict[Path, _Place] = {}
         self._keys: dict[Path, _Place] = {}
@@ -264,8 +264,9 @@ class _Builder:
                 spare = (*path, key or "", len(out))
                 self._node(value_event, stream, spare, depth)
                 continue
-            self.document._keys[(*path, key)] = place
-            out[key] = self._node(value_event, stream, (*path, key), depth)
+            here = (*path, key)
+            self.document._keys[here] = place
+            out[key] = self._node(value_event, stream, here, depth)
         if start.flow_style and len(out) == 1:
             key, value = next(iter(out.items()))
             if isinstance(value, Plain) and not value and _PATTERN_KEY.fullmatch(key):

@@ -7,7 +7,7 @@ import pytest
 from view_oracle import programs
 
 from migrate.core import view as V
-from migrate.core.pieces import cut, normalise, refine
+from migrate.core.pieces import cut, join, normalise, refine
 from migrate.core.view import Fill, Piece, TooManyPieces
 
 
@@ -65,6 +65,16 @@ def test_a_long_loop_is_refined_in_periods_not_in_iterations():
     assert sum(np.prod(q.counts, dtype=object) for q in found) == 5 * 10**9
 
 
+def test_equal_pieces_whose_row_would_not_nest_stay_apart():
+    ladder = [Piece(0, 0, 0, (3,), (4,), (1,)), Piece(0, 9, 6, (3,), (4,), (1,))]
+    assert join(ladder) == ladder
+
+
+def test_a_pair_does_not_take_the_first_of_a_longer_row():
+    rows = [Piece(0, src, 10 * k, (4,), (1,), (1,)) for k, src in enumerate((90, 0, 20, 40))]
+    assert join(rows) == [rows[0], Piece(0, 0, 10, (3, 4), (10, 1), (20, 1))]
+
+
 def test_negative_zero_is_another_fill():
     assert Fill(0.0) == Fill(0)
     assert Fill(0.0) != Fill(-0.0)
@@ -76,6 +86,13 @@ def test_an_op_that_shreds_its_tensor_gives_up():
     columns = V.concat([V.stored(0, (5003, 3000)), V.stored(1, (5003, 3007))], 1)
     with pytest.raises(TooManyPieces):
         V.permute(V.reshape(columns, (6007, 5003)), (1, 0))
+
+
+def test_an_op_that_shreds_many_pieces_a_little_each_gives_up_too():
+    widths = [37] * 19 + [51]
+    columns = V.concat([V.stored(k, (503, n)) for k, n in enumerate(widths)], 1)
+    with pytest.raises(TooManyPieces):
+        V.permute(V.reshape(columns, (754, 503)), (1, 0))
 
 
 def test_bringing_thousands_of_tensors_together_does_not():
@@ -94,7 +111,8 @@ def test_a_clip_looks_only_at_pieces_near_its_tile(monkeypatch):
     seen = []
     monkeypatch.setattr(V, "cut", lambda piece, *rest: seen.append(piece) or cut(piece, *rest))
     for tile in range(0, 16_000, 160):
-        V.clip(wide, tile, tile + 160)
+        found = V.clip(wide, tile, tile + 160)
+        assert sum(n for *_, n in V.runs(found)) == 160
     assert len(wide.pieces) == 4001
     assert len(seen) < 4001 + 2 * 100 + 100
 

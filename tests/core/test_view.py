@@ -175,6 +175,10 @@ def test_what_is_done_and_undone_leaves_the_whole_tensor(r):
     assert V.is_whole(v)
 
 
+def test_a_fill_runs_as_far_as_its_destination():
+    assert list(V.runs(V.filled((2, 3), 1).pieces)) == [(Fill(1), 0, 0, 6)]
+
+
 def test_fills_side_by_side_are_one_fill():
     parts = V.concat([V.filled((2, 3), 1), V.filled((2, 1), 1), V.filled((2, 5), 1)], 1)
     assert parts == V.filled((2, 9), 1)

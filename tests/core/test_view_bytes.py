@@ -77,7 +77,7 @@ def test_fills_of_a_sub_byte_dtype_are_whole_groups():
     data = [np.arange(6, dtype=np.uint8)]
     got = bytes_of(V.to_bytes(v, 2, 1), data, lambda value: encode("float4_e2m1fn", value))
     assert got.reshape(3, 4).tolist() == [[0, 1, 0x22, 0x22], [2, 3, 0x22, 0x22], [4, 5, 0x22, 0x22]]
-    with pytest.raises(SubByte):
+    with pytest.raises(SubByte, match="15 elements are no multiple of 2"):
         V.to_bytes(V.pad(V.stored(0, (3, 4)), 1, 0, 1, 1.0), 2, 1)
 
 

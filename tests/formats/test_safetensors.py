@@ -116,7 +116,9 @@ def test_every_dtype_is_written_so_that_the_library_reads_it(tmp_path, dtype):
     target = describe({"x": spec(dtype, shape)}, folder=False, max_shard_size=GB, metadata={}, stamp=None)
     write(tmp_path, target, {"x": data})
     raw = safetensors.deserialize((tmp_path / "model.safetensors").read_bytes())
-    assert [(name, entry["dtype"], tuple(entry["shape"]), bytes(entry["data"])) for name, entry in raw] == [("x", NAMES[dtype], shape, data)]
+    assert [(name, entry["dtype"], tuple(entry["shape"]), bytes(entry["data"])) for name, entry in raw] == [
+        ("x", NAMES[dtype], shape, data)
+    ]
     if TORCH[dtype] is not None:
         loaded = load_file(tmp_path / "model.safetensors")["x"]
         assert loaded.dtype == TORCH[dtype]

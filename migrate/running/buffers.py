@@ -1,0 +1,38 @@
+"""A run into memory: each output gathered straight into the buffer that will be its tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from . import checks as value_checks
+from .gather import WINDOW, Gather
+from .geometry import Layouts
+from .values import MAX_MEMORY, Values
+
+if TYPE_CHECKING:
+    from ..planning.graph import Tensor, ValueCheck
+    from ..source.index import Source
+
+
+def fill(
+    outputs: Mapping[str, Tensor],
+    source: Source,
+    buffers: Mapping[str, memoryview],
+    *,
+    checks: Sequence[ValueCheck] = (),
+    max_memory: int = MAX_MEMORY,
+) -> None:
+    """Fills `buffers[key]` with the packed bytes of each output; checks come first and raise before anything is written."""
+    value_checks.require(checks, source, max_memory)
+    layouts = Layouts()
+    values = Values(source, layouts, outputs.values(), max_memory // 2)
+    for key, tensor in outputs.items():
+        nbytes = tensor.spec.nbytes
+        step = layouts.of(tensor.view, tensor.spec.dtype, nbytes).step
+        gather = Gather(source, layouts, buffers[key], values.bytes, min(WINDOW, max_memory // 4))
+        for start in range(0, nbytes, step):
+            gather.fill(tensor, start, min(start + step, nbytes), start)
+        gather.release()
+        values.done(tensor)
+    source.check_unchanged()

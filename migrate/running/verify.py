@@ -1,0 +1,129 @@
+"""A second way to the same bytes: outputs recomputed through the eager twins of the ops and compared.
+
+It shares nothing with views, tiles and gathering: stored tensors are read whole, ops run on whole arrays, one output at
+a time. An error in the view algebra or in the writer therefore shows here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .. import ops
+from ..core.spec import BITS
+from ..ops._raw import carrier
+from ..planning.graph import Apply, Expr, Read
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..source.index import Source
+
+# calls with several outputs whose results are kept for the next outputs
+_KEPT_CALLS = 2
+
+
+class Mismatch(NamedTuple):
+    """An output that is not what the program makes. `what` is "missing", "shape" or "bytes"; `index` of the first element that differs."""
+
+    key: str
+    what: str
+    index: tuple[int, ...] | None
+    detail: str
+
+
+def recompute(
+    program: Mapping[str, Expr], source: Source, output: Source, *, progress: Callable[[int, int], None] | None = None
+) -> list[Mismatch]:
+    """Every output of `program` that differs from what `output` holds, in the program's order. Keys of `output` that the program does not make are not looked at."""
+    evaluate = _Evaluation(source)
+    found = []
+    total = done = 0
+    if progress is not None:
+        total = sum(output.index.tensors[k].spec.nbytes for k in program if k in output.index.tensors)
+    for key, expression in program.items():
+        if key not in output.index.tensors:
+            found.append(Mismatch(key, "missing", None, "is not in the output"))
+            continue
+        spec = output.index.tensors[key].spec
+        made, there = evaluate(expression), read(output, key)
+        found += _compared(key, made, there)
+        del made, there
+        done += spec.nbytes
+        if progress is not None:
+            progress(done, total)
+    return found
+
+
+def _compared(key: str, made: np.ndarray[Any, Any], there: np.ndarray[Any, Any]) -> Iterator[Mismatch]:
+    import numpy as np
+
+    if made.shape != there.shape:
+        yield Mismatch(key, "shape", None, f"is {list(there.shape)}, should be {list(made.shape)}")
+        return
+    if made.dtype.itemsize != there.dtype.itemsize:
+        yield Mismatch(key, "bytes", None, f"has elements of {there.dtype.itemsize} bytes, should have {made.dtype.itemsize}")
+        return
+    if not made.size:
+        return
+    width = made.dtype.itemsize
+    a = np.ascontiguousarray(made).reshape(-1).view("u1").reshape(-1, width)
+    b = np.ascontiguousarray(there).reshape(-1).view("u1").reshape(-1, width)
+    differ = (a != b).any(axis=1)
+    count = int(differ.sum())
+    if count:
+        index = tuple(int(i) for i in np.unravel_index(int(differ.argmax()), made.shape))
+        yield Mismatch(key, "bytes", index, f"{count} of {made.size} elements differ, the first at {list(index)}")
+
+
+def read(source: Source, key: str) -> np.ndarray[Any, Any]:
+    """The raw elements of a stored tensor, one byte each below a byte."""
+    import numpy as np
+
+    at = source.index.tensors[key]
+    bits, spec = BITS[at.spec.dtype], at.spec
+    if not spec.numel:
+        return np.zeros(spec.shape, carrier(spec.dtype))
+    extent = spec.numel
+    if at.strides is not None:
+        extent = 1 + sum((n - 1) * s for n, s in zip(spec.shape, at.strides, strict=True))
+    packed = np.zeros((extent * bits + 7) // 8, "u1")
+    source.blobs[at.blob].readinto(at.offset, packed.data)
+    elements = packed.view(carrier(spec.dtype)) if bits >= 8 else _apart(packed, bits)
+    if at.strides is None:
+        return elements[: spec.numel].reshape(spec.shape)
+    return np.ndarray(spec.shape, elements.dtype, elements.data, 0, [s * elements.itemsize for s in at.strides]).copy()
+
+
+def _apart(packed: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
+    """Elements of `bits` bits, the first in the low bits, one byte each."""
+    import numpy as np
+
+    group = 1 if bits == 4 else 3
+    whole = np.zeros(-(-packed.size // group) * group, "u4")
+    whole[: packed.size] = packed
+    words = sum(whole[i::group] << (8 * i) for i in range(group))
+    per = group * 8 // bits
+    out = np.empty((len(whole) // group, per), "u1")
+    for i in range(per):
+        out[:, i] = (words >> (bits * i)) & ((1 << bits) - 1)
+    return out.reshape(-1)
+
+
+class _Evaluation:
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._calls: deque[tuple[Apply, list[np.ndarray[Any, Any]]]] = deque(maxlen=_KEPT_CALLS)
+
+    def __call__(self, expression: Expr) -> np.ndarray[Any, Any]:
+        if isinstance(expression, Read):
+            return read(self._source, expression.key)
+        for call, outputs in self._calls:
+            if call._replace(output=expression.output) == expression:
+                return outputs[expression.output]
+        inputs = [self(e) for e in expression.inputs]
+        outputs = ops.get(expression.op).eager(expression.args, inputs, expression.parts, expression.dtype)
+        if expression.parts > 1:
+            self._calls.append((expression, outputs))
+        return outputs[expression.output]

@@ -1,0 +1,53 @@
+"""JSON has one reading here."""
+
+import gc
+
+import pytest
+
+from migrate.core.errors import CheckpointError
+from migrate.source.jsontext import collector_paused, parse
+
+
+def test_what_is_json_comes_back_in_order():
+    assert parse(b'{"b": [1, -2, "x\\u00fc\\ud83d\\ude00"], "a": {"c": null, "d": true}}', "f") == {
+        "b": [1, -2, "xü\U0001f600"],
+        "a": {"c": None, "d": True},
+    }
+    assert list(parse(b'{"b": 1, "a": 2}', "f")) == ["b", "a"]
+    assert parse(b'{"a": -0.5, "b": -0}', "f", floats=True) == {"a": -0.5, "b": 0}
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"{", b'{"a":1,}', b"\xff", b'{"a":1,"a":1}', b"[1.0]", b"[-0]", b"[NaN]", b'"\\ud800"', b"1" * 4400, b"\xef\xbb\xbf1"]
+)
+def test_what_is_not_is_named_with_its_file(text):
+    with pytest.raises(CheckpointError, match="some/file: ") as caught:
+        parse(text, "some/file")
+    assert caught.value.diagnostics[0].code == "M906"
+
+
+def test_nan_is_no_json_even_where_floats_are_allowed():
+    with pytest.raises(CheckpointError, match="NaN is not JSON"):
+        parse(b"[NaN]", "f", floats=True)
+
+
+def test_what_would_fill_stack_or_memory_is_a_limit():
+    for text in (b"[" * 5000 + b" " * 50_000, b"[" + b"{}," * 50_000 + b"1]"):
+        with pytest.raises(CheckpointError) as caught:
+            parse(text, "f")
+        assert caught.value.diagnostics[0].code == "M914"
+
+
+def test_the_collector_is_as_before_afterwards_also_after_an_error():
+    assert gc.isenabled()
+    with pytest.raises(ValueError), collector_paused():
+        assert not gc.isenabled()
+        raise ValueError
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with collector_paused():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
