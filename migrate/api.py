@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import __version__, formats
-from .core.diagnostics import Report, fail
-from .formats._shards import parse_size
+from .core.diagnostics import Report, fail, listed
+from .formats import memory, parse_size
 from .planning.compose import Composition, compose
 from .planning.plan import Plan, document
-from .planning.route import Question, Route, find_route, known_lineages, layouts_of
+from .planning.question import Question, ask, asked_in, saved_plan
+from .planning.route import Route, find_route, known_lineages, layouts_of
 from .running import history as stamps
 from .source.index import Source, specs_hash
 
@@ -90,7 +91,7 @@ def plan(
 
     Raises all problems at once. `single_file` None means: like the source.
     """
-    question = _question(to, from_, rules, params, allow, backwards=False)
+    question = ask(to, from_, rules, params, allow, backwards=False)
     source = formats.open(path, "links" in question.allow)
     try:
         return _plan(source, question, _shape(source, single_file), parse_size(max_shard_size))
@@ -117,17 +118,19 @@ def apply(
     """Migrates a checkpoint into `out`, which then is whole; on any error it is absent. Answers with what was published.
 
     `path` may be a saved plan (a file ending in .json that is not an index): it is planned again and refused (M903)
-    unless the digest is the same. A mapping is migrated in memory: the answer is then the new state dict.
+    unless the digest is the same. A state dict (a mapping) is written to `out`, or, without `out`, migrated in memory: the
+    answer is then the new state dict, tied tensors still tied.
     """
-    question = _question(to, from_, rules, params, allow, backwards=False)
-    if isinstance(path, Mapping):
-        return _apply_in_memory(path, question, _bytes(max_memory), threads)
+    question = ask(to, from_, rules, params, allow, backwards=False)
     if out is None:
-        fail("M115", "apply needs a place for its output", help="-o OUT, or out= in Python")
-    saved = _saved_plan(path)
+        if not isinstance(path, Mapping):
+            fail("M115", "apply needs a place for its output", help="-o OUT, or out= in Python")
+        return _apply_in_memory(path, question, parse_size(max_memory))
+    saved = None if isinstance(path, Mapping) else saved_plan(path)
     if saved is not None:
-        _refuse_overrides(question, max_shard_size)
-        question = _question_of(saved)
+        if question != Question() or max_shard_size is not None:
+            fail("M115", "a saved plan is run as it is; --to, --from, --rules, --set, --allow and --max-shard-size are part of it")
+        question = asked_in(saved)
         path = saved["source"]["path"]
         max_shard_size = saved["options"]["max_shard_size"]
     return _run(path, Path(out), question, max_shard_size, threads, max_memory, fsync, resume, progress, saved)
@@ -150,7 +153,7 @@ def downgrade(
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Takes a checkpoint back to an older layout; without `to` and `rules`, undoes what its stamp says was applied last."""
-    question = _question(to, from_, rules, params, allow, backwards=True)
+    question = ask(to, from_, rules, params, allow, backwards=True)
     return _run(path, Path(out), question, max_shard_size, threads, max_memory, fsync, resume, progress, None)
 
 
@@ -170,7 +173,7 @@ def verify(
     """
     from .running.verify import recompute
 
-    question = _question(to, from_, rules, params, {*allow, "lossy", "drop"}, backwards=False)
+    question = ask(to, from_, rules, params, {*allow, "lossy", "drop"}, backwards=False)
     links = "links" in question.allow
     opened, made = formats.open(source, links), formats.open(out, links)
     try:
@@ -259,70 +262,6 @@ def history(path: PathLike | None = None, *, lineage: str | None = None, rules: 
         source.close()
 
 
-# ---- the question -----------------------------------------------------------------------------------------------------
-
-
-def _question(
-    to: str | Iterable[str],
-    from_: str | Iterable[str],
-    rules: Iterable[PathLike],
-    params: Mapping[str, Any] | None,
-    allow: Iterable[str],
-    *,
-    backwards: bool,
-) -> Question:
-    return Question(
-        to=_texts(to),
-        from_=_texts(from_),
-        rules=tuple(str(r) for r in ((rules,) if isinstance(rules, (str, os.PathLike)) else rules)),
-        params=dict(params or {}),
-        allow=frozenset(_texts(allow)),
-        backwards=backwards,
-    )
-
-
-def _texts(words: str | Iterable[str]) -> tuple[str, ...]:
-    return (words,) if isinstance(words, str) else tuple(words)
-
-
-def _bytes(size: int | str) -> int:
-    return parse_size(size)
-
-
-def _saved_plan(path: PathLike) -> dict[str, Any] | None:
-    """The plan document at `path`, None if it is not a plan file."""
-    name = os.fspath(path)
-    if not name.endswith(".json") or name.endswith(".index.json") or not os.path.isfile(name):
-        return None
-    try:
-        with open(name, encoding="utf-8") as file:
-            saved = json.load(file)
-    except (ValueError, RecursionError) as error:
-        fail("M115", f"{name} is not a plan: {error}")
-    if not isinstance(saved, dict) or saved.get("kind") != "plan" or not isinstance(saved.get("question"), dict):
-        fail("M115", f"{name} is not a plan", help="make one with  migrate plan CKPT --to LAYOUT -o plan.json")
-    if str(saved.get("format_version")).split(".")[0] != FORMAT_VERSION.split(".")[0]:
-        fail("M903", f"{name} was written in another plan format ({saved.get('format_version')})", help="plan again")
-    return saved
-
-
-def _refuse_overrides(question: Question, max_shard_size: int | str | None) -> None:
-    if question.to or question.from_ or question.rules or question.params or question.allow or max_shard_size is not None:
-        fail("M115", "a saved plan is run as it is; --to, --from, --rules, --set, --allow and --max-shard-size are part of it")
-
-
-def _question_of(saved: Mapping[str, Any]) -> Question:
-    asked = saved["question"]
-    return Question(
-        to=tuple(asked["to"]),
-        from_=tuple(asked["from"]),
-        rules=tuple(asked["rules"]),
-        params=dict(asked["params"]),
-        allow=frozenset(asked["allow"]),
-        backwards=bool(asked["backwards"]),
-    )
-
-
 # ---- planning ---------------------------------------------------------------------------------------------------------
 
 
@@ -363,8 +302,8 @@ def _plan(source: Source, question: Question, folder: bool, max_shard_size: int)
     report.check()
     entries = [{**entry, "tool": __version__, "source": index_hash} for entry in route.entries]
     text = stamps.write(stamp, route.layouts, entries, specs_hash(specs))
-    format = formats.get(source.format)
-    target = format.describe(specs, folder=folder, max_shard_size=max_shard_size, metadata=source.index.metadata, stamp=text)
+    notes += _unheld(source, question)
+    target = formats.get("safetensors").describe(specs, folder=folder, max_shard_size=max_shard_size, metadata=source.index.metadata, stamp=text)
     body = document(
         tool=__version__,
         source={
@@ -387,16 +326,21 @@ def _plan(source: Source, question: Question, folder: bool, max_shard_size: int)
         warnings=[d.to_json() for d in route.warnings],
     )
     body["notes"] += notes
-    body["question"] = {
-        "to": list(question.to),
-        "from": list(question.from_),
-        "rules": [os.path.abspath(r) for r in question.rules],
-        "params": dict(question.params),
-        "allow": sorted(question.allow),
-        "backwards": question.backwards,
-    }
+    body["question"] = question.to_json()
     body["free"] = shutil.disk_usage(os.path.dirname(os.path.abspath(source.path)) or ".").free
     return Plan(body, composition, target)
+
+
+def _unheld(source: Source, question: Question) -> list[str]:
+    """Notes on what the target cannot hold: ties are written each, values that are no tensors need leave to go."""
+    items = list(source.index.items)
+    if items and "drop" not in question.allow:
+        fail("M916", f"safetensors holds tensors only, not {listed(items)}", help="leave them out, or --allow drop")
+    storages = [stored.storage for stored in source.index.tensors.values() if stored.storage is not None]
+    ties = len(storages) - len(set(storages))
+    return [f"dropped, because safetensors holds tensors only: {listed(items)}"] * bool(items) + [
+        f"{ties} tensors share memory with another one; each is written"
+    ] * bool(ties)
 
 
 def _applied_after(source: Source, stamp: stamps.Stamp) -> Sequence[Mapping[str, Any]]:
@@ -412,7 +356,7 @@ def _applied_after(source: Source, stamp: stamps.Stamp) -> Sequence[Mapping[str,
 
 
 def _run(
-    path: PathLike,
+    path: PathLike | Mapping[str, Any],
     out: Path,
     question: Question,
     max_shard_size: int | str | None,
@@ -426,9 +370,12 @@ def _run(
     from .running.publish import check_place
     from .running.tiles import run
 
-    memory = _bytes(max_memory)
     shard = parse_size(DEFAULT_SHARD if max_shard_size is None else max_shard_size)
-    source = formats.open(path, "links" in question.allow)
+    source: Source
+    if isinstance(path, Mapping):
+        source = memory.open(path)
+    else:
+        source = formats.open(path, "links" in question.allow)
     try:
         check_place(out, source.path)
         folder = bool(saved["options"]["folder"]) if saved else not out.name.endswith(".safetensors")
@@ -452,7 +399,7 @@ def _run(
             threads=threads,
             fsync=fsync,
             resume=resume,
-            max_memory=memory,
+            max_memory=parse_size(max_memory),
             progress=progress,
         )
         return {
@@ -507,16 +454,12 @@ def _side_differences(one: Source, other: Source) -> list[dict[str, str]]:
     return out
 
 
-def _apply_in_memory(tensors: Mapping[str, Any], question: Question, max_memory: int, threads: int) -> dict[str, Any]:
-    from .formats import memory
-    from .running.buffers import fill
+def _apply_in_memory(tensors: Mapping[str, Any], question: Question, max_memory: int) -> dict[str, Any]:
+    from .live.statedict import materialise
 
     source = memory.open(tensors)
     try:
         route = find_route(source.index, _side_reader(source), stamps.Stamp(), question)
-        composition = _compose(source, route, question, prove=False)
-        made, buffers = memory.allocate({key: t.spec for key, t in composition.graph.outputs.items()})
-        fill(composition.graph.outputs, source, buffers, checks=composition.graph.checks, max_memory=max_memory)
-        return made
+        return materialise(_compose(source, route, question, prove=False).graph, source, max_memory)
     finally:
         source.close()

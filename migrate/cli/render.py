@@ -53,9 +53,10 @@ def inspection(doc: Mapping[str, Any]) -> str:
         "   (headers only, no tensor read)"
     ]
     for layout in doc["layouts"]:
-        out.append(f"layout   {layout['lineage']}@{layout['layout']}   {'; '.join(layout['evidence'])}")
+        out.append(f"layout   {layout['lineage']}@{layout['layout']}")
+        out += [f"           {sign}" for sign in layout["evidence"]]
         if layout.get("note"):
-            out.append(f"         {layout['note']}")
+            out.append(f"           note: {layout['note']}")
     if not doc["layouts"]:
         out.append("layout   none of the known ones")
     out += [f"note     {note}" for note in doc["notes"]]

@@ -301,6 +301,9 @@ def _segments(pieces: list[Piece], text: str) -> tuple[tuple[str, ...], list[str
         swallowed = not piece.name and i and pieces[i - 1].type == CaptureType("path") and piece.text[0] == "."
         places.append(len(segments) - 1 + bool(swallowed))
         if piece.name:
+            if i + 1 < len(pieces) and pieces[i + 1].text[0] == "@" and not pieces[i + 1].name and len(literal) > 1:
+                # an empty path leaves the `@` to the segment before it
+                literal[-2] = literal[-2] and piece.type != CaptureType("path")
             segments[-1] += text[piece.start : piece.end]
             literal[-1] = False
             continue

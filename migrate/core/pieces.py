@@ -160,7 +160,7 @@ def _within(piece: Piece, border: int, limit: int) -> list[Piece]:
 def cut(piece: Piece, at: int, steps: Sequence[int], bounds: Sequence[int]) -> Iterator[tuple[int, Piece]]:
     """(k, part of `piece` in bounds[k] <= c < bounds[k+1]) for the coordinate c = at + sum i*steps, in ascending order of c.
 
-    `bounds` ascend and steps are not negative. What lies outside all bounds is left out. Iterations of the outermost loop
+    `bounds` ascend, equal ones enclose nothing, and steps are not negative. What lies outside all bounds is left out. Iterations of the outermost loop
     that lie inside one interval stay together; only those that a bound divides are looked into. Not normalised.
     """
     top, loop, widest = at, -1, 0

@@ -259,12 +259,7 @@ def split(v: View, dim: int, sizes: Sequence[int]) -> list[View]:
     shapes = [(*v.shape[:dim], n, *v.shape[dim + 1 :]) for n in sizes]
     if len(sizes) == 1:
         return [v]
-    # an empty part would share its bound with the next one
-    some = [k for k, n in enumerate(sizes) if n]
-    parts: dict[int, list[Piece]] = {}
-    if some:
-        parts = dict(zip(some, _parts(v, dim, [0, *accumulate(sizes[k] for k in some)]), strict=True))
-    return [_view(shape, parts.get(k, ())) for k, shape in enumerate(shapes)]
+    return [_view(shape, part) for shape, part in zip(shapes, _parts(v, dim, [0, *accumulate(sizes)]), strict=True)]
 
 
 def unbind(v: View, dim: int) -> list[View]:

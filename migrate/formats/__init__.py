@@ -17,10 +17,14 @@ from ..core.errors import MigrateError
 from ..source.paths import Place, find
 from ..source.registry import Registry
 from ..source.sidefiles import stays_behind
+from ._shards import parse_size
 
 if TYPE_CHECKING:
     from ..source.index import Source
     from ..source.target import Target
+
+
+__all__ = ["FORMATS", "Format", "get", "open", "parse_size"]
 
 
 class Format(Protocol):

@@ -209,6 +209,9 @@ def _part(
             continue
         _collect(rule, met, item.keys, checks)
         values = listed_values if listed_values is not None else range(start, start + parts)
+        if step.name == "tie":
+            # one tensor under several keys, where `copy` makes several
+            made = made[:1] * parts
         for number, (value, tensor) in enumerate(zip(values, made, strict=True)):
             program = None
             if item.program is not None:

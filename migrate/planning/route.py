@@ -7,7 +7,7 @@ hand are applied as they are, without lineage and without detection.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,29 +22,9 @@ from ..rules.seal import semantic_hash
 from ..source.index import Index
 from .compose import Leg
 from .graph import Tensor
+from .question import Question
 
 ReadSide = Callable[[str], "bytes | None"]
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What was asked, as it was asked. `backwards`: a downgrade."""
-
-    to: tuple[str, ...] = ()
-    from_: tuple[str, ...] = ()
-    rules: tuple[str, ...] = ()
-    params: Mapping[str, Any] = field(default_factory=dict)
-    allow: frozenset[str] = frozenset()
-    backwards: bool = False
-
-    @property
-    def files(self) -> list[Path]:
-        """The rule files given by hand."""
-        return [Path(r) for r in self.rules if not Path(r).is_dir()]
-
-    @property
-    def folders(self) -> list[str]:
-        return [r for r in self.rules if Path(r).is_dir()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +131,9 @@ def find_route(
         steps = [s for entry in applied for s in _walk(packs, entry["lineage"], entry["from"], entry["to"], None)]
     elif question.backwards and stamp.applied:
         entry = stamp.applied[-1]
-        steps = _walk(packs, entry["lineage"], entry["to"], entry["from"], None)
+        lineage = packs.load_lineage(entry["lineage"])
+        # undoing a downgrade would be an upgrade, which is not what was asked for
+        steps = _walk(packs, entry["lineage"], entry["to"], entry["from"], True if lineage.ordered else None)
     elif question.backwards:
         fail("M115", "there is no stamp that says what to undo", help="say where to go: --to LINEAGE@LAYOUT")
     else:

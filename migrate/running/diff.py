@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from ..source.index import Source
 
 
-class Changed(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Changed:
     """A tensor of equal spec and unequal bytes.
 
     `index` of the first element whose bits differ, `count` of such elements, the largest absolute error, and the ratio

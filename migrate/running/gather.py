@@ -86,7 +86,8 @@ class Gather:
     """Fills ranges of `buffer`. `compute` gives the bytes of a Value that a tensor reads."""
 
     __slots__ = (
-        "_buffer", "_compute", "_kept", "_layouts", "_leaves", "_scratch", "_source", "_vectors", "_waste", "_window", "_windowed", "budget",
+        "_buffer", "_compute", "_kept", "_layouts", "_leaves", "_scratch", "_source", "_vectors", "_waste", "_window", "_windowed",
+        "budget",
     )  # fmt: skip
 
     def __init__(self, source: Source, layouts: Layouts, buffer: memoryview, compute: Compute, budget: int = WINDOW) -> None:

@@ -265,11 +265,9 @@ def rename(old: Path, new: Path) -> None:
 
 
 def _rename_no_replace(old: Path, new: Path) -> None:
-    here = _AT_FDCWD
     libc = ctypes.CDLL(None, use_errno=True)
-    arguments: Sequence[Any] = (
-        ctypes.c_int(here), ctypes.c_char_p(os.fsencode(old)), ctypes.c_int(here), ctypes.c_char_p(os.fsencode(new)), ctypes.c_uint(_NOREPLACE),
-    )  # fmt: skip
+    here, names = ctypes.c_int(_AT_FDCWD), [ctypes.c_char_p(os.fsencode(p)) for p in (old, new)]
+    arguments: Sequence[Any] = (here, names[0], here, names[1], ctypes.c_uint(_NOREPLACE))
     number = _RENAMEAT2.get(platform.machine())
     if hasattr(libc, "renameat2"):
         result = libc.renameat2(*arguments)

@@ -21,6 +21,8 @@ Loops = tuple[tuple[int, int, int], ...]
 TORCH_PAYS = 64 << 20
 _BLOCK = 128
 _FEW = 8
+# elements nearer to each other than this share cache lines, and a plain strided copy is as good
+_LINE = 64
 
 
 def allow_torch(nbytes: int) -> None:
@@ -38,7 +40,7 @@ def copy(dest: memoryview, dst: int, source: memoryview, src: int, run: int, loo
     if run <= 8 and run in (1, 2, 4, 8):
         n, d, s = loops[-1]
         rest = loops[:-1]
-        if d == run and rest and abs(s) > min(abs(loop[2]) for loop in rest) and s > 0:
+        if d == run and rest and s > _LINE and s > min(abs(loop[2]) for loop in rest):
             if n <= _FEW:
                 for i in range(n):
                     _strided(dest, dst + i * d, source, src + i * s, run, rest)

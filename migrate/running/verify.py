@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from .. import ops
 from ..core.spec import BITS
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 _KEPT_CALLS = 2
 
 
-class Mismatch(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Mismatch:
     """An output that is not what the program makes. `what` is "missing", "shape" or "bytes"; `index` of the first element that differs."""
 
     key: str
@@ -36,7 +38,10 @@ class Mismatch(NamedTuple):
 def recompute(
     program: Mapping[str, Expr], source: Source, output: Source, *, progress: Callable[[int, int], None] | None = None
 ) -> list[Mismatch]:
-    """Every output of `program` that differs from what `output` holds, in the program's order. Keys of `output` that the program does not make are not looked at."""
+    """Every output of `program` that differs from what `output` holds, in the program's order.
+
+    Keys of `output` that the program does not make are not looked at. One output at a time is in memory, with its inputs.
+    """
     evaluate = _Evaluation(source)
     found = []
     total = done = 0
@@ -93,7 +98,8 @@ def read(source: Source, key: str) -> np.ndarray[Any, Any]:
     elements = packed.view(carrier(spec.dtype)) if bits >= 8 else _apart(packed, bits)
     if at.strides is None:
         return elements[: spec.numel].reshape(spec.shape)
-    return np.ndarray(spec.shape, elements.dtype, elements.data, 0, [s * elements.itemsize for s in at.strides]).copy()
+    strided: np.ndarray[Any, Any] = np.ndarray(spec.shape, elements.dtype, elements.data, 0, [s * elements.itemsize for s in at.strides])
+    return strided.copy()
 
 
 def _apart(packed: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:

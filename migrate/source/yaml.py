@@ -143,7 +143,8 @@ def core(node: Any) -> Any:
         if node in _BOOLS:
             return _BOOLS[node]
         if _INT.fullmatch(node):
-            return integer(node)
+            number = integer(node)
+            return str(node) if number is None else number
         if _FLOAT.fullmatch(node):
             return float(node)
         return float(node.replace(".", "")) if _SPECIAL_FLOAT.fullmatch(node) else str(node)
@@ -322,10 +323,13 @@ def _place(event: Any) -> _Place:
 
 
 def _unquoted(document: Document, place: _Place, value: str, report: Report) -> None:
+    span = document._at(place)
+    if any(d.code == "M110" and (d.spans[0].line, d.spans[0].column) == (span.line, span.column) for d in report.diagnostics):
+        return  # the mapping that it opened was reported, now the parser stumbles over what follows
     report.add(
         "M110",
         f"a value that starts with `{value[0]}` is not text in YAML",
-        spans=(document._at(place),),
+        spans=(span,),
         help=f'quote the pattern: "{printable(value)}"',
     )
 

@@ -65,7 +65,7 @@ LYING = {
     "text in shape": ({"a": entry(shape=["4"])}, b"x" * 4, "is not a length"),
     "list in shape": ({"a": entry(shape=[[4]])}, b"x" * 4, "is not a length"),
     "bool in shape": ({"a": entry(0, 1, shape=[True])}, b"x", "is not a length"),
-    "bool in shape that another tensor made known": (
+    "bool in a known shape": (
         {"b": entry(0, 1, shape=[1]), "a": entry(1, 2, shape=[True])},
         b"xx",
         "is not a length",
@@ -117,10 +117,7 @@ BROKEN = {
     "exponent": (content(b'{"a":{"dtype":"U8","shape":[0e9],"data_offsets":[0,0]}}'), "0e9 where only integers"),
     "minus zero": (content(b'{"a":{"dtype":"U8","shape":[-0],"data_offsets":[0,0]}}'), "-0 where only integers"),
     "endless number": (content(b'{"a":{"dtype":"U8","shape":[' + b"9" * 5000 + b'],"data_offsets":[0,0]}}'), "more than 4300 digits"),
-    "key twice": (
-        content(b'{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}'),
-        "twice",
-    ),
+    "key twice": (content(b'{"a":{"dtype":"U8"},"a":{"dtype":"U8"}}'), "the same name twice in one JSON object: a"),
     "key twice by escape": (
         content(b'{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"\\u0061":{"dtype":"I8","shape":[0],"data_offsets":[0,0]}}'),
         "the same name twice in one JSON object: a",
@@ -194,7 +191,8 @@ def agrees(path: Path, raw: bytes) -> bool:
     try:
         source = formats.open(path)
     except MigrateError as error:
-        assert error.exit_code == 3, str(error)
+        if error.exit_code != 3:
+            raise
         return False
     with source:
         ours = {}
@@ -230,22 +228,7 @@ def test_spliced_headers_are_refused_or_read_as_the_library_reads_them(path):
     raw = small_file()
     length = int.from_bytes(raw[:8], "little")
     header, data = raw[8 : 8 + length].rstrip(), raw[8 + length :]
-    words = [
-        b"null",
-        b"true",
-        b"-0",
-        b"1e0",
-        b"[]",
-        b"{}",
-        b'""',
-        b"0",
-        b"18446744073709551616",
-        b'"\\ud800"',
-        b"\xff",
-        b"\\u0000",
-        b" ",
-        b"\t",
-    ]
+    words = b'null|true|-0|1e0|[]|{}|""|0|18446744073709551616|"\\ud800"|\xff|\\u0000| |\t'.split(b"|")
     chance = random.Random(21)
     for _ in range(2_000):
         start = chance.randrange(len(header))

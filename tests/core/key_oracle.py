@@ -79,7 +79,7 @@ def _ways(pieces, key, at):
 
 def random_pieces(rng: random.Random, repeat=False):
     """Pieces of a pattern that may well be refused when parsed; the caller skips those."""
-    names = iter("abcdefghij")
+    names = iter("abcdefghijklmnopq")
     segments = []
     for _ in range(rng.randint(1, 5)):
         form = rng.randrange(9)
@@ -99,14 +99,14 @@ def random_pieces(rng: random.Random, repeat=False):
         elif form == 7:
             segments.append([rng.choice(["w", "x", "norm"]), ("int", name, ())])
         else:
-            segments.append([("enum", name, ("x", "norm", "x_")), rng.choice([("int", next(names), ()), ("plain", next(names), ())])])
+            segments.append([("enum", name, ("x", "norm", "x_")), (rng.choice(["int", "plain"]), next(names), ())])
     pieces = []
     for segment in segments:
         if pieces:
             pieces.append(".")
         pieces += segment
     if rng.random() < 0.15:
-        pieces += ["@", ("int", "r", ())]
+        pieces += ["@", ("int", "rank", ())]
     if repeat:
         captures = [i for i, p in enumerate(pieces) if not isinstance(p, str)]
         if len(captures) > 1:

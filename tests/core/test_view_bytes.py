@@ -15,6 +15,8 @@ def bytes_of(v, data, unit):
     out = np.full(v.shape, 99, np.uint8)
     for p in v.pieces:
         if isinstance(p.leaf, Fill):
+            assert p.src == 0
+            assert not any(p.src_strides)
             raw = np.frombuffer(unit(p.leaf.value), np.uint8)
             to = layout(p, out, p.dst, p.dst_strides)
             at = layout(p, np.arange(v.shape[0]), p.dst, p.dst_strides)

@@ -88,7 +88,8 @@ def test_ties_are_seen_and_equal_copies_are_none():
 
 ARRAY = np.arange(24, dtype=np.int16).reshape(4, 6)
 ARRAYS = {
-    "whole": ARRAY, "part": ARRAY[1:, 2:4], "t": ARRAY.T, "fortran": np.asfortranarray(ARRAY), "back": ARRAY[::-1], "big": ARRAY.astype(">i2"),
+    "whole": ARRAY, "part": ARRAY[1:, 2:4], "t": ARRAY.T, "fortran": np.asfortranarray(ARRAY), "back": ARRAY[::-1],
+    "big": ARRAY.astype(">i2"),
     "zero_d": np.array(7, np.int16), "big_zero_d": np.array(7, ">i2"), "wide": np.broadcast_to(ARRAY[0], (3, 6)),
     "torch": torch.arange(4, dtype=torch.int16).numpy(), "bytes": np.frombuffer(b"abcdef", np.int16),
     "window": np.lib.stride_tricks.sliding_window_view(ARRAY[0], 3),

@@ -11,8 +11,8 @@ from migrate.formats._shards import deal, in_natural_order, parse_size, shard_na
 @pytest.mark.parametrize(
     ("text", "size"),
     [
-        ("5GB", 5 * 10**9), ("5GiB", 5 * 2**30), ("500MB", 5 * 10**8), ("1.1GB", 1_100_000_000), ("7", 7), ("12 kb", 12_000), ("2tib", 2**41),
-        ("1.5 MiB", 3 * 2**19), (77, 77), ("1B", 1), ("0.5kb", 500),
+        ("5GB", 5 * 10**9), ("5GiB", 5 * 2**30), ("500MB", 5 * 10**8), ("1.1GB", 1_100_000_000), ("7", 7), ("12 kb", 12_000),
+        ("2tib", 2**41),        ("1.5 MiB", 3 * 2**19), (77, 77), ("1B", 1), ("0.5kb", 500),
     ],
 )  # fmt: skip
 def test_a_size_is_exact_in_powers_of_1000_or_1024(text, size):

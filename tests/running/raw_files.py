@@ -15,7 +15,15 @@ from migrate.running.values import pack
 from migrate.source.index import Index, Stored
 from migrate.source.target import OutputFile, Placed, Target
 
-KINDS = {"uint8": "u1", "bfloat16": "u2", "float32": "u4", "float64": "u8", "complex128": "V16", "float4_e2m1fn": "u1", "float6_e2m3fn": "u1"}
+KINDS = {
+    "uint8": "u1",
+    "bfloat16": "u2",
+    "float32": "u4",
+    "float64": "u8",
+    "complex128": "V16",
+    "float4_e2m1fn": "u1",
+    "float6_e2m3fn": "u1",
+}
 
 
 class RawBlob:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -219,7 +220,7 @@ CHILD = """
 import sys
 sys.path[:0] = {paths!r}
 from test_publish import KEYS, SHAPE, go
-from raw_files import RawSource
+from raw_files import RawSource, Stored
 from migrate.core.spec import Spec
 from pathlib import Path
 root = Path({root!r})
@@ -310,17 +311,18 @@ def test_a_disk_too_small_keeps_nothing(source: RawSource, small_disk: Path, mon
     assert not os.listdir(small_disk)
 
 
-def test_a_disk_that_fills_up_keeps_what_is_done_and_can_be_resumed(source: RawSource, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fills_up_keeps_what_is_done_and_can_be_resumed(
+    source: RawSource, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     subprocess.run(["mount", "-o", "remount,size=40m", str(small_disk)], check=True)
     monkeypatch.setattr(publish.Partial, "allocate", lambda self: sparse(self))
     filler = small_disk / "filler"
 
     def fill(done: int, total: int) -> None:
         if not filler.exists():
-            with open(filler, "wb") as file, pytest.raises(OSError, match="No space"):
-                while True:
-                    file.write(bytes(1 << 20))
-                    file.flush()
+            with open(filler, "wb", buffering=0) as file, contextlib.suppress(OSError):
+                while file.write(bytes(1 << 20)):
+                    pass
 
     with pytest.raises(RunError, match="No space left") as caught:
         go(source, small_disk / "out", progress=fill)
@@ -409,5 +411,3 @@ def test_a_place_that_cannot_be_written_is_named(source: RawSource, tmp_path: Pa
     with pytest.raises(RunError, match="nowhere") as caught:
         go(source, tmp_path / "nowhere" / "out")
     assert code(caught) == "M913"
-
-

@@ -20,7 +20,9 @@ from migrate.running import gather, geometry, tiles
 from migrate.running.values import Values, pack, unpack
 
 
-def produce(tmp_path: Path, arrays: dict[str, tuple[str, np.ndarray]], made: dict[str, tuple[str, views.View, tuple[Any, ...]]], **options: Any):
+def produce(
+    tmp_path: Path, arrays: dict[str, tuple[str, np.ndarray]], made: dict[str, tuple[str, views.View, tuple[Any, ...]]], **options: Any
+):
     files = options.pop("files", 1)
     source = write_source(tmp_path / "in", arrays, min(2, len(arrays)), options.pop("blob", RawBlob))
     outputs = {k: Tensor(spec(d, v.shape), v, keys) for k, (d, v, keys) in made.items()}
@@ -175,9 +177,7 @@ def test_every_run_length_is_gathered_exactly(tmp_path: Path, run: int) -> None:
         "pairs": (a[:even].reshape(even // 2, 2, run).transpose(1, 0, 2), pairs),
         "sparse": (b[:, -7:], views.slice_(vb, 1, run - 7, run)),
     }
-    got, _ = produce(
-        tmp_path, {"a": ("uint8", a), "b": ("uint8", b)}, {k: ("uint8", v, ("a", "b")) for k, (_, v) in made.items()}, files=2
-    )
+    got, _ = produce(tmp_path, {"a": ("uint8", a), "b": ("uint8", b)}, {k: ("uint8", v, ("a", "b")) for k, (_, v) in made.items()}, files=2)
     for key, (array, _) in made.items():
         assert got[key] == np.ascontiguousarray(array).tobytes(), key
 
@@ -242,7 +242,11 @@ def test_a_value_is_computed_once_for_all_that_read_it(tmp_path: Path, monkeypat
     a = random_raw(np.random.default_rng(7), "bfloat16", (8, 5))
     call = Call(Step("halves", None), (whole("a", "bfloat16", (8, 5)),), 2)
     halves = [Value(call, i, spec("bfloat16", (4, 5))) for i in range(2)]
-    again = Value(Call(Step("halves", None), (Tensor(spec("bfloat16", (4, 5)), views.stored(0, (4, 5)), (halves[1],)),), 1), 0, spec("bfloat16", (4, 5)))
+    again = Value(
+        Call(Step("halves", None), (Tensor(spec("bfloat16", (4, 5)), views.stored(0, (4, 5)), (halves[1],)),), 1),
+        0,
+        spec("bfloat16", (4, 5)),
+    )
     view = views.permute(views.stored(0, (4, 5)), (1, 0))
     made = {
         "first": ("bfloat16", views.stored(0, (4, 5)), (halves[0],)),

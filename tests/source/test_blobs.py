@@ -54,9 +54,8 @@ def test_many_threads_may_read_at_once(blob):
     wrong = []
 
     def read(at: int) -> None:
-        for _ in range(200):
-            if bytes(blob.read(at, 256)) != bytes((at + i) % 256 for i in range(256)):
-                wrong.append(at)
+        wanted = bytes((at + i) % 256 for i in range(256))
+        wrong.extend(at for _ in range(200) if blob.read(at, 256) != wanted)
 
     threads = [threading.Thread(target=read, args=(at,)) for at in (0, 77, 4096, 9999)]
     for thread in threads:

@@ -1,0 +1,93 @@
+"""The question: what was asked, as it was asked. A saved plan holds it, so that `apply plan.json` can ask it again."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..core.diagnostics import fail
+
+PLAN_VERSION = "1.0"
+PathLike = str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """`backwards`: a downgrade. `rules` are rule files, applied as they are, and at most one folder of lineages."""
+
+    to: tuple[str, ...] = ()
+    from_: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()
+    params: Mapping[str, Any] = field(default_factory=dict)
+    allow: frozenset[str] = frozenset()
+    backwards: bool = False
+
+    @property
+    def files(self) -> list[Path]:
+        """The rule files given by hand."""
+        return [Path(r) for r in self.rules if not Path(r).is_dir()]
+
+    @property
+    def folders(self) -> list[str]:
+        return [r for r in self.rules if Path(r).is_dir()]
+
+    def to_json(self) -> dict[str, Any]:
+        """The question as a plan holds it; rules by absolute path."""
+        return {
+            "to": list(self.to),
+            "from": list(self.from_),
+            "rules": [os.path.abspath(r) for r in self.rules],
+            "params": dict(self.params),
+            "allow": sorted(self.allow),
+            "backwards": self.backwards,
+        }
+
+
+def ask(
+    to: str | Iterable[str],
+    from_: str | Iterable[str],
+    rules: Iterable[PathLike],
+    params: Mapping[str, Any] | None,
+    allow: Iterable[str],
+    *,
+    backwards: bool,
+) -> Question:
+    """The question, with one word taken for a list of one."""
+    paths = (rules,) if isinstance(rules, (str, os.PathLike)) else tuple(rules)
+    return Question(_texts(to), _texts(from_), tuple(os.fspath(r) for r in paths), dict(params or {}), frozenset(_texts(allow)), backwards)
+
+
+def _texts(words: str | Iterable[str]) -> tuple[str, ...]:
+    return (words,) if isinstance(words, str) else tuple(words)
+
+
+def saved_plan(path: PathLike) -> dict[str, Any] | None:
+    """The plan document at `path`; None if the name is not that of a plan file. M115 or M903 if it holds no plan of ours."""
+    name = os.fspath(path)
+    if not name.endswith(".json") or name.endswith(".index.json") or not os.path.isfile(name):
+        return None
+    try:
+        with open(name, encoding="utf-8") as file:
+            saved = json.load(file)
+    except (ValueError, RecursionError) as error:
+        fail("M115", f"{name} is not a plan: {error}")
+    if not isinstance(saved, dict) or saved.get("kind") != "plan" or not isinstance(saved.get("question"), dict):
+        fail("M115", f"{name} is not a plan", help="make one with  migrate plan CKPT --to LAYOUT -o plan.json")
+    if str(saved.get("format_version")).split(".")[0] != PLAN_VERSION.split(".")[0]:
+        fail("M903", f"{name} was written in another plan format ({saved.get('format_version')})", help="plan again")
+    return saved
+
+
+def asked_in(saved: Mapping[str, Any]) -> Question:
+    """The question that a saved plan answers; M115 if it is not whole."""
+    asked = saved["question"]
+    try:
+        return Question(
+            tuple(asked["to"]), tuple(asked["from"]), tuple(asked["rules"]), dict(asked["params"]), frozenset(asked["allow"]), bool(asked["backwards"])
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        fail("M115", f"the plan's question is not whole: {error}", help="plan again")

@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+from migrate.core.errors import QuestionError
+from migrate.rules import packs
+from migrate.rules.packs import Pack, Packs, built_in, describe, find, is_rule_file
+
+LAYOUTS = "lineage: {name}\ntitle: {title}\nordered: true\nlayouts:\n  v1: {{title: one}}\n  v2: {{title: two}}\n"
+RULES = 'id: {name}/{slug}\ntitle: t\nlineage: {name}\nedge: [v1, v2]\nrules: [{{name: r, from: "{{k...}}.a", to: "{{k}}.b"}}]\n'
+
+
+def write(folder: Path, name: str = "acme", title: str = "t", slugs: str = "a b") -> Path:
+    (folder / name / "v2").mkdir(parents=True)
+    (folder / name / "layouts.yaml").write_text(LAYOUTS.format(name=name, title=title))
+    for slug in slugs.split():
+        (folder / name / "v2" / f"{slug}.yaml").write_text(RULES.format(name=name, slug=slug))
+    return folder
+
+
+@pytest.fixture
+def no_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packs, "_scan", lambda: iter(()))
+
+
+def test_rule_files_of_one_edge_are_collected(tmp_path: Path, no_installed: None) -> None:
+    lineage = find(write(tmp_path), cwd=tmp_path / "acme").load_lineage("acme")
+    (edge,) = lineage.edges
+    assert (edge.source, edge.target, [f.name for f in edge.files]) == ("v1", "v2", ["a.yaml", "b.yaml"])
+
+
+def test_a_folder_of_one_lineage_can_be_named_itself(tmp_path: Path, no_installed: None) -> None:
+    assert find(write(tmp_path) / "acme", cwd="/").load_lineage("acme").names == ["v1", "v2"]
+
+
+def test_named_then_beside_then_built_in(tmp_path: Path, no_installed: None) -> None:
+    write(tmp_path / "rules", "acme", "beside")
+    write(tmp_path / "rules", "hf-mixtral", "mine")
+    write(tmp_path / "named", "acme", "named")
+    both = find(tmp_path / "named", cwd=tmp_path)
+    assert both.load_lineage("acme").title == "named"
+    assert find(cwd=tmp_path).load_lineage("acme").title == "beside"
+    assert both.load_lineage("hf-mixtral").title == "mine"
+    names, problems = both.lineages()
+    assert list(names)[:2] == ["acme", "hf-mixtral"]
+    assert "te-grouped-bias" in names
+    assert problems == []
+
+
+def test_the_rules_of_the_source_tree_are_not_searched_twice(no_installed: None) -> None:
+    found = find(cwd=Path(__file__).resolve().parents[2])
+    assert [p.origin for p in found.all] == ["built-in"]
+
+
+def test_a_lineage_that_is_not_there_names_the_nearest_and_the_places(tmp_path: Path, no_installed: None) -> None:
+    with pytest.raises(QuestionError) as caught:
+        find(write(tmp_path), cwd="/").load_lineage("hf-mixtrall")
+    (found,) = caught.value.diagnostics
+    assert (found.code, found.help) == ("M507", "did you mean `hf-mixtral`?")
+    assert any(str(tmp_path) in note for note in found.notes)
+
+
+def test_a_path_that_is_no_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(QuestionError, match="M507"):
+        find(tmp_path / "none")
+
+
+def test_a_broken_rule_file_of_another_lineage_does_no_harm(tmp_path: Path, no_installed: None) -> None:
+    write(tmp_path, "acme")
+    write(tmp_path, "other")
+    (tmp_path / "other" / "v2" / "a.yaml").write_text("id: [")
+    found = find(tmp_path, cwd="/")
+    assert found.load_lineage("acme").edges
+    assert set(found.lineages()[0]) >= {"acme", "other"}
+    with pytest.raises(QuestionError, match=r"M108"):
+        found.load_lineage("other")
+
+
+@pytest.mark.parametrize(
+    ("edit", "code"),
+    [
+        (("edge: [v1, v2]", "edge: [v1, v3]"), "M501"),
+        (("lineage: acme", "lineage: other"), "M114"),
+        (("edge: [v1, v2]", "edge: v1"), "M106"),
+        (("lineage: acme\n", ""), "M101"),
+    ],
+)
+def test_a_rule_file_must_fit_its_lineage(tmp_path: Path, no_installed: None, edit: tuple[str, str], code: str) -> None:
+    path = write(tmp_path) / "acme" / "v2" / "a.yaml"
+    path.write_text(path.read_text().replace(*edit))
+    with pytest.raises(QuestionError) as caught:
+        find(tmp_path, cwd="/").load_lineage("acme")
+    (found,) = caught.value.diagnostics
+    assert (found.code, found.spans[0].file) == (code, str(path))
+
+
+@pytest.mark.parametrize(
+    ("edit", "code"),
+    [
+        (("v1: {title: one}", "v1: {titel: one}"), "M103"),
+        (("v1: {title: one}", "latest: {title: one}"), "M114"),
+        (("v1: {title: one}", "v1: {title: one, status: old}"), "M114"),
+        (("v1: {title: one}", 'v1: {title: one, detect: {present: "{p"}}'), "M20"),
+        (("v1: {title: one}", 'v1: {title: one, detect: {ndim: {"{p...}.w": x}}}'), "M111"),
+        (("v1: {title: one}", 'v1: {title: one, detect: {dtype: {"{p...}.w": [f61]}}}'), "M114"),
+        (("lineage: acme", "lineage: acme2"), "M114"),
+        (("ordered: true", 'requires: ">99"'), "M107"),
+        (("v2: {title: two}", "v1: {title: two}"), "M104"),
+    ],
+)
+def test_a_mistake_in_layouts_is_raised_for_local_packs(tmp_path: Path, no_installed: None, edit: tuple[str, str], code: str) -> None:
+    path = write(tmp_path) / "acme" / "layouts.yaml"
+    path.write_text(path.read_text().replace(*edit))
+    for call in (lambda p: p.lineages(), lambda p: p.load_lineage("acme")):
+        with pytest.raises(QuestionError) as caught:
+            call(find(tmp_path, cwd="/"))
+        assert code in str(caught.value)
+
+
+def entry(value: str, name: str = "acme") -> EntryPoint:
+    return EntryPoint(name, value, packs.GROUP)
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    package = tmp_path / "site" / "acme_rules_of_a_test"
+    write(package / "data")
+    (package / "__init__.py").write_text("raise RuntimeError('a pack is data and is never imported')\n")
+    monkeypatch.syspath_prepend(str(package.parent))
+    return package
+
+
+def test_an_installed_pack_is_found_without_importing_it(installed: Path) -> None:
+    found = packs._located(entry("acme_rules_of_a_test:data"))
+    assert (found.folder, found.error) == (installed / "data", "")
+    assert list(found.lineages) == ["acme"]
+    assert "acme_rules_of_a_test" not in sys.modules
+
+
+@pytest.mark.parametrize("value", ["acme_rules_of_a_test:nowhere", "no_such_package_anywhere:data", "json:tool"])
+def test_a_pack_that_is_not_there_is_reported_and_not_fatal(installed: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setattr(packs, "_scan", lambda: iter([packs._located(entry(value))]))
+    found = find(cwd="/")
+    assert "not a folder" in found.installed[0].error
+    assert "hf-mixtral" in found.lineages()[0]
+
+
+def test_a_broken_lineage_of_an_installed_pack_is_reported_and_not_fatal(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (installed / "data" / "acme" / "layouts.yaml").write_text("lineage: [")
+    monkeypatch.setattr(packs, "_scan", lambda: iter([packs._located(entry("acme_rules_of_a_test:data"))]))
+    lineages, problems = find(cwd="/").lineages()
+    assert "acme" not in lineages
+    assert [d.code for d in problems] == ["M108"]
+
+
+def test_two_installed_packs_with_one_lineage_are_refused_unless_a_local_one_decides(tmp_path: Path) -> None:
+    one, two = write(tmp_path / "one"), write(tmp_path / "two")
+    found = Packs((), scan=False)
+    found._installed = (Pack("one", "installed", one, "1.0"), Pack("two", "installed", two, "2.0"))
+    with pytest.raises(QuestionError, match=r"M508.*\n?.*one 1\.0, two 2\.0"):
+        found.load_lineage("acme")
+    lineages, problems = found.lineages()
+    assert "acme" not in lineages
+    assert [d.code for d in problems] == ["M508"]
+    local = Packs((Pack("here", "local", one),), scan=False)
+    local._installed = found._installed
+    assert local.load_lineage("acme").names == ["v1", "v2"]
+
+
+def test_describe_tells_layouts_and_edges(tmp_path: Path, no_installed: None) -> None:
+    (found,) = describe([write(tmp_path)], "acme")
+    assert [n["name"] for n in found["layouts"]] == ["v1", "v2"]
+    assert [(e["from"], e["to"], len(e["files"])) for e in found["edges"]] == [("v1", "v2", 2)]
+
+
+def test_a_rule_file_is_told_from_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").mkdir()
+    assert is_rule_file("a/b.yaml")
+    assert not is_rule_file(tmp_path / "x.yaml")
+    assert not is_rule_file(tmp_path)
+
+
+def test_the_built_in_rules_are_there() -> None:
+    assert {"hf-mixtral", "hf-qwen2-moe", "te-grouped-weight", "te-grouped-bias"} <= set(built_in().lineages)
