@@ -11,26 +11,22 @@ rule files or folders of lineages, values of parameters, and what is permitted b
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from . import __version__, formats
-from .core.diagnostics import Report, fail, listed
+from . import formats
+from .core.diagnostics import fail, printable
 from .formats import memory, parse_size
-from .planning.compose import Composition, compose
-from .planning.plan import Plan, document
+from .planning.compose import Composition
+from .planning.plan import Plan
 from .planning.question import Question, ask, asked_in, saved_plan
-from .planning.route import Route, find_route, known_lineages, layouts_of
+from .planning.route import find_route, known_lineages, layouts_of
 from .running import history as stamps
-from .source.index import Source, specs_hash
-
-if TYPE_CHECKING:
-    from .planning.graph import Tensor
+from .running.prepare import compose_for, is_folder, plan_for, side_reader, stamp_of
+from .source.index import Source
 
 FORMAT_VERSION = "1.0"
 DEFAULT_SHARD = "5GB"
@@ -65,7 +61,7 @@ def inspect(path: PathLike, *, rules: Iterable[PathLike] = (), allow: Iterable[s
             "files": [{"name": name, "size": blob.size} for name, blob in zip(index.files, source.blobs, strict=True)],
             "tensors": len(specs),
             "bytes": index.nbytes,
-            "layouts": layouts_of(index, _side_reader(source), [str(r) for r in rules], stamp.layouts),
+            "layouts": layouts_of(index, side_reader(source), [str(r) for r in rules], stamp.layouts),
             "keys": keys,
             "side_files": [{"path": f.path, "size": f.size} for f in index.side_files],
             "left_out": list(index.left_out),
@@ -86,15 +82,16 @@ def plan(
     allow: Iterable[str] = (),
     max_shard_size: int | str = DEFAULT_SHARD,
     single_file: bool | None = None,
+    backwards: bool = False,
 ) -> Plan:
     """What a migration would do: every output name, shape, dtype, offset and problem, before a tensor is read.
 
-    Raises all problems at once. `single_file` None means: like the source.
+    Raises all problems at once. `single_file` None means: like the source. `backwards` plans what `downgrade` would do.
     """
-    question = ask(to, from_, rules, params, allow, backwards=False)
+    question = ask(to, from_, rules, params, allow, backwards=backwards)
     source = formats.open(path, "links" in question.allow)
     try:
-        return _plan(source, question, _shape(source, single_file), parse_size(max_shard_size))
+        return plan_for(source, question, is_folder(source, single_file), _size(max_shard_size))
     finally:
         source.close()
 
@@ -117,6 +114,7 @@ def apply(
 ) -> dict[str, Any]:
     """Migrates a checkpoint into `out`, which then is whole; on any error it is absent. Answers with what was published.
 
+    A checkpoint that is where it shall go already is left alone: the answer's `path` is then None and nothing is written.
     `path` may be a saved plan (a file ending in .json that is not an index): it is planned again and refused (M903)
     unless the digest is the same. A state dict (a mapping) is written to `out`, or, without `out`, migrated in memory: the
     answer is then the new state dict, tied tensors still tied.
@@ -125,7 +123,7 @@ def apply(
     if out is None:
         if not isinstance(path, Mapping):
             fail("M115", "apply needs a place for its output", help="-o OUT, or out= in Python")
-        return _apply_in_memory(path, question, parse_size(max_memory))
+        return _apply_in_memory(path, question, _size(max_memory))
     saved = None if isinstance(path, Mapping) else saved_plan(path)
     if saved is not None:
         if question != Question() or max_shard_size is not None:
@@ -166,6 +164,7 @@ def verify(
     rules: Iterable[PathLike] = (),
     params: Mapping[str, Any] | None = None,
     allow: Iterable[str] = (),
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Recomputes every output tensor from `source` through the eager path and compares bytes with `out`.
 
@@ -179,12 +178,20 @@ def verify(
     try:
         index_hash = made.index.hash()
         stamp, notes = stamps.read(made.history, index_hash)
-        route = find_route(opened.index, _side_reader(opened), _stamp(opened)[0], question, applied=_applied_after(opened, stamp))
-        composition = _compose(opened, route, question, programs=True, prove=False)
+        applied = _applied_after(opened, stamp)
+        if not (question.to or question.rules or applied):
+            fail(
+                "M115",
+                f"no stamp in {printable(made.path)} says that it was made from {printable(opened.path)}",
+                notes=tuple(notes),
+                help="say what was applied: --to LINEAGE@LAYOUT, or --rules FILE",
+            )
+        route = find_route(opened.index, side_reader(opened), stamp_of(opened)[0], question, applied=applied)
+        composition = compose_for(opened, route, question, programs=True, prove=False)
         differences = _spec_differences(composition, made)
         wrong = {d["key"] for d in differences}
         programs = {key: program for key, program in composition.programs.items() if key not in wrong}
-        for found in recompute(programs, opened, made):
+        for found in recompute(programs, opened, made, progress=progress):
             at = "" if found.index is None else f", first at {list(found.index)}"
             differences.append({"key": found.key, "what": f"{found.detail}{at}"})
         differences += _side_differences(opened, made)
@@ -205,14 +212,14 @@ def verify(
         made.close()
 
 
-def diff(a: PathLike, b: PathLike, *, allow: Iterable[str] = ()) -> dict[str, Any]:
+def diff(a: PathLike, b: PathLike, *, allow: Iterable[str] = (), progress: Progress | None = None) -> dict[str, Any]:
     """Where two checkpoints differ: keys, specs, element bytes, side files. Stamps and header spacing do not count."""
     from .running.diff import diff as compare
 
     links = "links" in set(allow)
     one, other = formats.open(a, links), formats.open(b, links)
     try:
-        found = compare(one, other)
+        found = compare(one, other, progress=progress)
         others = [d["what"] for d in _side_differences(one, other)]
         equal = not (found.only_a or found.only_b or found.specs or found.bytes or others)
         return {
@@ -227,7 +234,13 @@ def diff(a: PathLike, b: PathLike, *, allow: Iterable[str] = ()) -> dict[str, An
             "only_b": list(found.only_b),
             "specs": [{"key": k, "a": str(x), "b": str(y)} for k, x, y in found.specs],
             "bytes_differ": [
-                {"key": d.key, "index": list(d.index), "count": d.count, "max_abs_error": _number(d.max_abs_error), "sqnr_db": _number(d.sqnr_db)}
+                {
+                    "key": d.key,
+                    "index": list(d.index),
+                    "count": d.count,
+                    "max_abs_error": _number(d.max_abs_error),
+                    "sqnr_db": _number(d.sqnr_db),
+                }
                 for d in found.bytes
             ],
             "others": others,
@@ -248,12 +261,14 @@ def history(path: PathLike | None = None, *, lineage: str | None = None, rules: 
         return {"format_version": FORMAT_VERSION, "kind": "lineages", "lineages": known_lineages([str(r) for r in rules], lineage)}
     source = formats.open(path)
     try:
-        stamp, notes = stamps.read(source.history, source.index.hash())
+        index_hash = source.index.hash()
+        stamp, notes = stamps.read(source.history, index_hash)
         applied = [dict(e) for e in stamp.applied if lineage in (None, e["lineage"])]
         return {
             "format_version": FORMAT_VERSION,
             "kind": "history",
             "path": source.path,
+            "output": index_hash,
             "layouts": dict(stamp.layouts),
             "applied": applied,
             "notes": notes if source.history is not None else ["no stamp: nothing was applied by migrate"],
@@ -262,85 +277,11 @@ def history(path: PathLike | None = None, *, lineage: str | None = None, rules: 
         source.close()
 
 
-# ---- planning ---------------------------------------------------------------------------------------------------------
-
-
-def _stamp(source: Source) -> tuple[stamps.Stamp, list[str]]:
-    return stamps.read(source.history, source.index.hash())
-
-
-def _side_reader(source: Source) -> Callable[[str], bytes | None]:
-    present = {f.path for f in source.index.side_files}
-    return lambda name: source.side_file(name) if name in present else None
-
-
-def _shape(source: Source, single_file: bool | None) -> bool:
-    """Whether the output is a folder."""
-    return not single_file if single_file is not None else os.path.isdir(source.path) or source.path.endswith(".index.json")
-
-
-def _compose(source: Source, route: Route, question: Question, *, programs: bool = False, prove: bool = True) -> Composition:
-    from .running.checks import equal
-
-    def same_bytes(key: str, present: Tensor, made: Tensor) -> bool:
-        return equal(present, made, source)
-
-    report = Report()
-    composition = compose(source.index.tensors, route.legs, question.allow, same_bytes, report, programs=programs, prove=prove)
-    report.check()
-    return composition
-
-
-def _plan(source: Source, question: Question, folder: bool, max_shard_size: int) -> Plan:
-    index_hash = source.index.hash()
-    stamp, notes = stamps.read(source.history, index_hash)
-    route = find_route(source.index, _side_reader(source), stamp, question)
-    composition = _compose(source, route, question)
-    specs = {key: t.spec for key, t in composition.graph.outputs.items()}
-    report = Report()
-    route.check_output(composition.graph.outputs, _side_reader(source), report)
-    report.check()
-    entries = [{**entry, "tool": __version__, "source": index_hash} for entry in route.entries]
-    text = stamps.write(stamp, route.layouts, entries, specs_hash(specs))
-    notes += _unheld(source, question)
-    target = formats.get("safetensors").describe(specs, folder=folder, max_shard_size=max_shard_size, metadata=source.index.metadata, stamp=text)
-    body = document(
-        tool=__version__,
-        source={
-            "path": os.path.abspath(source.path),
-            "format": source.format,
-            "index_hash": index_hash,
-            "tensors": len(source.index.tensors),
-            "bytes": source.index.nbytes,
-            "files": list(source.index.files),
-            "sizes": {key: stored.spec.nbytes for key, stored in source.index.tensors.items()},
-        },
-        composition=composition,
-        rules=route.rules,
-        params=route.params,
-        allow=question.allow,
-        target=target,
-        options={"max_shard_size": max_shard_size, "folder": folder},
-        side_files=[{"path": f.path, "size": f.size} for f in source.index.side_files] if folder else [],
-        layouts=route.layouts,
-        warnings=[d.to_json() for d in route.warnings],
-    )
-    body["notes"] += notes
-    body["question"] = question.to_json()
-    body["free"] = shutil.disk_usage(os.path.dirname(os.path.abspath(source.path)) or ".").free
-    return Plan(body, composition, target)
-
-
-def _unheld(source: Source, question: Question) -> list[str]:
-    """Notes on what the target cannot hold: ties are written each, values that are no tensors need leave to go."""
-    items = list(source.index.items)
-    if items and "drop" not in question.allow:
-        fail("M916", f"safetensors holds tensors only, not {listed(items)}", help="leave them out, or --allow drop")
-    storages = [stored.storage for stored in source.index.tensors.values() if stored.storage is not None]
-    ties = len(storages) - len(set(storages))
-    return [f"dropped, because safetensors holds tensors only: {listed(items)}"] * bool(items) + [
-        f"{ties} tensors share memory with another one; each is written"
-    ] * bool(ties)
+def _size(size: int | str) -> int:
+    try:
+        return parse_size(size)
+    except ValueError as error:
+        fail("M115", str(error), help="write 5GB, 500MiB, or a number of bytes")
 
 
 def _applied_after(source: Source, stamp: stamps.Stamp) -> Sequence[Mapping[str, Any]]:
@@ -350,9 +291,6 @@ def _applied_after(source: Source, stamp: stamps.Stamp) -> Sequence[Mapping[str,
         if entry["source"] == index_hash:
             return stamp.applied[position:]
     return ()
-
-
-# ---- running ----------------------------------------------------------------------------------------------------------
 
 
 def _run(
@@ -370,16 +308,12 @@ def _run(
     from .running.publish import check_place
     from .running.tiles import run
 
-    shard = parse_size(DEFAULT_SHARD if max_shard_size is None else max_shard_size)
-    source: Source
-    if isinstance(path, Mapping):
-        source = memory.open(path)
-    else:
-        source = formats.open(path, "links" in question.allow)
+    shard = _size(DEFAULT_SHARD if max_shard_size is None else max_shard_size)
+    source: Source = memory.open(path) if isinstance(path, Mapping) else formats.open(path, "links" in question.allow)
     try:
         check_place(out, source.path)
         folder = bool(saved["options"]["folder"]) if saved else not out.name.endswith(".safetensors")
-        made = _plan(source, question, folder, shard)
+        made = plan_for(source, question, folder, shard)
         if saved is not None and made.digest != saved["digest"]:
             fail(
                 "M903",
@@ -387,6 +321,8 @@ def _run(
                 notes=tuple(_what_changed(saved, made.document)),
                 help="plan again, and review the new plan",
             )
+        if not made.document["path"] and not isinstance(path, Mapping):
+            return _published(made, source, None, {}, 0, 0)
         side_files = [(f.path, source.side_file(f.path)) for f in source.index.side_files] if folder else []
         result = run(
             made.composition.graph.outputs,
@@ -399,30 +335,46 @@ def _run(
             threads=threads,
             fsync=fsync,
             resume=resume,
-            max_memory=parse_size(max_memory),
+            max_memory=_size(max_memory),
             progress=progress,
         )
-        return {
-            "format_version": FORMAT_VERSION,
-            "kind": "published",
-            "path": os.fspath(out),
-            "source": source.path,
-            "digest": made.digest,
-            "tensors": len(made.composition.graph.outputs),
-            "files": result.files,
-            "bytes_read": result.bytes_read,
-            "bytes_written": result.bytes_written,
-            "layouts": made.document["layouts"],
-            "losses": made.document["losses"],
-            "downgrade": made.document["downgrade"],
-            "notes": made.document["notes"],
-        }
+        return _published(made, source, os.fspath(out), result.files, result.bytes_read, result.bytes_written)
     finally:
         source.close()
 
 
+def _published(
+    made: Plan, source: Source, path: str | None, files: Mapping[str, Mapping[str, Any]], bytes_read: int, bytes_written: int
+) -> dict[str, Any]:
+    """The answer of a run; without a `path` there was nothing to do."""
+    planned = made.document
+    return {
+        "format_version": FORMAT_VERSION,
+        "kind": "published",
+        "path": path,
+        "source": source.path,
+        "digest": made.digest,
+        "steps": planned["path"],
+        "tensors": len(made.composition.graph.outputs),
+        "files": files,
+        "bytes_read": bytes_read,
+        "bytes_written": bytes_written,
+        "layouts": planned["layouts"],
+        "losses": planned["losses"],
+        "downgrade": planned["downgrade"],
+        "notes": planned["notes"],
+        "warnings": planned["warnings"],
+    }
+
+
 def _what_changed(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterable[str]:
-    parts = {"source": "the checkpoint", "rules": "the rules", "params": "the params", "target": "the output's files", "decided": "values that decide keys"}
+    parts = {
+        "source": "the checkpoint",
+        "rules": "the rules",
+        "params": "the params",
+        "target": "the output's files",
+        "decided": "values that decide keys",
+    }
     for name, what in parts.items():
         one, other = saved.get(name), now.get(name)
         if name == "source":
@@ -448,10 +400,8 @@ def _side_differences(one: Source, other: Source) -> list[dict[str, str]]:
     if not (os.path.isdir(one.path) and os.path.isdir(other.path)):
         return []
     out = [{"key": name, "what": f"side file {name} is in one of them only"} for name in sorted(a.keys() ^ b.keys())]
-    for name in sorted(a.keys() & b.keys()):
-        if a[name] != b[name] or one.side_file(name) != other.side_file(name):
-            out.append({"key": name, "what": f"side file {name} differs"})
-    return out
+    unlike = (n for n in sorted(a.keys() & b.keys()) if a[n] != b[n] or one.side_file(n) != other.side_file(n))
+    return out + [{"key": name, "what": f"side file {name} differs"} for name in unlike]
 
 
 def _apply_in_memory(tensors: Mapping[str, Any], question: Question, max_memory: int) -> dict[str, Any]:
@@ -459,7 +409,7 @@ def _apply_in_memory(tensors: Mapping[str, Any], question: Question, max_memory:
 
     source = memory.open(tensors)
     try:
-        route = find_route(source.index, _side_reader(source), stamps.Stamp(), question)
-        return materialise(_compose(source, route, question, prove=False).graph, source, max_memory)
+        route = find_route(source.index, side_reader(source), stamps.Stamp(), question)
+        return materialise(compose_for(source, route, question, prove=False).graph, source, max_memory)
     finally:
         source.close()

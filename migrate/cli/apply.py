@@ -1,8 +1,8 @@
-"""`migrate apply`, and with it `migrate downgrade`: the same engine, the other way."""
+"""`migrate apply`, and what it shares with `migrate downgrade`: the same engine, the other way."""
 
 from __future__ import annotations
 
-import sys
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -18,12 +18,14 @@ def running(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(
         (
             click.option("-o", "--output", "output", required=True, metavar="OUT", help="The new checkpoint; must not exist."),
-            click.option("--max-shard-size", default=None, help="Largest output file, e.g. 5GB (default) or 500MiB."),
+            click.option("--max-shard-size", default=None, metavar="SIZE", help="Largest output file, e.g. 500MiB.  [default: 5GB]"),
             click.option("--threads", default=2, show_default=True, type=click.IntRange(1, 64), help="Output files written at a time."),
-            click.option("--max-memory", default="1GiB", show_default=True, help="Memory for tensors that are computed or transposed."),
+            click.option(
+                "--max-memory", default="1GiB", show_default=True, metavar="SIZE", help="Memory for tensors that are computed or transposed."
+            ),
             click.option("--resume", is_flag=True, help="Go on with what a killed or failed run left behind."),
             click.option("--no-fsync", is_flag=True, help="Do not wait for the disk; a power cut may then lose the output."),
-            click.option("-q", "--quiet", is_flag=True, help="No progress."),
+            click.option("-q", "--quiet", is_flag=True, help="No progress and no hints."),
         )
     ):
         command = option(command)
@@ -32,15 +34,24 @@ def running(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def execute(checkpoint: str, form: str, quiet: bool, output: str, call: Callable[..., Any], **arguments: Any) -> None:
     """Runs `call` with a progress display and prints what it published."""
-    with Progress(quiet or form == "json") as progress:
-        document = call(checkpoint, output, progress=progress.update, **arguments)
-    text = (
-        f"published {document['path']}   {document['tensors']:,} tensors, {render.size(document['bytes_written'])}"
-        f" in {render.plural(len(document['files']), 'file')}   downgrade: {'exact' if document['downgrade']['exact'] else 'not exact'}"
+    try:
+        with Progress("writing", quiet) as progress:
+            document = call(checkpoint, output, progress=progress.update, **arguments)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(_interrupted(output)) from None
+    render.emit(document, form, render.published(document))
+    if form == "text" and not quiet and document["path"] is not None:
+        click.echo(f"next:  migrate verify {output} --source {document['source']}", err=True)
+
+
+def _interrupted(output: str) -> str:
+    partial = os.path.normpath(output) + ".migrate-partial"
+    if not os.path.isdir(partial):
+        return "interrupted; nothing was published"
+    return (
+        f"interrupted; nothing was published, and what was written so far is kept in {partial}\n"
+        "run the same command with --resume to go on, or remove that folder"
     )
-    render.emit(document, form, text)
-    if form == "text" and not quiet:
-        click.echo(f"next:  migrate verify {output} --source {document['source']}", file=sys.stderr)
 
 
 @click.command()
@@ -49,9 +60,10 @@ def execute(checkpoint: str, form: str, quiet: bool, output: str, call: Callable
 @running
 @as_json
 def command(checkpoint: str, assignments: tuple[str, ...], form: str, quiet: bool, output: str, no_fsync: bool, **arguments: Any) -> None:
-    """Migrate CHECKPOINT (or run a saved plan.json) into OUT.
+    """Migrate a checkpoint into a new one.
 
-    OUT is a folder, or one file if it ends in .safetensors. The source is never written; OUT is whole or absent.
+    CHECKPOINT may also be a saved plan (`migrate plan -o plan.json`), which is then run exactly as it was reviewed. OUT is a
+    folder, or one file if it ends in .safetensors. The source is never written; OUT is whole or absent.
     """
     from .. import api
 

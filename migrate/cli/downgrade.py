@@ -16,7 +16,11 @@ from .options import as_json, params, question
 @running
 @as_json
 def command(checkpoint: str, assignments: tuple[str, ...], form: str, quiet: bool, output: str, no_fsync: bool, **arguments: Any) -> None:
-    """Take CHECKPOINT back to an older layout, or, without --to, undo what its stamp says was applied last."""
+    """Take a checkpoint back to an older layout.
+
+    Without --to and --rules it undoes what the stamp of CHECKPOINT says was applied last. `migrate plan --downgrade` shows
+    beforehand what it would do.
+    """
     from .. import api
 
     execute(checkpoint, form, quiet, output, api.downgrade, params=params(assignments), fsync=not no_fsync, **arguments)

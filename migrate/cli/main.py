@@ -1,11 +1,14 @@
-"""The command line: one file per command, imported when it is called, so that `--help` costs nothing."""
+"""The command line: one file per command, found by name and imported when it is needed, so that `--help` costs nothing."""
 
 from __future__ import annotations
 
 import json
 import os
+import pkgutil
 import sys
+from functools import lru_cache
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,40 +16,32 @@ import click
 
 from .. import __version__
 
-# what --help shows, without importing the commands
-COMMANDS = {
-    "inspect": "Show what a checkpoint holds, from its headers: keys, sizes, dtypes, layouts.",
-    "plan": "Show what a migration would do, and save it for review.",
-    "apply": "Migrate a checkpoint into a new one.",
-    "downgrade": "Go back to an older layout.",
-    "verify": "Recompute a migrated checkpoint on another path and compare its bytes.",
-    "diff": "Compare two checkpoints: keys, specs, bytes.",
-    "history": "Show what was applied to a checkpoint, or a lineage's layouts and edges.",
-}
+_HOME = Path(__file__).resolve().parent
+
+
+@lru_cache(maxsize=None)
+def commands() -> dict[str, click.Command]:
+    """The commands by name: every module of this folder that has a `COMMAND`."""
+    modules = (name for _, name, _ in pkgutil.iter_modules([str(_HOME)]) if name != "main")
+    found = {name: getattr(import_module(f"migrate.cli.{name}"), "COMMAND", None) for name in modules}
+    return {name: command for name, command in found.items() if command is not None}
 
 
 class Commands(click.Group):
-    """Commands found by module name; a new command is a new file with `COMMAND` in it and its line above."""
+    """The group of all commands."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return list(commands())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        command: click.Command = import_module(f"migrate.cli.{cmd_name}").COMMAND
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        return commands().get(cmd_name)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+        if args and args[0] not in commands() and not args[0].startswith("-"):
             from ..core.diagnostics import did_you_mean
 
-            near = did_you_mean(args[0], list(COMMANDS))
-            raise click.UsageError(f"no such command `{args[0]}`" + (f"; {near}" if near else ""))
+            near = did_you_mean(args[0], list(commands()))
+            raise click.UsageError(f"no such command `{args[0]}`" + (f"; {near}" if near else "; `migrate --help` lists them"))
         return super().resolve_command(ctx, args)
 
 
@@ -72,54 +67,56 @@ def main() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """The exit status of one command line; output goes to stdout, diagnostics to stderr."""
+    """The exit status of one command line; answers go to stdout, and problems to stderr, or as JSON to stdout if asked for."""
     from ..core.errors import MigrateError
 
-    wants_json = "--format=json" in arguments or any(a == "--format" and b == "json" for a, b in zip(arguments, arguments[1:], strict=False))
+    wants_json = "--format=json" in arguments or ("--format", "json") in pairwise(arguments)
     try:
         result = cli.main(arguments, prog_name="migrate", standalone_mode=False)
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except MigrateError as error:
-        _report(error, wants_json)
-        return error.exit_code
-    except click.UsageError as error:
-        error.show(sys.stderr)
-        return 2
+        return _report(error, wants_json)
     except click.ClickException as error:
-        error.show(sys.stderr)
-        return 2
+        return _misused(error, wants_json)
     except (click.Abort, KeyboardInterrupt) as error:
-        message = str(error) or "interrupted; nothing was published"
-        print(message, file=sys.stderr)  # noqa: T201
+        click.echo(str(error) or "interrupted", err=True)
         return 130
     except BrokenPipeError:
+        # the reader has left, as `head` does; the flush at exit must not meet the closed pipe again
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     except Exception as error:  # noqa: BLE001 - the last line of defence: a bug is told as one
         return _bug(error)
 
 
-def _report(error: Any, wants_json: bool) -> None:
+def _report(error: Any, wants_json: bool) -> int:
+    status = int(error.exit_code)
     if wants_json:
-        document = {
-            "format_version": "1.0",
-            "kind": "problems",
-            "exit": error.exit_code,
-            "diagnostics": [d.to_json() for d in error.diagnostics],
-        }
-        print(json.dumps(document, indent=1))  # noqa: T201
-        return
-    print(str(error), file=sys.stderr)  # noqa: T201
+        found = [d.to_json() for d in error.diagnostics]
+        click.echo(json.dumps({"format_version": "1.0", "kind": "problems", "exit": status, "diagnostics": found}, indent=1))
+        return status
+    click.echo(str(error), err=True)
     errors = sum(d.severity == "error" for d in error.diagnostics)
     if errors > 1:
-        print(f"\n{errors} errors", file=sys.stderr)  # noqa: T201
+        click.echo(f"\n{errors} errors", err=True)
+    return status
+
+
+def _misused(error: click.ClickException, wants_json: bool) -> int:
+    """Wrong flags: click's message with its usage line, or the same as a diagnostic."""
+    if wants_json:
+        from ..core.diagnostics import Diagnostic
+        from ..core.errors import QuestionError
+
+        return _report(QuestionError([Diagnostic("M115", error.format_message(), help="--help shows what the command takes")]), True)
+    error.show(sys.stderr)
+    return 2
 
 
 def _bug(error: Exception) -> int:
     import traceback
 
     traceback.print_exception(error, file=sys.stderr)
-    home = str(Path(__file__).resolve().parent.parent)
-    print(f"this is a bug in migrate {__version__} ({home}); please report it with the lines above", file=sys.stderr)  # noqa: T201
+    click.echo(f"this is a bug in migrate {__version__} ({_HOME.parent}); please report it with the lines above", err=True)
     return 70

@@ -24,11 +24,17 @@ def question(command: F) -> F:
     """The options that say what is asked: --to, --from, --rules, --set, --allow."""
     for option in reversed(
         (
-            click.option("--to", "to", multiple=True, metavar="LAYOUT", help="Layout to reach: lineage@layout, latest, +1, -1. Repeatable."),
-            click.option("--from", "from_", multiple=True, metavar="LAYOUT", help="Layout the checkpoint is in, if it cannot be told. Repeatable."),
+            click.option(
+                "--to", "to", multiple=True, metavar="LAYOUT", help="Layout to reach: lineage@layout, latest, +1, -1. Repeatable."
+            ),
+            click.option(
+                "--from", "from_", multiple=True, metavar="LAYOUT", help="Layout the checkpoint is in, if it cannot be told. Repeatable."
+            ),
             click.option("--rules", "rules", multiple=True, metavar="PATH", help="A rule file, applied as it is, or a folder of lineages."),
             click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help="Value of a parameter. Repeatable."),
-            click.option("--allow", "allow", multiple=True, type=click.Choice(ALLOWANCES), help="Permit what is refused by default. Repeatable."),
+            click.option(
+                "--allow", "allow", multiple=True, type=click.Choice(ALLOWANCES), help="Permit what is refused by default. Repeatable."
+            ),
         )
     ):
         command = option(command)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
@@ -14,8 +13,9 @@ from .options import as_json, params, question
 @click.command()
 @click.argument("checkpoint")
 @question
+@click.option("--downgrade", "backwards", is_flag=True, help="Plan the way back, what `migrate downgrade` would do.")
 @click.option("-o", "--output", "output", metavar="FILE", help="Save the plan; `-` writes it to stdout.")
-@click.option("--max-shard-size", default="5GB", show_default=True, help="Largest output file, e.g. 5GB or 500MiB.")
+@click.option("--max-shard-size", default="5GB", show_default=True, metavar="SIZE", help="Largest output file, e.g. 500MiB.")
 @click.option("--single-file/--folder", "single", default=None, help="Shape of the output; like the source unless said.")
 @click.option("--check", is_flag=True, help="Exit with 1 if there is anything to do.")
 @click.option("--all", "expand", is_flag=True, help="List unchanged rows too.")
@@ -27,6 +27,7 @@ def command(
     rules: tuple[str, ...],
     assignments: tuple[str, ...],
     allow: tuple[str, ...],
+    backwards: bool,
     output: str | None,
     max_shard_size: str,
     single: bool | None,
@@ -34,21 +35,41 @@ def command(
     expand: bool,
     form: str,
 ) -> int:
-    """Show what a migration of CHECKPOINT would do: every name, shape, size and problem, before a byte is read."""
+    """Show what a migration would do, and save it for review.
+
+    Every name, shape, size and problem of the result is told before a tensor of CHECKPOINT is read.
+    """
     from .. import api
 
     plan = api.plan(
-        checkpoint, to=to, from_=from_, rules=rules, params=params(assignments), allow=allow, max_shard_size=max_shard_size, single_file=single
+        checkpoint,
+        to=to,
+        from_=from_,
+        rules=rules,
+        params=params(assignments),
+        allow=allow,
+        max_shard_size=max_shard_size,
+        single_file=single,
+        backwards=backwards,
     )
     if output == "-":
         click.echo(plan.to_json(), nl=False)
     else:
         if output:
-            Path(output).write_text(plan.to_json(), encoding="utf-8")
+            _save(output, plan.to_json())
         render.emit(plan.document, form, render.plan(plan.document, expand))
         if output and form == "text":
-            click.echo(f"Saved {output}. To run exactly this:  migrate apply {output} -o NEW", file=sys.stderr)
+            click.echo(f"saved {output}; to run exactly this:  migrate apply {output} -o NEW", err=True)
     return 1 if check and plan.document["path"] else 0
+
+
+def _save(output: str, text: str) -> None:
+    from ..core.diagnostics import fail, printable
+
+    try:
+        Path(output).write_text(text, encoding="utf-8")
+    except OSError as error:
+        fail("M115", f"cannot write the plan to {printable(output, 300)}: {error.strerror or error}", help="choose another place")
 
 
 COMMAND = command

@@ -7,6 +7,8 @@ import time
 from types import TracebackType
 from typing import Any
 
+import click
+
 from .render import size
 
 
@@ -23,13 +25,13 @@ def private_bytes() -> int:
 
 
 class Progress:
-    """A context whose `update(done, total)` may be called from any thread."""
+    """A context whose `update(done, total)` may be called from any thread. `verb` says what is going on: "writing"."""
 
-    def __init__(self, quiet: bool) -> None:
-        self._quiet = quiet
+    def __init__(self, verb: str, quiet: bool) -> None:
+        self._verb, self._quiet = verb, quiet
         self._bar: Any = None
         self._task: Any = None
-        self._decile = -1
+        self._tenths = 0
         self._started = time.monotonic()
 
     def __enter__(self) -> Progress:
@@ -41,13 +43,13 @@ class Progress:
         if sys.stderr.isatty():
             self._draw(done, total)
             return
-        decile = done * 10 // total
-        if decile > self._decile:
-            self._decile = decile
+        tenths = done * 10 // total
+        if tenths > self._tenths:
+            self._tenths = tenths
             rate = done / max(time.monotonic() - self._started, 1e-6)
-            left = (total - done) / rate if rate else 0
-            line = f"{decile * 10:3d} %  {size(done)} of {size(total)}  {size(rate)}/s  {left:.0f} s left  private memory {size(private_bytes())}"
-            print(line, file=sys.stderr)  # noqa: T201
+            left = f"{(total - done) / rate:.0f} s left" if rate else "time left unknown"
+            speed = f"{size(rate)}/s, {left}, private memory {size(private_bytes())}"
+            click.echo(f"{self._verb} {tenths * 10:3d} %  {size(done)} of {size(total)}  {speed}", err=True)
 
     def _draw(self, done: int, total: int) -> None:
         if self._bar is None:
@@ -56,7 +58,7 @@ class Progress:
             from rich.progress import Progress as Bar
 
             self._bar = Bar(
-                TextColumn("writing"),
+                TextColumn(self._verb),
                 BarColumn(),
                 DownloadColumn(),
                 TransferSpeedColumn(),
@@ -67,7 +69,7 @@ class Progress:
                 refresh_per_second=4,
             )
             self._bar.start()
-            self._task = self._bar.add_task("writing", total=total, memory=size(private_bytes()))
+            self._task = self._bar.add_task(self._verb, total=total, memory=size(private_bytes()))
         self._bar.update(self._task, completed=done, memory=size(private_bytes()))
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:

@@ -99,12 +99,15 @@ def plan(doc: Mapping[str, Any], expand: bool = False) -> str:
         f"Plan: {summary + ', ' if summary else ''}{doc['unchanged']:,} unchanged.",
         f"      {source['tensors']:,} → {target['tensors']:,} tensors, {size(source['bytes'])} → {size(target['bytes'])}"
         f" in {plural(len(target['files']), 'file')}; reads {size(doc['bytes_read'])}, writes {size(doc['bytes_written'])}",
-        f"      peak memory about {size(doc['peak_memory'])}" + (f", {size(doc['free'])} free at the target" if doc.get("free") is not None else ""),
+        f"      peak memory about {size(doc['peak_memory'])}"
+        + (f", {size(doc['free'])} free at the target" if doc.get("free") is not None else ""),
     ]
     if doc["params"]:
         out.append("      params: " + ", ".join(f"{k}={json.dumps(v)}" for k, v in doc["params"].items()))
     for loss in doc["losses"]:
-        out.append(f"      loss ({loss['kind']}): rule {loss['rule']}: {', '.join(loss['keys'])}" + (f" ({loss['why']})" if loss["why"] else ""))
+        out.append(
+            f"      loss ({loss['kind']}): rule {loss['rule']}: {', '.join(loss['keys'])}" + (f" ({loss['why']})" if loss["why"] else "")
+        )
     for check in doc["checks"]:
         out.append(f"      checked while running: {check['kind']}, {check['count']}x, rule {check['rule']}")
     out += [f"      note: {note}" for note in doc["notes"]]

@@ -151,17 +151,18 @@ def _within(piece: Piece, border: int, limit: int) -> list[Piece]:
                 piece = iterations(piece, loop, 0, whole)
             todo.append(_periodic(piece, loop, period))
             continue
-        # up to the first step over the border, so that periods start there; or as far as no iteration carries, one that does alone
-        at = min(n - 1, -(-(border - low) // step)) if n > period else max(1, (border - 1 - rest - low) // step + 1)
+        # as far as no iteration carries; one that carries by itself goes alone, and its other loops are cut next
+        at = max(1, (border - 1 - rest - low) // step + 1)
         todo += [iterations(piece, loop, at, n), iterations(piece, loop, 0, at)]
     return done
 
 
 def cut(piece: Piece, at: int, steps: Sequence[int], bounds: Sequence[int]) -> Iterator[tuple[int, Piece]]:
-    """(k, part of `piece` in bounds[k] <= c < bounds[k+1]) for the coordinate c = at + sum i*steps, in ascending order of c.
+    """(k, part of `piece` in bounds[k] <= c < bounds[k+1]) for the coordinate c = at + sum i*steps.
 
-    `bounds` ascend, equal ones enclose nothing, and steps are not negative. What lies outside all bounds is left out. Iterations of the outermost loop
-    that lie inside one interval stay together; only those that a bound divides are looked into. Not normalised.
+    `bounds` ascend, equal ones enclose nothing; steps are not negative. What lies outside all bounds is left out.
+    Iterations of the outermost loop that lie inside one interval stay together; only those that a bound divides are
+    looked into. Not normalised.
     """
     top, loop, widest = at, -1, 0
     for k, (n, step) in enumerate(zip(piece[3], steps, strict=True)):

@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..core.diagnostics import Report, listed, printable
-from ..core.keys import NegativeIndex, Pattern, TwoReadings
-from ..core.templates import group
+from ..core.keys import NegativeIndex, Pattern
 from ..rules.compiled import ROLE, DirectedRule
 from .graph import Expr, Tensor, ValueCheck
-from .match import ABSENT, Matcher, Matching, Reader, Taken, holds, keep_rest, match
+from .match import ABSENT, RANK, Matching, Reader, Taken, keep_rest, match, rank_of, when_test
 from .pipeline import Item, Refused, Views, run
 
 
@@ -59,33 +58,21 @@ def bind(
     programs: Mapping[str, Expr] | None = None,
 ) -> Bound:
     """Applies the rules of one edge to all keys. Problems go into the report, all of them; then the result means nothing."""
-    specs = {key: t.spec for key, t in tensors.items()}
-    out = Bound()
-    matching = match(rules, specs, report)
-    rest = list(matching.rest)
-    finished: list[tuple[Reader, tuple[str, ...], list[Item]]] = []
-    excluded: set[tuple[int, str]] = set()
-    for reader in matching.readers:
-        if not reader.rule.keep_source or not reader.rule.backwards:
-            finished.append(_run_rule(reader, tensors, programs, views, out, excluded, report))
-    if excluded:
-        # a key that the ops of an inverted rule cannot take is none of its matches: the other rules get their turn
-        finished += _match_again(rules, specs, tensors, programs, views, out, excluded, rest, report)
+    matching, finished, out = _run_all(rules, tensors, views, report, programs)
     for reader, names, items in finished:
         _write(reader, names, items, out, report)
-    patterns = [s.pattern for r in rules for s in r.reads if not s.pattern.has_flat]
-    derived = [r for r in matching.readers if r.rule.keep_source and r.rule.backwards and r.rule.forward]
-    rest += [t.key for r in derived for t in r.taken]
-    kept = keep_rest(keep, [k for k in rest if k not in _derived_keys(derived)], matching.read, report, [*patterns, *keep])
+    derived = [r for r in matching.readers if r.rule.forward]
     # a target of a keep_source rule has nobody else to account for it
-    kept += [k for k in rest if k in _derived_keys(derived)]
+    known = {t.key: None for r in derived for t in r.taken}
+    patterns = [*(s.pattern for r in rules for s in r.reads if not s.pattern.has_flat), *keep]
+    kept = [*keep_rest(keep, [k for k in matching.rest if k not in known], matching.read, report, patterns), *known]
     _merge(kept, tensors, out, ask, report)
     if programs is not None:
         for key in kept:
             if key in out.tensors and key not in out.made:
                 out.programs[key] = programs[key]
-    for reader in derived:
-        _remove_derived(reader, tensors, out, views, ask, report)
+    _remove_derived(derived, tensors, out, views, ask)
+    _settle_ranks(out, report)
     for reader in matching.readers:
         if not reader.taken and not reader.rule.optional:
             texts = " and ".join(repr(s.pattern.text) for s in reader.rule.reads)
@@ -93,13 +80,41 @@ def bind(
                 "M206",
                 f"rule {reader.rule.name!r} matches no key: {texts}",
                 spans=(reader.rule.span,),
+                notes=(_why_refused(reader),) if reader.refused else (),
                 help="is the layout the right one? a rule that may match nothing says `optional: true`",
             )
     return out
 
 
-def _derived_keys(derived: Sequence[Reader]) -> set[str]:
-    return {t.key for r in derived for t in r.taken}
+_Finished = tuple[Reader, tuple[str, ...], list[Item]]
+
+
+def _run_all(
+    rules: Sequence[DirectedRule],
+    tensors: Mapping[str, Tensor],
+    views: Views,
+    report: Report,
+    programs: Mapping[str, Expr] | None = None,
+) -> tuple[Matching, list[_Finished], Bound]:
+    """All rules matched and run.
+
+    A key that the ops of an inverted rule cannot take, or whose result fails `when`, is none of its matches; then all is
+    matched again without it, because the key may complete a group of another rule.
+    """
+    specs = {key: t.spec for key, t in tensors.items()}
+    excluded: set[tuple[int, str]] = set()
+    while True:
+        attempt, out, before = Report(), Bound(), len(excluded)
+        matching = match(rules, specs, attempt, frozenset(excluded))
+        finished = [_run_rule(r, tensors, programs, views, out, excluded, attempt) for r in matching.readers if not r.rule.forward]
+        if len(excluded) == before:
+            report.diagnostics += attempt.diagnostics
+            return matching, finished, out
+
+
+def _why_refused(reader: Reader) -> str:
+    keys = [t.key for t in reader.refused]
+    return f"`when` rules out {listed(keys, 3)}"
 
 
 def _run_rule(
@@ -110,7 +125,7 @@ def _run_rule(
     out: Bound,
     excluded: set[tuple[int, str]],
     report: Report,
-) -> tuple[Reader, tuple[str, ...], list[Item]]:
+) -> _Finished:
     rule = reader.rule
     names = reader.names
     roles = rule.reads[0].role is not None
@@ -124,11 +139,13 @@ def _run_rule(
         items = [Item(t.values, tensors[t.key], (t.key,)) for t in reader.taken]
     else:
         items = [Item(t.values, tensors[t.key], (t.key,), programs[t.key]) for t in reader.taken]
+    if reader.refused:
+        _check_refused(reader, report)
 
     tests_result = rule.backwards and bool(rule.when)
 
     def refuse(refused: Refused) -> None:
-        if tests_result:
+        if tests_result and refused.diagnostic.code != "M207":
             excluded.update((id(rule), key) for key in refused.keys)
         else:
             report.diagnostics.append(refused.diagnostic)
@@ -137,52 +154,50 @@ def _run_rule(
     bound, made = run(rule, names, items, views, refuse, checks)
     if tests_result:
         role_at = bound.index(ROLE) if ROLE in bound else None
-        passed = []
+        tests = {role: when_test(when) for role, when in rule.when.items()}
         for item in made:
-            test = rule.when.get(item.values[role_at] if role_at is not None else None)
-            if test and not holds(test, item.tensor.spec):
+            test = tests.get(item.values[role_at] if role_at is not None else None)
+            if test is not None and not test(item.tensor.spec):
                 excluded.update((id(rule), key) for key in item.keys)
-            else:
-                passed.append(item)
-        released = {key for me, key in excluded if me == id(rule)}
-        made = [item for item in passed if released.isdisjoint(item.keys)] if released else passed
-        checks = [c for c in checks if released.isdisjoint(c.keys)]
-        reader.taken = [t for t in reader.taken if t.key not in released]
     out.checks += checks
     if any(step.op.kind == "end" for step in rule.steps):
         out.dropped.update((t.key, rule) for t in reader.taken)
     return reader, bound, made
 
 
-def _match_again(
-    rules: Sequence[DirectedRule],
-    specs: Mapping[str, Any],
-    tensors: Mapping[str, Tensor],
-    programs: Mapping[str, Expr] | None,
-    views: Views,
-    out: Bound,
-    excluded: set[tuple[int, str]],
-    rest: list[str],
-    report: Report,
-) -> list[tuple[Reader, tuple[str, ...], list[Item]]]:
-    finished: list[tuple[Reader, tuple[str, ...], list[Item]]] = []
-    seen: set[tuple[int, str]] = set()
-    while fresh := excluded - seen:
-        seen |= fresh
-        matcher = Matcher(rules)
-        for template in group(sorted({key for _, key in fresh})):
-            matcher.assign(template, specs, rest, set(), frozenset(excluded), report)
-        for reader in matcher.readers:
-            if reader.taken:
-                finished.append(_run_rule(reader, tensors, programs, views, out, excluded, report))
-    return finished
+def _check_refused(reader: Reader, report: Report) -> None:
+    """M207 where some members of a group are the rule's and others are refused: what they would join would lack them."""
+    rule = reader.rule
+    joined = {step.capture or ROLE for step in rule.steps if step.op.kind == "join"}
+    if not joined:
+        return
+    at = [i for i, name in enumerate(reader.names) if name not in joined]
+
+    def group_of(taken: Taken) -> tuple[Any, ...]:
+        return (*[taken.values[i] for i in at], None if ROLE in joined else taken.role)
+
+    groups: dict[tuple[Any, ...], str] = {}
+    for taken in reader.taken:
+        groups.setdefault(group_of(taken), taken.key)
+    lacking: dict[tuple[Any, ...], list[str]] = {}
+    for refused in reader.refused:
+        group = group_of(refused)
+        if group in groups:
+            lacking.setdefault(group, []).append(refused.key)
+    for group, keys in lacking.items():
+        report.add(
+            "M207",
+            f"rule {rule.name!r} takes {printable(groups[group])} and, by `when`, not {listed(keys, 5)} of the same group",
+            spans=(rule.span,),
+            help="all members of a group must pass `when`, or none",
+        )
 
 
 def _check_roles(reader: Reader, report: Report) -> None:
     """Every group of the captures that all roles share has all roles that are not optional."""
     rule = reader.rule
     sides = [s for s in rule.reads if not s.pattern.has_flat]
-    shared = [n for n in reader.names if all(n in s.pattern.captures for s in sides)]
+    shared = [n for n in reader.names if n == RANK or all(n in s.pattern.captures for s in sides)]
     at = [reader.names.index(n) for n in shared]
     groups: dict[tuple[Any, ...], dict[Any, Taken]] = {}
     for taken in reader.taken:
@@ -218,6 +233,7 @@ def _write(reader: Reader, names: tuple[str, ...], items: list[Item], out: Bound
         do = [(names.index(n), f) for n, f in side.do.items() if n in names]
         writers[side.role] = (side.pattern.expander(names), do)
     single = writers.get(None)
+    rank_at = names.index(RANK) if RANK in names else None
     for item in items:
         expand, do = single if single is not None else writers[item.values[role_at or 0]]
         values = item.values
@@ -231,6 +247,8 @@ def _write(reader: Reader, names: tuple[str, ...], items: list[Item], out: Bound
         except (NegativeIndex, KeyError, TypeError, ValueError) as error:
             report.add("M209", f"rule {rule.name!r} cannot name the output of {printable(item.keys[0])}: {error}", spans=(rule.span,))
             continue
+        if rank_at is not None and (rank := item.values[rank_at]) is not ABSENT:
+            key = f"{key}@{rank}"
         if key in out.tensors:
             _report_two_writers(key, out.made.get(key), rule, item, report)
             continue
@@ -306,31 +324,54 @@ def _merge(kept: Sequence[str], tensors: Mapping[str, Tensor], out: Bound, ask: 
             out.programs.pop(key, None)
 
 
-def _remove_derived(
-    reader: Reader, tensors: Mapping[str, Tensor], out: Bound, views: Views, ask: Questions, report: Report
-) -> None:
+def _remove_derived(derived: Sequence[Reader], tensors: Mapping[str, Tensor], out: Bound, views: Views, ask: Questions) -> None:
     """Backwards of `keep_source`: a target goes if it holds what the rule makes of the restored keys, else it stays and is named."""
-    rule = reader.rule.forward
-    if rule is None or not reader.taken:
-        return
-    specs = {key: t.spec for key, t in out.tensors.items()}
-    own = Report()
-    again = match([rule], specs, own)
-    would: dict[str, Tensor] = {}
-    for found in again.readers:
-        scratch = Bound()
-        _, names, items = _run_rule(found, out.tensors, None, views, scratch, set(), own)
-        _write(found, names, items, scratch, own)
-        would.update(scratch.tensors)
-    for taken in reader.taken:
-        present, made = tensors[taken.key], would.get(taken.key)
-        gone = made is not None and made.spec == present.spec and ask.same_bytes(taken.key, present, made)
-        out.decided[taken.key] = gone
-        if gone:
-            out.tensors.pop(taken.key, None)
-            out.dropped[taken.key] = rule
-        else:
-            out.notes.append(f"{printable(taken.key)} stays: it is not what rule {rule.name!r} would make")
+    targets = {t.key for r in derived for t in r.taken}
+    # what the rules read is the checkpoint without any of their targets, whichever of them is looked at first
+    restored = {key: t for key, t in out.tensors.items() if key not in targets} if targets else {}
+    for reader in derived:
+        rule = reader.rule.forward
+        if rule is None or not reader.taken:
+            continue
+        own = Report()
+        _, finished, would = _run_all([rule], restored, views, own)
+        for found, names, items in finished:
+            _write(found, names, items, would, own)
+        for taken in reader.taken:
+            present, made = tensors[taken.key], would.tensors.get(taken.key)
+            gone = made is not None and made.spec == present.spec and ask.same_bytes(taken.key, present, made)
+            out.decided[taken.key] = gone
+            if gone:
+                out.tensors.pop(taken.key, None)
+                out.programs.pop(taken.key, None)
+                out.dropped[taken.key] = rule
+            else:
+                out.notes.append(f"{printable(taken.key)} stays: it is not what rule {rule.name!r} would make")
 
 
-__all__ = ["ABSENT", "Bound", "Made", "Matching", "Questions", "TwoReadings", "bind"]
+def _settle_ranks(out: Bound, report: Report) -> None:
+    """Keys as an index of the written files would name them: `key@r` where several files have the key, else plain.
+
+    Keys that no rule made are left as they are.
+    """
+    ranks: dict[str, list[int]] = {}
+    for key in out.tensors:
+        if "@" in key and (rank := rank_of(key)) is not None:
+            ranks.setdefault(key.rpartition("@")[0], []).append(rank)
+    names: dict[str, str] = {}
+    for base, found in ranks.items():
+        first = f"{base}@0"
+        if found == [0] and first in out.made and base not in out.tensors:
+            names[first] = base
+        elif base in out.tensors and 0 not in found and base in out.made:
+            names[base] = first
+        elif base in out.tensors and 0 in found and (base in out.made or first in out.made):
+            made = out.made.get(base) or out.made[first]
+            _report_two_writers(base, out.made.get(first), made.rule, Item((), out.tensors[base], made.keys), report)
+    if names:
+        out.tensors = {names.get(key, key): tensor for key, tensor in out.tensors.items()}
+        out.made = {names.get(key, key): made for key, made in out.made.items()}
+        out.programs = {names.get(key, key): program for key, program in out.programs.items()}
+
+
+__all__ = ["Bound", "Made", "Questions", "bind"]

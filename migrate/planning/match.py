@@ -2,6 +2,9 @@
 
 Keys are grouped into templates first, so a pattern is matched once per architecture and not once per key; inside that,
 only rules whose rarest literal segment stands in the template are tried at all.
+
+Keys that stand in several files are written `key@0`, `key@1`. All keys of a template have the same rank, so a rule that
+does not speak of ranks is matched against the template without it and carries the rank along as one more value (RANK).
 """
 
 from __future__ import annotations
@@ -13,13 +16,15 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ..core.diagnostics import Report, listed, printable
-from ..core.keys import Pattern, TwoReadings, narrower_any, nearest
+from ..core.keys import Pattern, TwoReadings, narrower, nearest, parse
 from ..core.spec import ALIASES, Spec
-from ..core.templates import PER_KEY, Template, bind, group
+from ..core.templates import PER_KEY, Template, bind, group, is_integer
 from ..rules.compiled import DirectedRule, Side
 
-# value of a capture that the item's role does not have
+# value of a capture that the item's role does not have, and the rank of a key that stands in one file
 ABSENT = None
+# name of the value that a rule without `@` carries along; no capture can have it
+RANK = "@"
 
 
 class Taken(NamedTuple):
@@ -37,6 +42,8 @@ class Reader:
     rule: DirectedRule
     names: tuple[str, ...]
     taken: list[Taken] = field(default_factory=list)
+    # keys under the rule's patterns whose tensors it does not take: by `when`, or because its ops cannot
+    refused: list[Taken] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -51,29 +58,43 @@ class Matching:
 class _Entry(NamedTuple):
     reader: Reader
     side: Side
+    # the rule does not speak of ranks: it is matched without them and carries them along
+    carries: bool
     order: tuple[int, ...] | None
     check: Callable[[tuple[Any, ...]], tuple[Any, ...] | None] | None
-    when: Mapping[str, Any] | None
+    when: Callable[[Spec], bool] | None
 
 
-def match(rules: Sequence[DirectedRule], specs: Mapping[str, Spec], report: Report) -> Matching:
-    """Assigns every key to at most one rule; keys under no rule are `rest`. Ambiguities go into the report."""
-    matcher = Matcher(rules)
+_Rows = list["tuple[Any, ...] | None"]
+_Hit = tuple[_Entry, _Rows]
+Excluded = frozenset[tuple[int, str]]
+
+
+def match(
+    rules: Sequence[DirectedRule], specs: Mapping[str, Spec], report: Report, excluded: Excluded = frozenset()
+) -> Matching:
+    """Assigns every key to at most one rule; keys under no rule are `rest`. Ambiguities go into the report.
+
+    `excluded`: (id of a rule, key) that are no match although the patterns say so.
+    """
     templates = group(specs)
-    rest: list[str] = []
-    read: set[str] = set()
+    carries = any(rank_of(t.text) for t in templates)
+    matcher = _Matcher(rules, carries, excluded, report)
     for template in templates:
-        matcher.assign(template, specs, rest, read, frozenset(), report)
-    matcher.expand_flat(specs, rest, report)
-    return Matching(matcher.readers, rest, read)
+        matcher.assign(template, specs)
+    matcher.expand_flat(specs)
+    return Matching(matcher.readers, matcher.rest, matcher.read)
 
 
-class Matcher:
+class _Matcher:
     """The rules of one edge, indexed by the literal segments their keys must contain."""
 
-    def __init__(self, rules: Sequence[DirectedRule]) -> None:
-        self.readers = [_reader(rule) for rule in rules]
-        self._entries: list[_Entry] = []
+    def __init__(self, rules: Sequence[DirectedRule], carries: bool, excluded: Excluded, report: Report) -> None:
+        self.readers = [_reader(rule, carries) for rule in rules]
+        self.rest: list[str] = []
+        self.read: set[str] = set()
+        self._excluded = excluded
+        self._report = report
         counts: Counter[str] = Counter()
         for reader in self.readers:
             for side in reader.rule.reads:
@@ -84,65 +105,57 @@ class Matcher:
             for side in reader.rule.reads:
                 if side.pattern.has_flat:
                     continue
-                entry = _entry(reader, side)
+                entry = _entry(reader, side, carries)
                 anchors = sorted(side.pattern.anchors, key=lambda a: (counts[a], a))
                 (self._by_anchor.setdefault(anchors[0], []) if anchors else self._anywhere).append(entry)
-        self._ambiguous: dict[frozenset[int], list[str]] = {}
 
-    def assign(
-        self,
-        template: Template,
-        specs: Mapping[str, Spec],
-        rest: list[str],
-        read: set[str],
-        excluded: frozenset[tuple[int, str]],
-        report: Report,
-    ) -> None:
-        """Gives the template's keys to their rules, or to `rest`; `excluded` are (id of rule, key) that do not match after all."""
-        hits: list[tuple[_Entry, list[tuple[Any, ...] | None]]] = []
-        for entry in self._candidates(template):
+    def assign(self, template: Template, specs: Mapping[str, Spec]) -> None:
+        """Gives the template's keys to their rules, or to `rest`."""
+        base, rank = _without_rank(template)
+        hits: list[_Hit] = []
+        for entry in self._candidates(base):
             try:
-                rows = _rows(entry, template)
+                rows = _rows(entry, template, base, rank)
             except TwoReadings as error:
-                report.add(
-                    "M202",
-                    f"{printable(error.key)} has two readings under {entry.side.pattern.text!r} of rule {entry.reader.rule.name!r}",
-                    spans=(entry.reader.rule.span,),
-                    notes=(f"one: {error.first}", f"other: {error.second}"),
-                    help="name a literal segment between the captures",
-                )
+                self._report_two_readings(entry, error)
                 continue
             if rows is None:
                 continue
-            if entry.when:
-                allowed = entry.when
-                rows = [
-                    row if row is not None and holds(allowed, specs[key]) else None for row, key in zip(rows, template.keys, strict=True)
-                ]
-            if excluded:
-                me = id(entry.reader.rule)
-                rows = [None if (me, key) in excluded else row for row, key in zip(rows, template.keys, strict=True)]
+            if entry.when or self._excluded:
+                rows = self._tested(entry, rows, template, specs)
             hits.append((entry, rows))
-        takers = [hit for hit in hits if not _only_reads(hit[0].reader.rule)]
+        readers: dict[int, list[_Hit]] = {}
+        takers = []
+        for hit in hits:
+            if _only_reads(hit[0].reader.rule):
+                readers.setdefault(id(hit[0].reader), []).append(hit)
+            else:
+                takers.append(hit)
+        for own in readers.values():
+            self.read.update(self._take(template, own))
+        taken = self._take(template, takers)
+        self.rest += [key for key in template.keys if key not in taken] if taken else template.keys
+
+    def _tested(self, entry: _Entry, rows: _Rows, template: Template, specs: Mapping[str, Spec]) -> _Rows:
+        me, test, excluded, refused = id(entry.reader.rule), entry.when, self._excluded, entry.reader.refused
+        out: _Rows = []
+        for key, row in zip(template.keys, rows, strict=True):
+            if row is not None and ((me, key) in excluded or (test is not None and not test(specs[key]))):
+                refused.append(Taken(key, entry.side.role, row))
+                row = None
+            out.append(row)
+        return out
+
+    def _take(self, template: Template, hits: list[_Hit]) -> set[str]:
+        """Gives each key to the narrowest of the hits; the keys that are spoken for, those of a tie included."""
+        if len(hits) > 1:
+            return self._contest(template, hits)
+        taken: list[Taken] = []
         for entry, rows in hits:
-            if _only_reads(entry.reader.rule):
-                taken, role = entry.reader.taken, entry.side.role
-                for key, row in zip(template.keys, rows, strict=True):
-                    if row is not None:
-                        taken.append(Taken(key, role, row))
-                        read.add(key)
-        if not takers:
-            rest.extend(template.keys)
-        elif len(takers) == 1:
-            entry, rows = takers[0]
-            taken, role = entry.reader.taken, entry.side.role
-            for key, row in zip(template.keys, rows, strict=True):
-                if row is None:
-                    rest.append(key)
-                else:
-                    taken.append(Taken(key, role, row))
-        else:
-            self._contest(template, takers, rest, report)
+            role = entry.side.role
+            taken = [Taken(key, role, row) for key, row in zip(template.keys, rows, strict=True) if row is not None]
+            entry.reader.taken += taken
+        return set(template.keys) if len(taken) == len(template.keys) else {t.key for t in taken}
 
     def _candidates(self, template: Template) -> Iterable[_Entry]:
         found = list(self._anywhere)
@@ -150,74 +163,141 @@ class Matcher:
             found += self._by_anchor.get(segment, ())
         return found
 
-    def _contest(
-        self, template: Template, takers: list[tuple[_Entry, list[tuple[Any, ...] | None]]], rest: list[str], report: Report
-    ) -> None:
+    def _contest(self, template: Template, hits: list[_Hit]) -> set[str]:
         winners: dict[tuple[int, ...], int | None] = {}
+        spoken_for: set[str] = set()
         for position, key in enumerate(template.keys):
-            present = tuple(n for n, (_, rows) in enumerate(takers) if rows[position] is not None)
+            present = tuple(n for n, (_, rows) in enumerate(hits) if rows[position] is not None)
             if not present:
-                rest.append(key)
                 continue
+            spoken_for.add(key)
             if present not in winners:
-                winners[present] = _narrowest([takers[n][0] for n in present], present)
+                winners[present] = _narrowest([hits[n][0] for n in present], present)
                 if winners[present] is None:
-                    _report_contest(key, [takers[n][0] for n in present], len(template.keys), report)
+                    _report_contest(key, [hits[n][0] for n in present], len(template.keys), self._report)
             winner = winners[present]
             if winner is not None:
-                entry, rows = takers[winner]
+                entry, rows = hits[winner]
                 row = rows[position]
                 if row is not None:
                     entry.reader.taken.append(Taken(key, entry.side.role, row))
+        return spoken_for
 
-    def expand_flat(self, specs: Mapping[str, Spec], rest: list[str], report: Report) -> None:
+    def _report_two_readings(self, entry: _Entry, error: TwoReadings) -> None:
+        self._report.add(
+            "M202",
+            f"{printable(error.key)} has two readings under {entry.side.pattern.text!r} of rule {entry.reader.rule.name!r}",
+            spans=(entry.reader.rule.span,),
+            notes=(f"one: {_reading(error.first)}", f"other: {_reading(error.second)}"),
+            help="name a literal segment between the captures",
+        )
+
+    def expand_flat(self, specs: Mapping[str, Spec]) -> None:
         """Keys of `{k:flat}` roles, made from the values that the other roles found, never parsed."""
         waiting: set[str] | None = None
         for reader in self.readers:
             for side in reader.rule.reads:
-                if not side.pattern.has_flat:
-                    continue
-                waiting = set(rest) if waiting is None else waiting
-                made: dict[str, str] = {}
-                for taken in list(reader.taken):
-                    key = side.pattern.expand(dict(zip(reader.names, taken.values, strict=True)))
-                    if key not in specs:
-                        continue
-                    if key in made:
-                        report.add(
-                            "M202",
-                            f"{printable(key)} stands for two keys, {printable(made[key])} and {printable(taken.key)}",
-                            spans=(reader.rule.span,),
-                        )
-                    elif key not in waiting:
-                        report.add(
-                            "M208",
-                            f"{printable(key)} belongs to rule {reader.rule.name!r} by {side.pattern.text!r} and to another rule",
-                            spans=(reader.rule.span,),
-                        )
-                    else:
-                        made[key] = taken.key
-                        reader.taken.append(Taken(key, side.role, taken.values))
-                if made:
-                    waiting -= made.keys()
-                    rest[:] = [key for key in rest if key not in made]
+                if side.pattern.has_flat:
+                    waiting = set(self.rest) if waiting is None else waiting
+                    made = self._expand_side(reader, side, specs, waiting)
+                    reader.taken += made
+                    keys = {t.key for t in made}
+                    if _only_reads(reader.rule):
+                        self.read |= keys
+                    elif keys:
+                        waiting -= keys
+                        self.rest = [key for key in self.rest if key not in keys]
+
+    def _expand_side(self, reader: Reader, side: Side, specs: Mapping[str, Spec], waiting: set[str]) -> list[Taken]:
+        rule = reader.rule
+        captures = {*side.pattern.captures, RANK}
+        test = None if rule.backwards else when_test(rule.when.get(side.role))
+        made: dict[str, Taken] = {}
+        origin: dict[str, str] = {}
+        for taken in reader.taken:
+            row = tuple([v if n in captures else ABSENT for n, v in zip(reader.names, taken.values, strict=True)])
+            values = {n: v for n, v in zip(reader.names, row, strict=True) if v is not ABSENT}
+            rank = values.pop(RANK, None)
+            if len(values) < len(side.pattern.captures):
+                continue
+            if rule.backwards:
+                values.update({n: f(values[n]) for n, f in side.do.items() if n in values})
+            key = side.pattern.expand(values) + ("" if rank is None else f"@{rank}")
+            if key not in specs or (id(rule), key) in self._excluded or (test is not None and not test(specs[key])):
+                continue
+            if key in made:
+                if made[key].values != row:
+                    message = f"{printable(key)} stands for two keys, {printable(origin[key])} and {printable(taken.key)}"
+                    self._report.add("M202", message, spans=(rule.span,))
+            elif key not in waiting and not _only_reads(rule):
+                self._report.add(
+                    "M208",
+                    f"{printable(key)} belongs to rule {rule.name!r} by {side.pattern.text!r} and to another rule",
+                    spans=(rule.span,),
+                )
+            else:
+                made[key] = Taken(key, side.role, row)
+                origin[key] = taken.key
+        return list(made.values())
+
+
+def _reading(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{{{name}}} = {printable(str(value)) or repr('')}" for name, value in values.items())
+
+
+def rank_of(key: str) -> int | None:
+    """The rank that stands at the end of a key of several files, `key@1`; None for a plain key."""
+    base, at, digits = key.rpartition("@")
+    return int(digits) if at and base and is_integer(digits) else None
+
+
+def _without_rank(template: Template) -> tuple[Template, int | None]:
+    """The template with its rank cut off, which is the same for all its keys, and that rank."""
+    rank = rank_of(template.text)
+    if rank is None:
+        return template, None
+    end = -len(f"@{rank}")
+    return Template(template.text[:end], [key[:end] for key in template.keys], template.ints, template.literal), rank
 
 
 def _only_reads(rule: DirectedRule) -> bool:
     return rule.keep_source and not rule.backwards
 
 
-def _reader(rule: DirectedRule) -> Reader:
+def _with_rank_0(pattern: Pattern, template: Template, rank: int | None) -> Template:
+    """The template as a pattern with `@{r:int}` sees it: a key that stands in one file has rank 0."""
+    if rank is not None or not pattern.ranked:
+        return template
+    return Template(f"{template.text}@0", [f"{key}@0" for key in template.keys], template.ints, template.literal)
+
+
+def _speaks_of_ranks(rule: DirectedRule) -> bool:
+    return any(_names_rank(side.pattern) for side in (*rule.reads, *rule.writes))
+
+
+def _names_rank(pattern: Pattern) -> bool:
+    return pattern.ranked or rank_of(pattern.text) is not None
+
+
+def _reader(rule: DirectedRule, carries: bool) -> Reader:
     names: list[str] = []
     for side in rule.reads:
         names += [n for n in side.pattern.captures if n not in names]
+    if carries and not _speaks_of_ranks(rule):
+        names.append(RANK)
     return Reader(rule, tuple(names))
 
 
-def _entry(reader: Reader, side: Side) -> _Entry:
+def _entry(reader: Reader, side: Side, carries: bool) -> _Entry:
     rule, captures = reader.rule, side.pattern.captures
-    order = None if captures == reader.names else tuple(captures.index(n) if n in captures else -1 for n in reader.names)
-    tests = [_test(reader.names.index(name.split("\0")[0]), w) for name, w in rule.where.items() if name.split("\0")[0] in captures and w is not None]
+    carries = carries and not _speaks_of_ranks(rule)
+    found = (*captures, RANK) if carries else captures
+    order = None if found == reader.names else tuple(found.index(n) if n in found else -1 for n in reader.names)
+    tests = []
+    for condition, wanted in rule.where.items():
+        name = condition.partition("\0")[0]
+        if name in captures and wanted is not None:
+            tests.append(_test(reader.names.index(name), wanted))
     undo = [(reader.names.index(n), f) for n, f in side.undo.items() if n in captures]
     check: Callable[[tuple[Any, ...]], tuple[Any, ...] | None] | None = None
     if tests or undo:
@@ -232,8 +312,8 @@ def _entry(reader: Reader, side: Side) -> _Entry:
                 row = tuple(values)
             return row if all(test(row) for test in tests) else None
 
-    when = None if rule.backwards else rule.when.get(side.role)
-    return _Entry(reader, side, order, check, when)
+    when = None if rule.backwards else when_test(rule.when.get(side.role))
+    return _Entry(reader, side, carries, order, check, when)
 
 
 def _test(at: int, wanted: Any) -> Callable[[tuple[Any, ...]], bool]:
@@ -250,45 +330,36 @@ def _test(at: int, wanted: Any) -> Callable[[tuple[Any, ...]], bool]:
     return lambda row: str(row[at]) in allowed
 
 
-def _rows(entry: _Entry, template: Template) -> list[tuple[Any, ...] | None] | None:
+def _rows(entry: _Entry, template: Template, base: Template, rank: int | None) -> _Rows | None:
     """The values of each of the template's keys (None where one does not match), or None if none can match."""
-    binding = bind(entry.side.pattern, template)
+    pattern = entry.side.pattern
+    template = base if entry.carries else _with_rank_0(pattern, template, rank)
+    binding = bind(pattern, template)
     if binding is None:
         return None
-    rows: list[tuple[Any, ...] | None]
-    if binding is PER_KEY:
-        rows = [entry.side.pattern.match(key) for key in template.keys]
-    else:
-        rows = binding.rows()
+    rows: _Rows = [pattern.match(key) for key in template.keys] if binding is PER_KEY else list(binding.rows())
+    if entry.carries:
+        rows = [None if row is None else (*row, rank) for row in rows]
     if entry.order is not None:
         order = entry.order
-        rows = [None if row is None else tuple(row[i] if i >= 0 else ABSENT for i in order) for row in rows]
+        rows = [None if row is None else tuple([row[i] if i >= 0 else ABSENT for i in order]) for row in rows]
     if entry.check is not None:
         check = entry.check
         rows = [None if row is None else check(row) for row in rows]
     return rows
 
 
-def holds(test: Mapping[str, Any], spec: Spec) -> bool:
-    """Whether a tensor passes `when`: dtype among the named, ndim among the named."""
-    dtypes = test.get("dtype")
-    if dtypes is not None:
-        dtypes = dtypes if isinstance(dtypes, (list, tuple)) else [dtypes]
-        if spec.dtype not in {ALIASES.get(d, d) for d in dtypes}:
-            return False
-    ndims = test.get("ndim")
-    if ndims is not None:
-        ndims = ndims if isinstance(ndims, (list, tuple)) else [ndims]
-        if len(spec.shape) not in {int(n) for n in ndims}:
-            return False
-    return True
+def when_test(when: Mapping[str, Any] | None) -> Callable[[Spec], bool] | None:
+    """The test that `when` (or its part for one role) makes of a tensor: dtype and ndim among the named; None without any."""
+    if not when:
+        return None
+    dtypes, ndims = ({*(w if isinstance(w, (list, tuple)) else [w])} if (w := when.get(n)) is not None else None for n in ("dtype", "ndim"))
+    names = None if dtypes is None else {ALIASES.get(d, d) for d in dtypes}
+    return lambda spec: (names is None or spec.dtype in names) and (ndims is None or len(spec.shape) in ndims)
 
 
 def _narrowest(entries: list[_Entry], positions: tuple[int, ...]) -> int | None:
-    """The position of the one entry that is narrower than all others, or None.
-
-    Rules are compared as wholes; the roles of one rule are compared with each other.
-    """
+    """The position of the one entry whose pattern is narrower than those of all others, or None."""
     for entry, position in zip(entries, positions, strict=True):
         if all(other is entry or _is_narrower(entry, other) for other in entries):
             return position
@@ -296,18 +367,22 @@ def _narrowest(entries: list[_Entry], positions: tuple[int, ...]) -> int | None:
 
 
 def _is_narrower(a: _Entry, b: _Entry) -> bool:
-    if a.reader is b.reader:
-        return _narrower((a.side.pattern,), (b.side.pattern,))
     # files of one edge may not read the same keys, however narrow one of them is
-    return a.reader.rule.file == b.reader.rule.file and _narrower(
-        tuple(s.pattern for s in a.reader.rule.reads if not s.pattern.has_flat),
-        tuple(s.pattern for s in b.reader.rule.reads if not s.pattern.has_flat),
-    )
+    if a.reader.rule.file != b.reader.rule.file:
+        return False
+    one, other = a.side.pattern, b.side.pattern
+    if one.ranked != other.ranked:
+        one, other = _with_rank(one), _with_rank(other)
+    return _narrower(one, other)
+
+
+def _with_rank(pattern: Pattern) -> Pattern:
+    return pattern if pattern.ranked else parse(pattern.text + "@{rank__:int}", pattern.types)
 
 
 @lru_cache(maxsize=4096)
-def _narrower(a: tuple[Pattern, ...], b: tuple[Pattern, ...]) -> bool:
-    return narrower_any(a, b)
+def _narrower(a: Pattern, b: Pattern) -> bool:
+    return narrower(a, b)
 
 
 def _report_contest(key: str, entries: list[_Entry], count: int, report: Report) -> None:
@@ -334,29 +409,37 @@ def keep_rest(
     """The keys of `rest` that a `keep` pattern or a `keep_source` rule lets stay; the others are unaccounted for, an error."""
     kept: list[str] = []
     for template in group(rest):
-        missing = set(template.keys)
+        base, rank = _without_rank(template)
+        missing = {key for key in template.keys if key not in read}
         for pattern in keep:
-            binding = bind(pattern, template)
-            if binding is None:
-                continue
-            if binding is PER_KEY:
-                missing -= {key for key in missing if _matches(pattern, key)}
-            else:
-                missing -= {k for k, row in zip(template.keys, binding.rows(), strict=True) if row is not None}
             if not missing:
                 break
-        missing -= read
+            stays = _matching(pattern, _with_rank_0(pattern, template, rank) if _names_rank(pattern) else base)
+            missing -= {key for key, stay in zip(template.keys, stays, strict=True) if stay}
         kept += [key for key in template.keys if key not in missing] if missing else template.keys
         if missing:
             _report_unhandled([k for k in template.keys if k in missing], patterns, report)
     return kept
 
 
+def _matching(pattern: Pattern, template: Template) -> Sequence[bool]:
+    """For each key whether the pattern matches it, under whatever reading: nothing is made of the values."""
+    try:
+        binding = bind(pattern, template)
+    except TwoReadings:
+        binding = PER_KEY
+    if binding is None:
+        return [False] * len(template.keys)
+    if binding is PER_KEY:
+        return [_matches(pattern, key) for key in template.keys]
+    return [row is not None for row in binding.rows()]
+
+
 def _matches(pattern: Pattern, key: str) -> bool:
     try:
         return pattern.match(key) is not None
     except TwoReadings:
-        return True  # kept under either reading
+        return True
 
 
 def _report_unhandled(keys: list[str], patterns: Sequence[Pattern], report: Report) -> None:

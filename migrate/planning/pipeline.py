@@ -7,6 +7,7 @@ an op is traced for the first layer and merely moved to the others.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 from ..core.diagnostics import Diagnostic, listed, printable
@@ -59,14 +60,16 @@ class Views:
     def trace(self, step: CompiledStep, tensors: Sequence[Tensor], parts: int) -> tuple[list[Tensor], list[tuple[Any, list[Tensor]]]]:
         """The step's outputs on `tensors` and its checks as (check, tensors); OpError if it cannot take them."""
         mapping, sources = _join_sources(tensors)
-        key = (id(step), parts, mapping, *(id(t.view) for t in tensors), *(t.spec.dtype for t in tensors[:1]))
+        key = (id(step), parts, mapping, *[id(t.view) for t in tensors], tensors[0].spec.dtype)
         found = self._traced.get(key)
         if found is None:
-            found = self._traced[key] = self._trace(step, tensors, mapping, parts)
-        if found == "materialised":
-            return _materialise(step, tensors, parts), []
-        outputs, checks = found
-        made = [Tensor(s, v, sources if at is None else tuple(sources[i] for i in at)) for s, v, at in outputs]
+            # the step is kept beside the result: an id means nothing after its object is gone
+            found = self._traced[key] = (step, *self._trace(step, tensors, mapping, parts))
+        _, outputs, checks, specs = found
+        if outputs is None:
+            made = self._materialise(step, tensors, parts, specs)
+        else:
+            made = [Tensor(s, v, sources if at is None else tuple(sources[i] for i in at)) for s, v, at in outputs]
         met = [
             (check, [Tensor(s, v, sources if at is None else tuple(sources[i] for i in at)) for s, v, at in views]) for check, views in checks
         ]
@@ -80,20 +83,26 @@ class Views:
             to = mapping[number] if mapping is not None else tuple(range(base, base + count))
             views.append(tensor.view if to == tuple(range(count)) else relabel(tensor.view, to))
             base += count
-        try:
-            traced = step.op.trace(step.args, views, parts)
-        except TooManyPieces:
-            return "materialised"
-        specs = step.op.infer(step.args, [t.spec for t in tensors], parts)
         dtype = tensors[0].spec.dtype
-        outputs = [
-            self._compact(v, specs[n] if specs is not None else spec(dtype, v.shape), tensors, mapping) for n, v in enumerate(traced)
-        ]
+        try:
+            traced: Sequence[View] | None = step.op.trace(step.args, views, parts)
+        except TooManyPieces:
+            traced = None
+        # a view without pieces has a shape all the same, and never too many of them
+        shapes = [v.shape for v in (traced or step.op.trace(step.args, [View(v.shape, ()) for v in views], parts))]
+        inferred = step.op.infer(step.args, [t.spec for t in tensors], parts)
+        specs = inferred if inferred is not None else [spec(dtype, shape) for shape in shapes]
+        outputs = None if traced is None else [self._compact(v, s, tensors, mapping) for v, s in zip(traced, specs, strict=True)]
         checks = [
             (check, [self._compact(v, spec(dtype, v.shape), tensors, mapping) for v in check.views])
             for check in step.op.checks(step.args, views, parts)
         ]
-        return outputs, checks
+        return outputs, checks, specs
+
+    def _materialise(self, step: CompiledStep, tensors: Sequence[Tensor], parts: int, specs: Sequence[Spec]) -> list[Tensor]:
+        """The step computed instead of traced: correct, but through memory."""
+        call = Call(Step(step.name, step.args), tuple(tensors), parts)
+        return [Tensor(s, self.stored(s.shape), (Value(call, n, s),)) for n, s in enumerate(specs)]
 
     def _compact(
         self, view: View, of: Spec, tensors: Sequence[Tensor], mapping: tuple[tuple[int, ...], ...] | None
@@ -120,18 +129,6 @@ def _join_sources(tensors: Sequence[Tensor]) -> tuple[tuple[tuple[int, ...], ...
     if len(positions) == len(joined):
         return None, tuple(joined)
     return tuple(tuple(positions[s] for s in t.sources) for t in tensors), tuple(positions)
-
-
-def _materialise(step: CompiledStep, tensors: Sequence[Tensor], parts: int) -> list[Tensor]:
-    """The step computed instead of traced: correct, but through memory."""
-    call = Call(Step(step.name, step.args), tuple(tensors), parts)
-    flat = [stored(n, t.spec.shape) for n, t in enumerate(tensors)]
-    shapes = [v.shape for v in step.op.trace(step.args, flat, parts)]
-    made = []
-    for number, shape in enumerate(shapes):
-        of = spec(tensors[0].spec.dtype, shape)
-        made.append(Tensor(of, stored(0, shape), (Value(call, number, of),)))
-    return made
 
 
 def run(
@@ -289,14 +286,17 @@ def _complete(rule: DirectedRule, step: CompiledStep, capture: str, members: dic
         ordered = []
     if len(ordered) == len(members) and ordered:
         return ordered
-    numbers = list(members)
-    if kind.kind != "enum" and count is None and numbers:
-        expected = range(start, max(max(numbers) + 1, start + 1))
-    missing = [str(v) for v in expected if v not in members]
+    if kind.kind != "enum" and count is None:
+        # an absent value (None) is a key whose role does not have the capture
+        expected = range(start, max((v + 1 for v in members if v is not None), default=start))
+    within = sum(v in expected for v in members)
+    lacking = len(expected) - within
+    # a key may claim to be member a thousand million: only the first few gaps are looked for
+    missing = [str(v) for v in islice((v for v in expected if v not in members), 8)]
     extra = [str(v) for v in members if v not in expected]
     said = []
     if missing:
-        said.append(f"missing {{{capture}}} = {listed(missing, 8)}")
+        said.append(f"missing {{{capture}}} = {', '.join(missing)}" + (f" and {lacking - 8} more" if lacking > 8 else ""))
     if extra:
         said.append(f"unexpected {{{capture}}} = {listed(extra, 8)}")
     if count is not None and kind.kind != "enum":

@@ -34,7 +34,7 @@ class Route:
     legs: tuple[Leg, ...]
     rules: tuple[Mapping[str, str], ...]
     params: Mapping[str, Any]
-    # lineage -> the layout it ends in; only lineages, never rule files given by hand
+    # lineage -> the layout it ends in, also where nothing is to be done; never of rule files given by hand
     layouts: Mapping[str, str]
     entries: tuple[Mapping[str, Any], ...]
     warnings: tuple[Diagnostic, ...]
@@ -121,26 +121,41 @@ def find_route(
     """
     packs = _packs(question.folders)
     found: list[Diagnostic] = []
+    reached: dict[str, str] = {}
     if question.files:
         if question.to:
             fail("M115", "--to names a layout and --rules a rule file; a rule file is applied as it is", help="give one of them")
         steps = _by_hand(question, applied or ())
     elif question.to:
-        steps = _towards(packs, index, read_side, stamp, question, found)
+        steps, reached = _towards(packs, index, read_side, stamp, question, found)
     elif applied:
         steps = [s for entry in applied for s in _walk(packs, entry["lineage"], entry["from"], entry["to"], None)]
     elif question.backwards and stamp.applied:
-        entry = stamp.applied[-1]
+        entry = _last(stamp.applied)
         lineage = packs.load_lineage(entry["lineage"])
-        # undoing a downgrade would be an upgrade, which is not what was asked for
         steps = _walk(packs, entry["lineage"], entry["to"], entry["from"], True if lineage.ordered else None)
     elif question.backwards:
         fail("M115", "there is no stamp that says what to undo", help="say where to go: --to LINEAGE@LAYOUT")
     else:
-        fail("M115", "nothing says what to do", help="--to LINEAGE@LAYOUT, or --rules FILE; `migrate inspect` and `migrate history` show layouts")
+        hint = "--to LINEAGE@LAYOUT, or --rules FILE; `migrate inspect` and `migrate history` show layouts"
+        fail("M115", "nothing says what to do", help=hint)
     remembered = _remembered(stamp, applied or (), steps)
-    by_hand = bool(question.files)
-    return _compile(steps, packs, question, remembered, found, by_hand)
+    if not question.files:
+        reached.update((s.lineage, s.goal) for s in steps)
+    return _compile(steps, packs, question.params if steps else {}, remembered, found, reached)
+
+
+def _last(applied: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The edge that was applied last and not undone since; undoing a downgrade would be an upgrade."""
+    standing: list[Mapping[str, Any]] = []
+    for entry in applied:
+        if standing and (entry["lineage"], entry["from"], entry["to"]) == tuple(standing[-1][n] for n in ("lineage", "to", "from")):
+            standing.pop()
+        else:
+            standing.append(entry)
+    if not standing:
+        fail("M115", "all that the stamp says was applied is undone already", help="`migrate history` shows it; --to says where else to go")
+    return standing[-1]
 
 
 def _by_hand(question: Question, applied: Sequence[Mapping[str, Any]]) -> list[_Step]:
@@ -157,9 +172,9 @@ def _by_hand(question: Question, applied: Sequence[Mapping[str, Any]]) -> list[_
     return out[::-1] if question.backwards else out
 
 
-def _towards(
-    packs: Packs, index: Index, read_side: ReadSide, stamp: Any, question: Question, found: list[Diagnostic]
-) -> list[_Step]:
+def _towards(packs: Packs, index: Index, read_side: ReadSide, stamp: Any, question: Question, found: list[Diagnostic]
+) -> tuple[list[_Step], dict[str, str]]:
+    """The steps, and the layout that each lineage of a goal ends in, also where no step is needed."""
     lineages, _ = packs.lineages()
     current: dict[str, str] = {n: v for n, v in stamp.layouts.items() if n in lineages}
     for name, layout in current.items():
@@ -180,6 +195,7 @@ def _towards(
             if len(holding) == 1:
                 current[name] = holding[0]
     steps: list[_Step] = []
+    reached: dict[str, str] = {}
     for text in question.to:
         goal = resolve_goal(text, lineages, current)
         lineage = lineages[goal.lineage]
@@ -188,13 +204,17 @@ def _towards(
         down = question.backwards if lineage.ordered else None
         steps += _walk(packs, goal.lineage, current[goal.lineage], goal.layout, down)
         found += warnings(lineage, [goal.layout])
-        current[goal.lineage] = goal.layout
-    return steps
+        current[goal.lineage] = reached[goal.lineage] = goal.layout
+    return steps, reached
 
 
 def _is_meant(name: str, to: Sequence[str], lineage: Lineage) -> bool:
     """Whether a goal could be in this lineage; detection is not run for lineages that nobody asked for."""
-    return any(text.rpartition("@")[0] in ("", name) and (text == name or "@" in text or text in lineage.names or text[:1] in "+-l") for text in to)
+    for text in to:
+        meant, at, _ = text.rpartition("@")
+        if meant == name if at else text == name or text in lineage.names or text[:1] in "+-l":
+            return True
+    return False
 
 
 def _refuse_unknown_start(lineage: Lineage, findings: Sequence[Finding]) -> None:
@@ -208,10 +228,8 @@ def _refuse_unknown_start(lineage: Lineage, findings: Sequence[Finding]) -> None
 
 
 def _walk(packs: Packs, name: str, start: str, goal: str, down: bool | None) -> list[_Step]:
-    out = []
-    for hop in path(packs.load_lineage(name), start, goal, down=down):
-        out.append(_Step(name, hop.start, hop.end, hop.backwards, tuple(load_files(hop.edge.files))))
-    return out
+    hops = path(packs.load_lineage(name), start, goal, down=down)
+    return [_Step(name, hop.start, hop.end, hop.backwards, tuple(load_files(hop.edge.files))) for hop in hops]
 
 
 def _remembered(stamp: Any, applied: Sequence[Mapping[str, Any]], steps: Sequence[_Step]) -> dict[str, Any]:
@@ -225,15 +243,19 @@ def _remembered(stamp: Any, applied: Sequence[Mapping[str, Any]], steps: Sequenc
 
 
 def _compile(
-    steps: Sequence[_Step], packs: Packs, question: Question, remembered: Mapping[str, Any], found: list[Diagnostic], by_hand: bool
+    steps: Sequence[_Step],
+    packs: Packs,
+    given: Mapping[str, Any],
+    remembered: Mapping[str, Any],
+    found: list[Diagnostic],
+    layouts: Mapping[str, str],
 ) -> Route:
     files = list({id(f): f for s in steps for f in s.files}.values())
     declared = parameters.declare(files)
     spans = {name: f.span("params", name) for f in reversed(files) for name in f.model.params}
-    values = parameters.resolve(declared, question.params, [("the stamp", {n: v for n, v in remembered.items() if n in declared})], spans)
+    values = parameters.resolve(declared, given, [("the stamp", {n: v for n, v in remembered.items() if n in declared})], spans)
     report = Report()
     legs, entries, rules = [], [], []
-    layouts: dict[str, str] = {}
     for step in steps:
         compiled, keep = [], []
         hashes = []
@@ -247,7 +269,5 @@ def _compile(
         bound = {name: values[name] for file in step.files for name in file.model.params if name in values}
         entries.append({"lineage": step.lineage, "from": step.start, "to": step.goal, "rules": hashes, "params": bound})
         rules += hashes
-        if not by_hand:
-            layouts[step.lineage] = step.goal
     report.check()
     return Route(tuple(legs), tuple(rules), values, layouts, tuple(entries), tuple(found), {n: packs.load_lineage(n) for n in layouts})

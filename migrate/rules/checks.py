@@ -55,9 +55,11 @@ def _problems(loaded: LoadedFile) -> Iterator[tuple[_Path, Problem]]:
 
 
 def _repeated(kind: str, path: _Path, names: list[str]) -> Iterator[tuple[_Path, Problem]]:
+    seen: set[str] = set()
     for number, name in enumerate(names):
-        if name in names[:number]:
+        if name in seen:
             yield (*path, number, "name"), Problem("M113", f"two {kind}s are called `{printable(name)}`", "give each a name of its own")
+        seen.add(name)
 
 
 def _bad_path(name: str) -> Problem | None:

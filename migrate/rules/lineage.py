@@ -358,6 +358,8 @@ def _fitting(pattern: Pattern, template: Template) -> Iterator[str]:
         binding = PER_KEY
     if binding is PER_KEY:
         yield from (key for key in template.keys if _fits(pattern, key))
+    elif binding is not None and not (binding.partial or binding.agreeing):
+        yield from template.keys
     elif binding is not None:
         yield from (key for key, row in zip(template.keys, binding.rows(), strict=True) if row is not None)
 

@@ -179,7 +179,7 @@ def _type(param: Param) -> str:
 def _about(param: Param) -> tuple[str, ...]:
     notes = [param.title] if param.title else []
     if param.config:
-        notes.append(f"it would be read from {param.config if '#' in param.config else f'config.json#{param.config}'}, which says nothing")
+        notes.append(f"its place in the configuration is {param.config if '#' in param.config else f'config.json#{param.config}'}")
     return tuple(notes)
 
 

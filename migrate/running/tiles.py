@@ -71,7 +71,10 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a run wrote. `files`: weight file -> {"size": bytes, "xxh3_128": hex digest of the whole file}."""
+    """What a run wrote. `files`: weight file -> {"size": bytes, "xxh3_128": hex digest of the whole file}.
+
+    `bytes_read` are the bytes of all output tensors, `bytes_written` what this run wrote: less, when it resumed.
+    """
 
     files: Mapping[str, Mapping[str, Any]]
     bytes_read: int

@@ -79,7 +79,7 @@ def _compared(key: str, made: np.ndarray[Any, Any], there: np.ndarray[Any, Any])
     count = int(differ.sum())
     if count:
         index = tuple(int(i) for i in np.unravel_index(int(differ.argmax()), made.shape))
-        yield Mismatch(key, "bytes", index, f"{count} of {made.size} elements differ, the first at {list(index)}")
+        yield Mismatch(key, "bytes", index, f"{count} of {made.size} elements differ")
 
 
 def read(source: Source, key: str) -> np.ndarray[Any, Any]:
@@ -95,11 +95,13 @@ def read(source: Source, key: str) -> np.ndarray[Any, Any]:
         extent = 1 + sum((n - 1) * s for n, s in zip(spec.shape, at.strides, strict=True))
     packed = np.zeros((extent * bits + 7) // 8, "u1")
     source.blobs[at.blob].readinto(at.offset, packed.data)
-    elements = packed.view(carrier(spec.dtype)) if bits >= 8 else _apart(packed, bits)
+    elements: np.ndarray[Any, Any] = packed.view(carrier(spec.dtype)) if bits >= 8 else _apart(packed, bits)
     if at.strides is None:
-        return elements[: spec.numel].reshape(spec.shape)
+        whole: np.ndarray[Any, Any] = elements[: spec.numel].reshape(spec.shape)
+        return whole
     strided: np.ndarray[Any, Any] = np.ndarray(spec.shape, elements.dtype, elements.data, 0, [s * elements.itemsize for s in at.strides])
-    return strided.copy()
+    ordered: np.ndarray[Any, Any] = np.ascontiguousarray(strided)
+    return ordered
 
 
 def _apart(packed: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:

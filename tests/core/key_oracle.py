@@ -19,7 +19,9 @@ def text_of(pieces):
             out.append(piece.replace("{", "{{").replace("}", "}}"))
             continue
         kind, name, values = piece
-        out.append({"plain": f"{{{name}}}", "int": f"{{{name}:int}}", "path": f"{{{name}...}}"}.get(kind) or f"{{{name}:{'|'.join(values)}}}")
+        out.append(
+            {"plain": f"{{{name}}}", "int": f"{{{name}:int}}", "path": f"{{{name}...}}"}.get(kind) or f"{{{name}:{'|'.join(values)}}}"
+        )
     return "".join(out)
 
 

@@ -1,12 +1,13 @@
 import random
 
 import pytest
+
 from migrate.core.errors import PatternError
 from migrate.core.expr import LONGEST, Expr, Unset, parse, parse_index
 
 
 @pytest.mark.parametrize(
-    "text, value",
+    ("text", "value"),
     [
         ("7", 7),
         ("007", 7),
@@ -54,7 +55,7 @@ def test_random_expressions_agree_with_python():
 
 
 @pytest.mark.parametrize(
-    "text, start, end",
+    ("text", "start", "end"),
     [
         ("", 0, 0),
         ("1 +", 3, 3),
@@ -108,7 +109,7 @@ def test_names_are_listed_once_in_order():
 
 
 @pytest.mark.parametrize(
-    "text, expected",
+    ("text", "expected"),
     [
         ("n", ("n", 1, 0)),
         ("n+1", ("n", 1, 1)),

@@ -2,12 +2,13 @@ import random
 
 import pytest
 from key_oracle import likely_key, random_pieces, text_of
+
 from migrate.core.errors import PatternError
 from migrate.core.keys import TwoReadings, parse
 
 
 @pytest.mark.parametrize(
-    "wider, narrower",
+    ("wider", "narrower"),
     [
         ("{k...}", "{a}_{b}.{n:int}.{w:a|b.c}"),
         ("{k...}", "{j...}"),
@@ -38,7 +39,7 @@ def test_a_wider_pattern_includes(wider, narrower):
 
 
 @pytest.mark.parametrize(
-    "wider, narrower",
+    ("wider", "narrower"),
     [
         ("{m...}.weight", "{m...}.{w}"),
         ("{a}", "{k...}"),

@@ -1,15 +1,17 @@
+import contextlib
 import random
 import time
 
 import pytest
 from key_oracle import likely_key, random_key, random_pieces, readings, text_of
+
 from migrate.core.errors import PatternError
 from migrate.core.expr import Unset
 from migrate.core.keys import CaptureType, NegativeIndex, TwoReadings, narrower, narrower_any, nearest, parse
 
 
 @pytest.mark.parametrize(
-    "pattern, key, expected",
+    ("pattern", "key", "expected"),
     [
         ("{p...}.experts.{e:int}.{w:w1|w3}.weight", "model.0.experts.12.w3.weight", ("model.0", 12, "w3")),
         ("{p...}.experts.{e:int}.{w:w1|w3}.weight", "experts.12.w3.weight", ("", 12, "w3")),
@@ -90,7 +92,7 @@ def test_a_key_is_read_as_written(pattern, key, expected):
 
 
 @pytest.mark.parametrize(
-    "pattern, key, one, other",
+    ("pattern", "key", "one", "other"),
     [
         ("{a...}.x.{b...}", "p.x.q.x.r", {"a": "p", "b": "q.x.r"}, {"a": "p.x.q", "b": "r"}),
         ("{a}_{b}", "x_y_z", {"a": "x", "b": "y_z"}, {"a": "x_y", "b": "z"}),
@@ -101,9 +103,7 @@ def test_a_key_is_read_as_written(pattern, key, expected):
 def test_two_readings_are_an_error_that_shows_both(pattern, key, one, other):
     with pytest.raises(TwoReadings) as caught:
         parse(pattern).match(key)
-    assert {tuple(sorted(r.items())) for r in (caught.value.first, caught.value.second)} == {
-        tuple(sorted(r.items())) for r in (one, other)
-    }
+    assert {tuple(sorted(r.items())) for r in (caught.value.first, caught.value.second)} == {tuple(sorted(r.items())) for r in (one, other)}
     assert (caught.value.key, caught.value.pattern) == (key, pattern)
 
 
@@ -164,7 +164,7 @@ def test_matching_is_linear_in_the_key():
 
 
 @pytest.mark.parametrize(
-    "pattern, key",
+    ("pattern", "key"),
     [
         ("{a}_{b}_{c}_{d}", "_" * 20_000),
         ("{a}_{b}_{a}_{b}", "x_" * 10_000),
@@ -176,10 +176,8 @@ def test_matching_is_linear_in_the_key():
 )
 def test_hostile_keys_cost_little(pattern, key):
     start = time.perf_counter()
-    try:
+    with contextlib.suppress(TwoReadings):
         parse(pattern).match(key)
-    except TwoReadings:
-        pass
     assert time.perf_counter() - start < 2.0
 
 
@@ -192,7 +190,7 @@ def test_too_many_disagreeing_cuts_are_an_error_and_no_guess():
 def test_types_come_from_other_patterns_where_the_text_declares_none():
     types = parse("{p...}.{w:q|k}.{n:int}").types
     target = parse("{p}.{w}_proj.{n+1}", types)
-    assert {name: type.kind for name, type in target.types.items()} == {"p": "path", "w": "enum", "n": "int"}
+    assert {name: kind.kind for name, kind in target.types.items()} == {"p": "path", "w": "enum", "n": "int"}
     assert target.match("a.b.k_proj.3") == ("a.b", "k", 2)
     assert target.match("a.b.v_proj.3") is None
     assert target.expand({"p": "", "w": "q", "n": 0}) == "q_proj.1"
@@ -245,7 +243,7 @@ def test_patterns_are_immutable_equal_by_meaning_and_hashable():
 
 
 @pytest.mark.parametrize(
-    "pattern, anchors, touches, ranked",
+    ("pattern", "anchors", "touches", "ranked"),
     [
         ("{p...}.mlp.experts.{e:int}.{w:w1|w3}.weight", {"mlp", "experts", "weight"}, False, False),
         ("model.layers.61.x{w}", {"model", "layers"}, True, False),
@@ -264,7 +262,7 @@ def test_what_the_index_of_rules_needs_is_known(pattern, anchors, touches, ranke
 
 
 @pytest.mark.parametrize(
-    "pattern, key, position, found, expected",
+    ("pattern", "key", "position", "found", "expected"),
     [
         ("{p...}.mlp.experts.{e:int}.{w:w1|w3}.weight", "m.0.mlp.experts.3.w4.weight", 18, "w4", "{w:w1|w3}"),
         ("{p...}.mlp.experts.{e:int}.w2.weight", "m.0.mlp.expert.3.w2.weight", 14, "expert", "experts"),
@@ -303,7 +301,9 @@ def test_failure_is_total_on_keys_that_do_not_match():
 
 
 def test_the_nearest_pattern_is_the_one_with_most_text_in_common():
-    patterns = [parse(p) for p in ("lm_head.weight", "{p...}.self_attn.{w:q|k}_proj.weight", "{p...}.mlp.{w:gate|up}_proj.weight", "{n:int}")]
+    patterns = [
+        parse(p) for p in ("lm_head.weight", "{p...}.self_attn.{w:q|k}_proj.weight", "{p...}.mlp.{w:gate|up}_proj.weight", "{n:int}")
+    ]
     found = nearest(patterns, "model.layers.0.self_attn.v_proj.weight")
     assert found is not None
     assert found[0] is patterns[1]

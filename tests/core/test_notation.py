@@ -1,10 +1,11 @@
 import pytest
+
 from migrate.core.errors import PatternError
 from migrate.core.keys import CaptureType, parse
 
 
 @pytest.mark.parametrize(
-    "text, code, culprit",
+    ("text", "code", "culprit"),
     [
         ("", "M201", ""),
         ("a{", "M201", "{"),

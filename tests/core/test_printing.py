@@ -1,6 +1,7 @@
 import random
 
 import pytest
+
 from migrate.core.templates import collapse
 
 
@@ -18,7 +19,17 @@ LLAMA = [
     "model.norm.weight",
     "lm_head.weight",
 ]  # fmt: skip
-SHAPES = {"q_proj": "q", "o_proj": "q", "k_proj": "kv", "v_proj": "kv", "gate_proj": "in", "up_proj": "in", "down_proj": "out", "embed_tokens": "e", "lm_head": "e"}
+SHAPES = {
+    "q_proj": "q",
+    "o_proj": "q",
+    "k_proj": "kv",
+    "v_proj": "kv",
+    "gate_proj": "in",
+    "up_proj": "in",
+    "down_proj": "out",
+    "embed_tokens": "e",
+    "lm_head": "e",
+}
 
 
 def test_a_model_is_a_few_lines():
@@ -47,7 +58,7 @@ def test_without_a_tag_all_alike_words_come_together():
 
 
 @pytest.mark.parametrize(
-    "keys, expected",
+    ("keys", "expected"),
     [
         ([], []),
         ([""], [("", 1)]),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+
 from migrate import ops
 from migrate.core.errors import OpError
 from migrate.rules import arguments

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+
 from migrate.core.errors import QuestionError
 from migrate.core.spec import spec
 from migrate.rules.lineage import Detect, Edge, Layout, Lineage, detect, path, resolve_goal, warnings
@@ -132,7 +133,9 @@ def index(**tensors: tuple[str, tuple[int, ...]]) -> Index:
 
 def finding(signs: Detect, found: Index, config: Any = None, versions: dict[str, int] | None = None) -> tuple[bool, list[str]]:
     raw = None if config is None else config if isinstance(config, bytes) else json.dumps(config).encode()
-    (only,) = detect(Lineage("l", layouts=(Layout("v", detect=signs),)), found, lambda name: raw if name == "config.json" else None, versions)
+    (only,) = detect(
+        Lineage("l", layouts=(Layout("v", detect=signs),)), found, lambda name: raw if name == "config.json" else None, versions
+    )
     return only.holds, only.evidence
 
 

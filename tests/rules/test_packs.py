@@ -5,6 +5,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+
 from migrate.core.errors import QuestionError
 from migrate.rules import packs
 from migrate.rules.packs import Pack, Packs, built_in, describe, find, is_rule_file

@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from migrate.core.errors import QuestionError
 from migrate.rules.model import LoadedFile, Param, load_text
 from migrate.rules.params import declare, resolve

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+
 from migrate.rules.model import load_text
 from migrate.rules.seal import semantic_hash
 

@@ -63,7 +63,7 @@ def programs(draw: st.DrawFn) -> tuple[str, list[np.ndarray], list[Made]]:
                 other = draw(st.sampled_from([p for p in pool if p.array.shape == one.array.shape]))
                 pool.append(Made(views.stack([one.view, other.view], dim), np.stack([one.array, other.array], dim)))
             case "slice":
-                stop = draw(st.integers(1, one.array.shape[dim]))
+                stop = draw(st.integers(0, one.array.shape[dim]))
                 start = draw(st.integers(0, stop))
                 pool.append(Made(views.slice_(one.view, dim, start, stop), np.take(one.array, range(start, stop), dim)))
             case "flip":

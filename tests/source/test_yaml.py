@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+
 from migrate.core.errors import QuestionError
 from migrate.source import yaml
 
@@ -18,7 +19,24 @@ def test_scalars_stay_the_text_that_was_written() -> None:
 
 def test_core_types_are_those_of_yaml_1_2_and_no_others() -> None:
     data = yaml.load("[null, ~, true, False, 12, -3, 012, 1.5, 1e3, .inf, no, on, 1_000, 0x10, '1', 2024-01-01]", "r").data
-    assert yaml.core(data) == [None, None, True, False, 12, -3, 12, 1.5, 1000.0, float("inf"), "no", "on", "1_000", "0x10", "1", "2024-01-01"]
+    assert yaml.core(data) == [
+        None,
+        None,
+        True,
+        False,
+        12,
+        -3,
+        12,
+        1.5,
+        1000.0,
+        float("inf"),
+        "no",
+        "on",
+        "1_000",
+        "0x10",
+        "1",
+        "2024-01-01",
+    ]
 
 
 def test_exact_keeps_as_text_what_could_not_be_written_back() -> None:

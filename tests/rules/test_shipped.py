@@ -1,0 +1,170 @@
+"""The rules that ship with migrate: they say which layout a checkpoint is in, name every key, and do what their tests say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from migrate import api
+from migrate.core.keys import parse
+from migrate.core.spec import spec
+from migrate.rules.lineage import detect
+from migrate.rules.model import ExpectedTensor, GivenTensor, RuleTest, load_files
+from migrate.rules.packs import Packs
+from migrate.source.index import Index, Stored
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKS = Packs((), scan=False)
+LINEAGES = PACKS.lineages()[0]
+FILES = load_files(sorted(p for p in (ROOT / "rules").rglob("*.yaml") if p.name != "layouts.yaml"))
+TESTS = [pytest.param(file, test, id=f"{file.model.id}: {test.name}") for file in FILES for test in file.model.tests]
+
+ATTENTION = [f"self_attn.{w}_proj.weight" for w in "qkvo"] + ["input_layernorm.weight", "post_attention_layernorm.weight"]
+MIXTRAL_V4 = ["block_sparse_moe.gate.weight", *(f"block_sparse_moe.experts.{e}.w{i}.weight" for e in range(2) for i in (1, 2, 3))]
+STACKED = ["mlp.gate.weight", "mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+SHARED = [f"mlp.shared_expert.{w}_proj.weight" for w in ("gate", "up", "down")] + ["mlp.shared_expert_gate.weight"]
+SEPARATE = ["mlp.gate.weight", *(f"mlp.experts.{e}.{w}_proj.weight" for e in range(2) for w in ("gate", "up", "down"))]
+BIASES = [f"self_attn.{w}_proj.bias" for w in "qkv"]
+NORMS = ["self_attn.q_norm.weight", "self_attn.k_norm.weight"]
+DENSE = [f"mlp.{w}_proj.weight" for w in ("gate", "up", "down")]
+
+
+def checkpoint(*parts: list[str]) -> list[str]:
+    ends = ["model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"]
+    return ends + [f"model.layers.{n}.{key}" for n in range(2) for part in (ATTENTION, *parts) for key in part]
+
+
+def held(keys: list[str], model_type: str | None = None) -> list[str]:
+    index = Index({key: Stored(spec("bfloat16", (2,) if key.endswith("bias") else (2, 2)), 0, 0) for key in keys}, ("f",))
+    raw = None if model_type is None else json.dumps({"model_type": model_type}).encode()
+    found = [(name, f) for name, lineage in LINEAGES.items() for f in detect(lineage, index, lambda path: raw)]
+    return [f"{name}@{f.layout}" for name, f in found if f.holds]
+
+
+@pytest.mark.parametrize("config", [True, False])
+@pytest.mark.parametrize(
+    ("keys", "model_type", "layout"),
+    [
+        (checkpoint(MIXTRAL_V4), "mixtral", "hf-mixtral@v4"),
+        (checkpoint(STACKED), "mixtral", "hf-mixtral@v5"),
+        (checkpoint(SEPARATE, SHARED, BIASES), "qwen2_moe", "hf-qwen2-moe@v4"),
+        (checkpoint(STACKED, SHARED, BIASES), "qwen2_moe", "hf-qwen2-moe@v5"),
+    ],
+)
+def test_each_layout_is_told_by_its_keys(keys: list[str], model_type: str, layout: str, config: bool) -> None:
+    assert held(keys, model_type if config else None) == [layout]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        checkpoint(SEPARATE, NORMS),  # Qwen3-MoE 4
+        checkpoint(STACKED, NORMS),  # Qwen3-MoE 5
+        checkpoint(STACKED, SHARED, NORMS),  # Qwen3-Next 5
+        checkpoint(SEPARATE, SHARED, NORMS),
+        checkpoint(STACKED, BIASES),  # Phi-MoE 5
+        checkpoint(MIXTRAL_V4, BIASES),  # Phi-MoE 4
+        checkpoint(MIXTRAL_V4, NORMS),  # MiniMax-M2
+        checkpoint(DENSE),  # Llama
+        checkpoint(STACKED, DENSE),
+        checkpoint(STACKED, ["mlp.shared_experts.up_proj.weight"]),
+        checkpoint(STACKED, ["mlp.gate.e_score_correction_bias"]),
+        checkpoint(MIXTRAL_V4, STACKED),
+    ],
+)
+def test_relatives_and_mixtures_are_in_no_layout_of_ours(keys: list[str]) -> None:
+    assert held(keys) == []
+
+
+def test_a_config_that_says_another_model_settles_it() -> None:
+    assert held(checkpoint(MIXTRAL_V4), "minimax") == []
+    assert held(checkpoint(STACKED, SHARED), "qwen3_next") == []
+
+
+@pytest.mark.parametrize(
+    ("specs", "expected"),
+    [
+        ({"fc1.weight0": (2, 2), "fc1.weight1": (2, 2), "fc1.bias0": (2,)}, ["te-grouped-bias@multi", "te-grouped-weight@multi"]),
+        ({"fc1.weight": (2, 2, 2), "fc1.bias": (2, 2)}, ["te-grouped-bias@single", "te-grouped-weight@single"]),
+        ({"fc1.weight": (2, 2, 2), "fc1.bias": (2, 1, 2)}, ["te-grouped-bias@single", "te-grouped-weight@single"]),
+        ({"fc1.weight": (2, 2, 2), "fc1.bias0": (2,)}, ["te-grouped-bias@multi", "te-grouped-weight@single"]),
+        ({"proj.weight": (2, 2), "proj.bias": (2,)}, []),
+    ],
+)
+def test_grouped_linear_is_told_by_names_and_axes(specs: dict[str, tuple[int, ...]], expected: list[str]) -> None:
+    index = Index({key: Stored(spec("bfloat16", shape), 0, 0) for key, shape in specs.items()}, ("f",))
+    found = [(name, f) for name, lineage in LINEAGES.items() for f in detect(lineage, index, lambda path: None)]
+    assert [f"{name}@{f.layout}" for name, f in found if f.holds] == expected
+
+
+@pytest.mark.parametrize(
+    ("lineage", "keys"),
+    [
+        ("hf-mixtral", [*checkpoint(MIXTRAL_V4), "score.weight", "embed_tokens.weight", "norm.weight"]),
+        ("hf-qwen2-moe", [*checkpoint(SEPARATE, SHARED, BIASES), *(f"model.layers.2.{k}" for k in [*ATTENTION, *DENSE])]),
+    ],
+)
+def test_every_key_is_named_by_exactly_one_rule_or_kept(lineage: str, keys: list[str]) -> None:
+    (file,) = (f.model for f in FILES if f.model.lineage == lineage)
+    rules = [parse(pattern) for rule in file.rules for pattern in rule.sources.values()]
+    keep = [parse(pattern) for pattern in file.keep]
+    for key in keys:
+        takers = [p.text for p in rules if p.match(key) is not None]
+        kept = [p.text for p in keep if p.match(key) is not None]
+        assert len(takers) == 1 or (not takers and kept), key
+
+
+def test_what_no_rule_of_mixtral_names_is_not_kept() -> None:
+    (file,) = (f.model for f in FILES if f.model.lineage == "hf-mixtral")
+    for key in ("model.layers.0.block_sparse_moe.experts.0.w1.qweight", "model.layers.0.mlp.up_proj.weight", "model.vision.weight"):
+        assert not any(parse(p).match(key) is not None for p in file.keep)
+
+
+def filled(given: GivenTensor) -> torch.Tensor:
+    dtype = getattr(torch, given.dtype)
+    if given.values is not None:
+        return torch.tensor(given.values, dtype=dtype)
+    assert given.fill != "iota"
+    return torch.full(given.shape, given.fill, dtype=dtype)
+
+
+def compare(key: str, made: torch.Tensor, expected: ExpectedTensor, given: dict[str, torch.Tensor]) -> None:
+    if expected.shape is not None:
+        assert tuple(made.shape) == expected.shape, key
+    if expected.dtype is not None:
+        assert made.dtype == getattr(torch, expected.dtype), key
+    if expected.values is not None:
+        assert made.tolist() == expected.values, key
+    if expected.same_as is not None:
+        assert torch.equal(made, given[expected.same_as]), key
+    for where, values in expected.slices.items():
+        assert made[tuple(int(i) for i in where.split(","))].tolist() == values, (key, where)
+
+
+@pytest.mark.parametrize(("file", "test"), TESTS)
+def test_the_examples_of_the_rule_files_hold(file: Any, test: RuleTest) -> None:
+    given = {key: filled(tensor) for key, tensor in test.given.items()}
+    made = api.apply(given, rules=[file.path], params=test.params)
+    assert set(made) == set(test.expect)
+    for key, expected in test.expect.items():
+        compare(key, made[key], expected, given)
+
+
+def test_every_shipped_file_says_why_and_has_an_example() -> None:
+    for file in FILES:
+        assert file.model.why, file.path
+        assert file.model.tests, file.path
+    for lineage in LINEAGES.values():
+        assert all(layout.detect and layout.note and layout.title for layout in lineage.layouts), lineage.name
+
+
+def test_every_layout_can_be_reached_from_every_other() -> None:
+    from migrate.rules.lineage import path
+
+    for name in LINEAGES:
+        lineage = PACKS.load_lineage(name)
+        assert all(path(lineage, a, b) for a in lineage.names for b in lineage.names if a != b)
