@@ -119,13 +119,13 @@ class Report:
     def add(self, code: str, message: str, *, spans: tuple[Span, ...] = (), notes: tuple[str, ...] = (), help: str | None = None) -> None:
         self.diagnostics.append(Diagnostic(code, message, spans, notes, help))
 
-    @property
-    def failed(self) -> bool:
+    def has_errors(self) -> bool:
+        """Whether one of them is an error."""
         return any(d.severity == "error" for d in self.diagnostics)
 
     def check(self) -> None:
         """Raises all collected diagnostics if one of them is an error."""
-        if self.failed:
+        if self.has_errors():
             raise_all(self.diagnostics)
 
 

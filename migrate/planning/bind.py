@@ -132,9 +132,7 @@ def _run_rule(
     if roles:
         names = (*names, ROLE)
         _check_roles(reader, report)
-        items = [
-            Item((*t.values, t.role), tensors[t.key], (t.key,), None if programs is None else programs[t.key]) for t in reader.taken
-        ]
+        items = [Item((*t.values, t.role), tensors[t.key], (t.key,), None if programs is None else programs[t.key]) for t in reader.taken]
     elif programs is None:
         items = [Item(t.values, tensors[t.key], (t.key,)) for t in reader.taken]
     else:
@@ -299,8 +297,9 @@ def _merge(kept: Sequence[str], tensors: Mapping[str, Tensor], out: Bound, ask: 
         if absent:
             report.add(
                 "M210",
-                f"rule {rule.name!r}: of the targets of {listed(list(where[1]), 3)}, {listed(existing, 5)} exist and {listed(absent, 5)} do not",
+                f"rule {rule.name!r}: {listed(existing, 5)} exist and {listed(absent, 5)} do not",
                 spans=(rule.span,),
+                notes=(f"all are made of {listed(list(where[1]), 3)}",),
                 help="a group of targets must exist whole or not at all; remove the partial one",
             )
             continue

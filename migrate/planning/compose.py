@@ -107,12 +107,13 @@ def _compose(
     done: list[tuple[Leg, Bound]] = []
     losses: list[LossOf] = []
     graph = Graph()
+    ask = Questions(same_bytes, "drop" in allow)
     for leg in legs:
         rules = directed(leg, report)
-        if report.failed:
+        if report.has_errors():
             break
         bound = bind(rules, leg.keep, current, views, Questions(same_bytes, "drop" in allow), report, expressions)
-        if report.failed:
+        if report.has_errors():
             break
         losses += _losses(rules, bound)
         graph.checks += bound.checks
@@ -122,7 +123,7 @@ def _compose(
     _refuse_losses(losses, allow, report)
     graph.outputs = dict(current)
     composition = Composition(graph, done, losses, expressions or {})
-    if prove and not report.failed:
+    if prove and not report.has_errors():
         composition.inexact = prove_downgrade({k: t.spec for k, t in tensors.items()}, composition)
     return composition
 
@@ -178,7 +179,8 @@ def _refuse_losses(losses: Sequence[LossOf], allow: frozenset[str], report: Repo
         code, what = ("M402", "drops") if loss.kind == "drop" else ("M401", "changes values of")
         report.add(
             code,
-            f"rule {loss.rule.name!r} {what} {len(loss.keys)} tensor{'s' if len(loss.keys) > 1 else ''}" + (f": {loss.why}" if loss.why else ""),
+            f"rule {loss.rule.name!r} {what} {len(loss.keys)} tensor{'s' if len(loss.keys) > 1 else ''}"
+            + (f": {loss.why}" if loss.why else ""),
             spans=(loss.rule.span,),
             notes=(listed(list(loss.keys), 8),),
             help=f"if that is wanted: --allow {loss.kind}",
@@ -196,7 +198,7 @@ def prove_downgrade(source: Mapping[str, Spec], composition: Composition) -> lis
         report = Report()
         rules = directed(back, report)
         skipped += [c.rule.name for c, _ in leg.rules if c.rule.inverse == "skip"]
-        if report.failed:
+        if report.has_errors():
             return reasons + [_reason(d) for d in report.diagnostics]
         made = bound.made
 
@@ -207,7 +209,7 @@ def prove_downgrade(source: Mapping[str, Spec], composition: Composition) -> lis
             bound_back = bind(rules, leg.keep, current, views, Questions(was_made, True), report)
         except MigrateError as error:
             return reasons + [_reason(d) for d in error.diagnostics]
-        if report.failed:
+        if report.has_errors():
             return reasons + [_reason(d) for d in report.diagnostics if d.severity == "error"]
         current = bound_back.tensors
     return reasons + _differences(source, current, composition, skipped)

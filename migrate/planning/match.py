@@ -70,9 +70,7 @@ _Hit = tuple[_Entry, _Rows]
 Excluded = frozenset[tuple[int, str]]
 
 
-def match(
-    rules: Sequence[DirectedRule], specs: Mapping[str, Spec], report: Report, excluded: Excluded = frozenset()
-) -> Matching:
+def match(rules: Sequence[DirectedRule], specs: Mapping[str, Spec], report: Report, excluded: Excluded = frozenset()) -> Matching:
     """Assigns every key to at most one rule; keys under no rule are `rest`. Ambiguities go into the report.
 
     `excluded`: (id of a rule, key) that are no match although the patterns say so.
@@ -389,7 +387,7 @@ def _report_contest(key: str, entries: list[_Entry], count: int, report: Report)
     rules = {e.reader.rule.name for e in entries}
     what = f"rules {', '.join(repr(r) for r in sorted(rules))}" if len(rules) > 1 else f"two roles of rule {entries[0].reader.rule.name!r}"
     files = {e.reader.rule.file for e in entries}
-    help = (
+    mend = (
         "files of one edge must not read the same keys"
         if len(files) > 1
         else "make one pattern a special case of the other, or exclude with `where`"
@@ -399,13 +397,11 @@ def _report_contest(key: str, entries: list[_Entry], count: int, report: Report)
         f"{printable(key)} is taken by {what} and neither pattern is narrower",
         spans=tuple(e.reader.rule.span for e in entries),
         notes=tuple(e.side.pattern.text for e in entries) + ((f"{count} keys of this form",) if count > 1 else ()),
-        help=help,
+        help=mend,
     )
 
 
-def keep_rest(
-    keep: Sequence[Pattern], rest: Sequence[str], read: set[str], report: Report, patterns: Sequence[Pattern]
-) -> list[str]:
+def keep_rest(keep: Sequence[Pattern], rest: Sequence[str], read: set[str], report: Report, patterns: Sequence[Pattern]) -> list[str]:
     """The keys of `rest` that a `keep` pattern or a `keep_source` rule lets stay; the others are unaccounted for, an error."""
     kept: list[str] = []
     for template in group(rest):

@@ -71,7 +71,8 @@ class Views:
         else:
             made = [Tensor(s, v, sources if at is None else tuple(sources[i] for i in at)) for s, v, at in outputs]
         met = [
-            (check, [Tensor(s, v, sources if at is None else tuple(sources[i] for i in at)) for s, v, at in views]) for check, views in checks
+            (check, [Tensor(s, v, sources if at is None else tuple(sources[i] for i in at)) for s, v, at in views])
+            for check, views in checks
         ]
         return made, met
 

@@ -140,21 +140,21 @@ def _rows(leg: Leg, bound: Bound) -> list[dict[str, Any]]:
         for key, rule in table.items():
             gone.setdefault(id(rule), (rule, []))[1].append(key)
         for rule, keys in gone.values():
-            for group in collapse(keys):
-                rows.append(
-                    {
-                        "change": change,
-                        "to": None,
-                        "count": group.count,
-                        "spec": None,
-                        "from": [group.text],
-                        "ops": [step.name for step in rule.steps],
-                        "rule": rule.name,
-                        "at": str(rule.span),
-                        "leg": f"{leg.lineage} {leg.start} -> {leg.goal}",
-                        "why": rule.why,
-                    }
-                )
+            rows += [
+                {
+                    "change": change,
+                    "to": None,
+                    "count": group.count,
+                    "spec": None,
+                    "from": [group.text],
+                    "ops": [step.name for step in rule.steps],
+                    "rule": rule.name,
+                    "at": str(rule.span),
+                    "leg": f"{leg.lineage} {leg.start} -> {leg.goal}",
+                    "why": rule.why,
+                }
+                for group in collapse(keys)
+            ]
     return rows
 
 

@@ -41,10 +41,13 @@ class Route:
     lineages: Mapping[str, Lineage]
 
     def check_output(self, outputs: Mapping[str, Tensor], read_side: ReadSide, report: Report) -> None:
-        """M506 if the planned output would be detected as another layout of its lineage than the one it shall be in."""
+        """M506 if the planned output would be detected as another layout of its lineage than the one it shall be in.
+
+        Ordered lineages only: a checkpoint may well mix the spellings of an unordered one, module by module.
+        """
         for name, layout in self.layouts.items():
             lineage = self.lineages.get(name)
-            if lineage is None or lineage.layout(layout).detect is None:
+            if lineage is None or not lineage.ordered or lineage.layout(layout).detect is None:
                 continue
             findings = detect(lineage, _virtual(outputs), read_side)
             holding = [f.layout for f in findings if f.holds]

@@ -8,16 +8,18 @@ written, so `over`, `only`, `sizes` and `where` mean the same in both directions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from .. import ops
 from ..core.diagnostics import Report, Span, did_you_mean
 from ..core.errors import OpError, PatternError
 from ..core.keys import CaptureType, Pattern, parse
-from ..ops._op import OneWay, Op
-from .arguments import resolve
+from ..ops._op import Op
+from .arguments import integer, resolve
+from .fields import PARAM
 from .model import LoadedFile, Rule
 
 ROLE = "role"
@@ -147,8 +149,8 @@ def compile_rule(loaded: LoadedFile, rule: Rule, path: tuple[Any, ...], report: 
     return compiled if len(report.diagnostics) == before else None
 
 
-def _declared_plain(name: str, texts: Iterable[str]) -> bool:
-    return any("{" + name + "}" in text for text in texts)
+def _declared_plain(name: str, texts: Collection[str]) -> bool:
+    return any("{" + name + "}" in text for text in texts) and not any("{" + name + ":" in text for text in texts)
 
 
 def _in_order(kind: CaptureType, values: Mapping[Any, Any]) -> list[Any]:
@@ -246,20 +248,26 @@ def _check_captures(compiled: CompiledRule, report: Report) -> None:
                     help=f"write {{{capture}:int}} or {{{capture}:first|second}} in `to`",
                 )
             bound.add(capture)
-        for name in (step.args or {}).get("only") or {}:
+        for name, wanted in ((step.args or {}).get("only") or {}).items():
             if name not in bound:
-                report.add("M203", f"only names {{{name}}}, which is not bound here", spans=(place,), help=did_you_mean(name, sorted(bound)))
-    for name in rule.where or {}:
-        if not name.startswith("$") and name not in types:
-            shape = " (`when` tests the tensor)" if name in ("dtype", "ndim") else ""
-            report.add("M203", f"where names {{{name}}}, which is not a capture{shape}", spans=(span(*path, "where"),), help=_names_help(types))
+                message = f"only names {{{name}}}, which is not bound here"
+                report.add("M203", message, spans=(place,), help=did_you_mean(name, sorted(bound)))
+            else:
+                _check_values("only", name, types[name], wanted, place, report)
+    _check_where(compiled, report)
     if dropped:
         return
     wanted = {name for p in compiled.targets.values() for name in p.captures}
     wanted |= {n for p in compiled.targets.values() for n, t in p.types.items() if t.kind == "flat"}
     if compiled.targets and None not in compiled.targets:
         wanted.add(ROLE)
-    # a single target for several roles that stand beside each other would be written twice
+    if ROLE in bound & wanted and {str(r) for r in compiled.targets} != set(types[ROLE].values):
+        report.add(
+            "M203",
+            f"the roles of `to` are {_roles(compiled.targets)}, what arrives there are {', '.join(types[ROLE].values)}",
+            spans=(span(*path, "to"),),
+            help="name the same roles on both sides, or make one tensor of them first, e.g. `concat: {over: role}`",
+        )
     for name in sorted(wanted - bound):
         near = did_you_mean(name, sorted(bound))
         report.add(
@@ -278,6 +286,42 @@ def _check_captures(compiled: CompiledRule, report: Report) -> None:
         )
 
 
+def _roles(patterns: Iterable[str | None]) -> str:
+    return ", ".join(str(role) for role in patterns)
+
+
+def _check_where(compiled: CompiledRule, report: Report) -> None:
+    """`where` names captures of `from`, with values that they can have and limits only where they are numbers."""
+    types, place = compiled.types, compiled.loaded.span(*compiled.path, "where")
+    captures = {name for pattern in compiled.sources.values() for name in pattern.captures}
+    for name, wanted in (compiled.rule.where or {}).items():
+        if name.startswith("$"):
+            continue
+        if name not in captures:
+            hint = "`when` tests the tensor" if name in ("dtype", "ndim") else did_you_mean(name, sorted(captures)) or _names_help(captures)
+            report.add("M203", f"where names {{{name}}}, which is not a capture of `from`", spans=(place,), help=hint)
+        elif not isinstance(wanted, Mapping):
+            _check_values("where", name, types[name], wanted, place, report)
+        elif types[name].kind != "int":
+            limits = ", ".join(wanted)
+            report.add(
+                "M205", f"where limits {{{name}}} by {limits}, but it is no number", spans=(place,), help=f"write {{{name}:int}} in `from`"
+            )
+
+
+def _check_values(field: str, name: str, kind: CaptureType, wanted: Any, place: Span, report: Report) -> None:
+    """M114 for a value that the capture can never have: the condition would silently never hold."""
+    for value in wanted if isinstance(wanted, (list, tuple)) else [wanted]:
+        text = str(value)
+        if "$" in text:
+            continue
+        if kind.kind == "enum" and text not in kind.values:
+            hint = did_you_mean(text, list(kind.values)) or f"its values are {', '.join(kind.values)}"
+            report.add("M114", f"{field}: {{{name}}} is never {text!r}", spans=(place,), help=hint)
+        elif kind.kind == "int" and not text.isdecimal():
+            report.add("M114", f"{field}: {{{name}}} is never {text!r}", spans=(place,), help="it is a number")
+
+
 def _capture_of(args: Mapping[str, Any] | None) -> str | None:
     args = args or {}
     return args.get("over") or args.get("into")
@@ -285,49 +329,59 @@ def _capture_of(args: Mapping[str, Any] | None) -> str | None:
 
 def _undo(values: Mapping[Any, Any], kind: CaptureType) -> Callable[[Any], Any]:
     if kind.kind == "path":
-        backwards = {str(v): k for k, v in values.items() if v}
-        return lambda path: replace_segments(backwards, path)
+        return _segment_map({str(v): k for k, v in values.items() if v})
     table = {str(v): (int(k) if kind.kind == "int" else str(k)) for k, v in values.items()}
     return lambda value: table.get(str(value))
 
 
 def _do(values: Mapping[Any, Any], kind: CaptureType) -> Callable[[Any], Any]:
     if kind.kind == "path":
-        return lambda path: replace_segments(values, path)
+        return _segment_map(values)
     table = {(int(k) if kind.kind == "int" else str(k)): str(v) for k, v in values.items()}
     return lambda value: table.get(value)
 
 
-def replace_segments(values: Mapping[str, str | None], path: str) -> str:
-    """`path` with runs of whole segments replaced: leftmost, longest, once; None or "" removes the run."""
-    if not path:
-        return path
-    segments = path.split(".")
-    runs = sorted(((k.split("."), v) for k, v in values.items()), key=lambda run: -len(run[0]))
-    out: list[str] = []
-    at = 0
-    while at < len(segments):
-        for run, replacement in runs:
-            if segments[at : at + len(run)] == run:
-                if replacement:
-                    out += replacement.split(".")
-                at += len(run)
-                break
-        else:
-            out.append(segments[at])
-            at += 1
-    return ".".join(out)
+def _segment_map(values: Mapping[str, str | None]) -> Callable[[str], str]:
+    """A function that replaces runs of whole segments of a path: leftmost, longest, once; None or "" removes the run."""
+    runs = sorted(((k.split("."), v.split(".") if v else []) for k, v in values.items()), key=lambda run: -len(run[0]))
+    by_first: dict[str, list[tuple[list[str], list[str]]]] = {}
+    for run in runs:
+        by_first.setdefault(run[0][0], []).append(run)
+
+    def replace(path: str) -> str:
+        if not path:
+            return path
+        segments = path.split(".")
+        out: list[str] = []
+        at = 0
+        while at < len(segments):
+            for run, replacement in by_first.get(segments[at], ()):
+                if segments[at : at + len(run)] == run:
+                    out += replacement
+                    at += len(run)
+                    break
+            else:
+                out.append(segments[at])
+                at += 1
+        return ".".join(out)
+
+    return lru_cache(maxsize=65536)(replace)
 
 
 def is_active(compiled: CompiledRule, params: Mapping[str, Any]) -> bool:
     """Whether the rule's `where` on params holds; an unset optional param counts as not written."""
     for name, wanted in (compiled.rule.where or {}).items():
-        if name.startswith("$") and params.get(name[1:]) is not None:
-            value = params[name[1:]]
-            allowed = wanted if isinstance(wanted, list) else [wanted]
-            if str(value).lower() not in {str(a).lower() for a in allowed}:
+        if name.startswith("$") and (value := params.get(name[1:])) is not None:
+            allowed = wanted if isinstance(wanted, (list, tuple)) else [wanted]
+            if not any(_same_value(value, a) for a in allowed):
                 return False
     return True
+
+
+def _same_value(value: Any, wanted: Any) -> bool:
+    if isinstance(value, bool) or isinstance(wanted, bool):
+        return str(value).lower() == str(wanted).lower()
+    return str(value) == str(wanted)
 
 
 def direct(compiled: CompiledRule, params: Mapping[str, Any], report: Report) -> DirectedRule | None:
@@ -336,7 +390,8 @@ def direct(compiled: CompiledRule, params: Mapping[str, Any], report: Report) ->
     steps = []
     for number, step in enumerate(rule.via):
         capture = _capture_of(step.args)
-        values = list(types[capture].values) if capture in types and types[capture].kind == "enum" else None
+        kind = types.get(capture) if capture is not None else None
+        values = list(kind.values) if kind is not None and kind.kind == "enum" else None
         place = compiled.loaded.span(*path, "via", number, step.op)
         try:
             args = resolve(step.op, step.args, params, values)
@@ -344,6 +399,11 @@ def direct(compiled: CompiledRule, params: Mapping[str, Any], report: Report) ->
             report.add(error.code, error.message, spans=(place,), notes=error.notes, help=error.help)
             return None
         steps.append(CompiledStep(step.op, ops.get(step.op), args, capture, place))
+    try:
+        where = _where(compiled, params)
+    except OpError as error:
+        report.add(error.code, error.message, spans=(compiled.loaded.span(*path, "where"),), help=error.help)
+        return None
     optional = rule.optional is True
     roles = frozenset(rule.optional) if isinstance(rule.optional, (list, tuple)) else frozenset()
     return DirectedRule(
@@ -363,8 +423,7 @@ def direct(compiled: CompiledRule, params: Mapping[str, Any], report: Report) ->
         ),
         steps=tuple(steps),
         types=types,
-        where={n: _resolved(w, params) for n, w in (rule.where or {}).items() if not n.startswith("$")}
-        | {n: v for n, v in _mapped_ints(compiled).items()},
+        where=where,
         when=_when(rule, compiled.sources),
         optional=optional,
         optional_roles=roles,
@@ -375,19 +434,38 @@ def direct(compiled: CompiledRule, params: Mapping[str, Any], report: Report) ->
     )
 
 
-def _mapped_ints(compiled: CompiledRule) -> dict[str, Any]:
-    """A mapped int capture takes exactly the numbers its map lists, beside what `where` says of it."""
-    return {f"{n}\0map": [int(k) for k in v] for n, v in compiled.maps.items() if compiled.types[n].kind == "int"}
+def _where(compiled: CompiledRule, params: Mapping[str, Any]) -> dict[str, Any]:
+    """The conditions on captures with params filled in (None: not written); OpError M114, M509."""
+    types = compiled.types
+    out = {n: _resolved(n, types[n], w, params) for n, w in (compiled.rule.where or {}).items() if not n.startswith("$")}
+    # a mapped int capture takes exactly the numbers its map lists, beside what `where` says of it
+    return out | {f"{n}\0map": [int(k) for k in v] for n, v in compiled.maps.items() if types[n].kind == "int"}
 
 
-def _resolved(condition: Any, params: Mapping[str, Any]) -> Any:
-    from .arguments import integer
-
-    if isinstance(condition, str) and condition.startswith("$"):
-        return params.get(condition[1:])
+def _resolved(name: str, kind: CaptureType, condition: Any, params: Mapping[str, Any]) -> Any:
     if isinstance(condition, Mapping):
-        return {k: integer(v, params) for k, v in condition.items()}
-    return condition
+        limits = {k: integer(v, params, f"where: `{k}` of {{{name}}}") for k, v in condition.items()}
+        if (multiple := limits.get("multiple_of")) is not None and multiple < 1:
+            raise OpError("M114", f"where: `multiple_of` of {{{name}}} is {multiple}", help="give a number above 0")
+        return limits
+    if not isinstance(condition, (list, tuple)):
+        return _value(name, kind, condition, params)
+    items: list[Any] = []
+    for item in condition:
+        value = _value(name, kind, item, params)
+        if isinstance(value, (list, tuple)):
+            items += value
+        elif value is not None:
+            items.append(value)
+    return items if items or not condition else None
+
+
+def _value(name: str, kind: CaptureType, written: Any, params: Mapping[str, Any]) -> Any:
+    if isinstance(written, str) and PARAM.fullmatch(written):
+        return params.get(written[1:])
+    if kind.kind == "int" and isinstance(written, str):
+        return integer(written, params, f"where: {{{name}}}")
+    return written
 
 
 def _when(rule: Rule, sources: Mapping[str | None, Pattern]) -> dict[str | None, dict[str, Any]]:

@@ -100,7 +100,7 @@ def read(source: Source, key: str) -> np.ndarray[Any, Any]:
         whole: np.ndarray[Any, Any] = elements[: spec.numel].reshape(spec.shape)
         return whole
     strided: np.ndarray[Any, Any] = np.ndarray(spec.shape, elements.dtype, elements.data, 0, [s * elements.itemsize for s in at.strides])
-    ordered: np.ndarray[Any, Any] = np.ascontiguousarray(strided)
+    ordered: np.ndarray[Any, Any] = np.array(strided)
     return ordered
 
 

@@ -85,5 +85,7 @@ def test_a_strided_stored_tensor_is_read_in_its_order(tmp_path: Path) -> None:
     at = source.index.tensors["k"]
     source.index.tensors["t"] = Stored(Spec("float32", (6, 2)), 0, at.offset + 4 * 6, (1, 12))
     assert (verify.read(source, "t") == array[1::2].T).all()
+    source.index.tensors["s"] = Stored(Spec("float32", ()), 0, at.offset, ())
+    assert verify.read(source, "s").shape == ()
     source.index.tensors["e"] = Stored(Spec("float32", (0, 2)), 0, at.offset)
     assert verify.read(source, "e").shape == (0, 2)
