@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
+from math import copysign, isfinite, prod
 
 # name -> bits per element
 BITS: dict[str, int] = {
@@ -75,7 +75,7 @@ def encode(dtype: str, value: float) -> bytes:
     elements, size = unit(dtype)
     if dtype in _STRUCT:
         if dtype not in ("float16", "float32", "float64"):
-            if value != int(value):
+            if not isfinite(value) or value != int(value):
                 raise ValueError(f"{dtype} cannot hold {value}")
             value = int(value)
         if dtype == "bool" and value not in (0, 1):
@@ -105,7 +105,10 @@ def encode(dtype: str, value: float) -> bytes:
 def _minifloat_code(dtype: str, value: float) -> int:
     exponent_bits, mantissa_bits, bias = _MINIFLOATS[dtype]
     if value == 0:
-        return 0
+        negative = copysign(1, value) < 0
+        if negative and dtype.endswith("fnuz"):
+            raise ValueError(f"{dtype} has no negative zero")
+        return int(negative) << (exponent_bits + mantissa_bits)
     magnitude, sign = abs(value), int(value < 0)
     for exponent in range(2**exponent_bits):
         scale = 2.0 ** (max(exponent, 1) - bias - mantissa_bits)

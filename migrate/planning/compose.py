@@ -112,7 +112,7 @@ def _compose(
         rules = directed(leg, report)
         if report.has_errors():
             break
-        bound = bind(rules, leg.keep, current, views, Questions(same_bytes, "drop" in allow), report, expressions)
+        bound = bind(rules, leg.keep, current, views, ask, report, expressions)
         if report.has_errors():
             break
         losses += _losses(rules, bound)
@@ -192,12 +192,10 @@ def prove_downgrade(source: Mapping[str, Spec], composition: Composition) -> lis
     views = Views()
     current = {key: Tensor(t.spec, views.stored(t.spec.shape), (key,)) for key, t in composition.graph.outputs.items()}
     reasons: list[str] = []
-    skipped: list[str] = []
     for leg, bound in reversed(composition.legs):
         back = Leg(leg.lineage, leg.goal, leg.start, not leg.backwards, leg.rules, leg.keep)
         report = Report()
         rules = directed(back, report)
-        skipped += [c.rule.name for c, _ in leg.rules if c.rule.inverse == "skip"]
         if report.has_errors():
             return reasons + [_reason(d) for d in report.diagnostics]
         made = bound.made
@@ -212,7 +210,7 @@ def prove_downgrade(source: Mapping[str, Spec], composition: Composition) -> lis
         if report.has_errors():
             return reasons + [_reason(d) for d in report.diagnostics if d.severity == "error"]
         current = bound_back.tensors
-    return reasons + _differences(source, current, composition, skipped)
+    return reasons + _differences(source, current, composition)
 
 
 def _reason(diagnostic: Diagnostic) -> str:
@@ -220,15 +218,16 @@ def _reason(diagnostic: Diagnostic) -> str:
     return diagnostic.message + place
 
 
-def _differences(source: Mapping[str, Spec], back: Mapping[str, Tensor], composition: Composition, skipped: Sequence[str]) -> list[str]:
-    first = composition.legs[0][1]
+def _differences(source: Mapping[str, Spec], back: Mapping[str, Tensor], composition: Composition) -> list[str]:
     by_key: dict[str, str] = {}
-    for made in first.made.values():
-        for key in made.keys:
-            by_key.setdefault(key, made.rule.label)
-    for table in (first.dropped, first.redundant):
-        for key, rule in table.items():
-            by_key[key] = rule.label
+    # of a key that several legs speak of, the first had the source's
+    for _, bound in composition.legs[:1]:
+        for made in bound.made.values():
+            for key in made.keys:
+                by_key.setdefault(key, made.rule.label)
+        for table in (bound.dropped, bound.redundant):
+            for key, rule in table.items():
+                by_key[key] = rule.label
     lost: dict[str, list[str]] = {}
     for key, spec in source.items():
         returned = back.get(key)
