@@ -129,8 +129,7 @@ def apply(
         if question != Question() or max_shard_size is not None:
             fail("M115", "a saved plan is run as it is; --to, --from, --rules, --set, --allow and --max-shard-size are part of it")
         question = asked_in(saved)
-        path = saved["source"]["path"]
-        max_shard_size = saved["options"]["max_shard_size"]
+        path, max_shard_size = saved["source"]["path"], saved["options"]["max_shard_size"]
     return _run(path, Path(out), question, max_shard_size, threads, max_memory, fsync, resume, progress, saved)
 
 
@@ -312,7 +311,14 @@ def _run(
     source: Source = memory.open(path) if isinstance(path, Mapping) else formats.open(path, "links" in question.allow)
     try:
         check_place(out, source.path)
-        folder = bool(saved["options"]["folder"]) if saved else not out.name.endswith(".safetensors")
+        folder = not out.name.endswith(".safetensors")
+        if saved is not None and saved["options"]["folder"] != folder:
+            made_as, other = ("a folder", "--single-file") if not folder else ("one .safetensors file", "--folder")
+            fail(
+                "M115",
+                f"the plan makes {made_as}, and {printable(str(out))} is the name of the other",
+                help=f"rename it, or plan with {other}",
+            )
         made = plan_for(source, question, folder, shard)
         if saved is not None and made.digest != saved["digest"]:
             fail(

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from . import render
-from .options import as_json, params, question
+from .options import as_json, params, question, quiet
 from .progress import Progress
 
 
@@ -21,26 +21,29 @@ def running(command: Callable[..., Any]) -> Callable[..., Any]:
             click.option("--max-shard-size", default=None, metavar="SIZE", help="Largest output file, e.g. 500MiB.  [default: 5GB]"),
             click.option("--threads", default=2, show_default=True, type=click.IntRange(1, 64), help="Output files written at a time."),
             click.option(
-                "--max-memory", default="1GiB", show_default=True, metavar="SIZE", help="Memory for tensors that are computed or transposed."
+                "--max-memory",
+                default="1GiB",
+                show_default=True,
+                metavar="SIZE",
+                help="Memory for tensors that are computed or transposed.",
             ),
             click.option("--resume", is_flag=True, help="Go on with what a killed or failed run left behind."),
             click.option("--no-fsync", is_flag=True, help="Do not wait for the disk; a power cut may then lose the output."),
-            click.option("-q", "--quiet", is_flag=True, help="No progress and no hints."),
         )
     ):
         command = option(command)
     return command
 
 
-def execute(checkpoint: str, form: str, quiet: bool, output: str, call: Callable[..., Any], **arguments: Any) -> None:
+def execute(checkpoint: str, form: str, silent: bool, output: str, call: Callable[..., Any], **arguments: Any) -> None:
     """Runs `call` with a progress display and prints what it published."""
     try:
-        with Progress("writing", quiet) as progress:
+        with Progress("writing", silent) as progress:
             document = call(checkpoint, output, progress=progress.update, **arguments)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(_interrupted(output)) from None
     render.emit(document, form, render.published(document))
-    if form == "text" and not quiet and document["path"] is not None:
+    if form == "text" and not silent and document["path"] is not None:
         click.echo(f"next:  migrate verify {output} --source {document['source']}", err=True)
 
 
@@ -58,8 +61,9 @@ def _interrupted(output: str) -> str:
 @click.argument("checkpoint")
 @question
 @running
+@quiet
 @as_json
-def command(checkpoint: str, assignments: tuple[str, ...], form: str, quiet: bool, output: str, no_fsync: bool, **arguments: Any) -> None:
+def command(checkpoint: str, assignments: tuple[str, ...], form: str, silent: bool, output: str, no_fsync: bool, **arguments: Any) -> None:
     """Migrate a checkpoint into a new one.
 
     CHECKPOINT may also be a saved plan (`migrate plan -o plan.json`), which is then run exactly as it was reviewed. OUT is a
@@ -67,7 +71,7 @@ def command(checkpoint: str, assignments: tuple[str, ...], form: str, quiet: boo
     """
     from .. import api
 
-    execute(checkpoint, form, quiet, output, api.apply, params=params(assignments), fsync=not no_fsync, **arguments)
+    execute(checkpoint, form, silent, output, api.apply, params=params(assignments), fsync=not no_fsync, **arguments)
 
 
 COMMAND = command

@@ -5,19 +5,25 @@ from __future__ import annotations
 import click
 
 from . import render
-from .options import as_json
+from .options import as_json, quiet
+from .progress import Progress
 
 
 @click.command()
 @click.argument("a")
 @click.argument("b")
 @click.option("--allow", "allow", multiple=True, type=click.Choice(["links"]), help="Permit links out of the checkpoint's folder.")
+@quiet
 @as_json
-def command(a: str, b: str, allow: tuple[str, ...], form: str) -> int:
-    """Compare two checkpoints: keys, specs, bytes; exit with 1 if they differ."""
+def command(a: str, b: str, allow: tuple[str, ...], silent: bool, form: str) -> int:
+    """Compare two checkpoints: keys, specs, bytes.
+
+    Exits with 1 if they differ. What differs is measured: how many elements, the first of them, maximum error, SQNR.
+    """
     from .. import api
 
-    document = api.diff(a, b, allow=allow)
+    with Progress("comparing", silent) as progress:
+        document = api.diff(a, b, allow=allow, progress=progress.update)
     render.emit(document, form, render.difference(document))
     return 0 if document["equal"] else 1
 

@@ -7,15 +7,16 @@ from typing import Any
 import click
 
 from .apply import execute, running
-from .options import as_json, params, question
+from .options import as_json, params, question, quiet
 
 
 @click.command()
 @click.argument("checkpoint")
 @question
 @running
+@quiet
 @as_json
-def command(checkpoint: str, assignments: tuple[str, ...], form: str, quiet: bool, output: str, no_fsync: bool, **arguments: Any) -> None:
+def command(checkpoint: str, assignments: tuple[str, ...], form: str, silent: bool, output: str, no_fsync: bool, **arguments: Any) -> None:
     """Take a checkpoint back to an older layout.
 
     Without --to and --rules it undoes what the stamp of CHECKPOINT says was applied last. `migrate plan --downgrade` shows
@@ -23,7 +24,7 @@ def command(checkpoint: str, assignments: tuple[str, ...], form: str, quiet: boo
     """
     from .. import api
 
-    execute(checkpoint, form, quiet, output, api.downgrade, params=params(assignments), fsync=not no_fsync, **arguments)
+    execute(checkpoint, form, silent, output, api.downgrade, params=params(assignments), fsync=not no_fsync, **arguments)
 
 
 COMMAND = command

@@ -14,7 +14,10 @@ from .options import as_json
 @click.option("--rules", "rules", multiple=True, metavar="PATH", help="A folder of lineages.")
 @as_json
 def command(checkpoint: str | None, lineage: str | None, rules: tuple[str, ...], form: str) -> None:
-    """Show what was applied to CHECKPOINT; without one, the lineages with their layouts and edges."""
+    """Show what was applied to a checkpoint, or all layouts.
+
+    Without CHECKPOINT: the known lineages with their layouts and edges.
+    """
     from .. import api
 
     document = api.history(checkpoint, lineage=lineage, rules=rules)

@@ -15,7 +15,10 @@ from .options import as_json
 @click.option("--allow", "allow", multiple=True, type=click.Choice(["links"]), help="Permit links out of the checkpoint's folder.")
 @as_json
 def command(checkpoint: str, expand: bool, rules: tuple[str, ...], allow: tuple[str, ...], form: str) -> None:
-    """Show what CHECKPOINT holds, from its headers: keys, sizes, dtypes, and which layouts it fits, with evidence."""
+    """Show what a checkpoint holds, from its headers.
+
+    Keys, sizes, dtypes, and the layouts that CHECKPOINT fits, with evidence. No tensor is read.
+    """
     from .. import api
 
     document = api.inspect(checkpoint, rules=rules, allow=allow, expand=expand)

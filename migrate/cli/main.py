@@ -6,7 +6,7 @@ import json
 import os
 import pkgutil
 import sys
-from functools import lru_cache
+from functools import cache
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +19,7 @@ from .. import __version__
 _HOME = Path(__file__).resolve().parent
 
 
-@lru_cache(maxsize=None)
+@cache
 def commands() -> dict[str, click.Command]:
     """The commands by name: every module of this folder that has a `COMMAND`."""
     modules = (name for _, name, _ in pkgutil.iter_modules([str(_HOME)]) if name != "main")
@@ -63,6 +63,8 @@ def cli() -> None:
 
 def main() -> None:
     """Runs the command line and leaves with the documented exit status."""
+    # torch's own threads would fight with those of the run; a library must not decide that, a process of its own may
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     sys.exit(run(sys.argv[1:]))
 
 

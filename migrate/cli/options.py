@@ -20,6 +20,12 @@ def as_json(command: F) -> F:
     return option(command)
 
 
+def quiet(command: F) -> F:
+    """`-q`."""
+    option: Callable[[F], F] = click.option("-q", "--quiet", "silent", is_flag=True, help="No progress and no hints.")
+    return option(command)
+
+
 def question(command: F) -> F:
     """The options that say what is asked: --to, --from, --rules, --set, --allow."""
     for option in reversed(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -13,11 +14,19 @@ SYMBOLS = {
     "renamed": "~", "merged": "><", "split": "<>", "rearranged": "%", "computed": "*", "added": "+", "dropped": "-", "redundant": "-",
     "unchanged": "=",
 }  # fmt: skip
+MOST_LISTED = 50
 
 
 def emit(document: Mapping[str, Any], form: str, text: str) -> None:
-    """Writes the answer to stdout."""
-    click.echo(json.dumps(document, indent=1, ensure_ascii=False) if form == "json" else text)
+    """Writes the answer to stdout, and, in text form, the document's warnings to stderr."""
+    if form == "json":
+        click.echo(json.dumps(document, indent=1, ensure_ascii=False))
+        return
+    click.echo(text)
+    for warning in document.get("warnings", ()):
+        click.echo(
+            f"warning[{warning['code']}]: {warning['message']}" + (f"\n  = help: {warning['help']}" if warning["help"] else ""), err=True
+        )
 
 
 def size(nbytes: float) -> str:
@@ -39,6 +48,12 @@ def plural(n: int, noun: str) -> str:
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
+def place(path: str) -> str:
+    """A path, relative to the working directory where it lies below it."""
+    here = os.getcwd() + os.sep
+    return path.removeprefix(here)
+
+
 def columns(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
     """Left-aligned columns."""
     if not rows:
@@ -47,115 +62,168 @@ def columns(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
     return [(indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))).rstrip() for row in rows]
 
 
+def collapsed(keys: Iterable[str]) -> list[str]:
+    """Keys as few lines: `layers.{0..31}.weight  ×32`."""
+    from ..core.templates import collapse
+
+    return [f"{line.text}  ×{line.count:,}" if line.count > 1 else line.text for line in collapse(list(keys))]
+
+
+def capped(lines: Sequence[str]) -> list[str]:
+    """At most so many lines as somebody reads, and how many more there are."""
+    more = len(lines) - MOST_LISTED
+    return list(lines) if more <= 0 else [*lines[:MOST_LISTED], f"… and {more:,} more (--format json has them all)"]
+
+
 def inspection(doc: Mapping[str, Any]) -> str:
-    out = [
-        f"{doc['path']}   {doc['format']}, {plural(len(doc['files']), 'file')}, {plural(doc['tensors'], 'tensor')}, {size(doc['bytes'])}"
-        "   (headers only, no tensor read)"
-    ]
+    what = [doc["format"], plural(len(doc["files"]), "file"), plural(doc["tensors"], "tensor"), size(doc["bytes"])]
+    out = [f"{doc['path']}   {', '.join(what)}   (headers only, no tensor read)"]
     for layout in doc["layouts"]:
         out.append(f"layout   {layout['lineage']}@{layout['layout']}")
         out += [f"           {sign}" for sign in layout["evidence"]]
         if layout.get("note"):
             out.append(f"           note: {layout['note']}")
     if not doc["layouts"]:
-        out.append("layout   none of the known ones")
+        out.append("layout   none of the known ones  (`migrate history` lists them)")
     out += [f"note     {note}" for note in doc["notes"]]
     out.append("")
-    out += columns([[k["keys"], f"×{k['count']}" if k["count"] > 1 else "", short(k["spec"]), size(k["bytes"])] for k in doc["keys"]])
+    out += columns([[k["keys"], f"×{k['count']:,}" if k["count"] > 1 else "", short(k["spec"]), size(k["bytes"])] for k in doc["keys"]])
+    if doc["side_files"] or doc["left_out"]:
+        out.append("")
     if doc["side_files"]:
-        out += ["", f"carried along: {', '.join(f['path'] for f in doc['side_files'])}"]
+        out.append(f"carried along: {', '.join(f['path'] for f in doc['side_files'])}")
     if doc["left_out"]:
-        out += [f"left behind:   {', '.join(doc['left_out'])}"]
+        out.append(f"left behind:   {', '.join(doc['left_out'])}")
     return "\n".join(out)
 
 
+def _standing(layouts: Mapping[str, str]) -> str:
+    where = " and ".join(f"{lineage}@{layout}" for lineage, layout in layouts.items())
+    return f"nothing to do: the checkpoint is in {where} already" if where else "nothing to do"
+
+
 def plan(doc: Mapping[str, Any], expand: bool = False) -> str:
-    path = ", then ".join(f"{s['lineage']} {s['from']} → {s['to']}" for s in doc["path"]) or "nothing to do"
+    if not doc["path"]:
+        return _standing(doc["layouts"])
+    path = ", then ".join(f"{s['lineage']} {s['from']} → {s['to']}" for s in doc["path"])
     out = [f"{path}    {plural(len(doc['rules']), 'rule file')}"]
     rows = [r for r in doc["rows"] if r["change"] != "unchanged" or expand]
     present = [c for c in SYMBOLS if any(r["change"] == c for r in rows)]
+    counts = {c: sum(r["count"] for r in rows if r["change"] == c) for c in present}
     if rows:
-        legend = "   ".join(f"{SYMBOLS[c]} {c}" for c in present)
-        out += ["", f"  {legend}   ({doc['unchanged']:,} unchanged are not listed)", ""]
+        hidden = "" if expand else f"   ({doc['unchanged']:,} unchanged are not listed)"
+        out += ["", "  " + "   ".join(f"{SYMBOLS[c]} {c}" for c in present) + hidden, ""]
     leg = None
     for row in rows:
         if row["leg"] != leg and len(doc["path"]) > 1:
             leg = row["leg"]
-            out.append(f"{leg}")
-        symbol = SYMBOLS[row["change"]]
-        count = f"  ×{row['count']}" if row["count"] > 1 else ""
-        if row["to"] is None:
-            out.append(f"{symbol:>2} {row['from'][0]}{count}    {row['why']}".rstrip())
-        else:
-            out.append(f"{symbol:>2} {row['to']}{count}  {short(row['spec'])}")
-            ops = f"{' · '.join(row['ops'])} of " if row["ops"] else "was "
-            out.append(f"     {ops}{', '.join(row['from'])}")
-        out.append(f"     {row['rule']}   {row['at']}")
+            out.append(f"{leg}:")
+        out += _row(row)
     source, target = doc["source"], doc["target"]
-    counts = {c: sum(r["count"] for r in rows if r["change"] == c) for c in present}
-    summary = ", ".join(f"{n:,} {c}" for c, n in counts.items())
+    tally = [*(f"{n:,} {c}" for c, n in counts.items() if c != "unchanged"), f"{doc['unchanged']:,} unchanged"]
+    tensors = f"{source['tensors']:,} → {target['tensors']:,} tensors, {size(source['bytes'])} → {size(target['bytes'])}"
+    free = f", {size(doc['free'])} free beside the source" if doc.get("free") is not None else ""
     out += [
         "",
-        f"Plan: {summary + ', ' if summary else ''}{doc['unchanged']:,} unchanged.",
-        f"      {source['tensors']:,} → {target['tensors']:,} tensors, {size(source['bytes'])} → {size(target['bytes'])}"
-        f" in {plural(len(target['files']), 'file')}; reads {size(doc['bytes_read'])}, writes {size(doc['bytes_written'])}",
-        f"      peak memory about {size(doc['peak_memory'])}"
-        + (f", {size(doc['free'])} free at the target" if doc.get("free") is not None else ""),
+        f"Plan: {', '.join(tally)}",
+        f"      {tensors} in {plural(len(target['files']), 'file')}",
+        f"      reads {size(doc['bytes_read'])}, writes {size(doc['bytes_written'])}, peak memory about {size(doc['peak_memory'])}{free}",
     ]
+    if doc["side_files"]:
+        out.append(f"      carried along: {', '.join(f['path'] for f in doc['side_files'])}")
     if doc["params"]:
         out.append("      params: " + ", ".join(f"{k}={json.dumps(v)}" for k, v in doc["params"].items()))
     for loss in doc["losses"]:
-        out.append(
-            f"      loss ({loss['kind']}): rule {loss['rule']}: {', '.join(loss['keys'])}" + (f" ({loss['why']})" if loss["why"] else "")
-        )
+        why = f" ({loss['why']})" if loss["why"] else ""
+        out.append(f"      loss ({loss['kind']}): rule {loss['rule']}: {', '.join(loss['keys'])}{why}")
     for check in doc["checks"]:
-        out.append(f"      checked while running: {check['kind']}, {check['count']}x, rule {check['rule']}")
+        out.append(f"      checked before anything is written: {check['kind']}, {check['count']:,}×, rule {check['rule']}")
     out += [f"      note: {note}" for note in doc["notes"]]
-    downgrade = doc["downgrade"]
-    out.append("      downgrade: exact" if downgrade["exact"] else "      downgrade: not exact")
-    out += [f"        because {reason}" for reason in downgrade["because"]]
-    return "\n".join(out)
+    return "\n".join([*out, *_way_back(doc["path"], doc["downgrade"], "      ")])
+
+
+def _row(row: Mapping[str, Any]) -> list[str]:
+    symbol, count = SYMBOLS[row["change"]], f"  ×{row['count']:,}" if row["count"] > 1 else ""
+    sources = ("e.g. " if row.get("sample") else "") + ", ".join(row["from"])
+    by = f"     rule {row['rule']}, {place(row['at'])}"
+    if row["to"] is None:
+        return [f"{symbol:>2} {row['from'][0]}{count}" + (f"   {row['why']}" if row["why"] else ""), by]
+    out = [f"{symbol:>2} {row['to']}{count}  {short(row['spec'])}"]
+    if row["change"] != "unchanged":
+        out.append(f"     {' · '.join(row['ops'])} of {sources}" if row["ops"] else f"     was {sources}")
+    return [*out, by]
+
+
+def _way_back(steps: Sequence[Mapping[str, Any]], downgrade: Mapping[str, Any], indent: str = "") -> list[str]:
+    """Whether the source can be had back; after a downgrade the way back is an upgrade."""
+    word = "way back" if any(step["backwards"] for step in steps) else "downgrade"
+    verdict = f"{indent}{word}: exact" if downgrade["exact"] else f"{indent}{word}: not exact"
+    return [verdict, *(f"{indent}  because {reason}" for reason in downgrade["because"])]
+
+
+def published(doc: Mapping[str, Any]) -> str:
+    if doc["path"] is None:
+        return f"{_standing(doc['layouts'])}; nothing was written"
+    what = (
+        f"{plural(doc['tensors'], 'tensor')}, {size(sum(f['size'] for f in doc['files'].values()))} in {plural(len(doc['files']), 'file')}"
+    )
+    back = _way_back(doc["steps"], doc["downgrade"])
+    return "\n".join([f"published {doc['path']}   {what}   {back[0]}", *back[1:], *(f"note: {note}" for note in doc["notes"])])
 
 
 def difference(doc: Mapping[str, Any]) -> str:
     if doc["equal"]:
         return f"equal: {plural(doc['tensors'], 'tensor')}, {size(doc['bytes'])}, keys, specs and bytes"
-    out = []
+    parts = {"only in A": "only_a", "only in B": "only_b", "of another spec": "specs", "of other bytes": "bytes_differ", "other": "others"}
+    out = ["differ: " + ", ".join(f"{len(doc[name]):,} {what}" for what, name in parts.items() if doc[name])]
     for name, keys in (("only in A", doc["only_a"]), ("only in B", doc["only_b"])):
-        out += [f"{name}: {key}" for key in keys]
-    out += [f"spec differs: {d['key']}: {short(d['a'])} and {short(d['b'])}" for d in doc["specs"]]
-    for d in doc["bytes_differ"]:
-        measured = ""
-        if d.get("max_abs_error") is not None:
-            sqnr = "" if d.get("sqnr_db") is None else f", SQNR {d['sqnr_db']:.1f} dB"
-            measured = f", max error {d['max_abs_error']:g}{sqnr}"
-        out.append(f"bytes differ: {d['key']}: first at {d['index']}, {d['count']:,} elements{measured}")
-    out += [f"differs: {item}" for item in doc.get("others", [])]
-    return "\n".join(out)
+        out += [f"{name}: {line}" for line in capped(collapsed(keys))]
+    alike: dict[tuple[str, str], list[str]] = {}
+    for d in doc["specs"]:
+        alike.setdefault((d["a"], d["b"]), []).append(d["key"])
+    for (a, b), keys in alike.items():
+        out += [f"spec differs: {line}: {short(a)} and {short(b)}" for line in capped(collapsed(keys))]
+    out += capped([_measured(d) for d in doc["bytes_differ"]])
+    return "\n".join([*out, *(f"differs: {item}" for item in doc["others"])])
+
+
+def _measured(d: Mapping[str, Any]) -> str:
+    from ..core.diagnostics import printable
+
+    measured = ""
+    if d["max_abs_error"] is not None:
+        sqnr = "" if d["sqnr_db"] is None else f", SQNR {d['sqnr_db']:.1f} dB"
+        measured = f", max error {d['max_abs_error']:g}{sqnr}"
+    return f"bytes differ: {printable(d['key'])}: {plural(d['count'], 'element')}, the first at {d['index']}{measured}"
 
 
 def verification(doc: Mapping[str, Any]) -> str:
+    notes = [f"note: {note}" for note in doc["notes"]]
     if doc["equal"]:
-        return f"verified: {plural(doc['tensors'], 'tensor')} recomputed from {doc['source']} on the eager path, every byte equal ({size(doc['bytes'])})"
-    return "\n".join(f"differs: {d['key']}: {d['what']}" for d in doc["differences"])
+        what = f"{plural(doc['tensors'], 'tensor')}, {size(doc['bytes'])}"
+        return "\n".join([f"verified: {what} recomputed from {doc['source']} on the eager path, every byte equal", *notes])
+    from ..core.diagnostics import printable
+
+    lines = capped([f"differs: {printable(d['key'])}: {d['what']}" for d in doc["differences"]])
+    return "\n".join([f"not what {doc['source']} gives: {plural(len(doc['differences']), 'difference')}", *lines, *notes])
 
 
 def history(doc: Mapping[str, Any]) -> str:
     if doc["kind"] == "lineages":
-        out = []
-        for lineage in doc["lineages"]:
-            out.append(f"{lineage['name']}   {lineage['title']}   ({'ordered' if lineage['ordered'] else 'any way'})")
-            for layout in lineage["layouts"]:
-                note = f"   {layout['status']}" if layout["status"] != "current" else ""
-                out.append(f"  {layout['name']:<10} {layout['title']}{note}")
-            for edge in lineage["edges"]:
-                out.append(f"    {edge['from']} -> {edge['to']}   {', '.join(edge['files'])}")
-        return "\n".join(out) if out else "no lineages found"
-    out = [f"{doc['path']}   " + (", ".join(f"{k}@{v}" for k, v in doc["layouts"].items()) or "no stamp")]
+        return "\n".join(line for lineage in doc["lineages"] for line in _lineage(lineage)) or "no lineages found"
+    out = [f"{doc['path']}   " + (", ".join(f"{k}@{v}" for k, v in doc["layouts"].items()) or "no layout is known")]
     for entry in doc["applied"]:
         out.append(f"  {entry['lineage']} {entry['from']} → {entry['to']}   migrate {entry['tool']}   from {entry['source'][:15]}…")
         out += [f"    {rule['id']}   {rule['hash'][:15]}…" for rule in entry["rules"]]
         if entry["params"]:
             out.append("    " + ", ".join(f"{k}={json.dumps(v)}" for k, v in entry["params"].items()))
-    out += [f"note: {note}" for note in doc["notes"]]
-    return "\n".join(out)
+    return "\n".join([*out, *(f"note: {note}" for note in doc["notes"])])
+
+
+def _lineage(lineage: Mapping[str, Any]) -> list[str]:
+    out = [f"{lineage['name']}   {lineage['title']}   ({'ordered' if lineage['ordered'] else 'any way'})"]
+    width = max((len(layout["name"]) for layout in lineage["layouts"]), default=0)
+    for layout in lineage["layouts"]:
+        status = f"   ({layout['status']})" if layout["status"] != "current" else ""
+        out.append(f"  {layout['name']:<{width}}   {layout['title']}{status}")
+    return out + [f"    {edge['from']} → {edge['to']}   {', '.join(place(f) for f in edge['files'])}" for edge in lineage["edges"]]

@@ -7,22 +7,26 @@ from typing import Any
 import click
 
 from . import render
-from .options import as_json, params, question
+from .options import as_json, params, question, quiet
+from .progress import Progress
 
 
 @click.command()
 @click.argument("output")
 @click.option("--source", required=True, metavar="CKPT", help="The checkpoint that OUTPUT was made from.")
 @question
+@quiet
 @as_json
-def command(output: str, source: str, assignments: tuple[str, ...], form: str, **arguments: Any) -> int:
-    """Recompute OUTPUT from its source on the eager path, which shares nothing with the tiles, and compare every byte.
+def command(output: str, source: str, assignments: tuple[str, ...], silent: bool, form: str, **arguments: Any) -> int:
+    """Recompute a migrated checkpoint on another path and compare its bytes.
 
-    What was applied is read from OUTPUT's stamp unless --to or --rules says it.
+    The eager path shares nothing with what wrote OUTPUT. What was applied is read from OUTPUT's stamp unless --to or --rules
+    says it. Exits with 1 if a byte differs.
     """
     from .. import api
 
-    document = api.verify(output, source=source, params=params(assignments), **arguments)
+    with Progress("verifying", silent) as progress:
+        document = api.verify(output, source=source, params=params(assignments), progress=progress.update, **arguments)
     render.emit(document, form, render.verification(document))
     return 0 if document["equal"] else 1
 

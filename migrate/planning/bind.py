@@ -74,7 +74,7 @@ def bind(
     _remove_derived(derived, tensors, out, views, ask)
     _settle_ranks(out, report)
     for reader in matching.readers:
-        if not reader.taken and not reader.rule.optional:
+        if not reader.taken and not reader.rule.optional and not reader.contested:
             texts = " and ".join(repr(s.pattern.text) for s in reader.rule.reads)
             report.add(
                 "M206",
@@ -108,7 +108,7 @@ def _run_all(
         matching = match(rules, specs, attempt, frozenset(excluded))
         finished = [_run_rule(r, tensors, programs, views, out, excluded, attempt) for r in matching.readers if not r.rule.forward]
         if len(excluded) == before:
-            report.diagnostics += attempt.diagnostics
+            report.diagnostics += matching.undecided.diagnostics + attempt.diagnostics
             return matching, finished, out
 
 

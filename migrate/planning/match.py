@@ -44,6 +44,8 @@ class Reader:
     taken: list[Taken] = field(default_factory=list)
     # keys under the rule's patterns whose tensors it does not take: by `when`, or because its ops cannot
     refused: list[Taken] = field(default_factory=list)
+    # some of its keys are another rule's as much as its own
+    contested: bool = False
 
 
 @dataclass(slots=True)
@@ -53,6 +55,8 @@ class Matching:
     rest: list[str]
     # keys that a `keep_source` rule reads
     read: set[str]
+    # ties of inverted rules whose `when` can still decide them; all of the rules took the keys to find out
+    undecided: Report
 
 
 class _Entry(NamedTuple):
@@ -81,7 +85,7 @@ def match(rules: Sequence[DirectedRule], specs: Mapping[str, Spec], report: Repo
     for template in templates:
         matcher.assign(template, specs)
     matcher.expand_flat(specs)
-    return Matching(matcher.readers, matcher.rest, matcher.read)
+    return Matching(matcher.readers, matcher.rest, matcher.read, matcher.undecided)
 
 
 class _Matcher:
@@ -93,6 +97,7 @@ class _Matcher:
         self.read: set[str] = set()
         self._excluded = excluded
         self._report = report
+        self.undecided = Report()
         counts: Counter[str] = Counter()
         for reader in self.readers:
             for side in reader.rule.reads:
@@ -172,14 +177,20 @@ class _Matcher:
             if present not in winners:
                 winners[present] = _narrowest([hits[n][0] for n in present], present)
                 if winners[present] is None:
-                    _report_contest(key, [hits[n][0] for n in present], len(template.keys), self._report)
+                    self._tie(key, [hits[n][0] for n in present], len(template.keys))
             winner = winners[present]
-            if winner is not None:
-                entry, rows = hits[winner]
+            tied = [hits[n] for n in present if hits[n][0].reader.rule.backwards and hits[n][0].reader.rule.when]
+            for entry, rows in [hits[winner]] if winner is not None else tied:
                 row = rows[position]
                 if row is not None:
                     entry.reader.taken.append(Taken(key, entry.side.role, row))
         return spoken_for
+
+    def _tie(self, key: str, entries: list[_Entry], count: int) -> None:
+        for entry in entries:
+            entry.reader.contested = True
+        decidable = any(e.reader.rule.backwards and e.reader.rule.when for e in entries)
+        _report_contest(key, entries, count, self.undecided if decidable else self._report)
 
     def _report_two_readings(self, entry: _Entry, error: TwoReadings) -> None:
         self._report.add(

@@ -23,6 +23,13 @@ from .compose import Composition, Leg
 from .graph import Call, Tensor, Value
 
 FORMAT_VERSION = "1.0"
+# source keys that are collapsed for the rows; above it a row shows the sources of one of its outputs
+MOST_COLLAPSED = 20_000
+# what a process takes before it does anything, measured; what the libraries add
+INTERPRETER, NUMPY, TORCH = 24 << 20, 10 << 20, 160 << 20
+# a run's buffers, and the sizes from which it reads a matrix whole and has torch transpose it (running/geometry, transpose)
+STAGES, FILL, WINDOW, WHOLE_MATRIX, TORCH_PAYS = 2 << 20, 1 << 20, 64 << 20, 4 << 20, 64 << 20
+SHORT_RUN = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,22 +120,29 @@ def document(
 
 
 def _rows(leg: Leg, bound: Bound) -> list[dict[str, Any]]:
-    """One row per rule, output template and spec; in the order of the rules."""
+    """One row per rule, output template and spec; in the order of the rules. With `sample`, `from` is that of one output only."""
     by_rule: dict[int, tuple[DirectedRule, list[str]]] = {}
     for key, made in bound.made.items():
         by_rule.setdefault(id(made.rule), (made.rule, []))[1].append(key)
     rows = []
+    budget = MOST_COLLAPSED
     for rule, keys in by_rule.values():
         specs = {key: bound.tensors[key].spec for key in keys if key in bound.tensors}
-        for group in collapse(list(specs), specs.__getitem__):
+        groups = collapse(list(specs), specs.__getitem__)
+        for group in groups:
             made = bound.made[group.sample]
+            sources, whole = made.keys, group.count == 1
+            if len(groups) == 1 and group.count * len(sources) <= budget:
+                sources, whole = tuple(dict.fromkeys(s for key in specs for s in bound.made[key].keys)), True
+                budget -= len(sources)
             rows.append(
                 {
                     "change": _change(rule, made, group.sample, bound.tensors[group.sample]),
                     "to": group.text,
                     "count": group.count,
                     "spec": str(specs[group.sample]),
-                    "from": [c.text for c in collapse(list(made.keys))],
+                    "from": [c.text for c in collapse(list(sources))],
+                    "sample": not whole,
                     "ops": [step.name for step in rule.steps],
                     "rule": rule.name,
                     "at": str(rule.span),
@@ -147,6 +161,7 @@ def _rows(leg: Leg, bound: Bound) -> list[dict[str, Any]]:
                     "count": group.count,
                     "spec": None,
                     "from": [group.text],
+                    "sample": False,
                     "ops": [step.name for step in rule.steps],
                     "rule": rule.name,
                     "at": str(rule.span),
@@ -210,31 +225,40 @@ def _bytes_read(outputs: Mapping[str, Tensor], sizes: Mapping[str, int]) -> int:
 
 
 def peak_memory(outputs: Mapping[str, Tensor], threads: int = 2) -> int:
-    """Estimated private bytes of the run beyond the interpreter: stage buffers, a moved matrix per thread, the largest computed step."""
-    stages = threads * (4 << 20)
-    matrix = computed = 0
-    seen: set[int] = set()
+    """Estimated private bytes of the process that runs this: interpreter and libraries, buffers, moved matrices, computed tensors."""
+    computed = moved = largest = 0
+    short = False
+    kinds: dict[int, tuple[int, bool]] = {}
     calls: set[int] = set()
     for tensor in outputs.values():
         for source in tensor.sources:
             if isinstance(source, Value) and id(source.call) not in calls:
                 calls.add(id(source.call))
                 computed = max(computed, _call_bytes(source.call))
-        if id(tensor.view) not in seen:
-            seen.add(id(tensor.view))
-            matrix = max(matrix, _moved(tensor))
-    torch = 150 << 20 if matrix else 0
-    return stages + threads * matrix + torch + computed
+        kind = kinds.get(id(tensor.view))
+        if kind is None:
+            kind = kinds[id(tensor.view)] = _moved(tensor)
+        moved, largest, short = moved + kind[0], max(largest, kind[0]), short or kind[1]
+    libraries = (TORCH if moved >= TORCH_PAYS or computed else 0) + (NUMPY if short or moved or computed else 0)
+    return INTERPRETER + libraries + threads * (STAGES + min(WINDOW, largest)) + computed
 
 
 def _call_bytes(call: Call) -> int:
     return 2 * sum(t.spec.nbytes for t in call.inputs)
 
 
-def _moved(tensor: Tensor) -> int:
-    """Bytes of the largest piece whose last axis moves, 0 when every piece keeps it."""
-    largest = 0
+def _moved(tensor: Tensor) -> tuple[int, bool]:
+    """Bytes of the pieces that are read whole because a buffer of them needs far more of the source, and whether any has short runs."""
+    bits, moved, short = BITS[tensor.spec.dtype], 0, False
     for piece in tensor.view.pieces:
-        if piece.counts and piece.src_strides[-1] != 1:
-            largest = max(largest, prod(piece.counts) * BITS[tensor.spec.dtype] // 8)
-    return largest
+        moves = bool(piece.counts) and piece.src_strides[-1] != 1
+        short = short or moves or (len(piece.counts) > 1 and piece.counts[-1] * bits < 8 * SHORT_RUN)
+        if not moves:
+            continue
+        filled = span = 1
+        for count, stride in zip(reversed(piece.counts), reversed(piece.src_strides), strict=True):
+            steps = min(count, max(1, -(-8 * FILL // (filled * bits))))
+            filled, span = filled * steps, span + (steps - 1) * abs(stride)
+        if span * bits > 8 * WHOLE_MATRIX:
+            moved += prod(piece.counts) * bits // 8
+    return moved, short

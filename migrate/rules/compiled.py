@@ -247,7 +247,8 @@ def _check_captures(compiled: CompiledRule, report: Report) -> None:
                     spans=(place,),
                     help=f"write {{{capture}:int}} or {{{capture}:first|second}} in `to`",
                 )
-            bound.add(capture)
+            if capture in types:
+                bound.add(capture)
         for name, wanted in ((step.args or {}).get("only") or {}).items():
             if name not in bound:
                 message = f"only names {{{name}}}, which is not bound here"

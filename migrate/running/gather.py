@@ -6,14 +6,16 @@
     the last axis moves                       a window of the source in memory, then transposes
 
 The list of buffers is kept for each geometry, because making it costs as much as the copy. One Gather belongs to one
-thread and one buffer.
+thread and one buffer; a Window may be shared by those that gather for one file.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from ..core.diagnostics import fail, printable
 from . import transpose
@@ -82,6 +84,54 @@ def stored(source: Source, key: str) -> Leaf:
     return Leaf(source.blobs[at.blob], at.offset)
 
 
+class Shown(NamedTuple):
+    """A stretch of a tensor whose source bytes are in the window: its layout there, over `leaves`."""
+
+    tensor: Tensor
+    start: int
+    stop: int
+    layout: Layout
+    leaves: list[Leaf]
+
+
+class Window:
+    """Source bytes of a stretch of one tensor, in memory; the threads that gather for one file share it.
+
+    It moves on when nobody looks at it any more.
+    """
+
+    def __init__(self) -> None:
+        self._memory = memoryview(b"")
+        self._shown: Shown | None = None
+        self._lookers = 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def showing(self, tensor: Tensor, start: int, stop: int, load: Callable[[], Shown]) -> Iterator[Shown]:
+        """The window over bytes `start` to `stop` of the tensor, loaded by `load` if it shows something else."""
+        with self._changed:
+            while not ((shown := self._shown) and shown.tensor is tensor and shown.start <= start < stop <= shown.stop):
+                if not self._lookers:
+                    self._shown = None
+                    shown = self._shown = load()
+                    break
+                self._changed.wait()
+            self._lookers += 1
+        try:
+            yield shown
+        finally:
+            with self._changed:
+                self._lookers -= 1
+                self._changed.notify_all()
+
+    def room(self, nbytes: int) -> memoryview:
+        """Memory for a stretch of `nbytes`; what was shown before is lost."""
+        if len(self._memory) < nbytes:
+            self._memory = memoryview(b"")
+            self._memory = memoryview(bytearray(nbytes))
+        return self._memory
+
+
 class Gather:
     """Fills ranges of `buffer`. `compute` gives the bytes of a Value that a tensor reads."""
 
@@ -90,7 +140,9 @@ class Gather:
         "budget",
     )  # fmt: skip
 
-    def __init__(self, source: Source, layouts: Layouts, buffer: memoryview, compute: Compute, budget: int = WINDOW) -> None:
+    def __init__(
+        self, source: Source, layouts: Layouts, buffer: memoryview, compute: Compute, budget: int = WINDOW, window: Window | None = None
+    ) -> None:
         self._source, self._layouts, self._buffer, self._compute = source, layouts, buffer, compute
         self.budget = max(budget, 2 * STAGE_MAX)
         self._scratch = memoryview(b"")
@@ -98,8 +150,7 @@ class Gather:
         self._vectors: dict[tuple[int, tuple[tuple[int, int, int], ...], int], list[tuple[int, list[memoryview], int]]] = {}
         self._kept = 0
         self._leaves: tuple[Tensor, list[Leaf]] | None = None
-        self._window = memoryview(b"")
-        self._windowed: tuple[Tensor, int, int, Layout, list[Leaf]] | None = None
+        self._window = window if window is not None else Window()
 
     def fill(self, tensor: Tensor, start: int, stop: int, at: int) -> None:
         """Puts bytes `start` to `stop` of the packed tensor at `at` of the buffer."""
@@ -113,17 +164,16 @@ class Gather:
             leaves[leaf].read(offset + start, self._buffer[at : at + stop - start])
             return
         if layout.windowed:
-            if self._windowed is None or self._windowed[0] is not tensor or not self._windowed[1] <= start < stop <= self._windowed[2]:
-                self._load(tensor, layout, leaves, start, stop)
-            if self._windowed is not None:
-                _, first, _, layout, leaves = self._windowed
-                start, stop = start - first, stop - first
+            with self._window.showing(tensor, start, stop, lambda: self._load(tensor, layout, leaves, start, stop)) as view:
+                for move in view.layout.cut(start - view.start, stop - view.start):
+                    self._move(move, view.leaves, self._buffer, at - (start - view.start), True)
+            return
         for move in layout.cut(start, stop):
             self._move(move, leaves, self._buffer, at - start, True)
 
     def release(self) -> None:
         """Lets go of the tensor last read, so that computed values can be freed."""
-        self._leaves = self._windowed = None
+        self._leaves = None
 
     def _leaf(self, source: str | Value) -> Leaf:
         if isinstance(source, str):
@@ -194,26 +244,23 @@ class Gather:
             loops = (*move.loops[:j], (count, d, s), *move.loops[j + 1 :])
             self._span(Move(move.leaf, move.src + first * s, move.dst + first * d, move.run, loops), leaf, out, base)
 
-    def _load(self, tensor: Tensor, layout: Layout, leaves: list[Leaf], start: int, stop: int) -> None:
-        """Reads what the next `budget` bytes of the tensor need into the window, in the order of the source."""
-        self._windowed = None
+    def _load(self, tensor: Tensor, layout: Layout, leaves: list[Leaf], start: int, stop: int) -> Shown:
+        """What the next `budget` bytes of the tensor need, read into the window in the order of the source."""
         rows = max(stop - start, self.budget // layout.step * layout.step)
         stop = min(layout.nbytes, start + rows)
-        if len(self._window) < stop - start:
-            self._window = memoryview(b"")
-            self._window = memoryview(bytearray(stop - start))
+        memory = self._window.room(stop - start)
         used, here = 0, []
         for move in layout.cut(start, stop):
             if move.pattern is not None or leaves[move.leaf].memory is not None:
                 here.append(Move(move.leaf, move.src, move.dst - start, move.run, move.loops, move.pattern))
                 continue
             packed = _packed(move)
-            self._move(Move(move.leaf, move.src, packed[0], move.run, packed[1]), leaves, self._window, used, False)
+            self._move(Move(move.leaf, move.src, packed[0], move.run, packed[1]), leaves, memory, used, False)
             loops = tuple((n, d, p[1]) for (n, d, _), p in zip(move.loops, packed[1], strict=True))
             here.append(Move(len(leaves), used + packed[0], move.dst - start, move.run, loops))
             used += move.nbytes
         here.sort(key=lambda m: m.dst)
-        self._windowed = (tensor, start, stop, Layout(here, stop - start), [*leaves, Leaf(None, 0, self._window)])
+        return Shown(tensor, start, stop, Layout(here, stop - start), [*leaves, Leaf(None, 0, memory)])
 
 
 def _packed(move: Move) -> tuple[int, tuple[tuple[int, int, int], ...]]:

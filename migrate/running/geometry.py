@@ -93,8 +93,8 @@ class Layout:
         return found
 
     def moved(self) -> int:
-        """Bytes of the moves whose last axis moves, if the layout is windowed."""
-        return sum(m.nbytes for m in self._moves if m.run < SHORT and m.loops) if self.windowed else 0
+        """Bytes of the moves whose last axis moves: elements, not runs, that come from places apart."""
+        return sum(m.nbytes for m in self._moves if m.pattern is None and m.run <= 8 and m.loops)
 
     def _needs_window(self) -> bool:
         short = [m for m in self._moves if m.pattern is None and m.run < SHORT and m.loops]

@@ -11,8 +11,8 @@
 A tile is some MiB of one file: what the journal counts in, and what a kill can cost. A tile is made of fills, that is of
 what goes through the buffer at once. The cut depends on the plan alone, so a resumed run finds the same tiles.
 
-One thread writes a file at a time, because file systems let no two write the same file. A single output file gets a
-second thread that reads and hashes ahead of the writer.
+A thread has a file of its own, because file systems let no two write the same file. Threads that share a single output
+file gather side by side and write in turn.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..core.diagnostics import printable
 from ..core.errors import MigrateError, RunError
 from . import checks as value_checks
 from . import transpose
-from .gather import WINDOW, Gather
+from .gather import WINDOW, Gather, Window
 from .geometry import STAGE, Layouts
 from .publish import HASH, Partial, check_place, write_failed
 from .values import MAX_MEMORY, Values
@@ -131,6 +131,74 @@ class _Stopped(Exception):  # noqa: N818 - leaves a thread after another one fai
     pass
 
 
+class Job(NamedTuple):
+    """A fill to be gathered and committed in its turn, or, without one, a tile that was found written already."""
+
+    turn: int
+    tile: Tile
+    fill: Fill | None
+    last: bool
+
+
+class _Line:
+    """The fills of one file: handed out in order to any thread, hashed, written and journalled in the same order.
+
+    A file has one writer at a time, and its checksums need its bytes in order; gathering needs neither.
+    """
+
+    def __init__(self, run: _Run, file: OutputFile, descriptor: int) -> None:
+        import xxhash
+
+        self.whole = xxhash.xxh3_128()
+        self._new, self._tile = xxhash.xxh3_128, xxhash.xxh3_128()
+        self._run, self._file, self._descriptor = run, file, descriptor
+        self._taking, self._turn = threading.Lock(), threading.Condition()
+        self._next = 0
+        self._jobs = self._made()
+
+    def _made(self) -> Iterator[Job]:
+        turn = 0
+        for tile in tiles(self._file, self._run.outputs, self._run.layouts):
+            claim = self._run.partial.claims.get((self._file.name, tile.number))
+            if claim is not None and claim[:2] == (tile.offset, tile.length) and self._rehash(tile, self._new()) == claim[2]:
+                yield Job(turn, tile, None, True)
+                turn += 1
+                continue
+            for i, fill in enumerate(tile.fills):
+                yield Job(turn, tile, fill, i + 1 == len(tile.fills))
+                turn += 1
+
+    def take(self) -> Job | None:
+        with self._taking:
+            return next(self._jobs, None)
+
+    def commit(self, job: Job, stage: memoryview) -> None:
+        """Waits for the job's turn, then hashes and writes what was gathered."""
+        with self._turn:
+            while self._next != job.turn:
+                self._turn.wait(0.5)
+                self._run.go_on()
+        if job.fill is None:
+            self._rehash(job.tile, self.whole)
+        else:
+            data = stage[: job.fill.length]
+            self._tile.update(data)
+            self.whole.update(data)
+            _pwrite(self._descriptor, data, job.fill.offset)
+        if job.last:
+            if job.fill is not None:
+                tile = job.tile
+                self._run.partial.claim(self._file.name, tile.number, tile.offset, tile.length, self._tile.hexdigest())
+                self._tile = self._new()
+            self._run.finished(job.tile, 0 if job.fill is None else job.tile.length)
+        with self._turn:
+            self._next += 1
+            self._turn.notify_all()
+
+    def _rehash(self, tile: Tile, into: Any) -> str:
+        return _hash_file(self._descriptor, tile, into)
+
+
 class _Run:
     """The threads of one run and what they share."""
 
@@ -157,7 +225,9 @@ class _Run:
             self.waiting.put(file)
         for _ in range(writers):
             self.waiting.put(None)
-        workers = [threading.Thread(target=self._guard, args=(self._work, threads > writers), daemon=True) for _ in range(writers)]
+        # several threads on one file gather for it side by side and write in turn
+        hands = threads if writers == 1 else 1
+        workers = [threading.Thread(target=self._guard, args=(self._work, hands), daemon=True) for _ in range(writers)]
         for worker in workers:
             worker.start()
         try:
@@ -182,108 +252,40 @@ class _Run:
                 self.error = self.error or error
             self.stop.set()
 
-    def _work(self, ahead: bool) -> None:
-        stages = [memoryview(bytearray(self.fill)) for _ in range(2 if ahead else 1)]
-        gathers = [Gather(self.source, self.layouts, stage, self.values.bytes, self.budget) for stage in stages]
+    def _work(self, hands: int) -> None:
+        """Writes files until none is left; `hands` threads gather for the one that is being written."""
+        gathers: list[tuple[memoryview, Gather]] = []
+        window = Window()
+        for _ in range(hands):
+            stage = memoryview(bytearray(self.fill))
+            gathers.append((stage, Gather(self.source, self.layouts, stage, self.values.bytes, self.budget, window)))
         while (file := self.waiting.get()) is not None:
             descriptor = self.partial.open(file.name)
             try:
-                if ahead:
-                    self._write_ahead(file, descriptor, stages, gathers)
-                else:
-                    self._write(file, descriptor, stages[0], gathers[0])
+                line = _Line(self, file, descriptor)
+                helpers = [threading.Thread(target=self._guard, args=(self._serve, line, *pair), daemon=True) for pair in gathers[1:]]
+                for helper in helpers:
+                    helper.start()
+                try:
+                    self._guard(self._serve, line, *gathers[0])
+                finally:
+                    for helper in helpers:
+                        helper.join()
+                self.go_on()
+                with self.lock:
+                    self.files[file.name] = {"size": file.size, HASH: line.whole.hexdigest()}
             finally:
                 os.close(descriptor)
 
-    def _write(self, file: OutputFile, descriptor: int, stage: memoryview, gather: Gather) -> None:
-        def put(fill: Fill) -> memoryview:
-            self._gather(fill, gather, stage)
-            return stage
-
-        def send(fill: Fill, stage: memoryview, then: Callable[[], None]) -> None:
-            _pwrite(descriptor, stage[: fill.length], fill.offset)
-            then()
-
-        self._each_tile(file, descriptor, put, send)
-
-    def _write_ahead(self, file: OutputFile, descriptor: int, stages: list[memoryview], gathers: list[Gather]) -> None:
-        free: queue.SimpleQueue[int] = queue.SimpleQueue()
-        full: queue.SimpleQueue[tuple[int, Fill, Callable[[], None]] | None] = queue.SimpleQueue()
-        for i in range(len(stages)):
-            free.put(i)
-        current = 0
-
-        def put(fill: Fill) -> memoryview:
-            nonlocal current
-            current = self._next(free)
-            self._gather(fill, gathers[current], stages[current])
-            return stages[current]
-
-        def send(fill: Fill, stage: memoryview, then: Callable[[], None]) -> None:
-            full.put((current, fill, then))
-
-        def writer() -> None:
-            while (job := full.get()) is not None:
-                i, fill, then = job
-                _pwrite(descriptor, stages[i][: fill.length], fill.offset)
-                then()
-                free.put(i)
-
-        thread = threading.Thread(target=self._guard, args=(writer,), daemon=True)
-        thread.start()
-        try:
-            self._each_tile(file, descriptor, put, send)
-        finally:
-            full.put(None)
-            thread.join()
-
-    def _next(self, free: queue.SimpleQueue[int]) -> int:
-        while True:
-            try:
-                return free.get(timeout=0.5)
-            except queue.Empty:
-                self._go_on()
-
-    def _each_tile(
-        self,
-        file: OutputFile,
-        descriptor: int,
-        put: Callable[[Fill], memoryview],
-        send: Callable[[Fill, memoryview, Callable[[], None]], None],
-    ) -> None:
-        import xxhash
-
-        whole = xxhash.xxh3_128()
-        for tile in tiles(file, self.outputs, self.layouts):
-            self._go_on()
-            claim = self.partial.claims.get((file.name, tile.number))
-            if claim is not None and claim[:2] == (tile.offset, tile.length):
-                again = whole.copy()
-                if _hash_file(descriptor, tile, again) == claim[2]:
-                    whole = again
-                    self._finished(tile, 0)
-                    continue
-            checksum = xxhash.xxh3_128()
-            for i, fill in enumerate(tile.fills):
-                stage = put(fill)
-                checksum.update(stage[: fill.length])
-                whole.update(stage[: fill.length])
-                if i + 1 < len(tile.fills):
-                    send(fill, stage, _nothing)
-                else:
-                    send(fill, stage, self._journal(file, tile, checksum.hexdigest()))
-        with self.lock:
-            self.files[file.name] = {"size": file.size, HASH: whole.hexdigest()}
-
-    def _journal(self, file: OutputFile, tile: Tile, checksum: str) -> Callable[[], None]:
-        def record() -> None:
-            self.partial.claim(file.name, tile.number, tile.offset, tile.length, checksum)
-            self._finished(tile, tile.length)
-
-        return record
+    def _serve(self, line: _Line, stage: memoryview, gather: Gather) -> None:
+        while (job := line.take()) is not None:
+            self.go_on()
+            if job.fill is not None:
+                self._gather(job.fill, gather, stage)
+            line.commit(job, stage)
 
     def _gather(self, fill: Fill, gather: Gather, stage: memoryview) -> None:
-        self._go_on()
+        self.go_on()
         for content, start, stop, at, last in fill.parts:
             if isinstance(content, bytes):
                 stage[at : at + stop - start] = content[start:stop]
@@ -292,7 +294,7 @@ class _Run:
                 if last:
                     gather.release()
 
-    def _finished(self, tile: Tile, written: int) -> None:
+    def finished(self, tile: Tile, written: int) -> None:
         for fill in tile.fills:
             for part in fill.parts:
                 if part.last and not isinstance(part.content, bytes) and any(not isinstance(s, str) for s in part.content.sources):
@@ -303,7 +305,7 @@ class _Run:
             if self.progress is not None:
                 self.progress(self.done, self.total)
 
-    def _go_on(self) -> None:
+    def go_on(self) -> None:
         if self.stop.is_set():
             raise _Stopped
 

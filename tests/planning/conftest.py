@@ -9,6 +9,7 @@ import pytest
 
 from migrate import ops
 from migrate.core.diagnostics import Report
+from migrate.core.errors import MigrateError
 from migrate.core.spec import encode, spec
 from migrate.core.view import Fill
 from migrate.planning.compose import Composition, Leg, compose
@@ -119,6 +120,28 @@ class Engine:
                     assert (array == element).all(), check.message
         out.composition = done
         return out
+
+
+    def rules(self, *rules, keep=(), params="", name="rule.yaml", edge="[v1, v2]"):
+        """A loaded rule file of these rules, each the inside of a flow mapping without its name (r0, r1, …)."""
+        body = "".join(f"  - {{name: r{n}, {rule}}}\n" for n, rule in enumerate(rules))
+        kept = "".join(f"  - '{pattern}'\n" for pattern in keep)
+        text = f"id: t/{name.partition('.')[0]}\ntitle: t\nlineage: t\nedge: {edge}\n"
+        text += f"params: {{{params}}}\n" * bool(params) + f"keep:\n{kept}" * bool(keep) + f"rules:\n{body}"
+        return [load_text(text, name)]
+
+    def refusals(self, files, ckpt, params=None, **kwargs):
+        """What is said against applying the files: the diagnostics, at least one."""
+        with pytest.raises(MigrateError) as caught:
+            self.apply(files, ckpt, params, **kwargs)
+        return caught.value.diagnostics
+
+    def moves(self, files, keys, params=None, **kwargs):
+        """source key -> the key its one element arrives at, for rules that only rename and drop."""
+        out = self.apply(files, {key: np.float32([n]) for n, key in enumerate(keys)}, params, **kwargs)
+        where = {int(array.view(np.float32)[0]): key for key, array in out.items()}
+        assert len(where) == len(out)
+        return {key: where[n] for n, key in enumerate(keys) if n in where}
 
 
 @pytest.fixture

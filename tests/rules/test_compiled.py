@@ -73,7 +73,7 @@ def test_a_rule_whose_captures_add_up_is_taken(rule):
         ('from: "x.{e:int}", to: "y.{e}", via: [{unbind: {into: e}}]', "M204"),
         ('from: x, to: y, via: [{unbind: {into: e}}]', "M203"),
         ('from: "x.{e:int}", to: y, via: [{stack: {over: e}}, {stack: {over: e}}]', "M203"),
-        ('from: x, via: [{drop: {why: gone}}, {flip: {dims: [0]}}]', "M204"),
+        ('from: x, via: [{drop: {why: gone}}, {flip: {dim: 0}}]', "M204"),
         ('from: {a: x, b: y}, to: c', "M204"),
         ('from: {a: x, b: y}, to: {a: v, c: w}', "M203"),
         ('from: {a: x, b: y}, to: {a: v}', "M203"),
@@ -82,9 +82,9 @@ def test_a_rule_whose_captures_add_up_is_taken(rule):
         ('from: "x.{w}", to: "y.{w}", map: {v: {a: b}}', "M203"),
         ('from: "x.{w:a|b}", to: "y.{w}", map: {w: {a: c}}', "M114"),
         ('from: "x.{w:a|b}", to: "y.{w}", map: {w: {a: c, b: d, e: f}}', "M114"),
-        ('from: "x.{e:int}", to: y, via: [{flip: {dims: [0], only: {q: [1]}}}, {stack: {over: e}}]', "M203"),
-        ('from: "x.{w:a|b}", to: "y.{w}", via: [{flip: {dims: [0], only: {w: [c]}}}]', "M114"),
-        ('from: "x.{e:int}", to: y, via: [{stack: {over: e}}, {flip: {dims: [0], only: {e: [1]}}}]', "M203"),
+        ('from: "x.{e:int}", to: y, via: [{flip: {dim: 0, only: {q: [1]}}}, {stack: {over: e}}]', "M203"),
+        ('from: "x.{w:a|b}", to: "y.{w}", via: [{flip: {dim: 0, only: {w: [c]}}}]', "M114"),
+        ('from: "x.{e:int}", to: y, via: [{stack: {over: e}}, {flip: {dim: 0, only: {e: [1]}}}]', "M203"),
     ],
 )
 def test_a_rule_whose_captures_do_not_add_up_is_refused_when_loaded(rule, code):
