@@ -14,8 +14,9 @@ from collections import deque
 from pathlib import Path
 
 CHUNK = 64 << 20
-RESERVE = 1 << 30  # kept free, or the kernel's reclaim fights the refill for ever
-PATIENCE = 30.0  # seconds that one refill may take
+RESERVE = 1 << 30  # kept free in any case
+STALLS = 16  # chunks in a row that bring nothing: the kernel now gives back as much as it takes
+PATIENCE = 60.0  # seconds that one refill may take
 
 
 def free() -> int:
@@ -37,19 +38,25 @@ class Holder:
         os.ftruncate(self._fd, 8 << 40)
         self._held: deque[int] = deque()
         self._next = 0
+        self._floor = RESERVE
         self._buffer = bytearray(CHUNK)
 
     def refill(self) -> None:
-        """Takes everything but the reserve; gives up after `PATIENCE` seconds."""
+        """Takes all free memory but the reserve and what the kernel insists on keeping free itself."""
         until = time.monotonic() + PATIENCE
-        while free() > RESERVE + CHUNK and time.monotonic() < until:
+        before, stalls = free(), 0
+        while before > RESERVE + CHUNK and stalls < STALLS and time.monotonic() < until:
             os.preadv(self._fd, [self._buffer], self._next)
             self._held.append(self._next)
             self._next += CHUNK
+            now = free()
+            stalls = 0 if now < before - CHUNK // 2 else stalls + 1
+            before = now
+        self._floor = before
 
     def drop(self, nbytes: int) -> None:
-        """Frees until `nbytes` and the reserve are free, or nothing is held any more."""
-        while self._held and free() < nbytes + RESERVE:
+        """Frees until there are `nbytes` more than a refill leaves, or nothing is held any more."""
+        while self._held and free() < nbytes + self._floor:
             os.posix_fadvise(self._fd, self._held.popleft(), CHUNK, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:

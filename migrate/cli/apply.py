@@ -41,7 +41,7 @@ def execute(checkpoint: str, form: str, silent: bool, output: str, call: Callabl
         with Progress("writing", silent) as progress:
             document = call(checkpoint, output, progress=progress.update, **arguments)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(_interrupted(output)) from None
+        raise click.Abort(_interrupted(output)) from None
     render.emit(document, form, render.published(document))
     if form == "text" and not silent and document["path"] is not None:
         click.echo(f"next:  migrate verify {output} --source {document['source']}", err=True)

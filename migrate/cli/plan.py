@@ -18,7 +18,6 @@ from .options import as_json, params, question
 @click.option("--max-shard-size", default="5GB", show_default=True, metavar="SIZE", help="Largest output file, e.g. 500MiB.")
 @click.option("--single-file/--folder", "single", default=None, help="Shape of the output; like the source unless said.")
 @click.option("--check", is_flag=True, help="Exit with 1 if there is anything to do.")
-@click.option("--all", "expand", is_flag=True, help="List unchanged rows too.")
 @as_json
 def command(
     checkpoint: str,
@@ -32,7 +31,6 @@ def command(
     max_shard_size: str,
     single: bool | None,
     check: bool,
-    expand: bool,
     form: str,
 ) -> int:
     """Show what a migration would do, and save it for review.
@@ -57,7 +55,7 @@ def command(
     else:
         if output:
             _save(output, plan.to_json())
-        render.emit(plan.document, form, render.plan(plan.document, expand))
+        render.emit(plan.document, form, render.plan(plan.document))
         if output and form == "text":
             click.echo(f"saved {output}; to run exactly this:  migrate apply {output} -o NEW", err=True)
     return 1 if check and plan.document["path"] else 0

@@ -102,17 +102,17 @@ def _standing(layouts: Mapping[str, str]) -> str:
     return f"nothing to do: the checkpoint is in {where} already" if where else "nothing to do"
 
 
-def plan(doc: Mapping[str, Any], expand: bool = False) -> str:
+def plan(doc: Mapping[str, Any]) -> str:
     if not doc["path"]:
         return _standing(doc["layouts"])
     path = ", then ".join(f"{s['lineage']} {s['from']} → {s['to']}" for s in doc["path"])
     out = [f"{path}    {plural(len(doc['rules']), 'rule file')}"]
-    rows = [r for r in doc["rows"] if r["change"] != "unchanged" or expand]
+    rows = [r for r in doc["rows"] if r["change"] != "unchanged"]
     present = [c for c in SYMBOLS if any(r["change"] == c for r in rows)]
     counts = {c: sum(r["count"] for r in rows if r["change"] == c) for c in present}
     if rows:
-        hidden = "" if expand else f"   ({doc['unchanged']:,} unchanged are not listed)"
-        out += ["", "  " + "   ".join(f"{SYMBOLS[c]} {c}" for c in present) + hidden, ""]
+        legend = "   ".join(f"{SYMBOLS[c]} {c}" for c in present)
+        out += ["", f"  {legend}   ({doc['unchanged']:,} unchanged are not listed)", ""]
     leg = None
     for row in rows:
         if row["leg"] != leg and len(doc["path"]) > 1:
@@ -120,7 +120,7 @@ def plan(doc: Mapping[str, Any], expand: bool = False) -> str:
             out.append(f"{leg}:")
         out += _row(row)
     source, target = doc["source"], doc["target"]
-    tally = [*(f"{n:,} {c}" for c, n in counts.items() if c != "unchanged"), f"{doc['unchanged']:,} unchanged"]
+    tally = [*(f"{n:,} {c}" for c, n in counts.items()), f"{doc['unchanged']:,} unchanged"]
     tensors = f"{source['tensors']:,} → {target['tensors']:,} tensors, {size(source['bytes'])} → {size(target['bytes'])}"
     free = f", {size(doc['free'])} free beside the source" if doc.get("free") is not None else ""
     out += [
@@ -149,9 +149,7 @@ def _row(row: Mapping[str, Any]) -> list[str]:
     if row["to"] is None:
         return [f"{symbol:>2} {row['from'][0]}{count}" + (f"   {row['why']}" if row["why"] else ""), by]
     out = [f"{symbol:>2} {row['to']}{count}  {short(row['spec'])}"]
-    if row["change"] != "unchanged":
-        out.append(f"     {' · '.join(row['ops'])} of {sources}" if row["ops"] else f"     was {sources}")
-    return [*out, by]
+    return [*out, f"     {' · '.join(row['ops'])} of {sources}" if row["ops"] else f"     was {sources}", by]
 
 
 def _way_back(steps: Sequence[Mapping[str, Any]], downgrade: Mapping[str, Any], indent: str = "") -> list[str]:

@@ -62,10 +62,11 @@ def bind(
     for reader, names, items in finished:
         _write(reader, names, items, out, report)
     derived = [r for r in matching.readers if r.rule.forward]
+    read = matching.read | _read_forwards(derived, matching.rest, tensors)
     # a target of a keep_source rule has nobody else to account for it
     known = {t.key: None for r in derived for t in r.taken}
     patterns = [*(s.pattern for r in rules for s in r.reads if not s.pattern.has_flat), *keep]
-    kept = [*keep_rest(keep, [k for k in matching.rest if k not in known], matching.read, report, patterns), *known]
+    kept = [*keep_rest(keep, [k for k in matching.rest if k not in known], read, report, patterns), *known]
     _merge(kept, tensors, out, ask, report)
     if programs is not None:
         for key in kept:
@@ -84,6 +85,12 @@ def bind(
                 help="is the layout the right one? a rule that may match nothing says `optional: true`",
             )
     return out
+
+
+def _read_forwards(derived: Sequence[Reader], rest: Sequence[str], tensors: Mapping[str, Tensor]) -> set[str]:
+    """The keys that `keep_source` rules read on the way forwards: there they were kept, so they are on the way back."""
+    forward = [r.rule.forward for r in derived if r.rule.forward is not None]
+    return match(forward, {key: tensors[key].spec for key in rest}, Report()).read if forward else set()
 
 
 _Finished = tuple[Reader, tuple[str, ...], list[Item]]

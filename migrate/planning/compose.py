@@ -192,6 +192,7 @@ def prove_downgrade(source: Mapping[str, Spec], composition: Composition) -> lis
     views = Views()
     current = {key: Tensor(t.spec, views.stored(t.spec.shape), (key,)) for key, t in composition.graph.outputs.items()}
     reasons: list[str] = []
+    last = Bound()
     for leg, bound in reversed(composition.legs):
         back = Leg(leg.lineage, leg.goal, leg.start, not leg.backwards, leg.rules, leg.keep)
         report = Report()
@@ -209,8 +210,8 @@ def prove_downgrade(source: Mapping[str, Spec], composition: Composition) -> lis
             return reasons + [_reason(d) for d in error.diagnostics]
         if report.has_errors():
             return reasons + [_reason(d) for d in report.diagnostics if d.severity == "error"]
-        current = bound_back.tensors
-    return reasons + _differences(source, current, composition)
+        current, last = bound_back.tensors, bound_back
+    return reasons + _differences(source, current, composition, last)
 
 
 def _reason(diagnostic: Diagnostic) -> str:
@@ -218,25 +219,23 @@ def _reason(diagnostic: Diagnostic) -> str:
     return diagnostic.message + place
 
 
-def _differences(source: Mapping[str, Spec], back: Mapping[str, Tensor], composition: Composition) -> list[str]:
-    by_key: dict[str, str] = {}
-    # of a key that several legs speak of, the first had the source's
-    for _, bound in composition.legs[:1]:
-        for made in bound.made.values():
-            for key in made.keys:
-                by_key.setdefault(key, made.rule.label)
-        for table in (bound.dropped, bound.redundant):
-            for key, rule in table.items():
-                by_key[key] = rule.label
+def _differences(source: Mapping[str, Spec], back: Mapping[str, Tensor], composition: Composition, last: Bound) -> list[str]:
+    """`last`: the last step of the way back."""
+    first = composition.legs[0][1] if composition.legs else Bound()
+    by_key = {key: made.rule.label for made in last.made.values() for key in made.keys}
+    # who took a key of the source says more than who takes its name on the way back
+    by_key.update({key: made.rule.label for made in first.made.values() for key in made.keys})
+    by_key.update({key: rule.label for table in (first.dropped, first.redundant) for key, rule in table.items()})
     lost: dict[str, list[str]] = {}
     for key, spec in source.items():
         returned = back.get(key)
+        who = f"rule {by_key[key]}" if key in by_key else "no rule"
         if returned is None:
-            lost.setdefault(f"rule {by_key.get(key, '?')}: not restored", []).append(key)
+            lost.setdefault(f"{who}: not restored", []).append(key)
         elif returned.spec != spec:
-            lost.setdefault(f"rule {by_key.get(key, '?')}: {spec} returns as {returned.spec}", []).append(key)
-    extra = [key for key in back if key not in source]
-    reasons = [f"{what}: {listed(keys, 4)}" for what, keys in lost.items()]
-    if extra:
-        reasons.append(f"{len(extra)} keys return that were not there: {listed(extra, 4)}")
-    return reasons
+            lost.setdefault(f"{who}: {spec} returns as {returned.spec}", []).append(key)
+    for key in back:
+        if key not in source:
+            who = f"rule {last.made[key].rule.label}" if key in last.made else "no rule"
+            lost.setdefault(f"{who}: returns and was not there", []).append(key)
+    return [f"{what}: {listed(keys, 4)}" for what, keys in lost.items()]

@@ -10,9 +10,10 @@ does not speak of ranks is matched against the template without it and carries t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from ..core.diagnostics import Report, listed, printable
@@ -60,6 +61,7 @@ class Matching:
 
 
 class _Entry(NamedTuple):
+    number: int
     reader: Reader
     side: Side
     # the rule does not speak of ranks: it is matched without them and carries them along
@@ -104,11 +106,13 @@ class _Matcher:
                 counts.update(side.pattern.anchors)
         self._by_anchor: dict[str, list[_Entry]] = {}
         self._anywhere: list[_Entry] = []
+        number = 0
         for reader in self.readers:
             for side in reader.rule.reads:
                 if side.pattern.has_flat:
                     continue
-                entry = _entry(reader, side, carries)
+                number += 1
+                entry = _entry(number, reader, side, carries)
                 anchors = sorted(side.pattern.anchors, key=lambda a: (counts[a], a))
                 (self._by_anchor.setdefault(anchors[0], []) if anchors else self._anywhere).append(entry)
 
@@ -160,11 +164,12 @@ class _Matcher:
             entry.reader.taken += taken
         return set(template.keys) if len(taken) == len(template.keys) else {t.key for t in taken}
 
-    def _candidates(self, template: Template) -> Iterable[_Entry]:
+    def _candidates(self, template: Template) -> list[_Entry]:
+        """The entries whose rarest segment stands in the template, in the order of the rules."""
         found = list(self._anywhere)
         for segment in set(template.text.split(".")):
             found += self._by_anchor.get(segment, ())
-        return found
+        return sorted(found, key=itemgetter(0))
 
     def _contest(self, template: Template, hits: list[_Hit]) -> set[str]:
         winners: dict[tuple[int, ...], int | None] = {}
@@ -297,7 +302,7 @@ def _reader(rule: DirectedRule, carries: bool) -> Reader:
     return Reader(rule, tuple(names))
 
 
-def _entry(reader: Reader, side: Side, carries: bool) -> _Entry:
+def _entry(number: int, reader: Reader, side: Side, carries: bool) -> _Entry:
     rule, captures = reader.rule, side.pattern.captures
     carries = carries and not _speaks_of_ranks(rule)
     found = (*captures, RANK) if carries else captures
@@ -322,7 +327,7 @@ def _entry(reader: Reader, side: Side, carries: bool) -> _Entry:
             return row if all(test(row) for test in tests) else None
 
     when = None if rule.backwards else when_test(rule.when.get(side.role))
-    return _Entry(reader, side, carries, order, check, when)
+    return _Entry(number, reader, side, carries, order, check, when)
 
 
 def _test(at: int, wanted: Any) -> Callable[[tuple[Any, ...]], bool]:

@@ -35,6 +35,25 @@ class Refused(NamedTuple):
     diagnostic: Diagnostic
 
 
+class _Refusals:
+    """Hands refused groups on, and knows which later gaps are only their echo."""
+
+    __slots__ = ("_lost", "_refuse")
+
+    def __init__(self, refuse: Callable[[Refused], None]) -> None:
+        self._refuse = refuse
+        self._lost: list[dict[str, Any]] = []
+
+    def add(self, refused: Refused, names: Sequence[str], values: Sequence[Any]) -> None:
+        self._lost.append(dict(zip(names, values, strict=True)))
+        self._refuse(refused)
+
+    def explain(self, names: Sequence[str], values: Sequence[Any]) -> bool:
+        """Whether something that was refused before would have become part of the group with these values."""
+        group = dict(zip(names, values, strict=True))
+        return any(all(group.get(n, v) == v for n, v in lost.items()) for lost in self._lost)
+
+
 class Views:
     """The views of a plan, one object for equal geometry, and what each op made of which."""
 
@@ -145,16 +164,17 @@ def run(
     A group that an op cannot take is handed to `refuse` and left out.
     """
     bound = names
+    refusals = _Refusals(refuse)
     for step in rule.steps:
         kind = step.op.kind
         if kind == "join":
-            bound, items = _join(rule, step, bound, items, views, refuse, checks)
+            bound, items = _join(rule, step, bound, items, views, refusals, checks)
         elif kind == "part":
-            bound, items = _part(rule, step, bound, items, views, refuse, checks)
+            bound, items = _part(rule, step, bound, items, views, refusals, checks)
         elif kind == "end":
             items = []
         else:
-            items = _each(rule, step, bound, items, views, refuse, checks)
+            items = _each(rule, step, bound, items, views, refusals, checks)
     return bound, items
 
 
@@ -164,7 +184,7 @@ def _each(
     bound: tuple[str, ...],
     items: list[Item],
     views: Views,
-    refuse: Callable[[Refused], None],
+    refusals: _Refusals,
     checks: list[ValueCheck],
 ) -> list[Item]:
     only = [(bound.index(n), {str(v) for v in (w if isinstance(w, (list, tuple)) else [w])}) for n, w in (step.only or {}).items()]
@@ -176,7 +196,7 @@ def _each(
         try:
             (made,), met = views.trace(step, [item.tensor], 1)
         except OpError as error:
-            refuse(Refused(item.keys, _diagnose(rule, step, error, bound, item.values, [item])))
+            refusals.add(Refused(item.keys, _diagnose(rule, step, error, bound, item.values, [item])), bound, item.values)
             continue
         _collect(rule, met, item.keys, checks)
         program = None if item.program is None else Apply(step.name, step.args, 1, 0, (item.program,), item.tensor.spec.dtype)
@@ -190,7 +210,7 @@ def _part(
     bound: tuple[str, ...],
     items: list[Item],
     views: Views,
-    refuse: Callable[[Refused], None],
+    refusals: _Refusals,
     checks: list[ValueCheck],
 ) -> tuple[tuple[str, ...], list[Item]]:
     capture = step.capture or ROLE
@@ -203,7 +223,7 @@ def _part(
             parts = step.op.parts(step.args, item.tensor.spec.shape, len(listed_values) if listed_values is not None else None)
             made, met = views.trace(step, [item.tensor], parts)
         except OpError as error:
-            refuse(Refused(item.keys, _diagnose(rule, step, error, bound, item.values, [item])))
+            refusals.add(Refused(item.keys, _diagnose(rule, step, error, bound, item.values, [item])), bound, item.values)
             continue
         _collect(rule, met, item.keys, checks)
         values = listed_values if listed_values is not None else range(start, start + parts)
@@ -224,7 +244,7 @@ def _join(
     bound: tuple[str, ...],
     items: list[Item],
     views: Views,
-    refuse: Callable[[Refused], None],
+    refusals: _Refusals,
     checks: list[ValueCheck],
 ) -> tuple[tuple[str, ...], list[Item]]:
     capture = step.capture or ROLE
@@ -239,7 +259,7 @@ def _join(
             members = groups[group] = {}
         if values[at] in members:
             error = OpError("M207", f"{step.name} over {{{capture}}}: two members are numbered {values[at]}")
-            refuse(Refused(item.keys, _diagnose(rule, step, error, rest, group, [members[values[at]], item])))
+            refusals.add(Refused(item.keys, _diagnose(rule, step, error, rest, group, [members[values[at]], item])), rest, group)
             continue
         members[values[at]] = item
     out = []
@@ -258,7 +278,8 @@ def _join(
             (made,), met = views.trace(step, tensors, 1)
         except OpError as error:
             keys = tuple(k for m in members.values() for k in m.keys)
-            refuse(Refused(keys, _diagnose(rule, step, error, rest, group, list(members.values()))))
+            if error.code != "M207" or not refusals.explain(rest, group):
+                refusals.add(Refused(keys, _diagnose(rule, step, error, rest, group, list(members.values()))), rest, group)
             continue
         keys = tuple(k for m in ordered for k in m.keys)
         _collect(rule, met, keys, checks)

@@ -17,6 +17,7 @@ from typing import Any
 from ..core.spec import BITS
 from ..core.templates import collapse
 from ..rules.compiled import DirectedRule
+from ..source.index import Stored
 from ..source.target import Target
 from .bind import Bound, Made
 from .compose import Composition, Leg
@@ -52,6 +53,7 @@ def document(
     *,
     tool: str,
     source: Mapping[str, Any],
+    stored: Mapping[str, Stored],
     composition: Composition,
     rules: Sequence[Mapping[str, str]],
     params: Mapping[str, Any],
@@ -82,13 +84,13 @@ def document(
         "decided": decided,
     }
     digest = "m1:" + hashlib.sha256(json.dumps(binding, sort_keys=True, default=str).encode("utf-8", "surrogatepass")).hexdigest()
-    read = _bytes_read(outputs, source["sizes"])
+    read = _bytes_read(outputs, stored)
     return {
         "format_version": FORMAT_VERSION,
         "kind": "plan",
         "digest": digest,
         "tool": tool,
-        "source": {k: v for k, v in source.items() if k != "sizes"},
+        "source": dict(source),
         "path": path,
         "layouts": dict(layouts),
         "rules": list(rules),
@@ -209,7 +211,7 @@ def _checks(composition: Composition) -> list[dict[str, Any]]:
     return [{"rule": rule, "kind": kind, "count": len(keys), "sample": keys[0] if keys else ""} for (rule, kind), keys in counts.items()]
 
 
-def _bytes_read(outputs: Mapping[str, Tensor], sizes: Mapping[str, int]) -> int:
+def _bytes_read(outputs: Mapping[str, Tensor], stored: Mapping[str, Stored]) -> int:
     seen: set[str] = set()
     calls: set[int] = set()
     todo = list(outputs.values())
@@ -221,14 +223,14 @@ def _bytes_read(outputs: Mapping[str, Tensor], sizes: Mapping[str, int]) -> int:
                     todo += source.call.inputs
             else:
                 seen.add(source)
-    return sum(sizes[key] for key in seen)
+    return sum(stored[key].spec.nbytes for key in seen)
 
 
 def peak_memory(outputs: Mapping[str, Tensor], threads: int = 2) -> int:
     """Estimated private bytes of the process that runs this: interpreter and libraries, buffers, moved matrices, computed tensors."""
     computed = moved = largest = 0
     short = False
-    kinds: dict[int, tuple[int, bool]] = {}
+    kinds: dict[int, tuple[int, int, bool]] = {}
     calls: set[int] = set()
     for tensor in outputs.values():
         for source in tensor.sources:
@@ -238,7 +240,7 @@ def peak_memory(outputs: Mapping[str, Tensor], threads: int = 2) -> int:
         kind = kinds.get(id(tensor.view))
         if kind is None:
             kind = kinds[id(tensor.view)] = _moved(tensor)
-        moved, largest, short = moved + kind[0], max(largest, kind[0]), short or kind[1]
+        moved, largest, short = moved + kind[0], max(largest, kind[1]), short or kind[2]
     libraries = (TORCH if moved >= TORCH_PAYS or computed else 0) + (NUMPY if short or moved or computed else 0)
     return INTERPRETER + libraries + threads * (STAGES + min(WINDOW, largest)) + computed
 
@@ -247,9 +249,10 @@ def _call_bytes(call: Call) -> int:
     return 2 * sum(t.spec.nbytes for t in call.inputs)
 
 
-def _moved(tensor: Tensor) -> tuple[int, bool]:
-    """Bytes of the pieces that are read whole because a buffer of them needs far more of the source, and whether any has short runs."""
-    bits, moved, short = BITS[tensor.spec.dtype], 0, False
+def _moved(tensor: Tensor) -> tuple[int, int, bool]:
+    """Bytes of the pieces whose last axis moves, of those that are read whole because a buffer of them needs far more of
+    the source, and whether any piece has short runs."""
+    bits, moved, whole, short = BITS[tensor.spec.dtype], 0, 0, False
     for piece in tensor.view.pieces:
         moves = bool(piece.counts) and piece.src_strides[-1] != 1
         short = short or moves or (len(piece.counts) > 1 and piece.counts[-1] * bits < 8 * SHORT_RUN)
@@ -259,6 +262,6 @@ def _moved(tensor: Tensor) -> tuple[int, bool]:
         for count, stride in zip(reversed(piece.counts), reversed(piece.src_strides), strict=True):
             steps = min(count, max(1, -(-8 * FILL // (filled * bits))))
             filled, span = filled * steps, span + (steps - 1) * abs(stride)
-        if span * bits > 8 * WHOLE_MATRIX:
-            moved += prod(piece.counts) * bits // 8
-    return moved, short
+        nbytes = prod(piece.counts) * bits // 8
+        moved, whole = moved + nbytes, whole + nbytes * (span * bits > 8 * WHOLE_MATRIX)
+    return moved, whole, short

@@ -75,11 +75,20 @@ def saved_plan(path: PathLike) -> dict[str, Any] | None:
             saved = json.load(file)
     except (ValueError, RecursionError) as error:
         fail("M115", f"{name} is not a plan: {error}")
-    if not isinstance(saved, dict) or saved.get("kind") != "plan" or not isinstance(saved.get("question"), dict):
+    if not isinstance(saved, dict) or saved.get("kind") != "plan" or not _is_whole(saved):
         fail("M115", f"{name} is not a plan", help="make one with  migrate plan CKPT --to LAYOUT -o plan.json")
     if str(saved.get("format_version")).split(".")[0] != PLAN_VERSION.split(".")[0]:
         fail("M903", f"{name} was written in another plan format ({saved.get('format_version')})", help="plan again")
     return saved
+
+
+def _is_whole(saved: Mapping[str, Any]) -> bool:
+    """Whether a plan has all that is read of it before it is planned again."""
+    try:
+        read = (saved["digest"], saved["source"]["path"], saved["options"]["max_shard_size"], saved["options"]["folder"], saved["question"])
+    except (KeyError, TypeError):
+        return False
+    return all(isinstance(value, kind) for value, kind in zip(read, (str, str, int, bool, dict), strict=True))
 
 
 def asked_in(saved: Mapping[str, Any]) -> Question:

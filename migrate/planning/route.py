@@ -178,7 +178,7 @@ def _by_hand(question: Question, applied: Sequence[Mapping[str, Any]]) -> list[_
 def _towards(packs: Packs, index: Index, read_side: ReadSide, stamp: Any, question: Question, found: list[Diagnostic]
 ) -> tuple[list[_Step], dict[str, str]]:
     """The steps, and the layout that each lineage of a goal ends in, also where no step is needed."""
-    lineages, _ = packs.lineages()
+    lineages = _asked_for(packs, question)
     current: dict[str, str] = {n: v for n, v in stamp.layouts.items() if n in lineages}
     for name, layout in current.items():
         if layout not in lineages[name].names:
@@ -209,6 +209,12 @@ def _towards(packs: Packs, index: Index, read_side: ReadSide, stamp: Any, questi
         found += warnings(lineage, [goal.layout])
         current[goal.lineage] = reached[goal.lineage] = goal.layout
     return steps, reached
+
+
+def _asked_for(packs: Packs, question: Question) -> dict[str, Lineage]:
+    """The lineages that the question names; all that are known where it names a layout without its lineage."""
+    names = [text.rpartition("@")[0] for text in (*question.to, *question.from_)]
+    return {name: packs.load_lineage(name) for name in names} if all(names) else packs.lineages()[0]
 
 
 def _is_meant(name: str, to: Sequence[str], lineage: Lineage) -> bool:

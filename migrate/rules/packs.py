@@ -55,10 +55,11 @@ class Pack:
 class Packs:
     """All packs that are searched, in order of precedence: local ones, then built-in and installed ones as equals."""
 
-    __slots__ = ("_installed", "local", "scanned")
+    __slots__ = ("_installed", "_loaded", "local", "scanned")
 
     def __init__(self, local: tuple[Pack, ...], scan: bool = True) -> None:
         self.local = local
+        self._loaded: dict[str, Lineage] = {}
         self._installed: tuple[Pack, ...] | None = None if scan else ()
         self.scanned = scan
 
@@ -99,14 +100,16 @@ class Packs:
 
     def load_lineage(self, name: str) -> Lineage:
         """The lineage with its edges; M507 if no pack has it, M508 if two packs have it, M1xx for what its files hold."""
-        _, folder = self._home(name)
-        report = Report()
-        lineage = _layouts(name, folder, report)
-        edges = _edges(name, folder, lineage, report)
-        report.check()
-        if lineage is None:
-            raise ValueError(f"{folder}: nothing was read and nothing was reported")
-        return replace(lineage, edges=edges)
+        if name not in self._loaded:
+            _, folder = self._home(name)
+            report = Report()
+            lineage = _layouts(name, folder, report)
+            edges = _edges(name, folder, lineage, report)
+            report.check()
+            if lineage is None:
+                raise ValueError(f"{folder}: nothing was read and nothing was reported")
+            self._loaded[name] = replace(lineage, edges=edges)
+        return self._loaded[name]
 
     def folder(self, name: str) -> Path:
         """The folder of the lineage; M507 and M508 as `load_lineage`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
 from ..core.spec import Spec
@@ -63,10 +64,10 @@ class Index:
 
 def specs_hash(specs: Mapping[str, Spec]) -> str:
     """`m1:` and the sha256 over sorted (key, dtype, shape); the hash of an `Index` that holds exactly these."""
-    digest = hashlib.sha256()
+    written = {s: f"\t{s.dtype}\t{s.shape}\n" for s in set(specs.values())}
+    lines = [f"{len(key)}:{key}{written[s]}" for key, s in sorted(specs.items(), key=itemgetter(0))]
     # surrogatepass: a key may hold any code point that JSON can escape
-    lines = [f"{len(key)}:{key}\t{s.dtype}\t{s.shape}\n" for key, s in sorted(specs.items())]
-    digest.update("".join(lines).encode("utf-8", "surrogatepass"))
+    digest = hashlib.sha256("".join(lines).encode("utf-8", "surrogatepass"))
     return f"m1:{digest.hexdigest()}"
 
 

@@ -121,6 +121,14 @@ class Engine:
         out.composition = done
         return out
 
+    def walk(self, legs, ckpt):
+        """The composition of all the legs, proved, and its outputs as float32 arrays."""
+        ckpt = Checkpoint(ckpt)
+        report = Report()
+        stored = {k: Stored(s, 0, 0) for k, s in ckpt.specs().items()}
+        done = compose(stored, legs, frozenset(), lambda *_: True, report)
+        report.check()
+        return done, {key: realise(tensor, ckpt).view(np.float32) for key, tensor in done.graph.outputs.items()}
 
     def rules(self, *rules, keep=(), params="", name="rule.yaml", edge="[v1, v2]"):
         """A loaded rule file of these rules, each the inside of a flow mapping without its name (r0, r1, …)."""

@@ -81,7 +81,14 @@ def test_missing_counters_are_added_and_go_again_while_they_are_zero(engine):
 
 
 def test_weight_norm_becomes_parametrizations(engine):
-    s = {"conv.weight_g": r(1), "conv.weight_v": r(2, 2), "weight_g": r(1), "weight_v": r(2), "sn.weight_orig": r(2, 2), "sn.weight_u": r(2)}
+    s = {
+        "conv.weight_g": r(1),
+        "conv.weight_v": r(2, 2),
+        "weight_g": r(1),
+        "weight_v": r(2),
+        "sn.weight_orig": r(2, 2),
+        "sn.weight_u": r(2),
+    }
     out = back_and_forth(engine, engine.case("c05-weight-norm"), s)
     assert "parametrizations.weight.original1" in out
     assert "sn.parametrizations.weight.0._u" in out
@@ -174,7 +181,11 @@ def test_layers_past_the_last_become_mtp_layers(engine):
 
 
 def test_a_leading_layer_axis_becomes_one_key_per_layer(engine):
-    s = {"decoder.layers.mlp.linear_fc1.weight": r(3, 2, 2), "decoder.layers.input_layernorm.weight": r(3, 2), "decoder.final_layernorm.weight": r(2)}
+    s = {
+        "decoder.layers.mlp.linear_fc1.weight": r(3, 2, 2),
+        "decoder.layers.input_layernorm.weight": r(3, 2),
+        "decoder.final_layernorm.weight": r(2),
+    }
     back_and_forth(engine, engine.case("c12c-homogeneous"), s)
 
 

@@ -125,7 +125,9 @@ def test_keep_of_all_files_of_an_edge_counts(engine):
 
 
 def test_a_key_with_two_readings_is_an_error_that_shows_both(engine):
-    (found,) = [d for d in engine.refusals(engine.rules('from: "{a...}.x.{b...}", to: "{a}.y.{b}"'), {"p.x.q.x.r": one(1)}) if d.code == "M202"]
+    (found,) = [
+        d for d in engine.refusals(engine.rules('from: "{a...}.x.{b...}", to: "{a}.y.{b}"'), {"p.x.q.x.r": one(1)}) if d.code == "M202"
+    ]
     assert "p.x.q.x.r" in found.message
     assert any("{a} = p," in note and "q.x.r" in note for note in found.notes)
     assert any("{a} = p.x.q," in note and "{b} = r" in note for note in found.notes)

@@ -38,7 +38,7 @@ def where_of(rule, **params):
     return (made.where if made else None), [d.code for d in report.diagnostics]
 
 
-STACK = 'via: [{stack: {over: e}}]'
+STACK = "via: [{stack: {over: e}}]"
 
 
 @pytest.mark.parametrize(
@@ -47,9 +47,9 @@ STACK = 'via: [{stack: {over: e}}]'
         'from: "x.{e:int}", to: y, ' + STACK,
         'from: "x.{e:int}.{w:a|b}", to: "y.{w}", ' + STACK,
         'from: x, to: "y.{e:int}", via: [{unbind: {into: e}}]',
-        'from: [a, b], to: c, via: [{concat: {over: role}}]',
-        'from: {a: x, b: y}, to: {b: v, a: w}',
-        'from: c, to: {a: x, b: y}, via: [{split: {into: role}}]',
+        "from: [a, b], to: c, via: [{concat: {over: role}}]",
+        "from: {a: x, b: y}, to: {b: v, a: w}",
+        "from: c, to: {a: x, b: y}, via: [{split: {into: role}}]",
         'from: "x.{w}", to: y, map: {w: {a: b, c: d}}, via: [{concat: {over: w}}]',
         'from: "x.{e}", via: [{drop: {why: gone}}]',
         'from: {w: "m.{k...}", ema: "e.{k:flat}"}, to: {w: "n.{k}", ema: "f.{k}"}',
@@ -66,18 +66,18 @@ def test_a_rule_whose_captures_add_up_is_taken(rule):
         ('from: "x.{e:int}", to: y', "M204"),
         ('from: "x.{e:int}", to: "y.{e}", ' + STACK, "M203"),
         ('from: x, to: "y.{j}"', "M203"),
-        ('from: x, to: y, ' + STACK, "M203"),
+        ("from: x, to: y, " + STACK, "M203"),
         ('from: "x.{e}", to: y, ' + STACK, "M205"),
         ('from: "x.{e...}", to: y, ' + STACK, "M205"),
         ('from: x, to: "y.{e}", via: [{unbind: {into: e}}]', "M205"),
         ('from: "x.{e:int}", to: "y.{e}", via: [{unbind: {into: e}}]', "M204"),
-        ('from: x, to: y, via: [{unbind: {into: e}}]', "M203"),
+        ("from: x, to: y, via: [{unbind: {into: e}}]", "M203"),
         ('from: "x.{e:int}", to: y, via: [{stack: {over: e}}, {stack: {over: e}}]', "M203"),
-        ('from: x, via: [{drop: {why: gone}}, {flip: {dim: 0}}]', "M204"),
-        ('from: {a: x, b: y}, to: c', "M204"),
-        ('from: {a: x, b: y}, to: {a: v, c: w}', "M203"),
-        ('from: {a: x, b: y}, to: {a: v}', "M203"),
-        ('from: c, to: {a: x, b: y}', "M203"),
+        ("from: x, via: [{drop: {why: gone}}, {flip: {dim: 0}}]", "M204"),
+        ("from: {a: x, b: y}, to: c", "M204"),
+        ("from: {a: x, b: y}, to: {a: v, c: w}", "M203"),
+        ("from: {a: x, b: y}, to: {a: v}", "M203"),
+        ("from: c, to: {a: x, b: y}", "M203"),
         ('from: {ema: "e.{k:flat}", a: x}, to: {ema: "f.{k}", a: y}', "M203"),
         ('from: "x.{w}", to: "y.{w}", map: {v: {a: b}}', "M203"),
         ('from: "x.{w:a|b}", to: "y.{w}", map: {w: {a: c}}', "M114"),

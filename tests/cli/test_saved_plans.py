@@ -1,0 +1,163 @@
+"""What was reviewed is what runs: a saved plan is planned again and refused when anything that decides the bytes has changed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from commandline import DATA, contents, done, mixtral, rules, run, safetensors
+
+RULE = "params: {n: {type: int, default: 2}}\nrules: [{name: r, from: 'a.{i:int}', to: a, via: [{stack: {over: i, count: $n}}]}]\n"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return safetensors(tmp_path / "in.safetensors", {"a.0": ("F32", [2]), "a.1": ("F32", [2])})
+
+
+@pytest.fixture
+def rule(tmp_path: Path) -> Path:
+    return rules(tmp_path, RULE)
+
+
+@pytest.fixture
+def plan(tmp_path: Path, source: Path, rule: Path) -> Path:
+    done("plan", source, "--rules", rule, "-o", tmp_path / "plan.json", "--set", "n=2")
+    return tmp_path / "plan.json"
+
+
+def refused(plan: Path, out: Path, *, code: str = "M903") -> str:
+    result = run("apply", plan, "-o", out, "--format", "json")
+    assert (result.exit, result.codes) == (2, [code])
+    assert not out.exists()
+    assert not out.with_name(out.name + ".migrate-partial").exists()
+    return json.dumps(result.json, ensure_ascii=False)
+
+
+def test_a_plan_runs_from_anywhere_and_gives_what_apply_gives(tmp_path: Path, source: Path, rule: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done("plan", source.name, "--rules", rule.name, "-o", "plan.json")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    done("apply", "../plan.json", "-o", "out.safetensors")
+    done("apply", source, "-o", "direct.safetensors", "--rules", rule)
+    assert Path("out.safetensors").read_bytes() == Path("direct.safetensors").read_bytes()
+
+
+def test_an_unchanged_plan_of_a_lineage_runs(tmp_path: Path) -> None:
+    hub = DATA / "mixtral__v4" / "hub"
+    done("plan", hub, "--to", "+1", "-o", tmp_path / "plan.json", "--max-shard-size", "10kB")
+    published = done("apply", tmp_path / "plan.json", "-o", tmp_path / "new", "--format", "json").json
+    assert published["digest"] == json.loads((tmp_path / "plan.json").read_text())["digest"]
+    assert len(published["files"]) > 1
+    assert contents(tmp_path / "new") == contents(DATA / "mixtral__v4" / "v5")
+
+
+def test_another_checkpoint_is_refused(tmp_path: Path, source: Path, plan: Path) -> None:
+    safetensors(source, {"a.0": ("F32", [3]), "a.1": ("F32", [3])})
+    assert "changed since: the checkpoint" in refused(plan, tmp_path / "out.safetensors")
+
+
+def test_other_rules_are_refused(tmp_path: Path, rule: Path, plan: Path) -> None:
+    rule.write_text(rule.read_text().replace("to: a,", "to: b,"))
+    assert "changed since: the rules" in refused(plan, tmp_path / "out.safetensors")
+
+
+def test_a_comment_in_the_rules_changes_nothing(tmp_path: Path, rule: Path, plan: Path) -> None:
+    rule.write_text("# reviewed\n" + rule.read_text().replace("title: a change", "title: another title"))
+    done("apply", plan, "-o", tmp_path / "out.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"params": {}}, None),
+        ({"params": {"n": 3}}, "M"),
+        ({"allow": ["drop"]}, "M903"),
+        ({"backwards": True}, "M"),
+        ({"rules": ["/nowhere.yaml"]}, "M"),
+    ],
+)
+def test_an_edited_question_is_asked_as_it_stands_and_does_not_fit(tmp_path: Path, plan: Path, change: dict, said: str | None) -> None:
+    document = json.loads(plan.read_text())
+    document["question"].update(change)
+    plan.write_text(json.dumps(document))
+    result = run("apply", plan, "-o", tmp_path / "out.safetensors", "--format", "json")
+    if said is None:
+        assert result.exit == 0, "the default is the same value"
+        return
+    assert result.exit in (2, 3)
+    assert all(code.startswith(said) for code in result.codes)
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+def test_other_params_are_refused(tmp_path: Path, source: Path) -> None:
+    rule = rules(tmp_path, "params: {n: {type: int, default: 2}}\nrules: [{name: r, from: 'a.{i:int}', to: 'b.{i}', where: {i: {max: $n}}}]\n")
+    done("plan", source, "--rules", rule, "-o", tmp_path / "plan.json")
+    rule.write_text(rule.read_text().replace("default: 2", "default: 5"))
+    assert "changed since" in refused(tmp_path / "plan.json", tmp_path / "out.safetensors")
+
+
+def test_another_shape_of_output_is_refused(tmp_path: Path, plan: Path) -> None:
+    assert "--folder" in refused(plan, tmp_path / "folder", code="M115")
+
+
+@pytest.mark.parametrize("option", [["--to", "x"], ["--from", "x"], ["--rules", "x"], ["--set", "n=2"], ["--allow", "drop"], ["--max-shard-size", "1GB"]])
+def test_nothing_can_be_added_to_a_saved_plan(tmp_path: Path, plan: Path, option: list[str]) -> None:
+    result = run("apply", plan, "-o", tmp_path / "out.safetensors", *option, "--format", "json")
+    assert (result.exit, result.codes) == (2, ["M115"])
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"kind": "plan"}', '{"kind": "plan", "question": {}}', "[" * 100_000])
+def test_what_is_no_plan_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "plan.json").write_text(text)
+    refused(tmp_path / "plan.json", tmp_path / "out", code="M115")
+
+
+@pytest.mark.parametrize("gone", ["digest", "source", "options", "question"])
+def test_a_plan_with_a_part_missing_is_refused(tmp_path: Path, plan: Path, gone: str) -> None:
+    document = json.loads(plan.read_text())
+    del document[gone]
+    plan.write_text(json.dumps(document))
+    refused(plan, tmp_path / "out.safetensors", code="M115")
+
+
+def test_a_plan_of_a_later_format_is_refused(tmp_path: Path, plan: Path) -> None:
+    plan.write_text(plan.read_text().replace('"format_version": "1.0"', '"format_version": "2.0"', 1))
+    refused(plan, tmp_path / "out.safetensors")
+
+
+def test_a_checkpoint_that_is_gone_is_named(tmp_path: Path, source: Path, plan: Path) -> None:
+    shutil.move(source, tmp_path / "moved.safetensors")
+    assert str(source) in refused(plan, tmp_path / "out.safetensors", code="M917")
+
+
+def test_check_answers_with_the_exit_status(tmp_path: Path, source: Path, rule: Path) -> None:
+    assert run("plan", source, "--rules", rule, "--check").exit == 1
+    assert run("plan", DATA / "mixtral__v4" / "hub", "--to", "v4", "--check").exit == 0
+
+
+def test_a_plan_that_cannot_be_saved_says_so(tmp_path: Path, source: Path, rule: Path) -> None:
+    result = run("plan", source, "--rules", rule, "-o", tmp_path / "no" / "plan.json", "--format", "json")
+    assert (result.exit, result.codes) == (2, ["M115"])
+
+
+def test_a_plan_tells_rules_by_line_sizes_and_room(tmp_path: Path) -> None:
+    source = safetensors(tmp_path / "old.safetensors", mixtral())
+    document = done("plan", source, "--to", "hf-mixtral@v5", "--format", "json").json
+    total = sum(len(raw) for _, _, raw in contents(source).values())
+    assert document["bytes_read"] == total == document["source"]["bytes"]
+    done("apply", source, "-o", tmp_path / "new.safetensors", "--to", "hf-mixtral@v5")
+    assert document["bytes_written"] == (tmp_path / "new.safetensors").stat().st_size
+    assert 0 < document["free"]
+    for row in document["rows"]:
+        path, line, _ = row["at"].rsplit(":", 2)
+        assert f"name: {row['rule']}" in Path(path).read_text().splitlines()[int(line) - 1]
+    assert {row["to"]: row["from"] for row in document["rows"]} == {
+        "model.layers.{0,1}.mlp.experts.gate_up_proj": ["model.layers.{0,1}.block_sparse_moe.experts.{0,1}.w{1,3}.weight"],
+        "model.layers.{0,1}.mlp.experts.down_proj": ["model.layers.{0,1}.block_sparse_moe.experts.{0,1}.w2.weight"],
+        "model.layers.{0,1}.mlp.gate.weight": ["model.layers.{0,1}.block_sparse_moe.gate.weight"],
+    }
+    assert document["unchanged"] == len(mixtral()) - 2 * (2 * 3 + 1)

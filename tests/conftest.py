@@ -1,0 +1,8 @@
+"""Tests beside this file use the command line helpers too."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent / "cli"))

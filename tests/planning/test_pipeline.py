@@ -1,0 +1,114 @@
+"""Ops over groups: one trace for equal geometry, and values where a view would have too many pieces."""
+
+import gc
+
+import numpy as np
+import pytest
+
+from migrate.core import view
+from migrate.planning import compose as composing
+from migrate.planning.graph import Value
+
+F = np.float32
+
+
+def iota(*shape, start=0):
+    return np.arange(start, start + int(np.prod(shape)), dtype=F).reshape(shape)
+
+
+RULE = (
+    'from: "{p}.{e:int}.{w:a|b}", to: "{p}.{h:int}", via: '
+    "[{stack: {over: e}}, {concat: {over: w, dim: 1}}, {transpose: {dims: [1, 2]}}, {flip: {dim: 1}}, {split: {into: h, dim: 2, count: 3}}]"
+)
+
+
+def experts():
+    return {
+        f"{p}.{e}.{w}": iota(3, 2, start=100 * e + 10 * n + 1000 * m)
+        for m, p in enumerate("xy")
+        for e in range(5)
+        for n, w in enumerate("ab")
+    }
+
+
+def few_pieces(monkeypatch, limit):
+    monkeypatch.setattr(view, "LIMIT", limit)
+    monkeypatch.setattr(view, "GROWTH", 0)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5, 12])
+def test_what_would_have_too_many_pieces_is_computed_and_has_the_same_bytes(engine, monkeypatch, limit):
+    files = engine.rules(RULE)
+    want = engine.apply(files, experts())
+    few_pieces(monkeypatch, limit)
+    out = engine.apply(files, experts())
+    assert {k: (v.shape, v.tobytes()) for k, v in out.items()} == {k: (v.shape, v.tobytes()) for k, v in want.items()}
+    computed = [t for t in out.composition.graph.outputs.values() if any(isinstance(s, Value) for s in t.sources)]
+    assert bool(computed) == (limit < 12)
+
+
+def test_the_parts_of_one_computed_tensor_share_the_computation(engine, monkeypatch):
+    few_pieces(monkeypatch, 1)
+    out = engine.apply(
+        engine.rules('from: "{p}", to: "{p}.{h:int}", via: [{transpose: {dims: [0, 1]}}, {unbind: {into: h}}]'), {"x": iota(3, 4)}
+    )
+    calls = {id(s.call) for t in out.composition.graph.outputs.values() for s in t.sources if isinstance(s, Value)}
+    assert len(calls) <= 1
+
+
+def test_a_computed_group_is_checked_like_a_traced_one(engine, monkeypatch):
+    few_pieces(monkeypatch, 1)
+    files = engine.rules('from: "x.{e:int}", to: y, via: [{stack: {over: e, dim: 1}}]')
+    mixed = {"x.0": iota(2), "x.1": iota(2).astype(np.float16)}
+    assert [d.code for d in engine.refusals(files, mixed)] == ["M303"]
+    assert [d.code for d in engine.refusals(files, {"x.0": iota(2), "x.1": iota(3)})] == ["M301"]
+    assert [d.code for d in engine.refusals(files, {"x.0": iota(2), "x.2": iota(2)})] == ["M207"]
+
+
+def test_conditions_on_values_hold_for_computed_tensors_too(engine, monkeypatch):
+    files = engine.rules(
+        'from: "x.{e:int}", to: y, via: [{stack: {over: e, dim: 1}}, {flip: {dim: 0}}, {slice: {dim: 0, stop: 2, of: 3, value: 0}}]',
+        'from: "s.{w:a|b}", to: s, via: [{transpose: {dims: [0, 1]}}, {same: {over: w}}]',
+    )
+    good = {"x.0": F([0, 1, 2]), "x.1": F([0, 3, 4]), "s.a": iota(2, 3), "s.b": iota(2, 3)}
+    few_pieces(monkeypatch, 1)
+    out = engine.apply(files, good)
+    assert out["y"].view(F).tolist() == [[2, 4], [1, 3]]
+    assert {c.kind for c in out.composition.graph.checks} == {"filled", "equal"}
+    with pytest.raises(AssertionError, match="cut"):
+        engine.apply(files, good | {"x.1": F([9, 3, 4])})
+    with pytest.raises(AssertionError):
+        engine.apply(files, good | {"s.b": iota(2, 3, start=1)})
+
+
+def test_layers_of_equal_geometry_share_one_view(engine):
+    outputs = engine.apply(engine.rules(RULE), experts()).composition.graph.outputs
+    assert outputs["x.0"].view is outputs["y.0"].view
+    assert set(outputs["x.0"].sources).isdisjoint(outputs["y.0"].sources)
+
+
+def test_one_source_that_occurs_twice_is_one_leaf(engine):
+    first = engine.rules('from: a, to: "b.{w:x|y}", via: [{copy: {into: w}}]')
+    second = engine.rules('from: "b.{w:x|y}", to: c, via: [{concat: {over: w}}]', name="two.yaml")
+    done, out = engine.walk([engine.leg(first), engine.leg(second)], {"a": iota(2)})
+    assert out["c"].tolist() == [0, 1, 0, 1]
+    assert done.graph.outputs["c"].sources == ("a",)
+
+
+def test_many_legs_do_not_confuse_what_was_traced_before(engine, monkeypatch):
+    """Rules of a leg may be gone when the next one is bound; what was traced for one of theirs must not answer for another's op."""
+    legs = []
+    for n in range(6):
+        op = "flip: {dim: 0}" if n % 2 else "roll: {dim: 0, shift: 1}"
+        legs.append(engine.leg(engine.rules(f'from: "a", to: "a", via: [{{{op}}}]', name=f"r{n}.yaml")))
+    directed = composing.directed
+
+    def forgetful(*args):
+        gc.collect()
+        return directed(*args)
+
+    monkeypatch.setattr(composing, "directed", forgetful)
+    want = iota(5)
+    for n in range(6):
+        want = want[::-1] if n % 2 else np.roll(want, 1)
+    assert engine.walk(legs, {"a": iota(5)})[1]["a"].tolist() == want.tolist()
