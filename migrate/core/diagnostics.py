@@ -6,7 +6,8 @@ body is what `migrate explain <code>` prints. A new diagnostic is a new page and
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
@@ -124,9 +125,30 @@ class Report:
         return any(d.severity == "error" for d in self.diagnostics)
 
     def check(self) -> None:
-        """Raises all collected diagnostics if one of them is an error."""
+        """Raises all collected diagnostics if one of them is an error, repetitions condensed."""
         if self.has_errors():
-            raise_all(self.diagnostics)
+            raise_all(condensed(self.diagnostics))
+
+
+def condensed(diagnostics: Sequence[Diagnostic], limit: int = 3) -> list[Diagnostic]:
+    """The diagnostics with at most `limit` of one code at one place; the last of these says how many more there are.
+
+    A rule that is wrong is wrong in every layer, and nobody reads it sixty times.
+    """
+    alike: dict[tuple[Any, ...], int] = {}
+    for found in diagnostics:
+        alike[found.code, found.spans] = alike.get((found.code, found.spans), 0) + 1
+    out: list[Diagnostic] = []
+    seen: dict[tuple[Any, ...], int] = {}
+    for found in diagnostics:
+        place = (found.code, found.spans)
+        seen[place] = seen.get(place, 0) + 1
+        more = alike[place] - limit
+        if found.spans and seen[place] == limit and more > 0:
+            found = replace(found, notes=(*found.notes, f"and {more} more like this"))
+        if not found.spans or seen[place] <= limit:
+            out.append(found)
+    return out
 
 
 def fail(code: str, message: str, *, spans: tuple[Span, ...] = (), notes: tuple[str, ...] = (), help: str | None = None) -> NoReturn:

@@ -1,0 +1,72 @@
+"""Diagnostics: pages, rendering, repetition, and text that is safe to print."""
+
+import pytest
+
+from migrate.core.diagnostics import Diagnostic, Report, Span, condensed, did_you_mean, fail, listed, page, printable
+from migrate.core.errors import CheckpointError, QuestionError
+
+
+def test_a_code_is_its_page():
+    found = page("M203")
+    assert (found.name, found.severity, found.exit) == ("undefined-capture", "error", 2)
+    assert found.body
+    with pytest.raises(KeyError):
+        page("M000")
+
+
+def test_it_is_drawn_as_rustc_would():
+    span = Span("a.yaml", 12, 5, 6, "  - splitt:", "not an operation")
+    drawn = Diagnostic("M102", "unknown operation `splitt`", (span,), ("a note",), "did you mean `split`?").render()
+    assert drawn.splitlines() == [
+        "error[M102]: unknown operation `splitt`",
+        "  --> a.yaml:12:5",
+        "   |",
+        "12 |   - splitt:",
+        "   |     ^^^^^^ not an operation",
+        "   = note: a note",
+        "   = help: did you mean `split`?",
+    ]
+
+
+def test_the_exit_status_follows_from_the_code():
+    with pytest.raises(QuestionError) as wrong:
+        fail("M102", "x")
+    assert wrong.value.exit_code == 2
+    report = Report()
+    report.add("M211", "a checkpoint's fault")
+    with pytest.raises(CheckpointError) as caught:
+        report.check()
+    assert caught.value.exit_code == 3
+    report.add("M102", "the question's fault")
+    with pytest.raises(QuestionError) as both:
+        report.check()
+    assert len(both.value.diagnostics) == 2
+
+
+def test_a_warning_alone_raises_nothing():
+    report = Report()
+    report.add("M511", "deprecated")
+    report.check()
+    assert not report.has_errors()
+
+
+def test_what_repeats_at_one_place_is_said_three_times_and_counted():
+    here, there = Span("a.yaml", 1, 1), Span("a.yaml", 2, 1)
+    many = [Diagnostic("M207", f"group {n}", (here,)) for n in range(60)] + [Diagnostic("M207", "elsewhere", (there,))]
+    kept = condensed(many)
+    assert [d.message for d in kept] == ["group 0", "group 1", "group 2", "elsewhere"]
+    assert kept[2].notes == ("and 57 more like this",)
+    placeless = [Diagnostic("M211", f"key {n}") for n in range(5)]
+    assert condensed(placeless) == placeless
+
+
+def test_text_of_a_checkpoint_cannot_drive_a_terminal():
+    assert printable("a\x1b[31mb\n") == "a\\x1b[31mb\\n"
+    assert printable("ü") == "\\xfc"
+    assert len(printable("x" * 500)) == 120
+    assert listed([str(n) for n in range(25)]).endswith("19 … and 5 more")
+
+
+def test_only_near_words_are_suggested():
+    assert did_you_mean("stakc", ["stack", "split"]) == "did you mean `stack`?"
+    assert did_you_mean("zebra", ["stack", "split"]) is None
