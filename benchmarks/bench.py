@@ -15,6 +15,7 @@ import os
 import platform
 import shlex
 import shutil
+import signal
 import statistics
 import sys
 from pathlib import Path
@@ -220,11 +221,12 @@ def main() -> None:
         "rows": [],
         "commands": [],
     }
+    failed: list[str] = []
+    result["failed"] = failed
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        bench.prepare()
-        result["bytes"] = bench.total
         result["machine"] = machine()
-        failed = []
+        bench.prepare()
         for task in [t for t in TASKS if chosen(t.name)]:
             say(task.title)
             try:
@@ -241,11 +243,16 @@ def main() -> None:
             except process.RunError as error:
                 failed.append(name)
                 say(f"{name}: left out, {error}")
-        result["failed"] = failed
+    except KeyboardInterrupt:
+        # what was measured so far is worth having
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        failed.append("what came after the interrupt")
     finally:
         bench.holder.close()
         for left in ("out", "kept", "out-tiny"):
             shutil.rmtree(bench.root / left, ignore_errors=True)
+    result["bytes"] = bench.total
     text = report.render(result)
     print(text)
     name = args.name or args.size

@@ -15,7 +15,7 @@ from pathlib import Path
 
 CHUNK = 64 << 20
 RESERVE = 1 << 30  # kept free in any case
-STALLS = 16  # chunks in a row that bring nothing: the kernel now gives back as much as it takes
+WINDOW = 16  # chunks between two looks at whether anything is gained: at some point the kernel gives back what it takes
 PATIENCE = 60.0  # seconds that one refill may take
 
 
@@ -44,15 +44,17 @@ class Holder:
     def refill(self) -> None:
         """Takes all free memory but the reserve and what the kernel insists on keeping free itself."""
         until = time.monotonic() + PATIENCE
-        before, stalls = free(), 0
-        while before > RESERVE + CHUNK and stalls < STALLS and time.monotonic() < until:
+        before, left = free(), WINDOW
+        while free() > RESERVE + CHUNK and time.monotonic() < until:
             os.preadv(self._fd, [self._buffer], self._next)
             self._held.append(self._next)
             self._next += CHUNK
-            now = free()
-            stalls = 0 if now < before - CHUNK // 2 else stalls + 1
-            before = now
-        self._floor = before
+            left -= 1
+            if not left:
+                if before - free() < WINDOW * CHUNK // 4:
+                    break
+                before, left = free(), WINDOW
+        self._floor = free()
 
     def drop(self, nbytes: int) -> None:
         """Frees until there are `nbytes` more than a refill leaves, or nothing is held any more."""

@@ -46,7 +46,13 @@ def run(argv: Sequence[str | os.PathLike[str]], env: dict[str, str] | None = Non
 
         sampler = threading.Thread(target=sample, daemon=True)
         sampler.start()
-        _, status, usage = os.wait4(process.pid, 0)
+        try:
+            _, status, usage = os.wait4(process.pid, 0)
+        except BaseException:
+            finished.set()
+            process.kill()
+            process.wait()
+            raise
         wall = time.perf_counter() - start
         finished.set()
         sampler.join()

@@ -280,7 +280,7 @@ def _size(size: int | str) -> int:
     try:
         return parse_size(size)
     except ValueError as error:
-        fail("M115", str(error), help="write 5GB, 500MiB, or a number of bytes")
+        fail("M115", str(error))
 
 
 def _applied_after(source: Source, stamp: stamps.Stamp) -> Sequence[Mapping[str, Any]]:
@@ -361,6 +361,7 @@ def _published(
         "source": source.path,
         "digest": made.digest,
         "steps": planned["path"],
+        "question": planned["question"],
         "tensors": len(made.composition.graph.outputs),
         "files": files,
         "bytes_read": bytes_read,

@@ -1,8 +1,20 @@
-"""Tests beside this file use the command line helpers too."""
+"""What all tests share: the command line helpers, and the campaign, which runs only when it is asked for."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parent / "cli"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves the campaign out unless `-m` names it."""
+    if "campaign" in config.getoption("markexpr"):
+        return
+    out = [item for item in items if item.get_closest_marker("campaign")]
+    if out:
+        config.hook.pytest_deselected(items=out)
+        items[:] = [item for item in items if item not in out]

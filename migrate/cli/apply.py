@@ -44,7 +44,8 @@ def execute(checkpoint: str, form: str, silent: bool, output: str, call: Callabl
         raise click.Abort(_interrupted(output)) from None
     render.emit(document, form, render.published(document))
     if form == "text" and not silent and document["path"] is not None:
-        click.echo(f"next:  migrate verify {output} --source {document['source']}", err=True)
+        by_hand = "".join(f" --rules {render.place(r)}" for r in document["question"]["rules"])
+        click.echo(f"next:  migrate verify {output} --source {render.place(document['source'])}{by_hand}", err=True)
 
 
 def _interrupted(output: str) -> str:

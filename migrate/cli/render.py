@@ -112,7 +112,7 @@ def plan(doc: Mapping[str, Any]) -> str:
     counts = {c: sum(r["count"] for r in rows if r["change"] == c) for c in present}
     if rows:
         legend = "   ".join(f"{SYMBOLS[c]} {c}" for c in present)
-        out += ["", f"  {legend}   ({doc['unchanged']:,} unchanged are not listed)", ""]
+        out += ["", f"  {legend}   ({doc['unchanged']:,} unchanged not listed)", ""]
     leg = None
     for row in rows:
         if row["leg"] != leg and len(doc["path"]) > 1:
@@ -137,7 +137,7 @@ def plan(doc: Mapping[str, Any]) -> str:
         why = f" ({loss['why']})" if loss["why"] else ""
         out.append(f"      loss ({loss['kind']}): rule {loss['rule']}: {', '.join(loss['keys'])}{why}")
     for check in doc["checks"]:
-        out.append(f"      checked before anything is written: {check['kind']}, {check['count']:,}×, rule {check['rule']}")
+        out.append(f"      values are checked first: {check['kind']}, {check['count']:,}×, rule {check['rule']}")
     out += [f"      note: {note}" for note in doc["notes"]]
     return "\n".join([*out, *_way_back(doc["path"], doc["downgrade"], "      ")])
 

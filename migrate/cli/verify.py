@@ -18,10 +18,10 @@ from .progress import Progress
 @quiet
 @as_json
 def command(output: str, source: str, assignments: tuple[str, ...], silent: bool, form: str, **arguments: Any) -> int:
-    """Recompute a migrated checkpoint on another path and compare its bytes.
+    """Recompute a migrated checkpoint and compare its bytes.
 
-    The eager path shares nothing with what wrote OUTPUT. What was applied is read from OUTPUT's stamp unless --to or --rules
-    says it. Exits with 1 if a byte differs.
+    It is recomputed on the eager path, which shares nothing with what wrote OUTPUT. What was applied is read from OUTPUT's
+    stamp unless --to or --rules says it. Exits with 1 if a byte differs.
     """
     from .. import api
 

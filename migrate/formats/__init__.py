@@ -8,7 +8,7 @@ second format tries after the first has refused: a fallback to a laxer reader is
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -39,9 +39,14 @@ class Format(Protocol):
         """The opened checkpoint; it closes the place with itself, and on any error the caller does."""
 
     def describe(
-        self, specs: Mapping[str, Any], *, folder: bool, max_shard_size: int, metadata: Mapping[str, str], stamp: str | None
-    ) -> Target:
-        """The whole output for these specs, every header and offset; M916 if the format cannot hold them."""
+        self, specs: Mapping[str, Any], *, folder: bool, max_shard_size: int, metadata: Mapping[str, str], stamp: str | None,
+        origins: Callable[[str], Iterable[tuple[int, int]]] | None = None,
+    ) -> Target:  # fmt: skip
+        """The whole output for these specs, every header and offset; M916 if the format cannot hold them.
+
+        `origins(key)` are (offset, bytes) pairs: so many bytes of the tensor can share the source's blocks if it starts at
+        that offset, but for whole pages. A format that cannot choose where its tensors lie passes it over.
+        """
 
 
 # `memory` has no place on disk: its FORMAT is None

@@ -8,7 +8,7 @@ second, so the good path makes no strings and no diagnostics; a bad entry is loo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from json.encoder import encode_basestring
 from math import prod
 from operator import itemgetter
@@ -24,6 +24,9 @@ from ..source.target import OutputFile, Placed
 MAX_HEADER = 100_000_000  # bytes of JSON; safetensors' own limit, for readers and writers
 MAX_RANK = 64
 ALIGN = 64  # the data starts at a multiple of this
+SHARED_ALIGN = 8  # or of this, where it lies as in the source; safetensors' own alignment, and its longest element
+PAGE = 4096  # file systems share blocks of this size between files
+WORTH = 1 << 20  # from so many bytes on it is worth padding a header
 _MAX_PROBLEMS = 20
 _FIELDS = {"dtype", "shape", "data_offsets"}
 
@@ -168,10 +171,17 @@ def _check_cover(ranges: list[tuple[int, int, str]], size: int, label: str) -> N
     report.check()
 
 
-def write_header(name: str, keys: Sequence[str], specs: Mapping[str, Spec], metadata: Mapping[str, str]) -> OutputFile:
+Origins = Callable[[str], Iterable[tuple[int, int]]]
+
+
+def write_header(
+    name: str, keys: Sequence[str], specs: Mapping[str, Spec], metadata: Mapping[str, str], origins: Origins | None = None
+) -> OutputFile:
     """The file `name` with these tensors: larger elements first, else in the order given, so that each lies aligned to its own size.
 
-    The specs are ones that `holds` accepts. M916 if the header would be larger than readers take.
+    `origins` gives, for a key, (offset, bytes) pairs: so many of its bytes could be shared with a file in which the tensor
+    starts at that offset. The header is then padded so that most bytes lie as in the source within their page. The specs
+    are ones that `holds` accepts. M916 if the header would be larger than readers take.
     """
     parts = [f'"__metadata__":{{{",".join(f"{encode_basestring(k)}:{encode_basestring(v)}" for k, v in metadata.items())}}}']
     text: dict[int, tuple[str, int, int]] = {}
@@ -192,6 +202,8 @@ def write_header(name: str, keys: Sequence[str], specs: Mapping[str, Spec], meta
         at += nbytes
     data = f"{{{','.join(parts)}}}".encode()
     start = -(-(8 + len(data)) // ALIGN) * ALIGN
+    if origins is not None and at >= WORTH and 8 + len(data) + PAGE <= MAX_HEADER:
+        start = _shared_start(8 + len(data), ends, origins) or start
     if start - 8 > MAX_HEADER:
         fail(
             "M916",
@@ -200,6 +212,17 @@ def write_header(name: str, keys: Sequence[str], specs: Mapping[str, Spec], meta
         )
     header = (start - 8).to_bytes(8, "little") + data.ljust(start - 8)
     return OutputFile(name, header, tuple([Placed(key, start + begin, nbytes) for key, begin, nbytes in ends]), start + at)
+
+
+def _shared_start(least: int, ends: Sequence[tuple[str, int, int]], origins: Origins) -> int | None:
+    """Where the data starts, from `least` on, so that most bytes lie as in the source; None if too few could."""
+    votes: dict[int, int] = {}
+    for key, begin, _ in ends:
+        for offset, nbytes in origins(key):
+            phase = (offset - begin) % PAGE
+            votes[phase] = votes.get(phase, 0) + nbytes
+    possible = [(-nbytes, phase) for phase, nbytes in votes.items() if phase % SHARED_ALIGN == 0 and nbytes >= WORTH]
+    return least + (min(possible)[1] - least) % PAGE if possible else None
 
 
 def _alignment(dtype: str) -> int:

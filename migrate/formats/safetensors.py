@@ -21,7 +21,7 @@ from ..source.paths import Folder, Place, check_weight_names, plain_name, same_w
 from ..source.sidefiles import HISTORY, Beside, look_beside, read_history
 from ..source.target import Target
 from ._shards import deal, in_natural_order, shard_names, shard_sets
-from ._stheader import MAX_HEADER, Header, check_holds, read_header, write_header
+from ._stheader import MAX_HEADER, Header, Origins, check_holds, read_header, write_header
 
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
@@ -52,9 +52,10 @@ class Safetensors:
         return _open_file(place, place.file)
 
     def describe(
-        self, specs: Mapping[str, Spec], *, folder: bool, max_shard_size: int, metadata: Mapping[str, str], stamp: str | None
-    ) -> Target:
-        return describe(specs, folder=folder, max_shard_size=max_shard_size, metadata=metadata, stamp=stamp)
+        self, specs: Mapping[str, Spec], *, folder: bool, max_shard_size: int, metadata: Mapping[str, str], stamp: str | None,
+        origins: Origins | None = None,
+    ) -> Target:  # fmt: skip
+        return describe(specs, folder=folder, max_shard_size=max_shard_size, metadata=metadata, stamp=stamp, origins=origins)
 
 
 FORMAT = Safetensors()
@@ -243,13 +244,17 @@ def _metadata(headers: list[Header]) -> dict[str, str]:
     return out
 
 
-def describe(specs: Mapping[str, Spec], *, folder: bool, max_shard_size: int, metadata: Mapping[str, str], stamp: str | None) -> Target:
+def describe(
+    specs: Mapping[str, Spec], *, folder: bool, max_shard_size: int, metadata: Mapping[str, str], stamp: str | None,
+    origins: Origins | None = None,
+) -> Target:  # fmt: skip
     """The whole output: every header, offset and small file.
 
     A folder has as many files of at most `max_shard_size` bytes of tensors as are needed, an index if they are several,
     and the stamp in `migrate.history.json`. Without `folder` it is one file of any size, called `model.safetensors`
     until the caller names it, with the stamp in its metadata. `{"format": "pt"}` is added where the source says
-    nothing: transformers refuses files without it. M916 naming every key that the format cannot hold.
+    nothing: transformers refuses files without it. `origins` pads the headers so that the source's blocks can be shared
+    (`_stheader.write_header`). M916 naming every key that the format cannot hold.
     """
     kept = {"format": "pt", **{k: v for k, v in metadata.items() if k != STAMP}}
     if stamp is not None and not folder:
@@ -259,7 +264,7 @@ def describe(specs: Mapping[str, Spec], *, folder: bool, max_shard_size: int, me
         keys = in_natural_order(specs)
         shards = deal(keys, specs, max_shard_size) if folder else [keys]
         names = shard_names(len(shards))
-        files = tuple(write_header(name, shard, specs, kept) for name, shard in zip(names, shards, strict=True))
+        files = tuple(write_header(name, shard, specs, kept, origins) for name, shard in zip(names, shards, strict=True))
     small: dict[str, bytes] = {}
     if len(files) > 1:
         small["model" + INDEX_SUFFIX] = _index_text(dict(zip(names, shards, strict=True)), sum(f.size - len(f.header) for f in files))

@@ -217,7 +217,8 @@ def _check_roles(reader: Reader, report: Report) -> None:
         expected = []
         for side in missing:
             try:
-                expected.append(side.pattern.expand(values))
+                rank = values.get(RANK)
+                expected.append(side.pattern.expand(values) + ("" if rank is None else f"@{rank}"))
             except (KeyError, ValueError, TypeError):
                 expected.append(side.pattern.text)
         report.add(

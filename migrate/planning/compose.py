@@ -124,7 +124,7 @@ def _compose(
     graph.outputs = dict(current)
     composition = Composition(graph, done, losses, expressions or {})
     if prove and not report.has_errors():
-        composition.inexact = prove_downgrade({k: t.spec for k, t in tensors.items()}, composition)
+        composition.inexact = prove_downgrade({k: t.spec for k, t in tensors.items()}, composition, same_bytes)
     return composition
 
 
@@ -187,10 +187,14 @@ def _refuse_losses(losses: Sequence[LossOf], allow: frozenset[str], report: Repo
         )
 
 
-def prove_downgrade(source: Mapping[str, Spec], composition: Composition) -> list[str]:
-    """Binds the way back to the planned headers; what does not return as it was, by rule and key. Empty: the downgrade is exact."""
+def prove_downgrade(source: Mapping[str, Spec], composition: Composition, same_bytes: SameBytes) -> list[str]:
+    """Binds the way back to what is planned; what does not return as it was, by rule and key. Empty: the downgrade is exact.
+
+    `same_bytes` is asked only of targets of `keep_source` rules that were there before: on the way back they go if they
+    are what the rule would have made, and would not return.
+    """
     views = Views()
-    current = {key: Tensor(t.spec, views.stored(t.spec.shape), (key,)) for key, t in composition.graph.outputs.items()}
+    current: Mapping[str, Tensor] = composition.graph.outputs
     reasons: list[str] = []
     last = Bound()
     for leg, bound in reversed(composition.legs):
@@ -201,11 +205,11 @@ def prove_downgrade(source: Mapping[str, Spec], composition: Composition) -> lis
             return reasons + [_reason(d) for d in report.diagnostics]
         made = bound.made
 
-        def was_made(key: str, present: Tensor, again: Tensor, made: Mapping[str, Any] = made) -> bool:
-            return key in made
+        def equal(key: str, present: Tensor, again: Tensor, made: Mapping[str, Any] = made) -> bool:
+            return key in made or same_bytes(key, present, again)
 
         try:
-            bound_back = bind(rules, leg.keep, current, views, Questions(was_made, True), report)
+            bound_back = bind(rules, leg.keep, current, views, Questions(equal, True), report)
         except MigrateError as error:
             return reasons + [_reason(d) for d in error.diagnostics]
         if report.has_errors():
@@ -223,6 +227,7 @@ def _differences(source: Mapping[str, Spec], back: Mapping[str, Tensor], composi
     """`last`: the last step of the way back."""
     first = composition.legs[0][1] if composition.legs else Bound()
     by_key = {key: made.rule.label for made in last.made.values() for key in made.keys}
+    by_key.update({key: rule.label for key, rule in last.dropped.items()})
     # who took a key of the source says more than who takes its name on the way back
     by_key.update({key: made.rule.label for made in first.made.values() for key in made.keys})
     by_key.update({key: rule.label for table in (first.dropped, first.redundant) for key, rule in table.items()})

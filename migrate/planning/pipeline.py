@@ -17,6 +17,7 @@ from ..core.view import TooManyPieces, View, leaves, relabel, stored
 from ..ops._op import Step
 from ..rules.compiled import ROLE, CompiledStep, DirectedRule
 from .graph import Apply, Call, Expr, Tensor, Value, ValueCheck
+from .match import ABSENT, RANK
 
 
 class Item(NamedTuple):
@@ -341,10 +342,11 @@ def _collect(rule: DirectedRule, met: list[tuple[Any, list[Tensor]]], keys: tupl
 def _diagnose(
     rule: DirectedRule, step: CompiledStep, error: OpError, bound: Sequence[str], values: tuple[Any, ...], items: list[Item]
 ) -> Diagnostic:
-    at = ", ".join(f"{{{n}}} = {printable(str(v)) or repr('')}" for n, v in zip(bound, values, strict=False) if v is not None)
+    named = [(f"{{{n}}} =" if n != RANK else "rank", v) for n, v in zip(bound, values, strict=True) if v is not ABSENT]
+    at = ", ".join(f"{what} {printable(str(v)) or repr('')}" for what, v in named)
     shapes: dict[str, list[str]] = {}
     for item in items:
-        shapes.setdefault(str(item.tensor.spec), []).extend(item.keys[:1] if len(item.keys) == 1 else [f"{item.keys[0]} …"])
+        shapes.setdefault(str(item.tensor.spec), []).extend(item.keys[:1] if len(item.keys) == 1 else [f"{item.keys[0]} ..."])
     ordered = sorted(shapes.items(), key=lambda pair: len(pair[1]))
     notes = [f"{shape}: {listed(keys, 8)}" for shape, keys in ordered[:6]]
     return Diagnostic(

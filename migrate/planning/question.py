@@ -95,8 +95,7 @@ def asked_in(saved: Mapping[str, Any]) -> Question:
     """The question that a saved plan answers; M115 if it is not whole."""
     asked = saved["question"]
     try:
-        return Question(
-            tuple(asked["to"]), tuple(asked["from"]), tuple(asked["rules"]), dict(asked["params"]), frozenset(asked["allow"]), bool(asked["backwards"])
-        )
+        to, from_, rules = (tuple(asked[name]) for name in ("to", "from", "rules"))
+        return Question(to, from_, rules, dict(asked["params"]), frozenset(asked["allow"]), bool(asked["backwards"]))
     except (KeyError, TypeError, ValueError) as error:
         fail("M115", f"the plan's question is not whole: {error}", help="plan again")

@@ -132,9 +132,11 @@ def find_route(
     elif question.to:
         steps, reached = _towards(packs, index, read_side, stamp, question, found)
     elif applied:
+        _refuse_by_hand(packs, applied)
         steps = [s for entry in applied for s in _walk(packs, entry["lineage"], entry["from"], entry["to"], None)]
     elif question.backwards and stamp.applied:
         entry = _last(stamp.applied)
+        _refuse_by_hand(packs, [entry])
         lineage = packs.load_lineage(entry["lineage"])
         steps = _walk(packs, entry["lineage"], entry["to"], entry["from"], True if lineage.ordered else None)
     elif question.backwards:
@@ -161,6 +163,19 @@ def _last(applied: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     return standing[-1]
 
 
+def _refuse_by_hand(packs: Packs, applied: Sequence[Mapping[str, Any]]) -> None:
+    """M507 for an edge of a stamp that no lineage has: its rule file was given by hand."""
+    for entry in applied:
+        if not any(entry["lineage"] in pack.lineages for pack in packs.all):
+            fail(
+                "M507",
+                f"the stamp says that {printable(entry['lineage'])} {printable(entry['from'])} → {printable(entry['to'])} was applied,"
+                " and no lineage of this name is known",
+                notes=tuple(f"applied was rule file {printable(rule['id'])}" for rule in entry["rules"]),
+                help="name its rule file, or the folder of its lineage: --rules PATH",
+            )
+
+
 def _by_hand(question: Question, applied: Sequence[Mapping[str, Any]]) -> list[_Step]:
     """The given files as steps, in the order given; files of one edge are one step."""
     steps: dict[tuple[str, tuple[str, str]], list[LoadedFile]] = {}
@@ -175,7 +190,8 @@ def _by_hand(question: Question, applied: Sequence[Mapping[str, Any]]) -> list[_
     return out[::-1] if question.backwards else out
 
 
-def _towards(packs: Packs, index: Index, read_side: ReadSide, stamp: Any, question: Question, found: list[Diagnostic]
+def _towards(
+    packs: Packs, index: Index, read_side: ReadSide, stamp: Any, question: Question, found: list[Diagnostic]
 ) -> tuple[list[_Step], dict[str, str]]:
     """The steps, and the layout that each lineage of a goal ends in, also where no step is needed."""
     lineages = _asked_for(packs, question)
@@ -228,11 +244,14 @@ def _is_meant(name: str, to: Sequence[str], lineage: Lineage) -> bool:
 
 def _refuse_unknown_start(lineage: Lineage, findings: Sequence[Finding]) -> None:
     holding = [f for f in findings if f.holds]
-    notes = tuple(f"{f.layout}: {'; '.join(f.evidence)}" for f in (holding or findings))
     names = " or ".join(f"--from {lineage.name}@{f.layout}" for f in (holding or findings))
     if holding:
+        notes = tuple(f"{f.layout}: {'; '.join(f.evidence)}" for f in holding)
         layouts = " and ".join(f.layout for f in holding)
         fail("M503", f"the checkpoint fits the layouts {layouts} of lineage {lineage.name}", notes=notes, help=f"say which it is: {names}")
+    # what speaks against a layout decides; what would speak for it as well is noise
+    against = ((f.layout, [sign.removeprefix("not: ") for sign in f.evidence if sign.startswith("not: ")]) for f in findings)
+    notes = tuple(f"not {layout}: {'; '.join(signs)}" for layout, signs in against)
     fail("M504", f"the checkpoint fits no layout of lineage {lineage.name}", notes=notes, help=f"if it is in one all the same: {names}")
 
 

@@ -206,6 +206,9 @@ def _check_captures(compiled: CompiledRule, report: Report) -> None:
     flat = {n for p in compiled.sources.values() for n, t in p.types.items() if t.kind == "flat"}
     for name in sorted(flat - {n for p in compiled.sources.values() for n, t in p.types.items() if t.kind == "path"}):
         report.add("M203", f"{{{name}:flat}} needs another role with {{{name}...}}", spans=(span(*path, "from"),))
+    has_roles = None not in compiled.sources or bool(compiled.targets and None not in compiled.targets)
+    if has_roles and any(ROLE in p.captures for p in (*compiled.sources.values(), *compiled.targets.values())):
+        report.add("M204", f"{{{ROLE}}} is what the roles of this rule are called", spans=(span(*path, "from"),), help="rename the capture")
     if None not in compiled.sources:
         bound.add(ROLE)
     dropped = False

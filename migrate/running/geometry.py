@@ -7,7 +7,7 @@ costs one lowering. Everything here is arithmetic; no byte is read.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from math import prod
 
@@ -95,6 +95,15 @@ class Layout:
     def moved(self) -> int:
         """Bytes of the moves whose last axis moves: elements, not runs, that come from places apart."""
         return sum(m.nbytes for m in self._moves if m.pattern is None and m.run <= 8 and m.loops)
+
+    def stretches(self, least: int) -> Iterator[tuple[int, int, int, int]]:
+        """(leaf, source, destination, bytes) of what is copied in one stretch; of what loops, only runs of `least` and more."""
+        for move in () if self.loose else self._moves:
+            if move.pattern is None and not move.loops:
+                yield move.leaf, move.src, move.dst, move.run
+            elif move.pattern is None and move.run >= least:
+                for a, b in move.runs():
+                    yield move.leaf, move.lo + a, b, move.run
 
     def _needs_window(self) -> bool:
         short = [m for m in self._moves if m.pattern is None and m.run < SHORT and m.loops]

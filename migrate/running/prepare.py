@@ -15,6 +15,7 @@ from ..planning.question import Question
 from ..planning.route import Route, find_route
 from ..source.index import Source, specs_hash
 from . import history as stamps
+from .share import origins
 
 if TYPE_CHECKING:
     from ..planning.graph import Tensor
@@ -60,8 +61,14 @@ def plan_for(source: Source, question: Question, folder: bool, max_shard_size: i
     entries = [{**entry, "tool": __version__, "source": index_hash} for entry in route.entries]
     text = stamps.write(stamp, route.layouts, entries, specs_hash(specs))
     notes += _unheld(source, question)
+    outputs = composition.graph.outputs
     target = formats.get("safetensors").describe(
-        specs, folder=folder, max_shard_size=max_shard_size, metadata=source.index.metadata, stamp=text
+        specs,
+        folder=folder,
+        max_shard_size=max_shard_size,
+        metadata=source.index.metadata,
+        stamp=text,
+        origins=origins(outputs, source),
     )
     body = document(
         tool=__version__,

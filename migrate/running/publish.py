@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 from ..core.diagnostics import fail, printable
 from ..source.target import Target
+from .share import Shared
 
 SUFFIX = ".migrate-partial"
 JOURNAL = "journal.jsonl"
@@ -130,11 +131,17 @@ class Partial:
         os.write(self._journal, _line(head))
         return {}
 
-    def require(self, side_bytes: int) -> None:
-        """RunError M909 unless the file system has room for all that is still to be written. Looks, and writes nothing."""
+    def require(self, side_bytes: int, shared: Shared | None = None) -> None:
+        """RunError M909 unless the file system has room for all that is still to be written. Looks, and writes nothing.
+
+        What is shared needs no room. It counts once: a file that is there from an earlier run holds it already.
+        """
         there = os.statvfs(self.folder)
-        have = sum(self._path(f.name).stat().st_blocks * 512 for f in self.target.files if self._path(f.name).exists())
-        need = sum(f.size for f in self.target.files) + sum(len(b) for b in self.target.small.values()) + side_bytes - have
+        need = sum(len(b) for b in self.target.small.values()) + side_bytes
+        for file in self.target.files:
+            path = self._path(file.name)
+            have = path.stat().st_blocks * 512 if path.exists() else 0
+            need += max(0, file.size - max(have, shared.nbytes(file.name) if shared is not None else 0))
         free = there.f_bavail * there.f_frsize
         if need > free:
             if not self.claims:
@@ -145,15 +152,23 @@ class Partial:
                 help="free space, or choose another place",
             )
 
-    def allocate(self) -> None:
-        """Makes each weight file at its full size, so that a full disk shows before the first byte."""
+    def allocate(self, shared: Shared | None = None) -> None:
+        """Makes each weight file at its full size, so that a full disk shows before the first byte.
+
+        What can be shared is cloned now and only the rest allocated: blocks under a clone would be thrown away again, and
+        a clone that is refused here is space that is asked for here.
+        """
         try:
             for file in self.target.files:
                 path = self._path(file.name)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0), 0o666)
                 try:
-                    _allocate(descriptor, file.size)
+                    os.ftruncate(descriptor, file.size)
+                    if shared is not None:
+                        shared.clone(file.name, descriptor)
+                    for start, stop in ((0, file.size),) if shared is None else shared.gaps(file.name, 0, file.size):
+                        _allocate(descriptor, start, stop - start)
                 finally:
                     os.close(descriptor)
         except OSError as error:
@@ -280,15 +295,12 @@ def _rename_no_replace(old: Path, new: Path) -> None:
         raise OSError(code, os.strerror(code), str(old), None, str(new))
 
 
-def _allocate(descriptor: int, size: int) -> None:
-    """Gives the file its size and its blocks; only its size where the file system cannot (glibc would write a byte a block)."""
-    os.ftruncate(descriptor, size)
-    if not size:
-        return
+def _allocate(descriptor: int, start: int, size: int) -> None:
+    """Gives a range of the file its blocks; does nothing where the file system cannot (glibc would write a byte a block)."""
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "fallocate"):
         return
-    while libc.fallocate(ctypes.c_int(descriptor), ctypes.c_int(0), ctypes.c_longlong(0), ctypes.c_longlong(size)):
+    while libc.fallocate(ctypes.c_int(descriptor), ctypes.c_int(0), ctypes.c_longlong(start), ctypes.c_longlong(size)):
         code = ctypes.get_errno()
         if code == errno.EINTR:
             continue

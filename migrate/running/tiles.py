@@ -2,7 +2,7 @@
 
     run(outputs, source, target, out, digest=...)
         check_place, value checks                     nothing is written yet
-        Partial(...), require, allocate               a full disk shows here
+        Partial(...), require, allocate               a full disk shows here; what can be shared is cloned
         for each file, in a thread of its own:
             for each tile: gather -> hash -> pwrite -> journal line
         source.check_unchanged                        a changed source removes everything
@@ -32,6 +32,7 @@ from . import transpose
 from .gather import WINDOW, Gather, Window
 from .geometry import STAGE, Layouts
 from .publish import HASH, Partial, check_place, write_failed
+from .share import Shared
 from .values import MAX_MEMORY, Values
 
 if TYPE_CHECKING:
@@ -74,11 +75,13 @@ class RunResult:
     """What a run wrote. `files`: weight file -> {"size": bytes, "xxh3_128": hex digest of the whole file}.
 
     `bytes_read` are the bytes of all output tensors, `bytes_written` what this run wrote: less, when it resumed.
+    `bytes_shared` of all output bytes take no space of their own: the file system shares them with the source.
     """
 
     files: Mapping[str, Mapping[str, Any]]
     bytes_read: int
     bytes_written: int
+    bytes_shared: int = 0
 
 
 def tiles(file: OutputFile, outputs: Mapping[str, Tensor], layouts: Layouts) -> Iterator[Tile]:
@@ -173,7 +176,7 @@ class _Line:
             return next(self._jobs, None)
 
     def commit(self, job: Job, stage: memoryview) -> None:
-        """Waits for the job's turn, then hashes and writes what was gathered."""
+        """Waits for the job's turn, then hashes what was gathered and writes what of it is not shared."""
         with self._turn:
             while self._next != job.turn:
                 self._turn.wait(0.5)
@@ -184,7 +187,9 @@ class _Line:
             data = stage[: job.fill.length]
             self._tile.update(data)
             self.whole.update(data)
-            _pwrite(self._descriptor, data, job.fill.offset)
+            first = job.fill.offset
+            for start, stop in self._run.shared.gaps(self._file.name, first, first + len(data)):
+                _pwrite(self._descriptor, data[start - first : stop - first], start)
         if job.last:
             if job.fill is not None:
                 tile = job.tile
@@ -203,10 +208,10 @@ class _Run:
     """The threads of one run and what they share."""
 
     def __init__(
-        self, outputs: Mapping[str, Tensor], source: Source, partial: Partial, values: Values, layouts: Layouts, budget: int, fill: int,
-        progress: Callable[[int, int], None] | None,
+        self, outputs: Mapping[str, Tensor], source: Source, partial: Partial, shared: Shared, values: Values, layouts: Layouts,
+        budget: int, fill: int, progress: Callable[[int, int], None] | None,
     ) -> None:  # fmt: skip
-        self.outputs, self.source, self.partial, self.values, self.layouts = outputs, source, partial, values, layouts
+        self.outputs, self.source, self.partial, self.shared, self.values, self.layouts = outputs, source, partial, shared, values, layouts
         self.budget, self.fill = budget, fill
         self.progress = progress
         self.total = sum(f.size for f in partial.target.files)
@@ -336,10 +341,11 @@ def run(
     values = Values(source, layouts, outputs.values(), max_memory // 2)
     partial = Partial(path, target, digest, resume=resume)
     try:
-        partial.require(sum(len(c) if isinstance(c, bytes) else os.stat(c).st_size for _, c in side_files))
-        partial.allocate()
+        shared = Shared(outputs, source, target, layouts, partial.folder)
+        partial.require(sum(len(c) if isinstance(c, bytes) else os.stat(c).st_size for _, c in side_files), shared)
+        partial.allocate(shared)
         budget = min(WINDOW, max_memory // (4 * max(1, threads)))
-        work = _Run(outputs, source, partial, values, layouts, budget, STAGE + max(STAGE, layouts.longest_step()), progress)
+        work = _Run(outputs, source, partial, shared, values, layouts, budget, STAGE + max(STAGE, layouts.longest_step()), progress)
         work.go(threads)
         source.check_unchanged()
         for name, content in (*target.small.items(), *side_files):
@@ -354,7 +360,8 @@ def run(
         raise
     finally:
         partial.close()
-    return RunResult(work.files, sum(t.spec.nbytes for t in outputs.values()), work.written)
+    read, cloned = sum(t.spec.nbytes for t in outputs.values()), sum(shared.nbytes(f.name) for f in target.files)
+    return RunResult(work.files, read, work.written, cloned)
 
 
 def _appeared(error: MigrateError) -> bool:

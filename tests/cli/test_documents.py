@@ -64,7 +64,7 @@ def test_plan(pair: tuple[Path, Path], tmp_path: Path) -> None:
     check(document, "plan")
     assert text.err == ""
     saved = done("plan", old, "--to", "hf-mixtral@v5", "-o", tmp_path / "plan.json")
-    assert saved.out == text.out
+    assert saved.out.split("peak memory")[0] == text.out.split("peak memory")[0]
     assert f"migrate apply {tmp_path / 'plan.json'}" in saved.err
     written = check(json.loads((tmp_path / "plan.json").read_text()), "plan")
     assert written["digest"] == document["digest"]
@@ -91,7 +91,9 @@ def test_apply_and_downgrade(pair: tuple[Path, Path], tmp_path: Path) -> None:
 def test_a_file_hash_is_that_of_the_whole_file(pair: tuple[Path, Path], tmp_path: Path) -> None:
     import xxhash
 
-    files = done("apply", pair[0], "-o", tmp_path / "new", "--to", "hf-mixtral@v5", "--max-shard-size", "200B", "--format", "json").json["files"]
+    files = done("apply", pair[0], "-o", tmp_path / "new", "--to", "hf-mixtral@v5", "--max-shard-size", "200B", "--format", "json").json[
+        "files"
+    ]
     assert len(files) > 3
     for name, entry in files.items():
         raw = (tmp_path / "new" / name).read_bytes()

@@ -141,7 +141,9 @@ def test_a_missing_gemm_is_named(tmp_path: Path) -> None:
     parts = multi("fc.")
     del parts["fc.weight1"]
     source = safetensors(tmp_path / "in.safetensors", parts)
-    result = run("apply", source, "-o", tmp_path / "out.safetensors", "--to", "te-grouped-weight@single", "--set", "modules=fc", "--format", "json")
+    result = run(
+        "apply", source, "-o", tmp_path / "out.safetensors", "--to", "te-grouped-weight@single", "--set", "modules=fc", "--format", "json"
+    )
     assert (result.exit, result.codes) == (3, ["M207"])
     assert "{i} = 1" in result.json["diagnostics"][0]["message"]
 

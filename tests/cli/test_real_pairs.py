@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from commandline import DATA, contents, done, fingerprint, run, safetensors as write, shards
+from commandline import DATA, contents, done, fingerprint, run, shards
+from commandline import safetensors as write
 
 PAIRS = {"hf-mixtral": DATA / "mixtral__v4", "hf-qwen2-moe": DATA / "qwen2_moe__v4"}
 
@@ -175,7 +176,9 @@ def expert(layer: int, number: int, name: str, part: str) -> str:
         ("a key that nobody knows", "M211", "rotary"),
     ],
 )
-def test_what_transformers_lets_through_is_refused_by_name(lineage: str, hub: Path, tmp_path: Path, change: str, code: str, culprit: str) -> None:
+def test_what_transformers_lets_through_is_refused_by_name(
+    lineage: str, hub: Path, tmp_path: Path, change: str, code: str, culprit: str
+) -> None:
     found = contents(hub)
     part = {"hf-mixtral": "w1", "hf-qwen2-moe": "gate_proj"}[lineage]
     one = expert(0, 1, lineage, part)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from commandline import DATA, contents, done, mixtral, rules, run, safetensors
+from commandline import DATA, contents, done, environment, mixtral, rules, run, safetensors
 
 RULE = "params: {n: {type: int, default: 2}}\nrules: [{name: r, from: 'a.{i:int}', to: a, via: [{stack: {over: i, count: $n}}]}]\n"
 
@@ -36,7 +38,9 @@ def refused(plan: Path, out: Path, *, code: str = "M903") -> str:
     return json.dumps(result.json, ensure_ascii=False)
 
 
-def test_a_plan_runs_from_anywhere_and_gives_what_apply_gives(tmp_path: Path, source: Path, rule: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_runs_from_anywhere_and_gives_what_apply_gives(
+    tmp_path: Path, source: Path, rule: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     done("plan", source.name, "--rules", rule.name, "-o", "plan.json")
     (tmp_path / "elsewhere").mkdir()
@@ -94,7 +98,9 @@ def test_an_edited_question_is_asked_as_it_stands_and_does_not_fit(tmp_path: Pat
 
 
 def test_other_params_are_refused(tmp_path: Path, source: Path) -> None:
-    rule = rules(tmp_path, "params: {n: {type: int, default: 2}}\nrules: [{name: r, from: 'a.{i:int}', to: 'b.{i}', where: {i: {max: $n}}}]\n")
+    rule = rules(
+        tmp_path, "params: {n: {type: int, default: 2}}\nrules: [{name: r, from: 'a.{i:int}', to: 'b.{i}', where: {i: {max: $n}}}]\n"
+    )
     done("plan", source, "--rules", rule, "-o", tmp_path / "plan.json")
     rule.write_text(rule.read_text().replace("default: 2", "default: 5"))
     assert "changed since" in refused(tmp_path / "plan.json", tmp_path / "out.safetensors")
@@ -104,7 +110,9 @@ def test_another_shape_of_output_is_refused(tmp_path: Path, plan: Path) -> None:
     assert "--folder" in refused(plan, tmp_path / "folder", code="M115")
 
 
-@pytest.mark.parametrize("option", [["--to", "x"], ["--from", "x"], ["--rules", "x"], ["--set", "n=2"], ["--allow", "drop"], ["--max-shard-size", "1GB"]])
+@pytest.mark.parametrize(
+    "option", [["--to", "x"], ["--from", "x"], ["--rules", "x"], ["--set", "n=2"], ["--allow", "drop"], ["--max-shard-size", "1GB"]]
+)
 def test_nothing_can_be_added_to_a_saved_plan(tmp_path: Path, plan: Path, option: list[str]) -> None:
     result = run("apply", plan, "-o", tmp_path / "out.safetensors", *option, "--format", "json")
     assert (result.exit, result.codes) == (2, ["M115"])
@@ -151,7 +159,7 @@ def test_a_plan_tells_rules_by_line_sizes_and_room(tmp_path: Path) -> None:
     assert document["bytes_read"] == total == document["source"]["bytes"]
     done("apply", source, "-o", tmp_path / "new.safetensors", "--to", "hf-mixtral@v5")
     assert document["bytes_written"] == (tmp_path / "new.safetensors").stat().st_size
-    assert 0 < document["free"]
+    assert document["free"] > 0
     for row in document["rows"]:
         path, line, _ = row["at"].rsplit(":", 2)
         assert f"name: {row['rule']}" in Path(path).read_text().splitlines()[int(line) - 1]
@@ -161,3 +169,32 @@ def test_a_plan_tells_rules_by_line_sizes_and_room(tmp_path: Path) -> None:
         "model.layers.{0,1}.mlp.gate.weight": ["model.layers.{0,1}.block_sparse_moe.gate.weight"],
     }
     assert document["unchanged"] == len(mixtral()) - 2 * (2 * 3 + 1)
+
+
+MEASURED = """
+import sys, threading, time
+from migrate.cli.progress import private_bytes
+peak = 0
+def watch():
+    global peak
+    while True:
+        peak = max(peak, private_bytes())
+        time.sleep(0.002)
+threading.Thread(target=watch, daemon=True).start()
+from migrate.cli.main import run
+status = run(sys.argv[1:])
+print(max(peak, private_bytes()))
+sys.exit(status)
+"""
+
+
+@pytest.mark.parametrize("via", ["", ", via: [{transpose: {dims: [0, 1]}}]"], ids=["rename", "transpose"])
+def test_the_planned_memory_is_about_what_the_run_takes(tmp_path: Path, via: str) -> None:
+    source = safetensors(tmp_path / "in.safetensors", {f"a.{i}": ("BF16", [4096, 2048]) for i in range(6)}, holes=True)
+    rule = rules(tmp_path, f"rules: [{{name: r, from: 'a.{{i:int}}', to: 'b.{{i}}'{via}}}]\n")
+    planned = done("plan", source, "--rules", rule, "--format", "json").json["peak_memory"]
+    command = [sys.executable, "-c", MEASURED, "apply", str(source), "-o", str(tmp_path / "out.safetensors"), "--rules", str(rule), "-q"]
+    child = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
+    taken = int(child.stdout.splitlines()[-1])
+    if taken:
+        assert taken / 2 < planned < taken * 2

@@ -289,6 +289,44 @@ def test_tensors_of_a_file_lie_aligned_to_their_elements_and_data_to_64():
         assert offset % max(1, {"complex64": 8}.get(specs[key].dtype, nbytes // 12)) == 0
 
 
+def test_a_header_is_padded_so_that_most_bytes_lie_as_in_the_source_within_their_page(tmp_path):
+    specs = {"a": spec("bfloat16", (1 << 20,)), "b": spec("bfloat16", (3 << 19,)), "c": spec("bfloat16", (10,))}
+    plain = describe(specs, folder=False, max_shard_size=1, metadata={}, stamp=None)
+    # a and b stand in two files of other phases, b is the larger
+    places = {"a": [(8 + 80, 2 << 20)], "b": [(1000, 5 << 19), (2000, 1 << 19)], "c": []}
+    target = describe(specs, folder=False, max_shard_size=1, metadata={}, stamp=None, origins=places.__getitem__)
+    (file,) = target.files
+    starts = {p.key: p.offset for p in file.tensors}
+    assert starts["b"] % 4096 == 1000
+    assert [(p.key, p.offset - len(file.header)) for p in file.tensors] == [
+        (p.key, p.offset - len(plain.files[0].header)) for p in plain.files[0].tensors
+    ]
+    assert file.header[8:].rstrip(b" ") == plain.files[0].header[8:].rstrip(b" ")
+    data = {k: bytes(s.nbytes) for k, s in specs.items()}
+    write(tmp_path, target, data)
+    assert load_file(tmp_path / "model.safetensors").keys() == specs.keys()
+    assert {k: t.offset for k, t in formats.open(tmp_path / "model.safetensors").index.tensors.items()} == starts
+    again = describe(specs, folder=False, max_shard_size=1, metadata={}, stamp=None, origins=places.__getitem__)
+    assert again.files == target.files
+
+
+@pytest.mark.parametrize("place", [(88, (1 << 20) - 1), (4, 1 << 21), (0, 0)])
+def test_a_header_is_as_ever_when_little_could_be_shared_or_elements_would_lie_unaligned(place):
+    specs = {"a": spec("float64", (1 << 18,))}
+    plain = describe(specs, folder=False, max_shard_size=1, metadata={}, stamp=None)
+    asked = describe(specs, folder=False, max_shard_size=1, metadata={}, stamp=None, origins=lambda key: [place])
+    assert asked.files == plain.files
+
+
+@pytest.mark.parametrize("phase", range(0, 4096, 8))
+def test_every_phase_of_a_page_is_reached_with_less_than_a_page(phase):
+    specs = {"a": spec("uint8", (1 << 20,))}
+    (file,) = describe(specs, folder=False, max_shard_size=1, metadata={}, stamp=None, origins=lambda key: [(phase + 8192, 1 << 20)]).files
+    assert len(file.header) % 4096 == phase
+    assert int.from_bytes(file.header[:8], "little") == len(file.header) - 8
+    assert len(file.header) - len(file.header.rstrip(b" ")) < 4096
+
+
 def test_the_stamp_of_one_file_stands_in_its_metadata_and_the_source_s_metadata_stays():
     target = describe({}, folder=False, max_shard_size=1, metadata={"format": "np", "migrate.history": "old", "x": "ü"}, stamp="new")
     header = json.loads(target.files[0].header[8:])

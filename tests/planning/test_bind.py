@@ -279,6 +279,13 @@ def test_targets_of_keep_source_are_told_from_keys_that_the_rule_would_read(engi
     assert set(engine.apply(files, typed(out), backwards=True)) == {"a.w"}
 
 
+def test_a_target_that_looks_like_one_more_source_still_goes(engine):
+    files = engine.rules('from: "c.{e:int}", to: c.2, keep_source: true, via: [{stack: {over: e}}]')
+    out = engine.apply(files, {"c.0": one(3), "c.1": one(3)})
+    assert out["c.2"].shape == (2, 3)
+    assert set(engine.apply(files, typed(out), backwards=True)) == {"c.0", "c.1"}
+
+
 def test_two_keep_source_rules_may_read_one_key(engine):
     files = engine.rules("from: a, to: b, keep_source: true", "from: a, to: c, keep_source: true")
     out = engine.apply(files, {"a": one(1)})

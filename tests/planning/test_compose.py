@@ -102,6 +102,7 @@ def test_a_strided_source_is_read_with_its_strides(engine):
         ('from: "x.{e:int}", to: "y.{e}", if_exists: keep', {"x.0": (1,), "y.0": (1,)}, "not restored: y.0"),
         ("from: a, to: b, keep_source: true", {"a": (2,)}, ""),
         ("from: a, to: b, keep_source: true, if_exists: keep", {"a": (2,), "b": (3,)}, ""),
+        ("from: a, to: b, keep_source: true, if_exists: keep", {"a": (2,), "b": (2,)}, "not restored: b"),
         ('from: {w: "{p...}.w", s: "{p...}.s"}, to: {w: "{p}.a", s: "{p}.b"}, optional: [s]', {"x.w": (1,), "y.w": (1,), "y.s": (1,)}, ""),
         ('from: "{k...}.w", to: "{k}.v", when: {ndim: 2}', {"a.w": (1, 1), "b.w": (1,), "c.v": (1,)}, ""),
         ('from: "{k...}.w", to: "{k}.v", when: {ndim: 2}', {"a.w": (1, 1), "c.v": (1, 1)}, "returns and was not there: c.w"),
@@ -114,6 +115,14 @@ def test_the_plan_says_whether_it_can_be_undone_and_by_which_rule(engine, rule, 
     assert said in " ".join(done.inexact)
     if said and "handled by no rule" not in said:
         assert "'r0'" in done.inexact[0] or "r0 (" in done.inexact[0]
+
+
+def test_an_existing_target_of_another_value_returns_and_an_equal_one_would_not(engine):
+    files = engine.rules("from: a, to: b, keep_source: true, if_exists: keep, via: [{flip: {dim: 0}}]", keep=["b"])
+    differs = engine.apply(files, {"a": F([1, 2]), "b": F([1, 2])}, prove=True)
+    equal = engine.apply(files, {"a": F([1, 2]), "b": F([2, 1])}, prove=True)
+    assert differs.composition.inexact == []
+    assert "not restored: b" in equal.composition.inexact[0]
 
 
 RULES = [

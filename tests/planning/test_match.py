@@ -251,6 +251,14 @@ def test_a_key_that_is_released_backwards_completes_a_group_of_another_rule(engi
     assert {k: v.shape for k, v in out.items()} == {"a.all": (2, 4), "b.two": (2, 3)}
 
 
+def test_a_gap_backwards_is_an_error_and_no_reason_to_keep_the_group(engine):
+    files = engine.rules('from: "{p}.w", to: "{p}.{e:int}", when: {ndim: 2}, via: [{unbind: {into: e}}]', keep=["{k...}"])
+    assert set(engine.apply(files, {"x.0": one(1), "x.1": one(1), "y.0": one(1, 1)}, backwards=True)) == {"x.w", "y.0"}
+    (found,) = engine.refusals(files, {"x.0": one(1), "x.2": one(1)}, backwards=True)
+    assert found.code == "M207"
+    assert "missing {e} = 1" in found.message
+
+
 def test_a_rule_whose_only_keys_are_released_to_it_does_match(engine):
     files = engine.rules(
         'from: "two", to: "x.w", when: {ndim: 2}, via: [{transpose: {dims: [0, 1]}}]',
@@ -292,6 +300,12 @@ def test_flat_keys_may_have_two_sources_with_the_same_path(engine):
     assert engine.moves(engine.rules(rule), list(keys)) == keys
 
 
+def test_roles_without_the_path_make_no_flat_keys(engine):
+    rule = 'from: {n: "x.{n:int}", w: "model.{k...}", ema: "ema.{k:flat}"}, to: {n: "y.{n}", w: "m.{k}", ema: "e.{k}"}'
+    keys = {"x.1": "y.1", "model.a.b": "m.a.b", "ema.ab": "e.a.b"}
+    assert engine.moves(engine.rules(rule), list(keys)) == keys
+
+
 def test_a_flat_key_that_stands_for_two_paths_is_an_error(engine):
     rule = 'from: {w: "model.{k...}", ema: "ema.{k:flat}"}, to: {w: "m.{k}", ema: "e.{k}"}, optional: [ema]'
     found = engine.refusals(engine.rules(rule), {"model.a.b": one(1), "model.ab": one(1), "ema.ab": one(1)})
@@ -328,6 +342,24 @@ def test_a_rule_without_a_rank_works_on_each_rank_alone(engine):
     assert out["x.w@1"].view(np.float32).ravel().tolist() == [10, 11, 12]
     typed = {k: v.view(np.float32) for k, v in out.items()}
     assert set(engine.apply(files, typed, backwards=True)) == set(ckpt)
+
+
+def test_roles_and_groups_of_a_rank_are_its_own_and_messages_name_it(engine):
+    roles = engine.rules('from: {w: "{m}.w", s: "{m}.s"}, to: {w: "{m}.a", s: "{m}.b"}')
+    assert set(engine.apply(roles, {f"x.{role}@{r}": one(1) for role in "ws" for r in (0, 1)})) == {"x.a@0", "x.b@0", "x.a@1", "x.b@1"}
+    (found,) = engine.refusals(roles, {"x.w@0": one(1), "x.w@1": one(1), "x.s@0": one(1)})
+    assert found.code == "M207"
+    assert "x.s@1" in found.message
+    stack = engine.rules('from: "x.{e:int}.w", to: x, via: [{stack: {over: e}}]')
+    (found,) = engine.refusals(stack, {"x.0.w@0": one(1), "x.0.w@1": one(1), "x.1.w@0": one(1), "x.2.w@1": one(1)})
+    assert "rank 1" in found.message
+    assert "missing {e} = 1" in found.message
+
+
+def test_keys_with_an_at_sign_that_is_no_rank_are_keys_like_others(engine):
+    files = engine.rules('from: "{k...}.w", to: "{k}.v"', keep=["{k...}"])
+    keys = {"a@b.w": "a@b.v", "a@1.w": "a@1.v", "x@01": "x@01", "q@0": "q@0"}
+    assert engine.moves(files, list(keys)) == keys
 
 
 def test_a_rank_capture_reads_a_plain_key_as_rank_0(engine):

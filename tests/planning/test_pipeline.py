@@ -1,13 +1,17 @@
 """Ops over groups: one trace for equal geometry, and values where a view would have too many pieces."""
 
-import gc
+import weakref
 
 import numpy as np
 import pytest
 
+from migrate import ops
 from migrate.core import view
-from migrate.planning import compose as composing
-from migrate.planning.graph import Value
+from migrate.core.diagnostics import Span
+from migrate.core.spec import spec
+from migrate.planning.graph import Tensor, Value
+from migrate.planning.pipeline import Views
+from migrate.rules.compiled import CompiledStep
 
 F = np.float32
 
@@ -95,20 +99,24 @@ def test_one_source_that_occurs_twice_is_one_leaf(engine):
     assert done.graph.outputs["c"].sources == ("a",)
 
 
-def test_many_legs_do_not_confuse_what_was_traced_before(engine, monkeypatch):
-    """Rules of a leg may be gone when the next one is bound; what was traced for one of theirs must not answer for another's op."""
-    legs = []
-    for n in range(6):
-        op = "flip: {dim: 0}" if n % 2 else "roll: {dim: 0, shift: 1}"
-        legs.append(engine.leg(engine.rules(f'from: "a", to: "a", via: [{{{op}}}]', name=f"r{n}.yaml")))
-    directed = composing.directed
+def test_a_value_that_the_dtype_cannot_hold_is_refused_for_computed_tensors_too(engine, monkeypatch):
+    files = engine.rules("from: a, to: b, via: [{pad: {dim: 1, size: 3, value: -1}}]")
+    ckpt = {"a": np.zeros((2, 2), np.uint8)}
+    traced = [d.code for d in engine.refusals(files, ckpt)]
+    few_pieces(monkeypatch, 1)
+    assert [d.code for d in engine.refusals(files, ckpt)] == traced
 
-    def forgetful(*args):
-        gc.collect()
-        return directed(*args)
 
-    monkeypatch.setattr(composing, "directed", forgetful)
-    want = iota(5)
-    for n in range(6):
-        want = want[::-1] if n % 2 else np.roll(want, 1)
-    assert engine.walk(legs, {"a": iota(5)})[1]["a"].tolist() == want.tolist()
+def test_a_step_lives_as_long_as_what_was_traced_for_it():
+    """Results are found by the identity of the step; another step must never come to lie where it lay."""
+
+    class Args:
+        dim = 0
+        only = None
+
+    views = Views()
+    step = CompiledStep("flip", ops.get("flip"), Args(), None, Span("r.yaml", 1, 1, 1, ""))
+    args = weakref.ref(step.args)
+    views.trace(step, [Tensor(spec("float32", (5,)), views.stored((5,)), ("a",))], 1)
+    del step
+    assert args() is not None

@@ -3,7 +3,7 @@
 import random
 
 import numpy as np
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rule_oracle import document, edges, naive
 
@@ -49,9 +49,8 @@ def test_two_edges_composed_are_one_after_the_other(engine, edge, data):
     first, checkpoint = edge
     middle = {k: np.ascontiguousarray(a) for k, a in naive(first, checkpoint).items()}
     # the second edge works on what the first made: each tensor by itself, and all below one prefix put away
-    key = data.draw(st.sampled_from(sorted(middle)))
+    key = data.draw(st.sampled_from(sorted(k for k, a in middle.items() if a.shape[-1])))
     shape = middle[key].shape
-    assume("{" not in key)
     second = [
         {"name": "broad", "from": "{k...}", "to": "moved.{k}", "optional": True},
         {"name": "one", "from": key, "to": "one.{i:int}", "via": [{"flip": {"dim": 0}}, {"unbind": {"into": "i", "dim": len(shape) - 1}}]},

@@ -77,6 +77,7 @@ def test_a_rule_whose_captures_add_up_is_taken(rule):
         ("from: {a: x, b: y}, to: c", "M204"),
         ("from: {a: x, b: y}, to: {a: v, c: w}", "M203"),
         ("from: {a: x, b: y}, to: {a: v}", "M203"),
+        ('from: {a: "x.{role}", b: "y.{role}"}, to: {a: "v.{role}", b: "w.{role}"}', "M204"),
         ("from: c, to: {a: x, b: y}", "M203"),
         ('from: {ema: "e.{k:flat}", a: x}, to: {ema: "f.{k}", a: y}', "M203"),
         ('from: "x.{w}", to: "y.{w}", map: {v: {a: b}}', "M203"),

@@ -304,7 +304,7 @@ def small_disk(tmp_path: Path):
 def test_a_disk_too_small_keeps_nothing(source: RawSource, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RunError, match="are free"):
         go(source, small_disk / "out")
-    monkeypatch.setattr(publish.Partial, "require", lambda self, side: None)
+    monkeypatch.setattr(publish.Partial, "require", lambda self, side, shared=None: None)
     with pytest.raises(RunError, match="cannot allocate") as caught:
         go(source, small_disk / "out")
     assert code(caught) == "M909"
@@ -315,7 +315,7 @@ def test_a_disk_that_fills_up_keeps_what_is_done_and_can_be_resumed(
     source: RawSource, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subprocess.run(["mount", "-o", "remount,size=40m", str(small_disk)], check=True)
-    monkeypatch.setattr(publish.Partial, "allocate", lambda self: sparse(self))
+    monkeypatch.setattr(publish.Partial, "allocate", lambda self, shared=None: sparse(self))
     filler = small_disk / "filler"
 
     def fill(done: int, total: int) -> None:

@@ -1,0 +1,169 @@
+"""Lets the file system share the bytes that a migration only moves: XFS, Btrfs and others can put one extent into two files.
+
+A clone needs whole blocks that lie alike in both files, so the header of the output is padded to that end when it is
+planned (`origins`), and the blocks at the edges of a run are copied. All clones are made before the first tile, in
+place of the allocation: a full disk still shows at once, and what is shared is never asked for. Each tile is read from
+the source and hashed as ever; only the write is left out. A source that changes meanwhile is found by
+`check_unchanged`, as for a copy.
+
+No clone is needed for the right bytes. Whatever the system answers, what was not cloned is written; if the disk is full
+or broken, that write says so.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping
+from fcntl import ioctl
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from .geometry import Layouts
+
+if TYPE_CHECKING:
+    from ..planning.graph import Tensor
+    from ..source.index import Source
+    from ..source.target import OutputFile, Target
+
+# shorter runs are copied: each clone costs an extent in both files
+LEAST = 1 << 20
+# a clone writes the source's dirty pages out first; between two an interrupt is heard
+AT_ONCE = 1 << 30
+# linux/fs.h: _IOW(0x94, 13, struct file_clone_range), and that struct
+_FICLONERANGE = 0x4020940D
+_CLONE_RANGE = "=qQQQ"
+_PROBE = "probe"
+
+
+class Run(NamedTuple):
+    """`nbytes` of an output file from `at` on that stand at `origin` of the source's blob number `blob`."""
+
+    at: int
+    nbytes: int
+    blob: int
+    origin: int
+
+
+def runs(file: OutputFile, outputs: Mapping[str, Tensor], source: Source, layouts: Layouts) -> list[Run]:
+    """What a file copies in one stretch, in the file's order: over the ends of tensors where both sides go on."""
+    stored = source.index.tensors
+    found: list[Run] = []
+    for key, offset, nbytes in file.tensors:
+        tensor = outputs[key]
+        for leaf, origin, at, length in layouts.of(tensor.view, tensor.spec.dtype, nbytes).stretches(LEAST):
+            name = tensor.sources[leaf]
+            if not isinstance(name, str):
+                continue
+            place = stored[name]
+            run = Run(offset + at, length, place.blob, place.offset + origin)
+            last = found[-1] if found else run
+            if (last.at + last.nbytes, last.blob, last.origin + last.nbytes) == (run.at, run.blob, run.origin):
+                found[-1] = last._replace(nbytes=last.nbytes + length)
+            else:
+                found.append(run)
+    return found
+
+
+def origins(outputs: Mapping[str, Tensor], source: Source) -> Callable[[str], list[tuple[int, int]]]:
+    """For an output key: (where its first byte would stand in the source's file, bytes) of each of its stretches.
+
+    An output file that puts the key there modulo the size of a page can share these bytes.
+    """
+    layouts, stored = Layouts(), source.index.tensors
+    in_files = [blob.fileno() is not None for blob in source.blobs]
+
+    def of(key: str) -> list[tuple[int, int]]:
+        tensor = outputs[key]
+        found = []
+        for leaf, origin, at, length in layouts.of(tensor.view, tensor.spec.dtype, tensor.spec.nbytes).stretches(LEAST):
+            name = tensor.sources[leaf]
+            if isinstance(name, str) and in_files[stored[name].blob]:
+                found.append((stored[name].offset + origin - at, length))
+        return found
+
+    return of
+
+
+class Shared:
+    """What the files of one target share with the source.
+
+    Call sequence: `Shared(...)` probes once for each device of the source, `nbytes` for the space check, `clone` for each
+    file; then `gaps` says what of a file has to be allocated and written.
+    """
+
+    def __init__(self, outputs: Mapping[str, Tensor], source: Source, target: Target, layouts: Layouts, folder: Path) -> None:
+        self._descriptors = [blob.fileno() for blob in source.blobs]
+        self._devices = [-1 if fd is None else os.fstat(fd).st_dev for fd in self._descriptors]
+        self._block = os.statvfs(folder).f_bsize
+        self._sharing: dict[int, bool] = {}
+        for blob, device, fd in zip(source.blobs, self._devices, self._descriptors, strict=True):
+            if fd is not None and device not in self._sharing and blob.size >= self._block:
+                self._sharing[device] = self._probe(fd, folder)
+        self._clones: dict[str, list[Run]] = {file.name: [] for file in target.files}
+        for file in target.files if any(self._sharing.values()) else ():
+            long = (run for run in runs(file, outputs, source, layouts) if run.nbytes >= LEAST)
+            self._clones[file.name] = sorted(whole for run in long for whole in self._blocks(run))
+
+    def nbytes(self, name: str) -> int:
+        """Bytes of the file that take no space of their own."""
+        return sum(run.nbytes for run in self._clones[name])
+
+    def clone(self, name: str, descriptor: int) -> None:
+        """Puts the source's extents into the file, which has its full size. A device that refuses is not asked again."""
+        made = []
+        for run in self._clones[name]:
+            source, device = self._descriptors[run.blob], self._devices[run.blob]
+            if source is None or not self._sharing[device]:
+                continue
+            try:
+                for first in range(0, run.nbytes, AT_ONCE):
+                    clone(source, run.origin + first, descriptor, run.at + first, min(AT_ONCE, run.nbytes - first))
+                made.append(run)
+            except OSError:
+                self._sharing[device] = False
+        self._clones[name] = made
+
+    def gaps(self, name: str, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """The parts of `start` to `stop` of the file that are not cloned, in order."""
+        clones = self._clones[name]
+        for i in range(bisect_right(clones, start, key=_end), len(clones)):
+            run = clones[i]
+            if run.at >= stop:
+                break
+            if run.at > start:
+                yield start, run.at
+            start = _end(run)
+        if start < stop:
+            yield start, stop
+
+    def _blocks(self, run: Run) -> Iterator[Run]:
+        """The whole blocks of a run on a device that shares; none if they lie differently in the two files."""
+        head = -run.at % self._block
+        nbytes = (run.nbytes - head) // self._block * self._block
+        if nbytes > 0 and (run.at - run.origin) % self._block == 0 and self._sharing.get(self._devices[run.blob]):
+            yield Run(run.at + head, nbytes, run.blob, run.origin + head)
+
+    def _probe(self, source: int, folder: Path) -> bool:
+        """Whether a block of the source could be cloned, into a file that is gone at once."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
+        try:
+            descriptor = os.open(folder / _PROBE, flags, 0o600)
+            try:
+                os.unlink(folder / _PROBE)
+                clone(source, 0, descriptor, 0, self._block)
+            finally:
+                os.close(descriptor)
+        except OSError:
+            return False
+        return True
+
+
+def clone(source: int, origin: int, target: int, at: int, nbytes: int) -> None:
+    """Makes `nbytes` of one file from `at` on share the extents of another from `origin` on; OSError if the system does not."""
+    ioctl(target, _FICLONERANGE, struct.pack(_CLONE_RANGE, source, origin, nbytes, at))
+
+
+def _end(run: Run) -> int:
+    return run.at + run.nbytes

@@ -1,0 +1,93 @@
+"""What each command imports, seen from outside: in a process of its own, at its end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from commandline import DATA, environment, mixtral, rules, safetensors
+
+HUB = DATA / "mixtral__v4" / "hub"
+HEAVY = {"torch", "numpy", "jsonschema", "pydantic", "yaml", "rich", "click", "xxhash", "safetensors", "einops"}
+
+CODE = """
+import atexit, sys
+wanted = set(sys.argv.pop(1).split(","))
+atexit.register(lambda: print("LOADED", *sorted(wanted & set(sys.modules)), file=sys.stderr))
+from migrate.cli.main import main
+main()
+"""
+
+
+def loaded(*arguments: object, status: int = 0, cwd: Path | None = None) -> set[str]:
+    """The heavy packages that a command line has loaded when it ends."""
+    command = [sys.executable, "-c", CODE, ",".join(HEAVY), *(str(a) for a in arguments)]
+    child = subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, check=False)
+    assert child.returncode == status, child.stderr
+    return set(child.stderr.splitlines()[-1].split()[1:])
+
+
+def test_import_migrate_loads_nothing() -> None:
+    code = f"import sys, migrate; print(sorted({HEAVY!r} & set(sys.modules)), [m for m in sys.modules if m.startswith('migrate.')])"
+    child = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
+    assert child.stdout.strip() == "[] []"
+
+
+@pytest.mark.parametrize("command", [[], ["inspect"], ["plan"], ["apply"], ["downgrade"], ["verify"], ["diff"], ["history"]])
+def test_help_loads_click_alone(command: list[str]) -> None:
+    assert loaded(*command, "--help") == {"click"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["inspect", HUB],
+        ["plan", HUB, "--to", "hf-mixtral@v5"],
+        ["plan", HUB, "--to", "hf-mixtral@v5", "--format", "json"],
+        ["history"],
+        ["history", HUB],
+    ],
+)
+def test_what_reads_headers_only_loads_neither_torch_nor_numpy_nor_jsonschema(arguments: list[object]) -> None:
+    assert not loaded(*arguments) & {"torch", "numpy", "jsonschema", "rich", "xxhash"}
+
+
+KEEPING = """rules:
+  - {name: rename, from: 'a.{i:int}.w', to: 'renamed.{i}.w'}
+  - {name: stack, from: 'b.{i:int}.w', to: stacked, via: [{stack: {over: i}}]}
+  - {name: concat, from: 'c.{i:int}.w', to: joined, via: [{concat: {over: i, dim: 0, count: 2}}]}
+  - {name: last, from: 'd.{i:int}.w', to: wide, via: [{concat: {over: i, dim: -1, count: 2}}]}
+  - {name: unbind, from: 'e.{i:int}.w', to: 'e.{i}.{j:int}', via: [{unbind: {into: j}}]}
+  - {name: flip, from: 'f.{i:int}.w', to: 'flipped.{i}.w', via: [{flip: {dim: 0}}]}
+"""
+
+
+def test_moving_bytes_that_keep_the_last_axis_loads_no_torch(tmp_path: Path) -> None:
+    tensors = {f"{letter}.{i}.w": ("BF16", [8, 4096]) for letter in "abcdef" for i in range(2)}
+    source, question = safetensors(tmp_path / "in.safetensors", tensors), ["--rules", rules(tmp_path, KEEPING)]
+    out, back = tmp_path / "out.safetensors", tmp_path / "back.safetensors"
+    assert not loaded("apply", source, "-o", out, *question) & {"torch", "numpy", "jsonschema", "rich"}
+    assert not loaded("downgrade", out, "-o", back, *question) & {"torch", "numpy", "jsonschema", "rich"}
+    assert not loaded("diff", source, back) & {"torch", "numpy", "jsonschema", "rich"}
+    assert not loaded("verify", out, "--source", source, *question) & {"torch", "jsonschema", "rich"}
+
+
+def test_the_first_migration_of_the_readme_loads_no_torch(tmp_path: Path) -> None:
+    source = safetensors(tmp_path / "old.safetensors", mixtral())
+    new, back = tmp_path / "new.safetensors", tmp_path / "back.safetensors"
+    assert not loaded("apply", source, "-o", new, "--to", "hf-mixtral@v5") & {"torch", "jsonschema"}
+    assert not loaded("downgrade", new, "-o", back) & {"torch", "jsonschema"}
+    assert not loaded("verify", new, "--source", source) & {"torch", "jsonschema"}
+
+
+def test_a_wrong_question_is_refused_without_anything_heavy(tmp_path: Path) -> None:
+    assert not loaded("plan", "nowhere", "--to", "latest", status=2, cwd=tmp_path) & {"torch", "numpy", "jsonschema", "rich"}
+    assert loaded("unknown", status=2) == {"click"}
+
+
+def test_numbers_that_differ_are_measured_with_torch(tmp_path: Path) -> None:
+    one = safetensors(tmp_path / "a.safetensors", {"w": ("F32", [4], bytes(16))})
+    other = safetensors(tmp_path / "b.safetensors", {"w": ("F32", [4])})
+    assert "torch" in loaded("diff", one, other, status=1)

@@ -1,0 +1,60 @@
+"""Progress on stderr: a line per 10 % in a log, a bar on a terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from commandline import environment, rules, run, safetensors
+
+LINE = re.compile(r"writing +(\d+) %  [\d.]+ [kMG]?B of [\d.]+ [kMG]?B  [\d.]+ [kMGT]?B/s, \d+ s left, private memory [\d.]+ [kMG]?B")
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> list[object]:
+    """The arguments of a run over 200 MB."""
+    source = safetensors(tmp_path / "in.safetensors", {f"a.{i}": ("U8", [1 << 20]) for i in range(200)}, holes=True)
+    rule = rules(tmp_path, "rules: [{name: r, from: 'a.{i:int}', to: 'b.{i}'}]\n")
+    return ["apply", source, "-o", tmp_path / "out.safetensors", "--rules", rule, "--no-fsync"]
+
+
+def test_a_log_has_a_line_per_ten_percent(large: list[object]) -> None:
+    lines = [line for line in run(*large).err.splitlines() if line.startswith("writing")]
+    said = [int(LINE.fullmatch(line)[1]) for line in lines]
+    assert said == list(range(10, 101, 10))
+
+
+def test_a_terminal_has_a_bar_with_speed_time_left_and_memory(large: list[object]) -> None:
+    reader, writer = pty.openpty()
+    command = [sys.executable, "-m", "migrate", *(str(a) for a in large)]
+    terminal = {**environment(), "TERM": "xterm", "COLUMNS": "140"}
+    with subprocess.Popen(command, env=terminal, stdout=subprocess.PIPE, stderr=writer) as child:
+        os.close(writer)
+        seen = b""
+        while True:
+            try:
+                part = os.read(reader, 65536)
+            except OSError:
+                break
+            if not part:
+                break
+            seen += part
+        out = child.stdout.read()
+    os.close(reader)
+    assert child.returncode == 0
+    assert out.startswith(b"published ")
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode())
+    assert "writing" in text
+    assert re.search(r"[\d.]+/[\d.]+ MB", text)
+    assert re.search(r"[\d.]+ [kMG]B/s", text)
+    assert re.search(r"\d:\d\d:\d\d", text)
+    assert re.search(r"private [\d.]+ MB", text)
+
+
+def test_quiet_is_quiet(large: list[object]) -> None:
+    assert run(*large, "-q").err == ""
