@@ -31,7 +31,11 @@ class RunError(RuntimeError):
 
 
 def run(argv: Sequence[str | os.PathLike[str]], env: dict[str, str] | None = None) -> Taken:
-    """Runs `argv` with both streams captured; `RunError` with the tail of stderr when it does not succeed."""
+    """Runs `argv` with both streams captured; `RunError` with the tail of stderr when it does not succeed.
+
+    The command may keep its bytecode, as an installed one does, whatever this process was told.
+    """
+    env = {k: v for k, v in (os.environ if env is None else env).items() if k != "PYTHONDONTWRITEBYTECODE"}
     peak = 0
     out, err = os.memfd_create("out"), os.memfd_create("err")
     try:

@@ -112,7 +112,8 @@ def plan(doc: Mapping[str, Any]) -> str:
     counts = {c: sum(r["count"] for r in rows if r["change"] == c) for c in present}
     if rows:
         legend = "   ".join(f"{SYMBOLS[c]} {c}" for c in present)
-        out += ["", f"  {legend}   ({doc['unchanged']:,} unchanged not listed)", ""]
+        hidden = f"   ({doc['unchanged']:,} unchanged not listed)" if doc["unchanged"] else ""
+        out += ["", f"  {legend}{hidden}", ""]
     leg = None
     for row in rows:
         if row["leg"] != leg and len(doc["path"]) > 1:

@@ -59,7 +59,9 @@ def plan_for(source: Source, question: Question, folder: bool, max_shard_size: i
     route.check_output(composition.graph.outputs, side_reader(source), report)
     report.check()
     entries = [{**entry, "tool": __version__, "source": index_hash} for entry in route.entries]
-    text = stamps.write(stamp, route.layouts, entries, specs_hash(specs))
+    # a rule file applied by hand belongs to no lineage: what layouts the stamp named may not hold any more
+    before = stamps.Stamp({}, stamp.applied) if question.files else stamp
+    text = stamps.write(before, route.layouts, entries, specs_hash(specs))
     notes += _unheld(source, question)
     outputs = composition.graph.outputs
     target = formats.get("safetensors").describe(
