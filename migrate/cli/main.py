@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import pkgutil
@@ -65,6 +66,8 @@ def main() -> None:
     """Runs the command line and leaves with the documented exit status."""
     # torch's own threads would fight with those of the run; a library must not decide that, a process of its own may
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # a plan holds some objects per key and no cycles worth looking for
+    gc.set_threshold(200_000, 50, 50)
     sys.exit(run(sys.argv[1:]))
 
 

@@ -240,6 +240,8 @@ def _write(reader: Reader, names: tuple[str, ...], items: list[Item], out: Bound
         writers[side.role] = (side.pattern.expander(names), do)
     single = writers.get(None)
     rank_at = names.index(RANK) if RANK in names else None
+    # the outputs of one group stand together and share what they were made of
+    made = Made(rule, ())
     for item in items:
         expand, do = single if single is not None else writers[item.values[role_at or 0]]
         values = item.values
@@ -259,7 +261,9 @@ def _write(reader: Reader, names: tuple[str, ...], items: list[Item], out: Bound
             _report_two_writers(key, out.made.get(key), rule, item, report)
             continue
         out.tensors[key] = item.tensor
-        out.made[key] = Made(rule, item.keys)
+        if made.keys is not item.keys:
+            made = Made(rule, item.keys)
+        out.made[key] = made
         if item.program is not None:
             out.programs[key] = item.program
 

@@ -225,22 +225,20 @@ def _reason(diagnostic: Diagnostic) -> str:
 
 def _differences(source: Mapping[str, Spec], back: Mapping[str, Tensor], composition: Composition, last: Bound) -> list[str]:
     """`last`: the last step of the way back."""
+    extra = [key for key in back if key not in source]
+    wrong = [key for key, spec in source.items() if (returned := back.get(key)) is None or returned.spec != spec]
+    if not (extra or wrong):
+        return []
     first = composition.legs[0][1] if composition.legs else Bound()
-    by_key = {key: made.rule.label for made in last.made.values() for key in made.keys}
-    by_key.update({key: rule.label for key, rule in last.dropped.items()})
+    owners = {key: made.rule for made in last.made.values() for key in made.keys} | last.dropped
     # who took a key of the source says more than who takes its name on the way back
-    by_key.update({key: made.rule.label for made in first.made.values() for key in made.keys})
-    by_key.update({key: rule.label for table in (first.dropped, first.redundant) for key, rule in table.items()})
+    owners.update({key: made.rule for made in first.made.values() for key in made.keys} | first.dropped | first.redundant)
     lost: dict[str, list[str]] = {}
-    for key, spec in source.items():
-        returned = back.get(key)
-        who = f"rule {by_key[key]}" if key in by_key else "no rule"
-        if returned is None:
-            lost.setdefault(f"{who}: not restored", []).append(key)
-        elif returned.spec != spec:
-            lost.setdefault(f"{who}: {spec} returns as {returned.spec}", []).append(key)
-    for key in back:
-        if key not in source:
-            who = f"rule {last.made[key].rule.label}" if key in last.made else "no rule"
-            lost.setdefault(f"{who}: returns and was not there", []).append(key)
+    for key in wrong:
+        who = f"rule {owners[key].label}" if key in owners else "no rule"
+        what = f"{source[key]} returns as {back[key].spec}" if key in back else "not restored"
+        lost.setdefault(f"{who}: {what}", []).append(key)
+    for key in extra:
+        who = f"rule {last.made[key].rule.label}" if key in last.made else "no rule"
+        lost.setdefault(f"{who}: returns and was not there", []).append(key)
     return [f"{what}: {listed(keys, 4)}" for what, keys in lost.items()]

@@ -231,11 +231,12 @@ def _part(
         if step.name == "tie":
             # one tensor under several keys, where `copy` makes several
             made = made[:1] * parts
+        before, keys, dtype = item.values, item.keys, item.tensor.spec.dtype
+        if item.program is None:
+            out += [Item((*before, value), tensor, keys) for value, tensor in zip(values, made, strict=True)]
+            continue
         for number, (value, tensor) in enumerate(zip(values, made, strict=True)):
-            program = None
-            if item.program is not None:
-                program = Apply(step.name, step.args, parts, number, (item.program,), item.tensor.spec.dtype)
-            out.append(Item((*item.values, value), tensor, item.keys, program))
+            out.append(Item((*before, value), tensor, keys, Apply(step.name, step.args, parts, number, (item.program,), dtype)))
     return (*bound, capture), out
 
 

@@ -48,11 +48,11 @@ class Run(NamedTuple):
 
 def runs(file: OutputFile, outputs: Mapping[str, Tensor], source: Source, layouts: Layouts) -> list[Run]:
     """What a file copies in one stretch, in the file's order: over the ends of tensors where both sides go on."""
-    stored = source.index.tensors
+    stored, stretches = source.index.tensors, _stretches(layouts)
     found: list[Run] = []
-    for key, offset, nbytes in file.tensors:
+    for key, offset, _ in file.tensors:
         tensor = outputs[key]
-        for leaf, origin, at, length in layouts.of(tensor.view, tensor.spec.dtype, nbytes).stretches(LEAST):
+        for leaf, origin, at, length in stretches(tensor):
             name = tensor.sources[leaf]
             if not isinstance(name, str):
                 continue
@@ -71,16 +71,30 @@ def origins(outputs: Mapping[str, Tensor], source: Source) -> Callable[[str], li
 
     An output file that puts the key there modulo the size of a page can share these bytes.
     """
-    layouts, stored = Layouts(), source.index.tensors
+    stored, stretches = source.index.tensors, _stretches(Layouts())
     in_files = [blob.fileno() is not None for blob in source.blobs]
 
     def of(key: str) -> list[tuple[int, int]]:
         tensor = outputs[key]
         found = []
-        for leaf, origin, at, length in layouts.of(tensor.view, tensor.spec.dtype, tensor.spec.nbytes).stretches(LEAST):
+        for leaf, origin, at, length in stretches(tensor):
             name = tensor.sources[leaf]
-            if isinstance(name, str) and in_files[stored[name].blob]:
-                found.append((stored[name].offset + origin - at, length))
+            if isinstance(name, str) and in_files[(place := stored[name]).blob]:
+                found.append((place.offset + origin - at, length))
+        return found
+
+    return of
+
+
+def _stretches(layouts: Layouts) -> Callable[[Tensor], list[tuple[int, int, int, int]]]:
+    """The stretches of a tensor's layout, listed once for all that share its view."""
+    known: dict[tuple[int, str], list[tuple[int, int, int, int]]] = {}
+
+    def of(tensor: Tensor) -> list[tuple[int, int, int, int]]:
+        kind = (id(tensor.view), tensor.spec.dtype)
+        found = known.get(kind)
+        if found is None:
+            found = known[kind] = list(layouts.of(tensor.view, tensor.spec.dtype, tensor.spec.nbytes).stretches(LEAST))
         return found
 
     return of
