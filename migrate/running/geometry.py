@@ -120,7 +120,8 @@ class Layout:
             permuted = any(abs(a[2]) < abs(b[2]) for a, b in zip(move.loops, move.loops[1:], strict=False))
             limit = STAGE_MAX if permuted else STAGE
             period = max([period, *(d for n, d, _ in move.loops if n > 1 and d <= limit)])
-        size = STAGE_MAX if self.windowed else STAGE
+        # where elements move each fill reads all it permutes: the fewer fills, the less is read again
+        size = STAGE_MAX if self.windowed or self.moved() else STAGE
         return max(1, size // period) * period
 
 
