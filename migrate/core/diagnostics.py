@@ -97,16 +97,29 @@ class Diagnostic:
         for span in self.spans:
             out.append(f"{' ' * width}--> {span}")
             if span.text:
-                caret = " " * (span.column - 1) + "^" * max(1, span.length)
+                text, before, length = _window(span)
+                caret = " " * before + "^" * length
                 out += [
                     f"{' ' * width} |",
-                    f"{span.line:>{width}} | {span.text}",
+                    f"{span.line:>{width}} | {text}",
                     f"{' ' * width} | {caret} {span.label}".rstrip(),
                 ]
         out += [f"{' ' * width} = note: {note}" for note in self.notes]
         if self.help:
             out.append(f"{' ' * width} = help: {self.help}")
         return "\n".join(out)
+
+
+def _window(span: Span, widest: int = 240) -> tuple[str, int, int]:
+    """The part of the span's line that is drawn, how much of it stands before the caret, and the caret's length.
+
+    A line of many thousand characters would bury the message.
+    """
+    text, at, length = span.text, span.column - 1, max(1, span.length)
+    start = max(0, at - widest // 2) if len(text) > widest else 0
+    shown = text[start : start + widest]
+    shown = ("…" + shown[1:] if start else shown) + ("…" if start + widest < len(text) else "")
+    return shown, at - start, min(length, max(1, start + widest - at))
 
 
 class Report:

@@ -19,6 +19,9 @@ from ..rules.compiled import ROLE, CompiledStep, DirectedRule
 from .graph import Apply, Call, Expr, Tensor, Value, ValueCheck
 from .match import ABSENT, RANK
 
+# no tensor comes apart into more; a larger number is a mistake, and each part is an object
+MOST_PARTS = 100_000
+
 
 class Item(NamedTuple):
     """One tensor on its way through a rule: capture values, the tensor, the keys it was made of, its eager program."""
@@ -222,6 +225,8 @@ def _part(
     for item in items:
         try:
             parts = step.op.parts(step.args, item.tensor.spec.shape, len(listed_values) if listed_values is not None else None)
+            if parts > MOST_PARTS:
+                raise OpError("M305", f"{step.name} into {{{capture}}}: {parts} parts, at most {MOST_PARTS:,} are made of one tensor")
             made, met = views.trace(step, [item.tensor], parts)
         except OpError as error:
             refusals.add(Refused(item.keys, _diagnose(rule, step, error, bound, item.values, [item])), bound, item.values)
@@ -314,7 +319,8 @@ def _complete(rule: DirectedRule, step: CompiledStep, capture: str, members: dic
         # an absent value (None) is a key whose role does not have the capture
         expected = range(start, max((v + 1 for v in members if v is not None), default=start))
     within = sum(v in expected for v in members)
-    lacking = len(expected) - within
+    # `len` of a range has an end, what `count` says has none
+    lacking = (max(0, expected.stop - expected.start) if isinstance(expected, range) else len(expected)) - within
     # a key may claim to be member a thousand million: only the first few gaps are looked for
     missing = [str(v) for v in islice((v for v in expected if v not in members), 8)]
     extra = [str(v) for v in members if v not in expected]

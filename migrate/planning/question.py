@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..core.diagnostics import fail
+from ..core.diagnostics import did_you_mean, fail, listed, printable
 
 PLAN_VERSION = "1.0"
+# what `allow` can hold; nothing else loosens anything
+ALLOWANCES = ("lossy", "drop", "opaque", "links", "delayed-scaling")
 PathLike = str | os.PathLike[str]
 
 
@@ -56,9 +58,13 @@ def ask(
     *,
     backwards: bool,
 ) -> Question:
-    """The question, with one word taken for a list of one."""
+    """The question, with one word taken for a list of one. M115 for an allowance that there is not."""
     paths = (rules,) if isinstance(rules, (str, os.PathLike)) else tuple(rules)
-    return Question(_texts(to), _texts(from_), tuple(os.fspath(r) for r in paths), dict(params or {}), frozenset(_texts(allow)), backwards)
+    allowed = frozenset(_texts(allow))
+    for word in sorted(allowed.difference(ALLOWANCES)):
+        hint = did_you_mean(word, list(ALLOWANCES)) or f"what can be allowed: {listed(list(ALLOWANCES))}"
+        fail("M115", f"`{printable(word)}` is nothing that can be allowed", help=hint)
+    return Question(_texts(to), _texts(from_), tuple(os.fspath(r) for r in paths), dict(params or {}), allowed, backwards)
 
 
 def _texts(words: str | Iterable[str]) -> tuple[str, ...]:
@@ -83,19 +89,20 @@ def saved_plan(path: PathLike) -> dict[str, Any] | None:
 
 
 def _is_whole(saved: Mapping[str, Any]) -> bool:
-    """Whether a plan has all that is read of it before it is planned again."""
+    """Whether a plan has all that is read of it before it is planned again, each of its kind."""
     try:
-        read = (saved["digest"], saved["source"]["path"], saved["options"]["max_shard_size"], saved["options"]["folder"], saved["question"])
+        read = (saved["digest"], saved["source"]["path"], saved["options"]["max_shard_size"], saved["options"]["folder"])
+        asked = saved["question"]
+        lists = [asked[name] for name in ("to", "from", "rules", "allow")]
+        kinds = [*zip(read, (str, str, int, bool), strict=True), (asked["params"], dict), (asked["backwards"], bool)]
     except (KeyError, TypeError):
         return False
-    return all(isinstance(value, kind) for value, kind in zip(read, (str, str, int, bool, dict), strict=True))
+    return all(isinstance(value, kind) for value, kind in kinds) and all(
+        isinstance(words, list) and all(isinstance(word, str) for word in words) for words in lists
+    )
 
 
 def asked_in(saved: Mapping[str, Any]) -> Question:
-    """The question that a saved plan answers; M115 if it is not whole."""
+    """The question that a saved plan answers."""
     asked = saved["question"]
-    try:
-        to, from_, rules = (tuple(asked[name]) for name in ("to", "from", "rules"))
-        return Question(to, from_, rules, dict(asked["params"]), frozenset(asked["allow"]), bool(asked["backwards"]))
-    except (KeyError, TypeError, ValueError) as error:
-        fail("M115", f"the plan's question is not whole: {error}", help="plan again")
+    return ask(asked["to"], asked["from"], asked["rules"], asked["params"], asked["allow"], backwards=asked["backwards"])

@@ -82,9 +82,18 @@ def _packs(folders: Sequence[str]) -> Packs:
     return find(folders[0] if folders else None)
 
 
+def _folders(rules: Sequence[str]) -> list[str]:
+    """The folders of lineages, where only such can be meant; M115 for anything else."""
+    for given in rules:
+        if not Path(given).is_dir():
+            what = "is a file" if Path(given).exists() else "does not exist"
+            fail("M115", f"--rules {printable(given, 300)} {what}, and a folder of lineages is asked for")
+    return list(rules)
+
+
 def known_lineages(rules: Sequence[str], only: str | None) -> list[dict[str, Any]]:
     """All known lineages with their layouts and edges, for people and machines; `only` one of them."""
-    packs = _packs([r for r in rules if Path(r).is_dir()])
+    packs = _packs(_folders(rules))
     names = [only] if only is not None else list(packs.lineages()[0])
     out = []
     for name in names:
@@ -104,7 +113,7 @@ def known_lineages(rules: Sequence[str], only: str | None) -> list[dict[str, Any
 def layouts_of(index: Index, read_side: ReadSide, rules: Sequence[str], stamped: Mapping[str, str]) -> list[dict[str, Any]]:
     """The layouts that a checkpoint is in, of all known lineages: by its stamp, or by detection with evidence."""
     out = []
-    for name, lineage in _packs([r for r in rules if Path(r).is_dir()]).lineages()[0].items():
+    for name, lineage in _packs(_folders(rules)).lineages()[0].items():
         if name in stamped:
             out.append({"lineage": name, "layout": stamped[name], "evidence": ["its stamp says so"], "note": ""})
             continue
@@ -125,6 +134,8 @@ def find_route(
     packs = _packs(question.folders)
     found: list[Diagnostic] = []
     reached: dict[str, str] = {}
+    if question.from_ and not question.to:
+        fail("M115", "--from says where a way begins, and nothing says where it goes", help="--to LINEAGE@LAYOUT")
     if question.files:
         if question.to:
             fail("M115", "--to names a layout and --rules a rule file; a rule file is applied as it is", help="give one of them")
@@ -203,8 +214,12 @@ def _towards(
                 f"the checkpoint's stamp says {name}@{printable(layout)}, a layout that is not known here",
                 help="it was written with newer rules; update the rule pack",
             )
+    said: set[str] = set()
     for text in question.from_:
         goal = resolve_goal(text, lineages, current)
+        if goal.lineage in said:
+            fail("M115", f"--from names two layouts of lineage {goal.lineage}", help="a checkpoint is in one of them")
+        said.add(goal.lineage)
         current[goal.lineage] = goal.layout
     seen: dict[str, list[Finding]] = {}
     for name, lineage in lineages.items():
@@ -224,6 +239,8 @@ def _towards(
         steps += _walk(packs, goal.lineage, current[goal.lineage], goal.layout, down)
         found += warnings(lineage, [goal.layout])
         current[goal.lineage] = reached[goal.lineage] = goal.layout
+    for name in sorted(said - reached.keys()):
+        fail("M115", f"--from names lineage {name}, and no --to leads to a layout of it", help=f"--to {name}@LAYOUT, or leave it out")
     return steps, reached
 
 

@@ -84,6 +84,14 @@ def text(value: Any) -> str:
     wrong("M106", f"text is asked for, here stands {kind_of(value)}", "quote it if it is meant as text" if isinstance(value, str) else None)
 
 
+def line(value: Any) -> str:
+    """Text that plans and messages print as it is."""
+    word = text(value)
+    if not word.isprintable():
+        wrong("M114", f"`{printable(word)}` is not one line of printable characters")
+    return word
+
+
 def integer(value: Any) -> int:
     if isinstance(value, yaml.Plain) and (number := yaml.integer(value)) is not None:
         return number
@@ -171,6 +179,7 @@ def unknown_dtype(name: str, at: tuple[str | int, ...] = ()) -> Problem:
 
 _ITEM_LIST = BeforeValidator(sequence)
 Text = Annotated[str, BeforeValidator(text)]
+Line = Annotated[str, BeforeValidator(line)]
 Int = Annotated[int, BeforeValidator(integer)]
 Bool = Annotated[bool, BeforeValidator(boolean)]
 Number = Annotated[Any, BeforeValidator(number), WithJsonSchema({"type": "number"})]

@@ -23,6 +23,7 @@ from .fields import (
     Exact,
     Identifier,
     Int,
+    Line,
     Model,
     Name,
     Problem,
@@ -227,7 +228,7 @@ class Param(Model):
 class Rule(Model):
     """Which keys go in, what happens to the tensors, which keys come out."""
 
-    name: Text = Field(description="unique in its file; plans and messages name it")
+    name: Line = Field(description="unique in its file; plans and messages name it")
     sources: Roles = Field(alias="from", description="a pattern, a list of patterns, or a mapping from role to pattern")
     targets: Roles = Field(default_factory=dict, alias="to", description="like `from`; left out where the rule ends in drop")
     via: Annotated[tuple[Annotated[InstanceOf[Step], BeforeValidator(arguments.step)], ...], Sequence] = ()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.diagnostics import Diagnostic, Report, did_you_mean, fail, listed, printable
 from ..core.errors import MigrateError
 from ..source import yaml
+from ..source.registry import declared
 from .lineage import Edge, Lineage
 
 if TYPE_CHECKING:
@@ -177,9 +178,7 @@ def built_in() -> Pack:
 
 
 def _scan() -> Iterator[Pack]:
-    from importlib.metadata import entry_points
-
-    for entry in sorted(entry_points(group=GROUP), key=lambda e: (e.name, e.value)):
+    for entry in declared(GROUP):
         yield _located(entry)
 
 

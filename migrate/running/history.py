@@ -35,7 +35,7 @@ def read(raw: bytes | None, index_hash: str) -> tuple[Stamp, list[str]]:
         layouts, applied, output = document["layouts"], document["applied"], document["output"]
         well_formed = (
             isinstance(layouts, dict)
-            and all(isinstance(v, str) for v in layouts.values())
+            and all(map(_is_line, [*layouts, *layouts.values()]))
             and isinstance(applied, list)
             and all(_is_entry(entry) for entry in applied)
         )
@@ -52,11 +52,16 @@ def _is_entry(entry: Any) -> bool:
     texts = ("lineage", "from", "to", "tool", "source")
     return (
         isinstance(entry, dict)
-        and all(isinstance(entry.get(name), str) for name in texts)
+        and all(_is_line(entry.get(name)) for name in texts)
         and isinstance(entry.get("params"), dict)
         and isinstance(entry.get("rules"), list)
-        and all(isinstance(r, dict) and isinstance(r.get("id"), str) and isinstance(r.get("hash"), str) for r in entry["rules"])
+        and all(isinstance(r, dict) and _is_line(r.get("id")) and _is_line(r.get("hash")) for r in entry["rules"])
     )
+
+
+def _is_line(value: Any) -> bool:
+    """Whether it is text that may stand on a terminal: a stamp comes with the checkpoint, from whoever made it."""
+    return isinstance(value, str) and value.isprintable()
 
 
 def write(before: Stamp, layouts: Mapping[str, str], entries: Sequence[Mapping[str, Any]], output_hash: str) -> str:

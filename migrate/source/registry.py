@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import pkgutil
+import sys
 import threading
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -102,10 +104,8 @@ class Registry(Generic[T]):
 
     def _third_party(self) -> dict[str, EntryPoint]:
         if self._entries is None:
-            from importlib.metadata import entry_points
-
             entries: dict[str, EntryPoint] = {}
-            for entry in sorted(entry_points(group=self.group), key=lambda e: (e.name, _distribution(e), e.value)):
+            for entry in declared(self.group):
                 if entry.name in self.builtin():
                     self._report(entry, "the name is built in")
                 elif entry.name not in entries:
@@ -119,6 +119,43 @@ class Registry(Generic[T]):
         broken = Broken(entry.name, _distribution(entry), error)
         self._broken[broken.name, broken.distribution] = broken
         return broken
+
+
+def declared(group: str) -> list[EntryPoint]:
+    """The entry points of a group, sorted by name, distribution and value.
+
+    `importlib.metadata` costs as much as the rest of a small command, and mostly there is nothing to find: so the files
+    that would declare the group are looked through as text first.
+    """
+    if not any(_may_declare(folder, group) for folder in sys.path):
+        return []
+    from importlib.metadata import entry_points
+
+    return sorted(entry_points(group=group), key=lambda e: (e.name, _distribution(e), e.value))
+
+
+def _may_declare(folder: str, group: str) -> bool:
+    """Whether a distribution in `folder` could declare entries of the group; True where that cannot be seen from here."""
+    place = folder or "."
+    try:
+        names = os.listdir(place)
+    except NotADirectoryError:
+        return True  # an archive
+    except OSError:
+        return False
+    for name in names:
+        if name.endswith((".dist-info", ".egg-info")):
+            try:
+                with open(os.path.join(place, name, "entry_points.txt"), encoding="utf-8") as file:
+                    if group in file.read():
+                        return True
+            except NotADirectoryError:
+                return True  # an old single-file egg-info
+            except OSError:
+                continue
+        elif name.endswith(".egg"):
+            return True
+    return False
 
 
 def _distribution(entry: Any) -> str:
