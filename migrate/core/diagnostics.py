@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,7 +29,7 @@ class Page:
     body: str
 
 
-@lru_cache(maxsize=None)
+@cache
 def page(code: str) -> Page:
     """The page of `code`; KeyError when there is none."""
     try:

@@ -33,7 +33,7 @@ class MigrateError(Exception):
         super().__init__("\n\n".join(d.render() for d in self.diagnostics))
 
 
-class AnswerIsNo(MigrateError):
+class AnswerIsNo(MigrateError):  # noqa: N818 - it says no, nothing went wrong
     exit_code = 1
 
 
@@ -49,7 +49,7 @@ class RunError(MigrateError):
     exit_code = 4
 
 
-class Bug(MigrateError):
+class Bug(MigrateError):  # noqa: N818 - the word users are told
     exit_code = 70
 
 

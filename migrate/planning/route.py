@@ -287,6 +287,13 @@ def _remembered(stamp: Any, applied: Sequence[Mapping[str, Any]], steps: Sequenc
     return out
 
 
+def _unheeded(file: LoadedFile) -> list[Diagnostic]:
+    """M601 for what a rule file says and this version reads over."""
+    said = [field for field in ("files", "names") if getattr(file.model, field)]
+    what = "side files are carried as they are"
+    return [Diagnostic("M601", f"`{field}` of {file.model.id} is not applied: {what}", (file.span(field),)) for field in said]
+
+
 def _compile(
     steps: Sequence[_Step],
     packs: Packs,
@@ -309,6 +316,7 @@ def _compile(
             some, patterns = compile_file(file, report)
             compiled += [(rule, own) for rule in some]
             keep += patterns
+            found += _unheeded(file)
             hashes.append({"id": file.model.id, "hash": semantic_hash(file.model)})
         legs.append(Leg(step.lineage, step.start, step.goal, step.backwards, tuple(compiled), tuple(keep)))
         bound = {name: values[name] for file in step.files for name in file.model.params if name in values}

@@ -13,6 +13,7 @@ from ..source import yaml
 from .arguments import each
 from .fields import (
     Bool,
+    Line,
     Model,
     Name,
     Problem,
@@ -114,7 +115,7 @@ class DetectFields(Model):
 class LayoutFields(Model):
     """One layout of a lineage."""
 
-    title: Text
+    title: Line
     detect: DetectFields | None = None
     status: Annotated[Literal["current", "supported", "deprecated"], BeforeValidator(one_of(*STATUSES))] = "supported"
     message: Text = Field("", description="of a deprecated layout: what to use instead, printed once by each plan")
@@ -125,10 +126,10 @@ class LayoutsFile(Model):
     """One independent axis of change and its layouts, the oldest first."""
 
     lineage: Name
-    title: Text
+    title: Line
     ordered: Bool = Field(True, description="true: releases, one after the other; false: spellings, any way goes")
     requires: Text | None = Field(None, description="of migrate; checked first")
-    layouts: Annotated[dict[Text, LayoutFields], BeforeValidator(mapping)]
+    layouts: Annotated[dict[Line, LayoutFields], BeforeValidator(mapping)]
 
 
 def load_layouts(path: Any, report: Report) -> Lineage | None:

@@ -35,6 +35,7 @@ from .fields import (
     found,
     integer,
     kind_of,
+    line,
     mapping,
     one_of,
     refuse,
@@ -166,7 +167,7 @@ def _optional(value: Any) -> bool | tuple[str, ...]:
 
 
 def _edge(value: Any) -> tuple[str, str]:
-    names = [text(item) for item in sequence(value)]
+    names = [line(item) for item in sequence(value)]
     if len(names) != 2:
         wrong("M106", f"an edge is `[from, to]`, here are {len(names)} layouts")
     if names[0] == names[1]:

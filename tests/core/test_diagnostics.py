@@ -60,6 +60,15 @@ def test_what_repeats_at_one_place_is_said_three_times_and_counted():
     assert condensed(placeless) == placeless
 
 
+def test_of_a_very_long_line_only_what_is_about_the_caret_is_drawn():
+    line = "a" * 50_000 + "HERE" + "b" * 50_000
+    drawn = Diagnostic("M111", "x", (Span("a.yaml", 1, 50_001, 4, line),)).render().splitlines()
+    assert max(map(len, drawn)) < 260
+    assert drawn[3][drawn[4].index("^") : drawn[4].rindex("^") + 1] == "HERE"
+    whole = Diagnostic("M111", "x", (Span("a.yaml", 1, 1, 100_004, line),)).render().splitlines()
+    assert max(map(len, whole)) < 260
+
+
 def test_text_of_a_checkpoint_cannot_drive_a_terminal():
     assert printable("a\x1b[31mb\n") == "a\\x1b[31mb\\n"
     assert printable("ü") == "\\xfc"

@@ -15,7 +15,9 @@ def test_equal_specs_made_by_spec_are_one_object():
     assert spec("float32", (2, 3)) == Spec("float32", (2, 3))
 
 
-@pytest.mark.parametrize(("dtype", "shape", "nbytes"), [("bfloat16", (3, 5), 30), ("float4_e2m1fn", (3, 3), 5), ("float6_e2m3fn", (4,), 3), ("int64", (), 8)])
+@pytest.mark.parametrize(
+    ("dtype", "shape", "nbytes"), [("bfloat16", (3, 5), 30), ("float4_e2m1fn", (3, 3), 5), ("float6_e2m3fn", (4,), 3), ("int64", (), 8)]
+)
 def test_bytes_are_packed_and_rounded_up(dtype, shape, nbytes):
     assert Spec(dtype, shape).nbytes == nbytes
 
@@ -36,7 +38,10 @@ def test_an_element_is_encoded_as_torch_does_or_refused(dtype, value):
     assert encode(dtype, value) == made.reshape(1).view(torch.uint8).numpy().tobytes()
 
 
-@pytest.mark.parametrize(("dtype", "value"), [("uint8", 256), ("uint8", -1), ("int8", 0.5), ("bool", 2), ("int32", math.inf), ("bfloat16", 1.001), ("float8_e4m3fn", 480.0)])
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [("uint8", 256), ("uint8", -1), ("int8", 0.5), ("bool", 2), ("int32", math.inf), ("bfloat16", 1.001), ("float8_e4m3fn", 480.0)],
+)
 def test_what_a_dtype_cannot_hold_is_refused(dtype, value):
     with pytest.raises(ValueError, match=dtype):
         encode(dtype, value)

@@ -8,6 +8,7 @@ import pytest
 from migrate import ops
 from migrate.core import view
 from migrate.core.diagnostics import Span
+from migrate.core.errors import MigrateError
 from migrate.core.spec import spec
 from migrate.planning.graph import Tensor, Value
 from migrate.planning.pipeline import Views
@@ -120,3 +121,17 @@ def test_a_step_lives_as_long_as_what_was_traced_for_it():
     views.trace(step, [Tensor(spec("float32", (5,)), views.stored((5,)), ("a",))], 1)
     del step
     assert args() is not None
+
+
+@pytest.mark.parametrize(
+    ("rule", "code"),
+    [
+        ('from: "x.{e:int}", to: "y", via: [{stack: {over: e, count: 99999999999999999999999}}]', "M207"),
+        ('from: "x.0", to: "y.{e:int}", optional: true, via: [{copy: {into: e, count: 99999999999999999999999}}]', "M305"),
+        ('from: "x.0", to: "y.{e:int}", optional: true, via: [{tie: {into: e, count: 5000000}}]', "M305"),
+    ],
+)
+def test_a_count_beyond_all_measure_is_refused_and_not_tried(engine, rule, code):
+    with pytest.raises(MigrateError) as caught:
+        engine.apply(engine.rules(rule), {"x.0": iota(2), "x.1": iota(2)})
+    assert code in [d.code for d in caught.value.diagnostics]

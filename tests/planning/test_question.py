@@ -1,0 +1,58 @@
+"""What is asked, as it was asked, and the plan file that holds it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from migrate.core.errors import MigrateError
+from migrate.planning.question import Question, ask, asked_in, saved_plan
+
+WHOLE = {
+    "format_version": "1.0",
+    "kind": "plan",
+    "digest": "m1:0",
+    "source": {"path": "x"},
+    "options": {"max_shard_size": 5, "folder": True},
+    "question": {"to": ["a@b"], "from": [], "rules": [], "params": {"n": "1"}, "allow": ["drop"], "backwards": False},
+}
+
+
+def write(folder: Path, document: object) -> Path:
+    path = folder / "plan.json"
+    path.write_text(json.dumps(document))
+    return path
+
+
+def test_a_question_comes_back_from_its_plan(tmp_path: Path) -> None:
+    saved = saved_plan(write(tmp_path, WHOLE))
+    assert saved is not None
+    assert asked_in(saved) == Question(("a@b",), (), (), {"n": "1"}, frozenset({"drop"}), False)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("to", [1]),
+        ("to", "a@b"),
+        ("from", [None]),
+        ("rules", [["x"]]),
+        ("allow", [["drop"]]),
+        ("params", [1]),
+        ("backwards", "no"),
+        ("to", None),
+    ],
+)
+def test_a_question_of_the_wrong_kind_is_no_plan(tmp_path: Path, field: str, value: object) -> None:
+    path = write(tmp_path, {**WHOLE, "question": {**WHOLE["question"], field: value}})
+    with pytest.raises(MigrateError, match="is not a plan") as caught:
+        saved_plan(path)
+    assert caught.value.exit_code == 2
+    assert str(path) in str(caught.value)
+
+
+def test_an_allowance_that_there_is_not_is_refused() -> None:
+    with pytest.raises(MigrateError, match=r"`drpo`(.|\n)*did you mean `drop`"):
+        ask((), (), (), None, "drpo", backwards=False)

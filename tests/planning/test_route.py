@@ -1,0 +1,100 @@
+"""Where a checkpoint stands, and what is said of it that leads nowhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import migrate
+from migrate.core.errors import MigrateError
+
+LAYOUTS = """
+lineage: demo
+title: Demo
+layouts:
+  v1: {title: one, detect: {present: "{p...}.a"}}
+  v2: {title: two, detect: {present: "{p...}.b"}}
+"""
+RULE = """
+id: demo/v2/r
+title: t
+lineage: demo
+edge: [v1, v2]
+rules: [{name: r, from: "{p...}.a", to: "{p}.%s"}]
+"""
+
+
+@pytest.fixture
+def pack(tmp_path: Path) -> Path:
+    folder = tmp_path / "rules" / "demo" / "v2"
+    folder.mkdir(parents=True)
+    (folder.parent / "layouts.yaml").write_text(LAYOUTS)
+    (folder / "r.yaml").write_text(RULE % "b")
+    return tmp_path / "rules"
+
+
+def checkpoint(folder: Path, *keys: str) -> Path:
+    save_file({key: np.zeros(2, np.float32) for key in keys}, folder / "x.safetensors")
+    return folder / "x.safetensors"
+
+
+def refused(path: Path, pack: Path, **question: Any) -> str:
+    with pytest.raises(MigrateError) as caught:
+        migrate.plan(path, rules=[pack], **question)
+    return str(caught.value)
+
+
+def test_a_checkpoint_that_fits_two_layouts_is_ambiguous_and_shows_why(tmp_path: Path, pack: Path) -> None:
+    said = refused(checkpoint(tmp_path, "x.a", "y.b"), pack, to="demo@v2")
+    assert "M503" in said
+    assert "v1: x.a fits {p...}.a" in said
+    assert "--from demo@v1 or --from demo@v2" in said
+
+
+def test_a_checkpoint_that_fits_no_layout_shows_what_is_missing(tmp_path: Path, pack: Path) -> None:
+    said = refused(checkpoint(tmp_path, "x.z"), pack, to="demo@v2")
+    assert "M504" in said
+    assert "not v1: no key fits {p...}.a" in said
+
+
+def test_an_output_that_would_be_taken_for_another_layout_is_refused(tmp_path: Path, pack: Path) -> None:
+    (pack / "demo" / "v2" / "r.yaml").write_text(RULE % "c.a")
+    said = refused(checkpoint(tmp_path, "x.a"), pack, to="demo@v2")
+    assert "M506" in said
+    assert "demo@v1, not as demo@v2" in said
+
+
+def test_a_start_in_a_lineage_without_a_goal_is_refused(tmp_path: Path, pack: Path) -> None:
+    said = refused(checkpoint(tmp_path, "x.a"), pack, to="demo@v2", from_="te-grouped-weight@multi")
+    assert "--from names lineage te-grouped-weight" in said
+
+
+def test_two_starts_in_one_lineage_are_refused(tmp_path: Path, pack: Path) -> None:
+    said = refused(checkpoint(tmp_path, "x.a"), pack, to="demo@v2", from_=["demo@v1", "demo@v2"])
+    assert "two layouts of lineage demo" in said
+
+
+def test_a_start_beside_a_rule_file_is_refused(tmp_path: Path, pack: Path) -> None:
+    said = refused(checkpoint(tmp_path, "x.a"), pack / "demo" / "v2" / "r.yaml", from_="demo@v1")
+    assert "--from" in said
+    assert "M115" in said
+
+
+@pytest.mark.parametrize("name", ["nowhere", "demo/v2/r.yaml"])
+def test_where_lineages_are_looked_for_only_a_folder_will_do(tmp_path: Path, pack: Path, name: str) -> None:
+    path = checkpoint(tmp_path, "x.a")
+    for call in (lambda: migrate.inspect(path, rules=[pack / name]), lambda: migrate.history(rules=[pack / name])):
+        with pytest.raises(MigrateError, match=name):
+            call()
+
+
+def test_a_patch_of_side_files_that_is_not_applied_is_said(tmp_path: Path, pack: Path) -> None:
+    (pack / "demo" / "v2" / "r.yaml").write_text((RULE % "b") + "files: {config.json: {x: null}}\n")
+    planned = migrate.plan(checkpoint(tmp_path, "x.a"), to="demo@v2", rules=[pack])
+    (warning,) = planned.document["warnings"]
+    assert warning["code"] == "M601"
+    assert "`files` of demo/v2/r" in warning["message"]
