@@ -74,6 +74,7 @@ def bind(
                 out.programs[key] = programs[key]
     _remove_derived(derived, tensors, out, views, ask)
     _settle_ranks(out, report)
+    out.notes += _unmatched_values(matching.readers)
     for reader in matching.readers:
         if not reader.taken and not reader.rule.optional and not reader.contested:
             texts = " and ".join(repr(s.pattern.text) for s in reader.rule.reads)
@@ -85,6 +86,18 @@ def bind(
                 help="is the layout the right one? a rule that may match nothing says `optional: true`",
             )
     return out
+
+
+def _unmatched_values(readers: Sequence[Reader]) -> list[str]:
+    """Notes on values that `where` lists and no key has, in none of the rules that list them: mostly a misspelt module."""
+    found: dict[tuple[str, tuple[str, ...]], set[str]] = {}
+    for reader in readers:
+        for name, wanted in reader.rule.where.items():
+            if isinstance(wanted, (list, tuple)) and name in reader.names:
+                at = reader.names.index(name)
+                found.setdefault((name, tuple(map(str, wanted))), set()).update(str(t.values[at]) for t in reader.taken)
+    missing = {name: [v for v in wanted if v not in values] for (name, wanted), values in found.items()}
+    return [f"no key has {{{name}}} = {listed(values)}, which `where` names" for name, values in missing.items() if values]
 
 
 def _read_forwards(derived: Sequence[Reader], rest: Sequence[str], tensors: Mapping[str, Tensor]) -> set[str]:

@@ -229,10 +229,10 @@ def _differences(source: Mapping[str, Spec], back: Mapping[str, Tensor], composi
     wrong = [key for key, spec in source.items() if (returned := back.get(key)) is None or returned.spec != spec]
     if not (extra or wrong):
         return []
-    first = composition.legs[0][1] if composition.legs else Bound()
     owners = {key: made.rule for made in last.made.values() for key in made.keys} | last.dropped
     # who took a key of the source says more than who takes its name on the way back
-    owners.update({key: made.rule for made in first.made.values() for key in made.keys} | first.dropped | first.redundant)
+    for _, bound in reversed(composition.legs):
+        owners.update({key: made.rule for made in bound.made.values() for key in made.keys} | bound.dropped | bound.redundant)
     lost: dict[str, list[str]] = {}
     for key in wrong:
         who = f"rule {owners[key].label}" if key in owners else "no rule"

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from ..core.diagnostics import Diagnostic, Report, fail, printable
+from ..core.diagnostics import Diagnostic, Report, fail, listed, printable
 from ..rules import params as parameters
 from ..rules.compiled import compile_file
 from ..rules.lineage import Finding, Lineage, detect, path, resolve_goal, warnings
@@ -134,6 +134,7 @@ def find_route(
     packs = _packs(question.folders)
     found: list[Diagnostic] = []
     reached: dict[str, str] = {}
+    steps: list[_Step] = []
     if question.from_ and not question.to:
         fail("M115", "--from says where a way begins, and nothing says where it goes", help="--to LINEAGE@LAYOUT")
     if question.files:
@@ -146,23 +147,33 @@ def find_route(
         _refuse_by_hand(packs, applied)
         steps = [s for entry in applied for s in _walk(packs, entry["lineage"], entry["from"], entry["to"], None)]
     elif question.backwards and stamp.applied:
-        entry = _last(stamp.applied)
-        _refuse_by_hand(packs, [entry])
-        lineage = packs.load_lineage(entry["lineage"])
-        steps = _walk(packs, entry["lineage"], entry["to"], entry["from"], True if lineage.ordered else None)
+        undo = _last_run(stamp.applied)
+        _refuse_by_hand(packs, undo)
+        for entry in undo:
+            lineage = packs.load_lineage(entry["lineage"])
+            steps += _walk(packs, entry["lineage"], entry["to"], entry["from"], True if lineage.ordered else None)
     elif question.backwards:
         fail("M115", "there is no stamp that says what to undo", help="say where to go: --to LINEAGE@LAYOUT")
     else:
         hint = "--to LINEAGE@LAYOUT, or --rules FILE; `migrate inspect` and `migrate history` show layouts"
         fail("M115", "nothing says what to do", help=hint)
+    if not steps and question.params:
+        there = [f"{name}@{layout}" for name, layout in reached.items()]
+        notes = [note for name, layout in reached.items() if (note := packs.load_lineage(name).layout(layout).note)]
+        fail(
+            "M115",
+            f"the checkpoint counts as {listed(there)} already, so --set {listed(list(question.params))} would change nothing",
+            notes=tuple(notes),
+            help="say what it is in with --from if that is wrong, or leave --set out",
+        )
     remembered = _remembered(stamp, applied or (), steps)
     if not question.files:
         reached.update((s.lineage, s.goal) for s in steps)
     return _compile(steps, packs, question.params if steps else {}, remembered, found, reached)
 
 
-def _last(applied: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The edge that was applied last and not undone since; undoing a downgrade would be an upgrade."""
+def _last_run(applied: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The edges of the last run that was not undone since, the last first; undoing a downgrade would be an upgrade."""
     standing: list[Mapping[str, Any]] = []
     for entry in applied:
         if standing and (entry["lineage"], entry["from"], entry["to"]) == tuple(standing[-1][n] for n in ("lineage", "to", "from")):
@@ -171,7 +182,13 @@ def _last(applied: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
             standing.append(entry)
     if not standing:
         fail("M115", "all that the stamp says was applied is undone already", help="`migrate history` shows it; --to says where else to go")
-    return standing[-1]
+    # the edges of one run name one source
+    run = [standing[-1]]
+    for entry in reversed(standing[:-1]):
+        if entry["source"] != run[-1]["source"]:
+            break
+        run.append(entry)
+    return run
 
 
 def _refuse_by_hand(packs: Packs, applied: Sequence[Mapping[str, Any]]) -> None:

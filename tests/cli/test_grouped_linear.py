@@ -161,3 +161,19 @@ def test_inspect_says_what_detection_cannot_tell(tmp_path: Path) -> None:
     text = done("inspect", source).out
     assert "te-grouped-weight@single" in text
     assert "which modules are meant is the param `modules`" in text
+
+
+def test_a_misspelt_module_is_named(tmp_path: Path) -> None:
+    source = safetensors(tmp_path / "single.safetensors", single("fc."))
+    planned = done("plan", source, "--to", "te-grouped-weight@multi", "--set", "modules=fc,fd", "--format", "json").json
+    assert "no key has {m} = fd, which `where` names" in planned["notes"]
+    refused = run("plan", source, "--to", "te-grouped-weight@multi", "--set", "modules=fd", "--format", "json")
+    assert (refused.exit, refused.codes) == (3, ["M206"])
+
+
+def test_params_that_would_change_nothing_are_refused_with_what_detection_cannot_tell(tmp_path: Path) -> None:
+    both_spellings = safetensors(tmp_path / "both.safetensors", {**single("fc."), **multi("fc.")})
+    refused = run("plan", both_spellings, "--to", "te-grouped-weight@multi", "--set", "modules=fc")
+    assert refused.exit == 2
+    assert "would change nothing" in refused.err
+    assert "say --from single" in refused.err

@@ -156,8 +156,7 @@ def test_several_lineages_are_walked_at_once(tmp_path: Path) -> None:
     told = done("history", tmp_path / "new", "--format", "json").json
     assert told["layouts"] == {"alpha": "v2", "beta": "v2", "hf-mixtral": "v5"}
     done("downgrade", tmp_path / "new", "-o", tmp_path / "back", "--rules", local)
-    assert "model.norm.weight" in contents(tmp_path / "back")
-    assert "head.weight" in contents(tmp_path / "back")
+    assert contents(tmp_path / "back") == contents(hub), "what one run did is undone as one"
 
 
 def expert(layer: int, number: int, name: str, part: str) -> str:
