@@ -17,7 +17,7 @@ run() {
 }
 
 printf '%s\n' "# a Mixtral-like checkpoint in the layout of transformers 4: one tensor per expert"
-run python ../../benchmarks/data.py" old --preset "${PRESET:-demo}"
+run python ../../benchmarks/data.py old --preset "${PRESET:-demo}"
 
 run migrate inspect old
 run migrate plan old --to hf-mixtral@v5 -o plan.json
@@ -27,7 +27,7 @@ run migrate downgrade new -o back --to hf-mixtral@v4
 run migrate diff old back
 
 printf '\n%s\n' "# and once more by a program that shares no code with migrate"
-run python ../../benchmarks/compare.py" old back
+run python ../../benchmarks/compare.py old back
 
 if [ "${KEEP:-}" ]; then
   printf '\ndemo: done; the files are in %s\n' "$work"
