@@ -14,22 +14,30 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import formats
 from .core.diagnostics import fail, printable
 from .formats import memory, parse_size
 from .planning.compose import Composition
 from .planning.plan import Plan
-from .planning.question import Question, ask, asked_in, saved_plan
+from .planning.question import Question, ask, asked_in, changed_since, path_text, saved_plan
 from .planning.route import find_route, known_lineages, layouts_of
 from .running import history as stamps
 from .running.prepare import compose_for, is_folder, plan_for, side_reader, stamp_of
 from .source.index import Source
 
+if TYPE_CHECKING:
+    from .running.tiles import RunResult
+
 FORMAT_VERSION = "1.0"
 DEFAULT_SHARD = "5GB"
+# below it not even the buffers of one thread fit
+LEAST_MEMORY = 1 << 20
+MOST_THREADS = 64
+MOST_FIELDS = 30
 
 Progress = Callable[[int, int], None]
 PathLike = str | os.PathLike[str]
@@ -39,7 +47,7 @@ def inspect(path: PathLike, *, rules: Iterable[PathLike] = (), allow: Iterable[s
     """What the checkpoint holds and which layouts it fits, with evidence; from headers only. `expand` lists every key."""
     from .core.templates import collapse
 
-    source = formats.open(path, "links" in set(allow))
+    source = _opened("path", path, ask((), (), rules, None, allow, backwards=False))
     try:
         index = source.index
         specs = {key: stored.spec for key, stored in index.tensors.items()}
@@ -89,7 +97,7 @@ def plan(
     Raises all problems at once. `single_file` None means: like the source. `backwards` plans what `downgrade` would do.
     """
     question = ask(to, from_, rules, params, allow, backwards=backwards)
-    source = formats.open(path, "links" in question.allow)
+    source = _opened("path", path, question)
     try:
         return plan_for(source, question, is_folder(source, single_file), _size(max_shard_size))
     finally:
@@ -123,14 +131,14 @@ def apply(
     if out is None:
         if not isinstance(path, Mapping):
             fail("M115", "apply needs a place for its output", help="-o OUT, or out= in Python")
-        return _apply_in_memory(path, question, _size(max_memory))
-    saved = None if isinstance(path, Mapping) else saved_plan(path)
+        return _apply_in_memory(path, question, _memory(max_memory))
+    saved = None if isinstance(path, Mapping) else saved_plan(path_text("path", path))
     if saved is not None:
         if question != Question() or max_shard_size is not None:
             fail("M115", "a saved plan is run as it is; --to, --from, --rules, --set, --allow and --max-shard-size are part of it")
         question = asked_in(saved)
         path, max_shard_size = saved["source"]["path"], saved["options"]["max_shard_size"]
-    return _run(path, Path(out), question, max_shard_size, threads, max_memory, fsync, resume, progress, saved)
+    return _run(path, out, question, max_shard_size, threads, max_memory, fsync, resume, progress, saved)
 
 
 def downgrade(
@@ -151,7 +159,7 @@ def downgrade(
 ) -> dict[str, Any]:
     """Takes a checkpoint back to an older layout; without `to` and `rules`, undoes what its stamp says was applied last."""
     question = ask(to, from_, rules, params, allow, backwards=True)
-    return _run(path, Path(out), question, max_shard_size, threads, max_memory, fsync, resume, progress, None)
+    return _run(path, out, question, max_shard_size, threads, max_memory, fsync, resume, progress, None)
 
 
 def verify(
@@ -171,20 +179,18 @@ def verify(
     """
     from .running.verify import recompute
 
-    question = ask(to, from_, rules, params, {*allow, "lossy", "drop"}, backwards=False)
-    links = "links" in question.allow
-    opened, made = formats.open(source, links), formats.open(out, links)
+    question = ask(to, from_, rules, params, allow, backwards=False)
+    question = replace(question, allow=question.allow | {"lossy", "drop"})
+    opened, made = _opened("source", source, question), _opened("out", out, question)
     try:
         index_hash = made.index.hash()
         stamp, notes = stamps.read(made.history, index_hash)
         applied = _applied_after(opened, stamp)
-        if not (question.to or question.rules or applied):
-            fail(
-                "M115",
-                f"no stamp in {printable(made.path)} says that it was made from {printable(opened.path)}",
-                notes=tuple(notes),
-                help="say what was applied: --to LINEAGE@LAYOUT, or --rules FILE",
-            )
+        if not (question.to or question.files or applied):
+            missing = f"no stamp in {printable(made.path)} says that it was made from {printable(opened.path)}"
+            if made.history is None:
+                missing = f"the output {printable(made.path)} has no stamp that says what was applied"
+            fail("M115", missing, notes=tuple(notes), help="give --to LINEAGE@LAYOUT or --rules FILE")
         route = find_route(opened.index, side_reader(opened), stamp_of(opened)[0], question, applied=applied)
         composition = compose_for(opened, route, question, programs=True, prove=False)
         differences = _spec_differences(composition, made)
@@ -215,8 +221,8 @@ def diff(a: PathLike, b: PathLike, *, allow: Iterable[str] = (), progress: Progr
     """Where two checkpoints differ: keys, specs, element bytes, side files. Stamps and header spacing do not count."""
     from .running.diff import diff as compare
 
-    links = "links" in set(allow)
-    one, other = formats.open(a, links), formats.open(b, links)
+    question = ask((), (), (), None, allow, backwards=False)
+    one, other = _opened("a", a, question), _opened("b", b, question)
     try:
         found = compare(one, other, progress=progress)
         others = [d["what"] for d in _side_differences(one, other)]
@@ -256,12 +262,15 @@ def _number(value: float | None) -> float | None:
 
 def history(path: PathLike | None = None, *, lineage: str | None = None, rules: Iterable[PathLike] = ()) -> dict[str, Any]:
     """What the stamp of a checkpoint says was applied; without a path, the known lineages with layouts and edges."""
+    question = ask((), (), rules, None, (), backwards=False)
     if path is None:
-        return {"format_version": FORMAT_VERSION, "kind": "lineages", "lineages": known_lineages([str(r) for r in rules], lineage)}
-    source = formats.open(path)
+        return {"format_version": FORMAT_VERSION, "kind": "lineages", "lineages": known_lineages(question.rules, lineage)}
+    source = _opened("path", path, question)
     try:
         index_hash = source.index.hash()
         stamp, notes = stamps.read(source.history, index_hash)
+        if lineage is not None and lineage not in {*stamp.layouts, *(e["lineage"] for e in stamp.applied)}:
+            known_lineages(question.rules, lineage)  # M507 if there is none of this name
         applied = [dict(e) for e in stamp.applied if lineage in (None, e["lineage"])]
         return {
             "format_version": FORMAT_VERSION,
@@ -276,11 +285,22 @@ def history(path: PathLike | None = None, *, lineage: str | None = None, rules: 
         source.close()
 
 
+def _opened(name: str, path: PathLike, question: Question) -> Source:
+    return formats.open(path_text(name, path), "links" in question.allow)
+
+
 def _size(size: int | str) -> int:
     try:
         return parse_size(size)
     except ValueError as error:
         fail("M115", str(error))
+
+
+def _memory(size: int | str) -> int:
+    memory = _size(size)
+    if memory < LEAST_MEMORY:
+        fail("M115", f"max_memory of {memory} bytes is not enough for anything", help=f"give at least {LEAST_MEMORY >> 20} MiB")
+    return memory
 
 
 def _applied_after(source: Source, stamp: stamps.Stamp) -> Sequence[Mapping[str, Any]]:
@@ -294,7 +314,7 @@ def _applied_after(source: Source, stamp: stamps.Stamp) -> Sequence[Mapping[str,
 
 def _run(
     path: PathLike | Mapping[str, Any],
-    out: Path,
+    out: PathLike,
     question: Question,
     max_shard_size: int | str | None,
     threads: int,
@@ -305,10 +325,13 @@ def _run(
     saved: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     from .running.publish import check_place
-    from .running.tiles import run
+    from .running.tiles import RunResult, run
 
-    shard = _size(DEFAULT_SHARD if max_shard_size is None else max_shard_size)
-    source: Source = memory.open(path) if isinstance(path, Mapping) else formats.open(path, "links" in question.allow)
+    out = Path(path_text("out", out))
+    shard, budget = _size(DEFAULT_SHARD if max_shard_size is None else max_shard_size), _memory(max_memory)
+    if not isinstance(threads, int) or isinstance(threads, bool) or not 1 <= threads <= MOST_THREADS:
+        fail("M115", f"`threads` is a number from 1 to {MOST_THREADS}, not {printable(repr(threads))}")
+    source: Source = memory.open(path) if isinstance(path, Mapping) else _opened("path", path, question)
     try:
         check_place(out, source.path)
         folder = not out.name.endswith(".safetensors")
@@ -320,15 +343,10 @@ def _run(
                 help=f"rename it, or plan with {other}",
             )
         made = plan_for(source, question, folder, shard)
-        if saved is not None and made.digest != saved["digest"]:
-            fail(
-                "M903",
-                f"the plan does not fit any more: its digest is {saved['digest'][:15]}…, now it is {made.digest[:15]}…",
-                notes=tuple(_what_changed(saved, made.document)),
-                help="plan again, and review the new plan",
-            )
+        if saved is not None:
+            _require_unchanged(saved, made.document)
         if not made.document["path"] and not isinstance(path, Mapping):
-            return _published(made, source, None, {}, 0, 0)
+            return _published(made, source, None, RunResult({}, 0, 0))
         side_files = [(f.path, source.side_file(f.path)) for f in source.index.side_files] if folder else []
         result = run(
             made.composition.graph.outputs,
@@ -341,17 +359,15 @@ def _run(
             threads=threads,
             fsync=fsync,
             resume=resume,
-            max_memory=_size(max_memory),
+            max_memory=budget,
             progress=progress,
         )
-        return _published(made, source, os.fspath(out), result.files, result.bytes_read, result.bytes_written)
+        return _published(made, source, os.fspath(out), result)
     finally:
         source.close()
 
 
-def _published(
-    made: Plan, source: Source, path: str | None, files: Mapping[str, Mapping[str, Any]], bytes_read: int, bytes_written: int
-) -> dict[str, Any]:
+def _published(made: Plan, source: Source, path: str | None, result: RunResult) -> dict[str, Any]:
     """The answer of a run; without a `path` there was nothing to do."""
     planned = made.document
     return {
@@ -363,9 +379,10 @@ def _published(
         "steps": planned["path"],
         "question": planned["question"],
         "tensors": len(made.composition.graph.outputs),
-        "files": files,
-        "bytes_read": bytes_read,
-        "bytes_written": bytes_written,
+        "files": result.files,
+        "bytes_read": result.bytes_read,
+        "bytes_written": result.bytes_written,
+        "bytes_shared": result.bytes_shared,
         "layouts": planned["layouts"],
         "losses": planned["losses"],
         "downgrade": planned["downgrade"],
@@ -374,20 +391,28 @@ def _published(
     }
 
 
-def _what_changed(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterable[str]:
-    parts = {
-        "source": "the checkpoint",
-        "rules": "the rules",
-        "params": "the params",
-        "target": "the output's files",
-        "decided": "values that decide keys",
-    }
-    for name, what in parts.items():
-        one, other = saved.get(name), now.get(name)
-        if name == "source":
-            one, other = (one or {}).get("index_hash"), (other or {}).get("index_hash")
-        if one != other:
-            yield f"changed since: {what}"
+_PARTS = {
+    "source": "the checkpoint", "rules": "the rules", "params": "the params", "target": "the output's files",
+    "decided": "values that decide keys",
+}  # fmt: skip
+
+
+def _require_unchanged(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """M903 unless a saved plan is, whole, the plan that is made now: what was reviewed is what it says."""
+    changed = changed_since(saved, now)
+    if not changed:
+        return
+    stale = saved["digest"] != now["digest"]
+    one, other = (printable(str(plan["digest"]), 15) for plan in (saved, now))
+    named = ", ".join(f"`{printable(name)}`" for name in changed[:MOST_FIELDS])
+    fail(
+        "M903",
+        f"the plan does not fit any more: its digest is {one}, now it is {other}"
+        if stale
+        else f"the plan was edited: it says something else than planning again gives in {named}",
+        notes=(*(f"changed since: {what}" for name, what in _PARTS.items() if stale and name in changed), f"fields that differ: {named}"),
+        help="plan again, and review the new plan",
+    )
 
 
 def _spec_differences(composition: Composition, made: Source) -> list[dict[str, str]]:
@@ -406,9 +431,9 @@ def _side_differences(one: Source, other: Source) -> list[dict[str, str]]:
     a, b = ({f.path: f.size for f in s.index.side_files} for s in (one, other))
     if not (os.path.isdir(one.path) and os.path.isdir(other.path)):
         return []
-    out = [{"key": name, "what": f"side file {name} is in one of them only"} for name in sorted(a.keys() ^ b.keys())]
+    out = [{"key": name, "what": f"side file {printable(name, 300)} is in one of them only"} for name in sorted(a.keys() ^ b.keys())]
     unlike = (n for n in sorted(a.keys() & b.keys()) if a[n] != b[n] or one.side_file(n) != other.side_file(n))
-    return out + [{"key": name, "what": f"side file {name} differs"} for name in unlike]
+    return out + [{"key": name, "what": f"side file {printable(name, 300)} differs"} for name in unlike]
 
 
 def _apply_in_memory(tensors: Mapping[str, Any], question: Question, max_memory: int) -> dict[str, Any]:

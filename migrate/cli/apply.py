@@ -44,8 +44,9 @@ def execute(checkpoint: str, form: str, silent: bool, output: str, call: Callabl
         raise click.Abort(_interrupted(output)) from None
     render.emit(document, form, render.published(document))
     if form == "text" and not silent and document["path"] is not None:
-        by_hand = "".join(f" --rules {render.place(r)}" for r in document["question"]["rules"])
-        click.echo(f"next:  migrate verify {output} --source {render.place(document['source'])}{by_hand}", err=True)
+        by_hand = "".join(f" --rules {render.word(render.place(r))}" for r in document["question"]["rules"])
+        source = render.word(render.place(document["source"]))
+        click.echo(f"next:  migrate verify {render.word(output)} --source {source}{by_hand}", err=True)
 
 
 def _interrupted(output: str) -> str:
@@ -53,7 +54,7 @@ def _interrupted(output: str) -> str:
     if not os.path.isdir(partial):
         return "interrupted; nothing was published"
     return (
-        f"interrupted; nothing was published, and what was written so far is kept in {partial}\n"
+        f"interrupted; nothing was published, and what was written so far is kept in {render.safe(partial)}\n"
         "run the same command with --resume to go on, or remove that folder"
     )
 

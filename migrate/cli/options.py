@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 import click
 
-F = TypeVar("F", bound=Callable[..., Any])
+from ..planning.question import ALLOWANCES
 
-ALLOWANCES = ("lossy", "drop", "opaque", "links", "delayed-scaling")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def as_json(command: F) -> F:
@@ -48,11 +48,12 @@ def question(command: F) -> F:
 
 
 def params(assignments: tuple[str, ...]) -> dict[str, str]:
-    """`("a=1",)` as {"a": "1"}; UsageError for what has no `=`."""
+    """`("a=1",)` as {"a": "1"}; UsageError for what has no `=`, and for two values of one name."""
     out: dict[str, str] = {}
     for assignment in assignments:
         name, sep, value = assignment.partition("=")
         if not sep or not name:
             raise click.UsageError(f"--set takes NAME=VALUE, not {assignment!r}")
-        out[name] = value
+        if out.setdefault(name, value) != value:
+            raise click.UsageError(f"--set gives {name!r} two values: {out[name]!r} and {value!r}")
     return out

@@ -1,13 +1,22 @@
-"""Text is rendered from the JSON documents; nothing here knows more than they say."""
+"""Text is rendered from the JSON documents; nothing here knows more than they say.
+
+Names in a document come from whoever made the checkpoint or the rules, so each renderer is given the document with all
+its texts made printable (`_answer`), and the lists of keys that are collapsed first are made so afterwards.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import re
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
 from typing import Any
 
 import click
+
+from ..core.diagnostics import printable
 
 SHORT = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64", "int64": "i64", "int32": "i32"}
 SYMBOLS = {
@@ -15,6 +24,10 @@ SYMBOLS = {
     "unchanged": "=",
 }  # fmt: skip
 MOST_LISTED = 50
+# longer than any name or note that somebody reads
+LIMIT = 4000
+# what is not ASCII in the words of migrate itself
+_FOREIGN = re.compile("[^→×·…–]+")
 
 
 def emit(document: Mapping[str, Any], form: str, text: str) -> None:
@@ -23,10 +36,36 @@ def emit(document: Mapping[str, Any], form: str, text: str) -> None:
         click.echo(json.dumps(document, indent=1, ensure_ascii=False))
         return
     click.echo(text)
-    for warning in document.get("warnings", ()):
+    for warning in safe(document.get("warnings", ())):
         click.echo(
             f"warning[{warning['code']}]: {warning['message']}" + (f"\n  = help: {warning['help']}" if warning["help"] else ""), err=True
         )
+
+
+def safe(value: Any) -> Any:
+    """A document with every text in it, names of fields too, made printable; a text that is empty stays so."""
+    if isinstance(value, str):
+        return value if value.isascii() and value.isprintable() and len(value) <= LIMIT else _escaped(value)
+    if isinstance(value, Mapping):
+        return {safe(name): safe(item) for name, item in value.items()}
+    return [safe(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _escaped(text: str) -> str:
+    return _FOREIGN.sub(lambda m: printable(m[0], LIMIT), text[:LIMIT]) + ("…" if len(text) > LIMIT else "")
+
+
+def word(text: str) -> str:
+    """A word of a command line to copy, as a shell reads it; one that would not print is escaped and cannot be copied."""
+    return shlex.quote(text if text.isprintable() else safe(text))
+
+
+def _answer(renderer: Callable[[Mapping[str, Any]], str]) -> Callable[[Mapping[str, Any]], str]:
+    @wraps(renderer)
+    def rendered(doc: Mapping[str, Any]) -> str:
+        return renderer(safe(doc))
+
+    return rendered
 
 
 def size(nbytes: float) -> str:
@@ -66,7 +105,16 @@ def collapsed(keys: Iterable[str]) -> list[str]:
     """Keys as few lines: `layers.{0..31}.weight  ×32`."""
     from ..core.templates import collapse
 
-    return [f"{line.text}  ×{line.count:,}" if line.count > 1 else line.text for line in collapse(list(keys))]
+    return [f"{_name(line.text)}  ×{line.count:,}" if line.count > 1 else _name(line.text) for line in collapse(list(keys))]
+
+
+def _name(key: str) -> str:
+    return printable(key, LIMIT)
+
+
+def _shown(text: str) -> str:
+    """Text that is safe already, and still to be seen where it is empty."""
+    return text or _name(text)
 
 
 def capped(lines: Sequence[str]) -> list[str]:
@@ -75,6 +123,7 @@ def capped(lines: Sequence[str]) -> list[str]:
     return list(lines) if more <= 0 else [*lines[:MOST_LISTED], f"… and {more:,} more (--format json has them all)"]
 
 
+@_answer
 def inspection(doc: Mapping[str, Any]) -> str:
     what = [doc["format"], plural(len(doc["files"]), "file"), plural(doc["tensors"], "tensor"), size(doc["bytes"])]
     out = [f"{doc['path']}   {', '.join(what)}   (headers only, no tensor read)"]
@@ -87,7 +136,9 @@ def inspection(doc: Mapping[str, Any]) -> str:
         out.append("layout   none of the known ones  (`migrate history` lists them)")
     out += [f"note     {note}" for note in doc["notes"]]
     out.append("")
-    out += columns([[k["keys"], f"×{k['count']:,}" if k["count"] > 1 else "", short(k["spec"]), size(k["bytes"])] for k in doc["keys"]])
+    out += columns(
+        [[_shown(k["keys"]), f"×{k['count']:,}" if k["count"] > 1 else "", short(k["spec"]), size(k["bytes"])] for k in doc["keys"]]
+    )
     if doc["side_files"] or doc["left_out"]:
         out.append("")
     if doc["side_files"]:
@@ -102,6 +153,7 @@ def _standing(layouts: Mapping[str, str]) -> str:
     return f"nothing to do: the checkpoint is in {where} already" if where else "nothing to do"
 
 
+@_answer
 def plan(doc: Mapping[str, Any]) -> str:
     if not doc["path"]:
         return _standing(doc["layouts"])
@@ -136,7 +188,7 @@ def plan(doc: Mapping[str, Any]) -> str:
         out.append("      params: " + ", ".join(f"{k}={json.dumps(v)}" for k, v in doc["params"].items()))
     for loss in doc["losses"]:
         why = f" ({loss['why']})" if loss["why"] else ""
-        out.append(f"      loss ({loss['kind']}): rule {loss['rule']}: {', '.join(loss['keys'])}{why}")
+        out.append(f"      loss ({loss['kind']}): rule {loss['rule']}: {', '.join(map(_shown, loss['keys']))}{why}")
     for check in doc["checks"]:
         out.append(f"      values are checked first: {check['kind']}, {check['count']:,}×, rule {check['rule']}")
     out += [f"      note: {note}" for note in doc["notes"]]
@@ -145,11 +197,11 @@ def plan(doc: Mapping[str, Any]) -> str:
 
 def _row(row: Mapping[str, Any]) -> list[str]:
     symbol, count = SYMBOLS[row["change"]], f"  ×{row['count']:,}" if row["count"] > 1 else ""
-    sources = ("e.g. " if row.get("sample") else "") + ", ".join(row["from"])
+    sources = ("e.g. " if row.get("sample") else "") + ", ".join(map(_shown, row["from"]))
     by = f"     rule {row['rule']}, {place(row['at'])}"
     if row["to"] is None:
-        return [f"{symbol:>2} {row['from'][0]}{count}" + (f"   {row['why']}" if row["why"] else ""), by]
-    out = [f"{symbol:>2} {row['to']}{count}  {short(row['spec'])}"]
+        return [f"{symbol:>2} {_shown(row['from'][0])}{count}" + (f"   {row['why']}" if row["why"] else ""), by]
+    out = [f"{symbol:>2} {_shown(row['to'])}{count}  {short(row['spec'])}"]
     return [*out, f"     {' · '.join(row['ops'])} of {sources}" if row["ops"] else f"     was {sources}", by]
 
 
@@ -160,12 +212,15 @@ def _way_back(steps: Sequence[Mapping[str, Any]], downgrade: Mapping[str, Any], 
     return [verdict, *(f"{indent}  because {reason}" for reason in downgrade["because"])]
 
 
+@_answer
 def published(doc: Mapping[str, Any]) -> str:
     if doc["path"] is None:
         return f"{_standing(doc['layouts'])}; nothing was written"
     what = (
         f"{plural(doc['tensors'], 'tensor')}, {size(sum(f['size'] for f in doc['files'].values()))} in {plural(len(doc['files']), 'file')}"
     )
+    if doc["bytes_shared"]:
+        what += f", {size(doc['bytes_shared'])} of it shared with the source by the file system"
     back = _way_back(doc["steps"], doc["downgrade"])
     return "\n".join([f"published {doc['path']}   {what}   {back[0]}", *back[1:], *(f"note: {note}" for note in doc["notes"])])
 
@@ -181,14 +236,12 @@ def difference(doc: Mapping[str, Any]) -> str:
     for d in doc["specs"]:
         alike.setdefault((d["a"], d["b"]), []).append(d["key"])
     for (a, b), keys in alike.items():
-        out += [f"spec differs: {line}: {short(a)} and {short(b)}" for line in capped(collapsed(keys))]
+        out += [f"spec differs: {line}: {safe(short(a))} and {safe(short(b))}" for line in capped(collapsed(keys))]
     out += capped([_measured(d) for d in doc["bytes_differ"]])
-    return "\n".join([*out, *(f"differs: {item}" for item in doc["others"])])
+    return "\n".join([*out, *(f"differs: {safe(item)}" for item in doc["others"])])
 
 
 def _measured(d: Mapping[str, Any]) -> str:
-    from ..core.diagnostics import printable
-
     measured = ""
     if d["max_abs_error"] is not None:
         sqnr = "" if d["sqnr_db"] is None else f", SQNR {d['sqnr_db']:.1f} dB"
@@ -196,17 +249,17 @@ def _measured(d: Mapping[str, Any]) -> str:
     return f"bytes differ: {printable(d['key'])}: {plural(d['count'], 'element')}, the first at {d['index']}{measured}"
 
 
+@_answer
 def verification(doc: Mapping[str, Any]) -> str:
     notes = [f"note: {note}" for note in doc["notes"]]
     if doc["equal"]:
         what = f"{plural(doc['tensors'], 'tensor')}, {size(doc['bytes'])}"
         return "\n".join([f"verified: {what} recomputed from {doc['source']} on the eager path, every byte equal", *notes])
-    from ..core.diagnostics import printable
-
     lines = capped([f"differs: {printable(d['key'])}: {d['what']}" for d in doc["differences"]])
     return "\n".join([f"not what {doc['source']} gives: {plural(len(doc['differences']), 'difference')}", *lines, *notes])
 
 
+@_answer
 def history(doc: Mapping[str, Any]) -> str:
     if doc["kind"] == "lineages":
         return "\n".join(line for lineage in doc["lineages"] for line in _lineage(lineage)) or "no lineages found"

@@ -6,6 +6,7 @@ body is what `migrate explain <code>` prints. A new diagnostic is a new page and
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -15,6 +16,8 @@ from typing import Any, NoReturn
 
 from .errors import raise_all
 
+# the last guard of a rendered diagnostic; whoever words it makes names printable
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]")
 PAGES = Path(__file__).resolve().parent.parent / "explain"
 
 
@@ -93,9 +96,12 @@ class Diagnostic:
     def render(self) -> str:
         """The diagnostic as rustc would draw it: message, place, source line, caret, notes, help."""
         width = max((len(str(s.line)) for s in self.spans), default=1)
-        out = [f"{self.severity}[{self.code}]: {self.message}"]
+        # a message is one line: a second one could pass for another diagnostic
+        message = self.message.replace("\n", "\\n")
+        out = [f"{self.severity}[{self.code}]: {message}"]
         for span in self.spans:
-            out.append(f"{' ' * width}--> {span}")
+            where = span if span.file.isprintable() else replace(span, file=printable(span.file, 400))
+            out.append(f"{' ' * width}--> {where}")
             if span.text:
                 text, before, length = _window(span)
                 caret = " " * before + "^" * length
@@ -107,7 +113,7 @@ class Diagnostic:
         out += [f"{' ' * width} = note: {note}" for note in self.notes]
         if self.help:
             out.append(f"{' ' * width} = help: {self.help}")
-        return "\n".join(out)
+        return _CONTROL.sub(lambda m: ascii(m[0])[1:-1], "\n".join(out))
 
 
 def _window(span: Span, widest: int = 240) -> tuple[str, int, int]:
@@ -117,7 +123,8 @@ def _window(span: Span, widest: int = 240) -> tuple[str, int, int]:
     """
     text, at, length = span.text, span.column - 1, max(1, span.length)
     start = max(0, at - widest // 2) if len(text) > widest else 0
-    shown = text[start : start + widest]
+    # one column for each, so that the caret stays below its word
+    shown = "".join(c if c.isprintable() else " " for c in text[start : start + widest])
     shown = ("…" + shown[1:] if start else shown) + ("…" if start + widest < len(text) else "")
     return shown, at - start, min(length, max(1, start + widest - at))
 
@@ -176,7 +183,12 @@ def did_you_mean(word: str, known: list[str]) -> str | None:
 
 
 def printable(text: str, limit: int = 120) -> str:
-    """Text from a checkpoint made safe for a terminal: control and non-ASCII characters escaped, cut at `limit`."""
+    """Text from a checkpoint made safe for a terminal: control and non-ASCII characters escaped, cut at `limit`.
+
+    No text at all is `""`, so that an empty key can be seen.
+    """
+    if not text:
+        return '""'
     safe = text if text.isascii() and text.isprintable() else ascii(text)[1:-1]
     return safe if len(safe) <= limit else safe[: limit - 1] + "…"
 

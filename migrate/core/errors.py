@@ -1,11 +1,9 @@
 """The exceptions of the project.
 
     MigrateError                 carries .diagnostics and .exit_code
-    ├─ AnswerIsNo            1   the question was fine, the answer is no (a mismatch, pending work)
     ├─ QuestionError         2   flags, rule files, lineages, a stale plan, a target that exists
     ├─ CheckpointError       3   the checkpoint is unreadable, unsafe, not accounted for, or would lose something
-    ├─ RunError              4   it failed while running; nothing was published
-    └─ Bug                  70   an invariant of our own broke
+    └─ RunError              4   it failed while running; nothing was published
 
     OpError, PatternError        raised by ops and patterns, which know neither key nor file;
                                  the caller adds rule, key and span and turns them into a Diagnostic
@@ -33,10 +31,6 @@ class MigrateError(Exception):
         super().__init__("\n\n".join(d.render() for d in self.diagnostics))
 
 
-class AnswerIsNo(MigrateError):  # noqa: N818 - it says no, nothing went wrong
-    exit_code = 1
-
-
 class QuestionError(MigrateError):
     exit_code = 2
 
@@ -49,11 +43,7 @@ class RunError(MigrateError):
     exit_code = 4
 
 
-class Bug(MigrateError):  # noqa: N818 - the word users are told
-    exit_code = 70
-
-
-_BY_EXIT = {c.exit_code: c for c in (AnswerIsNo, QuestionError, CheckpointError, RunError, Bug)}
+_BY_EXIT = {c.exit_code: c for c in (QuestionError, CheckpointError, RunError)}
 
 
 class OpError(ValueError):

@@ -24,7 +24,7 @@ _SHARD = re.compile(r"(.+)-(\d{5,9})-of-(\d{5,9})(\.[a-z]+)", re.ASCII)
 def parse_size(size: int | str) -> int:
     """`size` in bytes: an int, or a number with B, kB, MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB (of 1024).
 
-    ValueError if it is neither or less than one byte. The SI meaning of GB is huggingface_hub's.
+    ValueError if it is neither (a float, say) or less than one byte. The SI meaning of GB is huggingface_hub's.
     """
     if isinstance(size, str):
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", size.lower(), re.ASCII)
@@ -35,8 +35,10 @@ def parse_size(size: int | str) -> int:
         whole, _, part = number.partition(".")
         scale: int = 10 ** len(part)
         count = int(whole + part) * _UNITS[match[2]] // scale
-    else:
+    elif isinstance(size, int) and not isinstance(size, bool):
         count = size
+    else:
+        raise ValueError(f"{size!r} is not a size: write 5GB, 500MB, 5GiB, or bytes as an int")
     if count < 1:
         raise ValueError(f"{size!r} is not a size: at least one byte is needed")
     return count

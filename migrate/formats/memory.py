@@ -66,17 +66,22 @@ class MemorySource:
         self.blobs = ()
 
 
-def open(state: Mapping[str, Any]) -> MemorySource:  # noqa: A001 - memory.open reads well
+def open(state: Mapping[Any, Any]) -> MemorySource:  # noqa: A001 - memory.open reads well
     """The tensors and arrays of a flat state dict as a Source; all other values are its `items`.
 
-    Tensors of one storage share a blob and have equal `storage`. M916 naming every tensor that cannot be described.
+    Tensors of one storage share a blob and have equal `storage`. M916 naming every tensor that
+    cannot be described, and every key that is no text.
     """
     tensors: dict[str, Stored] = {}
     items: dict[str, Any] = {}
     blobs: list[Blob] = []
     numbers: dict[Any, int] = {}
     unfit: dict[str, list[str]] = {}
+    unnamed: list[str] = []
     for key, value in state.items():
+        if not isinstance(key, str):
+            unnamed.append(repr(key))
+            continue
         if _is_tensor(value):
             found = _torch_tensor(key, value, blobs, numbers)
         elif _is_array(value):
@@ -89,6 +94,8 @@ def open(state: Mapping[str, Any]) -> MemorySource:  # noqa: A001 - memory.open 
         else:
             tensors[key] = found
     report = Report()
+    if unnamed:
+        report.add("M916", f"a state dict is named by text, not by {listed(unnamed)}", help="make strings of these keys first")
     for why, keys in unfit.items():
         report.add("M916", f"{why}: {listed(keys)}", help="make plain dense tensors of them first")
     report.check()

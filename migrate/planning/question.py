@@ -58,17 +58,38 @@ def ask(
     *,
     backwards: bool,
 ) -> Question:
-    """The question, with one word taken for a list of one. M115 for an allowance that there is not."""
-    paths = (rules,) if isinstance(rules, (str, os.PathLike)) else tuple(rules)
-    allowed = frozenset(_texts(allow))
+    """The question, with one word taken for a list of one. M115 for an allowance that there is not, and for what is no text."""
+    given = (rules,) if isinstance(rules, (str, os.PathLike)) else _items("rules", rules)
+    paths = tuple(path_text("rules", r) for r in given)
+    if not isinstance(params, (Mapping, type(None))) or not all(isinstance(name, str) for name in params or ()):
+        fail("M115", f"`params` is a dict of values by name, not {printable(repr(params))}")
+    allowed = frozenset(_texts("allow", allow))
     for word in sorted(allowed.difference(ALLOWANCES)):
         hint = did_you_mean(word, list(ALLOWANCES)) or f"what can be allowed: {listed(list(ALLOWANCES))}"
         fail("M115", f"`{printable(word)}` is nothing that can be allowed", help=hint)
-    return Question(_texts(to), _texts(from_), tuple(os.fspath(r) for r in paths), dict(params or {}), allowed, backwards)
+    return Question(_texts("to", to), _texts("from_", from_), paths, dict(params or {}), allowed, backwards)
 
 
-def _texts(words: str | Iterable[str]) -> tuple[str, ...]:
-    return (words,) if isinstance(words, str) else tuple(words)
+def path_text(name: str, path: Any) -> str:
+    """The path as text; M115 if the argument `name` is no path, or one in bytes."""
+    text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
+    if not isinstance(text, str):
+        fail("M115", f"`{name}` is a path as str or os.PathLike, not {printable(repr(path))}")
+    return text
+
+
+def _items(name: str, words: Any) -> tuple[Any, ...]:
+    if not isinstance(words, Iterable) or isinstance(words, (bytes, bytearray)):
+        fail("M115", f"`{name}` is a str or a list of them, not {printable(repr(words))}")
+    return tuple(words)
+
+
+def _texts(name: str, words: Any) -> tuple[str, ...]:
+    items = (words,) if isinstance(words, str) else _items(name, words)
+    for word in items:
+        if not isinstance(word, str):
+            fail("M115", f"`{name}` is a str or a list of them, and {printable(repr(word))} is no str")
+    return items
 
 
 def saved_plan(path: PathLike) -> dict[str, Any] | None:
@@ -100,6 +121,33 @@ def _is_whole(saved: Mapping[str, Any]) -> bool:
     return all(isinstance(value, kind) for value, kind in kinds) and all(
         isinstance(words, list) and all(isinstance(word, str) for word in words) for words in lists
     )
+
+
+def changed_since(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The fields of a saved plan that are not what planning again gives, in the order of the new plan.
+
+    Left out is what does not come from the checkpoint, the rules and the question: the version of the tool, the free
+    space, and where source and rules lie (a comment above a rule moves it).
+    """
+    one, other = _reviewed(saved), _reviewed(json.loads(json.dumps(now)))
+    return [name for name in {**other, **one} if name not in one or name not in other or one[name] != other[name]]
+
+
+def _reviewed(plan: Mapping[str, Any]) -> dict[str, Any]:
+    out = {name: value for name, value in plan.items() if name not in ("format_version", "tool", "free")}
+    source = out.get("source")
+    if isinstance(source, dict) and isinstance(source.get("files"), list) and len(source["files"]) == 1:
+        # the name of a single file is where it lies
+        source = _without(source, "files")
+    out["source"] = _without(source, "path")
+    for name, place in (("rows", "at"), ("losses", "at"), ("warnings", "spans")):
+        if isinstance(out.get(name), list):
+            out[name] = [_without(entry, place) for entry in out[name]]
+    return out
+
+
+def _without(value: Any, name: str) -> Any:
+    return {k: v for k, v in value.items() if k != name} if isinstance(value, dict) else value
 
 
 def asked_in(saved: Mapping[str, Any]) -> Question:

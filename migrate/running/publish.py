@@ -40,12 +40,15 @@ Claims = dict[tuple[str, int], tuple[int, int, str]]
 
 
 def check_place(out: Path, source: str) -> None:
-    """QuestionError M904 if `out` exists, or lies in, is, or holds the source."""
+    """QuestionError M904 if `out` exists, or lies in, is, or holds the source; M115 if there is no folder to put it in."""
     if os.path.lexists(out):
         fail("M904", f"{_shown(out)} exists already", help="choose another place, or move it away; an existing target is never replaced")
     here, there = Path(os.path.realpath(out)), Path(os.path.realpath(source))
     if here == there or there in here.parents or here in there.parents:
         fail("M904", f"{_shown(out)} and the source {_shown(source)} overlap", help="choose a place outside the source")
+    if not here.parent.is_dir():
+        what = "is no folder" if os.path.lexists(here.parent) else "does not exist"
+        fail("M115", f"{_shown(out)} has no place: {_shown(here.parent)} {what}", help="make that folder first, or choose another place")
 
 
 def write_failed(error: OSError, partial: Path, doing: str) -> NoReturn:
@@ -64,6 +67,7 @@ class Partial:
 
     Call sequence: `Partial(...)` (makes or takes over the folder), `allocate`, `open` and `claim` while writing,
     `add` for small files, `check`, `publish`. `discard` removes everything, `close` keeps it for a later resume.
+    `begun`: a tile has been written, by this run or the one that it resumes.
     """
 
     def __init__(self, out: Path, target: Target, digest: str, *, resume: bool) -> None:
@@ -71,6 +75,7 @@ class Partial:
         self.folder = out.parent / (out.name + SUFFIX)
         self.data = self.folder / "data"
         self.claims: Claims = {}
+        self.begun = False
         self._journal = -1
         head = {"format_version": FORMAT_VERSION, "kind": "journal", "digest": digest, "hash": HASH}
         try:
@@ -86,6 +91,7 @@ class Partial:
                 fail("M911", f"{_shown(self.folder)} is no partial folder", help="move it away")
             self._lock()
             self.claims = self._read(head)
+            self.begun = bool(self.claims)
         except OSError as error:
             write_failed(error, self.folder, f"cannot make {_shown(self.folder)}")
         else:
@@ -189,6 +195,7 @@ class Partial:
 
     def claim(self, file: str, tile: int, offset: int, length: int, checksum: str) -> None:
         """Records that a tile is written. One append, so lines of several threads do not mix."""
+        self.begun = True
         os.write(self._journal, _line({"file": file, "tile": tile, "offset": offset, "length": length, HASH: checksum}))
 
     def add(self, name: str, content: bytes | str | Path) -> None:

@@ -327,9 +327,12 @@ def run(
     under `max_memory` but for interpreter and libraries.
 
     Raises QuestionError M904, M911, M918; CheckpointError M905 and those of failed `checks`; RunError M909, M913, M919.
-    The partial folder is kept after a RunError or an interrupt, and removed after a CheckpointError.
+    The partial folder is kept after a RunError or an interrupt, and removed after a CheckpointError, or anything unforeseen
+    before the first tile was written. ValueError if `threads` is less than one.
     """
     path = Path(os.path.abspath(out))
+    if threads < 1:
+        raise ValueError(f"{threads} threads write nothing")
     if side_files and not target.folder:
         raise ValueError("a target that is one file has no side files")
     check_place(path, source.path)
@@ -356,6 +359,11 @@ def run(
         write_failed(error, partial.folder, f"cannot write {printable(str(path), 300)}")
     except MigrateError as error:
         if not isinstance(error, RunError) and not _appeared(error):
+            partial.discard()
+        raise
+    except Exception:
+        # a folder with nothing in it is only in the way
+        if not partial.begun:
             partial.discard()
         raise
     finally:

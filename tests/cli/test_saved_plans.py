@@ -142,6 +142,55 @@ def test_a_checkpoint_that_is_gone_is_named(tmp_path: Path, source: Path, plan: 
     assert str(source) in refused(plan, tmp_path / "out.safetensors", code="M917")
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("rows", []), ("losses", [{"kind": "drop"}]), ("downgrade", {"exact": False, "because": []}), ("notes", ["looks good"]),
+        ("checks", [{}]), ("peak_memory", 1), ("unchanged", 7), ("bytes_read", 0), ("reviewed_by", "me"), ("rules", []),
+    ],
+)  # fmt: skip
+def test_an_edited_plan_is_refused_and_its_fields_named(tmp_path: Path, plan: Path, field: str, value: object) -> None:
+    document = json.loads(plan.read_text())
+    document[field] = value
+    plan.write_text(json.dumps(document))
+    assert f"`{field}`" in refused(plan, tmp_path / "out.safetensors")
+
+
+def test_a_row_of_a_plan_may_not_say_something_else(tmp_path: Path, plan: Path) -> None:
+    plan.write_text(plan.read_text().replace('"to": "a"', '"to": "harmless"'))
+    assert "`rows`" in refused(plan, tmp_path / "out.safetensors")
+
+
+def test_free_space_and_where_things_lie_are_not_compared(tmp_path: Path, source: Path, plan: Path) -> None:
+    document = json.loads(plan.read_text())
+    document["free"], document["source"]["path"] = 1, str(shutil.move(source, tmp_path / "moved.safetensors"))
+    plan.write_text(json.dumps(document))
+    done("apply", plan, "-o", tmp_path / "out.safetensors")
+
+
+def test_a_plan_is_never_written_over_what_is_no_plan(tmp_path: Path, source: Path, rule: Path) -> None:
+    hub = tmp_path / "hub"
+    shutil.copytree(DATA / "mixtral__v4" / "hub", hub)
+    index = next(hub.glob("*.index.json"), None)
+    (tmp_path / "notes.json").write_text('{"kind": "shopping"}')
+    (tmp_path / "link.json").symlink_to(source)
+    cases = [(source, ["--rules", rule], out) for out in (source, tmp_path / "notes.json", tmp_path / "link.json", rule)]
+    cases += [(hub, ["--to", "v5"], out) for out in (hub / "new.json", hub / "config.json", next(hub.glob("*.safetensors")))]
+    if index is not None:
+        cases += [(index, ["--to", "v5"], out) for out in (index, next(hub.glob("*.safetensors")))]
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    for checkpoint, question, out in cases:
+        result = run("plan", checkpoint, *question, "-o", out, "--format", "json")
+        assert (result.exit, result.codes) == (2, ["M115"]), out
+        assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
+def test_a_plan_replaces_a_plan(tmp_path: Path, source: Path, plan: Path) -> None:
+    plan.write_text(plan.read_text().replace('"free"', '"older": 1, "free"'))
+    done("plan", source, "--rules", tmp_path / "rules.yaml", "-o", plan)
+    assert "older" not in json.loads(plan.read_text())
+
+
 def test_check_answers_with_the_exit_status(tmp_path: Path, source: Path, rule: Path) -> None:
     assert run("plan", source, "--rules", rule, "--check").exit == 1
     assert run("plan", DATA / "mixtral__v4" / "hub", "--to", "v4", "--check").exit == 0

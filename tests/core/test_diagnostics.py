@@ -73,6 +73,7 @@ def test_text_of_a_checkpoint_cannot_drive_a_terminal():
     assert printable("a\x1b[31mb\n") == "a\\x1b[31mb\\n"
     assert printable("ü") == "\\xfc"
     assert len(printable("x" * 500)) == 120
+    assert printable("") == '""'
     assert listed([str(n) for n in range(25)]).endswith("19 … and 5 more")
 
 

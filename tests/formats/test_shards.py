@@ -19,7 +19,9 @@ def test_a_size_is_exact_in_powers_of_1000_or_1024(text, size):
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "GB", "5XB", "-5GB", "5 G B", "1e9", "0", 0, -1, "0.1", "٣GB", "5GB5", "inf", ".5GB", "9" * 30])
+@pytest.mark.parametrize(
+    "text", ["", "GB", "5XB", "-5GB", "5 G B", "1e9", "0", 0, -1, "0.1", "٣GB", "5GB5", "inf", ".5GB", "9" * 30, 1.5, True, None]
+)
 def test_what_is_no_size_says_how_to_write_one(text):
     with pytest.raises(ValueError, match="is not a size"):
         parse_size(text)

@@ -56,3 +56,25 @@ def test_a_question_of_the_wrong_kind_is_no_plan(tmp_path: Path, field: str, val
 def test_an_allowance_that_there_is_not_is_refused() -> None:
     with pytest.raises(MigrateError, match=r"`drpo`(.|\n)*did you mean `drop`"):
         ask((), (), (), None, "drpo", backwards=False)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"to": 5},
+        {"to": [b"v5"]},
+        {"to": b"v5"},
+        {"from_": None},
+        {"rules": 1},
+        {"rules": [b"r.yaml"]},
+        {"params": ["n=1"]},
+        {"params": {1: 2}},
+        {"allow": 3},
+    ],
+    ids=str,
+)
+def test_what_is_no_text_is_refused_by_the_name_of_its_argument(wrong: dict) -> None:
+    given = {"to": (), "from_": (), "rules": (), "params": None, "allow": (), **wrong}
+    with pytest.raises(MigrateError, match=f"`{next(iter(wrong))}`") as caught:
+        ask(**given, backwards=False)
+    assert [d.code for d in caught.value.diagnostics] == ["M115"]

@@ -408,6 +408,9 @@ def test_a_side_file_cannot_leave_the_target(source: RawSource, tmp_path: Path) 
 
 
 def test_a_place_that_cannot_be_written_is_named(source: RawSource, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="nowhere") as caught:
+    with pytest.raises(QuestionError, match="nowhere") as caught:
         go(source, tmp_path / "nowhere" / "out")
-    assert code(caught) == "M913"
+    assert code(caught) == "M115"
+    (tmp_path / "file").touch()
+    with pytest.raises(QuestionError, match="is no folder"):
+        go(source, tmp_path / "file" / "out")

@@ -338,3 +338,28 @@ print(sorted(m for m in ("torch", "numpy") if m in sys.modules))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
     assert done.stdout == "[]\n"
     assert (tmp_path / "out").read_bytes() == b"H" + np.concatenate([a, a], 1).tobytes()
+
+
+@pytest.mark.parametrize("threads", [0, -1])
+def test_no_threads_are_refused_and_leave_nothing(tmp_path: Path, threads: int) -> None:
+    with pytest.raises(ValueError, match="threads write nothing"):
+        produce(tmp_path, {"k": ("uint8", np.zeros(4, np.uint8))}, {"o": ("uint8", views.stored(0, (4,)), ("k",))}, threads=threads)
+    assert not list(tmp_path.rglob("*.migrate-partial"))
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_the_unforeseen_keeps_the_partial_only_if_something_is_written(tmp_path: Path, monkeypatch: Any, after: int) -> None:
+    class Breaks(gather.Gather):
+        filled = 0
+
+        def fill(self, *arguments: Any) -> Any:
+            Breaks.filled += 1
+            if Breaks.filled > after * 8:
+                raise IndexError("unforeseen")
+            return super().fill(*arguments)
+
+    monkeypatch.setattr(tiles, "Gather", Breaks)
+    big = np.zeros(3 * tiles.TILE, np.uint8)
+    with pytest.raises(IndexError, match="unforeseen"):
+        produce(tmp_path, {"k": ("uint8", big)}, {"o": ("uint8", views.stored(0, big.shape), ("k",))}, threads=1)
+    assert len(list(tmp_path.rglob("*.migrate-partial"))) == after
