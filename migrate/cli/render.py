@@ -33,7 +33,7 @@ _FOREIGN = re.compile("[^→×·…–]+")
 def emit(document: Mapping[str, Any], form: str, text: str) -> None:
     """Writes the answer to stdout, and, in text form, the document's warnings to stderr."""
     if form == "json":
-        click.echo(json.dumps(document, indent=1, ensure_ascii=False))
+        click.echo(json.dumps(document, indent=1))
         return
     click.echo(text)
     for warning in safe(document.get("warnings", ())):

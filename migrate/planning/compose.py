@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ..core.diagnostics import Diagnostic, Report, listed
+from ..core.diagnostics import Diagnostic, Report, listed, printable
 from ..core.errors import MigrateError
 from ..core.keys import Pattern
 from ..core.spec import Spec
@@ -180,7 +180,7 @@ def _refuse_losses(losses: Sequence[LossOf], allow: frozenset[str], report: Repo
         report.add(
             code,
             f"rule {loss.rule.name!r} {what} {len(loss.keys)} tensor{'s' if len(loss.keys) > 1 else ''}"
-            + (f": {loss.why}" if loss.why else ""),
+            + (f": {printable(loss.why)}" if loss.why else ""),
             spans=(loss.rule.span,),
             notes=(listed(list(loss.keys), 8),),
             help=f"if that is wanted: --allow {loss.kind}",

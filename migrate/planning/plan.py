@@ -46,7 +46,7 @@ class Plan:
         return str(self.document["digest"])
 
     def to_json(self) -> str:
-        return json.dumps(self.document, indent=1, ensure_ascii=False) + "\n"
+        return json.dumps(self.document, indent=1) + "\n"
 
 
 def document(
