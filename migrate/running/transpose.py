@@ -9,6 +9,7 @@ transposing some tens of megabytes without, so it is used where it is loaded alr
 from __future__ import annotations
 
 import sys
+import threading
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ _BLOCK = 128
 _FEW = 8
 # elements nearer to each other than this share cache lines, and a plain strided copy is as good
 _LINE = 64
+_OWN = threading.local()
 
 
 def allow_torch(nbytes: int) -> None:
@@ -70,7 +72,7 @@ def _transposed(dest: memoryview, dst: int, source: memoryview, src: int, item: 
     kind = f"u{item}"
     columns = prod(loop[0] for loop in rest)
     # the panel has one column for each row of the destination, in the destination's order
-    panel = np.empty((n, columns), kind)
+    panel = np.frombuffer(_panel(n * columns * item), kind, n * columns).reshape(n, columns)
     panel.reshape(n, *(m for m, _, _ in rest))[...] = np.ndarray(
         (n, *(m for m, _, _ in rest)), kind, source, src, (stride, *(s for _, _, s in rest))
     )
@@ -84,6 +86,14 @@ def _transposed(dest: memoryview, dst: int, source: memoryview, src: int, item: 
         loops.append((m, d, compact))
         compact *= m
     _strided(dest, dst, rows.reshape(-1).view("u1").data, 0, n * item, tuple(reversed(loops)))
+
+
+def _panel(nbytes: int) -> bytearray:
+    """Memory of this thread for a panel. Kept, because a thread's allocator gives it back and faults it in anew each time."""
+    kept: bytearray | None = getattr(_OWN, "panel", None)
+    if kept is None or len(kept) < nbytes:
+        kept = _OWN.panel = bytearray(nbytes)
+    return kept
 
 
 def _dense(loops: Loops, row: int) -> bool:
