@@ -17,8 +17,8 @@ import shlex
 import shutil
 import signal
 import statistics
-import threading
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
