@@ -29,7 +29,7 @@ class Task:
     rules: str | None = None
     one_file: bool = False
     transformers_faster: float | None = None
-    # the process imports torch, which counts as its start-up
+    # for a large checkpoint the process imports torch, which then counts as its start-up
     torch: bool = False
     # most private memory that the script may need, as a share of the checkpoint: it decides how much is made free
     script_share: float = 0.6

@@ -29,7 +29,7 @@ MOST_COLLAPSED = 20_000
 # what a process takes before it does anything, measured; what the libraries add
 INTERPRETER, NUMPY, TORCH = 24 << 20, 10 << 20, 160 << 20
 # a run's buffers, and the sizes from which it reads a matrix whole and has torch transpose it (running/geometry, transpose)
-STAGES, FILL, WINDOW, WHOLE_MATRIX, TORCH_PAYS = 2 << 20, 1 << 20, 64 << 20, 4 << 20, 64 << 20
+STAGES, FILL, WINDOW, WHOLE_MATRIX, TORCH_PAYS = 2 << 20, 1 << 20, 64 << 20, 4 << 20, 2 << 30
 SHORT_RUN = 2048
 
 

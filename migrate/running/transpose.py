@@ -3,7 +3,7 @@
 Short runs are copied as the widest integer that divides them. A moved last axis is the one case where the choice of
 loops decides over a factor of eight: the columns are gathered into a contiguous panel, and the panel is written
 transposed. torch has a blocked kernel for exactly that (both sides contiguous); importing it costs more than
-transposing some tens of megabytes without, so it is used where it is loaded already or the plan is large.
+transposing a gigabyte or two without, so it is used where it is loaded already or the plan is larger than that.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Loops = tuple[tuple[int, int, int], ...]
 
 # from this many bytes of transposes in one run on, importing torch pays
-TORCH_PAYS = 64 << 20
+TORCH_PAYS = 2 << 30
 _BLOCK = 128
 _FEW = 8
 # elements nearer to each other than this share cache lines, and a plain strided copy is as good
