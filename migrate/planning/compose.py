@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -15,6 +13,7 @@ from ..core.spec import Spec
 from ..ops._op import Loss, OneWay
 from ..rules.compiled import CompiledRule, DirectedRule, direct, is_active
 from ..source.index import Stored
+from ..source.jsontext import collector_paused
 from .bind import Bound, Questions, bind
 from .graph import Expr, Graph, Read, Tensor
 from .invert import invert
@@ -76,20 +75,9 @@ def compose(
     prove: bool = True,
 ) -> Composition:
     """Binds all legs, one after the other. Problems of a leg go into the report and end the walk: the next has nothing to bind to."""
-    with _collector_paused():
+    # binding makes hundreds of thousands of objects and no cycles
+    with collector_paused():
         return _compose(tensors, legs, allow, same_bytes, report, programs, prove)
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Binding makes hundreds of thousands of objects and no cycles; walking them again and again would take half of the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _compose(
