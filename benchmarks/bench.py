@@ -93,13 +93,7 @@ class Bench:
         """Seconds of the same command on a tiny checkpoint: everything that does not grow with the bytes."""
         source, target = self.root / f"tiny-{task.source}", self.root / "out-tiny"
         argv = self.command(task, source, target, fsync=False)
-        seconds = statistics.median(self.timed(argv, target, 256 * MB).wall for _ in range(5))
-        # a tiny checkpoint is transposed without torch
-        return seconds + self.torch_import() if self.imports_torch(task) else seconds
-
-    def imports_torch(self, task: Task) -> bool:
-        """Whether our process does: transposes from 2 GiB on (`running.transpose`)."""
-        return task.torch and self.total >= 2 << 30
+        return statistics.median(self.timed(argv, target, 256 * MB).wall for _ in range(5))
 
     def torch_import(self) -> float:
         """Seconds that importing torch takes, numpy and the interpreter apart."""
@@ -140,7 +134,7 @@ class Bench:
                 if name == "transformers" and number >= self.args.transformers_rounds:
                     continue
                 argv, wanted = variants[name]
-                late = name in ("script", "transformers") or (name == "migrate" and self.imports_torch(task))
+                late = name in ("script", "transformers")
                 rounds[name].append(self.timed(argv, target, wanted, self.torch_import() - 0.2 if late else 0.0))
                 say(f"  {task.name} {name} {rounds[name][-1].wall:.2f} s")
             memory.read_through(source)

@@ -10,6 +10,7 @@ from typing import Any
 
 import data
 import process
+import report
 from tasks import HELP_SECONDS, PLAN_BIND, PLAN_KEYS, PLAN_LINEAR, PLAN_SECONDS, PLAN_WHOLE, Limit, many_rules
 
 HERE = Path(__file__).resolve().parent
@@ -17,11 +18,8 @@ HERE = Path(__file__).resolve().parent
 # runs the command line in this process and prints which heavy modules it left behind
 IMPORTS = """
 import sys
-from migrate.cli.main import main
-try:
-    main()
-except SystemExit as stop:
-    if stop.code: raise
+from migrate.cli.main import run
+if run(sys.argv[1:]): sys.exit(1)
 print("\\nIMPORTED", *sorted({"torch", "numpy"} & set(sys.modules)))
 """
 
@@ -53,22 +51,26 @@ def many_keys(migrate: list[str], python: str, folder: Path, checkpoint: Path) -
     """`migrate plan` of 100,000 and of 1,000,000 keys under 200 rules."""
     rules = folder / "many.yaml"
     rules.write_text(many_rules(200))
-    whole, bind = {}, {}
-    for keys in (PLAN_KEYS, 10 * PLAN_KEYS):
-        path = folder / (f"keys-{keys}.safetensors" if keys == PLAN_KEYS else f"keys-{keys}")
+    few, many = PLAN_KEYS, 10 * PLAN_KEYS
+    paths = {few: folder / f"keys-{few}.safetensors", many: folder / f"keys-{many}"}
+    for keys, path in paths.items():
         if not path.exists():
             data.make_headers(path, keys)
-        times = 5 if keys == PLAN_KEYS else 3
-        whole[keys] = _median([*migrate, "plan", path, "--rules", rules], times)
-        runs = [json.loads(process.run([python, HERE / "bind_time.py", path, rules]).stdout) for _ in range(times)]
-        bind[keys] = statistics.median(r["seconds"] for r in runs)
-        if runs[0]["keys"] != keys:
-            raise process.RunError(f"bind_time.py saw {runs[0]['keys']} keys, not {keys}")
+    whole: dict[int, list[float]] = {few: [], many: []}
+    bind: dict[int, list[float]] = {few: [], many: []}
+    # side by side, because a machine's speed changes within minutes
+    for _ in range(5):
+        for keys, path in paths.items():
+            whole[keys].append(process.run([*migrate, "plan", path, "--rules", rules]).wall)
+            timed = json.loads(process.run([python, HERE / "bind_time.py", path, rules]).stdout)
+            bind[keys].append(timed["seconds"])
+            if timed["keys"] != keys:
+                raise process.RunError(f"bind_time.py saw {timed['keys']} keys, not {keys}")
     return [
-        Limit("plan of 100,000 keys, 200 rules: binding and lowering", bind[PLAN_KEYS], PLAN_BIND, unit=" s"),
-        Limit("plan of 100,000 keys, 200 rules: whole command", whole[PLAN_KEYS], PLAN_WHOLE, unit=" s"),
-        Limit("1,000,000 keys: binding against 100,000", bind[10 * PLAN_KEYS] / bind[PLAN_KEYS], PLAN_LINEAR),
-        Limit("1,000,000 keys: whole command against 100,000", whole[10 * PLAN_KEYS] / whole[PLAN_KEYS], PLAN_LINEAR),
+        Limit("plan of 100,000 keys, 200 rules: binding and lowering", statistics.median(bind[few]), PLAN_BIND, unit=" s"),
+        Limit("plan of 100,000 keys, 200 rules: whole command", statistics.median(whole[few]), PLAN_WHOLE, unit=" s"),
+        Limit("1,000,000 keys: binding against 100,000", statistics.median(report.ratios(bind[many], bind[few])), PLAN_LINEAR),
+        Limit("1,000,000 keys: whole command against 100,000", statistics.median(report.ratios(whole[many], whole[few])), PLAN_LINEAR),
     ]
 
 

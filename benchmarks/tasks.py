@@ -29,8 +29,6 @@ class Task:
     rules: str | None = None
     one_file: bool = False
     transformers_faster: float | None = None
-    # for a large checkpoint the process imports torch, which then counts as its start-up
-    torch: bool = False
     # most private memory that the script may need, as a share of the checkpoint: it decides how much is made free
     script_share: float = 0.6
 
@@ -61,7 +59,6 @@ TASKS = [
         aim=None,
         script_faster=(1.5, 1.5),
         private_mb=400.0,
-        torch=True,
     ),
     Task("pack-one-file", "v4 -> v5 into one file (default shard size)", one_file=True, **_WHOLE),
 ]

@@ -28,8 +28,8 @@ FORMAT_VERSION = "1.0"
 MOST_COLLAPSED = 20_000
 # what a process takes before it does anything, measured; what the libraries add
 INTERPRETER, NUMPY, TORCH = 24 << 20, 10 << 20, 160 << 20
-# a run's buffers, and the sizes from which it reads a matrix whole and has torch transpose it (running/geometry, transpose)
-STAGES, FILL, WINDOW, WHOLE_MATRIX, TORCH_PAYS = 2 << 20, 1 << 20, 64 << 20, 4 << 20, 2 << 30
+# a run's buffers, and the size from which it reads a matrix whole (running/geometry)
+STAGES, FILL, WINDOW, WHOLE_MATRIX = 2 << 20, 1 << 20, 64 << 20, 4 << 20
 SHORT_RUN = 2048
 
 
@@ -241,7 +241,7 @@ def peak_memory(outputs: Mapping[str, Tensor], threads: int = 2) -> int:
         if kind is None:
             kind = kinds[id(tensor.view)] = _moved(tensor)
         moved, largest, short = moved + kind[0], max(largest, kind[1]), short or kind[2]
-    libraries = (TORCH if moved >= TORCH_PAYS or computed else 0) + (NUMPY if short or moved or computed else 0)
+    libraries = (TORCH if computed else 0) + (NUMPY if short or moved or computed else 0)
     return INTERPRETER + libraries + threads * (STAGES + min(WINDOW, largest)) + computed
 
 

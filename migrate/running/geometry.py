@@ -7,12 +7,16 @@ costs one lowering. Everything here is arithmetic; no byte is read.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from math import prod
+from typing import TYPE_CHECKING
 
 from ..core import view as views
 from ..core.spec import encode, unit
+
+if TYPE_CHECKING:
+    from ..planning.graph import Tensor
 
 # a fill of the stage; between 1 and 4 MiB all sizes copy equally fast, below and above they do not
 STAGE = 1 << 20
@@ -188,6 +192,7 @@ class Layouts:
             self._known[id(view), dtype] = found
         return found
 
-    def longest_step(self) -> int:
-        """The longest `step` of the layouts made so far; 1 if there are none."""
-        return max((layout.step for layout in self._known.values()), default=1)
+    def longest_step(self, tensors: Iterable[Tensor]) -> int:
+        """The longest `step` of the layouts of these tensors; 1 if there are none."""
+        kinds = {(id(t.view), t.spec.dtype): t for t in tensors}
+        return max((self.of(t.view, t.spec.dtype, t.spec.nbytes).step for t in kinds.values()), default=1)

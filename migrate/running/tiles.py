@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..core.diagnostics import printable
 from ..core.errors import MigrateError, RunError
 from . import checks as value_checks
-from . import transpose
 from .gather import WINDOW, Gather, Window
 from .geometry import STAGE, Layouts
 from .publish import HASH, Partial, check_place, write_failed
@@ -337,9 +336,6 @@ def run(
         raise ValueError("a target that is one file has no side files")
     check_place(path, source.path)
     layouts = Layouts()
-    kinds = {id(t.view): t for t in outputs.values()}
-    moved = {i: layouts.of(t.view, t.spec.dtype, t.spec.nbytes).moved() for i, t in kinds.items()}
-    transpose.allow_torch(sum(moved[id(t.view)] for t in outputs.values()))
     value_checks.require(checks, source, max_memory)
     values = Values(source, layouts, outputs.values(), max_memory // 2)
     partial = Partial(path, target, digest, resume=resume)
@@ -348,7 +344,8 @@ def run(
         partial.require(sum(len(c) if isinstance(c, bytes) else os.stat(c).st_size for _, c in side_files), shared)
         partial.allocate(shared)
         budget = min(WINDOW, max_memory // (4 * max(1, threads)))
-        work = _Run(outputs, source, partial, shared, values, layouts, budget, STAGE + max(STAGE, layouts.longest_step()), progress)
+        ahead = STAGE + max(STAGE, layouts.longest_step(outputs.values()))
+        work = _Run(outputs, source, partial, shared, values, layouts, budget, ahead, progress)
         work.go(threads)
         source.check_unchanged()
         for name, content in (*target.small.items(), *side_files):

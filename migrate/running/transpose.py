@@ -1,14 +1,13 @@
 """Rearranging bytes in memory: strided copies, and transposes of what has its last axis moved.
 
 Short runs are copied as the widest integer that divides them. A moved last axis is the one case where the choice of
-loops decides over a factor of eight: the columns are gathered into a contiguous panel, and the panel is written
-transposed. torch has a blocked kernel for exactly that (both sides contiguous); importing it costs more than
-transposing a gigabyte or two without, so it is used where it is loaded already or the plan is larger than that.
+loops decides over a factor of three: moving 1- to 4-byte elements one by one costs as much each as moving 8 bytes. So a
+block of rows is first woven into 8-byte words that hold one column of 8, 4 or 2 rows, and the words are transposed. That
+is as fast as torch's blocked kernel, whose import would cost more than a gigabyte of transposes.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -18,19 +17,12 @@ if TYPE_CHECKING:
 
 Loops = tuple[tuple[int, int, int], ...]
 
-# from this many bytes of transposes in one run on, importing torch pays
-TORCH_PAYS = 2 << 30
-_BLOCK = 128
+# rows and columns of a block: with its words it stays in a second-level cache
+_ROWS, _COLUMNS = 512, 256
 _FEW = 8
 # elements nearer to each other than this share cache lines, and a plain strided copy is as good
 _LINE = 64
 _OWN = threading.local()
-
-
-def allow_torch(nbytes: int) -> None:
-    """Imports torch if a run transposes so many bytes that it pays."""
-    if nbytes >= TORCH_PAYS:
-        import torch  # noqa: F401
 
 
 def copy(dest: memoryview, dst: int, source: memoryview, src: int, run: int, loops: Loops) -> None:
@@ -71,11 +63,12 @@ def _transposed(dest: memoryview, dst: int, source: memoryview, src: int, item: 
     n, stride = inner
     kind = f"u{item}"
     columns = prod(loop[0] for loop in rest)
-    # the panel has one column for each row of the destination, in the destination's order
-    panel = np.frombuffer(_panel(n * columns * item), kind, n * columns).reshape(n, columns)
-    panel.reshape(n, *(m for m, _, _ in rest))[...] = np.ndarray(
-        (n, *(m for m, _, _ in rest)), kind, source, src, (stride, *(s for _, _, s in rest))
-    )
+    panel = np.ndarray((n, *(m for m, _, _ in rest)), kind, source, src, (stride, *(s for _, _, s in rest)))
+    if len(rest) > 1 or rest[0][2] != item:
+        # gathered: one column for each row of the destination, in the destination's order
+        gathered = np.frombuffer(_panel(n * columns * item), kind, n * columns).reshape(n, columns)
+        gathered.reshape(panel.shape)[...] = panel
+        panel = gathered
     if _dense(rest, n * item) and dst % item == 0:
         flip(panel, np.frombuffer(dest, kind, n * columns, dst).reshape(columns, n))
         return
@@ -105,13 +98,21 @@ def _dense(loops: Loops, row: int) -> bool:
 
 
 def flip(panel: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> None:
-    """Writes `panel` transposed to `out`; both are contiguous, of the same unsigned integers."""
-    torch = sys.modules.get("torch")
-    if torch is not None and hasattr(torch, "from_numpy"):
-        signed = f"i{panel.dtype.itemsize}"
-        torch.from_numpy(out.view(signed)).copy_(torch.from_numpy(panel.view(signed)).t())
-        return
+    """Writes `panel` transposed to `out`: both 2-D, of the same unsigned integers, the last axis of each contiguous."""
+    import numpy as np
+
     rows, columns = panel.shape
-    for i in range(0, rows, _BLOCK):
-        for j in range(0, columns, _BLOCK):
-            out[j : j + _BLOCK, i : i + _BLOCK] = panel[i : i + _BLOCK, j : j + _BLOCK].T
+    width = 8 // panel.dtype.itemsize
+    whole = rows - rows % width if width > 1 else 0
+    words = np.empty((_ROWS // width, _COLUMNS), "u8")
+    woven = words.view(panel.dtype).reshape(*words.shape, width)
+    for i in range(0, whole, _ROWS):
+        height = min(_ROWS, whole - i)
+        for j in range(0, columns, _COLUMNS):
+            block = out[j : j + _COLUMNS, i : i + height].view("u8")
+            for n in range(width):
+                woven[: height // width, : len(block), n] = panel[i + n : i + height : width, j : j + _COLUMNS]
+            block[...] = words[: height // width, : len(block)].T
+    for i in range(whole, rows, _COLUMNS):
+        for j in range(0, columns, _COLUMNS):
+            out[j : j + _COLUMNS, i : i + _COLUMNS] = panel[i : i + _COLUMNS, j : j + _COLUMNS].T

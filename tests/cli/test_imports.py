@@ -13,11 +13,12 @@ HUB = DATA / "mixtral__v4" / "hub"
 HEAVY = {"torch", "numpy", "jsonschema", "pydantic", "yaml", "rich", "click", "xxhash", "safetensors", "einops"}
 
 CODE = """
-import atexit, sys
+import sys
 wanted = set(sys.argv.pop(1).split(","))
-atexit.register(lambda: print("LOADED", *sorted(wanted & set(sys.modules)), file=sys.stderr))
-from migrate.cli.main import main
-main()
+from migrate.cli.main import run
+status = run(sys.argv[1:])
+print("LOADED", *sorted(wanted & set(sys.modules)), file=sys.stderr)
+sys.exit(status)
 """
 
 
