@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from itertools import repeat
 from json.encoder import encode_basestring
 from math import prod
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple
 
 from ..core.diagnostics import Report, fail, listed, printable
 from ..core.errors import CheckpointError
+from ..core.records import records
 from ..core.spec import BITS, Spec, spec
 from ..source.blobs import FileBlob
 from ..source.index import Stored
@@ -132,9 +132,8 @@ def _canonical(data: bytes | bytearray, number: int, start: int, size: int, labe
     if list(map(sub, end, begin)) != [known[kind][1] for kind in kinds]:
         return None
     specs = [known[kind][0] for kind in kinds]
-    fields = zip(specs, repeat(number), [start + b for b in begin], repeat(None), repeat(None))
-    # as Stored._make, without a Python call for each tensor
-    tensors = dict(zip(keys, map(partial(tuple.__new__, Stored), fields), strict=True))
+    stored = records(Stored, specs, repeat(number), [start + b for b in begin], repeat(None), repeat(None))
+    tensors = dict(zip(keys, stored, strict=True))
     return Header(tensors, metadata) if len(tensors) == len(keys) and "__metadata__" not in tensors else None
 
 

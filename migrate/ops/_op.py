@@ -10,6 +10,8 @@ Kinds
     each   1 -> 1   the axes family          (may have `only`)
     make   1 -> 1   fill: reads nothing of its input but that it exists
     end    n -> 0   drop
+
+A `ValueOp` computes instead of moving: `cast`, `affine`, `dequantize`. It may be of any of the first three kinds.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 from ..core.errors import OpError as OpError
 
@@ -129,10 +131,12 @@ class Op:
         """
         return None
 
-    def eager(self, args: Any, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtype: str = "") -> list[np.ndarray[Any, Any]]:
+    def eager(
+        self, args: Any, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtypes: Sequence[str] = ()
+    ) -> list[np.ndarray[Any, Any]]:
         """The same on numpy arrays of raw elements, written without the view algebra. `verify` and the kit call it.
 
-        `dtype` is torch's name of the inputs' dtype. A raw element is an unsigned integer of the element's width
+        `dtypes` are torch's names of the inputs' dtypes. A raw element is an unsigned integer of the element's width
         (`_raw.carrier`): uint8 to uint64, `V16` for complex128, and one uint8 per element below a byte.
         """
         raise NotImplementedError
@@ -156,7 +160,70 @@ class Op:
         raise NotImplementedError
 
 
+# raw elements of one tensor (`_raw.carrier`)
+Array: TypeAlias = "np.ndarray[Any, Any]"
+# [start, stop) on each axis; empty for a scalar
+Box: TypeAlias = "tuple[tuple[int, int], ...]"
+
+
+class Meter(Protocol):
+    """What an op that changes values tells of its error, chunk by chunk; sums are kept in float64."""
+
+    def add(self, wanted: Any, got: Any, amax: Any = None, *, saturated: int = 0, underflowed: int = 0) -> None:
+        """`wanted` and `got`: float32 or float64 tensors or arrays of one shape. `amax`: what relative errors refer to, of a
+        shape that broadcasts (a block's largest magnitude); None: the largest of `wanted`."""
+
+
+class ValueOp(Op):
+    """An op that computes elements. A graph holds a `Value` where a layout op leaves a view.
+
+    Arrays are of raw elements (`Op.eager`): numpy on the CPU, torch tensors of the same integers on another device;
+    `_raw.typed` makes either a torch tensor of the real dtype without a copy. A box of the result is computed from
+    boxes of the inputs, so that memory follows boxes and not tensors, and so that a reader can ask for a slice.
+    """
+
+    # CPU and GPU give the same bits; where not, the op runs on the CPU unless a person asks for the other
+    same_bits: ClassVar[bool] = True
+
+    def trace(self, args: Any, views: Sequence[View], parts: int = 1) -> list[View]:
+        raise NotImplementedError(f"{self.name} computes")
+
+    def roles(self, codec: str = "") -> tuple[str, ...]:
+        """The roles that a join takes or a part makes, in the order of its inputs or outputs; empty: an op without roles."""
+        return ()
+
+    def passes(self, args: Any, specs: Sequence[Spec]) -> bool:
+        """Whether the first input goes on as it is, so that its bytes are copied and nothing is computed."""
+        return False
+
+    def loss_on(self, args: Any, specs: Sequence[Spec]) -> Loss:
+        """The loss on inputs of these specs."""
+        return self.loss(args)
+
+    def infer(self, args: Any, specs: Sequence[Spec], parts: int = 1) -> list[Spec]:
+        """The output specs. OpError for shapes or dtypes that do not fit."""
+        raise NotImplementedError
+
+    def needs(self, args: Any, specs: Sequence[Spec], output: int, box: Box) -> list[Box]:
+        """The box of each input that `box` of output `output` is computed from; all of each unless an op says less."""
+        return [tuple((0, n) for n in s.shape) for s in specs]
+
+    def grain(self, args: Any, specs: Sequence[Spec], output: int) -> tuple[int, ...]:
+        """On each axis of output `output`, the multiple at which boxes begin and end at little cost; 1 where any will do."""
+        return (1,) * len(self.infer(args, specs)[output].shape)
+
+    def compute(
+        self, args: Any, arrays: Sequence[Any], specs: Sequence[Spec], output: int, box: Box, out: Any, meter: Meter | None = None
+    ) -> None:
+        """Fills `out`, which has the shape of `box`, with raw elements of output `output`.
+
+        `arrays` hold the boxes that `needs` names, `specs` are those of the whole inputs. `meter`, if there is one, is told
+        the error of what an op rounds. OpError for values that the op refuses, with the first index in the whole input.
+        """
+        raise NotImplementedError
+
+
 __all__ = [
-    "Axes", "Capture", "Check", "Integer", "Integers", "Loss", "Number", "OneWay", "Only", "Op", "OpError", "Sizes",
-    "Step", "Text", "Written", "arg", "dataclass", "replace", "step",
+    "Array", "Axes", "Box", "Capture", "Check", "Integer", "Integers", "Loss", "Meter", "Number", "OneWay", "Only", "Op", "OpError",
+    "Sizes", "Step", "Text", "ValueOp", "Written", "arg", "dataclass", "replace", "step",
 ]  # fmt: skip

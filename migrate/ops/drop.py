@@ -25,7 +25,9 @@ class Drop(Op):
     def trace(self, args: Args, views: Sequence[View], parts: int = 1) -> list[View]:
         return []
 
-    def eager(self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtype: str = "") -> list[np.ndarray[Any, Any]]:
+    def eager(
+        self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtypes: Sequence[str] = ()
+    ) -> list[np.ndarray[Any, Any]]:
         return []
 
     def loss(self, args: Args) -> Loss:

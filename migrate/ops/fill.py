@@ -44,7 +44,9 @@ class Fill(Op):
         self.validate(args)
         return [spec(ALIASES.get(args.dtype, args.dtype), tuple(args.shape)) for _ in specs]
 
-    def eager(self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtype: str = "") -> list[np.ndarray[Any, Any]]:
+    def eager(
+        self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtypes: Sequence[str] = ()
+    ) -> list[np.ndarray[Any, Any]]:
         import numpy as np
 
         made = ALIASES.get(args.dtype, args.dtype)

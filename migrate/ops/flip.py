@@ -26,7 +26,9 @@ class Flip(Op):
     def trace(self, args: Args, views: Sequence[View], parts: int = 1) -> list[View]:
         return [view.flip(v, axis("flip", args.dim, v.shape)) for v in views]
 
-    def eager(self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtype: str = "") -> list[np.ndarray[Any, Any]]:
+    def eager(
+        self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtypes: Sequence[str] = ()
+    ) -> list[np.ndarray[Any, Any]]:
         import numpy as np
 
         return [np.flip(a, args.dim) for a in arrays]

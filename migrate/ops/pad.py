@@ -55,14 +55,16 @@ class Pad(Op):
     def infer(self, args: Args, specs: Sequence[Spec], parts: int = 1) -> None:
         holds("pad: `value`", specs, args.value)
 
-    def eager(self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtype: str = "") -> list[np.ndarray[Any, Any]]:
+    def eager(
+        self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtypes: Sequence[str] = ()
+    ) -> list[np.ndarray[Any, Any]]:
         import numpy as np
 
         out = []
         for a in arrays:
             rows = a.swapaxes(0, args.dim)
             grown = np.empty((_size(args, len(rows)), *rows.shape[1:]), a.dtype)
-            grown[...] = raw(dtype, args.value)
+            grown[...] = raw(dtypes[0], args.value)
             grown[args.start : args.start + len(rows)] = rows
             out.append(grown.swapaxes(0, args.dim))
         return out

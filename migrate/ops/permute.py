@@ -37,7 +37,9 @@ class Permute(Op):
             raise OpError("M304", f"permute: `dims` names {len(args.dims)} axes, the tensor has rank {len(shape)}, shape {shown(shape)}")
         return tuple(axis("permute", d, shape) for d in args.dims)
 
-    def eager(self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtype: str = "") -> list[np.ndarray[Any, Any]]:
+    def eager(
+        self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtypes: Sequence[str] = ()
+    ) -> list[np.ndarray[Any, Any]]:
         return [a.transpose(args.dims) for a in arrays]
 
     def invert(self, args: Args, enumerated: bool = False) -> Step:

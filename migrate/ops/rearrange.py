@@ -35,7 +35,9 @@ class Rearrange(Op):
             out.append(view.reshape(view.permute(view.reshape(v, recipe.split), recipe.order), recipe.joined))
         return out
 
-    def eager(self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtype: str = "") -> list[np.ndarray[Any, Any]]:
+    def eager(
+        self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtypes: Sequence[str] = ()
+    ) -> list[np.ndarray[Any, Any]]:
         out = []
         for a in arrays:
             recipe = _recipe(args, a.shape)

@@ -41,7 +41,9 @@ class Reshape(Op):
             out.append(view.reshape(v, _filled_in(v.shape, args.to)))
         return out
 
-    def eager(self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtype: str = "") -> list[np.ndarray[Any, Any]]:
+    def eager(
+        self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtypes: Sequence[str] = ()
+    ) -> list[np.ndarray[Any, Any]]:
         return [a.reshape(args.to) for a in arrays]
 
     def invert(self, args: Args, enumerated: bool = False) -> Step | OneWay:

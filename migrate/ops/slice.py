@@ -48,7 +48,9 @@ class Slice(Op):
     def infer(self, args: Args, specs: Sequence[Spec], parts: int = 1) -> None:
         holds("slice: `value`", specs, args.value)
 
-    def eager(self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtype: str = "") -> list[np.ndarray[Any, Any]]:
+    def eager(
+        self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtypes: Sequence[str] = ()
+    ) -> list[np.ndarray[Any, Any]]:
         return [a.swapaxes(0, args.dim)[args.start : args.stop].swapaxes(0, args.dim) for a in arrays]
 
     def checks(self, args: Args, views: Sequence[View], parts: int = 1) -> list[Check]:

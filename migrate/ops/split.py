@@ -42,7 +42,9 @@ class Split(Op):
         parts_of(label, parts, args.count, args.sizes)
         return list(view.split(views[0], dim, cut(label, dim, views[0].shape[dim], parts, args.sizes)))
 
-    def eager(self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtype: str = "") -> list[np.ndarray[Any, Any]]:
+    def eager(
+        self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtypes: Sequence[str] = ()
+    ) -> list[np.ndarray[Any, Any]]:
         import numpy as np
 
         return np.split(arrays[0], parts if args.sizes is None else np.cumsum(args.sizes)[:-1], args.dim)

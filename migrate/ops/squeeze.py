@@ -32,7 +32,9 @@ class Squeeze(Op):
             out.append(view.reshape(v, v.shape[:dim] + v.shape[dim + 1 :]))
         return out
 
-    def eager(self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtype: str = "") -> list[np.ndarray[Any, Any]]:
+    def eager(
+        self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtypes: Sequence[str] = ()
+    ) -> list[np.ndarray[Any, Any]]:
         return [a.squeeze(args.dim) for a in arrays]
 
     def invert(self, args: Args, enumerated: bool = False) -> Step:

@@ -39,7 +39,9 @@ class Stack(Op):
     def infer(self, args: Args, specs: Sequence[Spec], parts: int = 1) -> None:
         same_dtypes(f"stack over {{{args.over}}}", specs)
 
-    def eager(self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtype: str = "") -> list[np.ndarray[Any, Any]]:
+    def eager(
+        self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtypes: Sequence[str] = ()
+    ) -> list[np.ndarray[Any, Any]]:
         import numpy as np
 
         return [np.stack(arrays, args.dim)]

@@ -37,7 +37,9 @@ class Transpose(Op):
             out.append(view.permute(v, tuple(order)))
         return out
 
-    def eager(self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtype: str = "") -> list[np.ndarray[Any, Any]]:
+    def eager(
+        self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtypes: Sequence[str] = ()
+    ) -> list[np.ndarray[Any, Any]]:
         return [a.swapaxes(*args.dims) for a in arrays]
 
     def invert(self, args: Args, enumerated: bool = False) -> Step:

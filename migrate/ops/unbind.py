@@ -42,7 +42,9 @@ class Unbind(Op):
         self.parts(args, views[0].shape, parts)
         return list(view.unbind(views[0], axis("unbind", args.dim, views[0].shape)))
 
-    def eager(self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtype: str = "") -> list[np.ndarray[Any, Any]]:
+    def eager(
+        self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtypes: Sequence[str] = ()
+    ) -> list[np.ndarray[Any, Any]]:
         return [arrays[0].take(i, args.dim) for i in range(parts)]
 
     def invert(self, args: Args, enumerated: bool = False) -> Step:

@@ -30,7 +30,9 @@ class Unsqueeze(Op):
             out.append(view.reshape(v, (*v.shape[:dim], 1, *v.shape[dim:])))
         return out
 
-    def eager(self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtype: str = "") -> list[np.ndarray[Any, Any]]:
+    def eager(
+        self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtypes: Sequence[str] = ()
+    ) -> list[np.ndarray[Any, Any]]:
         import numpy as np
 
         return [np.expand_dims(a, args.dim) for a in arrays]

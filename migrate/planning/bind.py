@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any, NamedTuple
 
 from ..core.diagnostics import Report, listed, printable
 from ..core.keys import NegativeIndex, Pattern
+from ..core.records import records
 from ..rules.compiled import ROLE, DirectedRule
 from .graph import Expr, Tensor, ValueCheck
 from .match import ABSENT, RANK, Matching, Reader, Taken, keep_rest, match, rank_of, when_test
@@ -152,11 +154,9 @@ def _run_rule(
     if roles:
         names = (*names, ROLE)
         _check_roles(reader, report)
-        items = [Item((*t.values, t.role), tensors[t.key], (t.key,), None if programs is None else programs[t.key]) for t in reader.taken]
-    elif programs is None:
-        items = [Item(t.values, tensors[t.key], (t.key,)) for t in reader.taken]
-    else:
-        items = [Item(t.values, tensors[t.key], (t.key,), programs[t.key]) for t in reader.taken]
+    keys = [t.key for t in reader.taken]
+    values = [(*t.values, t.role) if roles else t.values for t in reader.taken]
+    items = records(Item, values, map(tensors.__getitem__, keys), zip(keys), repeat(None) if programs is None else map(programs.get, keys))
     if reader.refused:
         _check_refused(reader, report)
 

@@ -10,12 +10,12 @@ from ..core.diagnostics import Diagnostic, Report, listed, printable
 from ..core.errors import MigrateError
 from ..core.keys import Pattern
 from ..core.spec import Spec
-from ..ops._op import Loss, OneWay
+from ..ops._op import Loss, OneWay, ValueOp
 from ..rules.compiled import CompiledRule, DirectedRule, direct, is_active
 from ..source.index import Stored
 from ..source.jsontext import collector_paused
 from .bind import Bound, Questions, bind
-from .graph import Expr, Graph, Read, Tensor
+from .graph import Expr, Graph, Read, Tensor, calls
 from .invert import invert
 from .pipeline import Views
 
@@ -152,12 +152,20 @@ def _losses(rules: Sequence[DirectedRule], bound: Bound) -> list[LossOf]:
         keys = keys_of.get(id(rule))
         if not keys:
             continue
-        kinds = {step.op.loss(step.args) for step in rule.steps}
-        if Loss.DESTRUCTIVE in kinds:
+        if Loss.DESTRUCTIVE in {step.op.loss(step.args) for step in rule.steps}:
             found.append(LossOf(rule, "drop", tuple(keys), rule.why))
-        if Loss.LOSSY in kinds:
-            found.append(LossOf(rule, "lossy", tuple(keys), rule.why))
+        changed = [key for key in keys if key in bound.made and _changed_by(rule, bound.tensors[key])] if _computes(rule) else []
+        if changed:
+            found.append(LossOf(rule, "lossy", tuple(changed), rule.why))
     return found
+
+
+def _computes(rule: DirectedRule) -> bool:
+    return any(isinstance(step.op, ValueOp) for step in rule.steps)
+
+
+def _changed_by(rule: DirectedRule, tensor: Tensor) -> bool:
+    return any(call.lossy and call.rule == rule.label for call in calls([tensor]))
 
 
 def _refuse_losses(losses: Sequence[LossOf], allow: frozenset[str], report: Report) -> None:
@@ -203,6 +211,8 @@ def prove_downgrade(source: Mapping[str, Spec], composition: Composition, same_b
         if report.has_errors():
             return reasons + [_reason(d) for d in report.diagnostics if d.severity == "error"]
         current, last = bound_back.tensors, bound_back
+    changed = dict.fromkeys(call.rule for call in calls(current.values()) if call.lossy)
+    reasons += [f"rule {label}: values do not return exactly" for label in changed]
     return reasons + _differences(source, current, composition, last)
 
 

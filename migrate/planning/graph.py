@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -38,9 +39,17 @@ class Value:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Call:
+    """A step computed on whole inputs or, for a `ValueOp`, box by box. `rule` and `keys` (of the source) are for messages and reports.
+
+    `lossy`: the result does not determine the input.
+    """
+
     step: Step
     inputs: tuple[Tensor, ...]
     parts: int
+    rule: str = ""
+    keys: tuple[str, ...] = ()
+    lossy: bool = False
 
 
 class Read(NamedTuple):
@@ -50,14 +59,14 @@ class Read(NamedTuple):
 
 
 class Apply(NamedTuple):
-    """Eager program: output number `output` of an op's eager twin on its inputs; `dtype` is torch's name of their elements."""
+    """Eager program: output number `output` of an op's eager twin on its inputs; `dtypes` are torch's names of their elements."""
 
     op: str
     args: Any
     parts: int
     output: int
     inputs: tuple[Expr, ...]
-    dtype: str
+    dtypes: tuple[str, ...]
 
 
 Expr: TypeAlias = "Read | Apply"
@@ -86,3 +95,15 @@ class Graph:
     checks: list[ValueCheck] = field(default_factory=list)
     # output key -> who made it (planning.bind.Origin); None for a key that a `keep` pattern carried over
     origin: dict[str, Any] = field(default_factory=dict)
+
+
+def calls(tensors: Iterable[Tensor]) -> list[Call]:
+    """All calls that these tensors need, each once."""
+    seen: dict[int, Call] = {}
+    todo = list(tensors)
+    while todo:
+        for source in todo.pop().sources:
+            if isinstance(source, Value) and id(source.call) not in seen:
+                seen[id(source.call)] = source.call
+                todo += source.call.inputs
+    return list(seen.values())

@@ -13,11 +13,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import repeat
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 from ..core.diagnostics import Report, listed, printable
 from ..core.keys import Pattern, TwoReadings, narrower, nearest, parse
+from ..core.records import records
 from ..core.spec import ALIASES, Spec
 from ..core.templates import PER_KEY, Template, bind, group, is_integer
 from ..rules.compiled import DirectedRule, Side
@@ -160,7 +162,9 @@ class _Matcher:
         taken: list[Taken] = []
         for entry, rows in hits:
             role = entry.side.role
-            taken = [Taken(key, role, row) for key, row in zip(template.keys, rows, strict=True) if row is not None]
+            taken = records(Taken, template.keys, repeat(role), rows)
+            if None in rows:
+                taken = [t for t in taken if t.values is not None]
             entry.reader.taken += taken
         return set(template.keys) if len(taken) == len(template.keys) else {t.key for t in taken}
 

@@ -7,14 +7,15 @@ an op is traced for the first layer and merely moved to the others.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any, NamedTuple
 
 from ..core.diagnostics import Diagnostic, listed, printable
 from ..core.errors import OpError
+from ..core.records import records
 from ..core.spec import Spec, spec
 from ..core.view import TooManyPieces, View, leaves, relabel, stored
-from ..ops._op import Step
+from ..ops._op import Loss, Step, ValueOp
 from ..rules.compiled import ROLE, CompiledStep, DirectedRule
 from .graph import Apply, Call, Expr, Tensor, Value, ValueCheck
 from .match import ABSENT, RANK
@@ -80,8 +81,15 @@ class Views:
     def intern(self, view: View) -> View:
         return self._interned.setdefault(view, view)
 
-    def trace(self, step: CompiledStep, tensors: Sequence[Tensor], parts: int) -> tuple[list[Tensor], list[tuple[Any, list[Tensor]]]]:
-        """The step's outputs on `tensors` and its checks as (check, tensors); OpError if it cannot take them."""
+    def trace(
+        self, step: CompiledStep, tensors: Sequence[Tensor], parts: int, rule: str, keys: tuple[str, ...]
+    ) -> tuple[list[Tensor], list[tuple[Any, list[Tensor]]]]:
+        """The step's outputs on `tensors` and its checks as (check, tensors); OpError if it cannot take them.
+
+        `rule` and `keys` say in reports where a computed tensor comes from.
+        """
+        if isinstance(step.op, ValueOp):
+            return self._compute(step, step.op, tensors, parts, rule, keys), []
         mapping, sources = _join_sources(tensors)
         key = (id(step), parts, mapping, *[id(t.view) for t in tensors], tensors[0].spec.dtype)
         found = self._traced.get(key)
@@ -90,7 +98,7 @@ class Views:
             found = self._traced[key] = (step, *self._trace(step, tensors, mapping, parts))
         _, outputs, checks, specs = found
         if outputs is None:
-            made = self._materialise(step, tensors, parts, specs)
+            made = self._materialise(step, tensors, parts, specs, rule, keys)
         else:
             made = [Tensor(s, v, sources if at is None else tuple(sources[i] for i in at)) for s, v, at in outputs]
         met = [
@@ -123,10 +131,22 @@ class Views:
         ]
         return outputs, checks, specs
 
-    def _materialise(self, step: CompiledStep, tensors: Sequence[Tensor], parts: int, specs: Sequence[Spec]) -> list[Tensor]:
-        """The step computed instead of traced: correct, but through memory."""
-        call = Call(Step(step.name, step.args), tuple(tensors), parts)
+    def _materialise(
+        self, step: CompiledStep, tensors: Sequence[Tensor], parts: int, specs: Sequence[Spec], rule: str, keys: tuple[str, ...],
+        lossy: bool = False,
+    ) -> list[Tensor]:  # fmt: skip
+        """The step computed instead of traced: what a value op is for, and for a layout op correct, but through memory."""
+        call = Call(Step(step.name, step.args), tuple(tensors), parts, rule, keys, lossy)
         return [Tensor(s, self.stored(s.shape), (Value(call, n, s),)) for n, s in enumerate(specs)]
+
+    def _compute(
+        self, step: CompiledStep, op: ValueOp, tensors: Sequence[Tensor], parts: int, rule: str, keys: tuple[str, ...]
+    ) -> list[Tensor]:
+        given = [t.spec for t in tensors]
+        if op.passes(step.args, given):
+            return [tensors[0]]
+        lossy = op.loss_on(step.args, given) is Loss.LOSSY
+        return self._materialise(step, tensors, parts, op.infer(step.args, given, parts), rule, keys, lossy)
 
     def _compact(
         self, view: View, of: Spec, tensors: Sequence[Tensor], mapping: tuple[tuple[int, ...], ...] | None
@@ -198,12 +218,14 @@ def _each(
             out.append(item)
             continue
         try:
-            (made,), met = views.trace(step, [item.tensor], 1)
+            (made,), met = views.trace(step, [item.tensor], 1, rule.label, item.keys)
         except OpError as error:
             refusals.add(Refused(item.keys, _diagnose(rule, step, error, bound, item.values, [item])), bound, item.values)
             continue
         _collect(rule, met, item.keys, checks)
-        program = None if item.program is None else Apply(step.name, step.args, 1, 0, (item.program,), item.tensor.spec.dtype)
+        program = item.program
+        if program is not None and made is not item.tensor:
+            program = Apply(step.name, step.args, 1, 0, (program,), (item.tensor.spec.dtype,))
         out.append(Item(item.values, made, item.keys, program))
     return out
 
@@ -220,6 +242,8 @@ def _part(
     capture = step.capture or ROLE
     kind = rule.types[capture]
     listed_values = list(kind.values) if kind.kind == "enum" else None
+    if listed_values is not None and isinstance(step.op, ValueOp) and capture == ROLE:
+        listed_values = [r for r in step.op.roles(getattr(step.args, "codec", "")) if r in listed_values]
     start = getattr(step.args, "start", 0) or 0
     out = []
     for item in items:
@@ -227,7 +251,7 @@ def _part(
             parts = step.op.parts(step.args, item.tensor.spec.shape, len(listed_values) if listed_values is not None else None)
             if parts > MOST_PARTS:
                 raise OpError("M305", f"{step.name} into {{{capture}}}: {parts} parts, at most {MOST_PARTS:,} are made of one tensor")
-            made, met = views.trace(step, [item.tensor], parts)
+            made, met = views.trace(step, [item.tensor], parts, rule.label, item.keys)
         except OpError as error:
             refusals.add(Refused(item.keys, _diagnose(rule, step, error, bound, item.values, [item])), bound, item.values)
             continue
@@ -236,12 +260,12 @@ def _part(
         if step.name == "tie":
             # one tensor under several keys, where `copy` makes several
             made = made[:1] * parts
-        before, keys, dtype = item.values, item.keys, item.tensor.spec.dtype
+        before, keys, dtypes = item.values, item.keys, (item.tensor.spec.dtype,)
         if item.program is None:
-            out += [Item((*before, value), tensor, keys) for value, tensor in zip(values, made, strict=True)]
+            out += records(Item, [(*before, value) for value in values], made, repeat(keys), repeat(None))
             continue
         for number, (value, tensor) in enumerate(zip(values, made, strict=True)):
-            out.append(Item((*before, value), tensor, keys, Apply(step.name, step.args, parts, number, (item.program,), dtype)))
+            out.append(Item((*before, value), tensor, keys, Apply(step.name, step.args, parts, number, (item.program,), dtypes)))
     return (*bound, capture), out
 
 
@@ -274,26 +298,28 @@ def _join(
         try:
             ordered = _complete(rule, step, capture, members)
             tensors = [m.tensor for m in ordered]
+            keys = tuple(k for m in ordered for k in m.keys)
             dtype = tensors[0].spec.dtype
-            for tensor in tensors:
+            for tensor in tensors if not isinstance(step.op, ValueOp) else ():
                 if tensor.spec.dtype != dtype:
                     raise OpError(
                         "M303",
                         f"{step.name} over {{{capture}}}: dtypes differ: {_by_value(members, lambda i: i.tensor.spec.dtype)}",
                         help="write a `cast` before it; nothing is promoted silently",
                     )
-            (made,), met = views.trace(step, tensors, 1)
+            (made,), met = views.trace(step, tensors, 1, rule.label, keys)
         except OpError as error:
             keys = tuple(k for m in members.values() for k in m.keys)
             if error.code != "M207" or not refusals.explain(rest, group):
                 refusals.add(Refused(keys, _diagnose(rule, step, error, rest, group, list(members.values()))), rest, group)
             continue
-        keys = tuple(k for m in ordered for k in m.keys)
         _collect(rule, met, keys, checks)
         program = None
         if ordered[0].program is not None:
             programs = tuple(m.program for m in ordered if m.program is not None)
-            program = Apply(step.name, step.args, 1, 0, programs, dtype)
+            program = (
+                programs[0] if made is tensors[0] else Apply(step.name, step.args, 1, 0, programs, tuple(t.spec.dtype for t in tensors))
+            )
         out.append(Item(group, made, keys, program))
     return rest, out
 
@@ -306,7 +332,8 @@ def _complete(rule: DirectedRule, step: CompiledStep, capture: str, members: dic
     if kind.kind == "enum":
         expected: Sequence[Any] = kind.values
         if capture == ROLE:
-            expected = [v for v in expected if v in members or v not in rule.optional_roles]
+            known = step.op.roles(getattr(step.args, "codec", "")) if isinstance(step.op, ValueOp) else expected
+            expected = [v for v in known if v in members or (v in expected and v not in rule.optional_roles)]
     else:
         expected = range(start, start + (len(members) if count is None else count))
     try:

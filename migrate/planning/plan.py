@@ -21,7 +21,7 @@ from ..source.index import Stored
 from ..source.target import Target
 from .bind import Bound, Made
 from .compose import Composition, Leg
-from .graph import Call, Tensor, Value
+from .graph import Call, Tensor, Value, calls
 
 FORMAT_VERSION = "1.0"
 # source keys that are collapsed for the rows; above it a row shows the sources of one of its outputs
@@ -212,17 +212,8 @@ def _checks(composition: Composition) -> list[dict[str, Any]]:
 
 
 def _bytes_read(outputs: Mapping[str, Tensor], stored: Mapping[str, Stored]) -> int:
-    seen: set[str] = set()
-    calls: set[int] = set()
-    todo = list(outputs.values())
-    while todo:
-        for source in todo.pop().sources:
-            if isinstance(source, Value):
-                if id(source.call) not in calls:
-                    calls.add(id(source.call))
-                    todo += source.call.inputs
-            else:
-                seen.add(source)
+    tensors = [*outputs.values(), *(t for call in calls(outputs.values()) for t in call.inputs)]
+    seen = {source for tensor in tensors for source in tensor.sources if not isinstance(source, Value)}
     return sum(stored[key].spec.nbytes for key in seen)
 
 

@@ -122,12 +122,11 @@ class Values:
         name = call.step.op
         self._reserve(sum(t.spec.numel * max(8, BITS[t.spec.dtype]) // 8 for t in call.inputs), f"the input of `{name}`")
         arrays = [self.array(t) for t in call.inputs]
-        dtype = call.inputs[0].spec.dtype if call.inputs else ""
-        made = ops.get(name).eager(call.step.args, arrays, call.parts, dtype)
+        made = ops.get(name).eager(call.step.args, arrays, call.parts, [t.spec.dtype for t in call.inputs])
         for tensor in call.inputs:
             self.done(tensor)
         specs = ops.get(name).infer(call.step.args, [t.spec for t in call.inputs], call.parts)
-        dtypes = [s.dtype for s in specs] if specs is not None else [dtype] * len(made)
+        dtypes = [s.dtype for s in specs] if specs is not None else [call.inputs[0].spec.dtype] * len(made)
         packed = [pack(a, d) for a, d in zip(made, dtypes, strict=True)]
         self._reserve(sum(len(p) for p in packed), f"the result of `{name}`")
         return packed

@@ -131,7 +131,7 @@ class _Evaluation:
             if call._replace(output=expression.output) == expression:
                 return outputs[expression.output]
         inputs = [self(e) for e in expression.inputs]
-        outputs = ops.get(expression.op).eager(expression.args, inputs, expression.parts, expression.dtype)
+        outputs = ops.get(expression.op).eager(expression.args, inputs, expression.parts, expression.dtypes)
         if expression.parts > 1:
             self._calls.append((expression, outputs))
         return outputs[expression.output]

@@ -102,7 +102,7 @@ def check_twin(op: Op, args: Any, shapes: Sequence[tuple[int, ...]], dtype: str 
     """The traced views, carried out, are bit for bit what the eager twin makes, and the specs are those that are inferred."""
     arrays, views, parts = _inputs(op, args, shapes, dtype)
     traced = op.trace(args, views, parts)
-    expected = op.eager(args, arrays, parts, dtype)
+    expected = op.eager(args, arrays, parts, [dtype] * len(arrays))
     inferred = op.infer(args, [spec(dtype, s) for s in shapes], parts)
     wanted = {"join": 1, "part": parts, "each": len(shapes), "make": len(shapes), "end": 0}[op.kind]
     _require(len(traced) == wanted, f"{op.name} is of kind {op.kind} and made {len(traced)} tensors, not {wanted}")

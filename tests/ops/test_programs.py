@@ -111,7 +111,7 @@ def test_a_program_of_ops_is_what_numpy_makes(data):
             traced = op.trace(args, views, parts)
         except TooManyPieces:
             continue
-        twins = op.eager(args, arrays, parts, "int64")
+        twins = op.eager(args, arrays, parts, ["int64"] * len(arrays))
         assert len(traced) == len(twins)
         for made, twin in zip(traced, twins, strict=True):
             np.testing.assert_array_equal(opkit.realise(made, sources), twin, strict=True)

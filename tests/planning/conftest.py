@@ -57,14 +57,14 @@ def realise(tensor: Tensor, ckpt: Checkpoint) -> np.ndarray:
 def eager_value(value: Value, ckpt: Checkpoint) -> np.ndarray:
     arrays = [realise(t, ckpt) for t in value.call.inputs]
     step = value.call.step
-    return ops.get(step.op).eager(step.args, arrays, value.call.parts, value.spec.dtype)[value.output]
+    return ops.get(step.op).eager(step.args, arrays, value.call.parts, [t.spec.dtype for t in value.call.inputs])[value.output]
 
 
 def run_program(expr, ckpt: Checkpoint) -> np.ndarray:
     if isinstance(expr, Read):
         return ckpt.raw(expr.key)
     arrays = [run_program(e, ckpt) for e in expr.inputs]
-    return ops.get(expr.op).eager(expr.args, arrays, expr.parts, dtype=expr.dtype)[expr.output]
+    return ops.get(expr.op).eager(expr.args, arrays, expr.parts, dtypes=expr.dtypes)[expr.output]
 
 
 class Applied(dict):

@@ -1,0 +1,101 @@
+"""What a number format is: the stored parts of one tensor, how they become numbers, and how numbers become them.
+
+A file `codecs/<module>.py` defines `CODEC`, an instance of a subclass of `Codec`; the name that rules write is its
+`name`. A codec knows neither keys nor files. Parts are told apart by role; which names they have on disk stands in
+`leaves`, for detection and for the check that no part is stranded. `dequantize`, `quantize`, `recode` and detection
+are the only users.
+
+Arrays are of raw elements and boxes are regions, as for a `ValueOp` (`ops/_op.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from ..core.errors import OpError as OpError
+
+if TYPE_CHECKING:
+    from ..core.spec import Spec
+    from ..ops._op import Box, Meter
+
+
+class Leaves(NamedTuple):
+    """How one producer calls the parts: role -> last segments of the key, e.g. {"weight": "weight", "scale": "weight_scale_inv"}."""
+
+    producer: str
+    by_role: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a rule may say to `dequantize` and `quantize` beside codec and dtype; None: not said. A codec refuses what it has no use for."""
+
+    block: tuple[int, ...] | None = None
+    like: str | None = None
+    scale: str | None = None
+    non_finite: str = "refuse"
+
+
+class Codec:
+    """Base of all codecs."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    # the roles in the order in which arrays are passed
+    parts: ClassVar[tuple[str, ...]]
+    # parts that travel together, by producer
+    leaves: ClassVar[tuple[Leaves, ...]]
+
+    def validate(self, options: Options, encoding: bool) -> None:
+        """OpError M308 for options that this codec does not have or whose values it does not know."""
+
+    def decoded(self, options: Options, specs: Sequence[Spec], dtype: str) -> Spec:
+        """The spec of the numbers; `specs` in the order of `parts`. OpError M303, M304 naming shapes where parts do not fit each other."""
+        raise NotImplementedError
+
+    def encoded(self, options: Options, spec: Spec) -> list[Spec]:
+        """The specs of the parts, in their order, of a tensor with this spec. OpError where it cannot be encoded."""
+        raise NotImplementedError
+
+    def decode_needs(self, options: Options, specs: Sequence[Spec], box: Box) -> list[Box]:
+        """The box of each part that a box of the numbers comes from."""
+        raise NotImplementedError
+
+    def encode_needs(self, options: Options, spec: Spec, part: int, box: Box) -> Box:
+        """The box of the numbers that a box of part number `part` comes from."""
+        raise NotImplementedError
+
+    def grain(self, options: Options, spec: Spec, part: int | None) -> tuple[int, ...]:
+        """Multiples at which boxes of a part, or of the numbers (None), begin and end at little cost."""
+        raise NotImplementedError
+
+    def decode(
+        self, options: Options, arrays: Sequence[Any], specs: Sequence[Spec], dtype: str, box: Box, out: Any, meter: Meter | None = None
+    ) -> None:
+        """Fills `out` with the numbers of `box` as `dtype`: computed in float32 and rounded once."""
+        raise NotImplementedError
+
+    def encode(self, options: Options, array: Any, spec: Spec, part: int, box: Box, out: Any, meter: Meter | None = None) -> None:
+        """Fills `out` with `box` of part number `part`, from the box of the numbers that `encode_needs` names.
+
+        OpError M406 at the first number that is not finite, unless `non_finite` says otherwise.
+        """
+        raise NotImplementedError
+
+    def reference(self, options: Options, arrays: Sequence[Any], specs: Sequence[Spec], dtype: str) -> Any:
+        """The numbers of whole parts as raw numpy elements, by a second and plain implementation: for `verify` and the kit."""
+        raise NotImplementedError
+
+    def reference_parts(self, options: Options, array: Any, spec: Spec) -> list[Any]:
+        """The parts of a whole tensor as raw numpy elements, by a second and plain implementation."""
+        raise NotImplementedError
+
+    def exact(self, options: Options, specs: Sequence[Spec], dtype: str) -> bool:
+        """Whether decoding to `dtype` keeps every value, whatever the parts hold."""
+        return False
+
+    def bound(self, options: Options) -> str:
+        """The largest error of encoding, as a sentence with its formula."""
+        raise NotImplementedError
