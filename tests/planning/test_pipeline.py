@@ -118,7 +118,7 @@ def test_a_step_lives_as_long_as_what_was_traced_for_it():
     views = Views()
     step = CompiledStep("flip", ops.get("flip"), Args(), None, Span("r.yaml", 1, 1, 1, ""))
     args = weakref.ref(step.args)
-    views.trace(step, [Tensor(spec("float32", (5,)), views.stored((5,)), ("a",))], 1)
+    views.trace(step, [Tensor(spec("float32", (5,)), views.stored((5,)), ("a",))], 1, "r", ("a",))
     del step
     assert args() is not None
 
