@@ -18,12 +18,12 @@ from operator import itemgetter
 from typing import Final, Literal
 
 from .expr import DIGITS
-from .keys import Pattern
+from .keys import Pattern, TwoReadings
 from .matching import LONGEST_INT, Integer, Taking, Value, advance, cuts, ways
 from .matching import Literal as LiteralPart
 from .printing import Collapsed, Form, merge
 
-__all__ = ["PER_KEY", "SLOT", "Binding", "Collapsed", "Template", "bind", "collapse", "group"]
+__all__ = ["PER_KEY", "SLOT", "Binding", "Collapsed", "Template", "bind", "collapse", "group", "matches", "matching"]
 
 # A private-use character; a key that holds it itself is a template of its own.
 SLOT: Final = "\ue000"
@@ -211,6 +211,27 @@ def bind(pattern: Pattern, template: Template) -> Binding | Literal[_PerKey.PER_
         else:
             columns[at] = column
     return Binding(template, tuple(columns[at] for at in range(len(columns))), tuple(agreeing), solving)
+
+
+def matching(pattern: Pattern, template: Template) -> Sequence[bool]:
+    """For each key whether the pattern matches it, under whatever reading: nothing is made of the values."""
+    try:
+        binding = bind(pattern, template)
+    except TwoReadings:
+        binding = PER_KEY
+    if binding is PER_KEY:
+        return [matches(pattern, key) for key in template.keys]
+    if binding is None or not (binding.partial or binding.agreeing):
+        return [binding is not None] * len(template.keys)
+    return [row is not None for row in binding.rows()]
+
+
+def matches(pattern: Pattern, key: str) -> bool:
+    """Whether the pattern matches the key, under whatever reading."""
+    try:
+        return pattern.match(key) is not None
+    except TwoReadings:
+        return True
 
 
 def _column(part: Taking, text: str, slot: int) -> _Column:

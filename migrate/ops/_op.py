@@ -131,9 +131,7 @@ class Op:
         """
         return None
 
-    def eager(
-        self, args: Any, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtypes: Sequence[str] = ()
-    ) -> list[np.ndarray[Any, Any]]:
+    def eager(self, args: Any, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()) -> list[Array]:
         """The same on numpy arrays of raw elements, written without the view algebra. `verify` and the kit call it.
 
         `dtypes` are torch's names of the inputs' dtypes. A raw element is an unsigned integer of the element's width

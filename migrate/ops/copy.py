@@ -6,10 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ._axes import Shape, below, parts_of
-from ._op import Capture, Integer, Op, Step, arg, dataclass, step
+from ._op import Array, Capture, Integer, Op, Step, arg, dataclass, step
 
 if TYPE_CHECKING:
-    import numpy as np
 
     from ..core.view import View
 
@@ -17,6 +16,8 @@ if TYPE_CHECKING:
 class Copy(Op):
     kind = "part"
     summary = "gives one tensor several names"
+    # whether the names are meant to share memory
+    shares = False
 
     @dataclass(frozen=True, slots=True)
     class Args:
@@ -25,17 +26,15 @@ class Copy(Op):
         start: Integer = arg("the first value of an int capture", default=0)
 
     def validate(self, args: Args) -> None:
-        below(f"copy into {{{args.into}}}", "count", args.count, 1)
+        below(f"{self.name} into {{{args.into}}}", "count", args.count, 1)
 
     def parts(self, args: Args, shape: Shape, values: int | None) -> int:
-        return parts_of(f"copy into {{{args.into}}}", values, args.count)
+        return parts_of(f"{self.name} into {{{args.into}}}", values, args.count)
 
     def trace(self, args: Args, views: Sequence[View], parts: int = 1) -> list[View]:
         return [views[0]] * self.parts(args, views[0].shape, parts)
 
-    def eager(
-        self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtypes: Sequence[str] = ()
-    ) -> list[np.ndarray[Any, Any]]:
+    def eager(self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()) -> list[Array]:
         return [arrays[0]] * parts
 
     def invert(self, args: Args, enumerated: bool = False) -> Step:

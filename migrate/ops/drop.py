@@ -6,10 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ._axes import Shape
-from ._op import Loss, OneWay, Op, Text, arg, dataclass
+from ._op import Array, Loss, OneWay, Op, Text, arg, dataclass
 
 if TYPE_CHECKING:
-    import numpy as np
 
     from ..core.view import View
 
@@ -25,9 +24,7 @@ class Drop(Op):
     def trace(self, args: Args, views: Sequence[View], parts: int = 1) -> list[View]:
         return []
 
-    def eager(
-        self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtypes: Sequence[str] = ()
-    ) -> list[np.ndarray[Any, Any]]:
+    def eager(self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()) -> list[Array]:
         return []
 
     def loss(self, args: Args) -> Loss:

@@ -9,11 +9,10 @@ from ..core import view
 from ..core.diagnostics import did_you_mean
 from ..core.spec import ALIASES, BITS, Spec, spec
 from ._axes import Shape, shown
-from ._op import Integers, Number, OneWay, Op, OpError, Text, arg, dataclass
+from ._op import Array, Integers, Number, OneWay, Op, OpError, Text, arg, dataclass
 from ._raw import carrier, encoded, raw
 
 if TYPE_CHECKING:
-    import numpy as np
 
     from ..core.view import View
 
@@ -44,9 +43,7 @@ class Fill(Op):
         self.validate(args)
         return [spec(ALIASES.get(args.dtype, args.dtype), tuple(args.shape)) for _ in specs]
 
-    def eager(
-        self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtypes: Sequence[str] = ()
-    ) -> list[np.ndarray[Any, Any]]:
+    def eager(self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()) -> list[Array]:
         import numpy as np
 
         made = ALIASES.get(args.dtype, args.dtype)

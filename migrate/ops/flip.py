@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import view
 from ._axes import Shape, axis
-from ._op import Integer, Only, Op, Step, arg, dataclass, step
+from ._op import Array, Integer, Only, Op, Step, arg, dataclass, step
 
 if TYPE_CHECKING:
-    import numpy as np
 
     from ..core.view import View
 
@@ -26,9 +25,7 @@ class Flip(Op):
     def trace(self, args: Args, views: Sequence[View], parts: int = 1) -> list[View]:
         return [view.flip(v, axis("flip", args.dim, v.shape)) for v in views]
 
-    def eager(
-        self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtypes: Sequence[str] = ()
-    ) -> list[np.ndarray[Any, Any]]:
+    def eager(self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()) -> list[Array]:
         import numpy as np
 
         return [np.flip(a, args.dim) for a in arrays]

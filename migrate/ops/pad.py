@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import view
 from ._axes import Shape, axis, below, shown, stated
-from ._op import Integer, Number, OneWay, Only, Op, OpError, Step, arg, dataclass, step
+from ._op import Array, Integer, Number, OneWay, Only, Op, OpError, Step, arg, dataclass, step
 from ._raw import holds, raw
 
 if TYPE_CHECKING:
-    import numpy as np
 
     from ..core.spec import Spec
     from ..core.view import View
@@ -55,9 +54,7 @@ class Pad(Op):
     def infer(self, args: Args, specs: Sequence[Spec], parts: int = 1) -> None:
         holds("pad: `value`", specs, args.value)
 
-    def eager(
-        self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtypes: Sequence[str] = ()
-    ) -> list[np.ndarray[Any, Any]]:
+    def eager(self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()) -> list[Array]:
         import numpy as np
 
         out = []

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 from ..core import view
 from ._axes import Shape
 from ._notation import Recipe, check_axes, parse, solve, unknown_backwards
-from ._op import Axes, OneWay, Only, Op, Step, Text, arg, dataclass, step
+from ._op import Array, Axes, OneWay, Only, Op, Step, Text, arg, dataclass, step
 
 if TYPE_CHECKING:
-    import numpy as np
 
     from ..core.view import View
 
@@ -35,9 +34,7 @@ class Rearrange(Op):
             out.append(view.reshape(view.permute(view.reshape(v, recipe.split), recipe.order), recipe.joined))
         return out
 
-    def eager(
-        self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtypes: Sequence[str] = ()
-    ) -> list[np.ndarray[Any, Any]]:
+    def eager(self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()) -> list[Array]:
         out = []
         for a in arrays:
             recipe = _recipe(args, a.shape)

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import view
 from ._axes import Shape, shown
-from ._op import Integers, OneWay, Only, Op, OpError, Step, arg, dataclass, step
+from ._op import Array, Integers, OneWay, Only, Op, OpError, Step, arg, dataclass, step
 
 if TYPE_CHECKING:
-    import numpy as np
 
     from ..core.view import View
 
@@ -41,9 +40,7 @@ class Reshape(Op):
             out.append(view.reshape(v, _filled_in(v.shape, args.to)))
         return out
 
-    def eager(
-        self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtypes: Sequence[str] = ()
-    ) -> list[np.ndarray[Any, Any]]:
+    def eager(self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()) -> list[Array]:
         return [a.reshape(args.to) for a in arrays]
 
     def invert(self, args: Args, enumerated: bool = False) -> Step | OneWay:

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ._axes import Shape, below, number_of, same_dtypes, same_shapes, uncounted
-from ._op import Capture, Check, Integer, OneWay, Op, Step, arg, dataclass, step
+from ._op import Array, Capture, Check, Integer, OneWay, Op, Step, arg, dataclass, step
 
 if TYPE_CHECKING:
-    import numpy as np
 
     from ..core.spec import Spec
     from ..core.view import View
@@ -37,9 +36,7 @@ class Same(Op):
     def infer(self, args: Args, specs: Sequence[Spec], parts: int = 1) -> None:
         same_dtypes(f"same over {{{args.over}}}", specs)
 
-    def eager(
-        self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtypes: Sequence[str] = ()
-    ) -> list[np.ndarray[Any, Any]]:
+    def eager(self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()) -> list[Array]:
         return [arrays[0]]
 
     def checks(self, args: Args, views: Sequence[View], parts: int = 1) -> list[Check]:

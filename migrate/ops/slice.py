@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import view
 from ._axes import Shape, axis, below, shown, stated
-from ._op import Check, Integer, Loss, Number, OneWay, Only, Op, OpError, Step, arg, dataclass, step
+from ._op import Array, Check, Integer, Loss, Number, OneWay, Only, Op, OpError, Step, arg, dataclass, step
 from ._raw import holds
 
 if TYPE_CHECKING:
-    import numpy as np
 
     from ..core.spec import Spec
     from ..core.view import View
@@ -48,9 +47,7 @@ class Slice(Op):
     def infer(self, args: Args, specs: Sequence[Spec], parts: int = 1) -> None:
         holds("slice: `value`", specs, args.value)
 
-    def eager(
-        self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtypes: Sequence[str] = ()
-    ) -> list[np.ndarray[Any, Any]]:
+    def eager(self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()) -> list[Array]:
         return [a.swapaxes(0, args.dim)[args.start : args.stop].swapaxes(0, args.dim) for a in arrays]
 
     def checks(self, args: Args, views: Sequence[View], parts: int = 1) -> list[Check]:

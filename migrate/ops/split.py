@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import view
 from ._axes import Shape, axis, below, cut, parts_of
-from ._op import Capture, Integer, Op, Sizes, Step, arg, dataclass, step
+from ._op import Array, Capture, Integer, Op, Sizes, Step, arg, dataclass, step
 
 if TYPE_CHECKING:
-    import numpy as np
 
     from ..core.view import View
 
@@ -42,9 +41,7 @@ class Split(Op):
         parts_of(label, parts, args.count, args.sizes)
         return list(view.split(views[0], dim, cut(label, dim, views[0].shape[dim], parts, args.sizes)))
 
-    def eager(
-        self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtypes: Sequence[str] = ()
-    ) -> list[np.ndarray[Any, Any]]:
+    def eager(self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()) -> list[Array]:
         import numpy as np
 
         return np.split(arrays[0], parts if args.sizes is None else np.cumsum(args.sizes)[:-1], args.dim)

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import view
 from ._axes import Shape, axis, shown
-from ._op import Integer, Only, Op, OpError, Step, arg, dataclass, step
+from ._op import Array, Integer, Only, Op, OpError, Step, arg, dataclass, step
 
 if TYPE_CHECKING:
-    import numpy as np
 
     from ..core.view import View
 
@@ -32,9 +31,7 @@ class Squeeze(Op):
             out.append(view.reshape(v, v.shape[:dim] + v.shape[dim + 1 :]))
         return out
 
-    def eager(
-        self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtypes: Sequence[str] = ()
-    ) -> list[np.ndarray[Any, Any]]:
+    def eager(self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()) -> list[Array]:
         return [a.squeeze(args.dim) for a in arrays]
 
     def invert(self, args: Args, enumerated: bool = False) -> Step:

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import view
 from ._axes import Shape, axis, below, number_of, same_dtypes, same_shapes
-from ._op import Capture, Integer, Op, Step, arg, dataclass, step
+from ._op import Array, Capture, Integer, Op, Step, arg, dataclass, step
 
 if TYPE_CHECKING:
-    import numpy as np
 
     from ..core.spec import Spec
     from ..core.view import View
@@ -39,9 +38,7 @@ class Stack(Op):
     def infer(self, args: Args, specs: Sequence[Spec], parts: int = 1) -> None:
         same_dtypes(f"stack over {{{args.over}}}", specs)
 
-    def eager(
-        self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtypes: Sequence[str] = ()
-    ) -> list[np.ndarray[Any, Any]]:
+    def eager(self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()) -> list[Array]:
         import numpy as np
 
         return [np.stack(arrays, args.dim)]

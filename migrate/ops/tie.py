@@ -1,51 +1,13 @@
-"""`tie`: one tensor under several names that are meant to share memory.
-
-The graph cannot tell it from `copy`, equal views of one tensor being a tie there; the word is for the reader."""
+"""`tie`: one tensor under several names that are meant to share memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
-
-from ._axes import Shape, below, parts_of
-from ._op import Capture, Integer, Op, Step, arg, dataclass, step
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from ..core.view import View
+from .copy import Copy
 
 
-class Tie(Op):
-    kind = "part"
+class Tie(Copy):
     summary = "gives one tensor several names that share its memory"
-
-    @dataclass(frozen=True, slots=True)
-    class Args:
-        into: Capture = arg("the capture that numbers the names, or lists them")
-        count: Integer | None = arg("how many; an int capture needs it", default=None)
-        start: Integer = arg("the first value of an int capture", default=0)
-
-    def validate(self, args: Args) -> None:
-        below(f"tie into {{{args.into}}}", "count", args.count, 1)
-
-    def parts(self, args: Args, shape: Shape, values: int | None) -> int:
-        return parts_of(f"tie into {{{args.into}}}", values, args.count)
-
-    def trace(self, args: Args, views: Sequence[View], parts: int = 1) -> list[View]:
-        return [views[0]] * self.parts(args, views[0].shape, parts)
-
-    def eager(
-        self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtypes: Sequence[str] = ()
-    ) -> list[np.ndarray[Any, Any]]:
-        return [arrays[0]] * parts
-
-    def invert(self, args: Args, enumerated: bool = False) -> Step:
-        return step("same", over=args.into, count=args.count, start=args.start)
-
-    def samples(self) -> Iterable[tuple[dict[str, Any], list[Shape]]]:
-        yield {"into": "w", "count": 2}, [(2, 3)]
-        yield {"into": "r", "count": 3, "start": 1}, [(4,)]
+    shares = True
 
 
 OP = Tie()

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import view
 from ._axes import Shape, axis, shown
-from ._op import Integers, Only, Op, OpError, Step, arg, dataclass, step
+from ._op import Array, Integers, Only, Op, OpError, Step, arg, dataclass, step
 
 if TYPE_CHECKING:
-    import numpy as np
 
     from ..core.view import View
 
@@ -37,9 +36,7 @@ class Transpose(Op):
             out.append(view.permute(v, tuple(order)))
         return out
 
-    def eager(
-        self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtypes: Sequence[str] = ()
-    ) -> list[np.ndarray[Any, Any]]:
+    def eager(self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()) -> list[Array]:
         return [a.swapaxes(*args.dims) for a in arrays]
 
     def invert(self, args: Args, enumerated: bool = False) -> Step:

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import view
 from ._axes import Shape, axis, below
-from ._op import Capture, Integer, Op, OpError, Step, arg, dataclass, step
+from ._op import Array, Capture, Integer, Op, OpError, Step, arg, dataclass, step
 
 if TYPE_CHECKING:
-    import numpy as np
 
     from ..core.view import View
 
@@ -42,9 +41,7 @@ class Unbind(Op):
         self.parts(args, views[0].shape, parts)
         return list(view.unbind(views[0], axis("unbind", args.dim, views[0].shape)))
 
-    def eager(
-        self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtypes: Sequence[str] = ()
-    ) -> list[np.ndarray[Any, Any]]:
+    def eager(self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()) -> list[Array]:
         return [arrays[0].take(i, args.dim) for i in range(parts)]
 
     def invert(self, args: Args, enumerated: bool = False) -> Step:

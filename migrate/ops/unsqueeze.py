@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import view
 from ._axes import Shape, axis
-from ._op import Integer, Only, Op, Step, arg, dataclass, step
+from ._op import Array, Integer, Only, Op, Step, arg, dataclass, step
 
 if TYPE_CHECKING:
-    import numpy as np
 
     from ..core.view import View
 
@@ -30,9 +29,7 @@ class Unsqueeze(Op):
             out.append(view.reshape(v, (*v.shape[:dim], 1, *v.shape[dim:])))
         return out
 
-    def eager(
-        self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtypes: Sequence[str] = ()
-    ) -> list[np.ndarray[Any, Any]]:
+    def eager(self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()) -> list[Array]:
         import numpy as np
 
         return [np.expand_dims(a, args.dim) for a in arrays]

@@ -21,7 +21,7 @@ from ..core.diagnostics import Report, listed, printable
 from ..core.keys import Pattern, TwoReadings, narrower, nearest, parse
 from ..core.records import records
 from ..core.spec import ALIASES, Spec
-from ..core.templates import PER_KEY, Template, bind, group, is_integer
+from ..core.templates import PER_KEY, Template, bind, group, is_integer, matching
 from ..rules.compiled import DirectedRule, Side
 
 # value of a capture that the item's role does not have, and the rank of a key that stands in one file
@@ -430,32 +430,12 @@ def keep_rest(keep: Sequence[Pattern], rest: Sequence[str], read: set[str], repo
         for pattern in keep:
             if not missing:
                 break
-            stays = _matching(pattern, _with_rank_0(pattern, template, rank) if _names_rank(pattern) else base)
+            stays = matching(pattern, _with_rank_0(pattern, template, rank) if _names_rank(pattern) else base)
             missing -= {key for key, stay in zip(template.keys, stays, strict=True) if stay}
         kept += [key for key in template.keys if key not in missing] if missing else template.keys
         if missing:
             _report_unhandled([k for k in template.keys if k in missing], patterns, report)
     return kept
-
-
-def _matching(pattern: Pattern, template: Template) -> Sequence[bool]:
-    """For each key whether the pattern matches it, under whatever reading: nothing is made of the values."""
-    try:
-        binding = bind(pattern, template)
-    except TwoReadings:
-        binding = PER_KEY
-    if binding is None:
-        return [False] * len(template.keys)
-    if binding is PER_KEY:
-        return [_matches(pattern, key) for key in template.keys]
-    return [row is not None for row in binding.rows()]
-
-
-def _matches(pattern: Pattern, key: str) -> bool:
-    try:
-        return pattern.match(key) is not None
-    except TwoReadings:
-        return True
 
 
 def _report_unhandled(keys: list[str], patterns: Sequence[Pattern], report: Report) -> None:

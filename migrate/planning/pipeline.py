@@ -257,7 +257,7 @@ def _part(
             continue
         _collect(rule, met, item.keys, checks)
         values = listed_values if listed_values is not None else range(start, start + parts)
-        if step.name == "tie":
+        if getattr(step.op, "shares", False):
             # one tensor under several keys, where `copy` makes several
             made = made[:1] * parts
         before, keys, dtypes = item.values, item.keys, (item.tensor.spec.dtype,)

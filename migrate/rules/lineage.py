@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..core.diagnostics import Diagnostic, did_you_mean, fail, listed, printable
-from ..core.keys import Pattern, TwoReadings, parse
+from ..core.keys import Pattern, parse
 from ..core.spec import Spec
-from ..core.templates import PER_KEY, Template, bind, group
+from ..core.templates import group, matches, matching
 from ..source.index import Index
 
 LATEST = "latest"
@@ -309,7 +309,7 @@ def _version_sign(pattern: str, versions: tuple[int, ...], found: Mapping[str, i
         return None, f"no module versions that say {pattern} = {wanted}"
     parsed = parse(pattern)
     for module, version in found.items():
-        if version in versions and _fits(parsed, module):
+        if version in versions and matches(parsed, module):
             return True, f"module {printable(module)} has version {version}"
     return False, f"no module that fits {pattern} has version {wanted}"
 
@@ -330,8 +330,8 @@ class _Matcher:
             self._patterns[pattern] = parse(pattern)
         parsed = self._patterns[pattern]
         for template in self._templates:
-            for key in _fitting(parsed, template):
-                if test is None or test(self._tensors[key].spec):
+            for key, fits in zip(template.keys, matching(parsed, template), strict=True):
+                if fits and (test is None or test(self._tensors[key].spec)):
                     return key
         return None
 
@@ -348,27 +348,6 @@ def _has_dtype(wanted: tuple[str, ...], spec: Spec) -> bool:
 
 def _has_ndim(wanted: tuple[int, ...], spec: Spec) -> bool:
     return len(spec.shape) in wanted
-
-
-def _fitting(pattern: Pattern, template: Template) -> Iterator[str]:
-    """The keys of the template that fit; a key with two readings fits."""
-    try:
-        binding = bind(pattern, template)
-    except TwoReadings:
-        binding = PER_KEY
-    if binding is PER_KEY:
-        yield from (key for key in template.keys if _fits(pattern, key))
-    elif binding is not None and not (binding.partial or binding.agreeing):
-        yield from template.keys
-    elif binding is not None:
-        yield from (key for key, row in zip(template.keys, binding.rows(), strict=True) if row is not None)
-
-
-def _fits(pattern: Pattern, key: str) -> bool:
-    try:
-        return pattern.match(key) is not None
-    except TwoReadings:
-        return True
 
 
 def _config(read_side: Callable[[str], bytes | None]) -> Any:
