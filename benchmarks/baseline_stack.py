@@ -25,6 +25,7 @@ Tensors = dict[str, torch.Tensor]
 EXPERT = re.compile(r"(.*)\.block_sparse_moe\.experts\.(\d+)\.(w[123])\.weight")
 FUSED = re.compile(r"(.*)\.mlp\.experts\.(gate_up_proj|down_proj)")
 BY_HEADS = re.compile(r".*\.(self_attn\.[qk]_proj|experts\.\d+\.w[123])\.weight")
+QUANTIZED = re.compile(r".*\.(q_a_proj|q_b_proj|kv_a_proj_with_mqa|kv_b_proj|o_proj|gate_proj|up_proj|down_proj)\.weight")
 
 
 def rename(tensors: Tensors) -> Tensors:
@@ -95,6 +96,47 @@ def transpose(tensors: Tensors) -> Tensors:
     return {key: tensor.t().contiguous() if tensor.ndim == 2 else tensor for key, tensor in tensors.items()}
 
 
+def widen(tensors: Tensors) -> Tensors:
+    return {key: tensor.to(torch.float32) for key, tensor in tensors.items()}
+
+
+def narrow(tensors: Tensors) -> Tensors:
+    return {key: tensor.to(torch.bfloat16) for key, tensor in tensors.items()}
+
+
+def dequantize(tensors: Tensors) -> Tensors:
+    """DeepSeek's fp8_cast_bf16 as torch: code times the scale of its 128 x 128 block, in float32, rounded once."""
+    out: Tensors = {}
+    for key, tensor in tensors.items():
+        if key.endswith("_scale_inv"):
+            continue
+        scale = tensors.get(f"{key}_scale_inv")
+        if scale is not None:
+            rows, columns = tensor.shape
+            spread = scale.repeat_interleave(128, 0)[:rows].repeat_interleave(128, 1)[:, :columns]
+            tensor = (tensor.to(torch.float32) * spread).to(torch.bfloat16)
+        out[key] = tensor
+    return out
+
+
+def quantize(tensors: Tensors) -> Tensors:
+    """DeepGEMM's per_block_cast_to_fp8 as torch, for the weights that such checkpoints quantize."""
+    out: Tensors = {}
+    for key, tensor in tensors.items():
+        if not QUANTIZED.fullmatch(key):
+            out[key] = tensor
+            continue
+        rows, columns = tensor.shape
+        padded = torch.zeros(-(-rows // 128) * 128, -(-columns // 128) * 128, dtype=tensor.dtype)
+        padded[:rows, :columns] = tensor
+        blocks = padded.unflatten(0, (-1, 128)).unflatten(2, (-1, 128))
+        scale = blocks.abs().float().amax((1, 3), keepdim=True).clamp(1e-4) / 448.0
+        codes = (blocks * (1.0 / scale)).to(torch.float8_e4m3fn)
+        out[key] = codes.reshape(padded.shape)[:rows, :columns]
+        out[f"{key}_scale_inv"] = scale[:, 0, :, 0]
+    return out
+
+
 TASKS: dict[str, Callable[[Tensors], Tensors]] = {
     "rename": rename,
     "pack": pack,
@@ -103,6 +145,10 @@ TASKS: dict[str, Callable[[Tensors], Tensors]] = {
     "deinterleave": deinterleave,
     "heads": heads,
     "transpose": transpose,
+    "widen": widen,
+    "narrow": narrow,
+    "dequantize": dequantize,
+    "quantize": quantize,
 }
 
 

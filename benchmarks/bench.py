@@ -24,6 +24,7 @@ from typing import Any
 
 import compare
 import data
+import data_fp8
 import memory
 import plans
 import process
@@ -63,6 +64,24 @@ class Bench:
                 process.run([PYTHON, HERE / "baseline_stack.py", "pack", folder, new])
         self.total = sum(p.nbytes for p in compare.tensors(self.root / "v4").values())
 
+    def require(self, source: str) -> None:
+        """Makes the checkpoints that only some rows start from, large and tiny."""
+        for tiny, preset in (("", self.args.size), ("tiny-", "tiny")):
+            folder = self.root / f"{tiny}{source}"
+            if source in ("v4", "v5") or folder.exists():
+                continue
+            say(f"making {folder}")
+            if source == "fp8":
+                data_fp8.make(folder, data_fp8.PRESETS[preset])
+            elif source == "bf16":
+                # by our own command, so that the stamp says what to go back to
+                self.require("fp8")
+                process.run(
+                    [*self.migrate, "apply", folder.with_name(f"{tiny}fp8"), "-o", folder, "--to", "deepseek-v3@bf16", "--allow", "lossy"]
+                )
+            else:
+                process.run([PYTHON, HERE / "baseline_stack.py", "widen", folder.with_name(f"{tiny}v4"), folder])
+
     # -- runs ------------------------------------------------------------------------------------------------------------
 
     def timed(self, argv: list[Any], target: Path | None, need: int, delay: float = 0.0) -> process.Taken:
@@ -86,7 +105,7 @@ class Bench:
     def command(self, task: Task, source: Path, target: Path, fsync: bool) -> list[Any]:
         argv = [*self.migrate, *task.arguments(source, target)]
         if not task.one_file:
-            argv += ["--max-shard-size", str(-(-self.total // 4) + 64 * MB)]
+            argv += ["--max-shard-size", str(int(self.total * task.grows) // 4 + 64 * MB)]
         return argv if fsync else [*argv, "--no-fsync"]
 
     def measure_start_up(self, task: Task) -> float:
@@ -107,6 +126,7 @@ class Bench:
 
     def row(self, task: Task) -> dict[str, Any]:
         """All variants of one task: seconds and private bytes of every round, and how they compare."""
+        self.require(task.source)
         source, target, kept = self.root / task.source, self.root / "out", self.root / "kept"
         for folder in (target, kept):
             shutil.rmtree(folder, ignore_errors=True)

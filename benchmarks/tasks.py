@@ -29,6 +29,11 @@ class Task:
     rules: str | None = None
     one_file: bool = False
     transformers_faster: float | None = None
+    # lineage@layout to go to, and whether it is a way back
+    to: str = "hf-mixtral@v5"
+    back: bool = False
+    # bytes written for each byte of the checkpoint
+    grows: float = 1.0
     # most private memory that the script may need, as a share of the checkpoint: it decides how much is made free
     script_share: float = 0.6
 
@@ -36,18 +41,19 @@ class Task:
         """What follows `migrate` on the command line, shard size and fsync apart."""
         if self.rules:
             return ["apply", str(source), "-o", str(target), "--rules", str(RULES / self.rules)]
-        if self.name == "unbind":
-            return ["downgrade", str(source), "-o", str(target), "--to", "hf-mixtral@v4"]
-        return ["apply", str(source), "-o", str(target), "--to", "hf-mixtral@v5"]
+        lossy = ["--allow", "lossy"] if self.to.startswith("deepseek") else []
+        return ["downgrade" if self.back else "apply", str(source), "-o", str(target), "--to", self.to, *lossy]
 
 
 _WHOLE = {"cp": (1.0, 1.0), "aim": 0.75, "script_faster": (5.0, 3.5), "private_mb": 40.0}
+_CAST = {"cp": (1.0, 1.0), "aim": None, "script_faster": (3.0, 3.0), "private_mb": 400.0}
+_BLOCKS = {"aim": None, "script_faster": (3.0, 3.0), "private_mb": 600.0, "script_share": 3.0}
 _RUNS = {"cp": (1.2, 1.2), "aim": None, "script_faster": (4.0, 2.5), "private_mb": 60.0}
 
 TASKS = [
     Task("rename", "rename only", rules="rename.yaml", **_WHOLE),
     Task("pack", "v4 -> v5: stack experts, concat gate/up", transformers_faster=12.0, **_WHOLE),
-    Task("unbind", "v5 -> v4: unbind back", source="v5", **_WHOLE),
+    Task("unbind", "v5 -> v4: unbind back", source="v5", to="hf-mixtral@v4", back=True, **_WHOLE),
     Task("concat-last", "concat on the last dim", rules="concat-last.yaml", **_RUNS),
     Task("deinterleave", "de-interleave of rows", rules="deinterleave.yaml", **_RUNS),
     Task("heads", "rearrange of heads", rules="heads.yaml", **_RUNS),
@@ -61,6 +67,10 @@ TASKS = [
         private_mb=400.0,
     ),
     Task("pack-one-file", "v4 -> v5 into one file (default shard size)", one_file=True, **_WHOLE),
+    Task("widen", "cast bf16 -> f32", rules="widen.yaml", grows=2.0, script_share=2.5, **_CAST),
+    Task("narrow", "cast f32 -> bf16, every value exact", source="f32", rules="narrow.yaml", script_share=2.5, **_CAST),
+    Task("dequantize", "FP8 blocks -> bf16", source="fp8", to="deepseek-v3@bf16", cp=(1.6, 1.6), grows=2.0, **_BLOCKS),
+    Task("quantize", "bf16 -> FP8 blocks", source="bf16", to="deepseek-v3@fp8", back=True, cp=(3.0, 3.0), **_BLOCKS),
 ]
 
 

@@ -1,0 +1,128 @@
+"""DeepSeek-like checkpoints of FP8 blocks: e4m3 weights with one float32 scale for each 128 x 128 block, in four shards.
+
+Codes are random but for NaN, scales between 2**-12 and 2**-11; `kv_a_proj_with_mqa` has 576 rows, so that its last row
+of blocks is ragged. Standard library only, as `data.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import data
+
+BLOCK = 128
+# the codes of NaN become the largest number of their sign
+_NUMBERS = bytes({0x7F: 0x7E, 0xFF: 0xFE}.get(code, code) for code in range(256))
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The sizes of a DeepSeek-like model; the first layer is dense."""
+
+    layers: int
+    experts: int
+    hidden: int
+    intermediate: int
+    vocab: int
+
+    def linears(self, layer: int) -> dict[str, tuple[int, int]]:
+        """Key without `.weight` -> shape of each quantized weight of a layer."""
+        p, h, i = f"model.layers.{layer}.", self.hidden, self.intermediate
+        found = {
+            f"{p}self_attn.q_a_proj": (1536, h),
+            f"{p}self_attn.q_b_proj": (h, 1536),
+            f"{p}self_attn.kv_a_proj_with_mqa": (576, h),
+            f"{p}self_attn.kv_b_proj": (2 * h, 512),
+            f"{p}self_attn.o_proj": (h, h),
+        }
+        modules = ["mlp."] if layer == 0 else [f"{p}mlp.experts.{e}." for e in range(self.experts)] + [f"{p}mlp.shared_experts."]
+        for module in modules:
+            name = module if module.startswith(p) else p + module
+            found |= {f"{name}gate_proj": (i, h), f"{name}up_proj": (i, h), f"{name}down_proj": (h, i)}
+        return found
+
+    def others(self, layer: int) -> dict[str, tuple[int, ...]]:
+        """Key -> shape of the bf16 tensors of a layer."""
+        p = f"model.layers.{layer}."
+        found: dict[str, tuple[int, ...]] = {f"{p}{n}_layernorm.weight": (self.hidden,) for n in ("input", "post_attention")}
+        found |= {f"{p}self_attn.q_a_layernorm.weight": (1536,), f"{p}self_attn.kv_a_layernorm.weight": (512,)}
+        return found if layer == 0 else found | {f"{p}mlp.gate.weight": (self.experts, self.hidden)}
+
+
+PRESETS = {
+    "tiny": Shape(layers=2, experts=2, hidden=256, intermediate=256, vocab=32),
+    "demo": Shape(layers=2, experts=8, hidden=1024, intermediate=768, vocab=1024),
+    "1.2GB": Shape(layers=4, experts=34, hidden=2048, intermediate=1408, vocab=4096),
+    "4.4GB": Shape(layers=8, experts=58, hidden=2048, intermediate=1408, vocab=4096),
+}
+
+
+def make(folder: Path, shape: Shape, seed: int = 0) -> None:
+    """Writes the checkpoint into `folder`, one file for each layer."""
+    folder.mkdir(parents=True)
+    rng = random.Random(seed)
+    codes = memoryview(rng.randbytes(data.BLOCK).translate(_NUMBERS) * 2)
+    noise = data.Noise(seed)
+    weight_map: dict[str, str] = {}
+    total = 0
+    for layer in range(shape.layers):
+        name = f"model-{layer + 1:05d}-of-{shape.layers:05d}.safetensors"
+        plain = shape.others(layer)
+        if layer == 0:
+            plain |= {"model.embed_tokens.weight": (shape.vocab, shape.hidden), "lm_head.weight": (shape.vocab, shape.hidden)}
+            plain["model.norm.weight"] = (shape.hidden,)
+        linears = shape.linears(layer)
+        entries: list[tuple[str, str, tuple[int, ...], int]] = []
+        for key, (rows, columns) in linears.items():
+            grid = (-(-rows // BLOCK), -(-columns // BLOCK))
+            entries.append((f"{key}.weight_scale_inv", "F32", grid, 4 * grid[0] * grid[1]))
+        for key, dims in plain.items():
+            count = 2
+            for n in dims:
+                count *= n
+            entries.append((key, "BF16", dims, count))
+        entries += [(f"{key}.weight", "F8_E4M3", dims, dims[0] * dims[1]) for key, dims in linears.items()]
+        head: dict[str, object] = {"__metadata__": {"format": "pt"}}
+        at = 0
+        for key, dtype, dims, nbytes in entries:
+            head[key] = {"dtype": dtype, "shape": list(dims), "data_offsets": [at, at + nbytes]}
+            at += nbytes
+        text = json.dumps(head, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        with (folder / name).open("xb", buffering=0) as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            for _, dtype, _, nbytes in entries:
+                if dtype == "F32":
+                    file.write(struct.pack(f"<{nbytes // 4}f", *(2.0**-12 * (1 + rng.random()) for _ in range(nbytes // 4))))
+                elif dtype == "BF16":
+                    for buffer in noise.take(nbytes):
+                        file.write(buffer)
+                else:
+                    while nbytes:
+                        start, size = rng.randrange(data.BLOCK), min(nbytes, data.BLOCK)
+                        file.write(codes[start : start + size])
+                        nbytes -= size
+        weight_map |= dict.fromkeys((key for key, *_ in entries), name)
+        total += at
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+    config = {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "first_k_dense_replace": 1,
+        "hidden_size": shape.hidden,
+        "model_type": "deepseek_v3",
+        "n_routed_experts": shape.experts,
+        "num_hidden_layers": shape.layers,
+        "quantization_config": {
+            "activation_scheme": "dynamic",
+            "fmt": "e4m3",
+            "quant_method": "fp8",
+            "weight_block_size": [BLOCK, BLOCK],
+        },
+        "vocab_size": shape.vocab,
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
