@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from .api import downgrade as downgrade
     from .api import history as history
     from .api import inspect as inspect
+    from .api import lint as lint
     from .api import plan as plan
+    from .api import test as test
     from .api import verify as verify
     from .core.diagnostics import Diagnostic as Diagnostic
     from .core.errors import MigrateError as MigrateError
@@ -29,7 +31,9 @@ _HOMES = {
     "downgrade": "api",
     "history": "api",
     "inspect": "api",
+    "lint": "api",
     "plan": "api",
+    "test": "api",
     "verify": "api",
     "Diagnostic": "core.diagnostics",
     "Index": "source.index",
@@ -38,7 +42,22 @@ _HOMES = {
     "Spec": "core.spec",
 }
 
-__all__ = ["Diagnostic", "Index", "MigrateError", "Plan", "Spec", "apply", "diff", "downgrade", "history", "inspect", "plan", "verify"]
+__all__ = [
+    "Diagnostic",
+    "Index",
+    "MigrateError",
+    "Plan",
+    "Spec",
+    "apply",
+    "diff",
+    "downgrade",
+    "history",
+    "inspect",
+    "lint",
+    "plan",
+    "test",
+    "verify",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -4,6 +4,8 @@
     apply, downgrade    plan, then run: gather, write, check, publish
     verify, diff        compare bytes
     history             read stamps and lineages
+    lint                look at rule files
+    test                run the tests of rule files
 
 `to`, `from_`, `rules`, `params` and `allow` mean the same everywhere: layouts to reach, layouts the checkpoint is in,
 rule files or folders of lineages, values of parameters, and what is permitted beyond the default.
@@ -25,8 +27,15 @@ from .planning.compose import Composition
 from .planning.plan import Plan
 from .planning.question import Question, ask, asked_in, changed_since, path_text, saved_plan
 from .planning.route import find_route, known_lineages, layouts_of
+from .planning.sides import SideFiles
+from .rules.catalog import explain as explain
+from .rules.catalog import packs as packs
+from .rules.catalog import schema as schema
 from .running import history as stamps
-from .running.prepare import compose_for, is_folder, plan_for, side_reader, stamp_of
+from .running.device import Device
+from .running.device import parse as parse_device
+from .running.prepare import compose_for, is_folder, plan_for, side_reader, stamp_of, walk_for
+from .running.suite import test as test
 from .source.index import Source
 
 if TYPE_CHECKING:
@@ -118,11 +127,13 @@ def apply(
     max_memory: int | str = "1GiB",
     fsync: bool = True,
     resume: bool = False,
+    device: str = "cpu",
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Migrates a checkpoint into `out`, which then is whole; on any error it is absent. Answers with what was published.
 
-    A checkpoint that is where it shall go already is left alone: the answer's `path` is then None and nothing is written.
+    `device` is "cpu", "cuda", or "cuda:all" (also for ops whose bits differ there). The answer's `report` has the errors of what
+    was computed. A checkpoint that is where it shall go already is left alone: the answer's `path` is then None and nothing is written.
     `path` may be a saved plan (a file ending in .json that is not an index): it is planned again and refused (M903)
     unless the digest is the same. A state dict (a mapping) is written to `out`, or, without `out`, migrated in memory: the
     answer is then the new state dict, tied tensors still tied.
@@ -131,14 +142,14 @@ def apply(
     if out is None:
         if not isinstance(path, Mapping):
             fail("M115", "apply needs a place for its output", help="-o OUT, or out= in Python")
-        return _apply_in_memory(path, question, _memory(max_memory))
+        return _apply_in_memory(path, question, _memory(max_memory), parse_device(device))
     saved = None if isinstance(path, Mapping) else saved_plan(path_text("path", path))
     if saved is not None:
         if question != Question() or max_shard_size is not None:
             fail("M115", "a saved plan is run as it is; --to, --from, --rules, --set, --allow and --max-shard-size are part of it")
         question = asked_in(saved)
         path, max_shard_size = saved["source"]["path"], saved["options"]["max_shard_size"]
-    return _run(path, out, question, max_shard_size, threads, max_memory, fsync, resume, progress, saved)
+    return _run(path, out, question, max_shard_size, threads, max_memory, fsync, resume, device, progress, saved)
 
 
 def downgrade(
@@ -155,11 +166,12 @@ def downgrade(
     max_memory: int | str = "1GiB",
     fsync: bool = True,
     resume: bool = False,
+    device: str = "cpu",
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Takes a checkpoint back to an older layout; without `to` and `rules`, undoes what its stamp says was applied last."""
     question = ask(to, from_, rules, params, allow, backwards=True)
-    return _run(path, out, question, max_shard_size, threads, max_memory, fsync, resume, progress, None)
+    return _run(path, out, question, max_shard_size, threads, max_memory, fsync, resume, device, progress, None)
 
 
 def verify(
@@ -192,14 +204,15 @@ def verify(
                 missing = f"the output {printable(made.path)} has no stamp that says what was applied"
             fail("M115", missing, notes=tuple(notes), help="give --to LINEAGE@LAYOUT or --rules FILE")
         route = find_route(opened.index, side_reader(opened), stamp_of(opened)[0], question, applied=applied)
-        composition = compose_for(opened, route, question, programs=True, prove=False)
+        walk = walk_for(opened, route, os.path.isdir(made.path))
+        composition = compose_for(opened, route, question, walk, programs=True, prove=False)
         differences = _spec_differences(composition, made)
         wrong = {d["key"] for d in differences}
         programs = {key: program for key, program in composition.programs.items() if key not in wrong}
         for found in recompute(programs, opened, made, progress=progress):
             at = "" if found.index is None else f", first at {list(found.index)}"
             differences.append({"key": found.key, "what": f"{found.detail}{at}"})
-        differences += _side_differences(opened, made)
+        differences += _side_differences(opened, made, walk.sides)
         opened.check_unchanged()
         return {
             "format_version": FORMAT_VERSION,
@@ -225,7 +238,7 @@ def diff(a: PathLike, b: PathLike, *, allow: Iterable[str] = (), progress: Progr
     one, other = _opened("a", a, question), _opened("b", b, question)
     try:
         found = compare(one, other, progress=progress)
-        others = [d["what"] for d in _side_differences(one, other)]
+        others = [d["what"] for d in _side_differences(one, other, SideFiles(side_reader(one)))]
         equal = not (found.only_a or found.only_b or found.specs or found.bytes or others)
         return {
             "format_version": FORMAT_VERSION,
@@ -285,6 +298,38 @@ def history(path: PathLike | None = None, *, lineage: str | None = None, rules: 
         source.close()
 
 
+def lint(
+    paths: Iterable[PathLike] = (), *, select: Iterable[str] = (), ignore: Iterable[str] = (), index: PathLike | None = None
+) -> dict[str, Any]:
+    """What can be said against rule files and layouts, by line; without `paths`, those in `./rules` or those that are shipped.
+
+    `select` and `ignore` hold codes or names of findings. `index` is a checkpoint whose headers the rules are held against.
+    The answer's `exit` is 0, 1 where something is found, and 2 where a file cannot be loaded.
+    """
+    from .lints.findings import lint as find
+
+    given = (paths,) if isinstance(paths, (str, os.PathLike)) else tuple(paths)
+    places = [path_text("paths", p) for p in given]
+    codes = [(word,) if isinstance(word, str) else tuple(word) for word in (select, ignore)]
+    source = None if index is None else _opened("index", index, ask((), (), (), None, (), backwards=False))
+    try:
+        headers = None if source is None else source.index
+        found = find(places, codes[0], codes[1], headers, side_reader(source) if source is not None else lambda name: None)
+    finally:
+        if source is not None:
+            source.close()
+    broken = any(d.severity == "error" for d in found.problems)
+    diagnostics = [*found.problems, *found.found]
+    return {
+        "format_version": FORMAT_VERSION,
+        "kind": "lint",
+        "exit": 2 if broken else 1 if diagnostics else 0,
+        "files": list(found.files),
+        "suppressed": found.suppressed,
+        "diagnostics": [d.to_json() for d in diagnostics],
+    }
+
+
 def _opened(name: str, path: PathLike, question: Question) -> Source:
     return formats.open(path_text(name, path), "links" in question.allow)
 
@@ -321,6 +366,7 @@ def _run(
     max_memory: int | str,
     fsync: bool,
     resume: bool,
+    device: str,
     progress: Progress | None,
     saved: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
@@ -331,6 +377,7 @@ def _run(
     shard, budget = _size(DEFAULT_SHARD if max_shard_size is None else max_shard_size), _memory(max_memory)
     if not isinstance(threads, int) or isinstance(threads, bool) or not 1 <= threads <= MOST_THREADS:
         fail("M115", f"`threads` is a number from 1 to {MOST_THREADS}, not {printable(repr(threads))}")
+    where = parse_device(device)
     source: Source = memory.open(path) if isinstance(path, Mapping) else _opened("path", path, question)
     try:
         check_place(out, source.path)
@@ -347,7 +394,7 @@ def _run(
             _require_unchanged(saved, made.document)
         if not made.document["path"] and not isinstance(path, Mapping):
             return _published(made, source, None, RunResult({}, 0, 0))
-        side_files = [(f.path, source.side_file(f.path)) for f in source.index.side_files] if folder else []
+        side_files = [(f["path"], made.sides.read(f["path"]) or b"") for f in made.document["side_files"]]
         result = run(
             made.composition.graph.outputs,
             source,
@@ -360,6 +407,7 @@ def _run(
             fsync=fsync,
             resume=resume,
             max_memory=budget,
+            device=where,
             progress=progress,
         )
         return _published(made, source, os.fspath(out), result)
@@ -388,6 +436,7 @@ def _published(made: Plan, source: Source, path: str | None, result: RunResult) 
         "downgrade": planned["downgrade"],
         "notes": planned["notes"],
         "warnings": planned["warnings"],
+        "report": result.report,
     }
 
 
@@ -426,22 +475,23 @@ def _spec_differences(composition: Composition, made: Source) -> list[dict[str, 
     return out
 
 
-def _side_differences(one: Source, other: Source) -> list[dict[str, str]]:
-    """Side files that are not byte for byte the same, where both are folders."""
-    a, b = ({f.path: f.size for f in s.index.side_files} for s in (one, other))
+def _side_differences(one: Source, other: Source, sides: SideFiles) -> list[dict[str, str]]:
+    """Side files that are not byte for byte the same, where both are folders; `sides` are those of `one` as they shall be."""
     if not (os.path.isdir(one.path) and os.path.isdir(other.path)):
         return []
+    a, b = dict(sides.listing(one.index.side_files)), dict(other.index.side_files)
     out = [{"key": name, "what": f"side file {printable(name, 300)} is in one of them only"} for name in sorted(a.keys() ^ b.keys())]
-    unlike = (n for n in sorted(a.keys() & b.keys()) if a[n] != b[n] or one.side_file(n) != other.side_file(n))
+    unlike = (n for n in sorted(a.keys() & b.keys()) if a[n] != b[n] or sides.read(n) != other.side_file(n))
     return out + [{"key": name, "what": f"side file {printable(name, 300)} differs"} for name in unlike]
 
 
-def _apply_in_memory(tensors: Mapping[str, Any], question: Question, max_memory: int) -> dict[str, Any]:
+def _apply_in_memory(tensors: Mapping[str, Any], question: Question, max_memory: int, device: Device) -> dict[str, Any]:
     from .live.statedict import materialise
 
     source = memory.open(tensors)
     try:
         route = find_route(source.index, side_reader(source), stamps.Stamp(), question)
-        return materialise(compose_for(source, route, question, prove=False).graph, source, max_memory)
+        composition = compose_for(source, route, question, walk_for(source, route, False), prove=False)
+        return materialise(composition.graph, source, max_memory, device)
     finally:
         source.close()

@@ -1,26 +1,33 @@
-"""What the README and the language page show is run as it stands."""
+"""What the README, the tutorial and the language page show is run as it stands."""
 
 from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
-from commandline import ROOT, contents, done, mixtral, safetensors, shards
+from commandline import ROOT, Result, contents, done, mixtral, run, shards
 
 from migrate.core.diagnostics import Report
 from migrate.rules.compiled import compile_file
 from migrate.rules.model import load_files
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+TUTORIAL = (ROOT / "docs" / "first-rule.md").read_text(encoding="utf-8")
 LANGUAGE = (ROOT / "docs" / "rules.md").read_text(encoding="utf-8")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def blocks(text: str, kind: str) -> list[str]:
     return [body for name, body in FENCE.findall(text) if name == kind]
+
+
+def section(title: str) -> str:
+    return README.split(f"## {title}\n")[1].split("\n## ")[0]
 
 
 def commands(text: str) -> list[str]:
@@ -41,11 +48,12 @@ def test_the_first_two_commands_are_targets_of_the_makefile() -> None:
 def test_the_package_is_installed_under_its_name() -> None:
     installs = [c for c in commands(README) if c.startswith("pip ")]
     assert installs == ["pip install ckpt-migrate"]
+    assert "`pip install ckpt-migrate safetensors`" in README
     assert 'name = "ckpt-migrate"' in (ROOT / "pyproject.toml").read_text()
 
 
 def test_every_command_is_of_a_kind_that_is_tested() -> None:
-    assert {c.split()[0] for c in commands(README)} <= {"make", "pip", "migrate"}
+    assert {c.split()[0] for c in commands(README)} <= {"make", "pip", "migrate", "python"}
 
 
 def test_every_migrate_command_runs_as_it_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,9 +61,9 @@ def test_every_migrate_command_runs_as_it_is_shown(tmp_path: Path, monkeypatch: 
     (folder / "config.json").write_text('{"model_type": "mixtral"}')
     monkeypatch.chdir(tmp_path)
     ran = []
-    for command in commands(README):
+    for command in commands(section("Use it")):
         words = shlex.split(command)
-        if words[0] == "migrate" and "--rules" not in words:
+        if words[0] == "migrate":
             done(*words[1:], cwd=tmp_path)
             ran.append(words[1] if len(words) > 1 else "")
     assert [w for w in ran if w != "history"] == ["inspect", "plan", "apply", "verify", "downgrade", "diff"]
@@ -75,24 +83,100 @@ def test_the_python_lines_are_true(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             assert getattr(migrate, name)("CKPT", to=arguments).document["path"]
 
 
-def test_the_first_rule_is_planned_applied_and_undone(tmp_path: Path) -> None:
-    (text,) = blocks(README, "yaml")
-    (tmp_path / "fuse.yaml").write_text(text)
-    (command,) = [c for c in commands(README) if "--rules" in c]
-    tensors = {f"l.{i}.{w}_proj.weight": ("F32", [3, 2] if w != "down" else [2, 3]) for i in range(2) for w in ("gate", "up", "down")}
-    source = safetensors(tmp_path / "CKPT", tensors)
-    planned = done(*shlex.split(command)[1:], cwd=tmp_path)
-    assert "downgrade: exact" in planned.out
-    done("apply", "CKPT", "-o", "NEW.safetensors", "--rules", "fuse.yaml", cwd=tmp_path)
-    made, given = contents(tmp_path / "NEW.safetensors"), contents(source)
-    assert made["l.1.gate_up_proj.weight"] == ("F32", (6, 2), given["l.1.gate_proj.weight"][2] + given["l.1.up_proj.weight"][2])
-    assert made["l.0.down_proj.weight"] == given["l.0.down_proj.weight"]
-    done("verify", "NEW.safetensors", "--source", "CKPT", "--rules", "fuse.yaml", cwd=tmp_path)
-    done("downgrade", "NEW.safetensors", "-o", "BACK.safetensors", "--rules", "fuse.yaml", cwd=tmp_path)
-    assert contents(tmp_path / "BACK.safetensors") == given
+def executed(command: str, cwd: Path) -> Result:
+    """A command line that is shown; python in a process of its own, pip not at all."""
+    words = shlex.split(command)
+    if words[0] == "pip":
+        return Result(0, "", "")
+    if words[0] == "python":
+        child = subprocess.run([sys.executable, *words[1:]], cwd=cwd, capture_output=True, text=True, check=True)
+        return Result(0, child.stdout, child.stderr)
+    assert words[0] == "migrate"
+    return run(*words[1:], cwd=cwd)
 
 
-@pytest.mark.parametrize("text", [*blocks(README, "yaml"), *blocks(LANGUAGE, "yaml")])
+def test_the_first_rule_is_linted_tested_planned_applied_and_undone(tmp_path: Path) -> None:
+    text = section("Write your first rule")
+    (rule,) = blocks(text, "yaml")
+    (tmp_path / "fuse.yaml").write_text(rule)
+    outputs = {}
+    for command in commands(text):
+        result = executed(command, tmp_path)
+        assert result.exit == 0, f"{command}\n{result.out}{result.err}"
+        outputs[" ".join(shlex.split(command)[:2])] = result.out
+    assert list(outputs) == [
+        "python -c", *(f"migrate {verb}" for verb in ("inspect", "schema", "lint", "test", "plan", "apply", "verify", "downgrade", "diff")),
+    ]  # fmt: skip
+    assert "l.{0,1}.{down,gate,up}_proj.weight  ×6  f64 [4, 4]" in outputs["migrate inspect"]
+    assert "nothing found" in outputs["migrate lint"]
+    assert "downgrade: exact" in outputs["migrate plan"]
+    given, made = contents(tmp_path / "OLD.safetensors"), contents(tmp_path / "FUSED.safetensors")
+    assert made["l.1.gate_up_proj.weight"] == ("F64", (8, 4), given["l.1.gate_proj.weight"][2] + given["l.1.up_proj.weight"][2])
+    assert contents(tmp_path / "UNDONE.safetensors") == given
+    modeline = rule.splitlines()[0].partition("$schema=")[2]
+    assert (tmp_path / modeline).read_bytes() == (ROOT / "schemas" / "rulefile.schema.json").read_bytes()
+
+
+STEP = re.compile(r"(?:^`([^`\n]+)`( \+|:)\n\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def told(result: Result, shown: list[str]) -> str:
+    """What a transcript shows and the command did not say, in this order; `…` stands for anything."""
+    lines, at, skipping = (result.out + result.err).splitlines(), 0, False
+    for line in shown:
+        if line == "…":
+            skipping = True
+            continue
+        wanted = re.compile(".*".join(map(re.escape, line.split("…"))))
+        found = next((n for n in range(at, len(lines) if skipping else at + 1) if n < len(lines) and wanted.fullmatch(lines[n])), None)
+        if found is None:
+            return line
+        at, skipping = found + 1, False
+    return "" if skipping or at == len(lines) else lines[at]
+
+
+def test_the_tutorial_happens_as_it_is_told(tmp_path: Path) -> None:
+    ran = []
+    for name, how, kind, body in STEP.findall(TUTORIAL):
+        if kind == "text":
+            for transcript in re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]:
+                command, *shown = transcript.splitlines()
+                result = executed(command, tmp_path)
+                ran.append(command.split()[1])
+                if shown:
+                    missing = told(result, shown)
+                    assert not missing, f"$ {command}\n{missing!r} is not told as it is\n{result.out}{result.err}"
+        else:
+            assert name, body
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text((path.read_text() if how == " +" else "") + body)
+    verbs = "install make.py inspect schema plan lint lint test plan apply verify history downgrade diff"
+    assert " ".join(ran) == verbs
+    for word in re.findall(r"`migrate explain (\w+)`", TUTORIAL):
+        done("explain", word)
+
+
+def test_the_schema_of_a_file_in_the_tutorial_is_where_its_first_line_says() -> None:
+    places = {
+        name: body.splitlines()[0].partition("$schema=")[2]
+        for name, how, kind, body in STEP.findall(TUTORIAL)
+        if kind == "yaml" and how == ":"
+    }
+    assert len(places) == 2
+    for name, modeline in places.items():
+        assert (ROOT / name).parent.joinpath(modeline).resolve().parent == ROOT / "schemas"
+
+
+def rule_files() -> list[str]:
+    """The rule files that are shown; the fragments of the language page make one together."""
+    shown = [*blocks(README, "yaml"), *blocks(LANGUAGE, "yaml")]
+    fragments = [text for text in shown if "\nid: " not in text]
+    together = "\n".join(["", "id: shown", "title: shown", "lineage: shown", "edge: [v1, v2]", *fragments])
+    return [text for text in shown if text not in fragments] + [together]
+
+
+@pytest.mark.parametrize("text", rule_files())
 def test_a_rule_file_that_is_shown_can_be_loaded(tmp_path: Path, text: str) -> None:
     path = tmp_path / "shown.yaml"
     path.write_text(text)
@@ -111,6 +195,7 @@ def test_the_exit_statuses_are_those_of_the_errors() -> None:
     assert said == {0, 1, 70, 130} | {c.exit_code for c in errors.MigrateError.__subclasses__()}
 
 
-def test_every_link_of_the_readme_leads_somewhere() -> None:
-    for target in re.findall(r"\]\(([^)#:]+)\)", README):
-        assert (ROOT / target).exists(), target
+@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda p: p.name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), target

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
 
-from . import render
+from ..running.device import NAMES
+from . import render, saved
 from .options import as_json, params, question, quiet
 from .progress import Progress
 
@@ -27,6 +29,14 @@ def running(command: Callable[..., Any]) -> Callable[..., Any]:
                 metavar="SIZE",
                 help="Memory for tensors that are computed or transposed.",
             ),
+            click.option(
+                "--device",
+                type=click.Choice(NAMES),
+                default="cpu",
+                show_default=True,
+                help="Where values are computed; cuda:all: also ops whose bits then differ.",
+            ),
+            click.option("--report", metavar="FILE", help="Save the errors of all tensors that were computed."),
             click.option("--resume", is_flag=True, help="Go on with what a killed or failed run left behind."),
             click.option("--no-fsync", is_flag=True, help="Do not wait for the disk; a power cut may then lose the output."),
         )
@@ -35,18 +45,31 @@ def running(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def execute(checkpoint: str, form: str, silent: bool, output: str, call: Callable[..., Any], **arguments: Any) -> None:
-    """Runs `call` with a progress display and prints what it published."""
+def execute(checkpoint: str, form: str, silent: bool, output: str, report: str | None, call: Callable[..., Any], **arguments: Any) -> None:
+    """Runs `call` with a progress display, prints what it published, and saves the `report` if one is asked for."""
+    # each thread has a box of its own: more threads inside an op would only wait for each other
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if report is not None:
+        saved.check(report, "report", checkpoint)
     try:
         with Progress("writing", silent) as progress:
             document = call(checkpoint, output, progress=progress.update, **arguments)
     except KeyboardInterrupt:
         raise click.Abort(_interrupted(output)) from None
+    if report is not None:
+        saved.write(report, "report", json.dumps(_report(document), indent=1) + "\n")
     render.emit(document, form, render.published(document))
     if form == "text" and not silent and document["path"] is not None:
         by_hand = "".join(f" --rules {render.word(render.place(r))}" for r in document["question"]["rules"])
         source = render.word(render.place(document["source"]))
         click.echo(f"next:  migrate verify {render.word(output)} --source {source}{by_hand}", err=True)
+
+
+def _report(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The document that --report saves: the errors of all tensors, and of which run."""
+    told = {"format_version": document["format_version"], "kind": "report"}
+    found = document["report"] or {"complete": True, "rules": [], "tensors": []}
+    return {**told, "digest": document["digest"], "path": document["path"], "source": document["source"], **found}
 
 
 def _interrupted(output: str) -> str:
@@ -65,7 +88,16 @@ def _interrupted(output: str) -> str:
 @running
 @quiet
 @as_json
-def command(checkpoint: str, assignments: tuple[str, ...], form: str, silent: bool, output: str, no_fsync: bool, **arguments: Any) -> None:
+def command(
+    checkpoint: str,
+    assignments: tuple[str, ...],
+    form: str,
+    silent: bool,
+    output: str,
+    no_fsync: bool,
+    report: str | None,
+    **arguments: Any,
+) -> None:
     """Migrate a checkpoint into a new one.
 
     CHECKPOINT may also be a saved plan (`migrate plan -o plan.json`), which is then run exactly as it was reviewed. OUT is a
@@ -73,7 +105,7 @@ def command(checkpoint: str, assignments: tuple[str, ...], form: str, silent: bo
     """
     from .. import api
 
-    execute(checkpoint, form, silent, output, api.apply, params=params(assignments), fsync=not no_fsync, **arguments)
+    execute(checkpoint, form, silent, output, report, api.apply, params=params(assignments), fsync=not no_fsync, **arguments)
 
 
 COMMAND = command

@@ -16,7 +16,16 @@ from .options import as_json, params, question, quiet
 @running
 @quiet
 @as_json
-def command(checkpoint: str, assignments: tuple[str, ...], form: str, silent: bool, output: str, no_fsync: bool, **arguments: Any) -> None:
+def command(
+    checkpoint: str,
+    assignments: tuple[str, ...],
+    form: str,
+    silent: bool,
+    output: str,
+    no_fsync: bool,
+    report: str | None,
+    **arguments: Any,
+) -> None:
     """Take a checkpoint back to an older layout.
 
     Without --to and --rules it undoes what the stamp of CHECKPOINT says was applied last. `migrate plan --downgrade` shows
@@ -24,7 +33,7 @@ def command(checkpoint: str, assignments: tuple[str, ...], form: str, silent: bo
     """
     from .. import api
 
-    execute(checkpoint, form, silent, output, api.downgrade, params=params(assignments), fsync=not no_fsync, **arguments)
+    execute(checkpoint, form, silent, output, report, api.downgrade, params=params(assignments), fsync=not no_fsync, **arguments)
 
 
 COMMAND = command

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
 import click
 
-from . import render
+from . import render, saved
 from .options import as_json, params, question
 
 
@@ -58,41 +52,13 @@ def command(
         click.echo(plan.to_json(), nl=False)
     else:
         if output:
-            _save(output, plan.to_json(), plan.document["source"])
+            saved.check(output, "plan", plan.document["source"]["path"], plan.document["source"]["files"])
+            saved.write(output, "plan", plan.to_json())
         render.emit(plan.document, form, render.plan(plan.document))
         if output and form == "text":
             name = render.word(output)
             click.echo(f"saved {name}; to run exactly this:  migrate apply {name} -o NEW", err=True)
     return 1 if check and plan.document["path"] else 0
-
-
-def _save(output: str, text: str, source: Mapping[str, Any]) -> None:
-    """Writes the plan. M115 for a place in the source, and for a file that is there and is no plan."""
-    from ..core.diagnostics import fail, printable
-
-    place, shown = Path(os.path.realpath(output)), printable(output, 300)
-    home = Path(os.path.realpath(source["path"]))
-    files = {Path(os.path.realpath(home.parent / name)) for name in source["files"]} if not home.is_dir() else set()
-    if place == home or home in place.parents or place in files:
-        fail("M115", f"the plan cannot be saved as {shown}: that lies in the source", help="choose a place outside the source")
-    if place.is_file() and not _holds_plan(place):
-        fail("M115", f"the plan cannot be saved as {shown}: that file is there and is no plan", help="choose another place")
-    try:
-        Path(output).write_text(text, encoding="utf-8")
-    except OSError as error:
-        fail("M115", f"cannot write the plan to {printable(output, 300)}: {error.strerror or error}", help="choose another place")
-
-
-def _holds_plan(place: Path) -> bool:
-    """Whether a file is a plan of ours, which a new one may replace. Looks at its start before it reads all of it."""
-    try:
-        with place.open("rb") as file:
-            if not file.read(1).startswith(b"{") or b'"kind": "plan"' not in file.read(4096):
-                return False
-        found = json.loads(place.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(found, dict) and found.get("kind") == "plan" and str(found.get("digest")).startswith("m1:")
 
 
 COMMAND = command

@@ -184,6 +184,9 @@ def plan(doc: Mapping[str, Any]) -> str:
     ]
     if doc["side_files"]:
         out.append(f"      carried along: {', '.join(f['path'] for f in doc['side_files'])}")
+    if doc["left_out"]:
+        out.append(f"      left behind: {', '.join(doc['left_out'])}")
+    out += [f"      {line}" for patched in doc["patched"] for line in _patched(patched)]
     if doc["params"]:
         out.append("      params: " + ", ".join(f"{k}={json.dumps(v)}" for k, v in doc["params"].items()))
     for loss in doc["losses"]:
@@ -195,6 +198,16 @@ def plan(doc: Mapping[str, Any]) -> str:
     return "\n".join([*out, *_way_back(doc["path"], doc["downgrade"], "      ")])
 
 
+def _patched(patched: Mapping[str, Any]) -> list[str]:
+    """What an edge does to a side file, a line for each place."""
+    what = {"added": " (new)", "removed": " (goes)"}.get(patched["change"], "")
+    return [f"{patched['path']}{what}: {c['at']}: {_json(c, 'before')} → {_json(c, 'after')}" for c in patched["changes"]]
+
+
+def _json(change: Mapping[str, Any], side: str) -> str:
+    return printable(json.dumps(change[side]), 60) if side in change else "nothing"
+
+
 def _row(row: Mapping[str, Any]) -> list[str]:
     symbol, count = SYMBOLS[row["change"]], f"  ×{row['count']:,}" if row["count"] > 1 else ""
     sources = ("e.g. " if row.get("sample") else "") + ", ".join(map(_shown, row["from"]))
@@ -202,7 +215,8 @@ def _row(row: Mapping[str, Any]) -> list[str]:
     if row["to"] is None:
         return [f"{symbol:>2} {_shown(row['from'][0])}{count}" + (f"   {row['why']}" if row["why"] else ""), by]
     out = [f"{symbol:>2} {_shown(row['to'])}{count}  {short(row['spec'])}"]
-    return [*out, f"     {' · '.join(row['ops'])} of {sources}" if row["ops"] else f"     was {sources}", by]
+    rounds = "  (rounds)" if row.get("lossy") else ""
+    return [*out, f"     {' · '.join(row['ops'])} of {sources}{rounds}" if row["ops"] else f"     was {sources}", by]
 
 
 def _way_back(steps: Sequence[Mapping[str, Any]], downgrade: Mapping[str, Any], indent: str = "") -> list[str]:
@@ -222,7 +236,29 @@ def published(doc: Mapping[str, Any]) -> str:
     if doc["bytes_shared"]:
         what += f", {size(doc['bytes_shared'])} of it shared with the source by the file system"
     back = _way_back(doc["steps"], doc["downgrade"])
-    return "\n".join([f"published {doc['path']}   {what}   {back[0]}", *back[1:], *(f"note: {note}" for note in doc["notes"])])
+    notes = [f"note: {note}" for note in doc["notes"]]
+    return "\n".join([f"published {doc['path']}   {what}   {back[0]}", *back[1:], *_errors(doc["report"]), *notes])
+
+
+def _errors(report: Mapping[str, Any] | None) -> list[str]:
+    """What happened to the numbers, a line for each op of a rule."""
+    if report is None:
+        return []
+    out = []
+    for rule in report["rules"]:
+        what = "exact"
+        if not rule["exact"]:
+            sqnr = "" if rule["sqnr_db"] is None else f", SQNR {rule['sqnr_db']:.1f} dB"
+            what = (
+                f"max error {rule['max_abs_error']:.3g}, {rule['max_relative_error']:.3g} of the block's amax{sqnr}, "
+                f"{rule['saturated']:,} saturated, {rule['underflowed']:,} underflowed"
+            )
+            if rule["non_finite"]:
+                what += f", {rule['non_finite']:,} not finite"
+            if rule["elements_measured"] < rule["elements"]:
+                what += f" (measured on {rule['elements_measured']:,} of {plural(rule['elements'], 'element')})"
+        out.append(f"values: rule {rule['rule']}: {rule['op']} of {plural(rule['tensors'], 'tensor')}: {what}")
+    return out if report["complete"] else [*out, "values: of what this run wrote; what was taken over is not in these figures"]
 
 
 def difference(doc: Mapping[str, Any]) -> str:
@@ -269,6 +305,8 @@ def history(doc: Mapping[str, Any]) -> str:
         out += [f"    {rule['id']}   {rule['hash'][:15]}…" for rule in entry["rules"]]
         if entry["params"]:
             out.append("    " + ", ".join(f"{k}={json.dumps(v)}" for k, v in entry["params"].items()))
+        if entry.get("files"):
+            out.append(f"    changed {', '.join(entry['files'])}")
     return "\n".join([*out, *(f"note: {note}" for note in doc["notes"])])
 
 

@@ -5,12 +5,18 @@ A file `codecs/<module>.py` defines `CODEC`, an instance of a subclass of `Codec
 `leaves`, for detection and for the check that no part is stranded. `dequantize`, `quantize`, `recode` and detection
 are the only users.
 
-Arrays are of raw elements and boxes are regions, as for a `ValueOp` (`ops/_op.py`).
+Arrays are of raw elements and boxes are regions, as for a `ValueOp` (`ops/_op.py`): numpy on the CPU, torch tensors on
+another device, where the same bits must come out. A meter is told the error of a sample where measuring all would take
+longer than computing: it counts what it is told.
+
+A codec makes the choices that a format leaves open by name (`like`), because two libraries that read the same format need
+not write the same codes. `reference` and `reference_parts` are written a second time without torch and without haste:
+`verify` compares with them, and so does the kit (`testing/codeckit.py`) that every codec must pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -98,4 +104,8 @@ class Codec:
 
     def bound(self, options: Options) -> str:
         """The largest error of encoding, as a sentence with its formula."""
+        raise NotImplementedError
+
+    def samples(self) -> Iterable[tuple[Options, Spec]]:
+        """Options and the spec of numbers to encode with them, for the kit; ragged and stacked shapes among them."""
         raise NotImplementedError

@@ -8,6 +8,8 @@ are named after their safetensors names.
 from __future__ import annotations
 
 import struct
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import copysign, isfinite, prod
@@ -53,6 +55,13 @@ class Spec:
 
     def __str__(self) -> str:
         return f"{self.dtype} [{', '.join(map(str, self.shape))}]"
+
+
+def total_bytes(specs: Iterable[Spec]) -> int:
+    """The bytes of all these tensors. Few specs stand for many tensors, so each is reckoned once."""
+    held = list(specs)
+    counts = Counter(map(id, held))
+    return sum(counts[number] * found.nbytes for number, found in {id(s): s for s in held}.items())
 
 
 @lru_cache(maxsize=65536)

@@ -22,6 +22,7 @@ from ._shards import parse_size
 if TYPE_CHECKING:
     from ..source.index import Source
     from ..source.target import Target
+    from ._ranks import Naming
 
 
 __all__ = ["FORMATS", "Format", "get", "open", "parse_size"]
@@ -40,12 +41,13 @@ class Format(Protocol):
 
     def describe(
         self, specs: Mapping[str, Any], *, folder: bool, max_shard_size: int, metadata: Mapping[str, str], stamp: str | None,
-        origins: Callable[[str], Iterable[tuple[int, int]]] | None = None,
+        origins: Callable[[str], Iterable[tuple[int, int]]] | None = None, ranks: Naming | None = None,
     ) -> Target:  # fmt: skip
         """The whole output for these specs, every header and offset; M916 if the format cannot hold them.
 
         `origins(key)` are (offset, bytes) pairs: so many bytes of the tensor can share the source's blocks if it starts at
-        that offset, but for whole pages. A format that cannot choose where its tensors lie passes it over.
+        that offset, but for whole pages. A format that cannot choose where its tensors lie passes it over. Keys of ranks
+        (`key@1`) make a file for each rank; `ranks` is how they are called, and asks for such a name for a single one too.
         """
 
 

@@ -3,13 +3,15 @@
 What belongs to a checkpoint is decided by the index where there is one and by nothing else; where a folder allows two
 answers (an index and a `model.safetensors` that it does not name, several files and no index) it is an error, because
 the wrong answer would migrate somebody else's weights. Written files follow huggingface_hub: greedy shards,
-`model-00001-of-00003.safetensors`, `model.safetensors.index.json`.
+`model-00001-of-00003.safetensors`, `model.safetensors.index.json`; where keys name ranks, each rank has its file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from json.encoder import encode_basestring
+from typing import NamedTuple
 
 from ..core.diagnostics import Report, fail, listed, printable
 from ..core.errors import CheckpointError
@@ -19,7 +21,8 @@ from ..source.index import Index, Source, Stored
 from ..source.jsontext import collector_paused, parse
 from ..source.paths import Folder, Place, check_weight_names, plain_name, same_when_folded
 from ..source.sidefiles import HISTORY, Beside, look_beside, read_history
-from ..source.target import Target
+from ..source.target import OutputFile, Target
+from ._ranks import Entry, Naming, by_rank, joined, rank_entries
 from ._shards import deal, in_natural_order, shard_names, shard_sets
 from ._stheader import MAX_HEADER, Header, Origins, check_holds, read_header, write_header
 
@@ -37,7 +40,7 @@ class Safetensors:
 
     def sniff(self, place: Place) -> int:
         if place.file is None:
-            return 2 if any(n.endswith((SUFFIX, INDEX_SUFFIX)) for n in place.names) else 0
+            return 2 if any(n.endswith((SUFFIX, INDEX_SUFFIX)) for n in place.names) or rank_entries(place, SUFFIX) else 0
         if place.file.name.endswith((SUFFIX, INDEX_SUFFIX)):
             return 2
         head = place.head()
@@ -46,16 +49,16 @@ class Safetensors:
     def open(self, place: Place) -> Source:
         """The checkpoint at a file, an index or a folder; the errors of the module `safetensors` are M901 and M905 to M915."""
         if place.file is None:
-            return _open_folder(place, _index_of(place))
+            return _open_folder(place, _index_in(place.names, printable(place.path, 240)))
         if place.file.name.endswith(INDEX_SUFFIX):
             return _open_folder(place, place.file.name)
         return _open_file(place, place.file)
 
     def describe(
         self, specs: Mapping[str, Spec], *, folder: bool, max_shard_size: int, metadata: Mapping[str, str], stamp: str | None,
-        origins: Origins | None = None,
+        origins: Origins | None = None, ranks: Naming | None = None,
     ) -> Target:  # fmt: skip
-        return describe(specs, folder=folder, max_shard_size=max_shard_size, metadata=metadata, stamp=stamp, origins=origins)
+        return describe(specs, folder=folder, max_shard_size=max_shard_size, metadata=metadata, stamp=stamp, origins=origins, ranks=ranks)
 
 
 FORMAT = Safetensors()
@@ -70,36 +73,70 @@ def _open_file(place: Place, blob: FileBlob) -> Source:
     )
 
 
+class _Part(NamedTuple):
+    """What one index, one numbering or one rank makes a unit: its files, and the index that says which key stands where."""
+
+    names: list[str]
+    index_name: str | None = None
+    weight_map: dict[str, str] | None = None
+
+
 def _open_folder(place: Place, index_name: str | None) -> Source:
     folder = place.folder
-    weight_map = None
-    if index_name is not None:
-        index_blob = place.file or folder.open(index_name)
-        try:
-            weight_map = _read_index(index_blob, folder)
-        finally:
-            if place.file is None:
-                index_blob.close()
-    names = in_natural_order(set(weight_map.values())) if weight_map is not None else _files_of(place)
-    present = set(folder.names())
-    absent = [n for n in names if n not in present]
-    if absent:
-        listing = folder.label(index_name) if index_name else folder.label("")
-        fail("M908", f"{listing}: {len(absent)} of {len(names)} files are missing: {listed(absent)}", help="fetch them again")
+    ranks = rank_entries(place, SUFFIX) if place.file is None else []
+    if ranks:
+        parts = [_part_of_rank(folder, entry) for entry in ranks]
+    else:
+        weight_map = _read_index(folder, index_name, folder.names(), place.file) if index_name is not None else None
+        names = in_natural_order(set(weight_map.values())) if weight_map is not None else _files_of(place.names, printable(place.path, 240))
+        parts = [_Part(names, index_name, weight_map)]
+    for part in parts:
+        _check_present(folder, part)
+    names = [name for part in parts for name in part.names]
+    indexes = [part.index_name for part in parts if part.index_name is not None]
     blobs: list[FileBlob] = []
     try:
         blobs += [folder.open(name) for name in names]
         headers = _read_headers(folder, blobs)
-        tensors = _merged(folder, names, headers)
-        if weight_map is not None:
-            _check_index(folder.label(index_name or ""), names, headers, weight_map)
-        beside = look_beside(folder, frozenset((*names, *([index_name] if index_name else []))))
-        history = read_history(folder, tuple(present))
+        held: list[Mapping[str, Stored]] = []
+        for part in parts:
+            at = sum(len(p.names) for p in parts[: len(held)])
+            own = headers[at : at + len(part.names)]
+            held.append(_merged(folder, names, own))
+            if part.weight_map is not None:
+                _check_index(folder.label(part.index_name or ""), part.names, own, part.weight_map)
+        tensors = joined(held, folder.label(""))
+        beside = look_beside(folder, frozenset((*names, *indexes)))
+        history = read_history(folder, tuple(folder.names()))
         return _folder_source(place, Index(tensors, tuple(names), metadata=_metadata(headers)), blobs, beside, history)
     except BaseException:
         for blob in blobs:
             blob.close()
         raise
+
+
+def _part_of_rank(folder: Folder, entry: Entry) -> _Part:
+    """The files of one rank: the file itself, or what a folder of weights holds, each by its path in the checkpoint."""
+    if entry.names is None:
+        return _Part([entry.name])
+    below = f"{entry.name}/"
+    index_name = _index_in(entry.names, folder.label(entry.name))
+    if index_name is None:
+        return _Part([below + name for name in _files_of(entry.names, folder.label(entry.name))])
+    weight_map = _read_index(folder, below + index_name, entry.names)
+    return _Part(
+        [below + name for name in in_natural_order(set(weight_map.values()))],
+        below + index_name,
+        {key: below + name for key, name in weight_map.items()},
+    )
+
+
+def _check_present(folder: Folder, part: _Part) -> None:
+    present = {below: set(folder.names(below)) for below in {name.rpartition("/")[0] for name in part.names}}
+    absent = [n for n in part.names if n.rpartition("/")[2] not in present[n.rpartition("/")[0]]]
+    if absent:
+        listing = folder.label(part.index_name or "")
+        fail("M908", f"{listing}: {len(absent)} of {len(part.names)} files are missing: {listed(absent)}", help="fetch them again")
 
 
 def _folder_source(place: Place, index: Index, blobs: list[FileBlob], beside: Beside, history: bytes | None) -> Source:
@@ -121,30 +158,35 @@ def _folder_source(place: Place, index: Index, blobs: list[FileBlob], beside: Be
     )
 
 
-def _index_of(place: Place) -> str | None:
-    """The one index of the folder, None if it has none."""
-    indexes = [n for n in place.names if n.endswith(INDEX_SUFFIX)]
+def _index_in(names: Sequence[str], label: str) -> str | None:
+    """The one index among the names of a folder, None if it has none."""
+    indexes = [n for n in names if n.endswith(INDEX_SUFFIX)]
     if len(indexes) > 1:
-        fail("M915", f"{printable(place.path, 240)}: holds {len(indexes)} indexes: {listed(indexes)}", help=_WHICH_HELP)
+        fail("M915", f"{label}: holds {len(indexes)} indexes: {listed(indexes)}", help=_WHICH_HELP)
     return indexes[0] if indexes else None
 
 
-def _read_index(blob: FileBlob, folder: Folder) -> dict[str, str]:
-    label = folder.label(blob.name)
-    if blob.size > MAX_INDEX:
-        fail("M914", f"{label}: an index of {blob.size} bytes, more than {MAX_INDEX}")
-    # transformers has written total_size as a float
-    content = parse(blob.read(0, blob.size), label, floats=True)
+def _read_index(folder: Folder, index_name: str, beside: Sequence[str], opened: FileBlob | None = None) -> dict[str, str]:
+    """Key -> name of the file beside the index; `beside` are all names there, `opened` is the index if it is open already."""
+    label = folder.label(index_name)
+    blob = opened or folder.open(index_name)
+    try:
+        if blob.size > MAX_INDEX:
+            fail("M914", f"{label}: an index of {blob.size} bytes, more than {MAX_INDEX}")
+        # transformers has written total_size as a float
+        content = parse(blob.read(0, blob.size), label, floats=True)
+    finally:
+        if opened is None:
+            blob.close()
     weight_map = content.get("weight_map") if type(content) is dict else None
     if type(weight_map) is not dict or not all(type(v) is str for v in weight_map.values()):
         fail("M906", f"{label}: has no weight_map of key to file name")
     names = sorted(set(weight_map.values()))
-    check_weight_names(folder, blob.name, names, SUFFIX)
+    check_weight_names(folder, index_name, names, SUFFIX)
     for group in same_when_folded(names):
         fail("M915", f"{label}: names that differ in case only are one file on some systems: {listed(group)}")
     listed_files = set(names)
-    spare = [n for n in folder.names() if n.endswith(SUFFIX) and n not in listed_files and plain_name(n)]
-    _check_spare(label, names, spare)
+    _check_spare(label, names, [n for n in beside if n.endswith(SUFFIX) and n not in listed_files and plain_name(n)])
     return weight_map
 
 
@@ -157,9 +199,9 @@ def _check_spare(label: str, names: list[str], spare: list[str]) -> None:
         fail("M915", f"{label}: does not name {listed(doubtful)} beside it", help=f"{_WHICH_HELP}, or move what does not belong here away")
 
 
-def _files_of(place: Place) -> list[str]:
-    """The weight files of a folder without an index."""
-    names = [n for n in place.names if n.endswith(SUFFIX)]
+def _files_of(names: Sequence[str], label: str) -> list[str]:
+    """The weight files among the names of a folder without an index."""
+    names = [n for n in names if n.endswith(SUFFIX)]
     if "model" + SUFFIX in names:
         return ["model" + SUFFIX]
     sets = shard_sets(names)
@@ -168,13 +210,13 @@ def _files_of(place: Place) -> list[str]:
     if len(sets) != 1 or sets[0].beyond or any(not shard_sets([n]) for n in names):
         fail(
             "M915",
-            f"{printable(place.path, 240)}: {len(names)} safetensors files and no index: what belongs together? {listed(names)}",
+            f"{label}: {len(names)} safetensors files and no index: what belongs together? {listed(names)}",
             help="pass one file, or write an index",
         )
     if sets[0].absent:
         fail(
             "M908",
-            f"{printable(place.path, 240)}: {len(sets[0].absent)} files of {sets[0].title} are missing: {listed(list(sets[0].absent))}",
+            f"{label}: {len(sets[0].absent)} files of {sets[0].title} are missing: {listed(list(sets[0].absent))}",
             help="fetch them again",
         )
     return in_natural_order(names)
@@ -196,7 +238,7 @@ def _read_headers(folder: Folder, blobs: list[FileBlob]) -> list[Header]:
 
 
 def _merged(folder: Folder, names: list[str], headers: list[Header]) -> dict[str, Stored]:
-    """The tensors of all files; M915 naming keys that stand in two."""
+    """The tensors of all these files; M915 naming keys that stand in two. `names` are those of all files, by blob number."""
     if len(headers) == 1:
         return headers[0].tensors
     tensors: dict[str, Stored] = {}
@@ -206,10 +248,10 @@ def _merged(folder: Folder, names: list[str], headers: list[Header]) -> dict[str
     if len(tensors) < sum(len(h.tensors) for h in headers):
         # a key's last file won; any other file that holds it is the second
         twice = [
-            f"{key} (in {name} and {names[tensors[key].blob]})"
-            for number, (name, header) in enumerate(zip(names, headers, strict=True))
-            for key in header.tensors
-            if tensors[key].blob != number
+            f"{key} (in {names[stored.blob]} and {names[tensors[key].blob]})"
+            for header in headers
+            for key, stored in header.tensors.items()
+            if tensors[key].blob != stored.blob
         ]
         fail("M915", f"{folder.label('')}: keys that stand in two files: {listed(twice)}")
     return tensors
@@ -246,31 +288,54 @@ def _metadata(headers: list[Header]) -> dict[str, str]:
 
 def describe(
     specs: Mapping[str, Spec], *, folder: bool, max_shard_size: int, metadata: Mapping[str, str], stamp: str | None,
-    origins: Origins | None = None,
+    origins: Origins | None = None, ranks: Naming | None = None,
 ) -> Target:  # fmt: skip
     """The whole output: every header, offset and small file.
 
     A folder has as many files of at most `max_shard_size` bytes of tensors as are needed, an index if they are several,
     and the stamp in `migrate.history.json`. Without `folder` it is one file of any size, called `model.safetensors`
-    until the caller names it, with the stamp in its metadata. `{"format": "pt"}` is added where the source says
+    until the caller names it, with the stamp in its metadata. Keys of ranks (`key@1`) make a file for each rank, of any
+    size and called as `ranks` says; so does `ranks` for a single one. `{"format": "pt"}` is added where the source says
     nothing: transformers refuses files without it. `origins` pads the headers so that the source's blocks can be shared
     (`_stheader.write_header`). M916 naming every key that the format cannot hold.
     """
     kept = {"format": "pt", **{k: v for k, v in metadata.items() if k != STAMP}}
     if stamp is not None and not folder:
         kept[STAMP] = stamp
-    check_holds(specs, kept)
-    with collector_paused():
-        keys = in_natural_order(specs)
-        shards = deal(keys, specs, max_shard_size) if folder else [keys]
-        names = shard_names(len(shards))
-        files = tuple(write_header(name, shard, specs, kept, origins) for name, shard in zip(names, shards, strict=True))
     small: dict[str, bytes] = {}
-    if len(files) > 1:
-        small["model" + INDEX_SUFFIX] = _index_text(dict(zip(names, shards, strict=True)), sum(f.size - len(f.header) for f in files))
+    with collector_paused():
+        parts = by_rank(specs) if ranks is not None or "@" in "".join(specs) else []
+        if len(parts) > 1 and not folder:
+            fail(
+                "M916", f"one file cannot hold what {len(parts)} ranks have each", help="write a folder: an output whose name has no suffix"
+            )
+        if len(parts) > 1 or (ranks is not None and folder):
+            called = ranks or Naming()
+            files = tuple(_file_of_rank(called.name(rank, SUFFIX), part, specs, kept, origins) for rank, part in enumerate(parts))
+        else:
+            check_holds(specs, kept)
+            keys = in_natural_order(specs)
+            shards = deal(keys, specs, max_shard_size) if folder else [keys]
+            names = shard_names(len(shards))
+            files = tuple(write_header(name, shard, specs, kept, origins) for name, shard in zip(names, shards, strict=True))
+            if len(files) > 1:
+                total = sum(f.size - len(f.header) for f in files)
+                small["model" + INDEX_SUFFIX] = _index_text(dict(zip(names, shards, strict=True)), total)
     if folder and stamp is not None:
         small[HISTORY] = stamp.encode()
     return Target(files, folder, small)
+
+
+def _file_of_rank(
+    name: str, part: list[tuple[str, str]], specs: Mapping[str, Spec], metadata: Mapping[str, str], origins: Origins | None
+) -> OutputFile:
+    """The file of one rank, in which each key stands without its `@r`; what is placed in it keeps its whole key."""
+    own = {short: specs[key] for key, short in part}
+    check_holds(own, metadata)
+    keys = {short: key for key, short in part}
+    whole = None if origins is None else (lambda short, find=origins: find(keys[short]))
+    file = write_header(name, in_natural_order(own), own, metadata, whole)
+    return replace(file, tensors=tuple(placed._replace(key=keys[placed.key]) for placed in file.tensors))
 
 
 def _index_text(shards: Mapping[str, list[str]], total: int) -> bytes:

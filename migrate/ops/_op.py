@@ -190,6 +190,10 @@ class ValueOp(Op):
         """The roles that a join takes or a part makes, in the order of its inputs or outputs; empty: an op without roles."""
         return ()
 
+    def torch(self, args: Any, specs: Sequence[Spec]) -> bool:
+        """Whether `compute` on the CPU imports torch; numpy is there in any case."""
+        return True
+
     def passes(self, args: Any, specs: Sequence[Spec]) -> bool:
         """Whether the first input goes on as it is, so that its bytes are copied and nothing is computed."""
         return False

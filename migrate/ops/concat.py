@@ -13,7 +13,6 @@ from ._axes import Shape, axis, below, number_of, same_dtypes, same_shapes, show
 from ._op import Array, Capture, Integer, OneWay, Op, OpError, Sizes, Step, arg, dataclass, step
 
 if TYPE_CHECKING:
-
     from ..core.spec import Spec
     from ..core.view import View
 

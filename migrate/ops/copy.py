@@ -9,7 +9,6 @@ from ._axes import Shape, below, parts_of
 from ._op import Array, Capture, Integer, Op, Step, arg, dataclass, step
 
 if TYPE_CHECKING:
-
     from ..core.view import View
 
 

@@ -9,7 +9,6 @@ from ._axes import Shape
 from ._op import Array, Loss, OneWay, Op, Text, arg, dataclass
 
 if TYPE_CHECKING:
-
     from ..core.view import View
 
 

@@ -13,7 +13,6 @@ from ._op import Array, Integers, Number, OneWay, Op, OpError, Text, arg, datacl
 from ._raw import carrier, encoded, raw
 
 if TYPE_CHECKING:
-
     from ..core.view import View
 
 

@@ -10,7 +10,6 @@ from ._axes import Shape, axis
 from ._op import Array, Integer, Only, Op, Step, arg, dataclass, step
 
 if TYPE_CHECKING:
-
     from ..core.view import View
 
 

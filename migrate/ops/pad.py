@@ -11,7 +11,6 @@ from ._op import Array, Integer, Number, OneWay, Only, Op, OpError, Step, arg, d
 from ._raw import holds, raw
 
 if TYPE_CHECKING:
-
     from ..core.spec import Spec
     from ..core.view import View
 

@@ -11,7 +11,6 @@ from ._notation import Recipe, check_axes, parse, solve, unknown_backwards
 from ._op import Array, Axes, OneWay, Only, Op, Step, Text, arg, dataclass, step
 
 if TYPE_CHECKING:
-
     from ..core.view import View
 
 

@@ -11,7 +11,6 @@ from ._axes import Shape, shown
 from ._op import Array, Integers, OneWay, Only, Op, OpError, Step, arg, dataclass, step
 
 if TYPE_CHECKING:
-
     from ..core.view import View
 
 

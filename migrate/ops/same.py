@@ -9,7 +9,6 @@ from ._axes import Shape, below, number_of, same_dtypes, same_shapes, uncounted
 from ._op import Array, Capture, Check, Integer, OneWay, Op, Step, arg, dataclass, step
 
 if TYPE_CHECKING:
-
     from ..core.spec import Spec
     from ..core.view import View
 

@@ -15,7 +15,6 @@ from ._op import Array, Check, Integer, Loss, Number, OneWay, Only, Op, OpError,
 from ._raw import holds
 
 if TYPE_CHECKING:
-
     from ..core.spec import Spec
     from ..core.view import View
 

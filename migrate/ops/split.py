@@ -10,7 +10,6 @@ from ._axes import Shape, axis, below, cut, parts_of
 from ._op import Array, Capture, Integer, Op, Sizes, Step, arg, dataclass, step
 
 if TYPE_CHECKING:
-
     from ..core.view import View
 
 

@@ -10,7 +10,6 @@ from ._axes import Shape, axis, shown
 from ._op import Array, Integer, Only, Op, OpError, Step, arg, dataclass, step
 
 if TYPE_CHECKING:
-
     from ..core.view import View
 
 

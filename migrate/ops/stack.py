@@ -10,7 +10,6 @@ from ._axes import Shape, axis, below, number_of, same_dtypes, same_shapes
 from ._op import Array, Capture, Integer, Op, Step, arg, dataclass, step
 
 if TYPE_CHECKING:
-
     from ..core.spec import Spec
     from ..core.view import View
 

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 from ..core.diagnostics import Report, listed, printable
 from ..core.keys import NegativeIndex, Pattern
+from ..core.ranks import rank_of
 from ..core.records import records
 from ..rules.compiled import ROLE, DirectedRule
 from .graph import Expr, Tensor, ValueCheck
-from .match import ABSENT, RANK, Matching, Reader, Taken, keep_rest, match, rank_of, when_test
+from .match import RANK, Matching, Reader, Taken, keep_rest, match, when_test
 from .pipeline import Item, Refused, Views, run
 
 
@@ -75,7 +76,7 @@ def bind(
             if key in out.tensors and key not in out.made:
                 out.programs[key] = programs[key]
     _remove_derived(derived, tensors, out, views, ask)
-    _settle_ranks(out, report)
+    _settle_ranks(out, tensors, report)
     out.notes += _unmatched_values(matching.readers)
     for reader in matching.readers:
         if not reader.taken and not reader.rule.optional and not reader.contested:
@@ -153,7 +154,7 @@ def _run_rule(
     roles = rule.reads[0].role is not None
     if roles:
         names = (*names, ROLE)
-        _check_roles(reader, report)
+    lone = _check_roles(reader, report) if roles else set[str]()
     keys = [t.key for t in reader.taken]
     values = [(*t.values, t.role) if roles else t.values for t in reader.taken]
     items = records(Item, values, map(tensors.__getitem__, keys), zip(keys), repeat(None) if programs is None else map(programs.get, keys))
@@ -165,7 +166,7 @@ def _run_rule(
     def refuse(refused: Refused) -> None:
         if tests_result and refused.diagnostic.code != "M207":
             excluded.update((id(rule), key) for key in refused.keys)
-        else:
+        elif refused.diagnostic.code != "M207" or not lone.issuperset(refused.keys):
             report.diagnostics.append(refused.diagnostic)
 
     checks: list[ValueCheck] = []
@@ -211,8 +212,8 @@ def _check_refused(reader: Reader, report: Report) -> None:
         )
 
 
-def _check_roles(reader: Reader, report: Report) -> None:
-    """Every group of the captures that all roles share has all roles that are not optional."""
+def _check_roles(reader: Reader, report: Report) -> set[str]:
+    """Every group of the captures that all roles share has all roles that are not optional; the keys of those that have not."""
     rule = reader.rule
     sides = [s for s in rule.reads if not s.pattern.has_flat]
     shared = [n for n in reader.names if n == RANK or all(n in s.pattern.captures for s in sides)]
@@ -221,16 +222,18 @@ def _check_roles(reader: Reader, report: Report) -> None:
     for taken in reader.taken:
         groups.setdefault(tuple(taken.values[i] for i in at), {}).setdefault(taken.role, taken)
     wanted = [s.role for s in sides if s.role not in rule.optional_roles]
+    lone: set[str] = set()
     for found in groups.values():
         missing = [s for s in sides if s.role in wanted and s.role not in found]
         if not missing:
             continue
+        lone.update(taken.key for taken in found.values())
         example = next(iter(found.values()))
         values = dict(zip(reader.names, example.values, strict=True))
         expected = []
         for side in missing:
             try:
-                rank = values.get(RANK)
+                rank = rank_of(example.key) if RANK in values else None
                 expected.append(side.pattern.expand(values) + ("" if rank is None else f"@{rank}"))
             except (KeyError, ValueError, TypeError):
                 expected.append(side.pattern.text)
@@ -240,6 +243,7 @@ def _check_roles(reader: Reader, report: Report) -> None:
             spans=(rule.span,),
             help=f"roles that may be missing are listed as `optional: [{', '.join(str(s.role) for s in missing)}]`",
         )
+    return lone
 
 
 def _write(reader: Reader, names: tuple[str, ...], items: list[Item], out: Bound, report: Report) -> None:
@@ -268,8 +272,8 @@ def _write(reader: Reader, names: tuple[str, ...], items: list[Item], out: Bound
         except (NegativeIndex, KeyError, TypeError, ValueError) as error:
             report.add("M209", f"rule {rule.name!r} cannot name the output of {printable(item.keys[0])}: {error}", spans=(rule.span,))
             continue
-        if rank_at is not None and (rank := item.values[rank_at]) is not ABSENT:
-            key = f"{key}@{rank}"
+        if rank_at is not None:
+            key = f"{key}@{item.values[rank_at]}"
         if key in out.tensors:
             _report_two_writers(key, out.made.get(key), rule, item, report)
             continue
@@ -373,24 +377,28 @@ def _remove_derived(derived: Sequence[Reader], tensors: Mapping[str, Tensor], ou
                 out.notes.append(f"{printable(taken.key)} stays: it is not what rule {rule.name!r} would make")
 
 
-def _settle_ranks(out: Bound, report: Report) -> None:
+def _settle_ranks(out: Bound, tensors: Mapping[str, Tensor], report: Report) -> None:
     """Keys as an index of the written files would name them: `key@r` where several files have the key, else plain.
 
-    Keys that no rule made are left as they are.
+    Where nothing of a name was made and nothing of it went, it is left as it is: an `@0` may be part of a name.
     """
     ranks: dict[str, list[int]] = {}
     for key in out.tensors:
         if "@" in key and (rank := rank_of(key)) is not None:
             ranks.setdefault(key.rpartition("@")[0], []).append(rank)
     names: dict[str, str] = {}
+    several: set[str] | None = None
     for base, found in ranks.items():
         first = f"{base}@0"
-        if found == [0] and first in out.made and base not in out.tensors:
-            names[first] = base
-        elif base in out.tensors and 0 not in found and base in out.made:
+        made = next((out.made[key] for key in (base, first, *(f"{base}@{r}" for r in found)) if key in out.made), None)
+        if base not in out.tensors:
+            if found == [0] and made is None and several is None:
+                several = {key.rpartition("@")[0] for key in tensors if rank_of(key)}
+            if found == [0] and (made is not None or base in (several or ())):
+                names[first] = base
+        elif made is not None and 0 not in found:
             names[base] = first
-        elif base in out.tensors and 0 in found and (base in out.made or first in out.made):
-            made = out.made.get(base) or out.made[first]
+        elif made is not None:
             _report_two_writers(base, out.made.get(first), made.rule, Item((), out.tensors[base], made.keys), report)
     if names:
         out.tensors = {names.get(key, key): tensor for key, tensor in out.tensors.items()}

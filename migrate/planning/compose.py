@@ -4,25 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.diagnostics import Diagnostic, Report, listed, printable
 from ..core.errors import MigrateError
 from ..core.keys import Pattern
 from ..core.spec import Spec
+from ..core.view import View
 from ..ops._op import Loss, OneWay, ValueOp
 from ..rules.compiled import CompiledRule, DirectedRule, direct, is_active
+from ..rules.model import LoadedFile
 from ..source.index import Stored
 from ..source.jsontext import collector_paused
+from . import stranded
 from .bind import Bound, Questions, bind
 from .graph import Expr, Graph, Read, Tensor, calls
 from .invert import invert
 from .pipeline import Views
 
+if TYPE_CHECKING:
+    from .walk import Walk
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Leg:
-    """One edge walked in one direction: its compiled rules with the params of their files, and what it keeps."""
+    """One edge walked in one direction: its compiled rules with the params of their files, and what it keeps.
+
+    `files` are its rule files. `memory` is what a stamp holds of it: the params that it once had, and, backwards, how
+    what it did to side files is undone.
+    """
 
     lineage: str
     start: str
@@ -30,6 +40,8 @@ class Leg:
     backwards: bool
     rules: tuple[tuple[CompiledRule, Mapping[str, Any]], ...]
     keep: tuple[Pattern, ...]
+    files: tuple[LoadedFile, ...] = ()
+    memory: Mapping[str, Any] = field(default_factory=dict)
 
 
 class LossOf(NamedTuple):
@@ -59,8 +71,15 @@ SameBytes = Callable[[str, Tensor, Tensor], bool]
 def initial(tensors: Mapping[str, Stored], views: Views) -> dict[str, Tensor]:
     """The stored tensors as the graph sees them."""
     out = {}
+    whole: dict[int, View] = {}
     for key, stored in tensors.items():
-        out[key] = Tensor(stored.spec, views.stored(stored.spec.shape, stored.strides), (key,))
+        spec = stored.spec
+        view = whole.get(id(spec)) if stored.strides is None else None
+        if view is None:
+            view = views.stored(spec.shape, stored.strides)
+            if stored.strides is None:
+                whole[id(spec)] = view
+        out[key] = Tensor(spec, view, (key,))
     return out
 
 
@@ -73,11 +92,15 @@ def compose(
     *,
     programs: bool = False,
     prove: bool = True,
+    walk: Walk | None = None,
 ) -> Composition:
-    """Binds all legs, one after the other. Problems of a leg go into the report and end the walk: the next has nothing to bind to."""
+    """Binds all legs, one after the other. Problems of a leg go into the report and end the walk: the next has nothing to bind to.
+
+    `walk` settles the params of each leg when it is reached; without it they are those that the legs come with.
+    """
     # binding makes hundreds of thousands of objects and no cycles
     with collector_paused():
-        return _compose(tensors, legs, allow, same_bytes, report, programs, prove)
+        return _compose(tensors, legs, allow, same_bytes, report, programs, prove, walk)
 
 
 def _compose(
@@ -88,6 +111,7 @@ def _compose(
     report: Report,
     programs: bool,
     prove: bool,
+    walk: Walk | None,
 ) -> Composition:
     views = Views()
     current = initial(tensors, views)
@@ -96,13 +120,16 @@ def _compose(
     losses: list[LossOf] = []
     graph = Graph()
     ask = Questions(same_bytes, "drop" in allow)
-    for leg in legs:
+    for unsettled in legs:
+        leg = walk.enter(unsettled, current) if walk is not None else unsettled
         rules = directed(leg, report)
         if report.has_errors():
             break
         bound = bind(rules, leg.keep, current, views, ask, report, expressions)
         if report.has_errors():
             break
+        if walk is not None:
+            walk.leave(leg, bound, report)
         losses += _losses(rules, bound)
         graph.checks += bound.checks
         done.append((leg, bound))
@@ -110,9 +137,12 @@ def _compose(
         expressions = bound.programs if programs else None
     _refuse_losses(losses, allow, report)
     graph.outputs = dict(current)
+    if not report.has_errors():
+        stranded.check(tensors, graph.outputs, [bound for _, bound in done], report)
     composition = Composition(graph, done, losses, expressions or {})
     if prove and not report.has_errors():
         composition.inexact = prove_downgrade({k: t.spec for k, t in tensors.items()}, composition, same_bytes)
+        composition.inexact += walk.inexact if walk is not None else []
     return composition
 
 
@@ -224,7 +254,8 @@ def _reason(diagnostic: Diagnostic) -> str:
 def _differences(source: Mapping[str, Spec], back: Mapping[str, Tensor], composition: Composition, last: Bound) -> list[str]:
     """`last`: the last step of the way back."""
     extra = [key for key in back if key not in source]
-    wrong = [key for key, spec in source.items() if (returned := back.get(key)) is None or returned.spec != spec]
+    # equal specs are mostly one object
+    wrong = [k for k, spec in source.items() if (there := back.get(k)) is None or (there.spec is not spec and there.spec != spec)]
     if not (extra or wrong):
         return []
     owners = {key: made.rule for made in last.made.values() for key in made.keys} | last.dropped

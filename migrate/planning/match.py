@@ -19,12 +19,13 @@ from typing import Any, NamedTuple
 
 from ..core.diagnostics import Report, listed, printable
 from ..core.keys import Pattern, TwoReadings, narrower, nearest, parse
+from ..core.ranks import fitting, names_rank, rank_of, with_rank_0, without_rank
 from ..core.records import records
 from ..core.spec import ALIASES, Spec
-from ..core.templates import PER_KEY, Template, bind, group, is_integer, matching
+from ..core.templates import PER_KEY, Template, bind, group
 from ..rules.compiled import DirectedRule, Side
 
-# value of a capture that the item's role does not have, and the rank of a key that stands in one file
+# value of a capture that the item's role does not have
 ABSENT = None
 # name of the value that a rule without `@` carries along; no capture can have it
 RANK = "@"
@@ -120,7 +121,7 @@ class _Matcher:
 
     def assign(self, template: Template, specs: Mapping[str, Spec]) -> None:
         """Gives the template's keys to their rules, or to `rest`."""
-        base, rank = _without_rank(template)
+        base, rank = without_rank(template)
         hits: list[_Hit] = []
         for entry in self._candidates(base):
             try:
@@ -240,7 +241,8 @@ class _Matcher:
                 continue
             if rule.backwards:
                 values.update({n: f(values[n]) for n, f in side.do.items() if n in values})
-            key = side.pattern.expand(values) + ("" if rank is None else f"@{rank}")
+            plain = side.pattern.expand(values)
+            key = plain if rank is None or (rank == 0 and f"{plain}@0" not in specs) else f"{plain}@{rank}"
             if key not in specs or (id(rule), key) in self._excluded or (test is not None and not test(specs[key])):
                 continue
             if key in made:
@@ -263,38 +265,12 @@ def _reading(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{{{name}}} = {printable(str(value)) or repr('')}" for name, value in values.items())
 
 
-def rank_of(key: str) -> int | None:
-    """The rank that stands at the end of a key of several files, `key@1`; None for a plain key."""
-    base, at, digits = key.rpartition("@")
-    return int(digits) if at and base and is_integer(digits) else None
-
-
-def _without_rank(template: Template) -> tuple[Template, int | None]:
-    """The template with its rank cut off, which is the same for all its keys, and that rank."""
-    rank = rank_of(template.text)
-    if rank is None:
-        return template, None
-    end = -len(f"@{rank}")
-    return Template(template.text[:end], [key[:end] for key in template.keys], template.ints, template.literal), rank
-
-
 def _only_reads(rule: DirectedRule) -> bool:
     return rule.keep_source and not rule.backwards
 
 
-def _with_rank_0(pattern: Pattern, template: Template, rank: int | None) -> Template:
-    """The template as a pattern with `@{r:int}` sees it: a key that stands in one file has rank 0."""
-    if rank is not None or not pattern.ranked:
-        return template
-    return Template(f"{template.text}@0", [f"{key}@0" for key in template.keys], template.ints, template.literal)
-
-
 def _speaks_of_ranks(rule: DirectedRule) -> bool:
-    return any(_names_rank(side.pattern) for side in (*rule.reads, *rule.writes))
-
-
-def _names_rank(pattern: Pattern) -> bool:
-    return pattern.ranked or rank_of(pattern.text) is not None
+    return any(names_rank(side.pattern) for side in (*rule.reads, *rule.writes))
 
 
 def _reader(rule: DirectedRule, carries: bool) -> Reader:
@@ -351,13 +327,14 @@ def _test(at: int, wanted: Any) -> Callable[[tuple[Any, ...]], bool]:
 def _rows(entry: _Entry, template: Template, base: Template, rank: int | None) -> _Rows | None:
     """The values of each of the template's keys (None where one does not match), or None if none can match."""
     pattern = entry.side.pattern
-    template = base if entry.carries else _with_rank_0(pattern, template, rank)
+    template = base if entry.carries else with_rank_0(pattern, template, rank)
     binding = bind(pattern, template)
     if binding is None:
         return None
     rows: _Rows = [pattern.match(key) for key in template.keys] if binding is PER_KEY else list(binding.rows())
     if entry.carries:
-        rows = [None if row is None else (*row, rank) for row in rows]
+        # a plain key of a checkpoint of ranks stands in the file of rank 0, beside the `@0` of others
+        rows = [None if row is None else (*row, rank or 0) for row in rows]
     if entry.order is not None:
         order = entry.order
         rows = [None if row is None else tuple([row[i] if i >= 0 else ABSENT for i in order]) for row in rows]
@@ -425,13 +402,11 @@ def keep_rest(keep: Sequence[Pattern], rest: Sequence[str], read: set[str], repo
     """The keys of `rest` that a `keep` pattern or a `keep_source` rule lets stay; the others are unaccounted for, an error."""
     kept: list[str] = []
     for template in group(rest):
-        base, rank = _without_rank(template)
         missing = {key for key in template.keys if key not in read}
         for pattern in keep:
             if not missing:
                 break
-            stays = matching(pattern, _with_rank_0(pattern, template, rank) if _names_rank(pattern) else base)
-            missing -= {key for key, stay in zip(template.keys, stays, strict=True) if stay}
+            missing -= {key for key, stay in zip(template.keys, fitting(pattern, template), strict=True) if stay}
         kept += [key for key in template.keys if key not in missing] if missing else template.keys
         if missing:
             _report_unhandled([k for k in template.keys if k in missing], patterns, report)

@@ -12,16 +12,19 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
-from ..core.spec import BITS
+from ..core.spec import BITS, total_bytes
 from ..core.templates import collapse
+from ..ops._op import ValueOp
 from ..rules.compiled import DirectedRule
 from ..source.index import Stored
 from ..source.target import Target
 from .bind import Bound, Made
 from .compose import Composition, Leg
-from .graph import Call, Tensor, Value, calls
+from .graph import Tensor, Value, calls
+from .kinds import CHUNK, Kind, kind_of
+from .sides import SideFiles
 
 FORMAT_VERSION = "1.0"
 # source keys that are collapsed for the rows; above it a row shows the sources of one of its outputs
@@ -35,11 +38,15 @@ SHORT_RUN = 2048
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`document` is what `plan.json` holds; `composition` and `target` are what a run needs beside it."""
+    """`document` is what `plan.json` holds; the rest is what a run needs beside it.
+
+    `sides` are the side files as they come out.
+    """
 
     document: Mapping[str, Any]
     composition: Composition
     target: Target
+    sides: SideFiles
 
     @property
     def digest(self) -> str:
@@ -61,6 +68,8 @@ def document(
     target: Target,
     options: Mapping[str, Any],
     side_files: Sequence[Mapping[str, Any]],
+    left_out: Sequence[str],
+    patched: Sequence[Mapping[str, Any]],
     layouts: Mapping[str, str],
     warnings: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
@@ -81,6 +90,7 @@ def document(
         "layouts": dict(layouts),
         "target": {"folder": target.folder, "files": files, "small": {n: hashlib.sha256(b).hexdigest() for n, b in target.small.items()}},
         "side_files": list(side_files),
+        "patched": list(patched),
         "decided": decided,
     }
     digest = "m1:" + hashlib.sha256(json.dumps(binding, sort_keys=True, default=str).encode("utf-8", "surrogatepass")).hexdigest()
@@ -107,6 +117,8 @@ def document(
             "small": sorted(target.small),
         },
         "side_files": list(side_files),
+        "left_out": list(left_out),
+        "patched": list(patched),
         "bytes_read": read,
         "bytes_written": sum(f.size for f in target.files) + sum(len(b) for b in target.small.values()),
         "peak_memory": peak_memory(outputs),
@@ -146,6 +158,7 @@ def _rows(leg: Leg, bound: Bound) -> list[dict[str, Any]]:
                     "from": [c.text for c in collapse(list(sources))],
                     "sample": not whole,
                     "ops": [step.name for step in rule.steps],
+                    "lossy": any(call.lossy and call.rule == rule.label for call in calls([bound.tensors[group.sample]])),
                     "rule": rule.name,
                     "at": str(rule.span),
                     "leg": f"{leg.lineage} {leg.start} -> {leg.goal}",
@@ -214,30 +227,51 @@ def _checks(composition: Composition) -> list[dict[str, Any]]:
 def _bytes_read(outputs: Mapping[str, Tensor], stored: Mapping[str, Stored]) -> int:
     tensors = [*outputs.values(), *(t for call in calls(outputs.values()) for t in call.inputs)]
     seen = {source for tensor in tensors for source in tensor.sources if not isinstance(source, Value)}
-    return sum(stored[key].spec.nbytes for key in seen)
+    return total_bytes(stored[key].spec for key in seen)
 
 
 def peak_memory(outputs: Mapping[str, Tensor], threads: int = 2) -> int:
     """Estimated private bytes of the process that runs this: interpreter and libraries, buffers, moved matrices, computed tensors."""
-    computed = moved = largest = 0
+    moved = largest = 0
     short = False
+    computed = _computed(outputs.values())
     kinds: dict[int, tuple[int, int, bool]] = {}
-    calls: set[int] = set()
     for tensor in outputs.values():
-        for source in tensor.sources:
-            if isinstance(source, Value) and id(source.call) not in calls:
-                calls.add(id(source.call))
-                computed = max(computed, _call_bytes(source.call))
         kind = kinds.get(id(tensor.view))
         if kind is None:
             kind = kinds[id(tensor.view)] = _moved(tensor)
         moved, largest, short = moved + kind[0], max(largest, kind[1]), short or kind[2]
-    libraries = (TORCH if computed else 0) + (NUMPY if short or moved or computed else 0)
-    return INTERPRETER + libraries + threads * (STAGES + min(WINDOW, largest)) + computed
+    libraries = (TORCH if computed.torch else 0) + (NUMPY if short or moved or computed.boxes or computed.whole else 0)
+    return INTERPRETER + libraries + threads * (STAGES + min(WINDOW, largest) + computed.boxes) + computed.whole
 
 
-def _call_bytes(call: Call) -> int:
-    return 2 * sum(t.spec.nbytes for t in call.inputs)
+class _Computed(NamedTuple):
+    """The most that a thread takes for boxes of one computed tensor, that one takes which is made whole, and whether torch is loaded."""
+
+    boxes: int = 0
+    whole: int = 0
+    torch: bool = False
+
+
+def _computed(tensors: Iterable[Tensor]) -> _Computed:
+    seen, known = set[int](), dict[tuple[Any, ...], Kind]()
+    todo = list(tensors)
+    while todo:
+        for source in todo.pop().sources:
+            if not isinstance(source, Value) or id(source) in seen:
+                continue
+            seen.add(id(source))
+            call = source.call
+            todo += call.inputs
+            key = (id(call.step.args), source.output, source.spec, *[t.spec for t in call.inputs])
+            if key not in known:
+                known[key] = kind_of(call, source.output, source.spec)
+    kinds = known.values()
+    return _Computed(
+        max((max(CHUNK, k.least) for k in kinds if k.regional), default=0),
+        max((k.least for k in kinds if not k.regional), default=0),
+        any(isinstance(k.op, ValueOp) and k.op.torch(k.args, k.specs) for k in kinds),
+    )
 
 
 def _moved(tensor: Tensor) -> tuple[int, int, bool]:

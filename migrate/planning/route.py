@@ -6,7 +6,7 @@ hand are applied as they are, without lineage and without detection.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,17 +14,17 @@ from typing import Any
 
 from ..core.diagnostics import Diagnostic, Report, fail, listed, printable
 from ..rules import params as parameters
-from ..rules.compiled import compile_file
-from ..rules.lineage import Finding, Lineage, detect, path, resolve_goal, warnings
+from ..rules.compiled import CompiledRule, compile_file
+from ..rules.lineage import Finding, Lineage, Matcher, detect, path, resolve_goal, warnings
 from ..rules.model import LoadedFile, load_files
 from ..rules.packs import Packs, find
+from ..rules.patches import leaves
 from ..rules.seal import semantic_hash
 from ..source.index import Index
 from .compose import Leg
 from .graph import Tensor
 from .question import Question
-
-ReadSide = Callable[[str], "bytes | None"]
+from .sides import ReadSide
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,8 @@ class Route:
 
     legs: tuple[Leg, ...]
     rules: tuple[Mapping[str, str], ...]
-    params: Mapping[str, Any]
+    # what `--set` says; what the legs make of it is settled when they are reached
+    given: Mapping[str, Any]
     # lineage -> the layout it ends in, also where nothing is to be done; never of rule files given by hand
     layouts: Mapping[str, str]
     entries: tuple[Mapping[str, Any], ...]
@@ -113,11 +114,12 @@ def known_lineages(rules: Sequence[str], only: str | None) -> list[dict[str, Any
 def layouts_of(index: Index, read_side: ReadSide, rules: Sequence[str], stamped: Mapping[str, str]) -> list[dict[str, Any]]:
     """The layouts that a checkpoint is in, of all known lineages: by its stamp, or by detection with evidence."""
     out = []
+    match = Matcher(index)
     for name, lineage in _packs(_folders(rules)).lineages()[0].items():
         if name in stamped:
             out.append({"lineage": name, "layout": stamped[name], "evidence": ["its stamp says so"], "note": ""})
             continue
-        for finding in detect(lineage, index, read_side):
+        for finding in detect(lineage, index, read_side, match=match):
             if finding.holds:
                 note = lineage.layout(finding.layout).note
                 out.append({"lineage": name, "layout": finding.layout, "evidence": finding.evidence, "note": note})
@@ -166,20 +168,14 @@ def find_route(
             notes=tuple(notes),
             help="say what it is in with --from if that is wrong, or leave --set out",
         )
-    remembered = _remembered(stamp, applied or (), steps)
     if not question.files:
         reached.update((s.lineage, s.goal) for s in steps)
-    return _compile(steps, packs, question.params if steps else {}, remembered, found, reached)
+    return _compile(steps, packs, question.params if steps else {}, (stamp.applied, applied or ()), found, reached)
 
 
 def _last_run(applied: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The edges of the last run that was not undone since, the last first; undoing a downgrade would be an upgrade."""
-    standing: list[Mapping[str, Any]] = []
-    for entry in applied:
-        if standing and (entry["lineage"], entry["from"], entry["to"]) == tuple(standing[-1][n] for n in ("lineage", "to", "from")):
-            standing.pop()
-        else:
-            standing.append(entry)
+    standing = _standing(applied)
     if not standing:
         fail("M115", "all that the stamp says was applied is undone already", help="`migrate history` shows it; --to says where else to go")
     # the edges of one run name one source
@@ -189,6 +185,17 @@ def _last_run(applied: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
             break
         run.append(entry)
     return run
+
+
+def _standing(applied: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The entries that were not undone since."""
+    standing: list[Mapping[str, Any]] = []
+    for entry in applied:
+        if standing and (entry["lineage"], entry["from"], entry["to"]) == tuple(standing[-1][n] for n in ("lineage", "to", "from")):
+            standing.pop()
+        else:
+            standing.append(entry)
+    return standing
 
 
 def _refuse_by_hand(packs: Packs, applied: Sequence[Mapping[str, Any]]) -> None:
@@ -294,50 +301,59 @@ def _walk(packs: Packs, name: str, start: str, goal: str, down: bool | None) -> 
     return [_Step(name, hop.start, hop.end, hop.backwards, tuple(load_files(hop.edge.files))) for hop in hops]
 
 
-def _remembered(stamp: Any, applied: Sequence[Mapping[str, Any]], steps: Sequence[_Step]) -> dict[str, Any]:
-    """Params that the stamp holds for the edges of this way; the latest entry counts."""
-    edges = {(s.lineage, frozenset((s.start, s.goal))) for s in steps}
-    out: dict[str, Any] = {}
-    for entry in [*stamp.applied, *applied]:
-        if (entry["lineage"], frozenset((entry["from"], entry["to"]))) in edges:
-            out.update(entry["params"])
-    return out
+def _remembered(applied: Sequence[Mapping[str, Any]], again: Sequence[Mapping[str, Any]], step: _Step) -> dict[str, Any]:
+    """What the stamp holds of this edge: params, the latest counting; and, if it is undone, how its files were.
 
-
-def _unheeded(file: LoadedFile) -> list[Diagnostic]:
-    """M601 for what a rule file says and this version reads over."""
-    said = [field for field in ("files", "names") if getattr(file.model, field)]
-    what = "side files are carried as they are"
-    return [Diagnostic("M601", f"`{field}` of {file.model.id} is not applied: {what}", (file.span(field),)) for field in said]
+    `files` is None where no entry is undone: then nobody knows.
+    """
+    params: dict[str, Any] = {}
+    for entry in [*applied, *again]:
+        if entry["lineage"] == step.lineage and {entry["from"], entry["to"]} == {step.start, step.goal}:
+            params.update(entry["params"])
+    undone = [e for e in _standing(applied) if (e["lineage"], e["from"], e["to"]) == (step.lineage, step.goal, step.start)]
+    before = undone[-1] if undone and step.backwards else {"files": None}
+    return {"params": params, "files": before.get("files", {}), "ranks": before.get("ranks", "")}
 
 
 def _compile(
     steps: Sequence[_Step],
     packs: Packs,
     given: Mapping[str, Any],
-    remembered: Mapping[str, Any],
+    applied: tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]],
     found: list[Diagnostic],
     layouts: Mapping[str, str],
 ) -> Route:
-    files = list({id(f): f for s in steps for f in s.files}.values())
-    declared = parameters.declare(files)
-    spans = {name: f.span("params", name) for f in reversed(files) for name in f.model.params}
-    values = parameters.resolve(declared, given, [("the stamp", {n: v for n, v in remembered.items() if n in declared})], spans)
+    memories = [_remembered(*applied, step) for step in steps]
+    _check_params(steps, given, memories)
     report = Report()
     legs, entries, rules = [], [], []
-    for step in steps:
-        compiled, keep = [], []
-        hashes = []
+    for step, memory in zip(steps, memories, strict=True):
+        compiled, keep, hashes = [], [], []
         for file in step.files:
-            own = {name: values[name] for name in file.model.params if name in values}
             some, patterns = compile_file(file, report)
-            compiled += [(rule, own) for rule in some]
+            compiled += some
             keep += patterns
-            found += _unheeded(file)
             hashes.append({"id": file.model.id, "hash": semantic_hash(file.model)})
-        legs.append(Leg(step.lineage, step.start, step.goal, step.backwards, tuple(compiled), tuple(keep)))
-        bound = {name: values[name] for file in step.files for name in file.model.params if name in values}
-        entries.append({"lineage": step.lineage, "from": step.start, "to": step.goal, "rules": hashes, "params": bound})
+        unsettled: tuple[tuple[CompiledRule, Mapping[str, Any]], ...] = tuple((rule, {}) for rule in compiled)
+        legs.append(Leg(step.lineage, step.start, step.goal, step.backwards, unsettled, tuple(keep), step.files, memory))
+        entries.append({"lineage": step.lineage, "from": step.start, "to": step.goal, "rules": hashes})
         rules += hashes
     report.check()
-    return Route(tuple(legs), tuple(rules), values, layouts, tuple(entries), tuple(found), {n: packs.load_lineage(n) for n in layouts})
+    return Route(tuple(legs), tuple(rules), given, layouts, tuple(entries), tuple(found), {n: packs.load_lineage(n) for n in layouts})
+
+
+def _check_params(steps: Sequence[_Step], given: Mapping[str, Any], memories: Sequence[Mapping[str, Any]]) -> None:
+    """Raises, before anything is bound, what is wrong with params whose values do not depend on the checkpoint's contents."""
+    files = list({id(f): f for s in steps for f in s.files}.values())
+    declared = parameters.declare(files)
+    alone = {name: param for name, param in declared.items() if not any(_asks_checkpoint(f, name) for f in files)}
+    spans = {name: f.span("params", name) for f in reversed(files) for name in f.model.params}
+    remembered = {name: value for memory in memories for name, value in memory["params"].items() if name in alone}
+    asked = {name: value for name, value in given.items() if name in alone or name not in declared}
+    parameters.resolve(alone, asked, [("the stamp", remembered)], spans, known=declared)
+
+
+def _asks_checkpoint(file: LoadedFile, name: str) -> bool:
+    param = file.model.params.get(name)
+    written = (value for patch in file.model.files.values() for _, value in leaves(patch))
+    return (param is not None and (param.config is not None or param.shape is not None)) or f"${name}" in written

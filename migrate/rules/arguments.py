@@ -23,10 +23,28 @@ from ..core.errors import OpError, PatternError
 from ..ops._op import Step, Written
 from ..source import yaml
 from ..source.registry import BrokenEntryError
-from .fields import NAME, PARAM, Bool, Model, Problem, arithmetic, found, kind_of, mapping, number, one_of, refuse, refused, text, wrong
-
-_INTEGER = {"type": ["integer", "string"], "pattern": r"^[$0-9(+-]"}
-_REFERENCE = r"^\$[A-Za-z_][A-Za-z0-9_]*$"
+from .fields import (
+    ARITHMETIC,
+    NAME,
+    PARAM,
+    REFERENCE,
+    TEXT,
+    Bool,
+    Model,
+    Problem,
+    arithmetic,
+    found,
+    kind_of,
+    mapping,
+    number,
+    one_of,
+    refuse,
+    refused,
+    text,
+    whole,
+    word,
+    wrong,
+)
 
 
 class Argument(NamedTuple):
@@ -100,8 +118,8 @@ def step(value: Any) -> Step:
 def used(op: str, args: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]:
     """(path below the op's name, name) of each `$param` in the arguments."""
     forms = {a.word: a.form for a in arguments(op)}
-    for word, value in args.items():
-        yield from ((path, name) for path, name in _params(value, (word,), forms.get(word) in ("text", "capture", "only")))
+    for argument, value in args.items():
+        yield from ((path, name) for path, name in _params(value, (argument,), forms.get(argument) in ("text", "capture", "only")))
 
 
 def fixed_problem(op: str, args: Mapping[str, Any]) -> Problem | None:
@@ -291,7 +309,10 @@ def _axes(value: Any) -> Any:
 
 def _only(value: Any) -> Any:
     def values(item: Any) -> list[Any]:
-        return list(yaml.exact(item)) if isinstance(item, (list, tuple)) else [yaml.exact(item)]
+        items = item if isinstance(item, (list, tuple)) else [item]
+        if any(yaml.is_null(one) or isinstance(one, (list, tuple, Mapping)) for one in items):
+            wrong("M106", f"a value or a list of values is asked for, here stands {kind_of(item)}")
+        return [yaml.exact(one) for one in items]
 
     return each(mapping(value), values)
 
@@ -301,10 +322,10 @@ def _number(value: Any) -> Any:
 
 
 def _capture(value: Any) -> str:
-    word = text(value)
-    if not NAME.fullmatch(word):
-        wrong("M114", f"`{printable(word)}` is not the name of a capture", "write it without braces")
-    return word
+    name = word(value)
+    if not NAME.fullmatch(name):
+        wrong("M114", f"`{printable(name)}` is not the name of a capture", "write it without braces")
+    return name
 
 
 def _typed(read: Callable[[Any], Any], schema: dict[str, Any]) -> Any:
@@ -312,14 +333,12 @@ def _typed(read: Callable[[Any], Any], schema: dict[str, Any]) -> Any:
 
 
 _TYPES: dict[str, Any] = {
-    "integer": _typed(arithmetic, _INTEGER),
-    "integers": _typed(_integers, {"type": ["array", "string"], "items": _INTEGER, "pattern": _REFERENCE}),
-    "sizes": _typed(
-        _sizes, {"type": ["array", "object", "string"], "items": _INTEGER, "additionalProperties": _INTEGER, "pattern": _REFERENCE}
-    ),
-    "axes": _typed(_axes, {"type": "object", "additionalProperties": _INTEGER}),
-    "only": _typed(_only, {"type": "object", "additionalProperties": {"type": ["array", "string", "integer"]}}),
-    "number": _typed(_number, {"type": ["number", "string"], "pattern": _REFERENCE}),
-    "capture": _typed(_capture, {"type": "string", "pattern": r"^[A-Za-z_][A-Za-z0-9_]*$"}),
-    "text": _typed(text, {"type": "string"}),
+    "integer": _typed(arithmetic, ARITHMETIC),
+    "integers": _typed(_integers, {"type": ["array", "string"], "items": ARITHMETIC, **REFERENCE}),
+    "sizes": _typed(_sizes, {"type": ["array", "object", "string"], "items": ARITHMETIC, "additionalProperties": ARITHMETIC, **REFERENCE}),
+    "axes": _typed(_axes, {"type": "object", "additionalProperties": ARITHMETIC}),
+    "only": _typed(_only, {"type": "object", "additionalProperties": {"type": [*TEXT["type"], "array"], "items": TEXT}}),
+    "number": _typed(_number, {"type": ["number", "string"], **REFERENCE}),
+    "capture": _typed(_capture, {"type": "string", "pattern": whole("[A-Za-z_][A-Za-z0-9_]*")}),
+    "text": _typed(text, TEXT),
 }

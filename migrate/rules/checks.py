@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from .. import ops
 from ..core.diagnostics import Report, did_you_mean, listed, printable
-from . import arguments
+from ..core.errors import PatternError
+from ..core.keys import parse
+from ..source.sidefiles import HISTORY, stays_behind
+from . import arguments, examples
 from .fields import PARAM, Problem
 from .params import RefusedError, convert
 
@@ -31,7 +34,7 @@ def check(loaded: LoadedFile, report: Report) -> None:
     for path, problem in _problems(loaded):
         add(report, loaded.document, path, problem)
     known = list(file.params)
-    for path, name in _used(loaded):
+    for path, name in used_params(loaded):
         if name not in file.params:
             hint = did_you_mean(name, known) or f"declare it: `params: {{{name}: {{type: int}}}}`"
             add(report, loaded.document, path, Problem("M112", f"`${name}` is not a param of this file", hint))
@@ -39,8 +42,11 @@ def check(loaded: LoadedFile, report: Report) -> None:
 
 def _problems(loaded: LoadedFile) -> Iterator[tuple[_Path, Problem]]:
     file = loaded.model
+    if file.edge[0] == file.edge[1]:
+        yield ("edge",), Problem("M114", f"an edge from `{printable(file.edge[0])}` to itself")
     yield from _repeated("rule", ("rules",), [rule.name for rule in file.rules])
     yield from _repeated("test", ("tests",), [test.name for test in file.tests])
+    yield from examples.problems(file)
     for name, param in file.params.items():
         yield from ((("params", name, *path), problem) for path, problem in _param(param))
     for number, rule in enumerate(file.rules):
@@ -49,8 +55,8 @@ def _problems(loaded: LoadedFile) -> Iterator[tuple[_Path, Problem]]:
         if problem := _bad_path(name):
             yield ("files", name), problem
     for number, reference in enumerate(file.names):
-        side, mark, _ = reference.partition("#")
-        if not mark or _bad_path(side):
+        side, mark, keys = reference.rpartition("#")
+        if not mark or _bad_path(side) or not all(keys.split(".")):
             yield ("names", number), Problem("M114", f"`{printable(reference)}` does not name a list in a side file", "file.json#key.path")
 
 
@@ -64,7 +70,9 @@ def _repeated(kind: str, path: _Path, names: list[str]) -> Iterator[tuple[_Path,
 
 def _bad_path(name: str) -> Problem | None:
     path = PurePosixPath(name)
-    if name and not path.is_absolute() and ".." not in path.parts and "\\" not in name:
+    if any(stays_behind(part) for part in path.parts[-1:]) or name == HISTORY:
+        return Problem("M114", f"`{printable(name)}` is no side file: migrate writes such files itself, or leaves them behind", key=True)
+    if name and str(path) == name and not path.is_absolute() and ".." not in path.parts and "\\" not in name and name.isprintable():
         return None
     return Problem("M114", f"`{printable(name)}` is not a path below the checkpoint", "name a side file, such as config.json", key=True)
 
@@ -84,6 +92,16 @@ def _param(param: Param) -> Iterator[tuple[_Path, Problem]]:
         side, mark, keys = param.config.rpartition("#")
         if (mark and _bad_path(side)) or not all(keys.split(".")):
             yield ("config",), Problem("M114", f"`{printable(param.config)}` is not a place in a side file", "[file.json#]key.path")
+    for number, key in enumerate(param.shape.key if param.shape is not None else ()):
+        try:
+            captures = parse(key).captures
+        except PatternError as error:
+            yield ("shape", "key", number), Problem(error.code, error.message, error.help)
+            continue
+        if param.shape is not None and param.shape.count not in (None, *captures):
+            yield ("shape", "count"), Problem("M114", f"`{printable(key)}` has no capture `{printable(str(param.shape.count))}`")
+    if param.shape is not None and {"dim", "count"} <= param.shape.model_fields_set:
+        yield ("shape", "count"), Problem("M114", "`dim` and `count` both say what the value is", "remove one of them", key=True)
     for word, value in [("default", param.default), *(("choices", choice) for choice in param.choices or ())]:
         if value is None:
             continue
@@ -128,8 +146,6 @@ def _when(rule: Rule) -> Iterator[tuple[_Path, Problem]]:
 
 def _map(rule: Rule, name: str, words: Mapping[str, str | None]) -> Iterator[tuple[_Path, Problem]]:
     path = ("map", name)
-    if not words:
-        yield path, Problem("M114", f"the map of {{{printable(name)}}} is empty", "remove it, or list its values", key=True)
     segments = any(f"{{{name}...}}" in pattern for pattern in (*rule.sources.values(), *rule.targets.values()))
     seen: dict[str, str] = {}
     for word, to in words.items():
@@ -145,7 +161,7 @@ def _map(rule: Rule, name: str, words: Mapping[str, str | None]) -> Iterator[tup
             seen[to] = word
 
 
-def _used(loaded: LoadedFile) -> Iterator[tuple[_Path, str]]:
+def used_params(loaded: LoadedFile) -> Iterator[tuple[_Path, str]]:
     """(path, name) of each `$param` in the file."""
     file = loaded.model
     for number, rule in enumerate(file.rules):

@@ -3,6 +3,10 @@
 A document arrives with `Plain` for unquoted scalars. Each type here reads what its field asks for and refuses the rest
 with a `Problem`: a code, a message and the path below the field. One field can have several problems (the arguments of
 an operation), pydantic reports one error per field; so a refusal carries a list, and `found` takes both apart again.
+
+Beside each reader stands the JSON schema that says the same of what an editor's YAML 1.2 parser makes of the text: free
+text may look like a number or a truth (`2.10`), a name may not, and `8.0` and `0x10` are integers, because to an editor
+they are. `rules/schema.py` lists what a schema cannot say.
 """
 
 from __future__ import annotations
@@ -22,9 +26,14 @@ from ..core.errors import PatternError
 from ..core.spec import ALIASES, BITS
 from ..source import yaml
 
-PARAM = re.compile(r"\$([A-Za-z_]\w*)")
-NAME = re.compile(r"[A-Za-z_]\w*")
-_IDENTIFIER = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.+-]*[A-Za-z0-9_+-])?")
+PARAM = re.compile(r"\$([A-Za-z_]\w*)", re.ASCII)
+NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_.+-]*[A-Za-z0-9_+-])?"
+_IDENTIFIER = re.compile(_PART)
+# what a terminal would act on or hide: control and formatting characters
+UNPRINTABLE = r"\u0000-\u001f\u007f-\u00a0\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202f\u2060-\u206f\ufeff\ufff9-\uffff"
+_LINE = re.compile(f"[^{UNPRINTABLE}]*")
+_RADIX = re.compile(r"0o[0-7]+|0x[0-9A-Fa-f]+")
 
 
 class Problem(NamedTuple):
@@ -76,6 +85,26 @@ def kind_of(value: Any) -> str:
     return f"`{value}`"
 
 
+def whole(pattern: str) -> str:
+    """`pattern` as a JSON schema must write it to match a whole text, in Python's and in JavaScript's reading."""
+    return f"^(?:{pattern})$(?!\\n)"
+
+
+def seen(value: Any) -> Any:
+    """What an editor's YAML 1.2 parser makes of the value."""
+    return int(value, 0) if isinstance(value, yaml.Plain) and _RADIX.fullmatch(value) else yaml.core(value)
+
+
+def _whole(value: Any) -> int | None:
+    """The integer that an unquoted or a typed value is, or None; `8.0` is one, as in JSON."""
+    if isinstance(value, str) and not isinstance(value, yaml.Plain):
+        return None
+    number = seen(value)
+    if isinstance(number, float) and number.is_integer():
+        return int(number)
+    return number if isinstance(number, int) and not isinstance(number, bool) else None
+
+
 def text(value: Any) -> str:
     if isinstance(value, str) and not (isinstance(value, yaml.Plain) and yaml.is_null(value)):
         return str(value)
@@ -87,25 +116,21 @@ def text(value: Any) -> str:
 def line(value: Any) -> str:
     """Text that plans and messages print as it is."""
     word = text(value)
-    if not word.isprintable():
+    if not _LINE.fullmatch(word):
         wrong("M114", f"`{printable(word)}` is not one line of printable characters")
     return word
 
 
 def integer(value: Any) -> int:
-    if isinstance(value, yaml.Plain) and (number := yaml.integer(value)) is not None:
+    if (number := _whole(value)) is not None:
         return number
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
     quoted = isinstance(value, str) and not isinstance(value, yaml.Plain) and yaml.integer(value) is not None
     wrong("M106", f"an integer is asked for, here stands {kind_of(value)}", "leave the quotes out" if quoted else None)
 
 
 def arithmetic(value: Any) -> int | str:
     """An integer, or the text of arithmetic over params that `core.expr` can read."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if isinstance(value, yaml.Plain) and (number := yaml.integer(value)) is not None:
+    if (number := _whole(value)) is not None:
         return number
     if not isinstance(value, str) or yaml.is_null(value):
         wrong("M106", f"an integer, `$param` or arithmetic is asked for, here stands {kind_of(value)}")
@@ -125,7 +150,7 @@ def boolean(value: Any) -> bool:
 
 
 def number(value: Any) -> int | float:
-    typed = yaml.core(value)
+    typed = seen(value)
     if isinstance(typed, (int, float)) and not isinstance(typed, bool):
         return typed
     wrong("M106", f"a number is asked for, here stands {kind_of(value)}")
@@ -153,18 +178,25 @@ def one_of(*choices: str) -> Callable[[Any], str]:
     return check
 
 
+def word(value: Any) -> str:
+    """Text that YAML itself reads as text: a name that one reader takes for a number would be two names."""
+    if isinstance(value, yaml.Plain) and not yaml.is_null(value) and not isinstance(seen(value), str):
+        wrong("M106", f"a name is asked for, here stands {kind_of(value)}", "quote it if it is meant as a name")
+    return text(value)
+
+
 def identifier(value: Any) -> str:
-    word = text(value)
-    if not all(_IDENTIFIER.fullmatch(part) for part in word.split("/")):
-        wrong("M114", f"`{printable(word)}` is not a name", "letters, digits and `_ . + -`, in parts joined by `/`")
-    return word
+    name = word(value)
+    if not all(_IDENTIFIER.fullmatch(part) for part in name.split("/")):
+        wrong("M114", f"`{printable(name)}` is not a name", "letters, digits and `_ . + -`, in parts joined by `/`")
+    return name
 
 
 def plain_name(value: Any) -> str:
-    word = text(value)
-    if not _IDENTIFIER.fullmatch(word):
-        wrong("M114", f"`{printable(word)}` is not a name", "letters, digits and `_ . + -`; it starts and ends with a letter or digit")
-    return word
+    name = word(value)
+    if not _IDENTIFIER.fullmatch(name):
+        wrong("M114", f"`{printable(name)}` is not a name", "letters, digits and `_ . + -`; it starts and ends with a letter or digit")
+    return name
 
 
 def dtype(name: str) -> str | None:
@@ -177,16 +209,30 @@ def unknown_dtype(name: str, at: tuple[str | int, ...] = ()) -> Problem:
     return Problem("M114", f"there is no dtype `{printable(name)}`", did_you_mean(name, [*BITS, *ALIASES]), at)
 
 
+TEXT = {"type": ["string", "number", "boolean"]}
+LINE = {**TEXT, "pattern": whole(f"[^{UNPRINTABLE}]*")}
+NAMED = {"type": "string", "pattern": whole(_PART)}
+INTEGER = {"type": "integer"}
+DTYPE = {"type": "string", "enum": [*BITS, *ALIASES]}
+ARITHMETIC = {"type": ["integer", "string"], "pattern": r"^\s*[$0-9(+-]"}
+REFERENCE = {"pattern": whole(r"\$[A-Za-z_][A-Za-z0-9_]*")}
+
+
+def one_or_list(item: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of an item or a list of items; without `oneOf`, so that a mistake is reported at its place."""
+    return {"if": {"type": "array"}, "then": {"items": dict(item)}, "else": dict(item)}
+
+
 _ITEM_LIST = BeforeValidator(sequence)
-Text = Annotated[str, BeforeValidator(text)]
-Line = Annotated[str, BeforeValidator(line)]
+Text = Annotated[str, BeforeValidator(text), WithJsonSchema(TEXT)]
+Line = Annotated[str, BeforeValidator(line), WithJsonSchema(LINE)]
 Int = Annotated[int, BeforeValidator(integer)]
 Bool = Annotated[bool, BeforeValidator(boolean)]
 Number = Annotated[Any, BeforeValidator(number), WithJsonSchema({"type": "number"})]
 Value = Annotated[Any, BeforeValidator(yaml.core)]
 Exact = Annotated[Any, BeforeValidator(yaml.exact)]
-Identifier = Annotated[str, BeforeValidator(identifier)]
-Name = Annotated[str, BeforeValidator(plain_name)]
+Identifier = Annotated[str, BeforeValidator(identifier), WithJsonSchema({"type": "string", "pattern": whole(f"{_PART}(?:/{_PART})*")})]
+Name = Annotated[str, BeforeValidator(plain_name), WithJsonSchema(NAMED)]
 Texts = Annotated[tuple[Text, ...], _ITEM_LIST]
 
 

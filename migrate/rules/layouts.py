@@ -2,34 +2,42 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from ..core.diagnostics import Report
+from ..core.diagnostics import Report, printable
 from ..core.errors import PatternError
 from ..core.keys import parse
 from ..source import yaml
 from .arguments import each
 from .fields import (
+    DTYPE,
+    INTEGER,
+    TEXT,
+    UNPRINTABLE,
     Bool,
     Line,
     Model,
     Name,
     Problem,
     Text,
-    arithmetic,
     dtype,
+    integer,
     kind_of,
     mapping,
     one_of,
+    one_or_list,
     refuse,
     sequence,
     text,
     unknown_dtype,
+    whole,
     wrong,
 )
 from .lineage import Detect, Layout, Lineage
+from .requires import Requires
 
 STATUSES = ("current", "supported", "deprecated")
 
@@ -56,7 +64,7 @@ def _by_pattern(value: Any, read: Any) -> dict[str, tuple[Any, ...]]:
             bad.append(Problem(error.code, error.message, error.help, (pattern,), key=True))
     if bad:
         refuse(bad)
-    return {pattern: tuple(each(_listed(item), read)) for pattern, item in each(value, lambda item: item).items()}
+    return {str(pattern): items for pattern, items in each(value, lambda item: tuple(each(_listed(item), read))).items()}
 
 
 def _listed(value: Any) -> list[Any]:
@@ -72,8 +80,8 @@ def _dtype(value: Any) -> str:
 
 
 def _count(value: Any) -> int:
-    number = arithmetic(value)
-    if not isinstance(number, int) or number < 0:
+    number = integer(value)
+    if number < 0:
         wrong("M106", f"a number is asked for, here stands {kind_of(value)}")
     return number
 
@@ -90,9 +98,22 @@ def _config(value: Any) -> dict[str, tuple[Any, ...]]:
     return {str(dotted): tuple(_listed(yaml.core(item))) for dotted, item in mapping(value).items()}
 
 
-_PATTERNS = {"type": ["string", "array"], "items": {"type": "string"}}
-_WORDS = {"type": "object", "additionalProperties": _PATTERNS}
-_NUMBERS = {"type": "object", "additionalProperties": {"type": ["integer", "array"], "items": {"type": "integer"}}}
+def _layouts(value: Any) -> Any:
+    names = mapping(value)
+    if not names:
+        wrong("M114", "a lineage has at least one layout")
+    hint = "no `@`, no leading `+` or `-`, not `latest`"
+    bad = [Problem("M114", f"`{printable(n)}` cannot name a layout", hint, (n,), key=True) for n in names if not _NAME.fullmatch(n)]
+    if bad:
+        refuse(bad)
+    return names
+
+
+# what stands behind the `@` of `--to`
+_NAME = re.compile(rf"(?!latest$)[^-+@{UNPRINTABLE}][^@{UNPRINTABLE}]*")
+_PATTERNS = {"type": [*TEXT["type"], "array"], "items": TEXT}
+_WORDS = {"type": "object", "additionalProperties": one_or_list(DTYPE)}
+_NUMBERS = {"type": "object", "additionalProperties": one_or_list({**INTEGER, "minimum": 0})}
 Patterns = Annotated[tuple[str, ...], BeforeValidator(_patterns), WithJsonSchema(_PATTERNS)]
 Counts = Annotated[dict[str, tuple[int, ...]], BeforeValidator(_counts), WithJsonSchema(_NUMBERS)]
 
@@ -100,36 +121,50 @@ Counts = Annotated[dict[str, tuple[int, ...]], BeforeValidator(_counts), WithJso
 class DetectFields(Model):
     """The signs by which a checkpoint shows that it is in the layout; all must hold."""
 
-    present: Patterns = Field((), description="patterns of which each fits some key")
-    absent: Patterns = Field((), description="patterns of which none fits any key")
+    present: Patterns = Field((), description="patterns of which each fits some key", examples=["{p...}.experts.{e:int}.w1.weight"])
+    absent: Patterns = Field((), description="patterns of which none fits any key", examples=["{p...}.experts.gate_up_proj"])
     dtype: Annotated[dict[str, tuple[str, ...]], BeforeValidator(_dtypes), WithJsonSchema(_WORDS)] = Field(
-        default_factory=dict, description="pattern -> dtypes, one of which some fitting key has"
+        default_factory=dict,
+        description="pattern -> dtypes, one of which some fitting key has",
+        examples=[{"{p...}.weight": "float8_e4m3fn"}],
     )
-    ndim: Counts = Field(default_factory=dict, description="pattern -> number of axes that some fitting key has")
+    ndim: Counts = Field(
+        default_factory=dict, description="pattern -> number of axes that some fitting key has", examples=[{"{m...}.weight": 3}]
+    )
     config: Annotated[dict[str, tuple[Any, ...]], BeforeValidator(_config), WithJsonSchema({"type": "object"})] = Field(
-        default_factory=dict, description="key.path in config.json -> value, or a list of possible ones"
+        default_factory=dict,
+        description="key.path in config.json -> value, or a list of possible ones",
+        examples=[{"model_type": "mixtral"}],
     )
-    module_version: Counts = Field(default_factory=dict, description="pattern of module names -> version in the file's _metadata")
+    module_version: Counts = Field(
+        default_factory=dict, description="pattern of module names -> version in the file's _metadata", examples=[{"{m...}.norm": 2}]
+    )
 
 
 class LayoutFields(Model):
     """One layout of a lineage."""
 
-    title: Line
-    detect: DetectFields | None = None
-    status: Annotated[Literal["current", "supported", "deprecated"], BeforeValidator(one_of(*STATUSES))] = "supported"
-    message: Text = Field("", description="of a deprecated layout: what to use instead, printed once by each plan")
-    note: Text = Field("", description="what detection cannot tell")
+    title: Line = Field(description="what the layout is, in one line", examples=["one weight per projection, all experts stacked"])
+    detect: DetectFields | None = Field(None, description="how it is told; without it a checkpoint is in it only if somebody says so")
+    status: Annotated[Literal["current", "supported", "deprecated"], BeforeValidator(one_of(*STATUSES))] = Field(
+        "supported", description="deprecated: each plan that touches it prints the message"
+    )
+    message: Text = Field("", description="of a deprecated layout: what to use instead, printed once by each plan", examples=["use v5"])
+    note: Text = Field("", description="what detection cannot tell", examples=["some checkpoints of v1 pass for v2"])
 
 
 class LayoutsFile(Model):
     """One independent axis of change and its layouts, the oldest first."""
 
-    lineage: Name
-    title: Line
+    lineage: Name = Field(description="the name of the axis; that of the folder", examples=["hf-mixtral"])
+    title: Line = Field(description="the axis of change, in one line", examples=["Experts of Mixtral in transformers"])
     ordered: Bool = Field(True, description="true: releases, one after the other; false: spellings, any way goes")
-    requires: Text | None = Field(None, description="of migrate; checked first")
-    layouts: Annotated[dict[Line, LayoutFields], BeforeValidator(mapping)]
+    requires: Requires | None = Field(None, description="releases of migrate that may read the file; checked first", examples=[">=0.1"])
+    layouts: Annotated[dict[Line, LayoutFields], BeforeValidator(_layouts)] = Field(
+        json_schema_extra={"minProperties": 1, "propertyNames": {"pattern": whole(_NAME.pattern)}},
+        description="name -> layout, the oldest first",
+        examples=[{"v1": {"title": "one weight per expert", "detect": {"present": "{k...}.w1"}}}],
+    )
 
 
 def load_layouts(path: Any, report: Report) -> Lineage | None:
@@ -145,15 +180,6 @@ def load_layouts(path: Any, report: Report) -> Lineage | None:
         return None
     file = validate(LayoutsFile, document, report)
     if file is None:
-        return None
-    before = len(report.diagnostics)
-    if not file.layouts:
-        add(report, document, ("layouts",), Problem("M114", "a lineage has at least one layout"))
-    for name in file.layouts:
-        if not name or "@" in name or name[0] in "+-" or name == "latest":
-            problem = Problem("M114", f"`{name}` cannot name a layout", "no `@`, no leading `+` or `-`, not `latest`", key=True)
-            add(report, document, ("layouts", name), problem)
-    if len(report.diagnostics) > before:
         return None
     layouts = tuple(_layout(name, fields) for name, fields in file.layouts.items())
     return Lineage(file.lineage, file.title, file.ordered, layouts)

@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 
 from ..core.diagnostics import Diagnostic, did_you_mean, fail, listed, printable
 from ..core.keys import Pattern, parse
+from ..core.ranks import fitting, without_rank
 from ..core.spec import Spec
-from ..core.templates import group, matches, matching
+from ..core.templates import group, matches
 from ..source.index import Index
 
 LATEST = "latest"
@@ -249,14 +250,16 @@ def detect(
     index: Index,
     read_side: Callable[[str], bytes | None],
     module_versions: Mapping[str, int] | None = None,
+    match: Matcher | None = None,
 ) -> list[Finding]:
     """A finding for each layout of the lineage, in its order. A layout without signs never holds.
 
     `read_side` answers with the bytes of a side file or None; `config` signs count only where there is a config.json.
-    `module_versions` are those of a `.pt` file's `_metadata`; without them the signs of that kind do not count.
+    `module_versions` are those of a `.pt` file's `_metadata`; without them the signs of that kind do not count. `match` is
+    for whoever asks about several lineages: the index's keys are then grouped once.
     """
     config = _config(read_side) if any(layout.detect and layout.detect.config for layout in lineage.layouts) else None
-    match = _Matcher(index)
+    match = match or Matcher(index)
     out = []
     for layout in lineage.layouts:
         signs = list(_signs(layout.detect, match, config, module_versions)) if layout.detect else []
@@ -266,7 +269,7 @@ def detect(
     return out
 
 
-def _signs(signs: Detect, match: _Matcher, config: Any, module_versions: Mapping[str, int] | None) -> Iterator[tuple[bool | None, str]]:
+def _signs(signs: Detect, match: Matcher, config: Any, module_versions: Mapping[str, int] | None) -> Iterator[tuple[bool | None, str]]:
     """(holds, or None where it does not count; what was found) for each sign."""
     for pattern in signs.present:
         key = match.first(pattern)
@@ -314,14 +317,14 @@ def _version_sign(pattern: str, versions: tuple[int, ...], found: Mapping[str, i
     return False, f"no module that fits {pattern} has version {wanted}"
 
 
-class _Matcher:
+class Matcher:
     """Keys by pattern; each pattern is parsed once and read once per template of keys."""
 
     __slots__ = ("_patterns", "_templates", "_tensors")
 
     def __init__(self, index: Index) -> None:
         self._tensors = index.tensors
-        self._templates = group(index.tensors)
+        self._templates = [(template, without_rank(template)) for template in group(index.tensors)]
         self._patterns: dict[str, Pattern] = {}
 
     def first(self, pattern: str, test: Callable[[Spec], bool] | None = None) -> str | None:
@@ -329,8 +332,8 @@ class _Matcher:
         if pattern not in self._patterns:
             self._patterns[pattern] = parse(pattern)
         parsed = self._patterns[pattern]
-        for template in self._templates:
-            for key, fits in zip(template.keys, matching(parsed, template), strict=True):
+        for template, cut in self._templates:
+            for key, fits in zip(template.keys, fitting(parsed, template, cut), strict=True):
                 if fits and (test is None or test(self._tensors[key].spec)):
                     return key
         return None

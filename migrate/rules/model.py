@@ -18,7 +18,15 @@ from ..core.diagnostics import Report, Span, did_you_mean, printable
 from ..ops._op import Step
 from ..source import yaml
 from . import arguments
+from .examples import ExpectedTensor as ExpectedTensor
+from .examples import GivenTensor as GivenTensor
+from .examples import RuleTest
 from .fields import (
+    ARITHMETIC,
+    DTYPE,
+    INTEGER,
+    LINE,
+    TEXT,
     Bool,
     Exact,
     Identifier,
@@ -38,6 +46,7 @@ from .fields import (
     line,
     mapping,
     one_of,
+    one_or_list,
     refuse,
     refused,
     sequence,
@@ -45,7 +54,7 @@ from .fields import (
     unknown_dtype,
     wrong,
 )
-from .requires import unmet
+from .requires import Requires, unmet
 
 _LIMITS = ("min", "max", "multiple_of", "remainder")
 
@@ -139,21 +148,24 @@ def _when(value: Any) -> dict[str, Any]:
 def _test(test: Mapping[str, Any], at: tuple[str, ...], bad: list[Problem]) -> dict[str, list[Any]]:
     out: dict[str, list[Any]] = {}
     for name, written in test.items():
-        items = written if isinstance(written, (list, tuple)) else [written]
+        items = list(written) if isinstance(written, (list, tuple)) else [written]
         if name == "dtype":
             out[name] = [dtype(str(item)) or str(item) for item in items]
             bad += [unknown_dtype(str(item), (*at, name)) for item in items if not isinstance(item, str) or dtype(item) is None]
         elif name == "ndim":
-            numbers = [item if isinstance(item, int) else yaml.integer(item) if isinstance(item, yaml.Plain) else None for item in items]
-            out[name] = numbers
-            if None in numbers:
-                bad.append(
-                    Problem("M106", f"a number of axes or a list of them is asked for, here stands {kind_of(written)}", None, (*at, name))
-                )
+            try:
+                out[name] = [integer(item) for item in items]
+            except PydanticCustomError:
+                message = f"a number of axes or a list of them is asked for, here stands {kind_of(written)}"
+                bad.append(Problem("M106", message, None, (*at, name)))
         else:
             hint = did_you_mean(name, ["dtype", "ndim"]) or "`when` tests the tensor: dtype, ndim; `where` tests captures and params"
             bad.append(Problem("M103", f"there is no field `{printable(name)}` here", hint, (*at, name), key=True))
     return out
+
+
+def _keys(value: Any) -> tuple[str, ...]:
+    return (text(value),) if isinstance(value, str) else tuple(map(text, sequence(value)))
 
 
 def _optional(value: Any) -> bool | tuple[str, ...]:
@@ -161,7 +173,7 @@ def _optional(value: Any) -> bool | tuple[str, ...]:
         return value
     if isinstance(value, yaml.Plain) and (truth := yaml.boolean(value)) is not None:
         return truth
-    if not isinstance(value, (list, tuple)) or not all(isinstance(role, str) for role in value):
+    if not isinstance(value, (list, tuple)) or not all(isinstance(role, str) and not yaml.is_null(role) for role in value):
         wrong("M106", f"true, false or a list of roles is asked for, here stands {kind_of(value)}")
     return tuple(str(role) for role in value)
 
@@ -170,55 +182,96 @@ def _edge(value: Any) -> tuple[str, str]:
     names = [line(item) for item in sequence(value)]
     if len(names) != 2:
         wrong("M106", f"an edge is `[from, to]`, here are {len(names)} layouts")
-    if names[0] == names[1]:
-        wrong("M114", f"an edge from `{printable(names[0])}` to itself")
     return names[0], names[1]
 
 
 def _map(value: Any) -> dict[str, dict[str, str | None]]:
-    return {str(name): words for name, words in arguments.each(mapping(value), _translations).items()}
+    hint = "remove it, or list its values"
+    bad = [
+        Problem("M114", f"the map of {{{printable(name)}}} is empty", hint, (name,), key=True)
+        for name, words in mapping(value).items()
+        if isinstance(words, Mapping) and not words
+    ]
+    if bad:
+        refuse(bad)
+    return {str(name): words for name, words in arguments.each(value, _translations).items()}
 
 
-_TEXT_LIST = {"type": "array", "items": {"type": "string"}}
-_NUMBER_OR_LIST = {"type": ["integer", "array"], "items": {"type": "integer"}}
-_TESTS = {"dtype": {"type": ["string", "array"], "items": {"type": "string"}}, "ndim": _NUMBER_OR_LIST}
-_ROLES = {"type": ["string", "array", "object"], "items": {"type": "string"}, "additionalProperties": {"type": "string"}}
-_MAP = {"type": "object", "additionalProperties": {"type": "object", "additionalProperties": {"type": ["string", "integer", "null"]}}}
-_WHERE = {"type": "object", "additionalProperties": {
-    "type": ["string", "integer", "boolean", "array", "object"], "items": {"type": ["string", "integer", "boolean"]},
-    "properties": {name: {"type": ["integer", "string"]} for name in _LIMITS}, "additionalProperties": False}}  # fmt: skip
+_TEST = {
+    "type": "object",
+    "properties": {
+        "dtype": {"description": "a dtype or several, one of which the tensor has", **one_or_list(DTYPE)},
+        "ndim": {"description": "a number of axes or several, one of which the tensor has", **one_or_list(INTEGER)},
+    },
+    "additionalProperties": False,
+}
+_EDGE = {"type": "array", "items": LINE, "minItems": 2, "maxItems": 2}
+_SEVERAL = [*TEXT["type"], "array", "object"]
+_ROLES = {"type": _SEVERAL, "items": TEXT, "minItems": 1, "additionalProperties": TEXT, "minProperties": 1}
+_MAP = {
+    "type": "object",
+    "additionalProperties": {"type": "object", "minProperties": 1, "additionalProperties": {"type": [*TEXT["type"], "null"]}},
+}
+_LIMIT_WORDS = {
+    "min": "the least value of an int capture",
+    "max": "the greatest value of an int capture",
+    "multiple_of": "the values that are multiples of this",
+    "remainder": "with `multiple_of`: what is left over instead of 0",
+}
+_WHERE = {
+    "type": "object",
+    "patternProperties": {r"^\$": {"type": [*TEXT["type"], "array"], "items": TEXT}},
+    "additionalProperties": {
+        "type": _SEVERAL,
+        "items": TEXT,
+        "properties": {name: {"description": said, **ARITHMETIC} for name, said in _LIMIT_WORDS.items()},
+        "dependentRequired": {"remainder": ["multiple_of"]},
+        "additionalProperties": False,
+    },
+}
+# one test, or one for each role; without `oneOf`, so that a mistake is reported at its place
 _WHEN = {
     "type": "object",
-    "properties": _TESTS,
-    "additionalProperties": {"type": "object", "properties": _TESTS, "additionalProperties": False},
+    "if": {"minProperties": 1, "additionalProperties": {"type": "object"}},
+    "then": {"additionalProperties": _TEST},
+    "else": _TEST,
 }
 
+Patch = Annotated[dict[str, Any], BeforeValidator(lambda value: yaml.core(mapping(value))), WithJsonSchema({"type": "object"})]
 Roles = Annotated[dict[Any, Any], BeforeValidator(_roles), WithJsonSchema(_ROLES)]
 Sequence = BeforeValidator(sequence)
 
 
 class Shape(Model):
-    """Where a param's value stands in a tensor's shape."""
+    """Where a param's value stands in a tensor's shape, or in how many keys there are of a kind."""
 
-    key: Annotated[tuple[str, ...], BeforeValidator(lambda v: (text(v),) if isinstance(v, str) else tuple(map(text, sequence(v)))),
-                   WithJsonSchema({"type": ["string", "array"], "items": {"type": "string"}})]  # fmt: skip
-    dim: Int = 0
+    key: Annotated[tuple[str, ...], BeforeValidator(_keys), WithJsonSchema({"type": [*TEXT["type"], "array"], "items": TEXT})] = Field(
+        description="the key, or several that must agree", examples=["model.embed_tokens.weight"]
+    )
+    dim: Int = Field(0, description="which number of the shape; negative ones count from the end", examples=[0, -1])
+    count: Text | None = Field(
+        None, description="instead of `dim`: the capture of `key` whose different values are counted", examples=["r"]
+    )
 
 
 class Param(Model):
     """A value that the rules need and the tensors' names do not tell."""
 
-    type: Annotated[Literal["int", "bool", "str", "list"], BeforeValidator(one_of("int", "bool", "str", "list"))]
+    type: Annotated[Literal["int", "bool", "str", "list"], BeforeValidator(one_of("int", "bool", "str", "list"))] = Field(
+        description="what kind of value it is"
+    )
     items: Annotated[Literal["int", "str"] | None, BeforeValidator(one_of("int", "str"))] = Field(
         None, description="of a list: what its items are"
     )
-    title: Text | None = Field(None, description="what the value is, for whoever has to give it")
-    minimum: Int | None = None
-    maximum: Int | None = None
-    choices: Annotated[tuple[Exact, ...] | None, Sequence] = Field(None, description="the values it may have")
-    config: Text | None = Field(None, description="[file.json#]key.path of a side file; config.json without a file")
-    shape: Shape | None = None
-    default: Value = Field(None, description="used when no other source speaks")
+    title: Text | None = Field(None, description="what the value is, for whoever has to give it", examples=["experts of each layer"])
+    minimum: Int | None = Field(None, description="the least value that it may have, or an item of it", examples=[1])
+    maximum: Int | None = Field(None, description="the greatest value that it may have, or an item of it", examples=[1024])
+    choices: Annotated[tuple[Exact, ...] | None, Sequence] = Field(None, description="the values it may have", examples=[["row", "column"]])
+    config: Text | None = Field(
+        None, description="[file.json#]key.path of a side file; config.json without a file", examples=["num_local_experts"]
+    )
+    shape: Shape | None = Field(None, description="the place in a tensor's shape that says it")
+    default: Value = Field(None, description="used when no other source speaks", examples=[8])
     optional: Bool = Field(False, description="may be without a value; arguments that are exactly this param then count as not written")
 
     @property
@@ -229,90 +282,85 @@ class Param(Model):
 class Rule(Model):
     """Which keys go in, what happens to the tensors, which keys come out."""
 
-    name: Line = Field(description="unique in its file; plans and messages name it")
-    sources: Roles = Field(alias="from", description="a pattern, a list of patterns, or a mapping from role to pattern")
-    targets: Roles = Field(default_factory=dict, alias="to", description="like `from`; left out where the rule ends in drop")
-    via: Annotated[tuple[Annotated[InstanceOf[Step], BeforeValidator(arguments.step)], ...], Sequence] = ()
+    name: Line = Field(description="unique in its file; plans and messages name it", examples=["gate-up"])
+    sources: Roles = Field(
+        alias="from",
+        description="which keys go in: a pattern, a list of patterns, or a mapping from role to pattern",
+        examples=["{p...}.experts.{e:int}.{w:w1|w3}.weight", {"weight": "{m...}.weight", "scale": "{m...}.weight_scale_inv"}],
+    )
+    targets: Roles = Field(
+        default_factory=dict,
+        alias="to",
+        description="which keys come out, written like `from`; left out where the rule ends in drop",
+        examples=["{p}.experts.gate_up_proj"],
+    )
+    via: Annotated[tuple[Annotated[InstanceOf[Step], BeforeValidator(arguments.step)], ...], Sequence] = Field(
+        (),
+        description="what happens to the tensors: operations, top to bottom, each over all tensors of the rule",
+        examples=[[{"stack": {"over": "e"}}, {"concat": {"over": "w", "dim": 1}}]],
+    )
     map: Annotated[dict[str, dict[str, str | None]], BeforeValidator(_map), WithJsonSchema(_MAP)] = Field(
-        default_factory=dict, description="capture -> value in `from` -> value in `to`"
+        default_factory=dict,
+        description="capture -> value in `from` -> value in `to`; null takes segments of a `{k...}` away",
+        examples=[{"w": {"w1": "gate_proj", "w2": "down_proj"}}],
     )
     where: Annotated[dict[str, Any], BeforeValidator(_where), WithJsonSchema(_WHERE)] = Field(
-        default_factory=dict, description="narrows the rule by captures and by $params"
+        default_factory=dict,
+        description="narrows the rule by captures and by $params",
+        examples=[{"e": {"min": 0, "max": 7}, "w": ["w1", "w3"], "$tied": True}],
     )
     when: Annotated[dict[str, Any], BeforeValidator(_when), WithJsonSchema(_WHEN)] = Field(
-        default_factory=dict, description="narrows the rule by the tensor: dtype, ndim"
+        default_factory=dict,
+        description="narrows the rule by the tensor: dtype, ndim; or that for each role",
+        examples=[{"dtype": ["bfloat16", "float16"], "ndim": 2}, {"weight": {"dtype": "float8_e4m3fn"}}],
     )
     optional: Annotated[
-        bool | tuple[str, ...], BeforeValidator(_optional), WithJsonSchema({"type": ["boolean", "array"], "items": {"type": "string"}})
-    ] = Field(False, description="true: may match nothing; a list: these roles may be missing")
-    keep_source: Bool = Field(False, description="read the keys and leave them to other rules")
-    if_exists: Annotated[Literal["error", "keep"], BeforeValidator(one_of("error", "keep"))] = "error"
+        bool | tuple[str, ...], BeforeValidator(_optional), WithJsonSchema({"type": ["boolean", "array"], "items": TEXT})
+    ] = Field(False, description="true: may match nothing; a list: these roles may be missing", examples=[True, ["bias"]])
+    keep_source: Bool = Field(False, description="reads its keys and leaves them to the other rules")
+    if_exists: Annotated[Literal["error", "keep"], BeforeValidator(one_of("error", "keep"))] = Field(
+        "error", description="keep: targets that exist stay and the sources go, if they are equal to the bit"
+    )
     inverse: Annotated[Literal["skip"] | None, BeforeValidator(one_of("skip"))] = Field(None, description="skip: left out backwards")
-
-
-def _is_dtype(value: Any) -> str:
-    name = text(value)
-    known = dtype(name)
-    if known is None:
-        refuse([unknown_dtype(name)])
-    return known
-
-
-def _shape(value: Any) -> tuple[int, ...]:
-    sizes = [integer(item) for item in sequence(value)]
-    if any(size < 0 for size in sizes):
-        wrong("M114", "a shape has no negative size")
-    return tuple(sizes)
-
-
-Dtype = Annotated[str, BeforeValidator(_is_dtype)]
-Sizes = Annotated[tuple[int, ...], BeforeValidator(_shape)]
-
-
-class GivenTensor(Model):
-    """A tensor that a test starts from. `fill` is a number or `iota` (0, 1, 2, … in row-major order)."""
-
-    shape: Sizes
-    dtype: Dtype = "float32"
-    fill: Value = 0
-    values: Value = Field(None, description="nested lists, instead of fill")
-
-
-class ExpectedTensor(Model):
-    """What a test says of an output. Only what is written is compared."""
-
-    shape: Sizes | None = None
-    dtype: Dtype | None = None
-    fill: Value = None
-    values: Value = None
-    slices: dict[Text, Value] = Field(default_factory=dict, description="indexes of the leading axes -> nested lists")
-    same_as: Text | None = Field(None, description="the key of a given tensor with the same bytes")
-
-
-class RuleTest(Model):
-    """An example that must come out as written: given tensors, expected tensors."""
-
-    name: Text
-    params: dict[Text, Value] = Field(default_factory=dict)
-    given: Annotated[dict[Text, GivenTensor], BeforeValidator(mapping)]
-    expect: Annotated[dict[Text, ExpectedTensor], BeforeValidator(mapping)]
 
 
 class RuleFile(Model):
     """One edge of a lineage, or a part of one."""
 
-    id: Identifier = Field(description="stable identity; in plans, stamps and hashes")
-    title: Text = Field(description="what the file does, in one line")
-    why: Text | None = Field(None, description="why the layout changed")
-    lineage: Name
-    edge: Annotated[tuple[str, str], BeforeValidator(_edge)] = Field(description="[from, to]: layouts of the lineage")
-    requires: Text | None = Field(None, description='of migrate, e.g. ">=0.1"; checked first')
-    params: Annotated[dict[Name, Param], BeforeValidator(mapping)] = Field(default_factory=dict)
-    keep: Texts = Field((), description="patterns of keys that stay as they are")
-    files: Annotated[dict[Text, Value], BeforeValidator(mapping)] = Field(default_factory=dict, description="side file -> JSON merge patch")
-    names: Texts = Field((), description="[file.json#path]: lists of names in side files, renamed as keys are")
-    rules: Annotated[tuple[Rule, ...], Sequence] = ()
-    tests: Annotated[tuple[RuleTest, ...], Sequence] = ()
+    id: Identifier = Field(description="stable identity; in plans, stamps and hashes", examples=["hf-mixtral/v5/fuse-experts"])
+    title: Text = Field(description="what the file does, in one line", examples=["Fuse the experts of a layer into two stacked weights"])
+    why: Text | None = Field(
+        None, description="why the layout changed", examples=["transformers 5 keeps one parameter per projection instead of one per expert"]
+    )
+    lineage: Name = Field(description="the axis of change that the file belongs to", examples=["hf-mixtral"])
+    edge: Annotated[tuple[str, str], BeforeValidator(_edge), WithJsonSchema(_EDGE)] = Field(
+        description="[from, to]: layouts of the lineage", examples=[["v4", "v5"]]
+    )
+    requires: Requires | None = Field(None, description="releases of migrate that may read the file; checked first", examples=[">=0.1"])
+    params: Annotated[dict[Name, Param], BeforeValidator(mapping)] = Field(
+        default_factory=dict,
+        description="values that the rules need and the tensors' names do not tell; a rule says `$name`",
+        examples=[{"num_experts": {"type": "int", "minimum": 1, "config": "num_local_experts", "optional": True}}],
+    )
+    keep: Texts = Field(
+        (),
+        description="patterns of keys that stay as they are; what neither a rule nor one of these names is an error",
+        examples=[["{p...}.self_attn.{k...}", "lm_head.weight"]],
+    )
+    files: Annotated[dict[Text, Patch], BeforeValidator(mapping)] = Field(
+        default_factory=dict,
+        description="side file -> JSON merge patch, with `$param` where a value is one",
+        examples=[{"config.json": {"quantization_config": None, "hidden_size": "$hidden"}}],
+    )
+    names: Texts = Field(
+        (),
+        description="[file.json#path]: lists of names in side files, renamed as keys are",
+        examples=[["config.json#quantization_config.modules_to_not_convert"]],
+    )
+    rules: Annotated[tuple[Rule, ...], Sequence] = Field((), description="what happens to the other keys; their order means nothing")
+    tests: Annotated[tuple[RuleTest, ...], Sequence] = Field(
+        (), description="examples that must come out as written; `migrate test` runs them"
+    )
 
 
 @dataclass(frozen=True, eq=False, slots=True)

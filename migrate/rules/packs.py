@@ -251,3 +251,21 @@ def _is_edge(edge: list[Any]) -> bool:
 def _rule_files(folder: Path) -> list[Path]:
     found = (path for suffix in _SUFFIXES for path in folder.rglob(f"*{suffix}"))
     return sorted(p for p in found if p.name != LAYOUTS and not any(part.startswith(".") for part in p.relative_to(folder).parts))
+
+
+def rule_files(paths: Sequence[Path]) -> list[Path]:
+    """The rule files that `paths` name and those in the folders that they name; without paths those of `./rules`, else the built-in ones.
+
+    M115 for a folder without rule files; a file that is not there is for whoever reads it to report.
+    """
+    if not paths:
+        here = Path("rules")
+        shipped = built_in().folder
+        paths = [here] if here.is_dir() or shipped is None else [shipped]
+    out: list[Path] = []
+    for path in paths:
+        found = _rule_files(path) if path.is_dir() else [path]
+        if not found:
+            fail("M115", f"there is no rule file in {printable(str(path), 300)}", help="rule files end in .yaml or .yml")
+        out += found
+    return list(dict.fromkeys(out))

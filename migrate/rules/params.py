@@ -6,7 +6,7 @@ command line is a wrong question, not one for a precedence table. Only a default
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core.diagnostics import Report, Span, did_you_mean, listed, printable
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .model import LoadedFile, Param
 
 GIVEN = "--set"
+CONFIG = "config.json"
 
 
 class RefusedError(ValueError):
@@ -50,17 +51,19 @@ def resolve(
     given: Mapping[str, Any],
     extra_sources: Sequence[tuple[str, Mapping[str, Any]]] = (),
     spans: Mapping[str, Span] | None = None,
+    known: Collection[str] | None = None,
 ) -> dict[str, Any]:
     """The value of each param that has one, typed by its declaration; unset optional ones are absent.
 
     `given` is what `--set` says, as text or typed; `extra_sources` are (name for messages, {param: value}), where None
-    and absence both mean that the source does not speak. `spans` are the declarations, for messages. Raises all problems
-    at once: M112 a name that is no param, M114 a value it cannot have, M509 no value, M510 sources that differ.
+    and absence both mean that the source does not speak. `spans` are the declarations, for messages. `known`: names that
+    may be given although their values are asked for elsewhere. Raises all problems at once: M112 a name that is no param,
+    M114 a value it cannot have, M509 no value, M510 sources that differ.
     """
     report = Report()
-    known = list(params)
+    known = list(dict.fromkeys([*params, *(known or ())]))
     for name in given:
-        if name not in params:
+        if name not in known:
             hint = did_you_mean(name, known) or (f"the params here are {listed(known)}" if known else "these rules have no params")
             report.add("M112", f"{GIVEN} {printable(name)}: there is no such param", help=hint)
     out: dict[str, Any] = {}
@@ -91,6 +94,12 @@ def resolve(
             report.add("M509", f"param `{name}` has no value", spans=at, notes=_about(param), help=f"{GIVEN} {name}={_example(param)}")
     report.check()
     return out
+
+
+def place(reference: str) -> tuple[str, tuple[str, ...]]:
+    """The side file and the names in it that `[file.json#]key.path` means."""
+    file, mark, keys = reference.rpartition("#")
+    return (file if mark else CONFIG), tuple(keys.split("."))
 
 
 def convert(value: Any, param: Param, *, is_text: bool = False, choices: bool = True) -> Any:
@@ -179,7 +188,11 @@ def _type(param: Param) -> str:
 def _about(param: Param) -> tuple[str, ...]:
     notes = [param.title] if param.title else []
     if param.config:
-        notes.append(f"its place in the configuration is {param.config if '#' in param.config else f'config.json#{param.config}'}")
+        file, keys = place(param.config)
+        notes.append(f"its place in the configuration is {file}#{'.'.join(keys)}, and nothing stands there")
+    if param.shape:
+        place_in = f"axis {param.shape.dim} of" if param.shape.count is None else f"the number of {{{param.shape.count}}} in"
+        notes.append(f"it is {place_in} {listed(list(param.shape.key))}, and no such tensor is there")
     return tuple(notes)
 
 

@@ -8,18 +8,23 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, WithJsonSchema
 
 from .. import __version__
 from ..source import yaml
-from .fields import Problem
+from .fields import Problem, text, whole
 
 VERSION = __version__
 
-_COMPARISON = re.compile(r"\s*(>=|<=|==|!=|>|<)\s*(\d{1,9}(?:\.\d{1,9}){0,5})\s*")
+_ONE = r"\s*(>=|<=|==|!=|>|<)\s*([0-9]{1,9}(?:\.[0-9]{1,9}){0,5})\s*"
+_COMPARISON = re.compile(_ONE)
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     ">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne, ">": operator.gt, "<": operator.lt,
 }  # fmt: skip
+
+Requires = Annotated[str, BeforeValidator(text), WithJsonSchema({"type": "string", "pattern": whole(f"{_ONE}(?:,{_ONE})*")})]
 
 
 def unmet(requires: Any, version: str = VERSION) -> Problem | None:

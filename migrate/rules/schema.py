@@ -1,14 +1,23 @@
-"""JSON schemas of what people write, for editors: generated from the models, so they cannot say anything else.
+"""JSON schemas of what people write and of what commands answer, generated, so that they cannot say anything else.
 
 A step of `via` is an object with one property per op and minProperties = maxProperties = 1. A `oneOf` over the ops would
 say the same, but editors then offer the first op only and report each mistake as "valid under none of them". For
-the same reason an optional field is its type without a null beside it.
+the same reason an optional field is its type without a null beside it, and alternatives are written as a list of types
+or with `if`.
+
+The schema of a rule file and the loader agree on form, whatever is written; a test changes rule files at random and
+compares the two. `BEYOND` lists what only the loader can refuse. A schema is of the data that an editor's YAML 1.2
+parser makes of the text: there `2.10` is a number, so fields of free text take numbers and truths as well, and the
+loader keeps what was written.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +25,39 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema
 
 from .. import ops
-from . import arguments
+from . import arguments, documents
+from .fields import TEXT, whole
 from .layouts import LayoutsFile
 from .model import RuleFile
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
+SUFFIX = ".schema.json"
+FREE_TEXT = tuple(TEXT["type"])
 _ABOUT = "What a file may look like. Whether it holds together is for `migrate lint` to say."
+
+# Codes that the loader may give to a file that fits the schema while it reads field by field, and why a schema cannot
+# say it. Whatever else the models refuse, the schema refuses as well.
+BEYOND: Mapping[str, str] = {
+    "M104": "a key that is written twice is one key to a schema",
+    "M105": "anchors, aliases, merge keys and tags are gone before a schema sees the data",
+    "M107": "a schema does not know which release of migrate will read the file",
+    "M108": "text that is not YAML has no data to compare",
+    "M109": "the size of the text and the number of its nodes are not data",
+    "M110": "an unquoted pattern is a mapping, or nothing, by the time a schema sees it",
+    "M111": "arithmetic nests parentheses, which no regular expression can follow",
+    "M201": "in a pattern a capture has its type where it first occurs, and what stands side by side must be told apart",
+}
+# Codes of meaning: given when every field is right by itself, by `checks`, `examples`, `captures` and `compiled`.
+MEANING: Mapping[str, str] = {
+    "M101": "whether `to` is needed depends on what the ops do; a test needs tensors to expect or an error",
+    "M112": "a param is used in one place and declared in another",
+    "M113": "names are unique among their siblings; a schema compares whole items only",
+    "M114": "values that contradict each other, or name a role, a key or a side file that is not there",
+    "M203": "captures of `to` and of the ops come from `from`",
+    "M204": "captures of `from` go to `to` or to an op",
+    "M205": "an op that counts needs a capture with an order",
+    "M308": "arguments of an op that no tensor could satisfy together",
+}
 
 
 class _Generator(GenerateJsonSchema):
@@ -32,8 +68,18 @@ class _Generator(GenerateJsonSchema):
     def is_instance_schema(self, schema: Any) -> dict[str, Any]:
         return {"$ref": "#/$defs/Step"}
 
+    def sort(self, value: Any, parent_key: str | None = None) -> Any:
+        """As it comes: examples are read by people, and a model's fields have an order."""
+        return value
+
     def nullable_schema(self, schema: Any) -> dict[str, Any]:
         return self.generate_inner(schema["schema"])
+
+    def dict_schema(self, schema: Any) -> dict[str, Any]:
+        """A key that does not fit its pattern is refused; pydantic's own `patternProperties` would let it pass."""
+        made: dict[str, Any] = {"type": "object", "additionalProperties": self.generate_inner(schema["values_schema"])}
+        pattern = self.generate_inner(schema["keys_schema"]).get("pattern")
+        return made if pattern is None else {**made, "propertyNames": {"pattern": pattern}}
 
 
 def rule_file() -> dict[str, Any]:
@@ -48,7 +94,14 @@ def layouts() -> dict[str, Any]:
     return _of(LayoutsFile, "migrate layouts")
 
 
-SCHEMAS = {"rulefile.schema.json": rule_file, "layouts.schema.json": layouts}
+def document(kind: str) -> dict[str, Any]:
+    """The schema of one of the JSON documents that commands answer with."""
+    return {"$schema": DIALECT, **documents.schema(kind)}
+
+
+def schemas() -> dict[str, Callable[[], dict[str, Any]]]:
+    """What makes each schema, by its name: `rulefile`, `layouts`, and the kinds of documents."""
+    return {"rulefile": rule_file, "layouts": layouts, **{kind: partial(document, kind) for kind in documents.kinds()}}
 
 
 def text(schema: dict[str, Any]) -> str:
@@ -56,11 +109,41 @@ def text(schema: dict[str, Any]) -> str:
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
-def write(folder: Path) -> None:
-    """Writes all schemas into the folder."""
+def write(folder: Path, names: Iterable[str] | None = None) -> list[Path]:
+    """Writes the schemas, all or those that are named, into the folder and answers which files it wrote.
+
+    Files that are right already stay as they are.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    for name, make in SCHEMAS.items():
-        (folder / name).write_text(text(make()), encoding="utf-8")
+    known = schemas()
+    out = []
+    for name in known if names is None else names:
+        path, made = folder / f"{name}{SUFFIX}", text(known[name]())
+        if _committed(path) != made:
+            path.write_text(made, encoding="utf-8")
+            out.append(path)
+    return out
+
+
+def differences(folder: Path) -> list[tuple[str, str]]:
+    """(file name, `missing`, `differs` or `unknown`) of each file that is not what the models give, sorted."""
+    made = {f"{name}{SUFFIX}": make for name, make in schemas().items()}
+    out = []
+    for name, make in made.items():
+        committed = _committed(folder / name)
+        if committed != text(make()):
+            out.append((name, "missing" if committed is None else "differs"))
+    out += [(path.name, "unknown") for path in folder.glob(f"*{SUFFIX}") if path.name not in made]
+    return sorted(out)
+
+
+def _committed(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def _of(model: type[BaseModel], title: str) -> dict[str, Any]:
@@ -72,36 +155,52 @@ def _of(model: type[BaseModel], title: str) -> dict[str, Any]:
 
 def _step() -> dict[str, Any]:
     properties = {}
+    bare = []
     for name in ops.registry.builtin():
         fields = arguments.model(name).model_json_schema(by_alias=True, schema_generator=_Generator)
         fields.pop("title", None)
+        fields.pop("description", None)
         fields = _cleaned(fields)
         for argument in arguments.arguments(name):
             if argument.default is not MISSING and argument.default not in (None, (), {}):
                 fields["properties"][argument.word]["default"] = argument.default
         # `flip:` without arguments is nothing in YAML
-        kind = "object" if any(a.default is MISSING for a in arguments.arguments(name)) else ["object", "null"]
-        properties[name] = {**fields, "type": kind, "description": ops.get(name).summary}
+        kind: Any = "object"
+        if not any(a.default is MISSING for a in arguments.arguments(name)):
+            kind = ["object", "null"]
+            bare.append(name)
+        example = next(iter(ops.get(name).samples()), None)
+        shown = {} if example is None else {"examples": [example[0]]}
+        properties[name] = {"title": name, "description": ops.get(name).summary, **fields, "type": kind, **shown}
     return {
-        "type": "object",
-        "description": "One operation and its arguments",
+        "title": "Step",
+        "type": ["object", "string"],
+        "description": "One operation and its arguments; one without arguments may be its name alone",
         "properties": properties,
         "additionalProperties": False,
         "minProperties": 1,
         "maxProperties": 1,
+        "pattern": whole("|".join(re.escape(name) for name in bare) or "(?!)"),
     }
 
 
-def _cleaned(schema: Any, *, names: bool = False) -> Any:
-    """Without the titles that pydantic makes from field names, and without null defaults."""
-    if isinstance(schema, dict):
-        drop = () if names else ("title",)
-        return {
-            key: _cleaned(value, names=key in ("properties", "$defs") and not names)
-            for key, value in schema.items()
-            if key not in drop and not (key == "default" and not names and value in (None, [], {}))
-        }
-    return [_cleaned(item) for item in schema] if isinstance(schema, list) else schema
+def _cleaned(schema: Any, *, names: bool = False, top: bool = False) -> Any:
+    """Without the titles that pydantic makes from field names, and without null defaults; models keep theirs."""
+    if isinstance(schema, list):
+        return [_cleaned(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    out = {}
+    for key, value in schema.items():
+        if names:
+            out[key] = _cleaned(value, top=top)
+        elif key in ("examples", "enum"):
+            out[key] = value
+        elif (key == "title" and not top) or (key == "default" and value in (None, [], {})):
+            continue
+        else:
+            out[key] = _cleaned(value, names=key in ("properties", "$defs", "patternProperties"), top=key == "$defs")
+    return out
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from . import checks as value_checks
+from . import regions
+from .device import CPU, Device
 from .gather import WINDOW, Gather
 from .geometry import Layouts
 from .values import MAX_MEMORY, Values
@@ -22,15 +24,17 @@ def fill(
     *,
     checks: Sequence[ValueCheck] = (),
     max_memory: int = MAX_MEMORY,
+    device: Device = CPU,
 ) -> None:
     """Fills `buffers[key]` with the packed bytes of each output; checks come first and raise before anything is written."""
-    value_checks.require(checks, source, max_memory)
     layouts = Layouts()
-    values = Values(source, layouts, outputs.values(), max_memory // 2)
+    values = Values(source, layouts, outputs.values(), max_memory, device=device)
+    values.require(outputs.values())
+    value_checks.require(checks, source, max_memory)
     for key, tensor in outputs.items():
         nbytes = tensor.spec.nbytes
-        step = layouts.of(tensor.view, tensor.spec.dtype, nbytes).step
-        gather = Gather(source, layouts, buffers[key], values.bytes, min(WINDOW, max_memory // 4))
+        step = regions.step(tensor, layouts, values)
+        gather = Gather(source, layouts, buffers[key], values.leaf, min(WINDOW, max_memory // 4))
         for start in range(0, nbytes, step):
             gather.fill(tensor, start, min(start + step, nbytes), start)
         gather.release()

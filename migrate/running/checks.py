@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ..core.diagnostics import Report, listed
-from ..core.spec import encode
+from ..core.diagnostics import Report, listed, printable
+from ..core.spec import BITS, Spec, encode
 from .gather import WINDOW, Gather
 from .geometry import STAGE_MAX, Layouts
 from .values import MAX_MEMORY, Values
@@ -42,16 +42,32 @@ def evaluate(check: ValueCheck, source: Source, max_memory: int = MAX_MEMORY) ->
             unit = encode(tensor.spec.dtype, check.value or 0)
             at = reader.unlike(tensor, unit)
             if at is not None:
-                return False, f"byte {at} of tensor {number} ({tensor.spec}) is not that of {check.value}"
+                return False, f"{_name(tensor, number)} ({tensor.spec}) is not {check.value} at {_place(tensor.spec, at)}"
         return True, ""
     first = check.tensors[0]
     for number, tensor in enumerate(check.tensors[1:], 1):
         if tensor.spec != first.spec:
-            return False, f"tensor 0 is {first.spec}, tensor {number} is {tensor.spec}"
+            return False, f"{_name(first, 0)} is {first.spec}, {_name(tensor, number)} is {tensor.spec}"
         at = reader.difference(first, tensor)
         if at is not None:
-            return False, f"tensors 0 and {number} ({tensor.spec}) differ from byte {at} on"
+            return False, f"{_name(first, 0)} and {_name(tensor, number)} ({tensor.spec}) differ first at {_place(tensor.spec, at)}"
     return True, ""
+
+
+def _name(tensor: Tensor, number: int) -> str:
+    """The stored key that the tensor is made of; its number in the check where it is made of several, or computed."""
+    only = tensor.sources[0] if len(tensor.sources) == 1 else None
+    return printable(only) if isinstance(only, str) else f"tensor {number}"
+
+
+def _place(spec: Spec, byte: int) -> list[int]:
+    """The index of the element that the byte belongs to; of the first, where it holds several."""
+    at = byte * 8 // BITS[spec.dtype]
+    index: list[int] = []
+    for length in reversed(spec.shape):
+        at, place = divmod(at, length)
+        index.insert(0, place)
+    return index
 
 
 def equal(a: Tensor, b: Tensor, source: Source, max_memory: int = MAX_MEMORY) -> bool:
@@ -62,13 +78,13 @@ def equal(a: Tensor, b: Tensor, source: Source, max_memory: int = MAX_MEMORY) ->
 class _Reader:
     def __init__(self, source: Source, max_memory: int) -> None:
         self._source, self._layouts = source, Layouts()
-        self._values = Values(source, self._layouts, (), max_memory // 2)
+        self._values = Values(source, self._layouts, (), max_memory)
         self._budget = min(WINDOW, max_memory // 8)
 
     def _stages(self, tensor: Tensor, step: int) -> Iterator[memoryview]:
         nbytes = tensor.spec.nbytes
         stage = memoryview(bytearray(min(nbytes, step)))
-        gather = Gather(self._source, self._layouts, stage, self._values.bytes, self._budget)
+        gather = Gather(self._source, self._layouts, stage, self._values.leaf, self._budget)
         for start in range(0, nbytes, step):
             stop = min(nbytes, start + step)
             gather.fill(tensor, start, stop, 0)

@@ -76,7 +76,7 @@ class _Reader:
         self.source = source
         self.stage = memoryview(bytearray(STAGE))
         layouts = Layouts()
-        self.gather = Gather(source, layouts, self.stage, Values(source, layouts).bytes)
+        self.gather = Gather(source, layouts, self.stage, Values(source, layouts).leaf)
 
     def tensor(self, key: str) -> Tensor:
         at = self.source.index.tensors[key]

@@ -37,11 +37,11 @@ WINDOW = 64 << 20
 
 
 # the packed bytes of a computed value, or of a tensor whose elements below a byte move one by one
-Compute: TypeAlias = "Callable[[Value | Tensor], memoryview]"
+Compute: TypeAlias = "Callable[[Value | Tensor], Leaf]"
 
 
 class Leaf:
-    """Bytes that moves read from: a blob from byte `base` on, or memory."""
+    """Bytes that moves read from: a blob from byte `base` on, or memory, or what a subclass makes when it is read."""
 
     __slots__ = ("base", "blob", "fd", "memory")
 
@@ -59,6 +59,10 @@ class Leaf:
                     self.blob.readinto(self.base + offset, buffer)
             except OSError as error:
                 unreadable(self.blob, error)
+
+    def move(self, move: Move, out: memoryview, base: int) -> bool:
+        """Does a strided move in a way of its own, if it has one; `base` is added to the move's destination."""
+        return False
 
     def scatter(self, offset: int, buffers: Sequence[memoryview], nbytes: int) -> None:
         """Fills the buffers, one after the other, from `offset`."""
@@ -85,9 +89,10 @@ def stored(source: Source, key: str) -> Leaf:
 
 
 class Shown(NamedTuple):
-    """A stretch of a tensor whose source bytes are in the window: its layout there, over `leaves`."""
+    """A stretch of a tensor, laid out as `of`, whose source bytes are in the window: its layout there, over `leaves`."""
 
     tensor: Tensor
+    of: Layout
     start: int
     stop: int
     layout: Layout
@@ -107,10 +112,10 @@ class Window:
         self._changed = threading.Condition()
 
     @contextmanager
-    def showing(self, tensor: Tensor, start: int, stop: int, load: Callable[[], Shown]) -> Iterator[Shown]:
+    def showing(self, tensor: Tensor, of: Layout, start: int, stop: int, load: Callable[[], Shown]) -> Iterator[Shown]:
         """The window over bytes `start` to `stop` of the tensor, loaded by `load` if it shows something else."""
         with self._changed:
-            while not ((shown := self._shown) and shown.tensor is tensor and shown.start <= start < stop <= shown.stop):
+            while not ((shown := self._shown) and shown.tensor is tensor and shown.of is of and shown.start <= start < stop <= shown.stop):
                 if not self._lookers:
                     self._shown = None
                     shown = self._shown = load()
@@ -152,11 +157,12 @@ class Gather:
         self._leaves: tuple[Tensor, list[Leaf]] | None = None
         self._window = window if window is not None else Window()
 
-    def fill(self, tensor: Tensor, start: int, stop: int, at: int) -> None:
-        """Puts bytes `start` to `stop` of the packed tensor at `at` of the buffer."""
-        layout = self._layouts.of(tensor.view, tensor.spec.dtype, tensor.spec.nbytes)
+    def fill(self, tensor: Tensor, start: int, stop: int, at: int, layout: Layout | None = None) -> None:
+        """Puts bytes `start` to `stop` of the packed tensor at `at` of the buffer; with a `layout`, those of that part of it."""
+        if layout is None:
+            layout = self._layouts.of(tensor.view, tensor.spec.dtype, tensor.spec.nbytes)
         if self._leaves is None or self._leaves[0] is not tensor:
-            made = [Leaf(None, 0, self._compute(tensor))] if layout.loose else [self._leaf(s) for s in tensor.sources]
+            made = [self._compute(tensor)] if layout.loose else [self._leaf(s) for s in tensor.sources]
             self._leaves = (tensor, made)
         leaves = self._leaves[1]
         if layout.whole is not None:
@@ -164,7 +170,7 @@ class Gather:
             leaves[leaf].read(offset + start, self._buffer[at : at + stop - start])
             return
         if layout.windowed:
-            with self._window.showing(tensor, start, stop, lambda: self._load(tensor, layout, leaves, start, stop)) as view:
+            with self._window.showing(tensor, layout, start, stop, lambda: self._load(tensor, layout, leaves, start, stop)) as view:
                 for move in view.layout.cut(start - view.start, stop - view.start):
                     self._move(move, view.leaves, self._buffer, at - (start - view.start), True)
             return
@@ -178,7 +184,7 @@ class Gather:
     def _leaf(self, source: str | Value) -> Leaf:
         if isinstance(source, str):
             return stored(self._source, source)
-        return Leaf(None, 0, self._compute(source))
+        return self._compute(source)
 
     def _move(self, move: Move, leaves: Sequence[Leaf], out: memoryview, base: int, keep: bool) -> None:
         at = move.dst + base
@@ -188,6 +194,8 @@ class Gather:
         leaf = leaves[move.leaf]
         if not move.loops:
             leaf.read(move.src, out[at : at + move.run])
+        elif leaf.move(move, out, base):
+            return
         elif leaf.memory is not None:
             transpose.copy(out, at, leaf.memory, move.src, move.run, move.loops)
         elif move.run >= LONG:
@@ -234,15 +242,12 @@ class Gather:
             leaf.read(move.lo, self._scratch[:span])
             transpose.copy(out, move.dst + base, self._scratch, move.src - move.lo, move.run, move.loops)
             return
-        # too sparse to be read in one: halve the loop that strides farthest through the source
-        j = max((i for i, loop in enumerate(move.loops) if loop[0] > 1), key=lambda i: abs(move.loops[i][2]), default=None)
-        if j is None:
+        # too sparse to be read in one
+        halves = halved(move)
+        if not halves:
             leaf.read(move.src, out[move.dst + base : move.dst + base + move.run])
-            return
-        n, d, s = move.loops[j]
-        for first, count in ((0, n // 2), (n // 2, n - n // 2)):
-            loops = (*move.loops[:j], (count, d, s), *move.loops[j + 1 :])
-            self._span(Move(move.leaf, move.src + first * s, move.dst + first * d, move.run, loops), leaf, out, base)
+        for half in halves:
+            self._span(half, leaf, out, base)
 
     def _load(self, tensor: Tensor, layout: Layout, leaves: list[Leaf], start: int, stop: int) -> Shown:
         """What the next `budget` bytes of the tensor need, read into the window in the order of the source."""
@@ -260,7 +265,19 @@ class Gather:
             here.append(Move(len(leaves), used + packed[0], move.dst - start, move.run, loops))
             used += move.nbytes
         here.sort(key=lambda m: m.dst)
-        return Shown(tensor, start, stop, Layout(here, stop - start), [*leaves, Leaf(None, 0, memory)])
+        return Shown(tensor, layout, start, stop, Layout(here, stop - start), [*leaves, Leaf(None, 0, memory)])
+
+
+def halved(move: Move) -> list[Move]:
+    """The move as two, cut in the loop that strides farthest through the source; empty where no loop is left."""
+    j = max((i for i, loop in enumerate(move.loops) if loop[0] > 1), key=lambda i: abs(move.loops[i][2]), default=None)
+    if j is None:
+        return []
+    n, d, s = move.loops[j]
+    return [
+        Move(move.leaf, move.src + i * s, move.dst + i * d, move.run, (*move.loops[:j], (count, d, s), *move.loops[j + 1 :]))
+        for i, count in ((0, n // 2), (n // 2, n - n // 2))
+    ]
 
 
 def _packed(move: Move) -> tuple[int, tuple[tuple[int, int, int], ...]]:

@@ -7,16 +7,16 @@ costs one lowering. Everything here is arithmetic; no byte is read.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from math import prod
 from typing import TYPE_CHECKING
 
 from ..core import view as views
-from ..core.spec import encode, unit
+from ..core.spec import BITS, encode, unit
 
 if TYPE_CHECKING:
-    from ..planning.graph import Tensor
+    from ..ops._op import Box
 
 # a fill of the stage; between 1 and 4 MiB all sizes copy equally fast, below and above they do not
 STAGE = 1 << 20
@@ -25,6 +25,7 @@ STAGE_MAX = 4 << 20
 # shorter runs are read as a span and rearranged in memory, longer ones are read into their places
 SHORT = 2048
 KEPT_CUTS = 256
+KEPT_PARTS = 512
 # moves looked at to decide whether a layout needs a window
 SAMPLES = 8
 
@@ -68,13 +69,13 @@ class Layout:
     elements below a byte that share bytes: they are made whole in memory first, and leaf 0 is that memory.
     """
 
-    __slots__ = ("_cuts", "_ends", "_moves", "_starts", "_view", "loose", "nbytes", "step", "whole", "windowed")
+    __slots__ = ("_cuts", "_ends", "_starts", "_view", "loose", "moves", "nbytes", "step", "whole", "windowed")
 
     def __init__(self, moves: Sequence[Move], nbytes: int, view: object = None, *, loose: bool = False) -> None:
         self.nbytes, self.loose = nbytes, loose
         # keeps the id of a view taken as long as a table is keyed by it
         self._view = view
-        self._moves = moves
+        self.moves = moves
         self._starts = [m.dst for m in moves]
         self._ends = list(accumulate((m.end for m in moves), max))
         self._cuts: dict[tuple[int, int], list[Move]] = {}
@@ -89,7 +90,7 @@ class Layout:
         found = self._cuts.get((start, stop))
         if found is None:
             found = []
-            for move in self._moves[bisect_right(self._ends, start) : bisect_left(self._starts, stop)]:
+            for move in self.moves[bisect_right(self._ends, start) : bisect_left(self._starts, stop)]:
                 found += _narrowed(move, start, stop)
             if len(self._cuts) >= KEPT_CUTS:
                 self._cuts.clear()
@@ -98,11 +99,11 @@ class Layout:
 
     def moved(self) -> int:
         """Bytes of the moves whose last axis moves: elements, not runs, that come from places apart."""
-        return sum(m.nbytes for m in self._moves if m.pattern is None and m.run <= 8 and m.loops)
+        return sum(m.nbytes for m in self.moves if m.pattern is None and m.run <= 8 and m.loops)
 
     def stretches(self, least: int) -> Iterator[tuple[int, int, int, int]]:
         """(leaf, source, destination, bytes) of what is copied in one stretch; of what loops, only runs of `least` and more."""
-        for move in () if self.loose else self._moves:
+        for move in () if self.loose else self.moves:
             if move.pattern is None and not move.loops:
                 yield move.leaf, move.src, move.dst, move.run
             elif move.pattern is None and move.run >= least:
@@ -110,7 +111,7 @@ class Layout:
                     yield move.leaf, move.lo + a, b, move.run
 
     def _needs_window(self) -> bool:
-        short = [m for m in self._moves if m.pattern is None and m.run < SHORT and m.loops]
+        short = [m for m in self.moves if m.pattern is None and m.run < SHORT and m.loops]
         for move in short[:: max(1, len(short) // SAMPLES)]:
             sample = [m for m in self.cut(move.dst, min(move.dst + STAGE, self.nbytes)) if m.pattern is None]
             if sum(m.hi - m.lo for m in sample) > max(4 * sum(m.nbytes for m in sample), STAGE_MAX):
@@ -119,7 +120,7 @@ class Layout:
 
     def _rows(self) -> int:
         period = 1
-        for move in self._moves:
+        for move in self.moves:
             # a permutation reads its source in one range if a fill takes all that is permuted
             permuted = any(abs(a[2]) < abs(b[2]) for a, b in zip(move.loops, move.loops[1:], strict=False))
             limit = STAGE_MAX if permuted else STAGE
@@ -168,31 +169,38 @@ def _move(piece: views.Piece, pattern: bytes | None) -> Move:
     return Move(piece.leaf if isinstance(piece.leaf, int) else -1, piece.src, piece.dst, run, tuple(loops), pattern)
 
 
+def _lowered(view: views.View, dtype: str, nbytes: int) -> Layout:
+    elements, size = unit(dtype)
+    try:
+        pieces = views.to_bytes(view, elements, size).pieces
+    except views.SubByte:
+        return Layout([Move(0, 0, 0, nbytes, ())] if nbytes else [], nbytes, view, loose=True)
+    return Layout([_move(p, encode(dtype, p.leaf.value) if isinstance(p.leaf, views.Fill) else None) for p in pieces], nbytes, view)
+
+
 class Layouts:
     """The layouts of one run, one for each pair of view and dtype. Threads may share it."""
 
-    __slots__ = ("_known",)
+    __slots__ = ("_known", "_parts")
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, str], Layout] = {}
+        self._parts: dict[tuple[int, str, Box], tuple[views.View, views.View, Layout]] = {}
 
     def of(self, view: views.View, dtype: str, nbytes: int) -> Layout:
         """The layout of `view` for elements of `dtype`."""
         found = self._known.get((id(view), dtype))
         if found is None:
-            elements, size = unit(dtype)
-            try:
-                pieces = views.to_bytes(view, elements, size).pieces
-            except views.SubByte:
-                found = Layout([Move(0, 0, 0, nbytes, ())] if nbytes else [], nbytes, view, loose=True)
-            else:
-                found = Layout(
-                    [_move(p, encode(dtype, p.leaf.value) if isinstance(p.leaf, views.Fill) else None) for p in pieces], nbytes, view
-                )
-            self._known[id(view), dtype] = found
+            found = self._known[id(view), dtype] = _lowered(view, dtype, nbytes)
         return found
 
-    def longest_step(self, tensors: Iterable[Tensor]) -> int:
-        """The longest `step` of the layouts of these tensors; 1 if there are none."""
-        kinds = {(id(t.view), t.spec.dtype): t for t in tensors}
-        return max((self.of(t.view, t.spec.dtype, t.spec.nbytes).step for t in kinds.values()), default=1)
+    def part(self, view: views.View, dtype: str, box: Box) -> tuple[views.View, Layout]:
+        """The view of a box of `view`, and its layout; the last few hundred are kept. TooManyPieces as `view.region`."""
+        found = self._parts.get((id(view), dtype, box))
+        if found is None:
+            if len(self._parts) >= KEPT_PARTS:
+                self._parts.clear()
+            part = views.region(view, box)
+            nbytes = (prod(part.shape) * BITS[dtype] + 7) // 8
+            found = self._parts[id(view), dtype, box] = view, part, _lowered(part, dtype, nbytes)
+        return found[1:]

@@ -1,8 +1,8 @@
 """The stamp: what was applied to the checkpoint it stands in.
 
-It says layouts, rules by id and semantic hash, bound params, and index hashes of source and output. No time, host or
-path, so equal runs leave equal bytes. A stamp binds to the index hash of the output it stands in: one that does not fit
-(somebody edited the checkpoint afterwards) is ignored, with a note.
+It says layouts, rules by id and semantic hash, bound params, how changes of side files are undone, and index hashes of
+source and output. No time, host or path, so equal runs leave equal bytes. A stamp binds to the index hash of the output it
+stands in: one that does not fit (somebody edited the checkpoint afterwards) is ignored, with a note.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from ..formats._ranks import naming
+from ..rules.patches import is_undo
 
 FORMAT_VERSION = "1.0"
 NAME = "migrate.history.json"
@@ -54,9 +57,16 @@ def _is_entry(entry: Any) -> bool:
         isinstance(entry, dict)
         and all(_is_line(entry.get(name)) for name in texts)
         and isinstance(entry.get("params"), dict)
+        and _is_memory(entry.get("files", {}))
+        and ("ranks" not in entry or (_is_line(entry["ranks"]) and naming([entry["ranks"]]) is not None))
         and isinstance(entry.get("rules"), list)
         and all(isinstance(r, dict) and _is_line(r.get("id")) and _is_line(r.get("hash")) for r in entry["rules"])
     )
+
+
+def _is_memory(files: Any) -> bool:
+    """Whether it says how changes of side files are undone."""
+    return isinstance(files, dict) and all(map(_is_line, files)) and all(map(is_undo, files.values()))
 
 
 def _is_line(value: Any) -> bool:
@@ -73,4 +83,5 @@ def write(before: Stamp, layouts: Mapping[str, str], entries: Sequence[Mapping[s
         "layouts": {**before.layouts, **layouts},
         "applied": [*before.applied, *entries],
     }
-    return json.dumps(document, indent=1, sort_keys=True, ensure_ascii=True) + "\n"
+    # not sorted: what is restored from it has an order
+    return json.dumps(document, indent=1, ensure_ascii=True) + "\n"

@@ -28,6 +28,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..core.diagnostics import printable
 from ..core.errors import MigrateError, RunError
 from . import checks as value_checks
+from . import regions
+from .device import CPU, Device
+from .errors import Ledger
 from .gather import WINDOW, Gather, Window
 from .geometry import STAGE, Layouts
 from .publish import HASH, Partial, check_place, write_failed
@@ -74,20 +77,22 @@ class RunResult:
     """What a run wrote. `files`: weight file -> {"size": bytes, "xxh3_128": hex digest of the whole file}.
 
     `bytes_read` are the bytes of all output tensors, `bytes_written` what this run wrote: less, when it resumed.
-    `bytes_shared` of all output bytes take no space of their own: the file system shares them with the source.
+    `bytes_shared` of all output bytes take no space of their own: the file system shares them with the source. `report` has the
+    errors of what was computed (`errors.Ledger.report`), None if nothing was; after a resume, only of what this run computed.
     """
 
     files: Mapping[str, Mapping[str, Any]]
     bytes_read: int
     bytes_written: int
     bytes_shared: int = 0
+    report: Mapping[str, Any] | None = None
 
 
-def tiles(file: OutputFile, outputs: Mapping[str, Tensor], layouts: Layouts) -> Iterator[Tile]:
+def tiles(file: OutputFile, outputs: Mapping[str, Tensor], layouts: Layouts, values: Values | None = None) -> Iterator[Tile]:
     """The tiles of one file, in offset order, without a gap. ValueError if the target does not fit the outputs."""
     number, first, fills = 0, 0, []
     offset = 0
-    for fill in _fills(file, outputs, layouts):
+    for fill in _fills(file, outputs, layouts, values):
         fills.append(fill)
         offset = fill.offset + fill.length
         if offset - first >= TILE:
@@ -99,13 +104,13 @@ def tiles(file: OutputFile, outputs: Mapping[str, Tensor], layouts: Layouts) -> 
         raise ValueError(f"{file.name}: tensors end at {offset}, the file at {file.size}")
 
 
-def _fills(file: OutputFile, outputs: Mapping[str, Tensor], layouts: Layouts) -> Iterator[Fill]:
+def _fills(file: OutputFile, outputs: Mapping[str, Tensor], layouts: Layouts, values: Values | None) -> Iterator[Fill]:
     offset = used = 0
     parts: list[Part] = []
     for content, start, nbytes in _contents(file, outputs):
         if start != offset + used:
             raise ValueError(f"{file.name}: a hole between {offset + used} and {start}")
-        step = STAGE if isinstance(content, bytes) else layouts.of(content.view, content.spec.dtype, nbytes).step
+        step = STAGE if isinstance(content, bytes) else regions.step(content, layouts, values)
         if used and used + nbytes > STAGE:
             yield Fill(offset, used, parts)
             offset, parts, used = offset + used, [], 0
@@ -160,7 +165,7 @@ class _Line:
 
     def _made(self) -> Iterator[Job]:
         turn = 0
-        for tile in tiles(self._file, self._run.outputs, self._run.layouts):
+        for tile in tiles(self._file, self._run.outputs, self._run.layouts, self._run.values):
             claim = self._run.partial.claims.get((self._file.name, tile.number))
             if claim is not None and claim[:2] == (tile.offset, tile.length) and self._rehash(tile, self._new()) == claim[2]:
                 yield Job(turn, tile, None, True)
@@ -262,7 +267,7 @@ class _Run:
         window = Window()
         for _ in range(hands):
             stage = memoryview(bytearray(self.fill))
-            gathers.append((stage, Gather(self.source, self.layouts, stage, self.values.bytes, self.budget, window)))
+            gathers.append((stage, Gather(self.source, self.layouts, stage, self.values.leaf, self.budget, window)))
         while (file := self.waiting.get()) is not None:
             descriptor = self.partial.open(file.name)
             try:
@@ -318,6 +323,7 @@ def run(
     outputs: Mapping[str, Tensor], source: Source, target: Target, out: str | os.PathLike[str], *, digest: str,
     side_files: Sequence[tuple[str, bytes | str | os.PathLike[str]]] = (), checks: Sequence[ValueCheck] = (), threads: int = 2,
     fsync: bool = True, resume: bool = False, max_memory: int = MAX_MEMORY, progress: Callable[[int, int], None] | None = None,
+    device: Device = CPU,
 ) -> RunResult:  # fmt: skip
     """Writes `outputs` to `out` as `target` says, and publishes it whole or not at all.
 
@@ -336,15 +342,17 @@ def run(
         raise ValueError("a target that is one file has no side files")
     check_place(path, source.path)
     layouts = Layouts()
+    ledger = Ledger(outputs)
+    values = Values(source, layouts, outputs.values(), max_memory, threads=threads, device=device, ledger=ledger)
+    values.require(outputs.values())
     value_checks.require(checks, source, max_memory)
-    values = Values(source, layouts, outputs.values(), max_memory // 2)
     partial = Partial(path, target, digest, resume=resume)
     try:
         shared = Shared(outputs, source, target, layouts, partial.folder)
         partial.require(sum(len(c) if isinstance(c, bytes) else os.stat(c).st_size for _, c in side_files), shared)
         partial.allocate(shared)
         budget = min(WINDOW, max_memory // (4 * max(1, threads)))
-        ahead = STAGE + max(STAGE, layouts.longest_step(outputs.values()))
+        ahead = STAGE + max(STAGE, regions.longest_step(outputs.values(), layouts, values))
         work = _Run(outputs, source, partial, shared, values, layouts, budget, ahead, progress)
         work.go(threads)
         source.check_unchanged()
@@ -366,7 +374,8 @@ def run(
     finally:
         partial.close()
     read, cloned = sum(t.spec.nbytes for t in outputs.values()), sum(shared.nbytes(f.name) for f in target.files)
-    return RunResult(work.files, read, work.written, cloned)
+    report = ledger.report(complete=work.written == work.total)
+    return RunResult(work.files, read, work.written, cloned, report)
 
 
 def _appeared(error: MigrateError) -> bool:

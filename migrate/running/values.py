@@ -1,29 +1,39 @@
-"""Tensors that are computed: once, whole, in memory, and let go after their last use.
+"""Tensors that are computed: box by box where their op says what a box needs, else whole, once, and let go after their last use.
 
 Arrays hold raw elements (unsigned integers, one byte each for elements below a byte), so no bit passes through a float
-unless the op itself computes with floats.
+unless the op itself computes with floats. Threads compute side by side; only a node that needs more than a thread's share
+of the memory has it to itself.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from itertools import product
+from math import prod
 from typing import TYPE_CHECKING, Any
 
-from .. import ops
 from ..core import view as views
-from ..core.diagnostics import fail
-from ..core.spec import BITS, Spec, encode
-from ..ops._raw import carrier
-from ..planning.graph import Tensor, Value
-from .gather import WINDOW, Gather, stored
-from .geometry import Layouts
+from ..core.diagnostics import Report, fail, listed
+from ..core.spec import BITS, Spec, encode, unit
+from ..ops._op import OpError, ValueOp
+from ..ops._raw import carrier, scratch
+from ..planning import kinds
+from ..planning.graph import Call, Tensor, Value
+from . import regions
+from .device import CPU, Device
+from .gather import Gather, Leaf, stored
+from .geometry import STAGE_MAX, Layouts
+from .regions import Computed, Workspace, within
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from ..planning.graph import Call
+    from ..ops._op import Box
+    from ..planning.kinds import Kind
     from ..source.index import Source
+    from .errors import Ledger
 
 MAX_MEMORY = 1 << 30
 
@@ -33,6 +43,8 @@ def unpack(packed: Any, spec: Spec) -> np.ndarray[Any, Any]:
     import numpy as np
 
     bits = BITS[spec.dtype]
+    if not spec.numel:
+        return np.zeros(spec.shape, carrier(spec.dtype))
     if bits >= 8:
         return np.frombuffer(packed, carrier(spec.dtype), spec.numel).reshape(spec.shape)
     stream = np.unpackbits(np.frombuffer(packed, "u1", spec.nbytes), bitorder="little")
@@ -55,92 +67,315 @@ def pack(array: np.ndarray[Any, Any], dtype: str) -> memoryview:
 
 
 class Values:
-    """The computed tensors of a run. Threads may share it: one computes at a time.
+    """The computed tensors of a run, for any number of threads.
 
-    Values are kept until each of `outputs` that reads them is done, or until memory is needed for others; then they are
-    computed again.
+    `max_memory` is that of the run: three quarters of it are for computing, the rest is the gatherers'. Whole values are
+    kept until each of `outputs` that reads them is done, or until memory is needed for others; then they are computed again.
     """
 
-    __slots__ = ("_kept", "_layouts", "_live", "_lock", "_source", "_uses", "max_memory")
-
-    def __init__(self, source: Source, layouts: Layouts, outputs: Iterable[Tensor] = (), max_memory: int = MAX_MEMORY) -> None:
-        self._source, self._layouts, self.max_memory = source, layouts, max_memory
-        self._lock = threading.RLock()
+    def __init__(
+        self, source: Source, layouts: Layouts, outputs: Iterable[Tensor] = (), max_memory: int = MAX_MEMORY, *, threads: int = 1,
+        device: Device = CPU, ledger: Ledger | None = None,
+    ) -> None:  # fmt: skip
+        self._source, self._layouts, self._device, self._ledger = source, layouts, device, ledger
+        self.max_memory, self.budget = max_memory, max_memory - max_memory // 4
+        # beside one node that takes the whole budget the other threads still have theirs
+        self.share = self.budget // (4 * threads)
+        # what a box may cost with its inputs: the op's own arrays come on top
+        self.limit = min(kinds.CHUNK, self.share // kinds.TEMPORARIES)
+        self.widest = max(self.limit, min(regions.GRAIN_MOST, self.share // kinds.TEMPORARIES))
+        self._own = threading.local()
+        self._lock, self._heavy = threading.Lock(), threading.RLock()
         self._uses: dict[int, int] = {}
-        self._kept: dict[int, tuple[Call, list[memoryview]]] = {}
+        # calls that other calls read, once for each of their boxes
+        self._inner: set[int] = set()
+        # id of a call and number of its output -> the call, to keep its id taken, and the bytes
+        self._kept: dict[tuple[int, int], tuple[Call, memoryview]] = {}
+        self._making: dict[int, threading.RLock] = {}
+        self._spent: set[int] = set()
+        self._kinds: dict[tuple[Any, ...], Kind] = {}
+        # of tensors that read computed ones (`regions.step`)
+        self.steps: dict[tuple[Any, ...], int] = {}
+        self._weights: dict[int, tuple[Call, int]] = {}
         self._live = 0
         for tensor in outputs:
             self._count(tensor)
 
-    def _count(self, tensor: Tensor) -> None:
+    def _count(self, tensor: Tensor, inner: bool = False) -> None:
         for value in tensor.sources:
             if not isinstance(value, str):
                 first = id(value.call) not in self._uses
                 self._uses[id(value.call)] = self._uses.get(id(value.call), 0) + 1
-                for inner in value.call.inputs if first else ():
-                    self._count(inner)
+                if inner:
+                    self._inner.add(id(value.call))
+                for read in value.call.inputs if first else ():
+                    self._count(read, True)
+
+    def kind(self, value: Value) -> Kind:
+        """What the value has in common with others of its op, arguments and specs."""
+        call = value.call
+        # the arguments are kept beside their id
+        key = (call.step.op, id(call.step.args), value.output, value.spec, *[t.spec for t in call.inputs])
+        found = self._kinds.get(key)
+        if found is None:
+            found = self._kinds[key] = kinds.kind_of(call, value.output, value.spec)
+        return found
+
+    def require(self, outputs: Iterable[Tensor]) -> None:
+        """RunError M919 naming each node whose smallest box does not fit in the memory for computing."""
+        report, seen, todo = Report(), set[int](), list(outputs)
+        told: set[tuple[str, int]] = set()
+        while todo:
+            for value in todo.pop().sources:
+                if isinstance(value, str) or id(value) in seen:
+                    continue
+                seen.add(id(value))
+                todo += value.call.inputs
+                least = self.kind(value).least
+                if least > self.budget and (value.call.rule, least) not in told:
+                    told.add((value.call.rule, least))
+                    self._refuse(report, value.call, least)
+        report.check()
+
+    def _refuse(self, report: Report, call: Call, least: int) -> None:
+        rule = f"rule {call.rule}: " if call.rule else ""
+        of = f" of {listed(list(call.keys), 4)}" if call.keys else ""
+        report.add(
+            "M919",
+            f"{rule}`{call.step.op}`{of} takes {least} bytes at once, the limit is {self.budget}, three quarters of --max-memory",
+            help=f"give --max-memory {-(-least * 4 // 3)} or more",
+        )
+
+    def leaf(self, wanted: Value | Tensor) -> Leaf:
+        """The packed bytes of a value, or of a tensor whose elements below a byte move one by one."""
+        if isinstance(wanted, Value):
+            kind = self.kind(wanted)
+            if kind.regional and not (
+                wanted.spec.nbytes <= kinds.FEW and (id(wanted.call) in self._inner or self._uses.get(id(wanted.call), 0) > 1)
+            ):
+                return Computed(self, wanted, kind)
+        return Leaf(None, 0, self.bytes(wanted))
 
     def bytes(self, wanted: Value | Tensor) -> memoryview:
-        """The packed bytes of a value, or of a whole tensor. RunError M919 if it does not fit under `max_memory`."""
-        with self._lock:
-            if not isinstance(wanted, Value):
-                self._reserve(wanted.spec.nbytes, "a tensor of elements below a byte")
-                return pack(self._loose(wanted), wanted.spec.dtype)
-            kept = self._kept.get(id(wanted.call))
-            if kept is None:
-                kept = (wanted.call, self._run(wanted.call))
-                self._kept[id(wanted.call)] = kept
-                self._live += sum(len(b) for b in kept[1])
-            return kept[1][wanted.output]
+        """The packed bytes of a whole value, or of a tensor, in memory. RunError M919 if it does not fit."""
+        if not isinstance(wanted, Value):
+            return pack(self._loose(wanted), wanted.spec.dtype)
+        call, at = wanted.call, (id(wanted.call), wanted.output)
+        kind = self.kind(wanted)
+        with self._alone(call, kind.least):
+            with self._lock:
+                lock = self._making.setdefault(id(call), threading.RLock())
+            with lock:
+                with self._lock:
+                    kept = self._kept.get(at)
+                if kept is not None:
+                    return kept[1]
+                with self._lock:
+                    self._make_room(kind.least)
+                return self._run(wanted, kind)
 
     def done(self, tensor: Tensor) -> None:
         """Counts down what `tensor` read, and frees what nobody will read again."""
+        for value in tensor.sources:
+            if isinstance(value, str):
+                continue
+            with self._lock:
+                left = self._uses[id(value.call)] = self._uses.get(id(value.call), 1) - 1
+                if left <= 0:
+                    self._drop(id(value.call))
+            if left <= 0:
+                self._spend(value.call)
+
+    def _spend(self, call: Call) -> None:
+        """Its inputs are not read by this call any more."""
         with self._lock:
-            for value in tensor.sources:
-                if not isinstance(value, str):
-                    self._uses[id(value.call)] = self._uses.get(id(value.call), 1) - 1
-                    if self._uses[id(value.call)] <= 0:
-                        self._drop(id(value.call))
+            if id(call) in self._spent:
+                return
+            self._spent.add(id(call))
+        if self._ledger is not None:
+            self._ledger.close(call)
+        for tensor in call.inputs:
+            self.done(tensor)
 
     def _drop(self, call: int) -> None:
-        kept = self._kept.pop(call, None)
-        if kept is not None:
-            self._live -= sum(len(b) for b in kept[1])
+        for at in [at for at in self._kept if at[0] == call]:
+            self._live -= len(self._kept.pop(at)[1])
+
+    def _make_room(self, nbytes: int) -> None:
+        """Lets go of what is kept, which is then computed again, if the budget does not hold it and so many bytes."""
+        if self._live + nbytes > self.budget:
+            for call in {at[0] for at in self._kept}:
+                self._drop(call)
+
+    def _keep(self, call: Call, made: dict[int, memoryview]) -> None:
+        nbytes = sum(len(p) for p in made.values())
+        with self._lock:
+            self._make_room(nbytes)
+            self._kept.update({(id(call), output): (call, packed) for output, packed in made.items()})
+            self._live += nbytes
+
+    def _alone(self, call: Call, least: int) -> AbstractContextManager[Any]:
+        """Held while a box is made that needs, with what it reads, more than a thread's share."""
+        if max(least, self._weight(call)) <= self.share:
+            return nullcontext()
+        if least > self.budget:
+            report = Report()
+            self._refuse(report, call, least)
+            report.check()
+        return self._heavy
+
+    def _weight(self, call: Call) -> int:
+        """The most bytes that a node below `call` takes at once."""
+        found = self._weights.get(id(call))
+        if found is None:
+            below = [v for t in call.inputs for v in t.sources if not isinstance(v, str)]
+            weight = max((max(self.kind(v).least, self._weight(v.call)) for v in below), default=0)
+            found = self._weights[id(call)] = call, weight
+        return found[1]
+
+    def _run(self, value: Value, kind: Kind) -> memoryview:
+        import numpy as np
+
+        call = value.call
+        if isinstance(kind.op, ValueOp):
+            array = np.empty(kind.spec.shape, carrier(kind.spec.dtype))
+            self.compute(self.workspace(), value, kind, _all(kind.spec), array)
+            packed = [pack(array, kind.spec.dtype)]
+            self._keep(call, {value.output: packed[0]})
+            return packed[0]
+        arrays = [self.array(t) for t in call.inputs]
+        made = kind.op.eager(call.step.args, arrays, call.parts, [t.spec.dtype for t in call.inputs])
+        specs = kind.op.infer(call.step.args, [t.spec for t in call.inputs], call.parts)
+        dtypes = [s.dtype for s in specs] if specs is not None else [call.inputs[0].spec.dtype] * len(made)
+        packed = [pack(array, dtype) for array, dtype in zip(made, dtypes, strict=True)]
+        self._keep(call, dict(enumerate(packed)))
+        self._spend(call)
+        return packed[value.output]
+
+    def workspace(self) -> Workspace:
+        """The calling thread's memory for computing."""
+        found: Workspace | None = getattr(self._own, "workspace", None)
+        if found is None:
+            found = self._own.workspace = Workspace(self, self._device.lane())
+        return found
+
+    def gather(self, memory: memoryview) -> Gather:
+        """What fills `memory` with the packed bytes of input boxes."""
+        return Gather(self._source, self._layouts, memory, self.leaf, 2 * STAGE_MAX)
+
+    def compute(self, workspace: Workspace, value: Value, kind: Kind, box: Box, out: np.ndarray[Any, Any]) -> None:
+        """Fills `out` with the raw elements of a box that lies on the op's grain, in parts that fit the memory."""
+        with self._alone(value.call, kind.least):
+            for part in kind.cuts(box, self.limit) if kind.regional else (box,):
+                self._part(workspace, value, kind, part, out[within(box, part)])
+            workspace.settle()
+
+    def into(self, value: Value, kind: Kind, box: Box, buffer: memoryview) -> None:
+        """Fills `buffer` with the packed bytes of `box`, which are contiguous in it."""
+        import numpy as np
+
+        workspace = self.workspace()
+        if kind.unit[0] > 1:
+            buffer[:] = self.packed(value, kind, box)[0]
+            return
+        out = np.frombuffer(buffer, carrier(kind.spec.dtype)).reshape([b - a for a, b in box])
+        with self._alone(value.call, kind.least):
+            for part in kind.cuts(box, self.limit):
+                place = out[within(box, part)]
+                if kind.rounded(part) == part and not workspace.has(value, part):
+                    self._part(workspace, value, kind, part, place)
+                else:
+                    # the next read goes on in the same rows
+                    chunk = workspace.chunk(value, kind, kind.widened(part, self.widest))
+                    place[...] = chunk.array[within(chunk.box, part)]
+            workspace.settle()
+
+    def packed(self, value: Value, kind: Kind, box: Box) -> tuple[memoryview, Box]:
+        """The packed bytes of a box that holds `box`, and which; good until this thread computes again."""
+        chunk = self.workspace().chunk(value, kind, box)
+        if kind.unit[0] == 1:
+            return chunk.memory.data, chunk.box
+        return pack(chunk.array[within(chunk.box, box)], kind.spec.dtype), box
+
+    def _part(self, workspace: Workspace, value: Value, kind: Kind, box: Box, place: np.ndarray[Any, Any]) -> None:
+        """Computes one box, of a size that fits the memory, into `place`."""
+        call = value.call
+        arrays = [workspace.input(i, t, b) for i, (t, b) in enumerate(zip(call.inputs, kind.needs(box), strict=True))]
+        meter = self._ledger.meter(value, box) if self._ledger is not None and call.lossy else None
+
+        def run(given: list[Any], out: Any) -> None:
+            try:
+                kind.op.compute(kind.args, given, kind.specs, kind.output, box, out, meter)
+            except OpError as error:
+                rule = f"rule {call.rule}: " if call.rule else ""
+                keys = f" of {listed(list(call.keys), 4)}" if call.keys else ""
+                fail(error.code, f"{rule}`{call.step.op}`{keys}: {error.message}", notes=error.notes, help=error.help)
+
+        if workspace.lane is not None and self._device.takes(kind.op, place.dtype):
+            workspace.lane.submit(arrays, run, place)
+        elif place.flags.c_contiguous and place.flags.aligned:
+            run(arrays, place)
+        else:
+            memory = scratch(f"region {workspace.depth}", place.nbytes)
+            made = memory.view(place.dtype).reshape(place.shape)
+            run(arrays, made)
+            place[...] = made
+
+    def fill(self, gather: Gather, tensor: Tensor, box: Box) -> bool:
+        """Puts the packed bytes of a box at the start of the gatherer's buffer; False where elements that share bytes come apart."""
+        spec = tensor.spec
+        (elements, size), sizes = unit(spec.dtype), [b - a for a, b in box]
+        nbytes = (prod(sizes) * BITS[spec.dtype] + 7) // 8
+        if not nbytes:
+            return True
+        span = regions.linear(spec.shape, box)
+        if span is not None and span[0] % elements == 0:
+            layout = self._layouts.of(tensor.view, spec.dtype, spec.nbytes)
+            first = span[0] // elements * size
+            if not layout.loose:
+                for at in range(0, nbytes, layout.step):
+                    gather.fill(tensor, first + at, first + min(nbytes, at + layout.step), at)
+                return True
+        try:
+            _, layout = self._layouts.part(tensor.view, spec.dtype, box)
+        except views.TooManyPieces:
+            if elements > 1:
+                return False
+            self._rows(gather, tensor, box)
+            return True
+        if layout.loose:
+            return False
+        for at in range(0, nbytes, layout.step):
+            gather.fill(tensor, at, min(nbytes, at + layout.step), at, layout)
+        return True
+
+    def _rows(self, gather: Gather, tensor: Tensor, box: Box) -> None:
+        """`fill`, one contiguous part after the other."""
+        spec, at = tensor.spec, 0
+        inner = next(i for i in range(len(box) + 1) if regions.linear(spec.shape[i:], box[i:]) is not None)
+        for index in product(*(range(a, b) for a, b in box[:inner])):
+            span = regions.linear(spec.shape, (*((i, i + 1) for i in index), *box[inner:])) or (0, 0)
+            size = BITS[spec.dtype] // 8
+            gather.fill(tensor, span[0] * size, span[1] * size, at)
+            at += (span[1] - span[0]) * size
+
+    def read(self, tensor: Tensor, box: Box) -> np.ndarray[Any, Any]:
+        """The raw elements of a box of any tensor of a graph."""
+        spec = Spec(tensor.spec.dtype, tuple(b - a for a, b in box))
+        memory = memoryview(bytearray(spec.nbytes))
+        return unpack(memory, spec) if self.fill(self.gather(memory), tensor, box) else self.loose(tensor, box)
 
     def array(self, tensor: Tensor) -> np.ndarray[Any, Any]:
         """The raw elements of a tensor, gathered whole."""
-        layout = self._layouts.of(tensor.view, tensor.spec.dtype, tensor.spec.nbytes)
-        if layout.loose:
-            return self._loose(tensor)
-        packed = bytearray(tensor.spec.nbytes)
-        gather = Gather(self._source, self._layouts, memoryview(packed), self.bytes, min(WINDOW, self.max_memory // 4))
-        for start in range(0, len(packed), layout.step):
-            gather.fill(tensor, start, min(start + layout.step, len(packed)), start)
-        return unpack(packed, tensor.spec)
+        return self.read(tensor, _all(tensor.spec))
 
-    def _run(self, call: Call) -> list[memoryview]:
-        name = call.step.op
-        self._reserve(sum(t.spec.numel * max(8, BITS[t.spec.dtype]) // 8 for t in call.inputs), f"the input of `{name}`")
-        arrays = [self.array(t) for t in call.inputs]
-        made = ops.get(name).eager(call.step.args, arrays, call.parts, [t.spec.dtype for t in call.inputs])
-        for tensor in call.inputs:
-            self.done(tensor)
-        specs = ops.get(name).infer(call.step.args, [t.spec for t in call.inputs], call.parts)
-        dtypes = [s.dtype for s in specs] if specs is not None else [call.inputs[0].spec.dtype] * len(made)
-        packed = [pack(a, d) for a, d in zip(made, dtypes, strict=True)]
-        self._reserve(sum(len(p) for p in packed), f"the result of `{name}`")
-        return packed
-
-    def _reserve(self, nbytes: int, what: str) -> None:
-        if nbytes > self.max_memory:
-            fail(
-                "M919",
-                f"{what} takes {nbytes} bytes, the limit is {self.max_memory}",
-                help=f"raise --max-memory to {nbytes} or more",
-            )
-        if self._live + nbytes > self.max_memory:
-            for call in list(self._kept):
-                self._drop(call)
+    def loose(self, tensor: Tensor, box: Box) -> np.ndarray[Any, Any]:
+        """The elements of a box of a tensor below a byte, one element a byte."""
+        try:
+            part, _ = self._layouts.part(tensor.view, tensor.spec.dtype, box)
+        except views.TooManyPieces:
+            return self._loose(tensor)[within(_all(tensor.spec), box)]
+        return self._loose(Tensor(Spec(tensor.spec.dtype, part.shape), part, tensor.sources))
 
     def _loose(self, tensor: Tensor) -> np.ndarray[Any, Any]:
         """The elements of a tensor below a byte, piece by piece, one element a byte."""
@@ -158,12 +393,14 @@ class Values:
             first = low * bits // 8 // 3 * 3
             packed = bytearray((high * bits + 7) // 8 - first)
             source = tensor.sources[piece.leaf]
-            if isinstance(source, str):
-                stored(self._source, source).read(first, memoryview(packed))
-            else:
-                packed[:] = self.bytes(source)[first : first + len(packed)]
+            leaf = stored(self._source, source) if isinstance(source, str) else self.leaf(source)
+            leaf.read(first, memoryview(packed))
             # bytes in threes hold whole elements of 4 and of 6 bits
             base = first * 8 // bits
             codes = unpack(packed, Spec(tensor.spec.dtype, (len(packed) * 8 // bits,)))
             place[...] = np.ndarray(piece.counts, "u1", np.ascontiguousarray(codes).data, piece.src - base, piece.src_strides)
         return out.reshape(tensor.spec.shape)
+
+
+def _all(spec: Spec) -> Box:
+    return tuple((0, n) for n in spec.shape)

@@ -34,10 +34,11 @@ def collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def parse(data: bytes | bytearray, where: str, *, floats: bool = False) -> Any:
+def parse(data: bytes | bytearray, where: str, *, floats: bool = False, constants: bool = False) -> Any:
     """The JSON value in `data`. M906 if it is not strict JSON in UTF-8, M914 if it is too deep or too large to hold.
 
     Objects come as dicts, in the file's order. Numbers are integers unless `floats`; `where` names the file in messages.
+    `constants`: NaN and Infinity are read, which Python writes into configurations.
     """
     # brackets become containers of 60 to 100 bytes each: a text of little else is meant to fill the memory
     if data.count(b"[") + data.count(b"{") > len(data) // 8 + 1000:
@@ -51,7 +52,7 @@ def parse(data: bytes | bytearray, where: str, *, floats: bool = False) -> Any:
             value = json.loads(
                 text,
                 object_pairs_hook=_distinct,
-                parse_constant=_constant,
+                parse_constant=None if constants else _constant,
                 parse_float=float if floats else _fraction,
                 parse_int=_natural if b"-0" in data and not floats else None,
             )

@@ -69,14 +69,15 @@ class Folder:
         """The name as messages show it: with the folder's path before it."""
         return printable(os.path.join(self.path, name), 240)
 
-    def names(self) -> list[str]:
-        """The sorted names of all entries."""
+    def names(self, below: str = "") -> list[str]:
+        """The sorted names of all entries, here or in the folder `below`."""
         try:
-            found = sorted(os.listdir(self.descriptor))
+            with self.entered(below.split("/") if below else []) as inside:
+                found = sorted(os.listdir(inside))
         except OSError as error:
-            fail("M901", f"{printable(self.path)}: cannot be listed: {error.strerror}")
+            fail("M901", f"{self.label(below)}: cannot be listed: {error.strerror}")
         if len(found) > MAX_ENTRIES:
-            fail("M914", f"{printable(self.path)}: holds {len(found)} entries, more than {MAX_ENTRIES}")
+            fail("M914", f"{self.label(below)}: holds {len(found)} entries, more than {MAX_ENTRIES}")
         return found
 
     def open(self, path: str) -> FileBlob:

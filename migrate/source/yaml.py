@@ -64,6 +64,11 @@ class Document:
         self._values: dict[Path, _Place] = {}
         self._keys: dict[Path, _Place] = {}
 
+    @property
+    def lines(self) -> list[str]:
+        """The text line by line, comments and all."""
+        return self._lines
+
     def span(self, path: Path = ()) -> Span:
         """The place of the value at `path`; of its nearest ancestor where there is none."""
         for end in range(len(path), 0, -1):

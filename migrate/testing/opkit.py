@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from .. import ops
 from ..core.spec import spec
 from ..core.view import Fill, Piece, View, covers, stored
-from ..ops._op import Check, Loss, OneWay, Op, OpError, Step, Written
+from ..ops._op import Check, Loss, OneWay, Op, OpError, Step, ValueOp, Written
 from ..ops._raw import carrier, raw
 
 if TYPE_CHECKING:
@@ -176,7 +176,8 @@ def check_description(name: str) -> None:
         _require(needed <= set(written), f"{name}: sample {written} lacks {sorted(needed - set(written))}")
         arguments(op, written)
     capture = {"join": "over", "part": "into"}.get(op.kind)
-    _require(capture is None or capture in needed, f"{name} is of kind {op.kind} and has no `{capture}`")
+    by_role = isinstance(op, ValueOp) and bool(op.roles())
+    _require(capture is None or capture in needed or by_role, f"{name} is of kind {op.kind} and has no `{capture}`")
 
 
 def settle(checks: Iterable[Check], arrays: Sequence[Array], dtype: str) -> None:

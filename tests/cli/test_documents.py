@@ -10,9 +10,11 @@ import jsonschema
 import pytest
 from commandline import DATA, ROOT, Result, content, contents, done, mixtral, rules, run, safetensors
 
+from migrate.rules import documents
+
 HUB = DATA / "mixtral__v4" / "hub"
 SCHEMAS = {path.name.removesuffix(".schema.json"): json.loads(path.read_text()) for path in (ROOT / "schemas").glob("*.schema.json")}
-KINDS = ("inspection", "plan", "published", "verification", "difference", "history", "lineages", "problems")
+KINDS = documents.kinds()
 
 
 def check(document: Any, kind: str) -> Any:

@@ -36,7 +36,9 @@ def test_import_migrate_loads_nothing() -> None:
     assert child.stdout.strip() == "[] []"
 
 
-@pytest.mark.parametrize("command", [[], ["inspect"], ["plan"], ["apply"], ["downgrade"], ["verify"], ["diff"], ["history"]])
+@pytest.mark.parametrize(
+    "command", [[], ["inspect"], ["plan"], ["apply"], ["downgrade"], ["verify"], ["diff"], ["history"], ["test"], ["lint"]]
+)
 def test_help_loads_click_alone(command: list[str]) -> None:
     assert loaded(*command, "--help") == {"click"}
 

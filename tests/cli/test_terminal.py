@@ -106,7 +106,7 @@ def test_the_next_line_can_be_copied_whatever_the_names(tmp_path: Path) -> None:
 
 def test_what_is_shared_is_told_and_only_then() -> None:
     document = {
-        "path": "out", "tensors": 1, "files": {"f": {"size": 10_000}}, "bytes_shared": 8_000, "steps": [], "notes": [],
+        "path": "out", "tensors": 1, "files": {"f": {"size": 10_000}}, "bytes_shared": 8_000, "steps": [], "notes": [], "report": None,
         "downgrade": {"exact": True, "because": []},
     }  # fmt: skip
     assert ", 8.00 kB of it shared with the source by the file system" in render.published(document)

@@ -185,7 +185,8 @@ def grouped_linear(folder: Path) -> list[str]:
 
 
 def help_texts(folder: Path) -> list[str]:
-    return ["--help", *(f"{c} --help" for c in ("inspect", "plan", "apply", "downgrade", "verify", "diff", "history")), "history"]
+    commands = ("inspect", "plan", "apply", "downgrade", "verify", "diff", "history", "test", "lint", "schema", "explain", "packs")
+    return ["--help", *(f"{c} --help" for c in commands), "history"]
 
 
 SCENES: list[Callable[[Path], list[str]]] = [

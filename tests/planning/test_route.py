@@ -92,9 +92,26 @@ def test_where_lineages_are_looked_for_only_a_folder_will_do(tmp_path: Path, pac
             call()
 
 
-def test_a_patch_of_side_files_that_is_not_applied_is_said(tmp_path: Path, pack: Path) -> None:
-    (pack / "demo" / "v2" / "r.yaml").write_text((RULE % "b") + "files: {config.json: {x: null}}\n")
-    planned = migrate.plan(checkpoint(tmp_path, "x.a"), to="demo@v2", rules=[pack])
-    (warning,) = planned.document["warnings"]
-    assert warning["code"] == "M601"
-    assert "`files` of demo/v2/r" in warning["message"]
+def test_two_files_of_an_edge_may_not_contradict_each_other_in_a_side_file(tmp_path: Path, pack: Path) -> None:
+    one, other = pack / "demo" / "v2" / "r.yaml", pack / "demo" / "v2" / "s.yaml"
+    second = "id: demo/v2/s\ntitle: t\nlineage: demo\nedge: [v1, v2]\nrules: []\nfiles: {config.json: %s}\n"
+    one.write_text((RULE % "b") + "files: {config.json: {x: {y: 1}, z: 2}}\n")
+    path = checkpoint(tmp_path, "x.a")
+    for patch in ("{x: null}", "{x: {y: 2}}", "{x: {y: true}}", "{x: 1}", "{x: {y: {z: 1}}}"):
+        other.write_text(second % patch)
+        said = refused(path, pack, to="demo@v2")
+        assert "M516" in said
+        assert "config.json at x" in said
+    for patch in ("{x: {y: 1}}", "{x: {w: 2}, z: 2}", "{w: null}"):
+        other.write_text(second % patch)
+        assert migrate.plan(path, to="demo@v2", rules=[pack]).document["path"]
+
+
+def test_a_value_for_a_param_that_only_the_checkpoint_settles_is_known_all_the_same(tmp_path: Path, pack: Path) -> None:
+    text = (RULE % "b").replace("rules:", "params: {n: {type: int, config: n}, m: {type: int}}\nrules:")
+    (pack / "demo" / "v2" / "r.yaml").write_text(text)
+    path = checkpoint(tmp_path, "x.a")
+    said = refused(path, pack, to="demo@v2", params={"k": 1})
+    assert "M112" in said
+    assert "M509" in said
+    assert migrate.plan(path, to="demo@v2", rules=[pack], params={"n": 2, "m": 1}).document["params"] == {"n": 2, "m": 1}

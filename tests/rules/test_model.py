@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from migrate import ops
 from migrate.core.diagnostics import Report
 from migrate.core.errors import QuestionError
 from migrate.rules.model import LoadedFile, load_files, load_text, read_files
@@ -47,12 +46,13 @@ def rule(fields: str) -> str:
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda p: p.stem)
-def test_every_case_loads_but_for_ops_that_are_not_installed(path: Path) -> None:
+def test_every_case_loads_but_for_what_is_not_installed(path: Path) -> None:
     report = Report()
     loaded = read_files([path], report)
-    assert {d.code for d in report.diagnostics} <= {"M102"}, report.diagnostics
-    assert not {d.message.split("`")[1] for d in report.diagnostics} & set(ops.names())
-    assert report.diagnostics or loaded[0].model.rules
+    # one needs a number format, one an op, that nobody has written yet
+    waiting = {"c15-gpt-oss": {"M308"}, "c20-extra-state": {"M102"}}.get(path.stem, set())
+    assert {d.code for d in report.diagnostics} == waiting, report.diagnostics
+    assert waiting or loaded[0].model.rules
 
 
 def test_there_are_cases() -> None:

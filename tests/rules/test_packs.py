@@ -105,7 +105,7 @@ def test_a_rule_file_must_fit_its_lineage(tmp_path: Path, no_installed: None, ed
         (("v1: {title: one}", "latest: {title: one}"), "M114"),
         (("v1: {title: one}", "v1: {title: one, status: old}"), "M114"),
         (("v1: {title: one}", 'v1: {title: one, detect: {present: "{p"}}'), "M20"),
-        (("v1: {title: one}", 'v1: {title: one, detect: {ndim: {"{p...}.w": x}}}'), "M111"),
+        (("v1: {title: one}", 'v1: {title: one, detect: {ndim: {"{p...}.w": x}}}'), "M106"),
         (("v1: {title: one}", 'v1: {title: one, detect: {dtype: {"{p...}.w": [f61]}}}'), "M114"),
         (("lineage: acme", "lineage: acme2"), "M114"),
         (("ordered: true", 'requires: ">99"'), "M107"),

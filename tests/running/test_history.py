@@ -27,6 +27,12 @@ def test_a_stamp_that_fits_comes_back_as_it_was_written() -> None:
     assert read(stamp(), "m1:2") == (Stamp({"demo": "v2"}, (ENTRY,)), [])
 
 
+def test_what_undoes_a_change_of_side_files_comes_back_in_order() -> None:
+    entry = {**ENTRY, "files": {"config.json": [{"at": ["z", "a"], "was": {"z": None, "a": 1}, "next": "b"}, {"at": ["c"]}]}}
+    found, _ = read(write(Stamp(), {}, [entry], "m1:2").encode(), "m1:2")
+    assert json.dumps(found.applied) == json.dumps([entry])
+
+
 def test_a_stamp_of_other_contents_is_ignored_with_a_note() -> None:
     found, notes = read(stamp(), "m1:3")
     assert found == Stamp()
@@ -44,6 +50,11 @@ def test_a_stamp_of_other_contents_is_ignored_with_a_note() -> None:
         {"applied": [{**ENTRY, "source": "m1:\u202e0"}]},
         {"applied": [{**ENTRY, "rules": [{"id": "\x07", "hash": "x"}]}]},
         {"applied": [{**ENTRY, "params": []}]},
+        {"applied": [{**ENTRY, "files": []}]},
+        {"applied": [{**ENTRY, "files": {"config.json": None}}]},
+        {"applied": [{**ENTRY, "files": {"config.json": [{"was": 1}]}}]},
+        {"applied": [{**ENTRY, "files": {"con\rfig.json": []}}]},
+        {"applied": [{**ENTRY, "files": {"config.json": [{"at": ["a"], "was": json.loads("[" * 200 + "]" * 200)}]}}]},
         {"applied": {}},
         {"format_version": [1]},
     ],

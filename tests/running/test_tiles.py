@@ -225,8 +225,8 @@ def test_empty_tensors_and_scalars_are_written(tmp_path: Path) -> None:
 
 
 def test_a_value_is_computed_once_for_all_that_read_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from migrate import ops
     from migrate.ops._op import Step
-    from migrate.running import values
 
     calls = []
 
@@ -238,7 +238,7 @@ def test_a_value_is_computed_once_for_all_that_read_it(tmp_path: Path, monkeypat
         def infer(self, args, specs, parts):
             return None
 
-    monkeypatch.setattr(values.ops, "get", lambda name: Halves())
+    monkeypatch.setattr(ops, "get", lambda name: Halves())
     a = random_raw(np.random.default_rng(7), "bfloat16", (8, 5))
     call = Call(Step("halves", None), (whole("a", "bfloat16", (8, 5)),), 2)
     halves = [Value(call, i, spec("bfloat16", (4, 5))) for i in range(2)]
@@ -257,7 +257,7 @@ def test_a_value_is_computed_once_for_all_that_read_it(tmp_path: Path, monkeypat
     assert got["first"] == np.ascontiguousarray(a[:4, ::-1]).tobytes()
     assert got["second"] == np.ascontiguousarray(a[4:, ::-1].T).tobytes()
     assert got["back"] == np.ascontiguousarray(a[4:]).tobytes()
-    assert calls == [(None, 2, "bfloat16"), (None, 1, "bfloat16")]
+    assert calls == [(None, 2, ["bfloat16"]), (None, 1, ["bfloat16"])]
 
 
 def test_a_value_beyond_the_memory_limit_is_refused_by_number(tmp_path: Path) -> None:
@@ -265,10 +265,12 @@ def test_a_value_beyond_the_memory_limit_is_refused_by_number(tmp_path: Path) ->
     from migrate.ops._op import Step
 
     source = write_source(tmp_path / "in", {"a": ("float32", np.zeros((100, 100), "u4"))})
-    value = Value(Call(Step("flip", None), (whole("a", "float32", (100, 100)),), 1), 0, spec("float32", (100, 100)))
-    with pytest.raises(RunError, match="takes 40000 bytes, the limit is 1000") as caught:
+    call = Call(Step("flip", None), (whole("a", "float32", (100, 100)),), 1, "turn (r.yaml:3)", ("a",))
+    value = Value(call, 0, spec("float32", (100, 100)))
+    with pytest.raises(RunError, match=r"rule turn .r.yaml:3.: `flip` of a takes 160000 bytes at once, the limit is 750, .*") as caught:
         Values(source, geometry.Layouts(), (), 1000).bytes(value)
     assert caught.value.diagnostics[0].code == "M919"
+    assert "--max-memory 213334" in (caught.value.diagnostics[0].help or "")
 
 
 def test_tiles_cover_the_file_without_a_gap_and_do_not_depend_on_threads(tmp_path: Path) -> None:

@@ -1,0 +1,39 @@
+"""`migrate explain`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from . import render
+from .options import as_json
+
+
+@click.command()
+@click.argument("word", required=False)
+@as_json
+def command(word: str | None, form: str) -> None:
+    """Explain a diagnostic, an op or a codec.
+
+    WORD is a code (M207) or its name, an op (stack) or a codec (fp8-block). Without it: all there are, a line each.
+    """
+    from .. import api
+
+    document = api.explain(word)
+    render.emit(document, form, _listed(document) if word is None else _told(document["topics"][0]))
+
+
+def _listed(document: Mapping[str, Any]) -> str:
+    return "\n".join(render.columns([[t["about"], t["name"], t["title"]] for t in render.safe(document)["topics"]], indent=""))
+
+
+def _told(topic: Mapping[str, Any]) -> str:
+    head = f"{topic['name']}   ({topic['about']})"
+    if topic["about"] == "diagnostic":
+        head = f"{topic['name']}: {topic['title']}   ({topic['severity']}, exit status {topic['exit']})"
+    return f"{head}\n\n{topic['text']}"
+
+
+COMMAND = command

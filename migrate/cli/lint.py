@@ -1,0 +1,82 @@
+"""`migrate lint`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from . import render
+
+
+@click.command()
+@click.argument("paths", nargs=-1, metavar="[PATH]...")
+@click.option("--select", "select", multiple=True, metavar="CODES", help="Only these findings: codes or names, comma-separated.")
+@click.option("--ignore", "ignore", multiple=True, metavar="CODES", help="All findings but these.")
+@click.option("--index", "index", metavar="CKPT", help="Hold the rules against the headers of this checkpoint as well.")
+@click.option("--format", "form", type=click.Choice(["text", "json", "github"]), default="text", help="Form of the answer on stdout.")
+def command(paths: tuple[str, ...], select: tuple[str, ...], ignore: tuple[str, ...], index: str | None, form: str) -> int:
+    """Look for what is wrong, untested or unsaid in rule files.
+
+    PATH is a rule file or a folder of them; without one ./rules, or else the rules that ship with migrate. A comment
+    `# migrate: allow M620 because …` on the line of a finding, or above it, takes it away. Exits with 1 if something is
+    found, with 2 if a file cannot be loaded.
+    """
+    from .. import api
+
+    document = api.lint(paths, select=select, ignore=ignore, index=index)
+    if form == "json":
+        click.echo(json.dumps(document, indent=1))
+    elif form == "github":
+        for line in workflow_commands(document):
+            click.echo(line)
+    else:
+        click.echo(text(document))
+    return int(document["exit"])
+
+
+def text(document: Mapping[str, Any]) -> str:
+    """Each finding as rustc would draw it, and a line that counts them."""
+    from ..core.diagnostics import Diagnostic, Span
+
+    out = []
+    for d in document["diagnostics"]:
+        spans = tuple(Span(**span) for span in d["spans"])
+        out += [Diagnostic(d["code"], d["message"], spans, tuple(d["notes"]), d["help"], d["severity"]).render(), ""]
+    return "\n".join([*out, _summary(document)])
+
+
+def _summary(document: Mapping[str, Any]) -> str:
+    found = document["diagnostics"]
+    errors = sum(d["severity"] == "error" for d in found)
+    counts = [render.plural(n, word) for n, word in ((errors, "error"), (len(found) - errors, "warning")) if n]
+    allowed = f", {document['suppressed']} allowed by comments" if document["suppressed"] else ""
+    return f"{render.plural(len(document['files']), 'file')}: {', '.join(counts) or 'nothing found'}{allowed}"
+
+
+def workflow_commands(document: Mapping[str, Any]) -> list[str]:
+    """The findings as workflow commands of GitHub Actions, one line each."""
+    out = []
+    for d in document["diagnostics"]:
+        kind = "error" if d["severity"] == "error" else "warning"
+        place = ""
+        if d["spans"]:
+            span = d["spans"][0]
+            place = f"file={_property(span['file'])},line={span['line']},col={span['column']},endColumn={span['column'] + span['length']},"
+        body = "\n".join([d["message"], *d["notes"], *([f"help: {d['help']}"] if d["help"] else [])])
+        out.append(f"::{kind} {place}title={_property(d['code'] + ' ' + d['name'])}::{_data(body)}")
+    return out
+
+
+def _data(text: str) -> str:
+    """Text as a workflow command writes it."""
+    return "%0A".join(str(render.safe(line)).replace("%", "%25") for line in text.split("\n"))
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+COMMAND = command

@@ -1,0 +1,38 @@
+"""`migrate packs`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from . import render
+from .options import as_json
+
+
+@click.command()
+@click.option("--rules", "rules", multiple=True, metavar="PATH", help="A folder of lineages.")
+@as_json
+def command(rules: tuple[str, ...], form: str) -> None:
+    """Show where rules are looked for, and which lineages are there.
+
+    ./rules comes first if it is there, then the rules that ship with migrate and those of installed packages.
+    """
+    from .. import api
+
+    document = api.packs(rules)
+    render.emit(document, form, text(document))
+
+
+def text(document: Mapping[str, Any]) -> str:
+    """A line for each pack and one for each of its lineages."""
+    out = []
+    for pack in render.safe(document)["packs"]:
+        out.append(f"{' '.join(word for word in (pack['name'], pack['version']) if word)}   {pack['folder'] or ''}".rstrip())
+        out += [f"  {lineage}" for lineage in pack["lineages"]]
+        out += [f"  cannot be used: {pack['error']}"] if pack["error"] else []
+    return "\n".join(out)
+
+
+COMMAND = command

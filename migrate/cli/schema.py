@@ -1,0 +1,58 @@
+"""`migrate schema`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from . import render
+from .options import as_json
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option("--check", is_flag=True, help="Exit with 1 if the files of a folder are not what the models give.")
+@click.option("-o", "--output", metavar="DIR", help="Write the files there; with --check the folder to look at (./schemas).")
+@as_json
+def command(name: str | None, check: bool, output: str | None, form: str) -> int:
+    """Print or write the JSON schemas of rule files and answers.
+
+    NAME is rulefile, layouts or the kind of an answer; its schema is printed. Without NAME and -o: all there are.
+    """
+    from .. import api
+
+    if name is not None and not check and output is None:
+        from ..rules import schema
+
+        api.schema(name)
+        click.echo(schema.text(schema.schemas()[name]()), nl=False)
+        return 0
+    folder = Path("schemas") if check and output is None else output
+    if check and output is None and not Path("schemas").is_dir():
+        folder = _shipped()
+    document = api.schema(name, folder=folder, write=output is not None and not check)
+    render.emit(document, form, text(document))
+    return 1 if check and not document["current"] else 0
+
+
+def text(document: Mapping[str, Any]) -> str:
+    """A line for each schema; where a folder was looked at, for each file that is or was wrong."""
+    doc = render.safe(document)
+    if doc["folder"] is None:
+        return "\n".join(render.columns([[s["name"], s["title"]] for s in doc["schemas"]], indent=""))
+    wrong = [s for s in doc["schemas"] if s["state"] != "current"]
+    said = {"missing": "is missing", "differs": "differs from the models", "unknown": "belongs to no model", "written": "written"}
+    out = [f"{doc['folder']}/{s['file']}: {said[s['state']]}" for s in wrong]
+    hint = [] if doc["current"] else [f"`migrate schema -o {render.word(document['folder'])}` writes them"]
+    return "\n".join([*out, *hint] or [f"{doc['folder']}: {render.plural(len(doc['schemas']), 'schema')} as the models give them"])
+
+
+def _shipped() -> Path:
+    package = Path(__file__).resolve().parent.parent
+    return package / "_schemas" if (package / "_schemas").is_dir() else package.parent / "schemas"
+
+
+COMMAND = command

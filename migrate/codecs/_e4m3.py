@@ -1,0 +1,363 @@
+"""The arithmetic of e4m3 codes in blocks, on matrices: in torch for the CPU and other devices, and once more in plain numpy.
+
+Decoding on the CPU never calls torch's e4m3 cast, which takes one code at a time: a code shifted left by seven is the
+float16 with the same bits and 2^-8 of its value, subnormals included, so that integer ops and the processor's float16
+conversion decode it, and the missing 2^8 goes into the scale. NaN codes have no such twin, and some scales no 2^8 to
+spare; chunks that hold them take a longer way. Work goes in chunks that fit the L2 cache, through buffers that are kept.
+
+NaN comes out as one quiet NaN: which sign and payload a product would have depends on the processor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import frexp
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..core.spec import BITS
+from ._arrays import scratch, typed
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from ..ops._op import Meter
+
+LARGEST = 448.0
+# what would round beyond the largest code
+OVERFLOW = 464.0
+# DeepGEMM's floor of a block's largest magnitude
+FLOOR = 1e-4
+# elements of one step. Above 32768 torch divides an op among its threads, whose barriers cost more than such an op
+CHUNK, CHUNK_OF_THREADS, CHUNK_OF_DEVICE = 1 << 17, 1 << 15, 1 << 25
+# scales below it can take the 2^8 that a shifted code lacks
+ORDINARY = 2.0**119
+# the bits of a shifted NaN code
+_SHIFTED_NAN = 0x3F80
+# four shifted codes without what sign extension and their neighbours left beside them
+_SHIFTED = 0xBF80BF80BF80BF80 - (1 << 64)
+INFINITY = {"float32": 0x7F800000, "bfloat16": 0x7F80, "float16": 0x7C00}
+NAN = {"float32": 0x7FC00000, "bfloat16": 0x7FC0, "float16": 0x7E00}
+
+
+class Block(NamedTuple):
+    """Rows and columns of a block."""
+
+    rows: int
+    columns: int
+
+
+def _on_cpu(tensor: torch.Tensor) -> bool:
+    return bool(tensor.device.type == "cpu")
+
+
+def signed(tensor: torch.Tensor, dtype: str) -> torch.Tensor:
+    """The elements of a tensor of `dtype` as signed integers."""
+    import torch
+
+    return tensor.view({8: torch.int8, 16: torch.int16, 32: torch.int32}[BITS[dtype]])
+
+
+def as_float(scale: Any, dtype: str) -> torch.Tensor:
+    """Raw elements of float32, bfloat16 or e8m0 as float32; a byte of e8m0 is the exponent of a power of two, 255 is NaN."""
+    import torch
+
+    if dtype == "float32":
+        return typed(scale, dtype)
+    if dtype == "bfloat16":
+        return (typed(scale, "int16").to(torch.int32) << 16).view(torch.float32)
+    exponents = typed(scale, "uint8").to(torch.int32)
+    bits = torch.where(exponents == 0, 0x00400000, exponents << 23)
+    return torch.where(exponents == 255, NAN["float32"], bits).view(torch.float32)
+
+
+def decode(codes: torch.Tensor, scales: torch.Tensor, block: Block, top: int, left: int, out: torch.Tensor, ordinary: bool) -> None:
+    """Fills `out` with float32(code) * float32(scale), rounded to its dtype.
+
+    `codes` (uint8) is the part [top:, left:] of a weight, `scales` the grid from the block that holds its first element
+    on; `ordinary`: all scales are finite and below `ORDINARY`.
+    """
+    import torch
+
+    on_cpu = _on_cpu(codes)
+    spread = _Spread(scales * 256 if on_cpu and ordinary else scales, block, top, left)
+    own = None if out.dtype is torch.float32 else _Buffer("floats", "float32", codes)
+    halves = _Buffer("halves", "int16", codes)
+    for rows, columns in _chunks(codes, block.rows, top):
+        part, target = codes[rows, columns], out[rows, columns]
+        floats = target if own is None else own.like(part)
+        odd = True
+        if on_cpu:
+            has_nan = _shift(part, halves)
+            floats.copy_(halves.like(part).view(torch.float16))
+            odd = has_nan or not ordinary
+            if has_nan:
+                floats.masked_fill_(floats.abs() == 480 / 256, float("nan"))
+            if not ordinary:
+                floats.mul_(256)
+        else:
+            floats.copy_(part.view(torch.float8_e4m3fn))
+        floats.mul_(spread(rows, columns))
+        if own is not None:
+            target.copy_(floats)
+        if odd:
+            name = str(out.dtype).removeprefix("torch.")
+            signed(target, name).masked_fill_(floats.isnan(), NAN[name])
+
+
+def _shift(codes: torch.Tensor, into: _Buffer) -> bool:
+    """Leaves the codes as float16 of 2^-8 their value; whether one of them is NaN, which comes out as 480 * 2^-8."""
+    import torch
+
+    halves, words = into.like(codes), into.words
+    halves.copy_(codes.view(torch.int8))
+    words.bitwise_left_shift_(7)
+    words.bitwise_and_(_SHIFTED)
+    return int(codes.amax()) == 0xFF or int(halves.amax()) == _SHIFTED_NAN
+
+
+def block_amax(bits: torch.Tensor, block: Block, infinity: int | None) -> torch.Tensor:
+    """The largest magnitude in each block, as bits: floats of one sign are ordered as their bits are, infinity and NaN on top.
+
+    `bits`: signed integers. With `infinity`, those bits and what lies above count as zero.
+    """
+    import torch
+
+    rows, columns = bits.shape
+    out = bits.new_zeros(-(-rows // block.rows), -(-columns // block.columns))
+    mask = torch.iinfo(bits.dtype).max
+    buffer = _Buffer("magnitudes", str(bits.dtype).removeprefix("torch."), bits)
+    for at, _ in _chunks(bits, block.rows, 0, whole_rows=True):
+        magnitudes = torch.bitwise_and(bits[at], mask, out=buffer.like(bits[at]))
+        if infinity is not None:
+            magnitudes.masked_fill_(magnitudes >= infinity, 0)
+        first = at.start // block.rows
+        found = _amax_in_runs(_amax_in_runs(magnitudes, 0, block.rows), 1, block.columns)
+        target = out[first : first + len(found)]
+        torch.maximum(target, found, out=target)
+    return out
+
+
+def _amax_in_runs(tensor: torch.Tensor, dim: int, length: int) -> torch.Tensor:
+    import torch
+
+    whole = tensor.shape[dim] // length
+    parts = []
+    if whole:
+        parts.append(tensor.narrow(dim, 0, whole * length).unflatten(dim, (whole, length)).amax(dim + 1))
+    if rest := tensor.shape[dim] - whole * length:
+        parts.append(tensor.narrow(dim, whole * length, rest).amax(dim, keepdim=True))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+
+
+def scales_of(amax: torch.Tensor, like: str, stored: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """(what is stored, in float32; what numbers are multiplied by) for blocks of these largest magnitudes (float32).
+
+    deepseek: deep_gemm.utils.math.per_block_cast_to_fp8 (DeepGEMM 54e2261). hf: Fp8Quantize of transformers 5.23, but for
+    its power of two, which it takes from a rounded logarithm and this from the exponent.
+    """
+    import torch
+
+    # a divisor that is a number would be turned into a factor on CUDA
+    largest = torch.full_like(amax, LARGEST)
+    if like == "deepseek":
+        scale = amax.clamp(min=FLOOR) / largest
+    else:
+        factor = torch.where(amax > 0, largest / amax, 1.0)
+        scale = factor.reciprocal()
+    if stored == "f32":
+        return scale, (scale.reciprocal() if like == "deepseek" else factor)
+    if stored == "bf16":
+        scale = scale.bfloat16().float()
+    else:
+        bits = scale.view(torch.int32)
+        exponents = (bits >> 23) + (bits & 0x7FFFFF).ne(0)
+        powers = (exponents.clamp(1, 254) << 23).view(torch.float32)
+        scale = powers if like == "deepseek" else torch.where(scale.isfinite(), powers, float("nan"))
+    return scale, scale.reciprocal()
+
+
+def encode(
+    numbers: torch.Tensor, scale: torch.Tensor, factor: torch.Tensor, amax: torch.Tensor, block: Block, top: int, left: int,
+    out: torch.Tensor, wild: bool, meter: Meter | None, told: slice,
+) -> None:  # fmt: skip
+    """Fills `out` (uint8) with the codes nearest to `numbers * factor`, ties to even.
+
+    `numbers` is the part [top:, left:] of the blocks that the grids `scale`, `factor` and `amax` are of; `wild`: a number
+    or a factor may not be finite, and only then can anything saturate. NaN becomes 0x7F, or 0xFF where it comes of
+    infinity times zero, as x86 makes it. `meter` is told the error of the rows `told`.
+    """
+    import torch
+
+    spread, buffer = _Spread(factor, block, top, left), _Buffer("floats", "float32", numbers)
+    saturated = underflowed = 0
+    for rows, columns in _chunks(numbers, block.rows, top):
+        part, target = numbers[rows, columns], out[rows, columns]
+        by, floats = spread(rows, columns), buffer.like(part)
+        floats.copy_(part)
+        floats.mul_(by)
+        if wild:
+            saturated += int((floats.abs() >= OVERFLOW).sum()) if meter is not None else 0
+            floats.clamp_(-LARGEST, LARGEST)
+        target.view(torch.float8_e4m3fn).copy_(floats)
+        if wild:
+            nan = torch.where(by == 0, 0xFF, 0x7F).to(torch.uint8).expand_as(target)
+            target.copy_(torch.where(floats.isnan(), nan, target))
+        if meter is not None:
+            underflowed += _zeros(target) - _zeros(signed(part, str(part.dtype).removeprefix("torch.")))
+    if meter is not None:
+        _measure_encoded(numbers, scale, amax, block, top, left, out, told, meter, saturated, max(0, underflowed))
+
+
+def _zeros(bits: torch.Tensor) -> int:
+    """How many of these floats are zero, of either sign."""
+    import numpy as np
+
+    shifted = bits << 1
+    # torch counts several times slower than numpy
+    on_cpu = _on_cpu(shifted)
+    nonzero: int = int(np.count_nonzero(shifted.numpy())) if on_cpu else int(shifted.count_nonzero())
+    return int(shifted.numel()) - nonzero
+
+
+def _measure_encoded(
+    numbers: torch.Tensor, scale: torch.Tensor, amax: torch.Tensor, block: Block, top: int, left: int,
+    codes: torch.Tensor, told: slice, meter: Meter, saturated: int, underflowed: int,
+) -> None:  # fmt: skip
+    import torch
+
+    wanted = numbers[told].float()
+    if not wanted.numel() and not saturated and not underflowed:
+        return
+    got = codes[told].view(torch.float8_e4m3fn).float() * _of_rows(scale, block, top, left, told, wanted)
+    meter.add(wanted, got, _of_rows(amax, block, top, left, told, wanted), saturated=saturated, underflowed=underflowed)
+
+
+def measure(
+    codes: torch.Tensor, scales: torch.Tensor, block: Block, top: int, left: int, made: torch.Tensor, told: slice, meter: Meter
+) -> None:
+    """Tells `meter` what rounding did to the rows `told`."""
+    import torch
+
+    numbers = codes[told].view(torch.float8_e4m3fn).float().double()
+    if numbers.numel():
+        factor = _of_rows(scales, block, top, left, told, numbers).double()
+        meter.add(numbers * factor, made[told].double(), factor.abs() * LARGEST)
+
+
+def _of_rows(grid: torch.Tensor, block: Block, top: int, left: int, rows: slice, part: torch.Tensor) -> torch.Tensor:
+    """A grid's entries for each element of some rows of a matrix, of which `part` are these rows."""
+    import torch
+
+    first = top + rows.start
+    down = torch.arange(first, first + part.shape[0] * rows.step, rows.step, device=grid.device) // block.rows - top // block.rows
+    across = torch.arange(left, left + part.shape[1], device=grid.device) // block.columns - left // block.columns
+    return grid.index_select(0, down).index_select(1, across)
+
+
+class _Spread:
+    """A grid's entries for the elements of a part that begins at row `top`, column `left`, where the grid begins with its block."""
+
+    __slots__ = ("_across", "_block", "_columns", "_first", "_grid", "_left", "_row", "_top")
+
+    def __init__(self, grid: torch.Tensor, block: Block, top: int, left: int) -> None:
+        self._grid, self._block, self._top, self._left = grid, block, top, left
+        self._columns: slice | None = None
+        self._first = -1
+
+    def __call__(self, rows: slice, columns: slice) -> torch.Tensor:
+        """One row of entries where all rows are in the same blocks, else as many as there are rows."""
+        import torch
+
+        high, device = self._block.rows, self._grid.device
+        first, last = ((self._top + r) // high - self._top // high for r in (rows.start, rows.stop - 1))
+        if columns != self._columns:
+            wide = self._block.columns
+            self._columns, self._first = columns, -1
+            at = torch.arange(self._left + columns.start, self._left + columns.stop, device=device)
+            self._across = at // wide - self._left // wide
+        if first == last:
+            if first != self._first:
+                self._first, self._row = first, self._grid[first].index_select(0, self._across)
+            return self._row
+        down = torch.arange(self._top + rows.start, self._top + rows.stop, device=device) // high - self._top // high
+        return self._grid.index_select(0, down).index_select(1, self._across)
+
+
+def _chunks(matrix: torch.Tensor, high: int, top: int, whole_rows: bool = False) -> Iterator[tuple[slice, slice]]:
+    """Rows and columns of parts of a matrix that begins at row `top`; they respect the borders of blocks that are higher than a part.
+
+    `whole_rows`: all columns, and borders also of lower blocks.
+    """
+    import torch
+
+    rows, columns = matrix.shape
+    size = CHUNK_OF_DEVICE if not _on_cpu(matrix) else CHUNK if torch.get_num_threads() == 1 else CHUNK_OF_THREADS
+    width = columns if whole_rows else min(columns, size)
+    step = max(1, size // max(1, width))
+    if whole_rows and step > high:
+        step = step // high * high
+    for left in range(0, columns, max(1, width)):
+        at = 0
+        while at < rows:
+            stop = min(at + step, rows)
+            if high >= step:
+                stop = min(stop, (top + at) // high * high + high - top)
+            yield slice(at, stop), slice(left, min(left + width, columns))
+            at = stop
+
+
+class _Buffer:
+    """Memory for parts of a matrix, reused on the CPU from call to call; `words` is the last one as 64-bit words, rounded up."""
+
+    __slots__ = ("_device", "_dtype", "_name", "_part", "_shape", "words")
+
+    def __init__(self, name: str, dtype: str, matrix: torch.Tensor) -> None:
+        self._name, self._dtype, self._device = f"e4m3 {name}", dtype, matrix.device
+        self._shape: torch.Size | None = None
+
+    def like(self, part: torch.Tensor) -> torch.Tensor:
+        """A contiguous part of the shape of `part`; the same memory each time."""
+        import torch
+
+        if part.shape != self._shape:
+            nbytes = -(-part.numel() * BITS[self._dtype] // 64) * 8
+            on_cpu = self._device.type == "cpu"
+            flat = torch.from_numpy(scratch(self._name, nbytes)) if on_cpu else torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+            self._shape, self.words = part.shape, flat.view(torch.int64)
+            self._part = flat.view(getattr(torch, self._dtype))[: part.numel()].view(part.shape)
+        return self._part
+
+
+# the same once more, element by element, in numpy
+
+
+def values(codes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The numbers of e4m3 codes as float64: (-1)^s * 2^(e - 7) * (1 + m / 8), below the smallest exponent 2^-6 * m / 8 (OCP OFP8)."""
+    import numpy as np
+
+    exponent, mantissa = (codes >> 3 & 15).astype("i8"), (codes & 7).astype("f8")
+    magnitude = np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * 2.0 ** (exponent - 10.0))
+    magnitude[codes & 0x7F == 0x7F] = np.nan
+    return np.where(codes & 0x80, -magnitude, magnitude)
+
+
+def nearest(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The codes nearest to float numbers, ties to the even code; beyond the largest they saturate, NaN is 0x7F."""
+    import numpy as np
+
+    known = values(np.arange(0x7F, dtype="u1"))
+    magnitude = np.abs(numbers.astype("f8"))
+    between = (known[1:] + known[:-1]) / 2
+    low, high = np.searchsorted(between, magnitude, "left"), np.searchsorted(between, magnitude, "right")
+    # they differ only on a tie, between `low` and the code above
+    code: np.ndarray[Any, Any] = np.where((low != high) & (low % 2 == 1), high, low).astype("u1")
+    code |= np.signbit(numbers).astype("u1") << 7
+    code[np.isnan(numbers)] = 0x7F
+    return code
+
+
+def power_above(scale: float) -> float:
+    """The least power of two that is not below `scale`, within the normal floats."""
+    mantissa, exponent = frexp(scale)
+    return float(2.0 ** min(max(exponent - (mantissa == 0.5), -126), 127))

@@ -1,0 +1,320 @@
+"""`fp8-block`: e4m3 codes with one scale for each block of rows and columns, as DeepSeek-V3 stores weights and others after it.
+
+A weight [..., N, K] has a grid of scales [..., ceil(N/b0), ceil(K/b1)]; the last blocks are smaller where a side is no
+multiple of the block. A number is float32(code) * float32(scale), rounded once more where the dtype is narrower.
+
+The block has to be said, not derived from the two shapes: 576 rows with five scales are blocks of 128, not of 115.2, and
+where a division comes out even it may still be the wrong one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from ..core.spec import Spec
+from ..core.spec import spec as spec_of
+from . import _e4m3
+from ._arrays import carrier, typed
+from ._codec import Codec, Leaves, OpError, Options
+from ._e4m3 import Block
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from ..ops._op import Box, Meter
+
+CODES = "float8_e4m3fn"
+SCALES = ("float32", "bfloat16", "float8_e8m0fnu")
+NUMBERS = ("float32", "bfloat16", "float16")
+LIKE = ("deepseek", "hf")
+# how a scale is stored: as it comes, rounded to bfloat16, or as the power of two above it in four bytes or in one
+STORED = {"f32": "float32", "bf16": "bfloat16", "pow2": "float32", "ue8m0": "float8_e8m0fnu"}
+NON_FINITE = ("refuse", "saturate", "keep")
+# errors are measured on at least so many elements of a tensor, and in a large one on few rows of each block
+MEASURED = 1 << 16
+
+
+class Fp8Block(Codec):
+    name = "fp8-block"
+    summary = "e4m3 codes with a scale for each block of rows and columns"
+    parts = ("weight", "scale")
+    leaves = (
+        Leaves("DeepSeek, transformers", {"weight": "weight", "scale": "weight_scale_inv"}),
+        Leaves("transformers 5, stacked experts", {"weight": "gate_up_proj", "scale": "gate_up_proj_scale_inv"}),
+        Leaves("transformers 5, stacked experts", {"weight": "down_proj", "scale": "down_proj_scale_inv"}),
+        Leaves("compressed-tensors, ModelOpt", {"weight": "weight", "scale": "weight_scale"}),
+    )
+
+    def validate(self, options: Options, encoding: bool) -> None:
+        block = options.block
+        if block is not None and (len(block) != 2 or min(block) < 1):
+            raise OpError(
+                "M308", f"fp8-block: `block` is {list(block)}, not the rows and columns of a block", help="e.g. `block: [128, 128]`"
+            )
+        words = (("like", options.like, LIKE), ("scale", options.scale, STORED), ("non_finite", options.non_finite, NON_FINITE))
+        for word, value, known in words:
+            if value is not None and value not in known:
+                raise OpError("M308", f"fp8-block: there is no `{word}: {value}`", help=f"it is one of {', '.join(known)}")
+
+    def decoded(self, options: Options, specs: Sequence[Spec], dtype: str) -> Spec:
+        weight, scale = specs
+        if dtype not in NUMBERS:
+            raise OpError("M303", f"fp8-block decodes to {', '.join(NUMBERS)}, not to {dtype}", help="write a `cast` after it")
+        if weight.dtype != CODES:
+            hint = f"limit the rule to what is encoded: `when: {{weight: {{dtype: [{CODES}]}}}}`"
+            raise OpError("M303", f"fp8-block: the weight is {weight.dtype}, not {CODES}", help=hint)
+        if scale.dtype not in SCALES:
+            raise OpError("M303", f"fp8-block: the scale is {scale.dtype}, not one of {', '.join(SCALES)}")
+        _has_blocks("dequantize", weight)
+        block = _block(options)
+        wanted = _grid(weight.shape, block)
+        if scale.shape != wanted:
+            message = f"the scale is {list(scale.shape)}, a weight of {list(weight.shape)} in blocks of {list(block)} has {list(wanted)}"
+            raise OpError("M310", message, help=_fitting(weight.shape, scale.shape))
+        return spec_of(dtype, weight.shape)
+
+    def encoded(self, options: Options, spec: Spec) -> list[Spec]:
+        if spec.dtype not in NUMBERS:
+            raise OpError("M303", f"fp8-block encodes {', '.join(NUMBERS)}, not {spec.dtype}", help="write a `cast` before it")
+        _has_blocks("quantize", spec)
+        return [spec_of(CODES, spec.shape), spec_of(_stored(options), _grid(spec.shape, _block(options)))]
+
+    def decode_needs(self, options: Options, specs: Sequence[Spec], box: Box) -> list[Box]:
+        sides = zip(box[-2:], _block(options), strict=True)
+        return [box, (*box[:-2], *((low // b, -(-high // b)) for (low, high), b in sides))]
+
+    def encode_needs(self, options: Options, spec: Spec, part: int, box: Box) -> Box:
+        block = _block(options)
+        if part == 1:
+            box = (*box[:-2], *((low * b, high * b) for (low, high), b in zip(box[-2:], block, strict=True)))
+        sides = zip(box[-2:], block, spec.shape[-2:], strict=True)
+        return (*box[:-2], *((min(low // b * b, n), min(-(-high // b) * b, n)) for (low, high), b, n in sides))
+
+    def grain(self, options: Options, spec: Spec, part: int | None) -> tuple[int, ...]:
+        aligned = _block(options) if part == 0 else (1, 1)
+        return (*(1,) * (len(spec.shape) - 2), *aligned)
+
+    def decode(
+        self, options: Options, arrays: Sequence[Any], specs: Sequence[Spec], dtype: str, box: Box, out: Any, meter: Meter | None = None
+    ) -> None:
+        codes, made = typed(arrays[0], "uint8"), typed(out, dtype)
+        if not made.numel():
+            return
+        block, (top, _), (left, _) = _block(options), box[-2], box[-1]
+        scales = _e4m3.as_float(arrays[1], specs[1].dtype)
+        # not so for NaN either
+        ordinary = bool(scales.abs().amax() < _e4m3.ORDINARY)
+        told, exact = _measured(specs[0], top, 128), self.exact(options, specs, dtype)
+        if not ordinary and exact and (at := _first(scales >= 2.0**120)) is not None:
+            place = _place(at, self.decode_needs(options, specs, box)[1])
+            raise OpError("M406", f"dequantize: the scale at {place} is {float(scales[at]):g}, which float32 cannot hold 448 times")
+        for at in _leading(box):
+            _e4m3.decode(codes[at], scales[at], block, top, left, made[at], ordinary)
+            if meter is not None and not exact:
+                _e4m3.measure(codes[at], scales[at], block, top, left, made[at], told, meter)
+
+    def encode(self, options: Options, array: Any, spec: Spec, part: int, box: Box, out: Any, meter: Meter | None = None) -> None:
+        numbers = typed(array, spec.dtype)
+        if not numbers.numel():
+            return
+        needed = self.encode_needs(options, spec, part, box)
+        (top, bottom), (left, right) = ((low - first, high - first) for (low, high), (first, _) in zip(box[-2:], needed[-2:], strict=True))
+        made = typed(out, "uint8" if part == 0 else _stored(options))
+        told = _measured(spec, box[-2][0], 32)
+        saturate = options.non_finite == "saturate"
+        for at in _leading(box):
+            amax = self._amax(options, numbers[at], spec.dtype)
+            finite = bool(amax.isfinite().all())
+            if not finite and options.non_finite == "refuse":
+                raise _not_finite(numbers[at], at, needed)
+            scale, factor = _e4m3.scales_of(amax, options.like or LIKE[0], options.scale or "f32")
+            if part == 1:
+                _store(scale, made[at])
+                continue
+            wild = saturate or not finite or not bool(factor.isfinite().all())
+            inside = numbers[at][top:bottom, left:right]
+            _e4m3.encode(inside, scale, factor, amax, _block(options), top, left, made[at], wild, meter, told)
+
+    def _amax(self, options: Options, numbers: torch.Tensor, dtype: str) -> torch.Tensor:
+        only_finite = _e4m3.INFINITY[dtype] if options.non_finite == "saturate" else None
+        return _e4m3.block_amax(_e4m3.signed(numbers, dtype), _block(options), only_finite).view(numbers.dtype).float()
+
+    def reference(self, options: Options, arrays: Sequence[Any], specs: Sequence[Spec], dtype: str) -> Any:
+        import numpy as np
+
+        block, (codes, scale) = _block(options), arrays
+        wide = {"float32": lambda a: a.view("<f4"), "bfloat16": lambda a: (a.astype("<u4") << 16).view("<f4"), "float8_e8m0fnu": _powers}
+        scales = wide[specs[1].dtype](scale).astype("f8")
+        out = np.empty(codes.shape, {"float32": "<u4"}.get(dtype, "<u2"))
+        columns = np.arange(codes.shape[-1]) // block.columns
+        with np.errstate(all="ignore"):
+            for row in range(codes.shape[-2]):
+                # the product of 4 and 24 bits is exact in float64
+                numbers = (_e4m3.values(codes[..., row, :]) * scales[..., row // block.rows, :][..., columns]).astype("<f4")
+                out[..., row, :] = _narrowed(numbers, dtype)
+        return out
+
+    def reference_parts(self, options: Options, array: Any, spec: Spec) -> list[Any]:
+        import numpy as np
+
+        kind = {"float32": "<f4", "float16": "<f2"}
+        numbers = (array.astype("<u4") << 16).view("<f4") if spec.dtype == "bfloat16" else array.view(kind[spec.dtype]).astype("<f4")
+        weight, scale = self.encoded(options, spec)
+        codes = np.empty(weight.shape, "u1")
+        scales = np.empty(scale.shape, "<f4")
+        block = _block(options)
+        with np.errstate(all="ignore"):
+            for at in np.ndindex(scale.shape):
+                rows, columns = (slice(i * b, (i + 1) * b) for i, b in zip(at[-2:], block, strict=True))
+                where = (*at[:-2], rows, columns)
+                scales[at], codes[where] = _reference_block(options, numbers[where])
+        return [codes, _stored_reference(scales, scale.dtype)]
+
+    def exact(self, options: Options, specs: Sequence[Spec], dtype: str) -> bool:
+        """To float32 from scales that are powers of two by their dtype; `decode` refuses the few that are too large for it."""
+        return dtype == "float32" and specs[1].dtype == "float8_e8m0fnu"
+
+    def bound(self, options: Options) -> str:
+        least = " (amax at least 1e-4)" if (options.like or LIKE[0]) == "deepseek" else ""
+        twice = "2 * " if options.scale in ("pow2", "ue8m0") else ""
+        return f"|error| <= max(|x| / 16, {twice}amax / 448 / 1024), amax of the block{least}: half a step of e4m3 and of its subnormals"
+
+    def samples(self) -> Iterable[tuple[Options, Spec]]:
+        yield Options(), spec_of("bfloat16", (576, 200))
+        yield Options(block=(1, 128), scale="pow2"), spec_of("float32", (5, 300))
+        yield Options(block=(4, 4), like="hf", non_finite="saturate"), spec_of("float16", (3, 12, 10))
+        yield Options(block=(3, 5), scale="ue8m0"), spec_of("bfloat16", (2, 2, 7, 11))
+        yield Options(block=(8, 1), like="hf", scale="ue8m0", non_finite="keep"), spec_of("float32", (30, 7))
+        yield Options(block=(64, 64), scale="bf16"), spec_of("bfloat16", (1, 130))
+
+
+def _block(options: Options) -> Block:
+    return Block(*(options.block or (128, 128)))
+
+
+def _stored(options: Options) -> str:
+    return STORED[options.scale or "f32"]
+
+
+def _has_blocks(verb: str, spec: Spec) -> None:
+    if len(spec.shape) < 2:
+        raise OpError("M304", f"{verb}: fp8-block has blocks of rows and columns, {spec} has {len(spec.shape) or 'no'} axes")
+
+
+def _grid(shape: tuple[int, ...], block: Block) -> tuple[int, ...]:
+    return (*shape[:-2], *(-(-n // b) for n, b in zip(shape[-2:], block, strict=True)))
+
+
+def _fitting(shape: tuple[int, ...], grid: tuple[int, ...]) -> str:
+    """Advice on a block that would fit: a power of two, as all known producers use."""
+    if len(shape) == len(grid) and shape[:-2] == grid[:-2]:
+        sizes = [2**i for i in range(16)]
+        found = [next((b for b in sizes if -(-n // b) == g), None) for n, g in zip(shape[-2:], grid[-2:], strict=True)]
+        if None not in found:
+            return f"`block: {found}` would fit; it stands in the checkpoint's quantization config"
+    return "no block fits: the scale belongs to another weight, or a side was cut or joined without it"
+
+
+def _measured(spec: Spec, top: int, most: int) -> slice:
+    """The rows of a box from row `top` on whose error is measured: the same rows of a tensor however it is cut into boxes.
+
+    At most one row in `most`: measuring all would take longer than computing them.
+    """
+    every = min(most, max(1, spec.numel // MEASURED))
+    return slice(-top % every, None, every)
+
+
+def _leading(box: Box) -> list[tuple[int, ...]]:
+    """The indices, within the box, of its matrices."""
+    return list(product(*(range(high - low) for low, high in box[:-2])))
+
+
+def _first(mask: torch.Tensor) -> tuple[int, ...] | None:
+    """The index of the first True in row-major order."""
+    import numpy as np
+
+    flat = mask.reshape(-1).cpu().numpy()
+    at = int(flat.argmax()) if flat.size else 0
+    return tuple(int(i) for i in np.unravel_index(at, mask.shape)) if flat.size and flat[at] else None
+
+
+def _place(index: Sequence[int], box: Box) -> str:
+    """An index within a box as one within the whole tensor."""
+    return f"[{', '.join(str(i + low) for i, (low, _) in zip(index, box, strict=True))}]"
+
+
+def _not_finite(numbers: torch.Tensor, leading: tuple[int, ...], box: Box) -> OpError:
+    at = _first(~numbers.isfinite()) or (0, 0)
+    message = f"quantize: the number at {_place((*leading, *at), box)} is {float(numbers[at])}"
+    return OpError(
+        "M406",
+        message,
+        help="`non_finite: saturate` gives infinities the largest code and keeps NaN to itself; `keep` encodes as `like` does",
+    )
+
+
+def _store(scale: torch.Tensor, out: torch.Tensor) -> None:
+    import torch
+
+    if out.dtype is torch.float8_e8m0fnu:
+        out.view(torch.uint8).copy_(scale.view(torch.int32) >> 23 & 0xFF)
+    else:
+        name = str(out.dtype).removeprefix("torch.")
+        out.copy_(scale)
+        _e4m3.signed(out, name).masked_fill_(scale.isnan(), _e4m3.NAN[name])
+
+
+def _powers(exponents: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    import numpy as np
+
+    return np.where(exponents == 255, np.nan, 2.0 ** (exponents.astype("f8") - 127))
+
+
+def _narrowed(numbers: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
+    """float32 as raw elements of `dtype`, to the nearest, ties to even; NaN as the one quiet NaN."""
+    import numpy as np
+
+    if dtype == "bfloat16":
+        bits = numbers.view("<u4").astype("<u8")
+        raw = (bits + 0x7FFF + (bits >> 16 & 1) >> 16).astype("<u2")
+    else:
+        raw = numbers.view("<u4") if dtype == "float32" else numbers.astype("<f2").view("<u2")
+    return np.where(np.isnan(numbers), _e4m3.NAN[dtype], raw)
+
+
+def _reference_block(options: Options, numbers: np.ndarray[Any, Any]) -> tuple[Any, Any]:
+    """(scale, codes) of one block of float32 numbers."""
+    import numpy as np
+
+    f4 = np.float32
+    saturate = options.non_finite == "saturate"
+    magnitudes = np.abs(numbers[np.isfinite(numbers)] if saturate else numbers)
+    amax = magnitudes.max() if magnitudes.size else f4(0)
+    hf = options.like == "hf"
+    factor = f4(448) / amax if amax > 0 else f4(1)
+    scale = f4(1) / factor if hf else np.maximum(amax, f4(1e-4)) / f4(448)
+    stored = options.scale or "f32"
+    if stored == "bf16":
+        scale = (np.asarray(_narrowed(scale.reshape(1), "bfloat16"), "<u4") << 16).astype("<u4").view("<f4")[0]
+    elif stored != "f32":
+        odd = f4(np.nan) if hf else f4(2.0**127)
+        scale = f4(_e4m3.power_above(float(scale))) if np.isfinite(scale) else odd
+    if not hf or stored != "f32":
+        factor = f4(1) / scale
+    scaled = numbers * factor
+    codes = _e4m3.nearest(scaled)
+    if factor == 0:
+        codes[np.isnan(scaled)] = 0xFF
+    return scale, codes
+
+
+def _stored_reference(scales: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
+    if dtype == "float8_e8m0fnu":
+        return (scales.view("<u4") >> 23 & 0xFF).astype("u1")
+    return _narrowed(scales, dtype).astype(carrier(dtype))
+
+
+CODEC = Fp8Block()

@@ -1,0 +1,1 @@
+"""What can be said against rule files that load: each family of findings is one module with a `find`."""

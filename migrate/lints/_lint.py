@@ -1,0 +1,180 @@
+"""The contract of a lint family, and what it looks at: the rule files of one lineage, read and compiled.
+
+A family is a module of this folder with `find(shelf)`, which yields a Diagnostic for each finding; its codes are pages
+M604 to M699. A whole lineage is read even where one file of it is asked about, because siblings decide what is
+unreachable, shadowed or read twice; findings about the siblings are left out afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..core.diagnostics import Diagnostic, Report, Span, fail, printable
+from ..core.errors import MigrateError
+from ..core.keys import Pattern
+from ..rules.compiled import CompiledRule, DirectedRule, compile_file, direct
+from ..rules.lineage import Lineage
+from ..rules.model import LoadedFile, RuleFile, read_files
+from ..rules.packs import LAYOUTS, Pack, Packs
+from ..rules.params import convert
+from ..source import yaml
+
+SUFFIXES = (".yaml", ".yml")
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Written:
+    """A rule file that loads, with its rules compiled."""
+
+    loaded: LoadedFile
+    rules: tuple[CompiledRule, ...]
+    keep: tuple[Pattern, ...]
+
+    @property
+    def model(self) -> RuleFile:
+        return self.loaded.model
+
+    def span(self, rule: CompiledRule, *path: str | int) -> Span:
+        """The place of a field of the rule; of its name where nothing is said."""
+        return self.loaded.span(*rule.path, *(path or ("name",)))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Shelf:
+    """The files of one lineage's folder, or one loose rule file (then `home`, `lineage` and `layouts` are None)."""
+
+    home: Path | None
+    lineage: Lineage | None
+    layouts: yaml.Document | None
+    files: tuple[Written, ...]
+
+    @property
+    def edges(self) -> dict[tuple[str, str, str], list[Written]]:
+        """The files by lineage and edge."""
+        out: dict[tuple[str, str, str], list[Written]] = {}
+        for file in self.files:
+            out.setdefault((file.model.lineage, *file.model.edge), []).append(file)
+        return out
+
+
+class Family(Protocol):
+    """A module of this folder."""
+
+    def find(self, shelf: Shelf) -> Iterator[Diagnostic]:
+        """The findings on the shelf."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Shelves:
+    """All that is linted. `asked` are the files that were asked about, by the names that messages call them."""
+
+    shelves: tuple[Shelf, ...]
+    asked: Mapping[str, yaml.Document | None]
+    # what the loader says against them; a file with an error is on no shelf
+    problems: tuple[Diagnostic, ...]
+
+
+def read(paths: Sequence[str | os.PathLike[str]]) -> Shelves:
+    """The rule files and layouts at `paths`; M115 for a path that is neither a folder nor a rule file."""
+    report = Report()
+    # a file outside a lineage's folder has no siblings
+    homes: dict[tuple[Path | None, Path | None], dict[str, Path]] = {}
+    for path in dict.fromkeys(found for given in paths for found in _files(given)):
+        home = _home(path)
+        homes.setdefault((home, None if home else path), {})[_name(path)] = path
+    asked: dict[str, yaml.Document | None] = {}
+    shelves = []
+    for (home, _), files in homes.items():
+        asked |= dict.fromkeys(files)
+        shelf = _shelf(home, files, report)
+        shelves.append(shelf)
+        documents = [file.loaded.document for file in shelf.files] + ([shelf.layouts] if shelf.layouts else [])
+        asked.update({d.name: d for d in documents if d.name in files})
+    # a lineage whose layouts cannot be read concerns all of its files
+    found = [
+        d for d in _distinct(report.diagnostics) if not d.spans or any(s.file in asked or Path(s.file).name == LAYOUTS for s in d.spans)
+    ]
+    return Shelves(tuple(shelves), asked, tuple(found))
+
+
+def _files(given: str | os.PathLike[str]) -> list[Path]:
+    """The absolute paths of the YAML files that are meant."""
+    path = Path(os.path.abspath(given))
+    if path.is_dir():
+        found = sorted(f for suffix in SUFFIXES for f in path.rglob(f"*{suffix}"))
+        return [f for f in found if not any(part.startswith(".") for part in f.relative_to(path).parts)]
+    if not path.exists():
+        fail("M115", f"{printable(os.fspath(given), 300)} does not exist", help="give rule files or folders of them")
+    if path.suffix not in SUFFIXES:
+        fail("M115", f"{printable(os.fspath(given), 300)} is no rule file", help="rule files end in .yaml")
+    return [path]
+
+
+def _home(path: Path) -> Path | None:
+    """The folder of the lineage that the file belongs to."""
+    return next((folder for folder in list(path.parents)[:3] if (folder / LAYOUTS).is_file()), None)
+
+
+def _name(path: Path) -> str:
+    """What messages call the file: its path from the working directory, if it lies below it."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+
+
+def _shelf(home: Path | None, files: Mapping[str, Path], report: Report) -> Shelf:
+    if home is None:
+        return Shelf(None, None, None, _compiled([Path(name) for name in files], report))
+    place = Path(_name(home))
+    rules = [Path(_name(path)) for path in _files(home) if path.name != LAYOUTS]
+    lineage = None
+    pack = Pack(str(place), "local", place)
+    try:
+        lineage = Packs((pack,), scan=False).load_lineage(next(iter(pack.lineages)))
+    except MigrateError as error:
+        report.diagnostics += error.diagnostics
+    return Shelf(place, lineage, yaml.read_file(place / LAYOUTS, Report()), _compiled(rules, report))
+
+
+def _compiled(paths: Iterable[Path], report: Report) -> tuple[Written, ...]:
+    said = Report()
+    loaded = read_files(paths, said)
+    out = []
+    for file in loaded:
+        own = Report()
+        rules, keep = compile_file(file, own)
+        said.diagnostics += own.diagnostics
+        broken = any(span.file == str(file.path) for d in said.diagnostics if d.severity == "error" for span in d.spans[:1])
+        if not broken:
+            out.append(Written(file, tuple(rules), tuple(keep)))
+    report.diagnostics += said.diagnostics
+    return tuple(out)
+
+
+def _distinct(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
+    """Each problem once: a file that a folder's scan and the loader both refuse is one problem."""
+    return list({(d.code, d.message, tuple(replace(s, label="") for s in d.spans)): d for d in diagnostics}.values())
+
+
+def sample_params(model: RuleFile) -> dict[str, Any]:
+    """A value for each param, for questions whose answer does not depend on which: default, bound, choice, or a small one."""
+    out: dict[str, Any] = {}
+    for name, param in model.params.items():
+        if param.has_default:
+            out[name] = convert(param.default, param)
+        elif param.choices:
+            out[name] = [param.choices[0]] if param.type == "list" else param.choices[0]
+        else:
+            number = max(2, param.minimum or 2) if param.maximum is None else param.maximum
+            out[name] = {"int": number, "bool": True, "str": "a", "list": [number if param.items == "int" else "a"]}[param.type]
+    return out
+
+
+def directed(file: Written) -> list[tuple[CompiledRule, DirectedRule]]:
+    """The file's rules forwards with sample params; without those that need other values."""
+    params = sample_params(file.model)
+    made = [(rule, direct(rule, params, Report())) for rule in file.rules]
+    return [(rule, forwards) for rule, forwards in made if forwards is not None]

@@ -1,0 +1,130 @@
+"""Ops that do something else than they say, to find out whether a test would notice.
+
+A shape often does not show what an op did: a concat with its parts interchanged, a square transpose left out, RoPE's
+halves in another order. So each such op is replaced by near mistakes of the same kind, and whatever a test of the file
+cannot tell from the right op is not tested.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise, permutations
+from typing import Any, NamedTuple
+
+from ..core import view
+from ..core.view import View
+from ..ops._axes import axis
+from ..ops._op import Op, ValueOp
+from ..rules.compiled import ROLE, CompiledStep, DirectedRule
+
+_AXIS = re.compile(r"[^\W\d]\w*")
+# permutations of up to so many axes are tried; of more, only those that interchange two neighbours
+MOST_AXES = 4
+
+_Trace = Callable[[Any, Sequence[View], int], list[View]]
+
+
+class Mutant(NamedTuple):
+    """A near mistake; `what` completes "if the op …".
+
+    `step` is None where there is none to try: then only a test that states values would notice one.
+    """
+
+    what: str
+    step: CompiledStep | None
+
+
+def mutants(rule: DirectedRule, step: CompiledStep) -> Iterator[Mutant]:
+    """The near mistakes of one step of the rule that a shape can hide; none for an op that its shape always shows."""
+    name, args = step.name, step.args
+    if name in ("stack", "concat", "unbind", "split"):
+        yield from _orders(rule, step)
+    elif name == "transpose":
+        yield Mutant("left the axes as they are", _with(step, lambda args, views, parts: list(views)))
+    elif name == "permute":
+        for order in _permutations(list(args.dims)):
+            yield Mutant(f"had `dims: {order}`", replace(step, args=replace(args, dims=tuple(order))))
+    elif name == "rearrange":
+        before, after = args.pattern.split("->")
+        names = _AXIS.findall(after)
+        written = _AXIS.findall(before)
+        # first the mistake that is nearest: nothing moves
+        for order in sorted(_permutations(names), key=lambda order: order != written):
+            # a mapping, because one axis' name may be part of another's
+            other = dict(zip(names, order, strict=True))
+            pattern = f"{before.strip()} -> {_AXIS.sub(lambda m, o=other: o[m[0]], after).strip()}"  # type: ignore[misc]
+            yield Mutant(f'said "{pattern}"', replace(step, args=replace(args, pattern=pattern)))
+    elif name in ("flip", "roll"):
+        yield Mutant("moved nothing", _with(step, lambda args, views, parts: list(views)))
+    elif name == "slice" and args.value is None:
+        # with `value` the run itself looks at what is cut
+        yield Mutant("kept the other end", _with(step, _other_end))
+    elif name == "pad":
+        yield Mutant("padded the other end", _with(step, lambda args, views, parts: _padded(step.op, args, views)))
+    elif name != "cast" and (isinstance(step.op, ValueOp) or step.op.kind == "make"):
+        yield Mutant("computed something else", None)
+
+
+def _orders(rule: DirectedRule, step: CompiledStep) -> Iterator[Mutant]:
+    """Two neighbouring values interchanged. The order of numbers is nobody's choice, so there is none for an int capture."""
+    kind = rule.types[step.capture or ROLE]
+    if kind.kind != "enum":
+        return
+    for number, (one, other) in enumerate(pairwise(kind.values)):
+        order = list(range(len(kind.values)))
+        order[number], order[number + 1] = number + 1, number
+        yield Mutant(f"had {one} and {other} interchanged", _with(step, _reordered(step.op, order)))
+
+
+def _reordered(op: Op, order: Sequence[int]) -> _Trace:
+    def trace(args: Any, views: Sequence[View], parts: int) -> list[View]:
+        sizes = getattr(args, "sizes", None)
+        if sizes is not None:
+            args = replace(args, sizes=tuple(sizes[i] for i in order))
+        if op.kind == "join":
+            return op.trace(args, [views[i] for i in order] if len(views) == len(order) else list(views), parts)
+        made = op.trace(args, views, parts)
+        return [made[i] for i in order] if len(made) == len(order) else made
+
+    return trace
+
+
+def _other_end(args: Any, views: Sequence[View], parts: int) -> list[View]:
+    out = []
+    for v in views:
+        dim = axis("slice", args.dim, v.shape)
+        stop = v.shape[dim] if args.stop is None else args.stop
+        out.append(view.slice_(v, dim, v.shape[dim] - stop, v.shape[dim] - args.start))
+    return out
+
+
+def _padded(op: Op, args: Any, views: Sequence[View]) -> list[View]:
+    out = []
+    for v, made in zip(views, op.trace(args, views), strict=True):
+        dim = axis("pad", args.dim, v.shape)
+        out.append(view.roll(made, dim, made.shape[dim] - v.shape[dim] - 2 * args.start))
+    return out
+
+
+def _with(step: CompiledStep, trace: _Trace) -> CompiledStep:
+    """The step with an op that traces as said, and is otherwise what it was."""
+
+    def traced(self: Op, args: Any, views: Sequence[View], parts: int = 1) -> list[View]:
+        return trace(args, views, parts)
+
+    def unchecked(self: Op, args: Any, views: Sequence[View], parts: int = 1) -> list[Any]:
+        return []
+
+    base = type(step.op)
+    body = {"name": step.name, "trace": traced, "checks": unchecked, "__module__": base.__module__}
+    return replace(step, op=type(base.__name__, (base,), body)())
+
+
+def _permutations(things: list[Any]) -> Iterator[list[Any]]:
+    if len(things) <= MOST_AXES:
+        yield from (list(order) for order in permutations(things) if list(order) != things)
+        return
+    for at in range(len(things) - 1):
+        yield [*things[:at], things[at + 1], things[at], *things[at + 2 :]]

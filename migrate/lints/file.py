@@ -1,0 +1,99 @@
+"""A rule file as a thing that people find, read and edit: its name, its title, what it declares."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from ..core.diagnostics import Diagnostic, Span
+from ..rules.checks import used_params
+from ..source import yaml
+from ._lint import Shelf, Written
+
+_MODELINE = re.compile(r"#\s*yaml-language-server:\s*\$schema=\S")
+
+
+def find(shelf: Shelf) -> Iterator[Diagnostic]:
+    """M604 to M611."""
+    for file in shelf.files:
+        yield from _place(shelf, file)
+        yield from _title(file.loaded.document, file.model.title)
+        yield from _modeline(file.loaded.document, "rulefile")
+        if file.model.requires is None:
+            yield Diagnostic(
+                "M608", "the file does not say which migrate it needs", (file.loaded.span("id"),), (), 'write `requires: ">=0.1"`'
+            )
+        used = {name for _, name in used_params(file.loaded)}
+        for name in file.model.params:
+            if name not in used:
+                yield Diagnostic("M607", f"nothing uses the param `{name}`", (file.loaded.key_span("params", name),), (), "remove it")
+        for number in (0, 1):
+            yield from _unquoted(file.loaded.document, ("edge", number))
+    if shelf.layouts is not None and isinstance(shelf.layouts.data, dict):
+        yield from _modeline(shelf.layouts, "layouts")
+        yield from _title(shelf.layouts, str(shelf.layouts.data.get("title") or ""))
+        for name in shelf.lineage.names if shelf.lineage else ():
+            span = shelf.layouts.key_span(("layouts", name))
+            if _is_number(name) and span.text[span.column - 1 : span.column] not in ("'", '"'):
+                yield _number(name, span)
+
+
+def _place(shelf: Shelf, file: Written) -> Iterator[Diagnostic]:
+    """Where the file lies in a lineage's folder, and whether its id says so."""
+    if shelf.home is None:
+        return
+    model, path = file.model, file.loaded.path
+    wanted = f"{model.lineage}/{model.edge[1]}/{path.stem}"
+    if path.relative_to(shelf.home).parts[:-1] != (model.edge[1],):
+        yield Diagnostic(
+            "M611",
+            f"the file leads to layout `{model.edge[1]}` and lies in `{path.parent.name}`",
+            (file.loaded.span("edge"),),
+            (),
+            f"move it to {shelf.home.name}/{model.edge[1]}/{path.name}",
+        )
+    elif model.id != wanted:
+        yield Diagnostic("M604", f"the id `{model.id}` is not that of the file's place, `{wanted}`", (file.loaded.span("id"),), (),
+                         "rename the file, or the id if no checkpoint was migrated with it yet")  # fmt: skip
+
+
+def _title(document: yaml.Document, title: str) -> Iterator[Diagnostic]:
+    words = title.split()
+    wrong = []
+    if title.endswith("."):
+        wrong.append("ends with a period")
+    if title[:1].islower() and words[0].isalpha():
+        wrong.append("begins with a small letter")
+    shouting = [w for w in words[1:] if len(w) > 3 and w.istitle()]
+    if len(words) > 3 and len(shouting) == len([w for w in words[1:] if len(w) > 3]) > 1:
+        wrong.append("has capitals like a headline")
+    if wrong:
+        yield Diagnostic(
+            "M605", f"the title {' and '.join(wrong)}", (document.span(("title",)),), (), "write it like a sentence, without its period"
+        )
+
+
+def _modeline(document: yaml.Document, schema: str) -> Iterator[Diagnostic]:
+    if not any(_MODELINE.match(line.lstrip()) for line in document.lines[:5]):
+        first = document.lines[0] if document.lines else ""
+        hint = f"begin with `# yaml-language-server: $schema=…/{schema}.schema.json`"
+        yield Diagnostic(
+            "M610", "no line tells editors the schema of the file", (Span(document.name, 1, 1, max(1, len(first)), first),), (), hint
+        )
+
+
+def _unquoted(document: yaml.Document, path: tuple[str | int, ...]) -> Iterator[Diagnostic]:
+    value: Any = document.data
+    for step in path:
+        value = value[step]
+    if isinstance(value, yaml.Plain) and _is_number(value):
+        yield _number(value, document.span(path))
+
+
+def _is_number(text: str) -> bool:
+    return isinstance(yaml.core(yaml.Plain(text)), (int, float))
+
+
+def _number(name: str, span: Span) -> Diagnostic:
+    return Diagnostic("M609", f"layout `{name}` is not quoted", (span,), (), f'write "{name}": other YAML readers take it for a number')

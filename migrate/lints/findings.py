@@ -1,0 +1,93 @@
+"""All families over all files: what is found, less what the files allow."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+from ..core.diagnostics import PAGES, Diagnostic, did_you_mean, fail, page, printable
+from ..rules.packs import built_in
+from ..source.index import Index
+from . import advice, allow, checkpoint, file, layout, loss, matching, shape
+from ._lint import Family, read
+
+FAMILIES: tuple[Family, ...] = (file, matching, shape, loss, layout, advice)
+# codes that speak of the comments themselves
+_ABOUT_COMMENTS = ("M602", "M603")
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """`problems`: files that the loader refuses, which are linted no further. `suppressed`: how many findings comments allow."""
+
+    files: tuple[str, ...]
+    problems: tuple[Diagnostic, ...]
+    found: tuple[Diagnostic, ...]
+    suppressed: int
+
+
+def codes() -> dict[str, str]:
+    """Code -> name of each finding that lint can make."""
+    return {path.stem: page(path.stem).name for path in sorted(PAGES.glob("M6*.md"))}
+
+
+def lint(
+    paths: Sequence[str | os.PathLike[str]] = (),
+    select: Iterable[str] = (),
+    ignore: Iterable[str] = (),
+    index: Index | None = None,
+    read_side: Callable[[str], bytes | None] = lambda name: None,
+) -> Findings:
+    """The findings in the rule files and layouts at `paths`, by file and line.
+
+    Without paths: `./rules`, or the rules that ship with migrate. `select` and `ignore` hold codes or names of findings;
+    `index` is a checkpoint that the rules are held against as well, `read_side` answers with its side files.
+    M115 for a path or a code that there is not.
+    """
+    known = set(codes())
+    wanted = _codes(select) or set(known)
+    wanted -= _codes(ignore)
+    shelves = read(paths or [_default()])
+    families: Iterator[Diagnostic] = chain.from_iterable(family.find(shelf) for shelf in shelves.shelves for family in FAMILIES)
+    if index is not None:
+        families = chain(families, *(checkpoint.find(shelf, index, read_side, shelves.asked) for shelf in shelves.shelves))
+    found = [d for d in families if d.code in wanted and any(span.file in shelves.asked for span in d.spans)]
+    looked_at = wanted if index is not None else wanted - set(checkpoint.CODES)
+    allowed: list[allow.Allowed] = []
+    wrong: list[Diagnostic] = []
+    for document in shelves.asked.values():
+        if document is not None:
+            own, bad = allow.read(document, lambda code: code in known and code not in _ABOUT_COMMENTS)
+            allowed += own
+            wrong += bad
+    left, suppressed = allow.sift(found, allowed, lambda code: code in looked_at)
+    left = [d for d in (*left, *wrong) if d.code in wanted]
+    order = {name: number for number, name in enumerate(shelves.asked)}
+    left.sort(key=lambda d: (order.get(d.spans[0].file, len(order)), d.spans[0].line, d.spans[0].column, d.code))
+    return Findings(tuple(shelves.asked), shelves.problems, tuple(left), suppressed)
+
+
+def _default() -> Path:
+    here = Path("rules")
+    if here.is_dir():
+        return here
+    folder = built_in().folder
+    if folder is None:
+        fail("M507", "there is no folder `rules` here", help="give rule files or folders of them")
+    return folder
+
+
+def _codes(words: Iterable[str]) -> set[str]:
+    known = codes()
+    by_name = {name: code for code, name in known.items()}
+    out = set()
+    for word in (w.strip() for words_ in words for w in words_.split(",")):
+        code = by_name.get(word, word)
+        if code not in known:
+            hint = did_you_mean(word, [*known, *by_name]) or "`docs/lint.md` lists them"
+            fail("M115", f"lint has no finding `{printable(word)}`", help=hint)
+        out.add(code)
+    return out

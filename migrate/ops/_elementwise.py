@@ -1,0 +1,142 @@
+"""What the ops share that compute each element from one element: boxes, chunks, refusals and the account of errors.
+
+A box is worked on in chunks that stay in a core's cache, so that memory is passed once; on a GPU it is one chunk, and
+what is refused is asked for once a box.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from ..core.spec import BITS, Spec
+from ._numbers import COMPUTED, FLOATS, INTEGERS, PARTS, is_numpy, module, numbers
+from ._op import Box, Meter, OpError, ValueOp
+
+if TYPE_CHECKING:
+    from ._axes import Shape
+
+# elements: with its temporaries a chunk stays in the second level of cache
+CHUNK = 1 << 16
+
+
+class Elementwise(ValueOp):
+    """One input, one output of its shape, each element from the element at its place."""
+
+    def needs(self, args: Any, specs: Sequence[Spec], output: int, box: Box) -> list[Box]:
+        return [box]
+
+    def torch(self, args: Any, specs: Sequence[Spec]) -> bool:
+        return False
+
+    def chunk(self, args: Any, raw: Any, spec: Spec, out: Any, meter: Meter | None) -> Any:
+        """Fills `out` from `raw`, both contiguous and of rank 1; marks what is refused (None: nothing can be)."""
+        raise NotImplementedError
+
+    def refusal(self, args: Any, spec: Spec, value: str, at: str) -> OpError:
+        """Why the element `value` at `at`, which may be empty, is refused."""
+        raise NotImplementedError
+
+    def compute(
+        self, args: Any, arrays: Sequence[Any], specs: Sequence[Spec], output: int, box: Box, out: Any, meter: Meter | None = None
+    ) -> None:
+        array, spec = arrays[0], specs[0]
+        if not is_numpy(array):
+            self._whole(args, array, spec, box, out, meter)
+            return
+        import numpy as np
+
+        with np.errstate(all="ignore"):
+            for first, given, made in chunks(array, out):
+                refused = self.chunk(args, given, spec, made, meter)
+                if refused is not None and refused.any():
+                    at = int(refused.argmax())
+                    raise self.refusal(args, spec, shown(given[at : at + 1], spec.dtype), place(first + at, box))
+
+    def _whole(self, args: Any, array: Any, spec: Spec, box: Box, out: Any, meter: Meter | None) -> None:
+        given = array.contiguous().reshape(-1)
+        made = out.reshape(-1) if out.is_contiguous() else module(out).empty(out.numel(), dtype=out.dtype, device=out.device)
+        refused = self.chunk(args, given, spec, made, meter)
+        if refused is not None and bool(refused.any()):
+            at = int(refused.nonzero()[0])
+            value = given[at : at + 1].cpu().numpy()
+            raise self.refusal(args, spec, shown(value, spec.dtype), place(at, box))
+        if not out.is_contiguous():
+            out.copy_(made.reshape(out.shape))
+
+
+def chunks(array: Any, out: Any) -> Iterator[tuple[int, Any, Any]]:
+    """(row-major number of the first element, elements, room for the results) over a box; both of rank 1 and contiguous."""
+    import numpy as np
+
+    if array.flags.c_contiguous and out.flags.c_contiguous:
+        flat, room = array.reshape(-1), out.reshape(-1)
+        for start in range(0, flat.size, CHUNK):
+            yield start, flat[start : start + CHUNK], room[start : start + CHUNK]
+        return
+    first = 0
+    for at in _cuts(array.shape):
+        part, target = array[at], out[at]
+        made = np.empty(part.size, out.dtype)
+        yield first, np.ascontiguousarray(part).reshape(-1), made
+        target[...] = made.reshape(part.shape)
+        first += part.size
+
+
+def _cuts(shape: Shape) -> Iterator[tuple[slice, ...]]:
+    """Slices that cut `shape` into row-major runs of at most CHUNK elements, in order."""
+    if prod(shape) <= CHUNK:
+        yield tuple(slice(None) for _ in shape)
+        return
+    rows = CHUNK // prod(shape[1:])
+    if rows:
+        for start in range(0, shape[0], rows):
+            yield (slice(start, start + rows), *[slice(None)] * (len(shape) - 1))
+        return
+    for row in range(shape[0]):
+        for rest in _cuts(shape[1:]):
+            yield (slice(row, row + 1), *rest)
+
+
+def place(number: int, box: Box) -> str:
+    """The index in the whole tensor of element `number` of `box`, as messages say it: " at [3, 0]", nothing for a scalar."""
+    at = []
+    for start, stop in reversed(box):
+        number, rest = divmod(number, stop - start)
+        at.append(start + rest)
+    return f" at [{', '.join(map(str, reversed(at)))}]" if at else ""
+
+
+def shown(raw: Any, dtype: str) -> str:
+    """One raw element, an array of one, as messages print its value."""
+    if dtype in PARTS:
+        real, imaginary = numbers(raw.reshape(-1).view(f"<u{BITS[dtype] // 16}"), PARTS[dtype])
+        return f"{real} + {imaginary}j"
+    if dtype in FLOATS:
+        return repr(float(numbers(raw, dtype)[0]))
+    if dtype == "bool":
+        return f"byte {int(raw[0])}"
+    return str(int(raw.view(f"<{'i' if INTEGERS[dtype][0] < 0 else 'u'}{raw.dtype.itemsize}")[0]))
+
+
+def only_floats(op: str, specs: Sequence[Spec]) -> None:
+    """OpError M309 unless all dtypes are among those that rules compute with."""
+    for spec in specs:
+        if spec.dtype not in COMPUTED:
+            raise OpError(
+                "M309",
+                f"{op} computes with {', '.join(COMPUTED)}, not with {spec}",
+                help="write `cast` before it, or `dequantize` where the numbers are stored in parts",
+            )
+
+
+def tell(meter: Meter | None, wanted: Any, got: Any, dtype: str) -> None:
+    """Tells `meter`, if there is one, what became of the numbers `wanted` in `dtype`."""
+    if meter is None:
+        return
+    saturated = 0
+    if dtype in FLOATS:
+        size = abs(wanted)
+        saturated = int(((size > FLOATS[dtype].largest) & (size < float("inf"))).sum())
+    meter.add(wanted, got, saturated=saturated, underflowed=int(((got == 0) & (wanted != 0)).sum()))

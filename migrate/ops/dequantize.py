@@ -1,0 +1,110 @@
+"""`dequantize`: the stored parts of a number format become one tensor of numbers.
+
+It joins the roles that its codec stores; a rule names them in `from` (`{weight: …, scale: …}`), and a part that is missing
+is found by the binder, which knows the key that should be there. What the codec must be told to encode again, `dequantize`
+takes too and hands to its inverse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..codecs._codec import Codec, Options
+from ._op import Integers, Loss, OpError, Step, Text, ValueOp, arg, dataclass, step
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..core.spec import Spec
+    from ._op import Box, Meter
+
+
+def codec_called(name: str) -> Codec:
+    """The codec of this name. OpError M308 if there is none."""
+    from .. import codecs
+    from ..core.diagnostics import did_you_mean, listed
+
+    try:
+        return codecs.get(name)
+    except KeyError:
+        known = codecs.names()
+        hint = did_you_mean(name, known) or f"the codecs are {listed(known)}"
+        raise OpError("M308", f"there is no codec {name!r}", help=hint) from None
+
+
+def roles_of(codec: str) -> tuple[str, ...]:
+    """The parts of a codec, without a name those that most have; none where there is no such codec, which `validate` reports."""
+    from .. import codecs
+
+    if not codec:
+        return ("weight", "scale")
+    return codecs.get(codec).parts if codec in codecs.names() else ()
+
+
+def options(args: Any) -> Options:
+    return Options(args.block, args.like, args.scale, args.non_finite)
+
+
+class Dequantize(ValueOp):
+    kind = "join"
+    summary = "makes numbers of the stored parts of a number format"
+
+    @dataclass(frozen=True, slots=True)
+    class Args:
+        codec: Text = arg("the number format, e.g. fp8-block")
+        dtype: Text = arg("what the numbers become, e.g. bfloat16")
+        block: Integers | None = arg("rows and columns that share a scale; without it what the codec takes for granted", default=None)
+        like: Text | None = arg("for the inverse: whose arithmetic encodes", default=None)
+        scale: Text | None = arg("for the inverse: how scales are stored", default=None)
+        non_finite: Text = arg("for the inverse: refuse, saturate or keep infinities and NaN", default="refuse")
+
+    def validate(self, args: Args) -> None:
+        codec_called(args.codec).validate(options(args), False)
+
+    def roles(self, codec: str = "") -> tuple[str, ...]:
+        return roles_of(codec)
+
+    def infer(self, args: Args, specs: Sequence[Spec], parts: int = 1) -> list[Spec]:
+        codec = codec_called(args.codec)
+        if len(specs) != len(codec.parts):
+            there, lacking = ", ".join(codec.parts[: len(specs)]), ", ".join(codec.parts[len(specs) :])
+            raise OpError("M408", f"dequantize: {args.codec} has no numbers without its {lacking}; there is only the {there}")
+        return [codec.decoded(options(args), specs, args.dtype)]
+
+    def needs(self, args: Args, specs: Sequence[Spec], output: int, box: Box) -> list[Box]:
+        return codec_called(args.codec).decode_needs(options(args), specs, box)
+
+    def grain(self, args: Args, specs: Sequence[Spec], output: int) -> tuple[int, ...]:
+        codec = codec_called(args.codec)
+        return codec.grain(options(args), codec.decoded(options(args), specs, args.dtype), None)
+
+    def compute(
+        self, args: Args, arrays: Sequence[Any], specs: Sequence[Spec], output: int, box: Box, out: Any, meter: Meter | None = None
+    ) -> None:
+        codec_called(args.codec).decode(options(args), arrays, specs, args.dtype, box, out, meter)
+
+    def eager(
+        self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtypes: Sequence[str] = ()
+    ) -> list[np.ndarray[Any, Any]]:
+        from ..core.spec import Spec
+
+        specs = [Spec(d, a.shape) for d, a in zip(dtypes, arrays, strict=True)]
+        return [codec_called(args.codec).reference(options(args), arrays, specs, args.dtype)]
+
+    def loss(self, args: Args) -> Loss:
+        return Loss.LOSSY
+
+    def loss_on(self, args: Args, specs: Sequence[Spec]) -> Loss:
+        return Loss.LOSSLESS if codec_called(args.codec).exact(options(args), specs, args.dtype) else Loss.LOSSY
+
+    def invert(self, args: Args, enumerated: bool = False) -> Step:
+        said = {name: getattr(args, name) for name in ("block", "like", "scale", "non_finite")}
+        return step("quantize", codec=args.codec, from_=args.dtype, **said)
+
+    def samples(self) -> Iterable[tuple[dict[str, Any], list[tuple[int, ...]]]]:
+        yield {"codec": "fp8-block", "dtype": "bfloat16"}, [(576, 256), (5, 2)]
+        yield {"codec": "fp8-block", "dtype": "float32", "block": [2, 3], "scale": "ue8m0"}, [(2, 5, 7), (2, 3, 3)]
+
+
+OP = Dequantize()

@@ -1,0 +1,82 @@
+"""`quantize`: a tensor of numbers becomes the stored parts of a number format, under the roles that its codec has.
+
+Whose arithmetic encodes is part of the rule (`like`): two libraries that agree on a format need not agree on a code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ._op import Integers, Loss, OneWay, OpError, Step, Text, ValueOp, arg, dataclass, step
+from .dequantize import codec_called, options, roles_of
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..core.spec import Spec
+    from ._op import Box, Meter
+
+
+class Quantize(ValueOp):
+    kind = "part"
+    summary = "encodes numbers as the stored parts of a number format"
+
+    @dataclass(frozen=True, slots=True)
+    class Args:
+        codec: Text = arg("the number format, e.g. fp8-block")
+        from_: Text | None = arg("the dtype of the numbers: checked, and what the inverse restores", alias="from", default=None)
+        block: Integers | None = arg("rows and columns that share a scale; without it what the codec takes for granted", default=None)
+        like: Text | None = arg("whose arithmetic encodes, e.g. deepseek or hf", default=None)
+        scale: Text | None = arg("how scales are stored: f32, bf16, pow2 or ue8m0", default=None)
+        non_finite: Text = arg("refuse, saturate or keep infinities and NaN", default="refuse")
+
+    def validate(self, args: Args) -> None:
+        codec_called(args.codec).validate(options(args), True)
+
+    def roles(self, codec: str = "") -> tuple[str, ...]:
+        return roles_of(codec)
+
+    def parts(self, args: Args, shape: tuple[int, ...], values: int | None) -> int:
+        return len(codec_called(args.codec).parts)
+
+    def infer(self, args: Args, specs: Sequence[Spec], parts: int = 1) -> list[Spec]:
+        if args.from_ is not None and specs[0].dtype != args.from_:
+            raise OpError(
+                "M303", f"quantize: the numbers are {specs[0].dtype}, the rule says `from: {args.from_}`", help="write a `cast` before it"
+            )
+        return codec_called(args.codec).encoded(options(args), specs[0])
+
+    def needs(self, args: Args, specs: Sequence[Spec], output: int, box: Box) -> list[Box]:
+        return [codec_called(args.codec).encode_needs(options(args), specs[0], output, box)]
+
+    def grain(self, args: Args, specs: Sequence[Spec], output: int) -> tuple[int, ...]:
+        return codec_called(args.codec).grain(options(args), specs[0], output)
+
+    def compute(
+        self, args: Args, arrays: Sequence[Any], specs: Sequence[Spec], output: int, box: Box, out: Any, meter: Meter | None = None
+    ) -> None:
+        codec_called(args.codec).encode(options(args), arrays[0], specs[0], output, box, out, meter)
+
+    def eager(
+        self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtypes: Sequence[str] = ()
+    ) -> list[np.ndarray[Any, Any]]:
+        from ..core.spec import Spec
+
+        return codec_called(args.codec).reference_parts(options(args), arrays[0], Spec(dtypes[0], arrays[0].shape))
+
+    def loss(self, args: Args) -> Loss:
+        return Loss.LOSSY
+
+    def invert(self, args: Args, enumerated: bool = False) -> Step | OneWay:
+        if args.from_ is None:
+            return OneWay("quantize does not say what the numbers were", "write `from`: their dtype")
+        said = {name: getattr(args, name) for name in ("block", "like", "scale", "non_finite")}
+        return step("dequantize", codec=args.codec, dtype=args.from_, **said)
+
+    def samples(self) -> Iterable[tuple[dict[str, Any], list[tuple[int, ...]]]]:
+        yield {"codec": "fp8-block", "from": "bfloat16", "like": "deepseek"}, [(576, 256)]
+        yield {"codec": "fp8-block", "block": [2, 3], "scale": "ue8m0"}, [(2, 5, 7)]
+
+
+OP = Quantize()

@@ -1,0 +1,85 @@
+"""The side files of one run, as the edges walked so far leave them.
+
+Rules ask them for params and patch them. Nothing is written here: an edge reads what the edge before it would have
+left, and what is different at the end is written with the output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+from ..core.diagnostics import fail, printable
+from ..rules import patches
+from ..rules.patches import ABSENT
+from ..source import jsontext
+
+ReadSide = Callable[[str], "bytes | None"]
+# bytes; far above any configuration, far below what takes a second to read
+MAX_READ = 16_000_000
+# a stamp nests what it holds of a file three deeper
+MAX_DEPTH = patches.MAX_DEPTH - 8
+
+
+class SideFiles:
+    """JSON objects beside the tensors. `left_out` are files that are there and are not carried."""
+
+    def __init__(self, read: ReadSide, left_out: Collection[str] = ()) -> None:
+        self._read_source, self._left_out = read, left_out
+        self._values: dict[str, dict[str, Any] | None] = {}
+        # path -> what stands in it now, None: it is gone; only files that differ from the source's
+        self.changed: dict[str, bytes | None] = {}
+
+    def read(self, path: str) -> bytes | None:
+        """The bytes of the file as it now is; None if it is not there."""
+        return self.changed[path] if path in self.changed else self._read_source(path)
+
+    def value(self, path: str) -> dict[str, Any] | None:
+        """The JSON object in the file, not to be changed; None if it is not there. M513 or M906 if it holds something else."""
+        if path not in self._values:
+            self._values[path] = self._parsed(path)
+        return self._values[path]
+
+    def at(self, path: str, keys: Sequence[str]) -> Any:
+        """The value at `keys`: names of objects, digits for lists. ABSENT if there is none."""
+        value: Any = self.value(path)
+        for key in keys:
+            if isinstance(value, dict) and key in value:
+                value = value[key]
+            elif isinstance(value, list) and key.isascii() and key.isdigit() and int(key) < len(value):
+                value = value[int(key)]
+            else:
+                return ABSENT
+        return ABSENT if value is None and not keys else value
+
+    def put(self, path: str, value: dict[str, Any] | None) -> None:
+        """Makes `value` what the file holds, in the style it is written in; None removes it. Equal values change no byte."""
+        before = self.value(path)
+        if patches.same(before, value):
+            return
+        now = self.read(path)
+        self._values[path] = value
+        made = None if value is None else patches.text(value, None if now is None else now.decode("utf-8"))
+        self.changed[path] = made
+        if self._read_source(path) == made:
+            del self.changed[path]
+
+    def listing(self, there: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+        """(path, size) of the files that come out, given those of the source."""
+        sizes = {**dict(there), **{path: None if content is None else len(content) for path, content in self.changed.items()}}
+        return sorted((path, size) for path, size in sizes.items() if size is not None)
+
+    def _parsed(self, path: str) -> dict[str, Any] | None:
+        raw = self.read(path)
+        if raw is None:
+            if path in self._left_out:
+                fail("M513", f"{printable(path)} is needed and is not a file that is read", help="it is too large, or a link or pipe")
+            return None
+        if len(raw) > MAX_READ:
+            fail("M513", f"{printable(path)} has {len(raw)} bytes, a configuration at most {MAX_READ}")
+        value = jsontext.parse(raw, printable(path), floats=True, constants=True)
+        if not isinstance(value, dict):
+            fail("M513", f"{printable(path)} holds no JSON object", help="a configuration is `{…}` with names and values")
+        if patches.depth(value) > MAX_DEPTH:
+            fail("M914", f"{printable(path)}: JSON nested more than {MAX_DEPTH} deep")
+        return value

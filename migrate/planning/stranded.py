@@ -1,0 +1,259 @@
+"""Parts of one tensor that a plan would part: a weight that moves while its scale stays where no reader looks for it.
+
+Rules see keys, and a rule that renames `….weight` in a checkpoint of a number format may well forget `….weight_scale_inv`.
+So the codecs' tables of names are held against what went in and what comes out, whatever edges lie between. Two parts
+are well if they come out under names that belong together again, if they are decoded together, if both are dropped, or if
+both move to names that no table knows. A weight stored in a wide float is not encoded, whatever stands beside it.
+
+Where parts were joined or cut along an axis, their blocks must have been whole: no block size may be left out of the
+question here, so only what fits no block size at all is an error, and the rest shows where the parts are decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from .. import codecs
+from ..core.diagnostics import Report, printable
+from ..core.ranks import rank_of
+from ..core.spec import BITS
+from ..source.registry import BrokenEntryError
+from .graph import Call, Tensor
+
+if TYPE_CHECKING:
+    from ..core.spec import Spec
+    from ..rules.compiled import DirectedRule
+    from ..source.index import Stored
+    from .bind import Bound
+
+
+class Pair(NamedTuple):
+    """The keys of a codec's first part and of another one."""
+
+    weight: str
+    part: str
+    role: str
+
+
+class _Table(NamedTuple):
+    """Which last segments belong together: (first part, other part, role), by either of them."""
+
+    by_weight: Mapping[str, list[tuple[str, str, str]]]
+    by_part: Mapping[str, list[tuple[str, str, str]]]
+
+
+def check(stored: Mapping[str, Stored], outputs: Mapping[str, Tensor], legs: Sequence[Bound], report: Report) -> None:
+    """M408 for each pair of parts that comes apart between `stored` and `outputs`, M310 for blocks that were cut; `legs` name the rules."""
+    if not any(_encoded(tensor.spec) for tensor in stored.values()):
+        return
+    table = _table()
+    pairs = [pair for pair in _pairs(stored, table) if not all(_untouched(key, stored, outputs) for key in pair[:2])]
+    if not pairs:
+        return
+    users = _users(outputs, {key for pair in pairs for key in (pair.weight, pair.part)})
+    for pair in pairs:
+        weights, parts = users.get(pair.weight, {}), users.get(pair.part, {})
+        apart = _apart(pair, weights, parts, table, stored, outputs)
+        if apart is not None:
+            _report(pair, *apart, list(weights), list(parts), legs, report)
+        elif pair.role == "scale":
+            _check_blocks(pair, weights, parts, table, stored, outputs, legs, report)
+
+
+def _untouched(key: str, stored: Mapping[str, Stored], outputs: Mapping[str, Tensor]) -> bool:
+    """Whether the output of this name is the stored tensor of this name, and of no other."""
+    made = outputs.get(key)
+    return made is not None and made.sources == (key,) and made.spec == stored[key].spec
+
+
+def _encoded(spec: Spec) -> bool:
+    return BITS[spec.dtype] <= 8 and spec.dtype != "bool"
+
+
+def _table() -> _Table:
+    by_weight: dict[str, list[tuple[str, str, str]]] = {}
+    by_part: dict[str, list[tuple[str, str, str]]] = {}
+    for name in codecs.names():
+        try:
+            codec = codecs.get(name)
+        except BrokenEntryError:
+            # a codec that no rule names is nobody's problem here
+            continue
+        for leaves in codec.leaves:
+            first, *others = codec.parts
+            for role in others:
+                if first in leaves.by_role and role in leaves.by_role:
+                    entry = (leaves.by_role[first], leaves.by_role[role], role)
+                    by_weight.setdefault(entry[0], []).append(entry)
+                    by_part.setdefault(entry[1], []).append(entry)
+    return _Table(by_weight, by_part)
+
+
+def _split(key: str) -> tuple[str, str, str]:
+    """(what stands before the last segment, that segment, the rank at the end)."""
+    rank = ""
+    if "@" in key and rank_of(key) is not None:
+        key, at, digits = key.rpartition("@")
+        rank = at + digits
+    prefix, dot, leaf = key.rpartition(".")
+    return prefix + dot, leaf, rank
+
+
+def _pairs(stored: Mapping[str, Stored], table: _Table) -> list[Pair]:
+    found = []
+    for key in stored:
+        prefix, leaf, rank = _split(key)
+        for weight, _, role in table.by_part.get(leaf, ()):
+            first = f"{prefix}{weight}{rank}"
+            if first in stored and _encoded(stored[first].spec):
+                found.append(Pair(first, key, role))
+    return found
+
+
+def _partners(key: str, table: _Table) -> list[str]:
+    """The keys under which the other part of the tensor at `key` would be looked for."""
+    prefix, leaf, rank = _split(key)
+    return [f"{prefix}{part}{rank}" for _, part, _ in table.by_weight.get(leaf, ())]
+
+
+def _users(outputs: Mapping[str, Tensor], wanted: set[str]) -> dict[str, dict[str, None]]:
+    """wanted source key -> the outputs that are made of it, directly or by computing."""
+    within: dict[int, frozenset[str]] = {}
+
+    def sources(tensor: Tensor) -> Iterable[str]:
+        for source in tensor.sources:
+            if isinstance(source, str):
+                if source in wanted:
+                    yield source
+            else:
+                yield from of(source.call)
+
+    def of(call: Call) -> frozenset[str]:
+        found = within.get(id(call))
+        if found is None:
+            found = within[id(call)] = frozenset(key for tensor in call.inputs for key in sources(tensor))
+        return found
+
+    users: dict[str, dict[str, None]] = {}
+    for key, tensor in outputs.items():
+        found = tensor.sources
+        # most tensors have one source, and there may be hundreds of thousands
+        one = found[0] if len(found) == 1 else None
+        for source in sources(tensor) if not isinstance(one, str) else (one,) if one in wanted else ():
+            users.setdefault(source, {})[key] = None
+    return users
+
+
+def _apart(
+    pair: Pair,
+    weights: Mapping[str, None],
+    parts: Mapping[str, None],
+    table: _Table,
+    stored: Mapping[str, Stored],
+    outputs: Mapping[str, Tensor],
+) -> tuple[str | None, str | None] | None:
+    """None if the parts stay together; else an output of each that is alone (None: that part is dropped)."""
+    if not weights and not parts:
+        return None
+    if not weights or not parts:
+        return next(iter(weights), None), next(iter(parts), None)
+    kept = pair.weight in weights and pair.part in parts and outputs[pair.weight].spec.dtype == stored[pair.weight].spec.dtype
+    if kept:
+        return None
+    for key in weights:
+        if key in parts:
+            # decoded together
+            continue
+        still_encoded = outputs[key].spec.dtype == stored[pair.weight].spec.dtype
+        if still_encoded and any(partner in parts for partner in _partners(key, table)):
+            continue
+        others = [part for part in parts if part not in weights]
+        known = not still_encoded or _split(key)[1] in table.by_weight or any(_split(part)[1] in table.by_part for part in others)
+        if known or pair.weight == key or pair.part in others:
+            return key, next(iter(others), next(iter(parts)))
+    return None
+
+
+def _report(
+    pair: Pair,
+    weight: str | None,
+    part: str | None,
+    weights: Sequence[str],
+    parts: Sequence[str],
+    legs: Sequence[Bound],
+    report: Report,
+) -> None:
+    rule = _rule(pair, weights, parts, legs)
+    who = f"rule {rule.name!r}" if rule is not None else "the plan"
+    label = {pair.weight: printable(pair.weight), pair.part: f"its {pair.role} {printable(pair.part)}"}
+    there = {pair.weight: weight, pair.part: part}
+    # what is told of first is the one that goes
+    first, second = (pair.part, pair.weight) if part is None or weight == pair.weight else (pair.weight, pair.part)
+    target = there[second]
+    rest = "stays" if target == second else f"becomes {printable(target or '')}"
+    moved = there[first]
+    does = f"drops {label[first]}" if moved is None else f"makes {printable(moved)} of {label[first]}"
+    report.add(
+        "M408",
+        f"{who} {does}, and {label[second]} {rest}",
+        spans=(rule.span,) if rule is not None else (),
+        help="the two are one tensor: move them alike, drop both, or decode them first with `dequantize`, as roles of one rule",
+    )
+
+
+def _rule(pair: Pair, weights: Sequence[str], parts: Sequence[str], legs: Sequence[Bound]) -> DirectedRule | None:
+    """The last rule that did something to either part."""
+    for bound in reversed(legs):
+        for key in (*weights, *parts):
+            made = bound.made.get(key)
+            if made is not None and made.keys != (key,):
+                return made.rule
+        for key in (pair.weight, pair.part):
+            if key in bound.dropped:
+                return bound.dropped[key]
+    return None
+
+
+def _check_blocks(
+    pair: Pair,
+    weights: Mapping[str, None],
+    parts: Mapping[str, None],
+    table: _Table,
+    stored: Mapping[str, Stored],
+    outputs: Mapping[str, Tensor],
+    legs: Sequence[Bound],
+    report: Report,
+) -> None:
+    before, grid = stored[pair.weight].spec.shape, stored[pair.part].spec.shape
+    if len(before) < 2 or len(grid) < 2:
+        return
+    for key in weights:
+        partner = next((p for p in _partners(key, table) if p in parts), None)
+        if partner is None:
+            continue
+        after, blocks = outputs[key].spec.shape, outputs[partner].spec.shape
+        if len(after) < 2 or len(blocks) < 2:
+            continue
+        for axis in (-2, -1):
+            if after[axis] != before[axis] and not _fits(before[axis], grid[axis], after[axis], blocks[axis]):
+                rule = _rule(pair, [key], [partner], legs)
+                message = (
+                    f"{printable(pair.weight)} {list(before)} has scales {list(grid)} and becomes {printable(key)} {list(after)} "
+                    f"with {list(blocks)}: blocks along axis {axis} are cut, whatever their size"
+                )
+                report.add(
+                    "M310", message, spans=(rule.span,) if rule is not None else (), help="decode with `dequantize` before parts are joined"
+                )
+                return
+
+
+def _fits(before: int, grid: int, after: int, blocks: int) -> bool:
+    """Whether some block size makes `grid` blocks of `before` elements and `blocks` of `after`, the smaller length in whole blocks."""
+    if not (before and grid and after and blocks):
+        return True
+    low = max(-(-before // grid), -(-after // blocks))
+    high = min((n - 1) // (g - 1) if g > 1 else n for n, g in ((before, grid), (after, blocks)))
+    shorter = min(before, after)
+    # a single block may be larger than what it holds
+    return any(shorter % size == 0 for size in range(low, min(high, shorter) + 1))

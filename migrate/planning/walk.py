@@ -1,0 +1,263 @@
+"""One walk along a route: each edge gets its params when it is reached, and leaves the side files as the next one finds them.
+
+An edge may ask the configuration or a tensor's shape for a param, and the edges before it change both. So params are
+settled edge by edge while the graph is composed, not before. On the way back the patch of an edge is undone before its
+params are asked for: they are those of the layout that the edge starts in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+from ..core.diagnostics import Diagnostic, Report, listed, printable
+from ..core.keys import Pattern, TwoReadings, parse
+from ..core.ranks import fitting, rank_of
+from ..core.templates import group, matches
+from ..rules import params as parameters
+from ..rules import patches
+from ..rules.fields import PARAM
+from ..rules.model import LoadedFile, Param
+from ..rules.patches import ABSENT
+from .bind import Bound
+from .compose import Leg
+from .graph import Tensor
+from .names import rename
+from .sides import SideFiles
+
+Said = tuple[str, Mapping[str, Any]]
+
+
+class Walk:
+    """What the edges know beside tensors. `given` is what `--set` says; `carried`: the output has side files of its own.
+
+    Call sequence, for each leg: `enter` before its rules are bound, `leave` with what they made.
+    """
+
+    def __init__(self, given: Mapping[str, Any], sides: SideFiles, *, carried: bool) -> None:
+        self._given, self._carried = given, carried
+        self.sides = sides
+        self.params: dict[str, Any] = {}
+        # of each leg, for the stamp: its params, and how what it did to side files is undone
+        self.remembered: list[dict[str, Any]] = []
+        self.changes: list[dict[str, Any]] = []
+        self.warnings: list[Diagnostic] = []
+        self.notes: list[str] = []
+        # why the way back would not bring the side files back
+        self.inexact: list[str] = []
+
+    def side_files(self, there: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+        """(path, size) of the side files that come out, given those of the source."""
+        return self.sides.listing(there) if self._carried else []
+
+    def enter(self, leg: Leg, tensors: Mapping[str, Tensor]) -> Leg:
+        """The leg with the params of its rules. Raises what is wrong with them or with the files they are read from."""
+        before = self._snapshot(leg)
+        if leg.backwards:
+            self._undo(leg)
+        declared = parameters.declare(leg.files)
+        spans = {name: f.span("params", name) for f in reversed(leg.files) for name in f.model.params}
+        given = {name: value for name, value in self._given.items() if name in declared}
+        said = [("the stamp", {n: v for n, v in leg.memory.get("params", {}).items() if n in declared}), *self._sources(leg, tensors)]
+        values = parameters.resolve(declared, given, said, spans)
+        for name, value in values.items():
+            taken = name in self.params and not patches.same(self.params[name], value)
+            self.params[f"{name} ({leg.lineage} {leg.start} -> {leg.goal})" if taken else name] = value
+        self.remembered.append({"params": values, "before": before})
+        own = {id(f): {name: values[name] for name in f.model.params if name in values} for f in leg.files}
+        return replace(leg, rules=tuple((rule, own.get(id(rule.loaded), {})) for rule, _ in leg.rules))
+
+    def leave(self, leg: Leg, bound: Bound, report: Report) -> None:
+        """Does to the side files what the leg's rule files say, now that its keys are known."""
+        memory = self.remembered[-1]
+        params, before = memory["params"], memory.pop("before")
+        if not self._carried:
+            changing = [(file.model.id, paths) for file in leg.files if (paths := _patched_by(file))]
+            self.notes += [f"{who} changes {listed(paths)}, which only a folder has" for who, paths in changing]
+        undone = _undone(leg) or {}
+        _refuse_contradictions(leg, params, report)
+        for file in leg.files:
+            self.notes += rename(file, self.sides, bound, undone, report)
+        if not leg.backwards:
+            for file in leg.files:
+                for path, patch in file.model.files.items():
+                    self._patch(path, patches.fill(patch, params, PARAM))
+        self._check_way_back(leg, before, undone, params)
+        files: dict[str, Any] = {}
+        for path, old in before.items():
+            now = self.sides.value(path)
+            if not self._carried or patches.same(old, now):
+                continue
+            files[path] = patches.undo(old, now)
+            self.changes.append(_account(leg, path, old, now))
+        if files:
+            memory["files"] = files
+
+    def _snapshot(self, leg: Leg) -> dict[str, dict[str, Any] | None]:
+        """The side files that the leg may change, as they stand."""
+        paths = [path for file in leg.files for path in _patched_by(file)]
+        return {path: self.sides.value(path) for path in dict.fromkeys([*paths, *(_undone(leg) or {})])}
+
+    def _patch(self, path: str, patch: Mapping[str, Any]) -> None:
+        now = self.sides.value(path)
+        made = patches.merge(now, patch)
+        # a file is not begun for a patch that only removes
+        if made or now is not None:
+            self.sides.put(path, made)
+
+    def _undo(self, leg: Leg) -> None:
+        """The side files as they were before the edge, where the stamp says how; else a warning that they stay as they are."""
+        steps = _undone(leg)
+        for path, undo in (steps or {}).items():
+            now = self.sides.value(path)
+            if now is not None:
+                self.sides.put(path, patches.restore(now, undo))
+        for file in leg.files if steps is None and self._carried else ():
+            for path in file.model.files:
+                if self.sides.value(path) is not None and self._touches(file, path):
+                    self.warnings.append(
+                        Diagnostic(
+                            "M512",
+                            f"what {file.model.id} did to {printable(path)} cannot be undone: no stamp says what was there before",
+                            (file.span("files", path),),
+                            help="it is carried as it is; correct it by hand, or write a rule file whose edge runs backwards",
+                        )
+                    )
+
+    def _touches(self, file: LoadedFile, path: str) -> bool:
+        return any(value is None or self.sides.at(path, at) is not ABSENT for at, value in patches.leaves(file.model.files[path]))
+
+    def _sources(self, leg: Leg, tensors: Mapping[str, Tensor]) -> Iterator[Said]:
+        """What the checkpoint says of the leg's params: (source for messages, {param: value})."""
+        unknown = leg.backwards and _undone(leg) is None
+        for file in leg.files:
+            for path in file.model.files if unknown else ():
+                yield from self._written(file, path)
+            for name, param in file.model.params.items():
+                if param.config is not None:
+                    path, keys = parameters.place(param.config)
+                    patched = unknown and any(_patched(f.model.files.get(path, {}), keys) for f in leg.files)
+                    if not patched and (value := self.sides.at(path, keys)) is not ABSENT:
+                        yield f"{path}#{'.'.join(keys)}", {name: value}
+                if param.shape is not None:
+                    yield from ((said, {name: size}) for said, size in _sizes(leg, param, tensors))
+
+    def _written(self, file: LoadedFile, path: str) -> Iterator[Said]:
+        """Params that the file's patch wrote into the side file, on the way back without a stamp."""
+        for at, value in patches.leaves(file.model.files[path]):
+            if isinstance(value, str) and (match := PARAM.fullmatch(value)) and (found := self.sides.at(path, at)) is not ABSENT:
+                yield f"{path}#{'.'.join(at)}", {match[1]: found}
+
+    def _check_way_back(self, leg: Leg, before: Mapping[str, Any], undone: Mapping[str, Any], params: Mapping[str, Any]) -> None:
+        """A file that was edited after it was patched does not come back as it now is, once the patch is undone and done again."""
+        if not leg.backwards:
+            return
+        for path in undone:
+            again: Any = self.sides.value(path) or {}
+            for file in leg.files:
+                again = patches.merge(again, patches.fill(file.model.files.get(path, {}), params, PARAM))
+            lists = {parameters.place(name) for file in leg.files for name in file.model.names}
+            edited = [c for c in patches.changes(before[path] or {}, again) if (path, c.at) not in lists]
+            if edited and before[path] is not None:
+                where = listed([".".join(c.at) for c in edited], 4)
+                self.inexact.append(f"files of {leg.lineage} {leg.goal} -> {leg.start}: {printable(path)} was edited since, at {where}")
+
+
+def _undone(leg: Leg) -> Mapping[str, Any] | None:
+    """Side file -> what undoes the leg's changes, on the way back; None where no stamp says so."""
+    return leg.memory.get("files") if leg.backwards else None
+
+
+def _refuse_contradictions(leg: Leg, params: Mapping[str, Any], report: Report) -> None:
+    """M516 where two files of one edge say different things of one place: their order means nothing."""
+    said = [
+        (file, path, at, value)
+        for file in leg.files
+        for path, patch in file.model.files.items()
+        for at, value in patches.leaves(patches.fill(patch, params, PARAM))
+    ]
+    for (one, path, at, value), (other, elsewhere, there, known) in combinations(said, 2):
+        deep = min(len(at), len(there))
+        if one is other or path != elsewhere or at[:deep] != there[:deep] or (at == there and patches.same(value, known)):
+            continue
+        spans = (one.span("files", path, *at), other.span("files", path, *there))
+        report.add("M516", f"two files of one edge change {printable(path)} at {printable('.'.join(at[:deep]))}", spans=spans)
+
+
+def _patched_by(file: LoadedFile) -> list[str]:
+    """The side files that the rule file changes."""
+    return list(dict.fromkeys([*file.model.files, *(parameters.place(name)[0] for name in file.model.names)]))
+
+
+def _patched(patch: Any, keys: Sequence[str]) -> bool:
+    """Whether the patch decides the value at `keys`."""
+    for key in keys:
+        if not isinstance(patch, Mapping):
+            return True
+        if key not in patch:
+            return False
+        patch = patch[key]
+    return True
+
+
+def _sizes(leg: Leg, param: Param, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, int]]:
+    """(place for messages, size) of the tensors that the param's `shape` names; of those that have the same size only the first.
+
+    Backwards a key that the edge takes and makes again is another tensor, and says nothing about the one before.
+    """
+    shape = param.shape
+    if shape is None:
+        return
+    seen: set[int] = set()
+    templates = None
+    for text in shape.key:
+        pattern = parse(text)
+        plain = text.replace("{{", "{").replace("}}", "}")
+        if plain in tensors and not pattern.captures:
+            keys = [plain]
+        else:
+            templates = templates or group(tensors)
+            keys = [key for t in templates for key, fits in zip(t.keys, fitting(pattern, t), strict=True) if fits]
+        if leg.backwards:
+            taken = [p for rule, _ in leg.rules for p in rule.sources.values() if not p.params]
+            keys = [key for key in keys if not any(matches(p, key) for p in taken)]
+        if shape.count is not None:
+            if keys:
+                yield f"the values of {{{shape.count}}} in {text}", len(_values(pattern, shape.count, keys))
+            continue
+        for key in keys:
+            sizes = tensors[key].spec.shape
+            size = sizes[shape.dim] if -len(sizes) <= shape.dim < len(sizes) else None
+            if size is not None and size not in seen:
+                seen.add(size)
+                yield f"axis {shape.dim} of {printable(key)}", size
+
+
+def _values(pattern: Pattern, capture: str, keys: Sequence[str]) -> set[Any]:
+    """The different values of one capture in keys that the pattern fits, one way; a key that stands in one file has rank 0."""
+    at = pattern.captures.index(capture)
+    found: set[Any] = set()
+    for key in keys:
+        try:
+            row = pattern.match(f"{key}@0" if pattern.ranked and rank_of(key) is None else key)
+        except TwoReadings:
+            continue
+        if row is not None:
+            found.add(row[at])
+    return found
+
+
+def _account(leg: Leg, path: str, old: dict[str, Any] | None, now: dict[str, Any] | None) -> dict[str, Any]:
+    """What a leg did to a side file, for the plan."""
+    rows: list[dict[str, Any]] = []
+    for change in patches.changes(old or {}, now or {}):
+        row: dict[str, Any] = {"at": ".".join(change.at)}
+        if change.before is not ABSENT:
+            row["before"] = change.before
+        if change.after is not ABSENT:
+            row["after"] = change.after
+        rows.append(row)
+    kind = "added" if old is None else "removed" if now is None else "changed"
+    return {"path": path, "change": kind, "leg": f"{leg.lineage} {leg.start} -> {leg.goal}", "changes": rows}

@@ -1,0 +1,309 @@
+"""The `tests:` of a rule file: their models, and what can be said of them before anything is run.
+
+A key may stand for several: `model.layers.{i=0..1}.w` is two tensors. Real keys hold no braces, so nothing has to be escaped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from math import prod
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, WithJsonSchema
+
+from ..core.diagnostics import did_you_mean, listed, page, printable
+from .fields import (
+    DTYPE,
+    Bool,
+    Model,
+    Number,
+    Problem,
+    Text,
+    Value,
+    dtype,
+    integer,
+    kind_of,
+    mapping,
+    one_of,
+    refuse,
+    seen,
+    sequence,
+    text,
+    unknown_dtype,
+    whole,
+    wrong,
+)
+
+if TYPE_CHECKING:
+    from .model import RuleFile
+
+_RANGE = re.compile(r"\{([A-Za-z_]\w*)=([0-9]{1,6})\.\.([0-9]{1,6})\}")
+MOST_KEYS = 10_000
+_Path = tuple[Any, ...]
+
+
+# deeper than any tensor of a test; the schema has to write the depth out
+MOST_AXES = 8
+_INDEXES = whole("-?[0-9]{1,9}(?:, ?-?[0-9]{1,9})*")
+_CODE = whole("M[1-9][0-9][0-9]")
+
+
+def _is_dtype(value: Any) -> str:
+    name = text(value)
+    known = dtype(name)
+    if known is None:
+        refuse([unknown_dtype(name)])
+    return known
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    sizes = [integer(item) for item in sequence(value)]
+    if any(size < 0 for size in sizes):
+        wrong("M114", "a shape has no negative size")
+    return tuple(sizes)
+
+
+def _number(value: Any) -> Any:
+    typed = seen(value)
+    if not isinstance(typed, (int, float)):
+        wrong("M106", f"a number is asked for, here stands {kind_of(value)}")
+    return typed
+
+
+def _fill(value: Any) -> Any:
+    if isinstance(value, str) and value == "iota":
+        return "iota"
+    typed = seen(value)
+    if not isinstance(typed, (int, float)):
+        wrong("M106", f"a number or `iota` is asked for, here stands {kind_of(value)}")
+    return typed
+
+
+def _nested(value: Any, depth: int = MOST_AXES) -> Any:
+    if not isinstance(value, (list, tuple)):
+        return _number(value)
+    if not depth:
+        wrong("M114", f"the lists are nested more than {MOST_AXES} deep")
+    return [_nested(item, depth - 1) for item in value]
+
+
+def _slices(value: Any) -> dict[str, Any]:
+    out = {}
+    for written, values in mapping(value).items():
+        if not re.search(_INDEXES, written):
+            hint = 'numbers with commas between them: `"0, 1": [1, 2, 3]`'
+            refuse([Problem("M114", f"`{printable(written)}` are no indexes", hint, (written,), key=True)])
+        out[str(written)] = _nested(values)
+    return out
+
+
+def _code(value: Any) -> str:
+    word = text(value)
+    if not re.search(_CODE, word):
+        wrong("M114", f"`{printable(word)}` is no code of a diagnostic", "such as M207; `migrate explain` lists them")
+    return word
+
+
+def _lists(depth: int) -> dict[str, Any]:
+    if not depth:
+        return {"type": ["number", "boolean"]}
+    return {"type": ["number", "boolean", "array"], "items": _lists(depth - 1)}
+
+
+_FILL = {"type": ["number", "boolean", "string"], "pattern": whole("iota")}
+_SLICES = {"type": "object", "propertyNames": {"pattern": _INDEXES}, "additionalProperties": _lists(MOST_AXES)}
+
+Dtype = Annotated[str, BeforeValidator(_is_dtype), WithJsonSchema(DTYPE)]
+Sizes = Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_shape)]
+Fill = Annotated[Any, BeforeValidator(_fill), WithJsonSchema(_FILL)]
+Lists = Annotated[Any, BeforeValidator(_nested), WithJsonSchema(_lists(MOST_AXES))]
+_Allowance = Annotated[
+    Literal["lossy", "drop", "opaque", "delayed-scaling"], BeforeValidator(one_of("lossy", "drop", "opaque", "delayed-scaling"))
+]
+_BY_KEY = BeforeValidator(mapping)
+
+
+class GivenTensor(Model):
+    """A tensor that a test starts from."""
+
+    shape: Sizes | None = Field(None, description="may be left out beside `values`", examples=[[2, 3]])
+    dtype: Dtype = Field("float32", description="a dtype by torch's name")
+    fill: Fill = Field(None, description="a number, or `iota`: 0, 1, 2, … in row-major order; 0 if nothing is said")
+    values: Lists = Field(None, description="nested lists, instead of fill")
+
+
+class ExpectedTensor(Model):
+    """What a test says of an output. Only what is written is compared."""
+
+    shape: Sizes | None = Field(None, description="its shape", examples=[[2, 4, 3]])
+    dtype: Dtype | None = Field(None, description="its dtype, by torch's name")
+    fill: Fill = Field(None, description="a number, or `iota`")
+    values: Lists = Field(None, description="nested lists: all elements")
+    slices: Annotated[dict[str, Any], BeforeValidator(_slices), WithJsonSchema(_SLICES)] = Field(
+        default_factory=dict, description="indexes of the leading axes -> nested lists, or one number for all elements there"
+    )
+    same_as: Text | None = Field(None, description="the key of a given tensor with the same bytes")
+    rtol: Number = Field(None, description="relative tolerance, for ops whose result is not fixed to the last bit; else every bit counts")
+
+
+class RuleTest(Model):
+    """An example that must come out as written: given tensors, expected tensors or the error that refuses them."""
+
+    name: Text = Field(description="what the test shows; unique in its file", examples=["two experts, w1 above w3"])
+    params: Annotated[dict[Text, Value], _BY_KEY] = Field(default_factory=dict, description="as --set gives them")
+    backwards: Bool = Field(False, description="the way back: `given` is in the layout that the edge leads to")
+    allow: Annotated[tuple[_Allowance, ...] | None, BeforeValidator(sequence)] = Field(
+        None, description="as --allow; without it a test allows what the ops of its rules say they lose"
+    )
+    given: Annotated[dict[Text, GivenTensor], _BY_KEY] = Field(description="key -> tensor; `a.{i=0..2}.b` are three keys")
+    side: Annotated[dict[Text, Value], _BY_KEY] = Field(
+        default_factory=dict, description="side files beside them: text as it is, anything else as JSON"
+    )
+    expect: Annotated[dict[Text, ExpectedTensor] | None, _BY_KEY] = Field(
+        None, description="every key that the rules make; keys that are kept may be left out"
+    )
+    expect_side: Annotated[dict[Text, Value], _BY_KEY] = Field(default_factory=dict, description="side files that come out")
+    error: Annotated[str | None, BeforeValidator(_code), WithJsonSchema({"type": "string", "pattern": _CODE})] = Field(
+        None, description="the code of the diagnostic that refuses what is given"
+    )
+    contains: Text | None = Field(None, description="text that the diagnostic must contain")
+
+
+def expand(key: str) -> list[tuple[str, dict[str, int]]]:
+    """The keys that `key` stands for, each with the values of its ranges; ValueError for an empty or a vast range."""
+    out: list[tuple[str, dict[str, int]]] = [(key, {})]
+    for name, first, last in _RANGE.findall(key):
+        low, high = int(first), int(last)
+        if high < low or len(out) * (high - low + 1) > MOST_KEYS:
+            raise ValueError(f"{{{name}={first}..{last}}} " + ("is empty" if high < low else f"makes more than {MOST_KEYS} keys"))
+        written = f"{{{name}={first}..{last}}}"
+        out = [(text.replace(written, str(n)), {**values, name: n}) for text, values in out for n in range(low, high + 1)]
+    return out
+
+
+def fill_in(text: str, values: Mapping[str, int]) -> str:
+    """`text` with each `{name}` that is among `values` replaced."""
+    for name, number in values.items():
+        text = text.replace(f"{{{name}}}", str(number))
+    return text
+
+
+def shape_of(values: Any) -> tuple[int, ...]:
+    """The shape of nested lists; ValueError naming the place where they are uneven."""
+    if not isinstance(values, (list, tuple)):
+        return ()
+    shapes = [shape_of(item) for item in values]
+    for number, shape in enumerate(shapes):
+        if shape != shapes[0]:
+            raise ValueError(f"item {number} has the shape {list(shape)}, item 0 has {list(shapes[0])}")
+    return (len(values), *(shapes[0] if shapes else ()))
+
+
+def flat(values: Any) -> Iterator[Any]:
+    """The numbers of nested lists, row-major."""
+    if isinstance(values, (list, tuple)):
+        for item in values:
+            yield from flat(item)
+    else:
+        yield values
+
+
+def indexes(written: str) -> tuple[int, ...]:
+    """`"0, 1"` as (0, 1)."""
+    return tuple(int(part) for part in written.split(","))
+
+
+def problems(file: RuleFile) -> Iterator[tuple[_Path, Problem]]:
+    """What is wrong with the file's tests; (path, problem)."""
+    for number, test in enumerate(file.tests):
+        yield from ((("tests", number, *path), problem) for path, problem in _problems(test))
+        for name in test.params:
+            if name not in file.params:
+                hint = did_you_mean(name, list(file.params)) or f"the params of the file: {listed(list(file.params))}"
+                yield ("tests", number, "params", name), Problem("M112", f"there is no param `{printable(name)}`", hint, key=True)
+
+
+def _problems(test: RuleTest) -> Iterator[tuple[_Path, Problem]]:
+    if test.error is not None and not _is_code(test.error):
+        yield ("error",), Problem("M114", f"there is no diagnostic {test.error}", "`migrate explain` lists them")
+    if test.error is not None and (test.expect is not None or test.expect_side):
+        yield ("error",), Problem("M114", "a test expects tensors or an error, not both", "remove one of them", key=True)
+    if test.error is None and test.expect is None and not test.expect_side:
+        yield (), Problem("M101", f"test `{printable(test.name)}` expects nothing", "write `expect`, or `error: CODE`")
+    if test.contains is not None and test.error is None:
+        yield ("contains",), Problem("M101", "`contains` needs `error`", key=True)
+    given: dict[str, str] = {}
+    for key, tensor in test.given.items():
+        yield from _keys(("given", key), key, given)
+        yield from ((("given", key, *path), problem) for path, problem in _given(tensor))
+    expected: dict[str, str] = {}
+    for key, wanted in (test.expect or {}).items():
+        yield from _keys(("expect", key), key, expected)
+        yield from ((("expect", key, *path), problem) for path, problem in _expected(key, wanted, given))
+
+
+def _is_code(code: str) -> bool:
+    try:
+        page(code)
+    except KeyError:
+        return False
+    return True
+
+
+def _keys(path: _Path, written: str, seen: dict[str, str]) -> Iterator[tuple[_Path, Problem]]:
+    try:
+        keys = expand(written)
+    except ValueError as error:
+        yield path, Problem("M114", str(error), "a range is `{i=0..3}`, both ends counted", key=True)
+        return
+    for key, _ in keys:
+        if seen.setdefault(key, written) != written:
+            yield path, Problem("M113", f"`{printable(key)}` is also in `{printable(seen[key])}`", "write each key once", key=True)
+            return
+
+
+def _given(tensor: GivenTensor) -> Iterator[tuple[_Path, Problem]]:
+    if tensor.values is None:
+        if tensor.shape is None:
+            yield (), Problem("M101", "`shape` is missing", "or give `values`, whose lists say it")
+        return
+    if tensor.fill is not None:
+        yield ("fill",), Problem("M114", "a tensor has `fill` or `values`, not both", "remove one of them", key=True)
+    yield from _values(("values",), tensor.values, tensor.shape)
+
+
+def _expected(key: str, wanted: ExpectedTensor, given: Mapping[str, str]) -> Iterator[tuple[_Path, Problem]]:
+    said = [name for name in ("fill", "values", "same_as") if getattr(wanted, name) is not None]
+    if len(said) > 1:
+        yield (said[1],), Problem("M114", f"`{said[0]}` and `{said[1]}` both say what the tensor holds", "remove one of them", key=True)
+    if wanted.values is not None:
+        yield from _values(("values",), wanted.values, wanted.shape)
+    for written, values in wanted.slices.items():
+        at = indexes(written)
+        if wanted.shape is not None and len(at) > len(wanted.shape):
+            yield ("slices", written), Problem("M114", f"{len(at)} indexes into {len(wanted.shape)} axes", key=True)
+        elif isinstance(values, list):
+            yield from _values(("slices", written), values, None if wanted.shape is None else wanted.shape[len(at) :])
+    for _, values in _expanded(key) if wanted.same_as is not None else ():
+        if (name := fill_in(wanted.same_as or "", values)) not in given:
+            hint = did_you_mean(name, list(given)) or f"given are {listed(list(given), 8)}"
+            yield ("same_as",), Problem("M114", f"no given tensor is called `{printable(name)}`", hint)
+            return
+
+
+def _expanded(key: str) -> list[tuple[str, dict[str, int]]]:
+    try:
+        return expand(key)
+    except ValueError:
+        return []
+
+
+def _values(path: _Path, values: Any, shape: tuple[int, ...] | None) -> Iterator[tuple[_Path, Problem]]:
+    try:
+        found = shape_of(values)
+    except ValueError as error:
+        yield path, Problem("M114", f"the lists are uneven: {error}")
+        return
+    if shape is not None and found != shape and not (prod(found) == prod(shape) == 0):
+        yield path, Problem("M114", f"the lists have the shape {list(found)}, `shape` says {list(shape)}")

@@ -1,0 +1,332 @@
+"""The reference of the language, `docs/reference.md`: read off the code, so that it cannot lag behind.
+
+Patterns come with keys on which a test tries them, fields from the models and their schema, ops and codecs from their
+own descriptions and samples, diagnostics from their pages. `migrate explain` prints parts of it.
+
+    python -m migrate.rules.reference [--check]
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .. import codecs, ops
+from ..codecs._codec import Codec, Options
+from ..core import view
+from ..core.diagnostics import PAGES, Page, did_you_mean, fail, page, printable
+from ..core.errors import OpError
+from ..ops._op import Loss, OneWay, Op, ValueOp
+from ..source.registry import BrokenEntryError
+from . import arguments, schema
+
+FILE = Path(__file__).resolve().parent.parent.parent / "docs" / "reference.md"
+
+
+class Syntax(NamedTuple):
+    """One notation of patterns: as it is written, what it means, and a key that `pattern` matches, with what it captures.
+
+    With `to` the key is carried on: `made` is the key that comes out.
+    """
+
+    written: str
+    meaning: str
+    pattern: str
+    key: str
+    captures: Mapping[str, Any]
+    to: str = ""
+    made: str = ""
+
+
+PATTERNS = (
+    Syntax("{name}", "one or more characters without a dot", "{layer}.weight", "fc1.weight", {"layer": "fc1"}),
+    Syntax("{name:int}", "a decimal integer, all its digits, no leading zero", "h.{i:int}.w", "h.12.w", {"i": 12}),
+    Syntax("{name:a|b.c|d}", "one of these; this is their order", "{m:attn|mlp.fc}.bias", "mlp.fc.bias", {"m": "mlp.fc"}),
+    Syntax("{name...}", "zero or more whole segments", "{p...}.norm.{k...}", "model.layers.0.norm.weight",
+           {"p": "model.layers.0", "k": "weight"}),
+    Syntax("{name...}", "when it is empty, the dot beside it goes too", "{m...}.weight", "weight", {"m": ""}),
+    Syntax("{name}…{name}", "what is written twice must be equal", "{a}.{k...}.{a}", "x.y.x", {"a": "x", "k": "y"}),
+    Syntax("{name:flat}", "in `to`: another capture's `{name...}` without its dots; made, never parsed", "{k...}.weight",
+           "layers.0.fc.weight", {"k": "layers.0.fc"}, "ema.{k:flat}weight", "ema.layers0fcweight"),
+    Syntax("{n+1} {2*n} {n-$k}", "in `to`: a linear expression of an int capture; it is undone on the way back", "layers.{n:int}.w",
+           "layers.3.w", {"n": 3}, "blocks.{2*n+1}.w", "blocks.7.w"),
+    Syntax("{{ }}", "braces", "a{{{n}}}", "a{b}", {"n": "b"}),
+    Syntax("@{r:int}", "the rank in whose file the key stands", "{k...}.weight@{r:int}", "fc.weight@1", {"k": "fc", "r": 1}),
+)  # fmt: skip
+
+FAMILIES = (
+    ("join", "Many tensors become one", "`over` is a capture that is bound; the op unbinds it."),
+    ("part", "One tensor becomes many", "`into` is a capture that is not bound yet; the op binds it."),
+    ("each", "Each tensor by itself", "`only` limits an op to the tensors with these capture values."),
+    ("make", "New tensors", ""),
+    ("end", "The end of tensors", ""),
+)
+_FORMS = {
+    "integer": "integer, `$param` or arithmetic",
+    "integers": "list of integers, or `$param`",
+    "sizes": "list of integers, integers by capture value, or `$param`",
+    "axes": "axis name -> integer",
+    "only": "capture -> values",
+    "number": "number or `$param`",
+    "capture": "name of a capture",
+    "text": "text",
+}
+_LOSSES = {Loss.LOSSLESS: "lossless", Loss.LOSSY: "lossy: values are rounded", Loss.DESTRUCTIVE: "destructive: something is gone"}
+
+
+def text() -> str:
+    """The whole page."""
+    about = (
+        "Made from the code by `python -m migrate.rules.reference`; a test compares it. How to think in rules is told in "
+        "[rules.md](rules.md), how to begin in [first-rule.md](first-rule.md). `migrate explain stack` and `migrate explain M207` "
+        "print the same, and `migrate schema rulefile` says it to an editor."
+    )
+    parts = [
+        "# Reference",
+        about,
+        "## Patterns",
+        *_patterns(),
+        "## Fields",
+        *_fields(),
+        "## Ops",
+        *_ops(),
+        "## Codecs",
+        *(about_codec(codecs.get(name)) for name in codecs.names()),
+        "## Diagnostics",
+        "The exit status counts for errors; warnings and advice leave it alone, unless the command is `migrate lint`.",
+        _table(("code", "name", "severity", "exit"), [(p.code, p.name, p.severity, str(p.exit)) for p in pages()]),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def pages() -> list[Page]:
+    """The pages of all diagnostics, by code."""
+    return [page(path.stem) for path in sorted(PAGES.glob("M*.md"))]
+
+
+def about_op(op: Op) -> str:
+    """What is to be said of an op, as markdown."""
+    how = ""
+    if isinstance(op, ValueOp):
+        how = " Computes, on `--device`; " + (
+            "the same bits everywhere." if op.same_bits else "on the CPU unless `--device` says otherwise."
+        )
+    out = [f"### `{op.name}`", f"{op.summary[:1].upper()}{op.summary[1:]}. Kind `{op.kind}`.{how}"]
+    rows = []
+    for a in arguments.arguments(op.name):
+        needed = "needed" if a.default is MISSING else "" if a.default in (None, (), {}) else f"`{_flow(a.default)}`"
+        rows.append((f"`{a.word}`", _form(op.name, a), needed, a.doc))
+    out += [_table(("argument", "written as", "default", "meaning"), rows)] if rows else []
+    seen: set[str] = set()
+    lines = []
+    for written, shapes in op.samples():
+        line = f"* `{_call(op.name, written)}`{_example(op, written, shapes)}"
+        if line not in seen:
+            seen.add(line)
+            lines.append(line)
+    return "\n\n".join([*out, "\n".join(lines)])
+
+
+def about_codec(codec: Codec) -> str:
+    """What is to be said of a codec, as markdown."""
+    out = [f"### `{codec.name}`", f"{codec.summary[:1].upper()}{codec.summary[1:]}. Error: {codec.bound(Options())}"]
+    rows = [(leaf.producer, *(f"`{leaf.by_role[part]}`" if part in leaf.by_role else "" for part in codec.parts)) for leaf in codec.leaves]
+    return "\n\n".join([*out, _table(("producer", *codec.parts), rows)])
+
+
+def topics() -> list[dict[str, Any]]:
+    """Everything that has a name of its own, for `migrate explain`: codes, ops and codecs, each with its text."""
+    out = [
+        {"name": p.code, "about": "diagnostic", "title": p.name, "severity": p.severity, "exit": p.exit, "text": p.body} for p in pages()
+    ]
+    for about, registry, told in (("op", ops, about_op), ("codec", codecs, about_codec)):
+        for name in registry.names():
+            try:
+                entry = registry.get(name)
+            except BrokenEntryError:
+                continue
+            body = told(entry).partition("\n\n")[2]
+            out.append({"name": name, "about": about, "title": entry.summary, "severity": None, "exit": None, "text": body})
+    return out
+
+
+def explain(word: str) -> dict[str, Any]:
+    """The topic called `word`: a code or its name, an op or a codec; M115 if there is none."""
+    named = {name: topic for topic in topics() for name in _names(topic)}
+    if word.lower() not in named:
+        near = did_you_mean(word, [said for topic in named.values() for said in (topic["name"], *_names(topic))])
+        hint = near or "`migrate explain` lists what there is"
+        fail("M115", f"there is nothing called `{printable(word)}` to explain", help=hint)
+    return named[word.lower()]
+
+
+def _names(topic: Mapping[str, Any]) -> list[str]:
+    """What a topic can be asked for by, in small letters; a code also by its name."""
+    return [topic["name"].lower(), *([topic["title"]] if topic["about"] == "diagnostic" else [])]
+
+
+def _patterns() -> list[str]:
+    rows = []
+    for s in PATTERNS:
+        shown = ", ".join(f"{name} = {json.dumps(value)}" for name, value in s.captures.items())
+        carried = f"; to `{s.to}`: `{s.made}`" if s.to else ""
+        rows.append((f"`{s.written}`", s.meaning, f"`{s.pattern}` on `{s.key}`: {shown}{carried}"))
+    about = (
+        "A pattern matches a whole key. A key has one reading under a pattern, and one rule: where several match, the narrower "
+        "pattern takes it."
+    )
+    return [about, _table(("written", "means", "example"), rows)]
+
+
+def _fields() -> Iterator[str]:
+    rule_file, layouts = schema.rule_file(), schema.layouts()
+    headings = (
+        (rule_file, None, "A rule file"),
+        (rule_file, "Rule", "`rules:`"),
+        (rule_file, "Param", "`params:`"),
+        (rule_file, "Shape", "`shape:` of a param"),
+        (rule_file, "RuleTest", "`tests:`"),
+        (rule_file, "GivenTensor", "`given:` of a test"),
+        (rule_file, "ExpectedTensor", "`expect:` of a test"),
+        (layouts, None, "`layouts.yaml`"),
+        (layouts, "LayoutFields", "`layouts:`"),
+        (layouts, "DetectFields", "`detect:` of a layout"),
+    )
+    for whole, name, heading in headings:
+        model = whole if name is None else whole["$defs"][name]
+        rows = []
+        for word, field in model["properties"].items():
+            default = "needed" if word in model.get("required", ()) else f"`{_flow(field['default'])}`" if "default" in field else ""
+            example = f"`{_flow(field['examples'][0])}`" if "examples" in field else ""
+            rows.append((f"`{word}`", _type(field), default, field.get("description", ""), example))
+        yield f"### {heading}"
+        yield _table(("field", "written as", "default", "meaning", "example"), rows)
+    yield (
+        "Where text is asked for, what is written counts, even where YAML sees a number or a truth: `2.10` stays `2.10`. Names "
+        '(`id`, `lineage`, captures) must be text to YAML as well: `"5"`. Where an integer is asked for, `8.0` and `0x8` are 8.'
+    )
+
+
+def _ops() -> Iterator[str]:
+    yield (
+        "An argument that asks for an integer takes `$param` and arithmetic over params: `$heads // $groups * $head_dim`. One that "
+        "is exactly an unset optional `$param` counts as not written. Below each op stand samples, with shapes before and after "
+        "where only bytes move, what is lost, and the way back; the tests run them."
+    )
+    every = [ops.get(name) for name in ops.registry.builtin()]
+    for kind, heading, said in FAMILIES:
+        members = [o for o in every if o.kind == kind]
+        names = ", ".join(f"[`{o.name}`](#{o.name})" for o in members)
+        yield f"**{heading}** (`{kind}`): {names}." + (f" {said}" if said else "")
+    yield from map(about_op, every)
+
+
+def _example(op: Op, written: Mapping[str, Any], shapes: Sequence[tuple[int, ...]]) -> str:
+    try:
+        args = arguments.resolve(op.name, written, {}, None)
+    except OpError:
+        return ""
+    said = []
+    if not isinstance(op, ValueOp) and (made := _made(op, args, shapes)) is not None:
+        said.append(f"{_shapes(shapes)} -> {_shapes(made) or 'nothing'}")
+    if op.loss(args) is not Loss.LOSSLESS:
+        said.append(_LOSSES[op.loss(args)])
+    if op.kind != "end":
+        back = op.invert(args)
+        if isinstance(back, OneWay):
+            said.append(f"one way: {back.because}")
+        else:
+            said.append(f"back: `{_call(back.op, _as_written(back.op, back.args))}`")
+    return f": {'; '.join(said)}" if said else ""
+
+
+def _made(op: Op, args: Any, shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]] | None:
+    try:
+        parts = op.parts(args, shapes[0], None) if op.kind == "part" else 1
+        return [made.shape for made in op.trace(args, [view.stored(i, shape) for i, shape in enumerate(shapes)], parts)]
+    except (OpError, NotImplementedError):
+        return None
+
+
+def _as_written(op: str, args: Any) -> dict[str, Any]:
+    return {
+        a.word: getattr(args, a.field)
+        for a in arguments.arguments(op)
+        if a.default is MISSING or getattr(args, a.field) not in (None, a.default)
+    }
+
+
+def _shapes(shapes: Iterable[Sequence[int]]) -> str:
+    counted: dict[tuple[int, ...], int] = {}
+    for shape in shapes:
+        counted[tuple(shape)] = counted.get(tuple(shape), 0) + 1
+    return ", ".join(f"{n} × {list(shape)}" if n > 1 else str(list(shape)) for shape, n in counted.items())
+
+
+def _call(op: str, written: Mapping[str, Any]) -> str:
+    return f"{op}: {_flow(written)}"
+
+
+def _flow(value: Any) -> str:
+    """A value as YAML writes it on one line."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_flow(str(name))}: {_flow(item)}" for name, item in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_flow, value)) + "]"
+    if isinstance(value, str):
+        plain = value and value[0] not in "{[*&!|>'\"%@`#-?:, " and not any(c in value for c in "{}[],#") and ": " not in value
+        return value if plain and not value.replace(".", "").isdigit() else json.dumps(value, ensure_ascii=False)
+    return json.dumps(value)
+
+
+def _form(op: str, argument: arguments.Argument) -> str:
+    if argument.form in _FORMS:
+        return _FORMS[argument.form]
+    return _type(schema.rule_file()["$defs"]["Step"]["properties"][op]["properties"][argument.word])
+
+
+def _type(field: Mapping[str, Any]) -> str:
+    """In words what a JSON schema asks for."""
+    if "const" in field:
+        return f"`{field['const']}`"
+    if "enum" in field:
+        return " \\| ".join(f"`{choice}`" for choice in field["enum"]) if len(field["enum"]) < 8 else "a dtype"
+    if "if" in field:
+        return "mapping" if "type" in field else f"{_type(field['else'])}, or a list of them"
+    if "$ref" in field:
+        return "mapping"
+    kinds = field.get("type", "anything")
+    kinds = [kinds] if isinstance(kinds, str) else [k for k in kinds if k != "null"]
+    names = {"object": "mapping", "array": "list", "boolean": "true or false"}
+    if set(schema.FREE_TEXT) <= set(kinds) and "pattern" not in field:
+        kinds = ["text", *(k for k in kinds if k not in schema.FREE_TEXT)]
+    return ", ".join(names.get(k, "text" if k == "string" else k) for k in kinds)
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    lines += ["| " + " | ".join(_cell(cell) for cell in row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("\\|", "|").replace("|", "\\|").replace("\n", " ")
+
+
+def main(words: Sequence[str]) -> int:
+    """Writes the page; with `--check` only compares, and answers 1 where it differs."""
+    if "--check" not in words:
+        FILE.write_text(text(), encoding="utf-8")
+        return 0
+    if FILE.read_text(encoding="utf-8") == text():
+        return 0
+    sys.stderr.write(f"{FILE} is not what the code says: python -m migrate.rules.reference\n")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,235 @@
+"""What value-changing ops did to the numbers: measured box by box, told tensor by tensor and rule by rule.
+
+Sums are in float64. A box that is computed twice (after a whole value was let go for memory, or by two threads) counts
+once, and boxes are added up in their order, so that the figures do not depend on threads. The signal-to-noise ratio is
+10·log10(Σ wanted² / Σ (wanted - got)²); an error of nothing makes it infinite, which is written as "exact".
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from .. import ops
+from ..ops._op import ValueOp
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..ops._op import Box
+    from ..planning.graph import Call, Tensor, Value
+
+# numbers measured at a time: with their float64 images they stay in a second-level cache
+_STEP = 1 << 15
+
+
+@dataclass(slots=True)
+class Tally:
+    """The error of some elements.
+
+    `count` elements were measured; `max_abs` of wanted - got; `max_relative` to the block's largest magnitude, where blocks
+    are given, `amax` of all wanted where they are not; `error` and `signal` are Σ (wanted - got)² and Σ wanted². `non_finite`
+    elements, of which wanted or got is no finite number and the two differ, are in no other figure.
+    """
+
+    count: int = 0
+    max_abs: float = 0.0
+    max_relative: float = 0.0
+    amax: float = 0.0
+    error: float = 0.0
+    signal: float = 0.0
+    saturated: int = 0
+    underflowed: int = 0
+    non_finite: int = 0
+
+    def merge(self, other: Tally) -> None:
+        """Adds the elements of `other`."""
+        for name in (f.name for f in fields(self)):
+            here, there = getattr(self, name), getattr(other, name)
+            setattr(self, name, max(here, there) if name in ("max_abs", "max_relative", "amax") else here + there)
+
+    def add(self, wanted: Any, got: Any, amax: Any = None, *, saturated: int = 0, underflowed: int = 0) -> None:
+        """`ops.Meter`: numpy arrays or torch tensors of one shape, `amax` of a shape that broadcasts to it."""
+        import numpy as np
+
+        self.saturated += int(saturated)
+        self.underflowed += int(underflowed)
+        wanted, got, amax = _array(wanted), _array(got), None if amax is None else _array(amax)
+        self.count += wanted.size
+        if not wanted.size:
+            return
+        with np.errstate(all="ignore"):
+            if wanted.size <= _STEP:
+                self._part(wanted, got, amax)
+                return
+            if amax is not None:
+                amax = np.broadcast_to(amax, wanted.shape)
+            for part in _parts(wanted.shape):
+                self._part(wanted[part], got[part], None if amax is None else amax[part])
+
+    def _part(self, wanted: np.ndarray[Any, Any], got: np.ndarray[Any, Any], amax: np.ndarray[Any, Any] | None) -> None:
+        import numpy as np
+
+        w = wanted.astype("f8", copy=False)
+        e = np.subtract(w, got, dtype="f8")
+        error, signal = _squares(e), _squares(w)
+        if not math.isfinite(error + signal):
+            bad = ~(np.isfinite(w) & np.isfinite(got))
+            self.non_finite += int((bad & (w != got) & ~(np.isnan(w) & np.isnan(got))).sum())
+            w, e = np.where(bad, 0, w), np.where(bad, 0, e)
+            error, signal = _squares(e), _squares(w)
+        self.error += error
+        self.signal += signal
+        if not error and not e.any():
+            self.amax = max(self.amax, float(np.abs(w).max()))
+            return
+        e = np.abs(e)
+        self.max_abs = max(self.max_abs, float(e.max()))
+        if amax is None:
+            self.amax = max(self.amax, float(np.abs(w).max()))
+            return
+        # a block of zeros has no magnitude to compare with
+        relative = np.divide(e, amax, out=np.zeros_like(e), where=amax > 0)
+        self.max_relative = max(self.max_relative, float(relative.max()))
+
+    @property
+    def relative(self) -> float:
+        """The largest error relative to the block's largest magnitude, or to that of all elements where no block was told."""
+        if self.max_relative or not self.amax:
+            return self.max_relative
+        return self.max_abs / self.amax
+
+    @property
+    def exact(self) -> bool:
+        return not (self.error or self.saturated or self.underflowed or self.non_finite)
+
+    @property
+    def sqnr_db(self) -> float | None:
+        """In decibels; None where there is no error, or nothing finite to compare it with."""
+        if not (self.error and self.signal) or not math.isfinite(self.error + self.signal):
+            return None
+        return 10 * math.log10(self.signal / self.error)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "exact": self.exact,
+            "elements_measured": self.count,
+            "max_abs_error": self.max_abs,
+            "max_relative_error": self.relative,
+            "sqnr_db": self.sqnr_db,
+            "saturated": self.saturated,
+            "underflowed": self.underflowed,
+            "non_finite": self.non_finite,
+        }
+
+
+def _squares(numbers: np.ndarray[Any, Any]) -> float:
+    """Σ x². Not `vdot`: OpenBLAS divides even this among threads, whose barriers take milliseconds beside a working thread."""
+    import numpy as np
+
+    flat = numbers.reshape(-1)
+    return float(np.einsum("i,i", flat, flat))
+
+
+def _array(numbers: Any) -> np.ndarray[Any, Any]:
+    """Numbers of numpy or torch, of any device, as an array on the CPU."""
+    import numpy as np
+
+    found: np.ndarray[Any, Any] = np.asarray(numbers.detach().cpu().numpy() if hasattr(numbers, "detach") else numbers)
+    return found
+
+
+def _parts(shape: Sequence[int]) -> Iterable[tuple[slice, ...]]:
+    """Indices of parts of some ten thousand elements each."""
+    if not shape:
+        return [()]
+    inner = math.prod(shape[1:])
+    if inner > _STEP:
+        return [(slice(i, i + 1), *rest) for i in range(shape[0]) for rest in _parts(shape[1:])]
+    step = max(1, _STEP // max(1, inner))
+    return [(slice(i, i + step),) for i in range(0, shape[0], step)]
+
+
+@dataclass(slots=True)
+class _Summary:
+    """What one op of a rule did."""
+
+    total: Tally = field(default_factory=Tally)
+    elements: int = 0
+    keys: set[str] = field(default_factory=set)
+
+
+class Ledger:
+    """The errors of one run, for any number of threads: a tally for each box of each value that an op may have rounded."""
+
+    def __init__(self, outputs: Mapping[str, Tensor]) -> None:
+        self._lock = threading.Lock()
+        self._values: dict[int, tuple[Value, list[str]]] = {}
+        self._of: dict[int, list[tuple[Value, list[str]]]] = {}
+        self._boxes: dict[int, dict[Box, Tally]] = {}
+        self._totals: dict[int, Tally] = {}
+        for key, tensor in outputs.items():
+            todo, seen = [tensor], set[int]()
+            while todo:
+                for value in todo.pop().sources:
+                    if not isinstance(value, str) and id(value) not in seen:
+                        seen.add(id(value))
+                        if id(value) not in self._values:
+                            entry = self._values[id(value)] = value, []
+                            self._of.setdefault(id(value.call), []).append(entry)
+                        self._values[id(value)][1].append(key)
+                        todo += value.call.inputs
+
+    def meter(self, value: Value, box: Box) -> Tally:
+        """What an op tells the error of one box of `value` to."""
+        tally = Tally()
+        with self._lock:
+            self._boxes.setdefault(id(value), {})[box] = tally
+        return tally
+
+    def close(self, call: Call) -> None:
+        """Adds up the boxes of a call that nobody will read again."""
+        for value, _ in self._of.get(id(call), ()):
+            self._total(id(value))
+
+    def _total(self, name: int) -> Tally:
+        with self._lock:
+            boxes = self._boxes.pop(name, {})
+            total = self._totals.setdefault(name, Tally())
+        for box in sorted(boxes):
+            total.merge(boxes[box])
+        return total
+
+    def report(self, *, complete: bool) -> dict[str, Any] | None:
+        """All figures, as the documents hold them: by rule and by output. None if the run computes nothing. `complete`: nothing
+        was taken over from an earlier run."""
+        tensors, rules = [], dict[tuple[str, str], _Summary]()
+        for name, (value, keys) in self._values.items():
+            call = value.call
+            if not isinstance(ops.get(call.step.op), ValueOp):
+                continue
+            total = self._total(name)
+            if ops.get(call.step.op).kind == "part" and value.output and not total.count:
+                # a scale: what it rounds is in the error of the codes
+                continue
+            figures = {"elements": value.spec.numel, **total.to_json()}
+            tensors.append({"keys": keys, "rule": call.rule, "op": call.step.op, "from": list(call.keys), **figures})
+            summary = rules.setdefault((call.rule, call.step.op), _Summary())
+            # the largest relative error of a rule is that of its worst tensor
+            total.max_relative = total.relative
+            summary.total.merge(total)
+            summary.elements += value.spec.numel
+            summary.keys.update(keys)
+        if not tensors:
+            return None
+        return {
+            "complete": complete,
+            "rules": [
+                {"rule": rule, "op": op, "tensors": len(s.keys), "elements": s.elements, **s.total.to_json()}
+                for (rule, op), s in rules.items()
+            ],
+            "tensors": tensors,
+        }

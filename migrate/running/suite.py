@@ -1,0 +1,74 @@
+"""The verb `test`: which rule files are meant, and the answer. What a check is stands in `trials`, loaded when there is one to run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..core.diagnostics import Report, fail, printable
+from ..planning.question import PathLike, path_text
+
+if TYPE_CHECKING:
+    from ..rules.model import LoadedFile
+
+FORMAT_VERSION = "1.0"
+
+
+def test(
+    paths: PathLike | Iterable[PathLike] = (),  # noqa: PT028 - the verb is called so; it is no test
+    *,
+    select: str = "",  # noqa: PT028
+    specs: bool = False,  # noqa: PT028
+    fail_fast: bool = False,  # noqa: PT028
+) -> dict[str, Any]:
+    """Runs the tests of rule files and what must hold of every rule; `passed` in the answer says whether all did.
+
+    `paths` are rule files or folders; without any `./rules`, else the rules that ship with migrate. `select` keeps the
+    checks whose name, or whose file's id, contains it. `specs`: names, shapes and dtypes only; no tensor is made. Raises
+    what is wrong with the files themselves, all at once, and M115 where nothing is to be tested.
+    """
+    from ..rules.packs import rule_files
+    from .trials import FAILED, PASSED, SKIPPED, Trials
+
+    given = (paths,) if isinstance(paths, (str, os.PathLike)) else tuple(paths)
+    files = load(rule_files([Path(path_text("paths", path)) for path in given]))
+    described: list[dict[str, Any]] = []
+    counts = dict.fromkeys((PASSED, FAILED, SKIPPED), 0)
+    for file in files:
+        trials = Trials(file, specs)
+        checks = trials.checks(select)
+        if not checks or (fail_fast and counts[FAILED]):
+            continue
+        outcomes = []
+        for check in checks:
+            outcome = trials.run(check)
+            counts[outcome.status] += 1
+            outcomes.append(outcome.to_json())
+            if fail_fast and counts[FAILED]:
+                break
+        described.append({"id": file.model.id, "path": str(file.path), "checks": outcomes})
+    if not described:
+        fail("M115", f"no check of {len(files)} rule files is called {printable(select)!r}", help="-k takes a part of a name or of an id")
+    return {
+        "format_version": FORMAT_VERSION,
+        "kind": "test",
+        "specs": specs,
+        "passed": not counts[FAILED],
+        "counts": {"files": len(described), **counts},
+        "files": described,
+    }
+
+
+def load(paths: Sequence[Path]) -> list[LoadedFile]:
+    """The rule files, their captures checked as well; raises all problems of all of them."""
+    from ..rules.compiled import compile_file
+    from ..rules.model import load_files
+
+    files = load_files(paths)
+    report = Report()
+    for file in files:
+        compile_file(file, report)
+    report.check()
+    return files

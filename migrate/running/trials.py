@@ -1,0 +1,166 @@
+"""`migrate test`: the examples of rule files, and what must hold of any rule without being written down.
+
+An example is bound exactly as a checkpoint is, gathered by the same code, and compared bit for bit. From its given tensors
+follow five checks that cost the author nothing: the way back returns the source, the traced views agree with the eager
+twins, the order of the rules means nothing, a second application is refused, and every rule and op was touched. They run
+on scrambled bytes where no op computes and nothing asks for values, because a constant hides a wrong permutation.
+
+With `specs` nothing is gathered: names, shapes, dtypes and refusals only, without torch and without numpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..core.diagnostics import Diagnostic, Span, listed, printable
+from ..core.errors import MigrateError
+from ..rules.examples import RuleTest
+from ..rules.model import LoadedFile
+from . import expectations, properties
+from .attempts import Attempt, Refused, attempt
+
+PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
+EXAMPLE, COVERAGE = "example", "coverage"
+TWINS = "eager twins"
+PROPERTIES = ("round trip", TWINS, "order of rules", "applied twice")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Something to find out about a rule file: an example of its author (`number` in the file), or a property of all examples."""
+
+    kind: str
+    name: str
+    span: Span
+    number: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came out. `reason` says why a check was skipped."""
+
+    check: Check
+    status: str
+    diagnostics: tuple[Diagnostic, ...] = ()
+    reason: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The outcome as the document of `migrate test` holds it."""
+        return {
+            "kind": self.check.kind,
+            "name": self.check.name,
+            "status": self.status,
+            "reason": self.reason,
+            "diagnostics": [d.to_json() for d in self.diagnostics],
+        }
+
+
+@dataclass(eq=False, slots=True)
+class Trials:
+    """The checks of one rule file; what they share is made once, when it is first asked for."""
+
+    file: LoadedFile
+    specs: bool = False
+    _tried: dict[int, Attempt | Refused] = field(default_factory=dict)
+
+    def checks(self, select: str = "") -> list[Check]:
+        """The checks whose name, or the file's id, holds `select`, upper and lower case alike. Coverage is of the whole file only."""
+        tests = self.file.model.tests
+        found = [Check(EXAMPLE, test.name, self.file.span("tests", n, "name"), n) for n, test in enumerate(tests)]
+        whole = self.file.span("id")
+        found += [Check(name, name, whole) for name in PROPERTIES if tests and not (self.specs and name == TWINS)]
+        found.append(Check(COVERAGE, COVERAGE, whole))
+        word = select.casefold()
+        return [c for c in found if not word or word in self.file.model.id.casefold() or word in c.name.casefold()]
+
+    def run(self, check: Check) -> Outcome:
+        """The outcome of one check; problems of the rules are part of it and never raised."""
+        if check.kind == EXAMPLE:
+            return self._example(check)
+        if check.kind == COVERAGE:
+            found = properties.coverage(self.file, [t for t in self._attempts() if not t.test.error])
+            return Outcome(check, FAILED if found else PASSED, tuple(found))
+        return self._property(check)
+
+    def tried(self, number: int) -> Attempt | Refused:
+        if number not in self._tried:
+            self._tried[number] = attempt(self.file, number)
+        return self._tried[number]
+
+    def _attempts(self) -> Iterator[Attempt]:
+        for number in range(len(self.file.model.tests)):
+            if isinstance(found := self.tried(number), Attempt):
+                yield found
+
+    def _example(self, check: Check) -> Outcome:
+        test, span = self.file.model.tests[check.number], check.span
+        result = self.tried(check.number)
+        if isinstance(result, Refused) and result.diagnostics[0].code == "M710":
+            return Outcome(check, FAILED, result.diagnostics)
+        if isinstance(result, Attempt) and not self.specs:
+            if wrong := _too_large(check, result):
+                return Outcome(check, FAILED, tuple(wrong))
+            try:
+                result.fill()
+            except MigrateError as error:
+                result = Refused(test, error.diagnostics)
+        if test.error is not None:
+            return _refusal(check, test, result, self.specs)
+        if isinstance(result, Refused):
+            what = f"test {test.name!r}: the rules refuse what is given"
+            codes = ", ".join(dict.fromkeys(d.code for d in result.diagnostics))
+            refused = Diagnostic(
+                "M704", what, (span,), (f"the reason follows: {codes}",), "if that is what the test is about: `error: CODE`"
+            )
+            return Outcome(check, FAILED, (refused, *result.diagnostics))
+        found = expectations.compare(result, check.number, values=not self.specs)
+        return Outcome(check, FAILED if found else PASSED, tuple(found))
+
+    def _property(self, check: Check) -> Outcome:
+        found: list[Diagnostic] = []
+        reasons: dict[str, None] = {}
+        looked = False
+        for tried in self._attempts():
+            if tried.test.error is not None:
+                continue
+            result = _PROPERTIES[check.kind](tried, values=not self.specs)
+            if isinstance(result, str):
+                reasons[result] = None
+            else:
+                looked = True
+                found += result
+        if found:
+            return Outcome(check, FAILED, tuple(found))
+        more = f" … and {len(reasons) - 1} more" if len(reasons) > 1 else ""
+        reason = next(iter(reasons), "") + more
+        if not looked:
+            return Outcome(check, SKIPPED, reason=reason or "no example gets that far")
+        return Outcome(check, PASSED, reason=f"in part: {reason}" if reason else "")
+
+
+_PROPERTIES = dict(zip(PROPERTIES, (properties.round_trip, properties.twins, properties.order, properties.twice), strict=True))
+
+
+def _too_large(check: Check, result: Attempt) -> list[Diagnostic]:
+    if result.nbytes <= properties.MOST_BYTES:
+        return []
+    what = f"test {check.name!r}: {result.nbytes} bytes are given and made, a test has at most {properties.MOST_BYTES}"
+    return [Diagnostic("M710", what, (check.span,), (), "smaller shapes show the same; --specs looks at shapes of any size")]
+
+
+def _refusal(check: Check, test: RuleTest, result: Attempt | Refused, specs: bool) -> Outcome:
+    """The outcome of a test that expects to be refused."""
+    wanted = f"{test.error}" + (f" with {printable(test.contains)!r}" if test.contains else "")
+    if isinstance(result, Attempt):
+        if specs:
+            return Outcome(check, SKIPPED, reason="headers do not refuse it; values may")
+        what = f"test {test.name!r}: {wanted} was expected, and nothing was refused"
+        return Outcome(check, FAILED, (Diagnostic("M703", what, (check.span,), (f"made: {listed(list(result.specs), 8)}",)),))
+    for found in result.diagnostics:
+        said = "\n".join((found.message, *found.notes, found.help or ""))
+        if found.code == test.error and (test.contains is None or test.contains in said):
+            return Outcome(check, PASSED)
+    what = f"test {test.name!r}: {wanted} was expected, and it was refused for something else"
+    return Outcome(check, FAILED, (Diagnostic("M703", what, (check.span,), ("what was said follows",)), *result.diagnostics))

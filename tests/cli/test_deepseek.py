@@ -1,0 +1,201 @@
+"""DeepSeek-V3 from FP8 to bfloat16 and from transformers 4 to 5, as one run, against what transformers 5.23 itself loads."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from commandline import DATA, contents, done, fingerprint, run
+from safetensors.torch import load_file, save_file
+
+PAIR = DATA / "fp8_dequant_deepseek_v3"
+HUB = PAIR / "hub"
+BOTH = ("--to", "hf-deepseek-v3@v5", "--to", "deepseek-v3@bf16")
+FP8 = torch.float8_e4m3fn
+
+
+def folder(path: Path, *shards: dict[str, torch.Tensor], config: Any = None) -> Path:
+    """A checkpoint of these shards, with the configuration of the released one unless another is given."""
+    path.mkdir()
+    weights = {}
+    for number, tensors in enumerate(shards, 1):
+        name = f"model-{number:05}-of-{len(shards):05}.safetensors" if len(shards) > 1 else "model.safetensors"
+        save_file(tensors, path / name)
+        weights.update(dict.fromkeys(tensors, name))
+    if len(shards) > 1:
+        (path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weights}))
+    (path / "config.json").write_text((HUB / "config.json").read_text() if config is None else json.dumps(config))
+    return path
+
+
+def assert_equal(made: Path, wanted: Path) -> None:
+    one, other = contents(made), contents(wanted)
+    assert one.keys() == other.keys()
+    for key in other:
+        assert one[key] == other[key], key
+
+
+@pytest.mark.parametrize("order", [BOTH, BOTH[2:] + BOTH[:2]], ids=["stacked first", "decoded first"])
+def test_the_two_edges_make_what_transformers_5_loads(order: tuple[str, ...], tmp_path: Path) -> None:
+    before = fingerprint(HUB)
+    done("apply", HUB, "-o", tmp_path / "new", *order, "--allow", "lossy")
+    assert_equal(tmp_path / "new", PAIR / "v5")
+    config = json.loads((HUB / "config.json").read_text())
+    del config["quantization_config"]
+    assert json.loads((tmp_path / "new" / "config.json").read_text()) == config
+    assert done("verify", tmp_path / "new", "--source", HUB, "--format", "json").json["equal"] is True
+    assert fingerprint(HUB) == before
+
+
+def test_the_way_back_quantizes_as_deepseek_does_and_restores_the_configuration(tmp_path: Path) -> None:
+    done("apply", HUB, "-o", tmp_path / "new", *BOTH, "--allow", "lossy")
+    done("downgrade", tmp_path / "new", "-o", tmp_path / "back", "--allow", "lossy")
+    assert json.loads((tmp_path / "back" / "config.json").read_text()) == json.loads((HUB / "config.json").read_text())
+    back, hub, plain = (load_file(p / "model.safetensors") for p in (tmp_path / "back", HUB, PAIR / "v5"))
+    # the router bias stays as wide as transformers 5 has it
+    wider = "model.layers.1.mlp.gate.e_score_correction_bias"
+    assert {k: (t.dtype, t.shape) for k, t in back.items() if k != wider} == {k: (t.dtype, t.shape) for k, t in hub.items() if k != wider}
+    number = plain["model.layers.0.self_attn.kv_b_proj.weight"].float().view(8, 4, 2, 4)
+    amax = number.abs().amax((1, 3), keepdim=True).clamp(1e-4)
+    scale = amax / 448
+    assert torch.equal(back["model.layers.0.self_attn.kv_b_proj.weight_scale_inv"], scale.view(8, 2))
+    codes = (number * (1.0 / scale)).to(FP8).view(32, 8)
+    assert torch.equal(back["model.layers.0.self_attn.kv_b_proj.weight"].view(torch.uint8), codes.view(torch.uint8))
+    assert done("verify", tmp_path / "back", "--source", tmp_path / "new", "--format", "json").json["equal"] is True
+
+
+def test_only_the_experts_can_be_stacked_and_their_scales_go_with_them(tmp_path: Path) -> None:
+    done("apply", HUB, "-o", tmp_path / "new", "--to", "hf-deepseek-v3@v5")
+    new, hub = load_file(tmp_path / "new" / "model.safetensors"), load_file(HUB / "model.safetensors")
+    experts = [f"model.layers.1.mlp.experts.{e}" for e in range(4)]
+    for role, name in (("weight", "gate_up_proj"), ("weight_scale_inv", "gate_up_proj_scale_inv")):
+        rows = [torch.cat([hub[f"{x}.{w}_proj.{role}"].view(torch.uint8) for w in ("gate", "up")]) for x in experts]
+        assert torch.equal(new[f"model.layers.1.mlp.experts.{name}"].view(torch.uint8), torch.stack(rows))
+    assert (tmp_path / "new" / "config.json").read_bytes() == (HUB / "config.json").read_bytes()
+    done("apply", tmp_path / "new", "-o", tmp_path / "plain", "--to", "deepseek-v3@bf16", "--allow", "lossy")
+    assert_equal(tmp_path / "plain", PAIR / "v5")
+
+
+def test_scales_may_stand_in_another_file_than_their_weights(tmp_path: Path) -> None:
+    hub = load_file(HUB / "model.safetensors")
+    scales = {key: t for key, t in hub.items() if key.endswith("_scale_inv")}
+    split = folder(tmp_path / "split", {k: t for k, t in hub.items() if k not in scales}, scales)
+    done("apply", split, "-o", tmp_path / "new", *BOTH, "--allow", "lossy")
+    assert_equal(tmp_path / "new", PAIR / "v5")
+
+
+def test_a_missing_scale_is_refused_by_its_name(tmp_path: Path) -> None:
+    hub = load_file(HUB / "model.safetensors")
+    lost = "model.layers.1.self_attn.q_b_proj.weight_scale_inv"
+    del hub[lost]
+    damaged = folder(tmp_path / "damaged", hub)
+    for goal in (BOTH, BOTH[2:]):
+        refused = run("apply", damaged, "-o", tmp_path / "new", *goal, "--allow", "lossy", "--format", "json")
+        assert (refused.exit, refused.codes) == (3, ["M207"])
+        assert f"missing: {lost}" in refused.json["diagnostics"][0]["message"]
+    assert not (tmp_path / "new").exists()
+
+
+def test_values_change_only_where_that_is_allowed(tmp_path: Path) -> None:
+    refused = run("apply", HUB, "-o", tmp_path / "new", *BOTH, "--format", "json")
+    assert (refused.exit, set(refused.codes)) == (3, {"M401"})
+
+
+def test_the_block_of_the_configuration_outweighs_no_other(tmp_path: Path) -> None:
+    refused = run("apply", HUB, "-o", tmp_path / "new", *BOTH, "--set", "block=128,128", "--allow", "lossy", "--format", "json")
+    assert (refused.exit, refused.codes) == (2, ["M510"])
+
+
+def test_scales_of_another_block_size_are_refused(tmp_path: Path) -> None:
+    hub = load_file(HUB / "model.safetensors")
+    config = json.loads((HUB / "config.json").read_text())
+    del config["quantization_config"]["weight_block_size"]
+    odd = folder(tmp_path / "odd", hub, config=config)
+    refused = run("apply", odd, "-o", tmp_path / "new", "--to", "deepseek-v3@bf16", "--allow", "lossy", "--format", "json")
+    assert (refused.exit, set(refused.codes)) == (3, {"M310"})
+    assert "`block: [4, 4]` would fit" in refused.json["diagnostics"][0]["help"]
+    # who knows better may say so
+    done("apply", odd, "-o", tmp_path / "new", *BOTH, "--set", "block=4,4", "--allow", "lossy")
+    assert_equal(tmp_path / "new", PAIR / "v5")
+
+
+def test_a_number_that_is_not_finite_is_refused_on_the_way_back(tmp_path: Path) -> None:
+    done("apply", HUB, "-o", tmp_path / "new", *BOTH, "--allow", "lossy")
+    broken = tmp_path / "broken"
+    shutil.copytree(tmp_path / "new", broken)
+    tensors = load_file(broken / "model.safetensors")
+    tensors["model.layers.1.mlp.experts.gate_up_proj"][2, 17, 5] = float("nan")
+    save_file(tensors, broken / "model.safetensors")
+    refused = run("downgrade", broken, "-o", tmp_path / "back", "--allow", "lossy", "--format", "json")
+    assert (refused.exit, refused.codes) == (3, ["M406"])
+    text = json.dumps(refused.json["diagnostics"])
+    assert "at [2, 17, 5] is nan" in text
+    assert "experts.gate_up_proj" in text
+    assert not (tmp_path / "back").exists()
+
+
+def test_rows_that_are_no_multiple_of_the_block_decode_by_their_own_scales(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    key = "model.layers.0.self_attn.kv_a_proj_with_mqa"
+    codes = torch.randint(0, 256, (576, 200), generator=generator, dtype=torch.uint8)
+    codes[(codes & 0x7F) == 0x7F] = 0
+    scale = torch.rand(5, 2, generator=generator) * 1e-3
+    source = folder(
+        tmp_path / "source",
+        {f"{key}.weight": codes.view(FP8), f"{key}.weight_scale_inv": scale},
+        config={"model_type": "deepseek_v3", "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
+    )
+    done("apply", source, "-o", tmp_path / "new", "--to", "deepseek-v3@bf16", "--allow", "lossy")
+    made = load_file(tmp_path / "new" / "model.safetensors")[f"{key}.weight"]
+    by_element = scale.numpy()[np.arange(576)[:, None] // 128, np.arange(200)[None] // 128]
+    wanted = torch.from_numpy(codes.view(FP8).float().numpy() * by_element).to(torch.bfloat16)
+    assert torch.equal(made.view(torch.int16), wanted.view(torch.int16))
+
+
+def test_each_rule_tells_what_it_did_to_the_numbers(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    done("apply", HUB, "-o", tmp_path / "new", *BOTH, "--allow", "lossy", "--report", report)
+    rules = {(r["op"], r["rule"].partition(" (")[0]): r for r in json.loads(report.read_text())["rules"]}
+    linears = rules["dequantize", "linears"]
+    assert linears["tensors"] == 16
+    assert 0 < linears["max_relative_error"] < 2**-8
+    assert 50 < linears["sqnr_db"] < 60
+    assert rules["cast", "router bias"]["exact"] is True
+
+
+def test_on_the_way_back_the_error_is_that_of_weights_and_not_of_scales(tmp_path: Path) -> None:
+    done("apply", HUB, "-o", tmp_path / "new", "--to", "deepseek-v3@bf16", "--allow", "lossy")
+    report = tmp_path / "report.json"
+    done("downgrade", tmp_path / "new", "-o", tmp_path / "back", "--allow", "lossy", "--report", report)
+    (linears,) = json.loads(report.read_text())["rules"]
+    assert (linears["op"], linears["tensors"], linears["elements_measured"]) == ("quantize", 28, linears["elements"])
+    assert 30 < linears["sqnr_db"] < 35
+    # half a step below the largest code, and the rounding of the scale
+    assert linears["max_relative_error"] < 1.00001 / 28
+
+
+def layouts_of(path: Path) -> set[str]:
+    """The layouts of our two lineages that `inspect` finds."""
+    found = done("inspect", path, "--format", "json").json["layouts"]
+    return {f"{x['lineage']}@{x['layout']}" for x in found if x["lineage"] in ("deepseek-v3", "hf-deepseek-v3")}
+
+
+def test_each_state_is_told_from_the_others(tmp_path: Path) -> None:
+    done("apply", HUB, "-o", tmp_path / "stacked", "--to", "hf-deepseek-v3@v5")
+    done("apply", HUB, "-o", tmp_path / "plain", "--to", "deepseek-v3@bf16", "--allow", "lossy")
+    for path in (tmp_path / "stacked", tmp_path / "plain"):
+        (path / "migrate.history.json").unlink()
+    assert layouts_of(HUB) == {"deepseek-v3@fp8", "hf-deepseek-v3@v4"}
+    assert layouts_of(tmp_path / "stacked") == {"deepseek-v3@fp8", "hf-deepseek-v3@v5"}
+    assert layouts_of(tmp_path / "plain") == {"deepseek-v3@bf16", "hf-deepseek-v3@v4"}
+
+
+def test_deepseek_v3_2_is_not_taken_for_v3(tmp_path: Path) -> None:
+    tensors = load_file(HUB / "model.safetensors")
+    tensors["model.layers.0.self_attn.indexer.wk.weight"] = torch.zeros(2, 2)
+    assert layouts_of(folder(tmp_path / "newer", tensors)) == set()

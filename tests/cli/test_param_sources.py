@@ -1,0 +1,222 @@
+"""Params that the checkpoint knows: from its configuration, its shapes, its stamp; forwards, and back without a flag."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+from checkpoints import CASES, MOVE, files, folder, refusal, round_trip, side, small, stamp
+from commandline import SIZES, contents, done, rules
+
+KEEP = 'keep: ["{k...}"]\n'
+
+
+# --- the cases
+
+
+def test_grouped_queries_are_split_as_the_configuration_says(tmp_path: Path) -> None:
+    heads, groups, dim = 4, 2, 3
+    rows = groups * (heads // groups + 2) * dim
+    config = {"num_attention_heads": heads, "num_key_value_heads": groups, "head_dim": dim, "rope_scaling": None}
+    tensors = {f"decoder.layers.{n}.self_attention.linear_qkv.weight": ("F32", [rows, 2]) for n in range(2)}
+    new = round_trip(folder(tmp_path / "old", tensors, config=config), tmp_path, "--rules", CASES / "c10-megatron-gqa-qkv.yaml")
+    made = contents(new)
+    whole = contents(tmp_path / "old")["decoder.layers.1.self_attention.linear_qkv.weight"][2]
+    line = 2 * 4
+    # the second group: its two queries stand after the first group's queries, key and value
+    assert made["model.layers.1.self_attn.q_proj.weight"][2][2 * dim * line :] == whole[4 * dim * line : 6 * dim * line]
+    assert made["model.layers.1.self_attn.v_proj.weight"][2] == whole[3 * dim * line : 4 * dim * line] + whole[7 * dim * line :]
+    assert stamp(new)["applied"][0]["params"] == {"heads": heads, "groups": groups, "head_dim": dim}
+
+
+def test_layers_past_those_of_the_configuration_move(tmp_path: Path) -> None:
+    tensors = {f"model.layers.{n}.mlp.weight": ("F32", [2]) for n in range(4)}
+    new = round_trip(folder(tmp_path / "old", tensors, config={"num_hidden_layers": 3}), tmp_path, "--rules", CASES / "c12b-mtp.yaml")
+    assert set(contents(new)) == {*(f"model.layers.{n}.mlp.weight" for n in range(3)), "mtp_layers.0.mlp.weight"}
+
+
+def test_a_padded_vocabulary_is_cut_and_restored_and_the_configuration_follows(tmp_path: Path) -> None:
+    tensors = {"embedding.word_embeddings.weight": ("F32", [8, 2], bytes(range(40)) + bytes(24))}
+    config = {"vocab_size": 5, "tie_word_embeddings": False, "eos_token_id": None}
+    new = round_trip(folder(tmp_path / "old", tensors, config=config), tmp_path, "--rules", CASES / "c07-megatron-embedding.yaml")
+    assert side(new) == {**config, "tie_word_embeddings": True}
+    assert contents(new)["lm_head.weight"][1] == (5, 2)
+    assert stamp(new)["applied"][0]["params"] == {"vocab": 5, "padded": 8}
+
+
+def test_the_blocks_of_a_quantized_checkpoint_are_those_of_its_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SIZES, "F8_E4M3", 1)
+    scales = struct.pack("<6f", *range(1, 7))
+    tensors = {"m.o_proj.weight": ("F8_E4M3", [4, 6], bytes(24)), "m.o_proj.weight_scale_inv": ("F32", [2, 3], scales)}
+    config = {"a": None, "quantization_config": {"weight_block_size": [2, 2], "fmt": "e4m3", "quant_method": "fp8"}, "z": 1}
+    source, rule = folder(tmp_path / "old", tensors, config=config), ("--rules", CASES / "c14-fp8.yaml", "--allow", "lossy")
+    done("apply", source, "-o", tmp_path / "new", *rule)
+    assert side(tmp_path / "new") == {"a": None, "z": 1}
+    assert stamp(tmp_path / "new")["applied"][0]["params"] == {"block": [2, 2]}
+    done("downgrade", tmp_path / "new", "-o", tmp_path / "back", *rule)
+    assert files(tmp_path / "back") == files(source)
+    assert contents(tmp_path / "back")["m.o_proj.weight_scale_inv"][1] == (2, 3)
+    other = folder(tmp_path / "other", tensors, config={"quantization_config": {"weight_block_size": [4, 2]}})
+    assert "[4, 2]" in done("plan", other, *rule, exit=3).err, "scales that do not fit these blocks"
+    wrong = folder(tmp_path / "wrong", tensors, config={"quantization_config": {"weight_block_size": "2x2"}})
+    found = refusal("plan", wrong, *rule, exit=2)
+    assert found["message"] == "param `block` from config.json#quantization_config.weight_block_size: '2x2' is not a list"
+
+
+def test_an_adapter_is_merged_with_the_numbers_of_its_own_configuration(tmp_path: Path) -> None:
+    tensors = {f"base_model.model.l.lora_{x}.weight": ("F32", shape) for x, shape in (("A", [2, 6]), ("B", [4, 2]))}
+    source = folder(tmp_path / "old", {"l.weight": ("F32", [4, 6]), **tensors}, adapter_config={"lora_alpha": 4, "r": 2}, config={"r": 9})
+    planned = done("plan", source, "--rules", CASES / "c17-lora-merge.yaml", "--allow", "lossy", "--format", "json").json
+    assert planned["params"] == {"alpha": 4, "rank": 2}
+
+
+def test_a_configuration_that_counts_more_experts_than_there_are_is_believed(tmp_path: Path) -> None:
+    tensors = {f"l.block_sparse_moe.experts.{e}.{w}.weight": ("F32", [2, 2]) for e in range(2) for w in ("w1", "w2", "w3")}
+    rule = CASES / "c11b-vllm.yaml"
+    found = done("plan", folder(tmp_path / "a", tensors, config={"num_local_experts": 3}), "--rules", rule, "--format", "json", exit=3).json
+    assert {d["code"] for d in found["diagnostics"]} == {"M207"}
+    round_trip(folder(tmp_path / "old", tensors, config={"num_local_experts": 2}), tmp_path, "--rules", rule)
+
+
+def test_a_single_file_has_no_configuration_and_its_stamp_remembers(tmp_path: Path) -> None:
+    tensors = {"decoder.layers.0.self_attention.linear_qkv.weight": ("F32", [24, 2])}
+    config = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 3}
+    source, rule = folder(tmp_path / "old", tensors, config=config), CASES / "c10-megatron-gqa-qkv.yaml"
+    done("apply", source, "-o", tmp_path / "new.safetensors", "--rules", rule)
+    done("downgrade", tmp_path / "new.safetensors", "-o", tmp_path / "back.safetensors", "--rules", rule)
+    assert contents(tmp_path / "back.safetensors") == contents(source)
+
+
+# --- where a value comes from
+
+PARAM = "params: {n: {type: int, config: sizes.1.rows%s}}\n"
+STACK = "rules: [{name: cut, from: old.weight, to: 'new.{i:int}.weight', via: [{split: {into: i, dim: 0, count: $n}}]}]\n"
+
+
+def test_a_value_is_found_through_objects_and_lists_and_a_default_steps_back(tmp_path: Path) -> None:
+    rule = rules(tmp_path, PARAM % ", default: 4" + STACK)
+    source = small(tmp_path / "old", config={"sizes": [{}, {"rows": 2}]})
+    new = round_trip(source, tmp_path, "--rules", rule)
+    assert set(contents(new)) == {"new.0.weight", "new.1.weight"}
+    nobody = small(tmp_path / "nobody", config={"sizes": [{"rows": 2}], "x": 1})
+    assert done("plan", nobody, "--rules", rule, "--format", "json").json["params"] == {"n": 4}
+    silent = small(tmp_path / "silent", config={"sizes": [0, {"rows": None}]})
+    assert done("plan", silent, "--rules", rule, "--format", "json").json["params"] == {"n": 4}
+
+
+def test_a_value_of_the_wrong_type_names_file_and_place(tmp_path: Path) -> None:
+    found = refusal(
+        "plan", small(tmp_path / "a", config={"sizes": [0, {"rows": "2"}]}), "--rules", rules(tmp_path, PARAM % "" + STACK), exit=2
+    )
+    assert found["code"] == "M114"
+    assert "`n` from config.json#sizes.1.rows" in found["message"]
+    assert found["spans"][0]["line"] == 5
+
+
+def test_without_a_value_the_message_says_where_it_could_stand(tmp_path: Path) -> None:
+    text = "params: {n: {type: int, config: 'params.json#rows', shape: {key: a.weight, dim: 1}}}\n" + STACK
+    found = refusal("plan", small(tmp_path / "a"), "--rules", rules(tmp_path, text), exit=2)
+    assert found["code"] == "M509"
+    assert any("params.json#rows" in note for note in found["notes"])
+    assert any("axis 1 of a.weight" in note for note in found["notes"])
+    assert found["help"] == "--set n=1"
+
+
+def test_all_sources_must_agree_and_each_is_shown(tmp_path: Path) -> None:
+    text = "params: {n: {type: int, config: rows, shape: {key: [old.weight, absent], dim: -1}}}\n" + STACK
+    rule = rules(tmp_path, text)
+    agreeing = small(tmp_path / "agreeing", config={"rows": 2})
+    assert done("plan", agreeing, "--rules", rule, "--set", "n=2", "--format", "json").json["params"] == {"n": 2}
+    found = refusal("plan", small(tmp_path / "a", config={"rows": 4}), "--rules", rule, "--set", "n=1", exit=2)
+    assert found["code"] == "M510"
+    assert found["notes"] == ["--set says 1", "config.json#rows says 4", "axis -1 of old.weight says 2"]
+
+
+def test_a_configuration_that_contradicts_the_stamp_is_refused(tmp_path: Path) -> None:
+    rule = rules(tmp_path, "params: {n: {type: int, config: rows}}\n" + STACK)
+    done("apply", small(tmp_path / "old", config={"rows": 2}), "-o", tmp_path / "new", "--rules", rule)
+    (tmp_path / "new" / "config.json").write_text('{"rows": 4}')
+    found = refusal("downgrade", tmp_path / "new", "-o", tmp_path / "back", "--rules", rule, exit=2)
+    assert found["code"] == "M510"
+    assert found["notes"] == ["the stamp says 2", "config.json#rows says 4"]
+
+
+def test_several_tensors_that_a_shape_names_must_agree(tmp_path: Path) -> None:
+    text = "params: {n: {type: int, shape: {key: '{p...}.norm', dim: 0}}}\n" + KEEP + STACK
+    rule = rules(tmp_path, text)
+    same = folder(tmp_path / "same", {"old.weight": ("F32", [4, 2]), "a.norm": ("F32", [2]), "b.norm": ("F32", [2])})
+    assert done("plan", same, "--rules", rule, "--format", "json").json["params"] == {"n": 2}
+    differ = folder(tmp_path / "differ", {"old.weight": ("F32", [4, 2]), "a.norm": ("F32", [2]), "b.norm": ("F32", [4])})
+    found = refusal("plan", differ, "--rules", rule, exit=2)
+    assert found["code"] == "M510"
+    assert found["notes"] == ["axis 0 of a.norm says 2", "axis 0 of b.norm says 4"]
+
+
+def test_on_the_way_back_a_tensor_that_the_rule_makes_again_does_not_speak(tmp_path: Path) -> None:
+    cut = "{slice: {dim: 0, stop: 2, of: $of, value: 0}}"
+    text = f"params: {{of: {{type: int, shape: {{key: a}}}}}}\nrules: [{{name: cut, from: a, to: a, via: [{cut}]}}]\n"
+    source = folder(tmp_path / "old", {"a": ("F32", [4], bytes(16))})
+    round_trip(source, tmp_path, "--rules", rules(tmp_path, text))
+
+
+def test_a_list_of_keys_may_name_the_new_key_for_the_way_back(tmp_path: Path) -> None:
+    text = "params: {rows: {type: int, shape: {key: [old.weight, new.weight]}}}\n"
+    move = "{rearrange: {pattern: '(r x) i -> (x r) i', axes: {r: $rows // 2}}}"
+    rule = rules(tmp_path, text + f"rules: [{{name: r, from: old.weight, to: new.weight, via: [{move}]}}]\n")
+    source = small(tmp_path / "old")
+    there = round_trip(source, tmp_path, "--rules", rule)
+    (there / "migrate.history.json").unlink()
+    done("downgrade", there, "-o", tmp_path / "bare", "--rules", rule)
+    assert contents(tmp_path / "bare") == contents(source)
+
+
+def test_heads_that_the_groups_do_not_divide_are_refused_with_the_sizes(tmp_path: Path) -> None:
+    tensors = {"decoder.layers.0.self_attention.linear_qkv.weight": ("F32", [24, 2])}
+    source = folder(tmp_path / "old", tensors, config={"num_attention_heads": 7, "num_key_value_heads": 2, "head_dim": 3})
+    found = refusal("plan", source, "--rules", CASES / "c10-megatron-gqa-qkv.yaml", exit=3)
+    assert found["code"] == "M301"
+    assert "12" in found["message"], "rows of a group"
+    assert "15" in found["message"], "what 7 // 2 heads of 3 rows, a key and a value take"
+
+
+@pytest.mark.parametrize(
+    ("config", "code"),
+    [
+        ("[]", "M513"),
+        ("null", "M513"),
+        ("{", "M906"),
+        ('{"rows": 2, "rows": 4}', "M906"),
+        ("\xff", "M906"),
+        ('{"a": ' + "[" * 80 + "]" * 80 + "}", "M914"),
+        ("[" * 100_000, "M914"),
+        ('{"rows": 2, "x": "' + "x" * 16_000_000 + '"}', "M513"),
+    ],
+)
+def test_a_configuration_that_cannot_be_used_is_named(tmp_path: Path, config: str, code: str) -> None:
+    source = small(tmp_path / "old")
+    (source / "config.json").write_bytes(config.encode("latin-1"))
+    rule = rules(tmp_path, "params: {n: {type: int, config: rows, default: 2}}\n" + STACK)
+    found = refusal("plan", source, "--rules", rule, exit=3)
+    assert found["code"] == code
+    assert "config.json" in found["message"]
+
+
+def test_a_configuration_that_is_not_needed_may_hold_anything(tmp_path: Path) -> None:
+    source = small(tmp_path / "old", config="{{{")
+    done("apply", source, "-o", tmp_path / "new", "--rules", rules(tmp_path, MOVE))
+    assert (tmp_path / "new" / "config.json").read_text() == "{{{"
+
+
+def test_a_configuration_that_is_left_behind_is_not_silently_absent(tmp_path: Path) -> None:
+    source = small(tmp_path / "old")
+    with (source / "config.json").open("wb") as file:
+        file.truncate(50_000_001)
+    found = refusal("plan", source, "--rules", rules(tmp_path, "params: {n: {type: int, config: rows, default: 2}}\n" + STACK), exit=3)
+    assert found["code"] == "M513"
+
+
+def test_infinity_in_a_configuration_is_read_and_returns(tmp_path: Path) -> None:
+    config = {"time_step_limit": [0.0, float("inf")], "rows": 2, "gone": 1}
+    rule = rules(tmp_path, "params: {n: {type: int, config: rows}}\nfiles: {config.json: {gone: null}}\n" + STACK)
+    round_trip(small(tmp_path / "old", config=config), tmp_path, "--rules", rule)

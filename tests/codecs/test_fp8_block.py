@@ -1,0 +1,351 @@
+"""`fp8-block` against what DeepGEMM, transformers, torch's DCP reader, compressed-tensors and ModelOpt made of the same bytes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from migrate.codecs import get, names
+from migrate.codecs._codec import OpError, Options
+from migrate.core.diagnostics import page
+from migrate.core.spec import Spec
+from migrate.ops._raw import carrier
+from migrate.testing import codeckit
+
+CODEC = get("fp8-block")
+VECTORS = Path(__file__).resolve().parents[1] / "data" / "quant"
+FILES = sorted(VECTORS.glob("*fp8_block*/*.safetensors"))
+IDS = [f"{f.parent.name}/{f.stem}" for f in FILES]
+MAGNITUDE = {"float32": 0x7FFFFFFF, "bfloat16": 0x7FFF, "float16": 0x7FFF}
+INFINITY = {"float32": 0x7F800000, "bfloat16": 0x7F80, "float16": 0x7C00}
+
+
+def raw(tensor: torch.Tensor) -> tuple[np.ndarray, Spec]:
+    name = str(tensor.dtype).removeprefix("torch.")
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[tensor.element_size()]
+    return tensor.contiguous().view(integers).numpy().view(carrier(name)), Spec(name, tuple(tensor.shape))
+
+
+def is_nan(bits: np.ndarray, dtype: str) -> np.ndarray:
+    return (bits & MAGNITUDE[dtype]) > INFINITY[dtype]
+
+
+def parts_of(path: Path) -> tuple[dict[str, torch.Tensor], list[np.ndarray], list[Spec]]:
+    held = load_file(path)
+    scale = next(key for key in held if key.startswith("q/weight_scale"))
+    pairs = [raw(held["q/weight"]), raw(held[scale])]
+    return held, [array for array, _ in pairs], [spec for _, spec in pairs]
+
+
+@pytest.mark.parametrize(("name", "number"), codeckit.cases(["fp8-block"]))
+def test_a_sample_is_what_the_reference_makes_whole_and_box_by_box(name: str, number: int) -> None:
+    codeckit.check_sample(name, number)
+
+
+def test_the_codec_is_described() -> None:
+    assert "fp8-block" in names()
+    codeckit.check_description("fp8-block")
+
+
+@pytest.mark.parametrize("path", FILES, ids=IDS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_decoding_is_bit_for_bit_what_the_libraries_decode(path: Path, dtype: str) -> None:
+    held, parts, specs = parts_of(path)
+    made = codeckit.decoded(CODEC, Options(), parts, specs, dtype)
+    compared = 0
+    for key, wanted in held.items():
+        # a result of float32, rounded, is what they round to; one of bfloat16 says nothing about others
+        if not key.startswith("dq/") or (wanted.dtype is torch.bfloat16 and dtype != "bfloat16"):
+            continue
+        bits, _ = raw(wanted.to(getattr(torch, dtype)))
+        nan = is_nan(bits, dtype)
+        assert np.array_equal(is_nan(made, dtype), nan)
+        assert np.array_equal(made[~nan], bits[~nan])
+        compared += 1
+    assert compared or path.parent.name == "ct_fp8_block"
+    assert set(made[is_nan(made, dtype)].tolist()) <= {{"float32": 0x7FC00000, "bfloat16": 0x7FC0, "float16": 0x7E00}[dtype]}
+    assert np.array_equal(made, CODEC.reference(Options(), parts, specs, dtype))
+
+
+@pytest.mark.parametrize(
+    "path", [f for f in FILES if f.parent.name.startswith(("deepgemm", "hf"))], ids=lambda f: f"{f.parent.name}/{f.stem}"
+)
+def test_encoding_is_bit_for_bit_what_the_library_encodes(path: Path) -> None:
+    held, parts, specs = parts_of(path)
+    scale = "ue8m0" if specs[1].dtype == "float8_e8m0fnu" else "pow2" if path.parent.name.endswith("ue8m0") else "f32"
+    like = "hf" if path.parent.name.startswith("hf") else "deepseek"
+    options = Options(like=like, scale=scale, non_finite="keep" if "inf" in path.stem else "refuse")
+    numbers, spec = raw(held["input"])
+    made = codeckit.encoded(CODEC, options, numbers, spec)
+    assert [s.dtype for s in CODEC.encoded(options, spec)] == [s.dtype for s in specs]
+    for one, wanted in zip(made, parts, strict=True):
+        assert np.array_equal(one, wanted)
+
+
+@pytest.mark.parametrize("scale", ["float32", "bfloat16", "float8_e8m0fnu"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_every_code_with_every_kind_of_scale_decodes_as_the_formula_says(scale: str, dtype: str) -> None:
+    codes = np.tile(np.arange(256, dtype="u1"), (64, 1))
+    bits = {"float32": 32, "bfloat16": 16, "float8_e8m0fnu": 8}[scale]
+    # all exponents and some mantissas: subnormal, huge, infinite and NaN scales of both signs
+    picked = np.linspace(0, 2**bits - 1, 64).astype(carrier(scale))
+    if dtype == "float32" and scale == "float8_e8m0fnu":
+        picked = np.where(picked >= 247, 255, picked).astype("u1")
+    specs = [Spec("float8_e4m3fn", (64, 256)), Spec(scale, (64, 1))]
+    options = Options(block=(1, 256))
+    parts = [codes, picked.reshape(64, 1)]
+    assert np.array_equal(codeckit.decoded(CODEC, options, parts, specs, dtype), CODEC.reference(options, parts, specs, dtype))
+
+
+@pytest.mark.parametrize("like", ["deepseek", "hf"])
+@pytest.mark.parametrize("scale", ["f32", "bf16", "pow2", "ue8m0"])
+@pytest.mark.parametrize("non_finite", ["saturate", "keep"])
+def test_all_bfloat16_patterns_encode_as_the_reference(like: str, scale: str, non_finite: str) -> None:
+    patterns = np.arange(65536, dtype="<u2").reshape(256, 256)
+    spec = Spec("bfloat16", (256, 256))
+    options = Options(block=(16, 8), like=like, scale=scale, non_finite=non_finite)
+    wanted = CODEC.reference_parts(options, patterns, spec)
+    for one, other in zip(codeckit.encoded(CODEC, options, patterns, spec), wanted, strict=True):
+        assert np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("scale", ["f32", "pow2", "ue8m0"])
+@pytest.mark.parametrize("like", ["deepseek", "hf"])
+def test_no_error_of_encoding_is_beyond_the_bound(like: str, scale: str) -> None:
+    generator = torch.Generator().manual_seed(3)
+    # many magnitudes in one block, so that subnormal codes occur
+    numbers = torch.randn(64, 64, generator=generator) * torch.exp(-12 * torch.rand(64, 64, generator=generator))
+    array, spec = raw(numbers)
+    options = Options(block=(16, 16), like=like, scale=scale)
+    parts, specs = codeckit.encoded(CODEC, options, array, spec), CODEC.encoded(options, spec)
+    made = codeckit.decoded(CODEC, options, parts, specs, "float32").view("<f4").astype("f8")
+    exact = numbers.double().numpy()
+    amax = np.abs(exact).reshape(4, 16, 4, 16).max((1, 3)).repeat(16, 0).repeat(16, 1)
+    bound = np.maximum(np.abs(exact) / 16, (1 if scale == "f32" else 2) * amax / 448 / 1024)
+    assert (np.abs(made - exact) <= bound * (1 + 2.0**-20)).all()
+    assert ("2 * amax" in CODEC.bound(options)) == (scale != "f32")
+    assert (parts[0] & 0x78 == 0).any()
+
+
+def test_the_last_blocks_may_be_ragged() -> None:
+    # DeepSeek's kv_a_proj_with_mqa has 576 rows: five rows of scales, the last for half a block
+    spec = Spec("bfloat16", (576, 7168))
+    weight, scale = CODEC.encoded(Options(), spec)
+    assert (weight.shape, scale.shape) == ((576, 7168), (5, 56))
+    assert CODEC.decoded(Options(), [weight, scale], "bfloat16") == spec
+    assert CODEC.decode_needs(Options(), [weight, scale], ((500, 576), (0, 130))) == [((500, 576), (0, 130)), ((3, 5), (0, 2))]
+    assert CODEC.encode_needs(Options(), spec, 0, ((500, 576), (0, 130))) == ((384, 576), (0, 256))
+    assert CODEC.encode_needs(Options(), spec, 1, ((4, 5), (0, 56))) == ((512, 576), (0, 7168))
+
+
+def test_a_scale_that_does_not_fit_is_refused_with_both_shapes_and_the_block_that_would_fit() -> None:
+    with pytest.raises(OpError) as caught:
+        CODEC.decoded(Options(), [Spec("float8_e4m3fn", (12, 16)), Spec("float32", (3, 4))], "bfloat16")
+    page(caught.value.code)
+    assert (caught.value.code, caught.value.message) == (
+        "M310",
+        "the scale is [3, 4], a weight of [12, 16] in blocks of [128, 128] has [1, 1]",
+    )
+    assert caught.value.help is not None
+    assert caught.value.help.startswith("`block: [4, 4]` would fit")
+    with pytest.raises(OpError) as caught:
+        CODEC.decoded(Options(), [Spec("float8_e4m3fn", (2, 12, 16)), Spec("float32", (3, 1, 1))], "bfloat16")
+    assert caught.value.help is not None
+    assert caught.value.help.startswith("no block fits")
+
+
+@pytest.mark.parametrize(
+    ("weight", "scale", "dtype", "code"),
+    [
+        (Spec("bfloat16", (2, 2)), Spec("float32", (1, 1)), "bfloat16", "M303"),
+        (Spec("float8_e4m3fn", (2, 2)), Spec("float16", (1, 1)), "bfloat16", "M303"),
+        (Spec("float8_e4m3fn", (2, 2)), Spec("float32", (1, 1)), "float64", "M303"),
+        (Spec("float8_e4m3fn", (2,)), Spec("float32", (1,)), "bfloat16", "M304"),
+        (Spec("float8_e4m3fn", (2, 2)), Spec("float32", (1, 1, 1)), "bfloat16", "M310"),
+    ],
+)
+def test_parts_of_another_form_are_refused(weight: Spec, scale: Spec, dtype: str, code: str) -> None:
+    with pytest.raises(OpError) as caught:
+        CODEC.decoded(Options(), [weight, scale], dtype)
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize("block", [(0, 128), (128,), (128, 128, 1), (-1, 4)])
+def test_a_block_that_is_none_is_refused(block: tuple[int, ...]) -> None:
+    with pytest.raises(OpError) as caught:
+        CODEC.validate(Options(block=block), True)
+    assert caught.value.code == "M308"
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_a_number_that_is_not_finite_is_refused_with_its_index_in_the_whole_tensor(value: str) -> None:
+    numbers = torch.zeros(3, 6, 10, dtype=torch.bfloat16)
+    numbers[2, 5, 7] = float(value)
+    numbers[2, 5, 9] = float("inf")
+    array, spec = raw(numbers)
+    options = Options(block=(2, 4))
+    box = ((1, 3), (4, 6), (5, 8))
+    needed = CODEC.encode_needs(options, spec, 0, box)
+    part = array[tuple(slice(a, b) for a, b in needed)]
+    with pytest.raises(OpError) as caught:
+        CODEC.encode(options, part, spec, 0, box, np.empty((2, 2, 3), "u1"))
+    assert (caught.value.code, caught.value.message) == ("M406", f"quantize: the number at [2, 5, 7] is {value}")
+    with pytest.raises(OpError, match=r"\[2, 5, 7\]"):
+        CODEC.encode(options, array[2:, 4:, 4:8], spec, 1, ((2, 3), (2, 3), (1, 2)), np.empty((1, 1, 1), "<u4"))
+
+
+def test_saturation_keeps_a_block_whose_numbers_are_not_all_finite() -> None:
+    numbers = torch.full((4, 4), 2.0)
+    numbers[0, 0], numbers[1, 1], numbers[2, 2] = float("inf"), float("-inf"), float("nan")
+    array, spec = raw(numbers)
+    codes, scale = codeckit.encoded(CODEC, Options(block=(4, 4), non_finite="saturate"), array, spec)
+    assert scale.view("<f4") == np.float32(2.0) / np.float32(448)
+    assert (codes[0, 0], codes[1, 1], codes[2, 2], codes[3, 3]) == (0x7E, 0xFE, 0x7F, 0x7E)
+
+
+def test_a_scale_that_float32_cannot_hold_448_times_is_refused_where_decoding_is_called_exact() -> None:
+    specs = [Spec("float8_e4m3fn", (2, 4)), Spec("float8_e8m0fnu", (2, 1))]
+    options = Options(block=(1, 4))
+    assert CODEC.exact(options, specs, "float32")
+    assert not CODEC.exact(options, specs, "bfloat16")
+    assert not CODEC.exact(options, [specs[0], Spec("float32", (2, 1))], "float32")
+    codes = np.full((2, 4), 0x7E, "u1")
+    made = codeckit.decoded(CODEC, options, [codes, np.array([[0], [246]], "u1")], specs, "float32").view("<f4")
+    assert (made == np.array([[448 * 2.0**-127], [448 * 2.0**119]], "f8")).all()
+    with pytest.raises(OpError) as caught:
+        codeckit.decoded(CODEC, options, [codes, np.array([[127], [247]], "u1")], specs, "float32")
+    assert (caught.value.code, caught.value.message[:38]) == ("M406", "dequantize: the scale at [1, 0] is 1.3")
+
+
+class Told:
+    """A meter that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.worst = self.error = self.signal = self.relative = 0.0
+        self.count = self.saturated = self.underflowed = 0
+
+    def add(self, wanted, got, amax=None, *, saturated=0, underflowed=0) -> None:
+        wanted, got = wanted.double(), got.double()
+        error = (wanted - got).abs()
+        self.worst = max(self.worst, float(error.max()))
+        self.relative = max(self.relative, float((error / amax.double()).max()))
+        self.error, self.signal = self.error + float((error**2).sum()), self.signal + float((wanted**2).sum())
+        self.count += wanted.numel()
+        self.saturated, self.underflowed = self.saturated + saturated, self.underflowed + underflowed
+
+
+def test_the_meter_of_a_quantize_is_told_the_error_of_the_code_and_what_became_zero() -> None:
+    numbers = torch.randn(40, 24, generator=torch.Generator().manual_seed(1))
+    numbers[3, 3], numbers[3, 4], numbers[3, 5] = 1e-6, 0.0, -0.0
+    array, spec = raw(numbers)
+    options, told = Options(block=(16, 16)), Told()
+    codes = np.empty(spec.shape, "u1")
+    CODEC.encode(options, array, spec, 0, ((0, 40), (0, 24)), codes, told)
+    _, scale = codeckit.encoded(CODEC, options, array, spec)
+    specs = CODEC.encoded(options, spec)
+    made = torch.from_numpy(CODEC.reference(options, [codes, scale], specs, "float32").view("<f4"))
+    assert told.count == 960
+    assert told.worst == float((made.double() - numbers.double()).abs().max())
+    assert (told.saturated, told.underflowed) == (0, int(((made == 0) & (numbers != 0)).sum()))
+    assert told.underflowed >= 1
+    assert 30 < 10 * np.log10(told.signal / told.error) < 33
+    assert told.relative <= 1 / 28
+
+
+def test_the_meter_of_a_saturating_quantize_counts_what_saturates() -> None:
+    numbers = torch.ones(8, 8)
+    numbers[1, 1], numbers[2, 2], numbers[5, 5] = float("inf"), float("-inf"), float("nan")
+    array, spec = raw(numbers)
+    told = Told()
+    CODEC.encode(Options(block=(8, 8), non_finite="saturate"), array, spec, 0, ((0, 8), (0, 8)), np.empty((8, 8), "u1"), told)
+    assert told.saturated == 2
+
+
+def test_the_meter_of_a_dequantize_is_told_the_error_of_rounding() -> None:
+    numbers = torch.randn(64, 32, generator=torch.Generator().manual_seed(2))
+    array, spec = raw(numbers)
+    options, told = Options(block=(16, 16)), Told()
+    parts, specs = codeckit.encoded(CODEC, options, array, spec), CODEC.encoded(options, spec)
+    made = np.empty(spec.shape, "<u2")
+    CODEC.decode(options, parts, specs, "bfloat16", ((0, 64), (0, 32)), made, told)
+    exact = parts[0].view("u1")
+    scales = parts[1].view("<f4").astype("f8").repeat(16, 0).repeat(16, 1)
+    wanted = torch.from_numpy(exact).view(torch.float8_e4m3fn).double().numpy() * scales
+    got = torch.from_numpy(made.view("<i2")).view(torch.bfloat16).double().numpy()
+    assert told.count == 2048
+    assert told.worst == np.abs(wanted - got).max()
+    assert told.error == pytest.approx(((wanted - got) ** 2).sum(), rel=1e-12)
+
+
+def test_of_a_large_box_a_few_rows_of_each_block_are_measured() -> None:
+    told = Told()
+    spec = Spec("float32", (1024, 512))
+    array = codeckit.numbers(spec)
+    CODEC.encode(Options(), array, spec, 0, ((0, 1024), (0, 512)), np.empty(spec.shape, "u1"), told)
+    assert told.count == 1024 * 512 / 8
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("shape", [(3, 200_000), (20_000, 7), (1, 1), (0, 4), (300, 513)])
+def test_chunks_leave_no_seam(shape: tuple[int, int], threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        spec = Spec("float32", shape)
+        options = Options(block=(7, 96))
+        array = codeckit.numbers(spec)
+        parts, specs = codeckit.encoded(CODEC, options, array, spec), CODEC.encoded(options, spec)
+        made = codeckit.decoded(CODEC, options, parts, specs, "bfloat16")
+    finally:
+        torch.set_num_threads(before)
+    assert np.array_equal(made, CODEC.reference(options, parts, specs, "bfloat16"))
+    values = (made.astype("<u4") << 16).view("<f4")
+    assert not array.size or np.abs(values - array.view("<f4")).max() <= 30 / 16
+
+
+@pytest.mark.parametrize(("name", "number"), codeckit.cases(["fp8-block"]))
+def test_the_way_of_other_devices_makes_the_same_bits(name: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # the arithmetic only: torch's own cast of codes, and no look at the elements between the steps
+    from migrate.codecs import _e4m3
+
+    monkeypatch.setattr(_e4m3, "_on_cpu", lambda tensor: False)
+    codeckit.check_sample(name, number)
+
+
+def test_planning_with_a_codec_imports_neither_numpy_nor_torch() -> None:
+    code = (
+        "import sys; from migrate.codecs import get; from migrate.codecs._codec import Options; from migrate.core.spec import Spec;"
+        "c = get('fp8-block'); c.decoded(Options(), c.encoded(Options(), Spec('bfloat16', (576, 4))), 'bfloat16');"
+        "print(sorted({'numpy', 'torch', 'pydantic'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+# the kit must be able to fail
+
+
+def test_the_kit_notices_a_codec_that_decodes_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
+    from migrate.codecs import _e4m3
+
+    monkeypatch.setattr(_e4m3, "_SHIFTED", -1)
+    with pytest.raises(AssertionError, match=r"instead of"):
+        codeckit.check_sample("fp8-block", 0)
+
+
+def test_the_kit_notices_a_box_that_is_computed_from_the_wrong_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    # a box that begins inside a block, as if it began with one
+    kind = type(CODEC)
+    encode_needs = kind.encode_needs
+
+    def unaligned(self, options, spec, part, box):
+        return box if part == 0 else encode_needs(self, options, spec, part, box)
+
+    monkeypatch.setattr(kind, "encode_needs", unaligned)
+    with pytest.raises(AssertionError, match=r"weight in"):
+        codeckit.check_sample("fp8-block", 0)

@@ -1,0 +1,84 @@
+"""Advice, and rules held against the headers of a checkpoint."""
+
+from __future__ import annotations
+
+import pytest
+from commandline import safetensors
+from written_rules import Lineage
+
+from migrate import formats
+from migrate.lints.findings import lint
+
+
+def found(lineage: Lineage, body: str) -> list[tuple[str, str]]:
+    lineage.rules(body)
+    return [(d.code, d.message.split("`")[1]) for d in lineage.found("M650", "M651")]
+
+
+def test_a_rule_that_finds_nested_models_beside_one_that_does_not(lineage: Lineage) -> None:
+    nested = '  - {name: a, from: "{p...}.old.{i:int}.w", to: "{p}.new.{i}.w"}\n'
+    top = '  - {name: b, from: "model.x.{i:int}.w", to: "model.y.{i}.w"}\n'
+    assert found(lineage, "rules:\n" + nested + top) == [("M650", "b")]
+    assert found(lineage, "rules:\n" + top) == []
+    assert found(lineage, "rules:\n" + nested + '  - {name: c, from: "model.x.{p...}.w", to: "model.y.{p}.w"}\n') == []
+    assert found(lineage, "rules:\n" + nested + "  - {name: c, from: lm_head.weight, to: head.weight}\n") == []
+
+
+@pytest.mark.parametrize(
+    ("via", "counted"),
+    [
+        ("{stack: {over: i}}", False),
+        ("{concat: {over: i, dim: 0}}", False),
+        ("{stack: {over: i, count: 2}}", True),
+        ("{stack: {over: i, count: $n}}", True),
+        ("{concat: {over: i, sizes: [1, 2]}}", True),
+    ],
+)
+def test_a_group_of_numbers_says_how_many_there_are(lineage: Lineage, via: str, counted: bool) -> None:
+    body = f"params: {{n: {{type: int, default: 2}}}}\nrules:\n  - {{name: a, from: 'old.{{i:int}}.w', to: new.0.w, via: [{via}]}}\n"
+    assert found(lineage, body) == ([] if counted else [("M651", "a")])
+
+
+RULES = """keep: [norm.w]
+rules:
+  - {name: a, from: "old.{i:int}.w", to: "new.{i}.w"}
+  - {name: b, from: "old.{i:int}.b", to: "new.{i}.b"%s}
+tests:
+  - {name: t, given: {old.0.w: {shape: [1]}, old.0.b: {shape: [1]}}, expect: {new.0.w: {shape: [1]}, new.0.b: {shape: [1]}}}
+"""
+
+
+def against(lineage: Lineage, *keys: str) -> list[tuple[str, str]]:
+    source = formats.open(str(safetensors(lineage.root.parent / "in.safetensors", {key: ("U8", [1]) for key in keys})), False)
+    try:
+        return [(d.code, d.message.partition(": ")[2]) for d in lint([lineage.root], index=source.index).found]
+    finally:
+        source.close()
+
+
+def test_rules_that_fit_a_checkpoint(lineage: Lineage) -> None:
+    lineage.rules(RULES % "")
+    assert against(lineage, "old.0.w", "old.0.b", "norm.w") == []
+
+
+def test_rules_that_take_nothing_of_a_checkpoint_and_keys_that_are_left(lineage: Lineage) -> None:
+    lineage.rules(RULES % "")
+    assert against(lineage, "old.0.w", "stray", "norm.w") == [("M661", "stray"), ("M660", "`old.{i:int}.b`")]
+    lineage.rules(RULES % ", optional: true")
+    assert against(lineage, "old.0.w", "norm.w") == []
+
+
+def test_a_checkpoint_in_another_layout_says_nothing(lineage: Lineage) -> None:
+    lineage.rules(RULES % "")
+    assert against(lineage, "new.0.w", "stray") == []
+
+
+def test_a_loose_file_is_held_against_any_checkpoint(lineage: Lineage) -> None:
+    path = lineage.rules(RULES % "")
+    loose = lineage.root.parent / "loose.yaml"
+    loose.write_text(path.read_text())
+    source = formats.open(str(safetensors(lineage.root.parent / "in.safetensors", {"new.0.w": ("U8", [1])})), False)
+    try:
+        assert [d.code for d in lint([loose], index=source.index).found] == ["M661", "M660", "M660"]
+    finally:
+        source.close()

@@ -1,0 +1,75 @@
+"""State dicts and files whose values are computed, through the engine that applies them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import migrate
+from migrate.core.errors import MigrateError
+
+CASES = Path(__file__).parents[1] / "data" / "cases"
+HEAD = "id: t/x\ntitle: t\nlineage: t\nedge: [a, b]\nrules:\n"
+
+
+def rules(tmp_path, via, keys="'{k...}'"):
+    path = tmp_path / "rule.yaml"
+    path.write_text(f"{HEAD}  - {{name: r, from: {keys}, to: '{{k}}', via: [{via}]}}\n")
+    return [path]
+
+
+def bits(tensor):
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def test_an_adapter_is_merged_in_memory():
+    torch.manual_seed(0)
+    base, a, b = torch.randn(130, 70).bfloat16(), torch.randn(4, 70).bfloat16(), torch.randn(130, 4).bfloat16()
+    s = {"m.q.weight": base, "base_model.model.m.q.lora_A.weight": a, "base_model.model.m.q.lora_B.weight": b, "m.n.weight": torch.ones(3)}
+    out = migrate.apply(s, rules=[CASES / "c17-lora-merge.yaml"], params={"alpha": 6, "rank": 4}, allow=["lossy"])
+    assert sorted(out) == ["m.n.weight", "m.q.weight"]
+    wanted = (base.double() + (b.double() @ a.double()) * 1.5).bfloat16()
+    assert torch.equal(out["m.q.weight"], wanted)
+
+
+def test_a_decay_rate_is_computed_in_memory(tmp_path):
+    x = torch.linspace(-3, 3, 50)
+    out = migrate.apply({"A_log": x}, rules=rules(tmp_path, "{neg_exp: {}}"), allow=["lossy"])
+    assert torch.equal(out["A_log"], (-torch.exp(x.double())).float())
+
+
+def test_bfloat16_goes_to_float32_files_and_comes_back(tmp_path):
+    every = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).reshape(256, 256)
+    save_file({"w": every, "n": torch.ones(3, dtype=torch.bfloat16)}, tmp_path / "a.safetensors")
+    files = rules(tmp_path, "{cast: {to: float32, from: bfloat16}}")
+    migrate.apply(tmp_path / "a.safetensors", out=tmp_path / "b.safetensors", rules=files)
+    wide = load_file(tmp_path / "b.safetensors")
+    assert torch.equal(wide["w"].view(torch.int32), every.view(torch.int16).to(torch.int32) << 16)
+    assert migrate.verify(tmp_path / "b.safetensors", source=tmp_path / "a.safetensors", rules=files)["equal"]
+    migrate.downgrade(tmp_path / "b.safetensors", out=tmp_path / "c.safetensors", rules=files)
+    back = load_file(tmp_path / "c.safetensors")
+    assert torch.equal(bits(back["w"]), bits(every))
+
+
+def test_computed_files_are_verified_by_another_route(tmp_path):
+    torch.manual_seed(1)
+    s = {"m.q.weight": torch.randn(200, 300), "base_model.model.m.q.lora_A.weight": torch.randn(8, 300)}
+    save_file(s | {"base_model.model.m.q.lora_B.weight": torch.randn(200, 8)}, tmp_path / "a.safetensors")
+    said = {"rules": [CASES / "c17-lora-merge.yaml"], "params": {"alpha": 6, "rank": 8}, "allow": ["lossy"]}
+    migrate.apply(tmp_path / "a.safetensors", out=tmp_path / "b.safetensors", **said)
+    assert migrate.verify(tmp_path / "b.safetensors", source=tmp_path / "a.safetensors", **said)["equal"]
+    said = {"rules": rules(tmp_path, "{affine: {mul: 0.3, add: 1}}, {neg_exp: {}}, {cast: {to: float16}}"), "allow": ["lossy"]}
+    migrate.apply(tmp_path / "b.safetensors", out=tmp_path / "c.safetensors", **said)
+    assert migrate.verify(tmp_path / "c.safetensors", source=tmp_path / "b.safetensors", **said)["equal"]
+
+
+def test_a_tensor_that_was_changed_does_not_go_back_silently(tmp_path):
+    files = rules(tmp_path, "{cast: {to: float32, from: bfloat16}}")
+    save_file({"w": torch.tensor([[1.0, 2.0], [1.001, 3.0]])}, tmp_path / "b.safetensors")
+    with pytest.raises(MigrateError, match=r"M406(.|\n)*1\.001\d* at \[1, 0\]") as caught:
+        migrate.downgrade(tmp_path / "b.safetensors", out=tmp_path / "c.safetensors", rules=files)
+    assert caught.value.exit_code == 3
+    assert not (tmp_path / "c.safetensors").exists()

@@ -1,0 +1,118 @@
+"""Names that follow their keys: modules, parts of keys, modules that become one, and what cannot be said."""
+
+from __future__ import annotations
+
+import json
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from migrate.core.diagnostics import Report
+from migrate.planning.bind import Bound, Made
+from migrate.planning.names import rename
+from migrate.planning.sides import SideFiles
+from migrate.rules.model import load_text
+
+
+def renamed(engine: Any, keys: list[str], names: Any, *rules: str, at: str = "names", keep: tuple[str, ...] = ("{k...}",)) -> Any:
+    """The list after the rules, or the messages of what is refused; and the notes."""
+    ckpt = {key: [0.0, 0.0] for key in keys}
+    text = f"id: t/r\ntitle: t\nlineage: t\nedge: [a, b]\nnames: ['config.json#{at}']\nrules: []\n"
+    bound = made(engine, ckpt, rules, keep)
+    config: Any = names
+    for part in reversed(at.split(".")):
+        config = {part: config} if not part.isdigit() else [config]
+    sides, report = SideFiles({"config.json": json.dumps(config).encode()}.get), Report()
+    notes = rename(load_text(text, "r.yaml"), sides, bound, {}, report)
+    if report.diagnostics:
+        return [d.message for d in report.diagnostics], notes
+    return sides.at("config.json", at.split(".")), notes
+
+
+def made(engine: Any, ckpt: dict[str, Any], rules: tuple[str, ...], keep: tuple[str, ...]) -> Bound:
+    arrays = {key: np.float32(value) for key, value in ckpt.items()}
+    bound: Bound = engine.apply(engine.rules(*rules, keep=keep), arrays, prove=False).composition.legs[0][1]
+    return bound
+
+
+LAYER = [f"m.{n}.{w}.weight" for n in range(2) for w in ("q", "k", "v", "o")]
+FUSE = 'from: "m.{n:int}.{w:q|k|v}.weight", to: "m.{n}.qkv.weight", via: [{concat: {over: w, dim: 0}}]'
+
+
+def test_modules_that_become_one_become_one_name(engine: Any) -> None:
+    assert renamed(engine, LAYER, ["m.0.q", "m.0.k", "m.0.v", "m.1.o"], FUSE)[0] == ["m.0.qkv", "m.1.o"]
+    assert renamed(engine, LAYER, ["k", "o", "q", "v"], FUSE)[0] == ["qkv", "o"]
+
+
+def test_a_module_that_joins_others_which_are_not_named_is_refused(engine: Any) -> None:
+    message = renamed(engine, LAYER, ["m.0.q", "m.0.v", "o"], FUSE)[0][0]
+    assert "m.0.qkv.weight is made of m.0.q.weight and of m.0.k.weight" in message
+
+
+def test_a_module_that_is_split_becomes_all_its_parts(engine: Any) -> None:
+    split = 'from: "{p...}.qkv.weight", to: "{p}.{w:q|k}.weight", via: [{split: {into: w, dim: 0}}]'
+    assert renamed(engine, ["m.0.qkv.weight", "m.0.o.weight"], ["m.0.qkv", "m.0.o"], split)[0] == ["m.0.q", "m.0.k", "m.0.o"]
+
+
+def test_experts_that_become_one_tensor_become_its_name(engine: Any) -> None:
+    keys = [f"m.moe.experts.{e}.{w}.weight" for e in range(2) for w in ("w1", "w2")] + ["m.moe.gate.weight"]
+    stack = 'from: "m.moe.experts.{e:int}.{w:w1|w2}.weight", to: "m.mlp.experts.{w}", via: [{stack: {over: e}}]'
+    gate = 'from: "m.moe.gate.weight", to: "m.mlp.gate.weight"'
+    every = [f"m.moe.experts.{e}.w1" for e in range(2)]
+    assert renamed(engine, keys, every, stack, gate)[0] == ["m.mlp.experts.w1"]
+    assert renamed(engine, keys, ["m.moe.experts"], stack, gate)[0] == ["m.mlp.experts"]
+    assert renamed(engine, keys, ["m.moe"], stack, gate)[0] == ["m.mlp"]
+    assert "which the list does not name" in renamed(engine, keys, every[:1], stack, gate)[0][0]
+
+
+def test_a_module_whose_keys_part_is_refused_with_both_ways(engine: Any) -> None:
+    rules = ('from: "m.0.q.weight", to: "a.q.weight"', 'from: "m.0.k.weight", to: "b.q.weight"')
+    ((message,), _) = renamed(engine, LAYER, ["m.0"], *rules)
+    assert "m.0" in message
+
+
+def test_a_name_follows_wherever_its_list_stands(engine: Any) -> None:
+    move = 'from: "m.{n:int}.{w:q|k}.weight", to: "x.{n}.{w}.weight"'
+    assert renamed(engine, LAYER, ["m.1.q"], move, at="a.0.b")[0] == ["x.1.q"]
+
+
+@pytest.mark.parametrize("name", ["re:.*m.0.*", "m.0.*", "vision.tower", "", "m.0.q.weight.x", "m.0.qq"])
+def test_what_stands_for_no_key_stays_and_is_noted(engine: Any, name: str) -> None:
+    move = 'from: "m.{n:int}.{w:q|k}.weight", to: "x.{n}.{w}.weight"'
+    found, notes = renamed(engine, LAYER, [name, "m.0.q.weight"], move)
+    assert found == [name, "x.0.q.weight"]
+    assert "no key is below them" in notes[0]
+
+
+def test_a_copy_that_a_rule_makes_beside_its_source_is_no_new_name(engine: Any) -> None:
+    rule = "from: m.0.q.weight, to: head.weight, keep_source: true"
+    assert renamed(engine, LAYER, ["m.0.q"], rule)[0] == ["m.0.q"]
+
+
+@pytest.mark.parametrize("names", ["m.0", {"a": 1}, ["m.0", None], [["m.0"]], 7])
+def test_what_is_no_list_of_names_is_refused(engine: Any, names: Any) -> None:
+    ((message,), _) = renamed(engine, LAYER, names, FUSE)
+    assert "no list of names" in message
+
+
+def test_many_names_over_many_keys_take_seconds_and_no_more(engine: Any) -> None:
+    layers, experts = 20, 64
+    bound = Bound()
+    tensors: Any = {}
+    rule: Any = SimpleNamespace(keep_source=False)
+    for n in range(layers):
+        for w in ("w1", "w2", "w3"):
+            key = f"n.{n}.mlp.experts.{w}"
+            tensors[key] = None
+            bound.made[key] = Made(rule, tuple(f"m.{n}.experts.{e}.{w}.weight" for e in range(experts)))
+    bound.tensors = tensors
+    names = [f"m.{n}.experts.{e}.{w}" for n in range(layers) for e in range(experts) for w in ("w1", "w2", "w3")]
+    sides = SideFiles({"config.json": json.dumps({"x": names}).encode()}.get)
+    file = load_text("id: t/r\ntitle: t\nlineage: t\nedge: [a, b]\nnames: ['config.json#x']\nrules: []\n", "r.yaml")
+    start = time.perf_counter()
+    assert rename(file, sides, bound, {}, Report()) == []
+    assert time.perf_counter() - start < 5
+    assert sides.at("config.json", ["x"]) == list(tensors)

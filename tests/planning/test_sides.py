@@ -1,0 +1,65 @@
+"""Side files as edges leave them: read once, compared in value, written in the style they had."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from migrate.core.errors import CheckpointError
+from migrate.planning.sides import MAX_READ, SideFiles
+from migrate.rules.patches import ABSENT
+
+
+def sides(**contents: Any) -> SideFiles:
+    raw = {f"{name}.json": value if isinstance(value, bytes) else json.dumps(value).encode() for name, value in contents.items()}
+    return SideFiles(raw.get, ["huge.json"])
+
+
+def test_a_place_is_reached_through_objects_and_lists_only() -> None:
+    files = sides(config={"a": {"b": [1, {"c": None}]}, "1": "one", "t": "text"})
+    assert files.at("config.json", ["a", "b", "0"]) == 1
+    assert files.at("config.json", ["a", "b", "1", "c"]) is None
+    assert files.at("config.json", ["1"]) == "one"
+    for absent in (["a", "b", "2"], ["a", "b", "-1"], ["a", "b", "x"], ["a", "0"], ["t", "0"], ["a", "b", "0", "0"], ["a", "b", "²"]):
+        assert files.at("config.json", absent) is ABSENT
+    assert files.at("other.json", ["a"]) is ABSENT
+    assert files.at("other.json", []) is ABSENT
+
+
+def test_what_is_put_is_read_and_what_is_put_back_is_the_old_file() -> None:
+    before = b'{"a": 1,  "b": 2}'
+    files = sides(config=before)
+    files.put("config.json", {"b": 2, "a": 1})
+    assert files.changed == {}
+    assert files.read("config.json") == before
+    files.put("config.json", {"a": 3})
+    assert files.read("config.json") == b'{"a": 3}'
+    assert files.at("config.json", ["a"]) == 3
+    files.put("config.json", None)
+    assert files.read("config.json") is None
+    assert files.listing([("config.json", 17), ("x", 1)]) == [("x", 1)]
+    files.put("config.json", {"a": 1, "b": 2})
+    assert files.read("config.json") == b'{\n  "a": 1,\n  "b": 2\n}\n'
+    assert files.listing([("config.json", 17)]) == [("config.json", 23)]
+
+
+def test_a_file_that_comes_to_hold_its_old_bytes_counts_as_unchanged() -> None:
+    files = sides(config={"a": 1})
+    files.put("config.json", {"a": 2})
+    assert set(files.changed) == {"config.json"}
+    files.put("config.json", {"a": 1})
+    assert files.changed == {}
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"7", b'{"a": 1} x', b"{" + b" " * MAX_READ + b"}", b"\xef\xbb\xbf{}"])
+def test_what_holds_no_object_is_refused_by_name(content: bytes) -> None:
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        sides(config=content).value("config.json")
+
+
+def test_a_file_that_is_there_and_is_not_read_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="M513"):
+        sides().value("huge.json")
+    assert sides().value("absent.json") is None

@@ -1,0 +1,171 @@
+"""A weight and its scale are one tensor: plans that part them are refused, plans that move them alike are not."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from migrate.core.diagnostics import Report
+from migrate.core.errors import MigrateError
+from migrate.core.spec import spec
+from migrate.planning import stranded
+from migrate.planning.compose import compose
+from migrate.planning.graph import Tensor
+from migrate.planning.pipeline import Views
+from migrate.source.index import Stored
+
+CODES = "float8_e4m3fn"
+FP8 = {
+    "a.q.weight": (CODES, (4, 4)), "a.q.weight_scale_inv": ("float32", (2, 2)), "a.norm.weight": ("bfloat16", (4,)),
+}  # fmt: skip
+
+DECODED = """from: {weight: '{p}.q.weight', scale: '{p}.q.weight_scale_inv'}, to: '{p}.k.weight',
+    via: [{dequantize: {codec: fp8-block, dtype: bfloat16, block: [2, 2]}}]"""
+
+
+def composed(engine, files, tensors=FP8, *more, params=None, backwards=False):
+    stored = {key: Stored(spec(dtype, shape), 0, 0) for key, (dtype, shape) in tensors.items()}
+    report = Report()
+    legs = [engine.leg(f, params, backwards) for f in (files, *more)]
+    done = compose(stored, legs, frozenset({"drop", "lossy"}), lambda *_: True, report)
+    report.check()
+    return {key: str(tensor.spec) for key, tensor in done.graph.outputs.items()}
+
+
+def refusal(engine, files, tensors=FP8, *more):
+    with pytest.raises(MigrateError) as caught:
+        composed(engine, files, tensors, *more)
+    assert len({(d.code, d.spans) for d in caught.value.diagnostics}) == 1
+    return caught.value.diagnostics[0]
+
+
+def test_a_scale_that_a_rename_leaves_behind_is_named_with_its_weight_and_the_rule(engine):
+    found = refusal(engine, engine.rules("from: '{p}.q.weight', to: '{p}.query.weight'", keep=["{k...}"]))
+    assert found.code == "M408"
+    assert found.message == "rule 'r0' makes a.query.weight of a.q.weight, and its scale a.q.weight_scale_inv stays"
+    assert "to: '{p}.query.weight'" in found.spans[0].text
+    assert "dequantize" in (found.help or "")
+
+
+def test_a_weight_that_stays_while_its_scale_moves_is_found_too(engine):
+    found = refusal(engine, engine.rules("from: '{p}.q.weight_scale_inv', to: '{p}.query.weight_scale_inv'", keep=["{k...}"]))
+    assert found.message == "rule 'r0' makes a.query.weight_scale_inv of its scale a.q.weight_scale_inv, and a.q.weight stays"
+
+
+def test_a_scale_that_is_dropped_alone_is_found(engine):
+    found = refusal(engine, engine.rules("from: '{p...}.weight_scale_inv', via: [{drop: {why: unknown key}}]", keep=["{k...}"]))
+    assert found.message == "rule 'r0' drops its scale a.q.weight_scale_inv, and a.q.weight stays"
+
+
+def test_a_weight_that_is_dropped_alone_is_found(engine):
+    found = refusal(engine, engine.rules("from: '{p}.q.weight', via: [{drop: {why: unused}}]", keep=["{k...}"]))
+    assert found.message == "rule 'r0' drops a.q.weight, and its scale a.q.weight_scale_inv stays"
+
+
+def test_two_rules_that_move_the_parts_to_different_modules_are_found(engine):
+    rules = ("from: '{p}.q.weight', to: '{p}.x.weight'", "from: '{p}.q.weight_scale_inv', to: '{p}.y.weight_scale_inv'")
+    found = refusal(engine, engine.rules(*rules, keep=["{k...}"]))
+    assert found.message.endswith("makes a.x.weight of a.q.weight, and its scale a.q.weight_scale_inv becomes a.y.weight_scale_inv")
+
+
+def test_codes_that_are_cast_without_their_scale_are_found(engine):
+    found = refusal(engine, engine.rules("from: '{p}.q.weight', to: '{p}.q.weight', via: [{cast: {to: bfloat16}}]", keep=["{k...}"]))
+    assert (
+        found.message == "rule 'r0' makes a.q.weight of a.q.weight, and its scale a.q.weight_scale_inv stays"
+        or "a.q.weight" in found.message
+    )
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        ("from: '{p}.q.{leaf:weight|weight_scale_inv}', to: '{p}.query.{leaf}'",),
+        ("from: '{p}.q.weight', to: '{p}.x.weight'", "from: '{p}.q.weight_scale_inv', to: '{p}.x.weight_scale_inv'"),
+        ("from: '{p}.q.weight', to: '{p}.x.weight'", "from: '{p}.q.weight_scale_inv', to: '{p}.x.weight_scale'"),
+        ("from: '{p}.q.weight_scale_inv', to: '{p}.q.weight_scale'",),
+        ("from: '{p}.q.{leaf:weight|weight_scale_inv}', via: [{drop: {why: unused}}]",),
+        ("from: '{p}.q.{leaf:weight|weight_scale_inv}', to: '{leaf}s.of.{p}'",),
+        ("from: '{p}.q.weight', to: '{p}.kernel'", "from: '{p}.q.weight_scale_inv', to: '{p}.kernel_s'"),
+        (DECODED,),
+        ("from: '{p}.norm.weight', to: '{p}.n.weight'",),
+    ],
+    ids=["one rule", "two rules", "another producer's name", "a rename of the scale", "both dropped", "names no table knows",
+         "two rules, names no table knows", "decoded", "something else moves"],
+)  # fmt: skip
+def test_parts_that_stay_together_are_no_matter(engine, rules):
+    assert composed(engine, engine.rules(*rules, keep=["{k...}"]))
+
+
+def test_parts_kept_are_no_matter(engine):
+    assert len(composed(engine, engine.rules("from: '{p}.norm.weight', to: '{p}.n.weight'", keep=["{k...}"]))) == 3
+
+
+def test_a_wide_weight_beside_a_scale_is_not_encoded(engine):
+    tensors = {"a.q.weight": ("bfloat16", (4, 4)), "a.q.weight_scale": ("float32", (4,))}
+    assert composed(engine, engine.rules("from: '{p}.q.weight', to: '{p}.k.weight'", keep=["{k...}"]), tensors)
+
+
+def test_only_the_ends_of_a_path_count(engine):
+    one = engine.rules("from: '{p}.q.weight', to: '{p}.k.weight'", keep=["{k...}"])
+    two = engine.rules("from: '{p}.q.weight_scale_inv', to: '{p}.k.weight_scale_inv'", keep=["{k...}"], name="b.yaml", edge="[v2, v3]")
+    assert composed(engine, one, FP8, two)
+
+
+def experts(rows, blocks):
+    out = {}
+    for e in range(2):
+        for w in ("gate_proj", "up_proj"):
+            out[f"l.mlp.experts.{e}.{w}.weight"] = (CODES, (rows, 4))
+            out[f"l.mlp.experts.{e}.{w}.weight_scale_inv"] = ("float32", (blocks, 1))
+    return out
+
+
+JOIN = "via: [{stack: {over: e}}, {concat: {over: w, dim: 1}}]"
+STACKED = (
+    "from: '{p}.mlp.experts.{e:int}.{w:gate_proj|up_proj}.weight', to: '{p}.mlp.experts.gate_up_proj', " + JOIN,
+    "from: '{p}.mlp.experts.{e:int}.{w:gate_proj|up_proj}.weight_scale_inv', to: '{p}.mlp.experts.gate_up_proj_scale_inv', " + JOIN,
+)
+
+
+def test_stacked_experts_belong_to_stacked_scales(engine):
+    made = composed(engine, engine.rules(*STACKED), experts(12, 3))
+    assert made == {
+        "l.mlp.experts.gate_up_proj": "float8_e4m3fn [2, 24, 4]",
+        "l.mlp.experts.gate_up_proj_scale_inv": "float32 [2, 6, 1]",
+    }
+
+
+def test_blocks_that_joining_cuts_are_refused(engine):
+    # 576 rows are four blocks of 128 and a half, whatever the scales of the second half would be of
+    found = refusal(engine, engine.rules(*STACKED), experts(576, 5))
+    assert found.code == "M310"
+    assert "[576, 4] has scales [5, 1] and becomes l.mlp.experts.gate_up_proj [2, 1152, 4] with [2, 10, 1]" in found.message
+
+
+def test_a_weight_that_is_cut_within_a_block_is_refused(engine):
+    tensors = {"a.q.weight": (CODES, (256, 128)), "a.q.weight_scale_inv": ("float32", (2, 1))}
+    cut = "from: '{p}.q.weight', to: '{p}.q.weight', via: [{slice: {dim: 0, stop: 100, of: 256, value: 0}}]"
+    found = refusal(engine, engine.rules(cut, keep=["{k...}"]), tensors)
+    assert (found.code, "[256, 128] has scales [2, 1] and becomes a.q.weight [100, 128]" in found.message) == ("M310", True)
+
+
+def test_stacked_experts_without_their_scales_are_found(engine):
+    with pytest.raises(MigrateError) as caught:
+        composed(engine, engine.rules(STACKED[0], keep=["{k...}"]), experts(12, 3))
+    assert {d.code for d in caught.value.diagnostics} == {"M408"}
+    assert len(caught.value.diagnostics) == 3
+    assert "and 1 more like this" in caught.value.diagnostics[-1].notes
+
+
+def test_a_hundred_thousand_keys_take_a_moment(engine):
+    tensors = {}
+    for n in range(50_000):
+        tensors[f"m.{n}.weight"] = Stored(spec(CODES, (128, 128)), 0, 0)
+        tensors[f"m.{n}.weight_scale_inv"] = Stored(spec("float32", (1, 1)), 0, 0)
+    views = Views()
+    outputs = {f"x.{key}": Tensor(s.spec, views.stored(s.spec.shape), (key,)) for key, s in tensors.items()}
+    start, report = time.process_time(), Report()
+    stranded.check(tensors, outputs, [], report)
+    assert time.process_time() - start < 3
+    assert not report.diagnostics

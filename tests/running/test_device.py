@@ -1,0 +1,116 @@
+"""Staging: what goes through a lane comes out as it would without one, in any order of boxes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from raw_files import describe, random_raw, read_back, whole, write_source
+from value_ops import Widen, call, install
+
+from migrate.core.errors import QuestionError
+from migrate.core.spec import spec
+from migrate.ops._op import ValueOp
+from migrate.running import device, tiles
+
+torch = pytest.importorskip("torch")
+CUDA = torch.cuda.is_available()
+needs_cuda = pytest.mark.skipif(not CUDA, reason="torch finds no GPU here: CUDA paths did not run")
+PLACES = ["cpu", pytest.param("cuda", marks=needs_cuda)]
+
+
+class Staged(device.Device):
+    """A device that goes through the lane even where it is the CPU."""
+
+    def lane(self) -> device.Lane:
+        return device.Lane(self.name)
+
+
+class TorchWiden(Widen):
+    """Widens on whatever device its arrays are."""
+
+    name = "widen"
+
+    def compute(self, args: Any, arrays: Any, specs: Any, output: int, box: Any, out: Any, meter: Any = None) -> None:
+        assert isinstance(arrays[0], torch.Tensor)
+        assert list(arrays[0].shape) == list(out.shape) == [b - a for a, b in box]
+        self.count(output, box, np.empty(0))
+        out.view(torch.float32).copy_(arrays[0].view(torch.bfloat16))
+
+    def count(self, output: int, box: Any, out: Any) -> None:
+        with self._lock:
+            self.seen[tuple(box)] += 1
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_boxes_come_back_in_their_places_though_buffers_take_turns(name: str) -> None:
+    lane = device.Lane(name)
+    rng = np.random.default_rng(0)
+    pairs = []
+    for n in (5, 70_000, 1, 300, 70_001, 0):
+        a, b = (rng.integers(0, 1 << 16, n).astype("<u2") for _ in range(2))
+        place = np.zeros((n, 2), "<u2")[:, 1]
+        lane.submit([a, b], lambda given, out: out.copy_((given[0].int() ^ given[1].int()).to(torch.uint16)), place)
+        wanted = a ^ b
+        # what was given may be reused as soon as it is submitted
+        a[:] = b[:] = 0
+        pairs.append((place, wanted))
+    lane.drain()
+    for place, wanted in pairs:
+        assert (place == wanted).all()
+
+
+@pytest.mark.parametrize("name", PLACES)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_run_through_staging_writes_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, threads: int) -> None:
+    ops = install(monkeypatch)
+    ops["widen"] = staged = TorchWiden()
+    monkeypatch.setattr("migrate.planning.kinds.CHUNK", 1 << 16)
+    a = random_raw(np.random.default_rng(1), "bfloat16", (700, 300))
+    # NaNs that are not quiet become so where torch converts
+    a[(a & 0x7F80) == 0x7F80] = 0
+    source = write_source(tmp_path / "in", {"a": ("bfloat16", a)})
+    outputs = {"o": call(staged, whole("a", "bfloat16", a.shape))[0]}
+    target = describe(outputs)
+    tiles.run(outputs, source, target, tmp_path / "out", digest="d", fsync=False, threads=threads, device=Staged(name))
+    assert read_back(tmp_path / "out", target)["o"] == (a.astype("u4") << 16).tobytes()
+    assert len(staged.seen) > 4
+
+
+def test_ops_whose_bits_differ_stay_on_the_cpu_unless_all_is_asked() -> None:
+    class Same(ValueOp):
+        name = "same_bits"
+
+    class Differs(ValueOp):
+        name = "differs"
+        same_bits = False
+
+    word, wide = np.dtype("<u4"), np.dtype("V16")
+    assert device.Device("cuda").takes(Same(), word)
+    assert not device.Device("cuda").takes(Differs(), word)
+    assert device.Device("cuda", every=True).takes(Differs(), word)
+    assert not device.Device("cuda", every=True).takes(Same(), wide)
+
+
+def test_an_unknown_device_is_a_wrong_question() -> None:
+    with pytest.raises(QuestionError) as caught:
+        device.parse("tpu")
+    assert caught.value.diagnostics[0].code == "M115"
+    assert device.parse("cpu").lane() is None
+
+
+@pytest.mark.skipif(CUDA, reason="there is a GPU")
+@pytest.mark.parametrize("name", ["cuda", "cuda:all"])
+def test_without_a_gpu_cuda_is_refused(name: str) -> None:
+    with pytest.raises(QuestionError) as caught:
+        device.parse(name)
+    assert caught.value.diagnostics[0].code == "M407"
+    assert spec("float32", ()).numel == 1
+
+
+@needs_cuda
+def test_with_a_gpu_both_names_are_taken() -> None:
+    assert device.parse("cuda") == device.Device("cuda")
+    assert device.parse("cuda:all").every
