@@ -105,7 +105,7 @@ class Bench:
     def command(self, task: Task, source: Path, target: Path, fsync: bool) -> list[Any]:
         argv = [*self.migrate, *task.arguments(source, target)]
         if not task.one_file:
-            argv += ["--max-shard-size", str(int(self.total * task.grows) // 4 + 64 * MB)]
+            argv += ["--max-shard-size", str(int(self.total * task.grows) // task.files + 64 * MB)]
         return argv if fsync else [*argv, "--no-fsync"]
 
     def measure_start_up(self, task: Task) -> float:
@@ -154,7 +154,7 @@ class Bench:
                 if name == "transformers" and number >= self.args.transformers_rounds:
                     continue
                 argv, wanted = variants[name]
-                late = name in ("script", "transformers")
+                late = name in ("script", "transformers") or (name == "migrate" and task.torch)
                 rounds[name].append(self.timed(argv, target, wanted, self.torch_import() - 0.2 if late else 0.0))
                 say(f"  {task.name} {name} {rounds[name][-1].wall:.2f} s")
             memory.read_through(source)

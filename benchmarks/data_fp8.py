@@ -1,4 +1,4 @@
-"""DeepSeek-like checkpoints of FP8 blocks: e4m3 weights with one float32 scale for each 128 x 128 block, in four shards.
+"""DeepSeek-like checkpoints of FP8 blocks: e4m3 weights with one float32 scale for each 128 x 128 block, a shard for each layer.
 
 Codes are random but for NaN, scales between 2**-12 and 2**-11; `kv_a_proj_with_mqa` has 576 rows, so that its last row
 of blocks is ragged. Standard library only, as `data.py`.
@@ -56,8 +56,8 @@ class Shape:
 PRESETS = {
     "tiny": Shape(layers=2, experts=2, hidden=256, intermediate=256, vocab=32),
     "demo": Shape(layers=2, experts=8, hidden=1024, intermediate=768, vocab=1024),
-    "1.2GB": Shape(layers=4, experts=34, hidden=2048, intermediate=1408, vocab=4096),
-    "4.4GB": Shape(layers=8, experts=58, hidden=2048, intermediate=1408, vocab=4096),
+    "1.2GB": Shape(layers=9, experts=14, hidden=2048, intermediate=1408, vocab=4096),
+    "4.4GB": Shape(layers=17, experts=28, hidden=2048, intermediate=1408, vocab=4096),
 }
 
 

@@ -32,6 +32,10 @@ class Task:
     # lineage@layout to go to, and whether it is a way back
     to: str = "hf-mixtral@v5"
     back: bool = False
+    # whether our process imports torch, so that what it writes is written a second after it starts
+    torch: bool = False
+    # about so many output files
+    files: int = 4
     # bytes written for each byte of the checkpoint
     grows: float = 1.0
     # most private memory that the script may need, as a share of the checkpoint: it decides how much is made free
@@ -47,7 +51,7 @@ class Task:
 
 _WHOLE = {"cp": (1.0, 1.0), "aim": 0.75, "script_faster": (5.0, 3.5), "private_mb": 40.0}
 _CAST = {"cp": (1.0, 1.0), "aim": None, "script_faster": (3.0, 3.0), "private_mb": 400.0}
-_BLOCKS = {"aim": None, "script_faster": (3.0, 3.0), "private_mb": 600.0, "script_share": 3.0}
+_BLOCKS = {"torch": True, "files": 10, "aim": None, "script_faster": (3.0, 3.0), "private_mb": 600.0, "script_share": 3.0}
 _RUNS = {"cp": (1.2, 1.2), "aim": None, "script_faster": (4.0, 2.5), "private_mb": 60.0}
 
 TASKS = [

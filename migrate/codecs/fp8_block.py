@@ -107,7 +107,7 @@ class Fp8Block(Codec):
         scales = _e4m3.as_float(arrays[1], specs[1].dtype)
         # not so for NaN either
         ordinary = bool(scales.abs().amax() < _e4m3.ORDINARY)
-        told, exact = _measured(specs[0], top, 128), self.exact(options, specs, dtype)
+        told, exact = _measured(specs[0], top, 512), self.exact(options, specs, dtype)
         if not ordinary and exact and (at := _first(scales >= 2.0**120)) is not None:
             place = _place(at, self.decode_needs(options, specs, box)[1])
             raise OpError("M406", f"dequantize: the scale at {place} is {float(scales[at]):g}, which float32 cannot hold 448 times")
