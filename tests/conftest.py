@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
 import pytest
+
+# what is started in the background of a shell ignores Ctrl-C, and so would every process that the tests interrupt
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 sys.path.insert(0, str(Path(__file__).parent / "cli"))
 
