@@ -45,7 +45,10 @@ def running(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def execute(checkpoint: str, form: str, silent: bool, output: str, report: str | None, call: Callable[..., Any], **arguments: Any) -> None:
+def execute(
+    call: Callable[..., Any], checkpoint: str, *, assignments: tuple[str, ...], form: str, silent: bool, output: str, no_fsync: bool,
+    report: str | None, **arguments: Any,
+) -> None:  # fmt: skip
     """Runs `call` with a progress display, prints what it published, and saves the `report` if one is asked for."""
     # each thread has a box of its own: more threads inside an op would only wait for each other
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -53,7 +56,7 @@ def execute(checkpoint: str, form: str, silent: bool, output: str, report: str |
         saved.check(report, "report", checkpoint)
     try:
         with Progress("writing", silent) as progress:
-            document = call(checkpoint, output, progress=progress.update, **arguments)
+            document = call(checkpoint, output, params=params(assignments), fsync=not no_fsync, progress=progress.update, **arguments)
     except KeyboardInterrupt:
         raise click.Abort(_interrupted(output)) from None
     if report is not None:
@@ -88,16 +91,7 @@ def _interrupted(output: str) -> str:
 @running
 @quiet
 @as_json
-def command(
-    checkpoint: str,
-    assignments: tuple[str, ...],
-    form: str,
-    silent: bool,
-    output: str,
-    no_fsync: bool,
-    report: str | None,
-    **arguments: Any,
-) -> None:
+def command(checkpoint: str, **arguments: Any) -> None:
     """Migrate a checkpoint into a new one.
 
     CHECKPOINT may also be a saved plan (`migrate plan -o plan.json`), which is then run exactly as it was reviewed. OUT is a
@@ -105,7 +99,7 @@ def command(
     """
     from .. import api
 
-    execute(checkpoint, form, silent, output, report, api.apply, params=params(assignments), fsync=not no_fsync, **arguments)
+    execute(api.apply, checkpoint, **arguments)
 
 
 COMMAND = command

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from .apply import execute, running
-from .options import as_json, params, question, quiet
+from .options import as_json, question, quiet
 
 
 @click.command()
@@ -16,16 +16,7 @@ from .options import as_json, params, question, quiet
 @running
 @quiet
 @as_json
-def command(
-    checkpoint: str,
-    assignments: tuple[str, ...],
-    form: str,
-    silent: bool,
-    output: str,
-    no_fsync: bool,
-    report: str | None,
-    **arguments: Any,
-) -> None:
+def command(checkpoint: str, **arguments: Any) -> None:
     """Take a checkpoint back to an older layout.
 
     Without --to and --rules it undoes what the stamp of CHECKPOINT says was applied last. `migrate plan --downgrade` shows
@@ -33,7 +24,7 @@ def command(
     """
     from .. import api
 
-    execute(checkpoint, form, silent, output, report, api.downgrade, params=params(assignments), fsync=not no_fsync, **arguments)
+    execute(api.downgrade, checkpoint, **arguments)
 
 
 COMMAND = command

@@ -36,6 +36,23 @@ class Pair(NamedTuple):
     role: str
 
 
+class _Fate(NamedTuple):
+    """A pair, and the outputs that are made of each of its tensors."""
+
+    pair: Pair
+    weights: Mapping[str, None]
+    parts: Mapping[str, None]
+
+
+class _Planned(NamedTuple):
+    """What went in, what comes out, by which rules, and which names belong together."""
+
+    stored: Mapping[str, Stored]
+    outputs: Mapping[str, Tensor]
+    legs: Sequence[Bound]
+    table: _Table
+
+
 class _Table(NamedTuple):
     """Which last segments belong together: (first part, other part, role), by either of them."""
 
@@ -52,13 +69,14 @@ def check(stored: Mapping[str, Stored], outputs: Mapping[str, Tensor], legs: Seq
     if not pairs:
         return
     users = _users(outputs, {key for pair in pairs for key in (pair.weight, pair.part)})
+    planned = _Planned(stored, outputs, legs, table)
     for pair in pairs:
-        weights, parts = users.get(pair.weight, {}), users.get(pair.part, {})
-        apart = _apart(pair, weights, parts, table, stored, outputs)
+        fate = _Fate(pair, users.get(pair.weight, {}), users.get(pair.part, {}))
+        apart = _apart(fate, planned)
         if apart is not None:
-            _report(pair, *apart, list(weights), list(parts), legs, report)
+            _report(fate, *apart, planned, report)
         elif pair.role == "scale":
-            _check_blocks(pair, weights, parts, table, stored, outputs, legs, report)
+            _check_blocks(fate, planned, report)
 
 
 def _untouched(key: str, stored: Mapping[str, Stored], outputs: Mapping[str, Tensor]) -> bool:
@@ -145,15 +163,10 @@ def _users(outputs: Mapping[str, Tensor], wanted: set[str]) -> dict[str, dict[st
     return users
 
 
-def _apart(
-    pair: Pair,
-    weights: Mapping[str, None],
-    parts: Mapping[str, None],
-    table: _Table,
-    stored: Mapping[str, Stored],
-    outputs: Mapping[str, Tensor],
-) -> tuple[str | None, str | None] | None:
+def _apart(fate: _Fate, planned: _Planned) -> tuple[str | None, str | None] | None:
     """None if the parts stay together; else an output of each that is alone (None: that part is dropped)."""
+    pair, weights, parts = fate
+    stored, outputs, _, table = planned
     if not weights and not parts:
         return None
     if not weights or not parts:
@@ -175,16 +188,9 @@ def _apart(
     return None
 
 
-def _report(
-    pair: Pair,
-    weight: str | None,
-    part: str | None,
-    weights: Sequence[str],
-    parts: Sequence[str],
-    legs: Sequence[Bound],
-    report: Report,
-) -> None:
-    rule = _rule(pair, weights, parts, legs)
+def _report(fate: _Fate, weight: str | None, part: str | None, planned: _Planned, report: Report) -> None:
+    pair = fate.pair
+    rule = _rule(fate, planned.legs)
     who = f"rule {rule.name!r}" if rule is not None else "the plan"
     label = {pair.weight: printable(pair.weight), pair.part: f"its {pair.role} {printable(pair.part)}"}
     there = {pair.weight: weight, pair.part: part}
@@ -202,29 +208,22 @@ def _report(
     )
 
 
-def _rule(pair: Pair, weights: Sequence[str], parts: Sequence[str], legs: Sequence[Bound]) -> DirectedRule | None:
+def _rule(fate: _Fate, legs: Sequence[Bound]) -> DirectedRule | None:
     """The last rule that did something to either part."""
     for bound in reversed(legs):
-        for key in (*weights, *parts):
+        for key in (*fate.weights, *fate.parts):
             made = bound.made.get(key)
             if made is not None and made.keys != (key,):
                 return made.rule
-        for key in (pair.weight, pair.part):
+        for key in (fate.pair.weight, fate.pair.part):
             if key in bound.dropped:
                 return bound.dropped[key]
     return None
 
 
-def _check_blocks(
-    pair: Pair,
-    weights: Mapping[str, None],
-    parts: Mapping[str, None],
-    table: _Table,
-    stored: Mapping[str, Stored],
-    outputs: Mapping[str, Tensor],
-    legs: Sequence[Bound],
-    report: Report,
-) -> None:
+def _check_blocks(fate: _Fate, planned: _Planned, report: Report) -> None:
+    pair, weights, parts = fate
+    stored, outputs, legs, table = planned
     before, grid = stored[pair.weight].spec.shape, stored[pair.part].spec.shape
     if len(before) < 2 or len(grid) < 2:
         return
@@ -237,7 +236,7 @@ def _check_blocks(
             continue
         for axis in (-2, -1):
             if after[axis] != before[axis] and not _fits(before[axis], grid[axis], after[axis], blocks[axis]):
-                rule = _rule(pair, [key], [partner], legs)
+                rule = _rule(_Fate(pair, {key: None}, {partner: None}), legs)
                 message = (
                     f"{printable(pair.weight)} {list(before)} has scales {list(grid)} and becomes {printable(key)} {list(after)} "
                     f"with {list(blocks)}: blocks along axis {axis} are cut, whatever their size"

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..source.yaml import core, load
+from ..source import yaml
 
 FOLDER = Path(__file__).resolve().parent.parent / "documents"
 _VERSION = {
@@ -46,7 +46,7 @@ def schema(kind: str) -> dict[str, Any]:
 @cache
 def _read(name: str) -> Any:
     path = FOLDER / f"{name}.yaml"
-    return core(load(path.read_text(encoding="utf-8"), str(path)).data)
+    return yaml.core(yaml.parse(path.read_text(encoding="utf-8"), str(path)).data)
 
 
 def _closed(node: Any, names: bool = False) -> Any:

@@ -90,7 +90,7 @@ class Document:
         return Span(self.name, place.line + 1, place.column + 1, max(1, end - place.column), text, label)
 
 
-def load(text: str, name: str) -> Document:
+def parse(text: str, name: str) -> Document:
     """The document in `text`; raises all its problems at once (M104, M105, M108, M109, M110), exit status 2."""
     report = Report()
     document = read(text, name, report)

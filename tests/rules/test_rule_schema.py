@@ -29,7 +29,7 @@ WRITTEN = ("rulefile", "layouts")
 
 
 def plain(path: Path) -> Any:
-    return yaml.core(yaml.load(path.read_text(), str(path)).data)
+    return yaml.core(yaml.parse(path.read_text(), str(path)).data)
 
 
 def errors(data: Any, name: str = "rulefile") -> list[tuple[str, str]]:

@@ -151,7 +151,7 @@ class Changer:
 
 
 def read(path: Path) -> Any:
-    return yaml.load(path.read_text(), str(path)).data
+    return yaml.parse(path.read_text(), str(path)).data
 
 
 def short(data: Any) -> Any:
@@ -231,7 +231,7 @@ tests:
 
 
 def test_every_scalar_means_the_same_to_both_in_every_field() -> None:
-    whole = yaml.load(WHOLE, "whole.yaml").data
+    whole = yaml.parse(WHOLE, "whole.yaml").data
     assert not refusals(RuleFile, whole)
     values = [*map(Plain, PLAIN[:38]), *QUOTED[:12], [], {}, [Plain("")], {"a": Plain("")}]
     for path in places(whole):
