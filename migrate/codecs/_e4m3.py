@@ -3,7 +3,7 @@
 Decoding on the CPU never calls torch's e4m3 cast, which takes one code at a time: a code shifted left by seven is the
 float16 with the same bits and 2^-8 of its value, subnormals included, so that integer ops and the processor's float16
 conversion decode it, and the missing 2^8 goes into the scale. NaN codes have no such twin, and some scales no 2^8 to
-spare; chunks that hold them take a longer way. Work goes in chunks that fit the L2 cache, through buffers that are kept.
+spare; what holds them takes a longer way. Work goes in chunks through buffers that are kept.
 
 NaN comes out as one quiet NaN: which sign and payload a product would have depends on the processor.
 """
@@ -28,12 +28,11 @@ LARGEST = 448.0
 OVERFLOW = 464.0
 # DeepGEMM's floor of a block's largest magnitude
 FLOOR = 1e-4
-# elements of one step. Above 32768 torch divides an op among its threads, whose barriers cost more than such an op
-CHUNK, CHUNK_OF_THREADS, CHUNK_OF_DEVICE = 1 << 17, 1 << 15, 1 << 25
+# elements of one step: small enough for a last-level cache, so many that an op takes longer than the interpreter's lock to change
+# hands, and than the barrier of torch's threads where an op is divided among them
+CHUNK, CHUNK_OF_DEVICE = 1 << 20, 1 << 25
 # scales below it can take the 2^8 that a shifted code lacks
 ORDINARY = 2.0**119
-# the bits of a shifted NaN code
-_SHIFTED_NAN = 0x3F80
 # four shifted codes without what sign extension and their neighbours left beside them
 _SHIFTED = 0xBF80BF80BF80BF80 - (1 << 64)
 INFINITY = {"float32": 0x7F800000, "bfloat16": 0x7F80, "float16": 0x7C00}
@@ -83,37 +82,35 @@ def decode(codes: torch.Tensor, scales: torch.Tensor, block: Block, top: int, le
     spread = _Spread(scales * 256 if on_cpu and ordinary else scales, block, top, left)
     own = None if out.dtype is torch.float32 else _Buffer("floats", "float32", codes)
     halves = _Buffer("halves", "int16", codes)
-    for rows, columns in _chunks(codes, block.rows, top):
-        part, target = codes[rows, columns], out[rows, columns]
+    has_nan = not on_cpu or _has_nan(codes)
+    for band in _bands(codes, block.rows, top):
+        part, target = codes[band.rows], out[band.rows]
         floats = target if own is None else own.like(part)
-        odd = True
         if on_cpu:
-            has_nan = _shift(part, halves)
-            floats.copy_(halves.like(part).view(torch.float16))
-            odd = has_nan or not ordinary
+            shifted = halves.like(part)
+            shifted.copy_(part.view(torch.int8))
+            halves.words.bitwise_left_shift_(7)
+            halves.words.bitwise_and_(_SHIFTED)
+            floats.copy_(halves.floats)
             if has_nan:
                 floats.masked_fill_(floats.abs() == 480 / 256, float("nan"))
             if not ordinary:
                 floats.mul_(256)
         else:
             floats.copy_(part.view(torch.float8_e4m3fn))
-        floats.mul_(spread(rows, columns))
+        spread.multiply(floats, band)
         if own is not None:
             target.copy_(floats)
-        if odd:
+        if has_nan or not ordinary:
             name = str(out.dtype).removeprefix("torch.")
             signed(target, name).masked_fill_(floats.isnan(), NAN[name])
 
 
-def _shift(codes: torch.Tensor, into: _Buffer) -> bool:
-    """Leaves the codes as float16 of 2^-8 their value; whether one of them is NaN, which comes out as 480 * 2^-8."""
+def _has_nan(codes: torch.Tensor) -> bool:
+    """Whether one of the codes is 0x7F, the largest of the signed ones, or 0xFF, the largest of the unsigned ones."""
     import torch
 
-    halves, words = into.like(codes), into.words
-    halves.copy_(codes.view(torch.int8))
-    words.bitwise_left_shift_(7)
-    words.bitwise_and_(_SHIFTED)
-    return int(codes.amax()) == 0xFF or int(halves.amax()) == _SHIFTED_NAN
+    return int(codes.amax()) == 0xFF or int(codes.view(torch.int8).amax()) == 0x7F
 
 
 def block_amax(bits: torch.Tensor, block: Block, infinity: int | None) -> torch.Tensor:
@@ -127,13 +124,13 @@ def block_amax(bits: torch.Tensor, block: Block, infinity: int | None) -> torch.
     out = bits.new_zeros(-(-rows // block.rows), -(-columns // block.columns))
     mask = torch.iinfo(bits.dtype).max
     buffer = _Buffer("magnitudes", str(bits.dtype).removeprefix("torch."), bits)
-    for at, _ in _chunks(bits, block.rows, 0, whole_rows=True):
-        magnitudes = torch.bitwise_and(bits[at], mask, out=buffer.like(bits[at]))
+    for band in _bands(bits, block.rows, 0):
+        part = bits[band.rows]
+        magnitudes = torch.bitwise_and(part, mask, out=buffer.like(part))
         if infinity is not None:
             magnitudes.masked_fill_(magnitudes >= infinity, 0)
-        first = at.start // block.rows
         found = _amax_in_runs(_amax_in_runs(magnitudes, 0, block.rows), 1, block.columns)
-        target = out[first : first + len(found)]
+        target = out[band.first : band.first + band.blocks]
         torch.maximum(target, found, out=target)
     return out
 
@@ -190,46 +187,35 @@ def encode(
     import torch
 
     spread, buffer = _Spread(factor, block, top, left), _Buffer("floats", "float32", numbers)
-    saturated = underflowed = 0
-    for rows, columns in _chunks(numbers, block.rows, top):
-        part, target = numbers[rows, columns], out[rows, columns]
-        by, floats = spread(rows, columns), buffer.like(part)
+    saturated = 0
+    for band in _bands(numbers, block.rows, top):
+        part, target = numbers[band.rows], out[band.rows]
+        floats = buffer.like(part)
         floats.copy_(part)
-        floats.mul_(by)
+        spread.multiply(floats, band)
         if wild:
             saturated += int((floats.abs() >= OVERFLOW).sum()) if meter is not None else 0
             floats.clamp_(-LARGEST, LARGEST)
         target.view(torch.float8_e4m3fn).copy_(floats)
         if wild:
-            nan = torch.where(by == 0, 0xFF, 0x7F).to(torch.uint8).expand_as(target)
+            nan = torch.where(spread.over(part, band) == 0, 0xFF, 0x7F).to(torch.uint8)
             target.copy_(torch.where(floats.isnan(), nan, target))
-        if meter is not None:
-            underflowed += _zeros(target) - _zeros(signed(part, str(part.dtype).removeprefix("torch.")))
     if meter is not None:
-        _measure_encoded(numbers, scale, amax, block, top, left, out, told, meter, saturated, max(0, underflowed))
-
-
-def _zeros(bits: torch.Tensor) -> int:
-    """How many of these floats are zero, of either sign."""
-    import numpy as np
-
-    shifted = bits << 1
-    # torch counts several times slower than numpy
-    on_cpu = _on_cpu(shifted)
-    nonzero: int = int(np.count_nonzero(shifted.numpy())) if on_cpu else int(shifted.count_nonzero())
-    return int(shifted.numel()) - nonzero
+        _measure_encoded(numbers, scale, amax, block, top, left, out, told, meter, saturated)
 
 
 def _measure_encoded(
     numbers: torch.Tensor, scale: torch.Tensor, amax: torch.Tensor, block: Block, top: int, left: int,
-    codes: torch.Tensor, told: slice, meter: Meter, saturated: int, underflowed: int,
+    codes: torch.Tensor, told: slice, meter: Meter, saturated: int,
 ) -> None:  # fmt: skip
     import torch
 
     wanted = numbers[told].float()
-    if not wanted.numel() and not saturated and not underflowed:
+    if not wanted.numel() and not saturated:
         return
-    got = codes[told].view(torch.float8_e4m3fn).float() * _of_rows(scale, block, top, left, told, wanted)
+    made = codes[told].view(torch.float8_e4m3fn).float()
+    got = made * _of_rows(scale, block, top, left, told, wanted)
+    underflowed = int(((made == 0) & (wanted != 0)).sum())
     meter.add(wanted, got, _of_rows(amax, block, top, left, told, wanted), saturated=saturated, underflowed=underflowed)
 
 
@@ -255,62 +241,72 @@ def _of_rows(grid: torch.Tensor, block: Block, top: int, left: int, rows: slice,
     return grid.index_select(0, down).index_select(1, across)
 
 
-class _Spread:
-    """A grid's entries for the elements of a part that begins at row `top`, column `left`, where the grid begins with its block."""
+class _Band(NamedTuple):
+    """Rows of a matrix: some of one row of blocks, or all of several: so many (`blocks`) from row `first` of the grid on."""
 
-    __slots__ = ("_across", "_block", "_columns", "_first", "_grid", "_left", "_row", "_top")
+    rows: slice
+    first: int
+    blocks: int
+
+
+def _bands(matrix: torch.Tensor, high: int, top: int) -> Iterator[_Band]:
+    """A matrix that begins at row `top` in parts that fit the cache, one row of it at least; `first` counts from its first block."""
+    rows, columns = matrix.shape
+    size = CHUNK if _on_cpu(matrix) else CHUNK_OF_DEVICE
+    step = max(1, size // max(1, columns))
+    if step < high:
+        # equal parts of a block: a rest would cost as many calls as a whole part
+        step = -(-high // -(-high // step))
+    at, first = 0, top // high
+    while at < rows:
+        block = (top + at) // high
+        over = (top + at) % high
+        blocks = 1 if over else max(1, min(step, rows - at) // high)
+        stop = min(at + step, rows, (block + blocks) * high - top)
+        yield _Band(slice(at, stop), block - first, blocks)
+        at = stop
+
+
+class _Spread:
+    """A grid's entries for the elements of a matrix that begins at row `top`, column `left`, where the grid begins with its block."""
+
+    __slots__ = ("_across", "_grid", "_high", "_kept", "_left", "_wide")
 
     def __init__(self, grid: torch.Tensor, block: Block, top: int, left: int) -> None:
-        self._grid, self._block, self._top, self._left = grid, block, top, left
-        self._columns: slice | None = None
-        self._first = -1
+        self._grid, self._high, self._wide, self._left = grid, block.rows, block.columns, left
+        self._across: torch.Tensor | None = None
+        self._kept: tuple[int, int, torch.Tensor] | None = None
 
-    def __call__(self, rows: slice, columns: slice) -> torch.Tensor:
-        """One row of entries where all rows are in the same blocks, else as many as there are rows."""
+    def multiply(self, matrix: torch.Tensor, band: _Band) -> None:
+        """Multiplies the rows `band` of the matrix, contiguous, by their entries."""
+        entries = self._entries(matrix, band)
+        if band.blocks == 1:
+            matrix.mul_(entries)
+        else:
+            matrix.view(band.blocks, self._high, -1).mul_(entries.unsqueeze(1))
+
+    def over(self, matrix: torch.Tensor, band: _Band) -> torch.Tensor:
+        """The entries in the shape of `matrix`."""
+        entries = self._entries(matrix, band)
+        return entries.repeat_interleave(self._high, 0) if band.blocks > 1 else entries.expand(matrix.shape)
+
+    def _entries(self, matrix: torch.Tensor, band: _Band) -> torch.Tensor:
         import torch
 
-        high, device = self._block.rows, self._grid.device
-        first, last = ((self._top + r) // high - self._top // high for r in (rows.start, rows.stop - 1))
-        if columns != self._columns:
-            wide = self._block.columns
-            self._columns, self._first = columns, -1
-            at = torch.arange(self._left + columns.start, self._left + columns.stop, device=device)
-            self._across = at // wide - self._left // wide
-        if first == last:
-            if first != self._first:
-                self._first, self._row = first, self._grid[first].index_select(0, self._across)
-            return self._row
-        down = torch.arange(self._top + rows.start, self._top + rows.stop, device=device) // high - self._top // high
-        return self._grid.index_select(0, down).index_select(1, self._across)
-
-
-def _chunks(matrix: torch.Tensor, high: int, top: int, whole_rows: bool = False) -> Iterator[tuple[slice, slice]]:
-    """Rows and columns of parts of a matrix that begins at row `top`; they respect the borders of blocks that are higher than a part.
-
-    `whole_rows`: all columns, and borders also of lower blocks.
-    """
-    import torch
-
-    rows, columns = matrix.shape
-    size = CHUNK_OF_DEVICE if not _on_cpu(matrix) else CHUNK if torch.get_num_threads() == 1 else CHUNK_OF_THREADS
-    width = columns if whole_rows else min(columns, size)
-    step = max(1, size // max(1, width))
-    if whole_rows and step > high:
-        step = step // high * high
-    for left in range(0, columns, max(1, width)):
-        at = 0
-        while at < rows:
-            stop = min(at + step, rows)
-            if high >= step:
-                stop = min(stop, (top + at) // high * high + high - top)
-            yield slice(at, stop), slice(left, min(left + width, columns))
-            at = stop
+        if self._kept is not None and self._kept[:2] == band[1:]:
+            return self._kept[2]
+        if self._across is None:
+            at = torch.arange(self._left, self._left + matrix.shape[1], device=matrix.device)
+            self._across = at // self._wide - self._left // self._wide
+        found = self._grid[band.first : band.first + band.blocks].index_select(1, self._across)
+        self._kept = band.first, band.blocks, found
+        return found
 
 
 class _Buffer:
     """Memory for parts of a matrix, reused on the CPU from call to call; `words` is the last one as 64-bit words, rounded up."""
 
-    __slots__ = ("_device", "_dtype", "_name", "_part", "_shape", "words")
+    __slots__ = ("_device", "_dtype", "_name", "_part", "_shape", "floats", "words")
 
     def __init__(self, name: str, dtype: str, matrix: torch.Tensor) -> None:
         self._name, self._dtype, self._device = f"e4m3 {name}", dtype, matrix.device
@@ -326,6 +322,8 @@ class _Buffer:
             flat = torch.from_numpy(scratch(self._name, nbytes)) if on_cpu else torch.empty(nbytes, dtype=torch.uint8, device=self._device)
             self._shape, self.words = part.shape, flat.view(torch.int64)
             self._part = flat.view(getattr(torch, self._dtype))[: part.numel()].view(part.shape)
+            if self._dtype == "int16":
+                self.floats = self._part.view(torch.float16)
         return self._part
 
 

@@ -34,7 +34,7 @@ LIKE = ("deepseek", "hf")
 STORED = {"f32": "float32", "bf16": "bfloat16", "pow2": "float32", "ue8m0": "float8_e8m0fnu"}
 NON_FINITE = ("refuse", "saturate", "keep")
 # errors are measured on at least so many elements of a tensor, and in a large one on few rows of each block
-MEASURED = 1 << 16
+MEASURED, SPARSEST = 1 << 14, 512
 
 
 class Fp8Block(Codec):
@@ -100,6 +100,8 @@ class Fp8Block(Codec):
     def decode(
         self, options: Options, arrays: Sequence[Any], specs: Sequence[Spec], dtype: str, box: Box, out: Any, meter: Meter | None = None
     ) -> None:
+        import torch
+
         codes, made = typed(arrays[0], "uint8"), typed(out, dtype)
         if not made.numel():
             return
@@ -107,36 +109,40 @@ class Fp8Block(Codec):
         scales = _e4m3.as_float(arrays[1], specs[1].dtype)
         # not so for NaN either
         ordinary = bool(scales.abs().amax() < _e4m3.ORDINARY)
-        told, exact = _measured(specs[0], top, 512), self.exact(options, specs, dtype)
+        told, exact = _measured(specs[0], top), self.exact(options, specs, dtype)
         if not ordinary and exact and (at := _first(scales >= 2.0**120)) is not None:
             place = _place(at, self.decode_needs(options, specs, box)[1])
             raise OpError("M406", f"dequantize: the scale at {place} is {float(scales[at]):g}, which float32 cannot hold 448 times")
-        for at in _leading(box):
-            _e4m3.decode(codes[at], scales[at], block, top, left, made[at], ordinary)
-            if meter is not None and not exact:
-                _e4m3.measure(codes[at], scales[at], block, top, left, made[at], told, meter)
+        with torch.inference_mode():
+            for at in _leading(box):
+                _e4m3.decode(codes[at], scales[at], block, top, left, made[at], ordinary)
+                if meter is not None and not exact:
+                    _e4m3.measure(codes[at], scales[at], block, top, left, made[at], told, meter)
 
     def encode(self, options: Options, array: Any, spec: Spec, part: int, box: Box, out: Any, meter: Meter | None = None) -> None:
+        import torch
+
         numbers = typed(array, spec.dtype)
         if not numbers.numel():
             return
         needed = self.encode_needs(options, spec, part, box)
         (top, bottom), (left, right) = ((low - first, high - first) for (low, high), (first, _) in zip(box[-2:], needed[-2:], strict=True))
         made = typed(out, "uint8" if part == 0 else _stored(options))
-        told = _measured(spec, box[-2][0], 32)
+        told = _measured(spec, box[-2][0])
         saturate = options.non_finite == "saturate"
-        for at in _leading(box):
-            amax = self._amax(options, numbers[at], spec.dtype)
-            finite = bool(amax.isfinite().all())
-            if not finite and options.non_finite == "refuse":
-                raise _not_finite(numbers[at], at, needed)
-            scale, factor = _e4m3.scales_of(amax, options.like or LIKE[0], options.scale or "f32")
-            if part == 1:
-                _store(scale, made[at])
-                continue
-            wild = saturate or not finite or not bool(factor.isfinite().all())
-            inside = numbers[at][top:bottom, left:right]
-            _e4m3.encode(inside, scale, factor, amax, _block(options), top, left, made[at], wild, meter, told)
+        with torch.inference_mode():
+            for at in _leading(box):
+                amax = self._amax(options, numbers[at], spec.dtype)
+                finite = bool(amax.isfinite().all())
+                if not finite and options.non_finite == "refuse":
+                    raise _not_finite(numbers[at], at, needed)
+                scale, factor = _e4m3.scales_of(amax, options.like or LIKE[0], options.scale or "f32")
+                if part == 1:
+                    _store(scale, made[at])
+                    continue
+                wild = saturate or not finite or not bool(factor.isfinite().all())
+                inside = numbers[at][top:bottom, left:right]
+                _e4m3.encode(inside, scale, factor, amax, _block(options), top, left, made[at], wild, meter, told)
 
     def _amax(self, options: Options, numbers: torch.Tensor, dtype: str) -> torch.Tensor:
         only_finite = _e4m3.INFINITY[dtype] if options.non_finite == "saturate" else None
@@ -218,12 +224,12 @@ def _fitting(shape: tuple[int, ...], grid: tuple[int, ...]) -> str:
     return "no block fits: the scale belongs to another weight, or a side was cut or joined without it"
 
 
-def _measured(spec: Spec, top: int, most: int) -> slice:
+def _measured(spec: Spec, top: int) -> slice:
     """The rows of a box from row `top` on whose error is measured: the same rows of a tensor however it is cut into boxes.
 
-    At most one row in `most`: measuring all would take longer than computing them.
+    Measuring all would take longer than computing them.
     """
-    every = min(most, max(1, spec.numel // MEASURED))
+    every = min(SPARSEST, max(1, spec.numel // MEASURED))
     return slice(-top % every, None, every)
 
 

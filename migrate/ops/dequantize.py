@@ -66,6 +66,8 @@ class Dequantize(ValueOp):
         return roles_of(codec)
 
     def infer(self, args: Args, specs: Sequence[Spec], parts: int = 1) -> list[Spec]:
+        # a param may have given what the rule file left open
+        self.validate(args)
         codec = codec_called(args.codec)
         if len(specs) != len(codec.parts):
             there, lacking = ", ".join(codec.parts[: len(specs)]), ", ".join(codec.parts[len(specs) :])

@@ -41,6 +41,8 @@ class Quantize(ValueOp):
         return len(codec_called(args.codec).parts)
 
     def infer(self, args: Args, specs: Sequence[Spec], parts: int = 1) -> list[Spec]:
+        # a param may have given what the rule file left open
+        self.validate(args)
         if args.from_ is not None and specs[0].dtype != args.from_:
             raise OpError(
                 "M303", f"quantize: the numbers are {specs[0].dtype}, the rule says `from: {args.from_}`", help="write a `cast` before it"
