@@ -50,9 +50,9 @@ def test_options_are_checked_without_a_tensor():
 
 
 def test_arguments_that_came_from_a_param_are_checked_where_they_meet_a_tensor() -> None:
-    parts = [Spec("float8_e4m3fn", (4, 4)), Spec("float32", (1, 1))]
+    parts = [spec("float8_e4m3fn", (4, 4)), spec("float32", (1, 1))]
     assert refused(lambda: DEQUANTIZE.infer(DEQUANTIZE.Args(codec="fp8-block", dtype="bfloat16", block=(128,)), parts)).code == "M308"
-    assert refused(lambda: QUANTIZE.infer(QUANTIZE.Args(codec="fp8-block", block=(128,)), [Spec("bfloat16", (4, 4))])).code == "M308"
+    assert refused(lambda: QUANTIZE.infer(QUANTIZE.Args(codec="fp8-block", block=(128,)), [spec("bfloat16", (4, 4))])).code == "M308"
 
 
 def test_each_is_the_inverse_of_the_other_and_keeps_every_option():
