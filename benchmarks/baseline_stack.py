@@ -137,6 +137,10 @@ def quantize(tensors: Tensors) -> Tensors:
     return out
 
 
+def unchanged(tensors: Tensors) -> Tensors:
+    return tensors
+
+
 TASKS: dict[str, Callable[[Tensors], Tensors]] = {
     "rename": rename,
     "pack": pack,
@@ -149,6 +153,8 @@ TASKS: dict[str, Callable[[Tensors], Tensors]] = {
     "narrow": narrow,
     "dequantize": dequantize,
     "quantize": quantize,
+    "from-pt": unchanged,
+    "to-pt": unchanged,
 }
 
 
@@ -162,14 +168,22 @@ def main() -> None:
     args.target.mkdir()
     weight_map: dict[str, str] = {}
     total = 0
-    for file in sorted(args.source.glob("*.safetensors")):
-        out = {key: tensor.contiguous() for key, tensor in TASKS[args.task](load_file(file)).items()}
-        save_file(out, args.target / file.name, metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(out, file.name)
+    in_torch = args.task == "to-pt"
+    for file in sorted([*args.source.glob("*.safetensors"), *args.source.glob("*.bin")]):
+        loaded = load_file(file) if file.suffix == ".safetensors" else torch.load(file, weights_only=True)
+        out = {key: tensor.contiguous() for key, tensor in TASKS[args.task](loaded).items()}
+        del loaded
+        name = f"pytorch_{file.stem}.bin" if in_torch else f"{file.stem.removeprefix('pytorch_')}.safetensors"
+        if in_torch:
+            torch.save(out, args.target / name)
+        else:
+            save_file(out, args.target / name, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(out, name)
         total += sum(tensor.nbytes for tensor in out.values())
         del out
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
-    (args.target / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+    index_name = "pytorch_model.bin.index.json" if in_torch else "model.safetensors.index.json"
+    (args.target / index_name).write_text(json.dumps(index, indent=2))
     for file in args.source.glob("*.json"):
         if not file.name.endswith(".index.json") and not file.name.startswith("migrate."):
             shutil.copyfile(file, args.target / file.name)

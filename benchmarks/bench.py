@@ -71,7 +71,9 @@ class Bench:
             if source in ("v4", "v5") or folder.exists():
                 continue
             say(f"making {folder}")
-            if source == "fp8":
+            if source == "pt":
+                process.run([PYTHON, HERE / "baseline_stack.py", "to-pt", folder.with_name(f"{tiny}v4"), folder])
+            elif source == "fp8":
                 data_fp8.make(folder, data_fp8.PRESETS[preset])
             elif source == "bf16":
                 # by our own command, so that the stamp says what to go back to

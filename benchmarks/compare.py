@@ -1,6 +1,7 @@
-"""Says whether two safetensors checkpoints hold the same tensors bit for bit, however they are cut into files.
+"""Says whether two checkpoints hold the same tensors bit for bit, however they are cut into files.
 
-It shares no code with migrate and needs only the standard library, so that a demo or benchmark does not let the tool
+It shares no code with migrate and needs only the standard library (for files of torch.save torch),
+so that a demo or benchmark does not let the tool
 judge itself. Keys, dtypes, shapes and element bytes are compared; file names, order and metadata are not.
 """
 
@@ -25,7 +26,7 @@ class Place(NamedTuple):
 
 def tensors(path: Path) -> dict[str, Place]:
     """Key -> where it lies, over all safetensors files of a folder or of the one file."""
-    found: dict[str, Place] = {}
+    found: dict[str, Place] = _torch_tensors(sorted(path.glob("*.bin"))) if path.is_dir() else {}
     for file in sorted(path.glob("*.safetensors")) if path.is_dir() else [path]:
         with file.open("rb") as opened:
             size = int.from_bytes(opened.read(8), "little")
@@ -36,6 +37,18 @@ def tensors(path: Path) -> dict[str, Place]:
             if key in found:
                 raise SystemExit(f"{key} stands in {found[key].file.name} and in {file.name}")
             found[key] = Place(entry["dtype"], tuple(entry["shape"]), file, 8 + size + begin, end - begin)
+    return found
+
+
+def _torch_tensors(files: list[Path]) -> dict[str, Place]:
+    """The same for files of torch.save, by torch itself; their tensors are contiguous."""
+    found: dict[str, Place] = {}
+    for file in files:
+        import torch
+
+        for key, tensor in torch.load(file, weights_only=True, map_location="meta").items():
+            offset = tensor.untyped_storage()._checkpoint_offset + tensor.storage_offset() * tensor.itemsize
+            found[key] = Place(str(tensor.dtype), tuple(tensor.shape), file, offset, tensor.nbytes)
     return found
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import data
 import process
 import report
-from tasks import HELP_SECONDS, PLAN_BIND, PLAN_KEYS, PLAN_LINEAR, PLAN_SECONDS, PLAN_WHOLE, Limit, many_rules
+from tasks import HELP_SECONDS, INDEX_FASTER, INDEX_KEYS, PLAN_BIND, PLAN_KEYS, PLAN_LINEAR, PLAN_SECONDS, PLAN_WHOLE, Limit, many_rules
 
 HERE = Path(__file__).resolve().parent
 
@@ -74,4 +74,42 @@ def many_keys(migrate: list[str], python: str, folder: Path, checkpoint: Path) -
     ]
 
 
-COMMANDS: dict[str, Callable[[list[str], str, Path, Path], list[Limit]]] = {"start": help_and_plan, "plan": many_keys}
+INDEXING = """
+import sys, time
+if sys.argv[1] == "torch":
+    import torch
+    index = lambda path: torch.load(path, weights_only=True, map_location="meta")
+else:
+    from migrate.formats import open as index
+index(sys.argv[2])
+started = time.perf_counter()
+index(sys.argv[3])
+print(time.perf_counter() - started)
+"""
+MANY_TENSORS = """
+import sys, torch
+count = int(sys.argv[1])
+torch.save({f"model.layers.{i // 10}.mlp.experts.{i % 10}.weight": torch.zeros(2, 3) for i in range(count)}, sys.argv[2])
+"""
+
+
+def indexing(migrate: list[str], python: str, folder: Path, checkpoint: Path) -> list[Limit]:
+    """A .pt of many tensors opened by us and by torch, each in a process of its own that has opened a small one before."""
+    large, small = folder / "many.pt", folder / "few.pt"
+    for path, count in ((large, INDEX_KEYS), (small, 10)):
+        if not path.exists():
+            process.run([python, "-c", MANY_TENSORS, str(count), path])
+    seconds: dict[str, list[float]] = {"torch": [], "migrate": []}
+    for _ in range(5):
+        for who, taken in seconds.items():
+            taken.append(float(process.run([python, "-c", INDEXING, who, small, large]).stdout))
+    ratio = statistics.median(report.ratios(seconds["torch"], seconds["migrate"]))
+    what = f"index of {INDEX_KEYS:,} tensors in a .pt: faster than torch.load to meta"
+    return [Limit(what, ratio, INDEX_FASTER, at_least=True, note=f" ({statistics.median(seconds['migrate']):.2f} s)")]
+
+
+COMMANDS: dict[str, Callable[[list[str], str, Path, Path], list[Limit]]] = {
+    "start": help_and_plan,
+    "plan": many_keys,
+    "index": indexing,
+}

@@ -38,11 +38,15 @@ class Task:
     files: int = 4
     # bytes written for each byte of the checkpoint
     grows: float = 1.0
+    # the format to go to, and nothing else
+    output: str | None = None
     # most private memory that the script may need, as a share of the checkpoint: it decides how much is made free
     script_share: float = 0.6
 
     def arguments(self, source: Path, target: Path) -> list[str]:
         """What follows `migrate` on the command line, shard size and fsync apart."""
+        if self.output:
+            return ["apply", str(source), "-o", str(target), "--output-format", self.output]
         if self.rules:
             return ["apply", str(source), "-o", str(target), "--rules", str(RULES / self.rules)]
         lossy = ["--allow", "lossy"] if self.to.startswith("deepseek") else []
@@ -73,6 +77,9 @@ TASKS = [
     Task("pack-one-file", "v4 -> v5 into one file (default shard size)", one_file=True, **_WHOLE),
     Task("widen", "cast bf16 -> f32", rules="widen.yaml", grows=2.0, script_share=2.5, **_CAST),
     Task("narrow", "cast f32 -> bf16, every value exact", source="f32", rules="narrow.yaml", script_share=2.5, **_CAST),
+    # CRC-32s are made or compared on the way; with zlib's instead of isal's the bound is 1.6
+    Task("from-pt", ".pt -> safetensors", source="pt", output="safetensors", files=2, **_RUNS),
+    Task("to-pt", "safetensors -> .pt", output="torch", files=2, **_RUNS),
     Task("dequantize", "FP8 blocks -> bf16", source="fp8", to="deepseek-v3@bf16", cp=(1.6, 1.6), grows=2.0, **_BLOCKS),
     Task("quantize", "bf16 -> FP8 blocks", source="bf16", to="deepseek-v3@fp8", back=True, cp=(3.0, 3.0), **_BLOCKS),
 ]
@@ -99,6 +106,8 @@ class Limit:
 
 
 # `plan` of many keys: (keys, seconds for binding and lowering, seconds for the whole command)
+# indexing a .pt of so many tensors, against torch.load(weights_only=True, map_location="meta")
+INDEX_KEYS, INDEX_FASTER = 100_000, 3.0
 PLAN_KEYS, PLAN_BIND, PLAN_WHOLE = 100_000, 0.6, 1.5
 # 10x the keys may take this many times the seconds before it is no longer called linear
 PLAN_LINEAR = 12.0

@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Any
 from . import formats
 from .core.diagnostics import fail, printable
 from .formats import memory, parse_size
-from .planning.compose import Composition
 from .planning.plan import Plan
-from .planning.question import Question, ask, asked_in, changed_since, path_text, saved_plan
+from .planning.question import OUTPUT_FORMATS, Question, ask, asked_in, path_text, require_unchanged, saved_plan, shape_of, written_as
 from .planning.route import find_route, known_lineages, layouts_of
 from .planning.sides import SideFiles
 from .rules.catalog import explain as explain
@@ -34,8 +33,11 @@ from .rules.catalog import schema as schema
 from .running import history as stamps
 from .running.device import Device
 from .running.device import parse as parse_device
+from .running.differences import beside, carried_differences, item_differences, side_differences, spec_differences
 from .running.prepare import compose_for, is_folder, plan_for, side_reader, stamp_of, walk_for
+from .running.rest import whole
 from .running.suite import test as test
+from .running.sums import check_all
 from .source.index import Source
 
 if TYPE_CHECKING:
@@ -46,17 +48,18 @@ DEFAULT_SHARD = "5GB"
 # below it not even the buffers of one thread fit
 LEAST_MEMORY = 1 << 20
 MOST_THREADS = 64
-MOST_FIELDS = 30
 
 Progress = Callable[[int, int], None]
 PathLike = str | os.PathLike[str]
 
 
-def inspect(path: PathLike, *, rules: Iterable[PathLike] = (), allow: Iterable[str] = (), expand: bool = False) -> dict[str, Any]:
+def inspect(
+    path: PathLike, *, rules: Iterable[PathLike] = (), allow: Iterable[str] = (), expand: bool = False, at: str | None = None
+) -> dict[str, Any]:
     """What the checkpoint holds and which layouts it fits, with evidence; from headers only. `expand` lists every key."""
     from .core.templates import collapse
 
-    source = _opened("path", path, ask((), (), rules, None, allow, backwards=False))
+    source = _opened("path", path, ask((), (), rules, None, allow, at=at))
     try:
         index = source.index
         specs = {key: stored.spec for key, stored in index.tensors.items()}
@@ -83,7 +86,8 @@ def inspect(path: PathLike, *, rules: Iterable[PathLike] = (), allow: Iterable[s
             "side_files": [{"path": f.path, "size": f.size} for f in index.side_files],
             "left_out": list(index.left_out),
             "metadata": dict(index.metadata),
-            "notes": notes,
+            **beside(index),
+            "notes": [*index.notes, *notes],
         }
     finally:
         source.close()
@@ -100,12 +104,15 @@ def plan(
     max_shard_size: int | str = DEFAULT_SHARD,
     single_file: bool | None = None,
     backwards: bool = False,
+    at: str | None = None,
+    output_format: str | None = None,
 ) -> Plan:
     """What a migration would do: every output name, shape, dtype, offset and problem, before a tensor is read.
 
-    Raises all problems at once. `single_file` None means: like the source. `backwards` plans what `downgrade` would do.
+    Raises all problems at once. `single_file` None means: like the source. `backwards` plans what `downgrade` would do. `at` is the
+    dict of a nested checkpoint that rules work on, `output_format` "safetensors" or "torch"; without it like the source.
     """
-    question = ask(to, from_, rules, params, allow, backwards=backwards)
+    question = ask(to, from_, rules, params, allow, backwards=backwards, at=at, output_format=output_format)
     source = _opened("path", path, question)
     try:
         return plan_for(source, question, is_folder(source, single_file), _size(max_shard_size))
@@ -129,6 +136,8 @@ def apply(
     resume: bool = False,
     device: str = "cpu",
     progress: Progress | None = None,
+    at: str | None = None,
+    output_format: str | None = None,
 ) -> dict[str, Any]:
     """Migrates a checkpoint into `out`, which then is whole; on any error it is absent. Answers with what was published.
 
@@ -138,7 +147,7 @@ def apply(
     unless the digest is the same. A state dict (a mapping) is written to `out`, or, without `out`, migrated in memory: the
     answer is then the new state dict, tied tensors still tied.
     """
-    question = ask(to, from_, rules, params, allow, backwards=False)
+    question = ask(to, from_, rules, params, allow, at=at, output_format=output_format)
     if out is None:
         if not isinstance(path, Mapping):
             fail("M115", "apply needs a place for its output", help="-o OUT, or out= in Python")
@@ -168,9 +177,11 @@ def downgrade(
     resume: bool = False,
     device: str = "cpu",
     progress: Progress | None = None,
+    at: str | None = None,
+    output_format: str | None = None,
 ) -> dict[str, Any]:
     """Takes a checkpoint back to an older layout; without `to` and `rules`, undoes what its stamp says was applied last."""
-    question = ask(to, from_, rules, params, allow, backwards=True)
+    question = ask(to, from_, rules, params, allow, backwards=True, at=at, output_format=output_format)
     return _run(path, out, question, max_shard_size, threads, max_memory, fsync, resume, device, progress, None)
 
 
@@ -184,6 +195,7 @@ def verify(
     params: Mapping[str, Any] | None = None,
     allow: Iterable[str] = (),
     progress: Progress | None = None,
+    at: str | None = None,
 ) -> dict[str, Any]:
     """Recomputes every output tensor from `source` through the eager path and compares bytes with `out`.
 
@@ -191,28 +203,35 @@ def verify(
     """
     from .running.verify import recompute
 
-    question = ask(to, from_, rules, params, allow, backwards=False)
-    question = replace(question, allow=question.allow | {"lossy", "drop"})
+    question = ask(to, from_, rules, params, allow, at=at)
+    question = replace(question, allow=question.allow | {"lossy", "drop", "delayed-scaling"})
     opened, made = _opened("source", source, question), _opened("out", out, question)
     try:
         index_hash = made.index.hash()
         stamp, notes = stamps.read(made.history, index_hash)
         applied = _applied_after(opened, stamp)
-        if not (question.to or question.files or applied):
+        if not (applied or question.to or question.files) and made.history is not None and index_hash == opened.index.hash():
+            # the same tensors in another format
+            question = replace(question, output_format=OUTPUT_FORMATS[0])
+        if not (question.to or question.files or applied or question.output_format):
             missing = f"no stamp in {printable(made.path)} says that it was made from {printable(opened.path)}"
             if made.history is None:
                 missing = f"the output {printable(made.path)} has no stamp that says what was applied"
             fail("M115", missing, notes=tuple(notes), help="give --to LINEAGE@LAYOUT or --rules FILE")
+        for one in (opened, made):
+            check_all(one)
         route = find_route(opened.index, side_reader(opened), stamp_of(opened)[0], question, applied=applied)
         walk = walk_for(opened, route, os.path.isdir(made.path))
         composition = compose_for(opened, route, question, walk, programs=True, prove=False)
-        differences = _spec_differences(composition, made)
+        differences = spec_differences(composition, made)
         wrong = {d["key"] for d in differences}
         programs = {key: program for key, program in composition.programs.items() if key not in wrong}
         for found in recompute(programs, opened, made, progress=progress):
             at = "" if found.index is None else f", first at {list(found.index)}"
             differences.append({"key": found.key, "what": f"{found.detail}{at}"})
-        differences += _side_differences(opened, made, walk.sides)
+        differences += [{"key": found.key, "what": found.detail} for found in carried_differences(opened, made)]
+        differences += side_differences(opened, made, walk.sides)
+        differences += item_differences(opened, made, bool(route.legs))
         opened.check_unchanged()
         return {
             "format_version": FORMAT_VERSION,
@@ -230,15 +249,15 @@ def verify(
         made.close()
 
 
-def diff(a: PathLike, b: PathLike, *, allow: Iterable[str] = (), progress: Progress | None = None) -> dict[str, Any]:
+def diff(a: PathLike, b: PathLike, *, allow: Iterable[str] = (), progress: Progress | None = None, at: str | None = None) -> dict[str, Any]:
     """Where two checkpoints differ: keys, specs, element bytes, side files. Stamps and header spacing do not count."""
     from .running.diff import diff as compare
 
-    question = ask((), (), (), None, allow, backwards=False)
+    question = ask((), (), (), None, allow, at=at)
     one, other = _opened("a", a, question), _opened("b", b, question)
     try:
-        found = compare(one, other, progress=progress)
-        others = [d["what"] for d in _side_differences(one, other, SideFiles(side_reader(one)))]
+        found = compare(whole(one), whole(other), progress=progress)
+        others = [d["what"] for d in (*side_differences(one, other, SideFiles(side_reader(one))), *item_differences(one, other))]
         equal = not (found.only_a or found.only_b or found.specs or found.bytes or others)
         return {
             "format_version": FORMAT_VERSION,
@@ -273,9 +292,16 @@ def _number(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def history(path: PathLike | None = None, *, lineage: str | None = None, rules: Iterable[PathLike] = ()) -> dict[str, Any]:
+def history(
+    path: PathLike | None = None,
+    *,
+    lineage: str | None = None,
+    rules: Iterable[PathLike] = (),
+    allow: Iterable[str] = (),
+    at: str | None = None,
+) -> dict[str, Any]:
     """What the stamp of a checkpoint says was applied; without a path, the known lineages with layouts and edges."""
-    question = ask((), (), rules, None, (), backwards=False)
+    question = ask((), (), rules, None, allow, at=at)
     if path is None:
         return {"format_version": FORMAT_VERSION, "kind": "lineages", "lineages": known_lineages(question.rules, lineage)}
     source = _opened("path", path, question)
@@ -299,8 +325,9 @@ def history(path: PathLike | None = None, *, lineage: str | None = None, rules: 
 
 
 def lint(
-    paths: Iterable[PathLike] = (), *, select: Iterable[str] = (), ignore: Iterable[str] = (), index: PathLike | None = None
-) -> dict[str, Any]:
+    paths: Iterable[PathLike] = (), *, select: Iterable[str] = (), ignore: Iterable[str] = (), index: PathLike | None = None,
+    allow: Iterable[str] = (),
+) -> dict[str, Any]:  # fmt: skip
     """What can be said against rule files and layouts, by line; without `paths`, those in `./rules` or those that are shipped.
 
     `select` and `ignore` hold codes or names of findings. `index` is a checkpoint whose headers the rules are held against.
@@ -311,7 +338,7 @@ def lint(
     given = (paths,) if isinstance(paths, (str, os.PathLike)) else tuple(paths)
     places = [path_text("paths", p) for p in given]
     codes = [(word,) if isinstance(word, str) else tuple(word) for word in (select, ignore)]
-    source = None if index is None else _opened("index", index, ask((), (), (), None, (), backwards=False))
+    source = None if index is None else _opened("index", index, ask((), (), (), None, allow))
     try:
         headers = None if source is None else source.index
         found = find(places, codes[0], codes[1], headers, side_reader(source) if source is not None else lambda name: None)
@@ -331,7 +358,7 @@ def lint(
 
 
 def _opened(name: str, path: PathLike, question: Question) -> Source:
-    return formats.open(path_text(name, path), "links" in question.allow)
+    return formats.open(path_text(name, path), "links" in question.allow, question.at)
 
 
 def _size(size: int | str) -> int:
@@ -381,28 +408,32 @@ def _run(
     source: Source = memory.open(path) if isinstance(path, Mapping) else _opened("path", path, question)
     try:
         check_place(out, source.path)
-        folder = not out.name.endswith(".safetensors")
+        folder, question = shape_of(out.name, source.format, question)
         if saved is not None and saved["options"]["folder"] != folder:
-            made_as, other = ("a folder", "--single-file") if not folder else ("one .safetensors file", "--folder")
+            made_as, other = ("a folder", "--single-file") if not folder else ("one file", "--folder")
             fail(
                 "M115",
                 f"the plan makes {made_as}, and {printable(str(out))} is the name of the other",
                 help=f"rename it, or plan with {other}",
             )
+        if saved is not None and saved["options"].get("format", "safetensors") != written_as(source.format, question):
+            fail(
+                "M115", f"the plan makes {saved['options']['format']}, and {printable(str(out))} is the name of the other", help="rename it"
+            )
         made = plan_for(source, question, folder, shard)
         if saved is not None:
-            _require_unchanged(saved, made.document)
-        if not made.document["path"] and not isinstance(path, Mapping):
+            require_unchanged(saved, made.document)
+        if not made.document["path"] and not isinstance(path, Mapping) and question.output_format is None:
             return _published(made, source, None, RunResult({}, 0, 0))
         side_files = [(f["path"], made.sides.read(f["path"]) or b"") for f in made.document["side_files"]]
         result = run(
-            made.composition.graph.outputs,
-            source,
+            made.written,
+            whole(source),
             made.target,
             out,
             digest=made.digest,
             side_files=side_files,
-            checks=made.composition.graph.checks,
+            checks=made.checks,
             threads=threads,
             fsync=fsync,
             resume=resume,
@@ -438,51 +469,6 @@ def _published(made: Plan, source: Source, path: str | None, result: RunResult) 
         "warnings": planned["warnings"],
         "report": result.report,
     }
-
-
-_PARTS = {
-    "source": "the checkpoint", "rules": "the rules", "params": "the params", "target": "the output's files",
-    "decided": "values that decide keys",
-}  # fmt: skip
-
-
-def _require_unchanged(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """M903 unless a saved plan is, whole, the plan that is made now: what was reviewed is what it says."""
-    changed = changed_since(saved, now)
-    if not changed:
-        return
-    stale = saved["digest"] != now["digest"]
-    one, other = (printable(str(plan["digest"]), 15) for plan in (saved, now))
-    named = ", ".join(f"`{printable(name)}`" for name in changed[:MOST_FIELDS])
-    fail(
-        "M903",
-        f"the plan does not fit any more: its digest is {one}, now it is {other}"
-        if stale
-        else f"the plan was edited: it says something else than planning again gives in {named}",
-        notes=(*(f"changed since: {what}" for name, what in _PARTS.items() if stale and name in changed), f"fields that differ: {named}"),
-        help="plan again, and review the new plan",
-    )
-
-
-def _spec_differences(composition: Composition, made: Source) -> list[dict[str, str]]:
-    """Keys that are missing, too many, or of another spec than planned."""
-    outputs, there = composition.graph.outputs, made.index.tensors
-    out = [{"key": key, "what": "is not in the output"} for key in outputs if key not in there]
-    out += [{"key": key, "what": "is in the output and nothing makes it"} for key in there if key not in outputs]
-    for key, tensor in outputs.items():
-        if key in there and there[key].spec != tensor.spec:
-            out.append({"key": key, "what": f"is {there[key].spec}, planned was {tensor.spec}"})
-    return out
-
-
-def _side_differences(one: Source, other: Source, sides: SideFiles) -> list[dict[str, str]]:
-    """Side files that are not byte for byte the same, where both are folders; `sides` are those of `one` as they shall be."""
-    if not (os.path.isdir(one.path) and os.path.isdir(other.path)):
-        return []
-    a, b = dict(sides.listing(one.index.side_files)), dict(other.index.side_files)
-    out = [{"key": name, "what": f"side file {printable(name, 300)} is in one of them only"} for name in sorted(a.keys() ^ b.keys())]
-    unlike = (n for n in sorted(a.keys() & b.keys()) if a[n] != b[n] or sides.read(n) != other.side_file(n))
-    return out + [{"key": name, "what": f"side file {printable(name, 300)} differs"} for name in unlike]
 
 
 def _apply_in_memory(tensors: Mapping[str, Any], question: Question, max_memory: int, device: Device) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import click
 
 from ..running.device import NAMES
 from . import render, saved
-from .options import as_json, params, question, quiet
+from .options import as_json, output_format, params, question, quiet
 from .progress import Progress
 
 
@@ -88,6 +88,7 @@ def _interrupted(output: str) -> str:
 @click.command()
 @click.argument("checkpoint")
 @question
+@output_format
 @running
 @quiet
 @as_json
@@ -95,7 +96,7 @@ def command(checkpoint: str, **arguments: Any) -> None:
     """Migrate a checkpoint into a new one.
 
     CHECKPOINT may also be a saved plan (`migrate plan -o plan.json`), which is then run exactly as it was reviewed. OUT is a
-    folder, or one file if it ends in .safetensors. The source is never written; OUT is whole or absent.
+    folder, or one file if it ends in .safetensors, .pt, .pth, .bin or .ckpt. The source is never written; OUT is whole or absent.
     """
     from .. import api
 

@@ -13,9 +13,10 @@ from .progress import Progress
 @click.argument("a")
 @click.argument("b")
 @click.option("--allow", "allow", multiple=True, type=click.Choice(["links"]), help="Permit links out of the checkpoint's folder.")
+@click.option("--at", "at", metavar="PATH", help="The dict of nested checkpoints that rules work on, e.g. model.state_dict.")
 @quiet
 @as_json
-def command(a: str, b: str, allow: tuple[str, ...], silent: bool, form: str) -> int:
+def command(a: str, b: str, allow: tuple[str, ...], at: str | None, silent: bool, form: str) -> int:
     """Compare two checkpoints: keys, specs, bytes.
 
     Exits with 1 if they differ. What differs is measured: how many elements, the first of them, maximum error, SQNR.
@@ -23,7 +24,7 @@ def command(a: str, b: str, allow: tuple[str, ...], silent: bool, form: str) -> 
     from .. import api
 
     with Progress("comparing", silent) as progress:
-        document = api.diff(a, b, allow=allow, progress=progress.update)
+        document = api.diff(a, b, allow=allow, at=at, progress=progress.update)
     render.emit(document, form, render.difference(document))
     return 0 if document["equal"] else 1
 

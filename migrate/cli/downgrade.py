@@ -7,12 +7,13 @@ from typing import Any
 import click
 
 from .apply import execute, running
-from .options import as_json, question, quiet
+from .options import as_json, output_format, question, quiet
 
 
 @click.command()
 @click.argument("checkpoint")
 @question
+@output_format
 @running
 @quiet
 @as_json

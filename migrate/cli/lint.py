@@ -16,8 +16,11 @@ from . import render
 @click.option("--select", "select", multiple=True, metavar="CODES", help="Only these findings: codes or names, comma-separated.")
 @click.option("--ignore", "ignore", multiple=True, metavar="CODES", help="All findings but these.")
 @click.option("--index", "index", metavar="CKPT", help="Hold the rules against the headers of this checkpoint as well.")
+@click.option("--allow", "allow", multiple=True, type=click.Choice(["links"]), help="Permit links out of that checkpoint's folder.")
 @click.option("--format", "form", type=click.Choice(["text", "json", "github"]), default="text", help="Form of the answer on stdout.")
-def command(paths: tuple[str, ...], select: tuple[str, ...], ignore: tuple[str, ...], index: str | None, form: str) -> int:
+def command(
+    paths: tuple[str, ...], select: tuple[str, ...], ignore: tuple[str, ...], index: str | None, allow: tuple[str, ...], form: str
+) -> int:
     """Look for what is wrong, untested or unsaid in rule files.
 
     PATH is a rule file or a folder of them; without one ./rules, or else the rules that ship with migrate. A comment
@@ -26,7 +29,7 @@ def command(paths: tuple[str, ...], select: tuple[str, ...], ignore: tuple[str, 
     """
     from .. import api
 
-    document = api.lint(paths, select=select, ignore=ignore, index=index)
+    document = api.lint(paths, select=select, ignore=ignore, index=index, allow=allow)
     if form == "json":
         click.echo(json.dumps(document, indent=1))
     elif form == "github":

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from ..planning.question import ALLOWANCES
+from ..planning.question import ALLOWANCES, OUTPUT_FORMATS
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -20,6 +20,17 @@ def as_json(command: F) -> F:
     return option(command)
 
 
+def output_format(command: F) -> F:
+    """`--output-format safetensors|torch`."""
+    option: Callable[[F], F] = click.option(
+        "--output-format",
+        "output_format",
+        type=click.Choice(OUTPUT_FORMATS),
+        help="Format of the output.  [default: that of OUT's ending, or the source's]",
+    )
+    return option(command)
+
+
 def quiet(command: F) -> F:
     """`-q`."""
     option: Callable[[F], F] = click.option("-q", "--quiet", "silent", is_flag=True, help="No progress and no hints.")
@@ -27,7 +38,7 @@ def quiet(command: F) -> F:
 
 
 def question(command: F) -> F:
-    """The options that say what is asked: --to, --from, --rules, --set, --allow."""
+    """The options that say what is asked: --to, --from, --rules, --set, --at, --allow."""
     for option in reversed(
         (
             click.option(
@@ -38,6 +49,7 @@ def question(command: F) -> F:
             ),
             click.option("--rules", "rules", multiple=True, metavar="PATH", help="A rule file, applied as it is, or a folder of lineages."),
             click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help="Value of a parameter. Repeatable."),
+            click.option("--at", "at", metavar="PATH", help="The dict of a nested checkpoint that rules work on, e.g. model.state_dict."),
             click.option(
                 "--allow", "allow", multiple=True, type=click.Choice(ALLOWANCES), help="Permit what is refused by default. Repeatable."
             ),

@@ -5,12 +5,13 @@ from __future__ import annotations
 import click
 
 from . import render, saved
-from .options import as_json, params, question
+from .options import as_json, output_format, params, question
 
 
 @click.command()
 @click.argument("checkpoint")
 @question
+@output_format
 @click.option("--downgrade", "backwards", is_flag=True, help="Plan the way back, what `migrate downgrade` would do.")
 @click.option("-o", "--output", "output", metavar="FILE", help="Save the plan; `-` writes it to stdout.")
 @click.option("--max-shard-size", default="5GB", show_default=True, metavar="SIZE", help="Largest output file, e.g. 500MiB.")
@@ -30,6 +31,8 @@ def command(
     single: bool | None,
     check: bool,
     form: str,
+    at: str | None,
+    output_format: str | None,
 ) -> int:
     """Show what a migration would do, and save it for review.
 
@@ -47,6 +50,8 @@ def command(
         max_shard_size=max_shard_size,
         single_file=single,
         backwards=backwards,
+        at=at,
+        output_format=output_format,
     )
     if output == "-":
         click.echo(plan.to_json(), nl=False)
@@ -58,7 +63,7 @@ def command(
         if output and form == "text":
             name = render.word(output)
             click.echo(f"saved {name}; to run exactly this:  migrate apply {name} -o NEW", err=True)
-    return 1 if check and plan.document["path"] else 0
+    return 1 if check and (plan.document["path"] or output_format is not None) else 0
 
 
 COMMAND = command

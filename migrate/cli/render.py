@@ -24,6 +24,7 @@ SYMBOLS = {
     "unchanged": "=",
 }  # fmt: skip
 MOST_LISTED = 50
+MOST_ITEMS = 12
 # longer than any name or note that somebody reads
 LIMIT = 4000
 # what is not ASCII in the words of migrate itself
@@ -139,6 +140,10 @@ def inspection(doc: Mapping[str, Any]) -> str:
     out += columns(
         [[_shown(k["keys"]), f"×{k['count']:,}" if k["count"] > 1 else "", short(k["spec"]), size(k["bytes"])] for k in doc["keys"]]
     )
+    if doc["outside"]:
+        out += ["", "outside the allow-list, and left out (nothing was executed):"]
+        out += [f"  {o['name']} ({o['reason']}) at {', '.join(o['paths'][:3])}" + _more(o["count"] - 3) for o in doc["outside"]]
+    out += _beside_tensors(doc)
     if doc["side_files"] or doc["left_out"]:
         out.append("")
     if doc["side_files"]:
@@ -148,6 +153,32 @@ def inspection(doc: Mapping[str, Any]) -> str:
     return "\n".join(out)
 
 
+def _more(count: int) -> str:
+    return f" and {count:,} more" if count > 0 else ""
+
+
+def _depth(item: Mapping[str, Any]) -> int:
+    return str(item["path"]).count(".")
+
+
+def _beside_tensors(doc: Mapping[str, Any]) -> list[str]:
+    """What else the checkpoint holds: where rules work, other tensors, the first of the values."""
+    out = (
+        [f"rules work on: {doc['at']}"]
+        if doc["at"]
+        else []
+        if doc["at"] is not None
+        else ["rules work on nothing here: no dict of tensors"]
+    )
+    if doc["carried"]["tensors"]:
+        out.append(f"carried as they are: {plural(doc['carried']['tensors'], 'tensor')}, {size(doc['carried']['bytes'])}")
+    items = [f"  {i['path']} = {printable(json.dumps(i['value']), 60)}" for i in sorted(doc["items"], key=_depth)[:MOST_ITEMS]]
+    hidden = len(doc["items"]) - len(items) + doc["items_more"]
+    if items:
+        out += ["values that are no tensors:", *items, *([f"  and {hidden:,} more"] if hidden else [])]
+    return ["", *out] if out else []
+
+
 def _standing(layouts: Mapping[str, str]) -> str:
     where = " and ".join(f"{lineage}@{layout}" for lineage, layout in layouts.items())
     return f"nothing to do: the checkpoint is in {where} already" if where else "nothing to do"
@@ -155,9 +186,11 @@ def _standing(layouts: Mapping[str, str]) -> str:
 
 @_answer
 def plan(doc: Mapping[str, Any]) -> str:
-    if not doc["path"]:
+    if not doc["path"] and doc["question"]["output_format"] is None:
         return _standing(doc["layouts"])
     path = ", then ".join(f"{s['lineage']} {s['from']} → {s['to']}" for s in doc["path"])
+    if doc["source"]["format"] != doc["options"]["format"] or not path:
+        path = f"{path}{', then ' if path else ''}{doc['source']['format']} → {doc['options']['format']}"
     out = [f"{path}    {plural(len(doc['rules']), 'rule file')}"]
     rows = [r for r in doc["rows"] if r["change"] != "unchanged"]
     present = [c for c in SYMBOLS if any(r["change"] == c for r in rows)]

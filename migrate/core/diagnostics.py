@@ -18,6 +18,8 @@ from .errors import raise_all
 
 # the last guard of a rendered diagnostic; whoever words it makes names printable
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]")
+# and its width: no message of ours is longer, but it may quote what somebody wrote
+_WIDEST = 8000
 PAGES = Path(__file__).resolve().parent.parent / "explain"
 
 
@@ -113,7 +115,8 @@ class Diagnostic:
         out += [f"{' ' * width} = note: {note}" for note in self.notes]
         if self.help:
             out.append(f"{' ' * width} = help: {self.help}")
-        return _CONTROL.sub(lambda m: ascii(m[0])[1:-1], "\n".join(out))
+        lines = (line if len(line) <= _WIDEST else line[: _WIDEST - 1] + "…" for line in out)
+        return _CONTROL.sub(lambda m: ascii(m[0])[1:-1], "\n".join(lines))
 
 
 def _window(span: Span, widest: int = 240) -> tuple[str, int, int]:

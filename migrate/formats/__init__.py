@@ -21,7 +21,7 @@ from ._shards import parse_size
 
 if TYPE_CHECKING:
     from ..source.index import Source
-    from ..source.target import Target
+    from ..source.target import Rest, Target
     from ._ranks import Naming
 
 
@@ -29,7 +29,7 @@ __all__ = ["FORMATS", "Format", "get", "open", "parse_size"]
 
 
 class Format(Protocol):
-    """What a module's `FORMAT` offers. `name` is what `--to-format` and messages call it."""
+    """What a module's `FORMAT` offers. `name` is what `--output-format` and messages call it."""
 
     name: str
 
@@ -42,12 +42,14 @@ class Format(Protocol):
     def describe(
         self, specs: Mapping[str, Any], *, folder: bool, max_shard_size: int, metadata: Mapping[str, str], stamp: str | None,
         origins: Callable[[str], Iterable[tuple[int, int]]] | None = None, ranks: Naming | None = None,
+        rest: Rest | None = None,
     ) -> Target:  # fmt: skip
         """The whole output for these specs, every header and offset; M916 if the format cannot hold them.
 
         `origins(key)` are (offset, bytes) pairs: so many bytes of the tensor can share the source's blocks if it starts at
         that offset, but for whole pages. A format that cannot choose where its tensors lie passes it over. Keys of ranks
         (`key@1`) make a file for each rank; `ranks` is how they are called, and asks for such a name for a single one too.
+        `rest` is what the output holds beside: whether it can, or loses nothing by dropping it, is up to the format.
         """
 
 
@@ -55,12 +57,13 @@ class Format(Protocol):
 FORMATS: Registry[Format | None] = Registry("migrate.formats", "migrate.formats", "FORMAT")
 
 
-def open(path: str | os.PathLike[str], allow_links: bool = False) -> Source:  # noqa: A001 - formats.open reads well
+def open(path: str | os.PathLike[str], allow_links: bool = False, at: str | None = None) -> Source:  # noqa: A001 - formats.open reads well
     """The checkpoint at `path`, opened. M917 (a wrong question) if there is none or no format knows it, else M9xx.
 
-    `path` is a file, an index file or a folder. `allow_links` follows links to files wherever they lead.
+    `path` is a file, an index file or a folder. `allow_links` follows links to files wherever they lead. `at` is the dict in a
+    nested checkpoint that rules shall work on.
     """
-    place = find(path, allow_links)
+    place = find(path, allow_links, at)
     try:
         return _pick(place).open(place)
     except BaseException:
@@ -110,8 +113,8 @@ def _hint(place: Place) -> str | None:
 
 
 def get(name: str) -> Format:
-    """The format called `name`, for writing; KeyError if there is none on disk."""
-    found = FORMATS.get(name)
+    """The format called `name`, for writing, by its module's name or its own; KeyError if there is none on disk."""
+    found = FORMATS.get({"torch": "torchzip"}.get(name, name))
     if found is None:
         raise KeyError(name)
     return found

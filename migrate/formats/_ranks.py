@@ -110,7 +110,7 @@ def _complete(found: list[tuple[int, Entry]], place: Place, suffix: str) -> list
 
 
 def _holds_weights(name: str, suffix: str) -> bool:
-    return name.endswith((suffix, f"{suffix}.index.json"))
+    return name.endswith((suffix, f"{suffix}.index.json")) and not name.startswith("migrate.items.")
 
 
 def _names(folder: Folder, name: str) -> tuple[str, ...]:

@@ -21,7 +21,8 @@ from ..source.index import Index, Source, Stored
 from ..source.jsontext import collector_paused, parse
 from ..source.paths import Folder, Place, check_weight_names, plain_name, same_when_folded
 from ..source.sidefiles import HISTORY, Beside, look_beside, read_history
-from ..source.target import OutputFile, Target
+from ..source.target import OutputFile, Rest, Target
+from . import _items
 from ._ranks import Entry, Naming, by_rank, joined, rank_entries
 from ._shards import deal, in_natural_order, shard_names, shard_sets
 from ._stheader import MAX_HEADER, Header, Origins, check_holds, read_header, write_header
@@ -56,9 +57,11 @@ class Safetensors:
 
     def describe(
         self, specs: Mapping[str, Spec], *, folder: bool, max_shard_size: int, metadata: Mapping[str, str], stamp: str | None,
-        origins: Origins | None = None, ranks: Naming | None = None,
+        origins: Origins | None = None, ranks: Naming | None = None, rest: Rest | None = None,
     ) -> Target:  # fmt: skip
-        return describe(specs, folder=folder, max_shard_size=max_shard_size, metadata=metadata, stamp=stamp, origins=origins, ranks=ranks)
+        return describe(
+            specs, folder=folder, max_shard_size=max_shard_size, metadata=metadata, stamp=stamp, origins=origins, ranks=ranks, rest=rest
+        )
 
 
 FORMAT = Safetensors()
@@ -66,8 +69,10 @@ FORMAT = Safetensors()
 
 def _open_file(place: Place, blob: FileBlob) -> Source:
     header = read_header(blob, 0, printable(place.path, 240))
-    stamp = header.metadata.pop(STAMP, None)
+    stamp, told = header.metadata.pop(STAMP, None), header.metadata.pop(_items.IN_HEADER, None)
     index = Index(header.tensors, (blob.name,), metadata=header.metadata)
+    if told is not None:
+        index = _with_items(index, told.encode("utf-8", "surrogatepass"), {}, f"{printable(place.path, 240)}: {_items.IN_HEADER}")
     return FileSource(
         place.path, "safetensors", index, [blob], history=None if stamp is None else stamp.encode(), release=place.folder.close
     )
@@ -106,13 +111,51 @@ def _open_folder(place: Place, index_name: str | None) -> Source:
             if part.weight_map is not None:
                 _check_index(folder.label(part.index_name or ""), part.names, own, part.weight_map)
         tensors = joined(held, folder.label(""))
-        beside = look_beside(folder, frozenset((*names, *indexes)))
-        history = read_history(folder, tuple(folder.names()))
-        return _folder_source(place, Index(tensors, tuple(names), metadata=_metadata(headers)), blobs, beside, history)
+        present = tuple(folder.names())
+        index = Index(tensors, tuple(names), metadata=_metadata(headers))
+        taken: tuple[str, ...] = ()
+        if place.file is None or index_name is not None:
+            index, taken = _items_beside(folder, present, index, blobs)
+        beside = look_beside(folder, frozenset((*names, *indexes, *taken)))
+        history = read_history(folder, present)
+        return _folder_source(place, index, blobs, beside, history)
     except BaseException:
         for blob in blobs:
             blob.close()
         raise
+
+
+def _items_beside(folder: Folder, present: tuple[str, ...], index: Index, blobs: list[FileBlob]) -> tuple[Index, tuple[str, ...]]:
+    """The index with what lies beside the tensors in files of migrate's own, and the names of these; opens the one with tensors."""
+    if _items.ITEMS not in present:
+        return index, ()
+    blob = folder.open(_items.ITEMS)
+    try:
+        if blob.size > _items.MAX_ITEMS:
+            fail("M914", f"{folder.label(_items.ITEMS)}: {blob.size} bytes, more than {_items.MAX_ITEMS}")
+        data = bytes(blob.read(0, blob.size))
+    finally:
+        blob.close()
+    carried: Mapping[str, Stored] = {}
+    if _items.TENSORS not in present:
+        return _with_items(index, data, {}, folder.label(_items.ITEMS)), (_items.ITEMS,)
+    beside = folder.open(_items.TENSORS)
+    try:
+        carried = read_header(beside, len(blobs), folder.label(_items.TENSORS)).tensors
+        made = _with_items(index, data, carried, folder.label(_items.ITEMS))
+    except BaseException:
+        beside.close()
+        raise
+    if made.outline is None:
+        beside.close()
+        return made, (_items.ITEMS,)
+    blobs.append(beside)
+    return replace(made, files=(*made.files, _items.TENSORS)), (_items.ITEMS, _items.TENSORS)
+
+
+def _with_items(index: Index, data: bytes, carried: Mapping[str, Stored], label: str) -> Index:
+    outline, items, note = _items.read(data, index.tensors, carried, label)
+    return replace(index, outline=outline, items=items, notes=() if note is None else (note,))
 
 
 def _part_of_rank(folder: Folder, entry: Entry) -> _Part:
@@ -141,11 +184,13 @@ def _check_present(folder: Folder, part: _Part) -> None:
 
 def _folder_source(place: Place, index: Index, blobs: list[FileBlob], beside: Beside, history: bytes | None) -> Source:
     metadata = dict(index.metadata)
-    stamp = metadata.pop(STAMP, None)
+    stamp, told = metadata.pop(STAMP, None), metadata.pop(_items.IN_HEADER, None)
     if history is None and stamp is not None and len(blobs) == 1:
         # a stamped single file that was put into a folder
         history = stamp.encode()
-    complete = Index(index.tensors, index.files, beside.side_files, beside.left_out, metadata=metadata)
+    if told is not None and index.outline is None and len(blobs) == 1:
+        index = _with_items(index, told.encode("utf-8", "surrogatepass"), {}, f"{printable(place.path, 240)}: {_items.IN_HEADER}")
+    complete = replace(index, side_files=beside.side_files, left_out=beside.left_out, metadata=metadata)
     return FileSource(
         place.path,
         "safetensors",
@@ -201,7 +246,7 @@ def _check_spare(label: str, names: list[str], spare: list[str]) -> None:
 
 def _files_of(names: Sequence[str], label: str) -> list[str]:
     """The weight files among the names of a folder without an index."""
-    names = [n for n in names if n.endswith(SUFFIX)]
+    names = [n for n in names if n.endswith(SUFFIX) and n != _items.TENSORS]
     if "model" + SUFFIX in names:
         return ["model" + SUFFIX]
     sets = shard_sets(names)
@@ -288,7 +333,7 @@ def _metadata(headers: list[Header]) -> dict[str, str]:
 
 def describe(
     specs: Mapping[str, Spec], *, folder: bool, max_shard_size: int, metadata: Mapping[str, str], stamp: str | None,
-    origins: Origins | None = None, ranks: Naming | None = None,
+    origins: Origins | None = None, ranks: Naming | None = None, rest: Rest | None = None,
 ) -> Target:  # fmt: skip
     """The whole output: every header, offset and small file.
 
@@ -297,12 +342,16 @@ def describe(
     until the caller names it, with the stamp in its metadata. Keys of ranks (`key@1`) make a file for each rank, of any
     size and called as `ranks` says; so does `ranks` for a single one. `{"format": "pt"}` is added where the source says
     nothing: transformers refuses files without it. `origins` pads the headers so that the source's blocks can be shared
-    (`_stheader.write_header`). M916 naming every key that the format cannot hold.
+    (`_stheader.write_header`). What `rest` has beside the tensors goes to files of its own, or into the metadata of a single
+    file, which has no place for more tensors. M916 naming every key that the format cannot hold.
     """
-    kept = {"format": "pt", **{k: v for k, v in metadata.items() if k != STAMP}}
+    kept = {"format": "pt", **{k: v for k, v in metadata.items() if k not in (STAMP, _items.IN_HEADER)}}
     if stamp is not None and not folder:
         kept[STAMP] = stamp
     small: dict[str, bytes] = {}
+    told = None if rest is None else _items.text(rest, specs)
+    if told is not None and not folder:
+        kept[_items.IN_HEADER] = told
     with collector_paused():
         parts = by_rank(specs) if ranks is not None or "@" in "".join(specs) else []
         if len(parts) > 1 and not folder:
@@ -321,6 +370,13 @@ def describe(
             if len(files) > 1:
                 total = sum(f.size - len(f.header) for f in files)
                 small["model" + INDEX_SUFFIX] = _index_text(dict(zip(names, shards, strict=True)), total)
+        if rest is not None and rest.carried:
+            if not folder:
+                fail("M916", f"one safetensors file has no place for {len(rest.carried)} tensors beside the weights", help="write a folder")
+            check_holds(rest.carried, {})
+            files = (*files, write_header(_items.TENSORS, in_natural_order(rest.carried), rest.carried, {"format": "pt"}, origins))
+    if told is not None and folder:
+        small[_items.ITEMS] = told.encode()
     if folder and stamp is not None:
         small[HISTORY] = stamp.encode()
     return Target(files, folder, small)

@@ -1,43 +1,25 @@
-"""A state dict migrated in memory: each output is gathered into a new tensor, and tied tensors come out tied.
-
-Two outputs are tied where the graph gives them equal views of tied sources, or where a `tie` op made them one. `copy`
-makes tensors of their own.
-"""
+"""A state dict migrated in memory: each output is gathered into a new tensor, and tied tensors come out tied."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..formats import memory
 from ..running.buffers import fill
 from ..running.device import CPU, Device
+from ..running.ties import tied
 from ..running.values import MAX_MEMORY
 
 if TYPE_CHECKING:
     from ..formats.memory import MemorySource
-    from ..planning.graph import Graph, Tensor
+    from ..planning.graph import Graph
 
 
 def materialise(graph: Graph, source: MemorySource, max_memory: int = MAX_MEMORY, device: Device = CPU) -> dict[str, Any]:
     """The outputs as new CPU tensors, row-major; values that are not tensors are carried over under their keys."""
-    first = tied(graph.outputs, source)
+    first = tied(graph.outputs, source.index.tensors)
     own = {key: tensor for key, tensor in graph.outputs.items() if first[key] == key}
     tensors, buffers = memory.allocate({key: t.spec for key, t in own.items()})
     fill(own, source, buffers, checks=graph.checks, max_memory=max_memory, device=device)
     made = {key: tensors[first[key]] for key in graph.outputs}
     return {**made, **{key: value for key, value in source.index.items.items() if key not in made}}
-
-
-def tied(outputs: Mapping[str, Tensor], source: MemorySource) -> dict[str, str]:
-    """For each output the first output that it is tied to, often itself."""
-    stored = source.index.tensors
-    groups: dict[Any, tuple[str, Tensor]] = {}
-    out: dict[str, str] = {}
-    for key, tensor in outputs.items():
-        places = tuple((stored[s].storage, stored[s].offset, stored[s].strides) if isinstance(s, str) else id(s) for s in tensor.sources)
-        shares = bool(places) and all(isinstance(p, int) or p[0] is not None for p in places)
-        name, other = groups.setdefault((id(tensor.view), places) if shares else (key,), (key, tensor))
-        # the same source key twice is a copy, unless the op that made both handed out one tensor
-        out[key] = name if other is tensor or other.sources != tensor.sources else key
-    return out

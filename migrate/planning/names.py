@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -135,6 +136,27 @@ class _Moves:
         others = (key for key, goals in self._to.items() if not _is_below(key, name) and any(_is_below(new, home) for new in goals))
         return [home] if home and next(others, None) is None else []
 
+    def goals_below(self, name: str) -> list[str] | None:
+        """The names that the keys below `name` speak for, "" being the root, those that most speak for; None if there are no keys."""
+        below = self._below(name)
+        votes: Counter[str] = Counter()
+        for key, _, rest in below:
+            for new in self._to[key]:
+                speaks = {name} if _is_below(new, name) else set()
+                if new.endswith(rest) and rest:
+                    speaks.add(new[: len(new) - len(rest)])
+                elif f".{new}" == rest:
+                    speaks.add("")
+                elif rest.count(".") == 1:
+                    # only what is right below the module has another name
+                    speaks.add(new.rpartition(".")[0])
+                votes.update(speaks)
+        if not below:
+            return None
+        most = max(votes.values(), default=0)
+        best = [goal for goal, count in votes.items() if count == most]
+        return [name] if name in best else best
+
     def _below(self, name: str) -> list[tuple[str, str, str]]:
         """Of keys that are the name or below it."""
         out = [(name, "", "")] if name in self._to else []
@@ -156,6 +178,28 @@ class _Moves:
             if at >= 0:
                 out.append((key, key[: at + 1], key[at + 1 + len(name) :]))
         return out
+
+
+def follow(bound: Bound, modules: Iterable[str]) -> dict[str, str | None]:
+    """Where modules go on an edge, by the keys below them: a new name, the old one where no key moves, None where they part.
+
+    A module without keys goes where the nearest one around it goes that has some.
+    """
+    moves = _Moves(bound)
+    known: dict[str, str | None] = {"": ""}
+
+    def of(name: str) -> str | None:
+        if name not in known:
+            goals = moves.goals_below(name)
+            if goals is None:
+                around, _, last = name.rpartition(".")
+                there = of(around)
+                known[name] = None if there is None else f"{there}.{last}" if there else last
+            else:
+                known[name] = goals[0] if len(goals) == 1 else None
+        return known[name]
+
+    return {name: of(name) for name in modules}
 
 
 class _Alone:

@@ -22,7 +22,7 @@ from ..source.index import Stored
 from ..source.target import Target
 from .bind import Bound, Made
 from .compose import Composition, Leg
-from .graph import Tensor, Value, calls
+from .graph import Tensor, Value, ValueCheck, calls
 from .kinds import CHUNK, Kind, kind_of
 from .sides import SideFiles
 
@@ -40,13 +40,21 @@ SHORT_RUN = 2048
 class Plan:
     """`document` is what `plan.json` holds; the rest is what a run needs beside it.
 
-    `sides` are the side files as they come out.
+    `sides` are the side files as they come out. `outputs` are all tensors that are written, also those that no rule sees, and
+    `checks` the conditions on values.
     """
 
     document: Mapping[str, Any]
     composition: Composition
     target: Target
     sides: SideFiles
+    outputs: Mapping[str, Tensor]
+    checks: tuple[ValueCheck, ...]
+
+    @property
+    def written(self) -> Mapping[str, Tensor]:
+        """The tensors whose bytes are written: of tied ones, where the format holds them once, the first."""
+        return {placed.key: self.outputs[placed.key] for file in self.target.files for placed in file.tensors}
 
     @property
     def digest(self) -> str:
@@ -77,7 +85,7 @@ def document(
     outputs = composition.graph.outputs
     path = [{"lineage": leg.lineage, "from": leg.start, "to": leg.goal, "backwards": leg.backwards} for leg, _ in composition.legs]
     files = [
-        {"name": f.name, "size": f.size, "tensors": len(f.tensors), "header_sha256": hashlib.sha256(f.header).hexdigest()}
+        {"name": f.name, "size": f.size, "tensors": len(f.tensors), "header_sha256": hashlib.sha256(f.fixed).hexdigest()}
         for f in target.files
     ]
     decided = {key: went for _, bound in composition.legs for key, went in bound.decided.items()}

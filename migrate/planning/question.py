@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,20 @@ from ..core.diagnostics import did_you_mean, fail, listed, printable
 PLAN_VERSION = "1.0"
 # what `allow` can hold; nothing else loosens anything
 ALLOWANCES = ("lossy", "drop", "opaque", "links", "delayed-scaling")
+# what can be written, as `--output-format` and messages call it
+OUTPUT_FORMATS = ("safetensors", "torch")
+_MOST_FIELDS = 30
+# a name with one of these is that of one file
+SUFFIXES = {".safetensors": "safetensors", ".pt": "torch", ".pth": "torch", ".bin": "torch", ".ckpt": "torch"}
 PathLike = str | os.PathLike[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """`backwards`: a downgrade. `rules` are rule files, applied as they are, and at most one folder of lineages."""
+    """`backwards`: a downgrade. `rules` are rule files, applied as they are, and at most one folder of lineages.
+
+    `at` is the dict in a nested checkpoint that rules work on; `output_format` the name of the format to write. None: not said.
+    """
 
     to: tuple[str, ...] = ()
     from_: tuple[str, ...] = ()
@@ -27,6 +35,8 @@ class Question:
     params: Mapping[str, Any] = field(default_factory=dict)
     allow: frozenset[str] = frozenset()
     backwards: bool = False
+    at: str | None = None
+    output_format: str | None = None
 
     @property
     def files(self) -> list[Path]:
@@ -46,6 +56,8 @@ class Question:
             "params": dict(self.params),
             "allow": sorted(self.allow),
             "backwards": self.backwards,
+            "at": self.at,
+            "output_format": self.output_format,
         }
 
 
@@ -56,9 +68,11 @@ def ask(
     params: Mapping[str, Any] | None,
     allow: Iterable[str],
     *,
-    backwards: bool,
+    backwards: bool = False,
+    at: str | None = None,
+    output_format: str | None = None,
 ) -> Question:
-    """The question, with one word taken for a list of one. M115 for an allowance that there is not, and for what is no text."""
+    """The question, with one word taken for a list of one. M115 for an allowance or a format that there is not, and for what is no text."""
     given = (rules,) if isinstance(rules, (str, os.PathLike)) else _items("rules", rules)
     paths = tuple(path_text("rules", r) for r in given)
     if not isinstance(params, (Mapping, type(None))) or not all(isinstance(name, str) for name in params or ()):
@@ -67,7 +81,31 @@ def ask(
     for word in sorted(allowed.difference(ALLOWANCES)):
         hint = did_you_mean(word, list(ALLOWANCES)) or f"what can be allowed: {listed(list(ALLOWANCES))}"
         fail("M115", f"`{printable(word)}` is nothing that can be allowed", help=hint)
-    return Question(_texts("to", to), _texts("from_", from_), paths, dict(params or {}), allowed, backwards)
+    if not isinstance(at, (str, type(None))):
+        fail("M115", f"`at` is the path of a dict as text, not {printable(repr(at))}")
+    if output_format is not None and output_format not in OUTPUT_FORMATS:
+        fail("M115", f"`{printable(str(output_format))}` is no format that is written", help=f"one of {listed(list(OUTPUT_FORMATS))}")
+    return Question(_texts("to", to), _texts("from_", from_), paths, dict(params or {}), allowed, backwards, at, output_format)
+
+
+def written_as(source_format: str, question: Question) -> str:
+    """The name of the format of the output: what was asked for, else the source's, safetensors for what lies in memory."""
+    return question.output_format or (source_format if source_format in OUTPUT_FORMATS else OUTPUT_FORMATS[0])
+
+
+def shape_of(name: str, source_format: str, question: Question) -> tuple[bool, Question]:
+    """Whether an output of this name is a folder, and the question with the format that the name says.
+
+    M115 if it says another format than the question.
+    """
+    suffix = os.path.splitext(name)[1]
+    said = SUFFIXES.get(suffix)
+    if said is None:
+        return True, question
+    if question.output_format not in (None, said):
+        both = f"--output-format {question.output_format} and a file called `{printable(name)}`"
+        fail("M115", both, help="give it another ending, or none: a folder")
+    return False, question if said == written_as(source_format, question) else replace(question, output_format=said)
 
 
 def path_text(name: str, path: Any) -> str:
@@ -116,6 +154,7 @@ def _is_whole(saved: Mapping[str, Any]) -> bool:
         asked = saved["question"]
         lists = [asked[name] for name in ("to", "from", "rules", "allow")]
         kinds = [*zip(read, (str, str, int, bool), strict=True), (asked["params"], dict), (asked["backwards"], bool)]
+        kinds += [(asked.get(name) or "", str) for name in ("at", "output_format")]
     except (KeyError, TypeError):
         return False
     return all(isinstance(value, kind) for value, kind in kinds) and all(
@@ -131,6 +170,30 @@ def changed_since(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
     """
     one, other = _reviewed(saved), _reviewed(json.loads(json.dumps(now)))
     return [name for name in {**other, **one} if name not in one or name not in other or one[name] != other[name]]
+
+
+_PARTS = {
+    "source": "the checkpoint", "rules": "the rules", "params": "the params", "target": "the output's files",
+    "decided": "values that decide keys",
+}  # fmt: skip
+
+
+def require_unchanged(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """M903 unless a saved plan is, whole, the plan that is made now: what was reviewed is what it says."""
+    changed = changed_since(saved, now)
+    if not changed:
+        return
+    stale = saved["digest"] != now["digest"]
+    one, other = (printable(str(plan["digest"]), 15) for plan in (saved, now))
+    named = ", ".join(f"`{printable(name)}`" for name in changed[:_MOST_FIELDS])
+    fail(
+        "M903",
+        f"the plan does not fit any more: its digest is {one}, now it is {other}"
+        if stale
+        else f"the plan was edited: it says something else than planning again gives in {named}",
+        notes=(*(f"changed since: {what}" for name, what in _PARTS.items() if stale and name in changed), f"fields that differ: {named}"),
+        help="plan again, and review the new plan",
+    )
 
 
 def _reviewed(plan: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,4 +216,7 @@ def _without(value: Any, name: str) -> Any:
 def asked_in(saved: Mapping[str, Any]) -> Question:
     """The question that a saved plan answers."""
     asked = saved["question"]
-    return ask(asked["to"], asked["from"], asked["rules"], asked["params"], asked["allow"], backwards=asked["backwards"])
+    return ask(
+        asked["to"], asked["from"], asked["rules"], asked["params"], asked["allow"], backwards=asked["backwards"],
+        at=asked.get("at"), output_format=asked.get("output_format"),
+    )  # fmt: skip

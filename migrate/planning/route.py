@@ -154,10 +154,12 @@ def find_route(
         for entry in undo:
             lineage = packs.load_lineage(entry["lineage"])
             steps += _walk(packs, entry["lineage"], entry["to"], entry["from"], True if lineage.ordered else None)
+    elif question.output_format is not None and not question.backwards:
+        pass
     elif question.backwards:
         fail("M115", "there is no stamp that says what to undo", help="say where to go: --to LINEAGE@LAYOUT")
     else:
-        hint = "--to LINEAGE@LAYOUT, or --rules FILE; `migrate inspect` and `migrate history` show layouts"
+        hint = "--to LINEAGE@LAYOUT, --rules FILE or --output-format; `migrate inspect` and `migrate history` show layouts"
         fail("M115", "nothing says what to do", help=hint)
     if not steps and question.params:
         there = [f"{name}@{layout}" for name, layout in reached.items()]

@@ -8,13 +8,14 @@ written, so `over`, `only`, `sizes` and `where` mean the same in both directions
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 from .. import ops
-from ..core.diagnostics import Report, Span
+from ..core.diagnostics import Report, Span, listed
 from ..core.errors import OpError, PatternError
 from ..core.keys import CaptureType, Pattern, parse
 from ..ops._op import Op
@@ -23,6 +24,9 @@ from .captures import ROLE as ROLE
 from .captures import capture_of, check_captures, names_help
 from .fields import PARAM
 from .model import LoadedFile, Rule
+
+# a value that a capture of type int can have
+_NUMBER = re.compile("0|[1-9][0-9]{0,17}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +138,13 @@ def compile_rule(loaded: LoadedFile, rule: Rule, path: tuple[Any, ...], report: 
                     "M114",
                     f"map of {{{name}}} must list every value: missing {missing}, unknown {extra}",
                     spans=(span(*path, "map", name),),
+                )
+            if kind.kind == "int" and (unfit := [str(k) for k in values if not _NUMBER.fullmatch(str(k))]):
+                report.add(
+                    "M114",
+                    f"map of {{{name}}}, which is an int, has {listed(unfit)}",
+                    spans=(span(*path, "map", name),),
+                    help="its keys are decimal numbers without leading zeros",
                 )
             target_types[name] = CaptureType("enum", tuple(str(values[k]) for k in _in_order(kind, values)))
     targets = _parse_side(loaded, (*path, "to"), rule.targets, target_types, report)
@@ -297,7 +308,7 @@ def direct(compiled: CompiledRule, params: Mapping[str, Any], report: Report) ->
         keep_source=bool(rule.keep_source),
         if_exists=rule.if_exists,
         backwards=False,
-        why=next((s.args.why for s in steps if s.name == "drop"), ""),
+        why=next((why for s in steps if (why := getattr(s.args, "why", ""))), ""),
     )
 
 

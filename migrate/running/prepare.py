@@ -5,24 +5,27 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .. import __version__, formats
 from ..core.diagnostics import Report, fail, listed
 from ..formats._ranks import Naming, by_rank, check_names, naming
 from ..planning.compose import Composition, compose
 from ..planning.plan import Plan, document
-from ..planning.question import Question
+from ..planning.question import OUTPUT_FORMATS, Question, written_as
 from ..planning.route import Route, find_route
 from ..planning.sides import SideFiles
 from ..planning.walk import Walk
-from ..source.index import Source, specs_hash
+from ..source.index import Index, Source, specs_hash
+from ..source.pickle.policy import refusal
 from . import history as stamps
+from .rest import held, outgoing, whole
 from .share import origins
 
 if TYPE_CHECKING:
     from ..core.spec import Spec
     from ..planning.graph import Tensor
+    from ..source.target import Rest
 
 
 def stamp_of(source: Source) -> tuple[stamps.Stamp, list[str]]:
@@ -51,15 +54,33 @@ def compose_for(source: Source, route: Route, question: Question, walk: Walk, *,
 
         return equal(present, made, source)
 
+    def payload(tensor: Tensor) -> bytes:
+        from .checks import content
+
+        return content(tensor, source)
+
     report = Report()
     prove = prove and bool(route.legs)
-    composition = compose(source.index.tensors, route.legs, question.allow, same_bytes, report, programs=programs, prove=prove, walk=walk)
+    composition = compose(
+        source.index.tensors, route.legs, question.allow, same_bytes, report, programs=programs, prove=prove, walk=walk, payload=payload
+    )
     report.check()
     return composition
 
 
+def require_known(source: Source, question: Question) -> list[str]:
+    """M935 for what the reader had to leave out, unless that is allowed; notes on it otherwise."""
+    outside = source.index.outside
+    if outside and "opaque" not in question.allow:
+        report = Report()
+        report.diagnostics.append(refusal(outside, source.path))
+        report.check()
+    return [*source.index.notes]
+
+
 def plan_for(source: Source, question: Question, folder: bool, max_shard_size: int) -> Plan:
     index_hash = source.index.hash()
+    known_notes = require_known(source, question)
     if source.format != "memory":
         check_names(source.index, source.path)
     stamp, notes = stamps.read(source.history, index_hash)
@@ -79,18 +100,21 @@ def plan_for(source: Source, question: Question, folder: bool, max_shard_size: i
     # a rule file applied by hand belongs to no lineage: what layouts the stamp named may not hold any more
     before = stamps.Stamp({}, stamp.applied) if question.files else stamp
     text = stamps.write(before, route.layouts, entries, specs_hash(specs))
-    notes += _unheld(source, question)
+    written = written_as(source.format, question)
+    alone = _left_behind(source, written, folder, question)
+    out = outgoing(source, composition, alone=bool(alone) and source.index.outline is not None, drop="drop" in question.allow)
+    notes += [*known_notes, *out.notes, *alone, *_ties(source.index, out.rest, written)]
     if ranks is not None:
         notes.append("each rank has one file, of any size: --max-shard-size does not apply")
-    outputs = composition.graph.outputs
-    target = formats.get("safetensors").describe(
+    target = formats.get(written).describe(
         specs,
         folder=folder,
         max_shard_size=max_shard_size,
         metadata=source.index.metadata,
         stamp=text,
-        origins=origins(outputs, source),
+        origins=origins(out.outputs, whole(source)),
         ranks=ranks,
+        rest=out.rest if source.index.outline is not None or written != OUTPUT_FORMATS[0] else None,
     )
     body = document(
         tool=__version__,
@@ -108,7 +132,7 @@ def plan_for(source: Source, question: Question, folder: bool, max_shard_size: i
         params=walk.params,
         allow=question.allow,
         target=target,
-        options={"max_shard_size": max_shard_size, "folder": folder},
+        options={"max_shard_size": max_shard_size, "folder": folder, "format": written},
         side_files=[{"path": path, "size": size} for path, size in walk.side_files(source.index.side_files)],
         left_out=source.index.left_out if folder else (),
         patched=walk.changes,
@@ -118,7 +142,9 @@ def plan_for(source: Source, question: Question, folder: bool, max_shard_size: i
     body["notes"] += [*walk.notes, *notes]
     body["question"] = question.to_json()
     body["free"] = shutil.disk_usage(os.path.dirname(os.path.abspath(source.path)) or ".").free
-    return Plan(body, composition, target, walk.sides)
+    return Plan(
+        body, composition, target, walk.sides, out.outputs, (*composition.graph.checks, *(out.checks if written == "torch" else ()))
+    )
 
 
 def _naming(was: Naming | None, specs: Mapping[str, Spec], route: Route, stamp: stamps.Stamp) -> Naming | None:
@@ -133,13 +159,31 @@ def _naming(was: Naming | None, specs: Mapping[str, Spec], route: Route, stamp: 
     return was or next((naming([e["ranks"]]) for e in reversed(stamp.applied) if "ranks" in e), None) or Naming()
 
 
-def _unheld(source: Source, question: Question) -> list[str]:
-    """Notes on what the target cannot hold: ties are written each, values that are no tensors need leave to go."""
-    items = list(source.index.items)
-    if items and "drop" not in question.allow:
-        fail("M916", f"safetensors holds tensors only, not {listed(items)}", help="leave them out, or --allow drop")
-    storages = [stored.storage for stored in source.index.tensors.values() if stored.storage is not None]
-    ties = len(storages) - len(set(storages))
-    return [f"dropped, because safetensors holds tensors only: {listed(items)}"] * bool(items) + [
-        f"{ties} tensors share memory with another one; each is written"
-    ] * bool(ties)
+def _left_behind(source: Source, written: str, folder: bool, question: Question) -> list[str]:
+    """Notes on what stays behind because the output has no place for it: nothing but tensors of a state dict. M916 without permission."""
+    index = source.index
+    if index.outline is None:
+        kept = held(index) if written == "torch" else {}
+        lost = [key for key in index.items if key not in kept]
+        why = "safetensors holds tensors only" if written == "safetensors" else "plain values only are written from memory"
+    elif written == "safetensors" and not folder and index.carried:
+        lost, why = [*index.carried, *index.items], "one safetensors file holds the weights only"
+    else:
+        return []
+    if lost and "drop" not in question.allow:
+        way = "leave them out" if index.outline is None else "write a folder, where they lie beside the weights"
+        fail("M916", f"{why}, not {listed(lost)}", help=f"{way}, or --allow drop")
+    return [f"dropped, because {why}: {listed(lost)}"] * bool(lost)
+
+
+def _ties(index: Index, rest: Rest, written: str) -> list[str]:
+    """Notes on tensors that were one, where the output cannot say so, and on those that share a part of their bytes."""
+    ties = sum(first != key for key, first in rest.first.items())
+    shared: dict[Any, list[tuple[Any, ...]]] = {}
+    for stored in (*index.tensors.values(), *index.carried.values()):
+        if stored.storage is not None:
+            shared.setdefault(stored.storage, []).append((stored.spec, stored.offset, stored.strides))
+    partly = sum(len(set(views)) for views in shared.values() if len(views) > 1 and len(set(views)) > 1)
+    return [f"{ties} tensors share memory with another one; each is written"] * bool(ties and written != "torch") + [
+        f"{partly} tensors share a part of their memory with another one; each is written apart"
+    ] * bool(partly)

@@ -28,13 +28,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..core.diagnostics import printable
 from ..core.errors import MigrateError, RunError
 from . import checks as value_checks
-from . import regions
+from . import regions, sums
 from .device import CPU, Device
 from .errors import Ledger
 from .gather import WINDOW, Gather, Window
 from .geometry import STAGE, Layouts
 from .publish import HASH, Partial, check_place, write_failed
 from .share import Shared
+from .sums import Sealed, Sums, Told
 from .values import MAX_MEMORY, Values
 
 if TYPE_CHECKING:
@@ -46,9 +47,9 @@ TILE = 4 << 20
 
 
 class Part(NamedTuple):
-    """Bytes `start` to `stop` of a tensor, or of a header, at `at` of the buffer. `last`: the tensor ends here."""
+    """Bytes `start` to `stop` of a tensor, of a header, or of a seal, at `at` of the buffer. `last`: the content ends here."""
 
-    content: Tensor | bytes
+    content: Tensor | bytes | Sealed
     start: int
     stop: int
     at: int
@@ -110,7 +111,7 @@ def _fills(file: OutputFile, outputs: Mapping[str, Tensor], layouts: Layouts, va
     for content, start, nbytes in _contents(file, outputs):
         if start != offset + used:
             raise ValueError(f"{file.name}: a hole between {offset + used} and {start}")
-        step = STAGE if isinstance(content, bytes) else regions.step(content, layouts, values)
+        step = STAGE if isinstance(content, (bytes, Sealed)) else regions.step(content, layouts, values)
         if used and used + nbytes > STAGE:
             yield Fill(offset, used, parts)
             offset, parts, used = offset + used, [], 0
@@ -125,13 +126,17 @@ def _fills(file: OutputFile, outputs: Mapping[str, Tensor], layouts: Layouts, va
         yield Fill(offset, used, parts)
 
 
-def _contents(file: OutputFile, outputs: Mapping[str, Tensor]) -> Iterator[tuple[Tensor | bytes, int, int]]:
+def _contents(file: OutputFile, outputs: Mapping[str, Tensor]) -> Iterator[tuple[Tensor | bytes | Sealed, int, int]]:
     yield file.header, 0, len(file.header)
-    for placed in file.tensors:
+    stops = [placed.offset for placed in file.tensors[1:]] + [file.size]
+    for number, (placed, stop) in enumerate(zip(file.tensors, stops, strict=False)):
         tensor = outputs[placed.key]
         if tensor.spec.nbytes != placed.nbytes:
             raise ValueError(f"{placed.key!r} has {tensor.spec.nbytes} bytes, its place has {placed.nbytes}")
         yield tensor, placed.offset, placed.nbytes
+        end = placed.offset + placed.nbytes
+        if file.seal is not None and end < stop:
+            yield Sealed(number + 1), end, stop - end
 
 
 class _Stopped(Exception):  # noqa: N818 - leaves a thread after another one failed
@@ -160,6 +165,7 @@ class _Line:
         self._new, self._tile = xxhash.xxh3_128, xxhash.xxh3_128()
         self._run, self._file, self._descriptor = run, file, descriptor
         self._taking, self._turn = threading.Lock(), threading.Condition()
+        self.sums = Sums(file, run.told)
         self._next = 0
         self._jobs = self._made()
 
@@ -179,16 +185,21 @@ class _Line:
         with self._taking:
             return next(self._jobs, None)
 
-    def commit(self, job: Job, stage: memoryview) -> None:
-        """Waits for the job's turn, then hashes what was gathered and writes what of it is not shared."""
+    def commit(self, job: Job, stage: memoryview, crcs: Sequence[int]) -> None:
+        """Waits for the job's turn, then seals and hashes what was gathered and writes what of it is not shared."""
         with self._turn:
             while self._next != job.turn:
                 self._turn.wait(0.5)
                 self._run.go_on()
         if job.fill is None:
-            self._rehash(job.tile, self.whole)
+            for fill in job.tile.fills:
+                data = stage[: fill.length]
+                _reread(self._descriptor, data, fill.offset)
+                self.whole.update(data)
+                self.sums.take(fill, self.sums.of(fill, data), data)
         else:
             data = stage[: job.fill.length]
+            self.sums.take(job.fill, crcs, data)
             self._tile.update(data)
             self.whole.update(data)
             first = job.fill.offset
@@ -213,10 +224,10 @@ class _Run:
 
     def __init__(
         self, outputs: Mapping[str, Tensor], source: Source, partial: Partial, shared: Shared, values: Values, layouts: Layouts,
-        budget: int, fill: int, progress: Callable[[int, int], None] | None,
+        budget: int, fill: int, progress: Callable[[int, int], None] | None, told: Mapping[int, Told],
     ) -> None:  # fmt: skip
         self.outputs, self.source, self.partial, self.shared, self.values, self.layouts = outputs, source, partial, shared, values, layouts
-        self.budget, self.fill = budget, fill
+        self.budget, self.fill, self.told = budget, fill, told
         self.progress = progress
         self.total = sum(f.size for f in partial.target.files)
         self.done = self.read = self.written = 0
@@ -289,16 +300,18 @@ class _Run:
     def _serve(self, line: _Line, stage: memoryview, gather: Gather) -> None:
         while (job := line.take()) is not None:
             self.go_on()
+            crcs: Sequence[int] = ()
             if job.fill is not None:
                 self._gather(job.fill, gather, stage)
-            line.commit(job, stage)
+                crcs = line.sums.of(job.fill, stage)
+            line.commit(job, stage, crcs)
 
     def _gather(self, fill: Fill, gather: Gather, stage: memoryview) -> None:
         self.go_on()
         for content, start, stop, at, last in fill.parts:
             if isinstance(content, bytes):
                 stage[at : at + stop - start] = content[start:stop]
-            else:
+            elif not isinstance(content, Sealed):
                 gather.fill(content, start, stop, at)
                 if last:
                     gather.release()
@@ -306,7 +319,11 @@ class _Run:
     def finished(self, tile: Tile, written: int) -> None:
         for fill in tile.fills:
             for part in fill.parts:
-                if part.last and not isinstance(part.content, bytes) and any(not isinstance(s, str) for s in part.content.sources):
+                if (
+                    part.last
+                    and not isinstance(part.content, (bytes, Sealed))
+                    and any(not isinstance(s, str) for s in part.content.sources)
+                ):
                     self.values.done(part.content)
         with self.lock:
             self.done += tile.length
@@ -346,6 +363,8 @@ def run(
     values = Values(source, layouts, outputs.values(), max_memory, threads=threads, device=device, ledger=ledger)
     values.require(outputs.values())
     value_checks.require(checks, source, max_memory)
+    told = sums.expected(outputs.values(), source, layouts)
+    sums.require(outputs.values(), source, told)
     partial = Partial(path, target, digest, resume=resume)
     try:
         shared = Shared(outputs, source, target, layouts, partial.folder)
@@ -353,7 +372,7 @@ def run(
         partial.allocate(shared)
         budget = min(WINDOW, max_memory // (4 * max(1, threads)))
         ahead = STAGE + max(STAGE, regions.longest_step(outputs.values(), layouts, values))
-        work = _Run(outputs, source, partial, shared, values, layouts, budget, ahead, progress)
+        work = _Run(outputs, source, partial, shared, values, layouts, budget, ahead, progress, told)
         work.go(threads)
         source.check_unchanged()
         for name, content in (*target.small.items(), *side_files):
@@ -390,6 +409,14 @@ def _nothing() -> None:
 def _pwrite(descriptor: int, data: memoryview, offset: int) -> None:
     while data:
         n = os.pwrite(descriptor, data, offset)
+        data, offset = data[n:], offset + n
+
+
+def _reread(descriptor: int, data: memoryview, offset: int) -> None:
+    while data:
+        n = os.preadv(descriptor, [data], offset)
+        if not n:
+            break
         data, offset = data[n:], offset + n
 
 

@@ -79,6 +79,26 @@ class FileBlob:
             self._descriptor = None
 
 
+class BytesBlob:
+    """Bytes in memory as a blob: an archive that lies within another."""
+
+    __slots__ = ("_content", "name", "size")
+
+    def __init__(self, name: str, content: bytes | bytearray | memoryview) -> None:
+        self.name, self.size = name, len(content)
+        self._content = content
+
+    def fileno(self) -> int | None:
+        return None
+
+    def readinto(self, offset: int, buffer: memoryview) -> None:
+        """Fills `buffer` from `offset`; M905 if there are not so many bytes."""
+        end = offset + buffer.nbytes
+        if not 0 <= offset <= end <= self.size:
+            fail("M905", f"{printable(self.name)}: has {self.size} bytes, and {end} are needed")
+        buffer[:] = self._content[offset:end]
+
+
 def difference(then: Identity, now: Identity | None) -> str | None:
     """How `now` differs from `then`, in words; None if it does not."""
     if now is None:

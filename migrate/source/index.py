@@ -7,12 +7,16 @@ any format: a format makes them, everything above only reads them.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..core.spec import Spec, total_bytes
+
+if TYPE_CHECKING:
+    from .outline import Outline
+    from .pickle.policy import Outside
 
 
 class Stored(NamedTuple):
@@ -42,7 +46,10 @@ class Index:
 
     `tensors` are in the checkpoint's own order. `files` names the weight files by blob number, relative to the
     checkpoint. `side_files` travel with a migration, `left_out` are files that never do and are only listed.
-    `items` are the non-tensor values (always empty for safetensors), `metadata` the format's own string map.
+    `items` are the non-tensor values by path, `metadata` the format's own string map. `outline` is how all of it hangs together
+    where it is more than a flat dict of tensors: it also has tensors that rules do not see, `carried` ones, under keys that no
+    tensor has. `outside` is what the reader refused to read and left out, `notes` what it noticed. `sums()` has the
+    CRC-32 of the bytes that begin at (blob, offset), as (their number, CRC), where the format records one.
     """
 
     tensors: Mapping[str, Stored]
@@ -51,6 +58,15 @@ class Index:
     left_out: tuple[str, ...] = ()
     items: Mapping[str, Any] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
+    outline: Outline | None = None
+    outside: tuple[Outside, ...] = ()
+    notes: tuple[str, ...] = ()
+    sums: Callable[[], Mapping[tuple[int, int], tuple[int, int]]] = dict
+
+    @property
+    def carried(self) -> Mapping[str, Stored]:
+        """The tensors that rules do not see."""
+        return self.outline.carried if self.outline is not None else {}
 
     @property
     def nbytes(self) -> int:

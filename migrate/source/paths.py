@@ -192,12 +192,16 @@ def _kind(mode: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What the operator pointed at: a folder, or one `file` in it (already open). Formats sniff and open it."""
+    """What the operator pointed at: a folder, or one `file` in it (already open). Formats sniff and open it.
+
+    `at` is the dict in a nested checkpoint that rules shall work on; None if that was not said.
+    """
 
     path: str
     folder: Folder
     file: FileBlob | None
     names: tuple[str, ...]
+    at: str | None = None
 
     def head(self, size: int = 16) -> bytes:
         """The first bytes of the file, b"" for a folder."""
@@ -209,7 +213,7 @@ class Place:
         self.folder.close()
 
 
-def find(path: str | os.PathLike[str], allow_links: bool = False) -> Place:
+def find(path: str | os.PathLike[str], allow_links: bool = False, at: str | None = None) -> Place:
     """The place at `path`, opened; M917 if there is nothing, M907 if it is neither a folder nor a regular file."""
     where = os.fspath(path)
     try:
@@ -224,7 +228,7 @@ def find(path: str | os.PathLike[str], allow_links: bool = False) -> Place:
     if stat.S_ISDIR(kind):
         folder = Folder(where, allow_links)
         try:
-            return Place(where, folder, None, tuple(folder.names()))
+            return Place(where, folder, None, tuple(folder.names()), at)
         except BaseException:
             folder.close()
             raise
@@ -233,7 +237,7 @@ def find(path: str | os.PathLike[str], allow_links: bool = False) -> Place:
     parent, name = os.path.split(where)
     folder = Folder(parent or ".", allow_links)
     try:
-        return Place(where, folder, folder.open(name), (name,))
+        return Place(where, folder, folder.open(name), (name,), at)
     except BaseException:
         folder.close()
         raise

@@ -20,6 +20,8 @@ from ..core.diagnostics import Report, Span, printable
 MAX_BYTES = 1 << 20
 MAX_EVENTS = 100_000
 MAX_DEPTH = 32
+# of one file, after which it is read no further: a file of anchors and aliases would be answered with a book
+MAX_REFUSED = 50
 
 Path = tuple["str | int", ...]
 
@@ -198,12 +200,12 @@ def _nothing(name: str, text: str) -> Document:
 class _Builder:
     """Turns events into data. A stack machine of its own, so that depth is a number and not Python's stack."""
 
-    __slots__ = ("anchors", "document", "events", "report")
+    __slots__ = ("anchors", "document", "events", "refused", "report")
 
     def __init__(self, document: Document, report: Report) -> None:
         self.document, self.report = document, report
         self.anchors: set[str] = set()
-        self.events = 0
+        self.events = self.refused = 0
 
     def build(self, events: Iterator[Any]) -> None:
         stream = self._limited(events)
@@ -306,6 +308,7 @@ class _Builder:
         first = self.document._at(self.document._keys[path], "first written here")
         again = self.document._at(place, "and here again")
         self.report.add("M104", f"key `{printable(key)}` is written twice", spans=(again, first), help="remove one of the two")
+        self._count()
 
     def _close(self, path: Path, event: Any) -> None:
         place = self.document._values[path]
@@ -314,6 +317,12 @@ class _Builder:
     def _refuse(self, event: Any, what: str, help: str) -> None:
         text = what if what.endswith(("read", "here")) else f"{what} is not allowed"
         self.report.add("M105", text, spans=(self.document._at(_place(event)),), help=help)
+        self._count()
+
+    def _count(self) -> None:
+        self.refused += 1
+        if self.refused >= MAX_REFUSED:
+            raise _Stop
 
     def _limit(self, event: Any, what: str) -> NoReturn:
         self.report.add("M109", what, spans=(self.document._at(_place(event)),))

@@ -126,6 +126,38 @@ def test_nothing_in_the_package_runs_what_it_reads() -> None:
     assert not found, "\n".join(found)
 
 
+def test_the_readers_of_pickle_streams_can_reach_nothing_by_name() -> None:
+    """No way from a text in a stream to a module, an attribute or code."""
+    modules = {"pickle", "_pickle", "pickletools", "copyreg", "importlib", "imp", "pkgutil", "runpy", "builtins", "sys", "os", "subprocess"}
+    calls = {"getattr", "setattr", "delattr", "eval", "exec", "compile", "__import__", "globals", "locals", "vars", "open"}
+    files = sorted((PACKAGE / "source" / "pickle").glob("*.py"))
+    found = []
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [a.name for a in node.names if a.name.split(".")[0] in modules]
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                names = [node.module or ""] if (node.module or "").split(".")[0] in modules else []
+            elif isinstance(node, ast.Name) and node.id in calls:
+                names = [node.id]
+            elif isinstance(node, ast.Attribute) and node.attr in {"__globals__", "__subclasses__", "__builtins__", "__dict__", "modules"}:
+                names = [node.attr]
+            found += [f"{short(file)}:{node.lineno}: {name}" for name in names]
+    assert any(file.name == "machine.py" for file in files)
+    assert not found, "\n".join(found)
+
+
+def test_no_loader_of_pickles_is_named_in_the_package() -> None:
+    loaders = re.compile(
+        r"\b(pickle|torch|joblib|dill)\.(loads?|Unpickler)\(|weights_only\s*=\s*False|from torch(\.serialization)? import .*\bload\b"
+    )
+    found = [
+        f"{short(f)}:{n}" for f in SOURCES for n, line in enumerate(f.read_text(encoding="utf-8").splitlines(), 1) if loaders.search(line)
+    ]
+    assert not found, "\n".join(found)
+
+
 def test_no_note_of_unfinished_work_is_left() -> None:
     marks = re.compile(r"\b(TO" + r"DO|FIX" + r"ME)\b")
     files = [*ALL_PYTHON, *ROOT.glob("*.md"), *(ROOT / "rules").rglob("*.yaml"), *(ROOT / "docs").rglob("*.md")]

@@ -1,0 +1,251 @@
+"""One .pt file, or what stands for one: its tree of values with its tensors where they lie.
+
+The zip archive and the older row of pickles differ in where a storage's bytes are and in nothing else. What the decoders
+could read and no output can hold (numbers whose sign or conjugation is still pending, a rank's part of a distributed tensor, dtypes
+that only torch's own kernels know) is treated as what they could not read: named, and left out with permission.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ..core.diagnostics import printable
+from ..core.spec import ALIASES, BITS, Spec, spec
+from ..source.blobs import FileBlob
+from ..source.index import Stored
+from ..source.jsontext import collector_paused
+from ..source.outline import Part, choose, dropped, pruned
+from ..source.pickle.limits import ARCHIVE
+from ..source.pickle.machine import read as read_pickle
+from ..source.pickle.policy import Outside, decode
+from ..source.pickle.tree import ITEMSIZE, Described, DictNode, ListNode, LocalShard, Opaque, TensorRecord, dotted, inside
+from ..source.sidefiles import HISTORY, MAX_HISTORY
+from . import _kinds, _legacy, _zip
+from ._zip import Record
+
+PACKED = "float4_e2m1fn_x2"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """What one file holds. `tensors` are those of the dict that rules work on, by key; `others` all the other ones, by path.
+
+    `names` has the keys of the former and `paths` the paths of the latter, by the identity of their records. `places` are its
+    storages, and `number` is that of the file among all.
+    """
+
+    part: Part
+    tensors: dict[str, Stored]
+    others: dict[str, Stored]
+    names: dict[int, str]
+    paths: dict[int, str]
+    outside: tuple[Outside, ...]
+    notes: tuple[str, ...]
+    places: Mapping[str, Record]
+    number: int
+    history: bytes | None
+
+
+class _Raw(NamedTuple):
+    """The decoded tree of a file, and where the bytes of each storage lie."""
+
+    root: Any
+    places: Mapping[str, Record]
+    outside: tuple[Outside, ...]
+    history: bytes | None
+
+
+def read(blob: FileBlob, number: int, label: str, at: str | None) -> Held:
+    """What the file that is blob `number` holds; `label` names it in messages, `at` is the dict that rules work on.
+
+    M930 to M936 and M940 to M945 for what is no sound file of torch.save, M935 never: `Held.outside` says what was left out.
+    """
+    with collector_paused():
+        raw = _raw(blob, label)
+        root, notes = raw.root, []
+        unfit, more = _unfit(root)
+        outside = (*raw.outside, *more)
+        if unfit or outside:
+            root, gone = pruned(root, unfit)
+            notes += [dropped([printable(path) for path in gone])] * bool(gone)
+        path = choose(root, at, label)
+        tensors, names = _table(Part(root, path), raw.places, number)
+        others, paths = _others(Part(root, path), raw.places, number)
+    unsummed = sum(record.crc is None and record.size > 0 for record in raw.places.values())
+    if unsummed:
+        notes.append(f"{label}: {unsummed} of {len(raw.places)} storages without a checksum; a damaged one would not be noticed")
+    return Held(Part(root, path), tensors, others, names, paths, outside, tuple(notes), raw.places, number, raw.history)
+
+
+def _raw(blob: FileBlob, label: str) -> _Raw:
+    size = blob.size
+    head = bytes(blob.read(0, min(_kinds.HEAD, size)))
+    tail = bytes(blob.read(max(0, size - _kinds.TAIL), min(_kinds.TAIL, size)))
+    found = _kinds.kind(head, size, tail)
+    if found == "legacy":
+        legacy = _legacy.read(blob)
+        decoded = decode(legacy.value, label, {key: record.size for key, record in legacy.records.items()})
+        return _Raw(decoded.tree, legacy.records, decoded.outside, None)
+    if found != "zip":
+        _kinds.refuse(label, found)
+    archive = _zip.read(blob)
+    stream = _zip.content(blob, archive.records["data.pkl"], ARCHIVE.size)
+    nodes = read_pickle(stream, ARCHIVE, name=f"{label}: data.pkl", persistent=True)
+    places = {name[5:]: record for name, record in archive.records.items() if name.startswith("data/")}
+    decoded = decode(nodes, label, {key: record.size for key, record in places.items()})
+    history = archive.records.get(HISTORY)
+    return _Raw(decoded.tree, places, decoded.outside, None if history is None else _zip.content(blob, history, MAX_HISTORY))
+
+
+def _unfit(root: Any) -> tuple[dict[int, str], tuple[Outside, ...]]:
+    """The values that no output can hold, by identity with the reason, and the account of those that the decoders read."""
+    unfit: dict[int, str] = {}
+    found: dict[tuple[str, str], tuple[int, list[str]]] = {}
+    seen: set[int] = set()
+    stack: list[tuple[Any, tuple[Any, ...]]] = [(root, ())]
+    while stack:
+        node, path = stack.pop()
+        kind = type(node)
+        if kind is TensorRecord:
+            # most tensors are of a known dtype, and nothing else is asked of them
+            if node.dtype in _KNOWN and not (node.conjugate or node.negative) and node.state is None:
+                continue
+            reason = _why_unfit(node)
+        elif kind is Described:
+            reason = "an object that holds what is not read" if _holds_more(node) else ""
+        elif kind is LocalShard:
+            reason = "a DTensor, or the part of one that a rank held; save its full_tensor(), or a distributed checkpoint"
+        elif kind is Opaque:
+            unfit[id(node)] = node.reason
+            continue
+        else:
+            reason = ""
+        if reason:
+            unfit[id(node)] = reason
+            name = "torch.distributed.tensor.DTensor" if kind is LocalShard else getattr(node, "name", None) or f"torch.{node.dtype}"
+            count, paths = found.get((name, reason), (0, []))
+            if len(paths) < 20:
+                paths.append(dotted(path))
+            found[name, reason] = (count + 1, paths)
+            continue
+        if kind is DictNode or kind is ListNode:
+            if id(node) in seen:
+                continue
+            seen.add(id(node))
+            stack += [(child, (*path, key)) for key, child in reversed(inside(node)) if type(child) not in _PLAIN]
+            if kind is DictNode:
+                stack += [(key, (*path, key)) for key, _ in node.pairs if type(key) not in _PLAIN]
+    return unfit, tuple(Outside(name, reason, count, tuple(paths)) for (name, reason), (count, paths) in found.items())
+
+
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes, bytearray, complex})
+_KNOWN = frozenset(ITEMSIZE) & frozenset(BITS)
+
+
+def _why_unfit(record: TensorRecord) -> str:
+    """Why no output can hold this tensor; nothing if one can."""
+    if record.conjugate or record.negative:
+        return "a tensor with a pending conjugation or negation; save resolve_conj() or resolve_neg() of it"
+    if record.dtype == PACKED:
+        fit = record.shape and (record.shape[-1] == 1 or record.strides[-1] == 1)
+        return "" if fit else "a tensor of packed 4-bit numbers whose pairs do not lie beside each other"
+    if record.dtype not in BITS:
+        return "a dtype that only torch's own kernels know"
+    return "a tensor whose attributes hold tensors, or what is not read" if _holds_more(record.state) else ""
+
+
+def _holds_more(value: Any) -> bool:
+    """Whether there is more in a value than plain data: what is opaque would go out again as it came in."""
+    seen: set[int] = set()
+    stack = [child for _, child in inside(value)]
+    while stack:
+        node = stack.pop()
+        kind = type(node)
+        if kind in _PLAIN or id(node) in seen:
+            continue
+        if kind is Opaque or kind is TensorRecord or kind is LocalShard:
+            return True
+        seen.add(id(node))
+        stack += [child for _, child in inside(node)]
+        if kind is DictNode:
+            stack += [key for key, _ in node.pairs]
+    return False
+
+
+def _table(part: Part, places: Mapping[str, Record], number: int) -> tuple[dict[str, Stored], dict[int, str]]:
+    """The tensors of the dict that rules work on, and their keys by identity."""
+    table = part.table
+    held = [pair for pair in table.pairs if type(pair[1]) is TensorRecord] if table is not None else []
+    known: dict[tuple[Any, ...], _Form] = {}
+    tensors: dict[str, Stored] = {}
+    for key, (dtype, storage, at, shape, strides, *_) in held:
+        form = known.get((dtype, shape, strides))
+        if form is None:
+            form = known[dtype, shape, strides] = _form(dtype, shape, strides)
+        place = places[storage[0]]
+        if form.empty:
+            tensors[key] = Stored(form.spec, number, place[1])
+        else:
+            tensors[key] = Stored(form.spec, number, place[1] + at * form.itemsize, form.strides, (number, place[0]))
+    return tensors, {id(record): key for key, record in held}
+
+
+def _others(part: Part, places: Mapping[str, Record], number: int) -> tuple[dict[str, Stored], dict[int, str]]:
+    """The tensors of all other places by path, and their paths by identity; one that stands in both is in both."""
+    others: dict[str, Stored] = {}
+    paths: dict[int, str] = {}
+    for path, record in _elsewhere(part.root, part.table):
+        if id(record) in paths:
+            continue
+        name = base = printable(".".join(path), 500)
+        again = 1
+        while name in others:
+            again += 1
+            name = f"{base}#{again}"
+        others[name] = _stored(record, places[record.storage.key], number)
+        paths[id(record)] = name
+    return others, paths
+
+
+def _elsewhere(root: Any, table: DictNode | None) -> list[tuple[tuple[str, ...], TensorRecord]]:
+    out: list[tuple[tuple[str, ...], TensorRecord]] = []
+    seen: set[int] = set() if table is None else {id(table)}
+    stack: list[tuple[Any, tuple[str, ...]]] = [(root, ())]
+    while stack:
+        node, path = stack.pop()
+        kind = type(node)
+        if kind is TensorRecord:
+            out.append((path or ("tensor",), node))
+        elif (kind is DictNode or kind is ListNode) and id(node) not in seen:
+            seen.add(id(node))
+            stack += [(child, (*path, str(key) if type(key) in (str, int) else "~")) for key, child in reversed(inside(node))]
+    return out
+
+
+class _Form(NamedTuple):
+    """What many tensors of a file have in common. `empty`: nothing of it is shared, wherever it points."""
+
+    spec: Spec
+    strides: tuple[int, ...] | None
+    itemsize: int
+    empty: bool
+
+
+def _form(dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> _Form:
+    packed, expected = True, 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        packed = packed and (size == 1 or stride == expected)
+        expected *= size
+    if dtype == PACKED:
+        shape, strides = (*shape[:-1], 2 * shape[-1]), (*(2 * s for s in strides[:-1]), 1)
+    return _Form(spec(ALIASES.get(dtype, dtype), shape), None if packed else strides, ITEMSIZE[dtype], 0 in shape)
+
+
+def _stored(record: TensorRecord, place: Record, number: int) -> Stored:
+    """Where a tensor of one file lies."""
+    form = _form(record.dtype, record.shape, record.strides)
+    if form.empty:
+        return Stored(form.spec, number, place.offset)
+    return Stored(form.spec, number, place.offset + record.offset * form.itemsize, form.strides, (number, place.name))

@@ -1,0 +1,88 @@
+"""Where two checkpoints differ beside the bytes of their tensors, for `verify` and `diff`, and what `inspect` says of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..core.diagnostics import printable
+from ..planning.graph import Read
+
+if TYPE_CHECKING:
+    from ..planning.compose import Composition
+    from ..planning.sides import SideFiles
+    from ..source.index import Index, Source
+    from .verify import Mismatch
+
+MOST_ITEMS = 1000
+
+
+def spec_differences(composition: Composition, made: Source) -> list[dict[str, str]]:
+    """Keys that are missing, too many, or of another spec than planned."""
+    outputs, there = composition.graph.outputs, made.index.tensors
+    out = [{"key": key, "what": "is not in the output"} for key in outputs if key not in there]
+    out += [{"key": key, "what": "is in the output and nothing makes it"} for key in there if key not in outputs]
+    for key, tensor in outputs.items():
+        if key in there and there[key].spec != tensor.spec:
+            out.append({"key": key, "what": f"is {there[key].spec}, planned was {tensor.spec}"})
+    return out
+
+
+def side_differences(one: Source, other: Source, sides: SideFiles) -> list[dict[str, str]]:
+    """Side files that are not byte for byte the same, where both are folders; `sides` are those of `one` as they shall be."""
+    if not (os.path.isdir(one.path) and os.path.isdir(other.path)):
+        return []
+    a, b = dict(sides.listing(one.index.side_files)), dict(other.index.side_files)
+    out = [{"key": name, "what": f"side file {printable(name, 300)} is in one of them only"} for name in sorted(a.keys() ^ b.keys())]
+    unlike = (n for n in sorted(a.keys() & b.keys()) if a[n] != b[n] or sides.read(n) != other.side_file(n))
+    return out + [{"key": name, "what": f"side file {printable(name, 300)} differs"} for name in unlike]
+
+
+def carried_differences(one: Source, other: Source) -> list[Mismatch]:
+    """Tensors that no rule sees and that are not the same in both; nothing if the other holds tensors alone."""
+    from .rest import whole
+    from .verify import recompute
+
+    if other.index.outline is None:
+        return []
+    return recompute({key: Read(key) for key in one.index.carried}, whole(one), whole(other))
+
+
+def item_differences(one: Source, other: Source, moved: bool = False) -> list[dict[str, str]]:
+    """Values that are no tensors and are not the same in both; where rules `moved` keys, those outside of their dict alone."""
+    a, b = _items(one.index, moved), _items(other.index, moved)
+    out = [{"key": path, "what": f"value {printable(path, 300)} is in one of them only"} for path in sorted(a.keys() ^ b.keys())]
+    return out + [
+        {"key": path, "what": f"value {printable(path, 300)} differs"}
+        for path in sorted(a.keys() & b.keys())
+        if not _same(a[path], b[path])
+    ]
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Equality that tells 1 from True and 0.0 from -0.0."""
+    return repr(a) == repr(b)
+
+
+def _items(index: Index, moved: bool) -> Mapping[str, Any]:
+    if not moved or index.outline is None:
+        return index.items
+    roots = [".".join(part.at) for part in index.outline.parts if part.at is not None]
+    if "" in roots:
+        return {}
+    return {path: value for path, value in index.items.items() if not any(path.startswith(f"{root}.") for root in roots)}
+
+
+def beside(index: Index) -> dict[str, Any]:
+    """What a checkpoint holds beside the tensors that rules work on, as `inspect` tells it."""
+    outline = index.outline
+    first = outline.parts[0].at if outline is not None and outline.parts else ()
+    carried = index.carried
+    return {
+        "at": None if first is None else ".".join(first),
+        "items": [{"path": path, "value": value} for path, value in list(index.items.items())[:MOST_ITEMS]],
+        "items_more": max(0, len(index.items) - MOST_ITEMS),
+        "carried": {"tensors": len(carried), "bytes": sum(stored.spec.nbytes for stored in carried.values())},
+        "outside": [{"name": o.name, "reason": o.reason, "count": o.count, "paths": list(o.paths)} for o in index.outside],
+    }

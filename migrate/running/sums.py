@@ -1,0 +1,142 @@
+"""CRC-32s on their way through a run: those that an archive records are compared, those that one needs are made.
+
+A tensor that is copied whole passes through a buffer anyway, so the thread that fills the buffer reckons the CRC of what it
+put there, and the parts are put together in the order of the file. Whatever is cut up or computed passes in no such
+order: the records it reads are checked once before anything is written.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..formats._zip import Record, check, compare
+from ..planning.graph import Value, calls
+from ..source.crc import combine, crc32
+
+if TYPE_CHECKING:
+    from ..planning.graph import Tensor
+    from ..source.index import Source
+    from ..source.target import OutputFile
+    from .geometry import Layouts
+    from .tiles import Fill
+
+
+class Sealed(NamedTuple):
+    """A stretch of an output file that is made from the CRC-32s of its first `tensors` tensors."""
+
+    tensors: int
+
+
+class Told(NamedTuple):
+    """What the source records of a tensor that is copied whole."""
+
+    file: str
+    record: Record
+
+
+def expected(outputs: Iterable[Tensor], source: Source, layouts: Layouts) -> dict[int, Told]:
+    """The recorded checksum of each output that is all of a record, by the identity of the tensor."""
+    sums, stored, out = source.index.sums(), source.index.tensors, {}
+    for tensor in outputs if sums else ():
+        key = tensor.sources[0] if len(tensor.sources) == 1 else None
+        if not isinstance(key, str):
+            continue
+        place = stored[key]
+        told = sums.get((place.blob, place.offset))
+        if told is None or told[0] != tensor.spec.nbytes:
+            continue
+        if layouts.of(tensor.view, tensor.spec.dtype, tensor.spec.nbytes).whole == (0, 0):
+            out[id(tensor)] = Told(source.blobs[place.blob].name, Record(_name(place.storage), place.offset, *told))
+    return out
+
+
+def require(outputs: Iterable[Tensor], source: Source, known: Mapping[int, Told]) -> None:
+    """CheckpointError M942 for a record that differs from its checksum, among those that the outputs read and `known` has not."""
+    sums = source.index.sums()
+    if not sums:
+        return
+    tensors = list(outputs)
+    for call in calls(tensors):
+        tensors += call.inputs
+    covered = {(told.file, told.record.offset) for told in known.values()}
+    starts: dict[int, list[int]] = {}
+    for blob, offset in sorted(sums):
+        starts.setdefault(blob, []).append(offset)
+    keys = {s for tensor in tensors if id(tensor) not in known for s in tensor.sources if not isinstance(s, Value)}
+    for blob, offset in sorted({place for key in keys if (place := _start(source, key, sums, starts)) is not None}):
+        name = source.blobs[blob].name
+        if (name, offset) not in covered:
+            check(source.blobs[blob], Record(f"the record at {offset}", offset, *sums[blob, offset]))
+
+
+def check_all(source: Source) -> None:
+    """CheckpointError M942 for the first record of a checkpoint that differs from its checksum; reads all of them."""
+    for (blob, offset), told in sorted(source.index.sums().items()):
+        check(source.blobs[blob], Record(f"the record at {offset}", offset, *told))
+
+
+def _start(
+    source: Source, key: str, sums: Mapping[tuple[int, int], tuple[int, int]], starts: Mapping[int, Sequence[int]]
+) -> tuple[int, int] | None:
+    """The (blob, offset) of the record that a tensor lies in; None where none is recorded."""
+    place = source.index.tensors[key]
+    known = starts.get(place.blob, ())
+    at = bisect_right(known, place.offset) - 1
+    if at < 0 or not place.spec.nbytes:
+        return None
+    size, _ = sums[place.blob, known[at]]
+    return (place.blob, known[at]) if place.offset < known[at] + size else None
+
+
+def _name(storage: object) -> str:
+    return str(storage[1]) if isinstance(storage, tuple) and len(storage) == 2 else "a record"
+
+
+class Sums:
+    """The CRC-32s of one output file. `of` may be called by any thread, `take` in the order of the file."""
+
+    __slots__ = ("_done", "_expected", "_file", "_running", "_sealed")
+
+    def __init__(self, file: OutputFile, told: Mapping[int, Told]) -> None:
+        self._file, self._expected = file, told
+        self._done: list[int] = []
+        self._running = 0
+        self._sealed = (0, b"")
+
+    def of(self, fill: Fill, data: memoryview) -> list[int]:
+        """The CRC-32 of each part of a tensor in the buffer that is wanted; 0 for all other parts."""
+        sealing = self._file.seal is not None
+        if not sealing and not self._expected:
+            return []
+        return [
+            crc32(data[part.at : part.at + part.stop - part.start])
+            if not isinstance(part.content, (bytes, Sealed)) and (sealing or id(part.content) in self._expected)
+            else 0
+            for part in fill.parts
+        ]
+
+    def take(self, fill: Fill, crcs: Sequence[int], data: memoryview) -> None:
+        """Enters what `of` found, and fills in what is sealed. CheckpointError M942 where the source records something else."""
+        for part, crc in zip(fill.parts, crcs, strict=False):
+            content = part.content
+            if isinstance(content, bytes):
+                continue
+            length = part.stop - part.start
+            if isinstance(content, Sealed):
+                data[part.at : part.at + length] = self._seal(content.tensors)[part.start : part.stop]
+                continue
+            self._running = crc if part.start == 0 else combine(self._running, crc, length)
+            if part.last:
+                told = self._expected.get(id(content))
+                if told is not None:
+                    compare(told.file, told.record, self._running)
+                self._done.append(self._running)
+
+    def _seal(self, count: int) -> bytes:
+        if self._sealed[0] != count and self._file.seal is not None:
+            # a tensor without bytes has passed unseen
+            self._done += [0] * (count - len(self._done))
+            self._sealed = (count, self._file.seal(self._done))
+        return self._sealed[1]

@@ -1,0 +1,259 @@
+"""What a checkpoint holds beside the tensors that rules work on: nested dicts, other tensors, values that are no tensors.
+
+Rules work on one flat dict of tensors. Everything around it is kept as the tree that was decoded, with tensors as leaves that are
+known by name; whoever writes puts new tensors into that one dict and leaves the rest as it stands. Which dict it is, is said by
+`--at`, or found where the tree leaves no choice: a training script has its weights under a name that everybody uses, or
+nothing else in its file looks like a state dict.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ..core.diagnostics import fail, listed, printable
+from .index import Stored
+from .pickle.nodes import Set
+from .pickle.tree import DictNode, ListNode, LocalShard, Opaque, TensorRecord, inside, segment
+
+# where training scripts and their frameworks put the weights
+USUAL = ("state_dict", "model", "model_state_dict", "module", "net", "weights")
+# less than what a stream may have
+MAX_DEPTH = 50
+_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, bytearray})
+_CONTAINERS = frozenset({dict, OrderedDict, list, tuple, set, frozenset})
+_AT_HELP = "say which one: `--at {}`"
+
+
+class Part(NamedTuple):
+    """What one file, or the files of one rank, hold: the tree, and the path of the dict that rules work on; None without one."""
+
+    root: Any
+    at: tuple[str, ...] | None
+
+    @property
+    def table(self) -> DictNode | None:
+        """The dict that rules work on."""
+        return None if self.at is None else at_path(self.root, self.at)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outline:
+    """The trees of a checkpoint, by rank.
+
+    `names` has the key of each tensor in them, by the record's identity: of `carried`, or of the index's tensors. `carried` are
+    the tensors outside of the dicts that rules work on. `ties`: a key -> the key whose bytes it shared before the two were written one
+    by one.
+    """
+
+    parts: tuple[Part, ...]
+    names: Mapping[int, str]
+    carried: Mapping[str, Stored]
+    ties: Mapping[str, str]
+
+
+def at_path(root: Any, path: tuple[str, ...]) -> DictNode | None:
+    """The dict at a path of text keys; None if there is none."""
+    here = root
+    for part in path:
+        here = here.get(part) if type(here) is DictNode else None
+    return here if type(here) is DictNode else None
+
+
+def choose(  # noqa: RET503 - what fails does not return
+    root: Any, at: str | None, label: str
+) -> tuple[str, ...] | None:
+    """The path of the dict that rules work on; None where the file has no tensors in dicts of text keys.
+
+    M945 if `at` leads to none, or if several could be meant.
+    """
+    found = _candidates(root)
+    if at is not None:
+        path = _given(root, at)
+        if path is None or (found and path not in found and not _flat(at_path(root, path))):
+            held = f"there is {listed([_shown(p) for p in found], 8)}" if found else "the file has no dict of tensors by name"
+            what = f"{label}: no flat dict of tensors is at `{printable(at)}`"
+            fail("M945", what, notes=(held,), help="leave `--at` out, or name one of these")
+        return path
+    if len(found) <= 1:
+        return next(iter(found), None)
+    usual = [path for path in found if len(path) == 1 and path[0] in USUAL]
+    if len(usual) == 1:
+        return usual[0]
+    notes = tuple(f"{_shown(path)}: {found[path]} tensors" for path in list(found)[:12])
+    raise_help = _AT_HELP.format(_shown(next(iter(found))))
+    fail("M945", f"{label}: {len(found)} dicts of tensors, and rules work on one", notes=notes, help=raise_help)
+
+
+def _given(root: Any, at: str) -> tuple[str, ...] | None:
+    """The path that `at` spells: keys with dots between, and a key may hold dots itself."""
+    if at in ("", "."):
+        return () if type(root) is DictNode else None
+    pending: list[tuple[Any, tuple[str, ...], str]] = [(root, (), at)]
+    while pending:
+        here, path, rest = pending.pop()
+        if type(here) is not DictNode:
+            continue
+        for key, value in here.pairs:
+            if type(key) is not str or not rest.startswith(key) or type(value) is not DictNode:
+                continue
+            if rest == key:
+                return (*path, key)
+            if rest[len(key)] == "." and key:
+                pending.append((value, (*path, key), rest[len(key) + 1 :]))
+    return None
+
+
+def _shown(path: tuple[str, ...]) -> str:
+    return printable(".".join(path)) if path else "."
+
+
+def _candidates(root: Any) -> dict[tuple[str, ...], int]:
+    """The paths of flat dicts of tensors with how many they hold, none of them in the state of an optimizer; one dict counts once."""
+    out: dict[tuple[str, ...], int] = {}
+    seen: set[int] = set()
+    stack: list[tuple[Any, tuple[str, ...]]] = [(root, ())]
+    while stack:
+        node, path = stack.pop()
+        if type(node) is not DictNode or id(node) in seen:
+            continue
+        seen.add(id(node))
+        if _flat(node):
+            out[path] = sum(type(value) is TensorRecord for _, value in node.pairs)
+            continue
+        stack += [
+            (value, (*path, key)) for key, value in reversed(node.pairs) if type(key) is str and "optim" not in key.lower()
+        ]  # fmt: skip
+    return out
+
+
+def _flat(node: DictNode | None) -> bool:
+    """Whether the dict has text keys alone, a tensor, and no tensors below its other values."""
+    if node is None:
+        return False
+    tensors = False
+    others = []
+    for key, value in node.pairs:
+        if type(key) is not str:
+            return False
+        kind = type(value)
+        if kind is TensorRecord:
+            tensors = True
+        elif kind is DictNode or kind is ListNode:
+            others.append(value)
+    return tensors and not any(True for _ in records(others))
+
+
+def records(roots: list[Any]) -> Iterator[TensorRecord]:
+    """The tensors below these values, in order, each once."""
+    seen: set[int] = set()
+    stack = list(reversed(roots))
+    while stack:
+        node = stack.pop()
+        kind = type(node)
+        if kind not in _HOLDING or id(node) in seen:
+            continue
+        seen.add(id(node))
+        if kind is TensorRecord:
+            yield node
+        stack += [child for _, child in reversed(inside(node)) if type(child) in _HOLDING]
+
+
+_HOLDING = frozenset({TensorRecord, DictNode, ListNode, LocalShard})
+
+
+class Leaf(NamedTuple):
+    """A value of the tree that is no tensor, or a tensor, with the path to it; `words` are the segments of the path."""
+
+    words: tuple[str, ...]
+    value: Any
+
+    @property
+    def path(self) -> str:
+        return ".".join(self.words)
+
+
+def leaves(root: Any, stop: DictNode | None, most: int = 1_000_000) -> Iterator[Leaf]:
+    """The leaves of a tree, in order, each container entered once; those of the dict `stop` that are tensors are left out."""
+    seen: set[int] = set()
+    stack: list[tuple[Any, tuple[str, ...]]] = [(root, ())]
+    count = 0
+    while stack and count < most:
+        node, path = stack.pop()
+        held = inside(node) if type(node) in (DictNode, ListNode) else []
+        if type(node) in (DictNode, ListNode):
+            if id(node) in seen:
+                continue
+            seen.add(id(node))
+        if not held:
+            count += 1
+            yield Leaf(path, node)
+            continue
+        if node is stop:
+            held = [pair for pair in held if type(pair[1]) is not TensorRecord]
+        stack += [(child, (*path, segment(key))) for key, child in reversed(held)]
+
+
+def pruned(root: Any, unfit: Mapping[int, str]) -> tuple[Any, list[str]]:
+    """The tree without the entries of dicts that hold a value of these identities, and the paths of these entries.
+
+    What stands in a list takes the nearest dict entry around the list with it: the places of the others would change.
+    """
+    gone: list[str] = []
+    made: dict[int, Any] = {}
+    bad: dict[int, bool] = {}
+
+    def visit(node: Any, path: tuple[str, ...]) -> Any:
+        kind = type(node)
+        if id(node) in made:
+            return made[id(node)]
+        if kind is DictNode:
+            pairs = []
+            for key, value in node.pairs:
+                # a key may hold what is unfit as well, and would be written again
+                if type(key) is not str:
+                    visit(key, path)
+                new = visit(value, (*path, segment(key)))
+                if bad.get(id(value)) or bad.get(id(key)):
+                    gone.append(".".join((*path, segment(key))))
+                else:
+                    pairs.append((key, new))
+            attributes = None if node.attributes is None else visit(node.attributes, (*path, ".state"))
+            if bad.get(id(node.attributes)):
+                attributes = None
+            same = len(pairs) == len(node.pairs) and all(a[1] is b[1] for a, b in zip(pairs, node.pairs, strict=True))
+            same = same and attributes is node.attributes
+            made[id(node)] = node if same else DictNode(node.kind, tuple(pairs), node.node, attributes)
+        elif kind is ListNode:
+            items = [visit(item, (*path, str(number))) for number, item in enumerate(node.items)]
+            bad[id(node)] = any(bad.get(id(item)) for item in node.items)
+            same = all(a is b for a, b in zip(items, node.items, strict=True))
+            made[id(node)] = node if same else ListNode(node.kind, tuple(items), node.node)
+        else:
+            bad[id(node)] = id(node) in unfit or kind is Opaque
+            made[id(node)] = node
+        return made[id(node)]
+
+    new = visit(root, ())
+    return (None if bad.get(id(root)) else new), gone
+
+
+def tree_of(value: Any, depth: int = 0) -> Any:
+    """A plain Python value as a tree. TypeError naming the class of what is no plain data, or is nested too deep."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if depth > MAX_DEPTH or kind not in _CONTAINERS:
+        raise TypeError(f"an object of the class {kind.__qualname__}" if kind not in _CONTAINERS else "a value that is nested too deep")
+    if kind is dict or kind is OrderedDict:
+        pairs = tuple((tree_of(key, depth + 1), tree_of(held, depth + 1)) for key, held in value.items())
+        return DictNode(kind.__name__, pairs, None)
+    items = tuple(tree_of(item, depth + 1) for item in value)
+    return ListNode(kind.__name__, items, Set(kind is frozenset, []) if kind in (set, frozenset) else None)
+
+
+def dropped(gone: list[str]) -> str:
+    """The note on entries that were dropped."""
+    return f"dropped, because they are outside the allow-list: {listed(gone, 20)}"

@@ -1,0 +1,164 @@
+"""Python's own containers and small values, as pickle writes those that have no opcode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .decoding import ContradictionError, Decoder, Decoding, ForeignError, Table, is_global, plain
+from .keys import kind_of
+from .nodes import ABSENT, Call, Dict, Global
+from .tree import Buffer, DictNode, ListNode
+
+_BUILTINS = ("builtins",)
+_LATIN1 = ("latin1", "latin-1")
+_FACTORIES = ("list", "dict", "set", "tuple", "int", "float", "str", "bool")
+
+
+def flat(pairs: list[tuple[Any, Any]] | None) -> list[Any]:
+    """Keys and values in turn."""
+    return [part for pair in pairs or () for part in pair]
+
+
+def paired(parts: list[Any], count: int) -> tuple[tuple[Any, Any], ...]:
+    """The first `count` pairs of what `flat` made."""
+    return tuple(zip(parts[: 2 * count : 2], parts[1 : 2 * count : 2], strict=True))
+
+
+def _pairs_and_state(call: Call) -> list[Any]:
+    return [*flat(call.pairs), None if call.state is ABSENT else call.state]
+
+
+def _ordered(call: Call, parts: list[Any], _: Decoding) -> DictNode:
+    state = parts[-1]
+    if call.items or (state is not None and not (type(state) is DictNode and state.kind == "dict")):
+        raise ForeignError("a collections.OrderedDict with more than pairs and attributes")
+    return DictNode("OrderedDict", paired(parts, len(call.pairs or ())), call, state)
+
+
+def _defaultdict(call: Call, parts: list[Any], _: Decoding) -> DictNode:
+    factory = call.arguments[0] if call.arguments else None
+    named = isinstance(factory, Global) and factory.module == "builtins" and factory.name in _FACTORIES
+    if call.items or parts[-1] is not None or not (factory is None or named or is_global(factory, ("collections", "OrderedDict"))):
+        raise ForeignError(f"a collections.defaultdict that calls {kind_of(factory)}")
+    return DictNode("defaultdict", paired(parts, len(call.pairs or ())), call)
+
+
+def _counter(call: Call, parts: list[Any], _: Decoding) -> DictNode:
+    if not plain(call):
+        raise ForeignError("a collections.Counter with more than counts")
+    if not call.arguments:
+        return DictNode("Counter", (), call)
+    if type(parts[0]) is not DictNode or parts[0].kind != "dict":
+        raise ContradictionError("a collections.Counter of something that is no dict")
+    return DictNode("Counter", parts[0].pairs, call)
+
+
+def _deque(call: Call, parts: list[Any], _: Decoding) -> ListNode:
+    longest = call.arguments[1] if len(call.arguments) == 2 else None
+    if call.state is not ABSENT or call.pairs or (call.arguments and call.arguments[0] != ()):
+        raise ForeignError("a collections.deque with more than items")
+    if longest is not None and (type(longest) is not int or longest < len(parts)):
+        raise ContradictionError("a collections.deque that is longer than it may be")
+    return ListNode("deque", tuple(parts), call)
+
+
+def _set(call: Call, parts: list[Any], _: Decoding) -> ListNode:
+    held = parts[0] if parts else None
+    if not plain(call) or not (held is None or (type(held) is ListNode and held.kind in ("list", "tuple"))):
+        raise ForeignError("a set of something other than a list")
+    return ListNode(call.function.name, held.items if held is not None else (), call)
+
+
+def _scalars(call: Call) -> tuple[Any, ...]:
+    if not plain(call) or any(a is not None and type(a) not in (int, float, str, bool) for a in call.arguments):
+        raise ForeignError(f"{kind_of(call)} with other arguments than numbers")
+    return call.arguments
+
+
+def _slice(call: Call, _: Any, __: Decoding) -> ListNode:
+    return ListNode(call.function.name, _scalars(call), call)
+
+
+def _complex(call: Call, _: Any, __: Decoding) -> complex:
+    real, imaginary = _scalars(call)
+    if type(real) is not float or type(imaginary) is not float:
+        raise ContradictionError("a complex number whose parts are no floats")
+    return complex(real, imaginary)
+
+
+def encoded(node: Any) -> bytes:
+    """The bytes of a `_codecs.encode(text, "latin1")`, as protocol 2 spells bytes; of bytes and bytearray themselves."""
+    if type(node) in (bytes, bytearray):
+        return bytes(node)
+    if type(node) is Call and plain(node):
+        if is_global(node.function, ("_codecs", "encode")) and len(node.arguments) == 2:
+            text, codec = node.arguments
+            if type(text) is str and type(codec) is str and codec in _LATIN1:
+                return _latin1(text)
+        if is_global(node.function, ("builtins", "bytes")) and not node.arguments:
+            return b""
+        if is_global(node.function, ("builtins", "bytearray")) and len(node.arguments) <= 2:
+            return _spelled(node.arguments)
+    raise ContradictionError(f"{kind_of(node)} where bytes belong")
+
+
+def _bytes(call: Call, _: Any, __: Decoding) -> bytes:
+    return encoded(call)
+
+
+def _spelled(arguments: tuple[Any, ...]) -> bytes:
+    """The bytes of the arguments of a bytearray: none, bytes, or text with its codec."""
+    if not arguments:
+        return b""
+    if len(arguments) == 1:
+        if type(arguments[0]) is Call and is_global(arguments[0].function, ("builtins", "bytearray")):
+            raise ForeignError("a bytearray of a bytearray")
+        return encoded(arguments[0])
+    text, codec = arguments
+    if type(text) is not str or type(codec) is not str or codec not in _LATIN1:
+        raise ContradictionError("a bytearray made of something other than bytes")
+    return _latin1(text)
+
+
+def _latin1(text: str) -> bytes:
+    try:
+        return text.encode("latin-1")
+    except UnicodeEncodeError:
+        raise ContradictionError("bytes written as text that holds more than bytes") from None
+
+
+def _bytearray(call: Call, _: Any, __: Decoding) -> bytearray:
+    if not plain(call):
+        raise ForeignError("a bytearray that was changed")
+    return bytearray(_spelled(call.arguments))
+
+
+def _bytesio(call: Call, _: Any, __: Decoding) -> Buffer:
+    state = call.state
+    if call.items or call.pairs or type(state) is not tuple or len(state) != 3:
+        raise ForeignError("an io.BytesIO without its three fields")
+    data, position, attributes = state
+    if type(position) is not int or position < 0:
+        raise ContradictionError("an io.BytesIO whose position is no number")
+    if attributes is not None and not (type(attributes) is Dict and not attributes.pairs):
+        raise ForeignError("an io.BytesIO with attributes")
+    return Buffer(encoded(data), position, call)
+
+
+def _ways(name: str, *arities: int, module: tuple[str, ...] = _BUILTINS, how: str = "reduce") -> list[tuple[str, str, str, int]]:
+    return [(m, name, how, n) for m in module for n in arities]
+
+
+_COLLECTIONS = ("collections",)
+DECODERS: Table = {
+    **dict.fromkeys(_ways("OrderedDict", 0, module=_COLLECTIONS), Decoder(_ordered, _pairs_and_state, keyed=True)),
+    **dict.fromkeys(_ways("defaultdict", 0, 1, module=_COLLECTIONS), Decoder(_defaultdict, _pairs_and_state, keyed=True)),
+    **dict.fromkeys(_ways("Counter", 0, 1, module=_COLLECTIONS), Decoder(_counter, lambda call: list(call.arguments))),
+    **dict.fromkeys(_ways("deque", 0, 1, 2, module=_COLLECTIONS), Decoder(_deque, lambda call: list(call.items or ()), numbered=True)),
+    **dict.fromkeys([*_ways("set", 0, 1), *_ways("frozenset", 0, 1)], Decoder(_set, lambda call: list(call.arguments))),
+    **dict.fromkeys([*_ways("slice", 3), *_ways("range", 3)], Decoder(_slice)),
+    **dict.fromkeys(_ways("complex", 2), Decoder(_complex)),
+    **dict.fromkeys(_ways("bytearray", 0, 1, 2), Decoder(_bytearray)),
+    **dict.fromkeys([*_ways("bytes", 0), *_ways("encode", 2, module=("_codecs",))], Decoder(_bytes)),
+    **dict.fromkeys(_ways("BytesIO", 0, module=("_io", "io"), how="newobj"), Decoder(_bytesio)),
+}

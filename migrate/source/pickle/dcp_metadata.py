@@ -1,0 +1,352 @@
+"""The `.metadata` of torch.distributed.checkpoint as plain values: which chunks a tensor has, and where they lie.
+
+torch reads this file with the full unpickler. Here only the classes that torch 2.0 to 2.15 and Megatron write are known, and each is read
+by its fields: nothing else may stand in the file, because it describes everything else and cannot be read in part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ...core.diagnostics import fail, printable
+from ..jsontext import collector_paused
+from . import dcp_checks, machine
+from .dcp_checks import BytesEntry, Chunk, Part, TensorEntry
+from .decoding import LARGEST, MOST_DIMENSIONS, ContradictionError, dtype_of, is_global, plain
+from .findings import Findings
+from .keys import kind_of
+from .limits import METADATA
+from .nodes import ABSENT, Call, Dict, Global, Set
+from .policy import MOST_NAMES, MOST_PATHS, Outside, refusal
+
+_METADATA = "torch.distributed.checkpoint.metadata"
+_PLANNER = "torch.distributed.checkpoint.planner"
+_SHARDED = "torch.distributed._shard.sharded_tensor.metadata"
+_MEGATRON = "megatron.core.dist_checkpointing.strategies.torch"
+_ROOTS = ((_METADATA, "Metadata"), (_MEGATRON, "MCoreMetadata"))
+_PROPERTIES = ((_METADATA, "TensorProperties"), (_SHARDED, "TensorProperties"))
+_MEMORY_FORMATS = ((_METADATA, "_MEM_FORMAT_ENCODING"), (_SHARDED, "MEM_FORMAT_ENCODING"))
+_PATHS = tuple((m, n) for m in ("pathlib", "pathlib._local") for n in ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath"))
+_SIZE = (("torch", "Size"),)
+_LAYOUT = (("torch.serialization", "_get_layout"),)
+_TENSOR, _CHUNK, _BYTES = (((_METADATA, f"{word}StorageMetadata"),) for word in ("Tensor", "Chunk", "Bytes"))
+_INDEX = ((_METADATA, "MetadataIndex"),)
+_INFO = (("torch.distributed.checkpoint.filesystem", "_StorageInfo"),)
+_FIELDS = frozenset({"state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version", "mcore_data", "all_local_plans"})
+_TENSOR_FIELDS, _CHUNK_FIELDS = frozenset({"properties", "size", "chunks"}), frozenset({"offsets", "sizes"})
+_INDEX_FIELDS = frozenset({"fqn", "offset", "index"})
+_INFO_FIELDS = frozenset({"relative_path", "offset", "length", "transform_descriptors"})
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """What a DCP folder holds. The chunks of a tensor cover it exactly, and every entry of storage is used.
+
+    `tensors` and `bytes` by flat key in the order of the file; `planner` are the paths in the nested dict that the keys came from (text for
+    a dict key, a number for a place in a list), None where the writer kept no such paths. `files` are the names of the data files.
+    """
+
+    tensors: dict[str, TensorEntry]
+    bytes: dict[str, BytesEntry]
+    planner: dict[str, tuple[str | int, ...]] | None
+    files: tuple[str, ...]
+    version: str | None
+    megatron: bool
+
+
+def read(data: bytes, name: str, sizes: dict[str, int] | None = None) -> Metadata:
+    """The contents of a `.metadata` file, checked. `sizes` are the bytes of each data file by name, where they are known.
+
+    Raises CheckpointError with everything that is wrong: M930 to M932 for the pickle, M935 for names outside the allow-list, M938 for
+    what contradicts itself, M907 for names of data files that are no plain names.
+    """
+    reader = _Reader(name)
+    root = machine.read(data, METADATA, name=reader.problems.name)
+    with collector_paused():
+        found = reader.metadata(root, sizes)
+    others = []
+    if reader.outside:
+        names = tuple(Outside(n, why, count, tuple(paths)) for n, (why, count, paths) in reader.outside.items())
+        others.append(refusal(names, name, help="a .metadata file cannot be read in part; fetch the checkpoint again"))
+    reader.problems.check(*others)
+    if found is None:
+        fail("M938", f"{reader.problems.name}: not the metadata of a checkpoint")
+    return found
+
+
+class _Reader:
+    """One file being read: its problems, and the names outside with their places."""
+
+    __slots__ = ("_classes", "_properties", "outside", "problems")
+
+    def __init__(self, name: str) -> None:
+        self.problems = Findings(name)
+        self.outside: dict[str, tuple[str, int, list[str]]] = {}
+        self._classes: dict[Global, tuple[tuple[str, str], ...]] = {}
+        self._properties: dict[int, tuple[str, bool, tuple[int, ...] | None]] = {}
+
+    def problem(self, where: str, message: str) -> None:
+        self.problems.add("M938", f"{printable(where)}: {message}")
+
+    def metadata(self, root: Any, sizes: dict[str, int] | None) -> Metadata | None:
+        fields = self._object(root, _ROOTS, _FIELDS, "the root")
+        if fields is None:
+            return None
+        tensors, others = self._entries(fields.get("state_dict_metadata"))
+        storage = self._storage(fields.get("storage_data"))
+        planner = self._planner(fields.get("planner_data"))
+        version = fields.get("version")
+        if version is not None and type(version) is not str:
+            self.problem("version", f"{kind_of(version)} instead of text")
+            self._known_names(version, "version")
+        for field in ("storage_meta", "mcore_data", "all_local_plans"):
+            self._known_names(fields.get(field), field)
+        if self.problems.count or self.outside:
+            return None
+        check = dcp_checks.Check(self.problems)
+        placed = check.place(tensors, others, storage)
+        check.extents(storage, sizes)
+        if planner is not None:
+            check.planner(planner, {**tensors, **dict.fromkeys(others)})
+        files = tuple(dict.fromkeys(part.file for part in storage.values()))
+        megatron = root.function.module == _MEGATRON
+        return Metadata(placed[0], placed[1], planner, files, version, megatron)
+
+    def _object(self, node: Any, names: tuple[tuple[str, str], ...], fields: frozenset[str], where: str) -> dict[str, Any] | None:
+        """The fields of an object of one of these classes that was made by NEWOBJ and BUILD; None, and a problem, for anything else."""
+        if type(node) is not Call:
+            self.problem(where, f"{kind_of(node)} where {names[0][1]} belongs")
+            return None
+        if node.how != "newobj" or node.arguments or not self._is(node, names):
+            self._foreign(node, where)
+            return None
+        state = node.state
+        if state is ABSENT and not fields:
+            return {}
+        if type(state) is not Dict or node.items or node.pairs:
+            self.problem(where, f"{names[0][1]} without a dict of fields")
+            return None
+        # the machine has hashed these keys in a bounded form
+        found = dict(state.pairs)
+        if not found.keys() <= fields:
+            odd = next(key for key in found if key not in fields)
+            self.problem(where, f"{names[0][1]} has a field that is not known: {printable(odd) if type(odd) is str else kind_of(odd)}")
+            self._known_names(state, where)
+            return None
+        return found
+
+    def _is(self, call: Call, names: tuple[tuple[str, str], ...]) -> bool:
+        """Whether `call` is of one of `names`. A stream has one object per name, so that a name is compared once."""
+        function = call.function
+        if self._classes.get(function) is names:
+            return True
+        if not is_global(function, *names):
+            return False
+        self._classes[function] = names
+        return True
+
+    def _size(self, node: Any) -> tuple[int, ...]:
+        """A torch.Size or a tuple of non-negative 64-bit integers, at most 64 of them."""
+        if type(node) is Call and self._is(node, _SIZE) and node.how == "reduce" and len(node.arguments) == 1 and plain(node):
+            node = node.arguments[0]
+        if type(node) is list:
+            node = tuple(node)
+        if type(node) is not tuple or len(node) > MOST_DIMENSIONS:
+            raise ContradictionError(f"{kind_of(node)} where a torch.Size of at most {MOST_DIMENSIONS} numbers belongs")
+        for number in node:
+            if type(number) is not int or not 0 <= number <= LARGEST:
+                raise ContradictionError("a size or an offset that is no number, negative, or too large")
+        return node
+
+    def _entries(self, node: Any) -> tuple[dict[str, tuple[str, tuple[int, ...], bool, Any, list[Chunk]]], list[str]]:
+        """state_dict_metadata: (dtype, shape, requires_grad, strides, chunks) of the tensors, and the keys of the others."""
+        tensors: dict[str, Any] = {}
+        others: list[str] = []
+        if type(node) is not Dict:
+            self.problem("state_dict_metadata", f"{kind_of(node)} instead of a dict")
+            return tensors, others
+        for key, value in node.pairs:
+            if type(key) is not str:
+                self.problem("state_dict_metadata", f"a key that is {kind_of(key)} instead of text")
+            elif type(value) is Call and value.function.name == "BytesStorageMetadata":
+                if self._object(value, _BYTES, frozenset(), key) is not None:
+                    others.append(key)
+            else:
+                try:
+                    found = self._tensor(key, value)
+                except ContradictionError as no:
+                    self.problem(key, str(no))
+                    self._known_names(value, key)
+                else:
+                    if found is not None:
+                        tensors[key] = found
+        return tensors, others
+
+    def _tensor(self, key: str, node: Any) -> Any:
+        fields = self._object(node, _TENSOR, _TENSOR_FIELDS, key)
+        if fields is None:
+            return None
+        properties = self._tensor_properties(key, fields.get("properties"))
+        shape = self._size(fields.get("size"))
+        held = fields.get("chunks")
+        if type(held) is not list:
+            raise ContradictionError(f"its chunks are {kind_of(held)} instead of a list")
+        if properties is None:
+            return None
+        dtype, requires_grad, strides = properties
+        if strides is not None and len(strides) != len(shape):
+            raise ContradictionError(f"{len(strides)} strides for {len(shape)} dimensions")
+        chunks = []
+        for chunk in held:
+            parts = self._object(chunk, _CHUNK, _CHUNK_FIELDS, key)
+            if parts is None:
+                return None
+            chunks.append(Chunk(self._size(parts.get("offsets")), self._size(parts.get("sizes"))))
+        return dtype, shape, requires_grad, strides, chunks
+
+    def _tensor_properties(self, key: str, node: Any) -> tuple[str, bool, tuple[int, ...] | None] | None:
+        """(dtype, requires_grad, strides) of TensorProperties: five fields, and since torch 2.15 the strides."""
+        if id(node) in self._properties:
+            return self._properties[id(node)]
+        if type(node) is not Call or node.how != "newobj" or node.arguments or not self._is(node, _PROPERTIES):
+            self._foreign(node, key)
+            return None
+        state = node.state
+        if type(state) is not tuple or len(state) not in (5, 6):
+            raise ContradictionError("TensorProperties without its five or six fields")
+        layout, memory_format = state[1], state[3]
+        for part, names in ((layout, _LAYOUT), (memory_format, _MEMORY_FORMATS)):
+            called = type(part) is Call and part.how == "reduce" and len(part.arguments) == 1 and plain(part)
+            if not called or not self._is(part, names):
+                self._foreign(part, key)
+                return None
+        if type(layout.arguments[0]) is not str or layout.arguments[0] != "torch.strided":
+            raise ContradictionError("a layout other than torch.strided")
+        if type(memory_format.arguments[0]) is not int or not 0 <= memory_format.arguments[0] <= 2:
+            raise ContradictionError("an unknown memory format")
+        if type(state[2]) is not bool or type(state[4]) is not bool:
+            raise ContradictionError("TensorProperties whose requires_grad or pin_memory is no bool")
+        strides = state[5] if len(state) == 6 else None
+        found = (dtype_of(state[0]), state[2], None if strides is None else self._size(strides))
+        self._properties[id(node)] = found
+        return found
+
+    def _storage(self, node: Any) -> dict[tuple[str, tuple[int, ...] | None], Part]:
+        """storage_data: (key, offsets of the chunk, None for what is no tensor) -> where it lies."""
+        found: dict[tuple[str, tuple[int, ...] | None], Part] = {}
+        if type(node) is not Dict:
+            self.problem("storage_data", f"{kind_of(node)} instead of a dict")
+            return found
+        for index, info in node.pairs:
+            named = self._object(index, _INDEX, _INDEX_FIELDS, "storage_data")
+            if named is None:
+                continue
+            key, offset = named.get("fqn"), named.get("offset")
+            if type(key) is not str:
+                self.problem("storage_data", f"an entry whose key is {kind_of(key)}")
+                continue
+            place = self._object(info, _INFO, _INFO_FIELDS, key)
+            if place is None:
+                continue
+            try:
+                where = (key, None if offset is None else self._size(offset))
+                part = _part(place)
+            except ContradictionError as no:
+                self.problem(key, str(no))
+                self._known_names((index, info), key)
+                continue
+            if where in found:
+                self.problem(key, "storage_data has two entries for the same chunk")
+            found[where] = part
+        return found
+
+    def _planner(self, node: Any) -> dict[str, tuple[str | int, ...]] | None:
+        """planner_data: key -> path. None where there is none."""
+        if node is None:
+            return None
+        if type(node) is not Dict:
+            self._known_names(node, "planner_data")
+            self.problem("planner_data", f"{kind_of(node)} instead of a dict")
+            return None
+        found = {}
+        for key, path in node.pairs:
+            if type(key) is not str:
+                self.problem("planner_data", f"a key that is {kind_of(key)} instead of text")
+                continue
+            if type(path) not in (tuple, list) or not path or any(type(part) not in (str, int) for part in path):
+                self._known_names(path, key)
+                self.problem(key, "planner_data has no path of names and numbers for it")
+                continue
+            found[key] = tuple(path)
+        return found
+
+    def _foreign(self, node: Any, where: str) -> None:
+        """Notes the names that an unexpected value holds; a problem if it holds none."""
+        if type(node) is Call and (node.function.module, node.function.name) in _KNOWN:
+            self.problem(where, f"{printable(str(node.function))} where something else belongs, or made in another way than torch makes it")
+        before = len(self.outside)
+        self._known_names(node, where)
+        if len(self.outside) == before and type(node) is not Call:
+            self.problem(where, f"{kind_of(node)} where it does not belong")
+
+    def _known_names(self, node: Any, where: str) -> None:
+        """Notes each name in `node` that no writer of such files uses."""
+        stack, seen = [node], set()
+        while stack:
+            value = stack.pop()
+            kind = type(value)
+            if kind is Global:
+                if (value.module, value.name) not in _KNOWN and not (value.module == "torch" and _is_dtype(value)):
+                    self._outside(str(value), where)
+                continue
+            if kind not in (Call, Dict, Set, list, tuple) or id(value) in seen:
+                continue
+            seen.add(id(value))
+            if kind is Call:
+                stack += [value.function, value.arguments, *(value.items or ()), *(part for pair in value.pairs or () for part in pair)]
+                if value.state is not ABSENT:
+                    stack.append(value.state)
+            elif kind is Dict:
+                stack += [part for pair in value.pairs for part in pair]
+            else:
+                stack += value.items if kind is Set else value
+
+    def _outside(self, name: str, where: str) -> None:
+        if name not in self.outside and len(self.outside) >= MOST_NAMES:
+            name = "others"
+        why, count, paths = self.outside.get(name, ("not on the allow-list of .metadata", 0, []))
+        if len(paths) < MOST_PATHS:
+            paths.append(printable(where))
+        self.outside[name] = (why, count + 1, paths)
+
+
+def _part(fields: dict[str, Any]) -> Part:
+    file, offset, length = fields.get("relative_path"), fields.get("offset"), fields.get("length")
+    transforms = fields.get("transform_descriptors")
+    if type(file) is not str or type(offset) is not int or type(length) is not int:
+        raise ContradictionError("storage_data does not say in which file, from where and how many bytes")
+    if transforms is not None and (type(transforms) not in (list, tuple) or any(type(t) is not str for t in transforms)):
+        raise ContradictionError("transform_descriptors that are no list of names")
+    return Part(file, offset, length, tuple(transforms or ()))
+
+
+def _is_dtype(node: Global) -> bool:
+    try:
+        dtype_of(node)
+    except ContradictionError:
+        return False
+    return True
+
+
+# Names that may stand anywhere in the file; Megatron leaves the plans of its ranks in it, which nobody reads.
+_KNOWN = frozenset(
+    {
+        *_ROOTS, *_PROPERTIES, *_MEMORY_FORMATS, *_PATHS,
+        *((_METADATA, n) for n in ("TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata")),
+        *((_METADATA, n) for n in ("MetadataIndex", "StorageMeta")),
+        *((_PLANNER, n) for n in ("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData", "BytesIOWriteData")),
+        ("torch.distributed.checkpoint.filesystem", "_StorageInfo"), ("torch.distributed.checkpoint.filesystem", "_StoragePrefix"),
+        (_MEGATRON, "MCoreSavePlan"), ("torch", "Size"), ("torch.serialization", "_get_layout"), ("collections", "OrderedDict"),
+    }
+)  # fmt: skip

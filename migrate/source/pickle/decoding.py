@@ -1,0 +1,242 @@
+"""What the decoders of one stream share: its storages, its problems, and the two ways to say no.
+
+A decoder never answers with a guess. `ForeignError` says that this is outside what is known here, which the user may drop;
+`ContradictionError` says that the file cannot be true. Both are collected by the walk, so that all come out at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ...core.diagnostics import printable
+from .findings import Findings
+from .keys import kind_of
+from .nodes import ABSENT, Call, Global, Persistent
+from .tree import ITEMSIZE, Opaque, Storage
+
+LARGEST = 2**63 - 1
+MOST_DIMENSIONS = 64
+# What tensors may have in elements that share their bytes (by `expand`, or by overlapping strides): four times the
+# storages, and a GiB that small masks may take in any case.
+EXPANSION, FREE_EXPANSION = 4, 1 << 30
+
+TYPED = {
+    "FloatStorage": "float32", "DoubleStorage": "float64", "HalfStorage": "float16", "BFloat16Storage": "bfloat16",
+    "ByteStorage": "uint8", "CharStorage": "int8", "ShortStorage": "int16", "IntStorage": "int32", "LongStorage": "int64",
+    "BoolStorage": "bool", "ComplexFloatStorage": "complex64", "ComplexDoubleStorage": "complex128",
+    "QInt8Storage": "qint8", "QUInt8Storage": "quint8", "QInt32Storage": "qint32", "QUInt4x2Storage": "quint4x2",
+    "QUInt2x4Storage": "quint2x4",
+}  # fmt: skip
+STORAGES: dict[tuple[str, str], str | None] = {
+    **{("torch", name): dtype for name, dtype in TYPED.items()},
+    **{(module, name): None for module in ("torch.storage", "torch") for name in ("UntypedStorage", "_UntypedStorage")},
+}
+
+
+class ForeignError(Exception):
+    """This use of an allowed name is none that is known here; the text says what it is, as "a sparse tensor"."""
+
+
+class ContradictionError(Exception):
+    """What the file says cannot be true, or is not what any writer writes."""
+
+
+class NestedError(Exception):
+    """This is made of `inner`, which is opaque, and so it is opaque for the same reason."""
+
+    def __init__(self, inner: Opaque) -> None:
+        super().__init__(inner.reason)
+        self.inner = inner
+
+
+class Geometry(NamedTuple):
+    """`numel` elements, the last of which is `last` elements after the first."""
+
+    numel: int
+    last: int
+
+
+class Decoding:
+    """The state of reading one stream: storages by key, what was expanded, problems.
+
+    `here` is set by the walk and says where it stands, for messages. `records` are the bytes of each storage in the container, None
+    where the container does not say so beforehand.
+    """
+
+    __slots__ = ("_classes", "_geometries", "expanded", "here", "hooks", "kept", "largest", "problems", "records", "storages")
+
+    def __init__(self, name: str, records: Any = None) -> None:
+        self.records = records
+        self.problems = Findings(name)
+        self.storages: dict[str, Storage] = {}
+        self.here: Callable[[], str] = lambda: ""
+        # nodes that decoders made, kept so that no other object gets their identity
+        self.kept: list[Any] = []
+        # the name of collections.OrderedDict in this stream
+        self.hooks: Global | None = None
+        self.expanded, self.largest = 0, (0, "")
+        self._geometries: dict[tuple[Any, ...], Geometry] = {}
+        # of a storage's class, the dtype and its size
+        self._classes: dict[Global, tuple[str | None, int]] = {}
+
+    def problem(self, message: str, help: str | None = None) -> None:
+        """Collects one contradiction at the place where the walk stands."""
+        self.problems.add("M936", f"{self.here()}: {message}", help)
+
+    def storage(self, node: Any) -> Storage:
+        """The storage that a persistent id names; ForeignError for other ids, ContradictionError when it was described otherwise before."""
+        if type(node) is not Persistent:
+            raise ContradictionError(f"a tensor is made of {kind_of(node)} instead of a storage")
+        identity = node.id
+        if type(identity) is not tuple or len(identity) != 5 or identity[0] != "storage":
+            identity = _five(identity)
+        _, cls, key, location, numel = identity
+        if type(key) is not str or type(location) is not str or type(numel) is not int or type(cls) is not Global:
+            raise ContradictionError("a storage whose class, key, location or size is of another type")
+        if cls not in self._classes:
+            if (cls.module, cls.name) not in STORAGES:
+                raise ForeignError(f"a storage of the class {printable(str(cls))}")
+            named = STORAGES[cls.module, cls.name]
+            self._classes[cls] = (named, 1 if named is None else ITEMSIZE[named])
+        dtype, itemsize = self._classes[cls]
+        known = self.storages.get(key)
+        if known is not None:
+            if known.dtype != dtype or known.numel != numel or known.location != location:
+                other = _described(dtype, numel, location)
+                known_as = _described(known.dtype, known.numel, known.location)
+                raise ContradictionError(f"storage {key} is described twice: as {known_as} and as {other}")
+            return known
+        if not (key.isascii() and key.isdecimal()) or len(key) > 20:
+            raise ContradictionError(f"its storage has a key that is not a decimal number: {printable(key)}")
+        if not 0 <= numel <= LARGEST:
+            raise ContradictionError(f"storage {key} has {_number(numel)} elements")
+        found = self.storages[key] = Storage(key, dtype, location, numel, itemsize)
+        if self.records is not None:
+            size = self.records.get(key)
+            if size is None:
+                self.problem(f"storage {key} is not in the file", help="the file is not whole; fetch it again")
+            elif size != numel * itemsize:
+                self.problem(f"storage {key} has {size:,} bytes in the file, and {numel * itemsize:,} by its description")
+        return found
+
+    def geometry(self, shape: Any, strides: Any) -> Geometry:
+        """What a view of this shape covers; ContradictionError unless both are tuples of as many non-negative 64-bit integers."""
+        if type(shape) is not tuple or type(strides) is not tuple:
+            raise ContradictionError("a shape or strides that are no tuple")
+        # before the pair is hashed, because hashing what an attacker nested could take for ever
+        for number in shape:
+            if type(number) is not int or not 0 <= number <= LARGEST:
+                raise ContradictionError(f"a shape that holds {_number(number)}")
+        for number in strides:
+            if type(number) is not int or not 0 <= number <= LARGEST:
+                raise ContradictionError(f"strides that hold {_number(number)}")
+        found = self._geometries.get((shape, strides))
+        if found is not None:
+            return found
+        if len(shape) != len(strides) or len(shape) > MOST_DIMENSIONS:
+            raise ContradictionError(f"{len(shape)} dimensions with {len(strides)} strides; at most {MOST_DIMENSIONS} are allowed")
+        numel, last = 1, 0
+        for size, stride in zip(shape, strides, strict=True):
+            numel *= size
+            last += (size - 1) * stride
+        if numel > LARGEST:
+            raise ContradictionError(f"a shape with more than 2^63 elements: {list(shape)}")
+        found = Geometry(numel, last if numel else -1)
+        self._geometries[shape, strides] = found
+        return found
+
+    def check_view(self, storage: Storage, dtype: str, offset: Any, geometry: Geometry) -> None:
+        """ContradictionError unless the view lies inside its storage; adds up the elements that share bytes."""
+        if type(offset) is not int or not 0 <= offset <= LARGEST:
+            raise ContradictionError(f"a tensor that begins at element {_number(offset)} of its storage")
+        itemsize = ITEMSIZE[dtype]
+        # in elements of the tensor, whose dtype is not always that of the storage's class
+        held = storage.numel * storage.itemsize // itemsize
+        if geometry.numel and offset + geometry.last >= held:
+            raise ContradictionError(
+                f"a tensor that reaches to element {offset + geometry.last:,} of storage {storage.key}, which has {held:,} of {dtype}"
+            )
+        shared = (geometry.numel - geometry.last - 1) * itemsize
+        if shared > 0:
+            self.expanded += shared
+            if shared > self.largest[0]:
+                self.largest = (shared, self.here())
+
+    def check_expansion(self) -> None:
+        """Adds a problem when tensors expand their storages beyond what any model does."""
+        if self.expanded <= FREE_EXPANSION:
+            return
+        allowed = EXPANSION * sum(s.nbytes for s in self.storages.values()) + FREE_EXPANSION
+        if self.expanded > allowed:
+            self.problems.add(
+                "M914",
+                f"tensors repeat the bytes of their storages: they have {self.expanded:,} bytes more than are stored, "
+                f"and {allowed:,} are allowed; the largest is {self.largest[1]}",
+                help="save the checkpoint again without expanded tensors, or drop those keys where it is written",
+            )
+
+
+def _five(identity: Any) -> Any:
+    """The five fields of a storage's persistent id; legacy files have a sixth that is None. ForeignError for other ids."""
+    if type(identity) is not tuple or len(identity) not in (5, 6) or identity[0] != "storage":
+        raise ForeignError("a persistent id that is no storage")
+    if len(identity) == 6 and identity[5] is not None:
+        raise ForeignError("a storage that is a view of another, as only the first releases of torch wrote")
+    return identity[:5]
+
+
+def plain(call: Call) -> bool:
+    """Whether nothing was done to the object after it was made."""
+    return call.state is ABSENT and not call.items and not call.pairs
+
+
+def is_global(node: Any, *names: tuple[str, str]) -> bool:
+    """Whether `node` is one of these names."""
+    return type(node) is Global and (node.module, node.name) in names
+
+
+def integers(node: Any) -> tuple[int, ...]:
+    """The numbers of a tuple of integers or of a torch.Size; ContradictionError for anything else."""
+    if type(node) is Call and is_global(node.function, ("torch", "Size")) and len(node.arguments) == 1 and plain(node):
+        node = node.arguments[0]
+    if type(node) not in (tuple, list) or any(type(n) is not int for n in node):
+        raise ContradictionError(f"{kind_of(node)} where a tuple of integers belongs")
+    return tuple(node)
+
+
+def dtype_of(node: Any) -> str:
+    """The name of a torch dtype; ContradictionError when it is none."""
+    if type(node) is Global and node.module == "torch" and node.name in ITEMSIZE:
+        return node.name
+    raise ContradictionError(f"{kind_of(node)} where a dtype of torch belongs")
+
+
+def _number(value: Any) -> str:
+    if type(value) is not int:
+        return kind_of(value)
+    return str(value) if abs(value) <= 10**30 else "a number of more than 30 digits"
+
+
+def _described(dtype: str | None, numel: int, location: str) -> str:
+    return f"{_number(numel)} of {dtype or 'bytes'} on {printable(location)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """How one (name, way, number of arguments) is read.
+
+    `parts` gives the nodes that have to be decoded first (None: there are none, which is faster), `make` the value from the call and
+    its decoded parts. `keyed`: the parts begin with the call's pairs, key and value in turn; `numbered`: they are numbered items. Both
+    only serve messages.
+    """
+
+    make: Callable[[Call, Any, Decoding], Any]
+    parts: Callable[[Call], list[Any]] | None = None
+    keyed: bool = False
+    numbered: bool = False
+
+
+# (module, name, "reduce" or "newobj", number of arguments)
+Table = dict[tuple[str, str, str, int], Decoder]

@@ -1,0 +1,382 @@
+"""What an inert pickle means once its names are understood: plain values, containers that remember their kind, and leaves.
+
+None, bool, int, float, complex, str, bytes and bytearray stand for themselves. Every other value keeps the node that it was read from,
+so that what nobody changed is written again exactly as it was. Containers compare by identity: what the stream held once and
+used twice is one object, and comparing what an attacker built by value could take for ever. Tensors and their storages are named
+tuples, because there are a hundred thousand of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple
+
+from ...core.diagnostics import fail, printable
+from .encodings import Encoding
+from .nodes import ABSENT, Call, Dict, Global, Set
+
+# What a dtype of torch takes in a storage, in bytes an element. Names are torch's own: `float4_e2m1fn_x2` is one byte
+# with two numbers, which `core.spec` calls two elements of `float4_e2m1fn`.
+ITEMSIZE: dict[str, int] = {
+    "bool": 1, "uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "uint32": 4, "int32": 4, "uint64": 8, "int64": 8,
+    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex32": 4, "complex64": 8, "complex128": 16,
+    "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1,
+    "float4_e2m1fn_x2": 1, "qint8": 1, "quint8": 1, "qint32": 4, "quint4x2": 1, "quint2x4": 1,
+    "bits8": 1, "bits16": 2, "bits1x8": 1, "bits2x4": 1, "bits4x2": 1,
+    **{f"{sign}int{bits}": 1 for sign in ("", "u") for bits in range(1, 8)},
+}  # fmt: skip
+
+# No checkpoint has more places, and a few bytes that refer to each other could name more than any machine can count.
+MOST_PLACES = 5_000_000
+
+
+class Storage(NamedTuple):
+    """One run of bytes that tensors view: its `key` (a decimal number), `numel` elements of `itemsize` bytes.
+
+    `dtype` is None for an untyped storage, whose elements are bytes. `location` is the device tag of whoever saved it: text, nothing else.
+    """
+
+    key: str
+    dtype: str | None
+    location: str
+    numel: int
+    itemsize: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel * self.itemsize
+
+
+class TensorRecord(NamedTuple):
+    """One tensor: a strided view of `storage`, proven to lie inside it. `offset` and `strides` count elements of `dtype`.
+
+    `dtype` is torch's name. `subclass` is None for torch.Tensor and Parameter, "Buffer" for nn.Buffer; `state` are the Python
+    attributes that were saved with it, None without. `conjugate` and `negative` are torch's lazy bits: the stored numbers are the
+    conjugates or negatives of the tensor's.
+    """
+
+    dtype: str
+    storage: Storage
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    requires_grad: bool
+    node: Any
+    parameter: bool = False
+    conjugate: bool = False
+    negative: bool = False
+    subclass: str | None = None
+    state: Any = None
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether the elements lie row-major without gaps."""
+        expected = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if size != 1 and stride != expected:
+                return 0 in self.shape
+            expected *= size
+        return True
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class LocalShard:
+    """The part of a DTensor that one rank held: `local` of a tensor of `shape`.
+
+    `placements` has one text a mesh dimension, as torch prints them: "S(0)", "R", "P(sum)". `mesh` is the shape of the device mesh, None
+    where the file does not say it in a way that is known; `state` holds the specification as it was decoded.
+    """
+
+    local: TensorRecord
+    dtype: str
+    shape: tuple[int, ...]
+    placements: tuple[str, ...]
+    mesh: tuple[int, ...] | None
+    requires_grad: bool
+    state: Any
+    node: Any
+    parameter: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether `local` is all of the tensor."""
+        alone = self.mesh is not None and set(self.mesh) <= {1}
+        kinds = {p[0] for p in self.placements}
+        return self.local.shape == self.shape and (kinds <= {"R"} or (alone and kinds <= {"R", "S"}))
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Composite:
+    """A tensor that is an object made of plain ones: `components` by the attribute that each of them is, in the class's own order.
+
+    `sources` are the nodes in `node` that the components were read from; what else stands there is written again as it was.
+    An empty attribute's name stands for the object itself. `flat`: its components are written with one dimension, and members
+    that are views of them are left out, because the class makes them again.
+    """
+
+    encoding: Encoding
+    components: tuple[tuple[str, TensorRecord], ...]
+    sources: tuple[Any, ...]
+    requires_grad: bool
+    node: Any
+    flat: bool = False
+
+    def keys(self, key: str) -> list[tuple[str, TensorRecord]]:
+        """The components by the keys that rules see, where the object is called `key`."""
+        return [(f"{key}.{attribute}" if attribute else key, record) for attribute, record in self.components]
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class DictNode:
+    """A mapping in its own order; `kind` is "dict", "OrderedDict", "Counter" or "defaultdict".
+
+    `attributes` is the decoded state: the dict that holds `_metadata` of a state dict. None without.
+    """
+
+    kind: str
+    pairs: tuple[tuple[Any, Any], ...]
+    node: Any
+    attributes: Any = None
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of a text key."""
+        return next((value for found, value in self.pairs if type(found) is str and found == key), default)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ListNode:
+    """A sequence or set; `kind` is "list", "tuple", "set", "frozenset", "deque", "Size", "slice" or "range".
+
+    Of the last two, the items are start, stop and step.
+    """
+
+    kind: str
+    items: tuple[Any, ...]
+    node: Any
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Constant:
+    """A name or a tag that is a value: `text` without its module ("float32", "cuda:3").
+
+    `kind` is "dtype", "device", "layout", "qscheme" or "numpy.dtype".
+    """
+
+    kind: str
+    text: str
+    node: Any
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Array:
+    """A numpy array or (`scalar`) number: `dtype` in numpy's array-interface notation ("<f4").
+
+    `data` are its raw bytes, row-major unless `fortran`.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    fortran: bool
+    scalar: bool
+    data: bytes
+    node: Any
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Buffer:
+    """An io.BytesIO: its bytes, which nobody has looked into, and where it was read to."""
+
+    data: bytes
+    position: int
+    node: Any
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Described:
+    """An object of which only the fields matter, as the parts of a DTensor's specification: `name` of its class, `items` or `fields`."""
+
+    name: str
+    items: tuple[Any, ...]
+    fields: Any
+    node: Any
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Opaque:
+    """Something outside the allow-list: `name` of what the stream wanted, `reason`, and the inert node."""
+
+    name: str
+    reason: str
+    node: Any
+
+
+def segment(key: Any) -> str:
+    """A key as a part of a printed path; never a composite's contents."""
+    kind = type(key)
+    if kind is str:
+        return key  # type: ignore[no-any-return]
+    return str(key) if kind in (int, float, bool) or key is None else f"<{kind.__name__}>"
+
+
+def dotted(path: tuple[Any, ...]) -> str:
+    """A path for messages, printable and cut."""
+    return printable(".".join(segment(p)[:200] for p in path)) if path else "the top"
+
+
+def inside(value: Any) -> list[tuple[Any, Any]]:
+    """(path segment, value) of what `value` holds; nothing for leaves and empty containers. Attributes stand under "." + their name."""
+    kind = type(value)
+    if kind is DictNode:
+        found = list(value.pairs)
+        if value.attributes is not None:
+            found.append((".state", value.attributes))
+        return found
+    if kind is ListNode:
+        return list(enumerate(value.items))
+    if kind is TensorRecord and value.state is not None:
+        return [(".state", value.state)]
+    if kind is Composite:
+        return list(value.components)
+    if kind is LocalShard:
+        return [(".local", value.local), (".spec", value.state)]
+    if kind is Described:
+        return [*enumerate(value.items), (".fields", value.fields)] if value.fields is not None else list(enumerate(value.items))
+    return []
+
+
+def walk(tree: Any, name: str, most: int = MOST_PLACES) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Each (path, value) from the top down, in order; what is shared appears in each of its places.
+
+    The path of a value below a tensor or beside the pairs of a dict has a segment that starts with a dot. CheckpointError M914 past `most`
+    places, because sharing multiplies.
+    """
+    stack: list[tuple[tuple[Any, ...], Any]] = [((), tree)]
+    seen = 0
+    while stack:
+        path, value = stack.pop()
+        seen += 1
+        if seen > most:
+            fail(
+                "M914",
+                f"{printable(name, 400)}: its containers share each other so often that they hold more than {most:,} values",
+                help="nobody saves such a checkpoint; do not trust where this one comes from",
+            )
+        yield path, value
+        held = inside(value)
+        if held:
+            held.reverse()
+            stack += [((*path, part), child) for part, child in held]
+
+
+def to_nodes(tree: Any, tensor: Callable[[Any], Any]) -> Any:
+    """The inert nodes that mean `tree`, ready to be emitted: containers anew, each tensor as `tensor` writes it, other leaves as they were.
+
+    `tensor` is asked for every TensorRecord, and for every Storage that is a value by itself. What is one object in the tree is one
+    node. A container made by the caller may have None for its node. A LocalShard keeps the storage keys that it was read with.
+    """
+    made: dict[int, Any] = {}
+    stack: list[tuple[Any, bool]] = [(tree, False)]
+    while stack:
+        value, ready = stack.pop()
+        if id(value) in made:
+            continue
+        kind = type(value)
+        if kind is TensorRecord or kind is Storage:
+            made[id(value)] = tensor(value)
+        elif kind is DictNode or kind is ListNode or kind is Composite:
+            if ready:
+                made[id(value)] = _WRITE[kind](value, made)
+            else:
+                stack.append((value, True))
+                stack += [(child, False) for child in _held(value)]
+        else:
+            made[id(value)] = value.node if isinstance(value, _LEAVES) else value
+    return made[id(tree)]
+
+
+_LEAVES = (LocalShard, Constant, Array, Buffer, Described, Opaque)
+
+
+def _held(value: DictNode | ListNode | Composite) -> list[Any]:
+    if isinstance(value, Composite):
+        return [record for _, record in value.components]
+    if isinstance(value, ListNode):
+        return list(value.items)
+    return [part for pair in value.pairs for part in pair] + [value.attributes]
+
+
+def _mapping(value: DictNode, made: dict[int, Any]) -> Any:
+    pairs = [(made[id(key)], made[id(held)]) for key, held in value.pairs]
+    if value.kind in ("dict", "Counter"):
+        plain = Dict(pairs)
+        if value.kind == "dict":
+            return plain
+        return Call("reduce", _function(value.node, "Counter"), (plain,))
+    call = Call("reduce", _function(value.node, value.kind), value.node.arguments if value.kind == "defaultdict" else ())
+    call.pairs = pairs or None
+    if value.attributes is not None:
+        call.state = made[id(value.attributes)]
+    return call
+
+
+def _sequence(value: ListNode, made: dict[int, Any]) -> Any:
+    items = [made[id(item)] for item in value.items]
+    if value.kind == "list":
+        return items
+    if value.kind == "tuple":
+        return tuple(items)
+    if isinstance(value.node, Set):
+        return Set(value.node.frozen, items)
+    if value.kind == "deque":
+        call = Call("reduce", value.node.function, value.node.arguments)
+        call.items = items or None
+        return call
+    # the others take what they hold as arguments, and hold nothing that could have changed
+    return value.node
+
+
+def _object(value: Composite, made: dict[int, Any]) -> Any:
+    """The call that makes the object again, with what its components have become in the place of what they were."""
+    copies: dict[int, Any] = {}
+    for source, (_, record) in zip(value.sources, value.components, strict=True):
+        node = made[id(record)]
+        copies[id(source)] = _one_dimension(node) if value.flat and type(node) is Call else node
+
+    def copy(node: Any) -> Any:
+        kind = type(node)
+        if kind not in _COPIED:
+            return node
+        if id(node) in copies:
+            return copies[id(node)]
+        if kind is tuple:
+            new: Any = tuple(copy(part) for part in node)
+        elif kind is list:
+            new = [copy(part) for part in node]
+        elif kind is Dict:
+            new = Dict([(key, None if value.flat and key == MEMBERS else copy(part)) for key, part in node.pairs])
+        else:
+            new = Call(node.how, node.function, copy(node.arguments))
+            if node.state is not ABSENT:
+                new.state = copy(node.state)
+        copies[id(node)] = new
+        return new
+
+    return copy(value.node)
+
+
+_COPIED = frozenset({tuple, list, Dict, Call})
+# the attribute of a grouped tensor that holds views of its own components
+MEMBERS = "quantized_tensors"
+_WRITE: dict[type, Callable[[Any, dict[int, Any]], Any]] = {DictNode: _mapping, ListNode: _sequence, Composite: _object}
+
+
+def _one_dimension(call: Call) -> Call:
+    """A call that rebuilds a row-major tensor, as a row of the same elements."""
+    storage, offset, shape, _, *rest = call.arguments
+    return Call(call.how, call.function, (storage, offset, (prod(shape),), (1,), *rest))
+
+
+def _function(node: Any, name: str) -> Any:
+    return Global("collections", name) if node is None else node.function

@@ -1,0 +1,207 @@
+"""Hostile .pt archives: zips with two readings (Z1 to Z4), and tensors that lie about their storage (T1 to T5)."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import opcodes as o
+from archives import Member, archive, changed, data_pkl, genuine_pickle, tar_of
+from hostile_streams import touch
+
+Row = tuple[str, str, bool, Callable[[str], bytes]]
+ARCHIVES: list[Row] = []
+# a checksum of a tensor is compared when the tensor is read
+LATE = {"bad-crc", "crc-of-the-tensor-wrong"}
+# sound archives with a value that nobody knows
+CARRIED = {
+    "hidden-in-a-storage", "module", "meta-tensor", "sparse-outside", "wrapper-of-any-function", "nested-tensor", "bad-crc",
+    "storage-of-a-foreign-type", "persistent-id-of-no-storage", "persistent-id-too-short", "persistent-id-of-another-kind",
+    "tensor-without-arguments", "tensor-of-a-called-storage",
+}  # fmt: skip
+
+
+def live(name: str, rows: str, make: Callable[[str], bytes]) -> None:
+    ARCHIVES.append((name, rows, True, make))
+
+
+def dead(name: str, rows: str, make: Callable[[], bytes]) -> None:
+    ARCHIVES.append((name, rows, False, lambda canary: make()))
+
+
+def evil(canary: str) -> bytes:
+    return o.stream(o.value({"w": touch(canary)}))
+
+
+def good() -> list[Member]:
+    return data_pkl(genuine_pickle())
+
+
+def with_one_changed(name: str, **fields: Any) -> bytes:
+    return archive(changed(good(), name, **fields))
+
+
+def deflated(member: Member) -> Member:
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    return replace(member, method=8, packed=packer.compress(member.data) + packer.flush())
+
+
+# Z1: which member is meant
+
+# torch takes the first of two equal names, Python's zipfile the last
+live("member-twice", "Z1", lambda c: archive([Member("archive/data.pkl", evil(c)), *good()]))
+live(
+    "central-name-differs", "Z1", lambda c: archive([Member("archive/data.pkl", evil(c), local={"name": b"archive/dxta.pkl"}), *good()[1:]])
+)
+live("bad-crc", "Z3", lambda c: archive(changed(data_pkl(evil(c)), "data/0", crc=1)))
+live("before-the-archive", "Z1", lambda c: archive(data_pkl(evil(c)), before=b"PK\x03\x04\n#!/bin/sh\nexit\n"))
+SECOND_NAME = struct.pack("<HHBI", 0x7075, 5 + 16, 1, zlib.crc32(b"archive/data.pkl")) + b"archive/evil.pkl"
+live("unicode-path", "Z1", lambda c: archive(changed(data_pkl(evil(c)), "data.pkl", extra=SECOND_NAME)))
+live("compressed", "Z2", lambda c: archive([deflated(m) if m.raw_name.endswith(b"data.pkl") else m for m in data_pkl(evil(c))]))
+live("comment", "Z1", lambda c: archive(data_pkl(evil(c)), comment=b"hello"))
+live("hidden-in-a-storage", "P2", lambda c: archive(data_pkl(o.stream(o.value({"w": touch(c)})), {"0": o.legacy(touch(c))})))
+dead("case-equal-members", "Z1", lambda: archive([*good(), Member("archive/DATA.PKL", b"x")]))
+dead(
+    "two-roots-of-whole-archives",
+    "Z1",
+    lambda: archive([*data_pkl(genuine_pickle(), root="first"), *data_pkl(genuine_pickle(), root="second")]),
+)
+dead("two-roots", "Z1", lambda: archive([*good(), Member("other/data.pkl", genuine_pickle())]))
+dead("no-root", "Z1", lambda: archive([Member(m.raw_name.partition(b"/")[2], m.data) for m in good()]))
+dead("after-the-archive", "Z1", lambda: archive(good(), after=b"x" * 100))
+dead("second-end-record", "Z1", lambda: archive(good(), after=archive(good())[-22:]))
+dead("zip64-says-another-directory", "Z1", lambda: archive(good(), zip64={"start": 0, "entries": 1}))
+dead("zip64-record-elsewhere", "Z1", lambda: archive(good(), zip64={"record": 0}))
+dead("zip64-of-a-billion-entries", "Z1 P8", lambda: archive(good(), zip64={"entries": 2**40}))
+dead("end-says-fewer-entries", "Z1", lambda: archive(good(), end={"entries": 2}))
+dead("end-says-more-entries", "Z1", lambda: archive(good(), end={"entries": 60000}))
+dead("end-says-another-disk", "Z1", lambda: archive(good(), end={"disk": 1}))
+dead("end-says-a-comment", "Z1", lambda: archive(good(), end={"comment": 30}))
+dead("directory-outside", "Z1", lambda: archive(good(), end={"start": 2**31}))
+dead("member-hidden-from-the-directory", "Z1", lambda: archive(good(), hidden=[Member("archive/data/7", bytes(16))]))
+dead("bytes-between", "Z1", lambda: archive(good(), between=b"x" * 64))
+dead("local-size-differs", "Z1", lambda: with_one_changed("data/0", local={"size": 8}))
+dead("local-method-differs", "Z1", lambda: with_one_changed("data/0", local={"method": 8}))
+dead("local-flags-differ", "Z1", lambda: with_one_changed("data/0", local={"flags": 1}))
+dead("local-crc-differs", "Z1 Z3", lambda: with_one_changed("data/0", local={"crc": 77}))
+dead("member-offset-outside", "Z1", lambda: with_one_changed("data/0", offset=2**31))
+dead("two-members-in-one-place", "Z2", lambda: archive([*good(), Member("archive/data/1", bytes(16), offset=0)]))
+dead("encrypted", "Z2", lambda: with_one_changed("data/0", flags=0x0801))
+dead("unknown-flags", "Z2", lambda: with_one_changed("data/0", flags=0x8840))
+dead("unknown-method", "Z2", lambda: with_one_changed("data/0", method=99))
+dead("a-link", "Z2", lambda: with_one_changed("data/0", attributes=0o120777 << 16))
+dead("member-comment", "Z2", lambda: with_one_changed("data/0", comment=b"x"))
+dead("unknown-extra-field", "Z2", lambda: with_one_changed("data/0", extra=struct.pack("<HH", 0xCAFE, 0)))
+dead("member-that-climbs", "Z2", lambda: archive([*good(), Member("archive/../../evil", b"x")]))
+dead("member-that-is-absolute", "Z2", lambda: archive([*good(), Member("/etc/evil", b"x")]))
+dead("member-with-a-backslash", "Z2", lambda: archive([*good(), Member("archive\\..\\evil", b"x")]))
+dead("member-with-nul", "Z2", lambda: archive([*good(), Member("archive/data/0\0.txt", b"x")]))
+dead("member-that-is-not-utf-8", "Z2 P9", lambda: archive([*good(), Member(b"archive/\xff\xfe", b"x")]))
+dead("member-that-drives-a-terminal", "Z2 P9", lambda: archive([*good(), Member("archive/\x1b[31m\u202ered", b"x")]))
+dead(
+    "bomb",
+    "Z2 P8",
+    lambda: archive([deflated(m) if m.raw_name.endswith(b"data/0") else m for m in data_pkl(genuine_pickle(), {"0": bytes(50_000_000)})]),
+)
+dead("crc-of-the-tensor-wrong", "Z3", lambda: with_one_changed("data/0", crc=123456))
+dead("crc-of-the-pickle-wrong", "Z3", lambda: with_one_changed("data.pkl", crc=123456))
+
+# Z4: something else under the name
+
+dead("seven-zip", "Z4", lambda: b"7z\xbc\xaf\x27\x1c\0\4" + bytes(500))
+dead("gzip", "Z4", lambda: gzip.compress(archive(good())))
+dead(
+    "torchscript",
+    "Z4",
+    lambda: archive([*good(), Member("archive/constants.pkl", genuine_pickle()), Member("archive/code/__torch__.py", b"x")]),
+)
+dead("no-pickle", "Z4", lambda: archive([m for m in good() if not m.raw_name.endswith(b"data.pkl")]))
+dead("empty-archive", "Z4", lambda: archive([]))
+dead("two-bytes", "Z4", lambda: b"PK")
+dead("nothing", "Z4", lambda: b"")
+live(
+    "tar-of-2016",
+    "Z4",
+    lambda c: tar_of({"storages": o.stream(touch(c)), "tensors": o.stream(o.value(0)), "pickle": o.stream(o.value({}))}),
+)
+
+# T1: tensors that are not what their storage holds
+
+
+def tensor(name: str, rows: str, *, held: dict[str, bytes] | None = None, byteorder: bytes = b"little", **said: Any) -> None:
+    facts = {k: said.pop(k) for k in ("key", "numel", "kind", "location") if k in said}
+    pickle = o.stream(o.value({"w": o.tensor(o.storage(**facts), **said)}))
+    dead(name, rows, lambda: archive(data_pkl(pickle, held, byteorder=byteorder)))
+
+
+tensor("storage-missing", "T1", held={})
+tensor("storage-short", "T1", held={"0": bytes(12)})
+tensor("storage-long", "T1", held={"0": bytes(20)})
+tensor("storage-key-climbs", "T1", key="../data.pkl")
+tensor("storage-key-absolute", "T1", key="/etc/passwd")
+tensor("storage-key-a-number", "T1", key=0)
+tensor("storage-key-of-fifty-digits", "T1", key="9" * 50)
+tensor("storage-of-a-foreign-type", "T1 P1", kind="os")
+tensor("numel-negative", "T1", numel=-4)
+tensor("numel-overflows", "T1", numel=2**62)
+tensor("numel-beyond-64-bits", "T1", numel=2**70)
+tensor("numel-a-text", "T1", numel="4")
+tensor("numel-true", "T1", numel=True)
+tensor("shape-beyond-storage", "T1", shape=(5,))
+tensor("shape-overflows", "T1", shape=(2**32, 2**32), strides=(1, 1))
+tensor("shape-beyond-64-bits", "T1", shape=(2**70,), strides=(0,))
+tensor("shape-negative", "T1", shape=(-4,))
+tensor("shape-of-texts", "T1", shape=("4",))
+tensor("shape-of-a-thousand-axes", "T1", shape=(1,) * 1000, strides=(1,) * 1000)
+tensor("strides-too-few", "T1", shape=(2, 2))
+tensor("strides-negative", "T1", strides=(-1,))
+tensor("strides-overflow", "T1", shape=(2,), strides=(2**63,))
+tensor("offset-negative", "T1", offset=-1)
+tensor("offset-outside", "T1", offset=4)
+tensor("offset-a-float", "T1", offset=0.0)
+tensor("view-outside", "T1", shape=(2, 2), strides=(3, 2))
+tensor("four-terabytes-of-one-element", "T1", shape=(2**40,), strides=(0,))
+tensor("unknown-byteorder", "T5", byteorder=b"middle")
+tensor("byteorder-of-a-megabyte", "T5", byteorder=b"little" * 200_000)
+
+
+def of_two(first: bytes, second: bytes, held: dict[str, bytes]) -> bytes:
+    return archive(data_pkl(o.stream(o.value({"v": first, "w": second})), held))
+
+
+dead("storage-of-two-types", "T1", lambda: of_two(o.tensor(), o.tensor(o.storage(numel=2, kind="DoubleStorage"), (2,)), {"0": bytes(16)}))
+dead("storage-of-two-lengths", "T1", lambda: of_two(o.tensor(), o.tensor(o.storage(numel=3), (3,)), {"0": bytes(16)}))
+dead("record-of-nobody", "T4", lambda: archive(data_pkl(genuine_pickle(), {"0": bytes(16), "1": bytes(16)})))
+
+
+def whole(name: str, rows: str, body: bytes) -> None:
+    dead(name, rows, lambda: archive(data_pkl(o.stream(o.value({"w": o.tensor(), "x": body})))))
+
+
+def pairs(*items: Any) -> bytes:
+    return o.EMPTY_DICT + o.MARK + b"".join(o.value(i) for i in items) + o.SETITEMS
+
+
+dead("key-of-a-state-dict-twice", "T3", lambda: archive(data_pkl(o.stream(pairs("w", o.tensor(), "w", o.tensor())))))
+whole("persistent-id-of-no-storage", "T1", o.value("storage") + o.BINPERSID)
+whole("persistent-id-too-short", "T1", o.value(("storage", "x")) + o.BINPERSID)
+whole("persistent-id-of-another-kind", "T1", o.value(("module", o.found("posix", "mknod"), "0", "cpu", 4)) + o.BINPERSID)
+whole("tensor-without-arguments", "T1", o.call(o.found("torch._utils", "_rebuild_tensor_v2")))
+whole("tensor-of-no-storage", "T1", o.tensor(o.value("storage")))
+whole("tensor-of-a-called-storage", "T1 P1", o.tensor(o.call(o.found("torch", "FloatStorage"), 2**40)))
+
+# T2: what is no plain tensor
+
+whole("module", "T2", o.new("torch.nn.modules.linear", "Linear", {"in_features": 4}))
+whole(
+    "meta-tensor", "T2", o.call(o.found("torch._utils", "_rebuild_meta_tensor_no_storage"), o.found("torch", "float32"), (4,), (1,), False)
+)
+SPARSE = (o.found("torch", "sparse_coo"), (o.tensor(), o.tensor(), o.value((2,)), True))
+whole("sparse-outside", "T2", o.call(o.found("torch._utils", "_rebuild_sparse_tensor"), *SPARSE))
+WRAPPED = (o.found("posix", "mknod"), o.found("torch", "Tensor"), ("nowhere",), {})
+whole("wrapper-of-any-function", "T2 P1", o.call(o.found("torch._tensor", "_rebuild_from_type_v2"), *WRAPPED))
+whole("nested-tensor", "T2", o.call(o.found("torch._utils", "_rebuild_nested_tensor"), o.tensor(), o.tensor(), o.tensor(), o.tensor()))

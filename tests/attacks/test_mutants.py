@@ -1,0 +1,84 @@
+"""Small genuine files, cut at every byte and with random bytes changed: opened or refused, and nothing else.
+
+Seeded, so that a failure comes again. The default run reads all of it; the child process has no torch in it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
+
+HERE = Path(__file__).parent
+FLIPS = 10_000
+KINDS = ("safetensors", "index", "pt", "pt opened", "data.pkl", "legacy", "legacy opened", "metadata", "extra state")
+SECONDS, MEMORY = 1.0, 300
+
+
+def genuine(where: Path) -> dict[str, str]:
+    """One small file of each kind, as its library writes it. The files of the index lie beside it."""
+    held = {"w": torch.arange(4, dtype=torch.float32), "b": torch.ones(3, dtype=torch.int64)}
+    out = {kind: where / kind.replace(" ", "-") / "m.pt" for kind in KINDS}
+    for path in out.values():
+        path.parent.mkdir()
+    save_file(held, out["safetensors"])
+    for number, key in enumerate(held, 1):
+        save_file({key: held[key]}, out["index"].parent / f"model-0000{number}-of-00002.safetensors")
+    out["index"] = out["index"].parent / "model.safetensors.index.json"
+    weight_map = {key: f"model-0000{number}-of-00002.safetensors" for number, key in enumerate(held, 1)}
+    out["index"].write_text(json.dumps({"metadata": {"total_size": 40}, "weight_map": weight_map}))
+    state = {"model": held, "epoch": 3, "lr": [0.1, None], "shape": torch.Size([2]), "dtype": torch.float16}
+    for kind in ("pt", "pt opened", "legacy", "legacy opened"):
+        torch.save(state, out[kind], _use_new_zipfile_serialization=kind.startswith("pt"))
+    with zipfile.ZipFile(out["pt"]) as archive:
+        out["data.pkl"].write_bytes(archive.read("m/data.pkl"))
+    dcp.save({"w": held["w"], "step": 3}, checkpoint_id=out["metadata"].parent, no_dist=True)
+    out["metadata"] = out["metadata"].parent / ".metadata"
+    out["extra state"].write_bytes(out["metadata"].read_bytes())
+    return {kind: str(path) for kind, path in out.items()}
+
+
+@pytest.fixture(scope="module")
+def surveys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    where = tmp_path_factory.mktemp("mutants")
+    (where / "asked.json").write_text(json.dumps({"files": genuine(where), "flips": FLIPS, "seed": 2026}))
+    environment = {**os.environ, "PYTHONPATH": f"{HERE.parents[1]}{os.pathsep}{HERE}"}
+    command = [sys.executable, str(HERE / "mutants.py"), str(where / "asked.json")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout)
+
+
+# torch says that it saves without a process group
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_cut_at_any_byte_is_refused(surveys: dict[str, Any], kind: str) -> None:
+    survey = surveys[kind]["cut"]
+    assert not survey["escaped"], survey["escaped"][0]
+    assert survey["opened"] == 0
+    assert survey["refused"] == surveys[kind]["size"]
+    assert survey["slowest"] < SECONDS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ten_thousand_flipped_files_are_opened_or_refused(surveys: dict[str, Any], kind: str) -> None:
+    survey = surveys[kind]["flipped"]
+    assert not survey["escaped"], survey["escaped"][0]
+    assert survey["opened"] + survey["refused"] == FLIPS
+    assert survey["refused"] > FLIPS // 10
+    assert survey["slowest"] < SECONDS
+
+
+def test_no_mutant_fills_the_memory(surveys: dict[str, Any]) -> None:
+    assert surveys["memory"] < MEMORY

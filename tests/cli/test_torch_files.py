@@ -1,0 +1,115 @@
+"""The command line on .pt files: what it shows, what it asks, what it loads into its own process, and a kill in the middle."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from commandline import done, run, shell, spawn
+from test_imports import loaded
+from test_kills import partial, wait_for
+
+RULE = """id: demo/2/x
+title: x
+lineage: demo
+edge: ["1", "2"]
+keep: ["{k...}.bias"]
+rules:
+  - {name: r, from: "{p...}.weight", to: "{p}.kernel"}
+"""
+
+
+@pytest.fixture
+def rule(tmp_path: Path) -> Path:
+    (tmp_path / "r.yaml").write_text(RULE)
+    return tmp_path / "r.yaml"
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Path:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 3))
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.5)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3}, tmp_path / "in.pt")
+    return tmp_path / "in.pt"
+
+
+def test_inspect_tells_which_dict_rules_work_on_and_what_is_beside_it(training: Path) -> None:
+    out = done("inspect", training).out
+    assert "rules work on: model" in out
+    assert "carried as they are: 4 tensors" in out
+    assert "epoch = 3" in out
+    told = done("inspect", training, "--format", "json").json
+    assert told["format"] == "torch"
+    assert told["at"] == "model"
+    assert {"path": "epoch", "value": 3} in told["items"]
+
+
+def test_inspect_lists_what_it_refuses_to_read_and_apply_refuses_it(tmp_path: Path) -> None:
+    torch.save({"model": {"w": torch.ones(1)}, "args": argparse.Namespace(lr=1)}, tmp_path / "in.pt")
+    assert "argparse.Namespace (the arguments of the program; save vars(args)) at args" in done("inspect", tmp_path / "in.pt").out
+    failed = run("apply", tmp_path / "in.pt", "-o", tmp_path / "out", "--output-format", "safetensors")
+    assert failed.exit == 3
+    assert "error[M935]" in failed.err
+    assert "at args" in failed.err
+    done("apply", tmp_path / "in.pt", "-o", tmp_path / "out", "--output-format", "safetensors", "--allow", "opaque")
+
+
+def test_a_plan_says_what_it_converts_and_runs_as_it_was_reviewed(training: Path, rule: Path, tmp_path: Path) -> None:
+    shown = done("plan", training, "--rules", rule, "--output-format", "safetensors", "--folder", "-o", tmp_path / "plan.json").out
+    assert "torch → safetensors" in shown
+    done("apply", tmp_path / "plan.json", "-o", tmp_path / "new")
+    done("verify", tmp_path / "new", "--source", training, "--rules", rule)
+    done("downgrade", tmp_path / "new", "-o", tmp_path / "back.pt", "--rules", rule)
+    assert done("diff", training, tmp_path / "back.pt").out
+    assert done("plan", training, "--output-format", "torch", "--check", exit=1).out.startswith("torch → torch")
+
+
+def test_the_name_of_the_output_says_its_format(training: Path, tmp_path: Path) -> None:
+    torch.save(torch.load(training, weights_only=True)["model"], tmp_path / "m.pt")
+    done("apply", tmp_path / "m.pt", "-o", tmp_path / "m.safetensors", "--output-format", "safetensors")
+    done("apply", tmp_path / "m.safetensors", "-o", tmp_path / "back.pth", "--output-format", "torch")
+    torch.load(tmp_path / "back.pth", weights_only=True)
+    assert run("apply", training, "-o", tmp_path / "x.safetensors", "--output-format", "torch").exit == 2
+
+
+def test_two_dicts_of_tensors_are_told_apart_by_at(tmp_path: Path, rule: Path) -> None:
+    torch.save({"gen": {"a.weight": torch.ones(1)}, "critic": {"b.weight": torch.ones(1)}}, tmp_path / "in.pt")
+    failed = run("inspect", tmp_path / "in.pt")
+    assert (failed.exit, "M945" in failed.err, "--at" in failed.err) == (3, True, True)
+    done("apply", tmp_path / "in.pt", "-o", tmp_path / "out.pt", "--rules", rule, "--at", "critic")
+    made = torch.load(tmp_path / "out.pt", weights_only=True)
+    assert {name: list(held) for name, held in made.items()} == {"gen": ["a.weight"], "critic": ["b.kernel"]}
+    done("verify", tmp_path / "out.pt", "--source", tmp_path / "in.pt", "--rules", rule, "--at", "critic")
+
+
+def test_nothing_of_torch_or_numpy_is_loaded_to_read_or_write_these_files(training: Path, rule: Path, tmp_path: Path) -> None:
+    heavy = {"torch", "numpy"}
+    assert not loaded("inspect", training) & heavy
+    assert not loaded("plan", training, "--rules", rule) & heavy
+    assert not loaded("apply", training, "-o", tmp_path / "a.pt", "--rules", rule) & heavy
+    assert not loaded("apply", training, "-o", tmp_path / "b", "--output-format", "safetensors") & heavy
+    assert not loaded("apply", tmp_path / "b", "-o", tmp_path / "c.pt", "--output-format", "torch") & heavy
+
+
+def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
+    bits = random.Random(1)
+    state = {f"w.{i}": torch.frombuffer(bytearray(bits.randbytes(6 << 20)), dtype=torch.uint8) for i in range(6)}
+    torch.save(state, tmp_path / "in.pt")
+    arguments = ["apply", tmp_path / "in.pt", "--output-format", "torch", "--no-fsync", "-q", "-o"]
+    assert shell(*arguments, tmp_path / "wanted.pt").exit == 0
+    for lines in (1, 4):
+        out = tmp_path / f"out{lines}.pt"
+        child = spawn(*arguments, out)
+        wait_for(partial(out) / "journal.jsonl", child, lines)
+        child.send_signal(signal.SIGKILL)
+        child.communicate(timeout=60)
+        if not out.exists():
+            assert shell(*arguments, out, "--resume").exit == 0
+        assert out.read_bytes() == (tmp_path / "wanted.pt").read_bytes()
+        assert not partial(out).exists()

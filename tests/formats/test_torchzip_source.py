@@ -1,0 +1,229 @@
+"""What is read from .pt files: where tensors lie, which dict rules work on, what is refused and by what name."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import migrate
+from migrate import formats
+from migrate.core.errors import CheckpointError
+from migrate.source.index import Index
+
+
+def index_of(path: Path, at: str | None = None) -> Index:
+    source = formats.open(path, at=at)
+    try:
+        return source.index
+    finally:
+        source.close()
+
+
+def write(path: Path, value: Any, **options: Any) -> Path:
+    torch.save(value, path, **options)
+    return path
+
+
+def refused(path: Path, at: str | None = None) -> list[Any]:
+    with pytest.raises(CheckpointError) as caught:
+        formats.open(path, at=at)
+    return caught.value.diagnostics
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_each_tensor_is_where_torch_put_it(zipped: bool, tmp_path: Path) -> None:
+    base = torch.arange(24.0).reshape(4, 6)
+    held = {"t": base.t(), "part": base[1:, ::2], "other": torch.arange(5, dtype=torch.int16), "zero": torch.tensor(7)}
+    path = write(tmp_path / "m.pt", held, _use_new_zipfile_serialization=zipped)
+    source = formats.open(path)
+    try:
+        assert list(source.index.tensors) == list(held)
+        for key, tensor in held.items():
+            at = source.index.tensors[key]
+            assert (at.spec.dtype, at.spec.shape) == (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+            assert (at.strides or tensor.contiguous().stride()) == tensor.stride()
+            last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+            raw = bytearray((last + 1) * tensor.itemsize)
+            source.blobs[0].readinto(at.offset, memoryview(raw))
+            assert torch.equal(torch.frombuffer(raw, dtype=tensor.dtype).as_strided(tensor.shape, tensor.stride()), tensor)
+        assert source.index.tensors["t"].storage == source.index.tensors["part"].storage != source.index.tensors["other"].storage
+    finally:
+        source.close()
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_every_protocol_of_the_pickle_inside_is_read(protocol: int, tmp_path: Path) -> None:
+    path = write(tmp_path / "m.pt", {"model": nn.Linear(2, 3).state_dict(), "epoch": 4}, pickle_protocol=protocol)
+    found = index_of(path)
+    assert list(found.tensors) == ["weight", "bias"]
+    assert found.items == {"epoch": 4}
+
+
+@pytest.mark.parametrize(
+    ("value", "at"),
+    [
+        ({"w": torch.ones(1)}, ()),
+        ({"model": {"w": torch.ones(1)}, "step": 1}, ("model",)),
+        ({"state_dict": {"w": torch.ones(1)}, "callbacks": {"best": {"score": torch.ones(1)}}}, ("state_dict",)),
+        ({"a": {"b": {"c": {"w": torch.ones(1)}}}}, ("a", "b", "c")),
+        ({"x": {"w": torch.ones(1)}, "optimizer": {"state": {"w": {"m": torch.ones(1)}}}}, ("x",)),
+        ({"x": {"w": torch.ones(1)}, "rng": torch.ones(1)}, ("x",)),
+        ([torch.ones(1)], None),
+        (torch.ones(1), None),
+        ({"epoch": 3}, None),
+    ],
+)
+def test_the_dict_that_rules_work_on_is_found(value: Any, at: tuple[str, ...] | None, tmp_path: Path) -> None:
+    outline = index_of(write(tmp_path / "m.pt", value)).outline
+    assert outline is not None
+    assert [part.at for part in outline.parts] == [at]
+
+
+def test_two_dicts_of_tensors_are_a_question_that_at_answers(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.pt", {"generator": {"w": torch.ones(1)}, "critic": {"v": torch.ones(2), "u": torch.ones(3)}})
+    (found,) = refused(path)
+    assert found.code == "M945"
+    assert "2 dicts of tensors" in found.message
+    assert any("critic: 2 tensors" in note for note in found.notes)
+    found_index = index_of(path, at="critic")
+    assert list(found_index.tensors) == ["v", "u"]
+    assert list(found_index.carried) == ["/generator.w"]
+
+
+def test_at_may_name_keys_that_hold_dots(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.pt", {"a.b": {"c": {"w": torch.ones(1)}}, "a": {"x": {"w": torch.ones(1)}}})
+    assert index_of(path, at="a.b.c").outline.parts[0].at == ("a.b", "c")  # type: ignore[union-attr]
+    assert refused(path, at="a.b.d")[0].code == "M945"
+    assert refused(path, at="nowhere")[0].code == "M945"
+
+
+def test_an_average_that_is_the_same_tensors_is_carried_and_still_the_same(tmp_path: Path) -> None:
+    state = nn.Linear(2, 2).state_dict()
+    found = index_of(write(tmp_path / "m.pt", {"model": state, "ema": [state["weight"]]}))
+    assert found.carried["/ema.0"].storage == found.tensors["weight"].storage
+
+
+class Config:
+    """Stands for a class of somebody's program."""
+
+
+def test_what_is_outside_the_allow_list_is_listed_with_its_places_and_refused_by_name(tmp_path: Path) -> None:
+    value = {"model": {"w": torch.ones(2)}, "args": argparse.Namespace(lr=1), "config": {"deep": [1, Config()]}, "epoch": 3}
+    path = write(tmp_path / "m.pt", value)
+    found = migrate.inspect(path)
+    assert {(o["name"], *o["paths"]) for o in found["outside"]} == {
+        ("argparse.Namespace", "args"),
+        (f"{Config.__module__}.Config", "config.deep.1"),
+    }
+    with pytest.raises(CheckpointError) as caught:
+        migrate.apply(path, tmp_path / "out", output_format="safetensors")
+    assert [d.code for d in caught.value.diagnostics] == ["M935"]
+    assert not (tmp_path / "out").exists()
+
+
+def test_with_permission_entries_that_hold_something_opaque_are_dropped_and_named(tmp_path: Path) -> None:
+    value = {"model": {"w": torch.ones(2)}, "args": argparse.Namespace(lr=1), "config": {"deep": [1, Config()], "lr": 2}, "epoch": 3}
+    answer = migrate.apply(write(tmp_path / "m.pt", value), tmp_path / "out.pt", output_format="torch", allow=["opaque"])
+    assert any("dropped" in note and "args" in note and "config.deep" in note for note in answer["notes"])
+    made = torch.load(tmp_path / "out.pt", weights_only=True)
+    assert list(made) == ["model", "config", "epoch"]
+    assert made["config"] == {"lr": 2}
+
+
+@pytest.mark.parametrize("tensor", [torch.ones(2, dtype=torch.complex64).conj(), torch.ones(2, dtype=torch.complex64).conj().imag])
+def test_numbers_that_are_not_what_their_bytes_say_are_refused(tensor: torch.Tensor, tmp_path: Path) -> None:
+    path = write(tmp_path / "m.pt", {"w": torch.ones(1), "c": tensor})
+    (outside,) = migrate.inspect(path)["outside"]
+    assert "pending" in outside["reason"]
+    assert outside["paths"] == ["c"]
+
+
+def test_shards_without_an_index_belong_together_by_their_numbers(tmp_path: Path) -> None:
+    for number in (1, 2):
+        write(tmp_path / f"pytorch_model-0000{number}-of-00002.bin", {f"w{number}": torch.ones(number)})
+    assert list(index_of(tmp_path).tensors) == ["w1", "w2"]
+    (tmp_path / "pytorch_model-00002-of-00002.bin").unlink()
+    assert refused(tmp_path)[0].code == "M908"
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (lambda m: m.update(w1="pytorch_model-00002-of-00002.bin"), "M915"),
+        (lambda m: m.pop("w1"), "M915"),
+        (lambda m: m.update(w3="pytorch_model-00001-of-00002.bin"), "M915"),
+        (lambda m: m.update(w3="../x.bin"), "M907"),
+        (lambda m: m.update(w3="x.bin"), "M908"),
+    ],
+)
+def test_an_index_that_says_something_else_than_its_files_is_refused(change: Any, code: str, tmp_path: Path) -> None:
+    weight_map = {}
+    for number in (1, 2):
+        name = f"pytorch_model-0000{number}-of-00002.bin"
+        write(tmp_path / name, {f"w{number}": torch.ones(number)})
+        weight_map[f"w{number}"] = name
+    index = tmp_path / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    assert list(index_of(tmp_path).tensors) == list(index_of(index).tensors) == ["w1", "w2"]
+    change(weight_map)
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    assert code in {d.code for d in refused(tmp_path)}
+
+
+def test_a_nested_file_cannot_be_a_shard(tmp_path: Path) -> None:
+    for number in (1, 2):
+        write(tmp_path / f"pytorch_model-0000{number}-of-00002.bin", {"model": {f"w{number}": torch.ones(number)}})
+    assert {d.code for d in refused(tmp_path)} <= {"M915", "M945"}
+
+
+def test_safetensors_is_taken_where_a_folder_holds_both(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"s": torch.ones(1)}, tmp_path / "model.safetensors")
+    write(tmp_path / "pytorch_model.bin", {"t": torch.ones(1)})
+    assert list(index_of(tmp_path).tensors) == ["s"]
+    assert list(index_of(tmp_path / "pytorch_model.bin").tensors) == ["t"]
+
+
+def test_what_only_looks_like_a_file_of_torch_is_called_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "m.pt").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    (found,) = refused(tmp_path / "m.pt")
+    assert found.code == "M941"
+    assert "git-lfs" in found.message
+
+
+def test_a_file_without_checksums_says_so(tmp_path: Path) -> None:
+    torch.serialization.set_crc32_options(False)
+    try:
+        path = write(tmp_path / "m.pt", {"w": torch.ones(4)})
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert any("without a checksum" in note for note in migrate.inspect(path)["notes"])
+
+
+class Named:
+    """Stands for a class that is a key of a dict, an attribute of a tensor, or both."""
+
+
+def test_nothing_opaque_goes_out_again_as_a_key_or_as_an_attribute(tmp_path: Path) -> None:
+    marked = torch.ones(2)
+    marked.owner = Named()  # type: ignore[attr-defined]
+    inner = torch.ones(2)
+    inner.twin = torch.zeros(1)  # type: ignore[attr-defined]
+    kept = torch.ones(3)
+    kept.note = "kept"  # type: ignore[attr-defined]
+    value = {"w": kept, "x": {Named: 1, (1, Named): 2, "y": 3}, "marked": marked, "inner": inner}
+    path = write(tmp_path / "m.pt", value)
+    migrate.apply(path, tmp_path / "out.pt", output_format="torch", allow=["opaque"])
+    raw = (tmp_path / "out.pt").read_bytes()
+    assert b"Named" not in raw
+    made = torch.load(tmp_path / "out.pt", weights_only=True)
+    assert list(made) == ["w", "x"]
+    assert made["x"] == {"y": 3}
+    assert made["w"].note == "kept"
