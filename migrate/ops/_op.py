@@ -10,6 +10,7 @@ Kinds
     each   1 -> 1   the axes family          (may have `only`)
     make   1 -> 1   fill: reads nothing of its input but that it exists
     end    n -> 0   drop
+    decide 1 -> n   extra_state: the tensor's bytes say how many, which is settled while planning
 
 A `ValueOp` computes instead of moving: `cast`, `affine`, `dequantize`. It may be of any of the first three kinds.
 """
@@ -101,6 +102,17 @@ class Check(NamedTuple):
     message: str
 
 
+class Decided(NamedTuple):
+    """What becomes of one tensor: `outputs` are (what is put behind the output's key, spec), none where it goes.
+
+    `args` are those of the call that computes them; None: the tensor goes on as it is. `loses`: something is lost that needs permission.
+    """
+
+    outputs: tuple[tuple[str, Spec], ...]
+    args: Any = None
+    loses: bool = False
+
+
 class Op:
     """Base of all ops. `Args` is a frozen stdlib dataclass whose fields carry a description (`arg`)."""
 
@@ -122,6 +134,13 @@ class Op:
 
     def trace(self, args: Any, views: Sequence[View], parts: int = 1) -> list[View]:
         """The output views. Raises OpError naming axis and sizes when the shapes do not fit."""
+        raise NotImplementedError
+
+    def decide(self, args: Any, spec: Spec, payload: bytes, name: str, allow: frozenset[str]) -> Decided:
+        """For ops of the kind `decide`: what becomes of a tensor that holds `payload`. `name` is its key, `allow` what a person permits.
+
+        OpError for what the op refuses. A call with the answer's `args` makes the outputs, by `infer` and `eager`.
+        """
         raise NotImplementedError
 
     def infer(self, args: Any, specs: Sequence[Spec], parts: int = 1) -> list[Spec] | None:
@@ -226,6 +245,6 @@ class ValueOp(Op):
 
 
 __all__ = [
-    "Array", "Axes", "Box", "Capture", "Check", "Integer", "Integers", "Loss", "Meter", "Number", "OneWay", "Only", "Op", "OpError",
-    "Sizes", "Step", "Text", "ValueOp", "Written", "arg", "dataclass", "replace", "step",
+    "Array", "Axes", "Box", "Capture", "Check", "Decided", "Integer", "Integers", "Loss", "Meter", "Number", "OneWay", "Only", "Op",
+    "OpError", "Sizes", "Step", "Text", "ValueOp", "Written", "arg", "dataclass", "replace", "step",
 ]  # fmt: skip

@@ -15,10 +15,11 @@ from ..core.diagnostics import Report, listed, printable
 from ..core.keys import NegativeIndex, Pattern
 from ..core.ranks import rank_of
 from ..core.records import records
-from ..rules.compiled import ROLE, DirectedRule
+from ..ops._op import Decided
+from ..rules.compiled import ROLE, CompiledStep, DirectedRule
 from .graph import Expr, Tensor, ValueCheck
 from .match import RANK, Matching, Reader, Taken, keep_rest, match, when_test
-from .pipeline import Item, Refused, Views, run
+from .pipeline import SUFFIX, Item, Refused, Views, run
 
 
 class Made(NamedTuple):
@@ -38,17 +39,25 @@ class Bound:
     # keys that went because an equal target stood there already, by the rule that would have made it
     redundant: dict[str, DirectedRule] = field(default_factory=dict)
     checks: list[ValueCheck] = field(default_factory=list)
-    # (key, whether it went) of the targets of keep_source rules met backwards; they decide keys and enter the digest
+    # what of it needs permission, by the rule that it goes through
+    lost: dict[str, DirectedRule] = field(default_factory=dict)
+    # (key, whether it went) of the targets of keep_source rules met backwards, and of tensors whose bytes decide what
+    # becomes of them; they decide keys and enter the digest
     decided: dict[str, bool] = field(default_factory=dict)
     programs: dict[str, Expr] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
 class Questions(NamedTuple):
-    """What binding asks of its caller. `same_bytes(key, present, made)`: does the present tensor hold what the rule would make."""
+    """What binding asks of its caller. `same_bytes(key, present, made)`: does the present tensor hold what the rule would make.
+
+    `payload(tensor)` are the bytes of a small tensor that decide what becomes of it; None: nobody looks, and such tensors stay as they are.
+    """
 
     same_bytes: Callable[[str, Tensor, Tensor], bool]
     allow_drop: bool = False
+    payload: Callable[[Tensor], bytes] | None = None
+    allow: frozenset[str] = frozenset()
 
 
 def bind(
@@ -61,7 +70,7 @@ def bind(
     programs: Mapping[str, Expr] | None = None,
 ) -> Bound:
     """Applies the rules of one edge to all keys. Problems go into the report, all of them; then the result means nothing."""
-    matching, finished, out = _run_all(rules, tensors, views, report, programs)
+    matching, finished, out = _run_all(rules, tensors, views, ask, report, programs)
     for reader, names, items in finished:
         _write(reader, names, items, out, report)
     derived = [r for r in matching.readers if r.rule.forward]
@@ -116,6 +125,7 @@ def _run_all(
     rules: Sequence[DirectedRule],
     tensors: Mapping[str, Tensor],
     views: Views,
+    ask: Questions,
     report: Report,
     programs: Mapping[str, Expr] | None = None,
 ) -> tuple[Matching, list[_Finished], Bound]:
@@ -129,7 +139,7 @@ def _run_all(
     while True:
         attempt, out, before = Report(), Bound(), len(excluded)
         matching = match(rules, specs, attempt, frozenset(excluded))
-        finished = [_run_rule(r, tensors, programs, views, out, excluded, attempt) for r in matching.readers if not r.rule.forward]
+        finished = [_run_rule(r, tensors, programs, views, ask, out, excluded, attempt) for r in matching.readers if not r.rule.forward]
         if len(excluded) == before:
             report.diagnostics += matching.undecided.diagnostics + attempt.diagnostics
             return matching, finished, out
@@ -145,6 +155,7 @@ def _run_rule(
     tensors: Mapping[str, Tensor],
     programs: Mapping[str, Expr] | None,
     views: Views,
+    ask: Questions,
     out: Bound,
     excluded: set[tuple[int, str]],
     report: Report,
@@ -169,8 +180,20 @@ def _run_rule(
         elif refused.diagnostic.code != "M207" or not lone.issuperset(refused.keys):
             report.diagnostics.append(refused.diagnostic)
 
+    def decide(step: CompiledStep, item: Item) -> Decided | None:
+        if ask.payload is None:
+            return None
+        decided = step.op.decide(step.args, item.tensor.spec, ask.payload(item.tensor), printable(item.keys[0]), ask.allow)
+        for key in item.keys:
+            out.decided[key] = not decided.outputs
+            if not decided.outputs:
+                out.dropped[key] = rule
+            if decided.loses:
+                out.lost[key] = rule
+        return decided
+
     checks: list[ValueCheck] = []
-    bound, made = run(rule, names, items, views, refuse, checks)
+    bound, made = run(rule, names, items, views, refuse, checks, decide)
     if tests_result:
         role_at = bound.index(ROLE) if ROLE in bound else None
         tests = {role: when_test(when) for role, when in rule.when.items()}
@@ -257,6 +280,7 @@ def _write(reader: Reader, names: tuple[str, ...], items: list[Item], out: Bound
         writers[side.role] = (side.pattern.expander(names), do)
     single = writers.get(None)
     rank_at = names.index(RANK) if RANK in names else None
+    suffix_at = names.index(SUFFIX) if SUFFIX in names else None
     # the outputs of one group stand together and share what they were made of
     made = Made(rule, ())
     for item in items:
@@ -272,6 +296,8 @@ def _write(reader: Reader, names: tuple[str, ...], items: list[Item], out: Bound
         except (NegativeIndex, KeyError, TypeError, ValueError) as error:
             report.add("M209", f"rule {rule.name!r} cannot name the output of {printable(item.keys[0])}: {error}", spans=(rule.span,))
             continue
+        if suffix_at is not None:
+            key += item.values[suffix_at]
         if rank_at is not None:
             key = f"{key}@{item.values[rank_at]}"
         if key in out.tensors:
@@ -362,7 +388,7 @@ def _remove_derived(derived: Sequence[Reader], tensors: Mapping[str, Tensor], ou
         if rule is None or not reader.taken:
             continue
         own = Report()
-        _, finished, would = _run_all([rule], restored, views, own)
+        _, finished, would = _run_all([rule], restored, views, ask, own)
         for found, names, items in finished:
             _write(found, names, items, would, own)
         for taken in reader.taken:

@@ -66,6 +66,7 @@ class Composition:
 
 
 SameBytes = Callable[[str, Tensor, Tensor], bool]
+Payload = Callable[[Tensor], bytes]
 
 
 def initial(tensors: Mapping[str, Stored], views: Views) -> dict[str, Tensor]:
@@ -93,21 +94,22 @@ def compose(
     programs: bool = False,
     prove: bool = True,
     walk: Walk | None = None,
+    payload: Payload | None = None,
 ) -> Composition:
     """Binds all legs, one after the other. Problems of a leg go into the report and end the walk: the next has nothing to bind to.
 
-    `walk` settles the params of each leg when it is reached; without it they are those that the legs come with.
+    `walk` settles the params of each leg when it is reached; without it they are those that the legs come with. `payload` gives the
+    bytes of a small tensor that decide what becomes of it; without it such tensors stay as they are.
     """
     # binding makes hundreds of thousands of objects and no cycles
     with collector_paused():
-        return _compose(tensors, legs, allow, same_bytes, report, programs, prove, walk)
+        return _compose(tensors, legs, Questions(same_bytes, "drop" in allow, payload, allow), report, programs, prove, walk)
 
 
 def _compose(
     tensors: Mapping[str, Stored],
     legs: Sequence[Leg],
-    allow: frozenset[str],
-    same_bytes: SameBytes,
+    ask: Questions,
     report: Report,
     programs: bool,
     prove: bool,
@@ -119,7 +121,6 @@ def _compose(
     done: list[tuple[Leg, Bound]] = []
     losses: list[LossOf] = []
     graph = Graph()
-    ask = Questions(same_bytes, "drop" in allow)
     for unsettled in legs:
         leg = walk.enter(unsettled, current) if walk is not None else unsettled
         rules = directed(leg, report)
@@ -135,13 +136,13 @@ def _compose(
         done.append((leg, bound))
         current = bound.tensors
         expressions = bound.programs if programs else None
-    _refuse_losses(losses, allow, report)
+    _refuse_losses(losses, ask.allow, report)
     graph.outputs = dict(current)
     if not report.has_errors():
         stranded.check(tensors, graph.outputs, [bound for _, bound in done], report)
     composition = Composition(graph, done, losses, expressions or {})
     if prove and not report.has_errors():
-        composition.inexact = prove_downgrade({k: t.spec for k, t in tensors.items()}, composition, same_bytes)
+        composition.inexact = prove_downgrade({k: t.spec for k, t in tensors.items()}, composition, ask.same_bytes)
         composition.inexact += walk.inexact if walk is not None else []
     return composition
 
@@ -184,6 +185,9 @@ def _losses(rules: Sequence[DirectedRule], bound: Bound) -> list[LossOf]:
             continue
         if Loss.DESTRUCTIVE in {step.op.loss(step.args) for step in rule.steps}:
             found.append(LossOf(rule, "drop", tuple(keys), rule.why))
+        lost = [key for key in keys if bound.lost.get(key) is rule] if bound.lost else []
+        if lost:
+            found.append(LossOf(rule, "drop", tuple(lost), "state of delayed scaling"))
         changed = [key for key in keys if key in bound.made and _changed_by(rule, bound.tensors[key])] if _computes(rule) else []
         if changed:
             found.append(LossOf(rule, "lossy", tuple(changed), rule.why))

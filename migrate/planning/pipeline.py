@@ -15,7 +15,7 @@ from ..core.errors import OpError
 from ..core.records import records
 from ..core.spec import Spec, spec
 from ..core.view import TooManyPieces, View, leaves, relabel, stored
-from ..ops._op import Loss, Step, ValueOp
+from ..ops._op import Decided, Loss, Step, ValueOp
 from ..rules.compiled import ROLE, CompiledStep, DirectedRule
 from .graph import Apply, Call, Expr, Tensor, Value, ValueCheck
 from .match import ABSENT, RANK
@@ -131,6 +131,10 @@ class Views:
         ]
         return outputs, checks, specs
 
+    def materialise(self, step: CompiledStep, tensor: Tensor, specs: Sequence[Spec], rule: str, keys: tuple[str, ...]) -> list[Tensor]:
+        """What a step makes of one tensor, computed, one output for each of `specs`."""
+        return self._materialise(step, [tensor], len(specs), specs, rule, keys)
+
     def _materialise(
         self, step: CompiledStep, tensors: Sequence[Tensor], parts: int, specs: Sequence[Spec], rule: str, keys: tuple[str, ...],
         lossy: bool = False,
@@ -175,6 +179,11 @@ def _join_sources(tensors: Sequence[Tensor]) -> tuple[tuple[tuple[int, ...], ...
     return tuple(tuple(positions[s] for s in t.sources) for t in tensors), tuple(positions)
 
 
+# name of the value that an op of the kind `decide` puts behind the keys of its outputs; no capture can have it
+SUFFIX = "."
+Decide = Callable[[CompiledStep, Item], "Decided | None"]
+
+
 def run(
     rule: DirectedRule,
     names: tuple[str, ...],
@@ -182,10 +191,12 @@ def run(
     views: Views,
     refuse: Callable[[Refused], None],
     checks: list[ValueCheck],
+    decide: Decide = lambda step, item: None,
 ) -> tuple[tuple[str, ...], list[Item]]:
     """Runs the rule's ops top to bottom; the capture names bound at the end, and the items that came out.
 
-    A group that an op cannot take is handed to `refuse` and left out.
+    A group that an op cannot take is handed to `refuse` and left out. `decide` says what becomes of a tensor whose bytes decide that; None:
+    nobody looks at bytes here, and it goes on as it is.
     """
     bound = names
     refusals = _Refusals(refuse)
@@ -197,6 +208,8 @@ def run(
             bound, items = _part(rule, step, bound, items, views, refusals, checks)
         elif kind == "end":
             items = []
+        elif kind == "decide":
+            bound, items = _decide(rule, step, bound, items, views, refusals, decide)
         else:
             items = _each(rule, step, bound, items, views, refusals, checks)
     return bound, items
@@ -228,6 +241,35 @@ def _each(
             program = Apply(step.name, step.args, 1, 0, (program,), (item.tensor.spec.dtype,))
         out.append(Item(item.values, made, item.keys, program))
     return out
+
+
+def _decide(
+    rule: DirectedRule,
+    step: CompiledStep,
+    bound: tuple[str, ...],
+    items: list[Item],
+    views: Views,
+    refusals: _Refusals,
+    decide: Decide,
+) -> tuple[tuple[str, ...], list[Item]]:
+    out = []
+    for item in items:
+        try:
+            decided = decide(step, item)
+        except OpError as error:
+            refusals.add(Refused(item.keys, _diagnose(rule, step, error, bound, item.values, [item])), bound, item.values)
+            continue
+        if decided is None or (decided.args is None and decided.outputs):
+            out.append(item._replace(values=(*item.values, "")))
+            continue
+        settled = CompiledStep(step.name, step.op, decided.args, None, step.span)
+        made = views.materialise(settled, item.tensor, [spec for _, spec in decided.outputs], rule.label, item.keys)
+        for number, ((suffix, _), tensor) in enumerate(zip(decided.outputs, made, strict=True)):
+            program = item.program
+            if program is not None:
+                program = Apply(step.name, decided.args, len(made), number, (program,), (item.tensor.spec.dtype,))
+            out.append(Item((*item.values, suffix), tensor, item.keys, program))
+    return (*bound, SUFFIX), out
 
 
 def _part(

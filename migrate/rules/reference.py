@@ -64,6 +64,7 @@ FAMILIES = (
     ("each", "Each tensor by itself", "`only` limits an op to the tensors with these capture values."),
     ("make", "New tensors", ""),
     ("end", "The end of tensors", ""),
+    ("decide", "Decided by bytes", "The tensor's bytes say how many come of it; they are read while planning."),
 )
 _FORMS = {
     "integer": "integer, `$param` or arithmetic",

@@ -166,8 +166,15 @@ def bound(
         asked = True
         return equal(present, made, source)
 
+    def payload(tensor: Tensor) -> bytes:
+        nonlocal asked
+        from .checks import content
+
+        asked = True
+        return content(tensor, source)
+
     report = Report()
-    composition = compose(source.index.tensors, legs, allow, same_bytes, report, programs=True, prove=prove, walk=walk)
+    composition = compose(source.index.tensors, legs, allow, same_bytes, report, programs=True, prove=prove, walk=walk, payload=payload)
     report.check()
     return composition, asked
 

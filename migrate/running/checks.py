@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ..core.diagnostics import Report, listed, printable
+from ..core.diagnostics import Report, fail, listed, printable
 from ..core.spec import BITS, Spec, encode
+from ..core.view import stored
 from .gather import WINDOW, Gather
 from .geometry import STAGE_MAX, Layouts
 from .values import MAX_MEMORY, Values
@@ -17,6 +18,9 @@ from .values import MAX_MEMORY, Values
 if TYPE_CHECKING:
     from ..planning.graph import Tensor, ValueCheck
     from ..source.index import Source
+
+# what is read while planning to decide what becomes of a tensor
+MOST_CONTENT = 64 << 20
 
 
 def require(checks: Sequence[ValueCheck], source: Source, max_memory: int = MAX_MEMORY) -> None:
@@ -70,6 +74,19 @@ def _place(spec: Spec, byte: int) -> list[int]:
     return index
 
 
+def content(tensor: Tensor, source: Source, most: int = MOST_CONTENT) -> bytes:
+    """The bytes of a small tensor; M950 if it has more than `most`. One that is stored as it stands is read at once."""
+    if tensor.spec.nbytes > most:
+        fail("M950", f"{_name(tensor, 0)} has {tensor.spec.nbytes:,} bytes; an extra state of at most {most:,} is read")
+    key = tensor.sources[0] if len(tensor.sources) == 1 else None
+    at = source.index.tensors.get(key) if isinstance(key, str) else None
+    if at is not None and at.strides is None and at.spec == tensor.spec and tensor.view == stored(0, at.spec.shape):
+        out = bytearray(at.spec.nbytes)
+        source.blobs[at.blob].readinto(at.offset, memoryview(out))
+        return bytes(out)
+    return b"".join(bytes(part) for part in _Reader(source, MAX_MEMORY).stages(tensor))
+
+
 def equal(a: Tensor, b: Tensor, source: Source, max_memory: int = MAX_MEMORY) -> bool:
     """Whether both tensors hold the same bytes, dtype and shape."""
     return a.spec == b.spec and _Reader(source, max_memory).difference(a, b) is None
@@ -89,6 +106,9 @@ class _Reader:
             stop = min(nbytes, start + step)
             gather.fill(tensor, start, stop, 0)
             yield stage[: stop - start]
+
+    def stages(self, tensor: Tensor) -> Iterator[memoryview]:
+        return self._stages(tensor, self._step(tensor))
 
     def difference(self, a: Tensor, b: Tensor) -> int | None:
         """The first byte in which two tensors of one spec differ."""

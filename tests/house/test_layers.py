@@ -24,7 +24,7 @@ FLOORS = {
     "testing": 8,
 }  # fmt: skip
 # folders of one floor that may use each other: (who, whom)
-BESIDE = {("ops", "codecs"), ("ops", "extra_state"), ("cli", "api"), ("__main__", "cli"), ("__init__", "api")}
+BESIDE = {("ops", "codecs"), ("ops", "extra_state"), ("extra_state", "formats"), ("cli", "api"), ("__main__", "cli"), ("__init__", "api")}
 # the lowest floor that may import each distribution at module level, and the lowest that may import it at all
 AT_MODULE_LEVEL = {"yaml": 1, "pydantic": 3, "click": 7, "rich": 7, "jsonschema": 7, "torch": 6, "numpy": 6, "xxhash": 6}
 AT_ALL = {"yaml": 1, "pydantic": 3, "click": 7, "rich": 7, "jsonschema": 3, "torch": 2, "numpy": 2, "xxhash": 2}

@@ -1,0 +1,337 @@
+"""Bytes and objects to a `Record`. Everything that is there is understood or the whole state is refused: nothing is skipped.
+
+The machine says what the stream holds, memo and all; here each name is looked up in a closed list together with the way in which it is
+used. A value that was met is decoded once, so that what shares its parts costs no more than it is long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..core.diagnostics import fail, printable
+from ..source.pickle import torch_objects
+from ..source.pickle.containers import encoded
+from ..source.pickle.decoding import ContradictionError, Decoding, ForeignError, is_global, plain
+from ..source.pickle.keys import kind_of
+from ..source.pickle.limits import EXTRA_STATE
+from ..source.pickle.machine import read as read_pickle
+from ..source.pickle.nodes import ABSENT, Call, Dict, Global, Persistent
+from ..source.pickle.torch_objects import DECODERS
+from ..source.pickle.tree import ITEMSIZE
+from ._releases import releases
+from ._storages import Held, stored
+from .recipes import FORMAT, FORMAT_HELPER, FORMATS, FUNCTIONS, HOW_TO_ADD, PARAMETERS, RECIPES
+from .record import (
+    BUFFERS,
+    EXTRAS,
+    INVERSES,
+    KEYS,
+    MODES,
+    OLD_MODES,
+    RECIPE,
+    SCALING,
+    Format,
+    Function,
+    Parameters,
+    Recipe,
+    Record,
+    State,
+    Tensor,
+)  # fmt: skip
+
+# the bytes of a storage, by its key
+Storages = Callable[[str], "bytes | memoryview"]
+# the functions that make a storage of a stream in a string of bytes: torch's own, and Megatron's with an allow-list
+_NESTED = (("torch.storage", "_load_from_bytes"), ("megatron.core.safe_globals", "safe_load_from_bytes"))
+_SCALARS = frozenset({type(None), bool, int, float, str})
+_SETTINGS = (type(None), bool, int, float, str, Format, Parameters)
+# the ten items of the list that 0.1 and 0.2 store
+_LIST = (
+    "scale_fwd", "amax_history_fwd", "scale_bwd", "amax_history_bwd", "global_fp8_buffer", "update_amax_and_scale_fwd",
+    "global_fp8_buffer_pos_fwd", "global_fp8_buffer_pos_bwd", "autocast_id_fwd", "autocast_id_bwd",
+)  # fmt: skip
+_ZIP = b"PK\x03\x04"
+
+
+def decode(payload: bytes, name: str) -> Record:
+    """The record in the bytes of a uint8 tensor, or of the archive that an `io.BytesIO` holds. `name` names it in messages.
+
+    CheckpointError: M950 for what is no extra state that is known here, M93x for a stream that is broken or hostile, M94x for such
+    an archive.
+    """
+    return examined(payload, name)[0]
+
+
+def examined(payload: bytes, name: str) -> tuple[Record, list[Held]]:
+    """The record, and the storages whose streams stand in the payload."""
+    if not payload:
+        return Record("empty", "module", "2.4 and later", {}), []
+    if payload[:4] == _ZIP:
+        return _archive(payload, name), []
+    reader = _Reader(name, None)
+    return _record(reader, read_pickle(payload, EXTRA_STATE, name=name), "pickle"), reader.held
+
+
+def of_nodes(node: Any, name: str, storages: Storages | None = None, *, form: str = "") -> Record:
+    """The record that inert nodes spell: the list of 0.1, the dict of 0.3, or what a stream was read as (`form` says so).
+
+    `storages` has the bytes of the storages that tensors refer to by persistent ids.
+    """
+    return _record(_Reader(name, storages), node, form)
+
+
+def _record(reader: _Reader, node: Any, form: str) -> Record:
+    try:
+        states, form = reader.states(node, form)
+    except (ForeignError, ContradictionError) as no:
+        fail("M950", f"{reader.name}: {no}", help=HOW_TO_ADD if isinstance(no, _UnknownClassError) else None)
+    api = "module" if not states or "" in states else "ops"
+    return Record(form, api, releases(form, api, states), states)
+
+
+def _archive(payload: bytes, name: str) -> Record:
+    from ..formats import _zip
+
+    blob = _Bytes(name, payload)
+    archive = _zip.read(blob)
+    node = read_pickle(_zip.content(blob, archive.records["data.pkl"], EXTRA_STATE.size), EXTRA_STATE, name=name, persistent=True)
+    records = {key[5:]: record for key, record in archive.records.items() if key.startswith("data/")}
+    used: set[str] = set()
+
+    def bytes_of(key: str) -> bytes:
+        if key not in records:
+            raise ContradictionError(f"storage {printable(key)} is not in the archive")
+        used.add(key)
+        return _zip.content(blob, records[key], EXTRA_STATE.size)
+
+    record = of_nodes(node, name, bytes_of, form="archive")
+    if unused := sorted(records.keys() - used):
+        fail("M950", f"{name}: storage {printable(unused[0])} of the archive belongs to no tensor")
+    return record
+
+
+class _Bytes:
+    """Bytes as what a container lies in."""
+
+    __slots__ = ("_data", "name", "size")
+
+    def __init__(self, name: str, data: bytes) -> None:
+        self.name, self._data, self.size = name, memoryview(data), len(data)
+
+    def fileno(self) -> int | None:
+        return None
+
+    def readinto(self, offset: int, buffer: memoryview) -> None:
+        buffer[:] = self._data[offset : offset + buffer.nbytes]
+
+
+class _UnknownClassError(ForeignError):
+    """A class that could be a recipe."""
+
+
+class _Reader:
+    """One state being decoded. Recursion is bounded by the depth that the machine allows."""
+
+    __slots__ = ("_done", "_storages", "held", "name")
+
+    def __init__(self, name: str, storages: Storages | None) -> None:
+        self.name, self._storages = name, storages
+        self._done: dict[int, Any] = {}
+        self.held: list[Held] = []
+
+    def states(self, node: Any, form: str) -> tuple[Mapping[str, State | None], str]:
+        """The states by mode, and the form."""
+        if node is None:
+            return {}, form if form == "archive" else "none"
+        if type(node) is list:
+            if form:
+                raise ForeignError("a list; only the first releases stored one, and as an object")
+            if len(node) != len(_LIST):
+                raise ForeignError(f"a list of {len(node)} items; 0.1 and 0.2 stored {len(_LIST)}")
+            return {"": self.state(dict(zip(_LIST, node, strict=True)), listed=True)}, "list"
+        pairs = self.pairs(node, "an extra state")
+        form = form or "dict"
+        if not pairs:
+            return {}, form
+        for modes in (MODES, OLD_MODES):
+            if pairs.keys() <= {*modes}:
+                return {mode: self.mode(part) for mode, part in pairs.items()}, form
+        return {"": self.state(pairs)}, form
+
+    def mode(self, node: Any) -> State | None:
+        if node is None:
+            return None
+        pairs = self.pairs(node, "the state of a mode")
+        return self.state(pairs) if pairs else None
+
+    def state(self, pairs: Mapping[str, Any], listed: bool = False) -> State:
+        tensors: dict[str, Tensor] = {}
+        extras: dict[str, Any] = {}
+        recipe = None
+        buffers = []
+        for key, node in pairs.items():
+            if key in SCALING or key in INVERSES:
+                tensors[key] = self.scales(key, node)
+            elif key in BUFFERS:
+                # what cannot be understood may hide behind any key
+                self.value(node)
+                buffers.append(key)
+            elif key == RECIPE:
+                recipe = self.value(node)
+                if not isinstance(recipe, Recipe):
+                    raise ForeignError(f"a recipe that is {kind_of(node)}")
+            elif listed:
+                extras[key] = self.value(node)
+            elif key == EXTRAS:
+                extras = {k: self.value(v) for k, v in self.pairs(node, EXTRAS).items()}
+            else:
+                known = ", ".join(sorted(KEYS))
+                raise ForeignError(f"the key {printable(key)}, which no release of Transformer Engine writes; known are {known}")
+        for side in ("fwd", "bwd"):
+            self.match(tensors, side)
+        return State(recipe, tensors, extras, tuple(buffers))
+
+    def scales(self, key: str, node: Any) -> Tensor:
+        found = self.value(node)
+        rank = 2 if key.startswith("amax") else 1
+        if not isinstance(found, Tensor):
+            raise ForeignError(f"{key} is {kind_of(node)}, not a tensor")
+        if found.dtype != "float32" or len(found.shape) != rank or 0 in found.shape:
+            raise ForeignError(f"{key} is {found.dtype}{list(found.shape)}; a float32 tensor with {rank} axes belongs there")
+        return found
+
+    def match(self, tensors: Mapping[str, Tensor], side: str) -> None:
+        """Scales, their inverses and the histories of one direction have as many slots."""
+        slots = {name: t.shape[-1] for name, t in tensors.items() if name.endswith(side)}
+        if len(set(slots.values())) > 1:
+            raise ForeignError("tensors that do not fit together: " + ", ".join(f"{name} has {n} slots" for name, n in slots.items()))
+
+    def pairs(self, node: Any, what: str) -> dict[str, Any]:
+        """A dict or an OrderedDict with text keys."""
+        if type(node) is Call and is_global(node.function, ("collections", "OrderedDict")):
+            if node.arguments or node.items or node.state is not ABSENT or node.how != "reduce":
+                raise ForeignError("an OrderedDict with more than pairs")
+            found = node.pairs or []
+        elif type(node) is Dict:
+            found = node.pairs
+        else:
+            raise self.foreign(node, f"{what} that is {kind_of(node)}")
+        if any(type(key) is not str for key, _ in found):
+            raise ForeignError(f"{what} with a key that is no text")
+        return dict(found)
+
+    def foreign(self, node: Any, otherwise: str) -> ForeignError:
+        """What is wrong with a node that is not what belongs there."""
+        function = node.function if type(node) is Call else node
+        if type(function) is Global and (function.module, function.name) not in RECIPES:
+            return _UnknownClassError(f"{printable(str(function))}, which is no recipe or value that is known here; nothing was executed")
+        return ForeignError(otherwise)
+
+    def value(self, node: Any) -> Any:
+        """What a node means; ForeignError for what no state holds. One object for one node."""
+        kind = type(node)
+        if kind in _SCALARS:
+            return node
+        if id(node) in self._done:
+            return self._done[id(node)]
+        if kind is Call:
+            found = self.call(node)
+        elif kind is list:
+            found = [self.value(item) for item in node]
+        elif kind is tuple:
+            found = tuple(self.value(item) for item in node)
+        elif kind is Dict:
+            found = {k: self.value(v) for k, v in self.pairs(node, "a dict").items()}
+        else:
+            raise self.foreign(node, f"{kind_of(node)}, which no extra state holds")
+        self._done[id(node)] = found
+        return found
+
+    def call(self, call: Call) -> Any:
+        function = (call.function.module, call.function.name)
+        if function in RECIPES:
+            return Recipe(*function, self.fields(call))
+        if function in PARAMETERS:
+            return Parameters(*function, self.fields(call))
+        if function == FORMAT or function == ("builtins", "getattr"):
+            return self.format(call)
+        if function == ("collections", "OrderedDict"):
+            return {k: self.value(v) for k, v in self.pairs(call, "an OrderedDict").items()}
+        if function == ("collections", "deque"):
+            if call.how != "reduce" or call.pairs or call.state is not ABSENT:
+                raise ForeignError("a deque with more than items")
+            return [self.value(item) for item in call.items or ()]
+        decoder = DECODERS.get((*function, call.how, len(call.arguments)))
+        if decoder is not None and decoder.make is torch_objects.tensor:
+            return self.tensor(call)
+        raise self.foreign(call, kind_of(call))
+
+    def fields(self, call: Call) -> dict[str, Any]:
+        """The fields of an object that was made without arguments."""
+        if call.how != "newobj" or call.arguments or call.items or call.pairs:
+            raise ForeignError(f"{printable(str(call.function))}, made in another way than its releases make it")
+        if call.state is ABSENT:
+            return {}
+        out: dict[str, Any] = {}
+        for key, node in self.pairs(call.state, "fields that are").items():
+            if type(node) is Global:
+                if key not in FUNCTIONS:
+                    raise self.foreign(node, f"{printable(str(node))} as the field {printable(key)}")
+                out[key] = Function(node.module, node.name)
+            elif key.startswith("__"):
+                raise ForeignError(f"a recipe with the field {printable(key)}")
+            else:
+                out[key] = self.value(node)
+                # settings are single values; whatever could hold numbers of a run is none
+                if not isinstance(out[key], _SETTINGS) or type(out[key]) is tuple:
+                    raise ForeignError(f"a recipe whose field {printable(key)} is {kind_of(node)}")
+        return out
+
+    def format(self, call: Call) -> Format:
+        """`Format(_FormatHelper(forward, backward))`; some builds of Python write `getattr(Format, name)`."""
+        arguments = call.arguments
+        if call.how == "reduce" and plain(call):
+            if call.function.name == "getattr" and len(arguments) == 2 and is_global(arguments[0], FORMAT):
+                if type(arguments[1]) is str and arguments[1] in FORMATS:
+                    return Format(*FORMATS[arguments[1]])
+            elif call.function.name == "Format" and len(arguments) == 1:
+                helper = arguments[0]
+                if type(helper) is Call and is_global(helper.function, FORMAT_HELPER) and len(helper.arguments) == 2 and plain(helper):
+                    numbers = helper.arguments
+                    if all(type(n) in (int, float) for n in numbers):
+                        return Format(*numbers)
+        raise self.foreign(call, "a Format that is no pair of numbers")
+
+    def tensor(self, call: Call) -> Tensor:
+        """A row-major tensor on a storage in a string of bytes, or in the container around the stream."""
+        storage, *rest = call.arguments
+        held: bytes | memoryview
+        if type(storage) is Call:
+            if not is_global(storage.function, *_NESTED) or storage.how != "reduce" or len(storage.arguments) != 1 or not plain(storage):
+                raise self.foreign(storage, f"a tensor on {kind_of(storage)}")
+            self.held.append(stored(encoded(storage.arguments[0]), self.name))
+            node, held = self.held[-1][:2]
+        elif type(storage) is Persistent and self._storages is not None:
+            node = storage
+            identity = storage.id
+            key = identity[2] if type(identity) is tuple and len(identity) > 2 else None
+            if type(key) is not str:
+                raise ContradictionError("a storage without a key")
+            held = self._storages(key)
+        else:
+            raise ForeignError(f"a tensor on {kind_of(storage)}")
+        decoding = Decoding(self.name)
+        record = torch_objects.tensor(Call("reduce", call.function, (node, *rest)), None, decoding)
+        if not plain(call):
+            raise ForeignError("a tensor that was changed after it was rebuilt")
+        if record.storage.nbytes != len(held):
+            raise ContradictionError(f"a storage of {record.storage.nbytes:,} bytes of which {len(held):,} are there")
+        if not record.contiguous or record.conjugate or record.negative:
+            raise ForeignError("a tensor that is not stored row by row")
+        size = ITEMSIZE[record.dtype]
+        numel = 1
+        for length in record.shape:
+            numel *= length
+        start = record.offset * size
+        return Tensor(record.dtype, record.shape, memoryview(held)[start : start + numel * size])

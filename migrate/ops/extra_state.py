@@ -1,0 +1,158 @@
+"""`extra_state`: the state that Transformer Engine hides in `_extra_state`, judged by what it is.
+
+How many tensors come out depends on the bytes of the one that goes in, so the bytes are read while planning. Nothing in them is
+executed. Whether state of delayed scaling goes on, a person says with `--allow delayed-scaling`: neither a rule nor the checkpoint nor an
+environment variable (such as the one that makes TE's own loader unpickle) can say it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..core.errors import CheckpointError
+from ..core.spec import Spec, spec
+from ._axes import Shape
+from ._op import Array, Decided, OneWay, Op, OpError, arg, dataclass
+
+if TYPE_CHECKING:
+    from ..extra_state.record import Record, Tensor
+    from ..extra_state.verdict import Verdict
+
+ALLOWED = "delayed-scaling"
+_EMPTY = spec("uint8", (0,))
+_NOBODY = "if nobody needs these states, drop them with a rule of their own (`drop`, and `--allow drop`)"
+
+
+@dataclass(frozen=True, slots=True)
+class Making:
+    """The arguments of a call that makes what was decided: `form` as the rule writes it, and the outputs' specs."""
+
+    form: str
+    outputs: tuple[Spec, ...]
+
+
+class ExtraState(Op):
+    kind = "decide"
+    summary = "drops, carries or rewrites the extra state of Transformer Engine, by what it holds"
+
+    @dataclass(frozen=True, slots=True)
+    class Args:
+        stateless: Literal["drop", "empty", "keep"] = arg(
+            "states that hold nothing but settings: left out, an empty tensor (as 2.18 writes them), or kept", default="drop"
+        )
+        delayed_scaling: Literal["refuse", "pickle-2.x", "tensors", "drop"] = arg(
+            "scales and histories: refused, or with `--allow delayed-scaling` as 2.x writes them or as plain tensors beside the module, "
+            "or with `--allow drop` left out",
+            default="refuse",
+        )
+        legacy: Literal["refuse"] = arg("states with neither a recipe nor scales", default="refuse")
+        unknown: Literal["refuse"] = arg("states that are not understood, or hostile", default="refuse")
+
+        @property
+        def why(self) -> str:
+            lost = "; state of delayed scaling is left behind" if self.delayed_scaling == "drop" else ""
+            return f"the modules of Transformer Engine make these settings again{lost}"
+
+    def decide(self, args: Args, spec: Spec, payload: bytes, name: str, allow: frozenset[str]) -> Decided:
+        from ..extra_state.verdict import STATELESS, judged
+
+        kept = Decided((("", spec),))
+        if spec.numel and (spec.dtype != "uint8" or len(spec.shape) != 1):
+            raise OpError("M950", f"{name} is {spec}; an extra state is a row of bytes (uint8)", help=_NOBODY)
+        try:
+            verdict, like = judged(payload, name)
+        except CheckpointError as error:
+            found = error.diagnostics[0]
+            raise OpError(found.code, found.message, notes=found.notes, help=found.help or _NOBODY) from None
+        if verdict.sort != STATELESS:
+            return self._demanding(args, verdict, like, kept, name, allow)
+        if args.stateless == "drop":
+            return Decided(())
+        if args.stateless == "keep" or spec == _EMPTY:
+            return kept
+        return Decided((("", _EMPTY),), Making("empty", (_EMPTY,)))
+
+    def _demanding(self, args: Args, verdict: Verdict, like: Record, kept: Decided, name: str, allow: frozenset[str]) -> Decided:
+        from ..extra_state.recipes import DELAYED
+        from ..extra_state.verdict import LEGACY
+
+        written = f"; it was written by Transformer Engine {like.releases}" if like.releases else ""
+        if verdict.sort != DELAYED:
+            code = "M952" if verdict.sort == LEGACY else "M950"
+            raise OpError(code, f"{name}: {verdict.why}{written}", help=_NOBODY)
+        form = args.delayed_scaling
+        if form == "drop":
+            return Decided((), loses=True)
+        if form == "refuse" or ALLOWED not in allow:
+            way = "" if form != "refuse" else "write `delayed_scaling: pickle-2.x` or `tensors` in the rule and "
+            raise OpError(
+                "M951",
+                f"{name} holds state of delayed scaling: {verdict.why}{written}",
+                help=f"{way}repeat with --allow {ALLOWED} to carry it on; or `delayed_scaling: drop` with --allow drop",
+            )
+        return _carried(form, like) or kept
+
+    def infer(self, args: Making, specs: Sequence[Spec], parts: int = 1) -> list[Spec]:
+        return list(args.outputs)
+
+    def eager(self, args: Making, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()) -> list[Array]:
+        import numpy as np
+
+        from ..extra_state.decode import decode
+        from ._raw import carrier
+
+        made: list[bytes | memoryview] = [b""]
+        if args.form != "empty":
+            record = decode(arrays[0].tobytes(), "an extra state")
+            made = [_pickled(record, "an extra state")] if args.form == "pickle-2.x" else [t.data for _, t in _tensors(record)]
+        if [len(data) for data in made] != [s.nbytes for s in args.outputs]:
+            raise OpError("M950", "an extra state is not the one that the plan was made for")
+        return [np.frombuffer(data, carrier(s.dtype)).reshape(s.shape) for data, s in zip(made, args.outputs, strict=True)]
+
+    def invert(self, args: Args, enumerated: bool = False) -> OneWay:
+        return OneWay(
+            "what an extra state was before is not told by what became of it",
+            "`inverse: skip` leaves them as they are on the way back",
+        )
+
+    def samples(self) -> Iterable[tuple[dict[str, Any], list[Shape]]]:
+        yield {}, [(296,)]
+        yield {"stateless": "empty", "delayed_scaling": "pickle-2.x"}, [(2201,)]
+        yield {"stateless": "keep", "delayed_scaling": "tensors"}, [(2201,)]
+        yield {"delayed_scaling": "drop"}, [(2201,)]
+
+
+@lru_cache(maxsize=64)
+def _carried(form: str, like: Record) -> Decided | None:
+    """What goes on of a state with this structure; None: the state as it is."""
+    from ..extra_state.normal import is_current
+
+    if form == "tensors":
+        outputs = tuple((suffix, spec(tensor.dtype, tensor.shape)) for suffix, tensor in _tensors(like))
+    elif is_current(like):
+        return None
+    else:
+        # numbers have a fixed width, so another state of this structure is as long
+        outputs = (("", spec("uint8", (len(_pickled(like, "an extra state")),))),)
+    # a recipe without scales has no tensors to go on as
+    return Decided(outputs, Making(form, tuple(s for _, s in outputs)), loses=not outputs)
+
+
+def _pickled(record: Record, name: str) -> bytes:
+    from ..extra_state.write import pickled
+
+    return pickled(record, name)
+
+
+def _tensors(record: Record) -> list[tuple[str, Tensor]]:
+    """The scales and histories, each with what stands behind the module's key."""
+    from ..extra_state.normal import kept
+
+    return [
+        (f".{mode}.{name}" if mode else f".{name}", state.tensors[name]) for mode, state in kept(record).items() for name in state.scaling
+    ]
+
+
+OP = ExtraState()
