@@ -32,7 +32,6 @@ from .rules.catalog import explain as explain
 from .rules.catalog import packs as packs
 from .rules.catalog import schema as schema
 from .running import history as stamps
-from .running.device import Device
 from .running.device import parse as parse_device
 from .running.prepare import compose_for, is_folder, plan_for, side_reader, stamp_of, walk_for
 from .running.suite import test as test
@@ -129,6 +128,7 @@ def apply(
     resume: bool = False,
     device: str = "cpu",
     progress: Progress | None = None,
+    inform: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """Migrates a checkpoint into `out`, which then is whole; on any error it is absent. Answers with what was published.
 
@@ -136,13 +136,18 @@ def apply(
     was computed. A checkpoint that is where it shall go already is left alone: the answer's `path` is then None and nothing is written.
     `path` may be a saved plan (a file ending in .json that is not an index): it is planned again and refused (M903)
     unless the digest is the same. A state dict (a mapping) is written to `out`, or, without `out`, migrated in memory: the
-    answer is then the new state dict, tied tensors still tied.
+    answer is then the new state dict, tied tensors still tied, and `inform` is called with what else there is to say:
+    `steps`, `layouts`, `params`, `losses`, `notes`, `warnings` and `report`, as the answer of a run into files has them.
     """
     question = ask(to, from_, rules, params, allow, backwards=False)
     if out is None:
         if not isinstance(path, Mapping):
             fail("M115", "apply needs a place for its output", help="-o OUT, or out= in Python")
-        return _apply_in_memory(path, question, _memory(max_memory), parse_device(device))
+        from .live.statedict import migrated
+
+        return migrated(path, question, _memory(max_memory), parse_device(device), inform)
+    if inform is not None:
+        fail("M115", "`inform` is for a state dict that is migrated in memory", help="the answer of a run into files says it all")
     saved = None if isinstance(path, Mapping) else saved_plan(path_text("path", path))
     if saved is not None:
         if question != Question() or max_shard_size is not None:
@@ -209,9 +214,10 @@ def verify(
         differences = _spec_differences(composition, made)
         wrong = {d["key"] for d in differences}
         programs = {key: program for key, program in composition.programs.items() if key not in wrong}
+        near: list[dict[str, str]] = []
         for found in recompute(programs, opened, made, progress=progress):
             at = "" if found.index is None else f", first at {list(found.index)}"
-            differences.append({"key": found.key, "what": f"{found.detail}{at}"})
+            (near if found.what == "near" else differences).append({"key": found.key, "what": f"{found.detail}{at}"})
         differences += _side_differences(opened, made, walk.sides)
         opened.check_unchanged()
         return {
@@ -223,6 +229,7 @@ def verify(
             "tensors": len(composition.graph.outputs),
             "bytes": made.index.nbytes,
             "differences": differences,
+            "near": near,
             "notes": notes,
         }
     finally:
@@ -483,15 +490,3 @@ def _side_differences(one: Source, other: Source, sides: SideFiles) -> list[dict
     out = [{"key": name, "what": f"side file {printable(name, 300)} is in one of them only"} for name in sorted(a.keys() ^ b.keys())]
     unlike = (n for n in sorted(a.keys() & b.keys()) if a[n] != b[n] or sides.read(n) != other.side_file(n))
     return out + [{"key": name, "what": f"side file {printable(name, 300)} differs"} for name in unlike]
-
-
-def _apply_in_memory(tensors: Mapping[str, Any], question: Question, max_memory: int, device: Device) -> dict[str, Any]:
-    from .live.statedict import materialise
-
-    source = memory.open(tensors)
-    try:
-        route = find_route(source.index, side_reader(source), stamps.Stamp(), question)
-        composition = compose_for(source, route, question, walk_for(source, route, False), prove=False)
-        return materialise(composition.graph, source, max_memory, device)
-    finally:
-        source.close()

@@ -215,7 +215,7 @@ def _measure_encoded(
         return
     made = codes[told].view(torch.float8_e4m3fn).float()
     got = made * _of_rows(scale, block, top, left, told, wanted)
-    underflowed = int(((made == 0) & (wanted != 0)).sum())
+    underflowed = int(((got == 0) & (wanted != 0)).sum())
     meter.add(wanted, got, _of_rows(amax, block, top, left, told, wanted), saturated=saturated, underflowed=underflowed)
 
 

@@ -34,7 +34,7 @@ LIKE = ("deepseek", "hf")
 STORED = {"f32": "float32", "bf16": "bfloat16", "pow2": "float32", "ue8m0": "float8_e8m0fnu"}
 NON_FINITE = ("refuse", "saturate", "keep")
 # errors are measured on at least so many elements of a tensor, and in a large one on few rows of each block
-MEASURED, SPARSEST = 1 << 14, 512
+MEASURED, SPARSEST = 1 << 13, 512
 
 
 class Fp8Block(Codec):

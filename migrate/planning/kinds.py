@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .graph import Call
 
 # a box with its inputs: in a last-level cache, and few enough calls
-CHUNK = 8 << 20
+CHUNK = 12 << 20
 # inputs that are cheaper to read again than to think about
 FEW = 64 << 10
 # the op's own arrays, as a multiple of its inputs and output

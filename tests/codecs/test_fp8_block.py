@@ -288,7 +288,7 @@ def test_of_a_large_box_a_few_rows_of_each_block_are_measured() -> None:
     spec = Spec("float32", (1024, 512))
     array = codeckit.numbers(spec)
     CODEC.encode(Options(), array, spec, 0, ((0, 1024), (0, 512)), np.empty(spec.shape, "u1"), told)
-    assert told.count == 1024 * 512 / 32
+    assert told.count == 1024 * 512 / 64
 
 
 @pytest.mark.parametrize("chunk", [1, 700, 5000, 1 << 20])
