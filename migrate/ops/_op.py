@@ -182,6 +182,8 @@ class ValueOp(Op):
 
     # CPU and GPU give the same bits; where not, the op runs on the CPU unless a person asks for the other, and declares `slack`
     same_bits: ClassVar[bool] = True
+    # whether `compute` also takes `memo`, a dict that it may keep small things in for other boxes and outputs of the same call
+    remembers: ClassVar[bool] = False
 
     def trace(self, args: Any, views: Sequence[View], parts: int = 1) -> list[View]:
         raise NotImplementedError(f"{self.name} computes")

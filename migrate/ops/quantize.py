@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 class Quantize(ValueOp):
+    remembers = True
     kind = "part"
     summary = "encodes numbers as the stored parts of a number format"
 
@@ -56,9 +57,10 @@ class Quantize(ValueOp):
         return codec_called(args.codec).grain(options(args), specs[0], output)
 
     def compute(
-        self, args: Args, arrays: Sequence[Any], specs: Sequence[Spec], output: int, box: Box, out: Any, meter: Meter | None = None
-    ) -> None:
-        codec_called(args.codec).encode(options(args), arrays[0], specs[0], output, box, out, meter)
+        self, args: Args, arrays: Sequence[Any], specs: Sequence[Spec], output: int, box: Box, out: Any, meter: Meter | None = None,
+        memo: dict[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        codec_called(args.codec).encode(options(args), arrays[0], specs[0], output, box, out, meter, memo)
 
     def eager(
         self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtypes: Sequence[str] = ()

@@ -91,6 +91,8 @@ class Values:
         self._inner: set[int] = set()
         # id of a call and number of its output -> the call, to keep its id taken, and the bytes
         self._kept: dict[tuple[int, int], tuple[Call, memoryview]] = {}
+        # what calls remember between their boxes; the call keeps its id taken
+        self._memos: dict[int, tuple[Call, dict[str, Any]]] = {}
         self._making: dict[int, threading.RLock] = {}
         self._spent: set[int] = set()
         self._kinds: dict[tuple[Any, ...], Kind] = {}
@@ -192,6 +194,7 @@ class Values:
             if id(call) in self._spent:
                 return
             self._spent.add(id(call))
+            self._memos.pop(id(call), None)
         if self._ledger is not None:
             self._ledger.close(call)
         for tensor in call.inputs:
@@ -302,16 +305,18 @@ class Values:
         call = value.call
         arrays = [workspace.input(i, t, b) for i, (t, b) in enumerate(zip(call.inputs, kind.needs(box), strict=True))]
         meter = self._ledger.meter(value, box) if self._ledger is not None and call.lossy else None
+        on_device = workspace.lane is not None and self._device.takes(kind.op, place.dtype)
+        memo = {"memo": self._memos.setdefault(id(call), (call, {}))[1]} if kind.op.remembers and not on_device else {}
 
         def run(given: list[Any], out: Any) -> None:
             try:
-                kind.op.compute(kind.args, given, kind.specs, kind.output, box, out, meter)
+                kind.op.compute(kind.args, given, kind.specs, kind.output, box, out, meter, **memo)
             except OpError as error:
                 rule = f"rule {call.rule}: " if call.rule else ""
                 keys = f" of {listed(list(call.keys), 4)}" if call.keys else ""
                 fail(error.code, f"{rule}`{call.step.op}`{keys}: {error.message}", notes=error.notes, help=error.help)
 
-        if workspace.lane is not None and self._device.takes(kind.op, place.dtype):
+        if on_device and workspace.lane is not None:
             workspace.lane.submit(arrays, run, place)
         elif place.flags.c_contiguous and place.flags.aligned:
             run(arrays, place)
