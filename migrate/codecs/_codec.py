@@ -83,6 +83,10 @@ class Codec:
         """Fills `out` with the numbers of `box` as `dtype`: computed in float32 and rounded once."""
         raise NotImplementedError
 
+    def remembers(self, options: Options, spec: Spec) -> int:
+        """The most bytes that `encode` keeps in `memo`."""
+        return 0
+
     def encode(
         self, options: Options, array: Any, spec: Spec, part: int, box: Box, out: Any, meter: Meter | None = None,
         memo: dict[str, Any] | None = None,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import product
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ..core.spec import Spec
@@ -33,8 +34,9 @@ LIKE = ("deepseek", "hf")
 # how a scale is stored: as it comes, rounded to bfloat16, or as the power of two above it in four bytes or in one
 STORED = {"f32": "float32", "bf16": "bfloat16", "pow2": "float32", "ue8m0": "float8_e8m0fnu"}
 NON_FINITE = ("refuse", "saturate", "keep")
-# errors are measured on at least so many elements of a tensor, and in a large one on few rows of each block
-MEASURED, SPARSEST = 1 << 13, 512
+# errors are measured on at least so many elements of a tensor, and in a large one on one row of so many: a prime, so that the rows
+# fall on all parts of blocks
+MEASURED, SPARSEST = 1 << 13, 509
 
 
 class Fp8Block(Codec):
@@ -118,6 +120,9 @@ class Fp8Block(Codec):
                 if meter is not None and not exact:
                     _e4m3.measure(codes[at], scales[at], block, top, left, made[at], told, meter)
 
+    def remembers(self, options: Options, spec: Spec) -> int:
+        return _Known.EACH * prod(_grid(spec.shape, _block(options)))
+
     def encode(
         self, options: Options, array: Any, spec: Spec, part: int, box: Box, out: Any, meter: Meter | None = None,
         memo: dict[str, Any] | None = None,
@@ -132,7 +137,7 @@ class Fp8Block(Codec):
         made = typed(out, "uint8" if part == 0 else _stored(options))
         told = _measured(spec, box[-2][0])
         saturate = options.non_finite == "saturate"
-        known = None if memo is None else memo.setdefault("amax", _Known(_grid(spec.shape, _block(options))))
+        known = None if memo is None else memo.get("amax") or memo.setdefault("amax", _Known(_grid(spec.shape, _block(options))))
         grid = box if part == 1 else _blocks_of(box, _block(options))
         found = None if known is None else known.get(grid)
         with torch.inference_mode():
@@ -230,6 +235,8 @@ class _Known:
     """The largest magnitudes of the blocks that were looked at: scales, which come first in a file, and codes need the same."""
 
     __slots__ = ("_amax", "_done")
+    # bytes for a block
+    EACH = 5
 
     def __init__(self, grid: tuple[int, ...]) -> None:
         import numpy as np

@@ -182,8 +182,6 @@ class ValueOp(Op):
 
     # CPU and GPU give the same bits; where not, the op runs on the CPU unless a person asks for the other, and declares `slack`
     same_bits: ClassVar[bool] = True
-    # whether `compute` also takes `memo`, a dict that it may keep small things in for other boxes and outputs of the same call
-    remembers: ClassVar[bool] = False
 
     def trace(self, args: Any, views: Sequence[View], parts: int = 1) -> list[View]:
         raise NotImplementedError(f"{self.name} computes")
@@ -206,6 +204,13 @@ class ValueOp(Op):
         import numpy as np
 
         return [np.zeros(made.shape) for made in self.eager(args, arrays, dtypes=dtypes)]
+
+    def remembers(self, args: Any, specs: Sequence[Spec]) -> int:
+        """The most bytes that `compute` keeps in `memo`, a dict for all boxes and outputs of a call; 0: it takes no `memo`.
+
+        None may be given all the same where there is no memory for it.
+        """
+        return 0
 
     def loss_on(self, args: Any, specs: Sequence[Spec]) -> Loss:
         """The loss on inputs of these specs."""

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 
 class Quantize(ValueOp):
-    remembers = True
     kind = "part"
     summary = "encodes numbers as the stored parts of a number format"
 
@@ -55,6 +54,9 @@ class Quantize(ValueOp):
 
     def grain(self, args: Args, specs: Sequence[Spec], output: int) -> tuple[int, ...]:
         return codec_called(args.codec).grain(options(args), specs[0], output)
+
+    def remembers(self, args: Args, specs: Sequence[Spec]) -> int:
+        return codec_called(args.codec).remembers(options(args), specs[0])
 
     def compute(
         self, args: Args, arrays: Sequence[Any], specs: Sequence[Spec], output: int, box: Box, out: Any, meter: Meter | None = None,

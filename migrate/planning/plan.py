@@ -23,7 +23,7 @@ from ..source.target import Target
 from .bind import Bound, Made
 from .compose import Composition, Leg
 from .graph import Tensor, Value, calls
-from .kinds import CHUNK, Kind, kind_of
+from .kinds import BLOCKS, CHUNK, Kind, kind_of
 from .sides import SideFiles
 
 FORMAT_VERSION = "1.0"
@@ -276,7 +276,8 @@ def _computed(tensors: Iterable[Tensor]) -> _Computed:
                 known[key] = kind_of(call, source.output, source.spec)
     kinds = known.values()
     return _Computed(
-        max((max(CHUNK, k.least) for k in kinds if k.regional), default=0),
+        # of blocks more goes through a thread's buffer at once
+        max((max(CHUNK, k.least) + (BLOCKS if max(k.grain) > 1 else 0) for k in kinds if k.regional), default=0),
         max((k.least for k in kinds if not k.regional), default=0),
         any(isinstance(k.op, ValueOp) and k.op.torch(k.args, k.specs) for k in kinds),
     )

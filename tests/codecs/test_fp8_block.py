@@ -292,6 +292,15 @@ def test_of_a_large_box_a_few_rows_of_each_block_are_measured() -> None:
     assert told.count == 1024 * 512 / 64
 
 
+@pytest.mark.parametrize("scale", ["f32", "bf16", "pow2", "ue8m0"])
+@pytest.mark.parametrize("like", ["deepseek", "hf"])
+def test_blocks_of_the_smallest_numbers_encode_as_the_reference(like: str, scale: str) -> None:
+    array, spec = raw(torch.tensor([[1e-40, 2e-37, 1e-36], [0.0, -1e-45, 1e-30]]))
+    options = Options(block=(1, 1), like=like, scale=scale)
+    wanted = CODEC.reference_parts(options, array, spec)
+    assert all(np.array_equal(got, part) for got, part in zip(codeckit.encoded(CODEC, options, array, spec), wanted, strict=True))
+
+
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 @pytest.mark.parametrize("like", ["deepseek", "hf"])
 def test_parts_that_share_a_memo_are_the_same_and_look_at_each_number_once(
