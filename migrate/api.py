@@ -31,7 +31,6 @@ from .rules.catalog import explain as explain
 from .rules.catalog import packs as packs
 from .rules.catalog import schema as schema
 from .running import history as stamps
-from .running.device import Device
 from .running.device import parse as parse_device
 from .running.differences import beside, carried_differences, item_differences, side_differences, spec_differences
 from .running.prepare import compose_for, is_folder, plan_for, side_reader, stamp_of, walk_for
@@ -136,6 +135,7 @@ def apply(
     resume: bool = False,
     device: str = "cpu",
     progress: Progress | None = None,
+    inform: Callable[[dict[str, Any]], None] | None = None,
     at: str | None = None,
     output_format: str | None = None,
 ) -> dict[str, Any]:
@@ -145,13 +145,18 @@ def apply(
     was computed. A checkpoint that is where it shall go already is left alone: the answer's `path` is then None and nothing is written.
     `path` may be a saved plan (a file ending in .json that is not an index): it is planned again and refused (M903)
     unless the digest is the same. A state dict (a mapping) is written to `out`, or, without `out`, migrated in memory: the
-    answer is then the new state dict, tied tensors still tied.
+    answer is then the new state dict, tied tensors still tied, and `inform` is called with what else there is to say:
+    `steps`, `layouts`, `params`, `losses`, `notes`, `warnings` and `report`, as the answer of a run into files has them.
     """
     question = ask(to, from_, rules, params, allow, at=at, output_format=output_format)
     if out is None:
         if not isinstance(path, Mapping):
             fail("M115", "apply needs a place for its output", help="-o OUT, or out= in Python")
-        return _apply_in_memory(path, question, _memory(max_memory), parse_device(device))
+        from .live.statedict import migrated
+
+        return migrated(path, question, _memory(max_memory), parse_device(device), inform)
+    if inform is not None:
+        fail("M115", "`inform` is for a state dict that is migrated in memory", help="the answer of a run into files says it all")
     saved = None if isinstance(path, Mapping) else saved_plan(path_text("path", path))
     if saved is not None:
         if question != Question() or max_shard_size is not None:
@@ -226,9 +231,10 @@ def verify(
         differences = spec_differences(composition, made)
         wrong = {d["key"] for d in differences}
         programs = {key: program for key, program in composition.programs.items() if key not in wrong}
+        near: list[dict[str, str]] = []
         for found in recompute(programs, opened, made, progress=progress):
             at = "" if found.index is None else f", first at {list(found.index)}"
-            differences.append({"key": found.key, "what": f"{found.detail}{at}"})
+            (near if found.what == "near" else differences).append({"key": found.key, "what": f"{found.detail}{at}"})
         differences += [{"key": found.key, "what": found.detail} for found in carried_differences(opened, made)]
         differences += side_differences(opened, made, walk.sides)
         differences += item_differences(opened, made, bool(route.legs))
@@ -242,6 +248,7 @@ def verify(
             "tensors": len(composition.graph.outputs),
             "bytes": made.index.nbytes,
             "differences": differences,
+            "near": near,
             "notes": notes,
         }
     finally:
@@ -469,15 +476,3 @@ def _published(made: Plan, source: Source, path: str | None, result: RunResult) 
         "warnings": planned["warnings"],
         "report": result.report,
     }
-
-
-def _apply_in_memory(tensors: Mapping[str, Any], question: Question, max_memory: int, device: Device) -> dict[str, Any]:
-    from .live.statedict import materialise
-
-    source = memory.open(tensors)
-    try:
-        route = find_route(source.index, side_reader(source), stamps.Stamp(), question)
-        composition = compose_for(source, route, question, walk_for(source, route, False), prove=False)
-        return materialise(composition.graph, source, max_memory, device)
-    finally:
-        source.close()

@@ -320,10 +320,11 @@ def _measured(d: Mapping[str, Any]) -> str:
 
 @_answer
 def verification(doc: Mapping[str, Any]) -> str:
-    notes = [f"note: {note}" for note in doc["notes"]]
+    notes = [*capped([f"near: {printable(d['key'])}: {d['what']}" for d in doc["near"]]), *(f"note: {note}" for note in doc["notes"])]
     if doc["equal"]:
         what = f"{plural(doc['tensors'], 'tensor')}, {size(doc['bytes'])}"
-        return "\n".join([f"verified: {what} recomputed from {doc['source']} on the eager path, every byte equal", *notes])
+        how = f"every byte equal but for {plural(len(doc['near']), 'tensor')}" if doc["near"] else "every byte equal"
+        return "\n".join([f"verified: {what} recomputed from {doc['source']} on the eager path, {how}", *notes])
     lines = capped([f"differs: {printable(d['key'])}: {d['what']}" for d in doc["differences"]])
     return "\n".join([f"not what {doc['source']} gives: {plural(len(doc['differences']), 'difference')}", *lines, *notes])
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from ..core.diagnostics import printable
 from . import render
 from .options import as_json
 
@@ -16,14 +17,22 @@ from .options import as_json
 @click.argument("name", required=False)
 @click.option("--check", is_flag=True, help="Exit with 1 if the files of a folder are not what the models give.")
 @click.option("-o", "--output", metavar="DIR", help="Write the files there; with --check the folder to look at (./schemas).")
+@click.option("--path", "where", is_flag=True, help="Print where the schemas lie that this migrate came with, for an editor's settings.")
 @as_json
-def command(name: str | None, check: bool, output: str | None, form: str) -> int:
+def command(name: str | None, check: bool, output: str | None, where: bool, form: str) -> int:
     """Print or write the JSON schemas of rule files and answers.
 
     NAME is rulefile, layouts or the kind of an answer; its schema is printed. Without NAME and -o: all there are.
     """
     from .. import api
 
+    if where:
+        if check or output is not None:
+            raise click.UsageError("--path takes neither -o nor --check")
+        document = api.schema(name, folder=_shipped())
+        place = _shipped() if name is None else _shipped() / document["schemas"][0]["file"]
+        render.emit(document, form, printable(str(place), 4096))
+        return 0
     if name is not None and not check and output is None:
         from ..rules import schema
 

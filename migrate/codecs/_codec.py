@@ -83,9 +83,17 @@ class Codec:
         """Fills `out` with the numbers of `box` as `dtype`: computed in float32 and rounded once."""
         raise NotImplementedError
 
-    def encode(self, options: Options, array: Any, spec: Spec, part: int, box: Box, out: Any, meter: Meter | None = None) -> None:
+    def remembers(self, options: Options, spec: Spec) -> int:
+        """The most bytes that `encode` keeps in `memo`."""
+        return 0
+
+    def encode(
+        self, options: Options, array: Any, spec: Spec, part: int, box: Box, out: Any, meter: Meter | None = None,
+        memo: dict[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         """Fills `out` with `box` of part number `part`, from the box of the numbers that `encode_needs` names.
 
+        `memo`, if there is one, is shared by all boxes and parts of one tensor: what is found for one part may serve the next.
         OpError M406 at the first number that is not finite, unless `non_finite` says otherwise.
         """
         raise NotImplementedError

@@ -215,7 +215,7 @@ def _measure_encoded(
         return
     made = codes[told].view(torch.float8_e4m3fn).float()
     got = made * _of_rows(scale, block, top, left, told, wanted)
-    underflowed = int(((made == 0) & (wanted != 0)).sum())
+    underflowed = int(((got == 0) & (wanted != 0)).sum())
     meter.add(wanted, got, _of_rows(amax, block, top, left, told, wanted), saturated=saturated, underflowed=underflowed)
 
 
@@ -357,5 +357,6 @@ def nearest(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def power_above(scale: float) -> float:
     """The least power of two that is not below `scale`, within the normal floats."""
-    mantissa, exponent = frexp(scale)
+    # frexp gives zero the exponent of 1/2
+    mantissa, exponent = frexp(max(scale, 2.0**-126))
     return float(2.0 ** min(max(exponent - (mantissa == 0.5), -126), 127))

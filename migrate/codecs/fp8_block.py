@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import product
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ..core.spec import Spec
@@ -33,8 +34,9 @@ LIKE = ("deepseek", "hf")
 # how a scale is stored: as it comes, rounded to bfloat16, or as the power of two above it in four bytes or in one
 STORED = {"f32": "float32", "bf16": "bfloat16", "pow2": "float32", "ue8m0": "float8_e8m0fnu"}
 NON_FINITE = ("refuse", "saturate", "keep")
-# errors are measured on at least so many elements of a tensor, and in a large one on few rows of each block
-MEASURED, SPARSEST = 1 << 14, 512
+# errors are measured on at least so many elements of a tensor, and in a large one on one row of so many: a prime, so that the rows
+# fall on all parts of blocks
+MEASURED, SPARSEST = 1 << 13, 509
 
 
 class Fp8Block(Codec):
@@ -83,8 +85,7 @@ class Fp8Block(Codec):
         return [spec_of(CODES, spec.shape), spec_of(_stored(options), _grid(spec.shape, _block(options)))]
 
     def decode_needs(self, options: Options, specs: Sequence[Spec], box: Box) -> list[Box]:
-        sides = zip(box[-2:], _block(options), strict=True)
-        return [box, (*box[:-2], *((low // b, -(-high // b)) for (low, high), b in sides))]
+        return [box, _blocks_of(box, _block(options))]
 
     def encode_needs(self, options: Options, spec: Spec, part: int, box: Box) -> Box:
         block = _block(options)
@@ -119,7 +120,13 @@ class Fp8Block(Codec):
                 if meter is not None and not exact:
                     _e4m3.measure(codes[at], scales[at], block, top, left, made[at], told, meter)
 
-    def encode(self, options: Options, array: Any, spec: Spec, part: int, box: Box, out: Any, meter: Meter | None = None) -> None:
+    def remembers(self, options: Options, spec: Spec) -> int:
+        return _Known.EACH * prod(_grid(spec.shape, _block(options)))
+
+    def encode(
+        self, options: Options, array: Any, spec: Spec, part: int, box: Box, out: Any, meter: Meter | None = None,
+        memo: dict[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         import torch
 
         numbers = typed(array, spec.dtype)
@@ -130,13 +137,18 @@ class Fp8Block(Codec):
         made = typed(out, "uint8" if part == 0 else _stored(options))
         told = _measured(spec, box[-2][0])
         saturate = options.non_finite == "saturate"
+        known = None if memo is None else memo.get("amax") or memo.setdefault("amax", _Known(_grid(spec.shape, _block(options))))
+        grid = box if part == 1 else _blocks_of(box, _block(options))
+        found = None if known is None else known.get(grid)
         with torch.inference_mode():
             for at in _leading(box):
-                amax = self._amax(options, numbers[at], spec.dtype)
+                amax = self._amax(options, numbers[at], spec.dtype) if found is None else found[at]
                 finite = bool(amax.isfinite().all())
                 if not finite and options.non_finite == "refuse":
                     raise _not_finite(numbers[at], at, needed)
                 scale, factor = _e4m3.scales_of(amax, options.like or LIKE[0], options.scale or "f32")
+                if known is not None and found is None:
+                    known.put(grid, at, amax)
                 if part == 1:
                     _store(scale, made[at])
                     continue
@@ -212,6 +224,37 @@ def _has_blocks(verb: str, spec: Spec) -> None:
 
 def _grid(shape: tuple[int, ...], block: Block) -> tuple[int, ...]:
     return (*shape[:-2], *(-(-n // b) for n, b in zip(shape[-2:], block, strict=True)))
+
+
+def _blocks_of(box: Box, block: Block) -> Box:
+    """The part of the grid whose blocks hold `box`."""
+    return (*box[:-2], *((low // b, -(-high // b)) for (low, high), b in zip(box[-2:], block, strict=True)))
+
+
+class _Known:
+    """The largest magnitudes of the blocks that were looked at: scales, which come first in a file, and codes need the same."""
+
+    __slots__ = ("_amax", "_done")
+    # bytes for a block
+    EACH = 5
+
+    def __init__(self, grid: tuple[int, ...]) -> None:
+        import numpy as np
+
+        self._amax, self._done = np.empty(grid, "<f4"), np.zeros(grid, "?")
+
+    def get(self, box: Box) -> torch.Tensor | None:
+        import torch
+
+        part = tuple(slice(low, high) for low, high in box)
+        return torch.from_numpy(self._amax[part]) if self._done[part].all() else None
+
+    def put(self, box: Box, at: tuple[int, ...], amax: torch.Tensor) -> None:
+        """The magnitudes of matrix `at` within `box`."""
+        matrix = (low + i for (low, _), i in zip(box, at, strict=False))
+        part: tuple[Any, ...] = (*matrix, *(slice(low, high) for low, high in box[-2:]))
+        self._amax[part] = amax.numpy()
+        self._done[part] = True
 
 
 def _fitting(shape: tuple[int, ...], grid: tuple[int, ...]) -> str:

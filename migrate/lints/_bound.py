@@ -27,6 +27,7 @@ from ..planning.sides import SideFiles
 from ..planning.walk import Walk
 from ..rules.compiled import DirectedRule
 from ..rules.examples import GivenTensor, RuleTest, expand, flat, indexes, shape_of
+from ..rules.neighbours import Neighbour, neighbour
 from ._lint import Written
 
 # a larger tensor of a test is not looked into
@@ -85,12 +86,13 @@ class Example:
         return out
 
 
-def examples(file: Written) -> list[Example]:
-    """The file's tests, bound; without those that expect an error."""
+def examples(file: Written, siblings: Sequence[Written] = ()) -> list[Example]:
+    """The file's tests, bound, beside those `siblings` of its edge that speak of what they give; without those that expect an error."""
     out = []
+    others = [neighbour(s.loaded, s.rules, s.keep) for s in siblings if s is not file]
     for number, test in enumerate(file.model.tests):
         if test.error is None:
-            out.append(_example(file, number, test))
+            out.append(_example(file, number, test, others))
     return out
 
 
@@ -108,7 +110,7 @@ def _equal(key: str, present: Tensor, made: Tensor) -> bool:
     return True
 
 
-def _example(file: Written, number: int, test: RuleTest) -> Example:
+def _example(file: Written, number: int, test: RuleTest, others: Sequence[Neighbour]) -> Example:
     report, views = Report(), Views()
     given: dict[str, Tensor] = {}
     numbers: dict[str, Sequence[Any]] = {}
@@ -123,11 +125,21 @@ def _example(file: Written, number: int, test: RuleTest) -> Example:
     try:
         model = file.model
         ends = model.edge[::-1] if test.backwards else model.edge
-        leg = Leg(model.lineage, *ends, test.backwards, tuple((rule, {}) for rule in file.rules), file.keep, (file.loaded,))
+        beside = [other for other in others if other.speaks_of(given, backwards=test.backwards)]
+        compiled = (*file.rules, *(rule for other in beside for rule in other.rules))
+        keep = (*file.keep, *(p for other in beside for p in other.keep))
+        leg = Leg(
+            model.lineage,
+            *ends,
+            test.backwards,
+            tuple((rule, {}) for rule in compiled),
+            keep,
+            (file.loaded, *(other.file for other in beside)),
+        )
         leg = Walk(test.params, SideFiles(_reader(test)), carried=True).enter(leg, given)
         rules = tuple(directed(leg, report))
         if not report.has_errors():
-            bound = bind(rules, file.keep, given, views, Questions(_equal, True), report)
+            bound = bind(rules, keep, given, views, Questions(_equal, True), report)
     except MigrateError as error:
         report.diagnostics += error.diagnostics
     return Example(test, number, rules, given, numbers, bound, report)

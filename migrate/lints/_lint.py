@@ -38,6 +38,12 @@ class Written:
     def model(self) -> RuleFile:
         return self.loaded.model
 
+    @property
+    def edge(self) -> tuple[str, str, str]:
+        """Lineage, start and goal."""
+        start, goal = self.model.edge
+        return self.model.lineage, start, goal
+
     def span(self, rule: CompiledRule, *path: str | int) -> Span:
         """The place of a field of the rule; of its name where nothing is said."""
         return self.loaded.span(*rule.path, *(path or ("name",)))
@@ -57,7 +63,7 @@ class Shelf:
         """The files by lineage and edge."""
         out: dict[tuple[str, str, str], list[Written]] = {}
         for file in self.files:
-            out.setdefault((file.model.lineage, *file.model.edge), []).append(file)
+            out.setdefault(file.edge, []).append(file)
         return out
 
 

@@ -15,8 +15,9 @@ from ._mutants import Mutant, mutants
 
 def find(shelf: Shelf) -> Iterator[Diagnostic]:
     """M620 for ops, M621 for tests that the rules cannot take, M622 for rules that no test touches."""
+    edges = shelf.edges
     for file in shelf.files:
-        tests = examples(file)
+        tests = examples(file, edges[file.edge])
         yield from _unbound(file, tests)
         for rule, forwards in directed(file):
             yield from _rule(file, rule, forwards, tests)
@@ -39,7 +40,8 @@ def _unbound(file: Written, tests: Sequence[Example]) -> Iterator[Diagnostic]:
 
 def _rule(file: Written, rule: CompiledRule, forwards: DirectedRule, tests: Sequence[Example]) -> Iterator[Diagnostic]:
     name = rule.rule.name
-    touching = [(e, own, keys) for e in tests for own in e.rules if own.name == name and (keys := e.keys_of(own))]
+    own = [(e, mine) for e in tests for mine in e.rules if (mine.file, mine.name) == (str(file.loaded.path), name)]
+    touching = [(e, mine, keys) for e, mine in own if (keys := e.keys_of(mine))]
     if not touching and any(e.problems.has_errors() for e in tests):
         return
     silent = True

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ..core.diagnostics import Report
 from ..formats import memory
+from ..planning.plan import losses_of, steps_of
+from ..planning.question import Question
+from ..planning.route import find_route
 from ..running.buffers import fill
 from ..running.device import CPU, Device
+from ..running.errors import Ledger
+from ..running.history import Stamp
+from ..running.prepare import compose_for, side_reader, walk_for
 from ..running.ties import tied
 from ..running.values import MAX_MEMORY
 
@@ -15,11 +23,51 @@ if TYPE_CHECKING:
     from ..planning.graph import Graph
 
 
-def materialise(graph: Graph, source: MemorySource, max_memory: int = MAX_MEMORY, device: Device = CPU) -> dict[str, Any]:
-    """The outputs as new CPU tensors, row-major; values that are not tensors are carried over under their keys."""
+def migrated(
+    tensors: Mapping[str, Any],
+    question: Question,
+    max_memory: int = MAX_MEMORY,
+    device: Device = CPU,
+    inform: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """The state dict as the question wants it; `inform` is told what a run into files would have in its answer, as far as it applies."""
+    source = memory.open(tensors)
+    try:
+        route = find_route(source.index, side_reader(source), Stamp(), question)
+        walk = walk_for(source, route, False)
+        composition = compose_for(source, route, question, walk, prove=False)
+        graph, report = composition.graph, Report()
+        route.check_output(graph.outputs, walk.sides.read, report)
+        report.check()
+        ledger = Ledger(graph.outputs) if inform is not None else None
+        made = materialise(graph, source, max_memory, device, ledger)
+    finally:
+        source.close()
+    if inform is not None:
+        inform(
+            {
+                "steps": steps_of(composition),
+                "layouts": dict(route.layouts),
+                "params": dict(walk.params),
+                "losses": losses_of(composition),
+                "notes": [*(note for _, bound in composition.legs for note in bound.notes), *walk.notes],
+                "warnings": [d.to_json() for d in (*route.warnings, *walk.warnings)],
+                "report": None if ledger is None else ledger.report(complete=True),
+            }
+        )
+    return made
+
+
+def materialise(
+    graph: Graph, source: MemorySource, max_memory: int = MAX_MEMORY, device: Device = CPU, ledger: Ledger | None = None
+) -> dict[str, Any]:
+    """The outputs as new CPU tensors, row-major; values that are not tensors are carried over under their keys.
+
+    `ledger` is told the errors of what is computed.
+    """
     first = tied(graph.outputs, source.index.tensors)
     own = {key: tensor for key, tensor in graph.outputs.items() if first[key] == key}
     tensors, buffers = memory.allocate({key: t.spec for key, t in own.items()})
-    fill(own, source, buffers, checks=graph.checks, max_memory=max_memory, device=device)
+    fill(own, source, buffers, checks=graph.checks, max_memory=max_memory, device=device, ledger=ledger)
     made = {key: tensors[first[key]] for key in graph.outputs}
     return {**made, **{key: value for key, value in source.index.items.items() if key not in made}}

@@ -17,8 +17,8 @@ from ._op import Box, Meter, OpError, ValueOp
 if TYPE_CHECKING:
     from ._axes import Shape
 
-# elements: with its temporaries a chunk stays in the second level of cache
-CHUNK = 1 << 16
+# elements: in cache with its temporaries, and so many that a call takes longer than the interpreter's lock to change hands
+CHUNK = 1 << 18
 
 
 class Elementwise(ValueOp):

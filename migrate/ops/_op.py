@@ -199,7 +199,7 @@ class ValueOp(Op):
     boxes of the inputs, so that memory follows boxes and not tensors, and so that a reader can ask for a slice.
     """
 
-    # CPU and GPU give the same bits; where not, the op runs on the CPU unless a person asks for the other
+    # CPU and GPU give the same bits; where not, the op runs on the CPU unless a person asks for the other, and declares `slack`
     same_bits: ClassVar[bool] = True
 
     def trace(self, args: Any, views: Sequence[View], parts: int = 1) -> list[View]:
@@ -216,6 +216,20 @@ class ValueOp(Op):
     def passes(self, args: Any, specs: Sequence[Spec]) -> bool:
         """Whether the first input goes on as it is, so that its bytes are copied and nothing is computed."""
         return False
+
+    def slack(self, args: Any, arrays: Sequence[Array], dtypes: Sequence[str] = ()) -> list[Array]:
+        """Of an op without `same_bits`: how far each element of what `compute` makes may lie from `eager`'s, in float64. Unless an op
+        says so, not at all."""
+        import numpy as np
+
+        return [np.zeros(made.shape) for made in self.eager(args, arrays, dtypes=dtypes)]
+
+    def remembers(self, args: Any, specs: Sequence[Spec]) -> int:
+        """The most bytes that `compute` keeps in `memo`, a dict for all boxes and outputs of a call; 0: it takes no `memo`.
+
+        None may be given all the same where there is no memory for it.
+        """
+        return 0
 
     def loss_on(self, args: Any, specs: Sequence[Spec]) -> Loss:
         """The loss on inputs of these specs."""

@@ -67,6 +67,17 @@ def values(raw: Array, dtype: str) -> Any:
         return flat.float().numpy().astype("<f8").reshape(raw.shape)
 
 
+def spacing(x: Any, dtype: str) -> Any:
+    """The distance of neighbouring numbers of the dtype at the float64 numbers `x`, in float64; NaN where `x` is no finite number."""
+    import numpy as np
+
+    form = FLOATS[dtype]
+    with np.errstate(invalid="ignore"):
+        least = 1 - form.bias
+        exponent = np.where(x == 0, least, np.maximum(np.frexp(x)[1] - 1, least)) - form.mantissa
+        return np.where(np.isfinite(x), np.ldexp(1.0, exponent), np.nan)
+
+
 def rounded(x: Array, dtype: str) -> Array:
     """Raw elements of float64 numbers, rounded once to the nearest, half to even; the bits of a NaN are not looked after."""
     made: Array = _rounded(x.astype("<f8").reshape(-1), dtype).reshape(x.shape)

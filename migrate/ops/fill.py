@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 class Fill(Op):
     kind = "make"
-    summary = "makes a tensor of one value"
+    summary = "makes a tensor of one value in place of each that the rule reads; with `keep_source: true` beside it"
 
     @dataclass(frozen=True, slots=True)
     class Args:

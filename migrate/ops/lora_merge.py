@@ -124,6 +124,21 @@ class LoraMerge(ValueOp):
             y = base + total * (args.alpha / args.rank)
             return [np.where(np.isnan(y), arrays[0].dtype.type(quiet(dtypes[0])), rounded(y, dtypes[0]))]
 
+    def slack(self, args: Args, arrays: Sequence[Array], dtypes: Sequence[str] = ()) -> list[Array]:
+        """What sums of r + 2 float64 numbers may differ by when they are added in two orders, and one unit in the last place."""
+        import numpy as np
+
+        from ._twins import spacing, values
+
+        if len(arrays) == 1:
+            return [np.zeros(arrays[0].shape)]
+        base, a, b = (np.abs(values(x, d)) for x, d in zip(arrays, dtypes, strict=True))
+        with np.errstate(all="ignore"):
+            most = base + abs(args.alpha / args.rank) * (b @ a)
+            made = np.abs(values(self.eager(args, arrays, dtypes=dtypes)[0], dtypes[0]))
+            between = 2 * (args.rank + 2) * 2.0**-53 * most
+            return [between + spacing(made + between, dtypes[0])]
+
     def samples(self) -> Iterable[tuple[dict[str, Any], list[Shape]]]:
         yield {"alpha": 16, "rank": 4}, [(6, 5), (4, 5), (6, 4)]
         yield {"alpha": 1, "rank": 3}, [(70, 1030), (3, 1030), (70, 3)]

@@ -33,7 +33,10 @@ class NegExp(Elementwise):
         return Loss.LOSSY
 
     def invert(self, args: Args, enumerated: bool = False) -> OneWay:
-        return OneWay("-exp(x) rounds, so that x does not come back to the bit", "`inverse: skip` leaves the tensors out on the way back")
+        return OneWay(
+            "-exp(x) rounds, so that x does not come back to the bit",
+            "`inverse: skip` leaves the rule out on the way back; `keep` what it makes, or write a file with the reversed edge",
+        )
 
     def chunk(self, args: Args, raw: Any, spec: Spec, out: Any, meter: Meter | None) -> Any:
         x = as_kind(numbers(raw, spec.dtype), "f8")
@@ -57,6 +60,13 @@ class NegExp(Elementwise):
                 y = rounded(-np.exp(np.ascontiguousarray(x)), dtype)
             made.append(np.where(np.isnan(x), array.dtype.type(quiet(dtype)), y))
         return made
+
+    def slack(self, args: Args, arrays: Sequence[Array], dtypes: Sequence[str] = ()) -> list[Array]:
+        """One unit in the last place."""
+        from ._twins import spacing, values
+
+        made = self.eager(args, arrays, dtypes=dtypes)
+        return [spacing(values(y, dtype), dtype) for y, dtype in zip(made, dtypes, strict=True)]
 
     def samples(self) -> Iterable[tuple[dict[str, Any], list[Shape]]]:
         yield {}, [(8, 16)]

@@ -55,10 +55,14 @@ class Quantize(ValueOp):
     def grain(self, args: Args, specs: Sequence[Spec], output: int) -> tuple[int, ...]:
         return codec_called(args.codec).grain(options(args), specs[0], output)
 
+    def remembers(self, args: Args, specs: Sequence[Spec]) -> int:
+        return codec_called(args.codec).remembers(options(args), specs[0])
+
     def compute(
-        self, args: Args, arrays: Sequence[Any], specs: Sequence[Spec], output: int, box: Box, out: Any, meter: Meter | None = None
-    ) -> None:
-        codec_called(args.codec).encode(options(args), arrays[0], specs[0], output, box, out, meter)
+        self, args: Args, arrays: Sequence[Any], specs: Sequence[Spec], output: int, box: Box, out: Any, meter: Meter | None = None,
+        memo: dict[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        codec_called(args.codec).encode(options(args), arrays[0], specs[0], output, box, out, meter, memo)
 
     def eager(
         self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtypes: Sequence[str] = ()

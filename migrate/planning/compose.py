@@ -128,6 +128,8 @@ def _compose(
             break
         bound = bind(rules, leg.keep, current, views, ask, report, expressions)
         if report.has_errors():
+            if walk is not None:
+                walk.explain(report)
             break
         if walk is not None:
             walk.leave(leg, bound, report)

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from .graph import Call
 
 # a box with its inputs: in a last-level cache, and few enough calls
-CHUNK = 8 << 20
+CHUNK = 12 << 20
+# the bytes that are computed at once of results that come in blocks: their arithmetic is many calls, each of which should take longer
+# than the interpreter's lock to change hands
+BLOCKS = 4 << 20
 # inputs that are cheaper to read again than to think about
 FEW = 64 << 10
 # the op's own arrays, as a multiple of its inputs and output

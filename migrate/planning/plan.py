@@ -23,7 +23,7 @@ from ..source.target import Target
 from .bind import Bound, Made
 from .compose import Composition, Leg
 from .graph import Tensor, Value, ValueCheck, calls
-from .kinds import CHUNK, Kind, kind_of
+from .kinds import BLOCKS, CHUNK, Kind, kind_of
 from .sides import SideFiles
 
 FORMAT_VERSION = "1.0"
@@ -83,7 +83,7 @@ def document(
 ) -> dict[str, Any]:
     """The plan as JSON. `source` has path, format, index_hash, tensors, bytes; `options` what `describe` was asked for."""
     outputs = composition.graph.outputs
-    path = [{"lineage": leg.lineage, "from": leg.start, "to": leg.goal, "backwards": leg.backwards} for leg, _ in composition.legs]
+    path = steps_of(composition)
     files = [
         {"name": f.name, "size": f.size, "tensors": len(f.tensors), "header_sha256": hashlib.sha256(f.fixed).hexdigest()}
         for f in target.files
@@ -130,15 +130,23 @@ def document(
         "bytes_read": read,
         "bytes_written": sum(f.size for f in target.files) + sum(len(b) for b in target.small.values()),
         "peak_memory": peak_memory(outputs),
-        "losses": [
-            {"kind": x.kind, "rule": x.rule.name, "at": str(x.rule.span), "why": x.why, "keys": _texts(x.keys)} for x in composition.losses
-        ],
+        "losses": losses_of(composition),
         "checks": _checks(composition),
         "decided": decided,
         "notes": [note for _, bound in composition.legs for note in bound.notes],
         "downgrade": {"exact": not composition.inexact, "because": composition.inexact},
         "warnings": list(warnings),
     }
+
+
+def steps_of(composition: Composition) -> list[dict[str, Any]]:
+    """The edges that are walked, in order."""
+    return [{"lineage": leg.lineage, "from": leg.start, "to": leg.goal, "backwards": leg.backwards} for leg, _ in composition.legs]
+
+
+def losses_of(composition: Composition) -> list[dict[str, Any]]:
+    """What does not survive, by rule."""
+    return [{"kind": x.kind, "rule": x.rule.name, "at": str(x.rule.span), "why": x.why, "keys": _texts(x.keys)} for x in composition.losses]
 
 
 def _rows(leg: Leg, bound: Bound) -> list[dict[str, Any]]:
@@ -276,7 +284,8 @@ def _computed(tensors: Iterable[Tensor]) -> _Computed:
                 known[key] = kind_of(call, source.output, source.spec)
     kinds = known.values()
     return _Computed(
-        max((max(CHUNK, k.least) for k in kinds if k.regional), default=0),
+        # of blocks more goes through a thread's buffer at once
+        max((max(CHUNK, k.least) + (BLOCKS if max(k.grain) > 1 else 0) for k in kinds if k.regional), default=0),
         max((k.least for k in kinds if not k.regional), default=0),
         any(isinstance(k.op, ValueOp) and k.op.torch(k.args, k.specs) for k in kinds),
     )

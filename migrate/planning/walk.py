@@ -45,6 +45,8 @@ class Walk:
         self.changes: list[dict[str, Any]] = []
         self.warnings: list[Diagnostic] = []
         self.notes: list[str] = []
+        # of the leg that is walked: params that nothing but a default says
+        self._assumed: dict[str, Any] = {}
         # why the way back would not bring the side files back
         self.inexact: list[str] = []
 
@@ -61,7 +63,8 @@ class Walk:
         spans = {name: f.span("params", name) for f in reversed(leg.files) for name in f.model.params}
         given = {name: value for name, value in self._given.items() if name in declared}
         said = [("the stamp", {n: v for n, v in leg.memory.get("params", {}).items() if n in declared}), *self._sources(leg, tensors)]
-        values = parameters.resolve(declared, given, said, spans)
+        values = parameters.resolve(declared, given, said, spans, lost=self._lost(leg))
+        self._assumed = {n: v for n, v in values.items() if n not in given and all(source.get(n) is None for _, source in said)}
         for name, value in values.items():
             taken = name in self.params and not patches.same(self.params[name], value)
             self.params[f"{name} ({leg.lineage} {leg.start} -> {leg.goal})" if taken else name] = value
@@ -94,6 +97,11 @@ class Walk:
             self.changes.append(_account(leg, path, old, now))
         if files:
             memory["files"] = files
+
+    def explain(self, report: Report) -> None:
+        """Adds to what is wrong with shapes which params of the leg nobody said: a default may be what does not fit."""
+        notes = tuple(f"nothing says `{name}`, its default is {printable(str(value), 80)}" for name, value in self._assumed.items())
+        report.diagnostics = [replace(d, notes=(*d.notes, *notes)) if d.code.startswith("M3") else d for d in report.diagnostics]
 
     def _snapshot(self, leg: Leg) -> dict[str, dict[str, Any] | None]:
         """The side files that the leg may change, as they stand."""
@@ -138,11 +146,22 @@ class Walk:
             for name, param in file.model.params.items():
                 if param.config is not None:
                     path, keys = parameters.place(param.config)
-                    patched = unknown and any(_patched(f.model.files.get(path, {}), keys) for f in leg.files)
-                    if not patched and (value := self.sides.at(path, keys)) is not ABSENT:
+                    if not (unknown and _patching(leg, path, keys)) and (value := self.sides.at(path, keys)) is not ABSENT:
                         yield f"{path}#{'.'.join(keys)}", {name: value}
                 if param.shape is not None:
                     yield from ((said, {name: size}) for said, size in _sizes(leg, param, tensors))
+
+    def _lost(self, leg: Leg) -> dict[str, str]:
+        """Param -> why its place in the configuration does not give it on the way back without a stamp."""
+        if not leg.backwards or _undone(leg) is not None:
+            return {}
+        out = {}
+        for name, param in ((n, p) for file in leg.files for n, p in file.model.params.items() if p.config is not None):
+            path, keys = parameters.place(param.config or "")
+            if by := _patching(leg, path, keys):
+                place = printable(f"{path}#{'.'.join(keys)}")
+                out[name] = f"it stood at {place}, which {by[0].model.id} changes on the way there, and no stamp remembers it"
+        return out
 
     def _written(self, file: LoadedFile, path: str) -> Iterator[Said]:
         """Params that the file's patch wrote into the side file, on the way back without a stamp."""
@@ -189,6 +208,11 @@ def _refuse_contradictions(leg: Leg, params: Mapping[str, Any], report: Report) 
 def _patched_by(file: LoadedFile) -> list[str]:
     """The side files that the rule file changes."""
     return list(dict.fromkeys([*file.model.files, *(parameters.place(name)[0] for name in file.model.names)]))
+
+
+def _patching(leg: Leg, path: str, keys: Sequence[str]) -> list[LoadedFile]:
+    """The files of the leg whose patch decides the value at `keys`."""
+    return [file for file in leg.files if _patched(file.model.files.get(path, {}), keys)]
 
 
 def _patched(patch: Any, keys: Sequence[str]) -> bool:

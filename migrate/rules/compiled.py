@@ -84,7 +84,7 @@ class DirectedRule:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class CompiledRule:
-    """A rule whose patterns and capture algebra hold, before params are known."""
+    """A rule whose patterns and capture algebra hold, before params are known. A `spare` one may match nothing, whatever it says."""
 
     loaded: LoadedFile
     rule: Rule
@@ -93,6 +93,7 @@ class CompiledRule:
     targets: Mapping[str | None, Pattern]
     types: Mapping[str, CaptureType]
     maps: Mapping[str, Mapping[Any, Any]]
+    spare: bool = False
 
 
 def compile_file(loaded: LoadedFile, report: Report) -> tuple[list[CompiledRule], list[Pattern]]:
@@ -282,7 +283,7 @@ def direct(compiled: CompiledRule, params: Mapping[str, Any], report: Report) ->
     except OpError as error:
         report.add(error.code, error.message, spans=(compiled.loaded.span(*path, "where"),), help=error.help)
         return None
-    optional = rule.optional is True
+    optional = compiled.spare or rule.optional is True
     roles = frozenset(rule.optional) if isinstance(rule.optional, (list, tuple)) else frozenset()
     return DirectedRule(
         id=compiled.loaded.model.id,

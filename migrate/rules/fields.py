@@ -236,6 +236,9 @@ Name = Annotated[str, BeforeValidator(plain_name), WithJsonSchema(NAMED)]
 Texts = Annotated[tuple[Text, ...], _ITEM_LIST]
 
 
+_MISSING = {"from": "a rule reads keys that are there; one that adds a tensor beside each has `keep_source: true` and `fill`"}
+
+
 class Found(NamedTuple):
     """One problem of a validated value: where it is, and what."""
 
@@ -246,12 +249,16 @@ class Found(NamedTuple):
 def found(error: ValidationError, model: type[BaseModel]) -> list[Found]:
     """All that `error` reports, as problems with their paths from the root of the value that `model` validated."""
     out: list[Found] = []
-    for item in error.errors(include_url=False, include_input=False):
+    items = error.errors(include_url=False, include_input=False)
+    # where a field is unknown, the missing one is likely to be there, misspelt
+    misspelt = {tuple(item["loc"])[:-1] for item in items if item["type"] == "extra_forbidden"}
+    for item in items:
         loc, kind, context = tuple(item["loc"]), item["type"], item.get("ctx", {})
         if kind == "problems":
             out += [Found((*loc, *p.at), p) for p in context["problems"]]
         elif kind == "missing":
-            out.append(Found(loc[:-1], Problem("M101", f"`{loc[-1]}` is missing")))
+            hint = None if loc[:-1] in misspelt else _MISSING.get(str(loc[-1]))
+            out.append(Found(loc[:-1], Problem("M101", f"`{loc[-1]}` is missing", hint)))
         elif kind == "extra_forbidden":
             word, known = str(loc[-1]), fields(model, loc[:-1])
             near = get_close_matches(word, known, n=1, cutoff=0.6)

@@ -220,7 +220,7 @@ def _edges(name: str, folder: Path, lineage: Lineage | None, report: Report) -> 
     from .model import read_files
 
     found: dict[tuple[str, str], list[Path]] = {}
-    for path in _rule_files(folder):
+    for path in files_below(folder):
         quiet = Report()
         document = yaml.read_file(path, quiet)
         data = document.data if isinstance(document.data, dict) else {}
@@ -248,7 +248,8 @@ def _is_edge(edge: list[Any]) -> bool:
     return len(edge) == 2 and all(isinstance(layout, str) for layout in edge) and edge[0] != edge[1]
 
 
-def _rule_files(folder: Path) -> list[Path]:
+def files_below(folder: Path) -> list[Path]:
+    """The YAML files in a folder that are no layouts, sorted; hidden ones are left out."""
     found = (path for suffix in _SUFFIXES for path in folder.rglob(f"*{suffix}"))
     return sorted(p for p in found if p.name != LAYOUTS and not any(part.startswith(".") for part in p.relative_to(folder).parts))
 
@@ -264,7 +265,7 @@ def rule_files(paths: Sequence[Path]) -> list[Path]:
         paths = [here] if here.is_dir() or shipped is None else [shipped]
     out: list[Path] = []
     for path in paths:
-        found = _rule_files(path) if path.is_dir() else [path]
+        found = files_below(path) if path.is_dir() else [path]
         if not found:
             fail("M115", f"there is no rule file in {printable(str(path), 300)}", help="rule files end in .yaml or .yml")
         out += found

@@ -52,13 +52,15 @@ def resolve(
     extra_sources: Sequence[tuple[str, Mapping[str, Any]]] = (),
     spans: Mapping[str, Span] | None = None,
     known: Collection[str] | None = None,
+    *,
+    lost: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """The value of each param that has one, typed by its declaration; unset optional ones are absent.
 
     `given` is what `--set` says, as text or typed; `extra_sources` are (name for messages, {param: value}), where None
     and absence both mean that the source does not speak. `spans` are the declarations, for messages. `known`: names that
-    may be given although their values are asked for elsewhere. Raises all problems at once: M112 a name that is no param,
-    M114 a value it cannot have, M509 no value, M510 sources that differ.
+    may be given although their values are asked for elsewhere. `lost`: why the configuration no longer says a param. Raises
+    all problems at once: M112 a name that is no param, M114 a value it cannot have, M509 no value, M510 sources that differ.
     """
     report = Report()
     known = list(dict.fromkeys([*params, *(known or ())]))
@@ -91,7 +93,13 @@ def resolve(
         elif param.has_default:
             out[name] = convert(param.default, param)
         elif not param.optional:
-            report.add("M509", f"param `{name}` has no value", spans=at, notes=_about(param), help=f"{GIVEN} {name}={_example(param)}")
+            report.add(
+                "M509",
+                f"param `{name}` has no value",
+                spans=at,
+                notes=_about(param, (lost or {}).get(name)),
+                help=f"{GIVEN} {name}={_example(param)}",
+            )
     report.check()
     return out
 
@@ -185,9 +193,11 @@ def _type(param: Param) -> str:
     return f"{param.type} of {param.items}" if param.items else param.type
 
 
-def _about(param: Param) -> tuple[str, ...]:
+def _about(param: Param, lost: str | None) -> tuple[str, ...]:
     notes = [param.title] if param.title else []
-    if param.config:
+    if lost is not None:
+        notes.append(lost)
+    elif param.config:
         file, keys = place(param.config)
         notes.append(f"its place in the configuration is {file}#{'.'.join(keys)}, and nothing stands there")
     if param.shape:

@@ -14,11 +14,12 @@ from ..planning.compose import Composition, Leg, compose, directed, initial
 from ..planning.graph import Tensor, calls
 from ..planning.pipeline import Views
 from ..planning.question import Question
-from ..planning.route import Route, find_route
+from ..planning.route import find_route
 from ..planning.sides import SideFiles
 from ..planning.walk import Walk
 from ..rules.examples import RuleTest
 from ..rules.model import LoadedFile
+from ..rules.neighbours import Neighbour, spared
 from .given import GivenSource, given, made, problem
 from .history import Stamp
 from .prepare import side_reader
@@ -110,18 +111,24 @@ class Attempt:
         return replace(self, source=given(self.test.given, self.test.side, scrambled=True), _made={})
 
 
-def attempt(file: LoadedFile, number: int) -> Attempt | Refused:
-    """Test `number` of the file, bound to its given tensors as a checkpoint would be, or why it cannot be."""
+def attempt(file: LoadedFile, number: int, neighbours: Sequence[Neighbour] = ()) -> Attempt | Refused:
+    """Test `number` of the file, bound to its given tensors as a checkpoint would be, or why it cannot be.
+
+    `neighbours` are the other files of its edge; those that speak of given keys are bound beside it.
+    """
     test = file.model.tests[number]
     if found := problem(test.given):
         return Refused(test, (unwritable(test.name, *found, file.span("tests", number, "given", found[0])),))
     source = given(test.given, test.side)
     try:
-        question = Question(rules=(str(file.path),), params=dict(test.params), backwards=test.backwards)
+        beside = [n.file for n in neighbours if n.speaks_of(source.index.tensors, backwards=test.backwards)]
+        paths = tuple(str(f.path) for f in (file, *beside))
+        question = Question(rules=paths, params=dict(test.params), backwards=test.backwards)
         route = find_route(source.index, side_reader(source), Stamp(), question)
-        allow = _losses(source, route) if test.allow is None else frozenset(test.allow)
+        legs = [_about(file, leg) for leg in route.legs]
+        allow = _losses(source, legs, route.given) if test.allow is None else frozenset(test.allow)
         walk = walk_over(source, route.given)
-        composition, asked = bound(source, route.legs, allow, walk)
+        composition, asked = bound(source, legs, allow, walk)
     except MigrateError as error:
         return Refused(test, error.diagnostics)
     return Attempt(file, number, source, walk, composition, allow, asked)
@@ -138,11 +145,16 @@ def walk_over(source: GivenSource, params: Mapping[str, Any]) -> Walk:
     return Walk(params, SideFiles(side_reader(source)), carried=True)
 
 
-def _losses(source: GivenSource, route: Route) -> frozenset[str]:
+def _about(file: LoadedFile, leg: Leg) -> Leg:
+    """The leg with rules that may match nothing, but for those of the file."""
+    return replace(leg, rules=tuple((rule if rule.loaded.path == file.path else spared(rule), values) for rule, values in leg.rules))
+
+
+def _losses(source: GivenSource, legs: Sequence[Leg], given: Mapping[str, Any]) -> frozenset[str]:
     """What the ops of the rules say they lose, as `--allow` names it."""
     found = set()
-    walk, tensors = walk_over(source, route.given), initial(source.index.tensors, Views())
-    for leg in route.legs:
+    walk, tensors = walk_over(source, given), initial(source.index.tensors, Views())
+    for leg in legs:
         for rule in directed(walk.enter(leg, tensors), Report()):
             for step in rule.steps:
                 loss = step.op.loss(step.args)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from . import checks as value_checks
 from . import regions
 from .device import CPU, Device
+from .errors import Ledger
 from .gather import WINDOW, Gather
 from .geometry import Layouts
 from .values import MAX_MEMORY, Values
@@ -25,10 +26,14 @@ def fill(
     checks: Sequence[ValueCheck] = (),
     max_memory: int = MAX_MEMORY,
     device: Device = CPU,
+    ledger: Ledger | None = None,
 ) -> None:
-    """Fills `buffers[key]` with the packed bytes of each output; checks come first and raise before anything is written."""
+    """Fills `buffers[key]` with the packed bytes of each output; checks come first and raise before anything is written.
+
+    `ledger` is told the errors of what is computed.
+    """
     layouts = Layouts()
-    values = Values(source, layouts, outputs.values(), max_memory, device=device)
+    values = Values(source, layouts, outputs.values(), max_memory, ledger=ledger, device=device)
     values.require(outputs.values())
     value_checks.require(checks, source, max_memory)
     for key, tensor in outputs.items():

@@ -1,7 +1,8 @@
 """What value-changing ops did to the numbers: measured box by box, told tensor by tensor and rule by rule.
 
 Sums are in float64. A box that is computed twice (after a whole value was let go for memory, or by two threads) counts
-once, and boxes are added up in their order, so that the figures do not depend on threads. The signal-to-noise ratio is
+once, and boxes are added up in their order, so that the figures do not depend on threads; where a result is read in another order
+than it is computed in, boxes may overlap, and what they share is measured in each. The signal-to-noise ratio is
 10·log10(Σ wanted² / Σ (wanted - got)²); an error of nothing makes it infinite, which is written as "exact".
 """
 

@@ -85,7 +85,7 @@ def twins(attempt: Attempt, *, values: bool) -> list[Diagnostic] | str:
         tried.fill()
     except MigrateError:
         return "the run is refused"
-    wrong = recompute(tried.composition.programs, tried.source, tried.result())
+    wrong = [m for m in recompute(tried.composition.programs, tried.source, tried.result()) if m.what != "near"]
     out = []
     for found in wrong[:8]:
         at = "" if found.index is None else f", first at {list(found.index)}"
@@ -170,6 +170,9 @@ def coverage(file: LoadedFile, attempts: Iterable[Attempt]) -> list[Diagnostic]:
             used = [(m.rule, m.keys) for m in found.made.values()]
             used += [(rule, (key,)) for part in (found.dropped, found.redundant) for key, rule in part.items()]
             for walked, keys in used:
+                # a neighbour's rule may have the same name
+                if walked.file != str(file.path):
+                    continue
                 _touch(walked, keys, seen.setdefault(walked.name, set()))
     if not file.model.tests:
         what = f"{file.model.id} has no tests"

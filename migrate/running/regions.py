@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.spec import Spec
 from ..ops._raw import carrier
-from ..planning.kinds import FEW, Kind, size_of
+from ..planning.kinds import BLOCKS, FEW, Kind, size_of
 from . import transpose
 from .gather import Gather, Leaf, halved
-from .geometry import STAGE, STAGE_MAX, Layouts, Move
+from .geometry import STAGE, Layouts, Move
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 # a fill of the buffer grows to this where an op's grain asks for it
 GRAIN_MOST = 16 << 20
-# what is computed at once: each call takes so long that the interpreter's lock is rarely waited for
-_STEP = STAGE_MAX
 # chunks that a thread keeps for its next reads
 _CHUNKS = 8
 
@@ -295,7 +293,7 @@ def step(tensor: Tensor, layouts: Layouts, values: Values | None) -> int:
         period = max(periods, default=1)
         found = layout.step
         if period <= GRAIN_MOST:
-            found = max(1, (_STEP if layout.whole else layout.step) // period) * period
+            found = max(1, (BLOCKS if layout.whole and period > 1 else layout.step) // period) * period
         values.steps[key] = found
     return found
 

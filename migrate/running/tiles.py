@@ -11,8 +11,8 @@
 A tile is some MiB of one file: what the journal counts in, and what a kill can cost. A tile is made of fills, that is of
 what goes through the buffer at once. The cut depends on the plan alone, so a resumed run finds the same tiles.
 
-A thread has a file of its own, because file systems let no two write the same file. Threads that share a single output
-file gather side by side and write in turn.
+A thread has a file of its own, because file systems let no two write the same file. One that finds none left helps with
+another's: they gather side by side and write in turn.
 """
 
 from __future__ import annotations
@@ -158,15 +158,18 @@ class _Line:
     A file has one writer at a time, and its checksums need its bytes in order; gathering needs neither.
     """
 
-    def __init__(self, run: _Run, file: OutputFile, descriptor: int) -> None:
+    def __init__(self, run: _Run, file: OutputFile, descriptor: int, window: Window) -> None:
         import xxhash
 
+        self.window = window
         self.whole = xxhash.xxh3_128()
         self._new, self._tile = xxhash.xxh3_128, xxhash.xxh3_128()
         self._run, self._file, self._descriptor = run, file, descriptor
         self._taking, self._turn = threading.Lock(), threading.Condition()
         self.sums = Sums(file, run.told)
         self._next = 0
+        # threads that help, and whether no other may begin to
+        self._helping, self._closed = 0, False
         self._jobs = self._made()
 
     def _made(self) -> Iterator[Job]:
@@ -183,7 +186,28 @@ class _Line:
 
     def take(self) -> Job | None:
         with self._taking:
-            return next(self._jobs, None)
+            job = next(self._jobs, None)
+        if job is None:
+            self._closed = True
+        return job
+
+    def join(self) -> bool:
+        """Begins to help, if there is anything left to take; `leave` has to follow."""
+        with self._turn:
+            self._helping += not self._closed
+            return not self._closed
+
+    def leave(self) -> None:
+        with self._turn:
+            self._helping -= 1
+            self._turn.notify_all()
+
+    def finish(self) -> None:
+        """Waits for those who help."""
+        with self._turn:
+            self._closed = True
+            while self._helping:
+                self._turn.wait(0.5)
 
     def commit(self, job: Job, stage: memoryview, crcs: Sequence[int]) -> None:
         """Waits for the job's turn, then seals and hashes what was gathered and writes what of it is not shared."""
@@ -235,19 +259,15 @@ class _Run:
         self.error: BaseException | None = None
         self.stop = threading.Event()
         self.lock = threading.Lock()
-        self.waiting: queue.SimpleQueue[OutputFile | None] = queue.SimpleQueue()
+        self.waiting: queue.SimpleQueue[OutputFile] = queue.SimpleQueue()
+        self.lines: list[_Line] = []
+        self.begun = threading.Condition()
 
     def go(self, threads: int) -> None:
         """Writes all files; raises the first error after all threads have ended."""
-        files = sorted(self.partial.target.files, key=lambda f: -f.size)
-        writers = max(1, min(threads, len(files)))
-        for file in files:
+        for file in sorted(self.partial.target.files, key=lambda f: -f.size):
             self.waiting.put(file)
-        for _ in range(writers):
-            self.waiting.put(None)
-        # several threads on one file gather for it side by side and write in turn
-        hands = threads if writers == 1 else 1
-        workers = [threading.Thread(target=self._guard, args=(self._work, hands), daemon=True) for _ in range(writers)]
+        workers = [threading.Thread(target=self._guard, args=(self._work,), daemon=True) for _ in range(threads)]
         for worker in workers:
             worker.start()
         try:
@@ -272,32 +292,43 @@ class _Run:
                 self.error = self.error or error
             self.stop.set()
 
-    def _work(self, hands: int) -> None:
-        """Writes files until none is left; `hands` threads gather for the one that is being written."""
-        gathers: list[tuple[memoryview, Gather]] = []
-        window = Window()
-        for _ in range(hands):
-            stage = memoryview(bytearray(self.fill))
-            gathers.append((stage, Gather(self.source, self.layouts, stage, self.values.leaf, self.budget, window)))
-        while (file := self.waiting.get()) is not None:
+    def _work(self) -> None:
+        """Writes files until none is left, then helps with those that others write."""
+        stage, window = memoryview(bytearray(self.fill)), Window()
+        while (file := self._taken()) is not None:
             descriptor = self.partial.open(file.name)
             try:
-                line = _Line(self, file, descriptor)
-                helpers = [threading.Thread(target=self._guard, args=(self._serve, line, *pair), daemon=True) for pair in gathers[1:]]
-                for helper in helpers:
-                    helper.start()
+                line = _Line(self, file, descriptor, window)
+                with self.begun:
+                    self.lines.append(line)
+                    self.begun.notify_all()
                 try:
-                    self._guard(self._serve, line, *gathers[0])
+                    self._guard(self._serve, line, stage)
                 finally:
-                    for helper in helpers:
-                        helper.join()
+                    line.finish()
                 self.go_on()
                 with self.lock:
                     self.files[file.name] = {"size": file.size, HASH: line.whole.hexdigest()}
             finally:
                 os.close(descriptor)
+        with self.begun:
+            while len(self.lines) < len(self.partial.target.files):
+                self.begun.wait(0.5)
+                self.go_on()
+        while (other := next((line for line in self.lines if line.join()), None)) is not None:
+            try:
+                self._serve(other, stage)
+            finally:
+                other.leave()
 
-    def _serve(self, line: _Line, stage: memoryview, gather: Gather) -> None:
+    def _taken(self) -> OutputFile | None:
+        try:
+            return self.waiting.get_nowait()
+        except queue.Empty:
+            return None
+
+    def _serve(self, line: _Line, stage: memoryview) -> None:
+        gather = Gather(self.source, self.layouts, stage, self.values.leaf, self.budget, line.window)
         while (job := line.take()) is not None:
             self.go_on()
             crcs: Sequence[int] = ()

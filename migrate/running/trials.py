@@ -18,6 +18,7 @@ from ..core.diagnostics import Diagnostic, Span, listed, printable
 from ..core.errors import MigrateError
 from ..rules.examples import RuleTest
 from ..rules.model import LoadedFile
+from ..rules.neighbours import Neighbour, neighbours
 from . import expectations, properties
 from .attempts import Attempt, Refused, attempt
 
@@ -64,6 +65,7 @@ class Trials:
     file: LoadedFile
     specs: bool = False
     _tried: dict[int, Attempt | Refused] = field(default_factory=dict)
+    _neighbours: list[Neighbour] | None = None
 
     def checks(self, select: str = "") -> list[Check]:
         """The checks whose name, or the file's id, holds `select`, upper and lower case alike. Coverage is of the whole file only."""
@@ -86,7 +88,9 @@ class Trials:
 
     def tried(self, number: int) -> Attempt | Refused:
         if number not in self._tried:
-            self._tried[number] = attempt(self.file, number)
+            if self._neighbours is None:
+                self._neighbours = neighbours(self.file)
+            self._tried[number] = attempt(self.file, number, self._neighbours)
         return self._tried[number]
 
     def _attempts(self) -> Iterator[Attempt]:

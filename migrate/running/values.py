@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from .errors import Ledger
 
 MAX_MEMORY = 1 << 30
+# the part of the memory for computing that calls may remember things in
+MEMOS = 32
 
 
 def unpack(packed: Any, spec: Spec) -> np.ndarray[Any, Any]:
@@ -91,6 +93,9 @@ class Values:
         self._inner: set[int] = set()
         # id of a call and number of its output -> the call, to keep its id taken, and the bytes
         self._kept: dict[tuple[int, int], tuple[Call, memoryview]] = {}
+        # what calls remember between their boxes, and how many bytes that is; the call keeps its id taken
+        self._memos: dict[int, tuple[Call, dict[str, Any], int]] = {}
+        self._remembered = 0
         self._making: dict[int, threading.RLock] = {}
         self._spent: set[int] = set()
         self._kinds: dict[tuple[Any, ...], Kind] = {}
@@ -192,6 +197,8 @@ class Values:
             if id(call) in self._spent:
                 return
             self._spent.add(id(call))
+            if (memo := self._memos.pop(id(call), None)) is not None:
+                self._remembered -= memo[2]
         if self._ledger is not None:
             self._ledger.close(call)
         for tensor in call.inputs:
@@ -302,16 +309,18 @@ class Values:
         call = value.call
         arrays = [workspace.input(i, t, b) for i, (t, b) in enumerate(zip(call.inputs, kind.needs(box), strict=True))]
         meter = self._ledger.meter(value, box) if self._ledger is not None and call.lossy else None
+        on_device = workspace.lane is not None and self._device.takes(kind.op, place.dtype)
+        memo = {} if on_device else self._memo(call, kind)
 
         def run(given: list[Any], out: Any) -> None:
             try:
-                kind.op.compute(kind.args, given, kind.specs, kind.output, box, out, meter)
+                kind.op.compute(kind.args, given, kind.specs, kind.output, box, out, meter, **memo)
             except OpError as error:
                 rule = f"rule {call.rule}: " if call.rule else ""
                 keys = f" of {listed(list(call.keys), 4)}" if call.keys else ""
                 fail(error.code, f"{rule}`{call.step.op}`{keys}: {error.message}", notes=error.notes, help=error.help)
 
-        if workspace.lane is not None and self._device.takes(kind.op, place.dtype):
+        if on_device and workspace.lane is not None:
             workspace.lane.submit(arrays, run, place)
         elif place.flags.c_contiguous and place.flags.aligned:
             run(arrays, place)
@@ -320,6 +329,20 @@ class Values:
             made = memory.view(place.dtype).reshape(place.shape)
             run(arrays, made)
             place[...] = made
+
+    def _memo(self, call: Call, kind: Kind) -> dict[str, Any]:
+        """The argument `memo` for the op of a call; none if the op has no use for it, or there is no memory."""
+        nbytes = kind.op.remembers(kind.args, kind.specs)
+        if not nbytes:
+            return {}
+        with self._lock:
+            found = self._memos.get(id(call))
+            if found is None:
+                if id(call) in self._spent or self._remembered + nbytes > self.budget // MEMOS:
+                    return {}
+                found = self._memos[id(call)] = call, {}, nbytes
+                self._remembered += nbytes
+        return {"memo": found[1]}
 
     def fill(self, gather: Gather, tensor: Tensor, box: Box) -> bool:
         """Puts the packed bytes of a box at the start of the gatherer's buffer; False where elements that share bytes come apart."""

@@ -2,18 +2,23 @@
 
 It shares nothing with views, tiles and gathering: stored tensors are read whole, ops run on whole arrays, one output at
 a time. An error in the view algebra or in the writer therefore shows here.
+
+Bytes are compared. Two ops do not promise theirs, on a GPU or where libraries add in another order (`ValueOp.same_bits`), and declare
+how far they may be off. What one of them made, moved about but not computed with again, may differ by so much and is told.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from .. import ops
 from ..core.spec import BITS
+from ..ops._op import ValueOp
 from ..ops._raw import carrier
+from ..ops._twins import values
 from ..planning.graph import Apply, Expr, Read
 
 if TYPE_CHECKING:
@@ -27,7 +32,10 @@ _KEPT_CALLS = 2
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """An output that is not what the program makes. `what` is "missing", "shape" or "bytes"; `index` of the first element that differs."""
+    """An output that is not what the program makes. `index` is that of the first element that differs.
+
+    `what` is "missing", "shape", "bytes", or "near": bytes that differ by no more than the op that made them says they may.
+    """
 
     key: str
     what: str
@@ -53,8 +61,11 @@ def recompute(
             continue
         spec = output.index.tensors[key].spec
         made, there = evaluate(expression), read(output, key)
-        found += _compared(key, made, there)
-        del made, there
+        wrong = list(_compared(key, made, there))
+        if wrong and wrong[0].what == "bytes" and (slack := evaluate.slack(expression)) is not None:
+            wrong = [_excused(wrong[0], slack, made, there, spec.dtype)]
+        found += wrong
+        del made, there, wrong
         done += spec.nbytes
         if progress is not None:
             progress(done, total)
@@ -80,6 +91,22 @@ def _compared(key: str, made: np.ndarray[Any, Any], there: np.ndarray[Any, Any])
     if count:
         index = tuple(int(i) for i in np.unravel_index(int(differ.argmax()), made.shape))
         yield Mismatch(key, "bytes", index, f"{count} of {made.size} elements differ")
+
+
+def _excused(
+    wrong: Mismatch, slack: tuple[str, np.ndarray[Any, Any]], made: np.ndarray[Any, Any], there: np.ndarray[Any, Any], dtype: str
+) -> Mismatch:
+    """The mismatch, as "near" where no element is further off than `slack` lets it be."""
+    import numpy as np
+
+    op, bound = slack
+    differ = made != there
+    with np.errstate(invalid="ignore"):
+        off = np.abs(values(made, dtype) - values(there, dtype))
+    # a NaN is within no bound
+    if made.dtype != there.dtype or not (off[differ] <= bound[differ]).all():
+        return replace(wrong, detail=f"{wrong.detail}, by more than {op} may")
+    return replace(wrong, what="near", detail=f"{wrong.detail}, by no more than {op} may")
 
 
 def read(source: Source, key: str) -> np.ndarray[Any, Any]:
@@ -135,3 +162,28 @@ class _Evaluation:
         if expression.parts > 1:
             self._calls.append((expression, outputs))
         return outputs[expression.output]
+
+    def slack(self, expression: Expr) -> tuple[str, np.ndarray[Any, Any]] | None:
+        """The op that does not promise its bits, and how far each element may be off; None where bytes must be equal."""
+        import numpy as np
+
+        if isinstance(expression, Read):
+            return None
+        op = ops.get(expression.op)
+        inner = [self.slack(e) for e in expression.inputs]
+        found = next((one for one in inner if one is not None), None)
+        if isinstance(op, ValueOp):
+            if op.same_bits or found is not None:
+                return None
+            inputs = [self(e) for e in expression.inputs]
+            return op.name, op.slack(expression.args, inputs, expression.dtypes)[expression.output]
+        if found is None:
+            return None
+        # the bounds go the way of the elements; what the op fills in comes out on both sides
+        bounds = [np.zeros(self(e).shape) if one is None else one[1] for e, one in zip(expression.inputs, inner, strict=True)]
+        moved, still = (
+            op.eager(expression.args, [np.ascontiguousarray(b).view("<u8") for b in given], expression.parts, ["float64"] * len(given))
+            for given in (bounds, [np.zeros_like(b) for b in bounds])
+        )
+        made: np.ndarray[Any, Any] = moved[expression.output].view("<f8") - still[expression.output].view("<f8")
+        return found[0], made

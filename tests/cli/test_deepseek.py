@@ -199,3 +199,41 @@ def test_deepseek_v3_2_is_not_taken_for_v3(tmp_path: Path) -> None:
     tensors = load_file(HUB / "model.safetensors")
     tensors["model.layers.0.self_attn.indexer.wk.weight"] = torch.zeros(2, 2)
     assert layouts_of(folder(tmp_path / "newer", tensors)) == set()
+
+
+def test_case_c14_goes_to_bfloat16_and_back_by_the_published_arithmetic(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(14)
+    config = {"a": 1, "quantization_config": {"quant_method": "fp8", "weight_block_size": [16, 8]}, "z": None}
+    names = [f"model.layers.0.{m}.{w}_proj" for m, w in (("self_attn", "o"), ("mlp", "gate"), ("mlp", "down"))]
+    codes = {name: torch.randn(40, 20, generator=generator).to(FP8) for name in names}
+    scales = {name: torch.rand(3, 3, generator=generator) + 0.5 for name in names}
+    plain = {"model.norm.weight": torch.ones(20), "model.layers.0.self_attn.q_a_proj.weight": torch.randn(4, 4, dtype=torch.bfloat16)}
+    weights = {f"{name}.weight": code for name, code in codes.items()}
+    # the scales stand in the other shard; the last blocks are ragged on both sides; a projection that was left unquantized stays
+    source = folder(tmp_path / "old", {**weights, **plain}, {f"{n}.weight_scale_inv": s for n, s in scales.items()}, config=config)
+    rule = ("--rules", DATA.parent / "cases" / "c14-fp8.yaml", "--allow", "lossy")
+    done("apply", source, "-o", tmp_path / "new", *rule)
+    made = load_all(tmp_path / "new")
+    assert made.keys() == weights.keys() | plain.keys()
+    for name in names:
+        by_element = scales[name].repeat_interleave(16, 0)[:40].repeat_interleave(8, 1)[:, :20]
+        wanted = (codes[name].float() * by_element).bfloat16()
+        assert torch.equal(made[f"{name}.weight"].view(torch.int16), wanted.view(torch.int16)), name
+    assert json.loads((tmp_path / "new" / "config.json").read_text()) == {"a": 1, "z": None}
+    assert done("verify", tmp_path / "new", "--source", source, *rule, "--format", "json").json["equal"] is True
+
+    del made["model.layers.0.self_attn.q_a_proj.weight"]
+    short = folder(tmp_path / "short", made, config={"a": 1, "z": None})
+    done("downgrade", short, "-o", tmp_path / "back", *rule, "--set", "block=16,8")
+    back = load_all(tmp_path / "back")
+    for name in names:
+        number = torch.nn.functional.pad(made[f"{name}.weight"].float(), (0, 4, 0, 8)).view(3, 16, 3, 8)
+        scale = number.abs().amax((1, 3), keepdim=True).clamp(1e-4) / 448
+        assert torch.equal(back[f"{name}.weight_scale_inv"], scale.view(3, 3)), name
+        wanted = (number * (1.0 / scale)).to(FP8).view(48, 24)[:40, :20]
+        assert torch.equal(back[f"{name}.weight"].view(torch.uint8), wanted.reshape(40, 20).view(torch.uint8)), name
+    assert torch.equal(back["model.norm.weight"], plain["model.norm.weight"])
+
+
+def load_all(path: Path) -> dict[str, torch.Tensor]:
+    return {key: tensor for file in sorted(path.glob("*.safetensors")) for key, tensor in load_file(file).items()}

@@ -20,7 +20,8 @@ VECTORS = Path(__file__).resolve().parents[1] / "data" / "te"
 EXPECTED = json.loads((VECTORS / "expected.json").read_text())
 STATELESS = [
     "v2.17_linear_MXFP8BlockScaling.pkl", "v2.17_linear_NVFP4BlockScaling.pkl", "v2.17_linear_CustomRecipe.pkl",
-    "v2.0_linear_MXFP8BlockScaling.pkl", "crafted_none.pkl", "crafted_empty_dict.pkl", "HEAD_linear_DelayedScaling_nofp8.pkl", "crafted_mxfp8_proto2.pkl",
+    "v2.0_linear_MXFP8BlockScaling.pkl", "crafted_none.pkl", "crafted_empty_dict.pkl", "HEAD_linear_DelayedScaling_nofp8.pkl",
+    "crafted_mxfp8_proto2.pkl",
 ]  # fmt: skip
 CURRENT = ["HEAD_linear_DelayedScaling.pkl", "v2.0_linear_DelayedScaling.pkl", "HEAD_dpa_CurrentScaling_local_recipes.pkl"]
 OLD = ["v0.8_linear_DelayedScaling.pkl", "v1.13_linear_DelayedScaling.bytesio.pt", "v1.13_ops_basic_linear_DelayedScaling.pkl"]
@@ -238,3 +239,17 @@ def test_python_opts_in_by_the_same_word(tmp_path: Path) -> None:
     assert [d.code for d in caught.value.diagnostics] == ["M951"]
     planned = migrate.plan(source, rules=[file], allow={"delayed-scaling"})
     assert len(planned.outputs) == 5
+
+
+@pytest.mark.parametrize("name", ["v1.13_ops_basic_linear_DelayedScaling", "v2.17_linear_DelayedScaling"])
+def test_a_state_in_a_file_of_torch_save_goes_the_same_way(name: str, tmp_path: Path) -> None:
+    source, file = VECTORS / f"{name}.ckpt.pt", tmp_path / "rules.yaml"
+    file.write_text(
+        "id: demo/v2/x\ntitle: a change\nlineage: demo\nedge: [v1, v2]\nkeep: [weight, bias]\nrules:\n"
+        "  - {name: state, from: _extra_state, to: _extra_state, via: [{extra_state: {delayed_scaling: pickle-2.x}}]}\n"
+    )
+    assert run("apply", source, "-o", tmp_path / "out.pt", "--rules", file, "--format", "json").codes == ["M951"]
+    done("apply", source, "-o", tmp_path / "out.safetensors", "--rules", file, "--allow", "delayed-scaling", "-q")
+    made = decode(contents(tmp_path / "out.safetensors")["_extra_state"][2], name)
+    expected = normal(decode(vector(f"{name}.pkl"), name))
+    assert {mode: s.tensors for mode, s in made.states.items() if s} == {mode: s.tensors for mode, s in expected.items()}

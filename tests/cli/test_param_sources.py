@@ -220,3 +220,13 @@ def test_infinity_in_a_configuration_is_read_and_returns(tmp_path: Path) -> None
     config = {"time_step_limit": [0.0, float("inf")], "rows": 2, "gone": 1}
     rule = rules(tmp_path, "params: {n: {type: int, config: rows}}\nfiles: {config.json: {gone: null}}\n" + STACK)
     round_trip(small(tmp_path / "old", config=config), tmp_path, "--rules", rule)
+
+
+def test_a_default_that_does_not_fit_the_shapes_is_named_and_what_was_said_is_not(tmp_path: Path) -> None:
+    cut = "via: [{split: {into: i, dim: 0, sizes: [$n, $m]}}]"
+    params = "params: {n: {type: int, default: 3}, m: {type: int, default: 1}}\n"
+    text = params + "rules: [{name: cut, from: old.weight, to: 'new.{i:a|b}', " + cut + "}]\n"
+    source, rule = small(tmp_path / "old"), rules(tmp_path, text)
+    found = refusal("plan", source, "--rules", rule, "--set", "m=7", exit=3)
+    assert found["code"].startswith("M3")
+    assert [n for n in found["notes"] if "default" in n] == ["nothing says `n`, its default is 3"]

@@ -15,7 +15,9 @@ from test_imports import loaded
 
 from migrate import api
 
-SCHEMAS = {kind: json.loads((ROOT / "schemas" / f"{kind}.schema.json").read_text()) for kind in ("report", "published", "plan")}
+SCHEMAS = {
+    kind: json.loads((ROOT / "schemas" / f"{kind}.schema.json").read_text()) for kind in ("report", "published", "plan", "verification")
+}
 UP = "rules:\n  - {name: up, from: 'a.{i:int}', to: 'a.{i}', via: [{cast: {from: bfloat16, to: float32}}]}\n"
 DOWN = "rules:\n  - {name: down, from: 'a.{i:int}', to: 'a.{i}', via: [{cast: {from: float32, to: bfloat16}}]}\n"
 
@@ -150,3 +152,19 @@ def test_in_memory_the_same_values_come_out(tmp_path: Path) -> None:
     made = api.apply(state, rules=[rules(tmp_path, UP)])
     assert made["a.0"].dtype is torch.float32
     assert torch.equal(made["a.0"], state["a.0"].float())
+
+
+@pytest.mark.parametrize(("units", "status"), [(1, 0), (2, 1)])
+def test_verify_names_what_is_only_near_and_refuses_what_is_further_off(tmp_path: Path, units: int, status: int) -> None:
+    source = safetensors(tmp_path / "in.safetensors", {"A_log": ("F32", [3], floats(0.0, 0.0, 0.0))})
+    rule = rules(tmp_path, "rules:\n  - {name: a, from: A_log, to: A, via: [neg_exp]}\n")
+    # bits of -1, which every library makes of 0
+    one = 0xBF800000
+    made = safetensors(tmp_path / "out.safetensors", {"A": ("F32", [3], struct.pack("<3I", one, one + units, one))})
+    asked = ("verify", made, "--source", source, "--rules", rule)
+    said = "near: A: 1 of 3 elements differ, by no more" if units == 1 else "differs: A: 1 of 3 elements differ, by more"
+    out = done(*asked, exit=status).out
+    assert f"{said} than neg_exp may, first at [1]" in out
+    assert ("every byte equal but for 1 tensor\n" in out) is (units == 1)
+    document = checked(done(*asked, "--format", "json", exit=status).json, "verification")
+    assert (document["equal"], len(document["near"])) == (units == 1, int(units == 1))

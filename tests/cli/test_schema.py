@@ -116,3 +116,14 @@ def test_neither_torch_nor_numpy_nor_jsonschema_is_loaded(arguments: list[str], 
 @pytest.mark.parametrize("command", ["schema", "explain", "packs"])
 def test_help_loads_click_alone(command: str) -> None:
     assert loaded(command, "--help") == {"click"}
+
+
+def test_where_the_shipped_schemas_lie_is_said_for_an_editors_settings(tmp_path: Path) -> None:
+    assert done("schema", "--path", cwd=tmp_path).out == f"{SCHEMAS}\n"
+    place = Path(done("schema", "rulefile", "--path", cwd=tmp_path).out.strip())
+    assert json.loads(place.read_text())["title"] == "migrate rule file"
+    document = done("schema", "rulefile", "--path", "--format", "json", cwd=tmp_path).json
+    fits(document)
+    assert (document["folder"], [s["file"] for s in document["schemas"]]) == (str(SCHEMAS), [place.name])
+    assert run("schema", "--path", "--check").exit == 2
+    assert run("schema", "rulefiel", "--path").exit == 2

@@ -261,3 +261,20 @@ def test_a_list_of_names_that_is_none_is_refused(tmp_path: Path) -> None:
     found = refusal("plan", source, "--rules", rules(tmp_path, "names: [config.json#ignore]\n" + MOVE), exit=3)
     assert found["code"] == "M515"
     assert "config.json#ignore" in found["message"]
+
+
+def test_a_param_whose_place_the_edge_emptied_is_asked_for_with_that_reason(tmp_path: Path) -> None:
+    head = "params: {n: {type: int, config: rows}}\nfiles: {config.json: {rows: null}}\n"
+    cut = "rules: [{name: cut, from: old.weight, to: 'new.{i:int}.weight', via: [{split: {into: i, dim: 0, count: $n}}]}]\n"
+    rule = rules(tmp_path, head + cut)
+    done("apply", small(tmp_path / "old", config={"rows": 2}), "-o", tmp_path / "new", "--rules", rule)
+    (tmp_path / "new" / "migrate.history.json").unlink()
+    found = refusal("downgrade", tmp_path / "new", "-o", tmp_path / "back", "--rules", rule, exit=2)
+    assert (found["code"], found["help"]) == ("M509", "--set n=1")
+    assert any("stood at config.json#rows" in n and "changes on the way there, and no stamp remembers it" in n for n in found["notes"])
+    done("downgrade", tmp_path / "new", "-o", tmp_path / "back", "--rules", rule, "--set", "n=2")
+    assert contents(tmp_path / "back") == contents(tmp_path / "old")
+    # where the patch leaves the place alone it is the usual reason
+    other = rules(tmp_path, head.replace("rows: null", "cols: null") + cut)
+    found = refusal("downgrade", tmp_path / "new", "-o", tmp_path / "b2", "--rules", other, exit=2)
+    assert any("its place in the configuration is config.json#rows, and nothing stands there" in n for n in found["notes"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -288,7 +289,40 @@ def test_of_a_large_box_a_few_rows_of_each_block_are_measured() -> None:
     spec = Spec("float32", (1024, 512))
     array = codeckit.numbers(spec)
     CODEC.encode(Options(), array, spec, 0, ((0, 1024), (0, 512)), np.empty(spec.shape, "u1"), told)
-    assert told.count == 1024 * 512 / 32
+    assert told.count == 1024 * 512 / 64
+
+
+@pytest.mark.parametrize("scale", ["f32", "bf16", "pow2", "ue8m0"])
+@pytest.mark.parametrize("like", ["deepseek", "hf"])
+def test_blocks_of_the_smallest_numbers_encode_as_the_reference(like: str, scale: str) -> None:
+    array, spec = raw(torch.tensor([[1e-40, 2e-37, 1e-36], [0.0, -1e-45, 1e-30]]))
+    options = Options(block=(1, 1), like=like, scale=scale)
+    wanted = CODEC.reference_parts(options, array, spec)
+    assert all(np.array_equal(got, part) for got, part in zip(codeckit.encoded(CODEC, options, array, spec), wanted, strict=True))
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("like", ["deepseek", "hf"])
+def test_parts_that_share_a_memo_are_the_same_and_look_at_each_number_once(
+    like: str, order: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from migrate.codecs import _e4m3
+
+    spec, options, looked = Spec("bfloat16", (3, 70, 50)), Options(block=(16, 32), like=like), []
+    amax = _e4m3.block_amax
+    monkeypatch.setattr(_e4m3, "block_amax", lambda bits, *rest: looked.append(bits.numel()) or amax(bits, *rest))
+    array = codeckit.numbers(spec)
+    made, memo = [np.empty((3, 70, 50), "u1"), np.empty((3, 5, 2), "<u4")], dict[str, Any]()
+    boxes = [[((0, 3), (0, 32), (0, 50)), ((0, 3), (32, 70), (0, 50))], [((0, 3), (0, 2), (0, 2)), ((0, 3), (2, 5), (0, 2))]]
+    for part in order:
+        for box in boxes[part]:
+            here = tuple(slice(a, b) for a, b in box)
+            needed = tuple(slice(a, b) for a, b in CODEC.encode_needs(options, spec, part, box))
+            out = np.empty_like(made[part][here])
+            CODEC.encode(options, array[needed], spec, part, box, out, None, memo)
+            made[part][here] = out
+    assert sum(looked) == array.size
+    assert all(np.array_equal(got, wanted) for got, wanted in zip(made, CODEC.reference_parts(options, array, spec), strict=True))
 
 
 @pytest.mark.parametrize("chunk", [1, 700, 5000, 1 << 20])

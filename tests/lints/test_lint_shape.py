@@ -210,3 +210,15 @@ def test_a_test_that_expects_an_error_is_none_that_must_bind(lineage: Lineage) -
                   "  - {name: t, given: {x: {shape: [1]}}, error: M211}\n"
                   "  - {name: u, given: {old.0.w: {shape: [1]}}, expect: {new.0.w: {shape: [1]}}}\n")  # fmt: skip
     assert lineage.found("M620", "M621", "M622") == []
+
+
+def test_a_test_may_give_keys_that_another_file_of_the_edge_takes(lineage: Lineage) -> None:
+    body = file(*CONCAT, {**PAIR, "old.0.x": "shape: [1]"}, {"new.0.w": "values: [[1, 1], [2, 2]]", "new.0.x": "shape: [1]"})
+    lineage.rules(body)
+    assert [d.code for d in lineage.found("M620", "M621", "M622")] == ["M621"]
+    lineage.rules("rules:\n  - {name: r, from: 'old.{i:int}.x', to: 'new.{i}.x'}\n  - {name: s, from: z, to: z.z}\n", "second")
+    # the other file is only here for its first rule; its own tests are its own matter
+    assert [(d.code, d.spans[0].file.rpartition("/")[2]) for d in lineage.found("M620", "M621", "M622")] == [
+        ("M622", "second.yaml"),
+        ("M622", "second.yaml"),
+    ]

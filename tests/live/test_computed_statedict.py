@@ -73,3 +73,50 @@ def test_a_tensor_that_was_changed_does_not_go_back_silently(tmp_path):
         migrate.downgrade(tmp_path / "b.safetensors", out=tmp_path / "c.safetensors", rules=files)
     assert caught.value.exit_code == 3
     assert not (tmp_path / "c.safetensors").exists()
+
+
+@pytest.fixture
+def merged(tmp_path):
+    """Files of float64, whose sums depend on the order in which a library adds, and what verifies them."""
+    torch.manual_seed(2)
+    kinds = {"weight": (90, 70), "A": (16, 70), "B": (90, 16)}
+    save_file({f"m.{name}": torch.randn(*shape, dtype=torch.float64) for name, shape in kinds.items()}, tmp_path / "a.safetensors")
+    keys = "{base: '{k...}.weight', a: '{k}.A', b: '{k}.B'}"
+    files = rules(tmp_path, "{lora_merge: {alpha: 2, rank: 16}}, {transpose: {dims: [0, 1]}}, {slice: {dim: 0, start: 3, stop: 60}}", keys)
+    said = {"rules": files, "allow": ["lossy", "drop"]}
+    migrate.apply(tmp_path / "a.safetensors", out=tmp_path / "b.safetensors", **said)
+    return lambda made: migrate.verify(made, source=tmp_path / "a.safetensors", **said)
+
+
+def test_sums_in_another_order_are_verified_within_their_bound_and_told(tmp_path, merged):
+    tensor = load_file(tmp_path / "b.safetensors")["m"]
+    # whatever order the library here adds in, this one is another
+    tensor[5, 7] = tensor[5, 7].nextafter(torch.tensor(torch.inf, dtype=torch.float64))
+    save_file({"m": tensor}, tmp_path / "c.safetensors")
+    answer = merged(tmp_path / "c.safetensors")
+    assert answer["equal"] is True
+    (near,) = answer["near"]
+    assert near["key"] == "m"
+    assert "by no more than lora_merge may" in near["what"]
+
+
+@pytest.mark.parametrize("wrong", [1e-9, float("nan")])
+def test_what_is_further_off_than_the_bound_is_a_difference(tmp_path, merged, wrong):
+    tensor = load_file(tmp_path / "b.safetensors")["m"]
+    tensor[5, 7] += wrong
+    save_file({"m": tensor}, tmp_path / "c.safetensors")
+    answer = merged(tmp_path / "c.safetensors")
+    assert (answer["equal"], answer["near"]) == (False, [])
+    assert "by more than lora_merge may" in answer["differences"][0]["what"]
+
+
+def test_a_result_that_is_computed_with_again_is_compared_by_its_bytes(tmp_path):
+    files = rules(tmp_path, "{neg_exp: {}}, {affine: {mul: 3}}")
+    save_file({"w": torch.linspace(-1, 1, 9)}, tmp_path / "a.safetensors")
+    migrate.apply(tmp_path / "a.safetensors", out=tmp_path / "b.safetensors", rules=files, allow="lossy")
+    assert migrate.verify(tmp_path / "b.safetensors", source=tmp_path / "a.safetensors", rules=files)["equal"]
+    tensor = load_file(tmp_path / "b.safetensors")["w"]
+    tensor[4] = tensor[4].nextafter(torch.tensor(torch.inf))
+    save_file({"w": tensor}, tmp_path / "c.safetensors")
+    answer = migrate.verify(tmp_path / "c.safetensors", source=tmp_path / "a.safetensors", rules=files)
+    assert [d["what"] for d in answer["differences"]] == ["1 of 9 elements differ, first at [4]"]

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import migrate
+from migrate.core.errors import MigrateError
 from migrate.formats import memory
 from migrate.live.statedict import materialise, tied
 from migrate.planning.graph import Graph, Tensor
@@ -59,3 +60,42 @@ def test_tie_makes_one_tensor_and_copy_makes_several(tmp_path, op, same):
 def test_values_that_are_no_tensors_are_carried():
     graph, source = kept({"w": torch.zeros(1), "epoch": 3})
     assert materialise(graph, source)["epoch"] == 3
+
+
+def test_what_a_run_into_files_would_answer_is_told_in_memory_too(tmp_path):
+    file = tmp_path / "rule.yaml"
+    file.write_text(
+        HEAD + "files: {config.json: {dtype: bfloat16}}\nparams: {n: {type: int}}\n"
+        "rules:\n  - {name: r, from: '{k}', to: '{k}', where: {k: [w]}, via: [{cast: {to: bfloat16}}]}\nkeep: ['{k:n|m}']\n"
+    )
+    state = {"w": torch.tensor([1.0, 1.0 + 2**-10]), "n": torch.zeros(1)}
+    said = []
+    migrate.apply(state, rules=file, params={"n": 3}, allow="lossy", inform=said.append)
+    (told,) = said
+    assert told["steps"] == [{"lineage": "t", "from": "a", "to": "b", "backwards": False}]
+    assert told["params"] == {"n": 3}
+    assert told["notes"] == ["t/live changes config.json, which only a folder has"]
+    assert [(loss["kind"], loss["keys"]) for loss in told["losses"]] == [("lossy", ["w"])]
+    (rule,) = told["report"]["rules"]
+    assert (rule["op"], rule["max_abs_error"]) == ("cast", 2**-10)
+    answer = migrate.apply(state, tmp_path / "out.safetensors", rules=file, params={"n": 3}, allow="lossy")
+    assert told == {name: answer[name] if name != "params" else {"n": 3} for name in told}
+
+
+def test_only_a_state_dict_in_memory_has_someone_to_inform(tmp_path):
+    with pytest.raises(MigrateError, match="M115") as caught:
+        migrate.apply({"w": torch.zeros(1)}, tmp_path / "o.safetensors", to="x@y", inform=print)
+    assert "inform" in caught.value.diagnostics[0].message
+
+
+def test_an_output_that_counts_as_the_older_layout_is_refused_in_memory_too(tmp_path):
+    home = tmp_path / "rules" / "demo"
+    (home / "v2").mkdir(parents=True)
+    (home / "layouts.yaml").write_text(
+        "lineage: demo\ntitle: t\nlayouts:\n  v1: {title: a, detect: {present: '{k...}.w'}}\n  v2: {title: b, detect: {present: x}}\n"
+    )
+    (home / "v2" / "r.yaml").write_text(
+        "id: demo/v2/r\ntitle: t\nlineage: demo\nedge: [v1, v2]\nrules: [{name: r, from: 'l.w', to: 'm.w'}]\n"
+    )
+    with pytest.raises(MigrateError, match="M506"):
+        migrate.apply({"l.w": torch.zeros(1)}, to="demo@v2", rules=tmp_path / "rules")

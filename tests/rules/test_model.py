@@ -224,3 +224,12 @@ def test_loading_rules_imports_neither_torch_nor_numpy() -> None:
     code = f"import sys; {load}; print({{'torch', 'numpy'}} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_a_rule_that_reads_nothing_is_told_how_a_tensor_is_added() -> None:
+    text = "id: a/b\ntitle: t\nlineage: l\nedge: [a, b]\nrules: [{name: r, to: x, via: [{fill: {value: 0, dtype: int8, shape: []}}]}]\n"
+    with pytest.raises(QuestionError) as caught:
+        load_text(text, "x")
+    (found,) = caught.value.diagnostics
+    assert (found.code, found.message) == ("M101", "`from` is missing")
+    assert "`keep_source: true` and `fill`" in (found.help or "")

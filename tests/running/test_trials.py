@@ -406,3 +406,64 @@ def test_tensors_of_any_size_are_looked_at_and_only_small_ones_made(run: Run, sh
     assert [d.code for d in found["t"].diagnostics] == ["M710"]
     assert found["round trip"].reason == found["eager twins"].reason == "the tensors are too large to be made"
     assert failed(run(text, specs=True)) == []
+
+
+HOME = "lineage: demo\ntitle: t\nlayouts: {v1: {title: one, detect: {present: x}}, v2: {title: two, detect: {present: y}}}\n"
+OTHER = "keep: ['{p...}.norm']\nrules: [{name: r, from: '{p...}.old', to: '{p}.new'}, {name: b, from: bias, to: b}]\n"
+
+
+@pytest.fixture
+def beside(tmp_path: Path) -> Callable[[str, str], None]:
+    """Writes another file of the lineage `demo`, of the edge from v1 to v2 unless another is said."""
+
+    def write(text: str, name: str, edge: str = "[v1, v2]") -> None:
+        path = tmp_path / "demo" / "v2" / f"{name}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "demo" / "layouts.yaml").write_text(HOME)
+        path.write_text(HEAD.format(name=name).replace("[v1, v2]", edge) + text)
+
+    return write
+
+
+WITH_OTHERS = """rules:
+  - {name: r, from: "l.{w:a|b}", to: "l.ab", via: [{concat: {over: w}}]}
+tests:
+  - name: t
+    given: {l.a: {values: [1]}, l.b: {values: [2]}, l.old: {values: [3]}, l.norm: {values: [4]}}
+    expect: {l.ab: {values: [1, 2]}, l.new: {values: [3]}}
+"""
+
+
+def test_keys_that_another_file_of_the_edge_takes_or_keeps_may_be_given(run: Run, beside: Any) -> None:
+    beside(OTHER, "other")
+    found = run(WITH_OTHERS, path="demo/v2/mine.yaml")
+    assert set(statuses(found).values()) == {"passed"}, [said(o) for o in found.values()]
+    wrong = run(WITH_OTHERS.replace("values: [3]}}\n", "values: [5]}}\n"), path="demo/v2/mine.yaml")
+    assert "l.new[0] is 3, expected 5" in said(wrong["t"])
+
+
+def test_a_file_of_another_edge_or_one_that_cannot_be_read_is_no_help(run: Run, beside: Any) -> None:
+    beside(OTHER, "other", "[v2, v1]")
+    beside("rulez: []\n", "broken")
+    assert "l.old is handled by no rule" in said(run(WITH_OTHERS, path="demo/v2/mine.yaml")["t"])
+
+
+def test_a_rule_of_another_file_is_not_taken_for_one_of_the_same_name(run: Run, beside: Any) -> None:
+    beside(OTHER, "other")
+    text = WITH_OTHERS.replace("tests:", "  - {name: b, from: x, to: y, optional: true, via: [{flip: {dim: 0}}]}\ntests:")
+    text = text.replace("given: {", "given: {bias: {values: [0]}, ").replace("expect: {", "expect: {b: {values: [0]}, ")
+    assert failed(run(text, path="demo/v2/mine.yaml")) == []
+
+
+def test_a_file_that_takes_keys_of_another_one_fails_its_test(run: Run, beside: Any) -> None:
+    beside(OTHER.replace("from: bias", "from: '{p}.a'").replace("to: b}", "to: '{p}.c'}"), "other")
+    told = said(run(WITH_OTHERS, path="demo/v2/mine.yaml")["t"])
+    assert "M208" in told
+    assert "files of one edge must not read the same keys" in told
+
+
+def test_on_the_way_back_it_is_the_targets_that_say_who_is_needed(run: Run, beside: Any) -> None:
+    beside(OTHER, "other")
+    given, expect = "{b.0: {values: [1]}, l.new: {values: [2]}}", "{a.0: {values: [1]}, l.old: {values: [2]}}"
+    text = f"  - {{name: t, backwards: true, given: {given}, expect: {expect}}}\n"
+    assert failed(run(RENAME + text, path="demo/v2/mine.yaml")) == []

@@ -246,6 +246,30 @@ def test_a_value_is_let_go_after_its_last_use(tmp_path: Path, made: dict[str, An
     assert values._live == 0
 
 
+@pytest.mark.parametrize(("nbytes", "given"), [(0, "never"), (3000, "one at a time"), (100_000, "never")])
+def test_what_calls_remember_has_a_bound_and_is_given_back(
+    tmp_path: Path, made: dict[str, Any], stored: np.ndarray, nbytes: int, given: str
+) -> None:
+    source = write_source(tmp_path / "in", {"a": ("bfloat16", stored)})
+    outputs = [call(made["widen"], whole("a", "bfloat16", stored.shape))[0] for _ in range(2)]
+    values, seen, compute = Values(source, Layouts(), outputs, 4 * 4096 * 32 // 3), list[Any](), made["widen"].compute
+    made["widen"].remembers = lambda args, specs: nbytes
+    made["widen"].compute = lambda *arguments, memo=None: (seen.append(memo), compute(*arguments))
+    box = ((0, 1), (0, 8))
+    for tensor in (outputs[0], outputs[0], outputs[1]):
+        values.read(tensor, box)
+    values.done(outputs[0])
+    values.read(outputs[1], box)
+    values.read(outputs[0], box)
+    if given == "never":
+        assert seen == [None] * 5
+    else:
+        assert seen[0] is seen[1] is not None
+        assert (seen[2], seen[4]) == (None, None)
+        assert seen[3] is not seen[0]
+        assert seen[3] == {}
+
+
 def test_the_plan_counts_torch_only_where_an_op_needs_it(made: dict[str, Any]) -> None:
     outputs = {"o": call(made["widen"], whole("a", "bfloat16", (4096, 4096)))[0]}
     with_torch = peak_memory(outputs)
