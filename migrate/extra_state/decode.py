@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..core.diagnostics import fail, printable
+from ..source.blobs import BytesBlob
 from ..source.pickle import torch_objects
 from ..source.pickle.containers import encoded
 from ..source.pickle.decoding import ContradictionError, Decoding, ForeignError, is_global, plain
@@ -93,7 +94,7 @@ def _record(reader: _Reader, node: Any, form: str) -> Record:
 def _archive(payload: bytes, name: str) -> Record:
     from ..formats import _zip
 
-    blob = _Bytes(name, payload)
+    blob = BytesBlob(name, payload)
     archive = _zip.read(blob)
     node = read_pickle(_zip.content(blob, archive.records["data.pkl"], EXTRA_STATE.size), EXTRA_STATE, name=name, persistent=True)
     records = {key[5:]: record for key, record in archive.records.items() if key.startswith("data/")}
@@ -109,21 +110,6 @@ def _archive(payload: bytes, name: str) -> Record:
     if unused := sorted(records.keys() - used):
         fail("M950", f"{name}: storage {printable(unused[0])} of the archive belongs to no tensor")
     return record
-
-
-class _Bytes:
-    """Bytes as what a container lies in."""
-
-    __slots__ = ("_data", "name", "size")
-
-    def __init__(self, name: str, data: bytes) -> None:
-        self.name, self._data, self.size = name, memoryview(data), len(data)
-
-    def fileno(self) -> int | None:
-        return None
-
-    def readinto(self, offset: int, buffer: memoryview) -> None:
-        buffer[:] = self._data[offset : offset + buffer.nbytes]
 
 
 class _UnknownClassError(ForeignError):

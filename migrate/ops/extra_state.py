@@ -70,7 +70,8 @@ class ExtraState(Op):
             return self._demanding(args, verdict, like, kept, name, allow)
         if args.stateless == "drop":
             return Decided(())
-        if args.stateless == "keep" or spec == _EMPTY:
+        # an archive is read by 1.x alone, and only as the object that it was
+        if spec == _EMPTY or (args.stateless == "keep" and like.form != "archive"):
             return kept
         return Decided((("", _EMPTY),), Making("empty", (_EMPTY,)))
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import struct
 from pathlib import Path
 
 import pytest
+import torch
 from checkpoints import fits
 from commandline import contents, done, run, safetensors
 
@@ -241,15 +243,59 @@ def test_python_opts_in_by_the_same_word(tmp_path: Path) -> None:
     assert len(planned.outputs) == 5
 
 
-@pytest.mark.parametrize("name", ["v1.13_ops_basic_linear_DelayedScaling", "v2.17_linear_DelayedScaling"])
-def test_a_state_in_a_file_of_torch_save_goes_the_same_way(name: str, tmp_path: Path) -> None:
-    source, file = VECTORS / f"{name}.ckpt.pt", tmp_path / "rules.yaml"
-    file.write_text(
+STATE_DICTS = {
+    "v1.13_ops_basic_linear_DelayedScaling": ".pkl", "v2.17_linear_DelayedScaling": ".pkl",
+    "v1.13_linear_DelayedScaling_cuda0": ".bytesio.pt", "v1.13_linear_DelayedScaling_nofp8": ".bytesio.pt",
+}  # fmt: skip
+
+
+def one_state(path: Path, key: str = "_extra_state", **policies: str) -> Path:
+    """Rules for a state dict with one state."""
+    written = ", ".join(f"{name}: {value}" for name, value in policies.items())
+    path.write_text(
         "id: demo/v2/x\ntitle: a change\nlineage: demo\nedge: [v1, v2]\nkeep: [weight, bias]\nrules:\n"
-        "  - {name: state, from: _extra_state, to: _extra_state, via: [{extra_state: {delayed_scaling: pickle-2.x}}]}\n"
+        f"  - {{name: state, from: {key}, to: {key}, via: [{{extra_state: {{{written}}}}}], optional: true}}\n"
     )
-    assert run("apply", source, "-o", tmp_path / "out.pt", "--rules", file, "--format", "json").codes == ["M951"]
-    done("apply", source, "-o", tmp_path / "out.safetensors", "--rules", file, "--allow", "delayed-scaling", "-q")
-    made = decode(contents(tmp_path / "out.safetensors")["_extra_state"][2], name)
-    expected = normal(decode(vector(f"{name}.pkl"), name))
-    assert {mode: s.tensors for mode, s in made.states.items() if s} == {mode: s.tensors for mode, s in expected.items()}
+    return path
+
+
+@pytest.mark.parametrize("name", STATE_DICTS)
+def test_a_state_in_a_file_of_torch_save_goes_the_same_way(name: str, tmp_path: Path) -> None:
+    source, file = VECTORS / f"{name}.ckpt.pt", one_state(tmp_path / "rules.yaml", delayed_scaling="pickle-2.x", stateless="keep")
+    expected = normal(decode(vector(name + STATE_DICTS[name]), name))
+    if expected:
+        assert run("apply", source, "-o", tmp_path / "out.pt", "--rules", file, "--format", "json").codes == ["M951"]
+    for out in ("out.safetensors", "out.pt"):
+        done("apply", source, "-o", tmp_path / out, "--rules", file, "--allow", "delayed-scaling", "-q")
+        done("verify", tmp_path / out, "--source", source, "--rules", file, "-q")
+    made = contents(tmp_path / "out.safetensors")["_extra_state"][2]
+    found = decode(made, name)
+    assert {mode: s.tensors for mode, s in found.states.items() if s} == {mode: s.tensors for mode, s in expected.items()}
+    loaded = torch.load(tmp_path / "out.pt", weights_only=True)
+    assert sorted(loaded) == ["_extra_state", "bias", "weight"]
+    assert loaded["_extra_state"].numpy().tobytes() == made
+    assert loaded["_extra_state"].dtype == torch.uint8
+
+
+def test_an_object_that_no_such_rule_reads_stays_what_it_is(tmp_path: Path) -> None:
+    name = "v1.13_linear_DelayedScaling_cuda0"
+    source, file = VECTORS / f"{name}.ckpt.pt", one_state(tmp_path / "rules.yaml", "other._extra_state")
+    done("apply", source, "-o", tmp_path / "out.pt", "--rules", file, "-q")
+    found = torch.load(tmp_path / "out.pt", weights_only=False)["_extra_state"]
+    assert type(found) is io.BytesIO
+    assert found.getvalue() == vector(name + ".bytesio.pt")
+
+
+def test_states_in_a_state_dict_in_memory_go_the_same_way(tmp_path: Path) -> None:
+    name = "v1.13_linear_DelayedScaling.bytesio.pt"
+    given = {"weight": torch.ones(2), "_extra_state": io.BytesIO(vector(name)), "other": io.BytesIO(b"as it is")}
+    file = one_state(tmp_path / "rules.yaml", delayed_scaling="tensors")
+    with pytest.raises(CheckpointError):
+        migrate.apply(given, rules=[file])
+    made = migrate.apply(given, rules=[file], allow={"delayed-scaling"})
+    expected = normal(decode(vector(name), name))[""].tensors
+    assert made["other"] is given["other"]
+    assert "_extra_state" not in made
+    for key, tensor in expected.items():
+        assert made[f"_extra_state.{key}"].numpy().tobytes() == tensor.data
+    assert given["_extra_state"].getvalue() == vector(name)

@@ -53,17 +53,19 @@ class Encoding:
         return replace(self, number=self.readings[numbering], readings={numbering: self.readings[numbering]})
 
     def described(self) -> dict[str, Any]:
-        """A JSON value for people: what the object is, and which tensors it is made of."""
-        out: dict[str, Any] = {"object": self.name, "format": self.format, "dtype": self.dtype, "shape": list(self.shape)}
-        if self.code is not None or self.number is not None:
-            out["numbers"] = self.number if self.number is not None else {"code": self.code, **(self.readings or {})}
-        if self.block is not None:
-            out["block"] = list(self.block)
-        if self.members:
-            out["members"] = self.members
-        out["roles"] = dict(self.roles)
-        out.update({name: value for name, value in (self.options or {}).items() if value is not None})
-        return out
+        """A JSON value for people: what the object is, and which tensors it is made of. `readings` only where they are several."""
+        return {
+            "object": self.name,
+            "format": self.format,
+            "dtype": self.dtype,
+            "shape": list(self.shape),
+            "number": self.number,
+            "readings": dict(self.readings or {}) if self.number is None else {},
+            "block": None if self.block is None else list(self.block),
+            "members": self.members,
+            "roles": dict(self.roles),
+            "options": {name: value for name, value in (self.options or {}).items() if value is not None},
+        }
 
 
 def readings(code: int, numberings: tuple[str, ...]) -> dict[str, str]:

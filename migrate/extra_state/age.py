@@ -1,0 +1,146 @@
+"""Which release wrote the extra states of a checkpoint, told by their bytes, because names and shapes are alike in all releases.
+
+Detection of a layout asks this and nothing else does: what becomes of a state is decided by what that state holds. States of one
+checkpoint were written by one release, so what counts is which release can have written all of them. Where several can, their forms do not
+differ, and it is the latest that is meant.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..core.diagnostics import printable
+from ..core.errors import CheckpointError
+from ..core.spec import Spec, spec
+from ..source.pickle.tree import Buffer
+
+if TYPE_CHECKING:
+    from ..source.index import Index, Source, Stored
+
+NAME = "_extra_state"
+# how many states are looked at; the others are of the same release
+MOST = 256
+_LARGEST = 1 << 26
+_RANGE = re.compile(r"([0-9]{1,3})\.([0-9]{1,3})(?: to ([0-9]{1,3})\.([0-9]{1,3})| (and later))?")
+_NO_END = (1 << 30, 0)
+_Release = tuple[int, int]
+
+
+class Range(NamedTuple):
+    """Releases (major, minor) from `first` to `last`, both counted."""
+
+    first: _Release
+    last: _Release
+
+    def __str__(self) -> str:
+        first, last = (f"{major}.{minor}" for major, minor in self)
+        return f"{first} and later" if self.last == _NO_END else first if self.first == self.last else f"{first} to {last}"
+
+
+def ranges(text: str) -> list[Range]:
+    """The ranges that a text names, such as `0.3 to 0.11 and 2.0 to 2.3`, `1.13` or `2.18 and later`."""
+    found = []
+    for a, b, c, d, later in _RANGE.findall(text):
+        first = (int(a), int(b))
+        found.append(Range(first, _NO_END if later else (int(c), int(d)) if c else first))
+    return found
+
+
+class Age(NamedTuple):
+    """The latest releases that can have written all states, None if there are none, and what was found, for people."""
+
+    releases: Range | None
+    found: str
+
+
+class States:
+    """The extra states of one opened checkpoint, read when somebody asks how old they are."""
+
+    __slots__ = ("_age", "_buffers", "_source", "beside")
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._age: Age | None = None
+        self._buffers = dict(_beside(source.index))
+        # states that are an io.BytesIO, by the keys under which rules see them
+        self.beside: Mapping[str, Spec] = {key: spec("uint8", (len(data),)) for key, data in self._buffers.items()}
+
+    def age(self) -> Age:
+        """Found once. A state that is not understood is of no release."""
+        if self._age is None:
+            self._age = _age(self._written())
+        return self._age
+
+    def _written(self) -> Iterator[tuple[str, str]]:
+        """(key, the releases that write such a state, in words) for each state; no words for what no release writes."""
+        for key, stored in self._source.index.tensors.items():
+            if is_state(key):
+                yield key, self._releases(key, stored)
+        for key, data in self._buffers.items():
+            yield key, _releases(key, data)
+
+    def _releases(self, key: str, stored: Stored) -> str:
+        found, strides = stored.spec, stored.strides
+        if found.dtype == "float32" and not found.numel:
+            # what te.ops of 1.13 keeps without FP8; from 2.9 on it is bytes
+            return "1.13 to 2.8"
+        if found.dtype != "uint8" or len(found.shape) != 1 or found.nbytes > _LARGEST or strides not in (None, (1,)):
+            return ""
+        data = bytearray(found.nbytes)
+        if data:
+            self._source.blobs[stored.blob].readinto(stored.offset, memoryview(data))
+        return _releases(key, bytes(data))
+
+
+def is_state(key: str) -> bool:
+    """Whether a key is that of an extra state, of whichever rank."""
+    # most keys are none, and there may be very many
+    return NAME in key and key.partition("@")[0].rpartition(".")[2] == NAME
+
+
+def _beside(index: Index) -> Iterator[tuple[str, bytes]]:
+    if index.outline is None:
+        for key, item in index.items.items():
+            if type(item) is io.BytesIO and is_state(key):
+                yield key, item.getvalue()
+        return
+    parts = index.outline.parts
+    for rank, part in enumerate(parts):
+        for key, value in part.table.pairs if part.table is not None else ():
+            if type(value) is Buffer and type(key) is str and is_state(key):
+                yield key if len(parts) == 1 else f"{key}@{rank}", value.data
+
+
+def _releases(key: str, data: bytes) -> str:
+    from .verdict import judged
+
+    try:
+        return judged(data, key).like.releases
+    except CheckpointError:
+        return ""
+
+
+def _age(states: Iterator[tuple[str, str]]) -> Age:
+    common: list[Range] = []
+    before = ""
+    for number, (key, words) in enumerate(islice(states, MOST)):
+        said = ranges(words)
+        if not said:
+            return Age(None, f"{printable(key)} is no state of a known release")
+        both = [Range(max(a.first, b.first), min(a.last, b.last)) for a in common for b in said] if number else said
+        common = [one for one in both if one.first <= one.last]
+        if not common:
+            return Age(None, f"{printable(key)} is of {words}, {before}")
+        if not before or words not in before:
+            before = f"{printable(key)} of {words}"
+    if not common:
+        return Age(None, "no key is an extra state")
+    latest = max(common, key=lambda one: one.last)
+    return Age(latest, f"the extra states can be of {latest}")
+
+
+__all__ = ["Age", "Range", "States", "is_state", "ranges"]
