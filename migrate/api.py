@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import formats
 from .core.diagnostics import fail, printable
+from .extra_state.age import States
 from .formats import memory, parse_size
 from .planning.plan import Plan
 from .planning.question import OUTPUT_FORMATS, Question, ask, asked_in, path_text, require_unchanged, saved_plan, shape_of, written_as
@@ -30,6 +31,7 @@ from .planning.sides import SideFiles
 from .rules.catalog import explain as explain
 from .rules.catalog import packs as packs
 from .rules.catalog import schema as schema
+from .running import forms
 from .running import history as stamps
 from .running.device import parse as parse_device
 from .running.differences import beside, carried_differences, item_differences, side_differences, spec_differences
@@ -55,7 +57,7 @@ PathLike = str | os.PathLike[str]
 def inspect(
     path: PathLike, *, rules: Iterable[PathLike] = (), allow: Iterable[str] = (), expand: bool = False, at: str | None = None
 ) -> dict[str, Any]:
-    """What the checkpoint holds and which layouts it fits, with evidence; from headers only. `expand` lists every key."""
+    """What the checkpoint holds and which layouts it fits, with evidence; from headers and extra states. `expand` lists every key."""
     from .core.templates import collapse
 
     source = _opened("path", path, ask((), (), rules, None, allow, at=at))
@@ -80,7 +82,7 @@ def inspect(
             "files": [{"name": name, "size": blob.size} for name, blob in zip(index.files, source.blobs, strict=True)],
             "tensors": len(specs),
             "bytes": index.nbytes,
-            "layouts": layouts_of(index, side_reader(source), [str(r) for r in rules], stamp.layouts),
+            "layouts": layouts_of(index, side_reader(source), [str(r) for r in rules], stamp.layouts, States(source)),
             "keys": keys,
             "side_files": [{"path": f.path, "size": f.size} for f in index.side_files],
             "left_out": list(index.left_out),
@@ -225,7 +227,7 @@ def verify(
             fail("M115", missing, notes=tuple(notes), help="give --to LINEAGE@LAYOUT or --rules FILE")
         for one in (opened, made):
             check_all(one)
-        route = find_route(opened.index, side_reader(opened), stamp_of(opened)[0], question, applied=applied)
+        route = find_route(opened.index, side_reader(opened), stamp_of(opened)[0], question, applied, States(opened))
         walk = walk_for(opened, route, os.path.isdir(made.path))
         composition = compose_for(opened, route, question, walk, programs=True, prove=False)
         differences = spec_differences(composition, made)
@@ -237,7 +239,7 @@ def verify(
             (near if found.what == "near" else differences).append({"key": found.key, "what": f"{found.detail}{at}"})
         differences += [{"key": found.key, "what": found.detail} for found in carried_differences(opened, made)]
         differences += side_differences(opened, made, walk.sides)
-        differences += item_differences(opened, made, bool(route.legs))
+        differences += item_differences(opened, made, bool(route.legs)) + forms.made_differences(opened, composition, made)
         opened.check_unchanged()
         return {
             "format_version": FORMAT_VERSION,
@@ -264,7 +266,14 @@ def diff(a: PathLike, b: PathLike, *, allow: Iterable[str] = (), progress: Progr
     one, other = _opened("a", a, question), _opened("b", b, question)
     try:
         found = compare(whole(one), whole(other), progress=progress)
-        others = [d["what"] for d in (*side_differences(one, other, SideFiles(side_reader(one))), *item_differences(one, other))]
+        others = [
+            d["what"]
+            for d in (
+                *side_differences(one, other, SideFiles(side_reader(one))),
+                *item_differences(one, other),
+                *forms.differences(one, other),
+            )
+        ]
         equal = not (found.only_a or found.only_b or found.specs or found.bytes or others)
         return {
             "format_version": FORMAT_VERSION,
@@ -333,11 +342,12 @@ def history(
 
 def lint(
     paths: Iterable[PathLike] = (), *, select: Iterable[str] = (), ignore: Iterable[str] = (), index: PathLike | None = None,
-    allow: Iterable[str] = (),
+    allow: Iterable[str] = (), at: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """What can be said against rule files and layouts, by line; without `paths`, those in `./rules` or those that are shipped.
 
-    `select` and `ignore` hold codes or names of findings. `index` is a checkpoint whose headers the rules are held against.
+    `select` and `ignore` hold codes or names of findings. `index` is a checkpoint whose headers the rules are held against, `at` the
+    dict in it that they work on.
     The answer's `exit` is 0, 1 where something is found, and 2 where a file cannot be loaded.
     """
     from .lints.findings import lint as find
@@ -345,7 +355,7 @@ def lint(
     given = (paths,) if isinstance(paths, (str, os.PathLike)) else tuple(paths)
     places = [path_text("paths", p) for p in given]
     codes = [(word,) if isinstance(word, str) else tuple(word) for word in (select, ignore)]
-    source = None if index is None else _opened("index", index, ask((), (), (), None, allow))
+    source = None if index is None else _opened("index", index, ask((), (), (), None, allow, at=at))
     try:
         headers = None if source is None else source.index
         found = find(places, codes[0], codes[1], headers, side_reader(source) if source is not None else lambda name: None)

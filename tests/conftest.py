@@ -11,7 +11,7 @@ import pytest
 # what is started in the background of a shell ignores Ctrl-C, and so would every process that the tests interrupt
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-sys.path.insert(0, str(Path(__file__).parent / "cli"))
+sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("cli", "source")]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

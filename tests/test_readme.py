@@ -117,6 +117,18 @@ def test_the_first_rule_is_linted_tested_planned_applied_and_undone(tmp_path: Pa
     assert (tmp_path / modeline).read_bytes() == (ROOT / "schemas" / "rulefile.schema.json").read_bytes()
 
 
+def test_a_file_of_torch_is_migrated_and_comes_back_through_safetensors(tmp_path: Path) -> None:
+    (tmp_path / "fuse.yaml").write_text(blocks(section("Write your first rule"), "yaml")[0])
+    ran = []
+    for command in commands(section("A file of torch.save")):
+        result = executed(command, tmp_path)
+        assert result.exit == 0, f"{command}\n{result.out}{result.err}"
+        ran.append(command.split()[1])
+        if ran[-1] == "inspect":
+            assert "rules work on: model" in result.out
+    assert ran == ["-c", "inspect", "apply", "verify", "apply", "apply", "diff"]
+
+
 STEP = re.compile(r"(?:^`([^`\n]+)`( \+|:)\n\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

@@ -64,6 +64,7 @@ def execute(
     render.emit(document, form, render.published(document))
     if form == "text" and not silent and document["path"] is not None:
         by_hand = "".join(f" --rules {render.word(render.place(r))}" for r in document["question"]["rules"])
+        by_hand += f" --at {render.word(at)}" if (at := document["question"]["at"]) is not None else ""
         source = render.word(render.place(document["source"]))
         click.echo(f"next:  migrate verify {render.word(output)} --source {source}{by_hand}", err=True)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from ..core.diagnostics import plural
 from . import render
 
 
@@ -17,10 +18,12 @@ from . import render
 @click.option("--ignore", "ignore", multiple=True, metavar="CODES", help="All findings but these.")
 @click.option("--index", "index", metavar="CKPT", help="Hold the rules against the headers of this checkpoint as well.")
 @click.option("--allow", "allow", multiple=True, type=click.Choice(["links"]), help="Permit links out of that checkpoint's folder.")
+@click.option("--at", "at", metavar="PATH", help="The dict of that checkpoint, if nested, that rules work on, e.g. model.state_dict.")
 @click.option("--format", "form", type=click.Choice(["text", "json", "github"]), default="text", help="Form of the answer on stdout.")
 def command(
-    paths: tuple[str, ...], select: tuple[str, ...], ignore: tuple[str, ...], index: str | None, allow: tuple[str, ...], form: str
-) -> int:
+    paths: tuple[str, ...], select: tuple[str, ...], ignore: tuple[str, ...], index: str | None, allow: tuple[str, ...], at: str | None,
+    form: str,
+) -> int:  # fmt: skip
     """Look for what is wrong, untested or unsaid in rule files.
 
     PATH is a rule file or a folder of them; without one ./rules, or else the rules that ship with migrate. A comment
@@ -29,7 +32,7 @@ def command(
     """
     from .. import api
 
-    document = api.lint(paths, select=select, ignore=ignore, index=index, allow=allow)
+    document = api.lint(paths, select=select, ignore=ignore, index=index, allow=allow, at=at)
     if form == "json":
         click.echo(json.dumps(document, indent=1))
     elif form == "github":
@@ -54,9 +57,9 @@ def text(document: Mapping[str, Any]) -> str:
 def _summary(document: Mapping[str, Any]) -> str:
     found = document["diagnostics"]
     errors = sum(d["severity"] == "error" for d in found)
-    counts = [render.plural(n, word) for n, word in ((errors, "error"), (len(found) - errors, "warning")) if n]
+    counts = [plural(n, word) for n, word in ((errors, "error"), (len(found) - errors, "warning")) if n]
     allowed = f", {document['suppressed']} allowed by comments" if document["suppressed"] else ""
-    return f"{render.plural(len(document['files']), 'file')}: {', '.join(counts) or 'nothing found'}{allowed}"
+    return f"{plural(len(document['files']), 'file')}: {', '.join(counts) or 'nothing found'}{allowed}"
 
 
 def workflow_commands(document: Mapping[str, Any]) -> list[str]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from ..core.diagnostics import printable
+from ..core.diagnostics import plural, printable
 
 SHORT = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64", "int64": "i64", "int32": "i32"}
 SYMBOLS = {
@@ -84,10 +84,6 @@ def short(spec: str) -> str:
     return f"{SHORT.get(dtype, dtype)} {shape}"
 
 
-def plural(n: int, noun: str) -> str:
-    return f"{n:,} {noun}{'' if n == 1 else 's'}"
-
-
 def place(path: str) -> str:
     """A path, relative to the working directory where it lies below it."""
     here = os.getcwd() + os.sep
@@ -124,10 +120,23 @@ def capped(lines: Sequence[str]) -> list[str]:
     return list(lines) if more <= 0 else [*lines[:MOST_LISTED], f"… and {more:,} more (--format json has them all)"]
 
 
+def _objects(objects: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Objects of one sort as one line, with the first of them, and what is not known of their numbers."""
+    sorts: dict[tuple[Any, ...], list[str]] = {}
+    for one in objects:
+        either = " or ".join(f"{dtype} ({release})" for release, dtype in one["readings"].items())
+        sorts.setdefault((one["format"], one["number"] or either, bool(one["members"])), []).append(one["key"])
+    lines = []
+    for (form, number, together), keys in sorts.items():
+        grouped = ", grouped" if together and form != "te-grouped" else ""
+        lines.append(f"  {form}{grouped}{f' of {number}' if number else ''}: {_name(keys[0])}{_more(len(keys) - 1)}")
+    return lines
+
+
 @_answer
 def inspection(doc: Mapping[str, Any]) -> str:
     what = [doc["format"], plural(len(doc["files"]), "file"), plural(doc["tensors"], "tensor"), size(doc["bytes"])]
-    out = [f"{doc['path']}   {', '.join(what)}   (headers only, no tensor read)"]
+    out = [f"{doc['path']}   {', '.join(what)}   (no weights read)"]
     for layout in doc["layouts"]:
         out.append(f"layout   {layout['lineage']}@{layout['layout']}")
         out += [f"           {sign}" for sign in layout["evidence"]]
@@ -140,6 +149,8 @@ def inspection(doc: Mapping[str, Any]) -> str:
     out += columns(
         [[_shown(k["keys"]), f"×{k['count']:,}" if k["count"] > 1 else "", short(k["spec"]), size(k["bytes"])] for k in doc["keys"]]
     )
+    if doc["objects"]:
+        out += ["", "quantized tensors that are objects, made of the tensors above:", *capped(_objects(doc["objects"]))]
     if doc["outside"]:
         out += ["", "outside the allow-list, and left out (nothing was executed):"]
         out += [f"  {o['name']} ({o['reason']}) at {', '.join(o['paths'][:3])}" + _more(o["count"] - 3) for o in doc["outside"]]
@@ -161,6 +172,26 @@ def _depth(item: Mapping[str, Any]) -> int:
     return str(item["path"]).count(".")
 
 
+def _value(value: Any) -> str:
+    """A value that is no tensor as a person would write it; what is long or an object is told by its kind."""
+    if not isinstance(value, dict) or not value:
+        return json.dumps(value)
+    kind, held = next(iter(value.items()))
+    match kind, held:
+        case "call", [[module, name], arguments]:
+            plain = all(isinstance(a, (int, float, str)) for a in arguments)
+            return f"{module}.{name}({', '.join(map(json.dumps, arguments)) if plain and arguments else '...'})"
+        case "name", [module, name]:
+            return f"{module}.{name}"
+        case (("bytes" | "bytearray"), str(text)):
+            return f"{kind}, {size(len(text) * 3 // 4 - text.count('='))}"
+        case (("dict" | "tuple" | "set" | "frozenset"), []):
+            return {"dict": "{}", "tuple": "()"}.get(kind, f"{kind}()")
+        case "id", _ if "is" in value:
+            return _value(value["is"])
+    return json.dumps(value)
+
+
 def _beside_tensors(doc: Mapping[str, Any]) -> list[str]:
     """What else the checkpoint holds: where rules work, other tensors, the first of the values."""
     out = (
@@ -172,7 +203,7 @@ def _beside_tensors(doc: Mapping[str, Any]) -> list[str]:
     )
     if doc["carried"]["tensors"]:
         out.append(f"carried as they are: {plural(doc['carried']['tensors'], 'tensor')}, {size(doc['carried']['bytes'])}")
-    items = [f"  {i['path']} = {printable(json.dumps(i['value']), 60)}" for i in sorted(doc["items"], key=_depth)[:MOST_ITEMS]]
+    items = [f"  {i['path']} = {printable(_value(i['value']), 60)}" for i in sorted(doc["items"], key=_depth)[:MOST_ITEMS]]
     hidden = len(doc["items"]) - len(items) + doc["items_more"]
     if items:
         out += ["values that are no tensors:", *items, *([f"  and {hidden:,} more"] if hidden else [])]

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ..core.diagnostics import printable
+from ..core.diagnostics import plural, printable
 from . import render
 from .options import as_json
 
@@ -56,7 +56,7 @@ def text(document: Mapping[str, Any]) -> str:
     said = {"missing": "is missing", "differs": "differs from the models", "unknown": "belongs to no model", "written": "written"}
     out = [f"{doc['folder']}/{s['file']}: {said[s['state']]}" for s in wrong]
     hint = [] if doc["current"] else [f"`migrate schema -o {render.word(document['folder'])}` writes them"]
-    return "\n".join([*out, *hint] or [f"{doc['folder']}: {render.plural(len(doc['schemas']), 'schema')} as the models give them"])
+    return "\n".join([*out, *hint] or [f"{doc['folder']}: {plural(len(doc['schemas']), 'schema')} as the models give them"])
 
 
 def _shipped() -> Path:

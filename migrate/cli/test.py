@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from ..core.diagnostics import plural
 from . import render
 from .options import as_json
 
@@ -50,7 +51,7 @@ def text(document: Mapping[str, Any]) -> str:
             out += [f"    {line}" for found in check["diagnostics"] for line in _rendered(found).splitlines()]
         out += [f"  {_MARKS[status]:<8}+ {', '.join(names)}" for status, names in alike.items()]
     counts = doc["counts"]
-    files = render.plural(counts["files"], "rule file")
+    files = plural(counts["files"], "rule file")
     said = [f"{counts[status]} {status}" for status in ("passed", "failed", "skipped") if counts[status] or status == "passed"]
     return "\n".join([*out, f"{files}: {', '.join(said)}"])
 

@@ -196,6 +196,11 @@ def printable(text: str, limit: int = 120) -> str:
     return safe if len(safe) <= limit else safe[: limit - 1] + "…"
 
 
+def plural(n: int, noun: str) -> str:
+    """`1 tensor`, `2,000 tensors`."""
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
 def listed(things: list[str], limit: int = 20) -> str:
     """At most `limit` things, comma-separated, and how many more there are."""
     shown = ", ".join(printable(t) for t in things[:limit])

@@ -22,6 +22,8 @@ MOST_SHOWN: Final = 8
 MOST_LINES: Final = 8
 # Above this, the lines are too many to be read and not worth the time to merge.
 MOST_FORMS: Final = 5000
+# of a key, from its end: each is looked at with all the others
+MOST_SEGMENTS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +65,14 @@ def merge(forms: Iterable[Form]) -> list[Collapsed]:
     lines = [line for form in forms for line in _lines(form)]
     if 1 < len(lines) <= MOST_FORMS:
         # from the leaf upwards, so that {weight,bias} come together before modules do
-        for back in range(1, max(len(line.words) for line in lines) + 1):
+        for back in range(1, min(max(len(line.words) for line in lines), MOST_SEGMENTS) + 1):
             lines = _merge_at(lines, back)
     return [Collapsed(line.text(), line.count, line.sample) for line in lines]
 
 
 def _lines(form: Form) -> list[_Line]:
-    words = tuple(() if i in form.slots else (segment,) for i, segment in enumerate(form.segments))
+    slots = set(form.slots)
+    words = tuple(() if i in slots else (segment,) for i, segment in enumerate(form.segments))
     found = _products(form.ints, len(form.slots))
     if len(found) == 1:
         return [_Line(form.tag, found[0], form.slots, words, len(form.keys), form.keys[0])]
@@ -89,7 +92,7 @@ def _products(rows: Sequence[tuple[int, ...]], width: int) -> list[tuple[tuple[i
     distinct = set(rows)
     if prod(map(len, axes)) == len(distinct):
         return [axes]
-    pieces = _split(distinct, width)
+    pieces = _split(distinct, width) if width <= MOST_SEGMENTS else [axes]
     return pieces if len(pieces) <= MOST_LINES else [axes]
 
 

@@ -16,12 +16,13 @@ from ..core.diagnostics import fail
 from ..core.spec import Spec
 from ..source.index import Stored, specs_hash
 from ..source.jsontext import collector_paused, parse
-from ..source.outline import Outline, Part, at_path, records
+from ..source.outline import Outline, Part, at_path, flat, records, tensors_of
 from ..source.pickle.jsonform import Ref, from_json, to_json
 from ..source.pickle.policy import decode
 from ..source.pickle.rebuild import Rebuilder
 from ..source.pickle.tree import DictNode, TensorRecord
 from ..source.target import Rest
+from ._torchread import elsewhere, unfit
 from ._torchtree import items_of, nodes, ref, torch_form
 
 ITEMS = "migrate.items.json"
@@ -38,10 +39,12 @@ def text(rest: Rest, specs: Mapping[str, Spec]) -> str | None:
         if _trivial(rest):
             return None
 
+        states: dict[int, Any] = {}
+
         def tensor(found: TensorRecord) -> Ref:
             key = rest.names[id(found)]
             first = rest.first.get(key, key)
-            return ref(found, key, first if first != key else None)
+            return ref(found, key, first if first != key else None, states)
 
         parts = [{"at": None if part.at is None else list(part.at), "root": to_json(nodes(part.root, tensor))} for part in rest.parts]
         document = {
@@ -85,6 +88,8 @@ def read(
             return None, {}, f"{label}: is of another version ({version[:20]!a}) and is left alone"
         every = {**tensors, **carried}
         fits = all(type(name) is str for name in names) and set(names) == set(carried)
+        if not parts:
+            fail("M906", f"{label}: describes no file", help=_HELP)
         if not fits or specs_hash({key: stored.spec for key, stored in every.items()}) != output:
             return None, {}, f"{label}: was written for other tensors (the index hash differs) and is left alone"
         return (*_read(parts, every, carried, label), None)
@@ -120,12 +125,12 @@ def _read(
 
         root = from_json(part["root"], tensor, label)
         decoded = decode(root, label, {number: every[keys[int(number)]].spec.nbytes for number in used})
-        if decoded.outside:
+        if decoded.outside or unfit(decoded.tree)[1]:
             fail("M906", f"{label}: holds values that migrate does not write", help=_HELP)
         path = None if at is None else tuple(at)
         if path is not None and at_path(decoded.tree, path) is None:
             fail("M906", f"{label}: part {rank} has no dict at its path", help=_HELP)
-        one = Part(decoded.tree, path)
+        one = flat(Part(decoded.tree, path), label)
         names.update({id(leaf): keys[int(leaf.storage.key)] for leaf in records([one.root])})
         mark = f"@{rank}" if len(parts) > 1 else ""
         items.update({where + mark: value for where, value in items_of(one)})
@@ -138,11 +143,7 @@ def _check_complete(
     parts: list[Part], every: Mapping[str, Stored], carried: Mapping[str, Stored], names: Mapping[int, str], label: str
 ) -> None:
     """Raises unless each tensor stands in the tree, where tensors of its kind stand."""
-    inside = {
-        names[id(value)]
-        for part in parts
-        for _, value in (part.table.pairs if part.table is not None else ())
-        if type(value) is TensorRecord
-    }
-    if set(names.values()) != set(every) or not inside.isdisjoint(carried):
+    inside = {names[id(record)] for part in parts for _, record in tensors_of(part.table)}
+    outside = {names[id(record)] for part in parts for _, record in elsewhere(part.root, part.table)}
+    if set(names.values()) != set(every) or not inside.isdisjoint(carried) or not outside <= carried.keys():
         fail("M906", f"{label}: does not name each tensor where it belongs", help=_HELP)

@@ -7,20 +7,35 @@ that only torch's own kernels know) is treated as what they could not read: name
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..core.diagnostics import printable
+from ..core.diagnostics import fail, listed, printable
 from ..core.spec import ALIASES, BITS, Spec, spec
 from ..source.blobs import FileBlob
 from ..source.index import Stored
 from ..source.jsontext import collector_paused
-from ..source.outline import Part, choose, dropped, pruned
+from ..source.outline import Part, choose, dropped, flat, pruned, tensors_of
 from ..source.pickle.limits import ARCHIVE
 from ..source.pickle.machine import read as read_pickle
 from ..source.pickle.policy import Outside, decode
-from ..source.pickle.tree import ITEMSIZE, Described, DictNode, ListNode, LocalShard, Opaque, TensorRecord, dotted, inside
+from ..source.pickle.tree import (
+    ITEMSIZE,
+    Composite,
+    Described,
+    DictNode,
+    ListNode,
+    LocalShard,
+    Opaque,
+    Storage,
+    TensorRecord,
+    dotted,
+    holders,
+    inside,
+    joined,
+)
 from ..source.sidefiles import HISTORY, MAX_HISTORY
 from . import _kinds, _legacy, _zip
 from ._zip import Record
@@ -65,18 +80,21 @@ def read(blob: FileBlob, number: int, label: str, at: str | None) -> Held:
     with collector_paused():
         raw = _raw(blob, label)
         root, notes = raw.root, []
-        unfit, more = _unfit(root)
+        left_out, more = unfit(root)
         outside = (*raw.outside, *more)
-        if unfit or outside:
-            root, gone = pruned(root, unfit)
+        if left_out or outside:
+            root, gone = pruned(root, left_out)
             notes += [dropped([printable(path) for path in gone])] * bool(gone)
-        path = choose(root, at, label)
-        tensors, names = _table(Part(root, path), raw.places, number)
-        others, paths = _others(Part(root, path), raw.places, number)
+        part = flat(Part(root, choose(root, at, label)), label)
+        if part.nests:
+            where = f"`{printable('.'.join(part.at))}`" if part.at else "the file"
+            notes.append(f"{where} is made of dicts; rules see their keys joined by dots")
+        tensors, names = _table(part, raw.places, number, label)
+        others, paths = _others(part, raw.places, number)
     unsummed = sum(record.crc is None and record.size > 0 for record in raw.places.values())
     if unsummed:
         notes.append(f"{label}: {unsummed} of {len(raw.places)} storages without a checksum; a damaged one would not be noticed")
-    return Held(Part(root, path), tensors, others, names, paths, outside, tuple(notes), raw.places, number, raw.history)
+    return Held(part, tensors, others, names, paths, outside, tuple(notes), raw.places, number, raw.history)
 
 
 def _raw(blob: FileBlob, label: str) -> _Raw:
@@ -99,11 +117,21 @@ def _raw(blob: FileBlob, label: str) -> _Raw:
     return _Raw(decoded.tree, places, decoded.outside, None if history is None else _zip.content(blob, history, MAX_HISTORY))
 
 
-def _unfit(root: Any) -> tuple[dict[int, str], tuple[Outside, ...]]:
+def unfit(root: Any) -> tuple[dict[int, str], tuple[Outside, ...]]:
     """The values that no output can hold, by identity with the reason, and the account of those that the decoders read."""
-    unfit: dict[int, str] = {}
+    reasons: dict[int, str] = {}
     found: dict[tuple[str, str], tuple[int, list[str]]] = {}
     seen: set[int] = set()
+    holding: set[int] = set()
+    met: set[int] = set()
+
+    def holds_more(value: Any) -> bool:
+        """Whether there is more in a value than plain data: what is opaque would go out again as it came in."""
+        return id(value) in holders(value, _MORE, holding, met)
+
+    def holds_tensors(key: Any) -> bool:
+        return id(key) in holders(key, _TENSORS)
+
     stack: list[tuple[Any, tuple[Any, ...]]] = [(root, ())]
     while stack:
         node, path = stack.pop()
@@ -112,19 +140,25 @@ def _unfit(root: Any) -> tuple[dict[int, str], tuple[Outside, ...]]:
             # most tensors are of a known dtype, and nothing else is asked of them
             if node.dtype in _KNOWN and not (node.conjugate or node.negative) and node.state is None:
                 continue
-            reason = _why_unfit(node)
+            reason = _why_unfit(node, holds_more)
         elif kind is Described:
-            reason = "an object that holds what is not read" if _holds_more(node) else ""
+            reason = "an object that holds what is not read" if holds_more(node) else ""
+        elif kind is Composite:
+            reason = next((why for _, record in node.components if (why := _why_unfit(record, holds_more))), "")
         elif kind is LocalShard:
             reason = "a DTensor, or the part of one that a rank held; save its full_tensor(), or a distributed checkpoint"
+        elif kind is DictNode and any(type(key) is TensorRecord or holds_tensors(key) for key, _ in node.pairs if type(key) not in _PLAIN):
+            reason = "a dict with tensors as keys"
+        elif kind is Storage:
+            reason = "a storage that is no tensor; save a tensor of it"
         elif kind is Opaque:
-            unfit[id(node)] = node.reason
+            reasons[id(node)] = node.reason
             continue
         else:
             reason = ""
         if reason:
-            unfit[id(node)] = reason
-            name = "torch.distributed.tensor.DTensor" if kind is LocalShard else getattr(node, "name", None) or f"torch.{node.dtype}"
+            reasons[id(node)] = reason
+            name = _name_of(node)
             count, paths = found.get((name, reason), (0, []))
             if len(paths) < 20:
                 paths.append(dotted(path))
@@ -137,14 +171,19 @@ def _unfit(root: Any) -> tuple[dict[int, str], tuple[Outside, ...]]:
             stack += [(child, (*path, key)) for key, child in reversed(inside(node)) if type(child) not in _PLAIN]
             if kind is DictNode:
                 stack += [(key, (*path, key)) for key, _ in node.pairs if type(key) not in _PLAIN]
-    return unfit, tuple(Outside(name, reason, count, tuple(paths)) for (name, reason), (count, paths) in found.items())
+    return reasons, tuple(Outside(name, reason, count, tuple(paths)) for (name, reason), (count, paths) in found.items())
 
 
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes, bytearray, complex})
 _KNOWN = frozenset(ITEMSIZE) & frozenset(BITS)
 
 
-def _why_unfit(record: TensorRecord) -> str:
+# what may stand in no state, no object's field and no key of a dict that goes out again
+_MORE = frozenset({Opaque, TensorRecord, LocalShard, Storage})
+_TENSORS = _MORE - {Opaque}
+
+
+def _why_unfit(record: TensorRecord, holds_more: Callable[[Any], bool]) -> str:
     """Why no output can hold this tensor; nothing if one can."""
     if record.conjugate or record.negative:
         return "a tensor with a pending conjugation or negation; save resolve_conj() or resolve_neg() of it"
@@ -153,31 +192,21 @@ def _why_unfit(record: TensorRecord) -> str:
         return "" if fit else "a tensor of packed 4-bit numbers whose pairs do not lie beside each other"
     if record.dtype not in BITS:
         return "a dtype that only torch's own kernels know"
-    return "a tensor whose attributes hold tensors, or what is not read" if _holds_more(record.state) else ""
+    return "a tensor whose attributes hold tensors, or what is not read" if holds_more(record.state) else ""
 
 
-def _holds_more(value: Any) -> bool:
-    """Whether there is more in a value than plain data: what is opaque would go out again as it came in."""
-    seen: set[int] = set()
-    stack = [child for _, child in inside(value)]
-    while stack:
-        node = stack.pop()
-        kind = type(node)
-        if kind in _PLAIN or id(node) in seen:
-            continue
-        if kind is Opaque or kind is TensorRecord or kind is LocalShard:
-            return True
-        seen.add(id(node))
-        stack += [child for _, child in inside(node)]
-        if kind is DictNode:
-            stack += [key for key, _ in node.pairs]
-    return False
+def _name_of(node: Any) -> str:
+    if type(node) is LocalShard:
+        return "torch.distributed.tensor.DTensor"
+    if type(node) in (Storage, DictNode):
+        return "torch.UntypedStorage" if type(node) is Storage else "dict"
+    return getattr(node, "name", None) or f"torch.{node.dtype}"
 
 
-def _table(part: Part, places: Mapping[str, Record], number: int) -> tuple[dict[str, Stored], dict[int, str]]:
+def _table(part: Part, places: Mapping[str, Record], number: int, label: str) -> tuple[dict[str, Stored], dict[int, str]]:
     """The tensors of the dict that rules work on, and their keys by identity."""
     table = part.table
-    held = [pair for pair in table.pairs if type(pair[1]) is TensorRecord] if table is not None else []
+    held = tensors_of(table)
     known: dict[tuple[Any, ...], _Form] = {}
     tensors: dict[str, Stored] = {}
     for key, (dtype, storage, at, shape, strides, *_) in held:
@@ -189,6 +218,10 @@ def _table(part: Part, places: Mapping[str, Record], number: int) -> tuple[dict[
             tensors[key] = Stored(form.spec, number, place[1])
         else:
             tensors[key] = Stored(form.spec, number, place[1] + at * form.itemsize, form.strides, (number, place[0]))
+    if len(tensors) < len(held):
+        counts = Counter(key for key, _ in held)
+        twice = sorted(key for key, count in counts.items() if count > 1)
+        fail("M956", f"{label}: a tensor is called like a part of an object beside it: {listed(twice, 4)}")
     return tensors, {id(record): key for key, record in held}
 
 
@@ -196,20 +229,20 @@ def _others(part: Part, places: Mapping[str, Record], number: int) -> tuple[dict
     """The tensors of all other places by path, and their paths by identity; one that stands in both is in both."""
     others: dict[str, Stored] = {}
     paths: dict[int, str] = {}
-    for path, record in _elsewhere(part.root, part.table):
+    counts: dict[str, int] = {}
+    for path, record in elsewhere(part.root, part.table):
         if id(record) in paths:
             continue
-        name = base = printable(".".join(path), 500)
-        again = 1
+        name = base = printable(joined(path, 520), 500)
         while name in others:
-            again += 1
+            counts[base] = again = counts.get(base, 1) + 1
             name = f"{base}#{again}"
         others[name] = _stored(record, places[record.storage.key], number)
         paths[id(record)] = name
     return others, paths
 
 
-def _elsewhere(root: Any, table: DictNode | None) -> list[tuple[tuple[str, ...], TensorRecord]]:
+def elsewhere(root: Any, table: DictNode | None) -> list[tuple[tuple[str, ...], TensorRecord]]:
     out: list[tuple[tuple[str, ...], TensorRecord]] = []
     seen: set[int] = set() if table is None else {id(table)}
     stack: list[tuple[Any, tuple[str, ...]]] = [(root, ())]
@@ -218,6 +251,8 @@ def _elsewhere(root: Any, table: DictNode | None) -> list[tuple[tuple[str, ...],
         kind = type(node)
         if kind is TensorRecord:
             out.append((path or ("tensor",), node))
+        elif kind is Composite:
+            stack += [(record, (*path, *attribute.split("."))) for attribute, record in reversed(node.components)]
         elif (kind is DictNode or kind is ListNode) and id(node) not in seen:
             seen.add(id(node))
             stack += [(child, (*path, str(key) if type(key) in (str, int) else "~")) for key, child in reversed(inside(node))]

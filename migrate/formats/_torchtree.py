@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ..core.diagnostics import Report, printable
+from ..core.diagnostics import Report, fail, printable
 from ..core.spec import Spec
 from ..source.outline import Part, leaves
 from ..source.pickle.jsonform import Ref, to_json
-from ..source.pickle.tree import ITEMSIZE, DictNode, ListNode, Storage, TensorRecord, to_nodes
+from ..source.pickle.tree import ITEMSIZE, Composite, DictNode, ListNode, Storage, TensorRecord, joined, to_nodes
 
 PACKED = {"float4_e2m1fn": "float4_e2m1fn_x2"}
 CARRIED = "/"
 # of tensors that have no bytes yet
 NOWHERE = Storage("", None, "cpu", 0, 1)
+# Paths of values, in characters: of one, and of all. Many values can share a long key.
+LONGEST, MOST_TEXT = 4000, 50_000_000
 _SCALARS = frozenset({type(None), bool, int, float, str})
 
 
@@ -35,13 +37,23 @@ def items_of(part: Part) -> Iterator[tuple[str, Any]]:
     table = part.table
     if table is not None and table is part.root and all(type(value) is TensorRecord for _, value in table.pairs):
         return
-    for leaf in leaves(part.root, table):
+    # what stands in many places is spelled once
+    spellings: dict[int, Any] = {}
+    room = MOST_TEXT
+    for number, leaf in enumerate(leaves(part.root, table)):
         value = leaf.value
-        if type(value) is TensorRecord or ".state" in leaf.words or (value is table and leaf.words == (part.at or ())):
+        if type(value) in (TensorRecord, Composite) or ".state" in leaf.words or (value is table and leaf.words == (part.at or ())):
             continue
         kind = type(value)
-        spelled = value if kind in _SCALARS else to_json(node_of(value))
-        yield leaf.path or ".", spelled
+        if kind not in _SCALARS and id(value) not in spellings:
+            spellings[id(value)] = to_json(node_of(value))
+        path = joined(leaf.words, LONGEST) or "."
+        if len(path) > LONGEST:
+            path = f"{path[:LONGEST]}…{number}"
+        room -= len(path)
+        if room < 0:
+            fail("M914", f"the paths of its values have more than {MOST_TEXT:,} characters", help="do not trust where this file comes from")
+        yield path, value if kind in _SCALARS else spellings[id(value)]
 
 
 def node_of(value: Any) -> Any:
@@ -91,11 +103,11 @@ def nodes(root: Any, tensor: Callable[[TensorRecord], Any]) -> Any:
     return to_nodes(root, tensor)
 
 
-def state_node(like: TensorRecord) -> Any:
-    """The attributes of a tensor as nodes, None without."""
-    return None if like.state is None else to_nodes(like.state, lambda record: None)
+def state_node(like: TensorRecord, made: dict[int, Any]) -> Any:
+    """The attributes of a tensor as nodes, None without; many tensors can share them, so what was `made` of them is kept there."""
+    return None if like.state is None else to_nodes(like.state, lambda record: None, made)
 
 
-def ref(like: TensorRecord, key: str, tied: str | None) -> Ref:
-    """A tensor that lies elsewhere."""
-    return Ref(key, like.requires_grad, like.parameter, like.subclass, state_node(like), tied)
+def ref(like: TensorRecord, key: str, tied: str | None, made: dict[int, Any]) -> Ref:
+    """A tensor that lies elsewhere; `made` as for `state_node`."""
+    return Ref(key, like.requires_grad, like.parameter, like.subclass, state_node(like, made), tied)

@@ -17,8 +17,9 @@ from ..source.crc import crc32
 from ..source.jsontext import collector_paused
 from ..source.outline import Part, records
 from ..source.pickle.emit import emit
+from ..source.pickle.policy import WRITTEN
 from ..source.pickle.rebuild import Rebuilder
-from ..source.pickle.tree import DictNode, TensorRecord
+from ..source.pickle.tree import Composite, DictNode, TensorRecord
 from ..source.sidefiles import HISTORY
 from ..source.target import OutputFile, Placed, Rest, Target
 from . import _zipwrite
@@ -87,10 +88,10 @@ def plain(specs: Mapping[str, Spec], parts: Sequence[Sequence[tuple[str, str]]])
 
 
 def _shards(rest: Rest, specs: Mapping[str, Spec], limit: int) -> list[Part]:
-    """The tree dealt out to files: whole unless it is a flat dict. Tensors that share their bytes stay together."""
+    """The tree dealt out to files: whole unless it is a flat dict of plain tensors. Tensors that share their bytes stay together."""
     part = rest.parts[0]
     table = part.table
-    if part.at != () or table is None or rest.carried:
+    if part.at != () or part.nests or table is None or rest.carried or any(type(value) is Composite for _, value in table.pairs):
         return [part]
     keys = [rest.names[id(value)] for _, value in table.pairs if type(value) is TensorRecord]
     own = [key for key in keys if rest.first.get(key, key) == key]
@@ -114,7 +115,7 @@ def _index_text(shards: Mapping[str, Part], rest: Rest, total: int) -> bytes:
 
 def file(name: str, part: Part, specs: Mapping[str, Spec], rest: Rest, stamp: bytes | None) -> OutputFile:
     """One archive that holds a tree: its pickle, the storages in the order of the pickle, the stamp."""
-    made, numbers = Rebuilder(), dict[str, int]()
+    made, numbers, states = Rebuilder(), dict[str, int](), dict[int, object]()
     for found in records([part.root]):
         key = rest.names[id(found)]
         numbers.setdefault(rest.first.get(key, key), len(numbers))
@@ -125,10 +126,10 @@ def file(name: str, part: Part, specs: Mapping[str, Spec], rest: Rest, stamp: by
         dtype, shape = torch_form(specs[key])
         return made.tensor(
             str(numbers[first]), dtype, shape, specs[first].nbytes, requires_grad=found.requires_grad, parameter=found.parameter,
-            subclass=found.subclass, state=state_node(found),
+            subclass=found.subclass, state=state_node(found, states),
         )  # fmt: skip
 
-    stream = emit(nodes(part.root, tensor), name=f"{name}: data.pkl")
+    stream = emit(nodes(part.root, tensor), name=f"{name}: data.pkl", names=WRITTEN)
     before = (("data.pkl", stream), *_BEFORE)
     after = (("version", _VERSION), *(((HISTORY, stamp),) if stamp is not None else ()))
     sizes = [specs[key].nbytes for key in numbers]

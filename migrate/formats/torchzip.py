@@ -20,7 +20,7 @@ from ..source.index import Index, Source, Stored
 from ..source.jsontext import collector_paused, parse
 from ..source.outline import Outline, Part
 from ..source.paths import Folder, Place, check_weight_names
-from ..source.pickle.tree import DictNode
+from ..source.pickle.tree import Composite, DictNode
 from ..source.sidefiles import look_beside, read_history
 from ..source.target import Target
 from . import _kinds
@@ -206,7 +206,7 @@ def _check_unit(folder: Folder, unit: _Unit, parts: list[Held]) -> None:
     """M915 unless the files of one unit are flat, hold each key once, and are what their index says."""
     report = Report()
     for name, held in zip(unit.names, parts, strict=True):
-        if len(parts) > 1 and (held.part.at != () or held.others):
+        if len(parts) > 1 and (held.part.at != () or held.part.nests or held.others):
             report.add("M915", f"{folder.label(name)}: one of {len(parts)} files, and holds more than tensors by name")
     where: dict[str, str] = {}
     twice: list[str] = []
@@ -214,6 +214,12 @@ def _check_unit(folder: Folder, unit: _Unit, parts: list[Held]) -> None:
         twice += [f"{key} (in {where[key]} and {name})" for key in held.tensors if where.setdefault(key, name) != name]
     if twice:
         report.add("M915", f"{folder.label('')}: keys that stand in two files: {listed(twice)}")
+    for held in parts if unit.weight_map is not None else ():
+        # an index names the object, not what it is made of
+        for key, value in held.part.table.pairs if held.part.table is not None else ():
+            if type(value) is Composite:
+                named = [where.pop(name) for name, _ in value.keys(key)]
+                where[key] = named[0]
     if unit.weight_map is not None and where != unit.weight_map:
         wrong = [key for key, name in unit.weight_map.items() if where.get(key) != name]
         more = [key for key in where if key not in unit.weight_map]
@@ -245,7 +251,8 @@ def _index(names: list[str], units: list[list[Held]], label: str, side_files: An
         outline = Outline(tuple(held.part for held in parts), known, carried, {})
         return Index(
             tensors, tuple(names), side_files, left_out, items=items, outline=outline,
-            outside=tuple(found for held in every for found in held.outside), notes=tuple(note for held in every for note in held.notes),
+            outside=tuple(found for held in every for found in held.outside),
+            notes=tuple(dict.fromkeys(note for held in every for note in held.notes)),
             sums=lambda: {
                 (held.number, place.offset): (place.size, place.crc)
                 for held in every for place in held.places.values() if place.crc is not None and place.size

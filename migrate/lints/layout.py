@@ -37,7 +37,9 @@ def find(shelf: Shelf) -> Iterator[Diagnostic]:
 
 
 def _has_signs(signs: Detect | None) -> bool:
-    return signs is not None and any((signs.present, signs.absent, signs.dtype, signs.ndim, signs.config, signs.module_version))
+    return signs is not None and any(
+        (signs.present, signs.absent, signs.dtype, signs.ndim, signs.config, signs.module_version, signs.extra_state)
+    )
 
 
 def _indistinct(lineage: Lineage, document: Document) -> Iterator[Diagnostic]:
@@ -68,6 +70,7 @@ def _implies(one: Detect, other: Detect) -> bool:
         and _agree(one.ndim, other.ndim)
         and _agree(one.config, other.config)
         and _agree(one.module_version, other.module_version)
+        and other.extra_state in ("", one.extra_state)
     )
 
 

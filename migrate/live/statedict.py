@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..core.diagnostics import Report
+from ..extra_state.age import States
 from ..formats import memory
 from ..planning.plan import losses_of, steps_of
 from ..planning.question import Question
@@ -21,6 +22,7 @@ from ..running.values import MAX_MEMORY
 if TYPE_CHECKING:
     from ..formats.memory import MemorySource
     from ..planning.graph import Graph
+    from ..planning.values import Values
 
 
 def migrated(
@@ -33,14 +35,14 @@ def migrated(
     """The state dict as the question wants it; `inform` is told what a run into files would have in its answer, as far as it applies."""
     source = memory.open(tensors)
     try:
-        route = find_route(source.index, side_reader(source), Stamp(), question)
+        route = find_route(source.index, side_reader(source), Stamp(), question, states=States(source))
         walk = walk_for(source, route, False)
         composition = compose_for(source, route, question, walk, prove=False)
         graph, report = composition.graph, Report()
         route.check_output(graph.outputs, walk.sides.read, report)
         report.check()
         ledger = Ledger(graph.outputs) if inform is not None else None
-        made = materialise(graph, source, max_memory, device, ledger)
+        made = materialise(graph, source, max_memory, device, ledger, composition.values)
     finally:
         source.close()
     if inform is not None:
@@ -59,9 +61,10 @@ def migrated(
 
 
 def materialise(
-    graph: Graph, source: MemorySource, max_memory: int = MAX_MEMORY, device: Device = CPU, ledger: Ledger | None = None
-) -> dict[str, Any]:
-    """The outputs as new CPU tensors, row-major; values that are not tensors are carried over under their keys.
+    graph: Graph, source: MemorySource, max_memory: int = MAX_MEMORY, device: Device = CPU, ledger: Ledger | None = None,
+    values: Values | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """The outputs as new CPU tensors, row-major, and the values that are no tensors under what they are called now.
 
     `ledger` is told the errors of what is computed.
     """
@@ -70,4 +73,6 @@ def materialise(
     tensors, buffers = memory.allocate({key: t.spec for key, t in own.items()})
     fill(own, source, buffers, checks=graph.checks, max_memory=max_memory, device=device, ledger=ledger)
     made = {key: tensors[first[key]] for key in graph.outputs}
-    return {**made, **{key: value for key, value in source.index.items.items() if key not in made}}
+    items = source.index.items
+    names = values.names if values is not None else {key: key for key in items}
+    return {**made, **{name: items[was] for name, was in names.items() if name not in made}}

@@ -58,6 +58,8 @@ class Questions(NamedTuple):
     allow_drop: bool = False
     payload: Callable[[Tensor], bytes] | None = None
     allow: frozenset[str] = frozenset()
+    # rules that take values which are no tensors, and so may match no key, by identity
+    elsewhere: frozenset[int] = frozenset()
 
 
 def bind(
@@ -88,7 +90,7 @@ def bind(
     _settle_ranks(out, tensors, report)
     out.notes += _unmatched_values(matching.readers)
     for reader in matching.readers:
-        if not reader.taken and not reader.rule.optional and not reader.contested:
+        if not reader.taken and not reader.rule.optional and not reader.contested and id(reader.rule) not in ask.elsewhere:
             texts = " and ".join(repr(s.pattern.text) for s in reader.rule.reads)
             report.add(
                 "M206",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..core.diagnostics import Diagnostic, Report, listed, printable
+from ..core.diagnostics import Diagnostic, Report, listed, plural, printable
 from ..core.errors import MigrateError
 from ..core.keys import Pattern
 from ..core.spec import Spec
@@ -21,6 +22,7 @@ from .bind import Bound, Questions, bind
 from .graph import Expr, Graph, Read, Tensor, calls
 from .invert import invert
 from .pipeline import Views
+from .values import Values, carry, named
 
 if TYPE_CHECKING:
     from .walk import Walk
@@ -61,6 +63,10 @@ class Composition:
     legs: list[tuple[Leg, Bound]]
     losses: list[LossOf]
     programs: dict[str, Expr] = field(default_factory=dict)
+    # what values that are no tensors are called, None where nobody asked
+    values: Values | None = None
+    # and what they were called
+    held: AbstractSet[str] = frozenset()
     # why a downgrade would not bring the source back; empty when it is exact
     inexact: list[str] = field(default_factory=list)
 
@@ -95,6 +101,7 @@ def compose(
     prove: bool = True,
     walk: Walk | None = None,
     payload: Payload | None = None,
+    values: Values | None = None,
 ) -> Composition:
     """Binds all legs, one after the other. Problems of a leg go into the report and end the walk: the next has nothing to bind to.
 
@@ -103,7 +110,7 @@ def compose(
     """
     # binding makes hundreds of thousands of objects and no cycles
     with collector_paused():
-        return _compose(tensors, legs, Questions(same_bytes, "drop" in allow, payload, allow), report, programs, prove, walk)
+        return _compose(tensors, legs, Questions(same_bytes, "drop" in allow, payload, allow), report, programs, prove, walk, values)
 
 
 def _compose(
@@ -114,10 +121,12 @@ def _compose(
     programs: bool,
     prove: bool,
     walk: Walk | None,
+    values: Values | None,
 ) -> Composition:
     views = Views()
     current = initial(tensors, views)
     expressions: dict[str, Expr] | None = {key: Read(key) for key in tensors} if programs else None
+    before: Mapping[str, str] = values.names if values is not None else {}
     done: list[tuple[Leg, Bound]] = []
     losses: list[LossOf] = []
     graph = Graph()
@@ -126,7 +135,11 @@ def _compose(
         rules = directed(leg, report)
         if report.has_errors():
             break
+        if values is not None:
+            ask = ask._replace(elsewhere=frozenset(map(id, named(rules, values.names))))
         bound = bind(rules, leg.keep, current, views, ask, report, expressions)
+        if values is not None and not report.has_errors():
+            values = carry(rules, bound, values, report)
         if report.has_errors():
             if walk is not None:
                 walk.explain(report)
@@ -138,11 +151,11 @@ def _compose(
         done.append((leg, bound))
         current = bound.tensors
         expressions = bound.programs if programs else None
-    _refuse_losses(losses, ask.allow, report)
+    _refuse_losses(losses, ask.allow, report, before.keys() | (values.known if values is not None else ()))
     graph.outputs = dict(current)
     if not report.has_errors():
         stranded.check(tensors, graph.outputs, [bound for _, bound in done], report)
-    composition = Composition(graph, done, losses, expressions or {})
+    composition = Composition(graph, done, losses, expressions or {}, values, before.keys())
     if prove and not report.has_errors():
         composition.inexact = prove_downgrade({k: t.spec for k, t in tensors.items()}, composition, ask.same_bytes)
         composition.inexact += walk.inexact if walk is not None else []
@@ -204,15 +217,15 @@ def _changed_by(rule: DirectedRule, tensor: Tensor) -> bool:
     return any(call.lossy and call.rule == rule.label for call in calls([tensor]))
 
 
-def _refuse_losses(losses: Sequence[LossOf], allow: frozenset[str], report: Report) -> None:
+def _refuse_losses(losses: Sequence[LossOf], allow: frozenset[str], report: Report, values: AbstractSet[str]) -> None:
     for loss in losses:
         if loss.kind in allow:
             continue
         code, what = ("M402", "drops") if loss.kind == "drop" else ("M401", "changes values of")
+        noun = "tensor" if values.isdisjoint(loss.keys) else "value" if values >= set(loss.keys) else "key"
         report.add(
             code,
-            f"rule {loss.rule.name!r} {what} {len(loss.keys)} tensor{'s' if len(loss.keys) > 1 else ''}"
-            + (f": {printable(loss.why)}" if loss.why else ""),
+            f"rule {loss.rule.name!r} {what} {plural(len(loss.keys), noun)}" + (f": {printable(loss.why)}" if loss.why else ""),
             spans=(loss.rule.span,),
             notes=(listed(list(loss.keys), 8),),
             help=f"if that is wanted: --allow {loss.kind}",
@@ -229,6 +242,10 @@ def prove_downgrade(source: Mapping[str, Spec], composition: Composition, same_b
     current: Mapping[str, Tensor] = composition.graph.outputs
     reasons: list[str] = []
     last = Bound()
+    there = values = composition.values
+    if values is not None:
+        final = values
+        there = Values({name: name for name in final.names}, final.ranks, lambda name: final.spelled(final.names[name]))
     for leg, bound in reversed(composition.legs):
         back = Leg(leg.lineage, leg.goal, leg.start, not leg.backwards, leg.rules, leg.keep)
         report = Report()
@@ -236,19 +253,26 @@ def prove_downgrade(source: Mapping[str, Spec], composition: Composition, same_b
         if report.has_errors():
             return reasons + [_reason(d) for d in report.diagnostics]
         made = bound.made
+        elsewhere = frozenset(map(id, named(rules, there.names))) if there is not None else frozenset()
 
         def equal(key: str, present: Tensor, again: Tensor, made: Mapping[str, Any] = made) -> bool:
             return key in made or same_bytes(key, present, again)
 
         try:
-            bound_back = bind(rules, leg.keep, current, views, Questions(equal, True), report)
+            bound_back = bind(rules, leg.keep, current, views, Questions(equal, True, elsewhere=elsewhere), report)
         except MigrateError as error:
             return reasons + [_reason(d) for d in error.diagnostics]
+        if there is not None and not report.has_errors():
+            there = carry(rules, bound_back, there, report)
         if report.has_errors():
             return reasons + [_reason(d) for d in report.diagnostics if d.severity == "error"]
         current, last = bound_back.tensors, bound_back
     changed = dict.fromkeys(call.rule for call in calls(current.values()) if call.lossy)
     reasons += [f"rule {label}: values do not return exactly" for label in changed]
+    if values is not None and there is not None:
+        returned = {values.names[was]: name for name, was in there.names.items()}
+        if gone := sorted(name for name in composition.held if returned.get(name) != name):
+            reasons.append(f"values not restored: {listed(gone, 4)}")
     return reasons + _differences(source, current, composition, last)
 
 

@@ -180,23 +180,23 @@ class _Moves:
         return out
 
 
-def follow(bound: Bound, modules: Iterable[str]) -> dict[str, str | None]:
-    """Where modules go on an edge, by the keys below them: a new name, the old one where no key moves, None where they part.
+def follow(bound: Bound, modules: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Where modules go on an edge, by the keys below them: a new name, the old one where no key moves, several where they part.
+
+    None where all of its keys went.
 
     A module without keys goes where the nearest one around it goes that has some.
     """
     moves = _Moves(bound)
-    known: dict[str, str | None] = {"": ""}
+    known: dict[str, tuple[str, ...]] = {"": ("",)}
 
-    def of(name: str) -> str | None:
+    def of(name: str) -> tuple[str, ...]:
         if name not in known:
             goals = moves.goals_below(name)
             if goals is None:
                 around, _, last = name.rpartition(".")
-                there = of(around)
-                known[name] = None if there is None else f"{there}.{last}" if there else last
-            else:
-                known[name] = goals[0] if len(goals) == 1 else None
+                goals = [f"{there}.{last}" if there else last for there in of(around)]
+            known[name] = tuple(goals)
         return known[name]
 
     return {name: of(name) for name in modules}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -178,6 +179,10 @@ _PARTS = {
 }  # fmt: skip
 
 
+# where a rule stands, at the end of a reason
+_PLACE = re.compile(r" \([^()]*:\d+:\d+\)$")
+
+
 def require_unchanged(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """M903 unless a saved plan is, whole, the plan that is made now: what was reviewed is what it says."""
     changed = changed_since(saved, now)
@@ -203,6 +208,9 @@ def _reviewed(plan: Mapping[str, Any]) -> dict[str, Any]:
         # the name of a single file is where it lies
         source = _without(source, "files")
     out["source"] = _without(source, "path")
+    way_back = out.get("downgrade")
+    if isinstance(way_back, dict) and isinstance(way_back.get("because"), list):
+        out["downgrade"] = {**way_back, "because": [_PLACE.sub("", why) if isinstance(why, str) else why for why in way_back["because"]]}
     for name, place in (("rows", "at"), ("losses", "at"), ("warnings", "spans")):
         if isinstance(out.get(name), list):
             out[name] = [_without(entry, place) for entry in out[name]]

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ..core.diagnostics import Diagnostic, Report, fail, listed, printable
+from ..extra_state.age import States
 from ..rules import params as parameters
 from ..rules.compiled import CompiledRule, compile_file
 from ..rules.lineage import Finding, Lineage, Matcher, detect, path, resolve_goal, warnings
@@ -111,15 +112,17 @@ def known_lineages(rules: Sequence[str], only: str | None) -> list[dict[str, Any
     return out
 
 
-def layouts_of(index: Index, read_side: ReadSide, rules: Sequence[str], stamped: Mapping[str, str]) -> list[dict[str, Any]]:
+def layouts_of(
+    index: Index, read_side: ReadSide, rules: Sequence[str], stamped: Mapping[str, str], states: States | None = None
+) -> list[dict[str, Any]]:
     """The layouts that a checkpoint is in, of all known lineages: by its stamp, or by detection with evidence."""
     out = []
-    match = Matcher(index)
+    match = Matcher(index, states)
     for name, lineage in _packs(_folders(rules)).lineages()[0].items():
         if name in stamped:
             out.append({"lineage": name, "layout": stamped[name], "evidence": ["its stamp says so"], "note": ""})
             continue
-        for finding in detect(lineage, index, read_side, match=match):
+        for finding in detect(lineage, index, read_side, match=match, states=states):
             if finding.holds:
                 note = lineage.layout(finding.layout).note
                 out.append({"lineage": name, "layout": finding.layout, "evidence": finding.evidence, "note": note})
@@ -127,9 +130,16 @@ def layouts_of(index: Index, read_side: ReadSide, rules: Sequence[str], stamped:
 
 
 def find_route(
-    index: Index, read_side: ReadSide, stamp: Any, question: Question, applied: Sequence[Mapping[str, Any]] | None = None
+    index: Index,
+    read_side: ReadSide,
+    stamp: Any,
+    question: Question,
+    applied: Sequence[Mapping[str, Any]] | None = None,
+    states: States | None = None,
 ) -> Route:
     """The way that the question asks for. `applied`: entries of a stamp that are to be walked again, instead of `to`.
+
+    `states` are the checkpoint's extra states, which detection may ask for.
 
     Raises M5xx when the start, the goal or the way is not known, and every problem of the rule files at once.
     """
@@ -144,7 +154,7 @@ def find_route(
             fail("M115", "--to names a layout and --rules a rule file; a rule file is applied as it is", help="give one of them")
         steps = _by_hand(question, applied or ())
     elif question.to:
-        steps, reached = _towards(packs, index, read_side, stamp, question, found)
+        steps, reached = _towards(packs, index, read_side, stamp, question, found, states)
     elif applied:
         _refuse_by_hand(packs, applied)
         steps = [s for entry in applied for s in _walk(packs, entry["lineage"], entry["from"], entry["to"], None)]
@@ -157,7 +167,12 @@ def find_route(
     elif question.output_format is not None and not question.backwards:
         pass
     elif question.backwards:
-        fail("M115", "there is no stamp that says what to undo", help="say where to go: --to LINEAGE@LAYOUT")
+        fail(
+            "M115",
+            "there is no stamp that says what to undo",
+            notes=(stamp.ignored,) * bool(stamp.ignored),
+            help="say where to go: --to LINEAGE@LAYOUT",
+        )
     else:
         hint = "--to LINEAGE@LAYOUT, --rules FILE or --output-format; `migrate inspect` and `migrate history` show layouts"
         fail("M115", "nothing says what to do", help=hint)
@@ -228,7 +243,7 @@ def _by_hand(question: Question, applied: Sequence[Mapping[str, Any]]) -> list[_
 
 
 def _towards(
-    packs: Packs, index: Index, read_side: ReadSide, stamp: Any, question: Question, found: list[Diagnostic]
+    packs: Packs, index: Index, read_side: ReadSide, stamp: Any, question: Question, found: list[Diagnostic], states: States | None
 ) -> tuple[list[_Step], dict[str, str]]:
     """The steps, and the layout that each lineage of a goal ends in, also where no step is needed."""
     lineages = _asked_for(packs, question)
@@ -250,7 +265,7 @@ def _towards(
     seen: dict[str, list[Finding]] = {}
     for name, lineage in lineages.items():
         if name not in current and _is_meant(name, question.to, lineage):
-            seen[name] = detect(lineage, index, read_side)
+            seen[name] = detect(lineage, index, read_side, states=states)
             holding = [f.layout for f in seen[name] if f.holds]
             if len(holding) == 1:
                 current[name] = holding[0]
@@ -260,7 +275,7 @@ def _towards(
         goal = resolve_goal(text, lineages, current)
         lineage = lineages[goal.lineage]
         if goal.lineage not in current:
-            _refuse_unknown_start(lineage, seen.get(goal.lineage) or detect(lineage, index, read_side))
+            _refuse_unknown_start(lineage, seen.get(goal.lineage) or detect(lineage, index, read_side, states=states))
         down = question.backwards if lineage.ordered else None
         steps += _walk(packs, goal.lineage, current[goal.lineage], goal.layout, down)
         found += warnings(lineage, [goal.layout])

@@ -98,6 +98,13 @@ def _config(value: Any) -> dict[str, tuple[Any, ...]]:
     return {str(dotted): tuple(_listed(yaml.core(item))) for dotted, item in mapping(value).items()}
 
 
+def _releases(value: Any) -> str:
+    written = text(value)
+    if not re.fullmatch(_RELEASES, written):
+        wrong("M114", f"`{printable(written)}` names no releases", "such as `2.0 to 2.17` or `2.18 and later`")
+    return written
+
+
 def _layouts(value: Any) -> Any:
     names = mapping(value)
     if not names:
@@ -111,6 +118,7 @@ def _layouts(value: Any) -> Any:
 
 # what stands behind the `@` of `--to`
 _NAME = re.compile(rf"(?!latest$)[^-+@{UNPRINTABLE}][^@{UNPRINTABLE}]*")
+_RELEASES = r"[0-9]{1,3}\.[0-9]{1,3}( to [0-9]{1,3}\.[0-9]{1,3}| and later)"
 _PATTERNS = {"type": [*TEXT["type"], "array"], "items": TEXT}
 _WORDS = {"type": "object", "additionalProperties": one_or_list(DTYPE)}
 _NUMBERS = {"type": "object", "additionalProperties": one_or_list({**INTEGER, "minimum": 0})}
@@ -138,6 +146,11 @@ class DetectFields(Model):
     )
     module_version: Counts = Field(
         default_factory=dict, description="pattern of module names -> version in the file's _metadata", examples=[{"{m...}.norm": 2}]
+    )
+    extra_state: Annotated[str, BeforeValidator(_releases), WithJsonSchema({"type": "string", "pattern": whole(_RELEASES)})] = Field(
+        "",
+        description="releases of Transformer Engine; the latest that can have written all extra states is one of them",
+        examples=["2.0 to 2.17"],
     )
 
 
@@ -187,5 +200,9 @@ def load_layouts(path: Any, report: Report) -> Lineage | None:
 
 def _layout(name: str, fields: LayoutFields) -> Layout:
     signs = fields.detect
-    detect = None if signs is None else Detect(signs.present, signs.absent, signs.dtype, signs.ndim, signs.config, signs.module_version)
+    detect = (
+        None
+        if signs is None
+        else Detect(signs.present, signs.absent, signs.dtype, signs.ndim, signs.config, signs.module_version, signs.extra_state)
+    )
     return Layout(name, fields.title, detect, fields.status, fields.message, fields.note)

@@ -23,6 +23,7 @@ from ..core.keys import Pattern, parse
 from ..core.ranks import fitting, without_rank
 from ..core.spec import Spec
 from ..core.templates import group, matches
+from ..extra_state.age import States, ranges
 from ..source.index import Index
 
 LATEST = "latest"
@@ -40,6 +41,7 @@ class Detect:
     ndim: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     config: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     module_version: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    extra_state: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,25 +253,28 @@ def detect(
     read_side: Callable[[str], bytes | None],
     module_versions: Mapping[str, int] | None = None,
     match: Matcher | None = None,
+    states: States | None = None,
 ) -> list[Finding]:
     """A finding for each layout of the lineage, in its order. A layout without signs never holds.
 
     `read_side` answers with the bytes of a side file or None; `config` signs count only where there is a config.json.
-    `module_versions` are those of a `.pt` file's `_metadata`; without them the signs of that kind do not count. `match` is
-    for whoever asks about several lineages: the index's keys are then grouped once.
+    `module_versions` are those of a `.pt` file's `_metadata`, `states` the extra states; without them the signs of that kind do not count.
+    `match` is for whoever asks about several lineages: the index's keys are then grouped once.
     """
     config = _config(read_side) if any(layout.detect and layout.detect.config for layout in lineage.layouts) else None
-    match = match or Matcher(index)
+    match = match or Matcher(index, states)
     out = []
     for layout in lineage.layouts:
-        signs = list(_signs(layout.detect, match, config, module_versions)) if layout.detect else []
+        signs = list(_signs(layout.detect, match, config, module_versions, states)) if layout.detect else []
         counted = [holds for holds, _ in signs if holds is not None]
         lines = [text if holds is not False else f"not: {text}" for holds, text in signs] or ["this layout has no signs"]
         out.append(Finding(layout.name, bool(counted) and all(counted), lines))
     return out
 
 
-def _signs(signs: Detect, match: Matcher, config: Any, module_versions: Mapping[str, int] | None) -> Iterator[tuple[bool | None, str]]:
+def _signs(
+    signs: Detect, match: Matcher, config: Any, module_versions: Mapping[str, int] | None, states: States | None
+) -> Iterator[tuple[bool | None, str]]:
     """(holds, or None where it does not count; what was found) for each sign."""
     for pattern in signs.present:
         key = match.first(pattern)
@@ -289,6 +294,8 @@ def _signs(signs: Detect, match: Matcher, config: Any, module_versions: Mapping[
         yield _config_sign(dotted, values, config)
     for pattern, versions in signs.module_version.items():
         yield _version_sign(pattern, versions, module_versions)
+    if signs.extra_state:
+        yield _age_sign(signs.extra_state, states)
 
 
 def _config_sign(dotted: str, values: tuple[Any, ...], config: Any) -> tuple[bool | None, str]:
@@ -317,14 +324,22 @@ def _version_sign(pattern: str, versions: tuple[int, ...], found: Mapping[str, i
     return False, f"no module that fits {pattern} has version {wanted}"
 
 
+def _age_sign(wanted: str, states: States | None) -> tuple[bool | None, str]:
+    if states is None:
+        return None, f"no extra states that are of {wanted}"
+    age = states.age()
+    holds = age.releases is not None and any(r.first <= age.releases.last <= r.last for r in ranges(wanted))
+    return holds, age.found if holds or age.releases is None else f"{age.found}, not of {wanted}"
+
+
 class Matcher:
     """Keys by pattern; each pattern is parsed once and read once per template of keys."""
 
-    __slots__ = ("_patterns", "_templates", "_tensors")
+    __slots__ = ("_beside", "_patterns", "_templates", "_tensors")
 
-    def __init__(self, index: Index) -> None:
-        self._tensors = index.tensors
-        self._templates = [(template, without_rank(template)) for template in group(index.tensors)]
+    def __init__(self, index: Index, states: States | None = None) -> None:
+        self._tensors, self._beside = index.tensors, states.beside if states is not None else {}
+        self._templates = [(template, without_rank(template)) for template in group([*index.tensors, *self._beside])]
         self._patterns: dict[str, Pattern] = {}
 
     def first(self, pattern: str, test: Callable[[Spec], bool] | None = None) -> str | None:
@@ -334,15 +349,18 @@ class Matcher:
         parsed = self._patterns[pattern]
         for template, cut in self._templates:
             for key, fits in zip(template.keys, fitting(parsed, template, cut), strict=True):
-                if fits and (test is None or test(self._tensors[key].spec)):
+                if fits and (test is None or test(self._spec(key))):
                     return key
         return None
 
+    def _spec(self, key: str) -> Spec:
+        return self._tensors[key].spec if key in self._tensors else self._beside[key]
+
     def dtype(self, key: str) -> str:
-        return self._tensors[key].spec.dtype
+        return self._spec(key).dtype
 
     def ndim(self, key: str) -> int:
-        return len(self._tensors[key].spec.shape)
+        return len(self._spec(key).shape)
 
 
 def _has_dtype(wanted: tuple[str, ...], spec: Spec) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..core.diagnostics import printable
 from ..planning.graph import Read
+from ..source.outline import encodings
 
 if TYPE_CHECKING:
     from ..planning.compose import Composition
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from .verify import Mismatch
 
 MOST_ITEMS = 1000
+# characters of one value
+LONGEST = 10_000
 
 
 def spec_differences(composition: Composition, made: Source) -> list[dict[str, str]]:
@@ -52,17 +56,29 @@ def carried_differences(one: Source, other: Source) -> list[Mismatch]:
 def item_differences(one: Source, other: Source, moved: bool = False) -> list[dict[str, str]]:
     """Values that are no tensors and are not the same in both; where rules `moved` keys, those outside of their dict alone."""
     a, b = _items(one.index, moved), _items(other.index, moved)
+    known: dict[tuple[int, int], bool] = {}
     out = [{"key": path, "what": f"value {printable(path, 300)} is in one of them only"} for path in sorted(a.keys() ^ b.keys())]
     return out + [
         {"key": path, "what": f"value {printable(path, 300)} differs"}
         for path in sorted(a.keys() & b.keys())
-        if not _same(a[path], b[path])
+        if not _same(a[path], b[path], known)
     ]
 
 
-def _same(a: Any, b: Any) -> bool:
-    """Equality that tells 1 from True and 0.0 from -0.0."""
-    return repr(a) == repr(b)
+def _same(a: Any, b: Any, known: dict[tuple[int, int], bool]) -> bool:
+    """Equality that tells 1 from True and 0.0 from -0.0; `known` of what was compared, for one value can stand in many places."""
+    pair = (id(a), id(b))
+    if pair not in known:
+        known[pair] = repr(a) == repr(b)
+    return known[pair]
+
+
+def _shown(value: Any, known: dict[int, Any]) -> Any:
+    """A value, or the begin of its JSON text if that is long."""
+    if id(value) not in known:
+        text = json.dumps(value)
+        known[id(value)] = value if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+    return known[id(value)]
 
 
 def _items(index: Index, moved: bool) -> Mapping[str, Any]:
@@ -79,9 +95,11 @@ def beside(index: Index) -> dict[str, Any]:
     outline = index.outline
     first = outline.parts[0].at if outline is not None and outline.parts else ()
     carried = index.carried
+    known: dict[int, Any] = {}
     return {
         "at": None if first is None else ".".join(first),
-        "items": [{"path": path, "value": value} for path, value in list(index.items.items())[:MOST_ITEMS]],
+        "items": [{"path": path, "value": _shown(value, known)} for path, value in list(index.items.items())[:MOST_ITEMS]],
+        "objects": [{"key": key, **e.described()} for key, e in list(encodings(outline).items())[:MOST_ITEMS]],
         "items_more": max(0, len(index.items) - MOST_ITEMS),
         "carried": {"tensors": len(carried), "bytes": sum(stored.spec.nbytes for stored in carried.values())},
         "outside": [{"name": o.name, "reason": o.reason, "count": o.count, "paths": list(o.paths)} for o in index.outside],

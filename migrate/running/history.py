@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..core.diagnostics import printable
 from ..formats._ranks import naming
 from ..rules.patches import is_undo
 
@@ -21,20 +22,24 @@ NAME = "migrate.history.json"
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """`layouts` by lineage, and the applied edges, oldest first."""
+    """`layouts` by lineage, and the applied edges, oldest first. `ignored`: why a stamp that is there says nothing."""
 
     layouts: Mapping[str, str] = field(default_factory=dict)
     applied: tuple[Mapping[str, Any], ...] = ()
+    ignored: str = field(default="", compare=False)
 
 
 def read(raw: bytes | None, index_hash: str) -> tuple[Stamp, list[str]]:
     """The stamp if it fits the checkpoint of this index hash, else an empty one and the reason as a note."""
-    if raw is None:
-        return Stamp(), []
+    stamp = _read(raw, index_hash) if raw is not None else Stamp()
+    return stamp, [stamp.ignored] if stamp.ignored else []
+
+
+def _read(raw: bytes, index_hash: str) -> Stamp:
     try:
         document = json.loads(raw)
         if document["kind"] != "history" or document["format_version"].split(".")[0] != FORMAT_VERSION.split(".")[0]:
-            return Stamp(), [f"the stamp is of another version ({document['format_version']}) and is ignored"]
+            return Stamp(ignored=f"the stamp is of another version ({document['format_version']}) and is ignored")
         layouts, applied, output = document["layouts"], document["applied"], document["output"]
         well_formed = (
             isinstance(layouts, dict)
@@ -45,10 +50,12 @@ def read(raw: bytes | None, index_hash: str) -> tuple[Stamp, list[str]]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         well_formed = False
     if not well_formed:
-        return Stamp(), ["the stamp cannot be read and is ignored"]
+        return Stamp(ignored="the stamp cannot be read and is ignored")
     if output != index_hash:
-        return Stamp(), ["the stamp was made for other contents (the index hash differs) and is ignored"]
-    return Stamp(layouts, tuple(applied)), []
+        at = document.get("at")
+        where = f"; it is that of the dict at `{printable(at)}`, which --at names" if _is_line(at) else ""
+        return Stamp(ignored=f"the stamp was made for other contents (the index hash differs) and is ignored{where}")
+    return Stamp(layouts, tuple(applied))
 
 
 def _is_entry(entry: Any) -> bool:
@@ -74,12 +81,13 @@ def _is_line(value: Any) -> bool:
     return isinstance(value, str) and value.isprintable()
 
 
-def write(before: Stamp, layouts: Mapping[str, str], entries: Sequence[Mapping[str, Any]], output_hash: str) -> str:
-    """The text of the new stamp: what was applied before, then `entries`."""
-    document = {
+def write(before: Stamp, layouts: Mapping[str, str], entries: Sequence[Mapping[str, Any]], output_hash: str, at: str | None = None) -> str:
+    """The text of the new stamp: what was applied before, then `entries`. `at`: the dict that it is about, where somebody had to say it."""
+    document: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
         "kind": "history",
         "output": output_hash,
+        **({} if at is None else {"at": at}),
         "layouts": {**before.layouts, **layouts},
         "applied": [*before.applied, *entries],
     }

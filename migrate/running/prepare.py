@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__, formats
-from ..core.diagnostics import Report, fail, listed
+from ..core.diagnostics import Report, fail, listed, plural
+from ..core.templates import collapse
+from ..extra_state.age import States
 from ..formats._ranks import Naming, by_rank, check_names, naming
 from ..planning.compose import Composition, compose
 from ..planning.plan import Plan, document
@@ -19,7 +21,8 @@ from ..planning.walk import Walk
 from ..source.index import Index, Source, specs_hash
 from ..source.pickle.policy import refusal
 from . import history as stamps
-from .rest import held, outgoing, whole
+from .lifted import lift
+from .rest import held, outgoing, values_of, whole
 from .share import origins
 
 if TYPE_CHECKING:
@@ -49,6 +52,8 @@ def walk_for(source: Source, route: Route, folder: bool) -> Walk:
 
 
 def compose_for(source: Source, route: Route, question: Question, walk: Walk, *, programs: bool = False, prove: bool = True) -> Composition:
+    lift(source, route)
+
     def same_bytes(key: str, present: Tensor, made: Tensor) -> bool:
         from .checks import equal
 
@@ -62,7 +67,16 @@ def compose_for(source: Source, route: Route, question: Question, walk: Walk, *,
     report = Report()
     prove = prove and bool(route.legs)
     composition = compose(
-        source.index.tensors, route.legs, question.allow, same_bytes, report, programs=programs, prove=prove, walk=walk, payload=payload
+        source.index.tensors,
+        route.legs,
+        question.allow,
+        same_bytes,
+        report,
+        programs=programs,
+        prove=prove,
+        walk=walk,
+        payload=payload,
+        values=values_of(source.index),
     )
     report.check()
     return composition
@@ -84,7 +98,7 @@ def plan_for(source: Source, question: Question, folder: bool, max_shard_size: i
     if source.format != "memory":
         check_names(source.index, source.path)
     stamp, notes = stamps.read(source.history, index_hash)
-    route = find_route(source.index, side_reader(source), stamp, question)
+    route = find_route(source.index, side_reader(source), stamp, question, states=States(source))
     walk = walk_for(source, route, folder)
     composition = compose_for(source, route, question, walk)
     specs = {key: t.spec for key, t in composition.graph.outputs.items()}
@@ -99,11 +113,16 @@ def plan_for(source: Source, question: Question, folder: bool, max_shard_size: i
     ranks = _naming(was, specs, route, stamp) if folder else None
     # a rule file applied by hand belongs to no lineage: what layouts the stamp named may not hold any more
     before = stamps.Stamp({}, stamp.applied) if question.files else stamp
-    text = stamps.write(before, route.layouts, entries, specs_hash(specs))
+    text = stamps.write(before, route.layouts, entries, specs_hash(specs), question.at)
     written = written_as(source.format, question)
     alone = _left_behind(source, written, folder, question)
     out = outgoing(source, composition, alone=bool(alone) and source.index.outline is not None, drop="drop" in question.allow)
     notes += [*known_notes, *out.notes, *alone, *_ties(source.index, out.rest, written)]
+    gone = [
+        *(["what --allow opaque leaves out"] if source.index.outside else []),
+        *(["what --allow drop leaves out"] if alone else []),
+        *out.lost,
+    ]
     if ranks is not None:
         notes.append("each rank has one file, of any size: --max-shard-size does not apply")
     target = formats.get(written).describe(
@@ -140,6 +159,9 @@ def plan_for(source: Source, question: Question, folder: bool, max_shard_size: i
         warnings=[d.to_json() for d in (*route.warnings, *walk.warnings)],
     )
     body["notes"] += [*walk.notes, *notes]
+    if gone:
+        because = [*body["downgrade"]["because"], *(f"{what} does not come back" for what in gone)]
+        body["downgrade"] = {"exact": False, "because": because}
     body["question"] = question.to_json()
     body["free"] = shutil.disk_usage(os.path.dirname(os.path.abspath(source.path)) or ".").free
     return Plan(
@@ -172,8 +194,12 @@ def _left_behind(source: Source, written: str, folder: bool, question: Question)
         return []
     if lost and "drop" not in question.allow:
         way = "leave them out" if index.outline is None else "write a folder, where they lie beside the weights"
-        fail("M916", f"{why}, not {listed(lost)}", help=f"{way}, or --allow drop")
-    return [f"dropped, because {why}: {listed(lost)}"] * bool(lost)
+        fail("M916", f"{why}, not {_collapsed(lost)}", help=f"{way}, or --allow drop")
+    return [f"dropped, because {why}: {_collapsed(lost)}"] * bool(lost)
+
+
+def _collapsed(keys: Sequence[str]) -> str:
+    return listed([one.text for one in collapse(keys)])
 
 
 def _ties(index: Index, rest: Rest, written: str) -> list[str]:
@@ -184,6 +210,6 @@ def _ties(index: Index, rest: Rest, written: str) -> list[str]:
         if stored.storage is not None:
             shared.setdefault(stored.storage, []).append((stored.spec, stored.offset, stored.strides))
     partly = sum(len(set(views)) for views in shared.values() if len(views) > 1 and len(set(views)) > 1)
-    return [f"{ties} tensors share memory with another one; each is written"] * bool(ties and written != "torch") + [
-        f"{partly} tensors share a part of their memory with another one; each is written apart"
-    ] * bool(partly)
+    return [f"{plural(ties, 'tensor')} {'shares' if ties == 1 else 'share'} memory with another one; each is written"] * bool(
+        ties and written != "torch"
+    ) + [f"{partly} tensors share a part of their memory with another one; each is written apart"] * bool(partly)

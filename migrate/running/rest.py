@@ -13,14 +13,19 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from ..core import view as views
-from ..core.diagnostics import fail, listed, printable
+from ..core.diagnostics import fail, listed, plural, printable
+from ..core.ranks import rank_of
 from ..formats._ranks import by_rank
-from ..formats._torchtree import record
+from ..formats._torchtree import node_of, record
 from ..planning.graph import Tensor, Value, ValueCheck
 from ..planning.names import follow
-from ..source.outline import Outline, Part, records, tree_of
-from ..source.pickle.tree import DictNode, TensorRecord
+from ..planning.values import Values
+from ..source.nesting import nested
+from ..source.outline import Outline, Part, put, records, tree_of
+from ..source.pickle.jsonform import to_json
+from ..source.pickle.tree import Composite, DictNode, TensorRecord
 from ..source.target import Rest
+from .objects import regrouped
 from .ties import Declared, tied
 
 if TYPE_CHECKING:
@@ -37,6 +42,8 @@ class Outgoing:
     outputs: Mapping[str, Tensor]
     checks: tuple[ValueCheck, ...]
     notes: tuple[str, ...]
+    # what of it does not come back on the way back
+    lost: tuple[str, ...] = ()
 
 
 def widened(index: Index) -> Index:
@@ -80,10 +87,13 @@ def outgoing(source: Source, composition: Composition, *, alone: bool = False, d
     checks = _declare(outline, stored)
     first = tied(every, stored)
     notes = [f"dropped with the files of their ranks: {listed(sorted(lost))}"] * bool(lost)
-    parts, names = _parts(outline, composition, notes)
+    gone = ["what --allow drop leaves out"] * bool(lost)
+    parts, names = _parts(outline, composition, notes, gone)
+    if _differ(index.items, len(parts), len(outline.parts)):
+        gone.append("what the ranks without a file hold beside tensors, and rank 0 does not,")
     specs = {key: tensor.spec for key, tensor in carried.items()}
     used = [check for key, check in checks.items() if first.get(key, key) != key or any(f == key for f in first.values())]
-    return Outgoing(Rest(parts, names, specs, first), every, tuple(used), tuple(notes))
+    return Outgoing(Rest(parts, names, specs, first), every, tuple(used), tuple(notes), tuple(gone))
 
 
 def held(index: Index) -> dict[str, Any]:
@@ -124,7 +134,17 @@ def _declare(outline: Outline, stored: dict[str, Any]) -> dict[str, ValueCheck]:
     return checks
 
 
-def _parts(outline: Outline, composition: Composition, notes: list[str]) -> tuple[tuple[Part, ...], dict[int, str]]:
+def _differ(items: Mapping[str, Any], kept: int, ranks: int) -> bool:
+    """Whether a rank from `kept` on holds other values than rank 0."""
+    held: dict[int, dict[str, str]] = {}
+    for path, value in items.items() if kept < ranks else ():
+        held.setdefault(rank_of(path) or 0, {})[path.rpartition("@")[0]] = repr(value)
+    return any(held.get(rank, {}) != held.get(0, {}) for rank in range(kept, ranks))
+
+
+def _parts(
+    outline: Outline, composition: Composition, notes: list[str], gone: list[str]
+) -> tuple[tuple[Part, ...], dict[int, str]]:  # fmt: skip
     """The trees of the output, and the key of each tensor in them."""
     outputs = composition.graph.outputs
     ranks = by_rank(outputs)
@@ -133,20 +153,50 @@ def _parts(outline: Outline, composition: Composition, notes: list[str]) -> tupl
     made: list[Part] = []
     bounds = [bound for leg, bound in composition.legs if bound.made]
     for rank, keys in enumerate(ranks):
-        part = outline.parts[min(rank, len(outline.parts) - 1)]
+        here = min(rank, len(outline.parts) - 1)
+        part = outline.parts[here]
         old = part.table
         if old is None:
             if keys:
                 fail("M945", "rules make tensors, and the checkpoint has no dict of tensors to put them into")
             made.append(part)
             continue
-        table, own = _table(old, keys, outputs, rank if several else None, bounds, notes)
+        called: dict[str, list[str]] = {}
+        for name, was in composition.values.names.items() if composition.values is not None else ():
+            if not several or (rank_of(name) or 0) == here:
+                called.setdefault(_short(was, several), []).append(_short(name, several))
+        table, own = _table(old, keys, outputs, rank if several else None, bounds, notes, gone, called)
         names.update(own)
-        made.append(Part(_put(part.root, old, table), part.at))
+        made.append(Part(put(part.root, old, nested(table, part.nests)), part.at, part.nests))
     if len(outline.parts) > len(made):
         left = len(outline.parts) - len(made)
-        notes.append(f"{left} ranks have no file any more; what they held beside tensors is that of rank 0")
+        notes.append(f"no file any more for {plural(left, 'rank')}; what they held beside tensors is that of rank 0")
     return tuple(made), names
+
+
+def values_of(index: Index) -> Values:
+    """The values that are no tensors among those that rules work on."""
+    if index.outline is None:
+        return Values({key: key for key in index.items}, False, lambda name: repr(index.items[name]))
+    several = len(index.outline.parts) > 1
+    held: dict[str, Any] = {}
+    for rank, part in enumerate(index.outline.parts):
+        for key, value in part.table.pairs if part.table is not None else ():
+            if type(key) is str and type(value) not in (TensorRecord, Composite):
+                held[f"{key}@{rank}" if several else key] = value
+    texts: dict[int, str] = {}
+
+    def told(name: Any) -> str:
+        # one value can stand under many names
+        if id(held[name]) not in texts:
+            texts[id(held[name])] = repr(to_json(node_of(held[name])))
+        return texts[id(held[name])]
+
+    return Values({name: name for name in held}, several, told)
+
+
+def _short(name: str, several: bool) -> str:
+    return name.rpartition("@")[0] if several else name
 
 
 def _lost(outline: Outline, ranks: int, drop: bool) -> set[str]:
@@ -169,19 +219,27 @@ def _table(
     rank: int | None,
     bounds: Sequence[Bound],
     notes: list[str],
+    gone: list[str],
+    called: Mapping[str, Sequence[str]],
 ) -> tuple[DictNode, dict[int, str]]:
-    """The dict that rules work on with the outputs in it, and their keys by identity."""
+    """The dict that rules work on with the outputs in it, and their keys by identity. `called`: what its values are called now."""
     places: dict[str, int] = {}
     leaves: dict[str, TensorRecord] = {}
+    objects: dict[str, tuple[Composite, str]] = {}
     others: list[tuple[float, Any, Any]] = []
     for number, (key, value) in enumerate(old.pairs):
-        if type(value) is TensorRecord:
-            for name in (key,) if rank is None else (f"{key}@{rank}", key):
-                places.setdefault(name, number)
-                leaves.setdefault(name, value)
+        if type(value) is TensorRecord or type(value) is Composite:
+            held = [(key, value)] if isinstance(value, TensorRecord) else value.keys(key)
+            for nth, (base, leaf) in enumerate(held):
+                for name in (base,) if rank is None else (f"{base}@{rank}", base):
+                    places.setdefault(name, number)
+                    leaves.setdefault(name, leaf)
+                    if isinstance(value, Composite):
+                        objects.setdefault(name, (value, value.components[nth][0]))
         else:
             others.append((number, key, value))
     entries: list[tuple[float, Any, Any]] = []
+    made_of: dict[str, list[tuple[Composite, str]]] = {}
     names: dict[int, str] = {}
     for key, short in keys:
         sources = _sources(outputs[key])
@@ -190,16 +248,14 @@ def _table(
         leaf = record(outputs[key].spec, like)
         names[id(leaf)] = key
         entries.append((min((places[s] for s in sources if s in places), default=inf), short, leaf))
-    modules = {key.rpartition(".")[0] for _, key, _ in others if type(key) is str and "." in key}
-    moved = _follow(bounds, modules)
-    taken = {short for _, short in keys}
-    for at, key, value in others:
-        before, dot, last = key.rpartition(".") if type(key) is str else ("", "", key)
-        there = moved.get(before, before) if dot else ""
-        name = f"{there}.{last}" if there else last if dot and there == "" else key
-        entries.append((at, key if name in taken or there is None else name, value))
+        if objects and sources and all(s in objects for s in sources):
+            made_of[short] = [objects[s] for s in sources]
+    entries = regrouped(entries, made_of, notes)
+    entries += [(at, name, value) for at, key, value in others for name in (called.get(key, ()) if type(key) is str else (key,))]
     entries.sort(key=lambda entry: entry[0])
-    return DictNode(old.kind, tuple((key, value) for _, key, value in entries), old.node, _attributes(old.attributes, bounds, notes)), names
+    return DictNode(
+        old.kind, tuple((key, value) for _, key, value in entries), old.node, _attributes(old.attributes, bounds, notes, gone)
+    ), names
 
 
 def _alike(found: Sequence[TensorRecord], count: int) -> TensorRecord | None:
@@ -228,48 +284,46 @@ def _sources(tensor: Tensor) -> Sequence[str]:
     return list(out)
 
 
-def _follow(bounds: Sequence[Bound], modules: Iterable[str]) -> dict[str, str | None]:
-    """Where modules are after all edges; None where they part on the way."""
-    out: dict[str, str | None] = {name: name for name in modules}
+def _follow(bounds: Sequence[Bound], modules: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Where modules are after all edges: several names where they part on the way, none where nothing of them is left."""
+    out: dict[str, tuple[str, ...]] = {name: (name,) for name in modules}
     for bound in bounds if out else ():
-        step = follow(bound, {name for name in out.values() if name is not None})
-        out = {name: None if now is None else step[now] for name, now in out.items()}
+        step = follow(bound, {name for names in out.values() for name in names})
+        out = {name: tuple(dict.fromkeys(there for now in names for there in step[now])) for name, names in out.items()}
     return out
 
 
-def _attributes(attributes: Any, bounds: Sequence[Bound], notes: list[str]) -> Any:
-    """The attributes of a state dict, with the names in `_metadata` (module -> version) as the modules are called now."""
+def _attributes(attributes: Any, bounds: Sequence[Bound], notes: list[str], gone: list[str]) -> Any:
+    """The attributes of a state dict, with the names in `_metadata` (module -> version) as the modules are called now.
+
+    A module that came apart has its version in each place; one that was put together has it where all parts agree.
+    """
     found = attributes.get("_metadata") if type(attributes) is DictNode else None
     if type(found) is not DictNode or not bounds:
         return attributes
     moved = _follow(bounds, [key for key, _ in found.pairs if type(key) is str])
     pairs: dict[Any, Any] = {}
-    parted = []
+    spelled: dict[Any, str] = {}
+    texts: dict[int, str] = {}
+    unlike: dict[str, None] = {}
+    left = [key for key, names in moved.items() if not names]
     for key, value in found.pairs:
-        there = moved.get(key, key) if type(key) is str else key
-        if there is None:
-            parted.append(key)
-        else:
+        for there in moved[key] if type(key) is str else (key,):
+            # one value can stand under many names
+            if id(value) not in texts:
+                texts[id(value)] = repr(to_json(node_of(value)))
+            text = texts[id(value)]
+            if spelled.setdefault(there, text) != text:
+                unlike[there] = None
             pairs.setdefault(there, value)
-    if parted:
-        notes.append(f"`_metadata`: {len(parted)} modules have no single place any more and are left out: {listed(parted, 4)}")
+    for there in unlike:
+        del pairs[there]
+    if left:
+        notes.append(f"`_metadata`: {plural(len(left), 'module')} without tensors, left out: {listed(left, 4)}")
+    if unlike:
+        gone.append("the `_metadata` of modules with different versions")
+        notes.append(f"`_metadata`: {plural(len(unlike), 'module')} made of such with other versions, left out: {listed(list(unlike), 4)}")
     made = DictNode(found.kind, tuple(pairs.items()), found.node, found.attributes)
     return DictNode(
         attributes.kind, tuple((k, made if v is found else v) for k, v in attributes.pairs), attributes.node, attributes.attributes
     )
-
-
-def _put(root: Any, old: DictNode, new: DictNode) -> Any:
-    """The tree with one dict in place of another, wherever it stands."""
-    made: dict[int, Any] = {id(old): new}
-
-    def visit(node: Any) -> Any:
-        if type(node) is not DictNode:
-            return node
-        if id(node) not in made:
-            pairs = tuple((key, visit(value)) for key, value in node.pairs)
-            same = all(a[1] is b[1] for a, b in zip(pairs, node.pairs, strict=True))
-            made[id(node)] = node if same else DictNode(node.kind, pairs, node.node, node.attributes)
-        return made[id(node)]
-
-    return visit(root)

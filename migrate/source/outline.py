@@ -9,14 +9,16 @@ nothing else in its file looks like a state dict.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..core.diagnostics import fail, listed, printable
+from ..core.diagnostics import fail, listed, plural, printable
 from .index import Stored
+from .nesting import Nest, flattened, leaves_of
+from .pickle.encodings import Encoding, settled
 from .pickle.nodes import Set
-from .pickle.tree import DictNode, ListNode, LocalShard, Opaque, TensorRecord, inside, segment
+from .pickle.tree import Composite, DictNode, ListNode, LocalShard, Opaque, TensorRecord, holders, inside, joined, segment
 
 # where training scripts and their frameworks put the weights
 USUAL = ("state_dict", "model", "model_state_dict", "module", "net", "weights")
@@ -28,10 +30,14 @@ _AT_HELP = "say which one: `--at {}`"
 
 
 class Part(NamedTuple):
-    """What one file, or the files of one rank, hold: the tree, and the path of the dict that rules work on; None without one."""
+    """What one file, or the files of one rank, hold: the tree, and the path of the dict that rules work on; None without one.
+
+    `nests` are the dicts whose entries stand in that one for as long as rules work on it (`nesting`).
+    """
 
     root: Any
     at: tuple[str, ...] | None
+    nests: tuple[Nest, ...] = ()
 
     @property
     def table(self) -> DictNode | None:
@@ -54,12 +60,83 @@ class Outline:
     ties: Mapping[str, str]
 
 
+def encodings(outline: Outline | None) -> dict[str, Encoding]:
+    """What the tensors are that are objects, by the path of each, with its rank where there are several.
+
+    Those of one part are read together, see `encodings.settled`.
+    """
+    found: dict[str, Encoding] = {}
+    parts = () if outline is None else outline.parts
+    for rank, part in enumerate(parts):
+        inside_table = len(part.at or ())
+        mark = f"@{rank}" if len(parts) > 1 else ""
+        own: dict[str, Encoding] = {}
+        for path, value in objects_of(part.root):
+            below = path[inside_table:] if part.at is not None and path[:inside_table] == part.at else path
+            own[".".join(below) + mark] = value.encoding
+        found.update(settled(own))
+    return found
+
+
 def at_path(root: Any, path: tuple[str, ...]) -> DictNode | None:
     """The dict at a path of text keys; None if there is none."""
     here = root
     for part in path:
         here = here.get(part) if type(here) is DictNode else None
     return here if type(here) is DictNode else None
+
+
+def flat(part: Part, label: str) -> Part:
+    """The part with a flat dict in place of the nested one that rules work on; as it is where that is flat. M945 if it cannot be."""
+    table = part.table
+    if table is None or _flat(table) or not _workable(table):
+        return part
+    made, nests = flattened(table, label)
+    return part._replace(root=put(part.root, table, made), nests=nests)
+
+
+def put(root: Any, old: DictNode, new: DictNode) -> Any:
+    """The tree with one dict in place of another, wherever it stands."""
+    made: dict[int, Any] = {id(old): new}
+
+    def visit(node: Any) -> Any:
+        if type(node) is not DictNode:
+            return node
+        if id(node) not in made:
+            pairs = tuple((key, visit(value)) for key, value in node.pairs)
+            same = all(a[1] is b[1] for a, b in zip(pairs, node.pairs, strict=True))
+            made[id(node)] = node if same else DictNode(node.kind, pairs, node.node, node.attributes)
+        return made[id(node)]
+
+    return visit(root)
+
+
+def tensors_of(table: DictNode | None) -> list[tuple[str, TensorRecord]]:
+    """The tensors of a dict by the keys that rules see, in order: of an object made of tensors, each under its own attribute's name."""
+    if table is None:
+        return []
+    held: list[tuple[str, TensorRecord]] = []
+    for key, value in table.pairs:
+        kind = type(value)
+        if kind is TensorRecord:
+            held.append((key, value))
+        elif kind is Composite:
+            held += value.keys(key)
+    return held
+
+
+def objects_of(root: Any) -> Iterator[tuple[tuple[str, ...], Composite]]:
+    """(path, object) of the tensors that are objects made of tensors, each place once."""
+    seen: set[int] = set()
+    stack: list[tuple[Any, tuple[str, ...]]] = [(root, ())]
+    while stack:
+        node, path = stack.pop()
+        kind = type(node)
+        if kind is Composite:
+            yield path, node
+        elif (kind is DictNode or kind is ListNode) and id(node) not in seen:
+            seen.add(id(node))
+            stack += [(child, (*path, segment(key))) for key, child in reversed(inside(node)) if type(child) in _HOLDING]
 
 
 def choose(  # noqa: RET503 - what fails does not return
@@ -72,19 +149,30 @@ def choose(  # noqa: RET503 - what fails does not return
     found = _candidates(root)
     if at is not None:
         path = _given(root, at)
-        if path is None or (found and path not in found and not _flat(at_path(root, path))):
+        if path is None or (found and path not in found and not _workable(at_path(root, path))):
             held = f"there is {listed([_shown(p) for p in found], 8)}" if found else "the file has no dict of tensors by name"
-            what = f"{label}: no flat dict of tensors is at `{printable(at)}`"
+            what = f"{label}: no dict of tensors by name is at `{printable(at)}`"
             fail("M945", what, notes=(held,), help="leave `--at` out, or name one of these")
         return path
+    usual: list[tuple[str, ...]] = [path for path in found if len(path) == 1 and path[0] in USUAL]
+    homes = usual or [path for path in dict.fromkeys(path[:1] for path in found) if path and path[0] in USUAL]
+    if len(homes) == 1 and _workable(at_path(root, homes[0])):
+        return homes[0]
     if len(found) <= 1:
         return next(iter(found), None)
-    usual = [path for path in found if len(path) == 1 and path[0] in USUAL]
-    if len(usual) == 1:
-        return usual[0]
-    notes = tuple(f"{_shown(path)}: {found[path]} tensors" for path in list(found)[:12])
-    raise_help = _AT_HELP.format(_shown(next(iter(found))))
+    notes = tuple(f"{_shown(path)}: {plural(found[path], 'tensor')}" for path in list(found)[:12])
+    if _workable(at_path(root, ())):
+        notes += ("`--at .` takes them all, with their keys joined by dots",)
+    raise_help = _AT_HELP.format(_shown(max(found, key=found.__getitem__)))
     fail("M945", f"{label}: {len(found)} dicts of tensors, and rules work on one", notes=notes, help=raise_help)
+
+
+def _workable(node: DictNode | None) -> bool:
+    """Whether rules can work on this dict: flat, or made of dicts in which all its tensors have names."""
+    if _flat(node):
+        return True
+    held = leaves_of(node)
+    return held is not None and _flat(DictNode("dict", tuple((str(number), value) for number, value in enumerate(held)), None))
 
 
 def _given(root: Any, at: str) -> tuple[str, ...] | None:
@@ -114,14 +202,15 @@ def _candidates(root: Any) -> dict[tuple[str, ...], int]:
     """The paths of flat dicts of tensors with how many they hold, none of them in the state of an optimizer; one dict counts once."""
     out: dict[tuple[str, ...], int] = {}
     seen: set[int] = set()
+    holding = holders(root, _TENSORS)
     stack: list[tuple[Any, tuple[str, ...]]] = [(root, ())]
     while stack:
         node, path = stack.pop()
         if type(node) is not DictNode or id(node) in seen:
             continue
         seen.add(id(node))
-        if _flat(node):
-            out[path] = sum(type(value) is TensorRecord for _, value in node.pairs)
+        if _flat(node, holding):
+            out[path] = sum(type(value) is TensorRecord or type(value) is Composite for _, value in node.pairs)
             continue
         stack += [
             (value, (*path, key)) for key, value in reversed(node.pairs) if type(key) is str and "optim" not in key.lower()
@@ -129,21 +218,21 @@ def _candidates(root: Any) -> dict[tuple[str, ...], int]:
     return out
 
 
-def _flat(node: DictNode | None) -> bool:
-    """Whether the dict has text keys alone, a tensor, and no tensors below its other values."""
+def _flat(node: DictNode | None, holding: Container[int] | None = None) -> bool:
+    """Whether the dict has text keys alone, a tensor, and no tensors below its other values; `holding` are what has some below it."""
     if node is None:
         return False
     tensors = False
-    others = []
+    holding = holders(node, _TENSORS) if holding is None else holding
     for key, value in node.pairs:
         if type(key) is not str:
             return False
         kind = type(value)
-        if kind is TensorRecord:
+        if kind is TensorRecord or kind is Composite:
             tensors = True
-        elif kind is DictNode or kind is ListNode:
-            others.append(value)
-    return tensors and not any(True for _ in records(others))
+        elif (kind is DictNode or kind is ListNode) and id(value) in holding:
+            return False
+    return tensors
 
 
 def records(roots: list[Any]) -> Iterator[TensorRecord]:
@@ -161,7 +250,8 @@ def records(roots: list[Any]) -> Iterator[TensorRecord]:
         stack += [child for _, child in reversed(inside(node)) if type(child) in _HOLDING]
 
 
-_HOLDING = frozenset({TensorRecord, DictNode, ListNode, LocalShard})
+_TENSORS = frozenset({TensorRecord, Composite, LocalShard})
+_HOLDING = frozenset({TensorRecord, Composite, DictNode, ListNode, LocalShard})
 
 
 class Leaf(NamedTuple):
@@ -182,11 +272,12 @@ def leaves(root: Any, stop: DictNode | None, most: int = 1_000_000) -> Iterator[
     count = 0
     while stack and count < most:
         node, path = stack.pop()
-        held = inside(node) if type(node) in (DictNode, ListNode) else []
+        held: list[tuple[Any, Any]] = []
         if type(node) in (DictNode, ListNode):
             if id(node) in seen:
                 continue
             seen.add(id(node))
+            held = inside(node)
         if not held:
             count += 1
             yield Leaf(path, node)
@@ -209,7 +300,10 @@ def pruned(root: Any, unfit: Mapping[int, str]) -> tuple[Any, list[str]]:
         kind = type(node)
         if id(node) in made:
             return made[id(node)]
-        if kind is DictNode:
+        if kind is Opaque or id(node) in unfit:
+            bad[id(node)] = True
+            made[id(node)] = node
+        elif kind is DictNode:
             pairs = []
             for key, value in node.pairs:
                 # a key may hold what is unfit as well, and would be written again
@@ -217,7 +311,7 @@ def pruned(root: Any, unfit: Mapping[int, str]) -> tuple[Any, list[str]]:
                     visit(key, path)
                 new = visit(value, (*path, segment(key)))
                 if bad.get(id(value)) or bad.get(id(key)):
-                    gone.append(".".join((*path, segment(key))))
+                    gone.append(joined((*path, key), 300))
                 else:
                     pairs.append((key, new))
             attributes = None if node.attributes is None else visit(node.attributes, (*path, ".state"))
@@ -232,7 +326,6 @@ def pruned(root: Any, unfit: Mapping[int, str]) -> tuple[Any, list[str]]:
             same = all(a is b for a, b in zip(items, node.items, strict=True))
             made[id(node)] = node if same else ListNode(node.kind, tuple(items), node.node)
         else:
-            bad[id(node)] = id(node) in unfit or kind is Opaque
             made[id(node)] = node
         return made[id(node)]
 

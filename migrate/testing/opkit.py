@@ -167,7 +167,10 @@ def check_description(name: str) -> None:
     hints = typing.get_type_hints(op.Args, include_extras=True)
     for field in fields(op.Args):
         _require(bool(field.metadata.get("doc", "").strip()), f"{name}: argument {field.name} has no description")
-        marked = hints[field.name] is bool or any(isinstance(m, Written) for m in _metadata(hints[field.name]))
+        hint = hints[field.name]
+        # a choice is written as one of its words
+        choice = typing.get_origin(hint) is typing.Literal
+        marked = hint is bool or choice or any(isinstance(m, Written) for m in _metadata(hint))
         _require(marked, f"{name}: argument {field.name} is annotated {hints[field.name]}, which does not say how it is written")
     needed = {f.metadata.get("alias", f.name) for f in fields(op.Args) if f.default is MISSING and f.default_factory is MISSING}
     samples = list(op.samples())

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import hostile_archives
 import hostile_dcp
+import hostile_items
 import hostile_legacy
 import hostile_rules
 import hostile_safetensors
@@ -94,7 +95,8 @@ def _attacks() -> list[Attack]:
         Attack(f"legacy-{name}", rows, "legacy", live, _file("m.bin", make), carried=carried)
         for name, rows, live, make, carried in hostile_legacy.FILES
     ]
-    out += [Attack(f"safetensors-{name}", rows, "safetensors", False, build) for name, rows, build in hostile_safetensors.FOLDERS]
+    folders = (*hostile_safetensors.FOLDERS, *hostile_items.FOLDERS)
+    out += [Attack(f"safetensors-{name}", rows, "safetensors", False, build) for name, rows, build in folders]
     out += [Attack(f"dcp-{name}", rows, "dcp", live, build) for name, rows, live, build in hostile_dcp.FOLDERS]
     out += [Attack(f"rules-{name}", rows, "rules", live, build, exit=2) for name, rows, live, build in hostile_rules.FILES]
     return out

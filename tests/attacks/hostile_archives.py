@@ -17,8 +17,11 @@ Row = tuple[str, str, bool, Callable[[str], bytes]]
 ARCHIVES: list[Row] = []
 # a checksum of a tensor is compared when the tensor is read
 LATE = {"bad-crc", "crc-of-the-tensor-wrong"}
+# what the decoders know and only the format refuses: it has no key
+DECODED = {"storage-as-a-value", "tensor-as-a-key", "tensor-in-a-tuple-as-a-key"}
 # sound archives with a value that nobody knows
 CARRIED = {
+    "call-in-a-dict-in-a-called-set", "storage-as-a-value", "tensor-as-a-key", "tensor-in-a-tuple-as-a-key",
     "hidden-in-a-storage", "module", "meta-tensor", "sparse-outside", "wrapper-of-any-function", "nested-tensor", "bad-crc",
     "storage-of-a-foreign-type", "persistent-id-of-no-storage", "persistent-id-too-short", "persistent-id-of-another-kind",
     "tensor-without-arguments", "tensor-of-a-called-storage",
@@ -166,6 +169,7 @@ tensor("offset-a-float", "T1", offset=0.0)
 tensor("view-outside", "T1", shape=(2, 2), strides=(3, 2))
 tensor("four-terabytes-of-one-element", "T1", shape=(2**40,), strides=(0,))
 tensor("unknown-byteorder", "T5", byteorder=b"middle")
+tensor("big-endian", "T5", byteorder=b"big")
 tensor("byteorder-of-a-megabyte", "T5", byteorder=b"little" * 200_000)
 
 
@@ -193,6 +197,42 @@ whole("persistent-id-of-another-kind", "T1", o.value(("module", o.found("posix",
 whole("tensor-without-arguments", "T1", o.call(o.found("torch._utils", "_rebuild_tensor_v2")))
 whole("tensor-of-no-storage", "T1", o.tensor(o.value("storage")))
 whole("tensor-of-a-called-storage", "T1 P1", o.tensor(o.call(o.found("torch", "FloatStorage"), 2**40)))
+
+whole("storage-as-a-value", "T1", o.storage())
+whole("tensor-as-a-key", "T1", pairs(o.tensor(), 1))
+whole("tensor-in-a-tuple-as-a-key", "T1", pairs((1, o.tensor()), 1))
+
+
+def overlapping() -> bytes:
+    """Each tensor begins one element after the one before: 800 kB that would be written as 2.4 GB."""
+    held = o.storage(numel=200_000)
+    views = {f"v{i}": o.tensor(held, shape=(200_000 - i,), offset=i) for i in range(3000)}
+    return archive(data_pkl(o.stream(o.value(views)), {"0": bytes(800_000)}))
+
+
+dead("three-thousand-views-of-one-storage", "T1 P8", overlapping)
+
+# P1: calls in corners of values that are known
+
+
+def numpy_dtype(canary: str) -> bytes:
+    """A dtype whose flags are a call: nobody needs them, but whoever writes the value again as it stands writes the call."""
+    made = o.call(o.found("numpy", "dtype"), "f4", False, True)
+    return made + o.value((3, "<", None, None, None, -1, -1, touch(canary))) + o.BUILD
+
+
+def numpy_array(canary: str) -> bytes:
+    begun = o.call(o.found("numpy._core.multiarray", "_reconstruct"), o.found("numpy", "ndarray"), (0,), bytearray(b"b"))
+    return begun + o.value((1, (2,), numpy_dtype(canary), False, bytearray(8))) + o.BUILD
+
+
+def planted(body: bytes) -> bytes:
+    return archive(data_pkl(o.stream(o.value({"w": o.tensor(), "x": body}))))
+
+
+live("call-in-a-numpy-dtype", "P1", lambda c: planted(numpy_dtype(c)))
+live("call-in-the-dtype-of-an-array", "P1", lambda c: planted(numpy_array(c)))
+live("call-in-a-dict-in-a-called-set", "P1", lambda c: planted(o.call(o.found("builtins", "set"), [pairs("a", touch(c))])))
 
 # T2: what is no plain tensor
 

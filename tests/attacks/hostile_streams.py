@@ -205,6 +205,10 @@ dead("key-that-is-a-list", "P6", lambda c: o.EMPTY_DICT + value([]) + value(1) +
 dead("key-that-is-a-call", "P6", lambda c: o.EMPTY_DICT + touch(c) + value(1) + o.SETITEM, machine="either")
 dead("keys-without-a-value", "P6", lambda c: o.EMPTY_DICT + o.MARK + value("a") + o.SETITEMS)
 
+METHOD = call(found("builtins", "getattr"), found("transformer_engine.pytorch.tensor.float8_tensor", "Float8Tensor"), "_make_in_reduce_ex")
+dead("items-of-a-method", "P4 P5", lambda c: METHOD + touch(c) + o.APPEND + o.EMPTY_TUPLE + o.REDUCE)
+dead("pairs-of-a-method", "P4 P5", lambda c: METHOD + value("a") + touch(c) + o.SETITEM + o.EMPTY_TUPLE + o.REDUCE)
+
 # P7: more or less than one pickle
 
 live("bytes-after-the-end", "P7", lambda c: o.stream(touch(c)) + b"\0", whole=True, machine="refuse")

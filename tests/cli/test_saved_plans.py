@@ -11,6 +11,10 @@ from pathlib import Path
 import pytest
 from commandline import DATA, contents, done, environment, mixtral, rules, run, safetensors
 
+LOSSY = (
+    'id: demo/2/x\ntitle: x\nlineage: demo\nedge: ["1", "2"]\n'
+    "rules: [{name: r, from: 'a.{i:int}', to: 'b.{i}', via: [{cast: {to: bfloat16}}]}]\n"
+)
 RULE = "params: {n: {type: int, default: 2}}\nrules: [{name: r, from: 'a.{i:int}', to: a, via: [{stack: {over: i, count: $n}}]}]\n"
 
 
@@ -247,3 +251,10 @@ def test_the_planned_memory_is_about_what_the_run_takes(tmp_path: Path, via: str
     taken = int(child.stdout.splitlines()[-1])
     if taken:
         assert taken / 2 < planned < taken * 2
+
+
+def test_a_plan_with_losses_runs_as_it_was_reviewed(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lossy.yaml").write_text(LOSSY)
+    monkeypatch.chdir(tmp_path)
+    done("plan", source, "--rules", "lossy.yaml", "--allow", "lossy", "-o", "plan.json")
+    done("apply", "plan.json", "-o", "new.safetensors")

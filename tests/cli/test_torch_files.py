@@ -113,3 +113,26 @@ def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
             assert shell(*arguments, out, "--resume").exit == 0
         assert out.read_bytes() == (tmp_path / "wanted.pt").read_bytes()
         assert not partial(out).exists()
+
+
+def test_what_to_run_next_names_the_dict_that_was_asked_for(tmp_path: Path, rule: Path) -> None:
+    weights = {"a.weight": torch.ones(2), "a.bias": torch.ones(1)}
+    torch.save({"model": weights, "my ema": dict(weights)}, tmp_path / "in.pt")
+    told = done("apply", tmp_path / "in.pt", "-o", tmp_path / "out.pt", "--rules", rule, "--at", "my ema").err
+    assert told.rstrip().endswith("--at 'my ema'")
+    failed = run("downgrade", tmp_path / "out.pt", "-o", tmp_path / "back.pt")
+    assert "it is that of the dict at `my ema`, which --at names" in failed.err
+
+
+def test_values_are_shown_as_people_write_them(tmp_path: Path) -> None:
+    held = {"w": torch.ones(1), "dtype": torch.float16, "device": torch.device("cuda", 1), "raw": b"abcd", "none": (), "empty": {}}
+    torch.save({**held, "text": "é"}, tmp_path / "in.pt")
+    out = done("inspect", tmp_path / "in.pt").out
+    for line in ("dtype = torch.float16", 'device = torch.device("cuda", 1)', "raw = bytes, 4 B", "none = ()", "empty = {}"):
+        assert f"  {line}\n" in f"{out}\n"
+
+
+def test_lint_looks_at_the_dict_that_is_named(tmp_path: Path, rule: Path) -> None:
+    torch.save({"one": {"a.weight": torch.ones(2), "a.bias": torch.ones(1)}, "two": {"b.x": torch.ones(1)}}, tmp_path / "in.pt")
+    assert "M945" in run("lint", rule, "--index", tmp_path / "in.pt").err
+    assert "M945" not in run("lint", rule, "--index", tmp_path / "in.pt", "--at", "one").err

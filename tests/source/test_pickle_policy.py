@@ -14,7 +14,7 @@ from torch_streams import decoded, dense, reduce, storage, tree
 from migrate.core.errors import CheckpointError
 from migrate.source.pickle import limits, machine, policy
 from migrate.source.pickle.decoding import FREE_EXPANSION
-from migrate.source.pickle.nodes import Call, Dict, Global
+from migrate.source.pickle.nodes import METHOD, Call, Dict, Global
 from migrate.source.pickle.tree import Opaque
 
 
@@ -117,9 +117,10 @@ def test_a_module_on_the_list_allows_nothing_else_of_it(name: tuple[str, str], h
 def test_every_entry_of_the_list_is_an_exact_pair_of_plain_names() -> None:
     for module, name, how, arity in policy.DECODERS:
         assert all(part.isidentifier() for part in module.split("."))
-        assert name.isidentifier()
+        # one class method is read as a name of its own
+        assert name.removesuffix(f".{METHOD}").isidentifier()
         assert how in ("reduce", "newobj")
-        assert 0 <= arity <= 8
+        assert 0 <= arity <= 14
 
 
 def codes_of(root: Any) -> set[str]:
@@ -167,7 +168,7 @@ def test_expanded_tensors_are_read_until_they_are_a_bomb() -> None:
     with pytest.raises(CheckpointError, match=r"M914.*the largest is mask"):
         policy.decode(Dict([("w", dense()), ("mask", dense(storage("1", 1), 0, (most + 25,), (0,)))]), "x")
     # many that are each allowed
-    each = [dense(storage(numel=1), 0, (most // 4,), (0,)) for _ in range(5)]
+    each = [dense(storage(numel=1), 0, (most // 4 + i,), (0,)) for i in range(5)]
     with pytest.raises(CheckpointError, match="M914"):
         policy.decode(each, "x")
     overlapping = dense(storage(numel=10**5), 0, (10**5 - 10**4, 10**4), (1, 1))

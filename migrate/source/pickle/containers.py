@@ -11,7 +11,7 @@ from .tree import Buffer, DictNode, ListNode
 
 _BUILTINS = ("builtins",)
 _LATIN1 = ("latin1", "latin-1")
-_FACTORIES = ("list", "dict", "set", "tuple", "int", "float", "str", "bool")
+FACTORIES = ("list", "dict", "set", "tuple", "int", "float", "str", "bool")
 
 
 def flat(pairs: list[tuple[Any, Any]] | None) -> list[Any]:
@@ -37,7 +37,7 @@ def _ordered(call: Call, parts: list[Any], _: Decoding) -> DictNode:
 
 def _defaultdict(call: Call, parts: list[Any], _: Decoding) -> DictNode:
     factory = call.arguments[0] if call.arguments else None
-    named = isinstance(factory, Global) and factory.module == "builtins" and factory.name in _FACTORIES
+    named = isinstance(factory, Global) and factory.module == "builtins" and factory.name in FACTORIES
     if call.items or parts[-1] is not None or not (factory is None or named or is_global(factory, ("collections", "OrderedDict"))):
         raise ForeignError(f"a collections.defaultdict that calls {kind_of(factory)}")
     return DictNode("defaultdict", paired(parts, len(call.pairs or ())), call)

@@ -14,13 +14,16 @@ from ...core.diagnostics import printable
 from .findings import Findings
 from .keys import kind_of
 from .nodes import ABSENT, Call, Global, Persistent
-from .tree import ITEMSIZE, Opaque, Storage
+from .tree import ITEMSIZE, Opaque, Storage, TensorRecord, dotted, walk
 
 LARGEST = 2**63 - 1
 MOST_DIMENSIONS = 64
 # What tensors may have in elements that share their bytes (by `expand`, or by overlapping strides): four times the
 # storages, and a GiB that small masks may take in any case.
 EXPANSION, FREE_EXPANSION = 4, 1 << 30
+
+# A list in a stream costs its bytes once, however many objects refer to it.
+MOST_SHARED = 2_000_000
 
 TYPED = {
     "FloatStorage": "float32", "DoubleStorage": "float64", "HalfStorage": "float16", "BFloat16Storage": "bfloat16",
@@ -59,13 +62,13 @@ class Geometry(NamedTuple):
 
 
 class Decoding:
-    """The state of reading one stream: storages by key, what was expanded, problems.
+    """The state of reading one stream: storages by key, how much of them tensors view, problems.
 
     `here` is set by the walk and says where it stands, for messages. `records` are the bytes of each storage in the container, None
     where the container does not say so beforehand.
     """
 
-    __slots__ = ("_classes", "_geometries", "expanded", "here", "hooks", "kept", "largest", "problems", "records", "storages")
+    __slots__ = ("_classes", "_geometries", "here", "hooks", "kept", "problems", "records", "spent", "storages", "viewed")
 
     def __init__(self, name: str, records: Any = None) -> None:
         self.records = records
@@ -76,7 +79,9 @@ class Decoding:
         self.kept: list[Any] = []
         # the name of collections.OrderedDict in this stream
         self.hooks: Global | None = None
-        self.expanded, self.largest = 0, (0, "")
+        # the bytes of all tensors, those that share them counted for each
+        self.viewed = 0
+        self.spent = 0
         self._geometries: dict[tuple[Any, ...], Geometry] = {}
         # of a storage's class, the dtype and its size
         self._classes: dict[Global, tuple[str | None, int]] = {}
@@ -148,7 +153,7 @@ class Decoding:
         return found
 
     def check_view(self, storage: Storage, dtype: str, offset: Any, geometry: Geometry) -> None:
-        """ContradictionError unless the view lies inside its storage; adds up the elements that share bytes."""
+        """ContradictionError unless the view lies inside its storage; adds up what tensors view."""
         if type(offset) is not int or not 0 <= offset <= LARGEST:
             raise ContradictionError(f"a tensor that begins at element {_number(offset)} of its storage")
         itemsize = ITEMSIZE[dtype]
@@ -158,22 +163,36 @@ class Decoding:
             raise ContradictionError(
                 f"a tensor that reaches to element {offset + geometry.last:,} of storage {storage.key}, which has {held:,} of {dtype}"
             )
-        shared = (geometry.numel - geometry.last - 1) * itemsize
-        if shared > 0:
-            self.expanded += shared
-            if shared > self.largest[0]:
-                self.largest = (shared, self.here())
+        self.viewed += geometry.numel * itemsize
 
-    def check_expansion(self) -> None:
-        """Adds a problem when tensors expand their storages beyond what any model does."""
-        if self.expanded <= FREE_EXPANSION:
+    def spend(self, steps: int) -> None:
+        """Counts what one value looks through that others may share with it; ContradictionError past what any model has."""
+        self.spent += steps
+        if self.spent > MOST_SHARED:
+            raise ContradictionError(f"grouped tensors with more than {MOST_SHARED:,} members in all")
+
+    def check_expansion(self, tree: Any) -> None:
+        """Adds a problem when the tensors of the tree repeat the bytes of their storages beyond what any model does.
+
+        By strides, or by overlapping each other; what is one view counts once, for it will be written once.
+        """
+        stored = sum(s.nbytes for s in self.storages.values())
+        allowed = EXPANSION * stored + FREE_EXPANSION
+        if self.viewed - stored <= allowed:
             return
-        allowed = EXPANSION * sum(s.nbytes for s in self.storages.values()) + FREE_EXPANSION
-        if self.expanded > allowed:
+        views: dict[tuple[Any, ...], tuple[int, str]] = {}
+        for path, value in walk(tree, self.problems.name):
+            if type(value) is TensorRecord:
+                nbytes = self.geometry(value.shape, value.strides).numel * ITEMSIZE[value.dtype]
+                view = (value.storage.key, value.dtype, value.offset, value.shape, value.strides)
+                if view not in views:
+                    views[view] = (nbytes, dotted(path))
+        repeated = sum(nbytes for nbytes, _ in views.values()) - stored
+        if repeated > allowed:
             self.problems.add(
                 "M914",
-                f"tensors repeat the bytes of their storages: they have {self.expanded:,} bytes more than are stored, "
-                f"and {allowed:,} are allowed; the largest is {self.largest[1]}",
+                f"tensors repeat the bytes of their storages: they have {repeated:,} bytes more than are stored, "
+                f"and {allowed:,} are allowed; the largest is {max(views.values())[1]}",
                 help="save the checkpoint again without expanded tensors, or drop those keys where it is written",
             )
 

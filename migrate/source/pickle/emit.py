@@ -9,6 +9,7 @@ Depth is measured before anything is written, so writing may call itself.
 from __future__ import annotations
 
 import struct
+from collections.abc import Container
 from typing import Any
 
 from ...core.diagnostics import fail, printable
@@ -25,18 +26,21 @@ _TUPLES = {1: b"\x85", 2: b"\x86", 3: b"\x87"}
 _CONSTANTS = {None: b"N", True: b"\x88", False: b"\x89"}
 
 
-def emit(value: Any, *, name: str) -> bytes:
+def emit(value: Any, *, name: str, names: Container[tuple[str, str]] | None = None) -> bytes:
     """The stream whose reading gives `value` again: what is one object here is one object there.
 
     Bytes, bytearrays, sets and complex numbers come back as calls of `_codecs.encode` and of their types. M933, naming the stream
     `name`, if `value` holds what no stream can: an object of another class, a container that contains itself or is too deep, an
-    integer or a text that the reader would refuse.
+    integer or a text that the reader would refuse. M933 as well for a name that is not among `names`, if these are given.
     """
     writer = _Writer()
     try:
         with collector_paused():
             measure(value, ARCHIVE)
             writer.write(value)
+            for module, called in writer.names:
+                if names is not None and (module, called) not in names:
+                    raise WrongError("M933", f"{printable(module)}.{printable(called)} is no name that may be written")
     except WrongError as error:
         fail("M933", f"{name}: {error.message}")
     stream = b"".join((b"\x80\x02", *writer.parts, b"."))

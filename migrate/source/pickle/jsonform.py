@@ -29,6 +29,8 @@ from .nodes import ABSENT, Call, Dict, Global, Set
 
 MAX_DEPTH = 200
 _LEAVES = frozenset({type(None), bool, int, float, str})
+_LONG = frozenset({str, bytes, bytearray})
+LONG = 200
 _FLAGS = ("requires_grad", "parameter")
 
 
@@ -60,6 +62,9 @@ class _Speller:
             node = stack.pop()
             kind = type(node)
             if kind in _LEAVES or kind is Global or kind in (bytes, bytearray, complex):
+                # long ones are spelled once, wherever they stand
+                if kind in _LONG and len(node) > LONG:
+                    counts[id(node)] = counts.get(id(node), 0) + 1
                 continue
             counts[id(node)] = counts.get(id(node), 0) + 1
             if counts[id(node)] == 1:
@@ -71,10 +76,8 @@ class _Speller:
         kind = type(node)
         if kind is float:
             return node if math.isfinite(node) else {"float": struct.pack(">d", node).hex()}
-        if kind is str and not node.isascii() and _broken(node):
-            return {"text": b64encode(node.encode("utf-8", "surrogatepass")).decode()}
-        if kind in _LEAVES:
-            return node
+        if kind in _LEAVES and not (kind is str and id(node) in self.shared):
+            return self.plain(node, kind)
         if id(node) in self.shared:
             if id(node) in self.numbers:
                 return {"ref": self.numbers[id(node)]}
@@ -83,6 +86,10 @@ class _Speller:
         return self.plain(node, kind)
 
     def plain(self, node: Any, kind: type) -> Any:
+        if kind is str and not node.isascii() and _broken(node):
+            return {"text": b64encode(node.encode("utf-8", "surrogatepass")).decode()}
+        if kind in _LEAVES:
+            return node
         if kind is list:
             return [self.spell(item) for item in node]
         if kind is tuple:

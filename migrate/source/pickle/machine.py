@@ -42,6 +42,7 @@ class _Hole:
 
 
 _HOLE: Final = _Hole()
+_UNTOUCHED: Final = (ABSENT, None, None)
 _GROWING: Final = frozenset({list, Dict, Set, Call, _Hole})
 
 
@@ -425,11 +426,11 @@ def _uncallable(function: Any, arguments: Any) -> WrongError:
 
 def _method(function: Any, arguments: Any, names: dict[tuple[str, str], Global]) -> Global:
     """The constructor that a class of Transformer Engine was asked for by name: one method, of whatever class, and nothing else's."""
-    if type(function) is Call and type(arguments) is tuple and function.function.name == "getattr" and function.state is ABSENT:
+    if type(function) is Call and type(arguments) is tuple and str(function.function) in ("builtins.getattr", "__builtin__.getattr"):
         match function.arguments:
-            case (Global() as cls, str(method)) if method == METHOD and function.function.module in ("builtins", "__builtin__"):
-                name = (cls.module, f"{cls.name}.{method}")
-                return names.setdefault(name, Global(*name))
+            case (Global() as cls, str(method)) if method == METHOD and (function.state, function.items, function.pairs) == _UNTOUCHED:
+                # under a key that no name has
+                return names.setdefault((cls.module, f"{cls.name}.{METHOD}()"), Global(cls.module, f"{cls.name}.{METHOD}"))
     raise _uncallable(function, arguments)
 
 

@@ -57,7 +57,10 @@ def dtype(node: Any) -> tuple[str, int]:
         order = state[1]
         if type(order) is not str or order not in ("<", ">", "|", "="):
             raise ContradictionError("a numpy.dtype of an unknown byte order")
-        if type(state[5]) is not int or state[5] not in (-1, itemsize):
+        # all of it is written again as it stands: nothing that is not looked at may be in it
+        if any(type(number) is not int for number in (state[0], *state[5:])):
+            raise ContradictionError("a numpy.dtype whose version, size, alignment or flags are no integers")
+        if state[5] not in (-1, itemsize):
             raise ContradictionError("a numpy.dtype whose size is not that of its name")
     if order == "=" or (order == "|" and itemsize > 1 and kind != "S"):
         # files written by numpy always say it

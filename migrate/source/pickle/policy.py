@@ -14,20 +14,26 @@ from typing import Any
 from ...core.diagnostics import Diagnostic, printable
 from ...core.errors import raise_all
 from ..jsontext import collector_paused
-from . import containers, dtensor, numpy_objects, torch_objects
+from . import containers, dtensor, numpy_objects, te_tensors, torch_objects, torchao_tensors
 from .decoding import STORAGES, ContradictionError, Decoder, Decoding, ForeignError, NestedError, Table
 from .keys import kind_of
 from .nodes import ABSENT, Call, Dict, Global, Persistent, Set
 from .tree import Constant, DictNode, ListNode, Opaque, Storage, dotted
 
-DECODERS: Table = {**torch_objects.DECODERS, **containers.DECODERS, **numpy_objects.DECODERS, **dtensor.DECODERS}
+DECODERS: Table = {
+    **torch_objects.DECODERS, **containers.DECODERS, **numpy_objects.DECODERS, **dtensor.DECODERS,
+    **te_tensors.DECODERS, **torchao_tensors.DECODERS,
+}  # fmt: skip
 # names that are values, or that may stand where a class is asked for
 NAMES = frozenset(
     {
-        *torch_objects.CONSTANTS, *torch_objects.SUBCLASSES, *STORAGES, *dtensor.DTENSOR, dtensor.WRAPPER, ("numpy", "ndarray"),
+        *torch_objects.CONSTANTS, *torch_objects.SUBCLASSES, *torch_objects.WRAPPED, *te_tensors.NAMES,
+        *STORAGES, *dtensor.DTENSOR, dtensor.WRAPPER, ("numpy", "ndarray"),
         *((module, name) for module, name, _, _ in DECODERS),
     }
 )  # fmt: skip
+# what a file of ours may name: besides those, what a defaultdict calls, and how a class is asked for its method
+WRITTEN = NAMES | {("builtins", name) for name in (*containers.FACTORIES, "getattr")}
 
 # How many places and names a report holds; the rest is counted. Past the last number a file is refused without looking further.
 MOST_PATHS, MOST_NAMES, MOST_OPAQUE = 20, 1000, 100_000
@@ -80,7 +86,7 @@ def decode(root: Any, name: str, records: Mapping[str, int] | None = None) -> De
                     f"record {printable(key)} holds {records[key]:,} bytes that no tensor refers to",
                     help="what is in the file and in no tensor would be lost; save the checkpoint again",
                 )
-    decoding.check_expansion()
+    decoding.check_expansion(tree)
     decoding.problems.check()
     return Decoded(tree, decoding.storages, outside, frozenset(decoding.storages) - seen)
 

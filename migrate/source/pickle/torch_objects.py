@@ -13,9 +13,13 @@ from .decoding import ContradictionError, Decoder, Decoding, ForeignError, Neste
 from .dtensor import DTENSOR, WRAPPER, shard
 from .keys import kind_of
 from .nodes import ABSENT, Call, Dict, Global
-from .tree import ITEMSIZE, Constant, DictNode, ListNode, LocalShard, Opaque, TensorRecord
+from .te_grouped import GROUPED, grouped
+from .torchao_tensors import CLASSES, wrapped
+from .tree import ITEMSIZE, Composite, Constant, DictNode, ListNode, LocalShard, Opaque, TensorRecord
 
 _ORDERED = ("collections", "OrderedDict")
+# the classes of quantized tensors that torch saves by their fields
+WRAPPED = (*GROUPED, *CLASSES)
 SUBCLASSES = (("torch", "Tensor"), ("torch._tensor", "Tensor"), ("torch.nn.parameter", "Buffer"))
 
 
@@ -120,13 +124,16 @@ def _from_type_parts(call: Call) -> list[Any]:
     return [Call("reduce", function, arguments), state]
 
 
-def from_type(call: Call, parts: list[Any], decoding: Decoding) -> TensorRecord | LocalShard:
-    """`_rebuild_from_type_v2(function, type, arguments, state)`: a tensor with attributes, an nn.Buffer or a DTensor."""
+def from_type(call: Call, parts: list[Any], decoding: Decoding) -> TensorRecord | LocalShard | Composite:
+    """`_rebuild_from_type_v2(function, type, arguments, state)`: a tensor with attributes, an nn.Buffer, a DTensor,
+    or a quantized tensor that is an object."""
     function, cls, _, _ = call.arguments
     if type(function) is not Global or not plain(call):
         raise ContradictionError("a tensor that is rebuilt by something other than a function")
     if is_global(function, WRAPPER) and is_global(cls, *DTENSOR):
         return shard(call, parts[1], decoding)
+    if is_global(function, WRAPPER) and is_global(cls, *WRAPPED):
+        return (grouped if is_global(cls, *GROUPED) else wrapped)(call, parts[1], decoding)
     if not is_global(cls, *SUBCLASSES):
         raise ForeignError(f"a tensor subclass, {kind_of(cls)}")
     data = parts[0]

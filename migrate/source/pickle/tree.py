@@ -28,6 +28,8 @@ ITEMSIZE: dict[str, int] = {
     **{f"{sign}int{bits}": 1 for sign in ("", "u") for bits in range(1, 8)},
 }  # fmt: skip
 
+_SCALARS = frozenset({type(None), bool, int, float, complex, str, bytes, bytearray})
+
 # No checkpoint has more places, and a few bytes that refer to each other could name more than any machine can count.
 MOST_PLACES = 5_000_000
 
@@ -220,9 +222,20 @@ def segment(key: Any) -> str:
     return str(key) if kind in (int, float, bool) or key is None else f"<{kind.__name__}>"
 
 
+def joined(path: tuple[Any, ...], most: int) -> str:
+    """A path with dots between its keys, cut soon after `most` characters: there can be as many paths as values, each with long keys."""
+    parts, length = [], 0
+    for key in path:
+        parts.append(segment(key)[: most + 1])
+        length += len(parts[-1]) + 1
+        if length > most:
+            break
+    return ".".join(parts)
+
+
 def dotted(path: tuple[Any, ...]) -> str:
     """A path for messages, printable and cut."""
-    return printable(".".join(segment(p)[:200] for p in path)) if path else "the top"
+    return printable(joined(path, 200)) if path else "the top"
 
 
 def inside(value: Any) -> list[tuple[Any, Any]]:
@@ -244,6 +257,29 @@ def inside(value: Any) -> list[tuple[Any, Any]]:
     if kind is Described:
         return [*enumerate(value.items), (".fields", value.fields)] if value.fields is not None else list(enumerate(value.items))
     return []
+
+
+def holders(root: Any, wanted: frozenset[type], found: set[int] | None = None, met: set[int] | None = None) -> set[int]:
+    """The identities of values that have one of a `wanted` type below them, keys included; nothing below a wanted one is looked at.
+
+    Each is looked at once, also over several calls with the same two sets.
+    """
+    found, met = set() if found is None else found, set() if met is None else met
+    stack: list[tuple[Any, list[Any] | None]] = [(root, None)]
+    while stack:
+        node, below = stack.pop()
+        if below is not None:
+            if any(type(child) in wanted or id(child) in found for child in below):
+                found.add(id(node))
+        elif id(node) not in met:
+            met.add(id(node))
+            below = [child for _, child in inside(node) if type(child) not in _SCALARS]
+            if type(node) is DictNode:
+                below += [key for key, _ in node.pairs if type(key) not in _SCALARS]
+            if below:
+                stack.append((node, below))
+                stack += [(child, None) for child in below if type(child) not in wanted]
+    return found
 
 
 def walk(tree: Any, name: str, most: int = MOST_PLACES) -> Iterator[tuple[tuple[Any, ...], Any]]:
@@ -270,13 +306,14 @@ def walk(tree: Any, name: str, most: int = MOST_PLACES) -> Iterator[tuple[tuple[
             stack += [((*path, part), child) for part, child in held]
 
 
-def to_nodes(tree: Any, tensor: Callable[[Any], Any]) -> Any:
+def to_nodes(tree: Any, tensor: Callable[[Any], Any], made: dict[int, Any] | None = None) -> Any:
     """The inert nodes that mean `tree`, ready to be emitted: containers anew, each tensor as `tensor` writes it, other leaves as they were.
 
     `tensor` is asked for every TensorRecord, and for every Storage that is a value by itself. What is one object in the tree is one
-    node. A container made by the caller may have None for its node. A LocalShard keeps the storage keys that it was read with.
+    node, also over several calls with one dict of what was `made`. A container made by the caller may have None for its node. A LocalShard
+    keeps the storage keys that it was read with.
     """
-    made: dict[int, Any] = {}
+    made = {} if made is None else made
     stack: list[tuple[Any, bool]] = [(tree, False)]
     while stack:
         value, ready = stack.pop()
@@ -329,6 +366,8 @@ def _sequence(value: ListNode, made: dict[int, Any]) -> Any:
         return tuple(items)
     if isinstance(value.node, Set):
         return Set(value.node.frozen, items)
+    if value.kind in ("set", "frozenset"):
+        return Call("reduce", value.node.function, (items,) if value.node.arguments else ())
     if value.kind == "deque":
         call = Call("reduce", value.node.function, value.node.arguments)
         call.items = items or None
