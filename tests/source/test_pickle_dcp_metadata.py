@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
@@ -94,6 +96,25 @@ def test_a_saved_folder_is_read_as_torch_reads_it(folder: Path) -> None:
         assert held.part == Part(info.relative_path, info.offset, info.length, ())
     assert found.planner == expected.planner_data
     assert (found.version, found.megatron, found.files) == (expected.version, False, ("__0_0.distcp",))
+
+
+def test_its_index_has_the_specs_of_torch_and_begins_where_the_archives_do(folder: Path) -> None:
+    found = dcp_metadata.read((folder / ".metadata").read_bytes(), ".metadata")
+    index = found.index()
+    state: dict[str, Any] = {}
+    dcp.state_dict_loader._load_state_dict(
+        state, storage_reader=dcp.FileSystemReader(folder), planner=_EmptyStateDictLoadPlanner(), no_dist=True
+    )
+    flat = {key: value for key, value in flatten_state_dict(state)[0].items() if isinstance(value, torch.Tensor)}
+    assert {k: (f"torch.{s.spec.dtype}", s.spec.shape) for k, s in index.tensors.items()} == {
+        k: (str(t.dtype), tuple(t.shape)) for k, t in flat.items()
+    }
+    assert set(index.items) == set(found.bytes)
+    assert index.nbytes == sum(t.nbytes for t in flat.values())
+    for stored in index.tensors.values():
+        with (folder / index.files[stored.blob]).open("rb") as file:
+            file.seek(stored.offset)
+            assert file.read(4) == b"PK\3\4"
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...core.diagnostics import fail, printable
+from ...core.spec import Spec
+from ..index import Index, Stored
 from ..jsontext import collector_paused
 from . import dcp_checks, machine
 from .dcp_checks import BytesEntry, Chunk, Part, TensorEntry
@@ -53,6 +55,23 @@ class Metadata:
     files: tuple[str, ...]
     version: str | None
     megatron: bool
+
+    def index(self) -> Index:
+        """The same as any checkpoint's index: `offset` is where the torch.save archive of a tensor's first chunk begins in its data
+        file, not its first element, which only that archive tells. Values that are no tensors stand as their places."""
+        numbers = {file: number for number, file in enumerate(self.files)}
+        tensors = {}
+        for key, entry in self.tensors.items():
+            first = entry.parts[0] if entry.parts else None
+            tensors[key] = Stored(_spec(entry), numbers[first.file] if first else 0, first.offset if first else 0, entry.strides)
+        return Index(tensors, self.files, items={key: entry.part for key, entry in self.bytes.items()})
+
+
+def _spec(entry: TensorEntry) -> Spec:
+    # torch counts pairs of these
+    if entry.dtype == "float4_e2m1fn_x2":
+        return Spec("float4_e2m1fn", (*entry.shape[:-1], 2 * entry.shape[-1]) if entry.shape else (2,))
+    return Spec(entry.dtype, entry.shape)
 
 
 def read(data: bytes, name: str, sizes: dict[str, int] | None = None) -> Metadata:
