@@ -27,6 +27,7 @@ from hostile_streams import STREAMS, Stream
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 SECONDS = 1.0  # of CPU, for any one act on one file
+DENSE_SECONDS = 2.0  # where the file is sound, as dense as can be, and read through: some took minutes once
 MEMORY = 300  # MB, for all of them in one process
 
 # everything fits them, so that nothing but the attack can be the reason of a refusal
@@ -70,6 +71,8 @@ def run(acts: dict[str, Acts], where: Path) -> None:
     jobs = [job for one in acts.values() for job in one.jobs]
     (where / "jobs.json").write_text(json.dumps(jobs))
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{HERE}", "NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE": "1"}
+    # a module's first import would write beside it
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"
     command = [sys.executable, str(HERE / "tripwire.py"), "jobs.json", "answers.json"]
     done = subprocess.run(command, cwd=where, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -91,13 +94,13 @@ def refused(job: dict[str, Any], answer: dict[str, Any], exits: set[int]) -> Non
     assert said.replace("…", "").isascii(), told
 
 
-def harmless(job: dict[str, Any], answer: dict[str, Any]) -> None:
+def harmless(job: dict[str, Any], answer: dict[str, Any], seconds: float = SECONDS) -> None:
     told = f"{job['act']} {job['arguments']}: {answer}"
     assert not answer["seen"], told
     assert not answer["there"], told
     assert "Traceback" not in answer["err"], told
     two = job["act"] == "command" and job["arguments"][0][0] in ("verify", "diff")
-    assert answer["seconds"] < SECONDS * (1 + two), told
+    assert answer["seconds"] < seconds * (1 + two), told
 
 
 def printable(said: str, told: str) -> None:
@@ -288,7 +291,7 @@ def test_a_value_of_few_bytes_and_many_places_costs_nothing(tmp_path: Path, name
     run({name: one}, tmp_path)
     for job, answer in zip(one.jobs, one.answers, strict=True):
         assert answer["exit"] in ((0, 1, 2, 3) if "pt" in READ else (2,)), (job, answer)
-        harmless(job, answer)
+        harmless(job, answer, DENSE_SECONDS)
         assert answer["memory"] < MEMORY, (job, answer)
 
 
