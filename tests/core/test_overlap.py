@@ -61,7 +61,7 @@ def test_both_patterns_match_the_key_that_is_found() -> None:
     assert other.match(key) is not None
 
 
-SEGMENTS = st.sampled_from(["a", "b", "a1", "7", "{n}", "{i:int}", "{w:a|b.c}", "x{m}", "{w:a|b.c}2"])
+SEGMENTS = st.sampled_from(["a", "b", "a1", "7", "{n}", "{i:int}", "{w:a|b.c}", "x{m}", "{v:a|b.c}2"])
 MIDDLES = st.lists(SEGMENTS, min_size=1, max_size=3, unique=True).map(".".join)
 PATTERNS = st.tuples(st.sampled_from(["", "{p...}."]), MIDDLES, st.sampled_from(["", ".{k...}"])).map("".join)
 KEYS = st.lists(st.sampled_from(["a", "b", "c", "a1", "7", "12", "xa", "x7", "a2"]), min_size=1, max_size=5).map(".".join)
