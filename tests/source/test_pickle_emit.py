@@ -7,6 +7,7 @@ import io
 import pickle
 import pickletools
 import struct
+import sys
 from typing import Any
 
 import pytest
@@ -29,8 +30,10 @@ ACCEPTED = {
 
 
 def nodes(thing: Any, done: dict[int, Any] | None = None) -> Any:
-    """Python values as nodes, shared as they are."""
+    """Python values as nodes, shared as they are, equal texts as one: Python itself makes one of short ones, now and then."""
     done = {} if done is None else done
+    if type(thing) is str:
+        return sys.intern(thing)
     if type(thing) not in (dict, list, tuple, set, frozenset):
         return thing
     if id(thing) not in done:
