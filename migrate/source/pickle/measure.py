@@ -42,7 +42,8 @@ def measure(value: Any, limits: Limits) -> None:
         looked += len(following)
         if looked > limits.opcodes:
             raise WrongError("M932", f"more than {limits.opcodes:,} values, those that are shared counted at each depth")
-        level = list({id(part): part for part in following if type(part) not in _SCALARS}.values())
+        parts = [part for part in following if type(part) not in _SCALARS]
+        level = list(dict(zip(map(id, parts), parts, strict=True)).values())
         if not level:
             return
     raise WrongError("M932", f"values nested more than {limits.depth} deep")
