@@ -23,7 +23,7 @@ from .pieces import Fill, Ints, Leaf, Piece, SubByte, TooManyPieces, cut, end, j
 __all__ = [
     "Fill", "Leaf", "Piece", "SubByte", "TooManyPieces", "View", "assemble", "clip", "concat", "covers", "filled", "flip",
     "into", "is_whole", "leaves", "pad", "permute", "region", "relabel", "reshape", "roll", "runs", "select", "slice_",
-    "split", "stack", "stored", "to_bytes", "unbind",
+    "split", "stack", "stored", "strided", "to_bytes", "unbind",
 ]  # fmt: skip
 
 # An op may always make this many pieces, and this many times its input's: beyond, copying whole tensors is cheaper than
@@ -450,6 +450,28 @@ def runs(pieces: Iterable[Piece]) -> Iterator[tuple[Leaf, int, int, int]]:
                 at += i * y
             for i in range(n):
                 yield leaf, at + i * s, to + i * d, length
+
+
+def strided(v: View) -> tuple[int, int, Ints] | None:
+    """(leaf, offset, strides in elements) if one strided stretch of a leaf is all of `v`, as a view of a framework can be.
+
+    None if it is made of several, filled, empty, or runs backwards, which frameworks have no views for.
+    """
+    if len(v.pieces) != 1 or isinstance(v.pieces[0][0], Fill):
+        return None
+    here = _strides(v.shape)
+    try:
+        (piece,) = refine(v.pieces[0], [d for d, n in zip(here, v.shape, strict=True) if n > 1], 1)
+    except TooManyPieces:
+        return None
+    loops = {d: (n, s) for n, d, s in zip(*piece[3:], strict=True) if n > 1}
+    strides = []
+    for d, n in zip(here, v.shape, strict=True):
+        count, s = loops.get(d, (1, 0)) if n > 1 else (1, 1)
+        if count != n or s < 0:
+            return None
+        strides.append(s)
+    return v.pieces[0][0], piece[1], tuple(strides)
 
 
 def is_whole(v: View, leaf: int = 0) -> bool:

@@ -3,7 +3,8 @@
 `live` migrates what a training process holds without a file between. A tensor is described by its strides in its
 storage, so views, transposes and ties stay what they are and nothing is copied when it is opened. What cannot be
 described that way (sparse, quantized, meta, subclasses, lazy conjugation) is refused by name: turning it into a plain
-tensor silently would change what the state dict holds.
+tensor silently would change what the state dict holds. Whoever can hand an object on as it is, or only looks at names and
+shapes, asks for wrappers and meta tensors too.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 from ..core.diagnostics import Report, fail, listed, printable
 from ..core.spec import ALIASES, BITS, Spec, spec
-from ..source.index import Blob, Index, Stored
+from ..source.index import Blob, Index, SideFile, Stored
 
 # nothing on disk is in this format
 FORMAT = None
@@ -26,9 +27,9 @@ class MemoryBlob:
     __slots__ = ("_bytes", "_storage", "name", "size")
 
     def __init__(self, name: str, content: Any, storage: Any = None) -> None:
-        """`content` is a flat uint8 array (numpy or torch) over the storage; `storage` is torch's, to notice a resize."""
+        """`content` is a flat uint8 array of numpy, or None and `storage` is torch's."""
         self.name, self._bytes, self._storage = name, content, storage
-        self.size = int(content.nbytes)
+        self.size = int(content.nbytes if storage is None else storage.nbytes())
 
     def fileno(self) -> int | None:
         return None
@@ -40,37 +41,88 @@ class MemoryBlob:
         end = offset + buffer.nbytes
         if end > self.size or (self._storage is not None and self._storage.nbytes() < self.size):
             fail("M905", f"{self.name}: the storage is no longer the {self.size} bytes that it was, {end} are needed")
-        part = self._bytes[offset:end]
         if self._storage is not None:
-            part = part.cpu().numpy()
+            if self._bytes is None:
+                self._bytes = _flat(self._storage)
+            part = self._bytes[offset:end].cpu().numpy()
+        else:
+            part = self._bytes[offset:end]
         np.frombuffer(buffer, np.uint8)[:] = part
 
 
+class ObjectBlob:
+    """The elements of a tensor that is more than its bytes, or has none: made when they are read, and kept for one reading on.
+
+    A wrapper is copied into a plain tensor of its dtype, by its own rules. M916 for a tensor on the meta device.
+    """
+
+    __slots__ = ("_made", "_value", "name", "size")
+
+    def __init__(self, name: str, value: Any, size: int) -> None:
+        self.name, self.size, self._value = name, size, value
+        self._made: Any = None
+
+    def fileno(self) -> int | None:
+        return None
+
+    def readinto(self, offset: int, buffer: memoryview) -> None:
+        import numpy as np
+        import torch
+
+        if self._made is None:
+            if self._value.is_meta:
+                fail("M916", f"{printable(self.name)} is on the meta device and holds no bytes")
+            try:
+                with torch.no_grad():
+                    plain = torch.empty(self._value.shape, dtype=self._value.dtype, device=self._value.device).copy_(self._value)
+            except (RuntimeError, NotImplementedError, TypeError) as error:
+                name = printable(type(self._value).__qualname__)
+                fail("M916", f"{printable(self.name)}: a {name} does not give its elements to a plain tensor: {printable(str(error), 200)}")
+            self._made = _flat(plain.cpu().untyped_storage()).numpy()
+        np.frombuffer(buffer, np.uint8)[:] = self._made[offset : offset + buffer.nbytes]
+        if offset + buffer.nbytes >= self.size:
+            self._made = None
+
+
+def _flat(storage: Any) -> Any:
+    import torch
+
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
 class MemorySource:
-    """A Source over a state dict. It holds the tensors; closing it lets them go."""
+    """A Source over a state dict. It holds the tensors; closing it lets them go.
+
+    `values` are the caller's own objects by key. `converted`: keys of wrappers whose elements are another number format, so
+    that reading them changes what is held.
+    """
 
     path = "<memory>"
     format = "memory"
     history: bytes | None = None
 
-    def __init__(self, index: Index, blobs: Sequence[Blob]) -> None:
-        self.index, self.blobs = index, blobs
+    def __init__(self, index: Index, blobs: Sequence[Blob], sides: Mapping[str, bytes] | None = None) -> None:
+        self.index, self.blobs, self._sides = index, blobs, dict(sides or {})
+        self.values: Mapping[str, Any] = {}
+        self.converted: frozenset[str] = frozenset()
 
     def side_file(self, path: str) -> bytes:
-        raise KeyError(path)
+        return self._sides[path]
 
     def check_unchanged(self) -> None:
         """Nothing: memory has no record of change. The caller does not train while it migrates."""
 
     def close(self) -> None:
-        self.blobs = ()
+        self.blobs, self.values = (), {}
 
 
-def open(state: Mapping[Any, Any]) -> MemorySource:  # noqa: A001 - memory.open reads well
-    """The tensors and arrays of a flat state dict as a Source; all other values are its `items`.
+def open(  # noqa: A001 - memory.open reads well
+    state: Mapping[Any, Any], *, meta: bool = False, wrapped: bool = False, sides: Mapping[str, bytes] | None = None
+) -> MemorySource:
+    """The tensors and arrays of a flat state dict as a Source; all other values are its `items`, `sides` its side files.
 
     Tensors of one storage share a blob and have equal `storage`. M916 naming every tensor that
-    cannot be described, and every key that is no text.
+    cannot be described, and every key that is no text. `meta` takes tensors without bytes, `wrapped` subclasses, too.
     """
     tensors: dict[str, Stored] = {}
     items: dict[str, Any] = {}
@@ -78,12 +130,18 @@ def open(state: Mapping[Any, Any]) -> MemorySource:  # noqa: A001 - memory.open 
     numbers: dict[Any, int] = {}
     unfit: dict[str, list[str]] = {}
     unnamed: list[str] = []
+    converted: list[str] = []
     for key, value in state.items():
         if not isinstance(key, str):
             unnamed.append(repr(key))
             continue
         if _is_tensor(value):
-            found = _torch_tensor(key, value, blobs, numbers)
+            if (wrapped and not _is_plain(value)) or (meta and value.is_meta):
+                found = _object(key, value, blobs)
+                if not (_is_plain(value) or isinstance(found, str) or dense(value)):
+                    converted.append(key)
+            else:
+                found = _torch_tensor(key, value, blobs, numbers)
         elif _is_array(value):
             found = _numpy_array(key, value, blobs, numbers)
         else:
@@ -99,12 +157,38 @@ def open(state: Mapping[Any, Any]) -> MemorySource:  # noqa: A001 - memory.open 
     for why, keys in unfit.items():
         report.add("M916", f"{why}: {listed(keys)}", help="make plain dense tensors of them first")
     report.check()
-    return MemorySource(Index(tensors, tuple(b.name for b in blobs), items=items), tuple(blobs))
+    files = tuple(SideFile(path, len(content)) for path, content in (sides or {}).items())
+    source = MemorySource(Index(tensors, tuple(b.name for b in blobs), files, items=items), tuple(blobs), sides)
+    source.values, source.converted = {key: state[key] for key in tensors}, frozenset(converted)
+    return source
 
 
 def _is_tensor(value: Any) -> bool:
     # a tensor's class tells it without an import of torch: a dict of arrays must not cost a second
     return any(c.__module__ == "torch" and c.__name__ == "Tensor" for c in type(value).__mro__)
+
+
+def _is_plain(value: Any) -> bool:
+    import torch
+
+    return type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+def dense(value: Any) -> bool:
+    """Whether a wrapper merely holds its elements: one of its tensors has its dtype and as many elements."""
+    held = vars(value).values() if hasattr(value, "__dict__") else ()
+    return any(_is_tensor(v) and v.dtype == value.dtype and v.numel() == value.numel() for v in held)
+
+
+def _object(key: str, value: Any, blobs: list[Blob]) -> Stored | str:
+    """The tensor as something that is read by its own rules, if at all."""
+    name = str(value.dtype).removeprefix("torch.")
+    dtype = ALIASES.get(name, name)
+    if dtype not in BITS or name == _PACKED:
+        return f"{printable(name)} is no dtype of checkpoints"
+    found = spec(dtype, tuple(value.shape))
+    blobs.append(ObjectBlob(key, value, found.nbytes))
+    return Stored(found, len(blobs) - 1, 0)
 
 
 def _is_array(value: Any) -> bool:
@@ -115,7 +199,7 @@ def _torch_tensor(key: str, value: Any, blobs: list[Blob], numbers: dict[Any, in
     """Where the tensor lies, or why it cannot be said."""
     import torch
 
-    if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+    if not _is_plain(value):
         return f"tensors of the class {printable(type(value).__qualname__)} hold more than their bytes"
     if value.is_quantized:
         return "quantized tensors hold scales beside their bytes"
@@ -139,8 +223,7 @@ def _torch_tensor(key: str, value: Any, blobs: list[Blob], numbers: dict[Any, in
     number = numbers.get((value.device, pointer)) if storage.nbytes() else None
     if number is None:
         number = len(blobs)
-        flat = torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage)
-        blobs.append(MemoryBlob(f"{value.device}:{key}", flat, storage))
+        blobs.append(MemoryBlob(f"{value.device}:{key}", None, storage))
         if storage.nbytes():
             numbers[value.device, pointer] = number
     return _stored(dtype, shape, strides, number, offset)

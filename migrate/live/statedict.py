@@ -5,19 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..core.diagnostics import Report
-from ..extra_state.age import States
 from ..formats import memory
-from ..planning.plan import losses_of, steps_of
 from ..planning.question import Question
-from ..planning.route import find_route
 from ..running.buffers import fill
 from ..running.device import CPU, Device
 from ..running.errors import Ledger
-from ..running.history import Stamp
-from ..running.prepare import compose_for, side_reader, walk_for
 from ..running.ties import tied
 from ..running.values import MAX_MEMORY
+from .migration import prepare
 
 if TYPE_CHECKING:
     from ..formats.memory import MemorySource
@@ -35,28 +30,13 @@ def migrated(
     """The state dict as the question wants it; `inform` is told what a run into files would have in its answer, as far as it applies."""
     source = memory.open(tensors)
     try:
-        route = find_route(source.index, side_reader(source), Stamp(), question, states=States(source))
-        walk = walk_for(source, route, False)
-        composition = compose_for(source, route, question, walk, prove=False)
-        graph, report = composition.graph, Report()
-        route.check_output(graph.outputs, walk.sides.read, report)
-        report.check()
-        ledger = Ledger(graph.outputs) if inform is not None else None
-        made = materialise(graph, source, max_memory, device, ledger, composition.values)
+        found = prepare(source, question)
+        ledger = Ledger(found.composition.graph.outputs) if inform is not None else None
+        made = materialise(found.composition.graph, source, max_memory, device, ledger, found.composition.values)
     finally:
         source.close()
     if inform is not None:
-        inform(
-            {
-                "steps": steps_of(composition),
-                "layouts": dict(route.layouts),
-                "params": dict(walk.params),
-                "losses": losses_of(composition),
-                "notes": [*(note for _, bound in composition.legs for note in bound.notes), *walk.notes],
-                "warnings": [d.to_json() for d in (*route.warnings, *walk.warnings)],
-                "report": None if ledger is None else ledger.report(complete=True),
-            }
-        )
+        inform({**found.said(), "report": None if ledger is None else ledger.report(complete=True)})
     return made
 
 

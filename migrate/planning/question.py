@@ -25,7 +25,7 @@ PathLike = str | os.PathLike[str]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """`backwards`: a downgrade. `rules` are rule files, applied as they are, and at most one folder of lineages.
+    """`backwards`: a downgrade; None: whichever way leads there. `rules` are rule files, applied as they are, and at most one folder of lineages.
 
     `at` is the dict in a nested checkpoint that rules work on; `output_format` the name of the format to write. None: not said.
     """
@@ -35,7 +35,7 @@ class Question:
     rules: tuple[str, ...] = ()
     params: Mapping[str, Any] = field(default_factory=dict)
     allow: frozenset[str] = frozenset()
-    backwards: bool = False
+    backwards: bool | None = False
     at: str | None = None
     output_format: str | None = None
 
@@ -69,7 +69,7 @@ def ask(
     params: Mapping[str, Any] | None,
     allow: Iterable[str],
     *,
-    backwards: bool = False,
+    backwards: bool | None = False,
     at: str | None = None,
     output_format: str | None = None,
 ) -> Question:

@@ -176,7 +176,7 @@ def find_route(
     else:
         hint = "--to LINEAGE@LAYOUT, --rules FILE or --output-format; `migrate inspect` and `migrate history` show layouts"
         fail("M115", "nothing says what to do", help=hint)
-    if not steps and question.params:
+    if not steps and question.params and question.backwards is not None:
         there = [f"{name}@{layout}" for name, layout in reached.items()]
         notes = [note for name, layout in reached.items() if (note := packs.load_lineage(name).layout(layout).note)]
         fail(
@@ -236,7 +236,7 @@ def _by_hand(question: Question, applied: Sequence[Mapping[str, Any]]) -> list[_
     undone = {(e["lineage"], (e["to"], e["from"])) for e in applied}
     out = []
     for (lineage, edge), files in steps.items():
-        backwards = question.backwards or ((lineage, edge) in undone)
+        backwards = bool(question.backwards) or ((lineage, edge) in undone)
         start, goal = reversed(edge) if backwards else edge
         out.append(_Step(lineage, start, goal, backwards, tuple(files)))
     return out[::-1] if question.backwards else out
@@ -276,8 +276,7 @@ def _towards(
         lineage = lineages[goal.lineage]
         if goal.lineage not in current:
             _refuse_unknown_start(lineage, seen.get(goal.lineage) or detect(lineage, index, read_side, states=states))
-        down = question.backwards if lineage.ordered else None
-        steps += _walk(packs, goal.lineage, current[goal.lineage], goal.layout, down)
+        steps += _walk(packs, goal.lineage, current[goal.lineage], goal.layout, question.backwards if lineage.ordered else None)
         found += warnings(lineage, [goal.layout])
         current[goal.lineage] = reached[goal.lineage] = goal.layout
     for name in sorted(said - reached.keys()):

@@ -37,11 +37,16 @@ def fill(
     values.require(outputs.values())
     value_checks.require(checks, source, max_memory)
     for key, tensor in outputs.items():
-        nbytes = tensor.spec.nbytes
-        step = regions.step(tensor, layouts, values)
-        gather = Gather(source, layouts, buffers[key], values.leaf, min(WINDOW, max_memory // 4))
-        for start in range(0, nbytes, step):
-            gather.fill(tensor, start, min(start + step, nbytes), start)
-        gather.release()
-        values.done(tensor)
+        one(tensor, source, layouts, values, buffers[key], max_memory)
     source.check_unchanged()
+
+
+def one(tensor: Tensor, source: Source, layouts: Layouts, values: Values, buffer: memoryview, max_memory: int = MAX_MEMORY) -> None:
+    """Fills the buffer with the packed bytes of one output, and lets go of what was computed for it."""
+    nbytes = tensor.spec.nbytes
+    step = regions.step(tensor, layouts, values)
+    gather = Gather(source, layouts, buffer, values.leaf, min(WINDOW, max_memory // 4))
+    for start in range(0, nbytes, step):
+        gather.fill(tensor, start, min(start + step, nbytes), start)
+    gather.release()
+    values.done(tensor)

@@ -1,0 +1,91 @@
+"""A value that `load_state_dict` takes for a tensor and that is made when it is copied.
+
+torch looks at the shape of a value and then calls `parameter.copy_(value)`; any class with `__torch_function__` may answer
+(`Module._load_from_state_dict`, `overrides.is_tensor_like`). So a state dict of these costs nothing, and one tensor is held at a time.
+Every other use makes the tensor, so that code that looks closer sees an ordinary one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..core.spec import Spec
+
+
+class LazyTensor:
+    """Stands for a tensor of this spec. `make` answers with it, `into(target)` copies it into a tensor as `copy_` would."""
+
+    is_meta = False
+    requires_grad = False
+    grad = None
+
+    def __init__(self, spec: Spec, make: Callable[[], torch.Tensor], into: Callable[[torch.Tensor], None]) -> None:
+        self.spec, self.make, self.into = spec, make, into
+
+    @property
+    def shape(self) -> torch.Size:
+        import torch
+
+        return torch.Size(self.spec.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        import torch
+
+        found: torch.dtype = getattr(torch, self.spec.dtype)
+        return found
+
+    @property
+    def ndim(self) -> int:
+        return len(self.spec.shape)
+
+    def dim(self) -> int:
+        """As a tensor's."""
+        return len(self.spec.shape)
+
+    def size(self, dim: int | None = None) -> Any:
+        """As a tensor's."""
+        return self.shape if dim is None else self.shape[dim]
+
+    def numel(self) -> int:
+        """As a tensor's."""
+        return self.spec.numel
+
+    def __repr__(self) -> str:
+        return f"LazyTensor({self.spec})"
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        return self.make()[index]
+
+    def __len__(self) -> int:
+        return self.spec.shape[0]
+
+    def __getattr__(self, name: str) -> Any:
+        # protocols of Python and numpy are asked for by name, and a tensor is not made for that
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.make(), name)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        import torch
+
+        if func is torch.Tensor.copy_ and len(args) >= 2 and isinstance(args[1], cls) and not isinstance(args[0], cls):
+            args[1].into(args[0])
+            return args[0]
+        return func(*_made(args), **_made(kwargs or {}))
+
+
+def _made(value: Any) -> Any:
+    """The arguments with tensors in the place of what stands for them."""
+    if isinstance(value, LazyTensor):
+        return value.make()
+    if isinstance(value, Mapping):
+        return {key: _made(one) for key, one in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_made(one) for one in value)
+    return value

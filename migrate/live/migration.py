@@ -1,0 +1,105 @@
+"""What a question means for one state dict or opened checkpoint: the route, the graph, and what there is to say about it.
+
+A training process loads the same keys and shapes again and again. What was worked out for them once is kept, unless values
+had a part in it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..core.diagnostics import Report
+from ..extra_state.age import States
+from ..planning.plan import losses_of, steps_of
+from ..planning.route import find_route
+from ..running.history import Stamp
+from ..running.prepare import compose_for, require_known, side_reader, walk_for
+
+if TYPE_CHECKING:
+    from ..planning.compose import Composition
+    from ..planning.question import Question
+    from ..planning.route import Route
+    from ..planning.walk import Walk
+    from ..source.index import Index, Source
+    from .outputs import Way
+
+# what a handle remembers: a few checkpoints take turns in a process at most
+_MOST_KEPT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One question, answered for one index. `ways` fills with how each output is had, and belongs to the graph."""
+
+    index: Index
+    route: Route
+    walk: Walk
+    composition: Composition
+    ways: dict[str, Way] = field(default_factory=dict)
+
+    @property
+    def moves(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(self.route.legs)
+
+    @property
+    def lasting(self) -> bool:
+        """Whether the same keys, specs and strides mean the same again: no value decided anything."""
+        return not any(bound.decided for _, bound in self.composition.legs)
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """Value that is no tensor -> what it is called now."""
+        values = self.composition.values
+        return values.names if values is not None else {key: key for key in self.index.items}
+
+    def said(self) -> dict[str, Any]:
+        """What a run into files would have in its answer, as far as it applies."""
+        return {
+            "steps": steps_of(self.composition),
+            "layouts": dict(self.route.layouts),
+            "params": dict(self.walk.params),
+            "losses": losses_of(self.composition),
+            "notes": [*(note for _, bound in self.composition.legs for note in bound.notes), *self.walk.notes],
+            "warnings": [d.to_json() for d in (*self.route.warnings, *self.walk.warnings)],
+        }
+
+
+def prepare(source: Source, question: Question, stamp: Stamp | None = None) -> Migration:
+    """The migration that the question asks for; raises all that speaks against it. No tensor is read, but for what decides keys."""
+    known = require_known(source, question)
+    route = find_route(source.index, side_reader(source), stamp or Stamp(), question, states=States(source))
+    walk = walk_for(source, route, False)
+    composition = compose_for(source, route, question, walk, prove=False)
+    report = Report()
+    route.check_output(composition.graph.outputs, walk.sides.read, report)
+    report.check()
+    walk.notes += known
+    return Migration(source.index, route, walk, composition)
+
+
+class Kept:
+    """The last migrations by what they were prepared for. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._found: OrderedDict[Hashable, Any] = OrderedDict()
+
+    def get(self, signature: Hashable, make: Callable[[], Migration]) -> Migration:
+        """What was kept for the signature, else what `make` answers with, kept if it lasts."""
+        found: Migration | None = self._found.get(signature)
+        if found is None:
+            found = make()
+            if found.lasting:
+                self._found[signature] = found
+                while len(self._found) > _MOST_KEPT:
+                    self._found.popitem(last=False)
+        return found
+
+    def __deepcopy__(self, memo: Any) -> Kept:
+        return Kept()
+
+    def __reduce__(self) -> Any:
+        return Kept, ()

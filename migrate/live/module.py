@@ -1,0 +1,118 @@
+"""What a live module takes from a state dict: its parameters, buffers and extra states by the names that `state_dict` gives them.
+
+Wrappers put a segment of their own into every name (`module.` of DDP, `_orig_mod.` of torch.compile). Rules are written for the
+model's own names, so each slot knows both.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..core.spec import ALIASES, BITS, Spec, spec
+
+if TYPE_CHECKING:
+    import torch
+
+# segments that only wrappers have, wherever they stand
+WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+# a wrapper whose own hooks keep its segment out of state dicts
+_UNNAMED = "_checkpoint_wrapped_module"
+EXTRA = "_extra_state"
+
+
+class Slot(NamedTuple):
+    """A place of a module that a state dict fills: attribute `name` of `owner`, which is `plain` to rules.
+
+    `tensor` is the parameter or buffer, None for an extra state.
+    """
+
+    plain: str
+    owner: torch.nn.Module
+    name: str
+    tensor: Any
+
+    @property
+    def spec(self) -> Spec | None:
+        """dtype and shape; None for an extra state, a lazy parameter, and a dtype that checkpoints do not have."""
+        return spec_of(self.tensor)
+
+
+def spec_of(tensor: Any) -> Spec | None:
+    """The spec of a parameter or buffer; None where nothing fixed can be said."""
+    import torch
+
+    if tensor is None or torch.nn.parameter.is_lazy(tensor):
+        return None
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name == "float4_e2m1fn_x2":
+        return spec("float4_e2m1fn", (*tensor.shape[:-1], 2 * tensor.shape[-1]))
+    name = ALIASES.get(name, name)
+    return spec(name, tuple(tensor.shape)) if name in BITS else None
+
+
+def slots(module: torch.nn.Module) -> dict[str, Slot]:
+    """The slots of a module by key, in the order of its state dict. A submodule that is registered twice has its slots twice."""
+    return dict(_walk(module, "", ""))
+
+
+def _walk(module: torch.nn.Module, prefix: str, plain: str) -> Iterator[tuple[str, Slot]]:
+    import torch
+
+    for name, parameter in module._parameters.items():
+        if parameter is not None:
+            yield prefix + name, Slot(plain + name, module, name, parameter)
+    for name, buffer in module._buffers.items():
+        if buffer is not None and name not in module._non_persistent_buffers_set:
+            yield prefix + name, Slot(plain + name, module, name, buffer)
+    for name, child in module._modules.items():
+        if child is None:
+            continue
+        segment = f"{name}."
+        if name in WRAPPERS or (not plain and _is_parallel(module)):
+            yield from _walk(child, prefix if name == _UNNAMED else prefix + segment, plain)
+        else:
+            yield from _walk(child, prefix + segment, plain + segment)
+    if type(module).get_extra_state is not torch.nn.Module.get_extra_state:
+        yield prefix + EXTRA, Slot(plain + EXTRA, module, EXTRA, None)
+
+
+def _is_parallel(module: torch.nn.Module) -> bool:
+    """Whether the module is one that data parallelism wraps around a model, under the name `module`."""
+    import torch
+
+    return isinstance(module, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel))
+
+
+def unwrapped(keys: Mapping[str, Any], *, parallel: bool) -> dict[str, str]:
+    """Key -> the model's own name for it. `parallel`: `module.` in front of all keys is a wrapper's too."""
+    lead = "module." if parallel and keys and all(key.startswith("module.") for key in keys) else ""
+    return {key: _own(key[len(lead) :]) for key in keys}
+
+
+def _own(key: str) -> str:
+    # most keys have no such segment
+    if not any(word in key for word in WRAPPERS):
+        return key
+    return ".".join(part for part in key.split(".") if part not in WRAPPERS)
+
+
+def sides(module: torch.nn.Module) -> dict[str, bytes]:
+    """`config.json` as the model's own configuration gives it, for rules that ask it; empty for a model without one."""
+    config = getattr(_model(module), "config", None)
+    if config is not None and hasattr(config, "to_dict"):
+        config = config.to_dict()
+    if not isinstance(config, Mapping):
+        return {}
+    return {"config.json": json.dumps(config, default=str).encode()}
+
+
+def _model(module: torch.nn.Module) -> torch.nn.Module:
+    """The model inside its wrappers."""
+    while True:
+        inner = module._modules.get("module") if _is_parallel(module) else None
+        inner = inner or next((module._modules[name] for name in WRAPPERS if name in module._modules), None)
+        if inner is None:
+            return module
+        module = inner
