@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .core.diagnostics import Diagnostic as Diagnostic
     from .core.errors import MigrateError as MigrateError
     from .core.spec import Spec as Spec
+    from .live.statedict import migrate_state_dict as migrate_state_dict
     from .planning.plan import Plan as Plan
     from .source.index import Index as Index
 
@@ -40,6 +41,7 @@ _HOMES = {
     "MigrateError": "core.errors",
     "Plan": "planning.plan",
     "Spec": "core.spec",
+    "migrate_state_dict": "live.statedict",
 }
 
 __all__ = [
@@ -54,6 +56,7 @@ __all__ = [
     "history",
     "inspect",
     "lint",
+    "migrate_state_dict",
     "plan",
     "test",
     "verify",

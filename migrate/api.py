@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from . import formats
 from .core.diagnostics import fail, printable
 from .extra_state.age import States
-from .formats import memory, parse_size
+from .formats import memory
 from .planning.plan import Plan
 from .planning.question import OUTPUT_FORMATS, Question, ask, asked_in, path_text, require_unchanged, saved_plan, shape_of, written_as
 from .planning.route import find_route, known_lineages, layouts_of
@@ -31,7 +31,8 @@ from .planning.sides import SideFiles
 from .rules.catalog import explain as explain
 from .rules.catalog import packs as packs
 from .rules.catalog import schema as schema
-from .running import forms
+from .rules.params import resolve
+from .running import forms, limits
 from .running import history as stamps
 from .running.device import parse as parse_device
 from .running.differences import beside, carried_differences, item_differences, side_differences, spec_differences
@@ -40,14 +41,13 @@ from .running.rest import whole
 from .running.suite import test as test
 from .running.sums import check_all
 from .source.index import Source
+from .source.pickle.encodings import PARAMETER
 
 if TYPE_CHECKING:
     from .running.tiles import RunResult
 
 FORMAT_VERSION = "1.0"
 DEFAULT_SHARD = "5GB"
-# below it not even the buffers of one thread fit
-LEAST_MEMORY = 1 << 20
 MOST_THREADS = 64
 
 Progress = Callable[[int, int], None]
@@ -55,12 +55,18 @@ PathLike = str | os.PathLike[str]
 
 
 def inspect(
-    path: PathLike, *, rules: Iterable[PathLike] = (), allow: Iterable[str] = (), expand: bool = False, at: str | None = None
-) -> dict[str, Any]:
-    """What the checkpoint holds and which layouts it fits, with evidence; from headers and extra states. `expand` lists every key."""
+    path: PathLike, *, rules: Iterable[PathLike] = (), params: Mapping[str, Any] | None = None, allow: Iterable[str] = (),
+    expand: bool = False, at: str | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """What the checkpoint holds and which layouts it fits, with evidence; from headers and extra states. `expand` lists every key.
+
+    Of `params` there is one, `te_dtype_numbering`: what an integer means that Transformer Engine renumbered.
+    """
     from .core.templates import collapse
 
-    source = _opened("path", path, ask((), (), rules, None, allow, at=at))
+    question = ask((), (), rules, params, allow, at=at)
+    resolve({}, question.params, known=[PARAMETER])
+    source = _opened("path", path, question)
     try:
         index = source.index
         specs = {key: stored.spec for key, stored in index.tensors.items()}
@@ -87,7 +93,7 @@ def inspect(
             "side_files": [{"path": f.path, "size": f.size} for f in index.side_files],
             "left_out": list(index.left_out),
             "metadata": dict(index.metadata),
-            **beside(index),
+            **beside(index, question.params.get(PARAMETER)),
             "notes": [*index.notes, *notes],
         }
     finally:
@@ -116,7 +122,7 @@ def plan(
     question = ask(to, from_, rules, params, allow, backwards=backwards, at=at, output_format=output_format)
     source = _opened("path", path, question)
     try:
-        return plan_for(source, question, is_folder(source, single_file), _size(max_shard_size))
+        return plan_for(source, question, is_folder(source, single_file), limits.size(max_shard_size))
     finally:
         source.close()
 
@@ -156,7 +162,7 @@ def apply(
             fail("M115", "apply needs a place for its output", help="-o OUT, or out= in Python")
         from .live.statedict import migrated
 
-        return migrated(path, question, _memory(max_memory), parse_device(device), inform)
+        return migrated(path, question, limits.memory(max_memory), parse_device(device), inform)
     if inform is not None:
         fail("M115", "`inform` is for a state dict that is migrated in memory", help="the answer of a run into files says it all")
     saved = None if isinstance(path, Mapping) else saved_plan(path_text("path", path))
@@ -378,20 +384,6 @@ def _opened(name: str, path: PathLike, question: Question) -> Source:
     return formats.open(path_text(name, path), "links" in question.allow, question.at)
 
 
-def _size(size: int | str) -> int:
-    try:
-        return parse_size(size)
-    except ValueError as error:
-        fail("M115", str(error))
-
-
-def _memory(size: int | str) -> int:
-    memory = _size(size)
-    if memory < LEAST_MEMORY:
-        fail("M115", f"max_memory of {memory} bytes is not enough for anything", help=f"give at least {LEAST_MEMORY >> 20} MiB")
-    return memory
-
-
 def _applied_after(source: Source, stamp: stamps.Stamp) -> Sequence[Mapping[str, Any]]:
     """The edges that the stamp of an output has beyond its source's: those that made the one of the other."""
     index_hash = source.index.hash()
@@ -418,7 +410,7 @@ def _run(
     from .running.tiles import RunResult, run
 
     out = Path(path_text("out", out))
-    shard, budget = _size(DEFAULT_SHARD if max_shard_size is None else max_shard_size), _memory(max_memory)
+    shard, budget = limits.size(DEFAULT_SHARD if max_shard_size is None else max_shard_size), limits.memory(max_memory)
     if not isinstance(threads, int) or isinstance(threads, bool) or not 1 <= threads <= MOST_THREADS:
         fail("M115", f"`threads` is a number from 1 to {MOST_THREADS}, not {printable(repr(threads))}")
     where = parse_device(device)

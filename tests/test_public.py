@@ -14,7 +14,7 @@ import migrate
 from migrate.core import errors
 
 HUB, V5 = DATA / "mixtral__v4" / "hub", DATA / "mixtral__v4" / "v5"
-VERBS = ["apply", "diff", "downgrade", "history", "inspect", "lint", "plan", "test", "verify"]
+VERBS = ["apply", "diff", "downgrade", "history", "inspect", "lint", "migrate_state_dict", "plan", "test", "verify"]
 NAMES = ["Diagnostic", "Index", "MigrateError", "Plan", "Spec", *VERBS]
 
 

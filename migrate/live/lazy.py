@@ -36,8 +36,8 @@ class LazyTensor:
     def dtype(self) -> torch.dtype:
         import torch
 
-        found: torch.dtype = getattr(torch, self.spec.dtype)
-        return found
+        found = getattr(torch, self.spec.dtype, None)
+        return found if isinstance(found, torch.dtype) else self.make().dtype
 
     @property
     def ndim(self) -> int:

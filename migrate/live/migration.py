@@ -11,8 +11,10 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..core.diagnostics import Report
+from ..core import view as views
+from ..core.diagnostics import Report, listed
 from ..extra_state.age import States
+from ..planning.graph import calls
 from ..planning.plan import losses_of, steps_of
 from ..planning.route import find_route
 from ..running.history import Stamp
@@ -20,6 +22,7 @@ from ..running.prepare import compose_for, require_known, side_reader, walk_for
 
 if TYPE_CHECKING:
     from ..planning.compose import Composition
+    from ..planning.graph import Tensor
     from ..planning.question import Question
     from ..planning.route import Route
     from ..planning.walk import Walk
@@ -76,9 +79,35 @@ def prepare(source: Source, question: Question, stamp: Stamp | None = None) -> M
     composition = compose_for(source, route, question, walk, prove=False)
     report = Report()
     route.check_output(composition.graph.outputs, walk.sides.read, report)
+    _refuse_conversions(composition.graph.outputs, source, question.allow, report)
     report.check()
     walk.notes += known
     return Migration(source.index, route, walk, composition)
+
+
+def origin(tensor: Tensor, index: Index) -> str | None:
+    """The key whose stored tensor the output is, untouched; None if it is anything else."""
+    key = tensor.sources[0] if len(tensor.sources) == 1 else None
+    if not isinstance(key, str):
+        return None
+    at = index.tensors[key]
+    return key if tensor.spec == at.spec and tensor.view == views.stored(0, at.spec.shape, at.strides) else None
+
+
+def _refuse_conversions(outputs: Mapping[str, Tensor], source: Source, allow: frozenset[str], report: Report) -> None:
+    """M401 where rules need the elements of a tensor whose class holds them in another number format, unless that is allowed."""
+    converted: frozenset[str] = getattr(source, "converted", frozenset())
+    if not converted or "lossy" in allow:
+        return
+    touched = [tensor for tensor in outputs.values() if origin(tensor, source.index) is None]
+    touched += [read for call in calls(touched) for read in call.inputs]
+    moved = dict.fromkeys(key for tensor in touched for key in tensor.sources if isinstance(key, str) and key in converted)
+    if moved:
+        report.add(
+            "M401",
+            f"rules need the elements of {listed(list(moved), 4)}, whose class holds them in a number format of its own",
+            help='allow={"lossy"} has them dequantized; rules that only rename hand the objects on as they are',
+        )
 
 
 class Kept:

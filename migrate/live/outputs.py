@@ -20,6 +20,7 @@ from ..running import checks as value_checks
 from ..running.device import CPU, Device
 from ..running.geometry import Layouts
 from ..running.values import MAX_MEMORY, Values
+from .migration import origin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -154,8 +155,8 @@ class Outputs:
         if not self._objects or not self._way(key).moved:
             return None
         found = []
-        for origin in self.graph.outputs[key].sources:
-            held: Any = self._objects[origin] if isinstance(origin, str) else None
+        for source in self.graph.outputs[key].sources:
+            held: Any = self._objects[source] if isinstance(source, str) else None
             if not _is_plain(held):
                 return None
             found.append((held.detach(), held.storage_offset()))
@@ -178,14 +179,10 @@ def _is_plain(value: Any) -> bool:
 
 
 def _way(tensor: Tensor, migration: Migration) -> Way:
-    stored = [migration.index.tensors.get(origin) if isinstance(origin, str) else None for origin in tensor.sources]
-    if None in stored:
-        return Way(None, None, False)
-    origin = tensor.sources[0] if len(stored) == 1 else None
-    if isinstance(origin, str) and stored[0] is not None:
-        at = stored[0]
-        if tensor.spec == at.spec and tensor.view == views.stored(0, at.spec.shape, at.strides):
-            return Way(origin, None, True)
+    same = origin(tensor, migration.index)
+    if same is not None:
+        return Way(same, None, torch_dtype(tensor.spec) is not None)
+    stored = [migration.index.tensors[key] if isinstance(key, str) else None for key in tensor.sources]
     alike = torch_dtype(tensor.spec) is not None and all(at is not None and at.spec.dtype == tensor.spec.dtype for at in stored)
     if not alike or len(tensor.view.pieces) > _MOST_PIECES:
         return Way(None, None, False)

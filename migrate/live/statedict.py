@@ -1,23 +1,138 @@
-"""A state dict migrated in memory: each output is gathered into a new tensor, and tied tensors come out tied."""
+"""A state dict migrated in memory: as new tensors all at once, or as a mapping whose values are made when they are asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from ..formats import memory
-from ..planning.question import Question
+from ..planning.names import follow_all
+from ..planning.question import PathLike, Question, ask
+from ..running import limits
 from ..running.buffers import fill
-from ..running.device import CPU, Device
+from ..running.device import CPU, Device, place
 from ..running.errors import Ledger
 from ..running.ties import tied
 from ..running.values import MAX_MEMORY
+from .lazy import LazyTensor
 from .migration import prepare
+from .outputs import Outputs
 
 if TYPE_CHECKING:
+    import torch
+
     from ..formats.memory import MemorySource
+    from ..planning.bind import Bound
     from ..planning.graph import Graph
     from ..planning.values import Values
+
+
+class StateDict(Mapping[str, Any]):
+    """A migrated state dict over the caller's tensors, which it holds and never changes.
+
+    A value is the caller's own object where nothing happens to it, a torch view of it where the layout allows one (it shares the
+    caller's memory, as `state_dict()` shares the module's), else a new tensor, made on each access and kept by nobody but
+    whoever asked; tied tensors that are alive together are one. With a `device` all tensors are on it. `_metadata` has the versions
+    of the modules under the names that they have now.
+    """
+
+    def __init__(self, outputs: Outputs, source: MemorySource, device: Any, versions: Mapping[str, Any] | None) -> None:
+        self._outputs, self._device = outputs, device
+        self._names = {name: was for was, name in outputs.migration.names.items()}
+        self._items = source.index.items
+        self._first = tied(outputs.graph.outputs, source.index.tensors)
+        self._alive: WeakValueDictionary[str, torch.Tensor] = WeakValueDictionary()
+        if versions is not None:
+            self._metadata = _versions(versions, [bound for _, bound in outputs.migration.composition.legs])
+
+    def __getitem__(self, key: str) -> Any:
+        if key not in self._first:
+            return self._items[self._names[key]]
+        found = self._outputs.alias(key)
+        if found is not None and (self._device is None or found.device == self._device):
+            return found
+        first = self._first[key]
+        made = self._alive.get(first)
+        if made is None:
+            made = self._outputs.make(first, self._device)
+            self._alive[first] = made
+        return made
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._first
+        yield from (name for name in self._names if name not in self._first)
+
+    def __len__(self) -> int:
+        return len(self._first) + sum(name not in self._first for name in self._names)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._first or key in self._names
+
+    def __repr__(self) -> str:
+        return f"StateDict of {len(self._first)} tensors and {len(self) - len(self._first)} other values"
+
+    def lazy(self) -> dict[str, Any]:
+        """The same for `load_state_dict`, which takes a copy of what it is given: values that are made one by one, as they are copied.
+
+        Not for `assign=True`, which keeps what it is given.
+        """
+        out: OrderedDict[str, Any] = OrderedDict()
+        for key in self:
+            found = self._outputs.alias(key) if key in self._first else self[key]
+            out[key] = self._stand_in(key) if found is None else found
+        if hasattr(self, "_metadata"):
+            out._metadata = self._metadata  # type: ignore[attr-defined]
+        return out
+
+    def _stand_in(self, key: str) -> LazyTensor:
+        return LazyTensor(self._outputs.graph.outputs[key].spec, partial(self.__getitem__, key), partial(self._into, key))
+
+    def _into(self, key: str, target: torch.Tensor) -> None:
+        if not self._outputs.into(key, target):
+            target.copy_(self[key])
+
+
+def migrate_state_dict(
+    state_dict: Mapping[str, Any],
+    to: str | Iterable[str] = (),
+    *,
+    from_: str | Iterable[str] = (),
+    rules: Iterable[PathLike] = (),
+    params: Mapping[str, Any] | None = None,
+    allow: Iterable[str] = (),
+    device: Any = None,
+    max_memory: int | str = "1GiB",
+    inform: Callable[[dict[str, Any]], None] | None = None,
+) -> StateDict:
+    """The state dict in another layout, whichever way leads there, as a mapping that makes a value when it is asked for it.
+
+    Values are torch views where the layout allows it, the rest is made on access, on `device`, one tensor at a time. The caller's
+    dict, its tensors and its `_metadata` are never changed. Raises what speaks against it, conditions on values among that.
+    `inform` as in `apply`.
+    """
+    where, compute = place(device)
+    source = memory.open(state_dict, wrapped=True)
+    found = prepare(source, ask(to, from_, rules, params, allow, backwards=None))
+    outputs = Outputs(found, lambda: source, source.values, max_memory=limits.memory(max_memory), device=compute)
+    outputs.require()
+    if inform is not None:
+        inform(found.said())
+    return StateDict(outputs, source, where, getattr(state_dict, "_metadata", None))
+
+
+def _versions(versions: Mapping[str, Any], bounds: Sequence[Bound]) -> OrderedDict[str, Any]:
+    """The `_metadata` of a state dict under the names that modules have now; left out where modules of different versions became one."""
+    moved = follow_all(bounds, list(versions)) if bounds else {name: (name,) for name in versions}
+    out: OrderedDict[str, Any] = OrderedDict()
+    unlike = set()
+    for name, entry in versions.items():
+        for there in moved[name]:
+            if out.setdefault(there, entry) != entry:
+                unlike.add(there)
+    return OrderedDict((name, dict(entry)) for name, entry in out.items() if name not in unlike)
 
 
 def migrated(

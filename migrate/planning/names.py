@@ -202,6 +202,15 @@ def follow(bound: Bound, modules: Iterable[str]) -> dict[str, tuple[str, ...]]:
     return {name: of(name) for name in modules}
 
 
+def follow_all(bounds: Sequence[Bound], modules: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Where modules are after all edges: several names where they part on the way, none where nothing of them is left."""
+    out: dict[str, tuple[str, ...]] = {name: (name,) for name in modules}
+    for bound in bounds if out else ():
+        step = follow(bound, {name for names in out.values() for name in names})
+        out = {name: tuple(dict.fromkeys(there for now in names for there in step[now])) for name, names in out.items()}
+    return out
+
+
 class _Alone:
     """Which names of a list go into one tensor with keys that the list does not name."""
 

@@ -59,6 +59,25 @@ def parse(name: str) -> Device:
     return Device("cuda", name == "cuda:all")
 
 
+def place(device: Any) -> tuple[Any, Device]:
+    """The torch device that tensors shall be on, and what computes for it; (None, CPU) for None.
+
+    `device` is a name as torch's, or a torch.device. QuestionError M115 for what is none, M407 if torch finds no GPU.
+    """
+    if device is None:
+        return None, CPU
+    import torch
+
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        fail("M115", f"there is no device {printable(repr(device))}: {printable(str(error), 80)}", help="a name as torch.device takes it")
+    if found.type != "cuda":
+        return found, CPU
+    parse("cuda")
+    return found, Device(str(found))
+
+
 class Lane:
     """One thread's streams and its two sets of buffers. Call sequence: `submit` for each box, `drain` before results are used."""
 
@@ -67,7 +86,8 @@ class Lane:
     def __init__(self, device: str) -> None:
         import torch
 
-        self._device, self._pinned = torch.device(device), device == "cuda"
+        self._device = torch.device(device)
+        self._pinned = self._device.type == "cuda"
         self._sets = [_Set(), _Set()]
         self._next = 0
         self._up, self._work, self._down = (torch.cuda.Stream(self._device) if self._pinned else None for _ in range(3))

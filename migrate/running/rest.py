@@ -18,10 +18,11 @@ from ..core.ranks import rank_of
 from ..formats._ranks import by_rank
 from ..formats._torchtree import node_of, record
 from ..planning.graph import Tensor, Value, ValueCheck
-from ..planning.names import follow
+from ..planning.names import follow_all
 from ..planning.values import Values
 from ..source.nesting import nested
-from ..source.outline import Outline, Part, put, records, tree_of
+from ..source.outline import Outline, Part, put, records, told, tree_of
+from ..source.pickle.encodings import PARAMETER
 from ..source.pickle.jsonform import to_json
 from ..source.pickle.tree import Composite, DictNode, TensorRecord
 from ..source.target import Rest
@@ -165,13 +166,24 @@ def _parts(
         for name, was in composition.values.names.items() if composition.values is not None else ():
             if not several or (rank_of(name) or 0) == here:
                 called.setdefault(_short(was, several), []).append(_short(name, several))
-        table, own = _table(old, keys, outputs, rank if several else None, bounds, notes, gone, called)
+        table, own = _table(_answered(part, composition), keys, outputs, rank if several else None, bounds, notes, gone, called)
         names.update(own)
         made.append(Part(put(part.root, old, nested(table, part.nests)), part.at, part.nests))
     if len(outline.parts) > len(made):
         left = len(outline.parts) - len(made)
         notes.append(f"no file any more for {plural(left, 'rank')}; what they held beside tensors is that of rank 0")
     return tuple(made), names
+
+
+def _answered(part: Part, composition: Composition) -> DictNode:
+    """The dict that rules work on, its objects with what the file and the person who asked tell of their numbers."""
+    said = (leg.memory.get("params", {}).get(PARAMETER) for leg, _ in composition.legs)
+    known = told(part, next((numbering for numbering in said if numbering is not None), None))
+    table = part.table or DictNode("dict", (), None)
+    if not known:
+        return table
+    pairs = tuple((key, known.get(key, value) if type(value) is Composite else value) for key, value in table.pairs)
+    return DictNode(table.kind, pairs, table.node, table.attributes)
 
 
 def values_of(index: Index) -> Values:
@@ -189,7 +201,7 @@ def values_of(index: Index) -> Values:
     def told(name: Any) -> str:
         # one value can stand under many names
         if id(held[name]) not in texts:
-            texts[id(held[name])] = repr(to_json(node_of(held[name])))
+            texts[id(held[name])] = repr(to_json(node_of(held[name], index.outline)))
         return texts[id(held[name])]
 
     return Values({name: name for name in held}, several, told)
@@ -284,15 +296,6 @@ def _sources(tensor: Tensor) -> Sequence[str]:
     return list(out)
 
 
-def _follow(bounds: Sequence[Bound], modules: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Where modules are after all edges: several names where they part on the way, none where nothing of them is left."""
-    out: dict[str, tuple[str, ...]] = {name: (name,) for name in modules}
-    for bound in bounds if out else ():
-        step = follow(bound, {name for names in out.values() for name in names})
-        out = {name: tuple(dict.fromkeys(there for now in names for there in step[now])) for name, names in out.items()}
-    return out
-
-
 def _attributes(attributes: Any, bounds: Sequence[Bound], notes: list[str], gone: list[str]) -> Any:
     """The attributes of a state dict, with the names in `_metadata` (module -> version) as the modules are called now.
 
@@ -301,7 +304,7 @@ def _attributes(attributes: Any, bounds: Sequence[Bound], notes: list[str], gone
     found = attributes.get("_metadata") if type(attributes) is DictNode else None
     if type(found) is not DictNode or not bounds:
         return attributes
-    moved = _follow(bounds, [key for key, _ in found.pairs if type(key) is str])
+    moved = follow_all(bounds, [key for key, _ in found.pairs if type(key) is str])
     pairs: dict[Any, Any] = {}
     spelled: dict[Any, str] = {}
     texts: dict[int, str] = {}

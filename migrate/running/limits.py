@@ -1,0 +1,25 @@
+"""Sizes that people give: of shards, and of the memory that a run may take."""
+
+from __future__ import annotations
+
+from ..core.diagnostics import fail
+from ..formats import parse_size
+
+# below it not even the buffers of one thread fit
+LEAST_MEMORY = 1 << 20
+
+
+def size(given: int | str) -> int:
+    """Bytes, from a number or from text such as `5GB`; QuestionError M115 for what is no size."""
+    try:
+        return parse_size(given)
+    except ValueError as error:
+        fail("M115", str(error))
+
+
+def memory(given: int | str) -> int:
+    """Bytes of memory for a run; QuestionError M115 below `LEAST_MEMORY`."""
+    found = size(given)
+    if found < LEAST_MEMORY:
+        fail("M115", f"max_memory of {found} bytes is not enough for anything", help=f"give at least {LEAST_MEMORY >> 20} MiB")
+    return found
