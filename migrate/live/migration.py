@@ -55,7 +55,7 @@ class Migration:
 
     @property
     def names(self) -> Mapping[str, str]:
-        """Value that is no tensor -> what it is called now."""
+        """What a value that is no tensor is called now -> what it was called."""
         values = self.composition.values
         return values.names if values is not None else {key: key for key in self.index.items}
 

@@ -75,9 +75,9 @@ class Outputs:
     def require(self) -> None:
         """Raises what speaks against the run: conditions on values that do not hold (M4xx), memory that is too small (M919)."""
         if calls(self.graph.outputs.values()):
-            self._engine[2].require(self.graph.outputs.values())
+            self.engine[2].require(self.graph.outputs.values())
         if self.graph.checks:
-            value_checks.require(self.graph.checks, self._engine[0], self._max_memory)
+            value_checks.require(self.graph.checks, self.engine[0], self._max_memory)
 
     def untouched(self, key: str) -> Any:
         """The caller's own object if the output is exactly that, under whichever key; None otherwise."""
@@ -113,6 +113,17 @@ class Outputs:
             self.gather(key, memories[key])
         return tensors[key] if device is None else tensors[key].to(device)
 
+    def move(self, key: str, target: torch.Tensor, part: Tensor | None = None) -> bool:
+        """Fills a plain dense tensor from tensors in memory, piece by piece; False where that cannot be done.
+
+        `part` is a view of the output, with its sources, of the target's shape. Elements are cast as `copy_` does.
+        """
+        parts = self._parts(key) if is_plain(target) and target.is_contiguous() else None
+        if parts is None:
+            return False
+        _move(self.graph.outputs[key] if part is None else part, parts, target.detach())
+        return True
+
     def into(self, key: str, target: torch.Tensor) -> bool:
         """Fills a plain dense tensor of the output's shape, without another one between; False where that cannot be done.
 
@@ -120,11 +131,10 @@ class Outputs:
         """
         import torch
 
-        if not _is_plain(target) or not target.is_contiguous():
+        if not is_plain(target) or not target.is_contiguous():
             return False
-        tensor, parts = self.graph.outputs[key], self._parts(key)
-        if parts is not None:
-            _move(tensor, parts, target.detach())
+        tensor = self.graph.outputs[key]
+        if self.move(key, target):
             return True
         if target.device.type != "cpu" or target.dtype != torch_dtype(tensor.spec):
             return False
@@ -134,11 +144,12 @@ class Outputs:
 
     def gather(self, key: str, buffer: memoryview) -> None:
         """Fills the buffer with the output's packed bytes, row-major."""
-        source, layouts, values = self._engine
+        source, layouts, values = self.engine
         buffers.one(self.graph.outputs[key], source, layouts, values, buffer, self._max_memory)
 
     @cached_property
-    def _engine(self) -> tuple[Source, Layouts, Values]:
+    def engine(self) -> tuple[Source, Layouts, Values]:
+        """What reads and computes the outputs: the opened source, the layouts of its views, its computed values."""
         with self._lock:
             layouts, source = Layouts(), self._opened()
             outputs = self.graph.outputs.values()
@@ -157,7 +168,7 @@ class Outputs:
         found = []
         for source in self.graph.outputs[key].sources:
             held: Any = self._objects[source] if isinstance(source, str) else None
-            if not _is_plain(held):
+            if not is_plain(held):
                 return None
             found.append((held.detach(), held.storage_offset()))
         return found
@@ -171,7 +182,7 @@ def torch_dtype(spec: Spec) -> torch.dtype | None:
     return found if isinstance(found, torch.dtype) else None
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
     """Whether a tensor is its bytes and nothing else, and they are there."""
     import torch
 
@@ -184,7 +195,9 @@ def _way(tensor: Tensor, migration: Migration) -> Way:
         return Way(same, None, torch_dtype(tensor.spec) is not None)
     stored = [migration.index.tensors[key] if isinstance(key, str) else None for key in tensor.sources]
     alike = torch_dtype(tensor.spec) is not None and all(at is not None and at.spec.dtype == tensor.spec.dtype for at in stored)
-    if not alike or len(tensor.view.pieces) > _MOST_PIECES:
+    # torch has no negative strides
+    backwards = any(stride < 0 for piece in tensor.view.pieces for stride in piece[5])
+    if not alike or backwards or len(tensor.view.pieces) > _MOST_PIECES:
         return Way(None, None, False)
     return Way(None, views.strided(tensor.view), True)
 

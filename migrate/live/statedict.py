@@ -41,7 +41,7 @@ class StateDict(Mapping[str, Any]):
 
     def __init__(self, outputs: Outputs, source: MemorySource, device: Any, versions: Mapping[str, Any] | None) -> None:
         self._outputs, self._device = outputs, device
-        self._names = {name: was for was, name in outputs.migration.names.items()}
+        self._names = outputs.migration.names
         self._items = source.index.items
         self._first = tied(outputs.graph.outputs, source.index.tensors)
         self._alive: WeakValueDictionary[str, torch.Tensor] = WeakValueDictionary()
