@@ -25,6 +25,7 @@ from typing import Any
 import compare
 import data
 import data_fp8
+import live
 import memory
 import plans
 import process
@@ -33,6 +34,7 @@ from tasks import TASKS, Limit, Task
 
 HERE = Path(__file__).resolve().parent
 PYTHON = sys.executable
+COMMANDS = {**plans.COMMANDS, **live.COMMANDS}
 MB = 1_000_000
 
 
@@ -246,7 +248,7 @@ def main() -> None:
     parser.add_argument("--size", choices=["tiny", "demo", "1.2GB", "4.4GB"], default="1.2GB")
     parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds per row (5)")
     parser.add_argument("--transformers-rounds", type=int, default=3, help="rounds in which transformers takes part (3)")
-    parser.add_argument("--rows", default="", help="comma-separated names; rows that contain one of them; `plan` and `start` are rows too")
+    parser.add_argument("--rows", default="", help=f"comma-separated names; rows that contain one of them; also {', '.join(COMMANDS)}")
     parser.add_argument("--fsync", action=argparse.BooleanOptionalAction, default=True, help="one more round in which all sides fsync")
     parser.add_argument("--no-hold", action="store_true", help="do not hold free memory (on bare metal)")
     parser.add_argument("--migrate", default=f"{shlex.quote(str(Path(sys.executable).parent / 'migrate'))}", help="the command to time")
@@ -281,7 +283,7 @@ def main() -> None:
             except process.RunError as error:
                 failed.append(task.name)
                 say(f"{task.name}: left out, {error}")
-        for name, measure in plans.COMMANDS.items():
+        for name, measure in COMMANDS.items():
             if not chosen(name):
                 continue
             say(name)

@@ -3,8 +3,9 @@
 extra_state_speed.py [STATES]
 
 Decoding is given in MB/s of opcodes (the state of one module, as a release wrote it) and in GB/s of numbers (one state with a long
-history). Plans are in seconds: of a checkpoint whose modules have no state but a tensor of the same name, and of the same one with states
-that hold a recipe, and with states of delayed scaling, no two alike. Every time is the best of five.
+history). Plans are in seconds: of a checkpoint of TransformerLayers whose modules have no state at all ("lacking"), of one with a tensor of
+the same name that is merely renamed ("without"), and of the same one with states that hold a recipe, and with states of delayed scaling, no
+two alike. Times are those of the processor, the best of five rounds.
 """
 
 from __future__ import annotations
@@ -29,31 +30,41 @@ title: Renames modules
 lineage: demo
 edge: [v1, v2]
 rules:
-  - {name: move, from: "layers.{i:int}.{m}.{p:weight|bias}", to: "blocks.{i}.{m}.{p}"}
+  - {name: move, from: "layers.{i:int}.{k...}", to: "blocks.{i}.{k}"}
   - name: state
-    from: "layers.{i:int}.{m}._extra_state"
+    from: "layers.{i:int}.{m...}._extra_state"
     to: "blocks.{i}.{m}._extra_state"
+    optional: true
 """
+# a TransformerLayer of Transformer Engine, as it names them
+_NORM = ("layer_norm_weight", "layer_norm_bias")
+MODULES = (
+    ("self_attention.layernorm_qkv", (*_NORM, "weight", "bias")), ("self_attention.core_attention", ()),
+    ("self_attention.proj", ("weight", "bias")), ("layernorm_mlp", (*_NORM, "fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias")),
+)  # fmt: skip
 DECIDES = "    via: [{extra_state: {stateless: keep, delayed_scaling: pickle-2.x}}]\n"
 
 
 def best(run: Callable[[], Any], rounds: int = 5) -> float:
     times = []
     for _ in range(rounds):
-        began = time.perf_counter()
+        began = time.process_time()
         run()
-        times.append(time.perf_counter() - began)
+        times.append(time.process_time() - began)
     return min(times)
 
 
-def checkpoint(path: Path, state: Callable[[int], bytes], count: int) -> Path:
+def checkpoint(path: Path, state: Callable[[int], bytes] | None, count: int) -> Path:
+    """A checkpoint of TransformerLayers: four modules with a state each, and twelve parameters."""
     header: dict[str, Any] = {}
     data = []
     at = 0
     for i in range(count):
-        for name, dtype, raw in (("weight", "F32", bytes(8)), ("bias", "F32", bytes(8)), ("_extra_state", "U8", state(i))):
+        module, parameters = MODULES[i % 4]
+        own = [] if state is None else [("_extra_state", "U8", state(i))]
+        for name, dtype, raw in (*((p, "F32", bytes(256)) for p in parameters), *own):
             shape = [len(raw) // (4 if dtype == "F32" else 1)]
-            header[f"layers.{i // 4}.m{i % 4}.{name}"] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(raw)]}
+            header[f"layers.{i // 4}.{module}.{name}"] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(raw)]}
             data.append(raw)
             at += len(raw)
     text = json.dumps(header).encode()
@@ -65,7 +76,7 @@ def delayed(payload: bytes) -> Callable[[int], bytes]:
     """The state of each module: the payload with other scales."""
     state = decode(payload, "x").states[""]
     scales = bytes(state.tensors["scale_fwd"].data) if state is not None else b""
-    return lambda i: payload.replace(scales, struct.pack("<3f", i, i + 0.5, -i))
+    return lambda i: payload.replace(scales, struct.pack("<3f", i + 1, i + 1.5, i + 2))
 
 
 def plans(folder: Path, count: int) -> dict[str, float]:
@@ -74,14 +85,20 @@ def plans(folder: Path, count: int) -> dict[str, float]:
     plain, decides = folder / "plain.yaml", folder / "decides.yaml"
     plain.write_text(RULES)
     decides.write_text(RULES + DECIDES)
-    out = {}
-    for name, rules, state in (
+    cases: list[tuple[str, Path, Callable[[int], bytes] | None]] = [
+        ("lacking", plain, None),
         ("without", plain, lambda i: b""),
         ("stateless", decides, lambda i: recipe),
         ("delayed", decides, delayed(payload)),
-    ):
-        path = checkpoint(folder / f"{name}.safetensors", state, count)
-        out[name] = best(lambda path=path, rules=rules: migrate.plan(path, rules=[rules], allow={"delayed-scaling"}))  # type: ignore[misc]
+    ]
+    paths = {name: checkpoint(folder / f"{name}.safetensors", state, count) for name, _, state in cases}
+    out = dict.fromkeys(paths, float("inf"))
+    # a round has all of them, so that what else the machine does meets all of them
+    for _ in range(5):
+        for name, rules, _ in cases:
+            path = paths[name]
+            took = best(lambda path=path, rules=rules: migrate.plan(path, rules=[rules], allow={"delayed-scaling"}), 1)  # type: ignore[misc]
+            out[name] = min(out[name], took)
     return out
 
 
@@ -97,7 +114,8 @@ def main(count: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         times = plans(Path(folder), count)
     out["plan, s"] = {name: round(seconds, 2) for name, seconds in times.items()}
-    out["plan, times that without"] = {name: round(times[name] / times["without"], 2) for name in ("stateless", "delayed")}
+    for one in ("lacking", "without"):
+        out[f"plan, times that {one}"] = {name: round(times[name] / times[one], 2) for name in ("stateless", "delayed")}
     print(json.dumps(out, indent=1))
 
 

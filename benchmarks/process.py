@@ -46,7 +46,7 @@ def run(argv: Sequence[str | os.PathLike[str]], env: dict[str, str] | None = Non
         def sample() -> None:
             nonlocal peak
             while not finished.wait(INTERVAL):
-                peak = max(peak, _private(process.pid))
+                peak = max(peak, private(process.pid))
 
         sampler = threading.Thread(target=sample, daemon=True)
         sampler.start()
@@ -70,7 +70,7 @@ def run(argv: Sequence[str | os.PathLike[str]], env: dict[str, str] | None = Non
         os.close(err)
 
 
-def _private(pid: int) -> int:
+def private(pid: int) -> int:
     """RssAnon of `pid` and of its children, in bytes."""
     total = 0
     try:
@@ -83,7 +83,7 @@ def _private(pid: int) -> int:
             children = file.read().split()
     except (OSError, ValueError):
         return total
-    return total + sum(_private(int(child)) for child in children)
+    return total + sum(private(int(child)) for child in children)
 
 
 def _text(descriptor: int) -> str:

@@ -113,6 +113,10 @@ INDEX_KEYS, INDEX_FASTER = 100_000, 3.0
 PLAN_KEYS, PLAN_BIND, PLAN_WHOLE = 100_000, 0.6, 1.5
 # 10x the keys may take this many times the seconds before it is no longer called linear
 PLAN_LINEAR = 12.0
+# a load into a live module, against load_state_dict(load_file(migrated)); MB above module and largest tensor
+LOAD_TIMES, LOAD_PRIVATE = 1.15, 100.0
+# the hook on so many tensors: seconds the first time, and for the same keys and shapes again
+HOOK_KEYS, HOOK_FIRST, HOOK_AGAIN = 20_000, 0.3, 0.03
 HELP_SECONDS, PLAN_SECONDS = 0.2, 0.4
 
 

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from .core.diagnostics import Diagnostic as Diagnostic
     from .core.errors import MigrateError as MigrateError
     from .core.spec import Spec as Spec
+    from .live.hook import attach as attach
+    from .live.load import convert_module as convert_module
+    from .live.load import load as load
+    from .live.save import save as save
     from .live.statedict import migrate_state_dict as migrate_state_dict
     from .planning.plan import Plan as Plan
     from .source.index import Index as Index
@@ -28,6 +32,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "apply": "api",
+    "attach": "live.hook",
     "diff": "api",
     "downgrade": "api",
     "history": "api",
@@ -41,7 +46,10 @@ _HOMES = {
     "MigrateError": "core.errors",
     "Plan": "planning.plan",
     "Spec": "core.spec",
+    "convert_module": "live.load",
+    "load": "live.load",
     "migrate_state_dict": "live.statedict",
+    "save": "live.save",
 }
 
 __all__ = [
@@ -51,13 +59,17 @@ __all__ = [
     "Plan",
     "Spec",
     "apply",
+    "attach",
+    "convert_module",
     "diff",
     "downgrade",
     "history",
     "inspect",
     "lint",
+    "load",
     "migrate_state_dict",
     "plan",
+    "save",
     "test",
     "verify",
 ]

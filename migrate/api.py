@@ -1,6 +1,6 @@
 """One function per verb. The command line calls only these; they print nothing and exit nowhere.
 
-    inspect, plan       headers only
+    inspect, plan       headers only; of state dicts and modules too
     apply, downgrade    plan, then run: gather, write, check, publish
     verify, diff        compare bytes
     history             read stamps and lineages
@@ -17,15 +17,13 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from . import formats
 from .core.diagnostics import fail, printable
 from .extra_state.age import States
-from .formats import memory
 from .planning.plan import Plan
-from .planning.question import OUTPUT_FORMATS, Question, ask, asked_in, path_text, require_unchanged, saved_plan, shape_of, written_as
+from .planning.question import OUTPUT_FORMATS, Question, ask, asked_in, path_text, saved_plan
 from .planning.route import find_route, known_lineages, layouts_of
 from .planning.sides import SideFiles
 from .rules.catalog import explain as explain
@@ -44,18 +42,18 @@ from .source.index import Source
 from .source.pickle.encodings import PARAMETER
 
 if TYPE_CHECKING:
-    from .running.tiles import RunResult
+    import torch
 
 FORMAT_VERSION = "1.0"
-DEFAULT_SHARD = "5GB"
-MOST_THREADS = 64
 
 Progress = Callable[[int, int], None]
 PathLike = str | os.PathLike[str]
+# a state dict or a module
+Live: TypeAlias = "Mapping[str, Any] | torch.nn.Module"
 
 
 def inspect(
-    path: PathLike, *, rules: Iterable[PathLike] = (), params: Mapping[str, Any] | None = None, allow: Iterable[str] = (),
+    path: PathLike | Live, *, rules: Iterable[PathLike] = (), params: Mapping[str, Any] | None = None, allow: Iterable[str] = (),
     expand: bool = False, at: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """What the checkpoint holds and which layouts it fits, with evidence; from headers and extra states. `expand` lists every key.
@@ -66,7 +64,7 @@ def inspect(
 
     question = ask((), (), rules, params, allow, at=at)
     resolve({}, question.params, known=[PARAMETER])
-    source = _opened("path", path, question)
+    source = _opened("path", path, question, meta=True)
     try:
         index = source.index
         specs = {key: stored.spec for key, stored in index.tensors.items()}
@@ -101,14 +99,14 @@ def inspect(
 
 
 def plan(
-    path: PathLike,
+    path: PathLike | Live,
     *,
     to: str | Iterable[str] = (),
     from_: str | Iterable[str] = (),
     rules: Iterable[PathLike] = (),
     params: Mapping[str, Any] | None = None,
     allow: Iterable[str] = (),
-    max_shard_size: int | str = DEFAULT_SHARD,
+    max_shard_size: int | str = limits.SHARD,
     single_file: bool | None = None,
     backwards: bool = False,
     at: str | None = None,
@@ -120,7 +118,7 @@ def plan(
     dict of a nested checkpoint that rules work on, `output_format` "safetensors" or "torch"; without it like the source.
     """
     question = ask(to, from_, rules, params, allow, backwards=backwards, at=at, output_format=output_format)
-    source = _opened("path", path, question)
+    source = _opened("path", path, question, meta=True)
     try:
         return plan_for(source, question, is_folder(source, single_file), limits.size(max_shard_size))
     finally:
@@ -128,7 +126,7 @@ def plan(
 
 
 def apply(
-    path: PathLike | Mapping[str, Any],
+    path: PathLike | Live,
     out: PathLike | None = None,
     *,
     to: str | Iterable[str] = (),
@@ -152,26 +150,34 @@ def apply(
     `device` is "cpu", "cuda", or "cuda:all" (also for ops whose bits differ there). The answer's `report` has the errors of what
     was computed. A checkpoint that is where it shall go already is left alone: the answer's `path` is then None and nothing is written.
     `path` may be a saved plan (a file ending in .json that is not an index): it is planned again and refused (M903)
-    unless the digest is the same. A state dict (a mapping) is written to `out`, or, without `out`, migrated in memory: the
+    unless the digest is the same. A state dict (a mapping) or a module is written to `out`, or, without `out`, migrated in memory: the
     answer is then the new state dict, tied tensors still tied, and `inform` is called with what else there is to say:
     `steps`, `layouts`, `params`, `losses`, `notes`, `warnings` and `report`, as the answer of a run into files has them.
     """
+    from .live.module import is_module, state
+    from .running.job import write
+
     question = ask(to, from_, rules, params, allow, at=at, output_format=output_format)
+    live = isinstance(path, Mapping) or is_module(path)
     if out is None:
-        if not isinstance(path, Mapping):
+        if not live:
             fail("M115", "apply needs a place for its output", help="-o OUT, or out= in Python")
         from .live.statedict import migrated
 
-        return migrated(path, question, limits.memory(max_memory), parse_device(device), inform)
+        tensors = path if isinstance(path, Mapping) else state(path)
+        return migrated(tensors, question, limits.memory(max_memory), parse_device(device), inform)
     if inform is not None:
         fail("M115", "`inform` is for a state dict that is migrated in memory", help="the answer of a run into files says it all")
-    saved = None if isinstance(path, Mapping) else saved_plan(path_text("path", path))
+    saved = None if live else saved_plan(path_text("path", path))
     if saved is not None:
         if question != Question() or max_shard_size is not None:
             fail("M115", "a saved plan is run as it is; --to, --from, --rules, --set, --allow and --max-shard-size are part of it")
         question = asked_in(saved)
         path, max_shard_size = saved["source"]["path"], saved["options"]["max_shard_size"]
-    return _run(path, out, question, max_shard_size, threads, max_memory, fsync, resume, device, progress, saved)
+    return write(
+        lambda: _opened("path", path, question, wrapped=False), out, question, max_shard_size=max_shard_size, threads=threads,
+        max_memory=max_memory, fsync=fsync, resume=resume, device=device, progress=progress, saved=saved,
+    )  # fmt: skip
 
 
 def downgrade(
@@ -194,8 +200,13 @@ def downgrade(
     output_format: str | None = None,
 ) -> dict[str, Any]:
     """Takes a checkpoint back to an older layout; without `to` and `rules`, undoes what its stamp says was applied last."""
+    from .running.job import write
+
     question = ask(to, from_, rules, params, allow, backwards=True, at=at, output_format=output_format)
-    return _run(path, out, question, max_shard_size, threads, max_memory, fsync, resume, device, progress, None)
+    return write(
+        lambda: _opened("path", path, question), out, question, max_shard_size=max_shard_size, threads=threads, max_memory=max_memory,
+        fsync=fsync, resume=resume, device=device, progress=progress,
+    )  # fmt: skip
 
 
 def verify(
@@ -380,7 +391,13 @@ def lint(
     }
 
 
-def _opened(name: str, path: PathLike, question: Question) -> Source:
+def _opened(name: str, path: PathLike | Live, question: Question, *, meta: bool = False, wrapped: bool = True) -> Source:
+    """A checkpoint on disk, a state dict or a module; `meta` and `wrapped` say what of the latter two is taken."""
+    if not isinstance(path, (str, os.PathLike)):
+        from .live.module import is_module, opened
+
+        if isinstance(path, Mapping) or is_module(path):
+            return opened(path, meta=meta, wrapped=wrapped)
     return formats.open(path_text(name, path), "links" in question.allow, question.at)
 
 
@@ -391,90 +408,3 @@ def _applied_after(source: Source, stamp: stamps.Stamp) -> Sequence[Mapping[str,
         if entry["source"] == index_hash:
             return stamp.applied[position:]
     return ()
-
-
-def _run(
-    path: PathLike | Mapping[str, Any],
-    out: PathLike,
-    question: Question,
-    max_shard_size: int | str | None,
-    threads: int,
-    max_memory: int | str,
-    fsync: bool,
-    resume: bool,
-    device: str,
-    progress: Progress | None,
-    saved: Mapping[str, Any] | None,
-) -> dict[str, Any]:
-    from .running.publish import check_place
-    from .running.tiles import RunResult, run
-
-    out = Path(path_text("out", out))
-    shard, budget = limits.size(DEFAULT_SHARD if max_shard_size is None else max_shard_size), limits.memory(max_memory)
-    if not isinstance(threads, int) or isinstance(threads, bool) or not 1 <= threads <= MOST_THREADS:
-        fail("M115", f"`threads` is a number from 1 to {MOST_THREADS}, not {printable(repr(threads))}")
-    where = parse_device(device)
-    source: Source = memory.open(path) if isinstance(path, Mapping) else _opened("path", path, question)
-    try:
-        check_place(out, source.path)
-        folder, question = shape_of(out.name, source.format, question)
-        if saved is not None and saved["options"]["folder"] != folder:
-            made_as, other = ("a folder", "--single-file") if not folder else ("one file", "--folder")
-            fail(
-                "M115",
-                f"the plan makes {made_as}, and {printable(str(out))} is the name of the other",
-                help=f"rename it, or plan with {other}",
-            )
-        if saved is not None and saved["options"].get("format", "safetensors") != written_as(source.format, question):
-            fail(
-                "M115", f"the plan makes {saved['options']['format']}, and {printable(str(out))} is the name of the other", help="rename it"
-            )
-        made = plan_for(source, question, folder, shard)
-        if saved is not None:
-            require_unchanged(saved, made.document)
-        if not made.document["path"] and not isinstance(path, Mapping) and question.output_format is None:
-            return _published(made, source, None, RunResult({}, 0, 0))
-        side_files = [(f["path"], made.sides.read(f["path"]) or b"") for f in made.document["side_files"]]
-        result = run(
-            made.written,
-            whole(source),
-            made.target,
-            out,
-            digest=made.digest,
-            side_files=side_files,
-            checks=made.checks,
-            threads=threads,
-            fsync=fsync,
-            resume=resume,
-            max_memory=budget,
-            device=where,
-            progress=progress,
-        )
-        return _published(made, source, os.fspath(out), result)
-    finally:
-        source.close()
-
-
-def _published(made: Plan, source: Source, path: str | None, result: RunResult) -> dict[str, Any]:
-    """The answer of a run; without a `path` there was nothing to do."""
-    planned = made.document
-    return {
-        "format_version": FORMAT_VERSION,
-        "kind": "published",
-        "path": path,
-        "source": source.path,
-        "digest": made.digest,
-        "steps": planned["path"],
-        "question": planned["question"],
-        "tensors": len(made.composition.graph.outputs),
-        "files": result.files,
-        "bytes_read": result.bytes_read,
-        "bytes_written": result.bytes_written,
-        "bytes_shared": result.bytes_shared,
-        "layouts": planned["layouts"],
-        "losses": planned["losses"],
-        "downgrade": planned["downgrade"],
-        "notes": planned["notes"],
-        "warnings": planned["warnings"],
-        "report": result.report,
-    }

@@ -76,7 +76,7 @@ def test_the_python_lines_are_true(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     shown = re.findall(r"`(migrate\.\w+\([^`]*\))`", README)
     assert shown
     for line in shown:
-        if "…" not in line:
+        if "…" not in line and "(model" not in line:
             import migrate
 
             name, arguments = re.fullmatch(r'migrate\.(\w+)\("CKPT", to="([^"]+)"\)', line).groups()
@@ -115,6 +115,42 @@ def test_the_first_rule_is_linted_tested_planned_applied_and_undone(tmp_path: Pa
     assert contents(tmp_path / "UNDONE.safetensors") == given
     modeline = rule.splitlines()[0].partition("$schema=")[2]
     assert (tmp_path / modeline).read_bytes() == (ROOT / "schemas" / "rulefile.schema.json").read_bytes()
+
+
+def test_an_old_checkpoint_is_loaded_into_a_live_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.chdir(tmp_path)
+    Path("fuse.yaml").write_text(blocks(section("Write your first rule"), "yaml")[0])
+    executed(next(c for c in commands(section("Write your first rule")) if c.startswith("python")), tmp_path)
+    executed(next(c for c in commands(section("A file of torch.save")) if c.startswith("python")), tmp_path)
+    given = torch.load("OLD.pt", weights_only=True)["model"]
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            sizes = {"gate_up_proj": 8, "down_proj": 4}
+            made = [torch.nn.ModuleDict({n: torch.nn.Linear(4, size, bias=False) for n, size in sizes.items()}) for _ in range(2)]
+            self.l = torch.nn.ModuleList(made)
+
+    text = section("Into a live module")
+    model = Model()
+    (block,) = blocks(text, "python")
+    exec(block, {"model": model, "torch": torch})
+    state = model.state_dict()
+    for i in (0, 1):
+        expected = torch.cat([given[f"l.{i}.gate_proj.weight"], given[f"l.{i}.up_proj.weight"]])
+        assert torch.equal(state[f"l.{i}.gate_up_proj.weight"], expected)
+        assert torch.equal(state[f"l.{i}.down_proj.weight"], given[f"l.{i}.down_proj.weight"])
+    (line,) = [one for one in re.findall(r"`(migrate\.load\([^`]*\))`", text) if "…" not in one]
+    import migrate
+
+    streamed = Model().double()
+    eval(line, {"model": streamed, "migrate": migrate})
+    from safetensors.torch import load_file
+
+    old = load_file("OLD.safetensors")
+    assert torch.equal(streamed.l[1]["gate_up_proj"].weight, torch.cat([old["l.1.gate_proj.weight"], old["l.1.up_proj.weight"]]))
 
 
 def test_a_file_of_torch_is_migrated_and_comes_back_through_safetensors(tmp_path: Path) -> None:

@@ -130,6 +130,8 @@ def _objects(objects: Sequence[Mapping[str, Any]]) -> list[str]:
     for (form, number, together), keys in sorts.items():
         grouped = ", grouped" if together and form != "te-grouped" else ""
         lines.append(f"  {form}{grouped}{f' of {number}' if number else ''}: {_name(keys[0])}{_more(len(keys) - 1)}")
+    if any(one["readings"] for one in objects):
+        lines.append("  which of two it is, the file does not tell: --set te_dtype_numbering=0.8 or =2.4")
     return lines
 
 

@@ -2,6 +2,7 @@
 
     recipes    which recipes there are, as data
     record     what every form is normalised to
+    objects    states that are objects beside the tensors, as bytes
     decode     bytes, archives and plain objects to a record
     verdict    what a record is, judged by what it holds
     normal     a record of any release as the releases from 2.0 on hold it

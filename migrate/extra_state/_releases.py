@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from .recipes import FIELDS, RECIPES, STATELESS
 from .record import BUFFERS, INVERSES, OLD_MODES, Recipe, State
 
-_NONE = {"archive": "0.12 to 1.13", "none": "0.3 to 0.11 and 2.0 to 2.3", "pickle": "2.0 to 2.17"}
+_NONE = {"archive": "0.12 to 1.13", "none": "0.6 to 0.11 and 2.0 to 2.3", "nothing": "0.1 to 0.5", "pickle": "2.0 to 2.17"}
 # from this release on stateless recipes are not stored
 _SILENT = (2, 18)
 

@@ -20,15 +20,25 @@ MOST_TWINS, LONGEST = 64, 64 << 10
 
 
 class _Shape(NamedTuple):
-    """`fixed` are (start, end, bytes) that must be equal, `keys` the (start, start, length) of the two places of each key."""
+    """`fixed` are (start, end, bytes) that must be equal, `keys` the (start, start, length) of the two places of each key.
+
+    `numbers` are (start, end) of what each storage holds, in the order of the storages.
+    """
 
     fixed: tuple[tuple[int, int, bytes], ...]
     keys: tuple[tuple[int, int, int], ...]
+    numbers: tuple[tuple[int, int], ...]
 
     def fits(self, payload: bytes) -> bool:
-        return all(payload[a:b] == held for a, b, held in self.fixed) and all(
-            payload[a : a + n] == payload[b : b + n] and payload[a : a + n].isdigit() for a, b, n in self.keys
-        )
+        # thousands are compared, with a dozen runs each
+        for a, b, held in self.fixed:
+            if payload[a:b] != held:
+                return False
+        for a, b, n in self.keys:
+            key = payload[a : a + n]
+            if payload[b : b + n] != key or not key.isdigit():
+                return False
+        return True
 
 
 class Twins(Generic[T]):
@@ -40,9 +50,9 @@ class Twins(Generic[T]):
         self._shapes: dict[int, list[tuple[_Shape, T]]] = {}
         self._count = 0
 
-    def find(self, payload: bytes) -> T | None:
-        """What was added for a payload that differs in numbers and keys alone."""
-        return next((known for shape, known in self._shapes.get(len(payload), ()) if shape.fits(payload)), None)
+    def find(self, payload: bytes) -> tuple[T, Sequence[tuple[int, int]]] | None:
+        """What was added for a payload that differs in numbers and keys alone, and where the numbers of each storage lie."""
+        return next(((known, shape.numbers) for shape, known in self._shapes.get(len(payload), ()) if shape.fits(payload)), None)
 
     def add(self, payload: bytes, storages: Sequence[Held], known: T) -> None:
         """Remembers `known` for the payload, whose storages are all of `storages`; nothing where one of them cannot be placed for sure."""
@@ -57,6 +67,7 @@ class Twins(Generic[T]):
 def _shape(payload: bytes, storages: Sequence[Held]) -> _Shape | None:
     holes: list[tuple[int, int]] = []
     keys: list[tuple[int, int, int]] = []
+    runs: list[tuple[int, int]] = []
     for held in storages:
         at = payload.find(held.stream)
         # a stream that stands in two places could be compared in the wrong one
@@ -64,7 +75,7 @@ def _shape(payload: bytes, storages: Sequence[Held]) -> _Shape | None:
             return None
         end = at + len(held.stream)
         numbers = end - len(held.data)
-        holes.append((numbers, end))
+        runs.append((numbers, end))
         key = held.node.id[2].encode()
         first = payload.find(key, at, numbers)
         second = payload.find(key, first + 1, numbers)
@@ -72,9 +83,9 @@ def _shape(payload: bytes, storages: Sequence[Held]) -> _Shape | None:
             keys.append((first, second, len(key)))
             holes += [(first, first + len(key)), (second, second + len(key))]
     fixed, start = [], 0
-    for a, b in [*sorted(holes), (len(payload), len(payload))]:
+    for a, b in [*sorted((*holes, *runs)), (len(payload), len(payload))]:
         if a < start:
             return None
         fixed.append((start, a, payload[start:a]))
         start = b
-    return _Shape(tuple(fixed), tuple(keys))
+    return _Shape(tuple(fixed), tuple(keys), tuple(runs))

@@ -7,7 +7,6 @@ differ, and it is the latest that is meant.
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterator, Mapping
 from itertools import islice
@@ -16,12 +15,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..core.diagnostics import printable
 from ..core.errors import CheckpointError
 from ..core.spec import Spec, spec
-from ..source.pickle.tree import Buffer
+from ..source.nesting import is_state
+from .objects import content, objects
 
 if TYPE_CHECKING:
-    from ..source.index import Index, Source, Stored
+    from ..source.index import Source, Stored
 
-NAME = "_extra_state"
 # how many states are looked at; the others are of the same release
 MOST = 256
 _LARGEST = 1 << 26
@@ -60,14 +59,14 @@ class Age(NamedTuple):
 class States:
     """The extra states of one opened checkpoint, read when somebody asks how old they are."""
 
-    __slots__ = ("_age", "_buffers", "_source", "beside")
+    __slots__ = ("_age", "_objects", "_source", "beside")
 
     def __init__(self, source: Source) -> None:
         self._source = source
         self._age: Age | None = None
-        self._buffers = dict(_beside(source.index))
-        # states that are an io.BytesIO, by the keys under which rules see them
-        self.beside: Mapping[str, Spec] = {key: spec("uint8", (len(data),)) for key, data in self._buffers.items()}
+        self._objects = list(objects(source.index))
+        # states that are objects, by the keys under which rules see them; how long their bytes are, nobody asks
+        self.beside: Mapping[str, Spec] = {found.name: spec("uint8", (0,)) for found in self._objects}
 
     def age(self) -> Age:
         """Found once. A state that is not understood is of no release."""
@@ -80,8 +79,11 @@ class States:
         for key, stored in self._source.index.tensors.items():
             if is_state(key):
                 yield key, self._releases(key, stored)
-        for key, data in self._buffers.items():
-            yield key, _releases(key, data)
+        for found in self._objects:
+            try:
+                yield found.name, _releases(found.name, content(found, self._source.index, self._source.blobs))
+            except CheckpointError:
+                yield found.name, ""
 
     def _releases(self, key: str, stored: Stored) -> str:
         found, strides = stored.spec, stored.strides
@@ -94,25 +96,6 @@ class States:
         if data:
             self._source.blobs[stored.blob].readinto(stored.offset, memoryview(data))
         return _releases(key, bytes(data))
-
-
-def is_state(key: str) -> bool:
-    """Whether a key is that of an extra state, of whichever rank."""
-    # most keys are none, and there may be very many
-    return NAME in key and key.partition("@")[0].rpartition(".")[2] == NAME
-
-
-def _beside(index: Index) -> Iterator[tuple[str, bytes]]:
-    if index.outline is None:
-        for key, item in index.items.items():
-            if type(item) is io.BytesIO and is_state(key):
-                yield key, item.getvalue()
-        return
-    parts = index.outline.parts
-    for rank, part in enumerate(parts):
-        for key, value in part.table.pairs if part.table is not None else ():
-            if type(value) is Buffer and type(key) is str and is_state(key):
-                yield key if len(parts) == 1 else f"{key}@{rank}", value.data
 
 
 def _releases(key: str, data: bytes) -> str:

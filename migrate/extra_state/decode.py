@@ -22,6 +22,7 @@ from ..source.pickle.torch_objects import DECODERS
 from ..source.pickle.tree import ITEMSIZE
 from ._releases import releases
 from ._storages import Held, stored
+from .objects import MARK
 from .recipes import FORMAT, FORMAT_HELPER, FORMATS, FUNCTIONS, HOW_TO_ADD, PARAMETERS, RECIPES
 from .record import (
     BUFFERS,
@@ -46,6 +47,8 @@ Storages = Callable[[str], "bytes | memoryview"]
 # the functions that make a storage of a stream in a string of bytes: torch's own, and Megatron's with an allow-list
 _NESTED = (("torch.storage", "_load_from_bytes"), ("megatron.core.safe_globals", "safe_load_from_bytes"))
 _SCALARS = frozenset({type(None), bool, int, float, str})
+# what is no setting, wherever it stands
+_STATE = frozenset({*SCALING, *INVERSES, *BUFFERS})
 _SETTINGS = (type(None), bool, int, float, str, Format, Parameters)
 # the ten items of the list that 0.1 and 0.2 store
 _LIST = (
@@ -56,7 +59,9 @@ _ZIP = b"PK\x03\x04"
 
 
 def decode(payload: bytes, name: str) -> Record:
-    """The record in the bytes of a uint8 tensor, or of the archive that an `io.BytesIO` holds. `name` names it in messages.
+    """The record in the bytes of a uint8 tensor, of the archive that an `io.BytesIO` holds, or of an object that was packed (`objects`).
+
+    `name` names it in messages.
 
     CheckpointError: M950 for what is no extra state that is known here, M93x for a stream that is broken or hostile, M94x for such
     an archive.
@@ -71,6 +76,8 @@ def examined(payload: bytes, name: str) -> tuple[Record, list[Held]]:
     if payload[:4] == _ZIP:
         return _archive(payload, name), []
     reader = _Reader(name, None)
+    if payload.startswith(MARK):
+        return _record(reader, read_pickle(payload[len(MARK) :], EXTRA_STATE, name=name), ""), reader.held
     return _record(reader, read_pickle(payload, EXTRA_STATE, name=name), "pickle"), reader.held
 
 
@@ -129,7 +136,7 @@ class _Reader:
     def states(self, node: Any, form: str) -> tuple[Mapping[str, State | None], str]:
         """The states by mode, and the form."""
         if node is None:
-            return {}, form if form == "archive" else "none"
+            return {}, {"pickle": "none", "": "nothing"}.get(form, form)
         if type(node) is list:
             if form:
                 raise ForeignError("a list; only the first releases stored one, and as an object")
@@ -265,7 +272,7 @@ class _Reader:
                 if key not in FUNCTIONS:
                     raise self.foreign(node, f"{printable(str(node))} as the field {printable(key)}")
                 out[key] = Function(node.module, node.name)
-            elif key.startswith("__"):
+            elif key.startswith("__") or key in _STATE:
                 raise ForeignError(f"a recipe with the field {printable(key)}")
             else:
                 out[key] = self.value(node)

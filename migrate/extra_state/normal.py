@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..core.errors import OpError
-from .recipes import FORMATS
+from .recipes import FORMATS, LEAVE
 from .record import BOOKKEEPING, INVERSES, MODES, OLD_MODES, SCALING, Format, Function, Recipe, Record, State, Tensor
 
 _TE = "transformer_engine.common.recipe"
@@ -63,9 +63,11 @@ def recovered(state: State) -> Recipe:
     history = state.history
     pair = state.format
     if history is None or pair is None:
-        said = state.extras.get("fp8_max_fwd"), state.extras.get("fp8_max_bwd")
-        missing = "a history" if history is None else f"a known format (the largest numbers are {_shown(said)})"
-        raise OpError("M950", f"without a recipe and without {missing} its recipe cannot be told", help="drop this state, or refuse it")
+        missing = "a history" if history is None else f"a known format ({_shown(state)})"
+        raise OpError(
+            "M950", f"without a recipe and without {missing} its recipe cannot be told",
+            help=f"`delayed_scaling: tensors` keeps the scales without a recipe; {LEAVE}",
+        )  # fmt: skip
     fields = {
         "margin": 0, "fp8_format": Format(*pair), "amax_history_len": history, "amax_compute_algo": "max",
         "scaling_factor_compute_algo": None, "reduce_amax": True, "fp8_dpa": False, "fp8_mha": False, "backward_override": None,
@@ -73,9 +75,13 @@ def recovered(state: State) -> Recipe:
     return Recipe(_TE, "DelayedScaling", fields)
 
 
-def _shown(pair: tuple[object, object]) -> str:
-    numbers = [str(n) if isinstance(n, (int, float)) and abs(n) < 1e9 else "not said" for n in pair]
-    return f"{numbers[0]} and {numbers[1]}; known are {', '.join(f'{a} and {b}' for a, b in FORMATS.values())}"
+def _shown(state: State) -> str:
+    said = state.extras.get("fp8_max_fwd"), state.extras.get("fp8_max_bwd")
+    known = ", ".join(f"{a} and {b}" for a, b in FORMATS.values())
+    numbers = [str(n) for n in said if isinstance(n, (int, float)) and abs(n) < 1e9]
+    return (
+        f"the largest numbers are {' and '.join(numbers)}; known are {known}" if len(numbers) == 2 else "nothing says the largest numbers"
+    )
 
 
 def widened(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -112,7 +118,7 @@ def _beside(states: Sequence[State]) -> State:
         if not found:
             continue
         if len(found) != len(states) or len({t.shape[:-1] for t in found}) > 1:
-            raise OpError("M950", f"its modes input and param do not fit together: {name}", help="drop this state, or refuse it")
+            raise OpError("M950", f"its modes input and param do not fit together: {name}", help=LEAVE)
         tensors[name] = _columns(found)
     return State(first.recipe, tensors, first.extras, first.buffers)
 

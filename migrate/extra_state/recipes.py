@@ -47,3 +47,5 @@ FIELDS: dict[str, tuple[tuple[int, int], tuple[int, int] | None]] = {
 }
 # how a message says what to do about a class that is none of these
 HOW_TO_ADD = "if it is a recipe, add a line to RECIPES in migrate/extra_state/recipes.py that says whether it keeps state"
+# and how state of delayed scaling is left behind, where no param of the rule file says so
+LEAVE = "`delayed_scaling: drop` in the rule and --allow drop leave it behind"

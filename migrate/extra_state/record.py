@@ -19,6 +19,8 @@ KEYS = frozenset({RECIPE, EXTRAS, *SCALING, *INVERSES, *BUFFERS})
 # what the constructor of a module sets again: numbers that are no state
 BOOKKEEPING = {"fp8_checkpoint": bool, "num_gemms": int, "fp8_max_fwd": int, "fp8_max_bwd": int}
 LOCAL_RECIPES = "local_recipes"
+# forms that are read as the object that they are, and cannot be kept as bytes
+OBJECTS = frozenset({"archive", "list", "dict", "nothing"})
 # of the operations of `te.ops`: from 2.0 on, and in 1.13
 MODES, OLD_MODES = ("forward", "backward"), ("input", "param", "grad_output")
 
@@ -129,7 +131,8 @@ class State:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Record:
-    """One extra state. `form` is how it was stored: "empty", "none", "list", "dict", "pickle" or "archive".
+    """One extra state. `form` is how it was stored: "empty", "none" (a pickle of None), "pickle" or "archive"; or as an object: "list",
+    "dict", "nothing" (None).
 
     `api` is "module" or "ops". `states` has one state under "" for a module, one for each mode of an operation (None: the mode keeps
     nothing), and none at all where nothing was stored. `releases` are those of Transformer Engine that write this.
@@ -142,6 +145,6 @@ class Record:
 
 
 __all__ = [
-    "BOOKKEEPING", "BUFFERS", "CUSTOM", "DELAYED", "EXTRAS", "INVERSES", "KEYS", "LOCAL_RECIPES", "MODES", "OLD_MODES", "RECIPE", "SCALING",
-    "Format", "Function", "Parameters", "Recipe", "Record", "State", "Tensor",
+    "BOOKKEEPING", "BUFFERS", "CUSTOM", "DELAYED", "EXTRAS", "INVERSES", "KEYS", "LOCAL_RECIPES", "MODES", "OBJECTS", "OLD_MODES", "RECIPE",
+    "SCALING", "Format", "Function", "Parameters", "Recipe", "Record", "State", "Tensor",
 ]  # fmt: skip

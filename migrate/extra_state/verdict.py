@@ -6,16 +6,23 @@ a value that is understood to its last leaf can be called stateless.
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
+from math import isfinite
 from typing import Any, NamedTuple
 
 from ..core.diagnostics import printable
+from ._storages import Held
 from ._twins import Twins
 from .decode import examined
-from .record import BOOKKEEPING, CUSTOM, DELAYED, LOCAL_RECIPES, Recipe, Record, State
+from .record import BOOKKEEPING, CUSTOM, DELAYED, LOCAL_RECIPES, OBJECTS, Recipe, Record, State
 
 STATELESS, LEGACY, UNKNOWN = "stateless", "legacy", "unknown"
 # what is asked of the user first, where the modes of an operation differ
 _ORDER = (UNKNOWN, DELAYED, LEGACY, STATELESS)
+
+
+__all__ = ["DELAYED", "LEGACY", "OBJECTS", "STATELESS", "UNKNOWN", "Judged", "Verdict", "judge", "judged", "oddities"]
 
 
 class Verdict(NamedTuple):
@@ -67,11 +74,36 @@ def _place(state: State) -> str:
     return next((name for name, value in state.extras.items() if type(value) is list), "extra_fp8_variables")
 
 
+def oddities(record: Record) -> tuple[str, ...]:
+    """What is odd about the numbers of a state: nobody trains on with scales that are not positive, or with infinities."""
+    tensors = ((_label(mode, name), state.tensors[name].data) for mode, state in record.states.items() if state for name in state.scaling)
+    return tuple(found for label, data in tensors if (found := _odd(label, data)))
+
+
+def _label(mode: str, name: str) -> str:
+    return f"{name} ({mode})" if mode else name
+
+
+def _odd(label: str, data: bytes | memoryview) -> str:
+    numbers = struct.unpack(f"<{len(data) // 4}f", data)
+    if not all(map(isfinite, numbers)):
+        return f"{label} holds numbers that are not finite"
+    if label.startswith("scale"):
+        return f"{label} holds a scale that is not positive" if min(numbers) <= 0 else ""
+    return f"{label} holds a magnitude below zero" if min(numbers) < 0 else ""
+
+
 class Judged(NamedTuple):
-    """A verdict and a record of what was judged; numbers in it may be those of another state that has the same structure."""
+    """A verdict and a record of what was judged, whose numbers may be those of another state that has the same structure.
+
+    `odd` is what is odd about its own numbers. `labels` say of each storage which scales or magnitudes it holds, nothing for other
+    numbers; None where a storage is not that of one tensor.
+    """
 
     verdict: Verdict
     like: Record
+    odd: tuple[str, ...] = ()
+    labels: tuple[str, ...] | None = ()
 
 
 def judged(payload: bytes, name: str) -> Judged:
@@ -80,16 +112,45 @@ def judged(payload: bytes, name: str) -> Judged:
     Modules with one recipe have states that are equal byte for byte, or up to the numbers of their scales: one of them is decoded. That one
     is judged whole, so nothing is judged by what it looks like. CheckpointError as `decode`.
     """
-    known = (_EQUAL.get(payload) if len(payload) <= _SHORT else None) or _TWINS.find(payload)
-    if known is not None:
-        return known
+    equal = _EQUAL.get(payload) if len(payload) <= _SHORT else None
+    if equal is not None:
+        return equal
+    twin = _TWINS.find(payload)
+    if twin is not None:
+        known, runs = twin
+        odd = oddities(examined(payload, name)[0]) if known.labels is None else _oddities(payload, runs, known.labels)
+        return known._replace(odd=odd) if odd else known
     record, held = examined(payload, name)
-    found = Judged(judge(record), record)
+    found = Judged(judge(record), record, oddities(record), _labels(record, held))
     if held:
-        _TWINS.add(payload, held, found)
+        _TWINS.add(payload, held, found._replace(odd=()))
     elif len(payload) <= _SHORT and len(_EQUAL) < _MOST_EQUAL:
         _EQUAL[payload] = found
     return found
+
+
+def _labels(record: Record, held: Sequence[Held]) -> tuple[str, ...] | None:
+    labels: dict[int, str] = {}
+    sizes = {id(one.stream): len(one.data) for one in held}
+    for mode, state in record.states.items():
+        for name in state.scaling if state is not None else ():
+            data = state.tensors[name].data if state is not None else b""
+            stream = id(data.obj) if isinstance(data, memoryview) else 0
+            if stream in labels or sizes.get(stream) != len(data):
+                return None
+            labels[stream] = _label(mode, name)
+    return tuple(labels.get(id(one.stream), "") for one in held)
+
+
+def _oddities(payload: bytes, runs: Sequence[tuple[int, int]], labels: Sequence[str]) -> tuple[str, ...]:
+    """As `oddities`, of a payload whose structure is known; most are sound by the highest byte of each float: a sign, and an exponent."""
+    found = []
+    for (start, end), label in zip(runs, labels, strict=True):
+        if label:
+            top = payload[start + 3 : end : 4]
+            if not top.isascii() or b"\x7f" in top or (b"\0" in top and label.startswith("scale")):
+                found.append(_odd(label, payload[start:end]))
+    return tuple(filter(None, found))
 
 
 # states without tensors, and states with

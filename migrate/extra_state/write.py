@@ -36,12 +36,12 @@ def pickled(record: Record, name: str) -> bytes:
     states = normal(record)
     if not states:
         return b""
-    writer = _Nodes()
+    writer = Nodes()
     root = writer.state(states[""]) if "" in states else Dict([(mode, writer.state(state)) for mode, state in states.items()])
     return emit4(root, name=name)
 
 
-class _Nodes:
+class Nodes:
     """Values to nodes; one object for one value, as the pickler would share them."""
 
     def __init__(self) -> None:

@@ -28,7 +28,7 @@ from ._torchtree import items_of, nodes, ref, torch_form
 ITEMS = "migrate.items.json"
 TENSORS = "migrate.items.safetensors"
 IN_HEADER = "migrate.items"
-MAX_ITEMS = 256 << 20
+MAX_ITEMS = 120_000_000
 FORMAT_VERSION = "1.0"
 _HELP = "remove it to go on with the tensors alone"
 

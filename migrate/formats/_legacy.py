@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from ..core.diagnostics import fail, printable
 from ..core.errors import CheckpointError
+from ..source.blobs import read as read_bytes
 from ..source.index import Blob
 from ..source.pickle.decoding import STORAGES
 from ..source.pickle.limits import ARCHIVE, EXTRA_STATE
@@ -45,14 +46,16 @@ def is_legacy(head: bytes) -> bool:
     return head[:1] == b"\x80" and _MAGIC_BYTES in head[2:32]
 
 
-def read(blob: Blob, *, start: int = 0, size: int | None = None) -> Legacy:
+def read(blob: Blob, *, start: int = 0, size: int | None = None, label: str | None = None) -> Legacy:
     """The legacy file in `size` bytes of `blob` from `start` on (by default all of it); offsets count from the blob's begin.
+
+    `label` is what messages call it, by default the blob's name.
 
     Every storage is named by the object, has as many elements as the object says, and the last one ends the file: M940 else,
     M941 for what a big-endian machine wrote, M930 to M932 from the pickle machine. Storages have no CRC.
     """
     end = blob.size if size is None else start + size
-    label = printable(blob.name)
+    label = label or printable(blob.name)
     value, keys, at = _pickles(blob, start, end, label)
     described = _storages(value, label)
     records: dict[str, Record] = {}
@@ -61,7 +64,7 @@ def read(blob: Blob, *, start: int = 0, size: int | None = None) -> Legacy:
             _bad(f"{label}: storage {printable(key)} is {'there twice' if key in records else 'used by nothing'}")
         count, itemsize = described[key]
         nbytes = count * itemsize
-        found = int.from_bytes(_bytes(blob, at, 8), "little", signed=True) if at + 8 <= end else count
+        found = int.from_bytes(read_bytes(blob, at, 8), "little", signed=True) if at + 8 <= end else count
         if found != count:
             _bad(f"{label}: storage {printable(key)} at {at} has {found} elements, its tensors say {count}")
         if at + 8 + nbytes > end:
@@ -94,7 +97,7 @@ def _pickles(blob: Blob, start: int, end: int, label: str) -> tuple[Any, list[st
 
 
 def _parse(blob: Blob, start: int, size: int, label: str) -> tuple[Any, list[str], int]:
-    data = _bytes(blob, start, size)
+    data = read_bytes(blob, start, size)
     head = data[:4096]
     magic, at = read_pickle(head, EXTRA_STATE, name=f"{label}: magic number", whole=False)
     if type(magic) is not int or magic != MAGIC:
@@ -112,12 +115,6 @@ def _parse(blob: Blob, start: int, size: int, label: str) -> tuple[Any, list[str
     if type(keys) is not list or any(type(key) is not str for key in keys):
         _bad(f"{label}: the keys of its storages are no list of text")
     return value, keys, start + at
-
-
-def _bytes(blob: Blob, offset: int, size: int) -> bytes:
-    out = bytearray(size)
-    blob.readinto(offset, memoryview(out))
-    return bytes(out)
 
 
 def _storages(value: Any, label: str) -> dict[str, tuple[int, int]]:

@@ -1,8 +1,9 @@
-"""How tensors are dealt out to files: sizes as people write them, natural order, greedy shards.
+"""How tensors are dealt out to files, and found again: sizes as people write them, natural order, greedy shards, their index.
 
 The rule is huggingface_hub's `split_state_dict_into_shards_factory`: in order, never packed again, a tensor above the
 limit alone in its file. The order is natural here (layer 2 before layer 10), so that a model's layers lie in the order
-in which they are loaded, and so that the plan does not depend on the order of the rules.
+in which they are loaded, and so that the plan does not depend on the order of the rules. What an index says is a claim of
+whoever wrote the checkpoint: it may name plain files beside it and nothing else, and no file there may leave a doubt.
 """
 
 from __future__ import annotations
@@ -10,8 +11,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from ..core.diagnostics import fail, listed
 from ..core.spec import Spec
+from ..source.blobs import FileBlob
+from ..source.jsontext import parse
+from ..source.paths import Folder, check_weight_names, same_when_folded
+
+INDEX = ".index.json"
+MAX_INDEX = 120_000_000  # bytes; an entry is about 100
+WHICH_HELP = "pass the file or the index itself"
 
 _UNITS = {
     "": 1, "b": 1,
@@ -117,3 +127,57 @@ def shard_sets(names: Iterable[str]) -> list[ShardSet]:
         beyond = [name for i, name in sorted(present.items()) if i not in numbers]
         out.append(ShardSet(f"{stem}-*-of-{total}{suffix}", tuple(absent), tuple(beyond)))
     return out
+
+
+class Unit(NamedTuple):
+    """What one index, one numbering or one rank makes a unit: its files, and the index that says which key stands where.
+
+    Names are paths in the checkpoint's folder.
+    """
+
+    names: list[str]
+    index_name: str | None = None
+    weight_map: Mapping[str, str] | None = None
+
+
+def index_in(names: Iterable[str], suffixes: tuple[str, ...], label: str) -> str | None:
+    """The one index of files with one of these suffixes among the names of a folder, None if it has none; M915 if it has several."""
+    indexes = [n for n in names if n.endswith(INDEX) and n.removesuffix(INDEX).endswith(suffixes)]
+    if len(indexes) > 1:
+        fail("M915", f"{label}: holds {len(indexes)} indexes: {listed(indexes)}", help=WHICH_HELP)
+    return indexes[0] if indexes else None
+
+
+def indexed(folder: Folder, below: str, beside: Iterable[str], name: str, opened: FileBlob | None = None) -> Unit:
+    """The files that the index `name` in the folder `below` ("" or with a slash at its end) names, in natural order.
+
+    `beside` are all names there, `opened` is the index if it is open already. M906 for what is no index, M907 for names that are not
+    those of plain files with the index's suffix, M908 for files that are not there, M914 above `MAX_INDEX`, and M915 for names that
+    some file systems take for one, or where a file beside it could be meant as well.
+    """
+    label = folder.label(below + name)
+    blob = opened or folder.open(below + name)
+    try:
+        if blob.size > MAX_INDEX:
+            fail("M914", f"{label}: an index of {blob.size} bytes, more than {MAX_INDEX}")
+        # transformers has written total_size as a float
+        content = parse(blob.read(0, blob.size), label, floats=True)
+    finally:
+        if opened is None:
+            blob.close()
+    weight_map = content.get("weight_map") if type(content) is dict else None
+    if type(weight_map) is not dict or not all(type(v) is str for v in weight_map.values()):
+        fail("M906", f"{label}: has no weight_map of key to file name")
+    whole = name.removesuffix(INDEX)
+    suffix = whole[whole.rfind(".") :]
+    names = in_natural_order(set(weight_map.values()))
+    check_weight_names(folder, below + name, names, suffix)
+    for group in same_when_folded(names):
+        fail("M915", f"{label}: names that differ in case only are one file on some systems: {listed(group)}")
+    present, named, sets = frozenset(beside), frozenset(names), {s.title for s in shard_sets(names)}
+    doubtful = [n for n in sorted(present - named) if n in (whole, f"model{suffix}") or any(s.title in sets for s in shard_sets([n]))]
+    if doubtful:
+        fail("M915", f"{label}: does not name {listed(doubtful)} beside it", help=f"{WHICH_HELP}, or move what does not belong here away")
+    if absent := [n for n in names if n not in present]:
+        fail("M908", f"{label}: {len(absent)} of {len(names)} files are missing: {listed(absent)}", help="fetch them again")
+    return Unit([below + n for n in names], below + name, {key: below + n for key, n in weight_map.items()})

@@ -92,6 +92,9 @@ def _canonical(data: bytes | bytearray, number: int, start: int, size: int, labe
 
     None otherwise, for whatever reason: the long way finds the same tensors, or says what is wrong.
     """
+    # a hole in the file, which is no JSON: not worth the copies that follow
+    if b"\0" in data:
+        return None
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:

@@ -99,22 +99,22 @@ def read(blob: FileBlob, number: int, label: str, at: str | None) -> Held:
 
 def _raw(blob: FileBlob, label: str) -> _Raw:
     size = blob.size
-    head = bytes(blob.read(0, min(_kinds.HEAD, size)))
-    tail = bytes(blob.read(max(0, size - _kinds.TAIL), min(_kinds.TAIL, size)))
+    head = blob.read(0, min(_kinds.HEAD, size))
+    tail = blob.read(max(0, size - _kinds.TAIL), min(_kinds.TAIL, size))
     found = _kinds.kind(head, size, tail)
     if found == "legacy":
-        legacy = _legacy.read(blob)
+        legacy = _legacy.read(blob, label=label)
         decoded = decode(legacy.value, label, {key: record.size for key, record in legacy.records.items()})
         return _Raw(decoded.tree, legacy.records, decoded.outside, None)
     if found != "zip":
         _kinds.refuse(label, found)
-    archive = _zip.read(blob)
-    stream = _zip.content(blob, archive.records["data.pkl"], ARCHIVE.size)
+    archive = _zip.read(blob, label=label)
+    stream = _zip.content(blob, archive.records["data.pkl"], ARCHIVE.size, label)
     nodes = read_pickle(stream, ARCHIVE, name=f"{label}: data.pkl", persistent=True)
     places = {name[5:]: record for name, record in archive.records.items() if name.startswith("data/")}
     decoded = decode(nodes, label, {key: record.size for key, record in places.items()})
     history = archive.records.get(HISTORY)
-    return _Raw(decoded.tree, places, decoded.outside, None if history is None else _zip.content(blob, history, MAX_HISTORY))
+    return _Raw(decoded.tree, places, decoded.outside, None if history is None else _zip.content(blob, history, MAX_HISTORY, label))
 
 
 def unfit(root: Any) -> tuple[dict[int, str], tuple[Outside, ...]]:
@@ -175,6 +175,7 @@ def unfit(root: Any) -> tuple[dict[int, str], tuple[Outside, ...]]:
 
 
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes, bytearray, complex})
+_CONTAINERS = frozenset({DictNode, ListNode})
 _KNOWN = frozenset(ITEMSIZE) & frozenset(BITS)
 
 
@@ -209,15 +210,12 @@ def _table(part: Part, places: Mapping[str, Record], number: int, label: str) ->
     held = tensors_of(table)
     known: dict[tuple[Any, ...], _Form] = {}
     tensors: dict[str, Stored] = {}
-    for key, (dtype, storage, at, shape, strides, *_) in held:
-        form = known.get((dtype, shape, strides))
+    for key, record in held:
+        sort = (record.dtype, record.shape, record.strides)
+        form = known.get(sort)
         if form is None:
-            form = known[dtype, shape, strides] = _form(dtype, shape, strides)
-        place = places[storage[0]]
-        if form.empty:
-            tensors[key] = Stored(form.spec, number, place[1])
-        else:
-            tensors[key] = Stored(form.spec, number, place[1] + at * form.itemsize, form.strides, (number, place[0]))
+            form = known[sort] = _form(*sort)
+        tensors[key] = _stored(record, form, places[record.storage.key], number)
     if len(tensors) < len(held):
         counts = Counter(key for key, _ in held)
         twice = sorted(key for key, count in counts.items() if count > 1)
@@ -237,14 +235,15 @@ def _others(part: Part, places: Mapping[str, Record], number: int) -> tuple[dict
         while name in others:
             counts[base] = again = counts.get(base, 1) + 1
             name = f"{base}#{again}"
-        others[name] = _stored(record, places[record.storage.key], number)
+        others[name] = _stored(record, _form(record.dtype, record.shape, record.strides), places[record.storage.key], number)
         paths[id(record)] = name
     return others, paths
 
 
 def elsewhere(root: Any, table: DictNode | None) -> list[tuple[tuple[str, ...], TensorRecord]]:
+    """(path, tensor) of those that rules do not see: around the dict that they work on, and inside of values in it."""
     out: list[tuple[tuple[str, ...], TensorRecord]] = []
-    seen: set[int] = set() if table is None else {id(table)}
+    seen: set[int] = set()
     stack: list[tuple[Any, tuple[str, ...]]] = [(root, ())]
     while stack:
         node, path = stack.pop()
@@ -255,7 +254,8 @@ def elsewhere(root: Any, table: DictNode | None) -> list[tuple[tuple[str, ...], 
             stack += [(record, (*path, *attribute.split("."))) for attribute, record in reversed(node.components)]
         elif (kind is DictNode or kind is ListNode) and id(node) not in seen:
             seen.add(id(node))
-            stack += [(child, (*path, str(key) if type(key) in (str, int) else "~")) for key, child in reversed(inside(node))]
+            held = [pair for pair in inside(node) if node is not table or type(pair[1]) in _CONTAINERS]
+            stack += [(child, (*path, str(key) if type(key) in (str, int) else "~")) for key, child in reversed(held)]
     return out
 
 
@@ -278,9 +278,9 @@ def _form(dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> _Form
     return _Form(spec(ALIASES.get(dtype, dtype), shape), None if packed else strides, ITEMSIZE[dtype], 0 in shape)
 
 
-def _stored(record: TensorRecord, place: Record, number: int) -> Stored:
+def _stored(record: TensorRecord, form: _Form, place: Record, number: int) -> Stored:
     """Where a tensor of one file lies."""
-    form = _form(record.dtype, record.shape, record.strides)
     if form.empty:
         return Stored(form.spec, number, place.offset)
-    return Stored(form.spec, number, place.offset + record.offset * form.itemsize, form.strides, (number, place.name))
+    # all fields at once: the named tuple's own function takes three times as long
+    return tuple.__new__(Stored, (form.spec, number, place.offset + record.offset * form.itemsize, form.strides, (number, place.name)))

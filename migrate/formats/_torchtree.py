@@ -11,7 +11,7 @@ from typing import Any
 
 from ..core.diagnostics import Report, fail, printable
 from ..core.spec import Spec
-from ..source.outline import Part, leaves
+from ..source.outline import Outline, Part, leaves
 from ..source.pickle.jsonform import Ref, to_json
 from ..source.pickle.tree import ITEMSIZE, Composite, DictNode, ListNode, Storage, TensorRecord, joined, to_nodes
 
@@ -56,10 +56,10 @@ def items_of(part: Part) -> Iterator[tuple[str, Any]]:
         yield path, value if kind in _SCALARS else spellings[id(value)]
 
 
-def node_of(value: Any) -> Any:
-    """The nodes of a value without tensors."""
+def node_of(value: Any, outline: Outline | None = None) -> Any:
+    """The nodes of a value, with the key that a tensor has in the `outline` in place of the tensor; without one, with nothing."""
     if type(value) in (DictNode, ListNode):
-        return to_nodes(value, lambda record: None)
+        return to_nodes(value, lambda record: None if outline is None else ("a tensor", outline.names.get(id(record))))
     return getattr(value, "node", value)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from json.encoder import encode_basestring
 
 from ..core.diagnostics import fail
-from ..core.spec import Spec
+from ..core.spec import Spec, spec
 from ..source.crc import crc32
 from ..source.jsontext import collector_paused
 from ..source.outline import Part, records
@@ -88,28 +88,46 @@ def plain(specs: Mapping[str, Spec], parts: Sequence[Sequence[tuple[str, str]]])
 
 
 def _shards(rest: Rest, specs: Mapping[str, Spec], limit: int) -> list[Part]:
-    """The tree dealt out to files: whole unless it is a flat dict of plain tensors. Tensors that share their bytes stay together."""
+    """The tree dealt out to files: whole unless it is a flat dict of tensors, and of objects that share no bytes.
+
+    Tensors that share their bytes stay together, and so do the components of an object.
+    """
     part = rest.parts[0]
     table = part.table
-    if part.at != () or part.nests or table is None or rest.carried or any(type(value) is Composite for _, value in table.pairs):
+    if part.at != () or part.nests or table is None or rest.carried:
         return [part]
-    keys = [rest.names[id(value)] for _, value in table.pairs if type(value) is TensorRecord]
-    own = [key for key in keys if rest.first.get(key, key) == key]
-    dealt = deal(own, specs, limit)
+    shared = {first for key, first in rest.first.items() if key != first}
+    sizes: dict[str, Spec] = {}
+    for _, value in table.pairs:
+        if type(value) is Composite:
+            held = [rest.names[id(record)] for _, record in value.components]
+            if any(rest.first.get(key, key) != key for key in held) or not shared.isdisjoint(held):
+                return [part]
+            sizes[held[0]] = spec("uint8", (sum(specs[key].nbytes for key in held),))
+        elif type(value) is TensorRecord and rest.first.get(key := rest.names[id(value)], key) == key:
+            sizes[key] = specs[key]
+    dealt = deal(list(sizes), sizes, limit)
     if len(dealt) == 1:
         return [part]
     number = {key: n for n, shard in enumerate(dealt) for key in shard}
     pairs: list[list[tuple[object, object]]] = [[] for _ in dealt]
     for key, value in table.pairs:
-        named = rest.names.get(id(value), "") if type(value) is TensorRecord else ""
+        leaf = value.components[0][1] if type(value) is Composite else value
+        named = rest.names.get(id(leaf), "") if type(leaf) is TensorRecord else ""
         pairs[number[rest.first.get(named, named)] if named else 0].append((key, value))
     return [Part(DictNode(table.kind, tuple(held), table.node, table.attributes if n == 0 else None), ()) for n, held in enumerate(pairs)]
 
 
 def _index_text(shards: Mapping[str, Part], rest: Rest, total: int) -> bytes:
-    """The index as transformers writes it: two spaces of indent, keys sorted."""
-    lines = sorted((rest.names[id(found)], name) for name, part in shards.items() for found in records([part.root]))
-    entries = ",\n".join(f'    {encode_basestring(key)}: "{name}"' for key, name in lines)
+    """The index as transformers writes it: two spaces of indent, keys sorted. It names an object, not what that is made of."""
+    lines: list[tuple[str, str]] = []
+    for name, part in shards.items():
+        for key, value in part.root.pairs:
+            if type(value) is Composite:
+                lines.append((key, name))
+            elif type(value) is TensorRecord:
+                lines.append((rest.names[id(value)], name))
+    entries = ",\n".join(f'    {encode_basestring(key)}: "{name}"' for key, name in sorted(lines))
     return f'{{\n  "metadata": {{\n    "total_size": {total}\n  }},\n  "weight_map": {{\n{entries}\n  }}\n}}\n'.encode()
 
 

@@ -22,6 +22,8 @@ from struct import Struct
 from typing import NamedTuple, NoReturn
 
 from ..core.diagnostics import fail, listed, printable
+from ..core.records import records
+from ..source import blobs
 from ..source.crc import crc32
 from ..source.index import Blob
 from ..source.jsontext import collector_paused
@@ -47,6 +49,9 @@ _MEMBER = re.compile(
     rb"data/(?:0|[1-9][0-9]{0,19})|data\.pkl|byteorder|version|\.format_version|\.storage_alignment|\.data/serialization_id|"
     + re.escape(HISTORY.encode())
 )
+# records that say something about the archive in a line: the longest is an identity of 40 digits
+_LINES = ("byteorder", "version", ".format_version", ".storage_alignment", ".data/serialization_id")
+_MAX_LINE = 64  # bytes
 _METHODS = {1: "shrink", 6: "implode", 8: "deflate", 9: "deflate64", 12: "bzip2", 14: "lzma", 93: "zstd", 95: "xz", 98: "PPMd"}
 _EXTRAS = {0x7075: "a second name for the file (Unicode path)", 0x5455: "times", 0x7875: "Unix owners", 0x9901: "encryption"}
 _AGAIN = "save it again with torch.save, from a file that you trust"
@@ -75,24 +80,25 @@ class Archive:
 _Entry = tuple[int, bytes, bytes, bytes, int, int, int]
 
 
-def read(blob: Blob, *, start: int = 0, size: int | None = None) -> Archive:
+def read(blob: Blob, *, start: int = 0, size: int | None = None, label: str | None = None) -> Archive:
     """The archive in `size` bytes of `blob` from `start` on (by default all of it); offsets count from the blob's begin.
 
+    `label` is what messages call it, by default the blob's name.
     Reads the directory and the local headers, never a record. CheckpointError M940 where the archive contradicts itself or the
     layout of torch.save, M941 where it is a sound archive of something else, M914 above `MAX_DIRECTORY` or `MAX_RECORDS`.
     """
     with collector_paused():
-        return _Reader(blob, start, blob.size - start if size is None else size).read()
+        return _Reader(blob, start, blob.size - start if size is None else size, label or printable(blob.name)).read()
 
 
-def content(blob: Blob, record: Record, limit: int) -> bytes:
+def content(blob: Blob, record: Record, limit: int, label: str | None = None) -> bytes:
     """The bytes of a small record, its CRC compared; M914 if it has more than `limit` bytes, M942 as `check`."""
+    label = label or printable(blob.name)
     if record.size > limit:
-        fail("M914", f"{printable(blob.name)}: {record.name} has {record.size} bytes, allowed are {limit}")
-    out = bytearray(record.size)
-    blob.readinto(record.offset, memoryview(out))
-    compare(blob.name, record, crc32(out))
-    return bytes(out)
+        fail("M914", f"{label}: {record.name} has {record.size} bytes, allowed are {limit}")
+    out = blobs.read(blob, record.offset, record.size)
+    compare(label, record, crc32(out))
+    return out
 
 
 def check(blob: Blob, record: Record) -> None:
@@ -105,16 +111,15 @@ def check(blob: Blob, record: Record) -> None:
         part = buffer[: min(_CHUNK, record.size - at)]
         blob.readinto(record.offset + at, part)
         found = crc32(part, found)
-    compare(blob.name, record, found)
+    compare(printable(blob.name), record, found)
 
 
-def compare(file: str, record: Record, found: int) -> None:
+def compare(label: str, record: Record, found: int) -> None:
     """M942 unless `found`, the CRC-32 of the record's bytes, is the one that was recorded, or none was."""
     if record.crc is not None and found != record.crc:
         fail(
             "M942",
-            f"{printable(file)}: {record.name}: its {record.size} bytes at {record.offset} have the CRC-32 {found:08x}, "
-            f"recorded is {record.crc:08x}",
+            f"{label}: {record.name}: its {record.size} bytes at {record.offset} have the CRC-32 {found:08x}, recorded is {record.crc:08x}",
             help="fetch the file again, or take another copy",
         )
 
@@ -122,25 +127,29 @@ def compare(file: str, record: Record, found: int) -> None:
 class _Reader:
     """The steps of `read`: end records, directory, names, local headers. Offsets count from the archive's begin."""
 
-    def __init__(self, blob: Blob, start: int, size: int) -> None:
-        self.blob, self.start, self.size = blob, start, size
-        self.label = printable(blob.name)
+    def __init__(self, blob: Blob, start: int, size: int, label: str) -> None:
+        self.blob, self.start, self.size, self.label = blob, start, size, label
 
     def read(self) -> Archive:
         entries = self.entries(*self.end())
         root, members = self.names(entries)
         offsets = self.tile(entries)
         sums = [crc if crc or not size else None for _, _, _, _, size, crc, _ in entries]
-        records = dict(zip(members, map(Record, members, offsets, map(itemgetter(4), entries), sums), strict=True))
-        archive = Archive(root, records)
-        if "data.pkl" not in records:
+        found = dict(zip(members, records(Record, members, offsets, map(itemgetter(4), entries), sums), strict=True))
+        if "data.pkl" not in found:
             self.other(f"holds no data.pkl, but {listed(members, 5)}")
-        order = records.get("byteorder")
-        if order is not None and (said := content(self.blob, order, 64)) != b"little":
-            if said != b"big":
-                self.bad(f"byteorder is `{printable(said.decode('latin-1'))}`, allowed are `little` and `big`")
+        said = {name: self.line(found[name]) for name in _LINES if name in found}
+        if (order := said.get("byteorder", b"little")) != b"little":
+            if order != b"big":
+                self.bad(f"byteorder is `{printable(order.decode('latin-1'))}`, allowed are `little` and `big`")
             self.other("was written by a big-endian machine", help="save it again on a little-endian one")
-        return archive
+        return Archive(root, found)
+
+    def line(self, record: Record) -> bytes:
+        """The bytes of a record that is a line about the archive: not large enough to carry anything else."""
+        if record.size > _MAX_LINE:
+            self.bad(f"{record.name} has {record.size} bytes, and torch.save writes no more than {_MAX_LINE}", help=_AGAIN)
+        return content(self.blob, record, _MAX_LINE, self.label)
 
     def bad(self, what: str, help: str = _FETCH) -> NoReturn:
         fail("M940", f"{self.label}: {what}", help=help)
@@ -149,9 +158,7 @@ class _Reader:
         fail("M941", f"{self.label}: {what}", help=help)
 
     def part(self, offset: int, size: int) -> bytes:
-        out = bytearray(size)
-        self.blob.readinto(self.start + offset, memoryview(out))
-        return bytes(out)
+        return blobs.read(self.blob, self.start + offset, size)
 
     def end(self) -> tuple[int, bytes]:
         """How many entries the directory has, and its bytes: the end records agree with each other and end the file."""

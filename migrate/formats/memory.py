@@ -158,9 +158,19 @@ def open(  # noqa: A001 - memory.open reads well
         report.add("M916", f"{why}: {listed(keys)}", help="make plain dense tensors of them first")
     report.check()
     files = tuple(SideFile(path, len(content)) for path, content in (sides or {}).items())
-    source = MemorySource(Index(tensors, tuple(b.name for b in blobs), files, items=items), tuple(blobs), sides)
+    index = Index(tensors, tuple(b.name for b in blobs), files, items=items, module_versions=_versions(state))
+    source = MemorySource(index, tuple(blobs), sides)
     source.values, source.converted = {key: state[key] for key in tensors}, frozenset(converted)
     return source
+
+
+def _versions(state: Mapping[Any, Any]) -> dict[str, int] | None:
+    """What the `_metadata` of a module's state dict says."""
+    metadata = getattr(state, "_metadata", None)
+    if not isinstance(metadata, Mapping):
+        return None
+    said = {name: entry.get("version") for name, entry in metadata.items() if isinstance(entry, Mapping)}
+    return {name: version for name, version in said.items() if isinstance(name, str) and isinstance(version, int)}
 
 
 def _is_tensor(value: Any) -> bool:
@@ -175,7 +185,9 @@ def _is_plain(value: Any) -> bool:
 
 
 def dense(value: Any) -> bool:
-    """Whether a wrapper merely holds its elements: one of its tensors has its dtype and as many elements."""
+    """Whether a wrapper merely holds its elements: one of its tensors has its dtype and as many elements, or it is a DTensor."""
+    if hasattr(value, "_local_tensor"):
+        return True
     held = vars(value).values() if hasattr(value, "__dict__") else ()
     return any(_is_tensor(v) and v.dtype == value.dtype and v.numel() == value.numel() for v in held)
 

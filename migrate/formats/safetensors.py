@@ -11,27 +11,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from json.encoder import encode_basestring
-from typing import NamedTuple
 
 from ..core.diagnostics import Report, fail, listed, printable
 from ..core.errors import CheckpointError
 from ..core.spec import Spec
 from ..source.blobs import FileBlob, FileSource
 from ..source.index import Index, Source, Stored
-from ..source.jsontext import collector_paused, parse
-from ..source.paths import Folder, Place, check_weight_names, plain_name, same_when_folded
+from ..source.jsontext import collector_paused
+from ..source.paths import Folder, Place
 from ..source.sidefiles import HISTORY, Beside, look_beside, read_history
 from ..source.target import OutputFile, Rest, Target
 from . import _items
 from ._ranks import Entry, Naming, by_rank, joined, rank_entries
-from ._shards import deal, in_natural_order, shard_names, shard_sets
+from ._shards import INDEX, Unit, deal, in_natural_order, index_in, indexed, shard_names, shard_sets
 from ._stheader import MAX_HEADER, Header, Origins, check_holds, read_header, write_header
 
 SUFFIX = ".safetensors"
-INDEX_SUFFIX = ".safetensors.index.json"
-MAX_INDEX = 200_000_000  # bytes; an entry is about 100
+INDEX_SUFFIX = SUFFIX + INDEX
 STAMP = "migrate.history"
-_WHICH_HELP = "pass the file or the index itself"
 
 
 class Safetensors:
@@ -50,7 +47,7 @@ class Safetensors:
     def open(self, place: Place) -> Source:
         """The checkpoint at a file, an index or a folder; the errors of the module `safetensors` are M901 and M905 to M915."""
         if place.file is None:
-            return _open_folder(place, _index_in(place.names, printable(place.path, 240)))
+            return _open_folder(place, index_in(place.names, (SUFFIX,), printable(place.path, 240)))
         if place.file.name.endswith(INDEX_SUFFIX):
             return _open_folder(place, place.file.name)
         return _open_file(place, place.file)
@@ -78,25 +75,16 @@ def _open_file(place: Place, blob: FileBlob) -> Source:
     )
 
 
-class _Part(NamedTuple):
-    """What one index, one numbering or one rank makes a unit: its files, and the index that says which key stands where."""
-
-    names: list[str]
-    index_name: str | None = None
-    weight_map: dict[str, str] | None = None
-
-
 def _open_folder(place: Place, index_name: str | None) -> Source:
     folder = place.folder
     ranks = rank_entries(place, SUFFIX) if place.file is None else []
     if ranks:
         parts = [_part_of_rank(folder, entry) for entry in ranks]
     else:
-        weight_map = _read_index(folder, index_name, folder.names(), place.file) if index_name is not None else None
-        names = in_natural_order(set(weight_map.values())) if weight_map is not None else _files_of(place.names, printable(place.path, 240))
-        parts = [_Part(names, index_name, weight_map)]
-    for part in parts:
-        _check_present(folder, part)
+        if index_name is not None:
+            parts = [indexed(folder, "", folder.names(), index_name, place.file)]
+        else:
+            parts = [Unit(_files_of(place.names, printable(place.path, 240)))]
     names = [name for part in parts for name in part.names]
     indexes = [part.index_name for part in parts if part.index_name is not None]
     blobs: list[FileBlob] = []
@@ -133,7 +121,7 @@ def _items_beside(folder: Folder, present: tuple[str, ...], index: Index, blobs:
     try:
         if blob.size > _items.MAX_ITEMS:
             fail("M914", f"{folder.label(_items.ITEMS)}: {blob.size} bytes, more than {_items.MAX_ITEMS}")
-        data = bytes(blob.read(0, blob.size))
+        data = blob.read(0, blob.size)
     finally:
         blob.close()
     carried: Mapping[str, Stored] = {}
@@ -158,28 +146,15 @@ def _with_items(index: Index, data: bytes, carried: Mapping[str, Stored], label:
     return replace(index, outline=outline, items=items, notes=() if note is None else (note,))
 
 
-def _part_of_rank(folder: Folder, entry: Entry) -> _Part:
+def _part_of_rank(folder: Folder, entry: Entry) -> Unit:
     """The files of one rank: the file itself, or what a folder of weights holds, each by its path in the checkpoint."""
     if entry.names is None:
-        return _Part([entry.name])
-    below = f"{entry.name}/"
-    index_name = _index_in(entry.names, folder.label(entry.name))
+        return Unit([entry.name])
+    below, label = f"{entry.name}/", folder.label(entry.name)
+    index_name = index_in(entry.names, (SUFFIX,), label)
     if index_name is None:
-        return _Part([below + name for name in _files_of(entry.names, folder.label(entry.name))])
-    weight_map = _read_index(folder, below + index_name, entry.names)
-    return _Part(
-        [below + name for name in in_natural_order(set(weight_map.values()))],
-        below + index_name,
-        {key: below + name for key, name in weight_map.items()},
-    )
-
-
-def _check_present(folder: Folder, part: _Part) -> None:
-    present = {below: set(folder.names(below)) for below in {name.rpartition("/")[0] for name in part.names}}
-    absent = [n for n in part.names if n.rpartition("/")[2] not in present[n.rpartition("/")[0]]]
-    if absent:
-        listing = folder.label(part.index_name or "")
-        fail("M908", f"{listing}: {len(absent)} of {len(part.names)} files are missing: {listed(absent)}", help="fetch them again")
+        return Unit([below + name for name in _files_of(entry.names, label)])
+    return indexed(folder, below, entry.names, index_name)
 
 
 def _folder_source(place: Place, index: Index, blobs: list[FileBlob], beside: Beside, history: bytes | None) -> Source:
@@ -201,47 +176,6 @@ def _folder_source(place: Place, index: Index, blobs: list[FileBlob], beside: Be
         watched=beside.changes,
         release=place.close,
     )
-
-
-def _index_in(names: Sequence[str], label: str) -> str | None:
-    """The one index among the names of a folder, None if it has none."""
-    indexes = [n for n in names if n.endswith(INDEX_SUFFIX)]
-    if len(indexes) > 1:
-        fail("M915", f"{label}: holds {len(indexes)} indexes: {listed(indexes)}", help=_WHICH_HELP)
-    return indexes[0] if indexes else None
-
-
-def _read_index(folder: Folder, index_name: str, beside: Sequence[str], opened: FileBlob | None = None) -> dict[str, str]:
-    """Key -> name of the file beside the index; `beside` are all names there, `opened` is the index if it is open already."""
-    label = folder.label(index_name)
-    blob = opened or folder.open(index_name)
-    try:
-        if blob.size > MAX_INDEX:
-            fail("M914", f"{label}: an index of {blob.size} bytes, more than {MAX_INDEX}")
-        # transformers has written total_size as a float
-        content = parse(blob.read(0, blob.size), label, floats=True)
-    finally:
-        if opened is None:
-            blob.close()
-    weight_map = content.get("weight_map") if type(content) is dict else None
-    if type(weight_map) is not dict or not all(type(v) is str for v in weight_map.values()):
-        fail("M906", f"{label}: has no weight_map of key to file name")
-    names = sorted(set(weight_map.values()))
-    check_weight_names(folder, index_name, names, SUFFIX)
-    for group in same_when_folded(names):
-        fail("M915", f"{label}: names that differ in case only are one file on some systems: {listed(group)}")
-    listed_files = set(names)
-    _check_spare(label, names, [n for n in beside if n.endswith(SUFFIX) and n not in listed_files and plain_name(n)])
-    return weight_map
-
-
-def _check_spare(label: str, names: list[str], spare: list[str]) -> None:
-    """M915 if a file that the index does not name could be meant: `model.safetensors`, or another shard of the same set."""
-    sets = {s.title for s in shard_sets(names)}
-    doubtful = ["model" + SUFFIX] if "model" + SUFFIX in spare else []
-    doubtful += [n for n in spare if any(s.title in sets for s in shard_sets([n]))]
-    if doubtful:
-        fail("M915", f"{label}: does not name {listed(doubtful)} beside it", help=f"{_WHICH_HELP}, or move what does not belong here away")
 
 
 def _files_of(names: Sequence[str], label: str) -> list[str]:
@@ -302,7 +236,7 @@ def _merged(folder: Folder, names: list[str], headers: list[Header]) -> dict[str
     return tensors
 
 
-def _check_index(label: str, names: list[str], headers: list[Header], weight_map: dict[str, str]) -> None:
+def _check_index(label: str, names: list[str], headers: list[Header], weight_map: Mapping[str, str]) -> None:
     """M915 unless each key of the index stands in its file, and each key of a file in the index."""
     report = Report()
     with collector_paused():

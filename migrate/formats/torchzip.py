@@ -10,22 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..core.diagnostics import Report, fail, listed, printable
 from ..core.errors import CheckpointError
 from ..core.spec import Spec
 from ..source.blobs import FileBlob, FileSource
 from ..source.index import Index, Source, Stored
-from ..source.jsontext import collector_paused, parse
+from ..source.jsontext import collector_paused
 from ..source.outline import Outline, Part
-from ..source.paths import Folder, Place, check_weight_names
-from ..source.pickle.tree import Composite, DictNode
+from ..source.paths import Folder, Place
+from ..source.pickle.tree import Composite, DictNode, TensorRecord
 from ..source.sidefiles import look_beside, read_history
 from ..source.target import Target
 from . import _kinds
 from ._ranks import Entry, Naming, joined, rank_entries
-from ._shards import in_natural_order, shard_sets
+from ._shards import INDEX, WHICH_HELP, Unit, in_natural_order, index_in, indexed, shard_sets
 from ._torchread import Held, read
 from ._torchtree import carried_prefix, items_of
 from ._torchwrite import describe
@@ -35,13 +35,11 @@ if TYPE_CHECKING:
     from ._stheader import Origins
 
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
-INDEX = ".index.json"
-MAX_INDEX = 200_000_000
+_INDEXES = tuple(suffix + INDEX for suffix in SUFFIXES)
 # what trainers leave beside the weights
 _BESIDE = ("training_args.", "optimizer.", "scheduler.", "rng_state", "random_states", "scaler.", "sampler", "dl_state", "distrib_optim.")
 # and what Megatron calls the weights of a rank
 _MEGATRON = ("model_optim_rng.pt", "model_rng.pt")
-_WHICH_HELP = "pass the file or the index itself"
 
 
 class TorchZip:
@@ -53,18 +51,18 @@ class TorchZip:
         if place.file is None:
             # where a folder has both, safetensors is what others load too
             sure = 1 if any(n.endswith(".safetensors") for n in place.names) else 2
-            return sure if any(_is_weights(n) or _is_index(n) for n in place.names) or _ranks(place) else 0
-        if place.file.name.endswith(SUFFIXES) or _is_index(place.file.name):
+            return sure if any(_is_weights(n) or n.endswith(_INDEXES) for n in place.names) or _ranks(place) else 0
+        if place.file.name.endswith(SUFFIXES) or place.file.name.endswith(_INDEXES):
             return 2
         size = place.file.size
-        tail = bytes(place.file.read(max(0, size - _kinds.TAIL), min(_kinds.TAIL, size)))
+        tail = place.file.read(max(0, size - _kinds.TAIL), min(_kinds.TAIL, size))
         return int(_kinds.kind(place.head(_kinds.HEAD), size, tail) in ("zip", "legacy", "tar", "pickle"))
 
     def open(self, place: Place) -> Source:
         """The checkpoint at a file, an index or a folder: M901, M905, M907, M908, M914, M915, M920, M930 to M945."""
         if place.file is None:
             return _open_folder(place, None)
-        if _is_index(place.file.name):
+        if place.file.name.endswith(_INDEXES):
             return _open_folder(place, place.file.name)
         held = read(place.file, 0, printable(place.path, 240), place.at)
         index = _index([place.file.name], [[held]], printable(place.path, 240))
@@ -80,20 +78,8 @@ class TorchZip:
 FORMAT = TorchZip()
 
 
-def _is_index(name: str) -> bool:
-    return name.endswith(tuple(suffix + INDEX for suffix in SUFFIXES))
-
-
 def _is_weights(name: str) -> bool:
     return name.endswith(SUFFIXES) and not name.startswith(_BESIDE)
-
-
-class _Unit(NamedTuple):
-    """What one index, one numbering or one rank makes a unit: its files, and the index that says which key stands where."""
-
-    names: list[str]
-    index_name: str | None = None
-    weight_map: Mapping[str, str] | None = None
 
 
 def _ranks(place: Place) -> list[Entry]:
@@ -145,64 +131,35 @@ def _open_folder(place: Place, index_name: str | None) -> Source:
         raise
 
 
-def _unit_of_rank(folder: Folder, entry: Entry) -> _Unit:
+def _unit_of_rank(folder: Folder, entry: Entry) -> Unit:
     if entry.names is None:
-        return _Unit([entry.name])
+        return Unit([entry.name])
     return _unit(folder, f"{entry.name}/", entry.names, None, None)
 
 
-def _unit(folder: Folder, below: str, names: Sequence[str], index_name: str | None, opened: FileBlob | None) -> _Unit:
+def _unit(folder: Folder, below: str, names: Sequence[str], index_name: str | None, opened: FileBlob | None) -> Unit:
     """The files that belong together among the `names` of the folder `below`."""
     label = folder.label(below)
-    indexes = [index_name] if index_name is not None else [n for n in names if _is_index(n)]
-    if len(indexes) > 1:
-        fail("M915", f"{label}: holds {len(indexes)} indexes: {listed(indexes)}", help=_WHICH_HELP)
-    if indexes:
-        return _indexed(folder, below, names, indexes[0], opened)
+    index_name = index_name or index_in(names, SUFFIXES, label)
+    if index_name is not None:
+        return indexed(folder, below, names, index_name, opened)
     weights = [n for n in names if _is_weights(n)]
     called = [n for n in (*_MEGATRON, "pytorch_model.bin") if n in weights]
     if len(called) == 1:
         weights = called
     sets = shard_sets(weights)
     if len(weights) != 1 and (len(sets) != 1 or any(not shard_sets([n]) for n in weights)):
-        fail(
-            "M915", f"{label}: {len(weights)} files of torch.save and no index: what belongs together? {listed(weights)}", help=_WHICH_HELP
-        )
+        fail("M915", f"{label}: {len(weights)} files of torch.save and no index: what belongs together? {listed(weights)}", help=WHICH_HELP)
     if sets and sets[0].absent:
         fail(
             "M908",
             f"{label}: {len(sets[0].absent)} files of {sets[0].title} are missing: {listed(list(sets[0].absent))}",
             help="fetch them again",
         )
-    return _Unit([below + n for n in in_natural_order(weights)])
+    return Unit([below + n for n in in_natural_order(weights)])
 
 
-def _indexed(folder: Folder, below: str, beside: Sequence[str], index_name: str, opened: FileBlob | None) -> _Unit:
-    label = folder.label(below + index_name)
-    blob = opened or folder.open(below + index_name)
-    try:
-        if blob.size > MAX_INDEX:
-            fail("M914", f"{label}: an index of {blob.size} bytes, more than {MAX_INDEX}")
-        content = parse(blob.read(0, blob.size), label, floats=True)
-    finally:
-        if opened is None:
-            blob.close()
-    weight_map = content.get("weight_map") if type(content) is dict else None
-    if type(weight_map) is not dict or not all(type(v) is str for v in weight_map.values()):
-        fail("M906", f"{label}: has no weight_map of key to file name")
-    names = in_natural_order(set(weight_map.values()))
-    suffix = next((s for s in SUFFIXES if index_name.endswith(s + INDEX)), SUFFIXES[0])
-    check_weight_names(folder, below + index_name, names, suffix)
-    listed_files, sets = set(names), {s.title for s in shard_sets(names)}
-    spare = [n for n in beside if n not in listed_files and any(s.title in sets for s in shard_sets([n]))]
-    if spare:
-        fail("M915", f"{label}: does not name {listed(spare)} beside it", help=f"{_WHICH_HELP}, or move what does not belong here away")
-    if absent := [n for n in names if n not in set(beside)]:
-        fail("M908", f"{label}: {len(absent)} of {len(names)} files are missing: {listed(absent)}", help="fetch them again")
-    return _Unit([below + n for n in names], below + index_name, {key: below + name for key, name in weight_map.items()})
-
-
-def _check_unit(folder: Folder, unit: _Unit, parts: list[Held]) -> None:
+def _check_unit(folder: Folder, unit: Unit, parts: list[Held]) -> None:
     """M915 unless the files of one unit are flat, hold each key once, and are what their index says."""
     report = Report()
     for name, held in zip(unit.names, parts, strict=True):
@@ -214,12 +171,14 @@ def _check_unit(folder: Folder, unit: _Unit, parts: list[Held]) -> None:
         twice += [f"{key} (in {where[key]} and {name})" for key in held.tensors if where.setdefault(key, name) != name]
     if twice:
         report.add("M915", f"{folder.label('')}: keys that stand in two files: {listed(twice)}")
-    for held in parts if unit.weight_map is not None else ():
-        # an index names the object, not what it is made of
+    for name, held in zip(unit.names, parts, strict=True) if unit.weight_map is not None else ():
+        # an index names the object, not what it is made of, and may name values that are no tensors
         for key, value in held.part.table.pairs if held.part.table is not None else ():
             if type(value) is Composite:
                 named = [where.pop(name) for name, _ in value.keys(key)]
                 where[key] = named[0]
+            elif type(value) is not TensorRecord and key in (unit.weight_map or ()):
+                where[key] = name
     if unit.weight_map is not None and where != unit.weight_map:
         wrong = [key for key, name in unit.weight_map.items() if where.get(key) != name]
         more = [key for key in where if key not in unit.weight_map]

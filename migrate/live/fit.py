@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ..core.diagnostics import Report, did_you_mean, listed, printable
 from ..core.templates import collapse
 from ..ops._numbers import holds
+from .module import is_plain
 
 if TYPE_CHECKING:
     from ..core.diagnostics import Diagnostic
@@ -55,7 +56,7 @@ class Fit:
 def fit(specs: Mapping[str, Spec], others: Iterable[str], slots: Mapping[str, Slot], allow: frozenset[str], *, cast: bool = True) -> Fit:
     """Compares outputs (`specs`, and `others` that are no tensors) with slots. Outputs are named as the model itself names its own.
 
-    Without `cast` the module takes the outputs' dtypes (`assign=True`).
+    Without `cast` the module takes the outputs' dtypes (`assign=True`), but for parameters of other classes than torch's.
     """
     by_name: dict[str, list[str]] = {}
     for key, slot in slots.items():
@@ -78,7 +79,7 @@ def fit(specs: Mapping[str, Spec], others: Iterable[str], slots: Mapping[str, Sl
             continue
         if there.shape != made.shape:
             shapes.append(f"{printable(name)}: {list(made.shape)}, the module's is {list(there.shape)}")
-        elif cast and there.dtype != made.dtype:
+        elif (cast or not is_plain(slots[key].tensor)) and there.dtype != made.dtype:
             kind = casts if holds(there.dtype, made.dtype) else losses
             kind.setdefault(f"{made.dtype} -> {there.dtype}", []).append(name)
     filled = set(places.values())

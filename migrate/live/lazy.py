@@ -26,6 +26,11 @@ class LazyTensor:
     def __init__(self, spec: Spec, make: Callable[[], torch.Tensor], into: Callable[[torch.Tensor], None]) -> None:
         self.spec, self.make, self.into = spec, make, into
 
+    def loaded(self, target: torch.Tensor) -> torch.Tensor:
+        """What torch swaps a parameter for when it is told to swap instead of to copy: the parameter's memory, filled."""
+        self.into(target)
+        return target.detach()
+
     @property
     def shape(self) -> torch.Size:
         import torch
@@ -74,9 +79,12 @@ class LazyTensor:
     def __torch_function__(cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         import torch
 
-        if func is torch.Tensor.copy_ and len(args) >= 2 and isinstance(args[1], cls) and not isinstance(args[0], cls):
-            args[1].into(args[0])
-            return args[0]
+        if len(args) >= 2 and isinstance(args[1], LazyTensor) and not isinstance(args[0], LazyTensor):
+            if func is torch.Tensor.copy_:
+                args[1].into(args[0])
+                return args[0]
+            if func is torch.Tensor.module_load:
+                return args[1].loaded(args[0])
         return func(*_made(args), **_made(kwargs or {}))
 
 

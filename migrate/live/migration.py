@@ -49,6 +49,13 @@ class Migration:
         return bool(self.route.legs)
 
     @property
+    def changes(self) -> bool:
+        """Whether anything comes out otherwise than it went in, be it a name."""
+        outputs, index = self.composition.graph.outputs, self.index
+        same = outputs.keys() == index.tensors.keys() and all(origin(tensor, index) == key for key, tensor in outputs.items())
+        return not (same and all(name == was for name, was in self.names.items()) and self.names.keys() == index.items.keys())
+
+    @property
     def lasting(self) -> bool:
         """Whether the same keys, specs and strides mean the same again: no value decided anything."""
         return not any(bound.decided for _, bound in self.composition.legs)

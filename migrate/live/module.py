@@ -11,9 +11,12 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.spec import ALIASES, BITS, Spec, spec
+from ..formats import memory
 
 if TYPE_CHECKING:
     import torch
+
+    from ..formats.memory import MemorySource
 
 # segments that only wrappers have, wherever they stand
 WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
@@ -52,6 +55,13 @@ def spec_of(tensor: Any) -> Spec | None:
     return spec(name, tuple(tensor.shape)) if name in BITS else None
 
 
+def is_plain(value: Any) -> bool:
+    """Whether a value is a tensor of torch's own classes, and so its bytes and nothing else."""
+    import torch
+
+    return type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
 def slots(module: torch.nn.Module) -> dict[str, Slot]:
     """The slots of a module by key, in the order of its state dict. A submodule that is registered twice has its slots twice."""
     return dict(_walk(module, "", ""))
@@ -85,16 +95,39 @@ def _is_parallel(module: torch.nn.Module) -> bool:
     return isinstance(module, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel))
 
 
+def is_module(value: Any) -> bool:
+    """Whether it is a module; torch is not imported to find out."""
+    return any(c.__module__ == "torch.nn.modules.module" and c.__name__ == "Module" for c in type(value).__mro__)
+
+
+def state(module: torch.nn.Module) -> dict[str, Any]:
+    """What the module's own `state_dict` holds, parameters and buffers themselves, by the names that rules know them by."""
+    known = slots(module)
+    held = module.state_dict(keep_vars=True)
+    named = {key: known[key].plain if key in known else _own(key) for key in held}
+    if len(set(named.values())) < len(named):
+        # a wrapper's segment is all that tells two names apart
+        return dict(held)
+    return {named[key]: value for key, value in held.items()}
+
+
+def opened(given: torch.nn.Module | Mapping[str, Any], *, meta: bool = False, wrapped: bool = True) -> MemorySource:
+    """A module, with its configuration, or a state dict as a Source; `meta` and `wrapped` as `memory.open` takes them."""
+    if isinstance(given, Mapping):
+        return memory.open(given, meta=meta, wrapped=wrapped)
+    return memory.open(state(given), meta=meta, wrapped=wrapped, sides=sides(given))
+
+
 def unwrapped(keys: Mapping[str, Any], *, parallel: bool) -> dict[str, str]:
     """Key -> the model's own name for it. `parallel`: `module.` in front of all keys is a wrapper's too."""
     lead = "module." if parallel and keys and all(key.startswith("module.") for key in keys) else ""
+    text = "\n".join(keys)
+    if not any(word in text for word in WRAPPERS):
+        return {key: key[len(lead) :] for key in keys} if lead else dict(zip(keys, keys, strict=True))
     return {key: _own(key[len(lead) :]) for key in keys}
 
 
 def _own(key: str) -> str:
-    # most keys have no such segment
-    if not any(word in key for word in WRAPPERS):
-        return key
     return ".".join(part for part in key.split(".") if part not in WRAPPERS)
 
 
@@ -105,14 +138,16 @@ def sides(module: torch.nn.Module) -> dict[str, bytes]:
         config = config.to_dict()
     if not isinstance(config, Mapping):
         return {}
-    return {"config.json": json.dumps(config, default=str).encode()}
+    return {"config.json": (json.dumps(config, indent=2, default=str) + "\n").encode()}
 
 
 def _model(module: torch.nn.Module) -> torch.nn.Module:
     """The model inside its wrappers."""
     while True:
         inner = module._modules.get("module") if _is_parallel(module) else None
-        inner = inner or next((module._modules[name] for name in WRAPPERS if name in module._modules), None)
+        # a module may have a length, or none, and is then no truth value
+        if inner is None:
+            inner = next((module._modules[name] for name in WRAPPERS if name in module._modules), None)
         if inner is None:
             return module
         module = inner

@@ -20,6 +20,7 @@ from ..running import checks as value_checks
 from ..running.device import CPU, Device
 from ..running.geometry import Layouts
 from ..running.values import MAX_MEMORY, Values
+from .lazy import LazyTensor
 from .migration import origin
 
 if TYPE_CHECKING:
@@ -113,6 +114,10 @@ class Outputs:
             self.gather(key, memories[key])
         return tensors[key] if device is None else tensors[key].to(device)
 
+    def moves(self, key: str) -> bool:
+        """Whether `move` can fill a plain dense tensor with this output."""
+        return self._parts(key) is not None
+
     def move(self, key: str, target: torch.Tensor, part: Tensor | None = None) -> bool:
         """Fills a plain dense tensor from tensors in memory, piece by piece; False where that cannot be done.
 
@@ -142,6 +147,28 @@ class Outputs:
             self.gather(key, memoryview(target.detach().view(-1).view(torch.uint8).numpy()))
         return True
 
+    def read(self, key: str) -> dict[str, Any]:
+        """The caller's objects that the elements of the output come from, by source key."""
+        tensor = self.graph.outputs[key]
+        tensors = [tensor, *(read for call in calls([tensor]) for read in call.inputs)]
+        return {name: self._objects[name] for t in tensors for name in t.sources if isinstance(name, str) and name in self._objects}
+
+    def probe(self, key: str) -> None:
+        """Reads one source as the outputs will; raises what it raises."""
+        source = self.engine[0]
+        blob = source.blobs[source.index.tensors[key].blob]
+        if blob.size:
+            blob.readinto(blob.size - 1, memoryview(bytearray(1)))
+
+    def stand_in(self, key: str) -> LazyTensor:
+        """What stands for the output until somebody uses it."""
+
+        def into(target: torch.Tensor) -> None:
+            if not self.into(key, target):
+                target.copy_(self.make(key))
+
+        return LazyTensor(self.graph.outputs[key].spec, lambda: self.make(key), into)
+
     def gather(self, key: str, buffer: memoryview) -> None:
         """Fills the buffer with the output's packed bytes, row-major."""
         source, layouts, values = self.engine
@@ -167,7 +194,7 @@ class Outputs:
             return None
         found = []
         for source in self.graph.outputs[key].sources:
-            held: Any = self._objects[source] if isinstance(source, str) else None
+            held: Any = self._objects.get(source) if isinstance(source, str) else None
             if not is_plain(held):
                 return None
             found.append((held.detach(), held.storage_offset()))

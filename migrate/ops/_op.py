@@ -106,11 +106,13 @@ class Decided(NamedTuple):
     """What becomes of one tensor: `outputs` are (what is put behind the output's key, spec), none where it goes.
 
     `args` are those of the call that computes them; None: the tensor goes on as it is. `loses`: something is lost that needs permission.
+    `notes` say what is odd about what goes on.
     """
 
     outputs: tuple[tuple[str, Spec], ...]
     args: Any = None
     loses: bool = False
+    notes: tuple[str, ...] = ()
 
 
 class Op:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 ALLOWED = "delayed-scaling"
 _EMPTY = spec("uint8", (0,))
+# the policies by which state of delayed scaling goes on
+_FORMS = ("pickle-2.x", "tensors")
 _NOBODY = "if nobody needs these states, drop them with a rule of their own (`drop`, and `--allow drop`)"
 
 
@@ -31,6 +33,9 @@ class Making:
 
     form: str
     outputs: tuple[Spec, ...]
+
+
+_EMPTIED = Making("empty", (_EMPTY,))
 
 
 class ExtraState(Op):
@@ -56,44 +61,44 @@ class ExtraState(Op):
             return f"the modules of Transformer Engine make these settings again{lost}"
 
     def decide(self, args: Args, spec: Spec, payload: bytes, name: str, allow: frozenset[str]) -> Decided:
-        from ..extra_state.verdict import STATELESS, judged
+        from ..extra_state.verdict import DELAYED, OBJECTS, STATELESS, judged
 
-        kept = Decided((("", spec),))
         if spec.numel and (spec.dtype != "uint8" or len(spec.shape) != 1):
             raise OpError("M950", f"{name} is {spec}; an extra state is a row of bytes (uint8)", help=_NOBODY)
         try:
-            verdict, like = judged(payload, name)
+            verdict, like, odd, _ = judged(payload, name)
         except CheckpointError as error:
             found = error.diagnostics[0]
             raise OpError(found.code, found.message, notes=found.notes, help=found.help or _NOBODY) from None
+        if verdict.sort == DELAYED and args.delayed_scaling in _FORMS and ALLOWED in allow:
+            carried = _carried(args.delayed_scaling, like) or Decided((("", spec),))
+            return carried._replace(notes=odd) if odd else carried
         if verdict.sort != STATELESS:
-            return self._demanding(args, verdict, like, kept, name, allow)
+            return self._demanding(args, verdict, like, name)
         if args.stateless == "drop":
             return Decided(())
-        # an archive is read by 1.x alone, and only as the object that it was
-        if spec == _EMPTY or (args.stateless == "keep" and like.form != "archive"):
-            return kept
-        return Decided((("", _EMPTY),), Making("empty", (_EMPTY,)))
+        # what old releases stored as an object they read as that object alone
+        if spec == _EMPTY or (args.stateless == "keep" and like.form not in OBJECTS):
+            return Decided((("", spec),))
+        return Decided((("", _EMPTY),), _EMPTIED)
 
-    def _demanding(self, args: Args, verdict: Verdict, like: Record, kept: Decided, name: str, allow: frozenset[str]) -> Decided:
-        from ..extra_state.recipes import DELAYED
+    def _demanding(self, args: Args, verdict: Verdict, like: Record, name: str) -> Decided:
+        """What becomes of a state that nobody permits to go on: it goes, or OpError."""
+        from ..extra_state.recipes import DELAYED, LEAVE
         from ..extra_state.verdict import LEGACY
 
         written = f"; it was written by Transformer Engine {like.releases}" if like.releases else ""
         if verdict.sort != DELAYED:
             code = "M952" if verdict.sort == LEGACY else "M950"
             raise OpError(code, f"{name}: {verdict.why}{written}", help=_NOBODY)
-        form = args.delayed_scaling
-        if form == "drop":
+        if args.delayed_scaling == "drop":
             return Decided((), loses=True)
-        if form == "refuse" or ALLOWED not in allow:
-            way = "" if form != "refuse" else "write `delayed_scaling: pickle-2.x` or `tensors` in the rule and "
-            raise OpError(
-                "M951",
-                f"{name} holds state of delayed scaling: {verdict.why}{written}",
-                help=f"{way}repeat with --allow {ALLOWED} to carry it on; or `delayed_scaling: drop` with --allow drop",
-            )
-        return _carried(form, like) or kept
+        says = "" if args.delayed_scaling in _FORMS else "with a rule that says `delayed_scaling: pickle-2.x` or `tensors`, "
+        raise OpError(
+            "M951",
+            f"{name} holds state of delayed scaling: {verdict.why}{written}",
+            help=f"{says}--allow {ALLOWED} carries it on; {LEAVE}",
+        )
 
     def infer(self, args: Making, specs: Sequence[Spec], parts: int = 1) -> list[Spec]:
         return list(args.outputs)

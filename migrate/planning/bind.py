@@ -46,6 +46,10 @@ class Bound:
     decided: dict[str, bool] = field(default_factory=dict)
     programs: dict[str, Expr] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    # (capture, values that `where` lists) -> those that no key has; mostly a misspelt module
+    unmatched: dict[tuple[str, tuple[str, ...]], list[str]] = field(default_factory=dict)
+    # what is odd about a state that goes on, and the keys of such states
+    odd: dict[str, list[str]] = field(default_factory=dict)
 
 
 class Questions(NamedTuple):
@@ -88,7 +92,8 @@ def bind(
                 out.programs[key] = programs[key]
     _remove_derived(derived, tensors, out, views, ask)
     _settle_ranks(out, tensors, report)
-    out.notes += _unmatched_values(matching.readers)
+    out.unmatched = _unmatched_values(matching.readers)
+    out.notes += [f"{what}, and goes on as it is: {listed(keys, 4)}" for what, keys in out.odd.items()]
     for reader in matching.readers:
         if not reader.taken and not reader.rule.optional and not reader.contested and id(reader.rule) not in ask.elsewhere:
             texts = " and ".join(repr(s.pattern.text) for s in reader.rule.reads)
@@ -102,16 +107,15 @@ def bind(
     return out
 
 
-def _unmatched_values(readers: Sequence[Reader]) -> list[str]:
-    """Notes on values that `where` lists and no key has, in none of the rules that list them: mostly a misspelt module."""
+def _unmatched_values(readers: Sequence[Reader]) -> dict[tuple[str, tuple[str, ...]], list[str]]:
+    """The values that `where` lists and no key has, in none of the rules that list them."""
     found: dict[tuple[str, tuple[str, ...]], set[str]] = {}
     for reader in readers:
         for name, wanted in reader.rule.where.items():
             if isinstance(wanted, (list, tuple)) and name in reader.names:
                 at = reader.names.index(name)
                 found.setdefault((name, tuple(map(str, wanted))), set()).update(str(t.values[at]) for t in reader.taken)
-    missing = {name: [v for v in wanted if v not in values] for (name, wanted), values in found.items()}
-    return [f"no key has {{{name}}} = {listed(values)}, which `where` names" for name, values in missing.items() if values]
+    return {(name, wanted): [v for v in wanted if v not in values] for (name, wanted), values in found.items()}
 
 
 def _read_forwards(derived: Sequence[Reader], rest: Sequence[str], tensors: Mapping[str, Tensor]) -> set[str]:
@@ -186,12 +190,13 @@ def _run_rule(
         if ask.payload is None:
             return None
         decided = step.op.decide(step.args, item.tensor.spec, ask.payload(item.tensor), printable(item.keys[0]), ask.allow)
-        for key in item.keys:
-            out.decided[key] = not decided.outputs
-            if not decided.outputs:
-                out.dropped[key] = rule
-            if decided.loses:
-                out.lost[key] = rule
+        gone = not decided.outputs
+        out.decided.update(dict.fromkeys(item.keys, gone))
+        if gone or decided.loses:
+            out.dropped.update(dict.fromkeys(item.keys if gone else (), rule))
+            out.lost.update(dict.fromkeys(item.keys if decided.loses else (), rule))
+        for what in decided.notes:
+            out.odd.setdefault(what, []).append(item.keys[0])
         return decided
 
     checks: list[ValueCheck] = []

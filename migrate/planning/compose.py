@@ -144,6 +144,9 @@ def _compose(
             if walk is not None:
                 walk.explain(report)
             break
+        bound.notes += [
+            f"no key has {{{name}}} = {listed(missing)}, which `where` names" for (name, _), missing in bound.unmatched.items() if missing
+        ]
         if walk is not None:
             walk.leave(leg, bound, report)
         losses += _losses(rules, bound)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.diagnostics import did_you_mean, fail, listed, printable
+from ..source.pickle.encodings import PARAMETER, numbering
 
 PLAN_VERSION = "1.0"
 # what `allow` can hold; nothing else loosens anything
@@ -25,9 +26,9 @@ PathLike = str | os.PathLike[str]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """`backwards`: a downgrade; None: whichever way leads there. `rules` are rule files, applied as they are, and at most one folder of lineages.
+    """`backwards`: a downgrade; None: whichever way leads there.
 
-    `at` is the dict in a nested checkpoint that rules work on; `output_format` the name of the format to write. None: not said.
+    `rules` are rule files, applied as they are, and at most one folder of lineages. `at` is the dict in a nested checkpoint that rules work on; `output_format` the name of the format to write. None: not said.
     """
 
     to: tuple[str, ...] = ()
@@ -74,10 +75,13 @@ def ask(
     output_format: str | None = None,
 ) -> Question:
     """The question, with one word taken for a list of one. M115 for an allowance or a format that there is not, and for what is no text."""
-    given = (rules,) if isinstance(rules, (str, os.PathLike)) else _items("rules", rules)
-    paths = tuple(path_text("rules", r) for r in given)
+    places = (rules,) if isinstance(rules, (str, os.PathLike)) else _items("rules", rules)
+    paths = tuple(path_text("rules", r) for r in places)
     if not isinstance(params, (Mapping, type(None))) or not all(isinstance(name, str) for name in params or ()):
         fail("M115", f"`params` is a dict of values by name, not {printable(repr(params))}")
+    given = dict(params or {})
+    if PARAMETER in given:
+        given[PARAMETER] = numbering(given[PARAMETER])
     allowed = frozenset(_texts("allow", allow))
     for word in sorted(allowed.difference(ALLOWANCES)):
         hint = did_you_mean(word, list(ALLOWANCES)) or f"what can be allowed: {listed(list(ALLOWANCES))}"
@@ -86,7 +90,7 @@ def ask(
         fail("M115", f"`at` is the path of a dict as text, not {printable(repr(at))}")
     if output_format is not None and output_format not in OUTPUT_FORMATS:
         fail("M115", f"`{printable(str(output_format))}` is no format that is written", help=f"one of {listed(list(OUTPUT_FORMATS))}")
-    return Question(_texts("to", to), _texts("from_", from_), paths, dict(params or {}), allowed, backwards, at, output_format)
+    return Question(_texts("to", to), _texts("from_", from_), paths, given, allowed, backwards, at, output_format)
 
 
 def written_as(source_format: str, question: Question) -> str:

@@ -7,7 +7,7 @@ hand are applied as they are, without lineage and without detection.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +22,7 @@ from ..rules.packs import Packs, find
 from ..rules.patches import leaves
 from ..rules.seal import semantic_hash
 from ..source.index import Index
+from ..source.pickle.encodings import PARAMETER
 from .compose import Leg
 from .graph import Tensor
 from .question import Question
@@ -64,7 +65,7 @@ class Route:
 
 
 def _virtual(outputs: Mapping[str, Tensor]) -> Any:
-    return SimpleNamespace(tensors=outputs)
+    return SimpleNamespace(tensors=outputs, versions=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,18 +177,20 @@ def find_route(
     else:
         hint = "--to LINEAGE@LAYOUT, --rules FILE or --output-format; `migrate inspect` and `migrate history` show layouts"
         fail("M115", "nothing says what to do", help=hint)
-    if not steps and question.params and question.backwards is not None:
+    # what an integer of the file means is no param of a rule
+    given = {name: value for name, value in question.params.items() if name != PARAMETER or steps}
+    if not steps and given and question.backwards is not None:
         there = [f"{name}@{layout}" for name, layout in reached.items()]
         notes = [note for name, layout in reached.items() if (note := packs.load_lineage(name).layout(layout).note)]
         fail(
             "M115",
-            f"the checkpoint counts as {listed(there)} already, so --set {listed(list(question.params))} would change nothing",
+            f"the checkpoint counts as {listed(there)} already, so --set {listed(list(given))} would change nothing",
             notes=tuple(notes),
             help="say what it is in with --from if that is wrong, or leave --set out",
         )
     if not question.files:
         reached.update((s.lineage, s.goal) for s in steps)
-    return _compile(steps, packs, question.params if steps else {}, (stamp.applied, applied or ()), found, reached)
+    return _compile(steps, packs, given if steps else {}, (stamp.applied, applied or ()), found, reached)
 
 
 def _last_run(applied: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -284,6 +287,34 @@ def _towards(
     return steps, reached
 
 
+def apart(question: Question) -> list[Question]:
+    """The question once for each layout that it leads to, with what it says of that layout's lineage; itself if it names none.
+
+    Raises M5xx for lineages and layouts that are not known, and M115 for a start in a lineage that no goal is in.
+    """
+    if not question.to:
+        return [question]
+    lineages = _asked_for(_packs(question.folders), question)
+    home = {text: resolve_goal(text, lineages, {}).lineage for text in (*question.to, *question.from_)}
+    goals = {home[text] for text in question.to}
+    for name in sorted({home[text] for text in question.from_} - goals):
+        fail("M115", f"--from names lineage {name}, and no --to leads to a layout of it", help=f"--to {name}@LAYOUT, or leave it out")
+    return [replace(question, to=(goal,), from_=tuple(t for t in question.from_ if home[t] == home[goal])) for goal in question.to]
+
+
+def lineages_of(question: Question) -> list[Lineage]:
+    """The lineages in which the layouts lie that the question leads to."""
+    lineages = _asked_for(_packs(question.folders), question)
+    return [lineages[name] for name in dict.fromkeys(resolve_goal(text, lineages, {}).lineage for text in question.to)]
+
+
+def files_of(question: Question) -> list[LoadedFile]:
+    """The rule files that the question may lead through: those given by hand, or all of its lineages."""
+    if question.files:
+        return load_files(question.files)
+    return [file for lineage in lineages_of(question) for edge in lineage.edges for file in load_files(edge.files)]
+
+
 def _asked_for(packs: Packs, question: Question) -> dict[str, Lineage]:
     """The lineages that the question names; all that are known where it names a layout without its lineage."""
     names = [text.rpartition("@")[0] for text in (*question.to, *question.from_)]
@@ -340,7 +371,11 @@ def _compile(
     layouts: Mapping[str, str],
 ) -> Route:
     memories = [_remembered(*applied, step) for step in steps]
-    _check_params(steps, given, memories)
+    for memory in memories:
+        memory["params"].update({PARAMETER: given[PARAMETER]} if PARAMETER in given else {})
+    edges = [edge for name in layouts for edge in packs.load_lineage(name).edges] if given else []
+    elsewhere = [name for edge in edges for file in load_files(edge.files) for name in file.model.params]
+    _check_params(steps, given, memories, elsewhere)
     report = Report()
     legs, entries, rules = [], [], []
     for step, memory in zip(steps, memories, strict=True):
@@ -358,15 +393,20 @@ def _compile(
     return Route(tuple(legs), tuple(rules), given, layouts, tuple(entries), tuple(found), {n: packs.load_lineage(n) for n in layouts})
 
 
-def _check_params(steps: Sequence[_Step], given: Mapping[str, Any], memories: Sequence[Mapping[str, Any]]) -> None:
-    """Raises, before anything is bound, what is wrong with params whose values do not depend on the checkpoint's contents."""
+def _check_params(
+    steps: Sequence[_Step], given: Mapping[str, Any], memories: Sequence[Mapping[str, Any]], elsewhere: Sequence[str]
+) -> None:
+    """Raises, before anything is bound, what is wrong with params whose values do not depend on the checkpoint's contents.
+
+    `elsewhere`: params of edges that need not be walked.
+    """
     files = list({id(f): f for s in steps for f in s.files}.values())
     declared = parameters.declare(files)
     alone = {name: param for name, param in declared.items() if not any(_asks_checkpoint(f, name) for f in files)}
     spans = {name: f.span("params", name) for f in reversed(files) for name in f.model.params}
     remembered = {name: value for memory in memories for name, value in memory["params"].items() if name in alone}
     asked = {name: value for name, value in given.items() if name in alone or name not in declared}
-    parameters.resolve(alone, asked, [("the stamp", remembered)], spans, known=declared)
+    parameters.resolve(alone, asked, [("the stamp", remembered)], spans, known=[*declared, *elsewhere, PARAMETER])
 
 
 def _asks_checkpoint(file: LoadedFile, name: str) -> bool:

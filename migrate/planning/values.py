@@ -102,8 +102,11 @@ def carry(rules: Sequence[DirectedRule], bound: Bound, values: Values, report: R
                     "M404", f"rule {made.rule.name!r}: the values {listed([made.keys[0], *unlike], 4)} differ", spans=(made.rule.span,)
                 )
         handled.update(own.dropped)
+        for listed_, missing in own.unmatched.items():
+            if listed_ in bound.unmatched:
+                bound.unmatched[listed_] = [value for value in bound.unmatched[listed_] if value in missing]
         bound.dropped.update({key: rule_of[rule.id, rule.name] for key, rule in own.dropped.items()})
-        changed = [f"{printable(made.keys[0])} is {printable(key)}" for key, made in own.made.items() if made.keys != (key,)]
+        changed = [f"{printable(made.keys[0])} is now {printable(key)}" for key, made in own.made.items() if made.keys != (key,)]
         if changed:
             bound.notes.append(f"values that rules name: {listed(changed, 4)}")
     out.update(_followed([name for name in values.names if name not in handled], values, bound, {*out}, report))

@@ -16,17 +16,21 @@ from ..core.diagnostics import Diagnostic, Report, listed, printable
 from ..core.keys import Pattern, TwoReadings, parse
 from ..core.ranks import fitting, rank_of
 from ..core.templates import group, matches
+from ..extra_state.recipes import LEAVE
 from ..rules import params as parameters
 from ..rules import patches
 from ..rules.fields import PARAM
 from ..rules.model import LoadedFile, Param
 from ..rules.patches import ABSENT
+from ..source.pickle.encodings import PARAMETER
 from .bind import Bound
 from .compose import Leg
 from .graph import Tensor
 from .names import rename
 from .sides import SideFiles
 
+# the param of the rule files that are shipped
+DELAYED = "delayed_scaling"
 Said = tuple[str, Mapping[str, Any]]
 
 
@@ -47,6 +51,8 @@ class Walk:
         self.notes: list[str] = []
         # of the leg that is walked: params that nothing but a default says
         self._assumed: dict[str, Any] = {}
+        # and how they let a person leave state of delayed scaling behind
+        self._leave = LEAVE
         # why the way back would not bring the side files back
         self.inexact: list[str] = []
 
@@ -64,11 +70,15 @@ class Walk:
         given = {name: value for name, value in self._given.items() if name in declared}
         said = [("the stamp", {n: v for n, v in leg.memory.get("params", {}).items() if n in declared}), *self._sources(leg, tensors)]
         values = parameters.resolve(declared, given, said, spans, lost=self._lost(leg))
+        drops = "drop" in ((declared[DELAYED].choices or ()) if DELAYED in declared else ())
+        self._leave = f"--set {DELAYED}=drop --allow drop leaves it behind, which is what most want" if drops else LEAVE
         self._assumed = {n: v for n, v in values.items() if n not in given and all(source.get(n) is None for _, source in said)}
         for name, value in values.items():
             taken = name in self.params and not patches.same(self.params[name], value)
             self.params[f"{name} ({leg.lineage} {leg.start} -> {leg.goal})" if taken else name] = value
-        self.remembered.append({"params": values, "before": before})
+        numbering = {PARAMETER: leg.memory["params"][PARAMETER]} if PARAMETER in leg.memory.get("params", {}) else {}
+        self.params.update(numbering)
+        self.remembered.append({"params": {**values, **numbering}, "before": before})
         own = {id(f): {name: values[name] for name in f.model.params if name in values} for f in leg.files}
         return replace(leg, rules=tuple((rule, own.get(id(rule.loaded), {})) for rule, _ in leg.rules))
 
@@ -99,9 +109,15 @@ class Walk:
             memory["files"] = files
 
     def explain(self, report: Report) -> None:
-        """Adds to what is wrong with shapes which params of the leg nobody said: a default may be what does not fit."""
+        """Adds to what is wrong what the leg's params have to do with it.
+
+        With shapes, which of them nobody said: a default may be what does not fit. With delayed scaling, which of them leaves it behind.
+        """
         notes = tuple(f"nothing says `{name}`, its default is {printable(str(value), 80)}" for name, value in self._assumed.items())
         report.diagnostics = [replace(d, notes=(*d.notes, *notes)) if d.code.startswith("M3") else d for d in report.diagnostics]
+        report.diagnostics = [
+            replace(d, help=d.help.replace(LEAVE, self._leave)) if d.help and LEAVE in d.help else d for d in report.diagnostics
+        ]
 
     def _snapshot(self, leg: Leg) -> dict[str, dict[str, Any] | None]:
         """The side files that the leg may change, as they stand."""

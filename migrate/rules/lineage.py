@@ -251,21 +251,21 @@ def detect(
     lineage: Lineage,
     index: Index,
     read_side: Callable[[str], bytes | None],
-    module_versions: Mapping[str, int] | None = None,
     match: Matcher | None = None,
     states: States | None = None,
 ) -> list[Finding]:
     """A finding for each layout of the lineage, in its order. A layout without signs never holds.
 
     `read_side` answers with the bytes of a side file or None; `config` signs count only where there is a config.json.
-    `module_versions` are those of a `.pt` file's `_metadata`, `states` the extra states; without them the signs of that kind do not count.
+    `states` are the extra states; without them, or without module versions in the index, the signs of that kind do not count.
     `match` is for whoever asks about several lineages: the index's keys are then grouped once.
     """
+    versions = index.versions if any(layout.detect and layout.detect.module_version for layout in lineage.layouts) else None
     config = _config(read_side) if any(layout.detect and layout.detect.config for layout in lineage.layouts) else None
     match = match or Matcher(index, states)
     out = []
     for layout in lineage.layouts:
-        signs = list(_signs(layout.detect, match, config, module_versions, states)) if layout.detect else []
+        signs = list(_signs(layout.detect, match, config, versions, states)) if layout.detect else []
         counted = [holds for holds, _ in signs if holds is not None]
         lines = [text if holds is not False else f"not: {text}" for holds, text in signs] or ["this layout has no signs"]
         out.append(Finding(layout.name, bool(counted) and all(counted), lines))

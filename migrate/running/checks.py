@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..core.diagnostics import Report, fail, listed, printable
 from ..core.spec import BITS, Spec, encode
-from ..core.view import stored
+from ..core.view import is_whole
 from .gather import WINDOW, Gather
 from .geometry import STAGE_MAX, Layouts
 from .values import MAX_MEMORY, Values
@@ -80,7 +80,7 @@ def content(tensor: Tensor, source: Source, most: int = MOST_CONTENT) -> bytes:
         fail("M950", f"{_name(tensor, 0)} has {tensor.spec.nbytes:,} bytes; an extra state of at most {most:,} is read")
     key = tensor.sources[0] if len(tensor.sources) == 1 else None
     at = source.index.tensors.get(key) if isinstance(key, str) else None
-    if at is not None and at.strides is None and at.spec == tensor.spec and tensor.view == stored(0, at.spec.shape):
+    if at is not None and at.strides is None and (at.spec is tensor.spec or at.spec == tensor.spec) and is_whole(tensor.view):
         out = bytearray(at.spec.nbytes)
         source.blobs[at.blob].readinto(at.offset, memoryview(out))
         return bytes(out)

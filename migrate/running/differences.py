@@ -90,8 +90,8 @@ def _items(index: Index, moved: bool) -> Mapping[str, Any]:
     return {path: value for path, value in index.items.items() if not any(path.startswith(f"{root}.") for root in roots)}
 
 
-def beside(index: Index) -> dict[str, Any]:
-    """What a checkpoint holds beside the tensors that rules work on, as `inspect` tells it."""
+def beside(index: Index, numbering: str | None = None) -> dict[str, Any]:
+    """What a checkpoint holds beside the tensors that rules work on, as `inspect` tells it; `numbering` as for `outline.encodings`."""
     outline = index.outline
     first = outline.parts[0].at if outline is not None and outline.parts else ()
     carried = index.carried
@@ -99,7 +99,7 @@ def beside(index: Index) -> dict[str, Any]:
     return {
         "at": None if first is None else ".".join(first),
         "items": [{"path": path, "value": _shown(value, known)} for path, value in list(index.items.items())[:MOST_ITEMS]],
-        "objects": [{"key": key, **e.described()} for key, e in list(encodings(outline).items())[:MOST_ITEMS]],
+        "objects": [{"key": key, **e.described()} for key, e in list(encodings(outline, numbering).items())[:MOST_ITEMS]],
         "items_more": max(0, len(index.items) - MOST_ITEMS),
         "carried": {"tensors": len(carried), "bytes": sum(stored.spec.nbytes for stored in carried.values())},
         "outside": [{"name": o.name, "reason": o.reason, "count": o.count, "paths": list(o.paths)} for o in index.outside],

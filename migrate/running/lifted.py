@@ -1,24 +1,24 @@
-"""States that stand beside the tensors, as an `io.BytesIO` or as nothing at all, made tensors of bytes where a rule decides about them.
+"""States that stand beside the tensors, as an object or as nothing at all, made tensors of bytes where a rule decides about them.
 
-Transformer Engine stored its extra state so from 0.12 to 1.13. Rules see tensors, and a state that no rule asks for goes on as the
+Transformer Engine stored its extra state so until 1.13. Rules see tensors, and a state that no rule asks for goes on as the
 object that it was, so only keys are lifted that a rule with such an op reads.
 """
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .. import ops
 from ..core.keys import Pattern, TwoReadings
 from ..core.spec import spec
+from ..extra_state.objects import Object, content, objects
 from ..formats._torchtree import record
 from ..source.blobs import BytesBlob
 from ..source.index import Blob, Stored
-from ..source.outline import Part
-from ..source.pickle.tree import Buffer, DictNode
+from ..source.outline import Outline, Part, put, records
+from ..source.pickle.tree import DictNode
 
 if TYPE_CHECKING:
     from ..planning.route import Route
@@ -28,34 +28,27 @@ if TYPE_CHECKING:
 def lift(source: Source, route: Route) -> None:
     """Puts the states that rules of the route ask for among the tensors of the source, and takes them from where they were.
 
-    States that a file has as numbers, text or containers of tensors stay there. Calling it again changes nothing.
+    Calling it again changes nothing. M950 for a state that is made of what no extra state is made of.
     """
     patterns = list(_patterns(route))
-    if not patterns:
-        return
-    found: dict[str, bytes] = {}
-    items = dict(source.index.items)
-    outline = source.index.outline
-    if outline is None:
-        for key, value in source.index.items.items():
-            if type(value) is io.BytesIO and _asked(patterns, key):
-                found[key] = value.getvalue()
-                del items[key]
-    else:
-        names = dict(outline.names)
-        parts = tuple(
-            _lifted(part, rank if len(outline.parts) > 1 else None, patterns, found, names, items)
-            for rank, part in enumerate(outline.parts)
-        )
-        outline = replace(outline, parts=parts, names=names)
+    found = list(objects(source.index, lambda key: _asked(patterns, key))) if patterns else []
     if not found:
         return
-    tensors = dict(source.index.tensors)
+    index = source.index
+    tensors = dict(index.tensors)
     blobs: list[Blob] = list(source.blobs)
-    for key, data in found.items():
-        tensors[key] = Stored(spec("uint8", (len(data),)), len(blobs), 0)
-        blobs.append(BytesBlob(key, data))
-    source.index = replace(source.index, tensors=tensors, items=items, outline=outline)
+    for one in found:
+        data = content(one, index, source.blobs)
+        tensors[one.name] = Stored(spec("uint8", (len(data),)), len(blobs), 0)
+        blobs.append(BytesBlob(one.name, data))
+    if index.outline is None:
+        items = {key: value for key, value in index.items.items() if key not in tensors}
+        source.index = replace(index, tensors=tensors, items=items)
+    else:
+        specs = {one.name: tensors[one.name].spec for one in found}
+        paths = {_path(one, index.outline) for one in found}
+        items = {path: value for path, value in index.items.items() if not _below(path, paths, len(index.outline.parts) > 1)}
+        source.index = replace(index, tensors=tensors, items=items, outline=_without(index.outline, found, specs))
     source.blobs = tuple(blobs)
 
 
@@ -76,29 +69,39 @@ def _asked(patterns: list[Pattern], key: str) -> bool:
     return False
 
 
-def _lifted(
-    part: Part, rank: int | None, patterns: list[Pattern], found: dict[str, bytes], names: dict[int, str], items: dict[str, Any]
-) -> Part:
-    """The part with a tensor's place in its dict for each state that is asked for."""
-    table = part.table
-    if table is None:
-        return part
-    pairs: list[tuple[Any, Any]] = []
-    for key, value in table.pairs:
-        if type(value) is Buffer and type(key) is str and _asked(patterns, key):
-            name = key if rank is None else f"{key}@{rank}"
-            found[name] = value.data
-            value = record(spec("uint8", (len(value.data),)))
-            names[id(value)] = name
-            items.pop(".".join((*(part.at or ()), key)) + ("" if rank is None else f"@{rank}"), None)
-        pairs.append((key, value))
-    made = DictNode(table.kind, tuple(pairs), table.node, table.attributes)
-    return part._replace(root=_put(part.root, part.at or (), made))
+def _without(outline: Outline, found: list[Object], specs: Mapping[str, Any]) -> Outline:
+    """The trees with a tensor's place in their dicts for each state, and no tensors that stood in states alone."""
+    names = dict(outline.names)
+    parts: list[Part] = []
+    for rank, part in enumerate(outline.parts):
+        here = {one.key: one.name for one in found if one.rank == rank}
+        table = part.table
+        if table is None or not here:
+            parts.append(part)
+            continue
+        pairs: list[tuple[Any, Any]] = []
+        for key, value in table.pairs:
+            if type(key) is str and key in here:
+                value = record(specs[here[key]])
+                names[id(value)] = here[key]
+            pairs.append((key, value))
+        parts.append(part._replace(root=put(part.root, table, DictNode(table.kind, tuple(pairs), table.node, table.attributes))))
+    left = {id(leaf) for leaf in records([part.root for part in parts])}
+    names = {number: name for number, name in names.items() if number in left}
+    kept = set(names.values())
+    carried = {key: stored for key, stored in outline.carried.items() if key in kept}
+    gone = outline.carried.keys() - carried.keys()
+    ties = {key: first for key, first in outline.ties.items() if gone.isdisjoint((key, first))}
+    return replace(outline, parts=tuple(parts), names=names, carried=carried, ties=ties)
 
 
-def _put(root: Any, path: tuple[str, ...], made: DictNode) -> Any:
-    """The tree with `made` at a path of text keys."""
-    if not path:
-        return made
-    pairs = tuple((key, _put(value, path[1:], made) if key == path[0] else value) for key, value in root.pairs)
-    return DictNode(root.kind, pairs, root.node, root.attributes)
+def _path(one: Object, outline: Outline) -> str:
+    rank = f"@{one.rank}" if len(outline.parts) > 1 else ""
+    return ".".join((*(outline.parts[one.rank].at or ()), one.key)) + rank
+
+
+def _below(path: str, states: set[str], several: bool) -> bool:
+    """Whether the value at a path is one of these states, or inside of one."""
+    short, at, rank = path.rpartition("@") if several else (path, "", "")
+    ends = [n for n, letter in enumerate(short) if letter == "."] if "." in short else []
+    return any(short[:end] + at + rank in states for end in (*ends, len(short)))

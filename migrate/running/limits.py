@@ -1,12 +1,16 @@
-"""Sizes that people give: of shards, and of the memory that a run may take."""
+"""Numbers that people give: sizes of shards, the memory that a run may take, its threads."""
 
 from __future__ import annotations
 
-from ..core.diagnostics import fail
+from typing import Any
+
+from ..core.diagnostics import fail, printable
 from ..formats import parse_size
 
 # below it not even the buffers of one thread fit
 LEAST_MEMORY = 1 << 20
+SHARD = "5GB"
+MOST_THREADS = 64
 
 
 def size(given: int | str) -> int:
@@ -23,3 +27,9 @@ def memory(given: int | str) -> int:
     if found < LEAST_MEMORY:
         fail("M115", f"max_memory of {found} bytes is not enough for anything", help=f"give at least {LEAST_MEMORY >> 20} MiB")
     return found
+
+
+def check_threads(given: Any) -> None:
+    """QuestionError M115 for what is no number of threads."""
+    if not isinstance(given, int) or isinstance(given, bool) or not 1 <= given <= MOST_THREADS:
+        fail("M115", f"`threads` is a number from 1 to {MOST_THREADS}, not {printable(repr(given))}")

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..core.diagnostics import listed
+from ..source.pickle.encodings import ask
 from ..source.pickle.te_build import alike, group, member_of
 from ..source.pickle.tree import Composite, TensorRecord
 
@@ -21,12 +22,14 @@ def regrouped(
 ) -> list[tuple[float, Any, Any]]:
     """The entries (place, key, tensor) of a dict with objects in place of their components, each where its first component stood.
 
-    `made_of` has for each key that is made of components alone these objects and attributes.
+    `made_of` has for each key that is made of components alone these objects and attributes. M955 where an object whose integer has two
+    meanings does not stay what it is: behind it nobody could tell what its numbers are.
     """
     if not made_of:
         return list(entries)
     leaves = {key: leaf for _, key, leaf in entries if type(leaf) is TensorRecord}
     gathered: dict[str, dict[str, str]] = {}
+    parted: list[str] = []
     for key, origins in made_of.items():
         attributes = {attribute for _, attribute in origins}
         if len(attributes) != 1:
@@ -36,16 +39,16 @@ def regrouped(
             gathered.setdefault(key, {})[""] = key
         elif key.endswith(f".{attribute}"):
             gathered.setdefault(key[: -len(attribute) - 1], {})[attribute] = key
+        else:
+            parted.append(key)
     whole: dict[str, tuple[str, Composite]] = {}
-    parted: list[str] = []
     for prefix, keys in gathered.items():
         made = _object({attribute: leaves[key] for attribute, key in keys.items()}, [made_of[key] for key in keys.values()])
         if made is not None and (prefix not in leaves or prefix in keys.values()):
             whole.update(dict.fromkeys(keys.values(), (prefix, made)))
         else:
             parted += [key for attribute, key in keys.items() if attribute]
-    if parted:
-        notes.append(f"plain tensors, and no parts of an object any more: {listed(sorted(parted), 4)}")
+    _told(made_of, {id(made.node) for _, made in whole.values()}, parted, notes)
     out: list[tuple[float, Any, Any]] = []
     placed: dict[str, int] = {}
     for at, key, value in entries:
@@ -58,6 +61,16 @@ def regrouped(
         elif at < out[placed[found[0]]][0]:
             out[placed[found[0]]] = (at, *found)
     return out
+
+
+def _told(made_of: Mapping[str, Sequence[tuple[Composite, str]]], still: set[int], parted: list[str], notes: list[str]) -> None:
+    """Says which keys are plain tensors now, and asks for what nobody could tell of them any more; `still`: the nodes of whole objects."""
+    gone = {key: one.encoding for key, origins in made_of.items() for one, _ in origins if id(one.node) not in still}
+    ask(gone)
+    if parted:
+        numbers = sorted({e.number for e in gone.values() if e.number is not None and e.code is not None})
+        of = f"; the numbers of their data are {listed(numbers)}" if numbers else ""
+        notes.append(f"plain tensors, and no parts of an object any more: {listed(sorted(parted), 4)}{of}")
 
 
 def _object(leaves: Mapping[str, TensorRecord], origins: Sequence[Sequence[tuple[Composite, str]]]) -> Composite | None:

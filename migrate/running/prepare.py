@@ -42,7 +42,11 @@ def side_reader(source: Source) -> Callable[[str], bytes | None]:
 
 def is_folder(source: Source, single_file: bool | None) -> bool:
     """Whether the output is a folder."""
-    return not single_file if single_file is not None else os.path.isdir(source.path) or source.path.endswith(".index.json")
+    if single_file is not None:
+        return not single_file
+    if source.format == "memory":
+        return bool(source.index.side_files)
+    return os.path.isdir(source.path) or source.path.endswith(".index.json")
 
 
 def walk_for(source: Source, route: Route, folder: bool) -> Walk:
@@ -138,7 +142,7 @@ def plan_for(source: Source, question: Question, folder: bool, max_shard_size: i
     body = document(
         tool=__version__,
         source={
-            "path": os.path.abspath(source.path),
+            "path": source.path if source.format == "memory" else os.path.abspath(source.path),
             "format": source.format,
             "index_hash": index_hash,
             "tensors": len(source.index.tensors),

@@ -6,7 +6,7 @@ follow the modules that they belong to. Everything else is the tree as it came i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from math import inf

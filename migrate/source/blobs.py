@@ -6,6 +6,7 @@ a name. Nothing is opened a second time by name either: between two opens anothe
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -61,11 +62,9 @@ class FileBlob:
             offset += count
             left = left[count:]
 
-    def read(self, offset: int, size: int) -> bytearray:
+    def read(self, offset: int, size: int) -> bytes:
         """`size` bytes from `offset`. The caller has compared `size` with the file's."""
-        out = bytearray(size)
-        self.readinto(offset, memoryview(out))
-        return out
+        return read(self, offset, size)
 
     def change(self) -> str | None:
         """What differs from the moment of opening, or None."""
@@ -96,7 +95,16 @@ class BytesBlob:
         end = offset + buffer.nbytes
         if not 0 <= offset <= end <= self.size:
             fail("M905", f"{printable(self.name)}: has {self.size} bytes, and {end} are needed")
-        buffer[:] = self._content[offset:end]
+        buffer[:] = memoryview(self._content)[offset:end]
+
+
+def read(blob: Blob, offset: int, size: int) -> bytes:
+    """`size` bytes of any blob from `offset`, held once. The caller has compared `size` with the blob's."""
+    # a BytesIO hands out the bytes that it was filled through, where bytes() of a bytearray would be a second copy
+    out = io.BytesIO(bytes(size))
+    with out.getbuffer() as buffer:
+        blob.readinto(offset, buffer)
+    return out.getvalue()
 
 
 def difference(then: Identity, now: Identity | None) -> str | None:

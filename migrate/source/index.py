@@ -49,7 +49,8 @@ class Index:
     `items` are the non-tensor values by path, `metadata` the format's own string map. `outline` is how all of it hangs together
     where it is more than a flat dict of tensors: it also has tensors that rules do not see, `carried` ones, under keys that no
     tensor has. `outside` is what the reader refused to read and left out, `notes` what it noticed. `sums()` has the
-    CRC-32 of the bytes that begin at (blob, offset), as (their number, CRC), where the format records one.
+    CRC-32 of the bytes that begin at (blob, offset), as (their number, CRC), where the format records one. `module_versions`
+    are those of a state dict in memory.
     """
 
     tensors: Mapping[str, Stored]
@@ -62,6 +63,12 @@ class Index:
     outside: tuple[Outside, ...] = ()
     notes: tuple[str, ...] = ()
     sums: Callable[[], Mapping[tuple[int, int], tuple[int, int]]] = dict
+    module_versions: Mapping[str, int] | None = None
+
+    @property
+    def versions(self) -> Mapping[str, int] | None:
+        """Module -> its version, as the `_metadata` of a state dict has them; None where there is none."""
+        return self.module_versions if self.outline is None else self.outline.versions
 
     @property
     def carried(self) -> Mapping[str, Stored]:

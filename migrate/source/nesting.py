@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ..core.diagnostics import fail, listed, printable
-from .pickle.tree import DictNode
+from .pickle.tree import DictNode, ListNode
 
+# what a module of torch calls the state that it keeps beside its parameters
+STATE = "_extra_state"
 _KINDS = ("dict", "OrderedDict")
 MAX_DEPTH = 50
 # of all joined keys together
@@ -37,9 +39,21 @@ class _Place:
         self.held: dict[str, Any] = {}
 
 
+def is_state(key: str) -> bool:
+    """Whether a key is that of an extra state, of whichever rank."""
+    # most keys are none, and there may be very many
+    return STATE in key and key.partition("@")[0].rpartition(".")[2] == STATE
+
+
+def is_object(key: Any, value: Any) -> bool:
+    """Whether it is an extra state that is a list or a dict: one value, whatever tensors it holds."""
+    return (type(value) is DictNode or type(value) is ListNode) and type(key) is str and is_state(key)
+
+
 def leaves_of(node: Any) -> list[Any] | None:
     """The values in this dict and in all dicts inside it that are reached through dicts of text keys; None if it is no such dict.
 
+    Extra states that are lists or dicts are left out.
     None also where one dict stands in two places, or names are very long: a few bytes could name more places, or spell longer
     keys, than any machine can hold.
     """
@@ -55,7 +69,8 @@ def leaves_of(node: Any) -> list[Any] | None:
             length = before + len(key) + 1
             text += length
             if not _enters(key, value):
-                out.append(value)
+                if not is_object(key, value):
+                    out.append(value)
             elif id(value) in seen or depth > MAX_DEPTH or text > MAX_TEXT:
                 return None
             else:
@@ -70,7 +85,7 @@ def _plain(node: DictNode) -> bool:
 
 def _enters(key: str, value: Any) -> bool:
     """Whether it is a dict whose entries are seen; not one whose name holds a dot, for it could not be told from two names."""
-    return type(value) is DictNode and "." not in key and _plain(value)
+    return type(value) is DictNode and "." not in key and key != STATE and _plain(value)
 
 
 def flattened(node: DictNode, label: str) -> tuple[DictNode, tuple[Nest, ...]]:

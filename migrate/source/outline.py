@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ..core.diagnostics import fail, listed, plural, printable
 from .index import Stored
-from .nesting import Nest, flattened, leaves_of
-from .pickle.encodings import Encoding, settled
+from .nesting import Nest, flattened, is_object, is_state, leaves_of
+from .pickle.encodings import Encoding, answered
 from .pickle.nodes import Set
 from .pickle.tree import Composite, DictNode, ListNode, LocalShard, Opaque, TensorRecord, holders, inside, joined, segment
 
@@ -59,23 +59,43 @@ class Outline:
     carried: Mapping[str, Stored]
     ties: Mapping[str, str]
 
+    @property
+    def versions(self) -> Mapping[str, int] | None:
+        """Module -> its version, as the `_metadata` of the dicts that rules work on has them; None where none has."""
+        found: dict[str, int] = {}
+        seen = False
+        for part in self.parts:
+            attributes = part.table.attributes if part.table is not None else None
+            metadata = dict(attributes.pairs).get("_metadata") if type(attributes) is DictNode else None
+            for name, entry in metadata.pairs if type(metadata) is DictNode else ():
+                version = dict(entry.pairs).get("version") if type(entry) is DictNode else None
+                if type(name) is str and type(version) is int:
+                    found.setdefault(name, version)
+            seen = seen or type(metadata) is DictNode
+        return found if seen else None
 
-def encodings(outline: Outline | None) -> dict[str, Encoding]:
+
+def encodings(outline: Outline | None, numbering: str | None = None) -> dict[str, Encoding]:
     """What the tensors are that are objects, by the path of each, with its rank where there are several.
 
-    Those of one part are read together, see `encodings.settled`.
+    Those of one part are read together; `numbering` is what a person says of integers with two meanings, see `encodings.answered`.
     """
     found: dict[str, Encoding] = {}
     parts = () if outline is None else outline.parts
     for rank, part in enumerate(parts):
-        inside_table = len(part.at or ())
         mark = f"@{rank}" if len(parts) > 1 else ""
-        own: dict[str, Encoding] = {}
-        for path, value in objects_of(part.root):
-            below = path[inside_table:] if part.at is not None and path[:inside_table] == part.at else path
-            own[".".join(below) + mark] = value.encoding
-        found.update(settled(own))
+        found.update({f"{path}{mark}": value.encoding for path, value in told(part, numbering).items()})
     return found
+
+
+def told(part: Part, numbering: str | None) -> dict[str, Composite]:
+    """The objects of one part by path, from the dict that rules work on where they stand in it, with what the whole part tells of each."""
+    inside_table = len(part.at or ())
+    objects: dict[str, Composite] = {}
+    for path, value in objects_of(part.root):
+        objects[".".join(path[inside_table:] if part.at is not None and path[:inside_table] == part.at else path)] = value
+    known = answered({path: value.encoding for path, value in objects.items()}, numbering)
+    return {path: replace(value, encoding=known[path]) for path, value in objects.items()}
 
 
 def at_path(root: Any, path: tuple[str, ...]) -> DictNode | None:
@@ -213,13 +233,18 @@ def _candidates(root: Any) -> dict[tuple[str, ...], int]:
             out[path] = sum(type(value) is TensorRecord or type(value) is Composite for _, value in node.pairs)
             continue
         stack += [
-            (value, (*path, key)) for key, value in reversed(node.pairs) if type(key) is str and "optim" not in key.lower()
+            (value, (*path, key))
+            for key, value in reversed(node.pairs)
+            if type(key) is str and "optim" not in key.lower() and not is_state(key)
         ]  # fmt: skip
     return out
 
 
 def _flat(node: DictNode | None, holding: Container[int] | None = None) -> bool:
-    """Whether the dict has text keys alone, a tensor, and no tensors below its other values; `holding` are what has some below it."""
+    """Whether the dict has text keys alone, a tensor, and no tensors below its other values but extra states.
+
+    `holding` are the values that have some below them.
+    """
     if node is None:
         return False
     tensors = False
@@ -230,7 +255,7 @@ def _flat(node: DictNode | None, holding: Container[int] | None = None) -> bool:
         kind = type(value)
         if kind is TensorRecord or kind is Composite:
             tensors = True
-        elif (kind is DictNode or kind is ListNode) and id(value) in holding:
+        elif (kind is DictNode or kind is ListNode) and id(value) in holding and not is_object(key, value):
             return False
     return tensors
 

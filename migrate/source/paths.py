@@ -205,7 +205,7 @@ class Place:
 
     def head(self, size: int = 16) -> bytes:
         """The first bytes of the file, b"" for a folder."""
-        return bytes(self.file.read(0, min(size, self.file.size))) if self.file else b""
+        return self.file.read(0, min(size, self.file.size)) if self.file else b""
 
     def close(self) -> None:
         if self.file is not None:

@@ -55,7 +55,7 @@ class Beside:
             change = difference(then, identity(os.fstat(blob.fileno() or 0)))
             if change:
                 fail("M905", f"{self.folder.label(path)}: changed since it was listed: {change}", help=CHANGED_HELP)
-            return bytes(blob.read(0, blob.size))
+            return blob.read(0, blob.size)
         finally:
             blob.close()
 
@@ -127,6 +127,6 @@ def read_history(folder: Folder, names: tuple[str, ...]) -> bytes | None:
     try:
         if blob.size > MAX_HISTORY:
             fail("M914", f"{folder.label(HISTORY)}: {blob.size} bytes, more than {MAX_HISTORY}")
-        return bytes(blob.read(0, blob.size))
+        return blob.read(0, blob.size)
     finally:
         blob.close()

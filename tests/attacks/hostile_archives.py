@@ -173,6 +173,13 @@ tensor("big-endian", "T5", byteorder=b"big")
 tensor("byteorder-of-a-megabyte", "T5", byteorder=b"little" * 200_000)
 
 
+# what torch.save writes as a line may carry no more than a line
+for line in (".format_version", ".storage_alignment", "version"):
+    dead(f"{line.strip('.').replace('_', '-')}-of-a-megabyte", "T4", lambda line=line: with_one_changed(f"/{line}", data=bytes(1 << 20)))
+dead("serialization-id-of-a-megabyte", "T4", lambda: archive([*good(), Member("archive/.data/serialization_id", bytes(1 << 20))]))
+dead("crc-of-the-version-wrong", "Z3", lambda: with_one_changed("/version", crc=1))
+
+
 def of_two(first: bytes, second: bytes, held: dict[str, bytes]) -> bytes:
     return archive(data_pkl(o.stream(o.value({"v": first, "w": second})), held))
 

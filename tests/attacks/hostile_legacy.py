@@ -48,3 +48,12 @@ add("count-negative", "T1", False, lambda c: good(data=struct.pack("<q", -4) + b
 add("count-huge", "T1 P8", False, lambda c: good(data=struct.pack("<q", 2**62) + bytes(16)))
 add("count-other-than-said", "T1", False, lambda c: good(data=struct.pack("<q", 3) + bytes(12)))
 add("tensor-outside", "T1", False, lambda c: o.legacy(o.value({"w": o.legacy_tensor(numel=2)})))
+
+
+def viewed() -> bytes:
+    """A storage that is a part of another one, as only early releases of torch saved it: sound, and not read."""
+    held = o.value(("storage", o.old("torch", "FloatStorage"), "0", "cpu", 4, ("1", 0, 4))) + o.BINPERSID
+    return o.legacy(o.value({"w": o.tensor(held), "v": o.legacy_tensor()}))
+
+
+add("storage-that-is-a-view", "T1", False, lambda c: viewed(), carried=True)

@@ -100,7 +100,7 @@ def test_verdicts_differ_from_those_of_transformer_engine_only_where_it_is_foole
         ("v2.17_linear_NVFP4BlockScaling.pkl", "pickle", "2.17"),
         ("v2.0_linear_MXFP8BlockScaling.pkl", "pickle", "2.0 to 2.17"),
         ("HEAD_linear_DelayedScaling_nofp8.pkl", "empty", "2.4 and later"),
-        ("crafted_none.pkl", "none", "0.3 to 0.11 and 2.0 to 2.3"),
+        ("crafted_none.pkl", "none", "0.6 to 0.11 and 2.0 to 2.3"),
     ],
 )
 def test_a_record_says_which_releases_write_it(name: str, form: str, releases: str) -> None:

@@ -40,15 +40,15 @@ def structure(record: Record) -> Any:
 
 def outcome(judge: Any, payload: bytes) -> Any:
     try:
-        found, record = judge(payload)
+        found, record, odd, _ = judge(payload)
     except CheckpointError as error:
         return error.diagnostics[0].code, error.diagnostics[0].message
-    return found, structure(record)
+    return found, structure(record), odd
 
 
-def decoded(payload: bytes) -> tuple[verdict.Verdict, Record]:
+def decoded(payload: bytes) -> verdict.Judged:
     record = decode(payload, "x")
-    return verdict.judge(record), record
+    return verdict.Judged(verdict.judge(record), record, verdict.oddities(record))
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,37 @@ def test_other_numbers_and_other_keys_make_a_twin() -> None:
     first = verdict.judged(payloads[0], "x")
     same_length = [p for p in payloads if len(p) == len(payloads[0])]
     assert len(same_length) > 1
-    assert all(verdict.judged(p, "x") is first for p in same_length)
+    assert all(verdict.judged(p, "x").like is first.like for p in same_length)
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "what"),
+    [
+        ("scale_fwd", float("inf"), "holds numbers that are not finite"),
+        ("scale_bwd", float("nan"), "holds numbers that are not finite"),
+        ("amax_history_fwd", float("-inf"), "holds numbers that are not finite"),
+        ("amax_history_bwd", float("nan"), "holds numbers that are not finite"),
+        ("scale_fwd", 0.0, "holds a scale that is not positive"),
+        ("scale_bwd", -1.0, "holds a scale that is not positive"),
+        ("amax_history_bwd", -0.5, "holds a magnitude below zero"),
+        ("scale_fwd", 1e-42, None),
+        ("scale_fwd", 3.4e38, None),
+        ("amax_history_fwd", 3.4e38, None),
+        ("amax_history_fwd", 0.0, None),
+    ],
+)
+def test_odd_numbers_are_found_in_a_state_that_is_decoded_and_in_one_that_is_compared(name: str, number: float, what: str | None) -> None:
+    def state() -> bytes:
+        tensors = scaling()
+        tensors[name].view(-1)[-1] = number
+        return dumps({**tensors, "extra_fp8_variables": {"num_gemms": 1}})
+
+    expected = () if what is None else (f"{name} {what}",)
+    assert verdict.judged(state(), "x").odd == expected
+    sound = [dumps({**scaling(), "extra_fp8_variables": {"num_gemms": 1}}) for _ in range(8)]
+    assert all(verdict.judged(p, "x").odd == () for p in sound)
+    assert any(verdict._TWINS.find(p) for p in sound)
+    assert all(verdict.judged(state(), "x").odd == expected for _ in range(8))
 
 
 def test_a_key_that_differs_between_its_two_places_is_no_twin() -> None:
@@ -97,7 +127,9 @@ def test_a_stream_that_stands_in_two_places_is_not_remembered() -> None:
     unframed = hidden[:2] + body
     twins: Twins[int] = Twins()
     twins.add(payload, held, 1)
-    assert twins.find(payload) == 1
+    found = twins.find(payload)
+    assert found is not None
+    assert found[0] == 1
     twins.add(unframed, held, 2)
     assert twins.find(unframed) is None
 

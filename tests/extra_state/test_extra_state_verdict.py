@@ -73,6 +73,19 @@ def test_delayed_state_is_found_wherever_it_stands_with_and_without_a_memo(what:
     assert verdict(with_te(DELAYED[what], protocol)) == "delayed"
 
 
+@pytest.mark.parametrize("what", DELAYED)
+@pytest.mark.parametrize("protocol", [0, 1])
+def test_delayed_state_in_a_protocol_that_no_release_writes_is_refused(what: str, protocol: int) -> None:
+    assert verdict(with_te(DELAYED[what], protocol)) == "refused"
+
+
+@pytest.mark.parametrize("name", ["scale_fwd", "amax_history_bwd", "scale_inv_fwd", "global_fp8_buffer"])
+def test_a_setting_that_is_called_like_state_is_none(name: str) -> None:
+    assert verdict(with_te(lambda te: {"recipe": recipe(te, "MXFP8BlockScaling", **{name: 1.5})})) == "refused"
+    inner = {name: 1.5}
+    assert verdict(with_te(lambda te: {"recipe": recipe(te, "MXFP8BlockScaling", q=recipe(te, "MMParams", **inner))})) == "refused"
+
+
 def test_inverses_alone_and_variables_alone_are_legacy() -> None:
     assert verdict(dumps({"scale_inv_fwd": torch.ones(3)})) == "legacy"
     assert verdict(dumps({"extra_fp8_variables": {"num_gemms": 1}})) == "legacy"

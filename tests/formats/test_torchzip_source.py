@@ -176,6 +176,38 @@ def test_an_index_that_says_something_else_than_its_files_is_refused(change: Any
     assert code in {d.code for d in refused(tmp_path)}
 
 
+@pytest.mark.parametrize("suffix", [".bin", ".safetensors"])
+def test_an_index_may_not_name_what_some_file_systems_take_for_one_file(suffix: str, tmp_path: Path) -> None:
+    index = tmp_path / f"model{suffix}.index.json"
+    names = (f"model-00001-of-00002{suffix}", f"Model-00001-of-00002{suffix}", f"other{suffix}")
+    index.write_text(json.dumps({"weight_map": {name: name for name in names}}))
+    for path in (tmp_path, index):
+        (found,) = refused(path)
+        assert found.code == "M915"
+        assert "differ in case only" in found.message
+        assert f"{names[1]}, {names[0]}" in found.message
+        assert names[2] not in found.message
+
+
+def test_a_whole_file_beside_an_index_that_does_not_name_it_could_be_meant(tmp_path: Path) -> None:
+    write(tmp_path / "a.bin", {"w": torch.ones(1)})
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": {"w": "a.bin"}}))
+    assert list(index_of(tmp_path).tensors) == ["w"]
+    write(tmp_path / "pytorch_model.bin", {"w": torch.zeros(1)})
+    (found,) = refused(tmp_path)
+    assert (found.code, "does not name pytorch_model.bin" in found.message) == ("M915", True)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_what_is_wrong_with_a_file_is_said_with_its_folder(zipped: bool, tmp_path: Path) -> None:
+    path = tmp_path / "m.pt"
+    torch.save({"w": torch.ones(4)}, path, _use_new_zipfile_serialization=zipped)
+    path.write_bytes(path.read_bytes() + b"x")
+    (found,) = refused(path)
+    assert found.code == "M940"
+    assert found.message.startswith(f"{path}: ")
+
+
 def test_a_nested_file_cannot_be_a_shard(tmp_path: Path) -> None:
     for number in (1, 2):
         write(tmp_path / f"pytorch_model-0000{number}-of-00002.bin", {"model": {f"w{number}": torch.ones(number)}})

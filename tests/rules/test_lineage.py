@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -133,9 +134,8 @@ def index(**tensors: tuple[str, tuple[int, ...]]) -> Index:
 
 def finding(signs: Detect, found: Index, config: Any = None, versions: dict[str, int] | None = None) -> tuple[bool, list[str]]:
     raw = None if config is None else config if isinstance(config, bytes) else json.dumps(config).encode()
-    (only,) = detect(
-        Lineage("l", layouts=(Layout("v", detect=signs),)), found, lambda name: raw if name == "config.json" else None, versions
-    )
+    found = replace(found, module_versions=versions)
+    (only,) = detect(Lineage("l", layouts=(Layout("v", detect=signs),)), found, lambda name: raw if name == "config.json" else None)
     return only.holds, only.evidence
 
 

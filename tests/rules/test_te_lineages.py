@@ -371,3 +371,31 @@ def test_a_sign_that_names_no_releases_is_refused(written: str, tmp_path: Path) 
     path.write_text(f"lineage: x\ntitle: x\nlayouts:\n  a:\n    title: a\n    detect:\n      extra_state: '{written}'\n")
     assert load_layouts(path, report) is None
     assert [d.code for d in report.diagnostics] == ["M114"]
+
+
+def test_what_a_person_reads_names_the_flags_that_lead_on(tmp_path: Path) -> None:
+    refused = run("plan", checkpoint(tmp_path, fc=vector(DELAYED[0])), "--to", "te-extra-state@2.18", "--format", "json")
+    assert refused.json["diagnostics"][0]["help"] == (
+        "--allow delayed-scaling carries it on; --set delayed_scaling=drop --allow drop leaves it behind, which is what most want"
+    )
+
+
+def test_an_archive_that_is_renamed_is_not_said_to_be_missing(tmp_path: Path) -> None:
+    source = tmp_path / "model.pt"
+    torch.save({"a.weight": torch.ones(1), "l.core_attention.fused_attention._extra_state": io.BytesIO(vector(ARCHIVES[0]))}, source)
+    notes = done("plan", source, "--to", "te-attention@1.8", "--format", "json").json["notes"]
+    (note,) = notes
+    assert note == "values that rules name: l.core_attention.fused_attention._extra_state is now l.core_attention._extra_state"
+    asked = ("--to", "te-attention@1.8", "--set", "names=core_attention,attn")
+    assert "no key has {attention} = attn, which `where` names" in done("plan", source, *asked, "--format", "json").json["notes"]
+
+
+def test_an_index_may_name_states_that_are_no_tensors(tmp_path: Path) -> None:
+    names = [f"pytorch_model-0000{n}-of-00002.bin" for n in (1, 2)]
+    where = {}
+    for module, name in zip("ab", names, strict=True):
+        torch.save({f"{module}.weight": torch.ones(1), f"{module}._extra_state": io.BytesIO(vector(ARCHIVES[0]))}, tmp_path / name)
+        where |= {f"{module}.weight": name, f"{module}._extra_state": name}
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": where}))
+    planned = migrate.plan(tmp_path, to="te-extra-state@2.18", allow={"delayed-scaling"})
+    assert sorted(planned.outputs) == ["a._extra_state", "a.weight", "b._extra_state", "b.weight"]

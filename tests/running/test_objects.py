@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -201,4 +202,6 @@ def test_a_sharded_checkpoint_with_objects_is_read_by_its_index(te: Any, tmp_pat
     assert set(held(folder)) == {f"{key}._{way}wise_{part}" for key in "ab" for way in ("row", "column") for part in ("data", "scale_inv")}
     migrate.apply(folder, tmp_path / "out", max_shard_size=4096, output_format="torch")
     assert held(tmp_path / "out") == held(folder)
-    assert [f.name for f in (tmp_path / "out").glob("*.bin")] == ["pytorch_model.bin"]
+    # each object in one file, and the index names the object
+    assert json.loads((tmp_path / "out" / "pytorch_model.bin.index.json").read_text())["weight_map"] == {"a": names[0], "b": names[1]}
+    assert told(tmp_path / "out") == told(folder)

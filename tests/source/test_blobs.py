@@ -2,11 +2,12 @@
 
 import os
 import threading
+import tracemalloc
 
 import pytest
 
 from migrate.core.errors import CheckpointError
-from migrate.source.blobs import FileBlob, FileSource, Identity, difference
+from migrate.source.blobs import BytesBlob, FileBlob, FileSource, Identity, difference, read
 from migrate.source.index import Index
 from migrate.source.paths import Folder
 
@@ -83,3 +84,25 @@ def test_a_closed_source_says_so(blob):
         blob.read(0, 1)
     with pytest.raises(KeyError):
         source.side_file("x")
+
+
+def test_bytes_are_held_once_while_they_are_read():
+    size = 8 << 20
+    peaks = []
+
+    class Watched(BytesBlob):
+        def readinto(self, offset, buffer):
+            super().readinto(offset, buffer)
+            peaks.append(tracemalloc.get_traced_memory()[1])
+
+    content = bytes(range(256)) * (size >> 8)
+    blob = Watched("x", content)
+    tracemalloc.start()
+    try:
+        assert read(blob, 0, size) == content
+        assert tracemalloc.get_traced_memory()[1] < 1.5 * size
+    finally:
+        tracemalloc.stop()
+    assert size <= peaks[0] < 1.5 * size
+    assert type(read(blob, 3, 4)) is bytes
+    assert read(blob, 3, 4) == content[3:7]

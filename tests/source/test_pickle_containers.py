@@ -14,7 +14,7 @@ from torch_streams import decoded, reduce, tree
 
 from migrate.core.errors import CheckpointError
 from migrate.source.pickle import policy
-from migrate.source.pickle.nodes import ABSENT, Call, Dict, Global
+from migrate.source.pickle.nodes import ABSENT, Call, Dict, Global, Set
 from migrate.source.pickle.tree import Buffer, DictNode, ListNode, Opaque
 
 
@@ -164,3 +164,63 @@ def test_an_unknown_use_of_a_known_name_is_opaque(number: int) -> None:
 def test_a_codec_other_than_latin1_is_never_applied() -> None:
     with pytest.raises(CheckpointError, match="where bytes belong"):
         policy.decode(reduce("_codecs", "encode", "a", "rot13"), "x")
+
+
+def _encoded(text: str) -> Call:
+    return reduce("_codecs", "encode", text, "latin1")
+
+
+# keys that are one key to whoever builds them, spelled so that they differ in the stream
+TWICE: dict[str, tuple[Any, Any]] = {
+    "bytes made twice": (_encoded("a"), _encoded("a")),
+    "bytes made and spelled": (_encoded("a"), b"a"),
+    "a complex number that is one": (reduce("builtins", "complex", 1.0, 0.0), 1),
+    "a size and a tuple": (reduce("torch", "Size", (2, 3)), (2, 3)),
+    "tuples of bytes": ((1, _encoded("a")), (1, _encoded("a"))),
+    "devices": (reduce("torch", "device", "cpu"), reduce("torch", "device", "cpu")),
+}
+
+
+def _holding(kind: str, keys: tuple[Any, Any]) -> Any:
+    pairs = [(key, number) for number, key in enumerate(keys)]
+    if kind == "dict":
+        return Dict(pairs)
+    if kind == "Counter":
+        return reduce("collections", "Counter", Dict(pairs))
+    if kind == "set":
+        return Set(False, list(keys))
+    if kind == "set of a list":
+        return reduce("builtins", "frozenset", list(keys))
+    call = reduce("collections", kind)
+    call.pairs = pairs
+    return call
+
+
+@pytest.mark.parametrize("kind", ["dict", "OrderedDict", "defaultdict", "Counter", "set", "set of a list"])
+@pytest.mark.parametrize("what", TWICE)
+def test_a_key_that_stands_twice_is_refused_however_it_is_spelled(what: str, kind: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        policy.decode(_holding(kind, TWICE[what]), "x.pt")
+    (found,) = caught.value.diagnostics
+    assert (found.code, "stands twice" in found.message) == ("M936", True)
+
+
+def test_keys_that_only_look_alike_are_several() -> None:
+    keys = [
+        _encoded("a"),
+        "a",
+        _encoded("b"),
+        (1, _encoded("a")),
+        (1, "a"),
+        reduce("torch", "Size", (1,)),
+        1,
+        reduce("torch", "device", "cpu"),
+    ]
+    held = policy.decode(Dict([(key, None) for key in keys]), "x.pt").tree
+    assert len(held.pairs) == len(keys)
+    assert [key for key, _ in held.pairs if type(key) is bytes] == [b"a", b"b"]
+
+
+def test_what_can_change_is_no_key() -> None:
+    with pytest.raises(CheckpointError, match="a key that can change"):
+        policy.decode(Dict([(reduce("builtins", "bytearray", b"a"), 1)]), "x.pt")

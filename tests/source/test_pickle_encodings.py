@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from migrate.core.errors import CheckpointError
-from migrate.source.pickle.encodings import NUMBERINGS, Encoding, numbers, readings, settled
+from migrate.source.pickle.encodings import NUMBERINGS, Encoding, answered, ask, numbering, readings, settled
 
 BOTH = tuple(NUMBERINGS)
 
@@ -24,7 +24,7 @@ def test_an_integer_of_one_numbering_needs_nobody(code: int, numbering: str, num
 def test_another_object_of_the_file_settles_the_integer_with_two_meanings(witness: int, number: str) -> None:
     found = settled({"a": encoding(7), "b": encoding(witness)})
     assert found["a"].number == number
-    assert numbers(found)["a"].number == number
+    ask(found)
 
 
 def test_objects_that_contradict_each_other_settle_nothing() -> None:
@@ -35,22 +35,33 @@ def test_a_file_that_says_nothing_is_never_guessed_at() -> None:
     found = settled({"a": encoding(7), "b": encoding(7)})
     assert [e.number for e in found.values()] == [None, None]
     with pytest.raises(CheckpointError) as caught:
-        numbers(found)
+        ask(found)
     (diagnostic,) = caught.value.diagnostics
     assert diagnostic.code == "M955"
     assert "float8_e5m2 in 0.8 and later, float8_e4m3fn in 2.4 and later" in diagnostic.message
     assert "--set te_dtype_numbering=2.4" in (diagnostic.help or "")
 
 
-@pytest.mark.parametrize(("numbering", "number"), [("0.8", "float8_e5m2"), ("2.4", "float8_e4m3fn")])
-def test_what_the_user_says_is_taken(numbering: str, number: str) -> None:
-    assert numbers({"a": encoding(7)}, numbering)["a"].number == number
+@pytest.mark.parametrize(("said", "number"), [("0.8", "float8_e5m2"), ("2.4", "float8_e4m3fn")])
+def test_what_the_user_says_is_taken(said: str, number: str) -> None:
+    found = answered({"a": encoding(7)}, said)
+    assert found["a"].number == number
+    ask(found)
 
 
-def test_what_the_user_says_changes_nothing_that_is_known() -> None:
-    assert numbers({"a": encoding(6)}, "2.4")["a"].number == "float8_e4m3fn"
-
-
-def test_a_numbering_that_there_is_none_of_is_refused() -> None:
+@pytest.mark.parametrize(("code", "said"), [(6, "2.4"), (8, "0.8")])
+def test_what_the_user_says_does_not_outvote_the_file(code: int, said: str) -> None:
     with pytest.raises(CheckpointError, match="M955"):
-        numbers({}, "3.0")
+        answered({"a": encoding(7), "b": encoding(code)}, said)
+
+
+def test_where_the_file_contradicts_itself_the_user_decides_what_is_open() -> None:
+    found = answered({"a": encoding(7), "b": encoding(6), "c": encoding(8)}, "2.4")
+    assert [e.number for e in found.values()] == ["float8_e4m3fn", "float8_e4m3fn", "float8_e5m2"]
+
+
+@pytest.mark.parametrize("said", ["3.0", "", None, 7])
+def test_a_numbering_that_there_is_none_of_is_refused(said: object) -> None:
+    with pytest.raises(CheckpointError, match="M955"):
+        numbering(said)
+    assert numbering(2.4) == "2.4"

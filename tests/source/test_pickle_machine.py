@@ -356,6 +356,18 @@ def test_hostile_streams_end_soon_with_the_one_error(what: str) -> None:
     assert time.process_time() - began < 5
 
 
+def test_what_is_shared_at_many_depths_is_refused_by_the_size_of_the_stream() -> None:
+    row = b"]" + (b"(" + b"N" * 90_000 + b"e") * 3 + b"\x94"
+    code, message = refused(stream(row + b"\x85h\x00\x86" * 60), METADATA)
+    assert (code, "counted at each depth" in message) == ("M932", True)
+    assert len(read(stream(row + b"\x85h\x00\x86"), METADATA, name="s")) == 2
+
+
+def test_a_frame_is_not_copied_past_what_a_writer_makes_of_it() -> None:
+    data = b"\x80\x04\x95" + struct.pack("<Q", (65 << 20) + 1) + bytes((65 << 20) + 1)
+    assert refused(data) == ("M932", "the stream: byte 2: a frame of 68,157,441 bytes; at most 68,157,440 are read")
+
+
 def test_sharing_is_not_multiplied() -> None:
     got = read(bomb(50), ARCHIVE, name="s")
     assert got[-1][0] is got[-1][1]

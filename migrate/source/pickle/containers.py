@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from .decoding import ContradictionError, Decoder, Decoding, ForeignError, Table, is_global, plain
-from .keys import kind_of
+from .decoding import ContradictionError, Decoder, Decoding, ForeignError, NestedError, Table, is_global, plain
+from .keys import WrongError, forms_of, kind_of
 from .nodes import ABSENT, Call, Dict, Global
-from .tree import Buffer, DictNode, ListNode
+from .tree import Array, Buffer, Constant, DictNode, ListNode, Opaque
 
 _BUILTINS = ("builtins",)
 _LATIN1 = ("latin1", "latin-1")
@@ -20,8 +20,46 @@ def flat(pairs: list[tuple[Any, Any]] | None) -> list[Any]:
 
 
 def paired(parts: list[Any], count: int) -> tuple[tuple[Any, Any], ...]:
-    """The first `count` pairs of what `flat` made."""
-    return tuple(zip(parts[: 2 * count : 2], parts[1 : 2 * count : 2], strict=True))
+    """The first `count` pairs of what `flat` made; ContradictionError as `distinct`."""
+    return tuple(zip(distinct(parts[: 2 * count : 2]), parts[1 : 2 * count : 2], strict=True))
+
+
+def distinct(keys: list[Any]) -> list[Any]:
+    """The keys of a dict, or the members of a set. ContradictionError if two of them, spelled in different ways, make one key.
+
+    The machine has compared those that are spelled out; what calls make is known only here.
+    """
+    if _SPELLED_OUT.issuperset(map(type, keys)):
+        return keys
+    try:
+        forms, _ = forms_of([_compared(key) for key in keys])
+    except WrongError as no:
+        raise ForeignError(no.message) from None
+    if len(set(forms)) < len(keys):
+        raise ContradictionError("a key that stands twice in one dict or set, spelled in two ways, and readers differ on which counts")
+    return keys
+
+
+_SPELLED_OUT = frozenset({str, int, float, bool, type(None)})
+
+
+def _compared(key: Any) -> Any:
+    """A key of the same meaning as the machine would have read it where it is spelled out; other objects by their identity."""
+    kind = type(key)
+    if kind in _SPELLED_OUT or kind is bytes:
+        return key
+    if kind is complex:
+        return ("", "complex", repr(key)) if key.imag else key.real
+    if kind is Constant:
+        return "", key.kind, key.text
+    if kind is Array and key.scalar:
+        return "", key.dtype, key.data
+    if kind is ListNode and key.kind in ("tuple", "Size"):
+        # one more than may be is enough to be refused
+        return tuple(map(_compared, key.items[:65]))
+    if kind is bytearray or kind is DictNode or (kind is ListNode and key.kind in ("list", "set", "deque")):
+        raise ContradictionError("a key that can change, which no dict can hold")
+    return "", "object", str(id(key))
 
 
 def _pairs_and_state(call: Call) -> list[Any]:
@@ -48,6 +86,8 @@ def _counter(call: Call, parts: list[Any], _: Decoding) -> DictNode:
         raise ForeignError("a collections.Counter with more than counts")
     if not call.arguments:
         return DictNode("Counter", (), call)
+    if type(parts[0]) is Opaque:
+        raise NestedError(parts[0])
     if type(parts[0]) is not DictNode or parts[0].kind != "dict":
         raise ContradictionError("a collections.Counter of something that is no dict")
     return DictNode("Counter", parts[0].pairs, call)
@@ -66,7 +106,7 @@ def _set(call: Call, parts: list[Any], _: Decoding) -> ListNode:
     held = parts[0] if parts else None
     if not plain(call) or not (held is None or (type(held) is ListNode and held.kind in ("list", "tuple"))):
         raise ForeignError("a set of something other than a list")
-    return ListNode(call.function.name, held.items if held is not None else (), call)
+    return ListNode(call.function.name, tuple(distinct(list(held.items))) if held is not None else (), call)
 
 
 def _scalars(call: Call) -> tuple[Any, ...]:

@@ -96,7 +96,11 @@ class Decoding:
             raise ContradictionError(f"a tensor is made of {kind_of(node)} instead of a storage")
         identity = node.id
         if type(identity) is not tuple or len(identity) != 5 or identity[0] != "storage":
-            identity = _five(identity)
+            identity, viewed = _five(identity)
+            if viewed:
+                # what it views is in the file, and belongs to it
+                self.storage(Persistent(identity))
+                raise ForeignError("a storage that is a view of another, as only early releases of torch saved it")
         _, cls, key, location, numel = identity
         if type(key) is not str or type(location) is not str or type(numel) is not int or type(cls) is not Global:
             raise ContradictionError("a storage whose class, key, location or size is of another type")
@@ -117,7 +121,8 @@ class Decoding:
             raise ContradictionError(f"its storage has a key that is not a decimal number: {printable(key)}")
         if not 0 <= numel <= LARGEST:
             raise ContradictionError(f"storage {key} has {_number(numel)} elements")
-        found = self.storages[key] = Storage(key, dtype, location, numel, itemsize)
+        # without the named tuple's own function
+        found = self.storages[key] = tuple.__new__(Storage, (key, dtype, location, numel, itemsize))
         if self.records is not None:
             size = self.records.get(key)
             if size is None:
@@ -197,13 +202,11 @@ class Decoding:
             )
 
 
-def _five(identity: Any) -> Any:
-    """The five fields of a storage's persistent id; legacy files have a sixth that is None. ForeignError for other ids."""
+def _five(identity: Any) -> tuple[Any, bool]:
+    """The five fields of a storage's persistent id, and whether it has the sixth of legacy files. ForeignError for other ids."""
     if type(identity) is not tuple or len(identity) not in (5, 6) or identity[0] != "storage":
         raise ForeignError("a persistent id that is no storage")
-    if len(identity) == 6 and identity[5] is not None:
-        raise ForeignError("a storage that is a view of another, as only the first releases of torch wrote")
-    return identity[:5]
+    return identity[:5], identity[5:] not in ((), (None,))
 
 
 def plain(call: Call) -> bool:

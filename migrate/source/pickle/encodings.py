@@ -88,21 +88,41 @@ def settled(encodings: Mapping[str, Encoding]) -> dict[str, Encoding]:
     return {key: encoding.read_as(numbering) for key, encoding in encodings.items()}
 
 
-def numbers(encodings: Mapping[str, Encoding], numbering: str | None = None) -> dict[str, Encoding]:
-    """The encodings with the dtype of every number known: as the user said, where the file leaves it open.
+def numbering(said: Any) -> str:
+    """What a person says of the integers, as one of `NUMBERINGS`. M955 for anything else."""
+    if str(said) not in NUMBERINGS:
+        fail("M955", f"`{PARAMETER}` is {printable(str(said))}; there are {listed(list(NUMBERINGS))}")
+    return str(said)
 
-    M955 naming the keys that have two readings and no `numbering`, or for a numbering that there is none of.
+
+def answered(encodings: Mapping[str, Encoding], numbering: str | None) -> dict[str, Encoding]:
+    """The encodings of one file, settled, and what that leaves open read as a person says: `numbering`, None where nobody did.
+
+    M955 for a numbering that the objects of the file leave no room for.
     """
-    if numbering is not None and numbering not in NUMBERINGS:
-        fail("M955", f"`{PARAMETER}` is {printable(numbering)}; there are {listed(list(NUMBERINGS))}")
-    found = {key: encoding if numbering is None else encoding.read_as(numbering) for key, encoding in encodings.items()}
-    open_ = [key for key, encoding in found.items() if encoding.number is None and encoding.readings]
+    found = settled(encodings)
+    if numbering is None:
+        return found
+    told = [key for key, encoding in found.items() if encoding.readings]
+    other = [key for key in told if numbering not in (found[key].readings or {})]
+    if other and len(other) == len(told):
+        (is_,) = found[other[0]].readings or {}
+        fail(
+            "M955",
+            f"`{PARAMETER}` is {numbering}, and the integers in the file are those of {is_}: {listed(other, 4)}",
+            help="leave it out: the file leaves no doubt",
+        )
+    return {key: encoding.read_as(numbering) for key, encoding in found.items()}
+
+
+def ask(encodings: Mapping[str, Encoding]) -> None:
+    """M955 naming the keys whose integer has two readings, and how a person says which is meant."""
+    open_ = [key for key, encoding in encodings.items() if encoding.number is None and encoding.readings]
     if open_:
-        one = found[open_[0]]
+        one = encodings[open_[0]]
         ways = ", ".join(f"{dtype} in {release} and later" for release, dtype in (one.readings or {}).items())
         fail(
             "M955",
-            f"{len(open_)} tensors of Transformer Engine have the dtype {one.code}, which is {ways}: {listed(open_, 4)}",
+            f"of {len(open_)} quantized tensors of Transformer Engine the dtype is {one.code}, which is {ways}: {listed(open_, 4)}",
             help=f"say which release wrote them: `--set {PARAMETER}=0.8` for one up to 2.3, `--set {PARAMETER}=2.4` for 2.4 or later",
         )
-    return found

@@ -33,7 +33,7 @@ MiB = 1 << 20
 EXTRA_STATE = Limits(size=64 * MiB, opcodes=200_000, stack=10_000, marks=32, memo=50_000, nodes=100_000, depth=24, text=4096, blob=32 * MiB)
 # data.pkl of a zip, the object pickle of a legacy file; protocol 2 writes bytes as text
 ARCHIVE = Limits(
-    size=256 * MiB, opcodes=20_000_000, stack=100_000, marks=64, memo=5_000_000, nodes=5_000_000, depth=64, text=64 * MiB, blob=64 * MiB
+    size=176 * MiB, opcodes=20_000_000, stack=100_000, marks=64, memo=5_000_000, nodes=5_000_000, depth=64, text=64 * MiB, blob=64 * MiB
 )
 # .metadata of torch.distributed.checkpoint: one call a chunk, 50 MB for 320,000 chunks
 METADATA = Limits(

@@ -26,7 +26,7 @@ from .keys import WrongError, forms_of, kind_of
 from .limits import Limits
 from .measure import measure
 from .nodes import ABSENT, METHOD, Call, Dict, Global, Persistent, Set
-from .opcodes import PYTHON2_MODULES, PYTHON2_NAMES, cut_off, lengthy, too_large
+from .opcodes import PYTHON2_MODULES, PYTHON2_NAMES, cut_off, lengthy, named, too_large
 
 _HELP = {
     "M930": "compare the file's size and checksum with those of its origin, and fetch it again",
@@ -35,6 +35,10 @@ _HELP = {
 }
 # opcodes between two looks at the counts
 _STRIDE = 4096
+# bytes of a text that is read in the loop
+_LONG = 4096
+# bytes of a frame, which is copied: writers end one after 64 KiB, and older ones after the blob that reaches past that
+_FRAME = 65 << 20
 
 
 class _Hole:
@@ -68,7 +72,7 @@ def read(data: bytes | memoryview, limits: Limits, *, name: str, start: int = 0,
             value = _run(stream, limits, persistent, place)
             if whole and place[0] != len(stream):
                 raise WrongError("M930", f"{len(stream) - place[0]:,} bytes follow the end of the pickle stream")
-            measure(value, limits)
+            measure(value, limits, len(stream))
             problem = None
         except WrongError as error:
             # without its traceback, whose frames would keep all that was read until the next collection
@@ -92,7 +96,7 @@ def _run(data: bytes, limits: Limits, persistent: bool, place: list[int]) -> Any
     # a writer spends a byte and more on a memo entry, and three on most containers
     memo_limit = min(limits.memo, 1000 + len(data))
     node_limit = min(limits.nodes, 100_000 + len(data) // 3)
-    marks_limit, text_limit = limits.marks, limits.text
+    marks_limit, text_limit = limits.marks, min(limits.text, _LONG)
     half, word, signed = struct.Struct("<H").unpack_from, struct.Struct("<I").unpack_from, struct.Struct("<i").unpack_from
     growing, absent, new, texts = _GROWING, ABSENT, object.__new__, {str}
     stack: list[Any] = []
@@ -107,7 +111,9 @@ def _run(data: bytes, limits: Limits, persistent: bool, place: list[int]) -> Any
     at = 2
     base = after = 0
     framed = False
-    nodes = opcodes = put = skipped = 0
+    nodes = opcodes = 0
+    # after a gap in the memo, how long it is by its numbers: MEMOIZE would count otherwise
+    numbered = 0
     ticks = repeat(None, _STRIDE)
     try:
         while True:
@@ -182,7 +188,7 @@ def _run(data: bytes, limits: Limits, persistent: bool, place: list[int]) -> Any
                             made = stack.pop()
                             if type(value) is not str or type(made) is not str:
                                 raise WrongError("M930", f"STACK_GLOBAL takes {kind_of(made)} and {kind_of(value)} for a name")
-                            stack.append(_named(made, value, names))
+                            stack.append(named(made, value, names))
                             at += 1
                         elif op == 0x95:  # FRAME
                             (size,) = struct.unpack_from("<Q", buffer, at + 1)
@@ -190,6 +196,8 @@ def _run(data: bytes, limits: Limits, persistent: bool, place: list[int]) -> Any
                                 raise WrongError("M930", "FRAME inside a frame")
                             if size > len(data) - at - 9:
                                 raise WrongError("M930", f"a frame of {size:,} bytes, {len(data) - at - 9:,} are left")
+                            if size > _FRAME:
+                                raise too_large("a frame", size, _FRAME)
                             base = at + 9
                             after = base + size
                             buffer = data[base:after]
@@ -227,6 +235,66 @@ def _run(data: bytes, limits: Limits, persistent: bool, place: list[int]) -> Any
                         else:
                             value, at = lengthy(op, buffer, at, limits)
                             stack.append(value)
+                    elif op > 0x6A:
+                        if op == 0x72 or op == 0x71:  # LONG_BINPUT, BINPUT
+                            if op == 0x72:
+                                (index,) = word(buffer, at + 1)
+                                size = 5
+                            else:
+                                index = buffer[at + 1]
+                                size = 2
+                            if index != len(memo):
+                                if index > memo_limit:
+                                    raise WrongError("M932", f"memo entry {index:,}; at most {memo_limit:,} in this stream")
+                                if index < len(memo):
+                                    if memo[index] is not _HOLE:
+                                        raise WrongError("M930", f"memo entry {index} is written twice")
+                                    memo[index] = stack[-1]
+                                    at += size
+                                    continue
+                                numbered = numbered or len(memo)
+                                numbered += index - len(memo)
+                                memo += repeat(_HOLE, index - len(memo))
+                            memo.append(stack[-1])
+                            if numbered:
+                                numbered += 1
+                            at += size
+                        elif op == 0x74:  # TUPLE
+                            items = stack
+                            stack = below.pop()
+                            stack.append(tuple(items))
+                            nodes += 1
+                            at += 1
+                        elif op == 0x75:  # SETITEMS
+                            items = stack
+                            stack = below.pop()
+                            target = stack[-1]
+                            if id(target) in closed:
+                                raise _changed(target)
+                            keys = items[::2]
+                            once = type(target) is Dict and not target.pairs
+                            # the common case: a dict that grows once, by texts
+                            if once and set(map(type, keys)) == texts and len(set(keys)) * 2 == len(items):
+                                target.pairs = list(zip(keys, items[1::2], strict=True))
+                            else:
+                                nodes += _set(target, items, seen)
+                            at += 1
+                        elif op == 0x7D:  # EMPTY_DICT
+                            stack.append(made := new(Dict))
+                            made.pairs = []
+                            nodes += 1
+                            at += 1
+                        elif op == 0x73:  # SETITEM
+                            value = stack.pop()
+                            key = stack.pop()
+                            target = stack[-1]
+                            if id(target) in closed:
+                                raise _changed(target)
+                            nodes += _set(target, [key, value], seen)
+                            at += 1
+                        else:
+                            value, at = lengthy(op, buffer, at, limits)
+                            stack.append(value)
                     elif op == 0x4B:  # BININT1
                         stack.append(buffer[at + 1])
                         at += 2
@@ -250,46 +318,6 @@ def _run(data: bytes, limits: Limits, persistent: bool, place: list[int]) -> Any
                             raise _changed(target)
                         target.state = value
                         at += 1
-                    elif op == 0x71 or op == 0x72:  # BINPUT, LONG_BINPUT
-                        if op == 0x71:
-                            index = buffer[at + 1]
-                            size = 2
-                        else:
-                            (index,) = word(buffer, at + 1)
-                            size = 5
-                        value = stack[-1]
-                        if index != len(memo):
-                            if index > memo_limit:
-                                raise WrongError("M932", f"memo entry {index:,}; at most {memo_limit:,} in this stream")
-                            if index < len(memo):
-                                if memo[index] is not _HOLE:
-                                    raise WrongError("M930", f"memo entry {index} is written twice")
-                                memo[index] = value
-                                at += size
-                                continue
-                            skipped += index - len(memo)
-                            memo += repeat(_HOLE, index - len(memo))
-                        memo.append(value)
-                        put += 1
-                        at += size
-                    elif op == 0x75:  # SETITEMS
-                        items = stack
-                        stack = below.pop()
-                        target = stack[-1]
-                        if id(target) in closed:
-                            raise _changed(target)
-                        keys = items[::2]
-                        # the common case: a dict that grows once, by texts
-                        if type(target) is Dict and not target.pairs and set(map(type, keys)) == texts and len(set(keys)) * 2 == len(items):
-                            target.pairs = list(zip(keys, items[1::2], strict=True))
-                        else:
-                            nodes += _set(target, items, seen)
-                        at += 1
-                    elif op == 0x7D:  # EMPTY_DICT
-                        stack.append(made := new(Dict))
-                        made.pairs = []
-                        nodes += 1
-                        at += 1
                     elif op == 0x52:  # REDUCE
                         arguments = stack.pop()
                         function = stack[-1]
@@ -303,22 +331,18 @@ def _run(data: bytes, limits: Limits, persistent: bool, place: list[int]) -> Any
                         made.items = made.pairs = None
                         nodes += 1
                         at += 1
-                    elif op == 0x4D:  # BININT2
-                        stack.append(half(buffer, at + 1)[0])
-                        at += 3
                     elif op == 0x58:  # BINUNICODE
                         (size,) = word(buffer, at + 1)
                         if size > text_limit:
-                            raise too_large("text", size, text_limit)
-                        size += at + 5
-                        stack.append(buffer[at + 5 : size].decode("utf-8", "surrogatepass"))
-                        at = size
-                    elif op == 0x74:  # TUPLE
-                        items = stack
-                        stack = below.pop()
-                        stack.append(tuple(items))
-                        nodes += 1
-                        at += 1
+                            value, at = lengthy(op, buffer, at, limits)
+                            stack.append(value)
+                        else:
+                            size += at + 5
+                            stack.append(buffer[at + 5 : size].decode("utf-8", "surrogatepass"))
+                            at = size
+                    elif op == 0x4D:  # BININT2
+                        stack.append(half(buffer, at + 1)[0])
+                        at += 3
                     elif op == 0x51:  # BINPERSID
                         if not persistent:
                             raise WrongError("M931", "BINPERSID: a persistent id where no storage can be")
@@ -353,14 +377,6 @@ def _run(data: bytes, limits: Limits, persistent: bool, place: list[int]) -> Any
                     elif op == 0x47:  # BINFLOAT
                         stack.append(struct.unpack_from(">d", buffer, at + 1)[0])
                         at += 9
-                    elif op == 0x73:  # SETITEM
-                        value = stack.pop()
-                        key = stack.pop()
-                        target = stack[-1]
-                        if id(target) in closed:
-                            raise _changed(target)
-                        nodes += _set(target, [key, value], seen)
-                        at += 1
                     elif op == 0x63:  # GLOBAL
                         size = buffer.find(b"\n", at, at + 256) + 1
                         index = buffer.find(b"\n", size, size + 256) + 1
@@ -371,14 +387,14 @@ def _run(data: bytes, limits: Limits, persistent: bool, place: list[int]) -> Any
                         if protocol == 2:
                             value = PYTHON2_NAMES.get((function, value), value)
                             function = PYTHON2_MODULES.get(function, function)
-                        stack.append(_named(function, value, names))
+                        stack.append(named(function, value, names))
                         at = index
                     elif op == 0x2E:  # STOP
                         if framed and at + 1 != len(buffer):
                             raise WrongError("M930", "STOP before the end of its frame")
                         if below or len(stack) != 1:
                             raise WrongError("M930", f"STOP with {'a mark open' if below else f'{len(stack):,} values on the stack'}")
-                        if skipped and len(memo) > put + skipped:
+                        if numbered and len(memo) > numbered:
                             raise WrongError("M931", "a memo that is both numbered with gaps and counted")
                         _count(opcodes, 0, memo, memo_limit, nodes, node_limit, limits)
                         at += 1
@@ -432,20 +448,6 @@ def _method(function: Any, arguments: Any, names: dict[tuple[str, str], Global])
                 # under a key that no name has
                 return names.setdefault((cls.module, f"{cls.name}.{METHOD}()"), Global(cls.module, f"{cls.name}.{METHOD}"))
     raise _uncallable(function, arguments)
-
-
-def _named(module: str, name: str, names: dict[tuple[str, str], Global]) -> Global:
-    """The global, one object per name; a dotted name could reach whatever its module imports."""
-    if (module, name) in names:
-        return names[module, name]
-    if len(module) > 200 or len(name) > 200:
-        raise WrongError("M932", "a global's module or name of more than 200 characters")
-    if not module.isascii() or not all(map(str.isidentifier, module.split("."))):
-        raise WrongError("M931", f"{printable(module)}: not the name of a module")
-    if not name.isascii() or not name.isidentifier():
-        raise WrongError("M931", f"{printable(name)}: not a plain name in {printable(module)}")
-    names[module, name] = made = Global(module, name)
-    return made
 
 
 def _append(target: Any, items: list[Any]) -> None:

@@ -1,6 +1,6 @@
-"""The opcodes that are rare or refused, and why a stream that ends too early does.
+"""The opcodes that are rare or refused, the names that may be spelled, and why a stream that ends too early does.
 
-The frequent ones stand in the machine's loop.
+The frequent opcodes stand in the machine's loop.
 """
 
 from __future__ import annotations
@@ -8,8 +8,10 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+from ...core.diagnostics import printable
 from .keys import WrongError
 from .limits import Limits
+from .nodes import Global
 
 # the opcodes that are refused by name, and why nobody misses them
 _OLD = "an opcode of protocols 0 and 1, which no supported writer uses"
@@ -27,8 +29,8 @@ _CODES = {
 _BY_CODE = {ord(code): name for name, code in _CODES.items()}
 # values that are preceded by their length, and the form of the length; their shorter forms, which are frequent, stand in the loop
 _LENGTHS = {
-    0x8D: ("text", "<Q"), 0x55: ("a string of Python 2", "<B"), 0x54: ("a string of Python 2", "<i"), 0x8B: ("an integer", "<i"),
-    0x43: ("bytes", "<B"), 0x42: ("bytes", "<I"), 0x8E: ("bytes", "<Q"), 0x96: ("a bytearray", "<Q"),
+    0x58: ("text", "<I"), 0x8D: ("text", "<Q"), 0x55: ("a string of Python 2", "<B"), 0x54: ("a string of Python 2", "<i"),
+    0x8B: ("an integer", "<i"), 0x43: ("bytes", "<B"), 0x42: ("bytes", "<I"), 0x8E: ("bytes", "<Q"), 0x96: ("a bytearray", "<Q"),
 }  # fmt: skip
 # bytes of operand, for those that have a fixed number
 _OPERANDS = {
@@ -55,14 +57,29 @@ def lengthy(op: int, buffer: bytes, at: int, limits: Limits) -> tuple[Any, int]:
     most = limits.blob if what in ("bytes", "a bytearray") else limits.integer if what == "an integer" else limits.text
     if size > most:
         raise too_large(what, size, most)
-    taken = buffer[first : first + size]
+    # never copied twice: a blob may be a quarter of all memory that a stream may take
+    taken = memoryview(buffer)[first : first + size]
     if what == "an integer":
         return int.from_bytes(taken, "little", signed=True), first + size
     if what == "a bytearray":
         return bytearray(taken), first + size
     if what == "bytes":
-        return taken, first + size
-    return (taken.decode("ascii") if what == "a string of Python 2" else taken.decode("utf-8", "surrogatepass")), first + size
+        return bytes(taken), first + size
+    return (str(taken, "ascii") if what == "a string of Python 2" else str(taken, "utf-8", "surrogatepass")), first + size
+
+
+def named(module: str, name: str, names: dict[tuple[str, str], Global]) -> Global:
+    """The global, one object per name; a dotted name could reach whatever its module imports."""
+    if (module, name) in names:
+        return names[module, name]
+    if len(module) > 200 or len(name) > 200:
+        raise WrongError("M932", "a global's module or name of more than 200 characters")
+    if not module.isascii() or not all(map(str.isidentifier, module.split("."))):
+        raise WrongError("M931", f"{printable(module)}: not the name of a module")
+    if not name.isascii() or not name.isidentifier():
+        raise WrongError("M931", f"{printable(name)}: not a plain name in {printable(module)}")
+    names[module, name] = made = Global(module, name)
+    return made
 
 
 def cut_off(buffer: bytes, at: int, framed: bool) -> WrongError:

@@ -316,7 +316,8 @@ def _opened(node: Any, kind: type) -> _Frame:
         parts = containers.flat(node.pairs)
         return _Frame(node, parts, lambda done: DictNode("dict", containers.paired(done, len(node.pairs)), node), len(parts))
     if kind is Set:
-        return _Frame(node, list(node.items), lambda done: ListNode("frozenset" if node.frozen else "set", tuple(done), node))
+        kept = containers.distinct
+        return _Frame(node, list(node.items), lambda done: ListNode("frozenset" if node.frozen else "set", tuple(kept(done)), node))
     return _Frame(node, list(node), lambda done: ListNode(kind.__name__, tuple(done), node), numbered=True)
 
 

@@ -1,0 +1,294 @@
+"""What a migrated load puts in the place of a state dict's entries, and what it leaves there when it is refused.
+
+torch writes on after the first error, module by module, and cannot be stopped. So a refused load hands torch what the module holds
+already, and a load that breaks off lets all values that are still to come write nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+from ..core.diagnostics import Diagnostic, Report, listed, printable
+from ..core.templates import collapse
+from .lazy import LazyTensor
+from .module import EXTRA, is_plain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    import torch
+
+    from .module import Slot
+    from .outputs import Outputs
+
+# templates of names that a message lists
+_MOST_NAMED = 200
+
+
+class Standing(LazyTensor):
+    """Stands for what a place of a module holds already. Copying it there changes nothing, not even the version of the tensor."""
+
+    def __init__(self, held: torch.Tensor) -> None:
+        self.held = held
+        self.is_meta = held.is_meta
+
+    def make(self) -> torch.Tensor:
+        """The tensor that is held."""
+        return self.held
+
+    def into(self, target: torch.Tensor) -> None:
+        """Nothing."""
+
+    def loaded(self, target: torch.Tensor) -> torch.Tensor:
+        """What torch swaps the target for: the same memory, with the gradient that it has."""
+        import torch
+
+        same = target.detach()
+        if isinstance(target, torch.nn.Parameter):
+            same = torch.nn.Parameter(same, requires_grad=target.requires_grad)
+            same.grad = target.grad
+        return same
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.held.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.held.dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+    def numel(self) -> int:
+        return int(self.shape.numel())
+
+    def __len__(self) -> int:
+        return len(self.held)
+
+    def __repr__(self) -> str:
+        return f"Standing({self.held!r})"
+
+
+def stay(state: MutableMapping[str, Any], prefix: str, keys: Iterable[str], slots: Mapping[str, Slot], *, assign: bool) -> None:
+    """Replaces the entries of these keys by what the module holds, so that torch changes nothing of it and misses nothing.
+
+    Extra states are left out, because setting one may do anything; torch names them as missing.
+    """
+    import torch
+
+    for key in keys:
+        del state[prefix + key]
+    swaps = torch.__future__.get_swap_module_params_on_conversion()
+    for key, slot in slots.items():
+        if slot.tensor is not None:
+            itself = (assign and not swaps) or torch.nn.parameter.is_lazy(slot.tensor)
+            state[prefix + key] = slot.tensor if itself else Standing(slot.tensor)
+
+
+class Handover:
+    """The values of one load on their way into a module. `places` are the slots' keys by output, `said` is where messages go."""
+
+    def __init__(self, outputs: Outputs, places: Mapping[str, str], slots: Mapping[str, Slot], said: list[str]) -> None:
+        self._outputs, self._slots, self._said = outputs, slots, said
+        self._names = {key: name for name, key in places.items()}
+        self._written: list[str] = []
+        # given to torch as they are
+        self._given: list[str] = []
+        self._stopped = False
+
+    def lazily(self, others: Mapping[str, Any], free: tuple[str, ...]) -> dict[str, Any]:
+        """Slot's key -> what torch copies there, in the order of the module.
+
+        `others` are values that are no tensors. Below `free` modules load themselves: what is there already, or a view of it, is no
+        stand-in there.
+        """
+        out: dict[str, Any] = {}
+        for key, slot in self._slots.items():
+            name = self._names.get(key)
+            if name is None:
+                continue
+            if name in others:
+                out[key] = others[name]
+                continue
+            own, itself = self._outputs.untouched(name), None
+            if key.startswith(free):
+                itself = self._outputs.alias(name)
+            elif own is not None and not is_plain(own):
+                itself = own
+            if slot.name == EXTRA and slot.tensor is None:
+                given = self._outputs.alias(name)
+                out[key] = self._outputs.make(name) if given is None else given
+            elif itself is not None:
+                out[key] = itself
+            elif _takes_over(slot.tensor.__class__):
+                out[key] = self._outputs.make(name) if own is None else own
+            else:
+                spec = self._outputs.graph.outputs[name].spec
+                out[key] = LazyTensor(spec, partial(self._made, name), partial(self._into, name, key))
+                continue
+            self._given.append(key)
+        return out
+
+    def assigned(self, others: Mapping[str, Any]) -> dict[str, Any]:
+        """Slot's key -> what torch puts there: new parameters and buffers of the module's own classes, one for all tied names."""
+        out: dict[str, Any] = {}
+        # torch copies in this order, and what is copied last stays
+        last = {id(slot.tensor): key for key, slot in self._slots.items() if key in self._names and slot.tensor is not None}
+        new: dict[int, Any] = {}
+        used: set[int] = set()
+        report = Report()
+        for key, slot in self._slots.items():
+            name, tied = self._names.get(key), id(slot.tensor)
+            if name is not None and name in others:
+                out[key] = others[name]
+            elif slot.tensor is None:
+                if name is not None:
+                    out[key] = self._fresh(name, used)
+            elif tied in last:
+                if tied not in new:
+                    new[tied] = _as_held(last[tied], slot, self._fresh(self._names[last[tied]], used), report)
+                out[key] = new[tied]
+        report.check()
+        return out
+
+    def _fresh(self, name: str, used: set[int]) -> Any:
+        """The caller's own object the first time, as torch assigns it; else a new tensor, so that nothing is tied that was not."""
+        own = self._outputs.untouched(name)
+        if own is None or id(own) in used:
+            return self._outputs.make(name)
+        used.add(id(own))
+        return own
+
+    def _made(self, name: str) -> Any:
+        own = self._outputs.untouched(name)
+        return self._outputs.make(name) if own is None else own
+
+    def _into(self, name: str, key: str, target: torch.Tensor) -> None:
+        if self._stopped or target.is_meta:
+            return
+        try:
+            if self._outputs.untouched(name) is not None or not self._outputs.into(name, target):
+                target.copy_(_sharded(self._made(name), target))
+        except Exception as error:  # noqa: BLE001 - whatever it is, what was written must be said
+            # torch would collect one such message a parameter and write on
+            self._stopped = True
+            self._said.append(shown(self._broken(key, error)))
+            return
+        self._written.append(key)
+
+    def _broken(self, key: str, error: Exception) -> Diagnostic:
+        written, done = self._written, {*self._written, *self._given, key}
+        left = [k for k in self._slots if k in self._names and k not in done]
+        notes = [f"written before: {_named(written)}" if written else "nothing was written before"]
+        notes += [f"given to torch as they are, and written by it: {_named(self._given)}"] * bool(self._given)
+        notes += [f"as before: {_named(left)}"] * bool(left)
+        why = printable(f"{type(error).__name__}: {error}", 400)
+        report = Report()
+        report.add(
+            "M962",
+            f"loading broke off at {printable(key)}, which may be written in part: {why}",
+            notes=tuple(notes),
+            help="load once more, or build the module anew",
+        )
+        return report.diagnostics[0]
+
+
+def shown(diagnostic: Diagnostic) -> str:
+    """The diagnostic as torch lists its own messages."""
+    return diagnostic.render().replace("\n", "\n\t")
+
+
+def require_readable(outputs: Outputs, names: Iterable[str]) -> None:
+    """M916 naming what rules need the elements of and that does not give them: on the meta device, sharded, or of a class of its own.
+
+    One tensor of each such class is read to find out.
+    """
+    needed: dict[str, Any] = {}
+    for name in names:
+        if outputs.untouched(name) is None:
+            needed.update(outputs.read(name))
+    unlike: dict[str, list[str]] = {}
+    tried: set[type] = set()
+    for key, value in needed.items():
+        if value is None or (is_plain(value) and not value.is_meta):
+            continue
+        if value.is_meta:
+            unlike.setdefault("a tensor on the meta device holds no bytes", []).append(key)
+        elif _is_sharded(value):
+            unlike.setdefault("a DTensor is moved as a whole or not at all", []).append(key)
+        elif type(value) not in tried:
+            tried.add(type(value))
+            outputs.probe(key)
+    report = Report()
+    for why, keys in unlike.items():
+        report.add("M916", f"rules need the elements of {_named(keys)}: {why}", help="load plain tensors, `full_tensor()` makes them")
+    report.check()
+
+
+def _as_held(key: str, slot: Slot, value: Any, report: Report) -> Any:
+    """The value as a parameter or buffer of the class that the slot has; M964 in the report where none can be made."""
+    import torch
+
+    held = slot.tensor
+    if torch.nn.parameter.is_lazy(held) or not hasattr(value, "detach"):
+        return value
+    parameter = isinstance(held, torch.nn.Parameter)
+    try:
+        with torch.no_grad():
+            if is_plain(held) or type(value) is type(held):
+                made = value.detach()
+            else:
+                made = torch.empty_like(held, device=value.device)
+                if type(made) is type(held):
+                    made.copy_(value)
+                elif issubclass(type(held), torch.nn.Parameter) and is_plain(made):
+                    made = torch.Tensor._make_subclass(type(held), value.detach().to(held.dtype), held.requires_grad)
+                    vars(made).update(vars(held))
+                    return made
+                else:
+                    raise TypeError(f"its `empty_like` makes a {_class(made)}")
+        return torch.nn.Parameter(made, requires_grad=held.requires_grad) if parameter else made
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        report.add(
+            "M964", f"no new {_class(held)} can be made for {printable(key)}: {printable(str(error), 200)}", help="load without assign=True"
+        )
+    return value
+
+
+def _class(value: Any) -> str:
+    return printable(type(value).__qualname__)
+
+
+@cache
+def _takes_over(target: type) -> bool:
+    """Whether the class of a target answers to torch functions itself, and so would not know a stand-in."""
+    import torch
+
+    def answers(kind: Any) -> Any:
+        return getattr(kind.__torch_function__, "__func__", kind.__torch_function__)
+
+    return answers(target) not in map(answers, (torch.Tensor, torch.nn.Parameter, torch.nn.parameter.UninitializedTensorMixin))
+
+
+def _is_sharded(value: Any) -> bool:
+    return any(c.__name__ == "DTensor" and c.__module__.startswith("torch.distributed") for c in type(value).__mro__)
+
+
+def _sharded(value: Any, target: Any) -> Any:
+    """The value as the target takes it: the part of this rank, where the target is a DTensor and the value is all of it."""
+    if not _is_sharded(target) or _is_sharded(value):
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(value.to(target.device), target.device_mesh, target.placements, src_data_rank=None)
+
+
+def _named(keys: Sequence[str]) -> str:
+    return listed([one.text for one in collapse(list(keys))], _MOST_NAMED)

@@ -1,0 +1,450 @@
+"""A hook that migrates old state dicts on their way into a live module: what `migrate.attach` installs.
+
+It is one hook on the root, because a hook on a child sees none of the keys of others. All is checked in it, before torch writes the first
+tensor; the values themselves are made as torch copies them. Whatever is not recognised is none of its business: torch then decides as
+it would without it.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import replace
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .. import ops
+from ..core.diagnostics import fail, listed, plural, printable
+from ..core.errors import MigrateError
+from ..core.templates import matches
+from ..extra_state.age import States
+from ..formats import memory
+from ..planning.question import PathLike, Question, ask
+from ..planning.route import apart, files_of, find_route, lineages_of
+from ..rules import params as parameters
+from ..running import limits
+from ..running.device import place
+from ..running.history import Stamp
+from ..running.lifted import lift
+from ..running.prepare import side_reader
+from ..source.index import Index
+from ..source.jsontext import collector_paused
+from ..source.pickle.encodings import PARAMETER
+from .fit import fit
+from .handover import Handover, require_readable, shown, stay
+from .lazy import LazyTensor
+from .migration import Kept, Migration, prepare
+from .module import EXTRA, is_plain, sides, slots, unwrapped
+from .outputs import Outputs
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..formats.memory import MemorySource
+    from .module import Slot
+
+log = logging.getLogger("migrate")
+# what says that a checkpoint is in no layout, or in several, of a lineage
+_UNKNOWN = frozenset({"M503", "M504"})
+
+
+class Handle:
+    """An attached hook. `remove()` takes it off again; calling it twice does no harm."""
+
+    def __init__(self, module: torch.nn.Module, hook: _Hook) -> None:
+        self._module, self._hook = weakref.ref(module), hook
+
+    def remove(self) -> None:
+        """Takes the hook off the module: state dicts are loaded as they are from then on."""
+        module = self._module()
+        if module is not None:
+            for number, hook in _ours(module):
+                if hook is self._hook:
+                    del module._load_state_dict_pre_hooks[number]
+
+
+def attach(
+    model: torch.nn.Module,
+    to: str | Iterable[str] = (),
+    *,
+    from_: str | Iterable[str] = (),
+    rules: Iterable[PathLike] = (),
+    params: Mapping[str, Any] | None = None,
+    allow: Iterable[str] = (),
+    device: Any = "cpu",
+    max_memory: int | str = "1GiB",
+    inform: Callable[[dict[str, Any]], None] | None = None,
+) -> Handle:
+    """Lets `model.load_state_dict` take state dicts of other layouts: they are migrated to `to` (or by `rules`) on the way in.
+
+    A dict whose keys and shapes fit the module, all or a part of them, passes untouched; so a layout that differs by neither is migrated by
+    `migrate_state_dict` only. A dict whose layout is recognised but cannot be migrated is refused with diagnostics in the error that
+    `load_state_dict` raises, and nothing of the module is changed; with any other, torch decides. Values are made as torch copies
+    them, computed on `device`, one at a time; `assign=True` needs all at once. The caller's dict and its tensors are never changed.
+    Versions in its `_metadata` count for modules that keep their names; torch itself notes `assign=True` there, and goes by that
+    when the same dict is loaded again.
+
+    A model that is loaded as a part of a larger one is checked when torch comes to it: what stands before it is written by then.
+    Modules that override `_load_from_state_dict`, and those with hooks of others, judge for themselves which names they take.
+
+    `inform` is called with what there is to say of each migrated load. What is wrong with the question is raised here. Attaching the
+    same question again is once, with the newest of the other arguments; M115 for another question on the same module.
+    """
+    import torch
+
+    if not isinstance(model, torch.nn.Module):
+        fail("M115", f"`model` is a torch.nn.Module, not {printable(repr(model))}")
+    question = ask(to, from_, rules, params, allow, backwards=None)
+    _require_sound(question)
+    settings = _Settings(place(device)[1], limits.memory(max_memory), inform)
+    for _, hook in _ours(model):
+        if hook.question != question:
+            goals = listed([*hook.question.to, *hook.question.rules])
+            help = "name all layouts in one call, or remove it first"  # noqa: A001 - the argument's name
+            fail("M115", f"a hook is attached to the module already, and leads to {goals}", help=help)
+        hook.settings = settings
+        return Handle(model, hook)
+    hook = _Hook(question, settings)
+    model.register_load_state_dict_pre_hook(hook)
+    return Handle(model, hook)
+
+
+def _ours(module: torch.nn.Module) -> list[tuple[int, _Hook]]:
+    found = ((number, getattr(wrapped, "hook", wrapped)) for number, wrapped in module._load_state_dict_pre_hooks.items())
+    return [(number, hook) for number, hook in found if isinstance(hook, _Hook)]
+
+
+def _require_sound(question: Question) -> None:
+    """Raises what is wrong with the question whatever state dict comes."""
+    nothing = Index({}, ())
+    for one in apart(question):
+        try:
+            find_route(nothing, lambda _: None, Stamp(), one)
+        except MigrateError as error:
+            # a param may be another goal's
+            if not {d.code for d in error.diagnostics} <= {*_UNKNOWN, "M112"}:
+                raise
+    known = [name for file in files_of(question) for name in file.model.params]
+    parameters.resolve({}, question.params, known=[*known, PARAMETER])
+
+
+def _is_stateful(question: Question) -> bool:
+    """Whether states may be in another form under the same names, so that keys alone do not tell."""
+    if question.to and any(layout.detect is not None and layout.detect.extra_state for x in lineages_of(question) for layout in x.layouts):
+        return True
+    rules = [rule for file in files_of(question) for rule in file.model.rules] if question.files else []
+    return any(ops.get(step.op).kind == "decide" for rule in rules for step in rule.via)
+
+
+class _Settings(NamedTuple):
+    device: Any
+    max_memory: int
+    inform: Callable[[dict[str, Any]], None] | None
+
+
+class _NotOursError(Exception):
+    """The state dict is in no layout that the hook knows of, or there is nothing to do: torch decides."""
+
+
+class _Boxed(NamedTuple):
+    """A tensor that rules cannot take, and that goes where its module goes."""
+
+    value: Any
+
+
+class _Call(NamedTuple):
+    """How `load_state_dict` was called."""
+
+    strict: bool
+    assign: bool
+    metadata: Mapping[str, Any]
+
+
+class _Hook:
+    """The hook of one question. A copy or a pickle of the module has it too, without what it remembers."""
+
+    def __init__(self, question: Question, settings: _Settings) -> None:
+        self.question, self.settings = question, settings
+        self._stateful = _is_stateful(question)
+        told = lineages_of(question) if question.to else []
+        self._versioned = any(layout.detect is not None and layout.detect.module_version for one in told for layout in one.layouts)
+        self._kept = Kept()
+
+    def __call__(
+        self, module: torch.nn.Module, state: MutableMapping[str, Any], prefix: str, local_metadata: Mapping[str, Any], strict: bool,
+        missing: list[str], unexpected: list[str], error_msgs: list[str],
+    ) -> None:  # fmt: skip
+        import torch
+
+        own = {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)} if prefix else dict(state)
+        places = slots(module)
+        as_is = _fits(own, places)
+        if as_is and not (self._stateful and any(key.rpartition(".")[2] == EXTRA for key in own)):
+            return
+        call = _call(state, local_metadata, strict)
+        checked = False
+        try:
+            with collector_paused():
+                outputs, others = self._migrated(module, own, places, _under(prefix, call.metadata) if self._versioned else {})
+                checked = True
+                values, notes = self._checked(module, prefix, outputs, others, places, call, error_msgs)
+        except _NotOursError:
+            return
+        except MigrateError as error:
+            if as_is and not checked and not any(d.code.startswith("M95") for d in error.diagnostics):
+                # only the form of states can be wrong in what has the right names
+                return
+            error_msgs += [shown(found) for found in error.diagnostics]
+            if self._free(module):
+                # what loads itself may write, or fall over what it does not find: torch's error, without its walk
+                told = "\n\t".join(error_msgs)
+                raise RuntimeError(f"Error(s) in loading state_dict for {type(module).__name__}:\n\t{told}") from None
+            stay(state, prefix, own, places, assign=call.assign)
+            return
+        if len(own) == len(state):
+            state.clear()
+        else:
+            for key in own:
+                del state[prefix + key]
+        state.update({prefix + key: value for key, value in values.items()})
+        if isinstance(module, torch.nn.modules.lazy.LazyModuleMixin):
+            # its own hook was here before, and found none of its names
+            module._lazy_load_hook(state, prefix, local_metadata, strict, missing, unexpected, error_msgs)
+        self._tell(outputs, len(own), len(values), notes, call)
+
+    def _migrated(
+        self, module: torch.nn.Module, own: Mapping[str, Any], places: Mapping[str, Slot], versions: Mapping[str, Any]
+    ) -> tuple[Outputs, dict[str, Any]]:
+        """The outputs, and by their names now the values that are no tensors."""
+        try:
+            parallel = not any(slot.plain.startswith("module.") for slot in places.values())
+            names = unwrapped(own, parallel=parallel)
+        except TypeError:
+            # keys that are no text
+            raise _NotOursError from None
+        state = dict(zip(names.values(), own.values(), strict=True))
+        if len(state) < len(own):
+            raise _NotOursError
+        if any(issubclass(kind, LazyTensor) for kind in set(map(type, state.values()))):
+            # another hook of ours was here before
+            state = {key: value.make() if isinstance(value, LazyTensor) else value for key, value in state.items()}
+        side = sides(module)
+        said = {unwrapped({name: 0}, parallel=parallel)[name]: entry for name, entry in versions.items()}
+        opened: list[MemorySource] = []
+
+        def source() -> MemorySource:
+            if not opened:
+                read: OrderedDict[str, Any] = OrderedDict(state)
+                read._metadata = said  # type: ignore[attr-defined]
+                opened.append(_opened(read, side))
+            return opened[0]
+
+        def make() -> Migration:
+            found = self._prepared(source())
+            if not (found.moves and found.changes):
+                raise _NotOursError
+            return found
+
+        signature = _signature(state, {**side, **{name: str(entry) for name, entry in said.items()}})
+        migration = make() if signature is None else self._kept.get(signature, make)
+
+        def again() -> MemorySource:
+            lift(source(), migration.route)
+            return source()
+
+        plain = signature is not None and signature[0]
+        objects = state if plain else {key: value for key, value in state.items() if hasattr(value, "shape")}
+        outputs = Outputs(migration, again, objects, max_memory=self.settings.max_memory, device=self.settings.device)
+        if not plain:
+            require_readable(outputs, outputs.specs)
+        return outputs, {name: state[was] for name, was in migration.names.items()}
+
+    def _prepared(self, source: MemorySource) -> Migration:
+        try:
+            return prepare(source, self.question)
+        except MigrateError as error:
+            codes = {d.code for d in error.diagnostics}
+            if not codes <= _UNKNOWN:
+                if (self.question.files or self.question.from_) and not self._reads(source):
+                    raise _NotOursError from None
+                raise
+        # a goal in whose lineage the dict is not is none for this dict
+        kept = [one for one in apart(self.question) if self._is_known(one, source)]
+        if not kept:
+            raise _NotOursError
+        question = replace(self.question, to=tuple(t for one in kept for t in one.to), from_=tuple(t for one in kept for t in one.from_))
+        known = {name for file in files_of(question) for name in file.model.params}
+        return prepare(source, replace(question, params={n: v for n, v in question.params.items() if n in known or n == PARAMETER}))
+
+    def _is_known(self, question: Question, source: MemorySource) -> bool:
+        try:
+            find_route(source.index, side_reader(source), Stamp(), replace(question, params={}), states=States(source))
+        except MigrateError as error:
+            return not {d.code for d in error.diagnostics} <= _UNKNOWN
+        return True
+
+    def _reads(self, source: MemorySource) -> bool:
+        """Whether any rule of the first edge matches any key, whatever else it asks."""
+        try:
+            legs = find_route(source.index, side_reader(source), Stamp(), self.question, states=States(source)).legs
+        except MigrateError:
+            return True
+        patterns = [
+            pattern
+            for rule, _ in (legs[0].rules if legs else ())
+            for pattern in (rule.targets if legs[0].backwards else rule.sources).values()
+        ]
+        keys = [*source.index.tensors, *(key for key in source.index.items if key.rpartition(".")[2] == EXTRA)]
+        return any(pattern.params or pattern.has_flat or any(matches(pattern, key) for key in keys) for pattern in patterns)
+
+    def _checked(
+        self, module: torch.nn.Module, prefix: str, outputs: Outputs, others: Mapping[str, Any], places: Mapping[str, Slot], call: _Call,
+        error_msgs: list[str],
+    ) -> tuple[dict[str, Any], Sequence[str]]:  # fmt: skip
+        """What torch is given, by slot, and notes; raises what speaks against it. With `assign` all of it is made here."""
+        free = self._free(module)
+        judged = {k: slot._replace(tensor=None) if k.startswith(free) else slot for k, slot in places.items()} if free else places
+        found = fit(outputs.specs, others, judged, self.question.allow, cast=not call.assign)
+        found = replace(
+            found,
+            missing=tuple(k for k in found.missing if not (k.startswith(free) or _fills_itself(places[k], prefix + k, call.metadata))),
+        )
+        own = tuple(unwrapped(dict.fromkeys(free), parallel=False).values())
+        strange = [] if not call.strict else [key for key in found.unexpected if not key.startswith(own)]
+        problem = replace(found, unexpected=tuple(strange)).left_over() if call.strict else None
+        problems = [*found.problems, *([problem] if problem is not None else [])]
+        if problems:
+            raise MigrateError(problems)
+        outputs.require()
+        handover = Handover(outputs, found.places, places, error_msgs)
+        values = handover.assigned(others) if call.assign else handover.lazily(others, free)
+        for name in found.unexpected:
+            # torch names them; they are not made for that
+            values[name] = others[name] if name in others else outputs.stand_in(name)
+        return values, found.notes
+
+    def _free(self, module: torch.nn.Module) -> tuple[str, ...]:
+        """The places below which modules load themselves, or have hooks that rename once more: what they take, only they know."""
+        import torch
+
+        own = {torch.nn.Module._load_from_state_dict, torch.nn.modules.batchnorm._NormBase._load_from_state_dict}
+        found = []
+        for path, child in module.named_modules(remove_duplicate=False):
+            hooks = [getattr(wrapped, "hook", wrapped) for wrapped in child._load_state_dict_pre_hooks.values()]
+            if child is module:
+                hooks = hooks[hooks.index(self) + 1 :] if self in hooks else []
+            foreign = [hook for hook in hooks if not str(getattr(hook, "__module__", "")).startswith("torch.")]
+            if foreign or type(child)._load_from_state_dict not in own:
+                found.append(f"{path}." if path else "")
+        return tuple(found)
+
+    def _tell(self, outputs: Outputs, read: int, made: int, notes: Sequence[str], call: _Call) -> None:
+        said = outputs.migration.said()
+        steps = ", ".join(f"{step['lineage']} {step['from']} -> {step['to']}" for step in said["steps"])
+        at_once = ", all made at once for assign=True" if call.assign else ""
+        log.info("migrated %s: %s from %s%s", steps, plural(made, "tensor"), f"{read:,}", at_once)
+        if self.settings.inform is not None:
+            said["notes"] = [*said["notes"], *notes]
+            self.settings.inform({**said, "tensors": {"read": read, "made": made}})
+
+
+def _fits(own: Mapping[str, Any], places: Mapping[str, Slot]) -> bool:
+    """Whether every key is one of the module's, and every shape that of its parameter or buffer, as torch compares them."""
+    import torch
+
+    lazy = torch.nn.parameter.is_lazy
+    for key, value in own.items():
+        slot = places.get(key)
+        if slot is None:
+            return False
+        if slot.tensor is None or lazy(slot.tensor) or lazy(value):
+            continue
+        shape, held = getattr(value, "shape", None), slot.tensor.shape
+        if shape is not None and tuple(shape) != held and not (held == () and tuple(shape) == (1,)):
+            return False
+    return True
+
+
+def _call(state: MutableMapping[str, Any], local_metadata: Mapping[str, Any], strict: bool) -> _Call:
+    """How torch was called: hooks are told `strict=True` always, so its own frame is asked; what hooks are told counts if there is none."""
+    import torch
+
+    frame, code = sys._getframe(1), torch.nn.Module.load_state_dict.__code__
+    metadata: Any = getattr(state, "_metadata", None)
+    while frame is not None:
+        if frame.f_code is code:
+            strict, metadata = bool(frame.f_locals.get("strict", strict)), frame.f_locals.get("metadata", metadata)
+            break
+        frame = frame.f_back  # type: ignore[assignment]
+    metadata = metadata if isinstance(metadata, Mapping) else {}
+    # a load with `assign=True` is noted in the metadata, module by module, and the next one of the same dict goes by that
+    entries = [local_metadata, *metadata.values()]
+    return _Call(strict, any(isinstance(entry, Mapping) and entry.get("assign_to_params_buffers") for entry in entries), metadata)
+
+
+def _fills_itself(slot: Slot, key: str, metadata: Mapping[str, Any]) -> bool:
+    """Whether torch makes up what is missing: the counter of a normalisation, where the dict is from before there was one."""
+    import torch
+
+    if slot.name != "num_batches_tracked" or not isinstance(slot.owner, torch.nn.modules.batchnorm._NormBase):
+        return False
+    version = (metadata.get(key.rpartition(".")[0]) or {}).get("version")
+    return version is None or version < 2
+
+
+def _signature(state: Mapping[str, Any], side: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    """What a migration depends on: keys, classes, dtypes, shapes, strides; None if they cannot be told.
+
+    The first part says whether all values are plain tensors.
+    """
+    import torch
+
+    values = list(state.values())
+    kinds = tuple(map(type, values))
+    plain = all(map(is_plain, dict(zip(kinds, values, strict=True)).values()))
+    try:
+        if plain:
+            dtypes = tuple(map(attrgetter("dtype"), values))
+            flags = [tuple(map(torch.Tensor.is_neg, values)), tuple(map(attrgetter("is_meta"), values))]
+            flags += [tuple(map(torch.Tensor.is_conj, values))] * any(dtype.is_complex for dtype in set(dtypes))
+            # where all is in order, shapes tell the strides
+            strides = None if all(map(torch.Tensor.is_contiguous, values)) else tuple(map(torch.Tensor.stride, values))
+            shapes = tuple(map(attrgetter("shape"), values))
+            return (not any(map(any, flags)), tuple(state), kinds, dtypes, shapes, strides, *flags, tuple(side.items()))
+        rows: list[tuple[Any, ...]] = []
+        for value in values:
+            if not hasattr(value, "dtype") or not hasattr(value, "shape"):
+                rows.append(())
+            elif is_plain(value):
+                rows.append((value.dtype, value.shape, value.stride(), value.is_meta or value.is_neg() or value.is_conj()))
+            else:
+                rows.append((value.dtype, tuple(value.shape), memory.dense(value)))
+        return (False, tuple(state), kinds, tuple(rows), tuple(side.items()))
+    except (RuntimeError, NotImplementedError):
+        # no strides
+        return None
+
+
+def _under(prefix: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of modules below the prefix, by their names there."""
+    return {name[len(prefix) :]: entry for name, entry in metadata.items() if isinstance(name, str) and f"{name}.".startswith(prefix)}
+
+
+def _opened(state: MutableMapping[str, Any], side: Mapping[str, bytes]) -> MemorySource:
+    """The state dict as a source; tensors that no rule can take (sparse, quantized by torch) are values that go where their modules go."""
+    try:
+        return memory.open(state, meta=True, wrapped=True, sides=side)
+    except MigrateError:
+        state.update({key: _Boxed(value) for key, value in state.items() if not _opens(key, value)})
+        return memory.open(state, meta=True, wrapped=True, sides=side)
+
+
+def _opens(key: str, value: Any) -> bool:
+    try:
+        memory.open({key: value}, meta=True, wrapped=True)
+    except MigrateError:
+        return False
+    return True

@@ -1,0 +1,373 @@
+"""A checkpoint, or another module, streamed into a live module: each tensor from where it lies to where it shall be.
+
+All that can be said against it is said before the first parameter changes: names, shapes, dtypes, conditions on values, checksums,
+memory. Then outputs are written in the order in which their bytes lie in the files, by a few threads, each into the memory that the
+parameter has. What is on the meta device gets memory of its own, which is put into the module when all of it is filled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from .. import formats
+from ..core.diagnostics import Report, fail, listed, printable
+from ..core.ranks import rank_of
+from ..core.templates import collapse
+from ..planning.graph import Tensor, Value, calls
+from ..planning.question import OUTPUT_FORMATS, PathLike, Question, ask, path_text
+from ..running import limits, sums
+from ..running.checks import equal
+from ..running.device import place as device_of
+from ..running.errors import Ledger
+from ..running.prepare import stamp_of
+from ..source.index import SideFile
+from . import module as modules
+from .filling import Filling, Job
+from .fit import Fit, fit
+from .migration import prepare
+from .outputs import Outputs, is_plain
+from .targets import Targets
+from .values import value_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..source.index import Source
+    from ..source.pickle.tree import TensorRecord
+    from .migration import Migration
+
+FORMAT_VERSION = "1.0"
+Progress = Callable[[int, int], None]
+
+
+def load(
+    model: torch.nn.Module,
+    path: PathLike | Mapping[str, Any],
+    to: str | Iterable[str] = (),
+    *,
+    from_: str | Iterable[str] = (),
+    rules: Iterable[PathLike] = (),
+    params: Mapping[str, Any] | None = None,
+    allow: Iterable[str] = (),
+    at: str | None = None,
+    strict: bool = True,
+    device: Any = None,
+    max_memory: int | str = "1GiB",
+    threads: int = 2,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Streams a checkpoint, or a state dict, into the module, migrated on the way; answers with what was done.
+
+    Whichever way leads to the layout `to` is taken; without `to` and `rules` the checkpoint is loaded as it is. Parameters keep their
+    dtype: what holds every value is cast, what rounds needs `allow="lossy"`. Tensors on the meta device are made on `device`, by
+    default where the others are. Raises all problems before anything changes (M960, M961, M963); if it stops in the middle, M965 says
+    what was written. `strict=False` permits names without a partner, which the answer lists. A `config` of the module stands in for
+    the `config.json` of a checkpoint that has none.
+    """
+    question = asked(to, from_, rules, params, allow, at)
+    budget = limits.memory(max_memory)
+    limits.check_threads(threads)
+    if isinstance(path, Mapping):
+        source: Source = modules.opened(_named(path, model))
+    else:
+        source = formats.open(path_text("path", path), "links" in question.allow, question.at)
+    try:
+        return _Load(model, _configured(source, model), question, strict, device, budget).run(threads, progress)
+    finally:
+        source.close()
+
+
+def convert_module(
+    old: torch.nn.Module,
+    new: torch.nn.Module,
+    to: str | Iterable[str] = (),
+    *,
+    from_: str | Iterable[str] = (),
+    rules: Iterable[PathLike] = (),
+    params: Mapping[str, Any] | None = None,
+    allow: Iterable[str] = (),
+    strict: bool = True,
+    device: Any = None,
+    max_memory: int | str = "1GiB",
+    threads: int = 2,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Moves the state of one live module into another of the new layout, tensor by tensor; `old` is not changed.
+
+    The answer and all arguments are those of `load`. M916 for a module on the meta device, which holds nothing.
+    """
+    for name, given in (("old", old), ("new", new)):
+        if not modules.is_module(given):
+            fail("M115", f"`{name}` is a module, not a {printable(type(given).__qualname__)}")
+    question = asked(to, from_, rules, params, allow, None)
+    budget = limits.memory(max_memory)
+    limits.check_threads(threads)
+    source = modules.opened(old)
+    try:
+        return _Load(new, source, question, strict, device, budget).run(threads, progress)
+    finally:
+        source.close()
+
+
+def asked(
+    to: str | Iterable[str], from_: str | Iterable[str], rules: Iterable[PathLike], params: Mapping[str, Any] | None,
+    allow: Iterable[str], at: str | None, output_format: str | None = None,
+) -> Question:  # fmt: skip
+    """The question, in whichever direction it leads; one that names no goal asks for the checkpoint as it is."""
+    found = ask(to, from_, rules, params, allow, backwards=None, at=at, output_format=output_format)
+    aimless = not (found.to or found.rules or found.from_ or output_format)
+    return replace(found, output_format=OUTPUT_FORMATS[0]) if aimless else found
+
+
+def _named(state: Mapping[str, Any], model: torch.nn.Module) -> Mapping[str, Any]:
+    """The state dict by the names that rules know, which have no segments of wrappers."""
+    if not modules.is_module(model):
+        return state
+    text = {key: value for key, value in state.items() if isinstance(key, str)}
+    own = modules.unwrapped(text, parallel=not any(name.startswith("module.") for name in (s.plain for s in modules.slots(model).values())))
+    if len(text) < len(state) or len(set(own.values())) < len(own):
+        return state
+    return {own[key]: value for key, value in state.items()}
+
+
+def _configured(source: Source, model: torch.nn.Module) -> Source:
+    """The source with the model's configuration, where it has none of its own."""
+    sides = modules.sides(model) if modules.is_module(model) else {}
+    sides = {path: content for path, content in sides.items() if path not in {f.path for f in source.index.side_files}}
+    return _Configured(source, sides) if sides else source
+
+
+class _Configured:
+    """A source with more side files than lie beside it."""
+
+    def __init__(self, source: Source, sides: Mapping[str, bytes]) -> None:
+        self._source, self._sides = source, sides
+        files = (*source.index.side_files, *(SideFile(path, len(content)) for path, content in sides.items()))
+        self.path, self.format, self.blobs, self.history = source.path, source.format, source.blobs, source.history
+        self.index = replace(source.index, side_files=files)
+        self.values = getattr(source, "values", {})
+        self.converted: frozenset[str] = getattr(source, "converted", frozenset())
+
+    def side_file(self, path: str) -> bytes:
+        return self._sides[path] if path in self._sides else self._source.side_file(path)
+
+    def check_unchanged(self) -> None:
+        self._source.check_unchanged()
+
+    def close(self) -> None:
+        self._source.close()
+
+
+class _Load:
+    """One source on its way into one module."""
+
+    def __init__(self, model: torch.nn.Module, source: Source, question: Question, strict: bool, device: Any, budget: int) -> None:
+        if not modules.is_module(model):
+            fail("M115", f"`model` is a module, not a {printable(type(model).__qualname__)}")
+        self.model, self.source, self.strict, self.budget = model, source, strict, budget
+        where, compute = device_of(device)
+        stamp, self.notes = stamp_of(source)
+        self.migration = prepare(source, question, stamp)
+        self.objects: Mapping[str, Any] = getattr(source, "values", {})
+        self.ledger = Ledger(self.migration.composition.graph.outputs)
+        self.slots = modules.slots(model)
+        self.targets = Targets(model, where)
+        compute = compute if device is not None else device_of(self.targets.device)[1]
+        self.outputs = Outputs(
+            self.migration, lambda: source, self.objects, max_memory=budget, device=compute, ledger=self.ledger
+        )  # fmt: skip
+        self.others = _others(self.migration, source)
+        self.allow = question.allow
+
+    def run(self, threads: int, progress: Progress | None) -> dict[str, Any]:
+        found = self._fitted()
+        jobs = self._jobs(found)
+        self._refuse_own(jobs)
+        self.outputs.require()
+        graph = self.outputs.graph
+        sums.require([graph.outputs[job.key] for job in jobs], self.source, {})
+        values = {slot: self._value(name) for name, slot in found.places.items() if name in self.others}
+        filling = Filling(self.outputs, self.targets, self.budget, progress)
+        filling.run(jobs, threads, self._finish(found, values))
+        specs = self.outputs.specs
+        said = self.migration.said()
+        notes = [*self.source.index.notes, *said["notes"], *self.notes, *found.notes]
+        return {
+            "format_version": FORMAT_VERSION,
+            "kind": "loaded",
+            "source": self.source.path,
+            "format": self.source.format,
+            "steps": said["steps"],
+            "layouts": said["layouts"],
+            "params": said["params"],
+            "tensors": len(jobs),
+            "bytes_read": sum(job.tensor.spec.nbytes for job in jobs),
+            "missing": [self.slots[key].plain for key in found.missing],
+            "unexpected": list(found.unexpected),
+            "left_on_meta": self.targets.left(),
+            "losses": said["losses"],
+            "notes": list(dict.fromkeys(notes)),
+            "warnings": said["warnings"],
+            "report": self.ledger.report(complete=True) if calls(graph.outputs[name] for name in specs) else None,
+        }
+
+    def _fitted(self) -> Fit:
+        """What goes where. Raises all that speaks against it."""
+        specs = self.outputs.specs
+        slots = self.targets.shaped(self.slots, specs)
+        found = fit(specs, self.others, slots, self.allow)
+        report = Report()
+        notes, found = self._tied(found, report)
+        report.diagnostics += found.problems
+        left_over = found.left_over() if self.strict else None
+        if left_over is not None:
+            report.diagnostics.append(left_over)
+        left = self.targets.unfilled()
+        if left and self.strict:
+            report.add(
+                "M963",
+                f"{len(left)} tensors of the module would stay on the meta device, because no checkpoint holds them: {_collapsed(left)}",
+                help="build the module on a real device, or load with strict=False and let the module compute them again",
+            )
+        self.targets.check(report)
+        report.check()
+        return replace(found, notes=(*notes, *found.notes))
+
+    def _tied(self, found: Fit, report: Report) -> tuple[list[str], Fit]:
+        """What is one in the module needs one tensor of the checkpoint; M960 where it has several that differ."""
+        names: dict[Any, list[str]] = {}
+        for name, key in found.places.items():
+            names.setdefault(self._identity(key), []).append(name)
+        filled = [key for key in found.missing if self._identity(key) in names]
+        notes = []
+        if filled:
+            one = names[self._identity(filled[0])][0]
+            more = f", and {len(filled) - 1} more" if len(filled) > 1 else ""
+            notes.append(f"one tensor under several names, of which the checkpoint has one: {self.slots[filled[0]].plain} is {one}{more}")
+        places = dict(found.places)
+        order = {key: number for number, key in enumerate(self.slots)}
+        outputs = self.outputs.graph.outputs
+        for several in names.values():
+            if len(several) == 1:
+                continue
+            several.sort(key=lambda name: order[places[name]])
+            *before, last = several
+            made = [outputs.get(name) for name in several]
+            same = all(a is not None and b is not None and a.spec == b.spec and equal(a, b, self.source) for a, b in pairwise(made))
+            if not same and last in outputs and self.strict:
+                all_names = listed([printable(name) for name in several])
+                what = f"the checkpoint has different tensors for {all_names}, in the module they are one"
+                report.add("M960", what, help="build the module without this tie, or load with strict=False: the last one counts")
+            elif not same:
+                notes.append(f"one tensor of the module, of which the last one counts: {listed(several)}")
+            for name in before:
+                del places[name]
+        missing = tuple(key for key in found.missing if key not in set(filled))
+        return notes, replace(found, places=places, missing=missing)
+
+    def _identity(self, key: str) -> Any:
+        slot = self.slots[key]
+        return id(slot.owner) if slot.tensor is None else ("tensor", id(slot.tensor))
+
+    def _jobs(self, found: Fit) -> list[Job]:
+        """Each output with its place, in the order of the bytes that it reads."""
+        outputs = self.outputs.graph.outputs
+        stored = self.migration.index.tensors
+        wanted = [name for name in found.places if name in outputs and self.slots[found.places[name]].tensor is not None]
+        starts = {name: min((stored[key][1:3] for key in _sources(outputs[name])), default=(0, 0)) for name in wanted}
+        wanted.sort(key=starts.__getitem__)
+        return [Job(name, outputs[name], self.slots[found.places[name]]) for name in wanted]
+
+    def _refuse_own(self, jobs: list[Job]) -> None:
+        """M115 where the source lies in the memory that is to be written: it would change while it is read."""
+        held = {one.untyped_storage().data_ptr() for one in self.objects.values() if is_plain(one) and one.numel()}
+        own = []
+        for job in jobs if held else ():
+            target, same = job.slot.tensor, self.outputs.untouched(job.key)
+            if not is_plain(target) or not target.numel() or target.untyped_storage().data_ptr() not in held:
+                continue
+            if same is None or (same.data_ptr(), same.stride(), same.dtype) != (target.data_ptr(), target.stride(), target.dtype):
+                own.append(job.slot.plain)
+        if own:
+            what = f"the module's own memory is what it is loaded from: {_collapsed(own)}"
+            fail("M115", what, help="clone these tensors first, or build another module and use `convert_module`")
+
+    def _value(self, name: str) -> Any:
+        """The value that is no tensor which is called so now."""
+        was = self.migration.names[self.others[name]]
+        index = self.migration.index
+        outline = index.outline
+        if outline is None:
+            return index.items[was]
+        several = len(outline.parts) > 1
+        part = outline.parts[(rank_of(was) or 0) if several else 0]
+        tree = part.table.get(was.rpartition("@")[0] if several else was) if part.table is not None else None
+
+        def tensor(record: TensorRecord) -> Any:
+            return self._read(outline.names[id(record)], record)
+
+        return value_of(tree, name, tensor)
+
+    def _read(self, key: str, record: TensorRecord) -> Any:
+        from ..formats import memory
+
+        index = self.source.index
+        at = index.tensors.get(key) or index.carried[key]
+        made, buffers = memory.allocate({key: at.spec})
+        if at.strides is not None:
+            fail("M916", f"{printable(key)} stands in a value that is no tensor, and is not stored row by row")
+        if at.spec.nbytes:
+            self.source.blobs[at.blob].readinto(at.offset, buffers[key])
+        return made[key].reshape(record.shape)
+
+    def _finish(self, found: Fit, values: Mapping[str, Any]) -> Callable[[], None]:
+        def finish() -> None:
+            self.source.check_unchanged()
+            self.targets.install()
+            owners = set()
+            for name, key in found.places.items():
+                slot = self.slots[key]
+                if slot.tensor is None and id(slot.owner) not in owners:
+                    owners.add(id(slot.owner))
+                    slot.owner.set_extra_state(values[key] if key in values else self._state(name))
+
+        return finish
+
+    def _state(self, name: str) -> Any:
+        found = self.outputs.untouched(name)
+        return self.outputs.make(name) if found is None else found
+
+
+def _others(migration: Migration, source: Source) -> dict[str, str]:
+    """The values that are no tensors, by the names that a module may have for them -> their name in the migration.
+
+    Files of ranks have each their own; where a module of one piece is loaded, those of the first rank count.
+    """
+    outline = source.index.outline
+    if outline is None or len(outline.parts) < 2:
+        return {name: name for name in migration.names}
+    several = any(rank_of(key) is not None for key in migration.composition.graph.outputs)
+    return {name if several else name.rpartition("@")[0]: name for name in migration.names if several or (rank_of(name) or 0) == 0}
+
+
+def _sources(tensor: Tensor) -> list[str]:
+    """The stored tensors that an output is made of, however far below."""
+    if all(isinstance(source, str) for source in tensor.sources):
+        return [source for source in tensor.sources if isinstance(source, str)]
+    found: dict[str, None] = {}
+    todo, seen = [tensor], set[int]()
+    while todo:
+        for source in todo.pop().sources:
+            if not isinstance(source, Value):
+                found[source] = None
+            elif id(source.call) not in seen:
+                seen.add(id(source.call))
+                todo += source.call.inputs
+    return list(found)
+
+
+def _collapsed(names: Iterable[str]) -> str:
+    return listed([one.text for one in collapse(list(names))], 8)

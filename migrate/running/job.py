@@ -1,0 +1,113 @@
+"""A whole run into files: an opened checkpoint planned, carried out, published, and the answer to who asked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..core.diagnostics import fail, printable
+from ..planning.question import PathLike, Question, path_text, require_unchanged, shape_of, written_as
+from . import limits
+from .device import parse
+from .prepare import plan_for
+from .publish import check_place
+from .rest import whole
+from .tiles import RunResult, run
+
+if TYPE_CHECKING:
+    from ..planning.plan import Plan
+    from ..source.index import Source
+
+FORMAT_VERSION = "1.0"
+
+
+def write(
+    opened: Callable[[], Source],
+    out: PathLike,
+    question: Question,
+    *,
+    max_shard_size: int | str | None = None,
+    threads: int = 2,
+    max_memory: int | str = "1GiB",
+    fsync: bool = True,
+    resume: bool = False,
+    device: str = "cpu",
+    progress: Callable[[int, int], None] | None = None,
+    saved: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Migrates what `opened` answers with into `out`, and closes it. The answer says what was published.
+
+    A checkpoint on disk that is where it shall go already is left alone: the answer's `path` is then None. `saved` is the plan that
+    must come out again (M903).
+    """
+    out = Path(path_text("out", out))
+    shard, budget = limits.size(limits.SHARD if max_shard_size is None else max_shard_size), limits.memory(max_memory)
+    limits.check_threads(threads)
+    where = parse(device)
+    source = opened()
+    try:
+        check_place(out, source.path)
+        folder, question = shape_of(out.name, source.format, question)
+        if saved is not None:
+            _check_shape(saved, out, folder, written_as(source.format, question))
+        made = plan_for(source, question, folder, shard)
+        if saved is not None:
+            require_unchanged(saved, made.document)
+        if not made.document["path"] and source.format != "memory" and question.output_format is None:
+            return _published(made, source, None, RunResult({}, 0, 0))
+        side_files = [(f["path"], made.sides.read(f["path"]) or b"") for f in made.document["side_files"]]
+        result = run(
+            made.written,
+            whole(source),
+            made.target,
+            out,
+            digest=made.digest,
+            side_files=side_files,
+            checks=made.checks,
+            threads=threads,
+            fsync=fsync,
+            resume=resume,
+            max_memory=budget,
+            device=where,
+            progress=progress,
+        )
+        return _published(made, source, os.fspath(out), result)
+    finally:
+        source.close()
+
+
+def _check_shape(saved: Mapping[str, Any], out: Path, folder: bool, written: str) -> None:
+    """M115 where the name of the output says another shape or format than the saved plan."""
+    if saved["options"]["folder"] != folder:
+        made_as, other = ("a folder", "--single-file") if not folder else ("one file", "--folder")
+        what = f"the plan makes {made_as}, and {printable(str(out))} is the name of the other"
+        fail("M115", what, help=f"rename it, or plan with {other}")
+    if saved["options"].get("format", "safetensors") != written:
+        fail("M115", f"the plan makes {saved['options']['format']}, and {printable(str(out))} is the name of the other", help="rename it")
+
+
+def _published(made: Plan, source: Source, path: str | None, result: RunResult) -> dict[str, Any]:
+    """The answer of a run; without a `path` there was nothing to do."""
+    planned = made.document
+    return {
+        "format_version": FORMAT_VERSION,
+        "kind": "published",
+        "path": path,
+        "source": source.path,
+        "digest": made.digest,
+        "steps": planned["path"],
+        "question": planned["question"],
+        "tensors": len(made.composition.graph.outputs),
+        "files": result.files,
+        "bytes_read": result.bytes_read,
+        "bytes_written": result.bytes_written,
+        "bytes_shared": result.bytes_shared,
+        "layouts": planned["layouts"],
+        "losses": planned["losses"],
+        "downgrade": planned["downgrade"],
+        "notes": planned["notes"],
+        "warnings": planned["warnings"],
+        "report": result.report,
+    }

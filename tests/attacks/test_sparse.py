@@ -1,0 +1,93 @@
+"""Files that are large only by their size: holes, which cost who makes them nothing, up to the limits of each reader."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import opcodes as o
+import pytest
+
+from migrate.formats._items import ITEMS, MAX_ITEMS
+from migrate.formats._shards import MAX_INDEX
+from migrate.formats._stheader import MAX_HEADER
+from migrate.formats._zip import END, ENTRY, LOCAL
+from migrate.source.pickle.limits import ARCHIVE
+from migrate.source.sidefiles import HISTORY, MAX_HISTORY
+
+ROOT = Path(__file__).parents[2]
+MEMORY = 300_000_000
+INSPECT = """
+import sys
+import migrate
+from migrate.core.errors import CheckpointError
+try:
+    migrate.inspect(sys.argv[1])
+    print("opened")
+except CheckpointError as error:
+    print(*(found.code for found in error.diagnostics))
+with open("/proc/self/status") as file:
+    print(next(line.split()[1] for line in file if line.startswith("VmHWM")))
+"""
+
+
+def hole(path: Path, head: bytes, size: int, tail: bytes = b"") -> Path:
+    """A file of `size` bytes, and a tail, of which only the first and the tail were written."""
+    with path.open("wb") as file:
+        file.write(head)
+        file.truncate(size)
+        file.seek(size)
+        file.write(tail)
+    return path
+
+
+def pt(head: bytes, size: int = ARCHIVE.size) -> Callable[[Path], Path]:
+    """An archive with nothing but a data.pkl of this beginning and size, whose checksum was not recorded."""
+    name = b"a/data.pkl"
+    local = LOCAL.pack(0x04034B50, 0, 0x0800, 0, 0, 0, 0, size, size, len(name), 0) + name
+    entry = ENTRY.pack(0x02014B50, 0, 0, 0x0800, 0, 0, 0, 0, size, size, len(name), 0, 0, 0, 0, 0, 0) + name
+    end = END.pack(0x06054B50, 0, 0, 1, 1, len(entry), len(local) + size, 0)
+    return lambda folder: hole(folder / "m.pt", local + head, len(local) + size, entry + end)
+
+
+def beside(name: str, size: int) -> Callable[[Path], Path]:
+    def build(folder: Path) -> Path:
+        (folder / "m.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}")
+        return hole(folder / name, b"", size).parent
+
+    return build
+
+
+LONG = 64 << 20
+SPARSE: dict[str, tuple[str, Callable[[Path], Path]]] = {
+    "nothing in a data.pkl": ("M930", pt(b"")),
+    "a data.pkl above the limit": ("M914", pt(b"", ARCHIVE.size + 1)),
+    "a frame": ("M930", pt(b"\x80\x04\x95" + struct.pack("<Q", 65 << 20))),
+    "a frame of all there is": ("M932", pt(b"\x80\x04\x95" + struct.pack("<Q", ARCHIVE.size - 11))),
+    "a text": ("M930", pt(b"\x80\x02X" + struct.pack("<I", LONG))),
+    "bytes": ("M930", pt(b"\x80\x04B" + struct.pack("<I", LONG))),
+    "a bytearray": ("M930", pt(b"\x80\x05\x96" + struct.pack("<Q", LONG))),
+    "a legacy file": ("M930", lambda folder: hole(folder / "m.bin", o.legacy(o.value({}))[:60], 1 << 34)),
+    "a header of safetensors": (
+        "M906",
+        lambda folder: hole(folder / "m.safetensors", struct.pack("<Q", MAX_HEADER) + b"{", 7 + MAX_HEADER, b"}"),
+    ),
+    "an index": ("M906", lambda folder: hole(folder / "pytorch_model.bin.index.json", b"{", MAX_INDEX)),
+    "an index of safetensors": ("M906", lambda folder: hole(folder / "model.safetensors.index.json", b"{", MAX_INDEX)),
+    "items": ("M906", beside(ITEMS, MAX_ITEMS)),
+    "a stamp": ("opened", beside(HISTORY, MAX_HISTORY)),
+}
+
+
+@pytest.mark.parametrize("what", SPARSE)
+def test_a_hole_in_a_file_takes_no_more_memory_than_is_promised(what: str, tmp_path: Path) -> None:
+    code, build = SPARSE[what]
+    command = [sys.executable, "-c", INSPECT, str(build(tmp_path))]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    said, peak = done.stdout.splitlines()
+    assert said == code
+    assert int(peak) * 1024 < MEMORY

@@ -1,0 +1,162 @@
+"""A live module written in another layout, and state dicts and modules where a checkpoint is asked for."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from built import V4, V5, module, rules, same, state_of
+from checkpoints import fits
+from safetensors.torch import load_file
+
+import migrate
+from migrate.core.errors import MigrateError
+
+CONFIG = json.loads((V4 / "config.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def old():
+    return state_of(V4)
+
+
+@pytest.fixture(scope="module")
+def new():
+    return state_of(V5)
+
+
+def live(state):
+    model = module(state)
+    model.load_state_dict(state)
+    return model
+
+
+def equal(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) and one[key].dtype == other[key].dtype for key in one)
+
+
+@pytest.mark.parametrize("name", ["old.safetensors", "old.pt"])
+def test_a_module_is_written_in_the_layout_before(tmp_path, old, new, name):
+    model = live(new)
+    answer = migrate.save(model, tmp_path / name, "hf-mixtral@v4")
+    fits(answer, "published")
+    assert answer["steps"][0]["backwards"] is True
+    read = load_file if name.endswith("safetensors") else torch.load
+    assert equal(read(tmp_path / name), old)
+    assert same(model, new)
+    assert migrate.history(tmp_path / name)["layouts"] == {"hf-mixtral": "v4"}
+    again = module(new)
+    migrate.load(again, tmp_path / name, "hf-mixtral@v5")
+    assert same(again, new)
+
+
+def test_and_in_the_layout_after(tmp_path, old, new):
+    migrate.save(live(old), tmp_path / "new.safetensors", to=["hf-mixtral@v5"])
+    assert equal(load_file(tmp_path / "new.safetensors"), new)
+
+
+def test_a_folder_has_the_configuration_as_the_rules_change_it(tmp_path, old):
+    rule = rules(tmp_path, "files: {config.json: {tie_word_embeddings: false}}\nrules:\n  - {name: r, from: w, to: v}\n")
+    model = module({"w": torch.ones(2)}, fill=1)
+    model.config = type("Config", (), {"to_dict": lambda self: {"model_type": "x", "tie_word_embeddings": True, "dtype": torch.float32}})()
+    answer = migrate.save(model, tmp_path / "out", rules=rule)
+    assert json.loads((tmp_path / "out" / "config.json").read_text()) == {
+        "model_type": "x",
+        "tie_word_embeddings": False,
+        "dtype": "torch.float32",
+    }
+    assert equal(load_file(tmp_path / "out" / "model.safetensors"), {"v": torch.ones(2)})
+    assert answer["path"] == str(tmp_path / "out")
+
+
+def test_without_a_goal_the_module_is_written_as_it_is(tmp_path, new):
+    migrate.save(live(new), tmp_path / "out.pt")
+    assert equal(torch.load(tmp_path / "out.pt"), new)
+    migrate.save(live(new), tmp_path / "shards", max_shard_size=20_000)
+    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 1
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_segments_of_wrappers_are_left_out(tmp_path, new):
+    migrate.save(torch.nn.DataParallel(torch.compile(live(new))), tmp_path / "out.safetensors")
+    assert equal(load_file(tmp_path / "out.safetensors"), new)
+
+
+def test_ties_stay_ties_where_the_format_knows_them(tmp_path):
+    model = torch.nn.Module()
+    model.a = torch.nn.Parameter(torch.arange(3.0))
+    model.b = model.a
+    migrate.save(model, tmp_path / "out.pt")
+    made = torch.load(tmp_path / "out.pt")
+    assert made["a"].data_ptr() == made["b"].data_ptr()
+    answer = migrate.save(model, tmp_path / "out.safetensors")
+    assert any("memory with another one" in note for note in answer["notes"])
+
+
+def test_what_a_module_cannot_give_is_named(tmp_path, new):
+    with pytest.raises(MigrateError, match=r"M916.*meta device"):
+        migrate.save(module(new, "meta"), tmp_path / "out.pt")
+    with pytest.raises(MigrateError, match="M115"):
+        migrate.save(new, tmp_path / "out.pt")
+    (tmp_path / "there.pt").touch()
+    with pytest.raises(MigrateError, match="M904"):
+        migrate.save(live(new), tmp_path / "there.pt")
+    assert not (tmp_path / "out.pt").exists()
+
+
+class Stateful(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.ones(2))
+
+    def get_extra_state(self):
+        return {"calls": 4}
+
+    def set_extra_state(self, state):
+        self.state = state
+
+
+def test_an_extra_state_is_written_where_the_format_can_hold_it(tmp_path):
+    migrate.save(Stateful(), tmp_path / "out.pt")
+    assert torch.load(tmp_path / "out.pt")["_extra_state"] == {"calls": 4}
+    again = Stateful()
+    migrate.load(again, tmp_path / "out.pt")
+    assert again.state == {"calls": 4}
+    with pytest.raises(MigrateError, match="M916"):
+        migrate.save(Stateful(), tmp_path / "out.safetensors")
+
+
+# -- state dicts and modules where a checkpoint is asked for -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("kind", ["module", "state dict"])
+def test_what_lies_in_memory_is_inspected_and_planned(new, device, kind):
+    given = module(new, device)
+    given.config = CONFIG
+    if kind == "state dict":
+        given = given.state_dict()
+    said = fits(migrate.inspect(given), "inspection")
+    assert (said["path"], said["format"], said["tensors"]) == ("<memory>", "memory", len(new))
+    assert [f"{x['lineage']}@{x['layout']}" for x in said["layouts"]] == ["hf-mixtral@v5"]
+    assert said["index_hash"] == migrate.inspect(V5)["index_hash"]
+    plan = migrate.plan(given, to="hf-mixtral@v4", backwards=True)
+    fits(plan.document, "plan")
+    assert plan.document["source"]["path"] == "<memory>"
+    assert plan.document["path"] == migrate.plan(V5, to="hf-mixtral@v4", backwards=True).document["path"]
+    assert plan.document["target"]["tensors"] == len(state_of(V4))
+
+
+def test_apply_takes_a_module_as_it_takes_its_state_dict(tmp_path, old, new):
+    model = live(old)
+    assert equal(migrate.apply(model, to="hf-mixtral@v5"), new)
+    migrate.apply(model, tmp_path / "out.safetensors", to="hf-mixtral@v5")
+    assert equal(load_file(tmp_path / "out.safetensors"), new)
+
+
+@pytest.mark.parametrize("given", [3, None, [torch.ones(1)]])
+def test_anything_else_is_no_checkpoint(given):
+    for verb in (migrate.inspect, migrate.plan):
+        with pytest.raises(MigrateError, match="M115"):
+            verb(given)
