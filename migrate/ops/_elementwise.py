@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ._axes import Shape
 
 # elements: in cache with its temporaries, and so many that a call takes longer than the interpreter's lock to change hands
-CHUNK = 1 << 19
+CHUNK = 1 << 18
 
 
 class Elementwise(ValueOp):
