@@ -24,7 +24,7 @@ import numpy as np
 import report
 import xxhash
 
-STEP = 4 << 20
+STEP = 1 << 20
 
 
 class Writer:
@@ -144,7 +144,7 @@ def main() -> None:
                         target.rename(args.data / "floor-kept")
                     shutil.rmtree(target, ignore_errors=True)
                 ratios.append(seconds[0] / seconds[1])
-            print(f"{work.__name__}: of cp {report.spread(ratios)}")
+            print("{}: of cp {:.2f} [{:.2f}-{:.2f}]".format(work.__name__, *report.spread(ratios)))
     finally:
         holder.close()
         for left in ("floor", "floor-kept"):
