@@ -53,6 +53,8 @@ class Codec:
     parts: ClassVar[tuple[str, ...]]
     # parts that travel together, by producer
     leaves: ClassVar[tuple[Leaves, ...]]
+    # parts that encoding the others leaves in `memo` (`recall`): files hold them behind the others, so that numbers are read once
+    follow: ClassVar[tuple[str, ...]] = ()
 
     def validate(self, options: Options, encoding: bool) -> None:
         """OpError M308 for options that this codec does not have or whose values it does not know."""
@@ -97,6 +99,10 @@ class Codec:
         OpError M406 at the first number that is not finite, unless `non_finite` says otherwise.
         """
         raise NotImplementedError
+
+    def recall(self, options: Options, spec: Spec, part: int, box: Box, out: Any, memo: dict[str, Any]) -> bool:
+        """Fills `out` with `box` of part number `part` from `memo` alone, as `encode` would; False where it does not hold enough."""
+        return False
 
     def reference(self, options: Options, arrays: Sequence[Any], specs: Sequence[Spec], dtype: str) -> Any:
         """The numbers of whole parts as raw numpy elements, by a second and plain implementation: for `verify` and the kit."""

@@ -120,6 +120,8 @@ def block_amax(bits: torch.Tensor, block: Block, infinity: int | None) -> torch.
     """
     import torch
 
+    if infinity is None and _on_cpu(bits):
+        return torch.from_numpy(_amax_by_sign(bits.numpy(), block))
     rows, columns = bits.shape
     out = bits.new_zeros(-(-rows // block.rows), -(-columns // block.columns))
     mask = torch.iinfo(bits.dtype).max
@@ -145,6 +147,33 @@ def _amax_in_runs(tensor: torch.Tensor, dim: int, length: int) -> torch.Tensor:
     if rest := tensor.shape[dim] - whole * length:
         parts.append(tensor.narrow(dim, whole * length, rest).amax(dim, keepdim=True))
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+
+
+def _amax_by_sign(bits: np.ndarray[Any, Any], block: Block) -> np.ndarray[Any, Any]:
+    """`block_amax` without a pass that takes the signs off: the largest of the signed integers is the largest positive number,
+    and of the unsigned ones the largest negative one, if there is any."""
+    import numpy as np
+
+    unsigned = bits.view(f"u{bits.itemsize}")
+    found, below = (_largest_in_runs(_largest_in_runs(words, 0, block.rows), 1, block.columns) for words in (bits, unsigned))
+    largest: np.ndarray[Any, Any] = np.maximum(found, (below & np.iinfo(bits.dtype).max).view(bits.dtype))
+    return largest
+
+
+def _largest_in_runs(words: np.ndarray[Any, Any], axis: int, length: int) -> np.ndarray[Any, Any]:
+    """The largest of each `length` neighbours along one of the two axes; the last run may be shorter."""
+    import numpy as np
+
+    size = words.shape[axis]
+    whole = size // length * length
+    head, rest = np.split(words, [whole], axis) if whole < size else (words, None)
+    parts = []
+    if whole:
+        runs = head.reshape(*words.shape[:axis], whole // length, length, *words.shape[axis + 1 :])
+        parts.append(np.maximum.reduce(runs, axis + 1))
+    if rest is not None:
+        parts.append(np.maximum.reduce(rest, axis, keepdims=True))
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis)
 
 
 def scales_of(amax: torch.Tensor, like: str, stored: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -201,22 +230,13 @@ def encode(
             nan = torch.where(spread.over(part, band) == 0, 0xFF, 0x7F).to(torch.uint8)
             target.copy_(torch.where(floats.isnan(), nan, target))
     if meter is not None:
-        _measure_encoded(numbers, scale, amax, block, top, left, out, told, meter, saturated)
-
-
-def _measure_encoded(
-    numbers: torch.Tensor, scale: torch.Tensor, amax: torch.Tensor, block: Block, top: int, left: int,
-    codes: torch.Tensor, told: slice, meter: Meter, saturated: int,
-) -> None:  # fmt: skip
-    import torch
-
-    wanted = numbers[told].float()
-    if not wanted.numel() and not saturated:
-        return
-    made = codes[told].view(torch.float8_e4m3fn).float()
-    got = made * _of_rows(scale, block, top, left, told, wanted)
-    underflowed = int(((got == 0) & (wanted != 0)).sum())
-    meter.add(wanted, got, _of_rows(amax, block, top, left, told, wanted), saturated=saturated, underflowed=underflowed)
+        wanted = numbers[told].float()
+        if not wanted.numel() and not saturated:
+            return
+        scales, largest = _of_rows(torch.stack((scale, amax)), block, top, left, told, wanted)
+        got = out[told].view(torch.float8_e4m3fn).float().mul_(scales)
+        underflowed = int((got == 0).logical_and_(wanted).sum())
+        meter.add(wanted, got, largest, saturated=saturated, underflowed=underflowed)
 
 
 def measure(
@@ -232,13 +252,20 @@ def measure(
 
 
 def _of_rows(grid: torch.Tensor, block: Block, top: int, left: int, rows: slice, part: torch.Tensor) -> torch.Tensor:
-    """A grid's entries for each element of some rows of a matrix, of which `part` are these rows."""
+    """The entries of a grid, or of several, for each element of some rows of a matrix, of which `part` are these rows."""
     import torch
 
-    first = top + rows.start
-    down = torch.arange(first, first + part.shape[0] * rows.step, rows.step, device=grid.device) // block.rows - top // block.rows
-    across = torch.arange(left, left + part.shape[1], device=grid.device) // block.columns - left // block.columns
-    return grid.index_select(0, down).index_select(1, across)
+    down = [(top + rows.start + i * rows.step) // block.rows - top // block.rows for i in range(part.shape[0])]
+    rows_of_grid = grid.index_select(-2, torch.tensor(down, dtype=torch.int64, device=grid.device))
+    return _across(rows_of_grid, block.columns, left, part.shape[1])
+
+
+def _across(grid: torch.Tensor, wide: int, left: int, width: int) -> torch.Tensor:
+    """The entries of rows of a grid for `width` columns from column `left` on, which lies in the first block."""
+    before = left % wide
+    # a gather of single entries takes ten times as long as copies of one
+    each = min(wide, before + width)
+    return grid.unsqueeze(-1).expand(*grid.shape, each).flatten(-2)[..., before : before + width]
 
 
 class _Band(NamedTuple):
@@ -270,11 +297,10 @@ def _bands(matrix: torch.Tensor, high: int, top: int) -> Iterator[_Band]:
 class _Spread:
     """A grid's entries for the elements of a matrix that begins at row `top`, column `left`, where the grid begins with its block."""
 
-    __slots__ = ("_across", "_grid", "_high", "_kept", "_left", "_wide")
+    __slots__ = ("_grid", "_high", "_kept", "_left", "_wide")
 
     def __init__(self, grid: torch.Tensor, block: Block, top: int, left: int) -> None:
         self._grid, self._high, self._wide, self._left = grid, block.rows, block.columns, left
-        self._across: torch.Tensor | None = None
         self._kept: tuple[int, int, torch.Tensor] | None = None
 
     def multiply(self, matrix: torch.Tensor, band: _Band) -> None:
@@ -291,14 +317,9 @@ class _Spread:
         return entries.repeat_interleave(self._high, 0) if band.blocks > 1 else entries.expand(matrix.shape)
 
     def _entries(self, matrix: torch.Tensor, band: _Band) -> torch.Tensor:
-        import torch
-
         if self._kept is not None and self._kept[:2] == band[1:]:
             return self._kept[2]
-        if self._across is None:
-            at = torch.arange(self._left, self._left + matrix.shape[1], device=matrix.device)
-            self._across = at // self._wide - self._left // self._wide
-        found = self._grid[band.first : band.first + band.blocks].index_select(1, self._across)
+        found = _across(self._grid[band.first : band.first + band.blocks], self._wide, self._left, matrix.shape[1])
         self._kept = band.first, band.blocks, found
         return found
 

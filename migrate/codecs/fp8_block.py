@@ -50,6 +50,8 @@ class Fp8Block(Codec):
         Leaves("compressed-tensors, ModelOpt", {"weight": "weight", "scale": "weight_scale"}),
     )
 
+    follow = ("scale",)
+
     def validate(self, options: Options, encoding: bool) -> None:
         block = options.block
         if block is not None and (len(block) != 2 or min(block) < 1):
@@ -122,6 +124,18 @@ class Fp8Block(Codec):
 
     def remembers(self, options: Options, spec: Spec) -> int:
         return _Known.EACH * prod(_grid(spec.shape, _block(options)))
+
+    def recall(self, options: Options, spec: Spec, part: int, box: Box, out: Any, memo: dict[str, Any]) -> bool:
+        import torch
+
+        known: _Known | None = memo.get("amax")
+        found = known.get(box) if known is not None and part == 1 else None
+        if found is None:
+            return False
+        with torch.inference_mode():
+            scale, _ = _e4m3.scales_of(found, options.like or LIKE[0], options.scale or "f32")
+            _store(scale, typed(out, _stored(options)))
+        return True
 
     def encode(
         self, options: Options, array: Any, spec: Spec, part: int, box: Box, out: Any, meter: Meter | None = None,

@@ -8,7 +8,7 @@ second format tries after the first has refused: a fallback to a laxer reader is
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -42,14 +42,15 @@ class Format(Protocol):
     def describe(
         self, specs: Mapping[str, Any], *, folder: bool, max_shard_size: int, metadata: Mapping[str, str], stamp: str | None,
         origins: Callable[[str], Iterable[tuple[int, int]]] | None = None, ranks: Naming | None = None,
-        rest: Rest | None = None,
+        rest: Rest | None = None, last: Container[str] = (),
     ) -> Target:  # fmt: skip
         """The whole output for these specs, every header and offset; M916 if the format cannot hold them.
 
         `origins(key)` are (offset, bytes) pairs: so many bytes of the tensor can share the source's blocks if it starts at
         that offset, but for whole pages. A format that cannot choose where its tensors lie passes it over. Keys of ranks
         (`key@1`) make a file for each rank; `ranks` is how they are called, and asks for such a name for a single one too.
-        `rest` is what the output holds beside: whether it can, or loses nothing by dropping it, is up to the format.
+        `last` are keys to be written after all others of their file, where the format leaves a choice: they fall out of computing
+        others. `rest` is what the output holds beside: whether it can, or loses nothing by dropping it, is up to the format.
         """
 
 

@@ -10,7 +10,7 @@ JSON parser, and a bad entry is looked at again by `_explain`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import repeat
 from json.encoder import encode_basestring
 from math import prod
@@ -245,9 +245,12 @@ Origins = Callable[[str], Iterable[tuple[int, int]]]
 
 
 def write_header(
-    name: str, keys: Sequence[str], specs: Mapping[str, Spec], metadata: Mapping[str, str], origins: Origins | None = None
-) -> OutputFile:
+    name: str, keys: Sequence[str], specs: Mapping[str, Spec], metadata: Mapping[str, str], origins: Origins | None = None,
+    last: Container[str] = (),
+) -> OutputFile:  # fmt: skip
     """The file `name` with these tensors: larger elements first, else in the order given, so that each lies aligned to its own size.
+
+    The keys `last` follow in the same order, unless the first of them would lie unaligned there: then they stand among the others.
 
     `origins` gives, for a key, (offset, bytes) pairs: so many of its bytes could be shared with a file in which the tensor
     starts at that offset. The header is then padded so that most bytes lie as in the source within their page. The specs
@@ -264,6 +267,11 @@ def write_header(
             facts = text[id(found)] = (middle, found.nbytes, -_alignment(found.dtype))
         described.append((facts[2], key, facts))
     described.sort(key=itemgetter(0))
+    behind = [one for one in described if one[1] in last]
+    if behind:
+        before = [one for one in described if one[1] not in last]
+        if sum(facts[1] for _, _, facts in before) % -behind[0][0] == 0:
+            described = before + behind
     at = 0
     ends = []
     for _, key, (middle, nbytes, _) in described:

@@ -8,7 +8,7 @@ the wrong answer would migrate somebody else's weights. Written files follow hug
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from json.encoder import encode_basestring
 
@@ -54,11 +54,12 @@ class Safetensors:
 
     def describe(
         self, specs: Mapping[str, Spec], *, folder: bool, max_shard_size: int, metadata: Mapping[str, str], stamp: str | None,
-        origins: Origins | None = None, ranks: Naming | None = None, rest: Rest | None = None,
+        origins: Origins | None = None, ranks: Naming | None = None, rest: Rest | None = None, last: Container[str] = (),
     ) -> Target:  # fmt: skip
         return describe(
-            specs, folder=folder, max_shard_size=max_shard_size, metadata=metadata, stamp=stamp, origins=origins, ranks=ranks, rest=rest
-        )
+            specs, folder=folder, max_shard_size=max_shard_size, metadata=metadata, stamp=stamp, origins=origins, ranks=ranks, rest=rest,
+            last=last,
+        )  # fmt: skip
 
 
 FORMAT = Safetensors()
@@ -267,17 +268,17 @@ def _metadata(headers: list[Header]) -> dict[str, str]:
 
 def describe(
     specs: Mapping[str, Spec], *, folder: bool, max_shard_size: int, metadata: Mapping[str, str], stamp: str | None,
-    origins: Origins | None = None, ranks: Naming | None = None, rest: Rest | None = None,
+    origins: Origins | None = None, ranks: Naming | None = None, rest: Rest | None = None, last: Container[str] = (),
 ) -> Target:  # fmt: skip
     """The whole output: every header, offset and small file.
 
     A folder has as many files of at most `max_shard_size` bytes of tensors as are needed, an index if they are several,
     and the stamp in `migrate.history.json`. Without `folder` it is one file of any size, called `model.safetensors`
-    until the caller names it, with the stamp in its metadata. Keys of ranks (`key@1`) make a file for each rank, of any
-    size and called as `ranks` says; so does `ranks` for a single one. `{"format": "pt"}` is added where the source says
-    nothing: transformers refuses files without it. `origins` pads the headers so that the source's blocks can be shared
-    (`_stheader.write_header`). What `rest` has beside the tensors goes to files of its own, or into the metadata of a single
-    file, which has no place for more tensors. M916 naming every key that the format cannot hold.
+    until the caller names it, with the stamp in its metadata. Keys of ranks (`key@1`) make a file for each rank, of any size and called
+    as `ranks` says; so does `ranks` for a single one. `{"format": "pt"}` is added where the source says nothing: transformers refuses
+    files without it. `origins` pads the headers so that the source's blocks can be shared (`_stheader.write_header`), and `last` stands
+    behind what else is in its file, if it lies aligned there. What `rest` has beside the tensors goes to files of its own, or into the
+    metadata of a single file, which has no place for more tensors. M916 naming every key that the format cannot hold.
     """
     kept = {"format": "pt", **{k: v for k, v in metadata.items() if k not in (STAMP, _items.IN_HEADER)}}
     if stamp is not None and not folder:
@@ -294,13 +295,13 @@ def describe(
             )
         if len(parts) > 1 or (ranks is not None and folder):
             called = ranks or Naming()
-            files = tuple(_file_of_rank(called.name(rank, SUFFIX), part, specs, kept, origins) for rank, part in enumerate(parts))
+            files = tuple(_file_of_rank(called.name(rank, SUFFIX), part, specs, kept, origins, last) for rank, part in enumerate(parts))
         else:
             check_holds(specs, kept)
             keys = in_natural_order(specs)
             shards = deal(keys, specs, max_shard_size) if folder else [keys]
             names = shard_names(len(shards))
-            files = tuple(write_header(name, shard, specs, kept, origins) for name, shard in zip(names, shards, strict=True))
+            files = tuple(write_header(name, shard, specs, kept, origins, last) for name, shard in zip(names, shards, strict=True))
             if len(files) > 1:
                 total = sum(f.size - len(f.header) for f in files)
                 small["model" + INDEX_SUFFIX] = _index_text(dict(zip(names, shards, strict=True)), total)
@@ -317,14 +318,16 @@ def describe(
 
 
 def _file_of_rank(
-    name: str, part: list[tuple[str, str]], specs: Mapping[str, Spec], metadata: Mapping[str, str], origins: Origins | None
-) -> OutputFile:
+    name: str, part: list[tuple[str, str]], specs: Mapping[str, Spec], metadata: Mapping[str, str], origins: Origins | None,
+    last: Container[str],
+) -> OutputFile:  # fmt: skip
     """The file of one rank, in which each key stands without its `@r`; what is placed in it keeps its whole key."""
     own = {short: specs[key] for key, short in part}
     check_holds(own, metadata)
     keys = {short: key for key, short in part}
     whole = None if origins is None else (lambda short, find=origins: find(keys[short]))
-    file = write_header(name, in_natural_order(own), own, metadata, whole)
+    behind = {short for key, short in part if key in last}
+    file = write_header(name, in_natural_order(own), own, metadata, whole, behind)
     return replace(file, tensors=tuple(placed._replace(key=keys[placed.key]) for placed in file.tensors))
 
 

@@ -8,7 +8,7 @@ shards or of the ranks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +70,7 @@ class TorchZip:
 
     def describe(
         self, specs: Mapping[str, Spec], *, folder: bool, max_shard_size: int, metadata: Mapping[str, str], stamp: str | None,
-        origins: Origins | None = None, ranks: Naming | None = None, rest: Rest | None = None,
+        origins: Origins | None = None, ranks: Naming | None = None, rest: Rest | None = None, last: Container[str] = (),
     ) -> Target:  # fmt: skip
         return describe(specs, folder=folder, max_shard_size=max_shard_size, stamp=stamp, ranks=ranks, rest=rest)
 

@@ -233,6 +233,14 @@ class ValueOp(Op):
         """
         return 0
 
+    def follows(self, args: Any, output: int) -> bool:
+        """Whether output `output` falls out of computing the others, so that it is cheap after them (`recall`)."""
+        return False
+
+    def recall(self, args: Any, specs: Sequence[Spec], output: int, box: Box, out: Any, memo: dict[str, Any]) -> bool:
+        """Fills `out` as `compute` would, from what calls for other outputs left in `memo`; False where that is not enough."""
+        return False
+
     def loss_on(self, args: Any, specs: Sequence[Spec]) -> Loss:
         """The loss on inputs of these specs."""
         return self.loss(args)

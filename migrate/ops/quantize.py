@@ -58,6 +58,13 @@ class Quantize(ValueOp):
     def remembers(self, args: Args, specs: Sequence[Spec]) -> int:
         return codec_called(args.codec).remembers(options(args), specs[0])
 
+    def follows(self, args: Args, output: int) -> bool:
+        codec = codec_called(args.codec)
+        return codec.parts[output] in codec.follow
+
+    def recall(self, args: Args, specs: Sequence[Spec], output: int, box: Box, out: Any, memo: dict[str, Any]) -> bool:
+        return codec_called(args.codec).recall(options(args), specs[0], output, box, out, memo)
+
     def compute(
         self, args: Args, arrays: Sequence[Any], specs: Sequence[Spec], output: int, box: Box, out: Any, meter: Meter | None = None,
         memo: dict[str, Any] | None = None,

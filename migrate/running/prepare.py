@@ -7,12 +7,14 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .. import __version__, formats
+from .. import __version__, formats, ops
 from ..core.diagnostics import Report, fail, listed, plural
 from ..core.templates import collapse
 from ..extra_state.age import States
 from ..formats._ranks import Naming, by_rank, check_names, naming
+from ..ops._op import ValueOp
 from ..planning.compose import Composition, compose
+from ..planning.graph import Value
 from ..planning.plan import Plan, document
 from ..planning.question import OUTPUT_FORMATS, Question, written_as
 from ..planning.route import Route, find_route
@@ -138,6 +140,7 @@ def plan_for(source: Source, question: Question, folder: bool, max_shard_size: i
         origins=origins(out.outputs, whole(source)),
         ranks=ranks,
         rest=out.rest if source.index.outline is not None or written != OUTPUT_FORMATS[0] else None,
+        last=_following(out.outputs),
     )
     body = document(
         tool=__version__,
@@ -171,6 +174,17 @@ def plan_for(source: Source, question: Question, folder: bool, max_shard_size: i
     return Plan(
         body, composition, target, walk.sides, out.outputs, (*composition.graph.checks, *(out.checks if written == "torch" else ()))
     )
+
+
+def _following(outputs: Mapping[str, Tensor]) -> set[str]:
+    """The keys of outputs that fall out of computing others, whole and as they are computed."""
+    found = set()
+    for key, tensor in outputs.items():
+        if len(tensor.sources) == 1 and isinstance(value := tensor.sources[0], Value):
+            op = ops.get(value.call.step.op)
+            if isinstance(op, ValueOp) and op.follows(value.call.step.args, value.output):
+                found.add(key)
+    return found
 
 
 def _naming(was: Naming | None, specs: Mapping[str, Spec], route: Route, stamp: stamps.Stamp) -> Naming | None:

@@ -307,10 +307,12 @@ class Values:
     def _part(self, workspace: Workspace, value: Value, kind: Kind, box: Box, place: np.ndarray[Any, Any]) -> None:
         """Computes one box, of a size that fits the memory, into `place`."""
         call = value.call
-        arrays = [workspace.input(i, t, b) for i, (t, b) in enumerate(zip(call.inputs, kind.needs(box), strict=True))]
-        meter = self._ledger.meter(value, box) if self._ledger is not None and call.lossy else None
         on_device = workspace.lane is not None and self._device.takes(kind.op, place.dtype)
         memo = {} if on_device else self._memo(call, kind)
+        if memo and place.flags.c_contiguous and kind.op.recall(kind.args, kind.specs, kind.output, box, place, **memo):
+            return
+        arrays = [workspace.input(i, t, b) for i, (t, b) in enumerate(zip(call.inputs, kind.needs(box), strict=True))]
+        meter = self._ledger.meter(value, box) if self._ledger is not None and call.lossy else None
 
         def run(given: list[Any], out: Any) -> None:
             try:
@@ -356,8 +358,9 @@ class Values:
             layout = self._layouts.of(tensor.view, spec.dtype, spec.nbytes)
             first = span[0] // elements * size
             if not layout.loose:
-                for at in range(0, nbytes, layout.step):
-                    gather.fill(tensor, first + at, first + min(nbytes, at + layout.step), at)
+                step = nbytes if layout.whole else layout.step
+                for at in range(0, nbytes, step):
+                    gather.fill(tensor, first + at, first + min(nbytes, at + step), at)
                 return True
         try:
             _, layout = self._layouts.part(tensor.view, spec.dtype, box)

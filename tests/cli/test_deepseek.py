@@ -69,6 +69,21 @@ def test_the_way_back_quantizes_as_deepseek_does_and_restores_the_configuration(
     assert done("verify", tmp_path / "back", "--source", tmp_path / "new", "--format", "json").json["equal"] is True
 
 
+def test_numbers_are_read_once_because_scales_lie_behind_their_codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from migrate.running.regions import Workspace
+
+    done("apply", HUB, "-o", tmp_path / "plain", "--to", "deepseek-v3@bf16", "--allow", "lossy")
+    read, way = [], Workspace.input
+    monkeypatch.setattr(Workspace, "input", lambda self, number, tensor, box: read.append(tensor.spec) or way(self, number, tensor, box))
+    done("downgrade", tmp_path / "plain", "-o", tmp_path / "back", "--allow", "lossy")
+    assert sum(s.numel for s in read) == sum(t.numel() for t in load_file(HUB / "model.safetensors").values() if t.dtype == FP8)
+    data = (tmp_path / "back" / "model.safetensors").read_bytes()
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    starts = {dtype: [x["data_offsets"][0] for x in header.values() if x.get("dtype") == dtype] for dtype in ("F32", "F8_E4M3")}
+    assert min(starts["F32"]) > max(starts["F8_E4M3"])
+    assert not any(start % 4 for start in starts["F32"])
+
+
 def test_only_the_experts_can_be_stacked_and_their_scales_go_with_them(tmp_path: Path) -> None:
     done("apply", HUB, "-o", tmp_path / "new", "--to", "hf-deepseek-v3@v5")
     new, hub = load_file(tmp_path / "new" / "model.safetensors"), load_file(HUB / "model.safetensors")

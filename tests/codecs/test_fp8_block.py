@@ -325,6 +325,28 @@ def test_parts_that_share_a_memo_are_the_same_and_look_at_each_number_once(
     assert all(np.array_equal(got, wanted) for got, wanted in zip(made, CODEC.reference_parts(options, array, spec), strict=True))
 
 
+@pytest.mark.parametrize("non_finite", ["saturate", "keep"])
+@pytest.mark.parametrize("scale", ["f32", "bf16", "pow2", "ue8m0"])
+@pytest.mark.parametrize("like", ["deepseek", "hf"])
+def test_scales_are_recalled_from_the_codes_alone_and_only_where_these_are_known(like: str, scale: str, non_finite: str) -> None:
+    spec, options = Spec("bfloat16", (3, 70, 50)), Options(block=(16, 32), like=like, scale=scale, non_finite=non_finite)
+    array, memo = codeckit.numbers(spec), dict[str, Any]()
+    array[1, 20, 3], array[2, 0, 0] = 0x7F80, 0xFFC1
+    wanted = CODEC.reference_parts(options, array, spec)[1]
+    box, whole = ((0, 3), (0, 2), (0, 2)), ((0, 3), (0, 5), (0, 2))
+    out = np.empty(wanted.shape, wanted.dtype)
+    assert not CODEC.recall(options, spec, 1, box, out[:, :2], memo)
+    CODEC.encode(options, array[:, :32], spec, 0, ((0, 3), (0, 32), (0, 50)), np.empty((3, 32, 50), "u1"), None, memo)
+    assert not CODEC.recall(options, spec, 1, whole, out, memo)
+    assert not CODEC.recall(options, spec, 0, ((0, 3), (0, 32), (0, 50)), np.empty((3, 32, 50), "u1"), memo)
+    part = np.empty((3, 2, 2), wanted.dtype)
+    assert CODEC.recall(options, spec, 1, box, part, memo)
+    assert np.array_equal(part, wanted[:, :2])
+    CODEC.encode(options, array[:, 32:], spec, 0, ((0, 3), (32, 70), (0, 50)), np.empty((3, 38, 50), "u1"), None, memo)
+    assert CODEC.recall(options, spec, 1, whole, out, memo)
+    assert np.array_equal(out, wanted)
+
+
 @pytest.mark.parametrize("chunk", [1, 700, 5000, 1 << 20])
 @pytest.mark.parametrize("shape", [(3, 2000), (2000, 7), (1, 1), (0, 4), (300, 513)])
 def test_chunks_leave_no_seam(shape: tuple[int, int], chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:

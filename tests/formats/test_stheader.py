@@ -7,7 +7,7 @@ import random
 import pytest
 
 from migrate.core.errors import CheckpointError
-from migrate.core.spec import spec
+from migrate.core.spec import BITS, spec
 from migrate.formats._stheader import _canonical, _validated, write_header
 from migrate.source.jsontext import parse
 
@@ -92,3 +92,16 @@ def test_entries_in_another_order_than_their_data_take_the_long_way() -> None:
     data = b'{"b":{"dtype":"U8","shape":[2],"data_offsets":[2,4]},"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}'
     assert _canonical(data, 3, START, START + 4, "x") is None
     assert list(long_way(data, START + 4).tensors) == ["b", "a"]  # type: ignore[attr-defined]
+
+
+def test_what_is_to_come_last_comes_last_where_it_lies_aligned() -> None:
+    specs = {"a": spec("float32", (3,)), "b": spec("float8_e4m3fn", (2, 4)), "c": spec("bfloat16", (2,)), "d": spec("float64", (1,))}
+    last = {"a", "d"}
+    file = write_header("x", list(specs), specs, {}, None, last)
+    assert [placed.key for placed in file.tensors] == ["d", "a", "c", "b"], "12 bytes before an element of 8"
+    specs["c"] = spec("bfloat16", (4,))
+    file = write_header("x", list(specs), specs, {}, None, last)
+    assert [placed.key for placed in file.tensors] == ["c", "b", "d", "a"]
+    assert all(placed.offset % (BITS[specs[placed.key].dtype] // 8) == 0 for placed in file.tensors)
+    data = file.header[8:]
+    assert list(_validated(parse(data, "x"), 0, len(file.header), file.size, "x", booleans=False).tensors) == ["c", "b", "d", "a"]
