@@ -26,9 +26,9 @@ PathLike = str | os.PathLike[str]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """`backwards`: a downgrade; None: whichever way leads there.
-
-    `rules` are rule files, applied as they are, and at most one folder of lineages. `at` is the dict in a nested checkpoint that rules work on; `output_format` the name of the format to write. None: not said.
+    """`backwards`: a downgrade; None: whichever way leads there. `rules` are rule files, applied as they are, and at most one folder
+    of lineages. `at` is the dict in a nested checkpoint that rules work on; `output_format` the name of the format to write. None: not
+    said.
     """
 
     to: tuple[str, ...] = ()
