@@ -1,12 +1,13 @@
 """One function per verb. The command line calls only these; they print nothing and exit nowhere.
 
-    inspect, plan       headers only; of state dicts and modules too
+    inspect, plan       headers only
     apply, downgrade    plan, then run: gather, write, check, publish
     verify, diff        compare bytes
     history             read stamps and lineages
     lint                look at rule files
     test                run the tests of rule files
 
+These four take state dicts and modules too.
 `to`, `from_`, `rules`, `params` and `allow` mean the same everywhere: layouts to reach, layouts the checkpoint is in,
 rule files or folders of lineages, values of parameters, and what is permitted beyond the default.
 """
@@ -181,7 +182,7 @@ def apply(
 
 
 def downgrade(
-    path: PathLike,
+    path: PathLike | Live,
     out: PathLike,
     *,
     to: str | Iterable[str] = (),
@@ -199,13 +200,13 @@ def downgrade(
     at: str | None = None,
     output_format: str | None = None,
 ) -> dict[str, Any]:
-    """Takes a checkpoint back to an older layout; without `to` and `rules`, undoes what its stamp says was applied last."""
+    """Takes a checkpoint, state dict or module back to an older layout; without `to` and `rules`, undoes what its stamp says was last."""
     from .running.job import write
 
     question = ask(to, from_, rules, params, allow, backwards=True, at=at, output_format=output_format)
     return write(
-        lambda: _opened("path", path, question), out, question, max_shard_size=max_shard_size, threads=threads, max_memory=max_memory,
-        fsync=fsync, resume=resume, device=device, progress=progress,
+        lambda: _opened("path", path, question, wrapped=False), out, question, max_shard_size=max_shard_size, threads=threads,
+        max_memory=max_memory, fsync=fsync, resume=resume, device=device, progress=progress,
     )  # fmt: skip
 
 

@@ -107,11 +107,11 @@ def test_the_first_rule_is_linted_tested_planned_applied_and_undone(tmp_path: Pa
     assert list(outputs) == [
         "python -c", *(f"migrate {verb}" for verb in ("inspect", "schema", "lint", "test", "plan", "apply", "verify", "downgrade", "diff")),
     ]  # fmt: skip
-    assert "l.{0,1}.{down,gate,up}_proj.weight  ×6  f64 [4, 4]" in outputs["migrate inspect"]
+    assert "l.{0,1}.{down,gate,up}_proj.weight  ×6  f32 [4, 4]" in outputs["migrate inspect"]
     assert "nothing found" in outputs["migrate lint"]
     assert "downgrade: exact" in outputs["migrate plan"]
     given, made = contents(tmp_path / "OLD.safetensors"), contents(tmp_path / "FUSED.safetensors")
-    assert made["l.1.gate_up_proj.weight"] == ("F64", (8, 4), given["l.1.gate_proj.weight"][2] + given["l.1.up_proj.weight"][2])
+    assert made["l.1.gate_up_proj.weight"] == ("F32", (8, 4), given["l.1.gate_proj.weight"][2] + given["l.1.up_proj.weight"][2])
     assert contents(tmp_path / "UNDONE.safetensors") == given
     modeline = rule.splitlines()[0].partition("$schema=")[2]
     assert (tmp_path / modeline).read_bytes() == (ROOT / "schemas" / "rulefile.schema.json").read_bytes()
@@ -145,7 +145,7 @@ def test_an_old_checkpoint_is_loaded_into_a_live_module(tmp_path: Path, monkeypa
     (line,) = [one for one in re.findall(r"`(migrate\.load\([^`]*\))`", text) if "…" not in one]
     import migrate
 
-    streamed = Model().double()
+    streamed = Model()
     eval(line, {"model": streamed, "migrate": migrate})
     from safetensors.torch import load_file
 

@@ -267,9 +267,10 @@ class _Reader:
         if call.state is ABSENT:
             return {}
         out: dict[str, Any] = {}
+        known = RECIPES.get((call.function.module, call.function.name))
         for key, node in self.pairs(call.state, "fields that are").items():
             if type(node) is Global:
-                if key not in FUNCTIONS:
+                if known is None or FUNCTIONS.get(key) != known.sort:
                     raise self.foreign(node, f"{printable(str(node))} as the field {printable(key)}")
                 out[key] = Function(node.module, node.name)
             elif key.startswith("__") or key in _STATE:

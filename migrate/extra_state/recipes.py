@@ -3,7 +3,8 @@
 A recipe is told by its class alone, and by the whole dotted name. To add one, put a line into `RECIPES`: module, class, the first
 release that has it, and its sort. Stateless recipes compute their scales anew in every step; delayed scaling keeps them between steps;
 of a custom recipe only its payload says which it is. A class that stands in the fields of a recipe goes into `PARAMETERS`. A field that
-may hold the name of a user's function goes into `FUNCTIONS`; the name is carried as text and looked up nowhere.
+may hold the name of a user's function goes into `FUNCTIONS`, with the sort of the recipes that have it; the name is carried as text and
+looked up nowhere.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ PARAMETERS = {(_TE, "MMParams"), (_TE, "QParams")}
 FORMAT, FORMAT_HELPER = (_TE, "Format"), (_TE, "_FormatHelper")
 # (largest number forwards, backwards) of each format
 FORMATS = {"HYBRID": (448, 57344), "E4M3": (448, 448), "E5M2": (57344, 57344), "E2M1": (6, 6)}
-FUNCTIONS = frozenset({"amax_compute_algo", "scaling_factor_compute_algo", "qfactory"})
+# which recipes have the field
+FUNCTIONS = {"amax_compute_algo": DELAYED, "scaling_factor_compute_algo": DELAYED, "qfactory": CUSTOM}
 # fields of a recipe that tell the release which wrote it: the first that has the field, the first that has it no more
 FIELDS: dict[str, tuple[tuple[int, int], tuple[int, int] | None]] = {
     "interval": ((0, 1), (2, 2)),

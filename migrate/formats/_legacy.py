@@ -10,7 +10,7 @@ was read. A window that is too small looks like a stream that was cut short, so 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from ..core.diagnostics import fail, printable
@@ -97,7 +97,9 @@ def _pickles(blob: Blob, start: int, end: int, label: str) -> tuple[Any, list[st
 
 
 def _parse(blob: Blob, start: int, size: int, label: str) -> tuple[Any, list[str], int]:
-    data = read_bytes(blob, start, size)
+    # a byte more than may be read, where there is one: then what ends too early is too long
+    more = size == _LARGEST and start + size < blob.size
+    data = read_bytes(blob, start, size + more)
     head = data[:4096]
     magic, at = read_pickle(head, EXTRA_STATE, name=f"{label}: magic number", whole=False)
     if type(magic) is not int or magic != MAGIC:
@@ -110,7 +112,8 @@ def _parse(blob: Blob, start: int, size: int, label: str) -> tuple[Any, list[str
         if order is not False:
             _bad(f"{label}: does not say whether it is little-endian")
         fail("M941", f"{label}: was written by a big-endian machine", help="save it again on a little-endian one")
-    value, at = read_pickle(data, ARCHIVE, name=label, start=at, whole=False, persistent=True)
+    limits = replace(ARCHIVE, size=size - at)
+    value, at = read_pickle(data, limits, name=label, start=at, whole=False, persistent=True)
     keys, at = read_pickle(data, ARCHIVE, name=f"{label}: storage keys", start=at, whole=False)
     if type(keys) is not list or any(type(key) is not str for key in keys):
         _bad(f"{label}: the keys of its storages are no list of text")

@@ -33,13 +33,15 @@ def carried_prefix(tensors: Mapping[str, Any]) -> str:
 
 
 def items_of(part: Part) -> Iterator[tuple[str, Any]]:
-    """(path, value) of what is no tensor, as JSON values, without the attributes of the dict that rules work on."""
+    """(path, value) of what is no tensor, as JSON values, without the attributes of the dict that rules work on; no path twice."""
     table = part.table
     if table is not None and table is part.root and all(type(value) is TensorRecord for _, value in table.pairs):
         return
     # what stands in many places is spelled once
     spellings: dict[int, Any] = {}
     room = MOST_TEXT
+    # keys have dots, and what is no text has no name of its own, so one path can spell several places
+    counts: dict[str, int] = {}
     for number, leaf in enumerate(leaves(part.root, table)):
         value = leaf.value
         if type(value) in (TensorRecord, Composite) or ".state" in leaf.words or (value is table and leaf.words == (part.at or ())):
@@ -50,6 +52,11 @@ def items_of(part: Part) -> Iterator[tuple[str, Any]]:
         path = joined(leaf.words, LONGEST) or "."
         if len(path) > LONGEST:
             path = f"{path[:LONGEST]}…{number}"
+        base = path
+        while path in counts:
+            counts[base] += 1
+            path = f"{base}#{counts[base]}"
+        counts[path] = 1
         room -= len(path)
         if room < 0:
             fail("M914", f"the paths of its values have more than {MOST_TEXT:,} characters", help="do not trust where this file comes from")

@@ -42,12 +42,15 @@ class MemoryBlob:
         if end > self.size or (self._storage is not None and self._storage.nbytes() < self.size):
             fail("M905", f"{self.name}: the storage is no longer the {self.size} bytes that it was, {end} are needed")
         if self._storage is not None:
+            import torch
+
             if self._bytes is None:
                 self._bytes = _flat(self._storage)
-            part = self._bytes[offset:end].cpu().numpy()
+            if buffer.nbytes:
+                # numpy's view of a storage would forbid the caller to resize it ever after
+                torch.frombuffer(buffer, dtype=torch.uint8).copy_(self._bytes[offset:end])
         else:
-            part = self._bytes[offset:end]
-        np.frombuffer(buffer, np.uint8)[:] = part
+            np.frombuffer(buffer, np.uint8)[:] = self._bytes[offset:end]
 
 
 class ObjectBlob:
@@ -276,6 +279,13 @@ def _stored(dtype: str, shape: tuple[int, ...], strides: tuple[int, ...], number
         # nothing in it is shared, wherever it points
         return Stored(spec(dtype, shape), number, 0)
     return Stored(spec(dtype, shape), number, offset, None if packed else strides, number)
+
+
+def writable(tensor: Any) -> memoryview:
+    """The bytes of a contiguous tensor on the CPU, for as long as it is held. Its storage can be resized afterwards, as numpy forbids."""
+    import ctypes
+
+    return memoryview((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
 
 
 def allocate(specs: Mapping[str, Spec]) -> tuple[dict[str, Any], dict[str, memoryview]]:

@@ -18,16 +18,18 @@ from ..core.spec import Spec
 from ..source.blobs import FileBlob, FileSource
 from ..source.index import Index, Source, Stored
 from ..source.jsontext import collector_paused
+from ..source.nesting import is_state
 from ..source.outline import Outline, Part
 from ..source.paths import Folder, Place
+from ..source.pickle.jsonform import to_json
 from ..source.pickle.tree import Composite, DictNode, TensorRecord
 from ..source.sidefiles import look_beside, read_history
 from ..source.target import Target
 from . import _kinds
 from ._ranks import Entry, Naming, joined, rank_entries
 from ._shards import INDEX, WHICH_HELP, Unit, in_natural_order, index_in, indexed, shard_sets
-from ._torchread import Held, read
-from ._torchtree import carried_prefix, items_of
+from ._torchread import Held, elsewhere, read
+from ._torchtree import carried_prefix, items_of, node_of
 from ._torchwrite import describe
 
 if TYPE_CHECKING:
@@ -163,14 +165,21 @@ def _check_unit(folder: Folder, unit: Unit, parts: list[Held]) -> None:
     """M915 unless the files of one unit are flat, hold each key once, and are what their index says."""
     report = Report()
     for name, held in zip(unit.names, parts, strict=True):
-        if len(parts) > 1 and (held.part.at != () or held.part.nests or held.others):
+        if len(parts) > 1 and not _is_shard(held):
             report.add("M915", f"{folder.label(name)}: one of {len(parts)} files, and holds more than tensors by name")
-    where: dict[str, str] = {}
+    first: dict[Any, str] = {}
     twice: list[str] = []
-    for name, held in zip(unit.names, parts, strict=True):
-        twice += [f"{key} (in {where[key]} and {name})" for key in held.tensors if where.setdefault(key, name) != name]
+    for name, held in zip(unit.names, parts, strict=True) if len(parts) > 1 else ():
+        keys = dict.fromkeys((*held.tensors, *_keys(held)))
+        twice += [f"{key} (in {first[key]} and {name})" for key in keys if first.setdefault(key, name) != name]
     if twice:
         report.add("M915", f"{folder.label('')}: keys that stand in two files: {listed(twice)}")
+    tables = [held.part.table for held in parts if len(parts) > 1 and held.part.table is not None]
+    said = [to_json(node_of(table.attributes)) for table in tables if table.attributes is not None]
+    if any(one != said[0] for one in said[1:]):
+        report.add("M915", f"{folder.label('')}: files of one state dict whose attributes (`_metadata`) differ", help=WHICH_HELP)
+    report.check()
+    where = {key: name for name, held in zip(unit.names, parts, strict=True) for key in held.tensors}
     for name, held in zip(unit.names, parts, strict=True) if unit.weight_map is not None else ():
         # an index names the object, not what it is made of, and may name values that are no tensors
         for key, value in held.part.table.pairs if held.part.table is not None else ():
@@ -219,6 +228,18 @@ def _index(names: list[str], units: list[list[Held]], label: str, side_files: An
         )  # fmt: skip
 
 
+def _is_shard(held: Held) -> bool:
+    """Whether a file is a flat dict, with no tensors below its values but those of extra states."""
+    part = held.part
+    if part.at != () or part.nests or any(type(key) is not str for key in _keys(held)):
+        return False
+    return not held.others or all(is_state(path[0]) for path, _ in elsewhere(part.root, part.table))
+
+
+def _keys(held: Held) -> list[Any]:
+    return [] if held.part.table is None else [key for key, _ in held.part.table.pairs]
+
+
 def _merged(unit: list[Held]) -> Held:
     """The files of one unit as if they were one."""
     if len(unit) == 1:
@@ -229,4 +250,11 @@ def _merged(unit: list[Held]) -> Held:
     root = DictNode(first.kind, tuple(pair for table in tables for pair in table.pairs), first.node, attributes)
     names = {number: name for held in unit for number, name in held.names.items()}
     tensors = {key: stored for held in unit for key, stored in held.tensors.items()}
-    return replace(unit[0], part=Part(root, ()), tensors=tensors, names=names)
+    others: dict[str, Stored] = {}
+    paths: dict[int, str] = {}
+    for held in unit:
+        # one path can spell two places, as keys have dots
+        called = {path: f"{path}#{held.number}" if path in others else path for path in held.others}
+        others.update({called[path]: stored for path, stored in held.others.items()})
+        paths.update({number: called[path] for number, path in held.paths.items()})
+    return replace(unit[0], part=Part(root, ()), tensors=tensors, names=names, others=others, paths=paths)

@@ -10,13 +10,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..core.diagnostics import Diagnostic, printable
+from ..core.diagnostics import Diagnostic, plural, printable
 from ..core.errors import MigrateError, raise_all
 from ..core.view import TooManyPieces
 from ..running.gather import WINDOW
 from .outputs import is_plain, torch_dtype
 from .stager import Stager, direct
-from .targets import Targets, is_distributed, local
+from .targets import Targets, alike, is_distributed, local
 
 if TYPE_CHECKING:
     import torch
@@ -58,8 +58,8 @@ class Filling:
         self._failures: list[BaseException] = []
         self._done = self._total = 0
 
-    def run(self, jobs: Sequence[Job], threads: int, finish: Callable[[], None]) -> None:
-        """Writes all jobs, then calls `finish`. M965 with the cause if anything stops it."""
+    def run(self, jobs: Sequence[Job], threads: int, finish: Callable[[], None]) -> int:
+        """Writes all jobs, then calls `finish`; the bytes that were written here. M965 with the cause if anything stops it."""
         source, layouts, values = self._outputs.engine
         self._total = sum(job.tensor.spec.nbytes for job in jobs)
         stagers = [Stager(source, layouts, values, self._window // threads) for _ in range(threads)]
@@ -82,6 +82,7 @@ class Filling:
                     helper.join()
         if self._failures:
             self._fail(self._failures[0])
+        return sum(work.tensor.spec.nbytes for work in self._begun)
 
     def _work(self, tasks: Iterator[tuple[_Work, int, int]], stager: Stager) -> None:
         import torch
@@ -106,6 +107,8 @@ class Filling:
             work = self._open(job)
             self._begun.append(work)
             nbytes = work.tensor.spec.nbytes
+            # what other processes hold of it is none of this one's work
+            self._done += job.tensor.spec.nbytes - nbytes
             step = stager.step(work.tensor) if work.how == "bytes" else 0
             size = max(1, RANGE // step) * step if step else max(1, nbytes)
             starts = range(0, max(1, nbytes), size)
@@ -117,6 +120,8 @@ class Filling:
         """How the output gets into its target: "move" from tensors in memory, "bytes" gathered, "object" copied by the target's rules."""
         self._targets.materialise(job.slot, job.tensor.spec.shape)
         tensor, target = job.tensor, self._targets.open(job.slot)
+        if alike(self._outputs.untouched(job.key), target):
+            return _Work(job, tensor, target, "object")
         if is_distributed(target):
             try:
                 found = local(target, tensor)
@@ -148,6 +153,10 @@ class Filling:
     def _end(self, work: _Work, start: int, stop: int) -> None:
         work.left -= 1
         if not work.left and work.how == "bytes":
+            import torch
+
+            # what was saved for a backward pass is another one now
+            torch.autograd.graph.increment_version(work.job.slot.tensor)
             self._outputs.engine[2].done(work.tensor)
         self._done += stop - start
         if self._progress is not None:
@@ -161,7 +170,8 @@ class Filling:
         why = printable(f"{type(error).__name__}: {error}", 300) if not isinstance(error, MigrateError) else "see there"
         message = "loading stopped, and nothing in the module was changed"
         if changed:
-            message = f"loading stopped: {len(done)} tensors of the module are written, {len(partly)} in part"
+            are = "is" if len(done) == 1 else "are"
+            message = f"loading stopped: {plural(len(done), 'tensor')} of the module {are} written, {len(partly)} in part"
         notes = [f"the cause: {why}"] * (why != "see there")
         notes += [f"{what}: {', '.join(names)}" for what, names in (("written", done), ("written in part", partly)) if names]
         said = Diagnostic("M965", message, notes=tuple(notes), help="mend the cause and load again")

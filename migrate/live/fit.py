@@ -6,11 +6,11 @@ not, `copy_` would round, and that is a loss to be allowed. Which names are left
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..core.diagnostics import Report, did_you_mean, listed, printable
+from ..core.diagnostics import Report, did_you_mean, listed, plural, printable
 from ..core.templates import collapse
 from ..ops._numbers import holds
 from .module import is_plain
@@ -48,21 +48,28 @@ class Fit:
             notes.append(f"the migrated checkpoint has, and the module has not: {_collapsed(self.unexpected)}")
         near = ((key, did_you_mean(key, list(self.missing))) for key in self.unexpected[:_NEAR] if self.missing)
         notes += [f"{printable(key)}: {hint}" for key, hint in near if hint]
-        message = f"{len(self.missing)} keys of the module are not filled, {len(self.unexpected)} of the checkpoint have no place"
-        report.add("M960", message, notes=tuple(notes), help="build the module as the checkpoint is, or load with strict=False")
+        short = [f"{plural(len(self.missing), 'key')} of the module would not be filled"] * bool(self.missing)
+        long = [f"{plural(len(self.unexpected), 'key')} of the checkpoint would have no place"] * bool(self.unexpected)
+        way_out = "build the module as the checkpoint is, or load with strict=False"
+        report.add("M960", " and ".join(short + long), notes=tuple(notes), help=way_out)
         return report.diagnostics[0]
 
 
-def fit(specs: Mapping[str, Spec], others: Iterable[str], slots: Mapping[str, Slot], allow: frozenset[str], *, cast: bool = True) -> Fit:
+def fit(
+    specs: Mapping[str, Spec], others: Iterable[str], slots: Mapping[str, Slot], allow: frozenset[str], *, cast: bool = True,
+    loose: Container[str] = (),
+) -> Fit:  # fmt: skip
     """Compares outputs (`specs`, and `others` that are no tensors) with slots. Outputs are named as the model itself names its own.
 
-    Without `cast` the module takes the outputs' dtypes (`assign=True`), but for parameters of other classes than torch's.
+    Without `cast` the module takes the outputs' dtypes (`assign=True`), but for parameters of other classes than torch's. `loose` are
+    those of `others` that are tensors after all, of a kind that no rule takes.
     """
     by_name: dict[str, list[str]] = {}
     for key, slot in slots.items():
         by_name.setdefault(slot.plain, []).append(key)
     places: dict[str, str] = {}
     unexpected, shapes, casts, losses = [], [], dict[str, list[str]](), dict[str, list[str]]()
+    values: list[str] = []
     for name in (*specs, *others):
         keys = by_name.get(name, ())
         # a name that the wrappers' own segments make equal to another one means nothing
@@ -75,6 +82,8 @@ def fit(specs: Mapping[str, Spec], others: Iterable[str], slots: Mapping[str, Sl
             continue
         places[name] = key
         there, made = slots[key].spec, specs.get(name)
+        if made is None and slots[key].tensor is not None and name not in loose:
+            values.append(name)
         if there is None or made is None or there is made:
             continue
         if there.shape != made.shape:
@@ -87,10 +96,13 @@ def fit(specs: Mapping[str, Spec], others: Iterable[str], slots: Mapping[str, Sl
     if shapes:
         report.add(
             "M960",
-            f"{len(shapes)} migrated tensors have another shape than the module's",
+            f"other shapes than the module's in {plural(len(shapes), 'migrated tensor')}",
             notes=(*shapes[:8], *[f"and {len(shapes) - 8} more"] * (len(shapes) > 8)),
             help="build the module with the sizes of the checkpoint",
         )
+    if values:
+        what = f"values that are no tensors stand for parameters or buffers of the module: {_collapsed(values)}"
+        report.add("M960", what, help="the checkpoint was written by other code than its names say; leave these values out")
     if losses and "lossy" not in allow:
         report.add(
             "M961",

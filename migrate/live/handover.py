@@ -16,7 +16,7 @@ from .lazy import LazyTensor
 from .module import EXTRA, is_plain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import torch
 
@@ -93,10 +93,10 @@ def stay(state: MutableMapping[str, Any], prefix: str, keys: Iterable[str], slot
 
 
 class Handover:
-    """The values of one load on their way into a module. `places` are the slots' keys by output, `said` is where messages go."""
+    """The values of one load on their way into a module. `places` are the slots' keys by output, `say` takes messages."""
 
-    def __init__(self, outputs: Outputs, places: Mapping[str, str], slots: Mapping[str, Slot], said: list[str]) -> None:
-        self._outputs, self._slots, self._said = outputs, slots, said
+    def __init__(self, outputs: Outputs, places: Mapping[str, str], slots: Mapping[str, Slot], say: Callable[[Diagnostic], None]) -> None:
+        self._outputs, self._slots, self._say = outputs, slots, say
         self._names = {key: name for name, key in places.items()}
         self._written: list[str] = []
         # given to torch as they are
@@ -179,7 +179,7 @@ class Handover:
         except Exception as error:  # noqa: BLE001 - whatever it is, what was written must be said
             # torch would collect one such message a parameter and write on
             self._stopped = True
-            self._said.append(shown(self._broken(key, error)))
+            self._say(self._broken(key, error))
             return
         self._written.append(key)
 
@@ -198,11 +198,6 @@ class Handover:
             help="load once more, or build the module anew",
         )
         return report.diagnostics[0]
-
-
-def shown(diagnostic: Diagnostic) -> str:
-    """The diagnostic as torch lists its own messages."""
-    return diagnostic.render().replace("\n", "\n\t")
 
 
 def require_readable(outputs: Outputs, names: Iterable[str]) -> None:
@@ -241,6 +236,7 @@ def _as_held(key: str, slot: Slot, value: Any, report: Report) -> Any:
         return value
     parameter = isinstance(held, torch.nn.Parameter)
     try:
+        value = _sharded(value, held)
         with torch.no_grad():
             if is_plain(held) or type(value) is type(held):
                 made = value.detach()
@@ -287,7 +283,8 @@ def _sharded(value: Any, target: Any) -> Any:
         return value
     from torch.distributed.tensor import distribute_tensor
 
-    return distribute_tensor(value.to(target.device), target.device_mesh, target.placements, src_data_rank=None)
+    there = value if target.is_meta else value.to(target.device)
+    return distribute_tensor(there, target.device_mesh, target.placements, src_data_rank=None)
 
 
 def _named(keys: Sequence[str]) -> str:

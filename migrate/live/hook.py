@@ -25,6 +25,7 @@ from ..formats import memory
 from ..planning.question import PathLike, Question, ask
 from ..planning.route import apart, files_of, find_route, lineages_of
 from ..rules import params as parameters
+from ..rules.lineage import mixes
 from ..running import limits
 from ..running.device import place
 from ..running.history import Stamp
@@ -34,7 +35,7 @@ from ..source.index import Index
 from ..source.jsontext import collector_paused
 from ..source.pickle.encodings import PARAMETER
 from .fit import fit
-from .handover import Handover, require_readable, shown, stay
+from .handover import Handover, require_readable, stay
 from .lazy import LazyTensor
 from .migration import Kept, Migration, prepare
 from .module import EXTRA, is_plain, sides, slots, unwrapped
@@ -43,12 +44,13 @@ from .outputs import Outputs
 if TYPE_CHECKING:
     import torch
 
+    from ..core.diagnostics import Diagnostic
     from ..formats.memory import MemorySource
     from .module import Slot
 
 log = logging.getLogger("migrate")
-# what says that a checkpoint is in no layout, or in several, of a lineage
-_UNKNOWN = frozenset({"M503", "M504"})
+# says that a checkpoint is in no layout of a lineage
+_UNKNOWN = frozenset({"M504"})
 
 
 class Handle:
@@ -124,8 +126,8 @@ def _require_sound(question: Question) -> None:
         try:
             find_route(nothing, lambda _: None, Stamp(), one)
         except MigrateError as error:
-            # a param may be another goal's
-            if not {d.code for d in error.diagnostics} <= {*_UNKNOWN, "M112"}:
+            # of nothing it is not known what it is, and a param may be another goal's
+            if not {d.code for d in error.diagnostics} <= {*_UNKNOWN, "M503", "M112"}:
                 raise
     known = [name for file in files_of(question) for name in file.model.params]
     parameters.resolve({}, question.params, known=[*known, PARAMETER])
@@ -197,7 +199,7 @@ class _Hook:
             if as_is and not checked and not any(d.code.startswith("M95") for d in error.diagnostics):
                 # only the form of states can be wrong in what has the right names
                 return
-            error_msgs += [shown(found) for found in error.diagnostics]
+            error_msgs += [_shown(found, prefix) for found in error.diagnostics]
             if self._free(module):
                 # what loads itself may write, or fall over what it does not find: torch's error, without its walk
                 told = "\n\t".join(error_msgs)
@@ -219,6 +221,8 @@ class _Hook:
         self, module: torch.nn.Module, own: Mapping[str, Any], places: Mapping[str, Slot], versions: Mapping[str, Any]
     ) -> tuple[Outputs, dict[str, Any]]:
         """The outputs, and by their names now the values that are no tensors."""
+        import torch
+
         try:
             parallel = not any(slot.plain.startswith("module.") for slot in places.values())
             names = unwrapped(own, parallel=parallel)
@@ -256,7 +260,8 @@ class _Hook:
             return source()
 
         plain = signature is not None and signature[0]
-        objects = state if plain else {key: value for key, value in state.items() if hasattr(value, "shape")}
+        # arrays are read, because torch takes none
+        objects = state if plain else {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
         outputs = Outputs(migration, again, objects, max_memory=self.settings.max_memory, device=self.settings.device)
         if not plain:
             require_readable(outputs, outputs.specs)
@@ -270,6 +275,8 @@ class _Hook:
             if not codes <= _UNKNOWN:
                 if (self.question.files or self.question.from_) and not self._reads(source):
                     raise _NotOursError from None
+                raise
+            if self.question.to and any(mixes(one, source.index) for one in lineages_of(self.question)):
                 raise
         # a goal in whose lineage the dict is not is none for this dict
         kept = [one for one in apart(self.question) if self._is_known(one, source)]
@@ -307,7 +314,8 @@ class _Hook:
         """What torch is given, by slot, and notes; raises what speaks against it. With `assign` all of it is made here."""
         free = self._free(module)
         judged = {k: slot._replace(tensor=None) if k.startswith(free) else slot for k, slot in places.items()} if free else places
-        found = fit(outputs.specs, others, judged, self.question.allow, cast=not call.assign)
+        loose = {name for name, value in others.items() if hasattr(value, "shape")}
+        found = fit(outputs.specs, others, judged, self.question.allow, cast=not call.assign, loose=loose)
         found = replace(
             found,
             missing=tuple(k for k in found.missing if not (k.startswith(free) or _fills_itself(places[k], prefix + k, call.metadata))),
@@ -319,7 +327,7 @@ class _Hook:
         if problems:
             raise MigrateError(problems)
         outputs.require()
-        handover = Handover(outputs, found.places, places, error_msgs)
+        handover = Handover(outputs, found.places, places, lambda broken: error_msgs.append(_shown(broken, prefix)))
         values = handover.assigned(others) if call.assign else handover.lazily(others, free)
         for name in found.unexpected:
             # torch names them; they are not made for that
@@ -349,6 +357,13 @@ class _Hook:
         if self.settings.inform is not None:
             said["notes"] = [*said["notes"], *notes]
             self.settings.inform({**said, "tensors": {"read": read, "made": made}})
+
+
+def _shown(diagnostic: Diagnostic, prefix: str) -> str:
+    """The diagnostic as torch lists its own messages."""
+    if prefix:
+        diagnostic = replace(diagnostic, notes=(*diagnostic.notes, f"all of it below {printable(prefix[:-1])}"))
+    return diagnostic.render().replace("\n", "\n\t")
 
 
 def _fits(own: Mapping[str, Any], places: Mapping[str, Slot]) -> bool:
@@ -421,7 +436,7 @@ def _signature(state: Mapping[str, Any], side: Mapping[str, Any]) -> tuple[Any, 
             elif is_plain(value):
                 rows.append((value.dtype, value.shape, value.stride(), value.is_meta or value.is_neg() or value.is_conj()))
             else:
-                rows.append((value.dtype, tuple(value.shape), memory.dense(value)))
+                rows.append((value.dtype, tuple(value.shape), getattr(value, "strides", None), memory.dense(value)))
         return (False, tuple(state), kinds, tuple(rows), tuple(side.items()))
     except (RuntimeError, NotImplementedError):
         # no strides

@@ -35,7 +35,11 @@ class LazyTensor:
     def shape(self) -> torch.Size:
         import torch
 
-        return torch.Size(self.spec.shape)
+        shape = self.spec.shape
+        if self.spec.dtype == "float4_e2m1fn":
+            # torch counts pairs
+            shape = (*shape[:-1], shape[-1] // 2)
+        return torch.Size(shape)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -58,7 +62,7 @@ class LazyTensor:
 
     def numel(self) -> int:
         """As a tensor's."""
-        return self.spec.numel
+        return int(self.shape.numel())
 
     def __repr__(self) -> str:
         return f"LazyTensor({self.spec})"
@@ -67,7 +71,7 @@ class LazyTensor:
         return self.make()[index]
 
     def __len__(self) -> int:
-        return self.spec.shape[0]
+        return int(self.shape[0])
 
     def __getattr__(self, name: str) -> Any:
         # protocols of Python and numpy are asked for by name, and a tensor is not made for that
@@ -86,6 +90,24 @@ class LazyTensor:
             if func is torch.Tensor.module_load:
                 return args[1].loaded(args[0])
         return func(*_made(args), **_made(kwargs or {}))
+
+
+# Python looks for these on the class, and asks no `__getattr__`
+_OPERATORS = (
+    "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "rfloordiv", "mod", "rmod", "pow", "rpow", "matmul",
+    "rmatmul", "and", "rand", "or", "ror", "xor", "rxor", "eq", "ne", "lt", "le", "gt", "ge", "neg", "abs", "invert", "bool", "int",
+    "float", "index", "contains", "array", "deepcopy", "reduce_ex",
+)  # fmt: skip
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    return lambda self, *args, **kwargs: getattr(self.make(), f"__{name}__")(*_made(args), **kwargs)
+
+
+for _name in _OPERATORS:
+    setattr(LazyTensor, f"__{_name}__", _operator(_name))
+# who compares is not who looks up
+LazyTensor.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
 def _made(value: Any) -> Any:

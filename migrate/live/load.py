@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from .. import formats
-from ..core.diagnostics import Report, fail, listed, printable
+from ..core.diagnostics import Report, fail, listed, plural, printable
 from ..core.ranks import rank_of
 from ..core.templates import collapse
 from ..planning.graph import Tensor, Value, calls
@@ -29,7 +29,7 @@ from .filling import Filling, Job
 from .fit import Fit, fit
 from .migration import prepare
 from .outputs import Outputs, is_plain
-from .targets import Targets
+from .targets import Targets, alike, is_distributed
 from .values import value_of
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from .migration import Migration
 
 FORMAT_VERSION = "1.0"
+GATHER = "gather the state dict first: `get_model_state_dict` of torch.distributed.checkpoint.state_dict with full_state_dict=True"
 Progress = Callable[[int, int], None]
 
 
@@ -173,6 +174,7 @@ class _Load:
         self.migration = prepare(source, question, stamp)
         self.objects: Mapping[str, Any] = getattr(source, "values", {})
         self.ledger = Ledger(self.migration.composition.graph.outputs)
+        modules.reshard(model)
         self.slots = modules.slots(model)
         self.targets = Targets(model, where)
         compute = compute if device is not None else device_of(self.targets.device)[1]
@@ -186,12 +188,13 @@ class _Load:
         found = self._fitted()
         jobs = self._jobs(found)
         self._refuse_own(jobs)
+        self._refuse_parts(jobs)
         self.outputs.require()
         graph = self.outputs.graph
         sums.require([graph.outputs[job.key] for job in jobs], self.source, {})
         values = {slot: self._value(name) for name, slot in found.places.items() if name in self.others}
         filling = Filling(self.outputs, self.targets, self.budget, progress)
-        filling.run(jobs, threads, self._finish(found, values))
+        written = filling.run(jobs, threads, self._finish(found, values))
         specs = self.outputs.specs
         said = self.migration.said()
         notes = [*self.source.index.notes, *said["notes"], *self.notes, *found.notes]
@@ -204,7 +207,7 @@ class _Load:
             "layouts": said["layouts"],
             "params": said["params"],
             "tensors": len(jobs),
-            "bytes_read": sum(job.tensor.spec.nbytes for job in jobs),
+            "bytes_written": written,
             "missing": [self.slots[key].plain for key in found.missing],
             "unexpected": list(found.unexpected),
             "left_on_meta": self.targets.left(),
@@ -229,8 +232,8 @@ class _Load:
         if left and self.strict:
             report.add(
                 "M963",
-                f"{len(left)} tensors of the module would stay on the meta device, because no checkpoint holds them: {_collapsed(left)}",
-                help="build the module on a real device, or load with strict=False and let the module compute them again",
+                f"{plural(len(left), 'tensor')} of the module would stay on the meta device, in no checkpoint: {_collapsed(left)}",
+                help="make what holds them again on a real device first, or load with strict=False and do it afterwards",
             )
         self.targets.check(report)
         report.check()
@@ -294,6 +297,17 @@ class _Load:
         if own:
             what = f"the module's own memory is what it is loaded from: {_collapsed(own)}"
             fail("M115", what, help="clone these tensors first, or build another module and use `convert_module`")
+
+    def _refuse_parts(self, jobs: list[Job]) -> None:
+        """M916 where elements of a DTensor are needed, most of which are in other processes."""
+        parts = {key for key, one in self.objects.items() if is_distributed(one)}
+        needed = [
+            job.slot.plain
+            for job in (jobs if parts else ())
+            if parts.intersection(_sources(job.tensor)) and not alike(self.outputs.untouched(job.key), job.slot.tensor)
+        ]
+        if needed:
+            fail("M916", f"other processes hold parts of what is needed for {_collapsed(needed)}", help=GATHER)
 
     def _value(self, name: str) -> Any:
         """The value that is no tensor which is called so now."""

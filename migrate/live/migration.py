@@ -1,14 +1,14 @@
 """What a question means for one state dict or opened checkpoint: the route, the graph, and what there is to say about it.
 
 A training process loads the same keys and shapes again and again. What was worked out for them once is kept, unless values
-had a part in it.
+had a part in it; it refers to no value of the state dict, or a module would hold the whole of what was once loaded into it.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..core import view as views
@@ -21,11 +21,11 @@ from ..running.history import Stamp
 from ..running.prepare import compose_for, require_known, side_reader, walk_for
 
 if TYPE_CHECKING:
+    from ..core.diagnostics import Diagnostic
     from ..planning.compose import Composition
     from ..planning.graph import Tensor
     from ..planning.question import Question
     from ..planning.route import Route
-    from ..planning.walk import Walk
     from ..source.index import Index, Source
     from .outputs import Way
 
@@ -35,12 +35,19 @@ _MOST_KEPT = 4
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One question, answered for one index. `ways` fills with how each output is had, and belongs to the graph."""
+    """One question, answered for one index.
+
+    `names`: what a value that is no tensor is called now -> what it was called. `params` are those of the rules. `ways` fills with how
+    each output is had, and belongs to the graph.
+    """
 
     index: Index
     route: Route
-    walk: Walk
     composition: Composition
+    names: Mapping[str, str]
+    params: Mapping[str, Any]
+    notes: Sequence[str]
+    warnings: Sequence[Diagnostic]
     ways: dict[str, Way] = field(default_factory=dict)
 
     @property
@@ -60,21 +67,20 @@ class Migration:
         """Whether the same keys, specs and strides mean the same again: no value decided anything."""
         return not any(bound.decided for _, bound in self.composition.legs)
 
-    @property
-    def names(self) -> Mapping[str, str]:
-        """What a value that is no tensor is called now -> what it was called."""
-        values = self.composition.values
-        return values.names if values is not None else {key: key for key in self.index.items}
+    def without_values(self) -> Migration:
+        """The same for any state dict of these keys and specs: it knows of none of them what stands in it."""
+        index = replace(self.index, items=dict.fromkeys(self.index.items))
+        return replace(self, index=index, composition=replace(self.composition, values=None))
 
     def said(self) -> dict[str, Any]:
         """What a run into files would have in its answer, as far as it applies."""
         return {
             "steps": steps_of(self.composition),
             "layouts": dict(self.route.layouts),
-            "params": dict(self.walk.params),
+            "params": dict(self.params),
             "losses": losses_of(self.composition),
-            "notes": [*(note for _, bound in self.composition.legs for note in bound.notes), *self.walk.notes],
-            "warnings": [d.to_json() for d in (*self.route.warnings, *self.walk.warnings)],
+            "notes": list(self.notes),
+            "warnings": [d.to_json() for d in self.warnings],
         }
 
 
@@ -88,8 +94,10 @@ def prepare(source: Source, question: Question, stamp: Stamp | None = None) -> M
     route.check_output(composition.graph.outputs, walk.sides.read, report)
     _refuse_conversions(composition.graph.outputs, source, question.allow, report)
     report.check()
-    walk.notes += known
-    return Migration(source.index, route, walk, composition)
+    index, values = source.index, composition.values
+    names = values.names if values is not None else {key: key for key in index.items}
+    notes = [*(note for _, bound in composition.legs for note in bound.notes), *walk.notes, *known]
+    return Migration(index, route, composition, names, walk.params, notes, (*route.warnings, *walk.warnings))
 
 
 def origin(tensor: Tensor, index: Index) -> str | None:
@@ -129,7 +137,7 @@ class Kept:
         if found is None:
             found = make()
             if found.lasting:
-                self._found[signature] = found
+                self._found[signature] = found = found.without_values()
                 while len(self._found) > _MOST_KEPT:
                     self._found.popitem(last=False)
         return found

@@ -7,6 +7,7 @@ model's own names, so each slot knows both.
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -67,6 +68,13 @@ def slots(module: torch.nn.Module) -> dict[str, Slot]:
     return dict(_walk(module, "", ""))
 
 
+def reshard(module: torch.nn.Module) -> None:
+    """Lets go of the whole parameters that FSDP2 keeps after a forward: what is written to them is lost."""
+    for one in module.modules():
+        if any(c.__name__ == "FSDPModule" and c.__module__.startswith("torch.distributed.") for c in type(one).__mro__):
+            one.reshard()
+
+
 def _walk(module: torch.nn.Module, prefix: str, plain: str) -> Iterator[tuple[str, Slot]]:
     import torch
 
@@ -76,16 +84,29 @@ def _walk(module: torch.nn.Module, prefix: str, plain: str) -> Iterator[tuple[st
     for name, buffer in module._buffers.items():
         if buffer is not None and name not in module._non_persistent_buffers_set:
             yield prefix + name, Slot(plain + name, module, name, buffer)
+    for child, child_prefix, child_plain in _children(module, prefix, plain):
+        yield from _walk(child, child_prefix, child_plain)
+    if type(module).get_extra_state is not torch.nn.Module.get_extra_state:
+        yield prefix + EXTRA, Slot(plain + EXTRA, module, EXTRA, None)
+
+
+def _children(module: torch.nn.Module, prefix: str, plain: str) -> Iterator[tuple[torch.nn.Module, str, str]]:
+    """The submodules with the prefixes of their names, that of their keys and that without the segments of wrappers."""
     for name, child in module._modules.items():
         if child is None:
             continue
         segment = f"{name}."
         if name in WRAPPERS or (not plain and _is_parallel(module)):
-            yield from _walk(child, prefix if name == _UNNAMED else prefix + segment, plain)
+            yield child, prefix if name == _UNNAMED else prefix + segment, plain
         else:
-            yield from _walk(child, prefix + segment, plain + segment)
-    if type(module).get_extra_state is not torch.nn.Module.get_extra_state:
-        yield prefix + EXTRA, Slot(plain + EXTRA, module, EXTRA, None)
+            yield child, prefix + segment, plain + segment
+
+
+def _versions(module: torch.nn.Module, plain: str = "") -> Iterator[tuple[str, dict[str, int]]]:
+    """What `_metadata` says of each module; what stands in a wrapper comes after it."""
+    yield plain[:-1], {"version": module._version}
+    for child, _, child_plain in _children(module, "", plain):
+        yield from _versions(child, child_plain)
 
 
 def _is_parallel(module: torch.nn.Module) -> bool:
@@ -101,14 +122,19 @@ def is_module(value: Any) -> bool:
 
 
 def state(module: torch.nn.Module) -> dict[str, Any]:
-    """What the module's own `state_dict` holds, parameters and buffers themselves, by the names that rules know them by."""
+    """What the module's own `state_dict` holds, parameters and buffers themselves, by the names that rules know them by.
+
+    Its `_metadata` has the versions of the modules, by such names too.
+    """
     known = slots(module)
-    held = module.state_dict(keep_vars=True)
+    held: dict[str, Any] = module.state_dict(keep_vars=True)
     named = {key: known[key].plain if key in known else _own(key) for key in held}
     if len(set(named.values())) < len(named):
         # a wrapper's segment is all that tells two names apart
-        return dict(held)
-    return {named[key]: value for key, value in held.items()}
+        return held
+    out = OrderedDict((named[key], value) for key, value in held.items())
+    out._metadata = OrderedDict(_versions(module))  # type: ignore[attr-defined]
+    return out
 
 
 def opened(given: torch.nn.Module | Mapping[str, Any], *, meta: bool = False, wrapped: bool = True) -> MemorySource:

@@ -68,6 +68,11 @@ class Outputs:
         self._max_memory, self._device, self._ledger = max_memory, device, ledger
         self._lock = threading.Lock()
 
+    def __del__(self) -> None:
+        # the caller's tensors go with whoever held the outputs, not when cycles are looked for
+        if "engine" in self.__dict__:
+            self.engine[2].forget()
+
     @property
     def specs(self) -> dict[str, Spec]:
         """What the outputs are, in their order."""
@@ -144,7 +149,8 @@ class Outputs:
         if target.device.type != "cpu" or target.dtype != torch_dtype(tensor.spec):
             return False
         if target.numel():
-            self.gather(key, memoryview(target.detach().view(-1).view(torch.uint8).numpy()))
+            self.gather(key, memory.writable(target))
+            torch.autograd.graph.increment_version(target)
         return True
 
     def read(self, key: str) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from ..core.diagnostics import fail, listed, printable
 from ..planning.question import SUFFIXES, PathLike, Question, path_text
 from ..running.job import write
 from . import module as modules
-from .load import asked
+from .load import GATHER, asked
+from .targets import is_distributed
 
 if TYPE_CHECKING:
     import torch
@@ -53,6 +54,9 @@ def save(
 
 def _opened(model: torch.nn.Module, question: Question) -> MemorySource:
     source = modules.opened(model)
+    parts = [key for key, one in source.values.items() if is_distributed(one)]
+    if parts:
+        fail("M916", f"other processes hold parts of {listed(parts, 4)}", help=f"{GATHER}; `apply` writes it, in one process")
     if source.converted and "lossy" not in question.allow:
         what = f"a file holds plain numbers, and {listed(sorted(source.converted), 4)} hold them in a number format of their own"
         fail("M916", what, help='allow={"lossy"} writes them dequantized')

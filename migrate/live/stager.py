@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..core.spec import BITS
+from ..formats.memory import writable
 from ..running import regions
 from ..running.gather import Gather, Window
 from .module import spec_of
@@ -50,12 +51,10 @@ class Stager:
 
     def write(self, tensor: Tensor, target: torch.Tensor, start: int, stop: int) -> None:
         """Fills the part of a plain, contiguous target that bytes `start` to `stop` of the output make, cast as `copy_` casts."""
-        import torch
-
         step = regions.step(tensor, self._layouts, self._values)
         flat = target.detach().view(-1)
         if direct(tensor, target):
-            gather = self._gather(memoryview(flat.view(torch.uint8).numpy()))
+            gather = self._gather(writable(flat))
             if self._long(tensor):
                 step = max(1, stop - start)
             for first in range(start, stop, step):

@@ -52,7 +52,7 @@ class StateDict(Mapping[str, Any]):
         if key not in self._first:
             return self._items[self._names[key]]
         found = self._outputs.alias(key)
-        if found is not None and (self._device is None or found.device == self._device):
+        if found is not None and (self._device is None or getattr(found, "device", None) == self._device):
             return found
         first = self._first[key]
         made = self._alive.get(first)

@@ -62,6 +62,10 @@ class Targets:
         if other:
             what = f"the module is on {listed([str(d) for d in other])}, and `device` says {asked}"
             report.add("M115", what, help="leave `device` out: the tensors of a module stay where they are")
+        hollow = [name for name, one in self._module.named_parameters() if not one.is_meta and any(t.is_meta for t in _inner(one))]
+        if hollow:
+            what = f"{listed(hollow)} say that they are on a real device, and keep their numbers in tensors on the meta device"
+            report.add("M963", what, help="build the module on a real device: their class would take what is loaded and hold nothing")
 
     def open(self, slot: Slot) -> torch.Tensor:
         """The tensor that is written for the slot: its own, or the one that will stand in its place."""
@@ -104,6 +108,13 @@ def _tensors(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, to
             yield from ((owner, name, one) for name, one in table.items() if one is not None)
 
 
+def _inner(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors that a tensor of a class of its own is made of."""
+    import torch
+
+    return [one for one in vars(tensor).values() if isinstance(one, torch.Tensor)]
+
+
 def _like(held: Any, device: torch.device) -> torch.Tensor:
     """A tensor without contents of the same class, dtype, strides and flags, on the device."""
     import torch
@@ -136,6 +147,13 @@ def local(target: torch.Tensor, tensor: Tensor) -> tuple[torch.Tensor, Tensor] |
     if tuple(here.shape) != tuple(shape):
         return None
     return here, Tensor(Spec(tensor.spec.dtype, tuple(shape)), region(tensor.view, box), tensor.sources)
+
+
+def alike(value: Any, target: Any) -> bool:
+    """Whether both are DTensors whose parts lie in the same processes."""
+    if not (is_distributed(value) and is_distributed(target)):
+        return False
+    return bool(value.placements == target.placements and value.device_mesh == target.device_mesh)
 
 
 def is_distributed(target: Any) -> bool:

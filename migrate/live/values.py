@@ -18,7 +18,11 @@ _LISTS: dict[str, Callable[[list[Any]], Any]] = {
     "list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "deque": deque,
     "slice": lambda items: slice(*items), "range": lambda items: range(*items),
 }  # fmt: skip
-_DICTS: dict[str, Callable[[], Any]] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter, "defaultdict": defaultdict}
+_DICTS: dict[str, Callable[[], Any]] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
+# what the pickle machine lets a defaultdict call
+_FACTORIES: dict[str, Callable[[], Any]] = {
+    kind.__name__: kind for kind in (list, dict, set, tuple, int, float, str, bool, OrderedDict)
+}  # fmt: skip
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, bytearray})
 
 
@@ -44,6 +48,10 @@ def _made(  # noqa: RET503 - what fails does not return
     import torch
 
     match node:
+        case DictNode(kind="defaultdict"):
+            factory = node.node.arguments[0] if node.node.arguments else None
+            made = None if factory is None else _FACTORIES[factory.name]
+            return defaultdict(made, {visit(key): visit(value) for key, value in node.pairs})
         case DictNode():
             out = _DICTS[node.kind]()
             out.update({visit(key): visit(value) for key, value in node.pairs})

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -270,6 +271,14 @@ def detect(
         lines = [text if holds is not False else f"not: {text}" for holds, text in signs] or ["this layout has no signs"]
         out.append(Finding(layout.name, bool(counted) and all(counted), lines))
     return out
+
+
+def mixes(lineage: Lineage, index: Index) -> bool:
+    """Whether all keys that a layout asks for, and all that another one asks for instead, stand side by side."""
+    match = Matcher(index)
+    asked = [set(layout.detect.present) for layout in lineage.layouts if layout.detect]
+    there = [one for one in asked if all(match.first(pattern) is not None for pattern in one)]
+    return any(one - other and other - one for one, other in combinations(there, 2))
 
 
 def _signs(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.diagnostics import printable
 from ..planning.graph import Read
 from ..source.outline import encodings
+from ..source.pickle.tree import DictNode, ListNode, joined, segment
 
 if TYPE_CHECKING:
     from ..planning.compose import Composition
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 MOST_ITEMS = 1000
 # characters of one value
 LONGEST = 10_000
+# as many as there are values, at most, that are compared one by one
+MOST_CONTAINERS = 1_000_000
 
 
 def spec_differences(composition: Composition, made: Source) -> list[dict[str, str]]:
@@ -58,11 +61,35 @@ def item_differences(one: Source, other: Source, moved: bool = False) -> list[di
     a, b = _items(one.index, moved), _items(other.index, moved)
     known: dict[tuple[int, int], bool] = {}
     out = [{"key": path, "what": f"value {printable(path, 300)} is in one of them only"} for path in sorted(a.keys() ^ b.keys())]
-    return out + [
+    out += [
         {"key": path, "what": f"value {printable(path, 300)} differs"}
         for path in sorted(a.keys() & b.keys())
         if not _same(a[path], b[path], known)
     ]
+    kinds, others = _kinds(one.index, moved), _kinds(other.index, moved)
+    unlike = (path for path in sorted(kinds.keys() & others.keys()) if kinds[path] != others[path])
+    return out + [
+        {"key": path, "what": f"value {printable(path, 300)} is made of other containers, or has keys of another type"} for path in unlike
+    ]
+
+
+def _kinds(index: Index, moved: bool) -> dict[str, list[Any]]:
+    """What the containers of values are, by path, and the types of their keys; each once, without the dict that rules work on."""
+    out: dict[str, list[Any]] = {}
+    for rank, part in enumerate(index.outline.parts if index.outline is not None else ()):
+        seen: set[int] = set()
+        stack: list[tuple[Any, tuple[str, ...]]] = [(part.root, ())]
+        while stack and len(seen) < MOST_CONTAINERS:
+            node, path = stack.pop()
+            if type(node) not in (DictNode, ListNode) or id(node) in seen or (moved and node is part.table):
+                continue
+            seen.add(id(node))
+            held = node.pairs if type(node) is DictNode else enumerate(node.items)
+            if path and node is not part.table:
+                types = sorted({type(key).__name__ for key, _ in node.pairs}) if type(node) is DictNode else []
+                out.setdefault(f"{joined(path, 300)}@{rank}", []).append((node.kind, types))
+            stack += [(child, (*path, segment(key))) for key, child in held if type(child) in (DictNode, ListNode)]
+    return out
 
 
 def _same(a: Any, b: Any, known: dict[tuple[int, int], bool]) -> bool:

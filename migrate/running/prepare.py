@@ -123,11 +123,12 @@ def plan_for(source: Source, question: Question, folder: bool, max_shard_size: i
     written = written_as(source.format, question)
     alone = _left_behind(source, written, folder, question)
     out = outgoing(source, composition, alone=bool(alone) and source.index.outline is not None, drop="drop" in question.allow)
-    notes += [*known_notes, *out.notes, *alone, *_ties(source.index, out.rest, written)]
+    rest = out.rest if source.index.outline is not None or written != OUTPUT_FORMATS[0] else None
+    notes += [*known_notes, *(out.notes if rest is not None else ()), *alone, *_ties(source.index, out.rest, written)]
     gone = [
         *(["what --allow opaque leaves out"] if source.index.outside else []),
         *(["what --allow drop leaves out"] if alone else []),
-        *out.lost,
+        *(out.lost if rest is not None else ()),
     ]
     if ranks is not None:
         notes.append("each rank has one file, of any size: --max-shard-size does not apply")
@@ -139,7 +140,7 @@ def plan_for(source: Source, question: Question, folder: bool, max_shard_size: i
         stamp=text,
         origins=origins(out.outputs, whole(source)),
         ranks=ranks,
-        rest=out.rest if source.index.outline is not None or written != OUTPUT_FORMATS[0] else None,
+        rest=rest,
         last=_following(out.outputs),
     )
     body = document(

@@ -71,9 +71,12 @@ def outgoing(source: Source, composition: Composition, *, alone: bool = False, d
     outline = index.outline
     stored = dict(index.tensors)
     if outline is None or alone:
-        specs = {key: tensor.spec for key, tensor in outputs.items()}
-        items = {} if outline is not None else held(index)
-        return Outgoing(_plain(specs, tied(outputs, stored), items), outputs, (), ())
+        specs, first = {key: tensor.spec for key, tensor in outputs.items()}, tied(outputs, stored)
+        if outline is not None:
+            return Outgoing(_plain(specs, first, {}, None), outputs, (), ())
+        said: tuple[list[str], list[str]] = ([], [])
+        versions = _attributes(_versions(index), [bound for _, bound in composition.legs if bound.made], *said)
+        return Outgoing(_plain(specs, first, _called(held(index), composition), versions), outputs, (), *map(tuple, said))
     lost = _lost(outline, len(by_rank(outputs)), drop)
     kept = {key: at for key, at in outline.carried.items() if key not in lost}
     carried = {key: Tensor(at.spec, views.stored(0, at.spec.shape, at.strides), (key,)) for key, at in kept.items()}
@@ -108,7 +111,22 @@ def held(index: Index) -> dict[str, Any]:
     return out
 
 
-def _plain(specs: Mapping[str, Any], first: Mapping[str, str], items: Mapping[str, Any]) -> Rest:
+def _called(items: Mapping[str, Any], composition: Composition) -> dict[str, Any]:
+    """The values by what they are called now."""
+    names = composition.values.names if composition.values is not None else {key: key for key in items}
+    return {name: items[was] for name, was in names.items() if was in items}
+
+
+def _versions(index: Index) -> Any:
+    """The attributes of a state dict in memory, as those of a file's; None for a dict that has none."""
+    if index.module_versions is None:
+        return None
+    pairs = tuple((name, DictNode("dict", (("version", version),), None)) for name, version in index.module_versions.items())
+    return DictNode("dict", (("_metadata", DictNode("OrderedDict", pairs, None)),), None)
+
+
+def _plain(specs: Mapping[str, Any], first: Mapping[str, str], items: Mapping[str, Any], attributes: Any) -> Rest:
+    kind = "dict" if attributes is None else "OrderedDict"
     made: list[Part] = []
     names: dict[int, str] = {}
     for part in by_rank(specs):
@@ -116,7 +134,7 @@ def _plain(specs: Mapping[str, Any], first: Mapping[str, str], items: Mapping[st
         names.update({id(leaf): key for _, leaf, key in tensors})
         taken = {short for short, _, _ in tensors}
         others = [] if made else [(key, value) for key, value in items.items() if key not in taken]
-        made.append(Part(DictNode("dict", (*((short, leaf) for short, leaf, _ in tensors), *others), None), ()))
+        made.append(Part(DictNode(kind, (*((short, leaf) for short, leaf, _ in tensors), *others), None, attributes), ()))
     return Rest(tuple(made), names, {}, first)
 
 

@@ -106,6 +106,10 @@ class Values:
         for tensor in outputs:
             self._count(tensor)
 
+    def forget(self) -> None:
+        """Lets go of the memory that threads compute in; it refers back to this object, and to the source with it."""
+        self._own = threading.local()
+
     def _count(self, tensor: Tensor, inner: bool = False) -> None:
         for value in tensor.sources:
             if not isinstance(value, str):

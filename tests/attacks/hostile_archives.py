@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import opcodes as o
-from archives import Member, archive, changed, data_pkl, genuine_pickle, tar_of
+from archives import Member, archive, changed, data_pkl, genuine_pickle, safetensors, tar_of
 from hostile_streams import touch
 
 Row = tuple[str, str, bool, Callable[[str], bytes]]
@@ -24,7 +24,7 @@ CARRIED = {
     "call-in-a-dict-in-a-called-set", "storage-as-a-value", "tensor-as-a-key", "tensor-in-a-tuple-as-a-key",
     "hidden-in-a-storage", "module", "meta-tensor", "sparse-outside", "wrapper-of-any-function", "nested-tensor", "bad-crc",
     "storage-of-a-foreign-type", "persistent-id-of-no-storage", "persistent-id-too-short", "persistent-id-of-another-kind",
-    "tensor-without-arguments", "tensor-of-a-called-storage",
+    "tensor-without-arguments", "tensor-of-a-called-storage", "function-as-a-factory", "function-as-a-hook", "more-of-a-tensor",
 }  # fmt: skip
 
 
@@ -252,3 +252,37 @@ whole("sparse-outside", "T2", o.call(o.found("torch._utils", "_rebuild_sparse_te
 WRAPPED = (o.found("posix", "mknod"), o.found("torch", "Tensor"), ("nowhere",), {})
 whole("wrapper-of-any-function", "T2 P1", o.call(o.found("torch._tensor", "_rebuild_from_type_v2"), *WRAPPED))
 whole("nested-tensor", "T2", o.call(o.found("torch._utils", "_rebuild_nested_tensor"), o.tensor(), o.tensor(), o.tensor(), o.tensor()))
+
+# T3: keys that are spelled in different ways, and are one key to whoever makes the dict
+
+
+def numpy_number(dtype: str, raw: bytes, order: str = "<") -> bytes:
+    made = o.call(o.found("numpy", "dtype"), dtype, False, True) + o.value((3, order, None, None, None, -1, -1, 0)) + o.BUILD
+    return o.call(o.found("numpy._core.multiarray", "scalar"), made, bytearray(raw))
+
+
+ONE = numpy_number("f8", struct.pack("<d", 1.0))
+whole("numbers-of-numpy-that-are-one-key", "T3", pairs(ONE, "a", numpy_number("i8", struct.pack("<q", 1)), "b"))
+whole("number-of-numpy-and-a-number", "T3", pairs(ONE, "a", True, "b"))
+whole("number-of-numpy-in-another-order", "T3", pairs(ONE, "a", numpy_number("f4", struct.pack(">f", 1.0), ">"), "b"))
+whole("text-of-numpy-and-a-text", "T3", pairs(numpy_number("U1", "a".encode("utf-32-le")), 1, "a", 2))
+whole(
+    "ranges-of-the-same-numbers",
+    "T3",
+    pairs(*[part for stop in (3, 4) for part in (o.call(o.found("builtins", "range"), 0, stop, 2), stop)]),
+)
+whole("array-as-a-key", "T3", pairs(numpy_array(""), 1).replace(touch(""), o.value(0)))
+
+# and calls of what is known, with what nobody writes
+
+whole("bytearray-by-its-size", "P1 P8", o.call(o.found("builtins", "bytearray"), 2**40))
+whole("bytes-by-another-codec", "P1", o.call(o.found("_codecs", "encode"), "ab", "rot13"))
+whole("function-as-a-factory", "P1", o.call(o.found("collections", "defaultdict"), o.found("os", "system")))
+NO_HOOKS = o.call(o.found("collections", "OrderedDict"))
+HOOKS = NO_HOOKS + o.MARK + o.value(0) + o.found("os", "system") + o.SETITEMS
+REBUILD = o.found("torch._utils", "_rebuild_tensor_v2")
+whole("function-as-a-hook", "P1", o.call(REBUILD, o.storage(), 0, (4,), (1,), False, HOOKS))
+whole("gradient-that-is-a-number", "T1", o.call(REBUILD, o.storage(), 0, (4,), (1,), 3, NO_HOOKS))
+whole("more-of-a-tensor", "T2", o.call(REBUILD, o.storage(), 0, (4,), (1,), False, NO_HOOKS, pairs("more", 1)))
+whole("device-that-is-a-path", "T1", o.call(o.found("torch", "device"), "../../etc/passwd", 1))
+dead("safetensors-around-an-archive", "Z1", lambda: safetensors({"x": archive(data_pkl(genuine_pickle()))}))

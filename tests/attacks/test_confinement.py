@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from archives import safetensors
+from archives import archive, data_pkl, genuine_pickle, safetensors
 from commandline import contents, done, run
 
 RULES = "id: demo/v2/x\ntitle: a change\nlineage: demo\nedge: [v1, v2]\nrules:\n  - {name: r, from: x, to: y}\n"
@@ -52,6 +53,55 @@ def test_a_cache_snapshot_goes_through_every_command_without_a_flag(tmp_path: Pa
     assert contents(tmp_path / "made") == {"y": ("U8", (4,), b"abcd")}
     assert (tmp_path / "made" / "config.json").read_text() == "{}"
     assert not [p for p in (tmp_path / "made").iterdir() if p.is_symlink()]
+
+
+def test_a_snapshot_of_torch_shards_goes_through_every_command_without_a_flag(tmp_path: Path, rules: Path) -> None:
+    path = snapshot(tmp_path)
+    (path / "model.safetensors").unlink()
+    (path.parents[1] / "blobs" / "f00d").write_bytes(archive(data_pkl(genuine_pickle())))
+    (path.parents[1] / "blobs" / "1dea").write_text(json.dumps({"weight_map": {"w": "pytorch_model-00001-of-00001.bin"}}))
+    (path / "pytorch_model-00001-of-00001.bin").symlink_to("../../blobs/f00d")
+    (path / "pytorch_model.bin.index.json").symlink_to("../../blobs/1dea")
+    rules.write_text(RULES.replace("from: x", "from: w"))
+    for command in commands(path, tmp_path / "made.safetensors", rules):
+        done(*command)
+    assert contents(tmp_path / "made.safetensors") == {"y": ("F32", (4,), bytes(16))}
+
+
+def piped(folder: Path) -> Path:
+    os.mkfifo(folder / "consolidated.01.pth")
+    return folder
+
+
+def linked_rank(folder: Path) -> Path:
+    (folder / "consolidated.01.pth").symlink_to("/etc/hostname")
+    return folder
+
+
+def linked_folder(folder: Path) -> Path:
+    (folder / "consolidated.00.pth").unlink()
+    (folder / "mp_rank_00").mkdir()
+    (folder / "mp_rank_00" / "model_optim_rng.pt").write_bytes(archive(data_pkl(genuine_pickle())))
+    (folder / "mp_rank_01").symlink_to("/etc")
+    return folder
+
+
+def pipe(folder: Path) -> Path:
+    os.mkfifo(folder / "m.pt")
+    return folder / "m.pt"
+
+
+@pytest.mark.parametrize("build", [piped, linked_rank, linked_folder, pipe, lambda folder: Path("/dev/zero")])
+@pytest.mark.timeout(20)
+def test_a_rank_or_a_file_that_is_no_file_is_refused_without_waiting(build: Callable[[Path], Path], tmp_path: Path, rules: Path) -> None:
+    folder = tmp_path / "ckpt"
+    folder.mkdir()
+    (folder / "consolidated.00.pth").write_bytes(archive(data_pkl(genuine_pickle())))
+    path = build(folder)
+    for command in (["inspect", path], ["plan", path, "--rules", rules], ["apply", path, "-o", tmp_path / "made", "--rules", rules]):
+        refused = run(*command, "--format", "json")
+        assert (refused.exit, refused.codes) == (3, ["M907"])
+    assert not (tmp_path / "made").exists()
 
 
 def linked(folder: Path) -> Path:

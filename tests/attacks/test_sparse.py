@@ -61,6 +61,25 @@ def beside(name: str, size: int) -> Callable[[Path], Path]:
     return build
 
 
+def legacy_of_two_blobs(size: int) -> Callable[[Path], Path]:
+    """An object of two blobs of zeros, each of which may be there."""
+    head = b"".join(o.stream(o.value(part), 2) for part in (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True}))
+    begin = b"\x80\x02](B" + struct.pack("<I", size)
+
+    def build(folder: Path) -> Path:
+        path = hole(folder / "m.bin", head + begin, len(head + begin) + size, b"B" + struct.pack("<I", size))
+        return hole_behind(path, size, b"e." + o.stream(o.value([]), 2))
+
+    return build
+
+
+def hole_behind(path: Path, size: int, tail: bytes) -> Path:
+    with path.open("r+b") as file:
+        file.seek(size, 2)
+        file.write(tail)
+    return path
+
+
 LONG = 64 << 20
 SPARSE: dict[str, tuple[str, Callable[[Path], Path]]] = {
     "nothing in a data.pkl": ("M930", pt(b"")),
@@ -71,6 +90,8 @@ SPARSE: dict[str, tuple[str, Callable[[Path], Path]]] = {
     "bytes": ("M930", pt(b"\x80\x04B" + struct.pack("<I", LONG))),
     "a bytearray": ("M930", pt(b"\x80\x05\x96" + struct.pack("<Q", LONG))),
     "a legacy file": ("M930", lambda folder: hole(folder / "m.bin", o.legacy(o.value({}))[:60], 1 << 34)),
+    "a legacy file with a large object": ("opened", legacy_of_two_blobs(30 << 20)),
+    "a legacy file with an object above the limit": ("M932", legacy_of_two_blobs(40 << 20)),
     "a header of safetensors": (
         "M906",
         lambda folder: hole(folder / "m.safetensors", struct.pack("<Q", MAX_HEADER) + b"{", 7 + MAX_HEADER, b"}"),

@@ -34,7 +34,7 @@ OWN = ("fallocate", "renameat2")
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 seen: list[str] = []
-state: dict[str, Any] = {"armed": False, "allowed": ""}
+state: dict[str, Any] = {"armed": False, "allowed": "", "act": ""}
 
 
 def hook(event: str, arguments: tuple[Any, ...]) -> None:
@@ -48,6 +48,9 @@ def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if isinstance(flags, int) and flags & WRITING and not inside(path):
             seen.append(f"open {path!r} for writing")
     elif (event == "ctypes.dlopen" and arguments[0] is None) or (event == "ctypes.dlsym" and arguments[1] in OWN):
+        return
+    elif event == "ctypes.cdata" and state["act"] == "load":
+        # the memory of a parameter, as bytes
         return
     elif event.startswith(EVENTS) or (event.startswith(CHANGES) and not inside(arguments[0])):
         seen.append(f"{event} {ascii(arguments)[:120]}")
@@ -81,6 +84,23 @@ def api(verb: str, arguments: list[Any], keywords: dict[str, Any]) -> dict[str, 
     except MigrateError as error:
         return {"exit": error.exit_code, "out": "", "err": str(error)[:20_000]}
     return {"exit": 0, "out": "", "err": ""}
+
+
+def load(path: str, allow: list[str]) -> dict[str, Any]:
+    """The file streamed into a live module that takes whatever fits it; whether its one parameter was touched is the output."""
+    import torch
+
+    import migrate
+    from migrate.core.errors import MigrateError
+
+    model = torch.nn.Module()
+    model.w = torch.nn.Parameter(torch.full((4,), 7.0))
+    status, said = 0, ""
+    try:
+        migrate.load(model, path, strict=False, allow=allow)
+    except MigrateError as error:
+        status, said = error.exit_code, str(error)[:20_000]
+    return {"exit": status, "out": "" if torch.equal(model.w, torch.full((4,), 7.0)) else "written", "err": said}
 
 
 def stream(path: str, limits: str) -> dict[str, Any]:
@@ -126,6 +146,7 @@ def peak() -> int:
 ACTS: dict[str, Callable[..., dict[str, Any]]] = {
     "command": command,
     "api": api,
+    "load": load,
     "stream": stream,
     "container": container,
     "unsafe": unsafe,
@@ -138,11 +159,14 @@ def main(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     Each answer has the exit status, the output, the CPU seconds, what the tripwire saw, and which of `absent` and the canary exist.
     """
     answers = []
+    if any(job["act"] == "load" for job in jobs):
+        # torch imports what payloads name as well; a hostile file must not be what brings it
+        load("", [])
     sys.addaudithook(hook)
     for job in jobs:
         seen.clear()
         os.environ["ATTACK_CANARY"] = job["canary"]
-        state.update(armed=True, allowed=job["allowed"])
+        state.update(armed=True, allowed=job["allowed"], act=job["act"])
         began = time.process_time()
         try:
             answer = ACTS[job["act"]](*job["arguments"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -84,6 +85,13 @@ def test_a_setting_that_is_called_like_state_is_none(name: str) -> None:
     assert verdict(with_te(lambda te: {"recipe": recipe(te, "MXFP8BlockScaling", **{name: 1.5})})) == "refused"
     inner = {name: 1.5}
     assert verdict(with_te(lambda te: {"recipe": recipe(te, "MXFP8BlockScaling", q=recipe(te, "MMParams", **inner))})) == "refused"
+
+
+@pytest.mark.parametrize("field", ["qfactory", "amax_compute_algo"])
+def test_a_function_stands_in_the_recipes_alone_that_have_the_field(field: str) -> None:
+    assert verdict(with_te(lambda te: {"recipe": recipe(te, "MXFP8BlockScaling", **{field: os.system})})) == "refused"
+    assert verdict(with_te(lambda te: mx(te, extra_fp8_variables={"x": recipe(te, "MMParams", **{field: os.system})}))) == "refused"
+    assert verdict(with_te(lambda te: {"recipe": recipe(te, "CustomRecipe", qfactory=os.system)})) == "stateless"
 
 
 def test_inverses_alone_and_variables_alone_are_legacy() -> None:

@@ -214,6 +214,61 @@ def test_a_nested_file_cannot_be_a_shard(tmp_path: Path) -> None:
     assert {d.code for d in refused(tmp_path)} <= {"M915", "M945"}
 
 
+def shards(path: Path, *held: Any) -> Path:
+    for number, value in enumerate(held, 1):
+        write(path / f"pytorch_model-{number:05}-of-{len(held):05}.bin", value)
+    return path
+
+
+def test_a_value_that_stands_in_two_shards_is_refused(tmp_path: Path) -> None:
+    (found,) = refused(shards(tmp_path, {"a": torch.ones(1), "epoch": 1}, {"b": torch.ones(1), "epoch": 2}))
+    assert found.code == "M915"
+    assert "epoch (in pytorch_model-00001-of-00002.bin and pytorch_model-00002-of-00002.bin)" in found.message
+
+
+def test_a_value_may_not_be_called_like_a_tensor_of_another_shard(tmp_path: Path) -> None:
+    (found,) = refused(shards(tmp_path, {"a": torch.ones(1), "b": 1}, {"b": torch.ones(1)}))
+    assert found.code == "M915"
+
+
+@pytest.mark.parametrize("value", [[torch.ones(1)], {1: 2}])
+def test_a_shard_holds_no_tensors_below_its_values_and_values_of_different_shards_stay(value: Any, tmp_path: Path) -> None:
+    folder = shards(tmp_path, {"a": torch.ones(1), "x": value}, {"b": torch.ones(1), "step": 2})
+    if isinstance(value, list):
+        assert [d.code for d in refused(folder)] == ["M915"]
+    else:
+        assert dict(index_of(folder).items)["step"] == 2
+
+
+def test_the_attributes_of_shards_are_one_or_they_are_refused(tmp_path: Path) -> None:
+    first, second = nn.Linear(1, 1).state_dict(), nn.Linear(1, 1).state_dict(prefix="b.")
+    second._metadata = first._metadata  # type: ignore[attr-defined]
+    index_of(shards(tmp_path, first, second))
+    second._metadata = {"": {"version": 7}}  # type: ignore[attr-defined]
+    (found,) = refused(shards(tmp_path, first, second))
+    assert (found.code, "_metadata" in found.message) == ("M915", True)
+
+
+@pytest.mark.parametrize("indexed", [False, True])
+def test_extra_states_that_are_dicts_stand_in_shards_as_in_one_file(indexed: bool, tmp_path: Path) -> None:
+    def state(number: float) -> dict[str, Any]:
+        return {"scale_fwd": torch.full((3,), number), "extra_fp8_variables": {"fp8_max_fwd": 448}}
+
+    folder, out = tmp_path / "in", tmp_path / "out.pt"
+    folder.mkdir()
+    shards(folder, {"a.weight": torch.ones(2), "a._extra_state": state(2.0)}, {"b.weight": torch.ones(2), "b._extra_state": state(3.0)})
+    if indexed:
+        names = [f"pytorch_model-0000{number}-of-00002.bin" for number in (1, 2)]
+        weight_map = {f"{module}.weight": name for module, name in zip("ab", names, strict=True)} | {"b._extra_state": names[1]}
+        (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    migrate.apply(folder, out, output_format="torch")
+    migrate.verify(out, source=folder)
+    made = torch.load(out, weights_only=True)
+    for module, number in (("a", 2.0), ("b", 3.0)):
+        assert torch.equal(made[f"{module}._extra_state"]["scale_fwd"], torch.full((3,), number))
+        assert made[f"{module}._extra_state"]["extra_fp8_variables"] == {"fp8_max_fwd": 448}
+
+
 def test_safetensors_is_taken_where_a_folder_holds_both(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 

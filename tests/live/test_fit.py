@@ -25,6 +25,7 @@ def test_names_left_over_are_told_both_ways_with_the_nearest():
     assert (found.missing, found.unexpected) == (("weight",), ("wieght", "extra"))
     said = found.left_over()
     assert said.code == "M960"
+    assert said.message == "1 key of the module would not be filled and 2 keys of the checkpoint would have no place"
     text = said.render()
     assert "the module has, and the migrated checkpoint has not: weight" in text
     assert "the migrated checkpoint has, and the module has not: {wieght,extra}" in text
@@ -62,3 +63,11 @@ def test_an_output_goes_to_the_slot_that_the_wrapper_named():
     found = fit({"0.weight": spec("float32", (2, 3)), "0.bias": spec("float32", (2,))}, (), slots(module), NONE)
     assert found.places == {"0.weight": "0._orig_mod.weight", "0.bias": "0._orig_mod.bias"}
     assert found.left_over() is None
+
+
+def test_a_value_that_is_no_tensor_is_none_for_a_parameter():
+    module = nn.Linear(3, 2)
+    found = fit({"weight": spec("float32", (2, 3))}, ["bias"], slots(module), NONE)
+    assert [d.code for d in found.problems] == ["M960"]
+    assert "values that are no tensors stand for parameters or buffers of the module: bias" in found.problems[0].render()
+    assert fit({"weight": spec("float32", (2, 3))}, ["bias"], slots(module), NONE, loose={"bias"}).problems == ()

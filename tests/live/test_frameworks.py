@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -49,7 +50,17 @@ def test_transformers_gives_the_logits_of_from_pretrained(place):
         streamed = transformers.MixtralForCausalLM(model.config).eval()
         migrate.load(streamed, "OLD", to="hf-mixtral@v5")
         assert torch.equal(streamed(tokens).logits, expected)
+        with torch.device("meta"):
+            made = transformers.MixtralForCausalLM(model.config).eval()
+        (line,) = re.findall(r"`(model\.model\.rotary_emb = [^`]+)`", PAGE)
+        exec(line, {"model": made})
+        migrate.load(made, "OLD", to="hf-mixtral@v5")
+        assert torch.equal(made(tokens).logits, expected)
     migrate.save(streamed, "FOR_V4", to="hf-mixtral@v4")
+    said = json.loads(Path("FOR_V4/config.json").read_text())
+    assert "rope_parameters" in said
+    assert "rope_theta" not in said
+    shutil.copy("OLD/config.json", "FOR_V4")
     again = transformers.MixtralForCausalLM.from_pretrained("FOR_V4", dtype=torch.float32).eval()
     with torch.no_grad():
         assert torch.equal(again(tokens).logits, expected)

@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 
 import pytest
 import torch
@@ -69,7 +69,7 @@ def test_a_checkpoint_of_any_kind_is_loaded_migrated(tmp_path, old, new, source,
     fits(answer, "loaded")
     assert [(step["from"], step["to"], step["backwards"]) for step in answer["steps"]] == [("v4", "v5", False)]
     assert answer["tensors"] == len(new)
-    assert answer["bytes_read"] == sum(one.nbytes for one in new.values())
+    assert answer["bytes_written"] == sum(one.nbytes for one in new.values())
     assert (answer["missing"], answer["unexpected"], answer["left_on_meta"]) == ([], [], [])
 
 
@@ -335,6 +335,8 @@ STATES = [
     torch.tensor([1, 2, 3], dtype=torch.uint8),
     [torch.ones(2), {"scale": torch.zeros(1)}],
     torch.float16,
+    defaultdict(int, {"a": 1}),
+    defaultdict(OrderedDict),
 ]
 
 
@@ -361,7 +363,7 @@ def told(value):
     if isinstance(value, io.BytesIO):
         return value.getvalue(), value.tell()
     if isinstance(value, dict):
-        return type(value), [(key, told(one)) for key, one in value.items()]
+        return type(value), getattr(value, "default_factory", None), [(key, told(one)) for key, one in value.items()]
     return (type(value), [told(one) for one in value]) if isinstance(value, (list, tuple)) else value
 
 

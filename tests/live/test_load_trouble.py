@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 from built import V4, V5, module, rules, same, state_of, untouched
+from grouped_linear import GroupedTensor
 from safetensors.torch import save_file
 
 import migrate
@@ -236,3 +237,14 @@ def test_a_value_that_nobody_here_makes_is_named_first(tmp_path):
 
     torch.save({"w": torch.ones(2), "_extra_state": {"made": torch.nn.Linear(1, 1)}}, tmp_path / "in.pt")
     assert "M935" in refused(Stateful(), tmp_path / "in.pt")
+
+
+def test_a_wrapper_that_is_real_outside_and_meta_inside_is_refused():
+    """Its `copy_` would take the numbers and keep none of them."""
+    inside = GroupedTensor.of(torch.zeros(2, 2, 2))
+    inside.rowwise_data = inside.rowwise_data.to("meta")
+    model = torch.nn.Module()
+    model.weight = torch.nn.Parameter(inside)
+    with pytest.raises(MigrateError, match="weight say that they are on a real device") as caught:
+        migrate.load(model, {"weight": torch.ones(2, 2, 2)})
+    assert [d.code for d in caught.value.diagnostics] == ["M963"]

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from migrate.core.spec import spec
-from migrate.live.module import sides, slots, spec_of, unwrapped
+from migrate.live.module import sides, slots, spec_of, state, unwrapped
 
 
 class Stateful(nn.Module):
@@ -57,6 +57,16 @@ def test_slots_have_the_names_and_the_order_of_the_state_dict(name):
     for key, slot in found.items():
         assert slot.tensor is None or slot.tensor.data_ptr() == state[key].data_ptr()
         assert slot.tensor is None or getattr(slot.owner, slot.name) is slot.tensor
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_state_has_the_versions_that_the_state_dict_has(name):
+    model = MODULES[name]()
+    inner = {"compiled": "_orig_mod", "parallel": "module"}.get(name)
+    expected = (model if inner is None else getattr(model, inner)).state_dict()._metadata
+    if name in ("inside", "checkpointed"):
+        expected = {key.replace("._orig_mod", "").replace("._checkpoint_wrapped_module", ""): said for key, said in expected.items()}
+    assert state(model)._metadata == expected
 
 
 @pytest.mark.parametrize("name", ["compiled", "inside", "checkpointed", "parallel"])

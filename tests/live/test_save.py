@@ -127,6 +127,50 @@ def test_an_extra_state_is_written_where_the_format_can_hold_it(tmp_path):
         migrate.save(Stateful(), tmp_path / "out.safetensors")
 
 
+RENAMED = "rules:\n  - {name: r, from: 'inner.{k...}', to: 'core.{k}'}\n"
+
+
+def test_an_extra_state_and_the_versions_follow_their_module(tmp_path):
+    rule = rules(tmp_path, RENAMED)
+    model = torch.nn.ModuleDict({"inner": torch.nn.ModuleDict({"s": Stateful(), "norm": torch.nn.BatchNorm1d(2)})})
+    migrate.save(model, tmp_path / "out.pt", rules=rule)
+    made = torch.load(tmp_path / "out.pt", weights_only=True)
+    assert made["core.s._extra_state"] == {"calls": 4}
+    assert made._metadata == {"": {"version": 1}, "core": {"version": 1}, "core.s": {"version": 1}, "core.norm": {"version": 2}}
+    again = torch.nn.ModuleDict({"core": torch.nn.ModuleDict({"s": Stateful(), "norm": torch.nn.BatchNorm1d(2)})})
+    again.load_state_dict(made)
+    # by way of its state dict too, and a dict without versions stays one
+    migrate.apply(model.state_dict(), tmp_path / "dict.pt", rules=rule)
+    assert torch.load(tmp_path / "dict.pt", weights_only=True)._metadata == made._metadata
+    migrate.apply(dict(model.state_dict()), tmp_path / "plain.pt", rules=rule)
+    assert type(torch.load(tmp_path / "plain.pt", weights_only=True)) is dict
+
+
+def test_versions_have_no_place_in_safetensors_and_are_no_matter(tmp_path):
+    rule = rules(tmp_path, RENAMED)
+    answer = migrate.save(torch.nn.ModuleDict({"inner": torch.nn.BatchNorm1d(2), "act": torch.nn.ReLU()}), tmp_path / "out", rules=rule)
+    assert answer["notes"] == []
+    assert not (tmp_path / "out" / "migrate.items.json").exists()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_versions_are_by_the_names_of_the_model_inside_its_wrappers(tmp_path):
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(2))
+    wrapped = torch.nn.DataParallel(torch.compile(model, backend="eager"))
+    migrate.save(wrapped, tmp_path / "out.pt")
+    assert torch.load(tmp_path / "out.pt", weights_only=True)._metadata == model.state_dict()._metadata
+
+
+def test_a_module_goes_back_by_a_rule_file(tmp_path):
+    rule = rules(tmp_path, RENAMED)
+    model = torch.nn.ModuleDict({"core": torch.nn.Linear(2, 2)})
+    for given, name in ((model, "a.pt"), (model.state_dict(), "b.pt")):
+        answer = migrate.downgrade(given, tmp_path / name, rules=rule)
+        assert answer["steps"][0]["backwards"] is True
+        made = torch.load(tmp_path / name, weights_only=True)
+        assert equal(made, {f"inner.{k}": t.detach() for k, t in model["core"].named_parameters()})
+
+
 # -- state dicts and modules where a checkpoint is asked for -------------------------------------------------------------------
 
 

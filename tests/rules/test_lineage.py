@@ -8,7 +8,7 @@ import pytest
 
 from migrate.core.errors import QuestionError
 from migrate.core.spec import spec
-from migrate.rules.lineage import Detect, Edge, Layout, Lineage, detect, path, resolve_goal, warnings
+from migrate.rules.lineage import Detect, Edge, Layout, Lineage, detect, mixes, path, resolve_goal, warnings
 from migrate.source.index import Index, Stored
 
 
@@ -208,3 +208,18 @@ def test_a_key_with_two_readings_is_there_all_the_same() -> None:
 def test_keys_from_hostile_files_are_printed_safely() -> None:
     found = Index({"a\x1b[2J.w": Stored(spec("int8", ()), 0, 0)}, ("f",))
     assert finding(Detect(present=("{p...}.w",)), found)[1][0].isprintable()
+
+
+@pytest.mark.parametrize(
+    ("keys", "mixed"), [("a.old", False), ("a.new", False), ("a.old b.new", True), ("a.both b.new", False), ("x", False)]
+)
+def test_layouts_are_mixed_where_the_own_names_of_two_stand_side_by_side(keys: str, mixed: bool) -> None:
+    layouts = (
+        Layout("v1", detect=Detect(present=("{m}.old",), absent=("{m}.new",))),
+        Layout("v2", detect=Detect(present=("{m}.new",), absent=("{m}.old",))),
+        # asks for nothing of its own
+        Layout("v3", detect=Detect(present=("{m}.new",), dtype={"{m}.new": ("int8",)})),
+        Layout("v4"),
+    )
+    index = Index({key: Stored(spec("float32", (1,)), 0, 0) for key in keys.split()}, ("x",))
+    assert mixes(Lineage("l", layouts=layouts), index) is mixed

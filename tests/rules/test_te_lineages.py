@@ -183,6 +183,49 @@ def test_delayed_scaling_can_be_left_behind(name: str, tmp_path: Path) -> None:
     assert list(contents(out)) == ["layers.fc.weight"]
 
 
+def test_states_that_are_dicts_in_shards_reach_2_18(tmp_path: Path) -> None:
+    folder, out = tmp_path / "in", tmp_path / "out.pt"
+    folder.mkdir()
+    state = {
+        "scale_fwd": torch.tensor([2.0, 3.0, 4.0]), "amax_history_fwd": torch.arange(12.0).reshape(4, 3),
+        "scale_bwd": torch.tensor([5.0, 6.0]), "amax_history_bwd": torch.arange(8.0).reshape(4, 2),
+        "extra_fp8_variables": {"fp8_max_fwd": 448, "fp8_max_bwd": 57344, "num_gemms": 1},
+    }  # fmt: skip
+    for number, module in enumerate("ab", 1):
+        torch.save(
+            {f"{module}.weight": torch.ones(2), f"{module}._extra_state": state}, folder / f"pytorch_model-0000{number}-of-00002.bin"
+        )
+    done("apply", folder, "-o", out, "--to", "te-extra-state@2.18", "--allow", "delayed-scaling", "-q")
+    made = torch.load(out, weights_only=True)
+    assert sorted(made) == ["a._extra_state", "a.weight", "b._extra_state", "b.weight"]
+    assert hashes(loaded(made["b._extra_state"].numpy().tobytes())) == hashes(state)
+
+
+@pytest.mark.parametrize("name", DELAYED)
+def test_delayed_scaling_goes_on_as_tensors_where_that_is_wanted_and_allowed(name: str, tmp_path: Path) -> None:
+    source, out = checkpoint(tmp_path, fc=vector(name)), tmp_path / "out.safetensors"
+    question = ("--to", "te-extra-state@2.18", "--set", "delayed_scaling=tensors")
+    assert run("apply", source, "-o", out, *question, "--format", "json").codes == ["M951"]
+    done("apply", source, "-o", out, *question, "--allow", "delayed-scaling", "-q")
+    done("verify", out, "--source", source, "-q")
+    made = contents(out)
+    assert made.pop("layers.fc.weight") == ("F32", (2, 2), bytes(range(16)))
+    state = {key.removeprefix("layers.fc._extra_state."): raw for key, (dtype, _, raw) in made.items() if dtype == "F32"}
+    assert len(state) == len(made)
+    if "ops" in name:
+        parts = [state["forward.scale_fwd"][n : n + 4] for n in (0, 4)]
+        assert [hashlib.sha256(part).hexdigest() for part in parts] == [expected(name, mode)["scale_fwd"] for mode in ("input", "param")]
+    else:
+        assert {key: hashlib.sha256(raw).hexdigest() for key, raw in state.items()} == expected(name)
+
+
+def test_delayed_scaling_is_refused_where_that_is_wanted_whatever_is_allowed(tmp_path: Path) -> None:
+    question = ("--to", "te-extra-state@2.18", "--set", "delayed_scaling=refuse", "--allow", "delayed-scaling", "--allow", "drop")
+    assert run("plan", checkpoint(tmp_path, fc=vector(DELAYED[2])), *question, "--format", "json").codes == ["M951"]
+    done("apply", checkpoint(tmp_path, fc=NONE), "-o", tmp_path / "out.safetensors", *question, "-q")
+    assert contents(tmp_path / "out.safetensors")["layers.fc._extra_state"] == EMPTY
+
+
 def test_the_way_down_ends_at_2_0(tmp_path: Path) -> None:
     source, out = checkpoint(tmp_path, fc=vector(DELAYED[0]), proj=NONE), tmp_path / "out.safetensors"
     done("apply", source, "-o", out, "--to", "te-extra-state@2.18", "--allow", "delayed-scaling", "-q")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 from .decoding import ContradictionError, Decoder, Decoding, ForeignError, NestedError, Table, is_global, plain
@@ -52,14 +53,53 @@ def _compared(key: Any) -> Any:
         return ("", "complex", repr(key)) if key.imag else key.real
     if kind is Constant:
         return "", key.kind, key.text
-    if kind is Array and key.scalar:
-        return "", key.dtype, key.data
+    if kind is Array:
+        return _compared(number(key))
+    if kind is ListNode and key.kind == "range":
+        return "", "range", *_range(*key.items)
+    if kind is ListNode and key.kind == "frozenset":
+        raise ForeignError("a frozenset as a key")
     if kind is ListNode and key.kind in ("tuple", "Size"):
         # one more than may be is enough to be refused
         return tuple(map(_compared, key.items[:65]))
-    if kind is bytearray or kind is DictNode or (kind is ListNode and key.kind in ("list", "set", "deque")):
+    if kind is bytearray or kind is DictNode or (kind is ListNode and key.kind in ("list", "set", "deque", "slice")):
         raise ContradictionError("a key that can change, which no dict can hold")
     return "", "object", str(id(key))
+
+
+def number(key: Array) -> Any:
+    """What a number of numpy equals, which Python takes for the same key: 1 of any dtype is 1. ContradictionError for an array.
+
+    ForeignError for a dtype that Python has no numbers of.
+    """
+    if not key.scalar:
+        raise ContradictionError("a key that can change, which no dict can hold")
+    order, sort, size = key.dtype[0], key.dtype[1], int(key.dtype[2:])
+    if sort in "biu":
+        return int.from_bytes(key.data, "big" if order == ">" else "little", signed=sort == "i")
+    if sort == "S":
+        return key.data.rstrip(b"\0")
+    if sort == "U":
+        try:
+            return key.data.decode(f"utf-32-{'be' if order == '>' else 'le'}", "surrogatepass").rstrip("\0")
+        except UnicodeDecodeError:
+            raise ContradictionError("text of numpy's that is none") from None
+    parts = size if sort == "f" else size // 2
+    if parts not in _FLOATS:
+        raise ForeignError(f"a number of numpy's {key.dtype} as a key")
+    numbers = struct.unpack(f"{'>' if order == '>' else '<'}{size // parts}{_FLOATS[parts]}", key.data)
+    return complex(*numbers) if sort == "c" else numbers[0]
+
+
+_FLOATS = {2: "e", 4: "f", 8: "d"}
+
+
+def _range(start: Any, stop: Any, step: Any) -> tuple[int, int, int]:
+    """Ranges that give the same numbers are equal: how many they are, the first of them, and the step between two."""
+    if any(type(n) is not int for n in (start, stop, step)) or not step:
+        raise ContradictionError("a range that is not made of integers")
+    count = max(0, -((start - stop) // step))
+    return count, start if count else 0, step if count > 1 else 0
 
 
 def _pairs_and_state(call: Call) -> list[Any]:

@@ -23,6 +23,10 @@ class WrongError(Exception):
         self.code, self.message = code, message
 
 
+class EndedError(WrongError):
+    """The stream ends too early; where only a part of it was read, that part is too short."""
+
+
 def kind_of(value: Any) -> str:
     """What a value is, in a few words; never its contents."""
     kind = type(value)

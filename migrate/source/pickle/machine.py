@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from ...core.diagnostics import fail, printable
 from ..jsontext import collector_paused
-from .keys import WrongError, forms_of, kind_of
+from .keys import EndedError, WrongError, forms_of, kind_of
 from .limits import Limits
 from .measure import measure
 from .nodes import ABSENT, METHOD, Call, Dict, Global, Persistent, Set
@@ -80,7 +80,7 @@ def read(data: bytes | memoryview, limits: Limits, *, name: str, start: int = 0,
         except MemoryError:
             problem = WrongError("M932", "a value that does not fit into memory")
     if problem is not None:
-        if end < len(data) and place[0] >= len(stream):
+        if end < len(data) and isinstance(problem, EndedError):
             problem = WrongError("M932", f"a pickle stream of more than {limits.size:,} bytes")
         fail(problem.code, f"{name}: byte {start + min(place[0], len(stream)):,}: {problem.message}", help=_HELP[problem.code])
     return value if whole else (value, start + place[0])
@@ -195,7 +195,7 @@ def _run(data: bytes, limits: Limits, persistent: bool, place: list[int]) -> Any
                             if framed:
                                 raise WrongError("M930", "FRAME inside a frame")
                             if size > len(data) - at - 9:
-                                raise WrongError("M930", f"a frame of {size:,} bytes, {len(data) - at - 9:,} are left")
+                                raise EndedError("M930", f"a frame of {size:,} bytes, {len(data) - at - 9:,} are left")
                             if size > _FRAME:
                                 raise too_large("a frame", size, _FRAME)
                             base = at + 9

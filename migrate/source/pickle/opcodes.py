@@ -9,7 +9,7 @@ import struct
 from typing import Any
 
 from ...core.diagnostics import printable
-from .keys import WrongError
+from .keys import EndedError, WrongError
 from .limits import Limits
 from .nodes import Global
 
@@ -85,7 +85,7 @@ def named(module: str, name: str, names: dict[tuple[str, str], Global]) -> Globa
 def cut_off(buffer: bytes, at: int, framed: bool) -> WrongError:
     """Why an index was out of range: the stream or its frame ends, the memo has no such entry, or the stack is empty."""
     if at >= len(buffer) or at + _OPERANDS.get(buffer[at], 0) >= len(buffer):
-        return WrongError("M930", "an opcode reaches out of its frame" if framed else "the stream ends before STOP")
+        return WrongError("M930", "an opcode reaches out of its frame") if framed else EndedError("M930", "the stream ends before STOP")
     if buffer[at] in (0x68, 0x6A):
         return WrongError("M930", "a memo entry is read, but was not written")
     return WrongError("M930", "an opcode takes more values than the stack holds above its mark")

@@ -6,6 +6,7 @@ quantized, nested, meta, an unknown subclass) is refused by name: its bytes lie 
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -150,9 +151,12 @@ def _size(call: Call, _: Any, __: Decoding) -> ListNode:
     return ListNode("Size", integers(call.arguments[0]), call)
 
 
+_DEVICE = re.compile("[a-z][a-z0-9_]{0,30}(:[0-9]{1,9})?", re.ASCII)
+
+
 def _device(call: Call, _: Any, __: Decoding) -> Constant:
     kind, *number = call.arguments
-    if type(kind) is not str or any(type(n) is not int for n in number) or not plain(call):
+    if type(kind) is not str or _DEVICE.fullmatch(kind) is None or any(type(n) is not int for n in number) or not plain(call):
         raise ContradictionError("a torch.device of something other than a name and a number")
     return Constant("device", ":".join([kind, *map(str, number)]), call)
 

@@ -1,0 +1,172 @@
+"""Checkpoints as they lie about: nested, linked, quantized, incomplete, hostile; and every dtype that parameters have."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from built import module, rules, same, untouched
+from commandline import DATA, ROOT
+from safetensors.torch import load_file, save_file
+
+import migrate
+from migrate.core.errors import MigrateError
+
+DTYPES = [
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int64, torch.uint16, torch.uint32, torch.float16, torch.bfloat16, torch.float64,
+    torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu, torch.complex64, torch.complex128,
+]  # fmt: skip
+
+
+def bits(dtype):
+    made = torch.arange(1, 1 + 6 * dtype.itemsize, dtype=torch.uint8)
+    return (made % 2 if dtype is torch.bool else made).view(dtype).reshape(2, 3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_every_dtype_is_loaded_bit_for_bit_without_dimensions_and_empty_too(tmp_path, dtype, device):
+    state = {"w": bits(dtype), "scalar": bits(dtype)[1, 2].clone(), "empty": bits(dtype)[:0].clone()}
+    torch.save(state, tmp_path / "in.pt")
+    for source in (state, tmp_path / "in.pt"):
+        model = torch.nn.Module()
+        for name, one in state.items():
+            model.register_buffer(name, torch.zeros(one.shape, dtype=torch.uint8).to(dtype).to(device))
+        migrate.load(model, source)
+        assert same(model, state)
+
+
+def test_of_a_nested_checkpoint_one_says_which_dict(tmp_path):
+    state = {"w": torch.ones(2)}
+    torch.save({"gen": {"w": torch.zeros(2)}, "disc": state, "step": 4}, tmp_path / "gan.pt")
+    model = module(state)
+    with pytest.raises(MigrateError, match="M945"):
+        migrate.load(model, tmp_path / "gan.pt")
+    assert untouched(model)
+    migrate.load(model, tmp_path / "gan.pt", at="disc")
+    assert same(model, state)
+
+
+def test_a_snapshot_of_the_hub_s_cache_is_a_folder_of_links(tmp_path):
+    state = {"w": torch.arange(3.0)}
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "snapshots" / "abc").mkdir(parents=True)
+    save_file(state, tmp_path / "blobs" / "beef")
+    (tmp_path / "snapshots" / "abc" / "model.safetensors").symlink_to("../../blobs/beef")
+    model = module(state)
+    migrate.load(model, tmp_path / "snapshots" / "abc")
+    assert same(model, state)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_fp8_blocks_are_dequantized_into_the_module_as_apply_does_it(tmp_path, threads, device):
+    old = DATA / "fp8_dequant_deepseek_v3" / "hub"
+    migrate.apply(old, tmp_path / "new.safetensors", to="deepseek-v3@bf16", allow={"lossy"}, fsync=False)
+    wanted = load_file(tmp_path / "new.safetensors")
+    model = module(wanted, device)
+    if device == "cpu":
+        with pytest.raises(MigrateError, match="lossy"):
+            migrate.load(model, old, "deepseek-v3@bf16")
+        assert untouched(model)
+    answer = migrate.load(model, old, "deepseek-v3@bf16", allow={"lossy"}, threads=threads, max_memory="1MiB")
+    assert same(model, wanted)
+    assert answer["report"]["rules"]
+
+
+def missing(folder, state):
+    save_file({"a": state["a"]}, folder / "model-00001-of-00002.safetensors")
+    weight_map = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return folder
+
+
+def cut(folder, state):
+    save_file(state, folder / "in.safetensors")
+    os.truncate(folder / "in.safetensors", os.path.getsize(folder / "in.safetensors") - 4)
+    return folder / "in.safetensors"
+
+
+def cut_zip(folder, state):
+    torch.save(state, folder / "in.pt")
+    os.truncate(folder / "in.pt", os.path.getsize(folder / "in.pt") - 500)
+    return folder / "in.pt"
+
+
+@pytest.mark.parametrize(("broken", "code"), [(missing, "M908"), (cut, "M906"), (cut_zip, "M940")])
+def test_an_incomplete_checkpoint_changes_nothing(tmp_path, broken, code):
+    state = {"a": torch.ones(100), "b": torch.ones(100)}
+    model = module(state)
+    with pytest.raises(MigrateError, match=code):
+        migrate.load(model, broken(tmp_path, state))
+    assert untouched(model)
+
+
+class Hostile:
+    def __reduce__(self):
+        return os.system, ("true",)
+
+
+class Stateful(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.full((2,), 7.0))
+
+    def get_extra_state(self):
+        return None
+
+    def set_extra_state(self, state):
+        raise AssertionError(state)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("key", ["_extra_state", "x"])
+def test_nothing_of_a_hostile_file_is_executed(tmp_path, key, zipped, strict):
+    torch.save({"w": torch.ones(2), key: Hostile()}, tmp_path / "in.pt", _use_new_zipfile_serialization=zipped)
+    seen = []
+    listening = True
+    sys.addaudithook(lambda event, _: seen.append(event) if listening and event in ("os.system", "pickle.find_class") else None)
+    model = Stateful()
+    with pytest.raises(MigrateError, match="M935"):
+        migrate.load(model, tmp_path / "in.pt", strict=strict)
+    listening = False
+    assert seen == []
+    assert untouched(model)
+
+
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_a_load_between_forward_and_backward_is_noticed_by_autograd(tmp_path, on_disk):
+    source = {"w": torch.ones(2)}
+    if on_disk:
+        save_file(source, tmp_path / "in.safetensors")
+        source = tmp_path / "in.safetensors"
+    model = module({"w": torch.ones(2)})
+    model.w.requires_grad_(True)
+    out = (model.w * model.w).sum()
+    migrate.load(model, source)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.backward()
+
+
+def test_with_fsdp_each_of_two_processes_gets_its_part(tmp_path):
+    rule = "keep: ['head.{k...}']\nrules:\n  - {name: r, from: 'blocks.{k...}', to: 'b.{k}'}\n"
+    rules(tmp_path, rule).rename(tmp_path / "rule.yaml")
+    script = Path(__file__).with_name("fsdp_process.py")
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, script, tmp_path], env=env, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, done.stderr
+
+
+def test_storages_can_be_resized_afterwards_on_both_sides(tmp_path):
+    rule = rules(tmp_path, "rules:\n  - {name: r, from: w, to: w, via: [{cast: {to: float64}}]}\n")
+    old, new = module({"w": torch.ones(4)}), module({"w": torch.ones(4, dtype=torch.float64)})
+    migrate.convert_module(old, new, rules=rule)
+    assert new.w.tolist() == [7.0] * 4
+    for one in (old.w, new.w):
+        one.untyped_storage().resize_(0)
