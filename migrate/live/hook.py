@@ -17,7 +17,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import ops
-from ..core.diagnostics import fail, listed, plural, printable
+from ..core.diagnostics import Diagnostic, fail, listed, plural, printable
 from ..core.errors import MigrateError
 from ..core.templates import matches
 from ..extra_state.age import States
@@ -44,7 +44,6 @@ from .outputs import Outputs
 if TYPE_CHECKING:
     import torch
 
-    from ..core.diagnostics import Diagnostic
     from ..formats.memory import MemorySource
     from .module import Slot
 
@@ -323,7 +322,8 @@ class _Hook:
         own = tuple(unwrapped(dict.fromkeys(free), parallel=False).values())
         strange = [] if not call.strict else [key for key in found.unexpected if not key.startswith(own)]
         problem = replace(found, unexpected=tuple(strange)).left_over() if call.strict else None
-        problems = [*found.problems, *([problem] if problem is not None else [])]
+        kinds = _other_kinds({name: others[name] for name in loose if name in found.places}, found.places, judged)
+        problems = [*found.problems, *(one for one in (problem, kinds) if one is not None)]
         if problems:
             raise MigrateError(problems)
         outputs.require()
@@ -364,6 +364,29 @@ def _shown(diagnostic: Diagnostic, prefix: str) -> str:
     if prefix:
         diagnostic = replace(diagnostic, notes=(*diagnostic.notes, f"all of it below {printable(prefix[:-1])}"))
     return diagnostic.render().replace("\n", "\n\t")
+
+
+def _other_kinds(values: Mapping[str, Any], places: Mapping[str, str], slots: Mapping[str, Slot]) -> Diagnostic | None:
+    """M960 for tensors that no rule takes (sparse, quantized by torch) and that the module's own cannot be filled from."""
+    import torch
+
+    wrong = []
+    for name, value in values.items():
+        held = slots[places[name]].tensor
+        if held is None or torch.nn.parameter.is_lazy(held):
+            continue
+        one, other = ((tuple(t.shape), getattr(t, "layout", None), getattr(t, "is_quantized", False)) for t in (value, held))
+        if one != other:
+            wrong.append(f"{printable(name)}: {_kind(one)}, the module's is {_kind(other)}")
+    if not wrong:
+        return None
+    what = f"other tensors than the module's under {plural(len(wrong), 'name')}"
+    return Diagnostic("M960", what, notes=tuple(wrong[:8]), help="make dense tensors of them first")
+
+
+def _kind(found: tuple[Any, ...]) -> str:
+    shape, layout, quantized = found
+    return f"{'quantized ' * bool(quantized)}{str(layout).removeprefix('torch.')} {list(shape)}"
 
 
 def _fits(own: Mapping[str, Any], places: Mapping[str, Slot]) -> bool:

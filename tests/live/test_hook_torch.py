@@ -282,6 +282,17 @@ def test_tensors_that_rules_cannot_take_go_with_their_modules(tmp_path):
     assert torch.equal(model["new"].weight, torch.ones(2, 2))
 
 
+UNFIT = [None, "text", [1.0, 2.0], torch.ones(2).to_sparse(), torch.ones(3).to_sparse()]
+
+
+@pytest.mark.parametrize("bias", UNFIT)
+def test_what_no_parameter_can_be_filled_from_is_refused_before_anything_is_written(tmp_path, bias):
+    file = rule(tmp_path, 'rules: [{name: r, from: "old.{k}", to: "new.{k}"}]\n')
+    model = nn.ModuleDict({"new": nn.Linear(2, 2)})
+    migrate.attach(model, rules=file)
+    assert "new.bias" in refused(model, {"old.weight": torch.ones(2, 2), "old.bias": bias}, "M960")
+
+
 TE = Path(__file__).parent.parent / "data" / "te"
 STATES = {
     "2.0, a tensor of bytes": lambda: torch.frombuffer(bytearray((TE / "v2.0_linear_DelayedScaling.pkl").read_bytes()), dtype=torch.uint8),
