@@ -8,24 +8,27 @@ and length of each: tiles may be hashed by different threads, in any order, or b
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from functools import lru_cache
+from importlib import import_module
 
 _POLYNOMIAL = 0xEDB88320  # bit 31 is the coefficient of x^0, as everywhere in this file
 _ONE = 0x80000000
 _X8 = 0x00800000
 
-try:
-    from isal.isal_zlib import crc32
 
-    BACKEND = "isal"
-except ImportError:
-    try:
-        from zlib_ng.zlib_ng import crc32
+def _fastest() -> tuple[str, Callable[..., int]]:
+    """Whose CRC-32 it is, and the function."""
+    for backend, module in (("isal", "isal.isal_zlib"), ("zlib-ng", "zlib_ng.zlib_ng")):
+        try:
+            found: Callable[..., int] = import_module(module).crc32
+        except ImportError:
+            continue
+        return backend, found
+    return "zlib", zlib.crc32
 
-        BACKEND = "zlib-ng"
-    except ImportError:
-        crc32 = zlib.crc32
-        BACKEND = "zlib"
+
+BACKEND, crc32 = _fastest()
 
 __all__ = ["BACKEND", "combine", "crc32", "zeros"]
 
