@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from commandline import contents, done, run
+from inert_unpickler import InertUnpickler
 
 import migrate
 from migrate.core.errors import CheckpointError
@@ -67,19 +68,6 @@ def hashes(tensors: dict[str, torch.Tensor]) -> dict[str, str]:
     return {name: hashlib.sha256(tensors[name].numpy().tobytes()).hexdigest() for name in SCALING}
 
 
-class _Inert:
-    def __init__(self, *_: object) -> None:
-        pass
-
-    def __setstate__(self, fields: dict[str, Any]) -> None:
-        self.__dict__.update(fields)
-
-
-class _Plain(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        return _Inert if module.startswith("transformer_engine") else super().find_class(module, name)
-
-
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("policy", ["refuse", "pickle-2.x", "tensors"])
 def test_delayed_scaling_in_an_object_waits_for_a_person(form: str, policy: str, tmp_path: Path) -> None:
@@ -112,7 +100,7 @@ def test_a_dict_becomes_the_pickle_of_2_x(tmp_path: Path) -> None:
     assert list(made) == list(model(None))
     assert made["b._extra_state"].dtype == torch.uint8
     assert made["b._extra_state"].numel() == 0
-    state = _Plain(io.BytesIO(made["a._extra_state"].numpy().tobytes())).load()
+    state = InertUnpickler(io.BytesIO(made["a._extra_state"].numpy().tobytes())).load()
     assert hashes(state) == HASHES
     assert state["recipe"].amax_history_len == state["amax_history_fwd"].shape[0]
 

@@ -65,3 +65,17 @@ class Counting(torch.nn.Module):
 
     def set_extra_state(self, state):
         self.got.append((state, self.w.tolist()))
+
+
+class Refusing(torch.nn.Module):
+    """Has an extra state and must never be given one."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.full((2,), 7.0))
+
+    def get_extra_state(self):
+        return None
+
+    def set_extra_state(self, state):
+        raise AssertionError(state)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from built import module, rules, same, untouched
+from built import Refusing, module, rules, same, untouched
 from commandline import DATA, ROOT
 from safetensors.torch import load_file, save_file
 
@@ -112,18 +112,6 @@ class Hostile:
         return os.system, ("true",)
 
 
-class Stateful(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.w = torch.nn.Parameter(torch.full((2,), 7.0))
-
-    def get_extra_state(self):
-        return None
-
-    def set_extra_state(self, state):
-        raise AssertionError(state)
-
-
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize("key", ["_extra_state", "x"])
@@ -132,7 +120,7 @@ def test_nothing_of_a_hostile_file_is_executed(tmp_path, key, zipped, strict):
     seen = []
     listening = True
     sys.addaudithook(lambda event, _: seen.append(event) if listening and event in ("os.system", "pickle.find_class") else None)
-    model = Stateful()
+    model = Refusing()
     with pytest.raises(MigrateError, match="M935"):
         migrate.load(model, tmp_path / "in.pt", strict=strict)
     listening = False

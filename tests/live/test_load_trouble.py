@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from built import V4, V5, module, rules, same, state_of, untouched
+from built import V4, V5, Refusing, module, rules, same, state_of, untouched
 from grouped_linear import GroupedTensor
 from safetensors.torch import save_file
 
@@ -224,19 +224,8 @@ def test_a_progress_that_raises_stops_the_load(new):
 
 
 def test_a_value_that_nobody_here_makes_is_named_first(tmp_path):
-    class Stateful(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.w = torch.nn.Parameter(torch.full((2,), 7.0))
-
-        def get_extra_state(self):
-            return None
-
-        def set_extra_state(self, state):
-            raise AssertionError(state)
-
     torch.save({"w": torch.ones(2), "_extra_state": {"made": torch.nn.Linear(1, 1)}}, tmp_path / "in.pt")
-    assert "M935" in refused(Stateful(), tmp_path / "in.pt")
+    assert "M935" in refused(Refusing(), tmp_path / "in.pt")
 
 
 def test_a_wrapper_that_is_real_outside_and_meta_inside_is_refused():

@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from commandline import contents, done, run, safetensors
+from inert_unpickler import InertUnpickler
 
 import migrate
 from migrate.core.diagnostics import Report
@@ -37,23 +37,8 @@ ARCHIVES = [f"v1.13_linear_DelayedScaling{which}.bytesio.pt" for which in ("", "
 DELAYED = ["v0.8_linear_DelayedScaling.pkl", "v1.13_ops_basic_linear_DelayedScaling.pkl", "v2.0_linear_DelayedScaling.pkl"]
 
 
-class _Inert:
-    """What stands for each class of Transformer Engine."""
-
-    def __init__(self, *_: object) -> None:
-        pass
-
-    def __setstate__(self, fields: dict[str, Any]) -> None:
-        self.__dict__.update(fields)
-
-
-class _Plain(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        return _Inert if module.startswith("transformer_engine") else super().find_class(module, name)
-
-
 def loaded(data: bytes) -> Any:
-    return _Plain(io.BytesIO(data)).load()
+    return InertUnpickler(io.BytesIO(data)).load()
 
 
 def vector(name: str) -> bytes:
