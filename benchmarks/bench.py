@@ -48,7 +48,6 @@ class Bench:
         self.migrate = shlex.split(args.migrate)
         self.holder = memory.Holder(args.data / "hold")
         self.total = 0
-        self.start_up: dict[str, float] = {}
         self._torch_import: float | None = None
 
     # -- data ------------------------------------------------------------------------------------------------------------
@@ -112,11 +111,11 @@ class Bench:
             argv += ["--max-shard-size", str(int(self.total * task.grows) // task.files + 64 * MB)]
         return argv if fsync else [*argv, "--no-fsync"]
 
-    def measure_start_up(self, task: Task, script: bool = False) -> float:
-        """Seconds of the same command, or of the script, on a tiny checkpoint: everything that does not grow with the bytes."""
-        source, target = self.root / f"tiny-{task.source}", self.root / "out-tiny"
-        argv = self.script(task, source, target) if script else self.command(task, source, target, fsync=False)
-        return statistics.median(self.timed(argv, target, 256 * MB).wall for _ in range(5))
+    def start_up(self, task: Task, target: Path) -> dict[str, list[Any]]:
+        """The same command, and where it counts the script, on a tiny checkpoint: everything that does not grow with the bytes."""
+        source = self.root / f"tiny-{task.source}"
+        found = {"start-up": self.command(task, source, target, fsync=False)}
+        return {**found, "script's start-up": self.script(task, source, target)} if task.apart else found
 
     def script(self, task: Task, source: Path, target: Path) -> list[Any]:
         return [PYTHON, HERE / "baseline_stack.py", "pack" if task.one_file else task.name, source, target]
@@ -154,6 +153,7 @@ class Bench:
                 [PYTHON, HERE / "baseline_transformers.py", source, target, "--max-shard-size", f"{self.total // 4000}KB"],
                 int(need + self.total * 1.3) + 512 * MB,
             )
+        variants |= {name: (argv, 256 * MB) for name, argv in self.start_up(task, target).items()}
         rounds: dict[str, list[process.Taken]] = {name: [] for name in variants}
         for number in range(self.args.rounds):
             for name in list(variants)[:: 1 if number % 2 == 0 else -1]:
@@ -194,20 +194,19 @@ class Bench:
 
     def judge(self, task: Task, written: int, rounds: dict[str, list[process.Taken]], synced: dict[str, float]) -> dict[str, Any]:
         seconds = {name: [t.wall for t in taken] for name, taken in rounds.items()}
-        start_up = self.start_up.setdefault(task.name, self.measure_start_up(task))
+        start_up, scripts = (statistics.median(seconds.get(name, [0.0])) for name in ("start-up", "script's start-up"))
         # ratios of the same round, so that a slow minute of the machine hits both sides
         to_cp = report.spread(report.ratios(seconds["migrate"], seconds["cp"]))
         copying = report.spread(report.ratios([max(s - start_up, 0.0) for s in seconds["migrate"]], seconds["cp"]))
         faster = {
             name: report.spread(report.ratios(seconds[name], seconds["migrate"])) for name in ("script", "transformers") if name in seconds
         }
-        scripts = self.measure_start_up(task, script=True) if task.apart else 0.0
         if task.apart:
             pure = [[max(s - t, 0.0) for s in seconds[n]] for n, t in (("script", scripts), ("migrate", start_up))]
             faster["script, both less start-up"] = report.spread(report.ratios(*pure))
         judged = "script, both less start-up" if task.apart else "script"
         big = self.total > 2_000 * MB
-        private = {name: max(t.private for t in taken) / MB for name, taken in rounds.items()}
+        private = {name: max(t.private for t in taken) / MB for name, taken in rounds.items() if taken}
         limits = [
             # start-up is printed apart: it does not grow with the bytes
             Limit("less start-up, against cp", copying[0], task.cp[big]),
@@ -299,7 +298,7 @@ def main() -> None:
         failed.append("what came after the interrupt")
     finally:
         bench.holder.close()
-        for left in ("out", "kept", "out-tiny"):
+        for left in ("out", "kept"):
             shutil.rmtree(bench.root / left, ignore_errors=True)
     result["bytes"] = bench.total
     text = report.render(result)

@@ -4,6 +4,10 @@ A virtual machine hands pages that nobody uses back to its host, and the next pr
 them again: 1.5 to 2 s per GiB where this was measured, counted as the process's own system time. So all free memory is
 held as clean page cache of a sparse file (reading a hole needs no disk, and such pages, unlike anonymous ones, can take
 dirty data), and just before each run the amount that the run needs is dropped. What the run frees is taken again at once.
+
+Linux hands free pages back two seconds after the first of them became free (PAGE_REPORTING_DELAY in mm/page_reporting.c). Pages
+freed by the run before would have that happen in the middle of the next one, and take with them what was dropped for it;
+so a refill ends when that time is over.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ CHUNK = 64 << 20
 RESERVE = 1 << 30  # kept free in any case
 WINDOW = 16  # chunks between two looks at whether anything is gained: at some point the kernel gives back what it takes
 PATIENCE = 60.0  # seconds that one refill may take
+SETTLE = 2.5  # seconds after which the kernel has handed back what was free
 
 
 def free() -> int:
@@ -42,7 +47,7 @@ class Holder:
         self._buffer = bytearray(CHUNK)
 
     def refill(self) -> None:
-        """Takes all free memory but the reserve and what the kernel insists on keeping free itself."""
+        """Takes all free memory but the reserve and what the kernel insists on keeping free, and waits until the rest is handed back."""
         until = time.monotonic() + PATIENCE
         before, left = free(), WINDOW
         while free() > RESERVE + CHUNK and time.monotonic() < until:
@@ -54,6 +59,7 @@ class Holder:
                 if before - free() < WINDOW * CHUNK // 4:
                     break
                 before, left = free(), WINDOW
+        time.sleep(SETTLE)
         self._floor = free()
 
     def drop(self, nbytes: int) -> None:

@@ -61,7 +61,7 @@ def execute(
         raise click.Abort(_interrupted(output)) from None
     if report is not None:
         saved.write(report, "report", json.dumps(_report(document), indent=1) + "\n")
-    render.emit(document, form, render.published(document))
+    render.emit(document, form, render.published)
     if form == "text" and not silent and document["path"] is not None:
         by_hand = "".join(f" --rules {render.word(render.place(r))}" for r in document["question"]["rules"])
         by_hand += f" --at {render.word(at)}" if (at := document["question"]["at"]) is not None else ""

@@ -25,7 +25,7 @@ def command(a: str, b: str, allow: tuple[str, ...], at: str | None, silent: bool
 
     with Progress("comparing", silent) as progress:
         document = api.diff(a, b, allow=allow, at=at, progress=progress.update)
-    render.emit(document, form, render.difference(document))
+    render.emit(document, form, render.difference)
     return 0 if document["equal"] else 1
 
 

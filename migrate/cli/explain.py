@@ -22,14 +22,15 @@ def command(word: str | None, form: str) -> None:
     from .. import api
 
     document = api.explain(word)
-    render.emit(document, form, _listed(document) if word is None else _told(document["topics"][0]))
+    render.emit(document, form, _listed if word is None else _told)
 
 
 def _listed(document: Mapping[str, Any]) -> str:
     return "\n".join(render.columns([[t["about"], t["name"], t["title"]] for t in render.safe(document)["topics"]], indent=""))
 
 
-def _told(topic: Mapping[str, Any]) -> str:
+def _told(document: Mapping[str, Any]) -> str:
+    topic = document["topics"][0]
     head = f"{topic['name']}   ({topic['about']})"
     if topic["about"] == "diagnostic":
         head = f"{topic['name']}: {topic['title']}   ({topic['severity']}, exit status {topic['exit']})"

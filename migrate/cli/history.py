@@ -23,7 +23,7 @@ def command(checkpoint: str | None, lineage: str | None, rules: tuple[str, ...],
     from .. import api
 
     document = api.history(checkpoint, lineage=lineage, rules=rules, allow=allow, at=at)
-    render.emit(document, form, render.history(document))
+    render.emit(document, form, render.history)
 
 
 COMMAND = command

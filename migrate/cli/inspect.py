@@ -26,7 +26,7 @@ def command(
     from .. import api
 
     document = api.inspect(checkpoint, rules=rules, params=params(assignments), allow=allow, expand=expand, at=at)
-    render.emit(document, form, render.inspection(document))
+    render.emit(document, form, render.inspection)
 
 
 COMMAND = command

@@ -22,7 +22,7 @@ def command(rules: tuple[str, ...], form: str) -> None:
     from .. import api
 
     document = api.packs(rules)
-    render.emit(document, form, text(document))
+    render.emit(document, form, text)
 
 
 def text(document: Mapping[str, Any]) -> str:

@@ -59,7 +59,7 @@ def command(
         if output:
             saved.check(output, "plan", plan.document["source"]["path"], plan.document["source"]["files"])
             saved.write(output, "plan", plan.to_json())
-        render.emit(plan.document, form, render.plan(plan.document))
+        render.emit(plan.document, form, render.plan)
         if output and form == "text":
             name = render.word(output)
             click.echo(f"saved {name}; to run exactly this:  migrate apply {name} -o NEW", err=True)

@@ -31,12 +31,12 @@ LIMIT = 4000
 _FOREIGN = re.compile("[^→×·…–]+")
 
 
-def emit(document: Mapping[str, Any], form: str, text: str) -> None:
-    """Writes the answer to stdout, and, in text form, the document's warnings to stderr."""
+def emit(document: Mapping[str, Any], form: str, text: Callable[[Mapping[str, Any]], str]) -> None:
+    """Writes the answer to stdout, as JSON or as `text` puts it, and, in text form, the document's warnings to stderr."""
     if form == "json":
         click.echo(json.dumps(document, indent=1))
         return
-    click.echo(text)
+    click.echo(text(document))
     for warning in safe(document.get("warnings", ())):
         click.echo(
             f"warning[{warning['code']}]: {warning['message']}" + (f"\n  = help: {warning['help']}" if warning["help"] else ""), err=True
@@ -292,8 +292,14 @@ def _way_back(steps: Sequence[Mapping[str, Any]], downgrade: Mapping[str, Any], 
     return [verdict, *(f"{indent}  because {reason}" for reason in downgrade["because"])]
 
 
-@_answer
 def published(doc: Mapping[str, Any]) -> str:
+    # figures of single tensors, as many as there are, are for JSON and `--report`
+    report = doc["report"] and {**doc["report"], "tensors": []}
+    return _published({**doc, "report": report})
+
+
+@_answer
+def _published(doc: Mapping[str, Any]) -> str:
     if doc["path"] is None:
         return f"{_standing(doc['layouts'])}; nothing was written"
     what = (

@@ -31,7 +31,7 @@ def command(name: str | None, check: bool, output: str | None, where: bool, form
             raise click.UsageError("--path takes neither -o nor --check")
         document = api.schema(name, folder=_shipped())
         place = _shipped() if name is None else _shipped() / document["schemas"][0]["file"]
-        render.emit(document, form, printable(str(place), 4096))
+        render.emit(document, form, lambda _: printable(str(place), 4096))
         return 0
     if name is not None and not check and output is None:
         from ..rules import schema
@@ -43,7 +43,7 @@ def command(name: str | None, check: bool, output: str | None, where: bool, form
     if check and output is None and not Path("schemas").is_dir():
         folder = _shipped()
     document = api.schema(name, folder=folder, write=output is not None and not check)
-    render.emit(document, form, text(document))
+    render.emit(document, form, text)
     return 1 if check and not document["current"] else 0
 
 

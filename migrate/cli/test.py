@@ -30,7 +30,7 @@ def command(paths: tuple[str, ...], select: str, specs: bool, fail_fast: bool, f
     from .. import api
 
     document = api.test(paths, select=select, specs=specs, fail_fast=fail_fast)
-    render.emit(document, form, text(document))
+    render.emit(document, form, text)
     return 0 if document["passed"] else 1
 
 

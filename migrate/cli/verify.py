@@ -28,7 +28,7 @@ def command(output: str, source: str, assignments: tuple[str, ...], silent: bool
 
     with Progress("verifying", silent) as progress:
         document = api.verify(output, source=source, params=params(assignments), progress=progress.update, **arguments)
-    render.emit(document, form, render.verification(document))
+    render.emit(document, form, render.verification)
     return 0 if document["equal"] else 1
 
 

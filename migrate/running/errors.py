@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .. import ops
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 # numbers measured at a time: with their float64 images they stay in a second-level cache
 _STEP = 1 << 15
+_LARGEST = ("max_abs", "max_relative", "amax")
+_SUMS = ("count", "error", "signal", "saturated", "underflowed", "non_finite")
 
 
 @dataclass(slots=True)
@@ -48,9 +50,10 @@ class Tally:
 
     def merge(self, other: Tally) -> None:
         """Adds the elements of `other`."""
-        for name in (f.name for f in fields(self)):
-            here, there = getattr(self, name), getattr(other, name)
-            setattr(self, name, max(here, there) if name in ("max_abs", "max_relative", "amax") else here + there)
+        for name in _LARGEST:
+            setattr(self, name, max(getattr(self, name), getattr(other, name)))
+        for name in _SUMS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def add(self, wanted: Any, got: Any, amax: Any = None, *, saturated: int = 0, underflowed: int = 0) -> None:
         """`ops.Meter`: numpy arrays or torch tensors of one shape, `amax` of a shape that broadcasts to it."""
