@@ -1,5 +1,5 @@
 """What the machine gives the two rows of work on values that are bound by memory and by torch: the same reads, arithmetic, checksums
-and writes as the engine's, two threads, without the engine; against `cp` of as many bytes in the same round.
+and writes as the engine's, two threads, without the engine; against `cp` of as many bytes and the script's work in the same round.
 
     floors.py [--data bench-data/1.2GB] [--rounds 5]
 
@@ -11,7 +11,9 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import statistics
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -25,6 +27,7 @@ import report
 import xxhash
 
 STEP = 1 << 20
+SCRIPT = Path(__file__).with_name("baseline_stack.py")
 
 
 class Writer:
@@ -110,11 +113,24 @@ def timed(work: Callable[[list[Any], Writer], None], source: Path, target: Path,
     return took
 
 
+def process_of(argv: list[Any], free: int, holder: memory.Holder, env: dict[str, str]) -> float:
+    """Seconds of a process that writes the folder it names last; the folder is removed."""
+    holder.refill()
+    holder.drop(free)
+    start = time.perf_counter()
+    subprocess.run(argv, check=True, env=env)
+    took = time.perf_counter() - start
+    shutil.rmtree(argv[-1])
+    return took
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parent.parent / "bench-data" / "1.2GB")
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
+    # the script is to have torch's own threads
+    given = dict(os.environ)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     import torch
 
@@ -128,23 +144,22 @@ def main() -> None:
             (quantize, "bf16", lambda p: len(p.shape) == 2 and not p.shape[0] % 128 and not p.shape[1] % 128),
         ):
             memory.read_through(args.data / source)
-            ratios = []
+            tiny, large = ([sys.executable, SCRIPT, work.__name__, args.data / f, target] for f in (f"tiny-{source}", source))
+            start_up = statistics.median(process_of(tiny, 256_000_000, holder, given) for _ in range(3))
+            of_cp, faster = [], []
             for _ in range(args.rounds):
-                seconds = []
-                for copied in (False, True):
-                    holder.refill()
-                    holder.drop(1_900_000_000)
-                    start = time.perf_counter()
-                    if copied:
-                        subprocess.run(["cp", "-r", args.data / "floor-kept", target], check=True)
-                        seconds.append(time.perf_counter() - start)
-                        shutil.rmtree(args.data / "floor-kept")
-                    else:
-                        seconds.append(timed(work, args.data / source, target, wanted))
-                        target.rename(args.data / "floor-kept")
-                    shutil.rmtree(target, ignore_errors=True)
-                ratios.append(seconds[0] / seconds[1])
-            print("{}: of cp {:.2f} [{:.2f}-{:.2f}]".format(work.__name__, *report.spread(ratios)))
+                holder.refill()
+                holder.drop(1_900_000_000)
+                bare = timed(work, args.data / source, target, wanted)
+                kept = target.rename(args.data / "floor-kept")
+                of_cp.append(bare / process_of(["cp", "-r", kept, target], 1_900_000_000, holder, given))
+                shutil.rmtree(kept)
+                faster.append((process_of(large, 6_000_000_000, holder, given) - start_up) / bare)
+            print(
+                "{}: of cp {:.2f} [{:.2f}-{:.2f}], the script less its start-up takes {:.2f} [{:.2f}-{:.2f}] times as long".format(
+                    work.__name__, *report.spread(of_cp), *report.spread(faster)
+                )
+            )
     finally:
         holder.close()
         for left in ("floor", "floor-kept"):
