@@ -248,7 +248,10 @@ def measure(
     numbers = codes[told].view(torch.float8_e4m3fn).float().double()
     if numbers.numel():
         factor = _of_rows(scales, block, top, left, told, numbers).double()
-        meter.add(numbers * factor, made[told].double(), factor.abs() * LARGEST)
+        wanted, got = numbers * factor, made[told].double()
+        underflowed = int((got == 0).logical_and_(wanted).sum())
+        saturated = int(got.isinf().logical_and_(wanted.isfinite()).sum())
+        meter.add(wanted, got, factor.abs() * LARGEST, saturated=saturated, underflowed=underflowed)
 
 
 def _of_rows(grid: torch.Tensor, block: Block, top: int, left: int, rows: slice, part: torch.Tensor) -> torch.Tensor:

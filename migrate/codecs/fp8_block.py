@@ -179,7 +179,8 @@ class Fp8Block(Codec):
 
         block, (codes, scale) = _block(options), arrays
         wide = {"float32": lambda a: a.view("<f4"), "bfloat16": lambda a: (a.astype("<u4") << 16).view("<f4"), "float8_e8m0fnu": _powers}
-        scales = wide[specs[1].dtype](scale).astype("f8")
+        with np.errstate(all="ignore"):
+            scales = wide[specs[1].dtype](scale).astype("f8")
         out = np.empty(codes.shape, {"float32": "<u4"}.get(dtype, "<u2"))
         columns = np.arange(codes.shape[-1]) // block.columns
         with np.errstate(all="ignore"):

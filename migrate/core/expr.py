@@ -59,7 +59,7 @@ class Expr:
     places: tuple[tuple[int, int], ...] = field(compare=False, repr=False)
 
     def evaluate(self, params: Mapping[str, int]) -> int:
-        """The value. `Unset` if a param has none; PatternError M111 on a division by zero or a param that is no integer."""
+        """The value. `Unset` if a param has none; PatternError M111 on a division by zero or with a rest, or a param that is no integer."""
         stack: list[int] = []
         for op, (start, end) in zip(self.code, self.places, strict=True):
             if isinstance(op, int):
@@ -70,6 +70,9 @@ class Expr:
                 right, left = stack.pop(), stack.pop()
                 if op in ("//", "%") and right == 0:
                     raise PatternError("M111", f"division by zero in `{self.text}`", start, end)
+                if op == "//" and left % right:
+                    hint = "where rounding is meant, take the rest off first: `($n - $n % $k) // $k`"
+                    raise PatternError("M111", f"{left} does not divide by {right} in `{self.text}`", start, end, help=hint)
                 stack.append(_BINARY[op](left, right))
             else:
                 stack.append(_number(op[1:], params, self.text, start, end))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .keys import Pattern
-from .templates import Template, is_integer, matching
+from .templates import Template, is_integer, matches, matching
 
 
 def rank_of(key: str) -> int | None:
@@ -37,6 +37,20 @@ def with_rank_0(pattern: Pattern, template: Template, rank: int | None) -> Templ
     if rank is not None or not pattern.ranked:
         return template
     return Template(f"{template.text}@0", [f"{key}@0" for key in template.keys], template.ints, template.literal)
+
+
+def as_seen(pattern: Pattern, key: str) -> str:
+    """The key as a pattern sees it: with rank 0 where it stands in one file and the pattern has `@{r:int}`, without its rank
+    where the pattern does not speak of ranks."""
+    rank = rank_of(key)
+    if not names_rank(pattern):
+        return key if rank is None else key[: -len(f"@{rank}")]
+    return f"{key}@0" if pattern.ranked and rank is None else key
+
+
+def takes(pattern: Pattern, key: str) -> bool:
+    """Whether the pattern fits the key, under whatever reading."""
+    return matches(pattern, as_seen(pattern, key))
 
 
 def fitting(pattern: Pattern, template: Template, cut: tuple[Template, int | None] | None = None) -> Sequence[bool]:

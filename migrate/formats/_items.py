@@ -25,7 +25,6 @@ from ..source.target import Rest
 from ._torchread import elsewhere, unfit
 from ._torchtree import items_of, nodes, ref, torch_form
 
-ITEMS = "migrate.items.json"
 TENSORS = "migrate.items.safetensors"
 IN_HEADER = "migrate.items"
 MAX_ITEMS = 120_000_000

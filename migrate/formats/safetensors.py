@@ -19,7 +19,7 @@ from ..source.blobs import FileBlob, FileSource
 from ..source.index import Index, Source, Stored
 from ..source.jsontext import collector_paused
 from ..source.paths import Folder, Place
-from ..source.sidefiles import HISTORY, Beside, look_beside, read_history
+from ..source.sidefiles import HISTORY, ITEMS, Beside, look_beside, read_history
 from ..source.target import OutputFile, Rest, Target
 from . import _items
 from ._ranks import Entry, Naming, by_rank, joined, rank_entries
@@ -116,30 +116,30 @@ def _open_folder(place: Place, index_name: str | None) -> Source:
 
 def _items_beside(folder: Folder, present: tuple[str, ...], index: Index, blobs: list[FileBlob]) -> tuple[Index, tuple[str, ...]]:
     """The index with what lies beside the tensors in files of migrate's own, and the names of these; opens the one with tensors."""
-    if _items.ITEMS not in present:
+    if ITEMS not in present:
         return index, ()
-    blob = folder.open(_items.ITEMS)
+    blob = folder.open(ITEMS)
     try:
         if blob.size > _items.MAX_ITEMS:
-            fail("M914", f"{folder.label(_items.ITEMS)}: {blob.size} bytes, more than {_items.MAX_ITEMS}")
+            fail("M914", f"{folder.label(ITEMS)}: {blob.size} bytes, more than {_items.MAX_ITEMS}")
         data = blob.read(0, blob.size)
     finally:
         blob.close()
     carried: Mapping[str, Stored] = {}
     if _items.TENSORS not in present:
-        return _with_items(index, data, {}, folder.label(_items.ITEMS)), (_items.ITEMS,)
+        return _with_items(index, data, {}, folder.label(ITEMS)), (ITEMS,)
     beside = folder.open(_items.TENSORS)
     try:
         carried = read_header(beside, len(blobs), folder.label(_items.TENSORS)).tensors
-        made = _with_items(index, data, carried, folder.label(_items.ITEMS))
+        made = _with_items(index, data, carried, folder.label(ITEMS))
     except BaseException:
         beside.close()
         raise
     if made.outline is None:
         beside.close()
-        return made, (_items.ITEMS,)
+        return made, (ITEMS,)
     blobs.append(beside)
-    return replace(made, files=(*made.files, _items.TENSORS)), (_items.ITEMS, _items.TENSORS)
+    return replace(made, files=(*made.files, _items.TENSORS)), (ITEMS, _items.TENSORS)
 
 
 def _with_items(index: Index, data: bytes, carried: Mapping[str, Stored], label: str) -> Index:
@@ -311,7 +311,7 @@ def describe(
             check_holds(rest.carried, {})
             files = (*files, write_header(_items.TENSORS, in_natural_order(rest.carried), rest.carried, {"format": "pt"}, origins))
     if told is not None and folder:
-        small[_items.ITEMS] = told.encode()
+        small[ITEMS] = told.encode()
     if folder and stamp is not None:
         small[HISTORY] = stamp.encode()
     return Target(files, folder, small)

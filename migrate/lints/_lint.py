@@ -112,7 +112,10 @@ def _files(given: str | os.PathLike[str]) -> list[Path]:
     path = Path(os.path.abspath(given))
     if path.is_dir():
         found = sorted(f for suffix in SUFFIXES for f in path.rglob(f"*{suffix}"))
-        return [f for f in found if not any(part.startswith(".") for part in f.relative_to(path).parts)]
+        found = [f for f in found if not any(part.startswith(".") for part in f.relative_to(path).parts)]
+        if not found:
+            fail("M115", f"{printable(os.fspath(given), 300)} holds no rule file", help="rule files end in .yaml")
+        return found
     if not path.exists():
         fail("M115", f"{printable(os.fspath(given), 300)} does not exist", help="give rule files or folders of them")
     if path.suffix not in SUFFIXES:

@@ -53,9 +53,9 @@ def read(document: yaml.Document, known: Callable[[str], bool]) -> tuple[list[Al
 
 
 def _below(lines: Sequence[str], number: int) -> int:
-    """The first line below line `number` that is not a comment of its own."""
+    """The first line below line `number` that is neither empty nor a comment of its own."""
     after = number
-    while after < len(lines) and lines[after].lstrip().startswith("#"):
+    while after < len(lines) and (not lines[after].strip() or lines[after].lstrip().startswith("#")):
         after += 1
     return after + 1
 

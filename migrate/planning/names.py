@@ -25,8 +25,11 @@ from .sides import SideFiles
 _PATTERN = re.compile(r"re:|.*[*?\[\]^$\\|(){}+]")
 
 
-def rename(file: LoadedFile, sides: SideFiles, bound: Bound, undone: Mapping[str, Any], report: Report) -> list[str]:
-    """Renames the lists that the file's `names` say, but those in files that a stamp restored; answers with notes.
+def rename(
+    file: LoadedFile, sides: SideFiles, bound: Bound, undone: Mapping[str, Any], done: set[tuple[str, tuple[str, ...]]], report: Report
+) -> list[str]:
+    """Renames the lists that the file's `names` say, but those in files that a stamp restored and those of `done`, which it adds to;
+    answers with notes. The keys of an edge move once, however many of its files name a list.
 
     M515 for what is no list of names, M514 for a name whose keys part; a list that is not there, or null, is no list.
     """
@@ -34,7 +37,8 @@ def rename(file: LoadedFile, sides: SideFiles, bound: Bound, undone: Mapping[str
     moves = None
     for number, reference in enumerate(file.model.names):
         path, keys = place(reference)
-        names = ABSENT if path in undone else sides.at(path, keys)
+        names = ABSENT if path in undone or (path, keys) in done else sides.at(path, keys)
+        done.add((path, keys))
         if names is ABSENT or names is None:
             continue
         span = file.span("names", number)

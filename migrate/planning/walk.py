@@ -14,8 +14,8 @@ from typing import Any
 
 from ..core.diagnostics import Diagnostic, Report, listed, printable
 from ..core.keys import Pattern, TwoReadings, parse
-from ..core.ranks import fitting, rank_of
-from ..core.templates import group, matches
+from ..core.ranks import as_seen, fitting, takes
+from ..core.templates import group
 from ..extra_state.recipes import LEAVE
 from ..rules import params as parameters
 from ..rules import patches
@@ -70,6 +70,7 @@ class Walk:
         given = {name: value for name, value in self._given.items() if name in declared}
         said = [("the stamp", {n: v for n, v in leg.memory.get("params", {}).items() if n in declared}), *self._sources(leg, tensors)]
         values = parameters.resolve(declared, given, said, spans, lost=self._lost(leg))
+        _refuse_others(leg, values, declared)
         drops = "drop" in ((declared[DELAYED].choices or ()) if DELAYED in declared else ())
         self._leave = f"--set {DELAYED}=drop --allow drop leaves it behind, which is what most want" if drops else LEAVE
         self._assumed = {n: v for n, v in values.items() if n not in given and all(source.get(n) is None for _, source in said)}
@@ -91,8 +92,9 @@ class Walk:
             self.notes += [f"{who} changes {listed(paths)}, which only a folder has" for who, paths in changing]
         undone = _undone(leg) or {}
         _refuse_contradictions(leg, params, report)
+        renamed: set[tuple[str, tuple[str, ...]]] = set()
         for file in leg.files:
-            self.notes += rename(file, self.sides, bound, undone, report)
+            self.notes += rename(file, self.sides, bound, undone, renamed, report)
         if not leg.backwards:
             for file in leg.files:
                 for path, patch in file.model.files.items():
@@ -189,15 +191,38 @@ class Walk:
         """A file that was edited after it was patched does not come back as it now is, once the patch is undone and done again."""
         if not leg.backwards:
             return
-        for path in undone:
-            again: Any = self.sides.value(path) or {}
+        for path, steps in undone.items():
+            gone = before[path] is None and all(step["at"] for step in steps)
+            again: Any = (patches.restore({}, steps) if gone else self.sides.value(path)) or {}
             for file in leg.files:
                 again = patches.merge(again, patches.fill(file.model.files.get(path, {}), params, PARAM))
+            if gone and again:
+                self.inexact.append(f"files of {leg.lineage} {leg.goal} -> {leg.start}: {printable(path)} was removed since")
             lists = {parameters.place(name) for file in leg.files for name in file.model.names}
             edited = [c for c in patches.changes(before[path] or {}, again) if (path, c.at) not in lists]
             if edited and before[path] is not None:
                 where = listed([".".join(c.at) for c in edited], 4)
                 self.inexact.append(f"files of {leg.lineage} {leg.goal} -> {leg.start}: {printable(path)} was edited since, at {where}")
+
+
+def _refuse_others(leg: Leg, values: Mapping[str, Any], declared: Mapping[str, Param]) -> None:
+    """M114 where another file of the edge declares a param so that it cannot have its value, or gives it another default."""
+    report = Report()
+    for file in leg.files:
+        for name, param in file.model.params.items():
+            if name not in values:
+                continue
+            try:
+                parameters.convert(values[name], param)
+            except parameters.RefusedError as error:
+                report.add("M114", f"param `{name}`: {error}", spans=(file.span("params", name),))
+            known = declared[name]
+            if param.has_default and known.has_default and param.default != known.default:
+                one, other = (printable(str(p.default), 80) for p in (known, param))
+                report.add(
+                    "M114", f"two files of one edge give `{name}` the defaults {one} and {other}", spans=(file.span("params", name),)
+                )
+    report.check()
 
 
 def _undone(leg: Leg) -> Mapping[str, Any] | None:
@@ -262,7 +287,7 @@ def _sizes(leg: Leg, param: Param, tensors: Mapping[str, Tensor]) -> Iterator[tu
             keys = [key for t in templates for key, fits in zip(t.keys, fitting(pattern, t), strict=True) if fits]
         if leg.backwards:
             taken = [p for rule, _ in leg.rules for p in rule.sources.values() if not p.params]
-            keys = [key for key in keys if not any(matches(p, key) for p in taken)]
+            keys = [key for key in keys if not any(takes(p, key) for p in taken)]
         if shape.count is not None:
             if keys:
                 yield f"the values of {{{shape.count}}} in {text}", len(_values(pattern, shape.count, keys))
@@ -281,7 +306,7 @@ def _values(pattern: Pattern, capture: str, keys: Sequence[str]) -> set[Any]:
     found: set[Any] = set()
     for key in keys:
         try:
-            row = pattern.match(f"{key}@0" if pattern.ranked and rank_of(key) is None else key)
+            row = pattern.match(as_seen(pattern, key))
         except TwoReadings:
             continue
         if row is not None:

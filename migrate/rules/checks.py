@@ -14,7 +14,7 @@ from .. import ops
 from ..core.diagnostics import Report, did_you_mean, listed, printable
 from ..core.errors import PatternError
 from ..core.keys import parse
-from ..source.sidefiles import HISTORY, stays_behind
+from ..source.sidefiles import HISTORY, ITEMS, stays_behind
 from . import arguments, examples
 from .fields import PARAM, Problem
 from .params import RefusedError, convert
@@ -51,9 +51,12 @@ def _problems(loaded: LoadedFile) -> Iterator[tuple[_Path, Problem]]:
         yield from ((("params", name, *path), problem) for path, problem in _param(param))
     for number, rule in enumerate(file.rules):
         yield from ((("rules", number, *path), problem) for path, problem in _rule(rule))
+        yield from ((("rules", number, "where", name), problem) for name, problem in _params_asked(rule, file.params))
     for name in file.files:
         if problem := _bad_path(name):
             yield ("files", name), problem
+        elif below := next((other for other in file.files if other.startswith(f"{name}/")), None):
+            yield ("files", name), Problem("M114", f"`{printable(name)}` cannot be a file and the folder of `{printable(below)}`", key=True)
     for number, reference in enumerate(file.names):
         side, mark, keys = reference.rpartition("#")
         if not mark or _bad_path(side) or not all(keys.split(".")):
@@ -70,7 +73,8 @@ def _repeated(kind: str, path: _Path, names: list[str]) -> Iterator[tuple[_Path,
 
 def _bad_path(name: str) -> Problem | None:
     path = PurePosixPath(name)
-    if any(stays_behind(part) for part in path.parts[-1:]) or name == HISTORY:
+    folders = any(stays_behind(part, folder=True) for part in path.parts[:-1])
+    if folders or any(stays_behind(part) for part in path.parts[-1:]) or path.name in (HISTORY, ITEMS):
         return Problem("M114", f"`{printable(name)}` is no side file: migrate writes such files itself, or leaves them behind", key=True)
     if name and str(path) == name and not path.is_absolute() and ".." not in path.parts and "\\" not in name and name.isprintable():
         return None
@@ -132,6 +136,22 @@ def _rule(rule: Rule) -> Iterator[tuple[_Path, Problem]]:
     for number, step in enumerate(rule.via):
         if problem := arguments.fixed_problem(step.op, step.args):
             yield ("via", number, *problem.at), problem
+
+
+def _params_asked(rule: Rule, params: Mapping[str, Param]) -> Iterator[tuple[str, Problem]]:
+    """What `where` asks of params that they can never be: such a rule would never run, and nobody would say so."""
+    for name, wanted in rule.where.items():
+        param = params.get(name[1:]) if name.startswith("$") else None
+        if param is None:
+            continue
+        if param.type == "list" or isinstance(wanted, Mapping):
+            yield name, Problem("M114", f"`where` asks whether a param is one of some values; `{printable(name)}` is a {param.type}")
+            continue
+        for value in wanted if isinstance(wanted, (list, tuple)) else [wanted]:
+            try:
+                convert(value, param, is_text=True)
+            except RefusedError as error:
+                yield name, Problem("M114", f"`{printable(name)}` is never that: {error}")
 
 
 def _when(rule: Rule) -> Iterator[tuple[_Path, Problem]]:

@@ -38,7 +38,7 @@ from .fields import (
 if TYPE_CHECKING:
     from .model import RuleFile
 
-_RANGE = re.compile(r"\{([A-Za-z_]\w*)=([0-9]{1,6})\.\.([0-9]{1,6})\}")
+_RANGE = re.compile(r"\{([A-Za-z_]\w*)=([0-9]{1,18})\.\.([0-9]{1,18})\}")
 MOST_KEYS = 10_000
 _Path = tuple[Any, ...]
 

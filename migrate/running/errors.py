@@ -163,6 +163,8 @@ class _Summary:
 
     total: Tally = field(default_factory=Tally)
     elements: int = 0
+    # whether of some tensor only a part was measured
+    sampled: bool = False
     keys: set[str] = field(default_factory=set)
 
 
@@ -175,6 +177,7 @@ class Ledger:
         self._of: dict[int, list[tuple[Value, list[str]]]] = {}
         self._boxes: dict[int, dict[Box, Tally]] = {}
         self._totals: dict[int, Tally] = {}
+        self._measured: set[int] = set()
         for key, tensor in outputs.items():
             todo, seen = [tensor], set[int]()
             while todo:
@@ -192,6 +195,7 @@ class Ledger:
         tally = Tally()
         with self._lock:
             self._boxes.setdefault(id(value), {})[box] = tally
+            self._measured.add(id(value))
         return tally
 
     def close(self, call: Call) -> None:
@@ -219,20 +223,32 @@ class Ledger:
             if ops.get(call.step.op).kind == "part" and value.output and not total.count:
                 # a scale: what it rounds is in the error of the codes
                 continue
-            figures = {"elements": value.spec.numel, **total.to_json()}
+            if call.lossy and not complete and name not in self._measured:
+                # an earlier run computed it, and nobody knows its error
+                continue
+            sampled = 0 < total.count < value.spec.numel
+            figures = {"elements": value.spec.numel, **total.to_json(), "exact": total.exact and not sampled}
             tensors.append({"keys": keys, "rule": call.rule, "op": call.step.op, "from": list(call.keys), **figures})
             summary = rules.setdefault((call.rule, call.step.op), _Summary())
             # the largest relative error of a rule is that of its worst tensor
             total.max_relative = total.relative
             summary.total.merge(total)
             summary.elements += value.spec.numel
+            summary.sampled |= sampled
             summary.keys.update(keys)
         if not tensors:
             return None
         return {
             "complete": complete,
             "rules": [
-                {"rule": rule, "op": op, "tensors": len(s.keys), "elements": s.elements, **s.total.to_json()}
+                {
+                    "rule": rule,
+                    "op": op,
+                    "tensors": len(s.keys),
+                    "elements": s.elements,
+                    **s.total.to_json(),
+                    "exact": s.total.exact and not s.sampled,
+                }
                 for (rule, op), s in rules.items()
             ],
             "tensors": tensors,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from math import isnan, prod
+from math import isfinite, isnan, prod
 from typing import Any
 
 from ..core import elements
@@ -133,7 +133,8 @@ def _close(got: elements.Number, wish: elements.Number, rtol: float | None) -> b
         return False
     if isnan(got) or isnan(wish):
         return isnan(got) and isnan(wish)
-    return rtol is not None and abs(got - wish) <= rtol * abs(wish)
+    # near infinity is everything, and so it is with an infinite tolerance
+    return rtol is not None and isfinite(got) and isfinite(rtol * abs(wish)) and abs(got - wish) <= rtol * abs(wish)
 
 
 def _index(position: int, shape: tuple[int, ...]) -> tuple[int, ...]:

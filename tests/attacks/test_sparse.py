@@ -11,12 +11,12 @@ from pathlib import Path
 import opcodes as o
 import pytest
 
-from migrate.formats._items import ITEMS, MAX_ITEMS
+from migrate.formats._items import MAX_ITEMS
 from migrate.formats._shards import MAX_INDEX
 from migrate.formats._stheader import MAX_HEADER
 from migrate.formats._zip import END, ENTRY, LOCAL
 from migrate.source.pickle.limits import ARCHIVE
-from migrate.source.sidefiles import HISTORY, MAX_HISTORY
+from migrate.source.sidefiles import HISTORY, ITEMS, MAX_HISTORY
 
 ROOT = Path(__file__).parents[2]
 MEMORY = 300_000_000

@@ -87,6 +87,11 @@ def test_what_was_not_looked_for_is_not_unused(lineage: Lineage) -> None:
     assert [d.message for d in lineage.found("M603")] == [unused]
 
 
+def test_an_empty_line_below_a_suppression_does_not_part_it_from_its_line(lineage: Lineage) -> None:
+    write(lineage, "# migrate: allow M612 because the names do not tell", "", KEEP)
+    assert lineage.codes() == []
+
+
 def test_select_and_ignore_take_codes_and_names(lineage: Lineage) -> None:
     lineage.rules(KEEP + "\nparams: {n: {type: int, default: 1}}\n" + RULES)
     assert [d.code for d in lineage.lint().found] == ["M612", "M607"]

@@ -26,7 +26,7 @@ def renamed(engine: Any, keys: list[str], names: Any, *rules: str, at: str = "na
     for part in reversed(at.split(".")):
         config = {part: config} if not part.isdigit() else [config]
     sides, report = SideFiles({"config.json": json.dumps(config).encode()}.get), Report()
-    notes = rename(load_text(text, "r.yaml"), sides, bound, {}, report)
+    notes = rename(load_text(text, "r.yaml"), sides, bound, {}, set(), report)
     if report.diagnostics:
         return [d.message for d in report.diagnostics], notes
     return sides.at("config.json", at.split(".")), notes
@@ -113,6 +113,6 @@ def test_many_names_over_many_keys_take_seconds_and_no_more(engine: Any) -> None
     sides = SideFiles({"config.json": json.dumps({"x": names}).encode()}.get)
     file = load_text("id: t/r\ntitle: t\nlineage: t\nedge: [a, b]\nnames: ['config.json#x']\nrules: []\n", "r.yaml")
     start = time.perf_counter()
-    assert rename(file, sides, bound, {}, Report()) == []
+    assert rename(file, sides, bound, {}, set(), Report()) == []
     assert time.perf_counter() - start < 5
     assert sides.at("config.json", ["x"]) == list(tensors)

@@ -176,6 +176,6 @@ def test_names_in_side_files_follow_keys_of_ranks(engine):
     bound = engine.apply(files, {key: one(1) for key in keys}, prove=False).composition.legs[0][1]
     text = "id: t/r\ntitle: t\nlineage: t\nedge: [a, b]\nnames: ['config.json#names']\nrules: []\n"
     sides, report = SideFiles({"config.json": b'{"names": ["l.0.wq", "l.0.wo", "wq"]}'}.get), Report()
-    rename(load_text(text, "r.yaml"), sides, bound, {}, report)
+    rename(load_text(text, "r.yaml"), sides, bound, {}, set(), report)
     assert not report.diagnostics
     assert sides.at("config.json", ["names"]) == ["l.0.q", "l.0.wo", "q"]

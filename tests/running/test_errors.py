@@ -128,6 +128,17 @@ def test_a_box_counts_once_and_rules_sum_their_tensors(monkeypatch: pytest.Monke
     assert rule["sqnr_db"] == pytest.approx(10 * math.log10(4))
 
 
+def test_what_an_earlier_run_computed_has_no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    ops = install(monkeypatch)
+    made = {f"o{i}": call(ops["widen"], whole(f"k{i}", "bfloat16", (4, 4)), lossy=True)[0] for i in range(2)}
+    ledger = Ledger(made)
+    ledger.meter(made["o1"].sources[0], ((0, 4), (0, 4))).add(np.ones((4, 4), "f4"), np.zeros((4, 4), "f4"))  # type: ignore[arg-type]
+    report = ledger.report(complete=False)
+    assert report is not None
+    assert [t["keys"] for t in report["tensors"]] == [["o1"]]
+    assert [(r["tensors"], r["elements"]) for r in report["rules"]] == [(1, 16)]
+
+
 def test_figures_do_not_depend_on_the_order_in_which_boxes_are_finished(monkeypatch: pytest.MonkeyPatch) -> None:
     made = {"o": call(install(monkeypatch)["widen"], whole("k", "bfloat16", (64, 4)), lossy=True)[0]}
     rng = np.random.default_rng(0)
