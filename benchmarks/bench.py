@@ -139,8 +139,8 @@ class Bench:
         script = self.script(task, source, target)
         self.check(task, source, target, kept, script)
         written = sum(f.stat().st_size for f in kept.iterdir())
-        memory.read_through(kept)
-        memory.read_through(source)
+        for folder in (kept, source):
+            memory.read_through(folder, anew=True)
 
         need = int(written * 1.05) + 128 * MB
         variants: dict[str, tuple[list[Any], int]] = {

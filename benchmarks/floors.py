@@ -26,12 +26,12 @@ import numpy as np
 import report
 import xxhash
 
-STEP = 1 << 20
+STEP, FILE = 1 << 20, 128 << 20
 SCRIPT = Path(__file__).with_name("baseline_stack.py")
 
 
 class Writer:
-    """Files of 128 MiB in `folder`, hashed as a run hashes: a tile and the whole."""
+    """Files of 128 MiB in `folder`, with their blocks from the start, hashed as a run hashes: a tile and the whole."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder, self._name, self._number = folder, name, 0
@@ -39,16 +39,18 @@ class Writer:
         self._sums = xxhash.xxh3_128(), xxhash.xxh3_128()
 
     def write(self, data: memoryview) -> None:
-        if self._descriptor < 0 or self._at > 128 << 20:
+        if self._descriptor < 0 or self._at + len(data) > FILE:
             self.close()
             self._descriptor, self._at = os.open(self._folder / f"{self._name}-{self._number}", os.O_CREAT | os.O_WRONLY), 0
             self._number += 1
+            os.posix_fallocate(self._descriptor, 0, FILE)
         for checksum in self._sums:
             checksum.update(data)
         self._at += os.pwrite(self._descriptor, data, self._at)
 
     def close(self) -> None:
         if self._descriptor >= 0:
+            os.ftruncate(self._descriptor, self._at)
             os.close(self._descriptor)
 
 
@@ -143,7 +145,7 @@ def main() -> None:
             (narrow, "f32", lambda p: True),
             (quantize, "bf16", lambda p: len(p.shape) == 2 and not p.shape[0] % 128 and not p.shape[1] % 128),
         ):
-            memory.read_through(args.data / source)
+            memory.read_through(args.data / source, anew=True)
             tiny, large = ([sys.executable, SCRIPT, work.__name__, args.data / f, target] for f in (f"tiny-{source}", source))
             start_up = statistics.median(process_of(tiny, 256_000_000, holder, given) for _ in range(3))
             of_cp, faster = [], []
@@ -152,6 +154,7 @@ def main() -> None:
                 holder.drop(1_900_000_000)
                 bare = timed(work, args.data / source, target, wanted)
                 kept = target.rename(args.data / "floor-kept")
+                memory.read_through(kept, anew=True)
                 of_cp.append(bare / process_of(["cp", "-r", kept, target], 1_900_000_000, holder, given))
                 shutil.rmtree(kept)
                 faster.append((process_of(large, 6_000_000_000, holder, given) - start_up) / bare)

@@ -72,10 +72,18 @@ class Holder:
         self._path.unlink(missing_ok=True)
 
 
-def read_through(folder: Path) -> None:
-    """Brings every file of `folder` into the page cache."""
+def read_through(folder: Path, *, anew: bool = False) -> None:
+    """Brings every file of `folder` into the page cache; `anew`: out of it first.
+
+    What a program has just written lies there in pieces of the size of its writes, and small ones are read at a third of
+    the speed. So that no side of a comparison gains or loses by who wrote its input, all inputs are as the kernel reads them.
+    """
     buffer = bytearray(8 << 20)
     for file in sorted(p for p in folder.rglob("*") if p.is_file()) if folder.is_dir() else [folder]:
         with file.open("rb", buffering=0) as opened:
+            if anew:
+                # only what is on the disk can be let go of
+                os.fsync(opened.fileno())
+                os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             while opened.readinto(buffer):
                 pass

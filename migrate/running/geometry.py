@@ -18,8 +18,8 @@ from ..core.spec import BITS, encode, unit
 if TYPE_CHECKING:
     from ..ops._op import Box
 
-# a fill of the stage; between 1 and 4 MiB all sizes copy equally fast, below and above they do not
-STAGE = 1 << 20
+# a fill of the stage; between 1 and 4 MiB all sizes copy equally fast, below and above they do not, and computing has fewer calls
+STAGE = 2 << 20
 # the largest fill: what a permutation may take so that its source becomes one range
 STAGE_MAX = 4 << 20
 # shorter runs are read as a span and rearranged in memory, longer ones are read into their places

@@ -4,7 +4,7 @@
         journal.jsonl               which tiles are written, each with its checksum
         data/                       what becomes OUT: the folder itself, or the one file in it
 
-The journal follows the bytes and is not trusted: a resumed run reads and hashes each claimed tile again. So neither a
+The journal follows the bytes and is not trusted: a resumed run reads and hashes what is claimed again. So neither a
 kill nor a power cut can make it lie, and it needs no fsync of its own.
 """
 
@@ -28,14 +28,15 @@ from .share import Shared
 SUFFIX = ".migrate-partial"
 JOURNAL = "journal.jsonl"
 HASH = "xxh3_128"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
 _AT_FDCWD, _NOREPLACE = -100, 1
 _RENAMEAT2 = {"x86_64": 316, "aarch64": 276}
 
-# file name and tile number -> (offset, length, checksum)
+# file name and tile number -> (offset, length, checksum of the file up to the tile's end)
 Claims = dict[tuple[str, int], tuple[int, int, str]]
 
 
@@ -194,7 +195,7 @@ class Partial:
         return os.open(self._path(name), os.O_RDWR | os.O_CLOEXEC)
 
     def claim(self, file: str, tile: int, offset: int, length: int, checksum: str) -> None:
-        """Records that a tile is written. One append, so lines of several threads do not mix."""
+        """Records that the file, up to the end of a tile, is written and has this checksum. One append, so lines of threads do not mix."""
         self.begun = True
         os.write(self._journal, _line({"file": file, "tile": tile, "offset": offset, "length": length, HASH: checksum}))
 
@@ -324,7 +325,7 @@ def _reread(descriptor: int, length: int) -> bytes:
 
 
 def _line(record: Mapping[str, Any]) -> bytes:
-    return json.dumps(record, separators=(",", ":")).encode() + b"\n"
+    return _ENCODER.encode(record).encode() + b"\n"
 
 
 def _parsed(line: bytes) -> dict[str, Any]:

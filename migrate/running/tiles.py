@@ -4,12 +4,15 @@
         check_place, value checks                     nothing is written yet
         Partial(...), require, allocate               a full disk shows here; what can be shared is cloned
         for each file, in a thread of its own:
-            for each tile: gather -> hash -> pwrite -> journal line
+            as far as the journal is right: read again
+            for each tile after it: gather -> hash -> pwrite -> journal line
         source.check_unchanged                        a changed source removes everything
         side files, Partial.check, Partial.publish
 
 A tile is some MiB of one file: what the journal counts in, and what a kill can cost. A tile is made of fills, that is of
-what goes through the buffer at once. The cut depends on the plan alone, so a resumed run finds the same tiles.
+what goes through the buffer at once. The cut depends on the plan alone, so a resumed run finds the same tiles. Each tile is
+journalled with the checksum of the file up to its end, because that is computed anyway; a resumed run goes on from the first
+tile that is not there.
 
 A thread has a file of its own, because file systems let no two write the same file. One that finds none left helps with
 another's: they gather side by side and write in turn.
@@ -144,11 +147,11 @@ class _Stopped(Exception):  # noqa: N818 - leaves a thread after another one fai
 
 
 class Job(NamedTuple):
-    """A fill to be gathered and committed in its turn, or, without one, a tile that was found written already."""
+    """A fill to be gathered and committed in its turn; `last`: of its tile."""
 
     turn: int
     tile: Tile
-    fill: Fill | None
+    fill: Fill
     last: bool
 
 
@@ -162,8 +165,8 @@ class _Line:
         import xxhash
 
         self.window = window
+        # of all that is written so far
         self.whole = xxhash.xxh3_128()
-        self._new, self._tile = xxhash.xxh3_128, xxhash.xxh3_128()
         self._run, self._file, self._descriptor = run, file, descriptor
         self._taking, self._turn = threading.Lock(), threading.Condition()
         self.sums = Sums(file, run.told)
@@ -173,16 +176,36 @@ class _Line:
         self._jobs = self._made()
 
     def _made(self) -> Iterator[Job]:
-        turn = 0
+        turn, there = 0, True
         for tile in tiles(self._file, self._run.outputs, self._run.layouts, self._run.values):
-            claim = self._run.partial.claims.get((self._file.name, tile.number))
-            if claim is not None and claim[:2] == (tile.offset, tile.length) and self._rehash(tile, self._new()) == claim[2]:
-                yield Job(turn, tile, None, True)
-                turn += 1
+            # nothing is handed out, so nothing is hashed elsewhere, before the first that is not there
+            there = there and self._stands(tile)
+            if there:
                 continue
             for i, fill in enumerate(tile.fills):
                 yield Job(turn, tile, fill, i + 1 == len(tile.fills))
                 turn += 1
+
+    def _stands(self, tile: Tile) -> bool:
+        """Whether an earlier run wrote the tile, and all before it, as they are there now; enters it if so."""
+        claim = self._run.partial.claims.get((self._file.name, tile.number))
+        if claim is None or claim[:2] != (tile.offset, tile.length):
+            return False
+        self._run.go_on()
+        whole, found = self.whole.copy(), []
+        buffer = memoryview(bytearray(max(fill.length for fill in tile.fills)))
+        for fill in tile.fills:
+            data = buffer[: fill.length]
+            _reread(self._descriptor, data, fill.offset)
+            whole.update(data)
+            found.append(self.sums.of(fill, data))
+        if whole.hexdigest() != claim[2]:
+            return False
+        self.whole = whole
+        for fill, crcs in zip(tile.fills, found, strict=True):
+            self.sums.take(fill, crcs, buffer)
+        self._run.finished(tile, 0)
+        return True
 
     def take(self) -> Job | None:
         with self._taking:
@@ -215,32 +238,19 @@ class _Line:
             while self._next != job.turn:
                 self._turn.wait(0.5)
                 self._run.go_on()
-        if job.fill is None:
-            for fill in job.tile.fills:
-                data = stage[: fill.length]
-                _reread(self._descriptor, data, fill.offset)
-                self.whole.update(data)
-                self.sums.take(fill, self.sums.of(fill, data), data)
-        else:
-            data = stage[: job.fill.length]
-            self.sums.take(job.fill, crcs, data)
-            self._tile.update(data)
-            self.whole.update(data)
-            first = job.fill.offset
-            for start, stop in self._run.shared.gaps(self._file.name, first, first + len(data)):
-                _pwrite(self._descriptor, data[start - first : stop - first], start)
+        data = stage[: job.fill.length]
+        self.sums.take(job.fill, crcs, data)
+        self.whole.update(data)
+        first = job.fill.offset
+        for start, stop in self._run.shared.gaps(self._file.name, first, first + len(data)):
+            _pwrite(self._descriptor, data[start - first : stop - first], start)
         if job.last:
-            if job.fill is not None:
-                tile = job.tile
-                self._run.partial.claim(self._file.name, tile.number, tile.offset, tile.length, self._tile.hexdigest())
-                self._tile = self._new()
-            self._run.finished(job.tile, 0 if job.fill is None else job.tile.length)
+            tile = job.tile
+            self._run.partial.claim(self._file.name, tile.number, tile.offset, tile.length, self.whole.hexdigest())
+            self._run.finished(tile, tile.length)
         with self._turn:
             self._next += 1
             self._turn.notify_all()
-
-    def _rehash(self, tile: Tile, into: Any) -> str:
-        return _hash_file(self._descriptor, tile, into)
 
 
 class _Run:
@@ -331,11 +341,8 @@ class _Run:
         gather = Gather(self.source, self.layouts, stage, self.values.leaf, self.budget, line.window)
         while (job := line.take()) is not None:
             self.go_on()
-            crcs: Sequence[int] = ()
-            if job.fill is not None:
-                self._gather(job.fill, gather, stage)
-                crcs = line.sums.of(job.fill, stage)
-            line.commit(job, stage, crcs)
+            self._gather(job.fill, gather, stage)
+            line.commit(job, stage, line.sums.of(job.fill, stage))
 
     def _gather(self, fill: Fill, gather: Gather, stage: memoryview) -> None:
         self.go_on()
@@ -433,10 +440,6 @@ def _appeared(error: MigrateError) -> bool:
     return any(d.code == "M904" for d in error.diagnostics)
 
 
-def _nothing() -> None:
-    return None
-
-
 def _pwrite(descriptor: int, data: memoryview, offset: int) -> None:
     while data:
         n = os.pwrite(descriptor, data, offset)
@@ -449,20 +452,3 @@ def _reread(descriptor: int, data: memoryview, offset: int) -> None:
         if not n:
             break
         data, offset = data[n:], offset + n
-
-
-def _hash_file(descriptor: int, tile: Tile, whole: Any) -> str:
-    """The checksum of what the file holds where the tile lies; feeds `whole` too."""
-    import xxhash
-
-    checksum = xxhash.xxh3_128()
-    buffer = memoryview(bytearray(min(STAGE, tile.length)))
-    offset, end = tile.offset, tile.offset + tile.length
-    while offset < end:
-        n = os.preadv(descriptor, [buffer[: end - offset]], offset)
-        if not n:
-            break
-        checksum.update(buffer[:n])
-        whole.update(buffer[:n])
-        offset += n
-    return str(checksum.hexdigest())

@@ -183,7 +183,7 @@ def test_a_partial_folder_in_use_is_refused(source: RawSource, tmp_path: Path) -
 def test_resume_writes_only_what_is_missing(source: RawSource, tmp_path: Path) -> None:
     partial = part_done(source, tmp_path / "out")
     claimed = [json.loads(line) for line in (partial / "journal.jsonl").read_bytes().splitlines()]
-    assert claimed[0] == {"format_version": 1, "kind": "journal", "digest": "plan-1", "hash": "xxh3_128"}
+    assert claimed[0] == {"format_version": 2, "kind": "journal", "digest": "plan-1", "hash": "xxh3_128"}
     assert len(claimed) == 3
     result = go(source, tmp_path / "out", resume=True)
     assert result.bytes_written == sum(f["size"] for f in result.files.values()) - sum(c["length"] for c in claimed[1:])

@@ -356,7 +356,7 @@ def test_the_unforeseen_keeps_the_partial_only_if_something_is_written(tmp_path:
 
         def fill(self, *arguments: Any) -> Any:
             Breaks.filled += 1
-            if Breaks.filled > after * 8:
+            if Breaks.filled > after * 4:
                 raise IndexError("unforeseen")
             return super().fill(*arguments)
 
