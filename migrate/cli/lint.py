@@ -14,8 +14,8 @@ from . import render
 
 @click.command()
 @click.argument("paths", nargs=-1, metavar="[PATH]...")
-@click.option("--select", "select", multiple=True, metavar="CODES", help="Only these findings: codes or names, comma-separated.")
-@click.option("--ignore", "ignore", multiple=True, metavar="CODES", help="All findings but these.")
+@click.option("--select", "select", multiple=True, metavar="CODES", help="Show only these findings: codes or names, comma-separated.")
+@click.option("--ignore", "ignore", multiple=True, metavar="CODES", help="Show all findings but these.")
 @click.option("--index", "index", metavar="CKPT", help="Hold the rules against the headers of this checkpoint as well.")
 @click.option("--allow", "allow", multiple=True, type=click.Choice(["links"]), help="Permit links out of that checkpoint's folder.")
 @click.option("--at", "at", metavar="PATH", help="The dict of that checkpoint, if nested, that rules work on, e.g. model.state_dict.")

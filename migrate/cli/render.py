@@ -320,14 +320,14 @@ def _errors(report: Mapping[str, Any] | None) -> list[str]:
     for rule in report["rules"]:
         what = "exact"
         if not rule["exact"]:
-            sqnr = "" if rule["sqnr_db"] is None else f", SQNR {rule['sqnr_db']:.1f} dB"
-            what = (
-                f"max error {rule['max_abs_error']:.3g}, {rule['max_relative_error']:.3g} of the block's amax{sqnr}, "
-                f"{rule['saturated']:,} saturated, {rule['underflowed']:,} underflowed"
-            )
+            what, measured = "error not measured", rule["max_abs_error"] is not None
+            if measured:
+                sqnr = "" if rule["sqnr_db"] is None else f", SQNR {rule['sqnr_db']:.1f} dB"
+                what = f"max error {rule['max_abs_error']:.3g}, {rule['max_relative_error']:.3g} of the block's amax{sqnr}"
+            what += f", {rule['saturated']:,} saturated" + (f", {rule['underflowed']:,} underflowed" if measured else "")
             if rule["non_finite"]:
                 what += f", {rule['non_finite']:,} not finite"
-            if rule["elements_measured"] < rule["elements"]:
+            if measured and rule["elements_measured"] < rule["elements"]:
                 what += f" (measured on {rule['elements_measured']:,} of {plural(rule['elements'], 'element')})"
         out.append(f"values: rule {rule['rule']}: {rule['op']} of {plural(rule['tensors'], 'tensor')}: {what}")
     return out if report["complete"] else [*out, "values: of what this run wrote; what was taken over is not in these figures"]
@@ -380,6 +380,9 @@ def history(doc: Mapping[str, Any]) -> str:
             out.append("    " + ", ".join(f"{k}={json.dumps(v)}" for k, v in entry["params"].items()))
         if entry.get("files"):
             out.append(f"    changed {', '.join(entry['files'])}")
+        if entry.get("kept"):
+            forms = capped([printable(kept if isinstance(kept, str) else kept[0]) for kept in entry["kept"]])
+            out += [f"    stays on the way back: {form}" for form in forms]
     return "\n".join([*out, *(f"note: {note}" for note in doc["notes"])])
 
 

@@ -41,6 +41,7 @@ class Options:
     block: tuple[int, ...] | None = None
     like: str | None = None
     scale: str | None = None
+    scale_fmt: str | None = None
     non_finite: str = "refuse"
 
 

@@ -31,6 +31,8 @@ FLOOR = 1e-4
 # elements of one step: small enough for a last-level cache, so many that an op takes longer than the interpreter's lock to change
 # hands, and than the barrier of torch's threads where an op is divided among them
 CHUNK, CHUNK_OF_DEVICE = 1 << 20, 1 << 25
+# a product of a code that is beyond it becomes infinite, or nearly
+MOST = {"float32": float.fromhex("0x1.fffffep127"), "bfloat16": float.fromhex("0x1.fep127"), "float16": 65504.0}
 # scales below it can take the 2^8 that a shifted code lacks
 ORDINARY = 2.0**119
 # four shifted codes without what sign extension and their neighbours left beside them
@@ -70,8 +72,10 @@ def as_float(scale: Any, dtype: str) -> torch.Tensor:
     return torch.where(exponents == 255, NAN["float32"], bits).view(torch.float32)
 
 
-def decode(codes: torch.Tensor, scales: torch.Tensor, block: Block, top: int, left: int, out: torch.Tensor, ordinary: bool) -> None:
-    """Fills `out` with float32(code) * float32(scale), rounded to its dtype.
+def decode(
+    codes: torch.Tensor, scales: torch.Tensor, block: Block, top: int, left: int, out: torch.Tensor, ordinary: bool, count: bool = False
+) -> int:
+    """Fills `out` with float32(code) * float32(scale), rounded to its dtype; with `count`, how many finite products became infinite.
 
     `codes` (uint8) is the part [top:, left:] of a weight, `scales` the grid from the block that holds its first element
     on; `ordinary`: all scales are finite and below `ORDINARY`.
@@ -82,6 +86,7 @@ def decode(codes: torch.Tensor, scales: torch.Tensor, block: Block, top: int, le
     spread = _Spread(scales * 256 if on_cpu and ordinary else scales, block, top, left)
     own = None if out.dtype is torch.float32 else _Buffer("floats", "float32", codes)
     halves = _Buffer("halves", "int16", codes)
+    lost = 0
     has_nan = not on_cpu or _has_nan(codes)
     for band in _bands(codes, block.rows, top):
         part, target = codes[band.rows], out[band.rows]
@@ -104,6 +109,9 @@ def decode(codes: torch.Tensor, scales: torch.Tensor, block: Block, top: int, le
         if has_nan or not ordinary:
             name = str(out.dtype).removeprefix("torch.")
             signed(target, name).masked_fill_(floats.isnan(), NAN[name])
+        if count:
+            lost += int(spread.over(part, band).isfinite().logical_and_(target.isinf()).sum())
+    return lost
 
 
 def _has_nan(codes: torch.Tensor) -> bool:
@@ -184,12 +192,12 @@ def scales_of(amax: torch.Tensor, like: str, stored: str) -> tuple[torch.Tensor,
     """
     import torch
 
-    # a divisor that is a number would be turned into a factor on CUDA
-    largest = torch.full_like(amax, LARGEST)
     if like == "deepseek":
-        scale = amax.clamp(min=FLOOR) / largest
+        # a divisor that is a number would be turned into a factor on CUDA
+        scale = amax.clamp(min=FLOOR) / torch.full_like(amax, LARGEST)
     else:
-        factor = torch.where(amax > 0, largest / amax, 1.0)
+        # 448.0 / amax, as torch divides a number of Python's: rounded twice
+        factor = torch.where(amax > 0, amax.reciprocal() * LARGEST, 1.0)
         scale = factor.reciprocal()
     if stored == "f32":
         return scale, (scale.reciprocal() if like == "deepseek" else factor)
@@ -205,18 +213,20 @@ def scales_of(amax: torch.Tensor, like: str, stored: str) -> tuple[torch.Tensor,
 
 def encode(
     numbers: torch.Tensor, scale: torch.Tensor, factor: torch.Tensor, amax: torch.Tensor, block: Block, top: int, left: int,
-    out: torch.Tensor, wild: bool, meter: Meter | None, told: slice,
+    out: torch.Tensor, wild: bool, count: bool, meter: Meter | None, told: slice,
 ) -> None:  # fmt: skip
     """Fills `out` (uint8) with the codes nearest to `numbers * factor`, ties to even.
 
     `numbers` is the part [top:, left:] of the blocks that the grids `scale`, `factor` and `amax` are of; `wild`: a number
     or a factor may not be finite, and only then can anything saturate. NaN becomes 0x7F, or 0xFF where it comes of
-    infinity times zero, as x86 makes it. `meter` is told the error of the rows `told`.
+    infinity times zero, as x86 makes it. `meter` is told the error of the rows `told`, and of all rows what saturates and,
+    with `count`, what decodes to infinity or NaN and was neither.
     """
     import torch
 
     spread, buffer = _Spread(factor, block, top, left), _Buffer("floats", "float32", numbers)
-    saturated = 0
+    back = _Spread(scale, block, top, left)
+    saturated = non_finite = 0
     for band in _bands(numbers, block.rows, top):
         part, target = numbers[band.rows], out[band.rows]
         floats = buffer.like(part)
@@ -227,31 +237,39 @@ def encode(
             floats.clamp_(-LARGEST, LARGEST)
         target.view(torch.float8_e4m3fn).copy_(floats)
         if wild:
-            nan = torch.where(spread.over(part, band) == 0, 0xFF, 0x7F).to(torch.uint8)
+            nan = torch.where(part.isnan() | spread.over(part, band).isnan(), 0x7F, 0xFF).to(torch.uint8)
             target.copy_(torch.where(floats.isnan(), nan, target))
+        if count:
+            floats.copy_(target.view(torch.float8_e4m3fn))
+            back.multiply(floats, band)
+            non_finite += int(floats.isfinite().logical_not_().logical_and_(part != floats).logical_and_(~part.isnan()).sum())
     if meter is not None:
         wanted = numbers[told].float()
-        if not wanted.numel() and not saturated:
+        counts: dict[str, Any] = {"saturated": saturated, "non_finite": non_finite, "sure": told.step == 1}
+        if not wanted.numel():
+            meter.add(wanted, wanted, **counts)
             return
         scales, largest = _of_rows(torch.stack((scale, amax)), block, top, left, told, wanted)
         got = out[told].view(torch.float8_e4m3fn).float().mul_(scales)
         underflowed = int((got == 0).logical_and_(wanted).sum())
-        meter.add(wanted, got, largest, saturated=saturated, underflowed=underflowed)
+        meter.add(wanted, got, largest, underflowed=underflowed, **counts)
 
 
 def measure(
-    codes: torch.Tensor, scales: torch.Tensor, block: Block, top: int, left: int, made: torch.Tensor, told: slice, meter: Meter
+    codes: torch.Tensor, scales: torch.Tensor, block: Block, top: int, left: int, made: torch.Tensor, told: slice, lost: int, meter: Meter
 ) -> None:
-    """Tells `meter` what rounding did to the rows `told`."""
+    """Tells `meter` what rounding did to the rows `told`, and that `lost` elements of all rows became infinite."""
     import torch
 
     numbers = codes[told].view(torch.float8_e4m3fn).float().double()
-    if numbers.numel():
-        factor = _of_rows(scales, block, top, left, told, numbers).double()
-        wanted, got = numbers * factor, made[told].double()
-        underflowed = int((got == 0).logical_and_(wanted).sum())
-        saturated = int(got.isinf().logical_and_(wanted.isfinite()).sum())
-        meter.add(wanted, got, factor.abs() * LARGEST, saturated=saturated, underflowed=underflowed)
+    counts: dict[str, Any] = {"saturated": lost, "non_finite": lost, "sure": told.step == 1}
+    if not numbers.numel():
+        meter.add(numbers, numbers, **counts)
+        return
+    factor = _of_rows(scales, block, top, left, told, numbers).double()
+    wanted, got = numbers * factor, made[told].double()
+    underflowed = int((got == 0).logical_and_(wanted).sum())
+    meter.add(wanted, got, factor.abs() * LARGEST, underflowed=underflowed, **counts)
 
 
 def _of_rows(grid: torch.Tensor, block: Block, top: int, left: int, rows: slice, part: torch.Tensor) -> torch.Tensor:

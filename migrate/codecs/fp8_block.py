@@ -9,7 +9,7 @@ where a division comes out even it may still be the wrong one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -31,8 +31,10 @@ CODES = "float8_e4m3fn"
 SCALES = ("float32", "bfloat16", "float8_e8m0fnu")
 NUMBERS = ("float32", "bfloat16", "float16")
 LIKE = ("deepseek", "hf")
-# how a scale is stored: as it comes, rounded to bfloat16, or as the power of two above it in four bytes or in one
-STORED = {"f32": "float32", "bf16": "bfloat16", "pow2": "float32", "ue8m0": "float8_e8m0fnu"}
+# how a scale is stored: as it comes, rounded to bfloat16, or as the power of two above it in four bytes or in one; or its dtype
+STORED = {"f32": "float32", "bf16": "bfloat16", "pow2": "float32", "ue8m0": "float8_e8m0fnu", **{name: name for name in SCALES}}
+# DeepSeek's word for the power of two above it, in whatever dtype
+FORMATS = ("ue8m0",)
 NON_FINITE = ("refuse", "saturate", "keep")
 # errors are measured on at least so many elements of a tensor, and in a large one on one row of so many: a prime, so that the rows
 # fall on all parts of blocks
@@ -58,7 +60,10 @@ class Fp8Block(Codec):
             raise OpError(
                 "M308", f"fp8-block: `block` is {list(block)}, not the rows and columns of a block", help="e.g. `block: [128, 128]`"
             )
-        words = (("like", options.like, LIKE), ("scale", options.scale, STORED), ("non_finite", options.non_finite, NON_FINITE))
+        words: tuple[tuple[str, str | None, Collection[str]], ...] = (
+            ("like", options.like, LIKE), ("scale", options.scale, STORED), ("scale_fmt", options.scale_fmt, FORMATS),
+            ("non_finite", options.non_finite, NON_FINITE),
+        )  # fmt: skip
         for word, value, known in words:
             if value is not None and value not in known:
                 raise OpError("M308", f"fp8-block: there is no `{word}: {value}`", help=f"it is one of {', '.join(known)}")
@@ -72,6 +77,9 @@ class Fp8Block(Codec):
             raise OpError("M303", f"fp8-block: the weight is {weight.dtype}, not {CODES}", help=hint)
         if scale.dtype not in SCALES:
             raise OpError("M303", f"fp8-block: the scale is {scale.dtype}, not one of {', '.join(SCALES)}")
+        if options.scale is not None and scale.dtype != _stored(options):
+            message = f"fp8-block: the scale is {scale.dtype}, `scale: {options.scale}` says {_stored(options)}"
+            raise OpError("M303", message, help=f"`scale` is how scales are stored, here and on the way back: `scale: {scale.dtype}`")
         _has_blocks("dequantize", weight)
         block = _block(options)
         wanted = _grid(weight.shape, block)
@@ -110,17 +118,19 @@ class Fp8Block(Codec):
             return
         block, (top, _), (left, _) = _block(options), box[-2], box[-1]
         scales = _e4m3.as_float(arrays[1], specs[1].dtype)
-        # not so for NaN either
-        ordinary = bool(scales.abs().amax() < _e4m3.ORDINARY)
+        # NaN is neither ordinary nor tame
+        largest = float(scales.abs().amax())
+        ordinary, tame = largest < _e4m3.ORDINARY, largest * _e4m3.LARGEST <= _e4m3.MOST[dtype]
         told, exact = _measured(specs[0], top), self.exact(options, specs, dtype)
         if not ordinary and exact and (at := _first(scales >= 2.0**120)) is not None:
             place = _place(at, self.decode_needs(options, specs, box)[1])
             raise OpError("M406", f"dequantize: the scale at {place} is {float(scales[at]):g}, which float32 cannot hold 448 times")
+        tells = None if exact else meter
         with torch.inference_mode():
             for at in _leading(box):
-                _e4m3.decode(codes[at], scales[at], block, top, left, made[at], ordinary)
-                if meter is not None and not exact:
-                    _e4m3.measure(codes[at], scales[at], block, top, left, made[at], told, meter)
+                lost = _e4m3.decode(codes[at], scales[at], block, top, left, made[at], ordinary, tells is not None and not tame)
+                if tells is not None:
+                    _e4m3.measure(codes[at], scales[at], block, top, left, made[at], told, lost, tells)
 
     def remembers(self, options: Options, spec: Spec) -> int:
         return _Known.EACH * prod(_grid(spec.shape, _block(options)))
@@ -133,7 +143,7 @@ class Fp8Block(Codec):
         if found is None:
             return False
         with torch.inference_mode():
-            scale, _ = _e4m3.scales_of(found, options.like or LIKE[0], options.scale or "f32")
+            scale, _ = _e4m3.scales_of(found, options.like or LIKE[0], _rounding(options))
             _store(scale, typed(out, _stored(options)))
         return True
 
@@ -160,15 +170,19 @@ class Fp8Block(Codec):
                 finite = bool(amax.isfinite().all())
                 if not finite and options.non_finite == "refuse":
                     raise _not_finite(numbers[at], at, needed)
-                scale, factor = _e4m3.scales_of(amax, options.like or LIKE[0], options.scale or "f32")
+                scale, factor = _e4m3.scales_of(amax, options.like or LIKE[0], _rounding(options))
+                bounded = bool(factor.isfinite().all())
+                if not bounded and options.non_finite == "refuse":
+                    raise _too_small(amax, factor, at, grid, _block(options))
                 if known is not None and found is None:
                     known.put(grid, at, amax)
                 if part == 1:
                     _store(scale, made[at])
                     continue
-                wild = saturate or not finite or not bool(factor.isfinite().all())
+                wild = not (finite and bounded)
+                count = meter is not None and (wild or not float(scale.amax()) * _e4m3.LARGEST <= _e4m3.MOST["float32"])
                 inside = numbers[at][top:bottom, left:right]
-                _e4m3.encode(inside, scale, factor, amax, _block(options), top, left, made[at], wild, meter, told)
+                _e4m3.encode(inside, scale, factor, amax, _block(options), top, left, made[at], wild or saturate, count, meter, told)
 
     def _amax(self, options: Options, numbers: torch.Tensor, dtype: str) -> torch.Tensor:
         only_finite = _e4m3.INFINITY[dtype] if options.non_finite == "saturate" else None
@@ -212,7 +226,7 @@ class Fp8Block(Codec):
 
     def bound(self, options: Options) -> str:
         least = " (amax at least 1e-4)" if (options.like or LIKE[0]) == "deepseek" else ""
-        twice = "2 * " if options.scale in ("pow2", "ue8m0") else ""
+        twice = "2 * " if _rounding(options) == "pow2" else ""
         return f"|error| <= max(|x| / 16, {twice}amax / 448 / 1024), amax of the block{least}: half a step of e4m3 and of its subnormals"
 
     def samples(self) -> Iterable[tuple[Options, Spec]]:
@@ -222,6 +236,7 @@ class Fp8Block(Codec):
         yield Options(block=(3, 5), scale="ue8m0"), spec_of("bfloat16", (2, 2, 7, 11))
         yield Options(block=(8, 1), like="hf", scale="ue8m0", non_finite="keep"), spec_of("float32", (30, 7))
         yield Options(block=(64, 64), scale="bf16"), spec_of("bfloat16", (1, 130))
+        yield Options(block=(2, 2), scale="bfloat16", scale_fmt="ue8m0"), spec_of("float32", (5, 6))
 
 
 def _block(options: Options) -> Block:
@@ -230,6 +245,13 @@ def _block(options: Options) -> Block:
 
 def _stored(options: Options) -> str:
     return STORED[options.scale or "f32"]
+
+
+def _rounding(options: Options) -> str:
+    """What becomes of a scale before it is stored: nothing (f32), bf16 or pow2."""
+    if options.scale_fmt is not None or options.scale == "pow2" or _stored(options) == "float8_e8m0fnu":
+        return "pow2"
+    return {"float32": "f32", "bfloat16": "bf16"}[_stored(options)]
 
 
 def _has_blocks(verb: str, spec: Spec) -> None:
@@ -305,9 +327,10 @@ def _first(mask: torch.Tensor) -> tuple[int, ...] | None:
     return tuple(int(i) for i in np.unravel_index(at, mask.shape)) if flat.size and flat[at] else None
 
 
-def _place(index: Sequence[int], box: Box) -> str:
-    """An index within a box as one within the whole tensor."""
-    return f"[{', '.join(str(i + low) for i, (low, _) in zip(index, box, strict=True))}]"
+def _place(index: Sequence[int], box: Box, each: Sequence[int] = ()) -> str:
+    """An index within a box as one within the whole tensor, or where the block of that index begins, which has `each` elements a side."""
+    sides = each or (1,) * len(box)
+    return f"[{', '.join(str((i + low) * n) for i, (low, _), n in zip(index, box, sides, strict=True))}]"
 
 
 def _not_finite(numbers: torch.Tensor, leading: tuple[int, ...], box: Box) -> OpError:
@@ -317,6 +340,19 @@ def _not_finite(numbers: torch.Tensor, leading: tuple[int, ...], box: Box) -> Op
         "M406",
         message,
         help="`non_finite: saturate` gives infinities the largest code and keeps NaN to itself; `keep` encodes as `like` does",
+    )
+
+
+def _too_small(amax: torch.Tensor, factor: torch.Tensor, leading: tuple[int, ...], grid: Box, block: Block) -> OpError:
+    at = _first(~factor.isfinite()) or (0, 0)
+    index = _place((*leading, *at), grid)
+    corner = _place((*leading, *at), grid, (*(1,) * len(leading), *block))
+    largest = f"its largest magnitude is {float(amax[at]):g}, so that the factor is infinite"
+    message = f"quantize: block {index}, from {corner} on, has no scale: {largest}"
+    return OpError(
+        "M406",
+        message,
+        help="with `scale_fmt: ue8m0` or `like: deepseek` it has one; `non_finite: keep` stores what `like` makes: 0 and NaN",
     )
 
 
@@ -358,9 +394,9 @@ def _reference_block(options: Options, numbers: np.ndarray[Any, Any]) -> tuple[A
     magnitudes = np.abs(numbers[np.isfinite(numbers)] if saturate else numbers)
     amax = magnitudes.max() if magnitudes.size else f4(0)
     hf = options.like == "hf"
-    factor = f4(448) / amax if amax > 0 else f4(1)
+    factor = f4(1) / amax * f4(448) if amax > 0 else f4(1)
     scale = f4(1) / factor if hf else np.maximum(amax, f4(1e-4)) / f4(448)
-    stored = options.scale or "f32"
+    stored = _rounding(options)
     if stored == "bf16":
         scale = (np.asarray(_narrowed(scale.reshape(1), "bfloat16"), "<u4") << 16).astype("<u4").view("<f4")[0]
     elif stored != "f32":
@@ -370,8 +406,7 @@ def _reference_block(options: Options, numbers: np.ndarray[Any, Any]) -> tuple[A
         factor = f4(1) / scale
     scaled = numbers * factor
     codes = _e4m3.nearest(scaled)
-    if factor == 0:
-        codes[np.isnan(scaled)] = 0xFF
+    codes[np.isnan(scaled) & ~np.isnan(numbers) & ~np.isnan(factor)] = 0xFF
     return scale, codes
 
 

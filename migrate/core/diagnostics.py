@@ -46,6 +46,12 @@ def page(code: str) -> Page:
     return Page(code, head["name"], head["severity"], int(head["exit"]), body.strip())
 
 
+@cache
+def codes() -> list[str]:
+    """All codes, sorted."""
+    return sorted(path.stem for path in PAGES.glob("M*.md"))
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """A place in a text file: 1-based `line` and `column`, `length` code points, and the line's `text` for printing."""

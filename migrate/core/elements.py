@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from math import inf, isinf, isnan, nan
+from math import inf, isfinite, isinf, isnan, nan
 from typing import TypeAlias
 
 from .spec import BITS, encode
@@ -100,6 +100,16 @@ def value(dtype: str, code: int) -> Number:
     if dtype in ("float32", "float64"):
         return float(struct.unpack(_ROUNDED[dtype], code.to_bytes(bits // 8, "little"))[0])
     return _small(dtype, code)
+
+
+def close(got: Number, wish: Number, rtol: float | None) -> bool:
+    """Whether a test that asks for `wish` within the relative tolerance takes `got`, where their bits differ; any NaN is a NaN."""
+    if isinstance(got, complex) or isinstance(wish, complex):
+        return False
+    if isnan(got) or isnan(wish):
+        return isnan(got) and isnan(wish)
+    # near infinity is everything, and so it is with an infinite tolerance
+    return rtol is not None and isfinite(got) and isfinite(rtol * abs(wish)) and abs(got - wish) <= rtol * abs(wish)
 
 
 def _small(dtype: str, code: int) -> float:

@@ -1,23 +1,25 @@
-"""A rule file's own tests bound to its rules, on headers alone, and which elements of the outputs they state.
+"""A rule file's own tests bound to its rules, on headers alone, and what each element of the outputs is made of.
 
-An element of an output is what the test put into it: a number, or for a computed element a token that stands for the op
-and the elements it was computed from. Two outputs that have equal elements where a test looks are the same to that test.
+An element of an output is what the test put into it: the code of a number, or for a computed element a token that stands for
+the op and the elements it was computed from. Two outputs that have equal elements where a test looks are the same to that test.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from math import prod
 from typing import Any
 
 from .. import ops
 from ..core.diagnostics import Report
+from ..core.elements import code
 from ..core.errors import MigrateError, OpError
 from ..core.spec import spec
-from ..core.view import Fill
+from ..core.view import Fill, Leaf, clip
 from ..ops._op import ValueOp
 from ..planning.bind import Bound, Questions, bind
 from ..planning.compose import Leg, directed
@@ -26,11 +28,11 @@ from ..planning.pipeline import Views
 from ..planning.sides import SideFiles
 from ..planning.walk import Walk
 from ..rules.compiled import DirectedRule
-from ..rules.examples import GivenTensor, RuleTest, expand, flat, indexes, shape_of
+from ..rules.examples import ExpectedTensor, GivenTensor, RuleTest, expand, fill_in, flat, shape_of
 from ..rules.neighbours import Neighbour, neighbour
 from ._lint import Written
 
-# a larger tensor of a test is not looked into
+# of a larger tensor single elements are looked up
 MOST_ELEMENTS = 1 << 16
 
 
@@ -42,48 +44,75 @@ class Example:
     number: int
     rules: tuple[DirectedRule, ...]
     given: Mapping[str, Tensor]
-    numbers: Mapping[str, Sequence[Any]]
+    tensors: Mapping[str, GivenTensor]
+    # the element of a given tensor at a linear index, see `code_of`
+    codes: Mapping[str, Callable[[int], Any]]
+    # what the test says of an output, with the given key that it is `same_as`
+    expected: Mapping[str, tuple[ExpectedTensor, str | None]]
     bound: Bound
     problems: Report
+    # whether the test passes as it is, by output; filled when it is asked
+    passes: dict[str, bool] = field(default_factory=dict)
 
     def keys_of(self, rule: DirectedRule) -> list[str]:
         """The given keys that the rule made something of."""
         found = dict.fromkeys(k for made in self.bound.made.values() if made.rule is rule for k in made.keys)
         return [*found, *(k for k, by in (*self.bound.dropped.items(), *self.bound.redundant.items()) if by is rule)]
 
-    def stated(self, key: str) -> list[int] | None:
-        """The elements of an output that the test states, by linear index; None where it does not name the key."""
-        wanted = next((w for written, w in (self.test.expect or {}).items() if key in _keys(written)), None)
-        tensor = self.bound.tensors.get(key)
-        if wanted is None or tensor is None:
-            return None
-        shape = tensor.spec.shape
-        if wanted.values is not None or wanted.fill is not None or wanted.same_as is not None:
-            return list(range(prod(shape)))
-        out: list[int] = []
-        for written in wanted.slices:
-            at = indexes(written)
-            inner = prod(shape[len(at) :])
-            start = 0
-            for index, length in zip(at, shape, strict=False):
-                start = start * length + index % max(1, length)
-            out += range(start * inner, (start + 1) * inner)
-        return out
 
-    def elements(self, tensor: Tensor) -> list[Any]:
-        """What each element of a tensor is made of, in linear order."""
-        out: list[Any] = [None] * prod(tensor.spec.shape)
-        for leaf, src, dst, counts, dst_strides, src_strides in tensor.view.pieces:
-            if isinstance(leaf, Fill):
-                source: Sequence[Any] = ()
+class Elements:
+    """The elements of an example's tensors, read one by one or, of a small tensor, all at once."""
+
+    def __init__(self, example: Example) -> None:
+        self.example = example
+        # the tensor is kept beside its elements: an id means nothing after its object is gone
+        self._read: dict[int, tuple[Tensor, Sequence[Any]]] = {}
+
+    def at(self, tensor: Tensor, at: int) -> Any:
+        """What element `at`, in linear order, is made of."""
+        if prod(tensor.spec.shape) <= MOST_ELEMENTS:
+            return self._all(tensor)[at]
+        leaf, src = clip(tensor.view, at, at + 1)[0][:2]
+        return self._source(tensor, leaf)(src)
+
+    def _all(self, tensor: Tensor) -> Sequence[Any]:
+        found = self._read.get(id(tensor))
+        if found is None:
+            out: list[Any] = [None] * prod(tensor.spec.shape)
+            for leaf, src, dst, counts, dst_strides, src_strides in tensor.view.pieces:
+                source = self._source(tensor, leaf)
+                for loops in product(*map(range, counts)):
+                    to = dst + sum(i * d for i, d in zip(loops, dst_strides, strict=True))
+                    out[to] = source(src + sum(i * s for i, s in zip(loops, src_strides, strict=True)))
+            found = self._read[id(tensor)] = tensor, out
+        return found[1]
+
+    def _source(self, tensor: Tensor, leaf: Leaf) -> Callable[[int], Any]:
+        if isinstance(leaf, Fill):
+            number = code_of(tensor.spec.dtype, leaf.value)
+            return lambda at: number
+        owner = tensor.sources[leaf]
+        return partial(self._token, owner) if isinstance(owner, Value) else self.example.codes[owner]
+
+    def _token(self, value: Value, at: int) -> Any:
+        """A token for one element of a computed tensor: equal tokens are surely equal elements."""
+        call, op = value.call, ops.get(value.call.step.op)
+        return (call.step.op, repr(call.step.args), value.output, *self._needed(op, call, value, at))
+
+    def _needed(self, op: Any, call: Call, value: Value, at: int) -> Iterator[Any]:
+        """The input elements that one element is computed from; the one at its own place where an input has its shape."""
+        shape, specs = value.spec.shape, [t.spec for t in call.inputs]
+        box = tuple((i, i + 1) for i in _index(at, shape))
+        boxes = op.needs(call.step.args, specs, value.output, box) if isinstance(op, ValueOp) else None
+        for number, tensor in enumerate(call.inputs):
+            size = specs[number].shape
+            if tuple(size) == tuple(shape):
+                yield self.at(tensor, at)
+            elif boxes is None or prod(b - a for a, b in boxes[number]) > 64:
+                yield at
             else:
-                owner = tensor.sources[leaf]
-                source = _computed(self, owner) if isinstance(owner, Value) else self.numbers[owner]
-            for loops in product(*map(range, counts)):
-                to = dst + sum(i * d for i, d in zip(loops, dst_strides, strict=True))
-                at = src + sum(i * s for i, s in zip(loops, src_strides, strict=True))
-                out[to] = leaf.value if isinstance(leaf, Fill) else source[at]
-        return out
+                cells = product(*(range(a, b) for a, b in boxes[number]))
+                yield tuple(self.at(tensor, _linear(cell, size)) for cell in cells)
 
 
 def examples(file: Written, siblings: Sequence[Written] = ()) -> list[Example]:
@@ -113,15 +142,19 @@ def _equal(key: str, present: Tensor, made: Tensor) -> bool:
 def _example(file: Written, number: int, test: RuleTest, others: Sequence[Neighbour]) -> Example:
     report, views = Report(), Views()
     given: dict[str, Tensor] = {}
-    numbers: dict[str, Sequence[Any]] = {}
+    tensors: dict[str, GivenTensor] = {}
+    codes: dict[str, Callable[[int], Any]] = {}
     for written, tensor in test.given.items():
-        shape = tuple(tensor.shape if tensor.shape is not None else shape_of(tensor.values))
-        for key in _keys(written):
-            given[key] = Tensor(spec(tensor.dtype, shape), views.stored(shape), (key,))
-            numbers[key] = _numbers(tensor, prod(shape))
+        of = spec(tensor.dtype, tensor.shape if tensor.shape is not None else shape_of(tensor.values))
+        read = numbers(of.dtype, tensor.fill, tensor.values)
+        for key, _ in _expanded(written):
+            given[key] = Tensor(of, views.stored(of.shape), (key,))
+            tensors[key], codes[key] = tensor, read
+    expected: dict[str, tuple[ExpectedTensor, str | None]] = {}
+    for written, wanted in (test.expect or {}).items():
+        for key, at in _expanded(written):
+            expected[key] = wanted, None if wanted.same_as is None else fill_in(wanted.same_as, at)
     bound, rules = Bound(), tuple[DirectedRule, ...]()
-    if any(len(n) > MOST_ELEMENTS for n in numbers.values()):
-        return Example(test, number, rules, given, numbers, bound, report)
     try:
         model = file.model
         ends = model.edge[::-1] if test.backwards else model.edge
@@ -142,7 +175,7 @@ def _example(file: Written, number: int, test: RuleTest, others: Sequence[Neighb
             bound = bind(rules, keep, given, views, Questions(_equal, True), report)
     except MigrateError as error:
         report.diagnostics += error.diagnostics
-    return Example(test, number, rules, given, numbers, bound, report)
+    return Example(test, number, rules, given, tensors, codes, expected, bound, report)
 
 
 def _reader(test: RuleTest) -> Callable[[str], bytes | None]:
@@ -150,48 +183,37 @@ def _reader(test: RuleTest) -> Callable[[str], bytes | None]:
     return written.get
 
 
-def _keys(written: str) -> list[str]:
+def _expanded(written: str) -> list[tuple[str, dict[str, int]]]:
     try:
-        return [key for key, _ in expand(written)]
+        return expand(written)
     except ValueError:
-        return [written]
+        return [(written, {})]
 
 
-def _numbers(tensor: GivenTensor, count: int) -> Sequence[Any]:
-    if tensor.values is not None:
-        return list(flat(tensor.values))
-    if tensor.fill == "iota":
-        return range(count)
-    return [0 if tensor.fill is None else tensor.fill] * count
+def numbers(dtype: str, fill: Any, values: Any) -> Callable[[int], Any]:
+    """The elements of a tensor that a test writes down, by linear index."""
+    if values is not None:
+        return [code_of(dtype, number) for number in flat(values)].__getitem__
+    if fill == "iota":
+        return lambda at: code_of(dtype, at)
+    one = code_of(dtype, 0 if fill is None else fill)
+    return lambda at: one
 
 
-def _computed(example: Example, value: Value) -> list[Any]:
-    """A token for each element of a computed tensor: equal tokens are surely equal elements."""
-    call, op = value.call, ops.get(value.call.step.op)
-    inputs = [example.elements(t) for t in call.inputs]
-    shape = value.spec.shape
-    what = (call.step.op, repr(call.step.args), value.output)
-    return [(*what, *_needed(op, call, value.output, shape, inputs, index)) for index in product(*map(range, shape))]
+def code_of(dtype: str, number: Any) -> Any:
+    """The code of a number, or the number as a token of its own where the dtype cannot hold it: the test is then refused."""
+    try:
+        return code(dtype, number)
+    except ValueError:
+        return dtype, number
 
 
-def _needed(
-    op: Any, call: Call, output: int, shape: Sequence[int], inputs: Sequence[Sequence[Any]], index: tuple[int, ...]
-) -> Iterator[Any]:
-    """The input elements that one element is computed from; the one at its own place where an input has its shape."""
-    at = 0
-    for i, length in zip(index, shape, strict=True):
-        at = at * length + i
-    specs = [t.spec for t in call.inputs]
-    boxes = op.needs(call.step.args, specs, output, tuple((i, i + 1) for i in index)) if isinstance(op, ValueOp) else None
-    for number, elements in enumerate(inputs):
-        size = specs[number].shape
-        if tuple(size) == tuple(shape):
-            yield elements[at]
-        elif boxes is None or prod(b - a for a, b in boxes[number]) > 64:
-            yield at
-        else:
-            cells = product(*(range(a, b) for a, b in boxes[number]))
-            yield tuple(elements[_linear(cell, size)] for cell in cells)
+def _index(at: int, shape: Sequence[int]) -> tuple[int, ...]:
+    out: list[int] = []
+    for length in reversed(shape):
+        at, here = divmod(at, length)
+        out.append(here)
+    return tuple(reversed(out))
 
 
 def _linear(cell: Sequence[int], shape: Sequence[int]) -> int:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..core.diagnostics import Diagnostic, Report, Span, fail, printable
-from ..core.errors import MigrateError
+from ..core.errors import MigrateError, OpError
 from ..core.keys import Pattern
-from ..rules.compiled import CompiledRule, DirectedRule, compile_file, direct
+from ..rules.compiled import CompiledRule, CompiledStep, DirectedRule, compile_file, direct
 from ..rules.lineage import Lineage
 from ..rules.model import LoadedFile, RuleFile, read_files
 from ..rules.packs import LAYOUTS, Pack, Packs
@@ -183,7 +183,15 @@ def sample_params(model: RuleFile) -> dict[str, Any]:
 
 
 def directed(file: Written) -> list[tuple[CompiledRule, DirectedRule]]:
-    """The file's rules forwards with sample params; without those that need other values."""
+    """The file's rules forwards with sample params; without those that need other values, or that none would suit."""
     params = sample_params(file.model)
     made = [(rule, direct(rule, params, Report())) for rule in file.rules]
-    return [(rule, forwards) for rule, forwards in made if forwards is not None]
+    return [(rule, forwards) for rule, forwards in made if forwards is not None and all(map(_valid, forwards.steps))]
+
+
+def _valid(step: CompiledStep) -> bool:
+    try:
+        step.op.validate(step.args)
+    except OpError:
+        return False
+    return True

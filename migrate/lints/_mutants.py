@@ -29,20 +29,37 @@ _Trace = Callable[[Any, Sequence[View], int], list[View]]
 class Mutant(NamedTuple):
     """A near mistake; `what` completes "if the op …".
 
-    `step` is None where there is none to try: then only a test that states values would notice one.
+    `step` is None where there is none to try: then only a test that states values would notice one. `shown` says that shapes show it
+    unless lengths happen to be equal, so that any test of the rule will do for a start.
     """
 
     what: str
     step: CompiledStep | None
+    shown: bool = False
 
 
-def mutants(rule: DirectedRule, step: CompiledStep) -> Iterator[Mutant]:
-    """The near mistakes of one step of the rule that a shape can hide; none for an op that its shape always shows."""
+class _Nothing(Op):
+    """In place of an op that computes: what comes in goes out."""
+
+    def trace(self, args: Any, views: Sequence[View], parts: int = 1) -> list[View]:
+        return list(views)
+
+
+_NOTHING = _Nothing()
+
+
+def mutants(rule: DirectedRule, step: CompiledStep, *, derived: bool = False) -> Iterator[Mutant]:
+    """The near mistakes of one step of the rule that a shape can hide, in the same order whatever the params are.
+
+    None for an op that its shape always shows. `derived`: the numbers of the step come from params.
+    """
     name, args = step.name, step.args
     if name in ("stack", "concat", "unbind", "split"):
         yield from _orders(rule, step)
+        yield from _axes(step)
     elif name == "transpose":
         yield Mutant("left the axes as they are", _with(step, lambda args, views, parts: list(views)))
+        yield from _pairs(step)
     elif name == "permute":
         for order in _permutations(list(args.dims)):
             yield Mutant(f"had `dims: {order}`", replace(step, args=replace(args, dims=tuple(order))))
@@ -58,13 +75,40 @@ def mutants(rule: DirectedRule, step: CompiledStep) -> Iterator[Mutant]:
             yield Mutant(f'said "{pattern}"', replace(step, args=replace(args, pattern=pattern)))
     elif name in ("flip", "roll"):
         yield Mutant("moved nothing", _with(step, lambda args, views, parts: list(views)))
+        yield from _axes(step)
+        # a shift that depends on the model is half of the axis, which is the same both ways
+        if name == "roll" and not derived:
+            yield Mutant(f"had `shift: {-args.shift}`", replace(step, args=replace(args, shift=-args.shift)))
     elif name == "slice" and args.value is None:
         # with `value` the run itself looks at what is cut
         yield Mutant("kept the other end", _with(step, _other_end))
+        yield from _axes(step)
     elif name == "pad":
         yield Mutant("padded the other end", _with(step, lambda args, views, parts: _padded(step.op, args, views)))
+        yield from _axes(step)
     elif name != "cast" and (isinstance(step.op, ValueOp) or step.op.kind == "make"):
+        if step.op.kind in ("each", "make"):
+            yield Mutant("left the numbers as they are", replace(step, op=_NOTHING))
         yield Mutant("computed something else", None)
+
+
+def _axes(step: CompiledStep) -> Iterator[Mutant]:
+    """The same along a neighbouring axis; one that the tensor does not have is refused, and so seen."""
+    for dim in _beside(step.args.dim):
+        yield Mutant(f"had `dim: {dim}`", replace(step, args=replace(step.args, dim=dim)), shown=True)
+
+
+def _pairs(step: CompiledStep) -> Iterator[Mutant]:
+    """A transpose of which one axis is a neighbour of the right one."""
+    one, other = step.args.dims
+    for dims in [*((d, other) for d in _beside(one)), *((one, d) for d in _beside(other))]:
+        if dims[0] != dims[1]:
+            yield Mutant(f"had `dims: {list(dims)}`", replace(step, args=replace(step.args, dims=dims)), shown=True)
+
+
+def _beside(dim: int) -> list[int]:
+    """The neighbours of an axis, counted from the same end: from the other one they could be the axis itself."""
+    return [d for d in (dim - 1, dim + 1) if (d < 0) is (dim < 0)]
 
 
 def _orders(rule: DirectedRule, step: CompiledStep) -> Iterator[Mutant]:

@@ -7,13 +7,13 @@ file collects permissions that nobody can check.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from ..core.diagnostics import Diagnostic, Span
 from ..source import yaml
 
-_COMMENT = re.compile(r"(?:^|\s)(?P<all>#\s*migrate:\s*allow\b(?P<rest>.*))$")
+_COMMENT = re.compile(r"(?<!\S)#\s*migrate:\s*allow\b")
 _FORM = re.compile(r"\s*(?P<codes>M6[0-9]{2}(?:\s*,?\s+M6[0-9]{2})*)\s+because\s+\S")
 _CODE = re.compile(r"M6[0-9]{2}")
 
@@ -32,17 +32,17 @@ def read(document: yaml.Document, known: Callable[[str], bool]) -> tuple[list[Al
     allowed: list[Allowed] = []
     wrong: list[Diagnostic] = []
     for number, text in enumerate(document.lines, 1):
-        match = _COMMENT.search(text)
+        match = next((m for m in _COMMENT.finditer(text) if not document.is_text(number, m.start() + 1)), None)
         if match is None:
             continue
-        span = Span(document.name, number, match.start("all") + 1, len(match["all"].rstrip()), text)
-        form = _FORM.match(match["rest"])
+        span = Span(document.name, number, match.start() + 1, len(text.rstrip()) - match.start(), text)
+        form = _FORM.match(text, match.end())
         if form is None:
             hint = "write `# migrate: allow M620 because …`: codes, and why they do not apply here"
             wrong.append(Diagnostic("M602", "a suppression needs the code of a finding and a reason", (span,), (), hint))
             continue
         lines = {number}
-        if not text[: match.start("all")].strip():
+        if not text[: match.start()].strip():
             lines.add(_below(document.lines, number))
         for code in _CODE.findall(form["codes"]):
             if known(code):
@@ -60,14 +60,14 @@ def _below(lines: Sequence[str], number: int) -> int:
     return after + 1
 
 
-def sift(found: Iterable[Diagnostic], allowed: Sequence[Allowed], judged: Callable[[str], bool]) -> tuple[list[Diagnostic], int]:
-    """The findings that nothing allows and M603 for what allows nothing, with the number of those that were allowed.
+def sift(found: Iterable[Diagnostic], allowed: Sequence[Allowed], looked_for: Collection[str]) -> tuple[list[Diagnostic], list[Diagnostic]]:
+    """The findings that nothing allows, with M603 for what allows nothing; and those that are allowed.
 
-    `judged` says whether findings of a code were looked for at all: only then is a suppression known to be unused.
+    `looked_for` are the codes of which findings would have been found: only of those a suppression is known to be unused.
     """
     used: set[int] = set()
     left: list[Diagnostic] = []
-    taken = 0
+    taken: list[Diagnostic] = []
     for finding in found:
         by = [
             number
@@ -75,10 +75,8 @@ def sift(found: Iterable[Diagnostic], allowed: Sequence[Allowed], judged: Callab
             if any(s.file == a.span.file and s.line in a.lines for s in finding.spans[:1]) and a.code == finding.code
         ]
         used.update(by)
-        taken += bool(by)
-        if not by:
-            left.append(finding)
+        (taken if by else left).append(finding)
     for number, a in enumerate(allowed):
-        if number not in used and judged(a.code):
+        if number not in used and a.code in looked_for:
             left.append(Diagnostic("M603", f"nothing here is {a.code} any more", (a.span,), (), "remove the comment"))
     return left, taken

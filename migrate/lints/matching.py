@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import combinations, product
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ..core.diagnostics import Diagnostic, listed, printable
+from ..core.diagnostics import Diagnostic, Span, listed, printable
 from ..core.errors import PatternError
-from ..core.keys import Pattern, TwoReadings, narrower, parse
+from ..core.keys import CaptureType, Pattern, TwoReadings, narrower, parse
 from ..core.overlap import apart, common
+from ..ops._op import OneWay
+from ..planning.invert import invert
 from ..rules.compiled import CompiledRule
-from ._lint import Shelf, Written
+from ._lint import Shelf, Written, directed
 
-# every key is one of each of these
-_EVERYTHING = tuple(map(parse, ("{k...}", "{k...}.{n}", "{n}.{k...}")))
+# every key has one segment, or two, or begins and ends with more; patterns that have all of these have every key
+_EVERYTHING = tuple(tuple(map(parse, texts)) for texts in (("{a}",), ("{a}.{b}",), ("{a}.{b}.{c}.{k...}", "{k...}.{a}.{b}.{c}")))
 MOST_VARIANTS = 64
 
 
-class _Reads(NamedTuple):
-    """One pattern that a rule reads."""
+class _Side(NamedTuple):
+    """One pattern that a rule reads or writes."""
 
     file: Written
     rule: CompiledRule
@@ -32,55 +34,104 @@ class _Reads(NamedTuple):
         """Whether the pattern alone decides what the rule takes."""
         return not (self.rule.rule.where or self.rule.rule.when or self.pattern.params)
 
+    def span(self, side: str) -> Span:
+        """Its place; `side` is `from` or `to`."""
+        return self.file.span(self.rule, side, *(() if self.role is None else (self.role,)))
+
 
 def find(shelf: Shelf) -> Iterator[Diagnostic]:
-    """M612 to M616."""
+    """M612 to M617."""
     for file in shelf.files:
         yield from _keeps(file)
-    for files in shelf.edges.values():
-        reads = [_Reads(file, rule, role, p) for file in files for rule in file.rules for role, p in rule.sources.items() if not p.has_flat]
+    edges = shelf.edges
+    for (lineage, start, goal), files in edges.items():
+        rules = [(file, rule) for file in files for rule in file.rules]
+        reads = [_Side(file, rule, role, p) for file, rule in rules for role, p in rule.sources.items() if not p.has_flat]
+        writes = [_Side(file, rule, role, p) for file, rule in rules for role, p in rule.targets.items() if not p.has_flat]
         yield from _without_effect(reads)
         yield from _shadowed(reads)
         yield from _twice(reads)
+        yield from _written_twice(writes, reads, turned=(lineage, goal, start) in edges)
     yield from _unreachable(shelf)
 
 
 def _keeps(file: Written) -> Iterator[Diagnostic]:
-    for number, pattern in enumerate(file.keep):
-        if any(pattern.includes(key) for key in _EVERYTHING):
-            yield Diagnostic(
-                "M612",
-                f"`{pattern}` keeps everything: a key that the rules should have taken stays as it is, and nobody is told",
-                (file.loaded.span("keep", number),),
-                (),
-                "name the keys that stay, or say in a comment why they cannot be named",
-            )
+    """M612: what leaves every key as it is, an entry of `keep`, a rule, or all entries together."""
+    places = [(f"`{pattern}` keeps", pattern, file.loaded.span("keep", number)) for number, pattern in enumerate(file.keep)]
+    places += [(f"rule `{rule.rule.name}` keeps", rule.sources[None], file.span(rule)) for rule in file.rules if _leaves(rule)]
+    found = [(who, span) for who, pattern, span in places if _everything([pattern])]
+    if not found and _everything(file.keep):
+        found = [(f"{listed([f'`{pattern}`' for pattern in file.keep])} together keep", file.loaded.span("keep", 0))]
+    for who, span in found:
+        yield Diagnostic(
+            "M612",
+            f"{who} everything: a key that the rules should have taken stays as it is, and nobody is told",
+            (span,),
+            (),
+            "name the keys that stay, or say in a comment why they cannot be named",
+        )
 
 
-def _without_effect(reads: Sequence[_Reads]) -> Iterator[Diagnostic]:
+def _everything(patterns: Sequence[Pattern]) -> bool:
+    return all(any(pattern.includes(form) for pattern in patterns for form in forms) for forms in _EVERYTHING)
+
+
+def _leaves(rule: CompiledRule) -> bool:
+    """Whether the rule leaves all keys of its pattern as they are, whatever the tensors; a param may switch it off."""
+    said = rule.rule
+    if said.via or said.map or said.keep_source or said.when or not all(name.startswith("$") for name in said.where):
+        return False
+    return None in rule.sources and None in rule.targets and rule.sources[None].parts == rule.targets[None].parts
+
+
+def _without_effect(reads: Sequence[_Side]) -> Iterator[Diagnostic]:
     """M613: a rule from X to X exempts keys from a broader rule; where there is none it does nothing that `keep` would not."""
     for read in reads:
         rule = read.rule
         if rule.rule.via or rule.rule.map or read.role is not None or rule.rule.keep_source:
             continue
         target = rule.targets.get(None)
-        if target is None or target.parts != read.pattern.parts:
+        if target is None or target.parts != read.pattern.parts or _everything([read.pattern]):
             continue
-        if not any(other.rule is not rule and not apart(other.pattern, read.pattern) for other in reads):
+        # one that leaves its keys to the others takes none away
+        takers = (other for other in reads if other.rule is not rule and not other.rule.rule.keep_source)
+        if not any(_broader(other.pattern, read.pattern) for other in takers):
             what = f"rule `{rule.rule.name}` leaves its keys as they are, and no broader rule would take them"
             yield Diagnostic("M613", what, (read.file.span(rule),), (), "write the pattern under `keep`, or remove the rule")
 
 
-def _shadowed(reads: Sequence[_Reads]) -> Iterator[Diagnostic]:
+def _broader(other: Pattern, pattern: Pattern) -> bool:
+    """Whether `other` may take all that the pattern takes; "no" is certain where neither reads params."""
+    if other.params or pattern.params:
+        return not apart(other, pattern)
+    wide, narrow = _aligned(other, pattern)
+    return wide.includes(narrow)
+
+
+def _narrower(one: Pattern, other: Pattern) -> bool:
+    return narrower(*_aligned(one, other))
+
+
+def _aligned(one: Pattern, other: Pattern) -> tuple[Pattern, Pattern]:
+    """Both with a rank, or both without: a pattern that does not speak of ranks takes a key on each of them."""
+    if one.ranked == other.ranked:
+        return one, other
+    return _ranked(one), _ranked(other)
+
+
+def _ranked(pattern: Pattern) -> Pattern:
+    return pattern if pattern.ranked else parse(pattern.text + "@{rank__:int}", pattern.types)
+
+
+def _shadowed(reads: Sequence[_Side]) -> Iterator[Diagnostic]:
     """M614: every key of a rule belongs to narrower ones."""
     for read in reads:
         if len(read.rule.sources) > 1 or read.rule.rule.keep_source:
             continue
         others = [
-            o for o in reads if o.rule is not read.rule and o.always and not o.rule.rule.keep_source and narrower(o.pattern, read.pattern)
+            o for o in reads if o.rule is not read.rule and o.always and not o.rule.rule.keep_source and _narrower(o.pattern, read.pattern)
         ]
-        variants = _variants(read.pattern) if others else []
-        if variants and all(any(o.pattern.includes(v) for o in others) for v in variants):
+        if others and all(any(o.pattern.includes(v) for o in others) for v in _variants(read.pattern)):
             names = listed(list(dict.fromkeys(f"`{o.rule.rule.name}`" for o in others)))
             yield Diagnostic(
                 "M614", f"rule `{read.rule.rule.name}` never takes a key: narrower rules take all of them", (read.file.span(read.rule),),
@@ -89,10 +140,11 @@ def _shadowed(reads: Sequence[_Reads]) -> Iterator[Diagnostic]:
 
 
 def _variants(pattern: Pattern) -> list[Pattern]:
-    """The pattern with each of its alternatives written out."""
+    """The pattern with each of its alternatives written out; as it is where it has none, or too many."""
     enums = {name: kind.values for name, kind in pattern.types.items() if kind.kind == "enum"}
     if not enums or prod(len(values) for values in enums.values()) > MOST_VARIANTS:
-        return []
+        return [pattern]
+    others = {name: kind for name, kind in pattern.types.items() if name not in enums}
     out = []
     for chosen in product(*enums.values()):
         text = pattern.text
@@ -101,29 +153,121 @@ def _variants(pattern: Pattern) -> list[Pattern]:
             for written in (f"{{{name}:{'|'.join(enums[name])}}}", f"{{{name}}}"):
                 text = text.replace(written, literal)
         try:
-            out.append(parse(text))
+            out.append(parse(text, others))
         except PatternError:
-            return []
+            return [pattern]
     return out
 
 
-def _twice(reads: Sequence[_Reads]) -> Iterator[Diagnostic]:
+def _twice(reads: Sequence[_Side]) -> Iterator[Diagnostic]:
     """M615: two rules that match one key, and neither is the narrower one: a plan over such a key is refused."""
     for one, other in combinations(reads, 2):
-        if one.rule is other.rule or not (one.always and other.always):
+        if one.rule is other.rule or not _together(one, other):
             continue
         if one.rule.rule.keep_source or other.rule.rule.keep_source:
             continue
         # among files of one edge nobody decides which is the narrower one
         apart = one.file is not other.file
-        if not apart and (narrower(one.pattern, other.pattern) or narrower(other.pattern, one.pattern)):
+        if not apart and (_narrower(one.pattern, other.pattern) or _narrower(other.pattern, one.pattern)):
             continue
-        key = common(one.pattern.parts, other.pattern.parts)
-        if key and _takes(one.pattern, key) and _takes(other.pattern, key):
+        key = _common(one.pattern, other.pattern)
+        if key:
             spans = (other.file.span(other.rule, "from"), one.file.span(one.rule, "from"))
             why = "they stand in two files of one edge" if apart else "neither is narrower"
             what = f"rules `{one.rule.rule.name}` and `{other.rule.rule.name}` both take `{printable(key)}`, and {why}"
             yield Diagnostic("M615", what, spans, (), "narrow one of them by its pattern, `where` or `when`")
+
+
+def _written_twice(writes: Sequence[_Side], reads: Sequence[_Side], *, turned: bool) -> Iterator[Diagnostic]:
+    """M617: two targets that have a key in common. `turned`: files of the reversed edge say what happens on the way back.
+
+    One may stand for the other where only one of the sources is ever there, if the rules say so: `optional`, and `inverse: skip` for
+    the way back, on which a narrower target decides as well as a narrower source does forwards.
+    """
+    one_way: set[int] | None = None
+    for one, other in combinations(writes, 2):
+        if (one.rule is other.rule and one.role == other.role) or not _together(one, other) or _rewrites(one) or _rewrites(other):
+            continue
+        key = _undecided(one, other)
+        pair = (one, other)
+        made_of = [_made_of(side, key, reads) for side in pair if key]
+        if not key or None in made_of:
+            continue
+        skipped = any(side.rule.rule.inverse == "skip" for side in pair)
+        if one_way is None:
+            files = dict.fromkeys(side.file for side in writes)
+            one_way = {id(rule) for file in files for rule, forwards in directed(file) if isinstance(invert(forwards), OneWay)}
+        settled = turned or skipped or any(id(side.rule) in one_way for side in pair)
+        if settled and (skipped or any(side.rule.rule.optional for side in pair)):
+            continue
+        names = " and ".join(dict.fromkeys(f"`{side.rule.rule.name}`" for side in pair))
+        who = f"rules {names} both write" if one.rule is not other.rule else f"two targets of rule {names} are both"
+        notes = [f"it would be made of {' and of '.join(map(str, dict.fromkeys(made_of)))}"]
+        if not settled:
+            notes.append("on the way back nothing decides which of them takes it")
+        hint = "correct one `to`; rules of which only one finds its keys say `optional: true` and, all but one, `inverse: skip`"
+        yield Diagnostic("M617", f"{who} `{printable(key)}`", (other.span("to"), one.span("to")), tuple(notes), hint)
+
+
+def _undecided(one: _Side, other: _Side) -> str | None:
+    """A key of both, of which no narrower pattern decides whose it is on the way back; among files of one edge none decides."""
+    if common(one.pattern.parts, other.pattern.parts) is None:
+        return None
+    for mine, theirs in product(_variants(one.pattern), _variants(other.pattern)):
+        if one.file is not other.file or not (_narrower(mine, theirs) or _narrower(theirs, mine)):
+            key = _common(mine, theirs)
+            if key:
+                return key
+    return None
+
+
+def _together(one: _Side, other: _Side) -> bool:
+    """Whether nothing divides the keys between the two rules: no condition, or the same one on params in both."""
+    if one.always and other.always:
+        return True
+    said, else_said = one.rule.rule, other.rule.rule
+    if said.when or else_said.when or one.pattern.params or other.pattern.params:
+        return False
+    return said.where == else_said.where and all(name.startswith("$") for name in said.where)
+
+
+def _rewrites(side: _Side) -> bool:
+    """Whether a `map` rewrites a path on the way to the pattern, which then does not tell what can be written."""
+    return any(side.rule.types[name].kind == "path" for name in side.rule.maps)
+
+
+def _made_of(side: _Side, key: str, reads: Sequence[_Side]) -> str | None:
+    """A key that the rule would make `key` of; None where a narrower rule would take it, or it cannot be told."""
+    rule = side.rule
+    values: dict[str, Any] = dict(zip(side.pattern.captures, side.pattern.match(key) or (), strict=True))
+    for name, table in rule.maps.items():
+        back = {str(to): was for was, to in table.items()}
+        if name in values:
+            values[name] = back.get(str(values[name]))
+    for read in reads:
+        if read.rule is not rule:
+            continue
+        sample = {name: values[name] if name in values else _any(rule.types[name]) for name in read.pattern.captures}
+        if None in sample.values() or read.pattern.params:
+            return None
+        source = read.pattern.expand(sample)
+        takers = (r for r in reads if r.rule is not rule and not r.rule.rule.keep_source and not r.pattern.params)
+        if rule.rule.keep_source or all(_narrower(read.pattern, r.pattern) for r in takers if _takes(r.pattern, source)):
+            return f"`{printable(source)}`"
+    return None
+
+
+def _any(kind: CaptureType) -> Any:
+    """Some value of a capture that the key does not tell, because an op joins over it."""
+    return {"int": 0, "enum": (*kind.values, "")[0]}.get(kind.kind, "x")
+
+
+def _common(one: Pattern, other: Pattern) -> str | None:
+    """A key that both match; the numbers in it are others where index expressions want others."""
+    key = common(one.parts, other.parts)
+    if not key:
+        return None
+    return next((k for n in ("7", "0", "1", "6", "12") if _takes(one, k := key.replace("7", n)) and _takes(other, k)), None)
 
 
 def _takes(pattern: Pattern, key: str) -> bool:

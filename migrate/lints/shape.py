@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from ..core.diagnostics import Diagnostic
-from ..planning.graph import Tensor
 from ..rules.compiled import CompiledRule, DirectedRule
-from ._bound import Example, examples, rerun
+from ._bound import MOST_ELEMENTS, Example, examples, rerun
+from ._expected import states, takes
 from ._lint import Shelf, Written, directed
-from ._mutants import Mutant, mutants
+from ._mutants import mutants
+
+# a test, a rule as the test has it, and the given keys that the rule made something of
+_Touching = tuple[Example, DirectedRule, list[str]]
 
 
 def find(shelf: Shelf) -> Iterator[Diagnostic]:
-    """M620 for ops, M621 for tests that the rules cannot take, M622 for rules that no test touches."""
+    """M620 and M623 for ops, M621 for tests that the rules cannot take, M622 for rules that no test touches."""
     edges = shelf.edges
     for file in shelf.files:
         tests = examples(file, edges[file.edge])
         yield from _unbound(file, tests)
-        for rule, forwards in directed(file):
-            yield from _rule(file, rule, forwards, tests)
+        forwards = {id(rule): made for rule, made in directed(file)}
+        for rule in file.rules:
+            yield from _rule(file, rule, forwards.get(id(rule)), tests)
 
 
 def _unbound(file: Written, tests: Sequence[Example]) -> Iterator[Diagnostic]:
@@ -38,27 +43,17 @@ def _unbound(file: Written, tests: Sequence[Example]) -> Iterator[Diagnostic]:
                 break
 
 
-def _rule(file: Written, rule: CompiledRule, forwards: DirectedRule, tests: Sequence[Example]) -> Iterator[Diagnostic]:
+def _rule(file: Written, rule: CompiledRule, forwards: DirectedRule | None, tests: Sequence[Example]) -> Iterator[Diagnostic]:
     name = rule.rule.name
     own = [(e, mine) for e in tests for mine in e.rules if (mine.file, mine.name) == (str(file.loaded.path), name)]
     touching = [(e, mine, keys) for e, mine in own if (keys := e.keys_of(mine))]
     if not touching and any(e.problems.has_errors() for e in tests):
         return
-    silent = True
-    for number, step in enumerate(forwards.steps):
-        unseen = next((m for m in mutants(forwards, step) if not any(_seen(e, own, keys, number, m) for e, own, keys in touching)), None)
-        if unseen is None:
-            continue
-        silent = False
-        who = "no test of this file" if touching else "no test takes this rule, so none"
-        yield Diagnostic(
-            "M620",
-            f"rule `{name}`: {who} would notice if {step.name} {unseen.what}",
-            (file.span(rule, "via", number, step.name),),
-            (),
-            "add a test that gives tensors which differ, and whose `expect` has `values` or `slices` of a key that this rule makes",
-        )
-    if not touching and silent:
+    # as a test has it; the params of a rule that none touches are samples
+    shown = next((mine for e, mine, _ in touching if not e.test.backwards), forwards)
+    invisible = [] if shown is None else [d for number in range(len(shown.steps)) for d in _step(file, rule, shown, number, touching)]
+    yield from invisible
+    if not touching and not invisible:
         yield Diagnostic(
             "M622",
             f"no test touches rule `{name}`",
@@ -68,32 +63,46 @@ def _rule(file: Written, rule: CompiledRule, forwards: DirectedRule, tests: Sequ
         )
 
 
-def _seen(example: Example, rule: DirectedRule, keys: Sequence[str], number: int, mutant: Mutant) -> bool:
-    """Whether the test would fail with the mutant in the place of the rule's step. One of the way back does not see the step."""
+def _step(file: Written, rule: CompiledRule, shown: DirectedRule, number: int, touching: Sequence[_Touching]) -> Iterator[Diagnostic]:
+    """M620 for the first near mistake of the step that no test notices; M623 where of one it is not known."""
+    step = shown.steps[number]
+    span = file.span(rule, "via", number, step.name)
+    derived = not isinstance(rule.rule.via[number].args.get("shift", 0), int)
+    doubt: str | None = None
+    for which, mutant in enumerate(mutants(shown, step, derived=derived)):
+        seen = [_seen(e, mine, keys, number, which, derived) for e, mine, keys in touching]
+        if any(seen) or (mutant.shown and all(e.test.backwards for e, _, _ in touching)):
+            continue
+        if None in seen:
+            doubt = doubt or touching[seen.index(None)][0].test.name
+            continue
+        who = "no test of this file" if touching else "no test takes this rule, so none"
+        what = f"rule `{rule.rule.name}`: {who} would notice if {step.name} {mutant.what}"
+        hint = "add a test that gives tensors which differ, and whose `expect` has `values` or `slices` of a key that this rule makes"
+        yield Diagnostic("M620", what, (span,), (), hint)
+        return
+    if doubt is not None:
+        what = f"rule `{rule.rule.name}`: whether a near mistake of {step.name} would be noticed is not known, so much does `{doubt}` state"
+        notes = (f"of more than {MOST_ELEMENTS:,} elements only some are compared",)
+        yield Diagnostic("M623", what, (span,), notes, "smaller tensors show the same")
+
+
+def _seen(example: Example, rule: DirectedRule, keys: Sequence[str], number: int, which: int, derived: bool) -> bool | None:
+    """Whether the test would fail with a mutant of the rule's step in its place; None: it states too much to be sure.
+
+    A test of the way back does not see the step. The mutant is made anew, because the params of the test have their say in it.
+    """
     if example.test.backwards:
         return False
     made = [key for key, by in example.bound.made.items() if by.rule is rule]
+    mutant = next(islice(mutants(rule, rule.steps[number], derived=derived), which, None), None)
+    if mutant is None:
+        return False
     if mutant.step is None:
-        return any(example.stated(key) for key in made)
-    # the mutant was made with sample params; what it does to the step does not depend on them
-    step = next((m.step for m in mutants(rule, rule.steps[number]) if m.what == mutant.what), mutant.step)
-    if step is None:
-        return False
-    steps = (*rule.steps[:number], step, *rule.steps[number + 1 :])
+        return any(states(example, key) for key in made)
+    steps = (*rule.steps[:number], mutant.step, *rule.steps[number + 1 :])
     other = rerun(example, replace(rule, steps=steps), keys)
-    if other is None:
+    if other is None or (example.test.expect is not None and not other.made.keys() <= example.bound.tensors.keys()):
         return True
-    return any(_differs(example, key, other.tensors.get(key)) for key in made)
-
-
-def _differs(example: Example, key: str, other: Tensor | None) -> bool:
-    stated = example.stated(key)
-    right = example.bound.tensors[key]
-    if stated is None:
-        return False
-    if other is None or other.spec != right.spec:
-        return True
-    if not stated:
-        return False
-    ours, theirs = example.elements(right), example.elements(other)
-    return any(ours[at] != theirs[at] for at in stated)
+    taken = [takes(example, key, other.tensors.get(key)) for key in made]
+    return True if False in taken else None if None in taken else False

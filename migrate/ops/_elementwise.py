@@ -131,12 +131,41 @@ def only_floats(op: str, specs: Sequence[Spec]) -> None:
             )
 
 
-def tell(meter: Meter | None, wanted: Any, got: Any, dtype: str) -> None:
-    """Tells `meter`, if there is one, what became of the numbers `wanted` in `dtype`."""
+def tell(meter: Meter | None, wanted: Any, got: Any, dtype: str, sure: bool = True) -> None:
+    """Tells `meter`, if there is one, what became of the numbers `wanted` in `dtype`. `sure`: they are not rounded themselves.
+
+    Rounded to float64 they are no measure of float64: what overflowed is counted then, and nothing is measured.
+    """
     if meter is None:
         return
-    saturated = 0
+    if dtype == "float64" and not sure:
+        lost = int((~module(got).isfinite(got) & module(wanted).isfinite(wanted)).sum())
+        meter.add(wanted[:0], got[:0], saturated=lost, non_finite=lost, sure=False)
+        return
+    saturated = underflowed = 0
     if dtype in FLOATS:
         size = abs(wanted)
-        saturated = int(((size > FLOATS[dtype].largest) & (size < float("inf"))).sum())
-    meter.add(wanted, got, saturated=saturated, underflowed=int(((got == 0) & (wanted != 0)).sum()))
+        over = size > FLOATS[dtype].largest
+        saturated = int((over & (size < float("inf"))).sum()) if over.any() else 0
+    zero = got == 0
+    if zero.any():
+        underflowed = int((zero & (wanted != 0)).sum())
+    meter.add(wanted, got, saturated=saturated, underflowed=underflowed, sure=sure)
+
+
+def told(x: Any) -> Iterator[slice]:
+    """The parts of which float64 images are made for a meter: they stay in a core's cache. On a GPU it is all."""
+    step = CHUNK // 8 if is_numpy(x) else max(1, x.shape[0])
+    return (slice(start, start + step) for start in range(0, x.shape[0], step))
+
+
+def differ(wanted: Any, got: Any) -> bool:
+    """Whether some of the numbers are not those that were wanted."""
+    first = wanted[:256], got[:256]
+    return bool((first[0] != first[1]).any()) or bool((wanted != got).any())
+
+
+def bounded(y: Any, where: Any) -> Any:
+    """float64 results of which those at `where` were finite before they were rounded: what overflowed is the largest number."""
+    m, largest = module(y), FLOATS["float64"].largest
+    return m.where(where, m.nan_to_num(y, nan=largest, posinf=largest, neginf=-largest), y)

@@ -131,7 +131,7 @@ def encode(x: Any, dtype: str) -> tuple[Any, Any]:
     and for E8M0 all but powers of two; None where it holds everything.
     """
     if dtype == "float64":
-        return view(x if kind(x) == "f8" else _widened(x), "i8"), None
+        return view(x if kind(x) == "f8" else widened(x), "i8"), None
     if dtype == "float32":
         return view(x if kind(x) == "f4" else _narrowed(x), "i4"), None
     x = _odd(x) if kind(x) == "f8" else x
@@ -142,7 +142,7 @@ def same_bits(x: Any, codes: Any, dtype: str) -> Any:
     """Where `codes` of `dtype` stand for exactly the numbers `x`, a NaN's bits included."""
     back = view(codes, f"f{BITS[dtype] // 8}") if dtype in ("float32", "float64") else look_up(dtype, codes)
     if kind(back) != kind(x):
-        back, x = (b if kind(b) == "f8" else _widened(b) for b in (back, x))
+        back, x = (b if kind(b) == "f8" else widened(b) for b in (back, x))
     whole = "i4" if kind(x) == "f4" else "i8"
     return view(back, whole) == view(x, whole)
 
@@ -213,7 +213,8 @@ def _of_nans(made: Any, x: Any, bits: Any) -> Any:
     return view(module(x).where(nan, as_kind(bits(view(x, "i8")), "i4"), view(made, "i4")), "f4")
 
 
-def _widened(x: Any) -> Any:
+def widened(x: Any) -> Any:
+    """float64 of float32, the bits of NaNs kept."""
     made, nan = as_kind(x, "f8"), x != x
     if is_numpy(x) and not nan.any():
         return made

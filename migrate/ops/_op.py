@@ -47,6 +47,8 @@ Integer: TypeAlias = Annotated[int, Written("integer")]
 Integers: TypeAlias = Annotated[tuple[int, ...], Written("integers")]
 Number: TypeAlias = Annotated[float, Written("number")]
 Text: TypeAlias = Annotated[str, Written("text")]
+# torch's name of a dtype, or one that is short for it
+Dtype: TypeAlias = Annotated[str, Written("dtype")]
 # the name of a capture, without braces
 Capture: TypeAlias = Annotated[str, Written("capture")]
 # a list, or a mapping from capture value to integer; resolved into a tuple in the order of the values
@@ -57,12 +59,17 @@ Axes: TypeAlias = Annotated[dict[str, int], Written("axes")]
 Only: TypeAlias = Annotated[dict[str, list[Any]], Written("only")]
 
 
-def arg(doc: str, *, alias: str | None = None, **default: Any) -> Any:
+def arg(
+    doc: str, *, alias: str | None = None, least: int | None = None, length: int | None = None, finite: bool = False, **default: Any
+) -> Any:
     """A dataclass field of an op's Args with its one-line description; `default=` or `default_factory=` makes it optional.
 
-    `alias` is what authors write where a field cannot have that name (`from`); it stands in `metadata["alias"]`.
+    `alias` is what authors write where a field cannot have that name (`from`). What a rule file that is read says of the form
+    of an argument, and its schema as well: `least` an integer or each of several can be, `length` of a list, `finite` numbers.
+    The op's `validate` sees what params made of it.
     """
-    return field(metadata={"doc": doc} if alias is None else {"doc": doc, "alias": alias}, **default)
+    said = {"doc": doc, "alias": alias, "least": least, "length": length, "finite": finite or None}
+    return field(metadata={name: value for name, value in said.items() if value is not None}, **default)
 
 
 class Loss(Enum):
@@ -188,9 +195,14 @@ Box: TypeAlias = "tuple[tuple[int, int], ...]"
 class Meter(Protocol):
     """What an op that changes values tells of its error, chunk by chunk; sums are kept in float64."""
 
-    def add(self, wanted: Any, got: Any, amax: Any = None, *, saturated: int = 0, underflowed: int = 0) -> None:
-        """`wanted` and `got`: float32 or float64 tensors or arrays of one shape. `amax`: what relative errors refer to, of a
-        shape that broadcasts (a block's largest magnitude); None: the largest of `wanted`."""
+    def add(
+        self, wanted: Any, got: Any, amax: Any = None, *, saturated: int = 0, underflowed: int = 0, non_finite: int | None = None,
+        sure: bool = True,
+    ) -> None:  # fmt: skip
+        """`wanted` and `got`: float32 or float64 tensors or arrays of one shape, empty where only counts are known. `amax`: what
+        relative errors refer to, of a shape that broadcasts (a block's largest magnitude); None: the largest of `wanted`.
+        `non_finite`: elements that became infinite or NaN and were not, told where not all of them are among these. `sure`: that
+        these differ nowhere means that nothing was rounded; not so for a sample, and where `wanted` is itself rounded."""
 
 
 class ValueOp(Op):

@@ -3,7 +3,9 @@
 Decisions: the factor and the summand are first rounded to the type that is computed with. A NaN goes on as it is, its sign
 turned by a negative `mul`, because processors differ in what they make of it; `add: 0` is left out, because it would turn
 -0 to 0. Turning signs is exact; a power of two is exact but for numbers at the ends of the range, so that `exact` has to
-look. All else rounds, `w + 1` for a norm too: bfloat16 has 8 bits, and a weight of 0.01 loses most of them beside 1.
+look. Such a factor may be one that float32 does not hold, or whose inverse it does not: float64 computes with it then. All
+else rounds, `w + 1` for a norm too: bfloat16 has 8 bits, and a weight of 0.01 loses most of them beside 1. Errors are those
+of the numbers that the rule says, in float64.
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ from typing import Any
 
 from ..core.spec import BITS, Spec, spec
 from ._axes import Shape
-from ._elementwise import Elementwise, only_floats, tell
-from ._numbers import as_kind, encode, is_numpy, kind, module, numbers, put, view
+from ._elementwise import Elementwise, bounded, differ, only_floats, tell, told
+from ._numbers import as_kind, encode, is_numpy, kind, module, numbers, put, view, widened
 from ._op import Array, Loss, Meter, Number, OneWay, Only, OpError, Step, arg, dataclass, step
 
 
@@ -24,8 +26,8 @@ class Affine(Elementwise):
 
     @dataclass(frozen=True, slots=True)
     class Args:
-        mul: Number = arg("the factor", default=1)
-        add: Number = arg("the summand", default=0)
+        mul: Number = arg("the factor", finite=True, default=1)
+        add: Number = arg("the summand", finite=True, default=0)
         exact: bool = arg("refuse numbers that do not come back; `mul` is a power of two and `add` 0", default=False)
         only: Only | None = arg("limits the op to tensors with these capture values", default=None)
 
@@ -44,9 +46,12 @@ class Affine(Elementwise):
         self.validate(args)
         only_floats("affine", specs)
         for s in specs:
-            largest = 2.0**128 if s.dtype != "float64" else float("inf")
+            if s.dtype == "float64":
+                continue
+            # beyond 2^300 no number of 32 bits is more than zero or infinite
+            low, high = (2.0**-300, 2.0**300) if _scales(args) else (2.0**-149, 2.0**128)
             for name, value in (("mul", args.mul), ("add", args.add)):
-                if abs(value) >= largest or (value and largest < float("inf") and not abs(value) >= 2.0**-149):
+                if abs(value) >= high or (value and abs(value) < low):
                     raise OpError("M303", f"affine: `{name}` is {value}, which float32, in which {s} is computed, cannot hold")
         return [spec(s.dtype, s.shape) for s in specs]
 
@@ -57,7 +62,7 @@ class Affine(Elementwise):
         return Loss.LOSSLESS if args.exact or (abs(args.mul), args.add) == (1, 0) else Loss.LOSSY
 
     def invert(self, args: Args, enumerated: bool = False) -> Step | OneWay:
-        if _scales(args) and isfinite(1 / args.mul):
+        if _scales(args):
             return step("affine", mul=1 / args.mul, exact=abs(args.mul) != 1, only=args.only)
         return OneWay(
             f"x * {args.mul} + {args.add} rounds, so that the numbers do not come back to the bit",
@@ -69,15 +74,19 @@ class Affine(Elementwise):
             _turn(raw, out, BITS[spec.dtype], args.mul < 0)
             return None
         x = numbers(raw, spec.dtype)
+        if kind(x) != _kind(args, spec.dtype):
+            x = widened(x)
         y = _computed(args, x)
         codes, _ = encode(y, spec.dtype)
         put(codes, out)
         if args.exact:
-            there = numbers(out, spec.dtype)
-            whole = "i8" if kind(x) == "f8" else "i4"
+            there, whole = numbers(out, spec.dtype), "i4"
+            if kind(x) == "f8":
+                there, whole = as_kind(there, "f8"), "i8"
             return (view(there * (1 / float(args.mul)), whole) != view(x, whole)) & (x == x)
         if meter is not None:
-            tell(meter, y, numbers(out, spec.dtype), spec.dtype)
+            for part in told(x):
+                _tell(meter, args, as_kind(x[part], "f8"), numbers(out[part], spec.dtype), spec.dtype)
         return None
 
     def refusal(self, args: Args, spec: Spec, value: str, at: str) -> OpError:
@@ -94,7 +103,7 @@ class Affine(Elementwise):
 
         made = []
         for array, dtype in zip(arrays, dtypes, strict=True):
-            own = np.float64 if dtype == "float64" else np.float32
+            own = np.dtype(_kind(args, dtype)).type
             x = values(array, dtype).astype(own)
             with np.errstate(all="ignore"):
                 y = x * own(args.mul)
@@ -109,11 +118,38 @@ class Affine(Elementwise):
         yield {"mul": -1}, [(2, 3)]
         yield {"mul": 0.125, "exact": True}, [(4, 4)]
         yield {"mul": 2}, [(4, 4)]
+        yield {"mul": 2.0**-130}, [(3, 3)]
         yield {"mul": 0.1, "add": -0.5}, [(3, 2, 2)]
 
 
 def _scales(args: Any) -> bool:
-    return bool(args.add == 0 and args.mul and abs(frexp(args.mul)[0]) == 0.5)
+    return bool(args.add == 0 and args.mul and abs(frexp(args.mul)[0]) == 0.5 and isfinite(1 / args.mul))
+
+
+def _kind(args: Any, dtype: str) -> str:
+    """What is computed with: float64 where float32 does not hold a power of two and its inverse."""
+    return "f8" if dtype == "float64" or (_scales(args) and not 2.0**-127 <= abs(args.mul) <= 2.0**127) else "f4"
+
+
+def _tell(meter: Meter, args: Any, x: Any, got: Any, dtype: str) -> None:
+    """Tells what became of the float64 numbers `x`."""
+    mul, add = float(args.mul), float(args.add)
+    product = x * mul
+    wanted = product + add if add else product
+    if dtype == "float64":
+        tell(meter, bounded(wanted, module(x).isfinite(x)), got, dtype, sure=False)
+        return
+    tell(meter, wanted, got, dtype, differ(wanted, got) or not bool(x.any()) or _sure(args, product, wanted))
+
+
+def _sure(args: Any, product: Any, wanted: Any) -> bool:
+    """Whether float64 rounded neither products with numbers of 24 bits nor the sums `wanted`."""
+    if not _scales(args) and args.mul != _narrow(args.mul):
+        return False
+    # the error of Knuth's TwoSum
+    part = wanted - product
+    lost = (product - (wanted - part)) + (args.add - part) != 0
+    return not bool((lost & module(wanted).isfinite(wanted)).any())
 
 
 def _turn(raw: Any, out: Any, bits: int, negative: bool) -> None:
@@ -139,9 +175,13 @@ def _computed(args: Any, x: Any) -> Any:
 
 def _held(value: float, x: Any) -> float:
     """The number that is computed with, which neither library then rounds again."""
+    return float(value) if kind(x) == "f8" else _narrow(value)
+
+
+def _narrow(value: float) -> float:
     import numpy as np
 
-    return float(value) if kind(x) == "f8" else float(np.float32(value))
+    return float(np.float32(value))
 
 
 OP = Affine()

@@ -16,7 +16,7 @@ from ..core.spec import ALIASES, BITS, Spec, spec
 from ._axes import Shape
 from ._elementwise import Elementwise, tell
 from ._numbers import FLOATS, INTEGERS, PARTS, encode, holds, is_numpy, narrow_bfloat16, numbers, put, same_bits, widen_bfloat16
-from ._op import Array, Loss, Meter, OneWay, Only, OpError, Step, Text, arg, dataclass, step
+from ._op import Array, Dtype, Loss, Meter, OneWay, Only, OpError, Step, arg, dataclass, step
 from ._raw import carrier
 
 
@@ -25,8 +25,8 @@ class Cast(Elementwise):
 
     @dataclass(frozen=True, slots=True)
     class Args:
-        to: Text = arg("torch's name of the dtype after")
-        from_: Text | None = arg("the dtype before, checked, and what the inverse restores", alias="from", default=None)
+        to: Dtype = arg("torch's name of the dtype after")
+        from_: Dtype | None = arg("the dtype before, checked, and what the inverse restores", alias="from", default=None)
         exact: bool = arg("refuse numbers that do not fit exactly instead of rounding them", default=False)
         only: Only | None = arg("limits the op to tensors with these capture values", default=None)
 
@@ -159,7 +159,7 @@ def _convert(raw: Array, source: str, to: str, exact: bool, out: Array, meter: M
     else:
         refused = _compute(raw, source, to, exact, out)
     if meter is not None:
-        tell(meter, _told(raw, source), _told(out, to), to)
+        tell(meter, _told(raw, source), _told(out, to), to, source in FLOATS or not _cut(raw, source))
     return refused
 
 
@@ -170,6 +170,16 @@ def _halves(raw: Array) -> Array:
 def _told(raw: Array, dtype: str) -> Any:
     """The numbers of raw elements as a meter takes them; integers as the nearest float64."""
     return _integers(raw, dtype).astype("<f8") if dtype in INTEGERS else numbers(raw, dtype)
+
+
+def _cut(raw: Array, dtype: str) -> bool:
+    """Whether float64 may not hold one of the integers."""
+    import numpy as np
+
+    if BITS[dtype] < 64 or not raw.size:
+        return False
+    whole = _integers(raw, dtype)
+    return int(np.max(whole)) > 1 << 53 or int(np.min(whole)) < -(1 << 53)
 
 
 def _compute(raw: Array, source: str, to: str, exact: bool, out: Array) -> Any:

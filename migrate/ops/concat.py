@@ -25,8 +25,8 @@ class Concat(Op):
     class Args:
         over: Capture = arg("the capture whose values are laid one after the other, in their order")
         dim: Integer = arg("the axis along which they are joined", default=0)
-        sizes: Sizes | None = arg("the length of each part; without it all are equal", default=None)
-        count: Integer | None = arg("how many tensors there must be; the inverse over an int capture needs it", default=None)
+        sizes: Sizes | None = arg("the length of each part; without it all are equal", least=0, default=None)
+        count: Integer | None = arg("how many tensors there must be; the inverse over an int capture needs it", least=1, default=None)
         start: Integer = arg("the first value of an int capture", default=0)
 
     def validate(self, args: Args) -> None:

@@ -21,7 +21,7 @@ class Copy(Op):
     @dataclass(frozen=True, slots=True)
     class Args:
         into: Capture = arg("the capture that numbers the names, or lists them")
-        count: Integer | None = arg("how many; an int capture needs it", default=None)
+        count: Integer | None = arg("how many; an int capture needs it", least=1, default=None)
         start: Integer = arg("the first value of an int capture", default=0)
 
     def validate(self, args: Args) -> None:

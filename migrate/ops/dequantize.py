@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..codecs._codec import Codec, Options
-from ._op import Integers, Loss, OpError, Step, Text, ValueOp, arg, dataclass, step
+from ._op import Dtype, Integers, Loss, OpError, Step, Text, ValueOp, arg, dataclass, step
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,7 +43,7 @@ def roles_of(codec: str) -> tuple[str, ...]:
 
 
 def options(args: Any) -> Options:
-    return Options(args.block, args.like, args.scale, args.non_finite)
+    return Options(args.block, args.like, args.scale, args.scale_fmt, args.non_finite)
 
 
 class Dequantize(ValueOp):
@@ -53,10 +53,11 @@ class Dequantize(ValueOp):
     @dataclass(frozen=True, slots=True)
     class Args:
         codec: Text = arg("the number format, e.g. fp8-block")
-        dtype: Text = arg("what the numbers become, e.g. bfloat16")
+        dtype: Dtype = arg("what the numbers become, e.g. bfloat16")
         block: Integers | None = arg("rows and columns that share a scale; without it what the codec takes for granted", default=None)
         like: Text | None = arg("for the inverse: whose arithmetic encodes", default=None)
-        scale: Text | None = arg("for the inverse: how scales are stored", default=None)
+        scale: Text | None = arg("how scales are stored: checked, and what the inverse makes", default=None)
+        scale_fmt: Text | None = arg("for the inverse: ue8m0 rounds scales up to powers of two, whatever their dtype", default=None)
         non_finite: Text = arg("for the inverse: refuse, saturate or keep infinities and NaN", default="refuse")
 
     def validate(self, args: Args) -> None:
@@ -101,12 +102,12 @@ class Dequantize(ValueOp):
         return Loss.LOSSLESS if codec_called(args.codec).exact(options(args), specs, args.dtype) else Loss.LOSSY
 
     def invert(self, args: Args, enumerated: bool = False) -> Step:
-        said = {name: getattr(args, name) for name in ("block", "like", "scale", "non_finite")}
+        said = {name: getattr(args, name) for name in ("block", "like", "scale", "scale_fmt", "non_finite")}
         return step("quantize", codec=args.codec, from_=args.dtype, **said)
 
     def samples(self) -> Iterable[tuple[dict[str, Any], list[tuple[int, ...]]]]:
         yield {"codec": "fp8-block", "dtype": "bfloat16"}, [(576, 256), (5, 2)]
-        yield {"codec": "fp8-block", "dtype": "float32", "block": [2, 3], "scale": "ue8m0"}, [(2, 5, 7), (2, 3, 3)]
+        yield {"codec": "fp8-block", "dtype": "float32", "block": [2, 3], "scale_fmt": "ue8m0"}, [(2, 5, 7), (2, 3, 3)]
 
 
 OP = Dequantize()

@@ -9,7 +9,7 @@ from ..core import view
 from ..core.diagnostics import did_you_mean
 from ..core.spec import ALIASES, BITS, Spec, spec
 from ._axes import Shape, shown
-from ._op import Array, Integers, Number, OneWay, Op, OpError, Text, arg, dataclass
+from ._op import Array, Dtype, Integers, Number, OneWay, Op, OpError, arg, dataclass
 from ._raw import carrier, encoded, raw
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ class Fill(Op):
     @dataclass(frozen=True, slots=True)
     class Args:
         value: Number = arg("what each element equals")
-        dtype: Text = arg("torch's name of the dtype")
-        shape: Integers = arg("the shape; [] is a scalar")
+        dtype: Dtype = arg("torch's name of the dtype")
+        shape: Integers = arg("the shape; [] is a scalar", least=0)
 
     def validate(self, args: Args) -> None:
         if min(args.shape, default=0) < 0:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..core.spec import Spec, spec
 from ._axes import Shape, below, shown
-from ._elementwise import only_floats, tell
+from ._elementwise import bounded, only_floats, tell
 from ._numbers import as_kind, encode, is_numpy, module, numbers, put
 from ._op import Array, Box, Integer, Loss, Meter, Number, OneWay, OpError, ValueOp, arg, dataclass
 
@@ -28,8 +28,8 @@ class LoraMerge(ValueOp):
 
     @dataclass(frozen=True, slots=True)
     class Args:
-        alpha: Number = arg("the adapter's scale, before it is divided by `rank`")
-        rank: Integer = arg("the adapter's rank: the rows of `a` and the columns of `b`")
+        alpha: Number = arg("the adapter's scale, before it is divided by `rank`", finite=True)
+        rank: Integer = arg("the adapter's rank: the rows of `a` and the columns of `b`", least=1)
 
     def validate(self, args: Args) -> None:
         below("lora_merge", "rank", args.rank, 1)
@@ -105,8 +105,16 @@ class LoraMerge(ValueOp):
                 product = wide_b[start - first : stop - first] @ wide_a[:, low:high]
                 near, far = max(low, left), min(high, right)
                 place = slice(upper - top, lower - top), slice(near - left, far - left)
-                delta = product[upper - start : lower - start, near - low : far - low]
-                _add(args, base[place], delta, dtype, out[place], meter)
+                delta = product[upper - start : lower - start, near - low : far - low] * (args.alpha / args.rank)
+                wide = _wide(base[place], dtype)
+                y = _put(wide + delta, dtype, out[place])
+                if meter is not None:
+                    of_b, of_a = wide_b[upper - first : lower - first], wide_a[:, near:far]
+                    finite = module(y).isfinite
+                    if not finite(y).all():
+                        y = bounded(y, finite(wide) & finite(of_b).all(1)[:, None] & finite(of_a).all(0))
+                    sure = not (args.alpha and bool(of_b.any()) and bool(of_a.any()))
+                    tell(meter, y, _wide(out[place], dtype), dtype, sure)
 
     def eager(self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()) -> list[Array]:
         import numpy as np
@@ -166,12 +174,11 @@ def _plain(raw: Any) -> Any:
     return (raw if is_numpy(raw) else raw.contiguous()).reshape(-1)
 
 
-def _add(args: Any, base: Any, delta: Any, dtype: str, out: Any, meter: Meter | None) -> None:
-    y = _wide(base, dtype) + delta * (args.alpha / args.rank)
+def _put(y: Any, dtype: str, out: Any) -> Any:
+    """Rounds float64 numbers into `out`; the numbers."""
     y = module(y).where(y != y, float("nan"), y)
     put(encode(y.reshape(-1), dtype)[0].reshape(out.shape), out)
-    if meter is not None:
-        tell(meter, y, _wide(out, dtype), dtype)
+    return y
 
 
 OP = LoraMerge()

@@ -12,8 +12,8 @@ from typing import Any
 
 from ..core.spec import Spec, spec
 from ._axes import Shape
-from ._elementwise import Elementwise, only_floats, tell
-from ._numbers import as_kind, encode, module, numbers, put
+from ._elementwise import Elementwise, bounded, differ, only_floats, tell, told
+from ._numbers import FLOATS, as_kind, encode, module, numbers, put
 from ._op import Array, Loss, Meter, OneWay, Only, arg, dataclass
 
 
@@ -45,7 +45,8 @@ class NegExp(Elementwise):
         y = module(x).where(x != x, float("nan"), y)
         put(encode(y, spec.dtype)[0], out)
         if meter is not None:
-            tell(meter, y, as_kind(numbers(out, spec.dtype), "f8"), spec.dtype)
+            for part in told(x):
+                _tell(meter, x[part], y[part], numbers(out[part], spec.dtype), spec.dtype)
         return None
 
     def eager(self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()) -> list[Array]:
@@ -71,6 +72,14 @@ class NegExp(Elementwise):
     def samples(self) -> Iterable[tuple[dict[str, Any], list[Shape]]]:
         yield {}, [(8, 16)]
         yield {}, [(5,)]
+
+
+def _tell(meter: Meter, x: Any, y: Any, got: Any, dtype: str) -> None:
+    finite = module(x).isfinite(x)
+    # -exp(x) is no zero, and but for that of zero no float
+    wanted = module(x).where(finite & (y == 0), -FLOATS["float64"].quantum, bounded(y, finite))
+    sure = dtype != "float64" and (differ(wanted, got) or not bool((finite & (x != 0)).any()))
+    tell(meter, wanted, got, dtype, sure)
 
 
 OP = NegExp()

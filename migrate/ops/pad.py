@@ -21,10 +21,10 @@ class Pad(Op):
     @dataclass(frozen=True, slots=True)
     class Args:
         dim: Integer = arg("the axis that grows")
-        start: Integer = arg("how many elements are put before; the others come after", default=0)
-        size: Integer | None = arg("the length of the axis after", default=None)
-        multiple_of: Integer | None = arg("instead of `size`: the length after is the next multiple of this", default=None)
-        of: Integer | None = arg("the length of the axis before, checked, and what the inverse restores", default=None)
+        start: Integer = arg("how many elements are put before; the others come after", least=0, default=0)
+        size: Integer | None = arg("the length of the axis after", least=0, default=None)
+        multiple_of: Integer | None = arg("instead of `size`: the length after is the next multiple of this", least=1, default=None)
+        of: Integer | None = arg("the length of the axis before, checked, and what the inverse restores", least=0, default=None)
         value: Number = arg("what the new elements equal", default=0)
         only: Only | None = arg("limits the op to tensors with these capture values", default=None)
 

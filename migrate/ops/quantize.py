@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ._op import Integers, Loss, OneWay, OpError, Step, Text, ValueOp, arg, dataclass, step
+from ._op import Dtype, Integers, Loss, OneWay, OpError, Step, Text, ValueOp, arg, dataclass, step
 from .dequantize import codec_called, options, roles_of
 
 if TYPE_CHECKING:
@@ -25,10 +25,11 @@ class Quantize(ValueOp):
     @dataclass(frozen=True, slots=True)
     class Args:
         codec: Text = arg("the number format, e.g. fp8-block")
-        from_: Text | None = arg("the dtype of the numbers: checked, and what the inverse restores", alias="from", default=None)
+        from_: Dtype | None = arg("the dtype of the numbers: checked, and what the inverse restores", alias="from", default=None)
         block: Integers | None = arg("rows and columns that share a scale; without it what the codec takes for granted", default=None)
         like: Text | None = arg("whose arithmetic encodes, e.g. deepseek or hf", default=None)
-        scale: Text | None = arg("how scales are stored: f32, bf16, pow2 or ue8m0", default=None)
+        scale: Text | None = arg("how scales are stored: float32 (f32), bfloat16 (bf16), float8_e8m0fnu (ue8m0), or pow2", default=None)
+        scale_fmt: Text | None = arg("ue8m0: scales are rounded up to powers of two, whatever their dtype", default=None)
         non_finite: Text = arg("refuse, saturate or keep infinities and NaN", default="refuse")
 
     def validate(self, args: Args) -> None:
@@ -84,7 +85,7 @@ class Quantize(ValueOp):
     def invert(self, args: Args, enumerated: bool = False) -> Step | OneWay:
         if args.from_ is None:
             return OneWay("quantize does not say what the numbers were", "write `from`: their dtype")
-        said = {name: getattr(args, name) for name in ("block", "like", "scale", "non_finite")}
+        said = {name: getattr(args, name) for name in ("block", "like", "scale", "scale_fmt", "non_finite")}
         return step("dequantize", codec=args.codec, dtype=args.from_, **said)
 
     def samples(self) -> Iterable[tuple[dict[str, Any], list[tuple[int, ...]]]]:

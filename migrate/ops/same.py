@@ -20,7 +20,7 @@ class Same(Op):
     @dataclass(frozen=True, slots=True)
     class Args:
         over: Capture = arg("the capture whose values name the equal tensors; the first goes on")
-        count: Integer | None = arg("how many tensors there must be; the inverse over an int capture needs it", default=None)
+        count: Integer | None = arg("how many tensors there must be; the inverse over an int capture needs it", least=1, default=None)
         start: Integer = arg("the first value of an int capture", default=0)
 
     def validate(self, args: Args) -> None:

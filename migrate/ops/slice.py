@@ -25,9 +25,9 @@ class Slice(Op):
     @dataclass(frozen=True, slots=True)
     class Args:
         dim: Integer = arg("the axis that is cut")
-        start: Integer = arg("the first element that stays", default=0)
-        stop: Integer | None = arg("the first element after it that does not stay; without it all to the end stay", default=None)
-        of: Integer | None = arg("the length of the axis before, checked, and what the inverse restores", default=None)
+        start: Integer = arg("the first element that stays", least=0, default=0)
+        stop: Integer | None = arg("the first element after it that does not stay; without it all to the end stay", least=0, default=None)
+        of: Integer | None = arg("the length of the axis before, checked, and what the inverse restores", least=0, default=None)
         value: Number | None = arg("what all cut elements must equal, checked, and what the inverse restores", default=None)
         only: Only | None = arg("limits the op to tensors with these capture values", default=None)
 

@@ -21,8 +21,8 @@ class Split(Op):
     class Args:
         into: Capture = arg("the capture that numbers the parts, or lists their names")
         dim: Integer = arg("the axis that is cut", default=0)
-        sizes: Sizes | None = arg("the length of each part; without it all are equal", default=None)
-        count: Integer | None = arg("how many parts; an int capture needs it unless there are sizes", default=None)
+        sizes: Sizes | None = arg("the length of each part; without it all are equal", least=0, default=None)
+        count: Integer | None = arg("how many parts; an int capture needs it unless there are sizes", least=1, default=None)
         start: Integer = arg("the first value of an int capture", default=0)
 
     def validate(self, args: Args) -> None:

@@ -22,7 +22,7 @@ class Stack(Op):
     class Args:
         over: Capture = arg("the capture whose values become the new axis, in their order")
         dim: Integer = arg("where the new axis stands in the result", default=0)
-        count: Integer | None = arg("how many tensors there must be", default=None)
+        count: Integer | None = arg("how many tensors there must be", least=1, default=None)
         start: Integer = arg("the first value of an int capture", default=0)
 
     def validate(self, args: Args) -> None:

@@ -18,7 +18,7 @@ class Transpose(Op):
 
     @dataclass(frozen=True, slots=True)
     class Args:
-        dims: Integers = arg("the two axes")
+        dims: Integers = arg("the two axes", length=2)
         only: Only | None = arg("limits the op to tensors with these capture values", default=None)
 
     def validate(self, args: Args) -> None:

@@ -21,7 +21,7 @@ class Unbind(Op):
     class Args:
         into: Capture = arg("the capture that numbers the tensors, or lists their names")
         dim: Integer = arg("the axis that is taken apart", default=0)
-        count: Integer | None = arg("how long the axis must be", default=None)
+        count: Integer | None = arg("how long the axis must be", least=1, default=None)
         start: Integer = arg("the first value of an int capture", default=0)
 
     def validate(self, args: Args) -> None:

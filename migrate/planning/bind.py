@@ -7,14 +7,16 @@ made. Conditions on values that decide which keys come out are asked through `sa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any, NamedTuple
 
 from ..core.diagnostics import Report, listed, printable
 from ..core.keys import NegativeIndex, Pattern
-from ..core.ranks import rank_of
+from ..core.ranks import rank_of, takes
 from ..core.records import records
+from ..core.templates import Template
 from ..ops._op import Decided
 from ..rules.compiled import ROLE, CompiledStep, DirectedRule
 from .graph import Expr, Tensor, ValueCheck
@@ -38,6 +40,12 @@ class Bound:
     dropped: dict[str, DirectedRule] = field(default_factory=dict)
     # keys that went because an equal target stood there already, by the rule that would have made it
     redundant: dict[str, DirectedRule] = field(default_factory=dict)
+    # and the targets for whose sake they went
+    settled: set[str] = field(default_factory=set)
+    # the keys that `keep` lets stay, by form; whoever asked for them takes them away again
+    kept: list[Template] = field(default_factory=list)
+    # values that are no tensors and that rules made, by name
+    named: set[str] = field(default_factory=set)
     checks: list[ValueCheck] = field(default_factory=list)
     # what of it needs permission, by the rule that it goes through
     lost: dict[str, DirectedRule] = field(default_factory=dict)
@@ -74,9 +82,13 @@ def bind(
     ask: Questions,
     report: Report,
     programs: Mapping[str, Expr] | None = None,
+    stay: AbstractSet[str] = frozenset(),
 ) -> Bound:
-    """Applies the rules of one edge to all keys. Problems go into the report, all of them; then the result means nothing."""
-    matching, finished, out = _run_all(rules, tensors, views, ask, report, programs)
+    """Applies the rules of one edge to all keys. Problems go into the report, all of them; then the result means nothing.
+
+    `stay`: keys that no rule takes, whatever the patterns say.
+    """
+    matching, finished, out = _run_all(rules, tensors, views, ask, report, programs, stay)
     for reader, names, items in finished:
         _write(reader, names, items, out, report)
     derived = [r for r in matching.readers if r.rule.forward]
@@ -84,7 +96,8 @@ def bind(
     # a target of a keep_source rule has nobody else to account for it
     known = {t.key: None for r in derived for t in r.taken}
     patterns = [*(s.pattern for r in rules for s in r.reads if not s.pattern.has_flat), *keep]
-    kept = [*keep_rest(keep, [k for k in matching.rest if k not in known], read, report, patterns), *known]
+    out.kept = keep_rest(keep, [k for k in matching.rest if k not in known], read, report, patterns)
+    kept = [*(key for template in out.kept for key in template.keys), *known]
     _merge(kept, tensors, out, ask, report)
     if programs is not None:
         for key in kept:
@@ -95,7 +108,8 @@ def bind(
     out.unmatched = _unmatched_values(matching.readers)
     out.notes += [f"{what}, and goes on as it is: {listed(keys, 4)}" for what, keys in out.odd.items()]
     for reader in matching.readers:
-        if not reader.taken and not reader.rule.optional and not reader.contested and id(reader.rule) not in ask.elsewhere:
+        idle = not reader.taken and not reader.rule.optional and not reader.contested and id(reader.rule) not in ask.elsewhere
+        if idle and not any(takes(pattern, key) for pattern in _read_by(reader) for key in stay if key in tensors):
             texts = " and ".join(repr(s.pattern.text) for s in reader.rule.reads)
             report.add(
                 "M206",
@@ -105,6 +119,10 @@ def bind(
                 help="is the layout the right one? a rule that may match nothing says `optional: true`",
             )
     return out
+
+
+def _read_by(reader: Reader) -> list[Pattern]:
+    return [side.pattern for side in reader.rule.reads if not side.pattern.has_flat]
 
 
 def _unmatched_values(readers: Sequence[Reader]) -> dict[tuple[str, tuple[str, ...]], list[str]]:
@@ -124,6 +142,13 @@ def _read_forwards(derived: Sequence[Reader], rest: Sequence[str], tensors: Mapp
     return match(forward, {key: tensors[key].spec for key in rest}, Report()).read if forward else set()
 
 
+def taken(rules: Sequence[DirectedRule], tensors: Mapping[str, Tensor], views: Views) -> list[str]:
+    """Those of the keys that the rules would take, if there were no others."""
+    matching, _, _ = _run_all(rules, tensors, views, Questions(lambda *_: False), Report())
+    rest = set(matching.rest)
+    return [key for key in tensors if key not in rest]
+
+
 _Finished = tuple[Reader, tuple[str, ...], list[Item]]
 
 
@@ -134,13 +159,14 @@ def _run_all(
     ask: Questions,
     report: Report,
     programs: Mapping[str, Expr] | None = None,
+    stay: AbstractSet[str] = frozenset(),
 ) -> tuple[Matching, list[_Finished], Bound]:
     """All rules matched and run.
 
     A key that the ops of an inverted rule cannot take, or whose result fails `when`, is none of its matches; then all is
     matched again without it, because the key may complete a group of another rule.
     """
-    specs = {key: t.spec for key, t in tensors.items()}
+    specs = {key: t.spec for key, t in tensors.items() if key not in stay}
     excluded: set[tuple[int, str]] = set()
     while True:
         attempt, out, before = Report(), Bound(), len(excluded)
@@ -148,6 +174,7 @@ def _run_all(
         finished = [_run_rule(r, tensors, programs, views, ask, out, excluded, attempt) for r in matching.readers if not r.rule.forward]
         if len(excluded) == before:
             report.diagnostics += matching.undecided.diagnostics + attempt.diagnostics
+            matching.rest += [key for key in tensors if key in stay] if stay else ()
             return matching, finished, out
 
 
@@ -380,6 +407,7 @@ def _merge(kept: Sequence[str], tensors: Mapping[str, Tensor], out: Bound, ask: 
                     message = f"{printable(key)} exists and differs from what rule {rule.name!r} makes of {listed(list(where[1]), 3)}"
                     out.checks.append(ValueCheck("equal", (tensors[key], made_tensor), None, "M404", message, rule.label, (key,)))
                 out.redundant.update((source, rule) for source in where[1])
+                out.settled.add(key)
             out.tensors[key] = tensors[key]
             del out.made[key]
             out.programs.pop(key, None)
@@ -439,4 +467,4 @@ def _settle_ranks(out: Bound, tensors: Mapping[str, Tensor], report: Report) -> 
         out.programs = {names.get(key, key): program for key, program in out.programs.items()}
 
 
-__all__ = ["Bound", "Made", "Questions", "bind"]
+__all__ = ["Bound", "Made", "Questions", "bind", "taken"]

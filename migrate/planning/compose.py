@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.diagnostics import Diagnostic, Report, listed, plural, printable
 from ..core.errors import MigrateError
 from ..core.keys import Pattern
+from ..core.ranks import fitting, without_rank
 from ..core.spec import Spec
+from ..core.templates import Template, group
 from ..core.view import View
 from ..ops._op import Loss, OneWay, ValueOp
 from ..rules.compiled import CompiledRule, DirectedRule, direct, is_active
@@ -18,11 +20,12 @@ from ..rules.model import LoadedFile
 from ..source.index import Stored
 from ..source.jsontext import collector_paused
 from . import stranded
-from .bind import Bound, Questions, bind
+from .bind import Bound, Questions, bind, taken
 from .graph import Expr, Graph, Read, Tensor, calls
 from .invert import invert
+from .kept import fold, unfold
 from .pipeline import Views
-from .values import Values, carry, named
+from .values import Values, carry, fitted, named
 
 if TYPE_CHECKING:
     from .walk import Walk
@@ -32,8 +35,8 @@ if TYPE_CHECKING:
 class Leg:
     """One edge walked in one direction: its compiled rules with the params of their files, and what it keeps.
 
-    `files` are its rule files. `memory` is what a stamp holds of it: the params that it once had, and, backwards, how
-    what it did to side files is undone.
+    `files` are its rule files. `memory` is what a stamp holds of it: the params that it once had, and, where it undoes what
+    the stamp says was done, how side files were and which keys stayed as they were (`kept`; None: no stamp says so).
     """
 
     lineage: str
@@ -67,7 +70,9 @@ class Composition:
     values: Values | None = None
     # and what they were called
     held: AbstractSet[str] = frozenset()
-    # why a downgrade would not bring the source back; empty when it is exact
+    # of each leg the keys that stayed as they were and that its way back would take; a stamp remembers them, and they stay
+    kept: list[list[str]] = field(default_factory=list)
+    # why a downgrade with the stamp would not bring the source back; empty when it is exact
     inexact: list[str] = field(default_factory=list)
 
 
@@ -129,6 +134,7 @@ def _compose(
     before: Mapping[str, str] = values.names if values is not None else {}
     done: list[tuple[Leg, Bound]] = []
     losses: list[LossOf] = []
+    kept: list[list[str]] = []
     graph = Graph()
     for unsettled in legs:
         leg = walk.enter(unsettled, current) if walk is not None else unsettled
@@ -137,9 +143,10 @@ def _compose(
             break
         if values is not None:
             ask = ask._replace(elsewhere=frozenset(map(id, named(rules, values.names))))
-        bound = bind(rules, leg.keep, current, views, ask, report, expressions)
+        stay = unfold(leg.memory.get("kept") or (), len(current) + (0 if values is None else len(values.names)))
+        bound = bind(rules, leg.keep, current, views, ask, report, expressions, stay)
         if values is not None and not report.has_errors():
-            values = carry(rules, bound, values, report)
+            values = carry(rules, bound, values, report, stay)
         if report.has_errors():
             if walk is not None:
                 walk.explain(report)
@@ -147,8 +154,13 @@ def _compose(
         bound.notes += [
             f"no key has {{{name}}} = {listed(missing)}, which `where` names" for (name, _), missing in bound.unmatched.items() if missing
         ]
+        bound.notes += _about_kept(leg, rules, bound, stay, () if values is None else values.names)
+        if prove:
+            kept.append(_kept(leg, bound, () if values is None else values.names, views))
+        bound.kept = []
         if walk is not None:
             walk.leave(leg, bound, report)
+            walk.remembered[-1].update({"kept": fold(kept[-1])} if prove and kept[-1] else {})
         losses += _losses(rules, bound)
         graph.checks += bound.checks
         done.append((leg, bound))
@@ -158,7 +170,7 @@ def _compose(
     graph.outputs = dict(current)
     if not report.has_errors():
         stranded.check(tensors, graph.outputs, [bound for _, bound in done], report)
-    composition = Composition(graph, done, losses, expressions or {}, values, before.keys())
+    composition = Composition(graph, done, losses, expressions or {}, values, before.keys(), kept)
     if prove and not report.has_errors():
         composition.inexact = prove_downgrade({k: t.spec for k, t in tensors.items()}, composition, ask.same_bytes)
         composition.inexact += walk.inexact if walk is not None else []
@@ -235,6 +247,59 @@ def _refuse_losses(losses: Sequence[LossOf], allow: frozenset[str], report: Repo
         )
 
 
+def _about_kept(leg: Leg, rules: Sequence[DirectedRule], bound: Bound, stay: AbstractSet[str], values: Collection[str]) -> list[str]:
+    """What there is to say about keys that were no rule's on the way there, or may not have been."""
+    if gone := sorted(key for key in stay if key not in bound.tensors and key not in values):
+        return [f"the stamp says that {listed(gone, 4)} stay as they are, and they are not there"]
+    if not leg.backwards or leg.memory.get("kept") is not None:
+        return []
+    # a `keep` for whatever else there is says nothing of these keys
+    patterns = [pattern for pattern in leg.keep if pattern.anchors]
+    taken_by: dict[int, dict[str, None]] = {}
+    for made in bound.made.values() if patterns else ():
+        taken_by.setdefault(id(made.rule), {}).update(dict.fromkeys(made.keys))
+    notes = []
+    for rule in rules:
+        alike = [key for t in group(taken_by.get(id(rule), ())) for key in _fitted(patterns, t)]
+        if alike:
+            what = f"rule {rule.name!r} takes {listed(alike, 4)}, which `keep` may have left as they were on the way there"
+            notes.append(f"{what}: no stamp says so")
+    return notes
+
+
+def _fitted(patterns: Sequence[Pattern], template: Template) -> list[str]:
+    fits = [fitting(pattern, template) for pattern in patterns]
+    return [key for key, *found in zip(template.keys, *fits, strict=True) if any(found)]
+
+
+def _segments(template: Template) -> set[str]:
+    return {*without_rank(template)[0].text.split(".")} - {""}
+
+
+def _kept(leg: Leg, bound: Bound, values: Iterable[str], views: Views) -> list[str]:
+    """The keys that stayed as they were on the leg, and that its way back would take: what a stamp has to remember of them."""
+    report = Report()
+    rules = directed(replace(leg, backwards=not leg.backwards), report)
+    if report.has_errors():
+        return []
+    patterns = [side.pattern for rule in rules for side in rule.reads]
+    plain = [pattern for pattern in patterns if not pattern.has_flat]
+    by_anchor: dict[str, list[Pattern]] = {}
+    for pattern in plain:
+        by_anchor.setdefault(min(pattern.anchors, default=""), []).append(pattern)
+    found = [t for t in bound.kept if any(any(fitting(p, t)) for s in ("", *_segments(t)) for p in by_anchor.get(s, ()))]
+    # what a flat pattern takes follows from the keys of others
+    if found and len(plain) < len(patterns):
+        found = bound.kept
+    keys = [key for t in found for key in t.keys if key in bound.tensors and key not in bound.made and key not in bound.settled]
+    try:
+        keys = taken(rules, {key: bound.tensors[key] for key in keys}, views) if keys else []
+    except MigrateError:
+        # the proof of the downgrade says so
+        keys = []
+    return keys + [name for name in fitted(rules, values) if name not in bound.named]
+
+
 def prove_downgrade(source: Mapping[str, Spec], composition: Composition, same_bytes: SameBytes) -> list[str]:
     """Binds the way back to what is planned; what does not return as it was, by rule and key. Empty: the downgrade is exact.
 
@@ -249,7 +314,8 @@ def prove_downgrade(source: Mapping[str, Spec], composition: Composition, same_b
     if values is not None:
         final = values
         there = Values({name: name for name in final.names}, final.ranks, lambda name: final.spelled(final.names[name]))
-    for leg, bound in reversed(composition.legs):
+    for number, (leg, bound) in reversed(list(enumerate(composition.legs))):
+        stay = frozenset(composition.kept[number] if composition.kept else ())
         back = Leg(leg.lineage, leg.goal, leg.start, not leg.backwards, leg.rules, leg.keep)
         report = Report()
         rules = directed(back, report)
@@ -262,11 +328,11 @@ def prove_downgrade(source: Mapping[str, Spec], composition: Composition, same_b
             return key in made or same_bytes(key, present, again)
 
         try:
-            bound_back = bind(rules, leg.keep, current, views, Questions(equal, True, elsewhere=elsewhere), report)
+            bound_back = bind(rules, leg.keep, current, views, Questions(equal, True, elsewhere=elsewhere), report, stay=stay)
         except MigrateError as error:
             return reasons + [_reason(d) for d in error.diagnostics]
         if there is not None and not report.has_errors():
-            there = carry(rules, bound_back, there, report)
+            there = carry(rules, bound_back, there, report, stay)
         if report.has_errors():
             return reasons + [_reason(d) for d in report.diagnostics if d.severity == "error"]
         current, last = bound_back.tensors, bound_back

@@ -398,18 +398,19 @@ def _report_contest(key: str, entries: list[_Entry], count: int, report: Report)
     )
 
 
-def keep_rest(keep: Sequence[Pattern], rest: Sequence[str], read: set[str], report: Report, patterns: Sequence[Pattern]) -> list[str]:
+def keep_rest(keep: Sequence[Pattern], rest: Sequence[str], read: set[str], report: Report, patterns: Sequence[Pattern]) -> list[Template]:
     """The keys of `rest` that a `keep` pattern or a `keep_source` rule lets stay; the others are unaccounted for, an error."""
-    kept: list[str] = []
+    kept: list[Template] = []
     for template in group(rest):
         missing = {key for key in template.keys if key not in read}
         for pattern in keep:
             if not missing:
                 break
             missing -= {key for key, stay in zip(template.keys, fitting(pattern, template), strict=True) if stay}
-        kept += [key for key in template.keys if key not in missing] if missing else template.keys
         if missing:
             _report_unhandled([k for k in template.keys if k in missing], patterns, report)
+        else:
+            kept.append(template)
     return kept
 
 

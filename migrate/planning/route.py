@@ -351,7 +351,7 @@ def _walk(packs: Packs, name: str, start: str, goal: str, down: bool | None) -> 
 def _remembered(applied: Sequence[Mapping[str, Any]], again: Sequence[Mapping[str, Any]], step: _Step) -> dict[str, Any]:
     """What the stamp holds of this edge: params, the latest counting; and, if it is undone, how its files were.
 
-    `files` is None where no entry is undone: then nobody knows.
+    `files` and `kept` are None where no entry is undone: then nobody knows.
     """
     params: dict[str, Any] = {}
     for entry in [*applied, *again]:
@@ -359,7 +359,8 @@ def _remembered(applied: Sequence[Mapping[str, Any]], again: Sequence[Mapping[st
             params.update(entry["params"])
     undone = [e for e in _standing(applied) if (e["lineage"], e["from"], e["to"]) == (step.lineage, step.goal, step.start)]
     before = undone[-1] if undone and step.backwards else {"files": None}
-    return {"params": params, "files": before.get("files", {}), "ranks": before.get("ranks", "")}
+    kept = undone[-1].get("kept", []) if undone else None
+    return {"params": params, "files": before.get("files", {}), "ranks": before.get("ranks", ""), "kept": kept}
 
 
 def _compile(
@@ -412,4 +413,4 @@ def _check_params(
 def _asks_checkpoint(file: LoadedFile, name: str) -> bool:
     param = file.model.params.get(name)
     written = (value for patch in file.model.files.values() for _, value in leaves(patch))
-    return (param is not None and (param.config is not None or param.shape is not None)) or f"${name}" in written
+    return (param is not None and (param.config is not None or param.shape is not None or param.dtype is not None)) or f"${name}" in written

@@ -7,7 +7,7 @@ left, and what is different at the end is written with the output.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from ..core.diagnostics import fail, printable
 from ..rules import patches
@@ -21,11 +21,29 @@ MAX_READ = 16_000_000
 MAX_DEPTH = patches.MAX_DEPTH - 8
 
 
-class SideFiles:
-    """JSON objects beside the tensors. `left_out` are files that are there and are not carried."""
+def clash(paths: Iterable[str]) -> tuple[str, str] | None:
+    """The first path that is a file and, for another of the paths, a folder; with that other one."""
+    known = set(paths)
+    for path in sorted(known):
+        at = path.rfind("/")
+        while at > 0:
+            if path[:at] in known:
+                return path[:at], path
+            at = path.rfind("/", 0, at)
+    return None
 
-    def __init__(self, read: ReadSide, left_out: Collection[str] = ()) -> None:
-        self._read_source, self._left_out = read, left_out
+
+def refuse_clash(file: str, below: str) -> NoReturn:
+    """M513: the two cannot both be written."""
+    what = f"{printable(file)} would be a file and the folder of {printable(below)}"
+    fail("M513", what, help="both would stand in the output; give the file that a rule file begins another name")
+
+
+class SideFiles:
+    """JSON objects beside the tensors. `left_out` are files that are there and are not carried, `carried` those that are."""
+
+    def __init__(self, read: ReadSide, left_out: Collection[str] = (), carried: Collection[str] = ()) -> None:
+        self._read_source, self._left_out, self._carried = read, left_out, carried
         self._values: dict[str, dict[str, Any] | None] = {}
         # path -> what stands in it now, None: it is gone; only files that differ from the source's
         self.changed: dict[str, bytes | None] = {}
@@ -53,11 +71,18 @@ class SideFiles:
         return ABSENT if value is None and not keys else value
 
     def put(self, path: str, value: dict[str, Any] | None) -> None:
-        """Makes `value` what the file holds, in the style it is written in; None removes it. Equal values change no byte."""
+        """Makes `value` what the file holds, in the style it is written in; None removes it. Equal values change no byte.
+
+        M513 for a new file whose path is a folder, or runs through a file.
+        """
         before = self.value(path)
         if patches.same(before, value):
             return
         now = self.read(path)
+        if before is None:
+            there = [p for p in (*self._carried, *self.changed) if p not in self.changed or self.changed[p] is not None]
+            if found := clash([*there, path]):
+                refuse_clash(*found)
         self._values[path] = value
         made = None if value is None else patches.text(value, None if now is None else now.decode("utf-8"))
         self.changed[path] = made

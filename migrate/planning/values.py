@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -48,6 +49,12 @@ def named(rules: Iterable[DirectedRule], names: Iterable[str]) -> list[DirectedR
     return [rule for rule in rules if short and _takes(rule) and any(_fits(rule, key) for key in short)]
 
 
+def fitted(rules: Sequence[DirectedRule], names: Iterable[str]) -> list[str]:
+    """The values that one of the rules may take."""
+    able = [rule for rule in rules if _takes(rule)]
+    return [name for name in names if any(_fits(rule, _split(name)[0]) for rule in able)]
+
+
 def _takes(rule: DirectedRule) -> bool:
     plain = all(side.role is None and not side.pattern.has_flat for side in rule.reads)
     return plain and rule.forward is None and all(step.name in OPS for step in rule.steps)
@@ -75,10 +82,10 @@ def _split(name: str) -> tuple[str, int]:
     return (name, 0) if rank is None else (name.rpartition("@")[0], rank)
 
 
-def carry(rules: Sequence[DirectedRule], bound: Bound, values: Values, report: Report) -> Values:
-    """The values behind the edge that `bound` is of; what rules drop and what there is to know is added to `bound`.
+def carry(rules: Sequence[DirectedRule], bound: Bound, values: Values, report: Report, stay: AbstractSet[str] = frozenset()) -> Values:
+    """The values behind the edge that `bound` is of; what rules make and drop and what there is to know is added to `bound`.
 
-    M404 where `same` finds values that differ, M212 where a tensor is called like a value.
+    `stay`: names that no rule takes. M404 where `same` finds values that differ, M212 where a tensor is called like a value.
     """
     taken = named(rules, values.names)
     out: dict[str, str] = {}
@@ -87,7 +94,9 @@ def carry(rules: Sequence[DirectedRule], bound: Bound, values: Values, report: R
         views = Views()
         nothing: View = views.stored((0,), None)
         asked = {
-            name: Tensor(spec("uint8", (0,)), nothing, (name,)) for name in values.names if any(_fits(r, _split(name)[0]) for r in taken)
+            name: Tensor(spec("uint8", (0,)), nothing, (name,))
+            for name in values.names
+            if name not in stay and any(_fits(r, _split(name)[0]) for r in taken)
         }
         problems = Report()
         own = bind([replace(rule, optional=True, when={}) for rule in taken], [], asked, views, Questions(lambda *_: True, True), problems)
@@ -102,6 +111,7 @@ def carry(rules: Sequence[DirectedRule], bound: Bound, values: Values, report: R
                     "M404", f"rule {made.rule.name!r}: the values {listed([made.keys[0], *unlike], 4)} differ", spans=(made.rule.span,)
                 )
         handled.update(own.dropped)
+        bound.named.update(own.made)
         for listed_, missing in own.unmatched.items():
             if listed_ in bound.unmatched:
                 bound.unmatched[listed_] = [value for value in bound.unmatched[listed_] if value in missing]

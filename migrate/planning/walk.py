@@ -20,7 +20,7 @@ from ..extra_state.recipes import LEAVE
 from ..rules import params as parameters
 from ..rules import patches
 from ..rules.fields import PARAM
-from ..rules.model import LoadedFile, Param
+from ..rules.model import Dtype, LoadedFile, Param, Shape
 from ..rules.patches import ABSENT
 from ..source.pickle.encodings import PARAMETER
 from .bind import Bound
@@ -53,6 +53,8 @@ class Walk:
         self._assumed: dict[str, Any] = {}
         # and how they let a person leave state of delayed scaling behind
         self._leave = LEAVE
+        # the legs whose patches stand or were undone, in order
+        self._legs: list[Leg] = []
         # why the way back would not bring the side files back
         self.inexact: list[str] = []
 
@@ -65,6 +67,7 @@ class Walk:
         before = self._snapshot(leg)
         if leg.backwards:
             self._undo(leg)
+            self._legs.append(leg)
         declared = parameters.declare(leg.files)
         spans = {name: f.span("params", name) for f in reversed(leg.files) for name in f.model.params}
         given = {name: value for name, value in self._given.items() if name in declared}
@@ -99,6 +102,7 @@ class Walk:
             for file in leg.files:
                 for path, patch in file.model.files.items():
                     self._patch(path, patches.fill(patch, params, PARAM))
+            self._legs.append(leg)
         self._check_way_back(leg, before, undone, params)
         files: dict[str, Any] = {}
         for path, old in before.items():
@@ -157,34 +161,34 @@ class Walk:
 
     def _sources(self, leg: Leg, tensors: Mapping[str, Tensor]) -> Iterator[Said]:
         """What the checkpoint says of the leg's params: (source for messages, {param: value})."""
-        unknown = leg.backwards and _undone(leg) is None
         for file in leg.files:
-            for path in file.model.files if unknown else ():
+            for path in file.model.files if _leaves_patches(leg) else ():
                 yield from self._written(file, path)
             for name, param in file.model.params.items():
                 if param.config is not None:
                     path, keys = parameters.place(param.config)
-                    if not (unknown and _patching(leg, path, keys)) and (value := self.sides.at(path, keys)) is not ABSENT:
+                    if not _foreign(self._legs, path, keys) and (value := self.sides.at(path, keys)) is not ABSENT:
                         yield f"{path}#{'.'.join(keys)}", {name: value}
                 if param.shape is not None:
-                    yield from ((said, {name: size}) for said, size in _sizes(leg, param, tensors))
+                    yield from ((said, {name: size}) for said, size in _sizes(leg, param.shape, tensors))
+                if param.dtype is not None:
+                    yield from ((said, {name: dtype}) for said, dtype in _dtypes(leg, param.dtype, tensors))
 
     def _lost(self, leg: Leg) -> dict[str, str]:
-        """Param -> why its place in the configuration does not give it on the way back without a stamp."""
-        if not leg.backwards or _undone(leg) is not None:
-            return {}
+        """Param -> why its place in the configuration does not give it, where a leg was walked back without a stamp."""
         out = {}
         for name, param in ((n, p) for file in leg.files for n, p in file.model.params.items() if p.config is not None):
             path, keys = parameters.place(param.config or "")
-            if by := _patching(leg, path, keys):
+            if by := _foreign(self._legs, path, keys):
                 place = printable(f"{path}#{'.'.join(keys)}")
                 out[name] = f"it stood at {place}, which {by[0].model.id} changes on the way there, and no stamp remembers it"
         return out
 
     def _written(self, file: LoadedFile, path: str) -> Iterator[Said]:
-        """Params that the file's patch wrote into the side file, on the way back without a stamp."""
+        """Params that the file's patch wrote into the side file, on the way back without a stamp, unless a later edge wrote over them."""
         for at, value in patches.leaves(file.model.files[path]):
-            if isinstance(value, str) and (match := PARAM.fullmatch(value)) and (found := self.sides.at(path, at)) is not ABSENT:
+            match = PARAM.fullmatch(value) if isinstance(value, str) and not _foreign(self._legs[:-1], path, at) else None
+            if match and (found := self.sides.at(path, at)) is not ABSENT:
                 yield f"{path}#{'.'.join(at)}", {match[1]: found}
 
     def _check_way_back(self, leg: Leg, before: Mapping[str, Any], undone: Mapping[str, Any], params: Mapping[str, Any]) -> None:
@@ -251,6 +255,19 @@ def _patched_by(file: LoadedFile) -> list[str]:
     return list(dict.fromkeys([*file.model.files, *(parameters.place(name)[0] for name in file.model.names)]))
 
 
+def _leaves_patches(leg: Leg) -> bool:
+    """Whether the leg is walked back and what it once did to side files stays, because no stamp says how it is undone."""
+    return leg.backwards and _undone(leg) is None
+
+
+def _foreign(legs: Sequence[Leg], path: str, keys: Sequence[str]) -> list[LoadedFile]:
+    """The rule files whose patch still decides the value at `keys`, although their edge was walked back already."""
+    for leg in reversed(legs):
+        if found := _patching(leg, path, keys):
+            return found if _leaves_patches(leg) else []
+    return []
+
+
 def _patching(leg: Leg, path: str, keys: Sequence[str]) -> list[LoadedFile]:
     """The files of the leg whose patch decides the value at `keys`."""
     return [file for file in leg.files if _patched(file.model.files.get(path, {}), keys)]
@@ -267,27 +284,19 @@ def _patched(patch: Any, keys: Sequence[str]) -> bool:
     return True
 
 
-def _sizes(leg: Leg, param: Param, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, int]]:
-    """(place for messages, size) of the tensors that the param's `shape` names; of those that have the same size only the first.
+def _dtypes(leg: Leg, dtype: Dtype, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
+    """(place for messages, dtype) of the tensors that are named; of those that have the same dtype only the first."""
+    first: dict[str, str] = {}
+    for _, _, keys in _named(leg, dtype.key, tensors, alike=False):
+        for key in keys:
+            first.setdefault(tensors[key].spec.dtype, key)
+    yield from ((f"the dtype of {printable(key)}", name) for name, key in first.items())
 
-    Backwards a key that the edge takes and makes again is another tensor, and says nothing about the one before.
-    """
-    shape = param.shape
-    if shape is None:
-        return
+
+def _sizes(leg: Leg, shape: Shape, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, int]]:
+    """(place for messages, size) of the tensors that are named; of those that have the same size only the first."""
     seen: set[int] = set()
-    templates = None
-    for text in shape.key:
-        pattern = parse(text)
-        plain = text.replace("{{", "{").replace("}}", "}")
-        if plain in tensors and not pattern.captures:
-            keys = [plain]
-        else:
-            templates = templates or group(tensors)
-            keys = [key for t in templates for key, fits in zip(t.keys, fitting(pattern, t), strict=True) if fits]
-        if leg.backwards:
-            taken = [p for rule, _ in leg.rules for p in rule.sources.values() if not p.params]
-            keys = [key for key in keys if not any(takes(p, key) for p in taken)]
+    for text, pattern, keys in _named(leg, shape.key, tensors):
         if shape.count is not None:
             if keys:
                 yield f"the values of {{{shape.count}}} in {text}", len(_values(pattern, shape.count, keys))
@@ -298,6 +307,30 @@ def _sizes(leg: Leg, param: Param, tensors: Mapping[str, Tensor]) -> Iterator[tu
             if size is not None and size not in seen:
                 seen.add(size)
                 yield f"axis {shape.dim} of {printable(key)}", size
+
+
+def _named(
+    leg: Leg, texts: Iterable[str], tensors: Mapping[str, Tensor], *, alike: bool = True
+) -> Iterator[tuple[str, Pattern, list[str]]]:
+    """(text, pattern, keys) of each key or pattern that a param's place names.
+
+    Backwards a key that the edge takes and makes again is another tensor, and says nothing about the one before; unless `alike`,
+    nor does what it made under another name.
+    """
+    templates = None
+    for text in texts:
+        pattern = parse(text)
+        plain = text.replace("{{", "{").replace("}}", "}")
+        if plain in tensors and not pattern.captures:
+            keys = [plain]
+        else:
+            templates = templates or group(tensors)
+            keys = [key for t in templates for key, fits in zip(t.keys, fitting(pattern, t), strict=True) if fits]
+        if leg.backwards:
+            sides = [side for rule, _ in leg.rules for side in (rule.sources, *(() if alike else (rule.targets,)))]
+            others = [p for side in sides for p in side.values() if not p.params]
+            keys = [key for key in keys if not any(takes(p, key) for p in others)]
+        yield text, pattern, keys
 
 
 def _values(pattern: Pattern, capture: str, keys: Sequence[str]) -> set[Any]:

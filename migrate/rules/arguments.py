@@ -11,6 +11,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
 from functools import cache
+from math import isfinite
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema, create_model
@@ -25,14 +26,20 @@ from ..source import yaml
 from ..source.registry import BrokenEntryError
 from .fields import (
     ARITHMETIC,
-    NAME,
+    CAPTURE,
+    DTYPE,
+    FINITE,
     PARAM,
     REFERENCE,
+    SCALARS,
     TEXT,
     Bool,
     Model,
     Problem,
     arithmetic,
+    capture,
+    dtype,
+    fits,
     found,
     kind_of,
     mapping,
@@ -41,8 +48,7 @@ from .fields import (
     refuse,
     refused,
     text,
-    whole,
-    word,
+    unknown_dtype,
     wrong,
 )
 
@@ -55,6 +61,9 @@ class Argument(NamedTuple):
     form: str
     doc: str
     default: Any
+    least: int | None = None
+    length: int | None = None
+    finite: bool = False
 
 
 @cache
@@ -65,8 +74,9 @@ def arguments(op: str) -> tuple[Argument, ...]:
     out = []
     for field in fields(declared):
         default = field.default_factory() if field.default_factory is not MISSING else field.default
-        doc = field.metadata.get("doc", "")
-        out.append(Argument(field.name, field.metadata.get("alias", field.name), _form(hints[field.name]), doc, default))
+        said = field.metadata
+        limits = said.get("least"), said.get("length"), said.get("finite", False)
+        out.append(Argument(field.name, said.get("alias", field.name), _form(hints[field.name]), said.get("doc", ""), default, *limits))
     return tuple(out)
 
 
@@ -76,7 +86,7 @@ def model(op: str) -> type[Model]:
     hints = get_type_hints(ops.get(op).Args, include_extras=True)
     made: dict[str, Any] = {}
     for argument in arguments(op):
-        kind = _TYPES.get(argument.form) or _plain(hints[argument.field])
+        kind = _written(op, argument) if argument.form in _FORMS else _plain(hints[argument.field])
         default = ... if argument.default is MISSING else None
         made[argument.field] = (kind, Field(default, alias=argument.word, description=argument.doc))
     return create_model(f"{op}_arguments", __base__=Model, **made)
@@ -119,7 +129,7 @@ def used(op: str, args: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ..
     """(path below the op's name, name) of each `$param` in the arguments."""
     forms = {a.word: a.form for a in arguments(op)}
     for argument, value in args.items():
-        yield from ((path, name) for path, name in _params(value, (argument,), forms.get(argument) in ("text", "capture", "only")))
+        yield from ((path, name) for path, name in _params(value, (argument,), forms.get(argument) in ("text", "dtype", "capture", "only")))
 
 
 def fixed_problem(op: str, args: Mapping[str, Any]) -> Problem | None:
@@ -201,7 +211,7 @@ def _resolved(form: str, written: Any, params: Mapping[str, Any], values: Sequen
         return {name: size for name, size in sizes.items() if size is not None}
     if form == "number" and (isinstance(value, bool) or not isinstance(value, (int, float))):
         raise OpError("M114", f"{label} is {value!r}, a number is asked for")
-    if form in ("text", "capture") and not isinstance(value, str):
+    if form in ("text", "dtype", "capture") and not isinstance(value, str):
         raise OpError("M114", f"{label} is {value!r}, text is asked for")
     return value
 
@@ -312,33 +322,66 @@ def _only(value: Any) -> Any:
         items = item if isinstance(item, (list, tuple)) else [item]
         if any(yaml.is_null(one) or isinstance(one, (list, tuple, Mapping)) for one in items):
             wrong("M106", f"a value or a list of values is asked for, here stands {kind_of(item)}")
+        if not items:
+            wrong("M114", "an empty list, of which nothing is one", "list the values, or remove the condition")
         return [yaml.exact(one) for one in items]
 
-    return each(mapping(value), values)
+    bad = [name for name in mapping(value) if not fits(_NAMES, name)]
+    if bad:
+        what = "is not the name of a capture"
+        refuse(Problem("M114", f"`{printable(name)}` {what}", "write it without braces", (name,), key=True) for name in bad)
+    return each(value, values)
 
 
 def _number(value: Any) -> Any:
     return str(value) if _is_reference(value) else number(value)
 
 
-def _capture(value: Any) -> str:
-    name = word(value)
-    if not NAME.fullmatch(name):
-        wrong("M114", f"`{printable(name)}` is not the name of a capture", "write it without braces")
+def _dtype(value: Any) -> str:
+    name = text(value)
+    if not _is_reference(name) and dtype(name) is None:
+        refuse([unknown_dtype(name)._replace(code="M308")])
     return name
 
 
-def _typed(read: Callable[[Any], Any], schema: dict[str, Any]) -> Any:
-    return Annotated[Any, BeforeValidator(read), WithJsonSchema(schema)]
+def _written(op: str, argument: Argument) -> Any:
+    """The type of an argument of one of the forms, within its limits."""
+    read, schema = _FORMS[argument.form]
+    least, length = argument.least, argument.length
+    if argument.finite:
+        schema = {**schema, **FINITE}
+    elif least is not None:
+        schema = {**schema, **({"minimum": least} if argument.form == "integer" else {})}
+        schema |= {name: {**schema[name], "minimum": least} for name in ("items", "additionalProperties") if name in schema}
+    if length is not None:
+        schema = {**schema, "minItems": length, "maxItems": length}
+
+    def limited(value: Any) -> Any:
+        made = read(value)
+        several: Any = made.items() if isinstance(made, Mapping) else enumerate(made) if isinstance(made, list) else [(None, made)]
+        for at, item in several:
+            why = "it must be finite" if argument.finite and isinstance(item, float) and not isfinite(item) else ""
+            if least is not None and isinstance(item, int) and item < least:
+                why = f"it must be at least {least}"
+            if why:
+                wrong("M308", f"{op}: `{argument.word}` is {item}, {why}", None, () if at is None else (at,))
+        if length is not None and isinstance(made, list) and len(made) != length:
+            wrong("M308", f"{op}: `{argument.word}` has {len(made)} items, it must have {length}")
+        return made
+
+    return Annotated[Any, BeforeValidator(limited), WithJsonSchema(schema)]
 
 
-_TYPES: dict[str, Any] = {
-    "integer": _typed(arithmetic, ARITHMETIC),
-    "integers": _typed(_integers, {"type": ["array", "string"], "items": ARITHMETIC, **REFERENCE}),
-    "sizes": _typed(_sizes, {"type": ["array", "object", "string"], "items": ARITHMETIC, "additionalProperties": ARITHMETIC, **REFERENCE}),
-    "axes": _typed(_axes, {"type": "object", "additionalProperties": ARITHMETIC}),
-    "only": _typed(_only, {"type": "object", "additionalProperties": {"type": [*TEXT["type"], "array"], "items": TEXT}}),
-    "number": _typed(_number, {"type": ["number", "string"], **REFERENCE}),
-    "capture": _typed(_capture, {"type": "string", "pattern": whole("[A-Za-z_][A-Za-z0-9_]*")}),
-    "text": _typed(text, TEXT),
+_NAMES = {"pattern": CAPTURE["pattern"]}
+# form -> how it is read, and the schema that says the same
+_FORMS: dict[str, tuple[Callable[[Any], Any], dict[str, Any]]] = {
+    "integer": (arithmetic, ARITHMETIC),
+    "integers": (_integers, {"type": ["array", "string"], "items": ARITHMETIC, **REFERENCE}),
+    "sizes": (_sizes, {"type": ["array", "object", "string"], "items": ARITHMETIC, "additionalProperties": ARITHMETIC, **REFERENCE}),
+    "axes": (_axes, {"type": "object", "additionalProperties": ARITHMETIC}),
+    "only": (_only, {"type": "object", "propertyNames": _NAMES, "additionalProperties": {**SCALARS, "minItems": 1}}),
+    "number": (_number, {"type": ["number", "string"], **REFERENCE}),
+    "capture": (capture, CAPTURE),
+    "dtype": (_dtype, {"type": "string", "if": {"pattern": r"^\$"}, "then": REFERENCE, "else": {"enum": DTYPE["enum"]}}),
+    "text": (text, TEXT),
 }

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from .. import ops
 from ..core.diagnostics import Report, did_you_mean, listed, printable
-from ..core.errors import PatternError
 from ..core.keys import parse
-from ..source.sidefiles import HISTORY, ITEMS, stays_behind
 from . import arguments, examples
 from .fields import PARAM, Problem
 from .params import RefusedError, convert
@@ -53,14 +50,8 @@ def _problems(loaded: LoadedFile) -> Iterator[tuple[_Path, Problem]]:
         yield from ((("rules", number, *path), problem) for path, problem in _rule(rule))
         yield from ((("rules", number, "where", name), problem) for name, problem in _params_asked(rule, file.params))
     for name in file.files:
-        if problem := _bad_path(name):
-            yield ("files", name), problem
-        elif below := next((other for other in file.files if other.startswith(f"{name}/")), None):
+        if below := next((other for other in file.files if other.startswith(f"{name}/")), None):
             yield ("files", name), Problem("M114", f"`{printable(name)}` cannot be a file and the folder of `{printable(below)}`", key=True)
-    for number, reference in enumerate(file.names):
-        side, mark, keys = reference.rpartition("#")
-        if not mark or _bad_path(side) or not all(keys.split(".")):
-            yield ("names", number), Problem("M114", f"`{printable(reference)}` does not name a list in a side file", "file.json#key.path")
 
 
 def _repeated(kind: str, path: _Path, names: list[str]) -> Iterator[tuple[_Path, Problem]]:
@@ -69,16 +60,6 @@ def _repeated(kind: str, path: _Path, names: list[str]) -> Iterator[tuple[_Path,
         if name in seen:
             yield (*path, number, "name"), Problem("M113", f"two {kind}s are called `{printable(name)}`", "give each a name of its own")
         seen.add(name)
-
-
-def _bad_path(name: str) -> Problem | None:
-    path = PurePosixPath(name)
-    folders = any(stays_behind(part, folder=True) for part in path.parts[:-1])
-    if folders or any(stays_behind(part) for part in path.parts[-1:]) or path.name in (HISTORY, ITEMS):
-        return Problem("M114", f"`{printable(name)}` is no side file: migrate writes such files itself, or leaves them behind", key=True)
-    if name and str(path) == name and not path.is_absolute() and ".." not in path.parts and "\\" not in name and name.isprintable():
-        return None
-    return Problem("M114", f"`{printable(name)}` is not a path below the checkpoint", "name a side file, such as config.json", key=True)
 
 
 def _param(param: Param) -> Iterator[tuple[_Path, Problem]]:
@@ -92,17 +73,10 @@ def _param(param: Param) -> Iterator[tuple[_Path, Problem]]:
         yield ("items",), Problem("M114", f"`items` is for lists, this is a {param.type}", key=True)
     if param.shape is not None and param.type != "int":
         yield ("shape",), Problem("M114", f"a size in a shape is an int, this is a {param.type}", key=True)
-    if param.config is not None:
-        side, mark, keys = param.config.rpartition("#")
-        if (mark and _bad_path(side)) or not all(keys.split(".")):
-            yield ("config",), Problem("M114", f"`{printable(param.config)}` is not a place in a side file", "[file.json#]key.path")
-    for number, key in enumerate(param.shape.key if param.shape is not None else ()):
-        try:
-            captures = parse(key).captures
-        except PatternError as error:
-            yield ("shape", "key", number), Problem(error.code, error.message, error.help)
-            continue
-        if param.shape is not None and param.shape.count not in (None, *captures):
+    if param.dtype is not None and param.type != "str":
+        yield ("dtype",), Problem("M114", f"a dtype is a str, this is a {param.type}", key=True)
+    for key in param.shape.key if param.shape is not None else ():
+        if param.shape is not None and param.shape.count not in (None, *parse(key).captures):
             yield ("shape", "count"), Problem("M114", f"`{printable(key)}` has no capture `{printable(str(param.shape.count))}`")
     if param.shape is not None and {"dim", "count"} <= param.shape.model_fields_set:
         yield ("shape", "count"), Problem("M114", "`dim` and `count` both say what the value is", "remove one of them", key=True)

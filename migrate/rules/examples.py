@@ -8,32 +8,37 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from math import prod
+from sys import float_info
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from ..core.diagnostics import did_you_mean, listed, page, printable
+from ..core.diagnostics import codes, did_you_mean, listed, printable
+from . import fields
 from .fields import (
+    COUNT,
     DTYPE,
+    FINITE,
     Bool,
     Model,
-    Number,
     Problem,
+    Scalars,
     Text,
     Value,
     dtype,
     integer,
     kind_of,
     mapping,
+    numeric,
     one_of,
     refuse,
-    seen,
     sequence,
     text,
     unknown_dtype,
     whole,
     wrong,
 )
+from .places import SidePath
 
 if TYPE_CHECKING:
     from .model import RuleFile
@@ -64,8 +69,15 @@ def _shape(value: Any) -> tuple[int, ...]:
     return tuple(sizes)
 
 
+def _tolerance(value: Any) -> int | float:
+    # false of a NaN as well
+    if not 0 <= (tolerance := fields.number(value)) <= float_info.max:
+        wrong("M114", f"a tolerance is a finite number of 0 or more, here stands {kind_of(value)}")
+    return tolerance
+
+
 def _number(value: Any) -> Any:
-    typed = seen(value)
+    typed = numeric(value)
     if not isinstance(typed, (int, float)):
         wrong("M106", f"a number is asked for, here stands {kind_of(value)}")
     return typed
@@ -74,7 +86,7 @@ def _number(value: Any) -> Any:
 def _fill(value: Any) -> Any:
     if isinstance(value, str) and value == "iota":
         return "iota"
-    typed = seen(value)
+    typed = numeric(value)
     if not isinstance(typed, (int, float)):
         wrong("M106", f"a number or `iota` is asked for, here stands {kind_of(value)}")
     return typed
@@ -102,6 +114,8 @@ def _code(value: Any) -> str:
     word = text(value)
     if not re.search(_CODE, word):
         wrong("M114", f"`{printable(word)}` is no code of a diagnostic", "such as M207; `migrate explain` lists them")
+    if word not in codes():
+        wrong("M114", f"there is no diagnostic {word}", "`migrate explain` lists them")
     return word
 
 
@@ -111,11 +125,13 @@ def _lists(depth: int) -> dict[str, Any]:
     return {"type": ["number", "boolean", "array"], "items": _lists(depth - 1)}
 
 
+_TOLERANCE = {"type": "number", **FINITE, "minimum": 0}
 _FILL = {"type": ["number", "boolean", "string"], "pattern": whole("iota")}
 _SLICES = {"type": "object", "propertyNames": {"pattern": _INDEXES}, "additionalProperties": _lists(MOST_AXES)}
 
 Dtype = Annotated[str, BeforeValidator(_is_dtype), WithJsonSchema(DTYPE)]
-Sizes = Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_shape)]
+Sizes = Annotated[tuple[Annotated[int, WithJsonSchema(COUNT)], ...], BeforeValidator(_shape)]
+Tolerance = Annotated[Any, BeforeValidator(_tolerance), WithJsonSchema(_TOLERANCE)]
 Fill = Annotated[Any, BeforeValidator(_fill), WithJsonSchema(_FILL)]
 Lists = Annotated[Any, BeforeValidator(_nested), WithJsonSchema(_lists(MOST_AXES))]
 _Allowance = Annotated[
@@ -144,27 +160,29 @@ class ExpectedTensor(Model):
         default_factory=dict, description="indexes of the leading axes -> nested lists, or one number for all elements there"
     )
     same_as: Text | None = Field(None, description="the key of a given tensor with the same bytes")
-    rtol: Number = Field(None, description="relative tolerance, for ops whose result is not fixed to the last bit; else every bit counts")
+    rtol: Tolerance = Field(
+        None, description="relative tolerance, for ops whose result is not fixed to the last bit; else every bit counts"
+    )
 
 
 class RuleTest(Model):
     """An example that must come out as written: given tensors, expected tensors or the error that refuses them."""
 
     name: Text = Field(description="what the test shows; unique in its file", examples=["two experts, w1 above w3"])
-    params: Annotated[dict[Text, Value], _BY_KEY] = Field(default_factory=dict, description="as --set gives them")
+    params: Annotated[dict[Text, Scalars], _BY_KEY] = Field(default_factory=dict, description="as --set gives them")
     backwards: Bool = Field(False, description="the way back: `given` is in the layout that the edge leads to")
     allow: Annotated[tuple[_Allowance, ...] | None, BeforeValidator(sequence)] = Field(
         None, description="as --allow; without it a test allows what the ops of its rules say they lose"
     )
     given: Annotated[dict[Text, GivenTensor], _BY_KEY] = Field(description="key -> tensor; `a.{i=0..2}.b` are three keys")
-    side: Annotated[dict[Text, Value], _BY_KEY] = Field(
+    side: Annotated[dict[SidePath, Value], _BY_KEY] = Field(
         default_factory=dict, description="side files beside them: text as it is, anything else as JSON"
     )
     expect: Annotated[dict[Text, ExpectedTensor] | None, _BY_KEY] = Field(
         None, description="every key that the rules make; keys that are kept may be left out"
     )
-    expect_side: Annotated[dict[Text, Value], _BY_KEY] = Field(default_factory=dict, description="side files that come out")
-    error: Annotated[str | None, BeforeValidator(_code), WithJsonSchema({"type": "string", "pattern": _CODE})] = Field(
+    expect_side: Annotated[dict[SidePath, Value], _BY_KEY] = Field(default_factory=dict, description="side files that come out")
+    error: Annotated[str | None, BeforeValidator(_code), WithJsonSchema({"type": "string", "pattern": _CODE, "enum": codes()})] = Field(
         None, description="the code of the diagnostic that refuses what is given"
     )
     contains: Text | None = Field(None, description="text that the diagnostic must contain")
@@ -225,8 +243,6 @@ def problems(file: RuleFile) -> Iterator[tuple[_Path, Problem]]:
 
 
 def _problems(test: RuleTest) -> Iterator[tuple[_Path, Problem]]:
-    if test.error is not None and not _is_code(test.error):
-        yield ("error",), Problem("M114", f"there is no diagnostic {test.error}", "`migrate explain` lists them")
     if test.error is not None and (test.expect is not None or test.expect_side):
         yield ("error",), Problem("M114", "a test expects tensors or an error, not both", "remove one of them", key=True)
     if test.error is None and test.expect is None and not test.expect_side:
@@ -241,14 +257,6 @@ def _problems(test: RuleTest) -> Iterator[tuple[_Path, Problem]]:
     for key, wanted in (test.expect or {}).items():
         yield from _keys(("expect", key), key, expected)
         yield from ((("expect", key, *path), problem) for path, problem in _expected(key, wanted, given))
-
-
-def _is_code(code: str) -> bool:
-    try:
-        page(code)
-    except KeyError:
-        return False
-    return True
 
 
 def _keys(path: _Path, written: str, seen: dict[str, str]) -> Iterator[tuple[_Path, Problem]]:
@@ -283,6 +291,8 @@ def _expected(key: str, wanted: ExpectedTensor, given: Mapping[str, str]) -> Ite
         at = indexes(written)
         if wanted.shape is not None and len(at) > len(wanted.shape):
             yield ("slices", written), Problem("M114", f"{len(at)} indexes into {len(wanted.shape)} axes", key=True)
+        elif wanted.shape is not None and any(not -size <= n < size for n, size in zip(at, wanted.shape, strict=False)):
+            yield ("slices", written), Problem("M114", f"`{written}` is outside of {list(wanted.shape)}", key=True)
         elif isinstance(values, list):
             yield from _values(("slices", written), values, None if wanted.shape is None else wanted.shape[len(at) :])
     for _, values in _expanded(key) if wanted.same_as is not None else ():

@@ -14,6 +14,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
+from math import inf
+from sys import float_info
 from types import UnionType
 from typing import Annotated, Any, NamedTuple, NoReturn, Union, get_args, get_origin
 
@@ -23,17 +25,22 @@ from pydantic_core import PydanticCustomError
 from ..core import expr
 from ..core.diagnostics import did_you_mean, listed, printable
 from ..core.errors import PatternError
+from ..core.keys import parse
+from ..core.notation import LONGEST_PATTERN
 from ..core.spec import ALIASES, BITS
 from ..source import yaml
 
 PARAM = re.compile(r"\$([A-Za-z_]\w*)", re.ASCII)
 NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_WORD = "[A-Za-z_][A-Za-z0-9_]*"
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_.+-]*[A-Za-z0-9_+-])?"
 _IDENTIFIER = re.compile(_PART)
 # what a terminal would act on or hide: control and formatting characters
 UNPRINTABLE = r"\u0000-\u001f\u007f-\u00a0\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202f\u2060-\u206f\ufeff\ufff9-\uffff"
 _LINE = re.compile(f"[^{UNPRINTABLE}]*")
 _RADIX = re.compile(r"0o[0-7]+|0x[0-9A-Fa-f]+")
+# integers of at most this size are one number to every reader of JSON
+MOST = 2**53 - 1
 
 
 class Problem(NamedTuple):
@@ -90,9 +97,20 @@ def whole(pattern: str) -> str:
     return f"^(?:{pattern})$(?!\\n)"
 
 
+def fits(schema: Mapping[str, Any], written: str) -> bool:
+    """Whether text has the `pattern` and the `maxLength` of a schema; the pattern is compiled when it is first asked for."""
+    return len(written) <= schema.get("maxLength", len(written)) and re.search(schema["pattern"], written) is not None
+
+
 def seen(value: Any) -> Any:
     """What an editor's YAML 1.2 parser makes of the value."""
     return int(value, 0) if isinstance(value, yaml.Plain) and _RADIX.fullmatch(value) else yaml.core(value)
+
+
+def numeric(value: Any) -> Any:
+    """`seen`, where an integer that no double comes near is infinite, as `1e400` is."""
+    typed = seen(value)
+    return (inf if typed > 0 else -inf) if isinstance(typed, int) and abs(typed) > float_info.max else typed
 
 
 def _whole(value: Any) -> int | None:
@@ -103,6 +121,12 @@ def _whole(value: Any) -> int | None:
     if isinstance(number, float) and number.is_integer():
         return int(number)
     return number if isinstance(number, int) and not isinstance(number, bool) else None
+
+
+def _bounded(number: int) -> int:
+    if abs(number) > MOST:
+        wrong("M114", f"an integer lies between -{MOST} and {MOST}")
+    return number
 
 
 def text(value: Any) -> str:
@@ -121,17 +145,46 @@ def line(value: Any) -> str:
     return word
 
 
+def lone_pattern(value: Any) -> str:
+    """A pattern whose captures no other pattern declares."""
+    written = text(value)
+    try:
+        parse(written)
+    except PatternError as error:
+        refuse([Problem(error.code, error.message, error.help, part=(error.start, error.end))])
+    return written
+
+
+def pattern(value: Any) -> str:
+    """Text that has the form of a pattern; whether its captures hold together only those can say who know its rule."""
+    written = text(value)
+    return written if fits(PATTERN, written) else lone_pattern(written)
+
+
+def capture(value: Any) -> str:
+    name = word(value)
+    if not NAME.fullmatch(name):
+        wrong("M114", f"`{printable(name)}` is not the name of a capture", "write it without braces")
+    return name
+
+
 def integer(value: Any) -> int:
     if (number := _whole(value)) is not None:
-        return number
+        return _bounded(number)
     quoted = isinstance(value, str) and not isinstance(value, yaml.Plain) and yaml.integer(value) is not None
     wrong("M106", f"an integer is asked for, here stands {kind_of(value)}", "leave the quotes out" if quoted else None)
+
+
+def count(value: Any) -> int:
+    if (number := integer(value)) < 0:
+        wrong("M114", f"a number of 0 or more is asked for, here stands {kind_of(value)}")
+    return number
 
 
 def arithmetic(value: Any) -> int | str:
     """An integer, or the text of arithmetic over params that `core.expr` can read."""
     if (number := _whole(value)) is not None:
-        return number
+        return _bounded(number)
     if not isinstance(value, str) or yaml.is_null(value):
         wrong("M106", f"an integer, `$param` or arithmetic is asked for, here stands {kind_of(value)}")
     try:
@@ -150,7 +203,7 @@ def boolean(value: Any) -> bool:
 
 
 def number(value: Any) -> int | float:
-    typed = seen(value)
+    typed = numeric(value)
     if isinstance(typed, (int, float)) and not isinstance(typed, bool):
         return typed
     wrong("M106", f"a number is asked for, here stands {kind_of(value)}")
@@ -166,6 +219,15 @@ def mapping(value: Any) -> Any:
     if isinstance(value, Mapping):
         return value
     wrong("M106", f"a mapping is asked for, here stands {kind_of(value)}")
+
+
+def scalars(value: Any) -> Any:
+    """A value that is no list and no mapping, or a list of such."""
+    several = isinstance(value, (list, tuple))
+    for number, item in enumerate(value if several else [value]):
+        if isinstance(item, (list, tuple, Mapping)) or (yaml.is_null(item) and item is not None):
+            wrong("M106", f"a value or a list of values is asked for, here stands {kind_of(item)}", None, (number,) if several else ())
+    return value
 
 
 def one_of(*choices: str) -> Callable[[Any], str]:
@@ -212,28 +274,47 @@ def unknown_dtype(name: str, at: tuple[str | int, ...] = ()) -> Problem:
 TEXT = {"type": ["string", "number", "boolean"]}
 LINE = {**TEXT, "pattern": whole(f"[^{UNPRINTABLE}]*")}
 NAMED = {"type": "string", "pattern": whole(_PART)}
-INTEGER = {"type": "integer"}
+CAPTURE = {"type": "string", "pattern": whole(_WORD)}
+# what the notation of patterns asks for, but for the types of captures and what stands side by side
+PATTERN = {
+    **TEXT,
+    "pattern": whole(rf"(?:[^{{}}]|\{{\{{|\}}\}}|\{{(?:{_WORD}(?:\.\.\.)?|{_WORD}:[^{{}}|]+(?:\|[^{{}}|]+)*|[A-Za-z0-9_$+*/%() -]+)\}})+"),
+    "maxLength": LONGEST_PATTERN,
+}
+INTEGER = {"type": "integer", "minimum": -MOST, "maximum": MOST}
+COUNT = {**INTEGER, "minimum": 0}
 DTYPE = {"type": "string", "enum": [*BITS, *ALIASES]}
-ARITHMETIC = {"type": ["integer", "string"], "pattern": r"^\s*[$0-9(+-]"}
-REFERENCE = {"pattern": whole(r"\$[A-Za-z_][A-Za-z0-9_]*")}
+# all of the notation but the balance of parentheses
+_OPERAND = rf"(?:[-(] *)*(?:[0-9]+|\${_WORD})(?: *\))*"
+ARITHMETIC = {
+    **INTEGER,
+    "type": ["integer", "string"],
+    "pattern": whole(rf" *{_OPERAND}(?: *(?:[-+*%]|//) *{_OPERAND})* *"),
+    "maxLength": expr.LONGEST,
+}
+# a NaN is neither less nor greater than any number, and so the only one that lies between 1 and 0
+FINITE = {"minimum": -float_info.max, "maximum": float_info.max, "if": {"type": "number", "minimum": 1, "maximum": 0}, "then": False}
+REFERENCE = {"pattern": whole(rf"\${_WORD}")}
+# one value, or a list of them
+SCALARS = {"type": [*TEXT["type"], "array"], "items": TEXT}
 
 
 def one_or_list(item: Mapping[str, Any]) -> dict[str, Any]:
     """The schema of an item or a list of items; without `oneOf`, so that a mistake is reported at its place."""
-    return {"if": {"type": "array"}, "then": {"items": dict(item)}, "else": dict(item)}
+    return {"if": {"type": "array"}, "then": {"items": dict(item), "minItems": 1}, "else": dict(item)}
 
 
-_ITEM_LIST = BeforeValidator(sequence)
 Text = Annotated[str, BeforeValidator(text), WithJsonSchema(TEXT)]
 Line = Annotated[str, BeforeValidator(line), WithJsonSchema(LINE)]
-Int = Annotated[int, BeforeValidator(integer)]
+Pattern = Annotated[str, BeforeValidator(pattern), WithJsonSchema(PATTERN)]
+Capture = Annotated[str, BeforeValidator(capture), WithJsonSchema(CAPTURE)]
+Int = Annotated[int, BeforeValidator(integer), WithJsonSchema(INTEGER)]
 Bool = Annotated[bool, BeforeValidator(boolean)]
 Number = Annotated[Any, BeforeValidator(number), WithJsonSchema({"type": "number"})]
 Value = Annotated[Any, BeforeValidator(yaml.core)]
-Exact = Annotated[Any, BeforeValidator(yaml.exact)]
+Scalars = Annotated[Any, BeforeValidator(lambda value: yaml.core(scalars(value))), WithJsonSchema(SCALARS)]
 Identifier = Annotated[str, BeforeValidator(identifier), WithJsonSchema({"type": "string", "pattern": whole(f"{_PART}(?:/{_PART})*")})]
 Name = Annotated[str, BeforeValidator(plain_name), WithJsonSchema(NAMED)]
-Texts = Annotated[tuple[Text, ...], _ITEM_LIST]
 
 
 _MISSING = {"from": "a rule reads keys that are there; one that adds a tensor beside each has `keep_source: true` and `fill`"}
@@ -255,7 +336,10 @@ def found(error: ValidationError, model: type[BaseModel]) -> list[Found]:
     for item in items:
         loc, kind, context = tuple(item["loc"]), item["type"], item.get("ctx", {})
         if kind == "problems":
-            out += [Found((*loc, *p.at), p) for p in context["problems"]]
+            # pydantic's word for the key of a mapping itself
+            keyed = loc[-1:] == ("[key]",)
+            loc = loc[:-1] if keyed else loc
+            out += [Found((*loc, *p.at), p._replace(key=True) if keyed else p) for p in context["problems"]]
         elif kind == "missing":
             hint = None if loc[:-1] in misspelt else _MISSING.get(str(loc[-1]))
             out.append(Found(loc[:-1], Problem("M101", f"`{loc[-1]}` is missing", hint)))

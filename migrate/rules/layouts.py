@@ -13,8 +13,9 @@ from ..core.keys import parse
 from ..source import yaml
 from .arguments import each
 from .fields import (
+    COUNT,
     DTYPE,
-    INTEGER,
+    PATTERN,
     TEXT,
     UNPRINTABLE,
     Bool,
@@ -23,9 +24,9 @@ from .fields import (
     Name,
     Problem,
     Text,
+    count,
     dtype,
-    integer,
-    kind_of,
+    lone_pattern,
     mapping,
     one_of,
     one_or_list,
@@ -42,17 +43,8 @@ from .requires import Requires
 STATUSES = ("current", "supported", "deprecated")
 
 
-def _pattern(value: Any) -> str:
-    written = text(value)
-    try:
-        parse(written)
-    except PatternError as error:
-        refuse([Problem(error.code, error.message, error.help, part=(error.start, error.end))])
-    return written
-
-
 def _patterns(value: Any) -> tuple[str, ...]:
-    return tuple(each(sequence([value] if isinstance(value, str) else value), _pattern))
+    return tuple(each(sequence([value] if isinstance(value, str) else value), lone_pattern))
 
 
 def _by_pattern(value: Any, read: Any) -> dict[str, tuple[Any, ...]]:
@@ -64,11 +56,15 @@ def _by_pattern(value: Any, read: Any) -> dict[str, tuple[Any, ...]]:
             bad.append(Problem(error.code, error.message, error.help, (pattern,), key=True))
     if bad:
         refuse(bad)
-    return {str(pattern): items for pattern, items in each(value, lambda item: tuple(each(_listed(item), read))).items()}
+    return {str(pattern): items for pattern, items in each(value, lambda item: tuple(each(_some(item), read))).items()}
 
 
 def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _some(value: Any) -> list[Any]:
+    return _listed(value) or wrong("M114", "an empty list, of which nothing is one", "list the values, or remove the condition")
 
 
 def _dtype(value: Any) -> str:
@@ -79,19 +75,12 @@ def _dtype(value: Any) -> str:
     return known
 
 
-def _count(value: Any) -> int:
-    number = integer(value)
-    if number < 0:
-        wrong("M106", f"a number is asked for, here stands {kind_of(value)}")
-    return number
-
-
 def _dtypes(value: Any) -> dict[str, tuple[str, ...]]:
     return _by_pattern(value, _dtype)
 
 
 def _counts(value: Any) -> dict[str, tuple[int, ...]]:
-    return _by_pattern(value, _count)
+    return _by_pattern(value, count)
 
 
 def _config(value: Any) -> dict[str, tuple[Any, ...]]:
@@ -119,9 +108,10 @@ def _layouts(value: Any) -> Any:
 # what stands behind the `@` of `--to`
 _NAME = re.compile(rf"(?!latest$)[^-+@{UNPRINTABLE}][^@{UNPRINTABLE}]*")
 _RELEASES = r"[0-9]{1,3}\.[0-9]{1,3}( to [0-9]{1,3}\.[0-9]{1,3}| and later)"
-_PATTERNS = {"type": [*TEXT["type"], "array"], "items": TEXT}
-_WORDS = {"type": "object", "additionalProperties": one_or_list(DTYPE)}
-_NUMBERS = {"type": "object", "additionalProperties": one_or_list({**INTEGER, "minimum": 0})}
+_PATTERNS = {**PATTERN, "type": [*TEXT["type"], "array"], "items": PATTERN}
+_BY_PATTERN = {"type": "object", "propertyNames": {name: PATTERN[name] for name in ("pattern", "maxLength")}}
+_WORDS = {**_BY_PATTERN, "additionalProperties": one_or_list(DTYPE)}
+_NUMBERS = {**_BY_PATTERN, "additionalProperties": one_or_list(COUNT)}
 Patterns = Annotated[tuple[str, ...], BeforeValidator(_patterns), WithJsonSchema(_PATTERNS)]
 Counts = Annotated[dict[str, tuple[int, ...]], BeforeValidator(_counts), WithJsonSchema(_NUMBERS)]
 

@@ -12,56 +12,51 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, InstanceOf, ValidationError, WithJsonSchema
-from pydantic_core import PydanticCustomError
 
-from ..core.diagnostics import Report, Span, did_you_mean, printable
+from ..core.diagnostics import Report, Span, printable
 from ..ops._op import Step
 from ..source import yaml
 from . import arguments
+from .conditions import When, Where
 from .examples import ExpectedTensor as ExpectedTensor
 from .examples import GivenTensor as GivenTensor
 from .examples import RuleTest
 from .fields import (
-    ARITHMETIC,
-    DTYPE,
-    INTEGER,
+    CAPTURE,
     LINE,
+    PATTERN,
     TEXT,
     Bool,
-    Exact,
+    Capture,
     Identifier,
     Int,
     Line,
     Model,
     Name,
+    Pattern,
     Problem,
+    Scalars,
     Text,
-    Texts,
-    Value,
-    arithmetic,
-    dtype,
+    fits,
     found,
-    integer,
     kind_of,
     line,
+    lone_pattern,
     mapping,
     one_of,
-    one_or_list,
+    pattern,
     refuse,
-    refused,
+    scalars,
     sequence,
-    text,
-    unknown_dtype,
     wrong,
 )
+from .places import ListPlace, Place, SidePath
 from .requires import Requires, unmet
-
-_LIMITS = ("min", "max", "multiple_of", "remainder")
 
 
 def _roles(value: Any) -> dict[str | None, str]:
     if isinstance(value, str):
-        return {None: text(value)}
+        return {None: pattern(value)}
     if isinstance(value, Mapping) and None in value:
         return dict(value)
     if not value or not isinstance(value, (list, tuple, Mapping)):
@@ -71,7 +66,8 @@ def _roles(value: Any) -> dict[str | None, str]:
            for r, p in roles if not isinstance(p, str) or yaml.is_null(p)]  # fmt: skip
     if bad:
         refuse(bad)
-    return {str(r): str(p) for r, p in (value.items() if isinstance(value, Mapping) else enumerate(value))}
+    read = arguments.each(value, pattern)
+    return {str(r): p for r, p in (read.items() if isinstance(value, Mapping) else enumerate(read))}
 
 
 def _translations(value: Any) -> dict[str, str | None]:
@@ -87,85 +83,13 @@ def _translations(value: Any) -> dict[str, str | None]:
     return out
 
 
-def _where(value: Any) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    bad: list[Problem] = []
-    for name, condition in mapping(value).items():
-        if name.startswith("$"):
-            out[name] = _values(condition, name, bad, yaml.exact)
-        elif isinstance(condition, Mapping):
-            out[name] = _limits(condition, name, bad)
-        else:
-            out[name] = _values(condition, name, bad, _capture_value)
-    if bad:
-        refuse(bad)
-    return out
-
-
-def _values(condition: Any, name: str, bad: list[Problem], read: Any) -> Any:
-    items = condition if isinstance(condition, (list, tuple)) else [condition]
-    for item in items:
-        if yaml.is_null(item) or isinstance(item, (list, tuple, Mapping)):
-            bad.append(Problem("M106", f"a value or a list of values is asked for, here stands {kind_of(item)}", None, (name,)))
-            return None
-    return [read(item) for item in items] if isinstance(condition, (list, tuple)) else read(condition)
-
-
-def _capture_value(item: Any) -> Any:
-    typed = yaml.exact(item)
-    return typed if isinstance(typed, int) and not isinstance(typed, bool) else str(item)
-
-
-def _limits(condition: Mapping[str, Any], name: str, bad: list[Problem]) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for limit, number in condition.items():
-        if limit not in _LIMITS:
-            hint = did_you_mean(limit, list(_LIMITS)) or "the fields here are min, max, multiple_of, remainder"
-            bad.append(Problem("M103", f"there is no field `{printable(limit)}` here", hint, (name, limit), key=True))
-            continue
-        try:
-            out[limit] = arithmetic(number)
-        except PydanticCustomError as error:
-            bad += [p._replace(at=(name, limit)) for p in refused(error)]
-    if "remainder" in condition and "multiple_of" not in condition:
-        bad.append(Problem("M101", "`remainder` needs `multiple_of`", None, (name,)))
-    return out
-
-
-def _when(value: Any) -> dict[str, Any]:
-    """`{dtype: [...], ndim: [...]}`, or that for each role; both always as lists."""
-    value = mapping(value)
-    bad: list[Problem] = []
-    if value and all(isinstance(test, Mapping) for test in value.values()):
-        out: dict[str, Any] = {role: _test(test, (role,), bad) for role, test in value.items()}
-    else:
-        out = _test(value, (), bad)
-    if bad:
-        refuse(bad)
-    return out
-
-
-def _test(test: Mapping[str, Any], at: tuple[str, ...], bad: list[Problem]) -> dict[str, list[Any]]:
-    out: dict[str, list[Any]] = {}
-    for name, written in test.items():
-        items = list(written) if isinstance(written, (list, tuple)) else [written]
-        if name == "dtype":
-            out[name] = [dtype(str(item)) or str(item) for item in items]
-            bad += [unknown_dtype(str(item), (*at, name)) for item in items if not isinstance(item, str) or dtype(item) is None]
-        elif name == "ndim":
-            try:
-                out[name] = [integer(item) for item in items]
-            except PydanticCustomError:
-                message = f"a number of axes or a list of them is asked for, here stands {kind_of(written)}"
-                bad.append(Problem("M106", message, None, (*at, name)))
-        else:
-            hint = did_you_mean(name, ["dtype", "ndim"]) or "`when` tests the tensor: dtype, ndim; `where` tests captures and params"
-            bad.append(Problem("M103", f"there is no field `{printable(name)}` here", hint, (*at, name), key=True))
-    return out
-
-
 def _keys(value: Any) -> tuple[str, ...]:
-    return (text(value),) if isinstance(value, str) else tuple(map(text, sequence(value)))
+    keys = arguments.each(sequence([value] if isinstance(value, str) else value), lone_pattern)
+    return tuple(keys) or wrong("M114", "an empty list names no key")
+
+
+def _choices(value: Any) -> tuple[Any, ...]:
+    return tuple(yaml.exact(item) for item in scalars(sequence(value))) or wrong("M114", "an empty list leaves no value to choose")
 
 
 def _optional(value: Any) -> bool | tuple[str, ...]:
@@ -188,8 +112,13 @@ def _edge(value: Any) -> tuple[str, str]:
 def _map(value: Any) -> dict[str, dict[str, str | None]]:
     hint = "remove it, or list its values"
     bad = [
+        Problem("M114", f"`{printable(name)}` is not the name of a capture", "write it without braces", (name,), key=True)
+        for name in mapping(value)
+        if not fits(CAPTURE, name)
+    ]
+    bad += [
         Problem("M114", f"the map of {{{printable(name)}}} is empty", hint, (name,), key=True)
-        for name, words in mapping(value).items()
+        for name, words in value.items()
         if isinstance(words, Mapping) and not words
     ]
     if bad:
@@ -197,46 +126,16 @@ def _map(value: Any) -> dict[str, dict[str, str | None]]:
     return {str(name): words for name, words in arguments.each(value, _translations).items()}
 
 
-_TEST = {
-    "type": "object",
-    "properties": {
-        "dtype": {"description": "a dtype or several, one of which the tensor has", **one_or_list(DTYPE)},
-        "ndim": {"description": "a number of axes or several, one of which the tensor has", **one_or_list(INTEGER)},
-    },
-    "additionalProperties": False,
-}
 _EDGE = {"type": "array", "items": LINE, "minItems": 2, "maxItems": 2}
 _SEVERAL = [*TEXT["type"], "array", "object"]
-_ROLES = {"type": _SEVERAL, "items": TEXT, "minItems": 1, "additionalProperties": TEXT, "minProperties": 1}
+_ROLES = {**PATTERN, "type": _SEVERAL, "items": PATTERN, "minItems": 1, "additionalProperties": PATTERN, "minProperties": 1}
 _MAP = {
     "type": "object",
+    "propertyNames": {"pattern": CAPTURE["pattern"]},
     "additionalProperties": {"type": "object", "minProperties": 1, "additionalProperties": {"type": [*TEXT["type"], "null"]}},
 }
-_LIMIT_WORDS = {
-    "min": "the least value of an int capture",
-    "max": "the greatest value of an int capture",
-    "multiple_of": "the values that are multiples of this",
-    "remainder": "with `multiple_of`: what is left over instead of 0",
-}
-_WHERE = {
-    "type": "object",
-    "patternProperties": {r"^\$": {"type": [*TEXT["type"], "array"], "items": TEXT}},
-    "additionalProperties": {
-        "type": _SEVERAL,
-        "items": TEXT,
-        "properties": {name: {"description": said, **ARITHMETIC} for name, said in _LIMIT_WORDS.items()},
-        "dependentRequired": {"remainder": ["multiple_of"]},
-        "additionalProperties": False,
-    },
-}
-# one test, or one for each role; without `oneOf`, so that a mistake is reported at its place
-_WHEN = {
-    "type": "object",
-    "if": {"minProperties": 1, "additionalProperties": {"type": "object"}},
-    "then": {"additionalProperties": _TEST},
-    "else": _TEST,
-}
-
+_KEYS = {**PATTERN, "type": [*TEXT["type"], "array"], "items": PATTERN, "minItems": 1}
+_CHOICES = {"type": "array", "items": TEXT, "minItems": 1}
 Patch = Annotated[dict[str, Any], BeforeValidator(lambda value: yaml.core(mapping(value))), WithJsonSchema({"type": "object"})]
 Roles = Annotated[dict[Any, Any], BeforeValidator(_roles), WithJsonSchema(_ROLES)]
 Sequence = BeforeValidator(sequence)
@@ -245,12 +144,20 @@ Sequence = BeforeValidator(sequence)
 class Shape(Model):
     """Where a param's value stands in a tensor's shape, or in how many keys there are of a kind."""
 
-    key: Annotated[tuple[str, ...], BeforeValidator(_keys), WithJsonSchema({"type": [*TEXT["type"], "array"], "items": TEXT})] = Field(
+    key: Annotated[tuple[str, ...], BeforeValidator(_keys), WithJsonSchema(_KEYS)] = Field(
         description="the key, or several that must agree", examples=["model.embed_tokens.weight"]
     )
     dim: Int = Field(0, description="which number of the shape; negative ones count from the end", examples=[0, -1])
-    count: Text | None = Field(
+    count: Capture | None = Field(
         None, description="instead of `dim`: the capture of `key` whose different values are counted", examples=["r"]
+    )
+
+
+class Dtype(Model):
+    """The tensors whose dtype is a param's value."""
+
+    key: Annotated[tuple[str, ...], BeforeValidator(_keys), WithJsonSchema(_KEYS)] = Field(
+        description="the key, or several that must agree", examples=["{p...}.weight_scale_inv"]
     )
 
 
@@ -266,12 +173,15 @@ class Param(Model):
     title: Text | None = Field(None, description="what the value is, for whoever has to give it", examples=["experts of each layer"])
     minimum: Int | None = Field(None, description="the least value that it may have, or an item of it", examples=[1])
     maximum: Int | None = Field(None, description="the greatest value that it may have, or an item of it", examples=[1024])
-    choices: Annotated[tuple[Exact, ...] | None, Sequence] = Field(None, description="the values it may have", examples=[["row", "column"]])
-    config: Text | None = Field(
+    choices: Annotated[tuple[Any, ...] | None, BeforeValidator(_choices), WithJsonSchema(_CHOICES)] = Field(
+        None, description="the values it may have", examples=[["row", "column"]]
+    )
+    config: Place | None = Field(
         None, description="[file.json#]key.path of a side file; config.json without a file", examples=["num_local_experts"]
     )
     shape: Shape | None = Field(None, description="the place in a tensor's shape that says it")
-    default: Value = Field(None, description="used when no other source speaks", examples=[8])
+    dtype: Dtype | None = Field(None, description="the tensors whose dtype it is")
+    default: Scalars = Field(None, description="used when no other source speaks", examples=[8])
     optional: Bool = Field(False, description="may be without a value; arguments that are exactly this param then count as not written")
 
     @property
@@ -304,12 +214,12 @@ class Rule(Model):
         description="capture -> value in `from` -> value in `to`; null takes segments of a `{k...}` away",
         examples=[{"w": {"w1": "gate_proj", "w2": "down_proj"}}],
     )
-    where: Annotated[dict[str, Any], BeforeValidator(_where), WithJsonSchema(_WHERE)] = Field(
+    where: Where = Field(
         default_factory=dict,
         description="narrows the rule by captures and by $params",
         examples=[{"e": {"min": 0, "max": 7}, "w": ["w1", "w3"], "$tied": True}],
     )
-    when: Annotated[dict[str, Any], BeforeValidator(_when), WithJsonSchema(_WHEN)] = Field(
+    when: When = Field(
         default_factory=dict,
         description="narrows the rule by the tensor: dtype, ndim; or that for each role",
         examples=[{"dtype": ["bfloat16", "float16"], "ndim": 2}, {"weight": {"dtype": "float8_e4m3fn"}}],
@@ -342,17 +252,17 @@ class RuleFile(Model):
         description="values that the rules need and the tensors' names do not tell; a rule says `$name`",
         examples=[{"num_experts": {"type": "int", "minimum": 1, "config": "num_local_experts", "optional": True}}],
     )
-    keep: Texts = Field(
+    keep: Annotated[tuple[Pattern, ...], Sequence] = Field(
         (),
         description="patterns of keys that stay as they are; what neither a rule nor one of these names is an error",
         examples=[["{p...}.self_attn.{k...}", "lm_head.weight"]],
     )
-    files: Annotated[dict[Text, Patch], BeforeValidator(mapping)] = Field(
+    files: Annotated[dict[SidePath, Patch], BeforeValidator(mapping)] = Field(
         default_factory=dict,
         description="side file -> JSON merge patch, with `$param` where a value is one",
         examples=[{"config.json": {"quantization_config": None, "hidden_size": "$hidden"}}],
     )
-    names: Texts = Field(
+    names: Annotated[tuple[ListPlace, ...], Sequence] = Field(
         (),
         description="[file.json#path]: lists of names in side files, renamed as keys are",
         examples=[["config.json#quantization_config.modules_to_not_convert"]],

@@ -10,7 +10,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core.diagnostics import Report, Span, did_you_mean, listed, printable
+from ..core.spec import ALIASES
 from ..source import yaml
+from .fields import MOST
 
 if TYPE_CHECKING:
     from .model import LoadedFile, Param
@@ -167,10 +169,12 @@ def _scalar(value: Any, type: str | None, param: Param) -> Any:
     if type == "str":
         if isinstance(value, bool) or not isinstance(value, (str, int, float)):
             raise RefusedError(f"{_shown(value)} is not text")
-        return str(value)
+        return str(value) if param.dtype is None else ALIASES.get(str(value), str(value))
     if type == "int" or (isinstance(value, int) and not isinstance(value, bool)):
         if isinstance(value, bool) or not isinstance(value, int):
             raise RefusedError(f"{_shown(value)} is not an integer")
+        if abs(value) > MOST:
+            raise RefusedError(f"an integer lies between -{MOST} and {MOST}")
         if param.minimum is not None and value < param.minimum:
             raise RefusedError(f"{value} is below the minimum {param.minimum}")
         if param.maximum is not None and value > param.maximum:
@@ -200,6 +204,8 @@ def _about(param: Param, lost: str | None) -> tuple[str, ...]:
     elif param.config:
         file, keys = place(param.config)
         notes.append(f"its place in the configuration is {file}#{'.'.join(keys)}, and nothing stands there")
+    if param.dtype:
+        notes.append(f"it is the dtype of {listed(list(param.dtype.key))}, and no such tensor is there")
     if param.shape:
         place_in = f"axis {param.shape.dim} of" if param.shape.count is None else f"the number of {{{param.shape.count}}} in"
         notes.append(f"it is {place_in} {listed(list(param.shape.key))}, and no such tensor is there")

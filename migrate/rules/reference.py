@@ -74,6 +74,7 @@ _FORMS = {
     "only": "capture -> values",
     "number": "number or `$param`",
     "capture": "name of a capture",
+    "dtype": "dtype or `$param`",
     "text": "text",
 }
 _LOSSES = {Loss.LOSSLESS: "lossless", Loss.LOSSY: "lossy: values are rounded", Loss.DESTRUCTIVE: "destructive: something is gone"}
@@ -190,6 +191,7 @@ def _fields() -> Iterator[str]:
         (rule_file, "Rule", "`rules:`"),
         (rule_file, "Param", "`params:`"),
         (rule_file, "Shape", "`shape:` of a param"),
+        (rule_file, "Dtype", "`dtype:` of a param"),
         (rule_file, "RuleTest", "`tests:`"),
         (rule_file, "GivenTensor", "`given:` of a test"),
         (rule_file, "ExpectedTensor", "`expect:` of a test"),
@@ -303,7 +305,7 @@ def _type(field: Mapping[str, Any]) -> str:
     kinds = field.get("type", "anything")
     kinds = [kinds] if isinstance(kinds, str) else [k for k in kinds if k != "null"]
     names = {"object": "mapping", "array": "list", "boolean": "true or false"}
-    if set(schema.FREE_TEXT) <= set(kinds) and "pattern" not in field:
+    if set(schema.FREE_TEXT) <= set(kinds):
         kinds = ["text", *(k for k in kinds if k not in schema.FREE_TEXT)]
     return ", ".join(names.get(k, "text" if k == "string" else k) for k in kinds)
 

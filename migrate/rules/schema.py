@@ -52,11 +52,11 @@ MEANING: Mapping[str, str] = {
     "M101": "whether `to` is needed depends on what the ops do; a test needs tensors to expect or an error",
     "M112": "a param is used in one place and declared in another",
     "M113": "names are unique among their siblings; a schema compares whole items only",
-    "M114": "values that contradict each other, or name a role, a key or a side file that is not there",
+    "M114": "values that contradict each other, or name a role, a key or a file of another field; ranges that end before they begin",
     "M203": "captures of `to` and of the ops come from `from`",
     "M204": "captures of `from` go to `to` or to an op",
     "M205": "an op that counts needs a capture with an order",
-    "M308": "arguments of an op that no tensor could satisfy together",
+    "M308": "arguments of an op that no tensor could satisfy together; codecs, which packages may add; the sides of a `rearrange`",
 }
 
 

@@ -96,7 +96,7 @@ class Attempt:
         """The way back over what came out, as one that has the stamp would walk it; raises its problems."""
         source = self.result()
         legs = [
-            replace(leg, start=leg.goal, goal=leg.start, backwards=not leg.backwards, memory={"files": {}, **memory})
+            replace(leg, start=leg.goal, goal=leg.start, backwards=not leg.backwards, memory={"files": {}, "kept": [], **memory})
             for leg, memory in zip(reversed(self.legs), reversed(self.walk.remembered), strict=True)
         ]
         walk = walk_over(source, self.test.params)
@@ -142,7 +142,7 @@ def unwritable(test: str, key: str, why: str, span: Span) -> Diagnostic:
 
 def walk_over(source: GivenSource, params: Mapping[str, Any]) -> Walk:
     """A walk whose side files go with it."""
-    return Walk(params, SideFiles(side_reader(source)), carried=True)
+    return Walk(params, SideFiles(side_reader(source), carried=[f.path for f in source.index.side_files]), carried=True)
 
 
 def _about(file: LoadedFile, leg: Leg) -> Leg:

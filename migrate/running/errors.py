@@ -3,7 +3,8 @@
 Sums are in float64. A box that is computed twice (after a whole value was let go for memory, or by two threads) counts
 once, and boxes are added up in their order, so that the figures do not depend on threads; where a result is read in another order
 than it is computed in, boxes may overlap, and what they share is measured in each. The signal-to-noise ratio is
-10·log10(Σ wanted² / Σ (wanted - got)²); an error of nothing makes it infinite, which is written as "exact".
+10·log10(Σ wanted² / Σ (wanted - got)²); an error of nothing makes it infinite, which is written as "exact" where every
+element was compared with what it should be.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ class Tally:
     """The error of some elements.
 
     `count` elements were measured; `max_abs` of wanted - got; `max_relative` to the block's largest magnitude, where blocks
-    are given, `amax` of all wanted where they are not; `error` and `signal` are Σ (wanted - got)² and Σ wanted². `non_finite`
-    elements, of which wanted or got is no finite number and the two differ, are in no other figure.
+    are given, `amax` of all wanted where they are not; `error` and `signal` are Σ (wanted - got)² and Σ wanted². What is wanted or
+    became infinite or NaN is in none of these; `non_finite` elements became so and were not. `sure`: nothing but what is said
+    here may have happened to any element.
     """
 
     count: int = 0
@@ -47,6 +49,7 @@ class Tally:
     saturated: int = 0
     underflowed: int = 0
     non_finite: int = 0
+    sure: bool = True
 
     def merge(self, other: Tally) -> None:
         """Adds the elements of `other`."""
@@ -54,13 +57,25 @@ class Tally:
             setattr(self, name, max(getattr(self, name), getattr(other, name)))
         for name in _SUMS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.sure = self.sure and other.sure
 
-    def add(self, wanted: Any, got: Any, amax: Any = None, *, saturated: int = 0, underflowed: int = 0) -> None:
+    def add(
+        self, wanted: Any, got: Any, amax: Any = None, *, saturated: int = 0, underflowed: int = 0, non_finite: int | None = None,
+        sure: bool = True,
+    ) -> None:  # fmt: skip
         """`ops.Meter`: numpy arrays or torch tensors of one shape, `amax` of a shape that broadcasts to it."""
-        import numpy as np
-
         self.saturated += int(saturated)
         self.underflowed += int(underflowed)
+        self.sure = self.sure and sure
+        if non_finite is not None:
+            non_finite += self.non_finite
+        self._measure(wanted, got, amax)
+        if non_finite is not None:
+            self.non_finite = non_finite
+
+    def _measure(self, wanted: Any, got: Any, amax: Any) -> None:
+        import numpy as np
+
         wanted, got, amax = _array(wanted), _array(got), None if amax is None else _array(amax)
         self.count += wanted.size
         if not wanted.size:
@@ -82,7 +97,8 @@ class Tally:
         error, signal = _squares(e), _squares(w)
         if not math.isfinite(error + signal):
             bad = ~(np.isfinite(w) & np.isfinite(got))
-            self.non_finite += int((bad & (w != got) & ~(np.isnan(w) & np.isnan(got))).sum())
+            self.non_finite += int((~np.isfinite(got) & (w != got) & ~(np.isnan(w) & np.isnan(got))).sum())
+            self.sure = self.sure and not (bad & np.isfinite(got)).any()
             w, e = np.where(bad, 0, w), np.where(bad, 0, e)
             error, signal = _squares(e), _squares(w)
         self.error += error
@@ -108,7 +124,7 @@ class Tally:
 
     @property
     def exact(self) -> bool:
-        return not (self.error or self.saturated or self.underflowed or self.non_finite)
+        return self.sure and not (self.max_abs or self.saturated or self.underflowed or self.non_finite)
 
     @property
     def sqnr_db(self) -> float | None:
@@ -121,8 +137,8 @@ class Tally:
         return {
             "exact": self.exact,
             "elements_measured": self.count,
-            "max_abs_error": self.max_abs,
-            "max_relative_error": self.relative,
+            "max_abs_error": self.max_abs if self.count or self.sure else None,
+            "max_relative_error": self.relative if self.count or self.sure else None,
             "sqnr_db": self.sqnr_db,
             "saturated": self.saturated,
             "underflowed": self.underflowed,
@@ -163,8 +179,7 @@ class _Summary:
 
     total: Tally = field(default_factory=Tally)
     elements: int = 0
-    # whether of some tensor only a part was measured
-    sampled: bool = False
+    exact: bool = True
     keys: set[str] = field(default_factory=set)
 
 
@@ -226,15 +241,16 @@ class Ledger:
             if call.lossy and not complete and name not in self._measured:
                 # an earlier run computed it, and nobody knows its error
                 continue
-            sampled = 0 < total.count < value.spec.numel
-            figures = {"elements": value.spec.numel, **total.to_json(), "exact": total.exact and not sampled}
+            # what an earlier run computed of it may have been rounded
+            exact = total.exact and (complete or not call.lossy)
+            figures = {"elements": value.spec.numel, **total.to_json(), "exact": exact}
             tensors.append({"keys": keys, "rule": call.rule, "op": call.step.op, "from": list(call.keys), **figures})
             summary = rules.setdefault((call.rule, call.step.op), _Summary())
             # the largest relative error of a rule is that of its worst tensor
             total.max_relative = total.relative
             summary.total.merge(total)
             summary.elements += value.spec.numel
-            summary.sampled |= sampled
+            summary.exact &= exact
             summary.keys.update(keys)
         if not tensors:
             return None
@@ -247,7 +263,7 @@ class Ledger:
                     "tensors": len(s.keys),
                     "elements": s.elements,
                     **s.total.to_json(),
-                    "exact": s.total.exact and not s.sampled,
+                    "exact": s.exact,
                 }
                 for (rule, op), s in rules.items()
             ],

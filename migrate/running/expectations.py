@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from math import isfinite, isnan, prod
+from math import prod
 from typing import Any
 
 from ..core import elements
@@ -16,7 +16,7 @@ from ..core.spec import BITS, Spec, spec
 from ..rules.examples import ExpectedTensor, expand, fill_in, flat, indexes, shape_of
 from .attempts import Attempt, maker, unwritable
 from .given import elements as encoded
-from .given import packed, side_bytes
+from .given import packed, require_held, side_bytes
 
 
 def compare(attempt: Attempt, number: int, *, values: bool) -> list[Diagnostic]:
@@ -35,7 +35,7 @@ def compare(attempt: Attempt, number: int, *, values: bool) -> list[Diagnostic]:
             said = f"made and not expected: {listed(unnamed, 8)}" if unnamed else f"made: {listed(list(specs), 8)}"
             out.append(Diagnostic("M702", f"test {test.name!r}: {printable(key)} does not come out", (place,), (said,), hint))
             continue
-        out += _tensor(attempt, key, expected, at, place, values)
+        out += _tensor(attempt, key, expected, written, at, place, values)
     extra = [key for key in specs if key not in wanted and maker(attempt, key) is not None]
     if extra and test.expect is not None:
         place = file.document.key_span(("tests", number, "expect"))
@@ -48,7 +48,10 @@ def compare(attempt: Attempt, number: int, *, values: bool) -> list[Diagnostic]:
     return out + list(_side(attempt, number))
 
 
-def _tensor(attempt: Attempt, key: str, expected: ExpectedTensor, at: dict[str, int], place: Span, values: bool) -> list[Diagnostic]:
+def _tensor(
+    attempt: Attempt, key: str, expected: ExpectedTensor, entry: str, at: dict[str, int], place: Span, values: bool
+) -> list[Diagnostic]:
+    """What differs in one tensor that comes out; `entry` is the key as the test writes it, with these values of its ranges."""
     made, name = attempt.specs[key], attempt.test.name
     by = maker(attempt, key)
     spans = (place,) if by is None else (place, by.rule.span)
@@ -58,15 +61,21 @@ def _tensor(attempt: Attempt, key: str, expected: ExpectedTensor, at: dict[str, 
     if said != made:
         unlike = (f"- expected  {said}", f"+ made      {made}", origin)
         return [Diagnostic("M701", f"test {name!r}: {printable(key)} is not what is expected", spans, unlike)]
+    for written, numbers in expected.slices.items():
+        if why := _misplaced(written, numbers, made.shape):
+            here = attempt.file.document.key_span(("tests", attempt.number, "expect", entry, "slices", written))
+            return [Diagnostic("M701", f"test {name!r}: {printable(key)} is not what is expected: {why}", (here, *spans[1:]), (origin,))]
+    try:
+        require_held(made, expected.fill, expected.values)
+        for numbers in expected.slices.values():
+            require_held(made, 0, numbers)
+    except ValueError as error:
+        return [unwritable(name, key, str(error), place)]
     if not values:
         return []
     there = attempt.fill()[key]
-    try:
-        pieces = list(_pieces(attempt, expected, like, made))
-    except ValueError as error:
-        return [unwritable(name, key, str(error), place)]
     out = []
-    for start, shape, want in pieces:
+    for start, shape, want in _pieces(attempt, expected, like, made):
         differ = _differing(made, there, start, want, expected.rtol)
         if not differ:
             continue
@@ -89,13 +98,24 @@ def _said(attempt: Attempt, expected: ExpectedTensor, like: str | None, made: Sp
     if like is not None:
         source = attempt.source.index.tensors[like].spec
         shape, dtype = source.shape if shape is None else shape, source.dtype if dtype is None else dtype
-    if shape is None and any(len(indexes(written)) > len(made.shape) for written in expected.slices):
-        return spec(dtype or made.dtype, (0,) * max(len(indexes(written)) for written in expected.slices))
     return spec(dtype or made.dtype, made.shape if shape is None else shape)
 
 
+def _misplaced(written: str, numbers: Any, shape: tuple[int, ...]) -> str:
+    """Why a tensor of the shape has no such slice; "" if it has."""
+    at = indexes(written)
+    if len(at) > len(shape):
+        return f"slice {written!r} has {len(at)} indexes, the shape {list(shape)} has {len(shape)} axes"
+    if any(not -length <= position < length for position, length in zip(at, shape, strict=False)):
+        return f"slice {written!r} is outside of {list(shape)}"
+    rest = shape[len(at) :]
+    if isinstance(numbers, list) and shape_of(numbers) != rest:
+        return f"slice {written!r} has the shape {list(rest)}, the lists have {list(shape_of(numbers))}"
+    return ""
+
+
 def _pieces(attempt: Attempt, expected: ExpectedTensor, like: str | None, made: Spec) -> Iterator[tuple[int, tuple[int, ...], bytes]]:
-    """(first element, shape, bytes) of what is written of the tensor; ValueError for what cannot be."""
+    """(first element, shape, bytes) of what is written of the tensor."""
     if like is not None:
         yield 0, made.shape, attempt.source.read(like)
     elif expected.values is not None or expected.fill is not None:
@@ -104,12 +124,8 @@ def _pieces(attempt: Attempt, expected: ExpectedTensor, like: str | None, made: 
         start, rest = 0, made.shape
         for position in indexes(written):
             length, rest = rest[0], rest[1:]
-            if not -length <= position < length:
-                raise ValueError(f"slice {written!r} is outside of {list(made.shape)}")
             start += (position % length) * prod(rest)
         if isinstance(numbers, list):
-            if shape_of(numbers) != rest:
-                raise ValueError(f"slice {written!r} has the shape {list(rest)}, the lists have {list(shape_of(numbers))}")
             yield start, rest, packed(made.dtype, flat(numbers))
         else:
             yield start, rest, encoded(spec(made.dtype, rest), numbers, None)
@@ -123,18 +139,9 @@ def _differing(of: Spec, there: memoryview, start: int, want: bytes, rtol: float
     out = []
     for n in range(min(count, of.numel - start)):
         code, wish = elements.at(of.dtype, there, start + n), elements.at(of.dtype, want, n)
-        if code != wish and not _close(elements.value(of.dtype, code), elements.value(of.dtype, wish), rtol):
+        if code != wish and not elements.close(elements.value(of.dtype, code), elements.value(of.dtype, wish), rtol):
             out.append(n)
     return out
-
-
-def _close(got: elements.Number, wish: elements.Number, rtol: float | None) -> bool:
-    if isinstance(got, complex) or isinstance(wish, complex):
-        return False
-    if isnan(got) or isnan(wish):
-        return isnan(got) and isnan(wish)
-    # near infinity is everything, and so it is with an infinite tolerance
-    return rtol is not None and isfinite(got) and isfinite(rtol * abs(wish)) and abs(got - wish) <= rtol * abs(wish)
 
 
 def _index(position: int, shape: tuple[int, ...]) -> tuple[int, ...]:

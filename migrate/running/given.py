@@ -124,16 +124,21 @@ def problem(tensors: Mapping[str, GivenTensor]) -> tuple[str, str] | None:
     for written, tensor in tensors.items():
         of = spec(tensor.dtype, shape_of(tensor.values) if tensor.shape is None else tensor.shape)
         try:
-            if tensor.values is not None:
-                packed(of.dtype, flat(tensor.values))
-            elif tensor.fill == "iota":
-                # a float that holds an odd number holds all below it
-                packed(of.dtype, range(max(0, of.numel - 2), of.numel))
-            else:
-                code(of.dtype, 0 if tensor.fill is None else tensor.fill)
+            require_held(of, tensor.fill, tensor.values)
         except ValueError as error:
             return written, str(error)
     return None
 
 
-__all__ = ["GivenSource", "elements", "given", "made", "packed", "problem", "side_bytes"]
+def require_held(of: Spec, fill: Any, values: Any) -> None:
+    """ValueError for a number that the dtype cannot hold, without making the tensor."""
+    if values is not None:
+        packed(of.dtype, flat(values))
+    elif fill == "iota":
+        # a float that holds an odd number holds all below it
+        packed(of.dtype, range(max(0, of.numel - 2), of.numel))
+    else:
+        code(of.dtype, 0 if fill is None else fill)
+
+
+__all__ = ["GivenSource", "elements", "given", "made", "packed", "problem", "require_held", "side_bytes"]

@@ -1,8 +1,9 @@
 """The stamp: what was applied to the checkpoint it stands in.
 
-It says layouts, rules by id and semantic hash, bound params, how changes of side files are undone, and index hashes of
-source and output. No time, host or path, so equal runs leave equal bytes. A stamp binds to the index hash of the output it
-stands in: one that does not fit (somebody edited the checkpoint afterwards) is ignored, with a note.
+It says layouts, rules by id and semantic hash, bound params, how changes of side files are undone, which keys stayed as they
+were although the way back would take them, and index hashes of source and output. No time, host or path, so equal runs leave
+equal bytes. A stamp binds to the index hash of the output it stands in: one that does not fit (somebody edited the checkpoint
+afterwards) is ignored, with a note.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 from ..core.diagnostics import printable
 from ..formats._ranks import naming
+from ..planning.kept import is_kept
 from ..rules.patches import is_undo
 
 FORMAT_VERSION = "1.0"
@@ -66,6 +68,7 @@ def _is_entry(entry: Any) -> bool:
         and isinstance(entry.get("params"), dict)
         and _is_memory(entry.get("files", {}))
         and ("ranks" not in entry or (_is_line(entry["ranks"]) and naming([entry["ranks"]]) is not None))
+        and is_kept(entry.get("kept", []))
         and isinstance(entry.get("rules"), list)
         and all(isinstance(r, dict) and _is_line(r.get("id")) and _is_line(r.get("hash")) for r in entry["rules"])
     )

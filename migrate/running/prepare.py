@@ -18,7 +18,7 @@ from ..planning.graph import Value
 from ..planning.plan import Plan, document
 from ..planning.question import OUTPUT_FORMATS, Question, written_as
 from ..planning.route import Route, find_route
-from ..planning.sides import SideFiles
+from ..planning.sides import SideFiles, clash, refuse_clash
 from ..planning.walk import Walk
 from ..source.index import Index, Source, specs_hash
 from ..source.pickle.policy import refusal
@@ -53,8 +53,9 @@ def is_folder(source: Source, single_file: bool | None) -> bool:
 
 def walk_for(source: Source, route: Route, folder: bool) -> Walk:
     """The walk along the route; where source and output are folders, side files go with it."""
-    sides = SideFiles(side_reader(source), frozenset(source.index.left_out))
-    return Walk(route.given, sides, carried=folder and is_folder(source, None))
+    carried = folder and is_folder(source, None)
+    there = [f.path for f in source.index.side_files] if carried else ()
+    return Walk(route.given, SideFiles(side_reader(source), frozenset(source.index.left_out), there), carried=carried)
 
 
 def compose_for(source: Source, route: Route, question: Question, walk: Walk, *, programs: bool = False, prove: bool = True) -> Composition:
@@ -143,6 +144,9 @@ def plan_for(source: Source, question: Question, folder: bool, max_shard_size: i
         rest=rest,
         last=_following(out.outputs),
     )
+    side_files = walk.side_files(source.index.side_files)
+    if found := clash([*(f.name for f in target.files), *target.small, *(path for path, _ in side_files)]):
+        refuse_clash(*found)
     body = document(
         tool=__version__,
         source={
@@ -160,7 +164,7 @@ def plan_for(source: Source, question: Question, folder: bool, max_shard_size: i
         allow=question.allow,
         target=target,
         options={"max_shard_size": max_shard_size, "folder": folder, "format": written},
-        side_files=[{"path": path, "size": size} for path, size in walk.side_files(source.index.side_files)],
+        side_files=[{"path": path, "size": size} for path, size in side_files],
         left_out=source.index.left_out if folder else (),
         patched=walk.changes,
         layouts=route.layouts,

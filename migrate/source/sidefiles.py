@@ -29,15 +29,17 @@ WEIGHT_SUFFIXES = (
     ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".ggml", ".h5", ".msgpack", ".onnx", ".onnx_data", ".npz", ".npy",
     ".distcp", ".tflite", ".index.json", PARTIAL,
 )  # fmt: skip
-_CACHES = ("__pycache__", "cache", "node_modules")
+CACHES = ("__pycache__", "cache", "node_modules")
+# of a folder that torch.distributed.checkpoint wrote
+METADATA = ".metadata"
 
 
 def stays_behind(name: str, folder: bool = False) -> bool:
     """Whether a file or folder of this name is never carried: weights, their indexes, caches, hidden folders, partial output."""
     low = name.lower()
     if folder:
-        return low.startswith(".") or low in _CACHES or low.endswith(PARTIAL)
-    return low.endswith(WEIGHT_SUFFIXES) or name == ".metadata"
+        return low.startswith(".") or low in CACHES or low.endswith(PARTIAL)
+    return low.endswith(WEIGHT_SUFFIXES) or name == METADATA
 
 
 @dataclass(slots=True)

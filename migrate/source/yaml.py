@@ -20,6 +20,8 @@ from ..core.diagnostics import Report, Span, printable
 MAX_BYTES = 1 << 20
 MAX_EVENTS = 100_000
 MAX_DEPTH = 32
+# int() takes a few more; to read them all would take time that grows with the square
+MAX_DIGITS = 4000
 # of one file, after which it is read no further: a file of anchors and aliases would be answered with a book
 MAX_REFUSED = 50
 
@@ -35,6 +37,7 @@ _NULLS = frozenset(("", "~", "null", "Null", "NULL"))
 _BOOLS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 _INT = re.compile(r"[-+]?[0-9]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _SPECIAL_FLOAT = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 
 
@@ -57,7 +60,7 @@ class Document:
     `whole` is False when something could not be read (an alias, a merge key): `data` is then of no use beyond messages.
     """
 
-    __slots__ = ("_keys", "_lines", "_values", "data", "name", "whole")
+    __slots__ = ("_keys", "_lines", "_texts", "_values", "data", "name", "whole")
 
     def __init__(self, name: str, text: str) -> None:
         self.name, self.whole = name, True
@@ -65,6 +68,8 @@ class Document:
         self._lines = _BREAK.split(text)
         self._values: dict[Path, _Place] = {}
         self._keys: dict[Path, _Place] = {}
+        # the quoted scalars and, from the line below their sign on, the block scalars
+        self._texts: list[_Place] = []
 
     @property
     def lines(self) -> list[str]:
@@ -82,6 +87,11 @@ class Document:
         """The place of the key that leads to `path`; of the value where the last step is a list index."""
         place = self._keys.get(tuple(path))
         return self._at(place) if place else self.span(path)
+
+    def is_text(self, line: int, column: int) -> bool:
+        """Whether the character at this line and column, from 1, lies in a quoted or a block scalar; a `#` there begins no comment."""
+        here = (line - 1, column - 1)
+        return any((t.line, t.column) <= here < (t.end_line, t.end_column) for t in self._texts)
 
     def __contains__(self, path: Path) -> bool:
         return path in self._values
@@ -139,6 +149,10 @@ def read(text: str, name: str, report: Report) -> Document:
     except yaml.YAMLError as error:
         document.whole = False
         _explain(document, text, error, report)
+    except (ValueError, OverflowError):
+        # what chr() says of an escape where the parser is not libyaml
+        document.whole = False
+        report.add("M108", "an escape in the text is no character", spans=(Span(name, 1, 1),))
     return document
 
 
@@ -183,8 +197,8 @@ def boolean(node: str) -> bool | None:
 
 
 def integer(node: str) -> int | None:
-    """The decimal integer that `node` spells, or None; more than 4,000 digits are none (int() refuses them)."""
-    return int(node) if len(node) <= 4000 and _INT.fullmatch(node) else None
+    """The decimal integer that `node` spells, or None; more than MAX_DIGITS characters are none."""
+    return int(node) if len(node) <= MAX_DIGITS and _INT.fullmatch(node) else None
 
 
 class _Stop(Exception):  # noqa: N818 (control flow inside this module, never seen outside)
@@ -227,6 +241,9 @@ class _Builder:
     def _limited(self, events: Iterator[Any]) -> Iterator[Any]:
         for event in events:
             self.events += 1
+            if isinstance(event, yaml.ScalarEvent) and event.style:
+                place = _place(event)
+                self.document._texts.append(place._replace(line=place.line + 1, column=0) if event.style in "|>" else place)
             if self.events > MAX_EVENTS:
                 self._limit(event, f"the file has more than {MAX_EVENTS:,} YAML events")
             yield event
@@ -241,12 +258,22 @@ class _Builder:
         if event.tag is not None:
             self._refuse(event, f"tag `{printable(event.tag)}`", "leave the tag out; quote the value if it is text that starts with !")
         if isinstance(event, yaml.ScalarEvent):
-            return Plain(event.value) if not event.style else event.value
+            return self._scalar(event)
         if depth >= MAX_DEPTH:
             self._limit(event, f"lists and mappings are nested more than {MAX_DEPTH} deep")
         if isinstance(event, yaml.SequenceStartEvent):
             return self._sequence(stream, path, depth + 1)
         return self._mapping(event, stream, path, depth + 1)
+
+    def _scalar(self, event: Any) -> str:
+        if not event.value.isascii() and _SURROGATE.search(event.value):
+            self.document.whole = False
+            self.report.add("M108", "half a character, which UTF-8 cannot hold", spans=(self.document._at(_place(event)),))
+        if event.style:
+            return str(event.value)
+        if len(event.value) > MAX_DIGITS and _INT.fullmatch(event.value):
+            self._limit(event, f"an integer has more than {MAX_DIGITS:,} digits")
+        return Plain(event.value)
 
     def _sequence(self, stream: Iterator[Any], path: Path, depth: int) -> list[Any]:
         out: list[Any] = []
@@ -294,6 +321,7 @@ class _Builder:
             self._refuse(event, "merge key `<<`", "write the fields out")
             self.document.whole = False
             return None
+        self._scalar(event)
         return str(event.value)
 
     def _alias(self, event: Any) -> Plain:

@@ -46,7 +46,7 @@ class Told:
         self.count = 0
         self.calls = 0
 
-    def add(self, wanted: Any, got: Any, amax: Any = None, *, saturated: int = 0, underflowed: int = 0) -> None:
+    def add(self, wanted: Any, got: Any, amax: Any = None, **counts: Any) -> None:
         _require(wanted.shape == got.shape, f"the meter was told of {tuple(wanted.shape)} and {tuple(got.shape)} numbers")
         self.calls += 1
         self.count += prod(wanted.shape)

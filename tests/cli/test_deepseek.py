@@ -252,3 +252,121 @@ def test_case_c14_goes_to_bfloat16_and_back_by_the_published_arithmetic(tmp_path
 
 def load_all(path: Path) -> dict[str, torch.Tensor]:
     return {key: tensor for file in sorted(path.glob("*.safetensors")) for key, tensor in load_file(file).items()}
+
+
+# ------------------------------------------------------------------------------------------------- back to what it was
+
+V5 = ("--to", "hf-deepseek-v3@v5")
+BF16 = ("--to", "deepseek-v3@bf16")
+ORDERS = pytest.mark.parametrize("order", [BF16, V5 + BF16, BF16 + V5], ids=["decoded", "stacked first", "decoded first"])
+
+
+def stored_with(path: Path, change: Any, **quantization: Any) -> Path:
+    """The released checkpoint with other scales: `change` makes the tensors of its own."""
+    config = json.loads((HUB / "config.json").read_text())
+    config["quantization_config"].update(quantization)
+    return folder(path, change(load_file(HUB / "model.safetensors")), config=config)
+
+
+def scaled(dtype: torch.dtype, power: bool = True) -> Any:
+    def change(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        scales = {key: t for key, t in tensors.items() if key.endswith("_scale_inv")}
+        return tensors | {key: (torch.exp2(t.log2().round()) if power else t).to(dtype) for key, t in scales.items()}
+
+    return change
+
+
+@ORDERS
+@pytest.mark.parametrize(
+    ("dtype", "power", "said"),
+    [
+        (torch.float32, False, {}),
+        (torch.float32, True, {"scale_fmt": "ue8m0"}),
+        (torch.bfloat16, False, {}),
+        (torch.float8_e8m0fnu, True, {"scale_fmt": "ue8m0"}),
+        (torch.float8_e8m0fnu, True, {}),
+    ],
+    ids=["f32", "f32 as v3.1", "bf16", "e8m0 as v4", "e8m0"],
+)
+def test_scales_come_back_as_they_were_stored(order: tuple[str, ...], dtype: torch.dtype, power: bool, said: Any, tmp_path: Path) -> None:
+    source = stored_with(tmp_path / "source", scaled(dtype, power), **said)
+    done("apply", source, "-o", tmp_path / "new", *order, "--allow", "lossy")
+    done("downgrade", tmp_path / "new", "-o", tmp_path / "back", "--allow", "lossy")
+    assert json.loads((tmp_path / "back" / "config.json").read_text()) == json.loads((source / "config.json").read_text())
+    back, before = load_all(tmp_path / "back"), load_all(source)
+    # the router bias stays as wide as transformers 5 has it
+    assert {k: t.dtype for k, t in back.items() if "bias" not in k} == {k: t.dtype for k, t in before.items() if "bias" not in k}
+    scales = torch.cat([t.float().flatten() for k, t in back.items() if k.endswith("_scale_inv")])
+    assert scales.dtype == torch.float32
+    assert bool((scales.frexp().mantissa == 0.5).all()) is power
+    assert done("verify", tmp_path / "back", "--source", tmp_path / "new", "--format", "json").json["equal"] is True
+
+
+def test_scales_of_two_dtypes_are_refused_by_name(tmp_path: Path) -> None:
+    one, other = (f"model.layers.{n}.self_attn.o_proj.weight_scale_inv" for n in (0, 1))
+    mixed = stored_with(tmp_path / "mixed", lambda tensors: tensors | {other: tensors[other].bfloat16()})
+    refused = run("plan", mixed, *BF16, "--allow", "lossy", "--format", "json")
+    assert (refused.exit, refused.codes) == (2, ["M510"])
+    notes = refused.json["diagnostics"][0]["notes"]
+    assert [note.rpartition(" says ")[2] for note in notes] == ["'float32'", "'bfloat16'"]
+    assert notes[1] == f"the dtype of {other} says 'bfloat16'"
+    assert one not in notes[1]
+
+
+def test_without_a_stamp_it_can_be_said_how_scales_are_stored(tmp_path: Path) -> None:
+    done("apply", HUB, "-o", tmp_path / "new", *BF16, "--allow", "lossy")
+    (tmp_path / "new" / "migrate.history.json").unlink()
+    down = ("downgrade", tmp_path / "new", "--to", "deepseek-v3@fp8", "--allow", "lossy", "--set", "block=4,4")
+    for options, dtype, power in (
+        ((), torch.float32, False),
+        (("--set", "scale_fmt=ue8m0"), torch.float32, True),
+        (("--set", "scale=float8_e8m0fnu"), torch.float8_e8m0fnu, True),
+    ):
+        out = tmp_path / f"back{len(list(tmp_path.iterdir()))}"
+        done(*down, "-o", out, *options)
+        scale = load_all(out)["model.layers.0.self_attn.o_proj.weight_scale_inv"]
+        assert scale.dtype == dtype
+        assert bool((scale.float().frexp().mantissa == 0.5).all()) is power
+
+
+@ORDERS
+def test_what_was_not_converted_stays_plain_on_the_way_back(order: tuple[str, ...], tmp_path: Path) -> None:
+    plain = ("o_proj", "shared_experts")
+
+    def without(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        left = {key: t for key, t in tensors.items() if any(name in key for name in plain)}
+        kept = {key: t.float().bfloat16() for key, t in left.items() if key.endswith(".weight")}
+        return {key: t for key, t in tensors.items() if key not in left} | kept
+
+    source = stored_with(tmp_path / "source", without, modules_to_not_convert=list(plain))
+    done("apply", source, "-o", tmp_path / "new", *order, "--allow", "lossy")
+    planned = done("plan", "--downgrade", tmp_path / "new", "--allow", "lossy", "--format", "json").json
+    assert not any("keep" in note for note in planned["notes"])
+    done("downgrade", tmp_path / "new", "-o", tmp_path / "back", "--allow", "lossy")
+    assert json.loads((tmp_path / "back" / "config.json").read_text()) == json.loads((source / "config.json").read_text())
+    back, before = load_all(tmp_path / "back"), load_all(source)
+    assert back.keys() == before.keys()
+    for key, tensor in before.items():
+        if any(name in key for name in plain):
+            assert torch.equal(back[key].view(torch.int16), tensor.view(torch.int16)), key
+            assert back[key].dtype == tensor.dtype
+    assert done("verify", tmp_path / "back", "--source", tmp_path / "new", "--format", "json").json["equal"] is True
+
+
+def test_what_was_not_converted_and_was_joined_since_is_named(tmp_path: Path) -> None:
+    def without(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        left = {key: t for key, t in tensors.items() if ".experts." in key}
+        kept = {key: t.float().bfloat16() for key, t in left.items() if key.endswith(".weight")}
+        return {key: t for key, t in tensors.items() if key not in left} | kept
+
+    source = stored_with(tmp_path / "source", without, modules_to_not_convert=["experts"])
+    done("apply", source, "-o", tmp_path / "plain", *BF16, "--allow", "lossy")
+    done("apply", tmp_path / "plain", "-o", tmp_path / "new", *V5)
+    # the names that the stamp remembers are those before the experts were stacked
+    down = ("plan", "--downgrade", tmp_path / "new", "--to", "deepseek-v3@fp8", "--allow", "lossy", "--format", "json")
+    assert [note for note in done(*down).json["notes"] if "stay as they are, and they are not there" in note]
+    done("downgrade", tmp_path / "new", "-o", tmp_path / "back", "--allow", "lossy", "--to", "hf-deepseek-v3@v4")
+    done("downgrade", tmp_path / "back", "-o", tmp_path / "fp8", "--allow", "lossy", "--to", "deepseek-v3@fp8")
+    assert {k: t.dtype for k, t in load_all(tmp_path / "fp8").items() if ".experts." in k} == {
+        k: t.dtype for k, t in load_all(source).items() if ".experts." in k
+    }

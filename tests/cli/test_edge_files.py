@@ -114,6 +114,34 @@ def test_a_side_file_that_would_be_in_the_way_or_left_behind_is_refused(tmp_path
     assert refusal("plan", small(tmp_path / "old"), "--rules", rules(tmp_path, text), exit=2)["code"] == "M114"
 
 
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("config.json/x.json", "config.json would be a file and the folder of config.json/x.json"),
+        ("text", "text would be a file and the folder of text/vocab.json"),
+        ("mp_rank_00", "mp_rank_00 would be a file and the folder of mp_rank_00/"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["plan", "apply"])
+def test_a_side_file_in_the_way_of_another_is_refused_before_anything_is_written(tmp_path: Path, verb: str, path: str, words: str) -> None:
+    text = f'files: {{{path}: {{a: 1}}}}\nkeep: ["{{k...}}"]\nrules: [{{name: m, from: old.weight, to: new.weight}}]\n'
+    if path == "mp_rank_00":
+        ranks = (("old.weight", "x"), ("old.weight", "x"))
+        for number, keys in enumerate(ranks):
+            (tmp_path / "old" / f"mp_rank_{number:02}").mkdir(parents=True)
+            safetensors(tmp_path / "old" / f"mp_rank_{number:02}" / "model.safetensors", {key: ("F32", [2]) for key in keys})
+        (tmp_path / "old" / "config.json").write_text("{}")
+    else:
+        (small(tmp_path / "old", config={"b": 1}) / "text").mkdir()
+    if path == "text":
+        (tmp_path / "old" / "text" / "vocab.json").write_text("{}")
+    where = ["-o", tmp_path / "new"] if verb == "apply" else []
+    found = refusal(verb, tmp_path / "old", *where, "--rules", rules(tmp_path, text), exit=3)
+    assert found["code"] == "M513"
+    assert words in found["message"]
+    assert not list(tmp_path.glob("new*"))
+
+
 def test_a_division_with_a_rest_is_refused_with_both_numbers(tmp_path: Path) -> None:
     text = """params: {n: {type: int, default: 7}}
 keep: ["{k...}"]

@@ -229,3 +229,119 @@ def test_a_default_that_does_not_fit_the_shapes_is_named_and_what_was_said_is_no
     found = refusal("plan", source, "--rules", rule, "--set", "m=7", exit=3)
     assert found["code"].startswith("M3")
     assert [n for n in found["notes"] if "default" in n] == ["nothing says `n`, its default is 3"]
+
+
+# --- the dtype of tensors
+
+CAST = "rules: [{name: wide, from: a.weight, to: b.weight, via: [{cast: {to: float64, from: $kind}}]}]\n"
+KIND = "params: {kind: {type: str, dtype: {key: %s}%s}}\n"
+
+
+def test_a_dtype_is_read_from_all_tensors_that_a_pattern_fits_and_the_stamp_remembers_it(tmp_path: Path) -> None:
+    rule = rules(tmp_path, KIND % ('"{p...}.weight"', "") + CAST)
+    for dtype, name in (("F32", "float32"), ("BF16", "bfloat16")):
+        work = tmp_path / name
+        work.mkdir()
+        source = folder(work / "old", {"a.weight": (dtype, [2], bytes(8 if dtype == "F32" else 4))})
+        new = round_trip(source, work, "--rules", rule, "--allow", "lossy", back=("--rules", rule, "--allow", "lossy"))
+        assert stamp(new)["applied"][0]["params"] == {"kind": name}
+
+
+def test_dtypes_that_differ_are_shown_with_their_keys_and_what_was_said_must_agree(tmp_path: Path) -> None:
+    rule = rules(tmp_path, KIND % ("[a.weight, '{p...}.norm']", "") + KEEP + CAST)
+    differ = folder(tmp_path / "a", {"a.weight": ("F32", [2]), "x.norm": ("BF16", [2]), "y.norm": ("F32", [2]), "z.norm": ("BF16", [2])})
+    found = refusal("plan", differ, "--rules", rule, exit=2)
+    assert (found["code"], found["notes"]) == (
+        "M510",
+        ["the dtype of a.weight says 'float32'", "the dtype of x.norm says 'bfloat16'"],
+    )
+    same = folder(tmp_path / "b", {"a.weight": ("F32", [2])})
+    found = refusal("plan", same, "--rules", rule, "--set", "kind=bfloat16", exit=2)
+    assert (found["code"], found["notes"]) == ("M510", ["--set says 'bfloat16'", "the dtype of a.weight says 'float32'"])
+    # a dtype may be spelled as it may elsewhere
+    planned = done("plan", same, "--rules", rule, "--set", "kind=float", "--allow", "lossy", "--format", "json").json
+    assert planned["params"] == {"kind": "float32"}
+
+
+def test_a_dtype_that_no_tensor_says_is_the_default_or_asked_for(tmp_path: Path) -> None:
+    source = folder(tmp_path / "a", {"a.weight": ("F32", [2])})
+    rule = rules(tmp_path, KIND % ("absent", ", default: float32") + CAST)
+    assert done("plan", source, "--rules", rule, "--allow", "lossy", "--format", "json").json["params"] == {"kind": "float32"}
+    found = refusal("plan", source, "--rules", rules(tmp_path, KIND % ("absent", "") + CAST), exit=2)
+    assert (found["code"], found["notes"]) == ("M509", ["it is the dtype of absent, and no such tensor is there"])
+
+
+@pytest.mark.parametrize(
+    ("written", "code"),
+    [("type: int, dtype: {key: a}", "M114"), ("type: str, dtype: {key: '{a'}", "M201"), ("type: str, dtype: {}", "M101")],
+)
+def test_a_dtype_is_a_text_of_keys_that_can_be_read(tmp_path: Path, written: str, code: str) -> None:
+    rule = rules(tmp_path, f"params: {{kind: {{{written}}}}}\n" + MOVE)
+    assert refusal("plan", small(tmp_path / "a"), "--rules", rule, exit=2)["code"] == code
+
+
+# --- the way back over several edges without a stamp
+
+LINEAGE = """lineage: demo
+title: three layouts
+ordered: true
+layouts:
+"""
+EDGE = "id: demo/%s\ntitle: t\nlineage: demo\nedge: [%s, %s]\nparams: {n: {type: int, config: %s}}\nfiles: {config.json: %s}\nrules: [%s]\n"
+FIRST = '{name: r, from: "{p...}.w1", to: "{p}.w2", via: [{reshape: {to: [$n // 2, 2, 6], from: [$n, 6]}}]}'
+SECOND = '{name: r, from: "{p...}.w2", to: "{p}.w3", via: [{reshape: {to: [$n, 6], from: [$n // 2, 2, 6]}}]}'
+
+
+def three_layouts(path: Path) -> Path:
+    """The first edge moves a number to another place of the configuration, which the second overwrites."""
+    (path / "demo").mkdir(parents=True)
+    found = "".join(f'  v{n}: {{title: t, detect: {{present: "{{p...}}.w{n}"}}}}\n' for n in (1, 2, 3))
+    (path / "demo" / "layouts.yaml").write_text(LINEAGE + found)
+    for name, edge, source, patch, rule in (
+        ("x", ("v1", "v2"), "n", "{n: null, heads: $n}", FIRST),
+        ("y", ("v2", "v3"), "heads", "{heads: 7}", SECOND),
+    ):
+        (path / "demo" / edge[1]).mkdir()
+        (path / "demo" / edge[1] / f"{name}.yaml").write_text(EDGE % (name, *edge, source, patch, rule))
+    return path
+
+
+def test_what_a_later_edge_wrote_over_says_nothing_of_an_earlier_one(tmp_path: Path) -> None:
+    pack = ("--rules", three_layouts(tmp_path / "rules"))
+    source = folder(tmp_path / "old", {"a.w1": ("F32", [4, 6])}, config={"n": 4, "z": 1})
+    new = round_trip(source, tmp_path, *pack, "--to", "demo@v3", back=pack)
+    assert side(new) == {"z": 1, "heads": 7}
+    (new / "migrate.history.json").unlink()
+    down = ("downgrade", new, "-o", tmp_path / "bare", *pack, "--to", "demo@v1")
+    found = refusal(*down, exit=2)
+    assert found["code"] == "M509"
+    assert any("config.json#heads, which demo/y changes" in note for note in found["notes"])
+    done(*down, "--set", "n=4")
+    assert contents(tmp_path / "bare") == contents(source)
+    # of one edge alone what its patch wrote is known
+    done("apply", source, "-o", tmp_path / "v2", *pack, "--to", "demo@v2")
+    (tmp_path / "v2" / "migrate.history.json").unlink()
+    done("downgrade", tmp_path / "v2", "-o", tmp_path / "v1", *pack, "--to", "demo@v1")
+    assert contents(tmp_path / "v1") == contents(source)
+
+
+def test_an_edge_forwards_does_not_take_what_an_undone_one_left_in_the_configuration(tmp_path: Path) -> None:
+    pack = three_layouts(tmp_path / "rules")
+    layouts = pack / "demo" / "layouts.yaml"
+    layouts.write_text(layouts.read_text().replace("ordered: true", "ordered: false"))
+    for file in (pack / "demo").rglob("v?/*.yaml"):
+        file.write_text(file.read_text() + 'keep: ["{p...}.u1"]\n')
+    found = "".join(f'  {name}: {{title: t, detect: {{present: "{{p...}}.{leaf}"}}}}\n' for name, leaf in (("a", "u1"), ("b", "u2")))
+    (pack / "other" / "b").mkdir(parents=True)
+    (pack / "other" / "layouts.yaml").write_text(LINEAGE.replace("demo", "other") + found)
+    # it writes to the place that it reads
+    edge = EDGE.replace("demo", "other").replace("{n:", "{m:") + 'keep: ["{k...}"]\n'
+    (pack / "other" / "b" / "z.yaml").write_text(
+        edge % ("z", "a", "b", "heads", "{heads: 9}", '{name: r, from: "{p...}.u1", to: "{p}.u2"}')
+    )
+    source = folder(tmp_path / "old", {"a.w3": ("F32", [4, 6]), "a.u1": ("F32", [2])}, config={"heads": 7})
+    question = ("plan", source, "--rules", pack, "--to", "demo@v2", "--to", "other@b", "--set", "n=4")
+    refused = refusal(*question, exit=2)
+    assert (refused["code"], refused["message"]) == ("M509", "param `m` has no value")
+    assert any("config.json#heads, which demo/y changes" in note for note in refused["notes"])
+    assert done(*question, "--set", "m=4", "--format", "json").json["params"]["m"] == 4

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
+import pytest
 import torch
 from commandline import done, rules
 from safetensors.torch import save_file
@@ -40,6 +42,59 @@ def test_a_sample_in_which_nothing_was_rounded_is_not_called_exact(tmp_path: Pat
     assert f"measured on {tensor['elements_measured']:,} of {tensor['elements']:,} elements" in text
 
 
+def test_what_becomes_infinite_between_the_rows_that_are_measured_is_counted(tmp_path: Path) -> None:
+    scale = torch.ones(16, 16)
+    scale[1, 3] = 1e6
+    text, tensor = report(tmp_path, scale)
+    assert (tensor["saturated"], tensor["non_finite"]) == (128 * 128, 128 * 128)
+    assert "16,384 saturated, 0 underflowed, 16,384 not finite" in text
+
+
+COMPUTE = """keep: ["{k...}"]
+rules:
+  - name: a
+    from: "a{n}"
+    to: "b{n}"
+    via: [{%s}]
+"""
+
+
+def computed(tmp: Path, via: str, *numbers: torch.Tensor) -> tuple[str, list[dict]]:
+    (tmp / "old").mkdir(parents=True)
+    save_file({f"a{i}": x for i, x in enumerate(numbers)}, tmp / "old" / "model.safetensors")
+    file = rules(tmp, COMPUTE % via)
+    out = done("apply", tmp / "old", "-o", tmp / "new", "--rules", file, "--allow", "lossy", "--report", tmp / "report.json")
+    return out.out, json.loads((tmp / "report.json").read_text())["tensors"]
+
+
+@pytest.mark.parametrize("via", ["affine: {mul: 0.1}", "neg_exp: {}"])
+def test_float64_results_are_not_measured_and_not_called_exact(tmp_path: Path, via: str) -> None:
+    text, (tensor,) = computed(tmp_path, via, torch.tensor([0.5, 800.0, float("inf")], dtype=torch.float64))
+    assert (tensor["exact"], tensor["elements_measured"], tensor["max_abs_error"]) == (False, 0, None)
+    lost = 1 if "neg_exp" in via else 0
+    assert (tensor["saturated"], tensor["non_finite"]) == (lost, lost)
+    assert f"tensor: error not measured, {lost} saturated" in text
+
+
+def test_affine_is_compared_with_what_the_rule_says_and_not_with_what_float32_made_of_it(tmp_path: Path) -> None:
+    _, (tensor,) = computed(tmp_path, "affine: {mul: 0.1}", torch.tensor([3.0]))
+    assert tensor["max_abs_error"] == abs(3 * 0.1 - float(np.float32(3) * np.float32(0.1)))
+    assert tensor["exact"] is False
+    _, (tensor,) = computed(tmp_path / "two", "affine: {mul: 2}", torch.tensor([3.0e38]))
+    assert (tensor["saturated"], tensor["non_finite"]) == (1, 1)
+
+
+def test_affine_is_exact_only_where_the_sum_is(tmp_path: Path) -> None:
+    # in float64, too, 1 + 2^-60 is 1
+    _, tensors = computed(tmp_path, "affine: {add: 1}", torch.tensor([0.5]), torch.tensor([2.0**-60]))
+    assert [t["exact"] for t in tensors] == [True, False]
+
+
+def test_integers_that_float64_does_not_hold_are_not_called_exact(tmp_path: Path) -> None:
+    _, tensors = computed(tmp_path, "cast: {to: float64}", torch.tensor([2**53]), torch.tensor([2**53 + 1]))
+    assert [(t["exact"], t["elements_measured"]) for t in tensors] == [(True, 1), (False, 0)]
+
+
 def test_what_is_measured_whole_and_not_rounded_is_exact(tmp_path: Path) -> None:
     text, tensor = report(tmp_path, torch.ones(1, 1), high=64)
     assert (tensor["elements_measured"], tensor["exact"]) == (64 * 128, True)
@@ -50,5 +105,5 @@ def test_numbers_that_decoding_makes_zero_or_infinite_are_counted(tmp_path: Path
     every = report(tmp_path, torch.tensor([[1e6, 1.0], [1.0, 1e-9]]))[1]
     rows = every["elements_measured"] // 256
     assert every["exact"] is False
-    assert every["saturated"] == 128 * len([r for r in range(rows) if r * (256 // rows) < 128])
+    assert every["saturated"] == every["non_finite"] == 128 * 128
     assert every["underflowed"] == 128 * len([r for r in range(rows) if r * (256 // rows) >= 128])

@@ -79,12 +79,56 @@ def test_one_comment_with_two_codes_may_be_half_unused(lineage: Lineage) -> None
     assert [d.message for d in lineage.found()] == ["nothing here is M645 any more"]
 
 
+def test_select_and_ignore_choose_what_is_shown_and_all_is_looked_for(lineage: Lineage) -> None:
+    unused = "# migrate: allow M612 because the names do not tell"
+    write(lineage, unused)
+    assert [d.message for d in lineage.lint(select=["M603"]).found] == ["nothing here is M612 any more"]
+    assert [d.code for d in lineage.lint(select=["M603,M605"], ignore=["M612"]).found] == ["M603"]
+    assert lineage.lint(ignore=["M603"]).found == lineage.lint(select=["M605"]).found == ()
+    # what is found and allowed is needed, and counted where it would have been shown
+    write(lineage, unused, KEEP)
+    for select, suppressed in ((["M603"], 0), (["M612"], 1), ([], 1)):
+        result = lineage.lint(select=select)
+        assert (result.found, result.suppressed) == ((), suppressed)
+
+
 def test_what_was_not_looked_for_is_not_unused(lineage: Lineage) -> None:
-    write(lineage, "# migrate: allow M612 because the names do not tell", "# migrate: allow M661 because of the old release")
-    unused = "nothing here is M612 any more"
-    assert lineage.lint(select=["M603,M605"]).found == ()
-    assert [d.message for d in lineage.lint(select=["M603", "keeps-everything"]).found] == [unused]
-    assert [d.message for d in lineage.found("M603")] == [unused]
+    write(lineage, "# migrate: allow M661 because of the old release")
+    assert lineage.found() == []
+
+
+TEXTS = [
+    'why: "a # migrate: allow M612 because of the text"',
+    "why: 'a # migrate: allow M612 because of the text'",
+    "why: |\n  # migrate: allow M612 because of the text",
+    "why: >-\n  a\n\n  # migrate: allow M612 because of the text\n  # b",
+    'why: "a\n  # migrate: allow M612 because of the text\n  b"',
+    '"why": "# migrate: allow M612 because of the text"',
+]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_that_looks_like_a_comment_allows_nothing(lineage: Lineage, text: str) -> None:
+    write(lineage, text, KEEP)
+    assert lineage.codes() == ["M612"]
+
+
+@pytest.mark.parametrize("text", [text for text in TEXTS if text[-1] in "\"'"])
+def test_behind_such_a_text_a_comment_counts(lineage: Lineage, text: str) -> None:
+    write(lineage, text + "  # migrate: allow M606 because a comment stands behind the text", KEEP)
+    assert lineage.codes() == ["M603", "M612"]
+
+
+def test_a_key_that_looks_like_a_comment_allows_nothing(lineage: Lineage) -> None:
+    body = RULES.replace("old.0.w:", '"old.0.w # migrate: allow M621 because of the key":')
+    lineage.rules(body)
+    assert lineage.codes() == ["M621"]
+
+
+@pytest.mark.parametrize("before", ["why: |   %s\n  text", "why: |\n  text\n%s", "why: >-\n  text\n\n%s", 'why: "text\n  more"   %s'])
+def test_a_comment_beside_a_long_text_is_one(lineage: Lineage, before: str) -> None:
+    write(lineage, before % "# migrate: allow M612 because of the names" + "\n" + KEEP)
+    assert [d.code for d in lineage.found("M602", "M603", "M612")] == ([] if before.endswith("\n%s") else ["M603", "M612"])
 
 
 def test_an_empty_line_below_a_suppression_does_not_part_it_from_its_line(lineage: Lineage) -> None:

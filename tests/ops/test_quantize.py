@@ -44,6 +44,8 @@ def test_a_codec_that_does_not_exist_is_refused_with_the_nearest():
 
 
 def test_options_are_checked_without_a_tensor():
+    error = refused(lambda: QUANTIZE.validate(QUANTIZE.Args(codec="fp8-block", scale_fmt="e8m0")))
+    assert (error.code, error.message, error.help) == ("M308", "fp8-block: there is no `scale_fmt: e8m0`", "it is one of ue8m0")
     error = refused(lambda: QUANTIZE.validate(QUANTIZE.Args(codec="fp8-block", like="deepsek")))
     assert (error.code, error.message) == ("M308", "fp8-block: there is no `like: deepsek`")
     assert refused(lambda: DEQUANTIZE.validate(DEQUANTIZE.Args(codec="fp8-block", dtype="bfloat16", block=(0, 1)))).code == "M308"
@@ -56,7 +58,7 @@ def test_arguments_that_came_from_a_param_are_checked_where_they_meet_a_tensor()
 
 
 def test_each_is_the_inverse_of_the_other_and_keeps_every_option():
-    said = {"block": (4, 8), "like": "hf", "scale": "ue8m0", "non_finite": "saturate"}
+    said = {"block": (4, 8), "like": "hf", "scale": "bf16", "scale_fmt": "ue8m0", "non_finite": "saturate"}
     there = DEQUANTIZE.Args(codec="fp8-block", dtype="float16", **said)
     back = DEQUANTIZE.invert(there)
     assert back == Step("quantize", QUANTIZE.Args(codec="fp8-block", from_="float16", **said))

@@ -346,7 +346,7 @@ def test_the_meter_counts_what_saturates_and_what_vanishes():
     class Meter(valuekit.Told):
         saturated = underflowed = 0
 
-        def add(self, wanted, got, amax=None, *, saturated=0, underflowed=0):
+        def add(self, wanted, got, amax=None, *, saturated=0, underflowed=0, sure=True):
             super().add(wanted, got)
             self.saturated += saturated
             self.underflowed += underflowed

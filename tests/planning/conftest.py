@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from migrate.core.spec import encode, spec
 from migrate.core.view import Fill
 from migrate.planning.compose import Composition, Leg, compose
 from migrate.planning.graph import Read, Tensor, Value
+from migrate.planning.kept import fold
 from migrate.rules import params as parameters
 from migrate.rules.compiled import compile_file
 from migrate.rules.model import load_files, load_text
@@ -93,10 +95,10 @@ class Engine:
     def case(self, *names):
         return load_files([CASES / f"{n}.yaml" for n in names])
 
-    def apply(self, files, ckpt, params=None, *, backwards=False, allow=("drop",), prove=False):
+    def apply(self, files, ckpt, params=None, *, backwards=False, allow=("drop",), prove=False, kept=None):
         ckpt = Checkpoint(ckpt)
         report = Report()
-        leg = self.leg(files, params, backwards)
+        leg = replace(self.leg(files, params, backwards), memory={"kept": None if kept is None else fold(kept)})
         stored = {k: Stored(s, 0, 0) for k, s in ckpt.specs().items()}
 
         def same(key, present, made):

@@ -126,8 +126,8 @@ def test_a_step_lives_as_long_as_what_was_traced_for_it():
 @pytest.mark.parametrize(
     ("rule", "code"),
     [
-        ('from: "x.{e:int}", to: "y", via: [{stack: {over: e, count: 99999999999999999999999}}]', "M207"),
-        ('from: "x.0", to: "y.{e:int}", optional: true, via: [{copy: {into: e, count: 99999999999999999999999}}]', "M305"),
+        ('from: "x.{e:int}", to: "y", via: [{stack: {over: e, count: 9007199254740991}}]', "M207"),
+        ('from: "x.0", to: "y.{e:int}", optional: true, via: [{copy: {into: e, count: 9007199254740991}}]', "M305"),
         ('from: "x.0", to: "y.{e:int}", optional: true, via: [{tie: {into: e, count: 5000000}}]', "M305"),
     ],
 )

@@ -8,13 +8,45 @@ from typing import Any
 import pytest
 
 from migrate.core.errors import CheckpointError
-from migrate.planning.sides import MAX_READ, SideFiles
+from migrate.planning.sides import MAX_READ, SideFiles, clash
 from migrate.rules.patches import ABSENT
 
 
 def sides(**contents: Any) -> SideFiles:
     raw = {f"{name}.json": value if isinstance(value, bytes) else json.dumps(value).encode() for name, value in contents.items()}
     return SideFiles(raw.get, ["huge.json"])
+
+
+@pytest.mark.parametrize(
+    ("there", "path", "words"),
+    [
+        (["config.json"], "config.json/x.json", "config.json would be a file and the folder of config.json/x.json"),
+        (["text/a/b.json"], "text", "text would be a file and the folder of text/a/b.json"),
+        (["text/a/b.json"], "text/a", "text/a would be a file and the folder of text/a/b.json"),
+    ],
+)
+def test_a_file_is_not_begun_where_one_stands_in_the_way(there: list[str], path: str, words: str) -> None:
+    files = SideFiles({}.get, carried=there)
+    with pytest.raises(CheckpointError, match=words) as caught:
+        files.put(path, {"a": 1})
+    assert caught.value.diagnostics[0].code == "M513"
+    assert files.changed == {}
+    files.put(f"x-{path}", {"a": 1})
+
+
+def test_a_file_may_stand_where_another_one_went() -> None:
+    files = SideFiles({"a": b"{}"}.get, carried=["a"])
+    files.put("a", None)
+    files.put("a/b.json", {"c": 1})
+    assert files.changed.keys() == {"a", "a/b.json"}
+
+
+@pytest.mark.parametrize(
+    ("paths", "found"),
+    [(["a", "b/a", "a.json"], None), (["b", "a/b/c", "a"], ("a", "a/b/c")), (["a-b", "a/b", "a"], ("a", "a/b")), ([], None)],
+)
+def test_a_clash_names_the_file_and_what_lies_below(paths: list[str], found: tuple[str, str] | None) -> None:
+    assert clash(paths) == found
 
 
 def test_a_place_is_reached_through_objects_and_lists_only() -> None:

@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 
 from migrate import ops
-from migrate.core.errors import OpError
+from migrate.core.errors import OpError, QuestionError
 from migrate.rules import arguments
+from migrate.rules.model import load_text
 
 
 def test_arithmetic_over_params_becomes_integers() -> None:
@@ -81,3 +82,31 @@ def test_params_are_found_wherever_an_argument_holds_them() -> None:
     step = {"into": "w", "dim": "$a", "sizes": {"q": "$b + $c", "k": 1}}
     assert list(arguments.used("split", step)) == [(("dim",), "a"), (("sizes", "q"), "b"), (("sizes", "q"), "c")]
     assert list(arguments.used("drop", {"why": "costs $money"})) == []
+
+
+@pytest.mark.parametrize(
+    ("step", "under"),
+    [
+        ("stack: {over: e, count: 0}", "0"),
+        ("concat: {over: e, sizes: [1, -2]}", "-2"),
+        ("concat: {over: e, sizes: {q: -3}}", "-3"),
+        ("slice: {dim: 0, start: -1}", "-1"),
+        ("pad: {dim: 0, multiple_of: 0}", "0"),
+        ("fill: {value: 0, dtype: float32, shape: [1, -4]}", "-4"),
+        ("reshape: {to: [-1, -2]}", "-2"),
+        ("transpose: {dims: [0]}", "[0]"),
+        ("affine: {mul: .inf}", ".inf"),
+        ("affine: {add: .nan}", ".nan"),
+        ("lora_merge: {alpha: 1e400, rank: 1}", "1e400"),
+        ("cast: {to: float33}", "float33"),
+        ("cast: {to: float32, from: bf17}", "bf17"),
+        ("dequantize: {codec: fp8-block, dtype: flaot}", "flaot"),
+    ],
+)
+def test_an_argument_out_of_its_limits_is_refused_where_it_stands(step: str, under: str) -> None:
+    text = f'id: a/b\ntitle: t\nlineage: l\nedge: [v1, v2]\nrules: [{{name: r, from: "a.{{e:int}}", to: b, via: [{{{step}}}]}}]\n'
+    with pytest.raises(QuestionError) as caught:
+        load_text(text, "r.yaml")
+    (found,) = caught.value.diagnostics
+    span = found.spans[0]
+    assert (found.code, span.text[span.column - 1 : span.column - 1 + span.length]) == ("M308", under)

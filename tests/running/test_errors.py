@@ -82,9 +82,38 @@ def test_what_is_not_finite_is_counted_and_in_no_figure() -> None:
     assert tally.non_finite == 2
     assert (tally.max_abs, tally.error, tally.signal) == (0.5, 0.25, 5.0)
     assert not tally.exact
+    finite = Tally()
+    # the op counts what it saturates
+    finite.add(np.array([inf, 1.0], "f4"), np.array([448.0, 1.0], "f4"), saturated=1)
+    assert (finite.non_finite, finite.saturated, finite.max_abs, finite.exact) == (0, 1, 0, False)
     kept = Tally()
     kept.add(np.array([inf, nan], "f4"), np.array([inf, nan], "f4"))
     assert kept.exact
+
+
+def test_an_op_that_measures_a_sample_counts_all_that_is_not_finite() -> None:
+    tally = Tally()
+    tally.add(np.array([1.0], "f4"), np.array([math.inf], "f4"), non_finite=7, sure=False)
+    tally.add(np.array([], "f4"), np.array([], "f4"), non_finite=2)
+    assert (tally.count, tally.non_finite) == (1, 9)
+
+
+def test_what_is_not_sure_is_not_exact_and_what_was_not_measured_has_no_figure() -> None:
+    tally, other = Tally(), Tally()
+    tally.add(np.ones(3), np.ones(3))
+    assert tally.exact
+    other.add(np.ones(0), np.ones(0), sure=False)
+    assert (other.to_json()["max_abs_error"], other.to_json()["max_relative_error"]) == (None, None)
+    tally.merge(other)
+    assert not tally.exact
+    assert tally.to_json()["max_abs_error"] == 0
+
+
+def test_an_error_whose_square_vanishes_is_one() -> None:
+    tally = Tally()
+    tally.add(np.array([1e-200]), np.array([2e-200]))
+    assert tally.error == 0
+    assert not tally.exact
 
 
 def test_figures_that_overflow_are_left_out_of_the_document() -> None:
@@ -137,6 +166,18 @@ def test_what_an_earlier_run_computed_has_no_figures(monkeypatch: pytest.MonkeyP
     assert report is not None
     assert [t["keys"] for t in report["tensors"]] == [["o1"]]
     assert [(r["tensors"], r["elements"]) for r in report["rules"]] == [(1, 16)]
+
+
+def test_what_was_taken_over_may_have_been_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = {"o": call(install(monkeypatch)["widen"], whole("k", "bfloat16", (4, 4)), lossy=True)[0]}
+    exact = []
+    for complete in (True, False):
+        ledger = Ledger(made)
+        ledger.meter(made["o"].sources[0], ((0, 4), (0, 4)))  # type: ignore[arg-type]
+        report = ledger.report(complete=complete)
+        assert report is not None
+        exact.append((report["rules"][0]["exact"], report["tensors"][0]["exact"]))
+    assert exact == [(True, True), (False, False)]
 
 
 def test_figures_do_not_depend_on_the_order_in_which_boxes_are_finished(monkeypatch: pytest.MonkeyPatch) -> None:

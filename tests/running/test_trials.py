@@ -116,6 +116,30 @@ def test_what_is_written_of_a_tensor_is_compared_and_nothing_else(run: Run, expe
         assert fails in said(found["order"])
 
 
+@pytest.mark.parametrize(
+    ("expected", "code", "words"),
+    [
+        ('{slices: {"2, 0": [3, 5]}}', "M701", "slice '2, 0' is outside of [2, 2, 2]"),
+        ('{slices: {"0": [[1, 2], [5, 6]], "0, -3": 1}}', "M701", "slice '0, -3' is outside of [2, 2, 2]"),
+        ('{slices: {"0, 0": [3, 5, 6]}}', "M701", "slice '0, 0' has the shape [2], the lists have [3]"),
+        ('{slices: {"0, 0, 0, 0": 1}}', "M701", "slice '0, 0, 0, 0' has 4 indexes"),
+        ("{shape: [4, 2]}", "M701", "is not what is expected"),
+        ("{dtype: bfloat16}", "M701", "is not what is expected"),
+        ("{fill: 1e39}", "M710", "float32 cannot hold 1e+39"),
+        ('{slices: {"0": [[1, 2], [5, 1e39]]}}', "M710", "float32 cannot hold 1e+39"),
+    ],
+)  # fmt: skip
+def test_headers_alone_refuse_what_a_whole_run_refuses_at_the_same_place(run: Run, expected: str, code: str, words: str) -> None:
+    text = STACK.replace("EXPECTED", expected)
+    whole, headers = run(text)["order"].diagnostics, run(text, specs=True)["order"].diagnostics
+    assert whole == headers
+    assert [d.code for d in headers] == [code]
+    assert words in headers[0].message
+    if "slice '" in words:
+        span = headers[0].spans[0]
+        assert span.text[span.column - 1 :].startswith('"' + words.split("'")[1])
+
+
 RENAME = """keep: ["kept.{k...}"]
 rules:
   - {name: one, from: "a.{i:int}", to: "b.{i}"}

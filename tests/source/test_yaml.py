@@ -146,6 +146,16 @@ def test_depth_size_and_events_are_limited() -> None:
     assert [c for c, _, _ in codes("[" * 100_000)] == ["M109"]
     assert [c for c, _, _ in codes("[" + "1," * 100_000 + "]")] == ["M109"]
     assert [c for c, _, _ in codes("a: " + "x" * (1 << 20))] == ["M109"]
+    assert yaml.parse("a: " + "9" * yaml.MAX_DIGITS, "r").data
+    assert codes("a: " + "9" * (yaml.MAX_DIGITS + 1)) == [("M109", 1, 4)]
+    assert yaml.parse("a: '" + "9" * (yaml.MAX_DIGITS + 1) + "'", "r").data
+
+
+@pytest.mark.parametrize("text", ['a: "\\ud800"', '"\\ud800": 1', 'a: "\\ud83d\\ude00"', 'a: "\\U00110000"', 'a: "\\UFFFFFFFF"'])
+@pytest.mark.parametrize("parser", ["SafeLoader", "CSafeLoader"])
+def test_an_escape_that_is_no_character_is_refused_by_either_parser(monkeypatch: pytest.MonkeyPatch, parser: str, text: str) -> None:
+    monkeypatch.setattr(yaml, "_LOADER", getattr(yaml.yaml, parser, yaml._LOADER))
+    assert {c for c, _, _ in codes(text)} == {"M108"}
 
 
 def test_an_alias_bomb_is_an_error_and_not_a_load() -> None:

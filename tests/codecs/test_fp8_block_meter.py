@@ -1,0 +1,184 @@
+"""What `fp8-block` tells of errors: a sample of them, and all of what saturates or becomes infinite or NaN."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from migrate.codecs import _e4m3, get
+from migrate.codecs._codec import Options
+from migrate.core.spec import Spec
+from migrate.ops._raw import carrier
+from migrate.testing import codeckit
+
+CODEC = get("fp8-block")
+
+
+def raw(tensor: torch.Tensor) -> tuple[np.ndarray, Spec]:
+    name = str(tensor.dtype).removeprefix("torch.")
+    return tensor.contiguous().view(torch.uint8).numpy().view(carrier(name)), Spec(name, tuple(tensor.shape))
+
+
+class Told:
+    """A meter that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.worst = self.error = self.signal = self.relative = 0.0
+        self.count = self.saturated = self.underflowed = self.non_finite = 0
+        self.sure = True
+
+    def add(self, wanted, got, amax=None, *, saturated=0, underflowed=0, non_finite=0, sure=True) -> None:
+        self.sure, self.non_finite = self.sure and sure, self.non_finite + non_finite
+        self.saturated, self.underflowed = self.saturated + saturated, self.underflowed + underflowed
+        if not wanted.numel():
+            return
+        wanted, got = wanted.double(), got.double()
+        error = (wanted - got).abs()
+        self.worst = max(self.worst, float(error.max()))
+        self.relative = max(self.relative, float((error / amax.double()).max()))
+        self.error, self.signal = self.error + float((error**2).sum()), self.signal + float((wanted**2).sum())
+        self.count += wanted.numel()
+
+
+def test_the_meter_of_a_quantize_is_told_the_error_of_the_code_and_what_became_zero() -> None:
+    numbers = torch.randn(40, 24, generator=torch.Generator().manual_seed(1))
+    numbers[3, 3], numbers[3, 4], numbers[3, 5] = 1e-6, 0.0, -0.0
+    array, spec = raw(numbers)
+    options, told = Options(block=(16, 16)), Told()
+    codes = np.empty(spec.shape, "u1")
+    CODEC.encode(options, array, spec, 0, ((0, 40), (0, 24)), codes, told)
+    _, scale = codeckit.encoded(CODEC, options, array, spec)
+    specs = CODEC.encoded(options, spec)
+    made = torch.from_numpy(CODEC.reference(options, [codes, scale], specs, "float32").view("<f4"))
+    assert told.count == 960
+    assert told.worst == float((made.double() - numbers.double()).abs().max())
+    assert (told.saturated, told.underflowed) == (0, int(((made == 0) & (numbers != 0)).sum()))
+    assert told.underflowed >= 1
+    assert 30 < 10 * np.log10(told.signal / told.error) < 33
+    assert told.relative <= 1 / 28
+
+
+def test_the_meter_of_a_saturating_quantize_counts_what_saturates() -> None:
+    numbers = torch.ones(8, 8)
+    numbers[1, 1], numbers[2, 2], numbers[5, 5] = float("inf"), float("-inf"), float("nan")
+    array, spec = raw(numbers)
+    told = Told()
+    CODEC.encode(Options(block=(8, 8), non_finite="saturate"), array, spec, 0, ((0, 8), (0, 8)), np.empty((8, 8), "u1"), told)
+    assert told.saturated == 2
+
+
+def test_the_meter_of_a_dequantize_is_told_the_error_of_rounding() -> None:
+    numbers = torch.randn(64, 32, generator=torch.Generator().manual_seed(2))
+    array, spec = raw(numbers)
+    options, told = Options(block=(16, 16)), Told()
+    parts, specs = codeckit.encoded(CODEC, options, array, spec), CODEC.encoded(options, spec)
+    made = np.empty(spec.shape, "<u2")
+    CODEC.decode(options, parts, specs, "bfloat16", ((0, 64), (0, 32)), made, told)
+    exact = parts[0].view("u1")
+    scales = parts[1].view("<f4").astype("f8").repeat(16, 0).repeat(16, 1)
+    wanted = torch.from_numpy(exact).view(torch.float8_e4m3fn).double().numpy() * scales
+    got = torch.from_numpy(made.view("<i2")).view(torch.bfloat16).double().numpy()
+    assert told.count == 2048
+    assert told.worst == np.abs(wanted - got).max()
+    assert told.error == pytest.approx(((wanted - got) ** 2).sum(), rel=1e-12)
+
+
+def box_by_box(shape: tuple[int, int], at: Any) -> Told:
+    """What a meter is told of boxes of 100 rows, where `at` computes one of them."""
+    told = Told()
+    for top in range(0, shape[0], 100):
+        at(((top, min(top + 100, shape[0])), (0, shape[1])), told)
+    return told
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("device", ["cpu", "other"])
+def test_the_meter_of_a_dequantize_is_told_of_every_finite_number_that_became_infinite(
+    dtype: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if device == "other":
+        monkeypatch.setattr(_e4m3, "_on_cpu", lambda tensor: False)
+    shape, options = (1024, 512), Options(block=(64, 64))
+    codes = np.random.default_rng(0).integers(0, 256, shape).astype("u1")
+    scales = np.full((16, 8), 1e-3, "<f4")
+    scales[1, 2], scales[3, 3] = {"float16": 300, "bfloat16": 1e36, "float32": 1e37}[dtype], np.inf
+    scales[5, 1], scales[9, 0] = np.nan, -3e38
+    parts = [codes, scales.view("<u4")]
+    specs = [Spec("float8_e4m3fn", shape), Spec("float32", (16, 8))]
+
+    def at(box, told) -> None:
+        needed = CODEC.decode_needs(options, specs, box)
+        given = [part[tuple(slice(a, b) for a, b in need)] for part, need in zip(parts, needed, strict=True)]
+        CODEC.decode(options, given, specs, dtype, box, np.empty([b - a for a, b in box], carrier(dtype)), told)
+
+    told = box_by_box(shape, at)
+    with np.errstate(all="ignore"):
+        true = _e4m3.values(codes) * scales.astype("f8").repeat(64, 0).repeat(64, 1)
+        made = torch.from_numpy(true).float().to(getattr(torch, dtype)).isinf().numpy()
+    lost = int((made & np.isfinite(true)).sum())
+    assert 2000 < lost < 8000
+    assert (told.saturated, told.non_finite, told.sure) == (lost, lost, False)
+    assert told.count < codes.size // 10
+
+
+@pytest.mark.parametrize(
+    ("options", "dtype"),
+    [
+        (Options(block=(64, 64), non_finite="keep"), "float32"),
+        (Options(block=(64, 64), non_finite="saturate", scale="pow2"), "float32"),
+        (Options(block=(64, 64), like="hf", non_finite="keep"), "bfloat16"),
+        (Options(block=(64, 64), like="hf", non_finite="saturate"), "float32"),
+        (Options(block=(64, 64), like="hf", non_finite="keep", scale="ue8m0"), "bfloat16"),
+    ],
+    ids=repr,
+)
+def test_the_meter_of_a_quantize_is_told_of_every_number_that_comes_back_infinite_or_undefined(options: Options, dtype: str) -> None:
+    shape = (1024, 512)
+    numbers = torch.randn(shape, generator=torch.Generator().manual_seed(6))
+    numbers[70, 70], numbers[200, 200], numbers[201, 3] = float("inf"), float("nan"), float("-inf")
+    numbers[320:384, :64] = 3.38e38
+    numbers[640:704, :64] *= 1e-38
+    numbers[640, :7] = 0
+    array, spec = raw(numbers.to(getattr(torch, dtype)))
+
+    def at(box, told) -> None:
+        needed = CODEC.encode_needs(options, spec, 0, box)
+        given = array[tuple(slice(a, b) for a, b in needed)]
+        CODEC.encode(options, given, spec, 0, box, np.empty([b - a for a, b in box], "u1"), told)
+
+    told = box_by_box(shape, at)
+    parts, specs = CODEC.reference_parts(options, array, spec), CODEC.encoded(options, spec)
+    back = CODEC.reference(options, parts, specs, "float32").view("<f4")
+    given = numbers.to(getattr(torch, dtype)).float().numpy()
+    lost = ~np.isfinite(back) & (back != given) & ~np.isnan(given)
+    assert lost.any()
+    assert told.non_finite == lost.sum()
+
+
+def test_a_tame_tensor_is_not_looked_at_for_what_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = []
+    for name in ("decode", "encode"):
+        function = getattr(_e4m3, name)
+
+        def noted(*args, function=function, place=7 if name == "decode" else 9):
+            counts.append(args[place])
+            return function(*args)
+
+        monkeypatch.setattr(_e4m3, name, noted)
+    spec = Spec("bfloat16", (256, 256))
+    array = codeckit.numbers(spec)
+    parts = CODEC.reference_parts(Options(), array, spec)
+    CODEC.encode(Options(), array, spec, 0, ((0, 256), (0, 256)), np.empty(spec.shape, "u1"), Told())
+    CODEC.decode(Options(), parts, CODEC.encoded(Options(), spec), "bfloat16", ((0, 256), (0, 256)), np.empty(spec.shape, "<u2"), Told())
+    assert counts == [False, False]
+
+
+def test_of_a_large_box_a_few_rows_of_each_block_are_measured() -> None:
+    told = Told()
+    spec = Spec("float32", (1024, 512))
+    array = codeckit.numbers(spec)
+    CODEC.encode(Options(), array, spec, 0, ((0, 1024), (0, 512)), np.empty(spec.shape, "u1"), told)
+    assert told.count == 1024 * 512 / 64
