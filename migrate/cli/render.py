@@ -23,6 +23,8 @@ SYMBOLS = {
     "renamed": "~", "merged": "><", "split": "<>", "rearranged": "%", "computed": "*", "added": "+", "dropped": "-", "redundant": "-",
     "unchanged": "=",
 }  # fmt: skip
+# ops that measure against the largest number of a block, and may take a sample
+IN_BLOCKS = ("dequantize", "quantize")
 MOST_LISTED = 50
 MOST_ITEMS = 12
 # longer than any name or note that somebody reads
@@ -322,15 +324,23 @@ def _errors(report: Mapping[str, Any] | None) -> list[str]:
         if not rule["exact"]:
             what, measured = "error not measured", rule["max_abs_error"] is not None
             if measured:
-                sqnr = "" if rule["sqnr_db"] is None else f", SQNR {rule['sqnr_db']:.1f} dB"
-                what = f"max error {rule['max_abs_error']:.3g}, {rule['max_relative_error']:.3g} of the block's amax{sqnr}"
+                what = _largest(rule, report["complete"])
             what += f", {rule['saturated']:,} saturated" + (f", {rule['underflowed']:,} underflowed" if measured else "")
             if rule["non_finite"]:
                 what += f", {rule['non_finite']:,} not finite"
-            if measured and rule["elements_measured"] < rule["elements"]:
-                what += f" (measured on {rule['elements_measured']:,} of {plural(rule['elements'], 'element')})"
         out.append(f"values: rule {rule['rule']}: {rule['op']} of {plural(rule['tensors'], 'tensor')}: {what}")
     return out if report["complete"] else [*out, "values: of what this run wrote; what was taken over is not in these figures"]
+
+
+def _largest(rule: Mapping[str, Any], complete: bool) -> str:
+    """The largest errors of an op of a rule, and what part of the elements they are known of."""
+    blocks, part = rule["op"] in IN_BLOCKS, rule["elements_measured"] < rule["elements"]
+    # other ops leave out only what came out exactly
+    least = "at least " if part and (blocks or not complete) else ""
+    of = f"{rule['max_relative_error']:.3g} of the {'block' if blocks else 'tensor'}'s amax"
+    sqnr = "" if rule["sqnr_db"] is None else f", SQNR {rule['sqnr_db']:.1f} dB"
+    measured = f" (measured on {rule['elements_measured']:,} of {plural(rule['elements'], 'element')})" if part else ""
+    return f"max error {least}{rule['max_abs_error']:.3g}, {of}{sqnr}{measured}"
 
 
 def difference(doc: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ not write the same codes. `reference` and `reference_parts` are written a second
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -25,6 +25,10 @@ from ..core.errors import OpError as OpError
 if TYPE_CHECKING:
     from ..core.spec import Spec
     from ..ops._op import Box, Meter
+
+
+# what becomes of numbers that are not finite, in every codec
+NON_FINITE = ("refuse", "saturate", "keep")
 
 
 class Leaves(NamedTuple):
@@ -56,6 +60,11 @@ class Codec:
     leaves: ClassVar[tuple[Leaves, ...]]
     # parts that encoding the others leaves in `memo` (`recall`): files hold them behind the others, so that numbers are read once
     follow: ClassVar[tuple[str, ...]] = ()
+    # what rule files may say, whatever the tensors are: the words of `like`, `scale` and `scale_fmt`, of which those that are not
+    # here can be any; the length of `block`, and the dtypes of the numbers
+    words: ClassVar[Mapping[str, Collection[str]]] = {}
+    sides: ClassVar[int | None] = None
+    numbers: ClassVar[Collection[str]] = ()
 
     def validate(self, options: Options, encoding: bool) -> None:
         """OpError M308 for options that this codec does not have or whose values it does not know."""

@@ -33,6 +33,10 @@ FLOOR = 1e-4
 CHUNK, CHUNK_OF_DEVICE = 1 << 20, 1 << 25
 # a product of a code that is beyond it becomes infinite, or nearly
 MOST = {"float32": float.fromhex("0x1.fffffep127"), "bfloat16": float.fromhex("0x1.fep127"), "float16": 65504.0}
+# the least number, below which a product may become zero
+LEAST = {"float32": 2.0**-149, "bfloat16": 2.0**-133, "float16": 2.0**-24}
+# the least number that a code but those of zero stands for
+STEP = 2.0**-9
 # scales below it can take the 2^8 that a shifted code lacks
 ORDINARY = 2.0**119
 # four shifted codes without what sign extension and their neighbours left beside them
@@ -72,10 +76,19 @@ def as_float(scale: Any, dtype: str) -> torch.Tensor:
     return torch.where(exponents == 255, NAN["float32"], bits).view(torch.float32)
 
 
+def least(scales: torch.Tensor) -> float:
+    """The smallest magnitude that is neither zero nor NaN; infinity where there is none."""
+    magnitude = scales.abs()
+    return float(magnitude.where(magnitude > 0, float("inf")).amin())
+
+
 def decode(
-    codes: torch.Tensor, scales: torch.Tensor, block: Block, top: int, left: int, out: torch.Tensor, ordinary: bool, count: bool = False
-) -> int:
-    """Fills `out` with float32(code) * float32(scale), rounded to its dtype; with `count`, how many finite products became infinite.
+    codes: torch.Tensor, scales: torch.Tensor, block: Block, top: int, left: int, out: torch.Tensor, ordinary: bool, count: bool = False,
+    vanish: bool = False,
+) -> tuple[int, int]:  # fmt: skip
+    """Fills `out` with float32(code) * float32(scale), rounded to its dtype.
+
+    How many finite products became infinite, with `count`, and how many that are not 0 became it, with `vanish`; else 0.
 
     `codes` (uint8) is the part [top:, left:] of a weight, `scales` the grid from the block that holds its first element
     on; `ordinary`: all scales are finite and below `ORDINARY`.
@@ -86,7 +99,8 @@ def decode(
     spread = _Spread(scales * 256 if on_cpu and ordinary else scales, block, top, left)
     own = None if out.dtype is torch.float32 else _Buffer("floats", "float32", codes)
     halves = _Buffer("halves", "int16", codes)
-    lost = 0
+    lost = zeros = 0
+    idle = vanish and bool((scales == 0).any())
     has_nan = not on_cpu or _has_nan(codes)
     for band in _bands(codes, block.rows, top):
         part, target = codes[band.rows], out[band.rows]
@@ -111,7 +125,30 @@ def decode(
             signed(target, name).masked_fill_(floats.isnan(), NAN[name])
         if count:
             lost += int(spread.over(part, band).isfinite().logical_and_(target.isinf()).sum())
-    return lost
+        if vanish:
+            made = signed(target, str(out.dtype).removeprefix("torch."))
+            zeros += _vanished(made, part.where(spread.over(part, band) != 0, 0) if idle else part)
+    return lost, zeros
+
+
+def _vanished(made: torch.Tensor, given: torch.Tensor) -> int:
+    """How many elements of `made` are zero where those of `given` are not; both integers whose highest bit is a sign."""
+    import numpy as np
+
+    mask = (1 << 8 * made.element_size() - 1) - 1
+    if not _on_cpu(made):
+        return int((made & mask == 0).logical_and_(given << 1).sum())
+    raw, numbers = made.numpy().reshape(-1), given.numpy().reshape(-1)
+    # numpy shifts without vectors, but masks with them
+    magnitudes = np.bitwise_and(raw, mask, out=scratch("e4m3 signless", raw.nbytes).view(raw.dtype))
+    if np.minimum.reduce(magnitudes):
+        return 0
+    zero = np.equal(magnitudes, 0, out=scratch("e4m3 zero", raw.size).view("?"))
+    # mostly there are few: words of eight truths are looked through first
+    whole = raw.size // 8 * 8
+    at = np.flatnonzero(zero[:whole].view("<u8") != 0)
+    lost = np.count_nonzero(zero[:whole].reshape(-1, 8)[at] & (numbers[:whole].reshape(-1, 8)[at] << 1 != 0))
+    return int(lost + np.count_nonzero(zero[whole:] & (numbers[whole:] << 1 != 0)))
 
 
 def _has_nan(codes: torch.Tensor) -> bool:
@@ -219,21 +256,22 @@ def encode(
 
     `numbers` is the part [top:, left:] of the blocks that the grids `scale`, `factor` and `amax` are of; `wild`: a number
     or a factor may not be finite, and only then can anything saturate. NaN becomes 0x7F, or 0xFF where it comes of
-    infinity times zero, as x86 makes it. `meter` is told the error of the rows `told`, and of all rows what saturates and,
-    with `count`, what decodes to infinity or NaN and was neither.
+    infinity times zero, as x86 makes it. `meter` is told the error of the rows `told`, and of all rows what saturates, what
+    becomes zero and, with `count`, what decodes to infinity or NaN and was neither.
     """
     import torch
 
     spread, buffer = _Spread(factor, block, top, left), _Buffer("floats", "float32", numbers)
     back = _Spread(scale, block, top, left)
-    saturated = non_finite = 0
+    saturated = underflowed = non_finite = 0
     for band in _bands(numbers, block.rows, top):
         part, target = numbers[band.rows], out[band.rows]
         floats = buffer.like(part)
         floats.copy_(part)
         spread.multiply(floats, band)
+        over = None
         if wild:
-            saturated += int((floats.abs() >= OVERFLOW).sum()) if meter is not None else 0
+            over = floats.abs() >= OVERFLOW if meter is not None else None
             floats.clamp_(-LARGEST, LARGEST)
         target.view(torch.float8_e4m3fn).copy_(floats)
         if wild:
@@ -242,34 +280,43 @@ def encode(
         if count:
             floats.copy_(target.view(torch.float8_e4m3fn))
             back.multiply(floats, band)
+            if over is not None:
+                # an infinity may come back as one
+                over.logical_and_(part != floats)
             non_finite += int(floats.isfinite().logical_not_().logical_and_(part != floats).logical_and_(~part.isnan()).sum())
+        if over is not None:
+            saturated += int(over.sum())
+        if meter is not None:
+            made = floats.view(torch.int32) if count else target
+            underflowed += _vanished(made, signed(part, str(part.dtype).removeprefix("torch.")))
     if meter is not None:
         wanted = numbers[told].float()
-        counts: dict[str, Any] = {"saturated": saturated, "non_finite": non_finite, "sure": told.step == 1}
+        counts: dict[str, Any] = {
+            "saturated": saturated, "underflowed": underflowed, "non_finite": non_finite, "sure": told.step == 1,
+        }  # fmt: skip
         if not wanted.numel():
             meter.add(wanted, wanted, **counts)
             return
         scales, largest = _of_rows(torch.stack((scale, amax)), block, top, left, told, wanted)
         got = out[told].view(torch.float8_e4m3fn).float().mul_(scales)
-        underflowed = int((got == 0).logical_and_(wanted).sum())
-        meter.add(wanted, got, largest, underflowed=underflowed, **counts)
+        meter.add(wanted, got, largest, **counts)
 
 
 def measure(
-    codes: torch.Tensor, scales: torch.Tensor, block: Block, top: int, left: int, made: torch.Tensor, told: slice, lost: int, meter: Meter
-) -> None:
-    """Tells `meter` what rounding did to the rows `told`, and that `lost` elements of all rows became infinite."""
+    codes: torch.Tensor, scales: torch.Tensor, block: Block, top: int, left: int, made: torch.Tensor, told: slice,
+    lost: int, zeros: int, meter: Meter,
+) -> None:  # fmt: skip
+    """Tells `meter` what rounding did to the rows `told`, and how many elements of all rows became infinite and zero."""
     import torch
 
     numbers = codes[told].view(torch.float8_e4m3fn).float().double()
-    counts: dict[str, Any] = {"saturated": lost, "non_finite": lost, "sure": told.step == 1}
+    counts: dict[str, Any] = {"saturated": lost, "underflowed": zeros, "non_finite": lost, "sure": told.step == 1}
     if not numbers.numel():
         meter.add(numbers, numbers, **counts)
         return
     factor = _of_rows(scales, block, top, left, told, numbers).double()
     wanted, got = numbers * factor, made[told].double()
-    underflowed = int((got == 0).logical_and_(wanted).sum())
-    meter.add(wanted, got, factor.abs() * LARGEST, underflowed=underflowed, **counts)
+    meter.add(wanted, got, factor.abs() * LARGEST, **counts)
 
 
 def _of_rows(grid: torch.Tensor, block: Block, top: int, left: int, rows: slice, part: torch.Tensor) -> torch.Tensor:

@@ -9,16 +9,16 @@ where a division comes out even it may still be the wrong one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import product
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..core.spec import Spec
 from ..core.spec import spec as spec_of
 from . import _e4m3
 from ._arrays import carrier, typed
-from ._codec import Codec, Leaves, OpError, Options
+from ._codec import NON_FINITE, Codec, Leaves, OpError, Options
 from ._e4m3 import Block
 
 if TYPE_CHECKING:
@@ -33,9 +33,8 @@ NUMBERS = ("float32", "bfloat16", "float16")
 LIKE = ("deepseek", "hf")
 # how a scale is stored: as it comes, rounded to bfloat16, or as the power of two above it in four bytes or in one; or its dtype
 STORED = {"f32": "float32", "bf16": "bfloat16", "pow2": "float32", "ue8m0": "float8_e8m0fnu", **{name: name for name in SCALES}}
-# DeepSeek's word for the power of two above it, in whatever dtype
-FORMATS = ("ue8m0",)
-NON_FINITE = ("refuse", "saturate", "keep")
+# what configurations call the power of two above it, in whatever dtype, and what transformers calls a scale as it comes
+POWER, FORMATS = "ue8m0", ("ue8m0", "float")
 # errors are measured on at least so many elements of a tensor, and in a large one on one row of so many: a prime, so that the rows
 # fall on all parts of blocks
 MEASURED, SPARSEST = 1 << 13, 509
@@ -53,6 +52,9 @@ class Fp8Block(Codec):
     )
 
     follow = ("scale",)
+    words: ClassVar[Mapping[str, Collection[str]]] = {"like": LIKE, "scale": STORED, "scale_fmt": FORMATS}
+    sides = 2
+    numbers = NUMBERS
 
     def validate(self, options: Options, encoding: bool) -> None:
         block = options.block
@@ -60,11 +62,8 @@ class Fp8Block(Codec):
             raise OpError(
                 "M308", f"fp8-block: `block` is {list(block)}, not the rows and columns of a block", help="e.g. `block: [128, 128]`"
             )
-        words: tuple[tuple[str, str | None, Collection[str]], ...] = (
-            ("like", options.like, LIKE), ("scale", options.scale, STORED), ("scale_fmt", options.scale_fmt, FORMATS),
-            ("non_finite", options.non_finite, NON_FINITE),
-        )  # fmt: skip
-        for word, value, known in words:
+        for word, known in {**self.words, "non_finite": NON_FINITE}.items():
+            value = getattr(options, word)
             if value is not None and value not in known:
                 raise OpError("M308", f"fp8-block: there is no `{word}: {value}`", help=f"it is one of {', '.join(known)}")
 
@@ -77,9 +76,6 @@ class Fp8Block(Codec):
             raise OpError("M303", f"fp8-block: the weight is {weight.dtype}, not {CODES}", help=hint)
         if scale.dtype not in SCALES:
             raise OpError("M303", f"fp8-block: the scale is {scale.dtype}, not one of {', '.join(SCALES)}")
-        if options.scale is not None and scale.dtype != _stored(options):
-            message = f"fp8-block: the scale is {scale.dtype}, `scale: {options.scale}` says {_stored(options)}"
-            raise OpError("M303", message, help=f"`scale` is how scales are stored, here and on the way back: `scale: {scale.dtype}`")
         _has_blocks("dequantize", weight)
         block = _block(options)
         wanted = _grid(weight.shape, block)
@@ -126,11 +122,13 @@ class Fp8Block(Codec):
             place = _place(at, self.decode_needs(options, specs, box)[1])
             raise OpError("M406", f"dequantize: the scale at {place} is {float(scales[at]):g}, which float32 cannot hold 448 times")
         tells = None if exact else meter
+        vanish = tells is not None and _e4m3.least(scales) * _e4m3.STEP < _e4m3.LEAST[dtype]
         with torch.inference_mode():
             for at in _leading(box):
-                lost = _e4m3.decode(codes[at], scales[at], block, top, left, made[at], ordinary, tells is not None and not tame)
+                count = tells is not None and not tame
+                lost = _e4m3.decode(codes[at], scales[at], block, top, left, made[at], ordinary, count, vanish)
                 if tells is not None:
-                    _e4m3.measure(codes[at], scales[at], block, top, left, made[at], told, lost, tells)
+                    _e4m3.measure(codes[at], scales[at], block, top, left, made[at], told, *lost, tells)
 
     def remembers(self, options: Options, spec: Spec) -> int:
         return _Known.EACH * prod(_grid(spec.shape, _block(options)))
@@ -249,7 +247,7 @@ def _stored(options: Options) -> str:
 
 def _rounding(options: Options) -> str:
     """What becomes of a scale before it is stored: nothing (f32), bf16 or pow2."""
-    if options.scale_fmt is not None or options.scale == "pow2" or _stored(options) == "float8_e8m0fnu":
+    if options.scale_fmt == POWER or options.scale == "pow2" or _stored(options) == "float8_e8m0fnu":
         return "pow2"
     return {"float32": "f32", "bfloat16": "bf16"}[_stored(options)]
 
@@ -295,13 +293,18 @@ class _Known:
 
 
 def _fitting(shape: tuple[int, ...], grid: tuple[int, ...]) -> str:
-    """Advice on a block that would fit: a power of two, as all known producers use."""
+    """Advice on a block that would fit: a power of two, as all known producers use, or else the smallest."""
     if len(shape) == len(grid) and shape[:-2] == grid[:-2]:
-        sizes = [2**i for i in range(16)]
-        found = [next((b for b in sizes if -(-n // b) == g), None) for n, g in zip(shape[-2:], grid[-2:], strict=True)]
+        found = [_side(n, g) for n, g in zip(shape[-2:], grid[-2:], strict=True)]
         if None not in found:
-            return f"`block: {found}` would fit; it stands in the checkpoint's quantization config"
+            return f"`block: {found}` would fit, as others may; the true one stands in the checkpoint's quantization config"
     return "no block fits: the scale belongs to another weight, or a side was cut or joined without it"
+
+
+def _side(n: int, g: int) -> int | None:
+    """A side of blocks of which `g` cover `n` elements."""
+    sizes = [*(2**i for i in range(16)), -(-n // max(1, g))]
+    return next((b for b in sizes if b and -(-n // b) == g), None)
 
 
 def _measured(spec: Spec, top: int) -> slice:

@@ -16,6 +16,7 @@ from ..source import yaml
 _COMMENT = re.compile(r"(?<!\S)#\s*migrate:\s*allow\b")
 _FORM = re.compile(r"\s*(?P<codes>M6[0-9]{2}(?:\s*,?\s+M6[0-9]{2})*)\s+because\s+\S")
 _CODE = re.compile(r"M6[0-9]{2}")
+_SECOND = re.compile(r"\bM6[0-9]{2}\s+because\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,23 +33,28 @@ def read(document: yaml.Document, known: Callable[[str], bool]) -> tuple[list[Al
     allowed: list[Allowed] = []
     wrong: list[Diagnostic] = []
     for number, text in enumerate(document.lines, 1):
-        match = next((m for m in _COMMENT.finditer(text) if not document.is_text(number, m.start() + 1)), None)
-        if match is None:
-            continue
-        span = Span(document.name, number, match.start() + 1, len(text.rstrip()) - match.start(), text)
-        form = _FORM.match(text, match.end())
-        if form is None:
-            hint = "write `# migrate: allow M620 because …`: codes, and why they do not apply here"
-            wrong.append(Diagnostic("M602", "a suppression needs the code of a finding and a reason", (span,), (), hint))
+        comments = [m for m in _COMMENT.finditer(text) if not document.is_text(number, m.start() + 1)]
+        if not comments:
             continue
         lines = {number}
-        if not text[: match.start()].strip():
+        if not text[: comments[0].start()].strip():
             lines.add(_below(document.lines, number))
-        for code in _CODE.findall(form["codes"]):
-            if known(code):
-                allowed.append(Allowed(code, span, frozenset(lines)))
-            else:
-                wrong.append(Diagnostic("M602", f"{code} is the code of no finding", (span,), (), "`docs/lint.md` lists them"))
+        ends = [*(m.start() for m in comments[1:]), len(text)]
+        for match, end in zip(comments, ends, strict=True):
+            span = Span(document.name, number, match.start() + 1, len(text[:end].rstrip()) - match.start(), text)
+            form = _FORM.match(text, match.end(), end)
+            if form is None:
+                hint = "write `# migrate: allow M620 because …`: codes, and why they do not apply here"
+                wrong.append(Diagnostic("M602", "a suppression needs the code of a finding and a reason", (span,), (), hint))
+                continue
+            if _SECOND.search(text, form.end(), end):
+                hint = "write `# migrate: allow M620 because …` once for each reason"
+                wrong.append(Diagnostic("M602", "a suppression has one reason, the second is not read", (span,), (), hint))
+            for code in _CODE.findall(form["codes"]):
+                if known(code):
+                    allowed.append(Allowed(code, span, frozenset(lines)))
+                else:
+                    wrong.append(Diagnostic("M602", f"{code} is the code of no finding", (span,), (), "`docs/lint.md` lists them"))
     return allowed, wrong
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import combinations, product
 from math import prod
 from typing import Any, NamedTuple
 
 from ..core.diagnostics import Diagnostic, Span, listed, printable
 from ..core.errors import PatternError
-from ..core.keys import CaptureType, Pattern, TwoReadings, narrower, parse
-from ..core.overlap import apart, common
+from ..core.keys import CaptureType, Pattern, narrower, parse
+from ..core.matching import Integer, Part
+from ..core.overlap import apart, common, shared_key, takes
 from ..ops._op import OneWay
 from ..planning.invert import invert
 from ..rules.compiled import CompiledRule
@@ -81,7 +83,12 @@ def _leaves(rule: CompiledRule) -> bool:
     said = rule.rule
     if said.via or said.map or said.keep_source or said.when or not all(name.startswith("$") for name in said.where):
         return False
-    return None in rule.sources and None in rule.targets and rule.sources[None].parts == rule.targets[None].parts
+    return None in rule.sources and None in rule.targets and _spelled(rule.sources[None]) == _spelled(rule.targets[None])
+
+
+def _spelled(pattern: Pattern) -> list[Part]:
+    """The parts, however the author wrote them: a capture has its type in `from` only."""
+    return [replace(part, source="") if isinstance(part, Integer) else part for part in pattern.parts]
 
 
 def _without_effect(reads: Sequence[_Side]) -> Iterator[Diagnostic]:
@@ -91,7 +98,7 @@ def _without_effect(reads: Sequence[_Side]) -> Iterator[Diagnostic]:
         if rule.rule.via or rule.rule.map or read.role is not None or rule.rule.keep_source:
             continue
         target = rule.targets.get(None)
-        if target is None or target.parts != read.pattern.parts or _everything([read.pattern]):
+        if target is None or _spelled(target) != _spelled(read.pattern) or _everything([read.pattern]):
             continue
         # one that leaves its keys to the others takes none away
         takers = (other for other in reads if other.rule is not rule and not other.rule.rule.keep_source)
@@ -170,7 +177,7 @@ def _twice(reads: Sequence[_Side]) -> Iterator[Diagnostic]:
         apart = one.file is not other.file
         if not apart and (_narrower(one.pattern, other.pattern) or _narrower(other.pattern, one.pattern)):
             continue
-        key = _common(one.pattern, other.pattern)
+        key = shared_key(one.pattern, other.pattern)
         if key:
             spans = (other.file.span(other.rule, "from"), one.file.span(one.rule, "from"))
             why = "they stand in two files of one edge" if apart else "neither is narrower"
@@ -215,7 +222,7 @@ def _undecided(one: _Side, other: _Side) -> str | None:
         return None
     for mine, theirs in product(_variants(one.pattern), _variants(other.pattern)):
         if one.file is not other.file or not (_narrower(mine, theirs) or _narrower(theirs, mine)):
-            key = _common(mine, theirs)
+            key = shared_key(mine, theirs)
             if key:
                 return key
     return None
@@ -252,7 +259,7 @@ def _made_of(side: _Side, key: str, reads: Sequence[_Side]) -> str | None:
             return None
         source = read.pattern.expand(sample)
         takers = (r for r in reads if r.rule is not rule and not r.rule.rule.keep_source and not r.pattern.params)
-        if rule.rule.keep_source or all(_narrower(read.pattern, r.pattern) for r in takers if _takes(r.pattern, source)):
+        if rule.rule.keep_source or all(_narrower(read.pattern, r.pattern) for r in takers if takes(r.pattern, source)):
             return f"`{printable(source)}`"
     return None
 
@@ -260,21 +267,6 @@ def _made_of(side: _Side, key: str, reads: Sequence[_Side]) -> str | None:
 def _any(kind: CaptureType) -> Any:
     """Some value of a capture that the key does not tell, because an op joins over it."""
     return {"int": 0, "enum": (*kind.values, "")[0]}.get(kind.kind, "x")
-
-
-def _common(one: Pattern, other: Pattern) -> str | None:
-    """A key that both match; the numbers in it are others where index expressions want others."""
-    key = common(one.parts, other.parts)
-    if not key:
-        return None
-    return next((k for n in ("7", "0", "1", "6", "12") if _takes(one, k := key.replace("7", n)) and _takes(other, k)), None)
-
-
-def _takes(pattern: Pattern, key: str) -> bool:
-    try:
-        return pattern.match(key) is not None
-    except TwoReadings:
-        return False
 
 
 def _unreachable(shelf: Shelf) -> Iterator[Diagnostic]:

@@ -160,9 +160,12 @@ def told(x: Any) -> Iterator[slice]:
 
 
 def differ(wanted: Any, got: Any) -> bool:
-    """Whether some of the numbers are not those that were wanted."""
-    first = wanted[:256], got[:256]
-    return bool((first[0] != first[1]).any()) or bool((wanted != got).any())
+    """Whether some of the numbers are not those that were wanted. A NaN is any other."""
+    for w, g in ((wanted[:256], got[:256]), (wanted, got)):
+        other = w != g
+        if bool(other.any()) and bool((other & ((w == w) | (g == g))).any()):
+            return True
+    return False
 
 
 def bounded(y: Any, where: Any) -> Any:

@@ -19,6 +19,7 @@ from ._axes import Shape, shown
 from ._op import OpError
 
 ELLIPSIS = "..."
+ONE_ARROW = "(?:[^-]|-(?!>))*->(?:[^-]|-(?!>))*"
 _TOKEN = re.compile(r"\s*(\.\.\.|[()]|\w+|\S)")
 
 Side = tuple[tuple[str, ...], ...]

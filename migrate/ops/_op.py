@@ -60,15 +60,20 @@ Only: TypeAlias = Annotated[dict[str, list[Any]], Written("only")]
 
 
 def arg(
-    doc: str, *, alias: str | None = None, least: int | None = None, length: int | None = None, finite: bool = False, **default: Any
-) -> Any:
+    doc: str, *, alias: str | None = None, least: int | None = None, length: int | None = None, finite: bool = False,
+    distinct: bool = False, once: int | None = None, words: Sequence[str] = (), form: str | None = None, **default: Any,
+) -> Any:  # fmt: skip
     """A dataclass field of an op's Args with its one-line description; `default=` or `default_factory=` makes it optional.
 
     `alias` is what authors write where a field cannot have that name (`from`). What a rule file that is read says of the form
-    of an argument, and its schema as well: `least` an integer or each of several can be, `length` of a list, `finite` numbers.
-    The op's `validate` sees what params made of it.
+    of an argument, and its schema as well: `least` an integer or each of several can be, or the length of a text; `length` of a
+    list, `finite` numbers, `distinct` items, the integer that stands in a list at most `once`, the `words` that a text can be, the
+    `form` it has (a regular expression). The op's `validate` sees what params made of it.
     """
-    said = {"doc": doc, "alias": alias, "least": least, "length": length, "finite": finite or None}
+    said = {
+        "doc": doc, "alias": alias, "least": least, "length": length, "finite": finite or None,
+        "distinct": distinct or None, "once": once, "words": tuple(words) or None, "form": form,
+    }  # fmt: skip
     return field(metadata={name: value for name, value in said.items() if value is not None}, **default)
 
 

@@ -139,7 +139,12 @@ def _tell(meter: Meter, args: Any, x: Any, got: Any, dtype: str) -> None:
     if dtype == "float64":
         tell(meter, bounded(wanted, module(x).isfinite(x)), got, dtype, sure=False)
         return
-    tell(meter, wanted, got, dtype, differ(wanted, got) or not bool(x.any()) or _sure(args, product, wanted))
+    tell(meter, wanted, got, dtype, differ(wanted, got) or _sure(args, product, wanted) or not _some(x))
+
+
+def _some(x: Any) -> bool:
+    """Whether a factor changes one of the numbers."""
+    return bool((module(x).isfinite(x) & (x != 0)).any())
 
 
 def _sure(args: Any, product: Any, wanted: Any) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..codecs._codec import Codec, Options
+from ..codecs._codec import NON_FINITE, Codec, Options
 from ._op import Dtype, Integers, Loss, OpError, Step, Text, ValueOp, arg, dataclass, step
 
 if TYPE_CHECKING:
@@ -52,13 +52,13 @@ class Dequantize(ValueOp):
 
     @dataclass(frozen=True, slots=True)
     class Args:
-        codec: Text = arg("the number format, e.g. fp8-block")
+        codec: Text = arg("the number format, e.g. fp8-block", least=1)
         dtype: Dtype = arg("what the numbers become, e.g. bfloat16")
-        block: Integers | None = arg("rows and columns that share a scale; without it what the codec takes for granted", default=None)
+        block: Integers | None = arg("rows and columns that share a scale; without it what the codec has", least=1, default=None)
         like: Text | None = arg("for the inverse: whose arithmetic encodes", default=None)
-        scale: Text | None = arg("how scales are stored: checked, and what the inverse makes", default=None)
-        scale_fmt: Text | None = arg("for the inverse: ue8m0 rounds scales up to powers of two, whatever their dtype", default=None)
-        non_finite: Text = arg("for the inverse: refuse, saturate or keep infinities and NaN", default="refuse")
+        scale: Text | None = arg("for the inverse: how scales are stored", default=None)
+        scale_fmt: Text | None = arg("for the inverse: ue8m0 rounds scales up to powers of two; float does not", default=None)
+        non_finite: Text = arg("for the inverse: refuse, saturate or keep infinities and NaN", words=NON_FINITE, default="refuse")
 
     def validate(self, args: Args) -> None:
         codec_called(args.codec).validate(options(args), False)

@@ -18,7 +18,7 @@ class Permute(Op):
 
     @dataclass(frozen=True, slots=True)
     class Args:
-        dims: Integers = arg("for each axis of the result, the axis it comes from")
+        dims: Integers = arg("for each axis of the result, the axis it comes from", distinct=True)
         only: Only | None = arg("limits the op to tensors with these capture values", default=None)
 
     def validate(self, args: Args) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..codecs._codec import NON_FINITE
 from ._op import Dtype, Integers, Loss, OneWay, OpError, Step, Text, ValueOp, arg, dataclass, step
 from .dequantize import codec_called, options, roles_of
 
@@ -24,13 +25,13 @@ class Quantize(ValueOp):
 
     @dataclass(frozen=True, slots=True)
     class Args:
-        codec: Text = arg("the number format, e.g. fp8-block")
+        codec: Text = arg("the number format, e.g. fp8-block", least=1)
         from_: Dtype | None = arg("the dtype of the numbers: checked, and what the inverse restores", alias="from", default=None)
-        block: Integers | None = arg("rows and columns that share a scale; without it what the codec takes for granted", default=None)
+        block: Integers | None = arg("rows and columns that share a scale; without it what the codec has", least=1, default=None)
         like: Text | None = arg("whose arithmetic encodes, e.g. deepseek or hf", default=None)
         scale: Text | None = arg("how scales are stored: float32 (f32), bfloat16 (bf16), float8_e8m0fnu (ue8m0), or pow2", default=None)
-        scale_fmt: Text | None = arg("ue8m0: scales are rounded up to powers of two, whatever their dtype", default=None)
-        non_finite: Text = arg("refuse, saturate or keep infinities and NaN", default="refuse")
+        scale_fmt: Text | None = arg("ue8m0: scales are rounded up to powers of two, whatever their dtype; float: not", default=None)
+        non_finite: Text = arg("refuse, saturate or keep infinities and NaN", words=NON_FINITE, default="refuse")
 
     def validate(self, args: Args) -> None:
         codec_called(args.codec).validate(options(args), True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import view
 from ._axes import Shape
-from ._notation import Recipe, check_axes, parse, solve, unknown_backwards
+from ._notation import ONE_ARROW, Recipe, check_axes, parse, solve, unknown_backwards
 from ._op import Array, Axes, OneWay, Only, Op, Step, Text, arg, dataclass, step
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ class Rearrange(Op):
 
     @dataclass(frozen=True, slots=True)
     class Args:
-        pattern: Text = arg('axes before and after, such as "(h d two) i -> (h two d) i"')
-        axes: Axes = arg("lengths of named axes; those that neither side tells are needed", default_factory=dict)
+        pattern: Text = arg('axes before and after, such as "(h d two) i -> (h two d) i"', form=ONE_ARROW)
+        axes: Axes = arg("lengths of named axes; those that neither side tells are needed", least=1, default_factory=dict)
         only: Only | None = arg("limits the op to tensors with these capture values", default=None)
 
     def validate(self, args: Args) -> None:

@@ -19,9 +19,9 @@ class Reshape(Op):
 
     @dataclass(frozen=True, slots=True)
     class Args:
-        to: Integers = arg("the shape after; one length may be -1 and follows from the others", least=-1)
+        to: Integers = arg("the shape after; one length may be -1 and follows from the others", least=-1, once=-1)
         from_: Integers | None = arg(
-            "the shape before, checked, and what the inverse restores; one length may be -1", alias="from", least=-1, default=None
+            "the shape before, checked, and what the inverse restores; one length may be -1", alias="from", least=-1, once=-1, default=None
         )
         only: Only | None = arg("limits the op to tensors with these capture values", default=None)
 

@@ -17,7 +17,7 @@ from ..core.keys import NegativeIndex, Pattern
 from ..core.ranks import rank_of, takes
 from ..core.records import records
 from ..core.templates import Template
-from ..ops._op import Decided
+from ..ops._op import Decided, ValueOp
 from ..rules.compiled import ROLE, CompiledStep, DirectedRule
 from .graph import Expr, Tensor, ValueCheck
 from .match import RANK, Matching, Reader, Taken, keep_rest, match, when_test
@@ -143,9 +143,9 @@ def _read_forwards(derived: Sequence[Reader], rest: Sequence[str], tensors: Mapp
 
 
 def taken(rules: Sequence[DirectedRule], tensors: Mapping[str, Tensor], views: Views) -> list[str]:
-    """Those of the keys that the rules would take, if there were no others."""
+    """Those of the keys that the rules would take, if there were no others, or refuse because they have two readings."""
     matching, _, _ = _run_all(rules, tensors, views, Questions(lambda *_: False), Report())
-    rest = set(matching.rest)
+    rest = set(matching.rest).difference(matching.unread)
     return [key for key in tensors if key not in rest]
 
 
@@ -294,11 +294,14 @@ def _check_roles(reader: Reader, report: Report) -> set[str]:
                 expected.append(side.pattern.expand(values) + ("" if rank is None else f"@{rank}"))
             except (KeyError, ValueError, TypeError):
                 expected.append(side.pattern.text)
+        # numbers are computed of all parts or not at all, so there `optional` would only be another error
+        decoded = any(isinstance(step.op, ValueOp) and step.op.kind == "join" and step.capture in (None, ROLE) for step in rule.steps)
+        hint = "fetch the tensors that are missing, or narrow the rule by its pattern or `when`"
         report.add(
             "M207",
             f"rule {rule.name!r}: {printable(example.key)} stands alone, missing: {listed(expected)}",
             spans=(rule.span,),
-            help=f"roles that may be missing are listed as `optional: [{', '.join(str(s.role) for s in missing)}]`",
+            help=hint if decoded else f"roles that may be missing are listed as `optional: [{', '.join(str(s.role) for s in missing)}]`",
         )
     return lone
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.diagnostics import Diagnostic, Report, listed, plural, printable
 from ..core.errors import MigrateError
-from ..core.keys import Pattern
+from ..core.keys import Pattern, parse
 from ..core.ranks import fitting, without_rank
 from ..core.spec import Spec
 from ..core.templates import Template, group
@@ -76,6 +76,8 @@ class Composition:
     inexact: list[str] = field(default_factory=list)
 
 
+# what every key fits, or every key of several names
+_ANYTHING = (parse("{k...}"), parse("{p...}.{k}"))
 SameBytes = Callable[[str, Tensor, Tensor], bool]
 Payload = Callable[[Tensor], bytes]
 
@@ -254,7 +256,7 @@ def _about_kept(leg: Leg, rules: Sequence[DirectedRule], bound: Bound, stay: Abs
     if not leg.backwards or leg.memory.get("kept") is not None:
         return []
     # a `keep` for whatever else there is says nothing of these keys
-    patterns = [pattern for pattern in leg.keep if pattern.anchors]
+    patterns = [pattern for pattern in leg.keep if not any(map(pattern.includes, _ANYTHING))]
     taken_by: dict[int, dict[str, None]] = {}
     for made in bound.made.values() if patterns else ():
         taken_by.setdefault(id(made.rule), {}).update(dict.fromkeys(made.keys))

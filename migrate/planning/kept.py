@@ -8,7 +8,7 @@ them. Mostly there are none. Where there are many they differ in layers and expe
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import chain, product
+from itertools import chain, pairwise, product
 from math import prod
 from typing import Any
 
@@ -61,8 +61,15 @@ def _is_form(entry: Any) -> bool:
         and len(entry) > 1
         and isinstance(entry[0], str)
         and entry[0].count(_PLACE) == len(entry) - 1
-        and all(isinstance(runs, list) and all(map(_is_run, runs)) for runs in entry[1:])
+        and all(map(_are_runs, entry[1:]))
     )
+
+
+def _are_runs(runs: Any) -> bool:
+    """Whether they are runs of integers, at least one, in order and apart: the limit counts what they hold before they are walked."""
+    if not (isinstance(runs, list) and runs and all(map(_is_run, runs))):
+        return False
+    return all(low > last for (_, last), (low, _) in pairwise(runs))
 
 
 def _is_run(run: Any) -> bool:

@@ -59,6 +59,8 @@ class Matching:
     rest: list[str]
     # keys that a `keep_source` rule reads
     read: set[str]
+    # keys that a rule may take, and that it cannot read one way
+    unread: list[str]
     # ties of inverted rules whose `when` can still decide them; all of the rules took the keys to find out
     undecided: Report
 
@@ -90,7 +92,7 @@ def match(rules: Sequence[DirectedRule], specs: Mapping[str, Spec], report: Repo
     for template in templates:
         matcher.assign(template, specs)
     matcher.expand_flat(specs)
-    return Matching(matcher.readers, matcher.rest, matcher.read, matcher.undecided)
+    return Matching(matcher.readers, matcher.rest, matcher.read, matcher.unread, matcher.undecided)
 
 
 class _Matcher:
@@ -100,6 +102,7 @@ class _Matcher:
         self.readers = [_reader(rule, carries) for rule in rules]
         self.rest: list[str] = []
         self.read: set[str] = set()
+        self.unread: list[str] = []
         self._excluded = excluded
         self._report = report
         self.undecided = Report()
@@ -128,6 +131,7 @@ class _Matcher:
                 rows = _rows(entry, template, base, rank)
             except TwoReadings as error:
                 self._report_two_readings(entry, error)
+                self.unread += template.keys
                 continue
             if rows is None:
                 continue

@@ -430,5 +430,5 @@ def _diagnose(
         f"rule {rule.name!r}" + (f" at {at}" if at else "") + f": {error.message}",
         (step.span,),
         (*error.notes, *notes),
-        error.help,
+        step.advice(error.help),
     )

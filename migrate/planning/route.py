@@ -27,6 +27,7 @@ from .compose import Leg
 from .graph import Tensor
 from .question import Question
 from .sides import ReadSide
+from .standing import check_order, standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +178,8 @@ def find_route(
     else:
         hint = "--to LINEAGE@LAYOUT, --rules FILE or --output-format; `migrate inspect` and `migrate history` show layouts"
         fail("M115", "nothing says what to do", help=hint)
+    edges = [({"lineage": s.lineage, "from": s.start, "to": s.goal}, s.files) for s in steps]
+    check_order(stamp.applied, edges, packs, index.tensors)
     # what an integer of the file means is no param of a rule
     given = {name: value for name, value in question.params.items() if name != PARAMETER or steps}
     if not steps and given and question.backwards is not None:
@@ -195,27 +198,16 @@ def find_route(
 
 def _last_run(applied: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The edges of the last run that was not undone since, the last first; undoing a downgrade would be an upgrade."""
-    standing = _standing(applied)
-    if not standing:
+    here = standing(applied)
+    if not here:
         fail("M115", "all that the stamp says was applied is undone already", help="`migrate history` shows it; --to says where else to go")
     # the edges of one run name one source
-    run = [standing[-1]]
-    for entry in reversed(standing[:-1]):
+    run = [here[-1]]
+    for entry in reversed(here[:-1]):
         if entry["source"] != run[-1]["source"]:
             break
         run.append(entry)
     return run
-
-
-def _standing(applied: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The entries that were not undone since."""
-    standing: list[Mapping[str, Any]] = []
-    for entry in applied:
-        if standing and (entry["lineage"], entry["from"], entry["to"]) == tuple(standing[-1][n] for n in ("lineage", "to", "from")):
-            standing.pop()
-        else:
-            standing.append(entry)
-    return standing
 
 
 def _refuse_by_hand(packs: Packs, applied: Sequence[Mapping[str, Any]]) -> None:
@@ -357,7 +349,7 @@ def _remembered(applied: Sequence[Mapping[str, Any]], again: Sequence[Mapping[st
     for entry in [*applied, *again]:
         if entry["lineage"] == step.lineage and {entry["from"], entry["to"]} == {step.start, step.goal}:
             params.update(entry["params"])
-    undone = [e for e in _standing(applied) if (e["lineage"], e["from"], e["to"]) == (step.lineage, step.goal, step.start)]
+    undone = [e for e in standing(applied) if (e["lineage"], e["from"], e["to"]) == (step.lineage, step.goal, step.start)]
     before = undone[-1] if undone and step.backwards else {"files": None}
     kept = undone[-1].get("kept", []) if undone else None
     return {"params": params, "files": before.get("files", {}), "ranks": before.get("ranks", ""), "kept": kept}
@@ -407,7 +399,7 @@ def _check_params(
     spans = {name: f.span("params", name) for f in reversed(files) for name in f.model.params}
     remembered = {name: value for memory in memories for name, value in memory["params"].items() if name in alone}
     asked = {name: value for name, value in given.items() if name in alone or name not in declared}
-    parameters.resolve(alone, asked, [("the stamp", remembered)], spans, known=[*declared, *elsewhere, PARAMETER])
+    parameters.resolve(alone, asked, [(parameters.STAMP, remembered)], spans, known=[*declared, *elsewhere, PARAMETER])
 
 
 def _asks_checkpoint(file: LoadedFile, name: str) -> bool:

@@ -12,9 +12,10 @@ from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
-from ..core.diagnostics import Diagnostic, Report, listed, printable
+from ..core.diagnostics import Diagnostic, Report, fail, listed, printable
 from ..core.keys import Pattern, TwoReadings, parse
 from ..core.ranks import as_seen, fitting, takes
+from ..core.spec import ALIASES
 from ..core.templates import group
 from ..extra_state.recipes import LEAVE
 from ..rules import params as parameters
@@ -71,12 +72,18 @@ class Walk:
         declared = parameters.declare(leg.files)
         spans = {name: f.span("params", name) for f in reversed(leg.files) for name in f.model.params}
         given = {name: value for name, value in self._given.items() if name in declared}
-        said = [("the stamp", {n: v for n, v in leg.memory.get("params", {}).items() if n in declared}), *self._sources(leg, tensors)]
-        values = parameters.resolve(declared, given, said, spans, lost=self._lost(leg))
+        said = [(parameters.STAMP, {n: v for n, v in leg.memory.get("params", {}).items() if n in declared}), *self._sources(leg, tensors)]
+        lost = self._lost(leg)
+        values = parameters.resolve(declared, given, said, spans, lost=lost)
         _refuse_others(leg, values, declared)
+        _refuse_new(leg, values, given, declared)
         drops = "drop" in ((declared[DELAYED].choices or ()) if DELAYED in declared else ())
         self._leave = f"--set {DELAYED}=drop --allow drop leaves it behind, which is what most want" if drops else LEAVE
         self._assumed = {n: v for n, v in values.items() if n not in given and all(source.get(n) is None for _, source in said)}
+        for name, value in ((n, v) for n, v in self._assumed.items() if n in lost):
+            what = f"`{name}` is taken to be {printable(str(value), 80)}, its default: {lost[name]}"
+            at = (spans[name],) if name in spans else ()
+            self.warnings.append(Diagnostic("M512", what, at, help=f"if it was another one: {parameters.GIVEN} {name}=…"))
         for name, value in values.items():
             taken = name in self.params and not patches.same(self.params[name], value)
             self.params[f"{name} ({leg.lineage} {leg.start} -> {leg.goal})" if taken else name] = value
@@ -155,6 +162,9 @@ class Walk:
                             help="it is carried as it is; correct it by hand, or write a rule file whose edge runs backwards",
                         )
                     )
+                    self.inexact.append(
+                        f"files of {leg.lineage} {leg.goal} -> {leg.start}: {printable(path)} is not as it was before {file.model.id}"
+                    )
 
     def _touches(self, file: LoadedFile, path: str) -> bool:
         return any(value is None or self.sides.at(path, at) is not ABSENT for at, value in patches.leaves(file.model.files[path]))
@@ -172,7 +182,8 @@ class Walk:
                 if param.shape is not None:
                     yield from ((said, {name: size}) for said, size in _sizes(leg, param.shape, tensors))
                 if param.dtype is not None:
-                    yield from ((said, {name: dtype}) for said, dtype in _dtypes(leg, param.dtype, tensors))
+                    known = self._given.get(name, leg.memory.get("params", {}).get(name))
+                    yield from ((said, {name: dtype}) for said, dtype in _dtypes(leg, param.dtype, tensors, known))
 
     def _lost(self, leg: Leg) -> dict[str, str]:
         """Param -> why its place in the configuration does not give it, where a leg was walked back without a stamp."""
@@ -227,6 +238,14 @@ def _refuse_others(leg: Leg, values: Mapping[str, Any], declared: Mapping[str, P
                     "M114", f"two files of one edge give `{name}` the defaults {one} and {other}", spans=(file.span("params", name),)
                 )
     report.check()
+
+
+def _refuse_new(leg: Leg, values: Mapping[str, Any], given: Mapping[str, Any], declared: Mapping[str, Param]) -> None:
+    """M510 where an edge was walked with an optional param unset, as the stamp has it, and is undone with a value for it."""
+    before = leg.memory.get("params", {})
+    for name in (n for n in given if _undone(leg) is not None and declared[n].optional and n not in before):
+        notes = (f"{parameters.GIVEN} says {printable(str(values[name]), 80)}", f"{parameters.STAMP} says that it was not set")
+        fail("M510", f"the sources of param `{name}` disagree", notes=notes, help="leave it out: the edge was walked without it")
 
 
 def _undone(leg: Leg) -> Mapping[str, Any] | None:
@@ -284,13 +303,17 @@ def _patched(patch: Any, keys: Sequence[str]) -> bool:
     return True
 
 
-def _dtypes(leg: Leg, dtype: Dtype, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
-    """(place for messages, dtype) of the tensors that are named; of those that have the same dtype only the first."""
+def _dtypes(leg: Leg, dtype: Dtype, tensors: Mapping[str, Tensor], known: Any) -> Iterator[tuple[str, str]]:
+    """(place for messages, dtype) of the tensors that are named; of those that have the same dtype only the first.
+
+    Where they differ, `known` says which of them counts.
+    """
     first: dict[str, str] = {}
     for _, _, keys in _named(leg, dtype.key, tensors, alike=False):
         for key in keys:
             first.setdefault(tensors[key].spec.dtype, key)
-    yield from ((f"the dtype of {printable(key)}", name) for name, key in first.items())
+    chosen = ALIASES.get(str(known), str(known))
+    yield from ((f"the dtype of {printable(key)}", name) for name, key in first.items() if chosen not in first or name == chosen)
 
 
 def _sizes(leg: Leg, shape: Shape, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, int]]:

@@ -7,8 +7,10 @@ Ops that no file uses cost nothing.
 
 from __future__ import annotations
 
+import json
+import re
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
 from functools import cache
 from math import isfinite
@@ -17,7 +19,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema, create_model
 from pydantic_core import PydanticCustomError
 
-from .. import ops
+from .. import codecs, ops
 from ..core import expr
 from ..core.diagnostics import did_you_mean, listed, printable
 from ..core.errors import OpError, PatternError
@@ -29,6 +31,7 @@ from .fields import (
     CAPTURE,
     DTYPE,
     FINITE,
+    NAME,
     PARAM,
     REFERENCE,
     SCALARS,
@@ -49,6 +52,8 @@ from .fields import (
     refused,
     text,
     unknown_dtype,
+    whole,
+    whole_number,
     wrong,
 )
 
@@ -64,6 +69,10 @@ class Argument(NamedTuple):
     least: int | None = None
     length: int | None = None
     finite: bool = False
+    distinct: bool = False
+    once: int | None = None
+    words: tuple[str, ...] = ()
+    shape: str | None = None
 
 
 @cache
@@ -75,8 +84,9 @@ def arguments(op: str) -> tuple[Argument, ...]:
     for field in fields(declared):
         default = field.default_factory() if field.default_factory is not MISSING else field.default
         said = field.metadata
-        limits = said.get("least"), said.get("length"), said.get("finite", False)
-        out.append(Argument(field.name, said.get("alias", field.name), _form(hints[field.name]), said.get("doc", ""), default, *limits))
+        limits = {name: said[name] for name in ("least", "length", "finite", "distinct", "once", "words") if name in said}
+        made = Argument(field.name, said.get("alias", field.name), _form(hints[field.name]), said.get("doc", ""), default, **limits)
+        out.append(made._replace(shape=said.get("form")))
     return tuple(out)
 
 
@@ -122,7 +132,60 @@ def step(value: Any) -> Step:
         given = form.model_validate(dict(written))
     except ValidationError as error:
         refuse(p._replace(at=(op, *path)) for path, p in found(error, form))
-    return Step(op, {a.word: getattr(given, a.field) for a in arguments(op) if a.field in given.model_fields_set})
+    args = {a.word: getattr(given, a.field) for a in arguments(op) if a.field in given.model_fields_set}
+    if problems := list(_unknown_to_codec(op, args)):
+        refuse(problems)
+    return Step(op, args)
+
+
+def _unknown_to_codec(op: str, args: Mapping[str, Any]) -> Iterator[Problem]:
+    """What the codec refuses in one argument, whatever the others are and params make of them."""
+    try:
+        codec = codecs.get(args["codec"])
+    except (KeyError, BrokenEntryError):
+        # no argument of the op, or a name that `validate` reports
+        return
+    for a in arguments(op):
+        said = args.get(a.word)
+        if said is None or _is_reference(said):
+            continue
+        if a.word == "block" and codec.sides not in (None, len(said)):
+            yield Problem("M308", f"{op}: `block` has {len(said)} items, {codec.name} has {codec.sides}", None, (op, "block"))
+        known = codec.numbers if a.form == "dtype" else codec.words.get(a.word, ())
+        if known and (dtype(said) if a.form == "dtype" else said) not in known:
+            there = sorted(known)
+            hint = did_you_mean(said, there) or f"it is one of {listed(there)}"
+            yield Problem("M308", f"{codec.name}: there is no `{a.word}: {printable(said)}`", hint, (op, a.word))
+
+
+def codec_forms(op: str) -> dict[str, Any]:
+    """The schema of what the built-in codecs ask of the arguments of an op that has a codec."""
+    made: dict[str, Any] = {}
+    said = arguments(op)
+    if not any(a.word == "codec" for a in said):
+        return made
+    for name in codecs.registry.builtin():
+        codec = codecs.registry.get(name)
+        then: dict[str, Any] = {}
+        for a in said:
+            known = _spelled(codec.numbers) if a.form == "dtype" else [*codec.words.get(a.word, ())]
+            if known:
+                then[a.word] = {"description": a.doc, **_choice(known)}
+            elif a.word == "block" and codec.sides is not None:
+                then[a.word] = {"description": a.doc, "minItems": codec.sides, "maxItems": codec.sides}
+        when = {"properties": {"codec": {"const": codec.name}}, "required": ["codec"]}
+        made = {"if": when, "then": {"properties": then}, **({"else": made} if made else {})}
+    return made
+
+
+def _spelled(dtypes: Iterable[str]) -> list[str]:
+    """The dtypes under all their names."""
+    wanted = set(dtypes)
+    return [name for name in DTYPE["enum"] if dtype(name) in wanted]
+
+
+def _choice(words: Sequence[str]) -> dict[str, Any]:
+    return {"type": "string", "if": {"pattern": r"^\$"}, "then": REFERENCE, "else": {"enum": [*words]}}
 
 
 def used(op: str, args: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]:
@@ -157,8 +220,8 @@ def resolve(op: str, args: Mapping[str, Any], params: Mapping[str, Any], values:
         if value is not None:
             made[argument.field] = value
         elif argument.default is MISSING:
-            unset = f" ({written} has no value)" if isinstance(written, str) else ""
-            raise OpError("M509", f"{label} is needed{unset}", help=_how_to_set(written))
+            why = f" ({written} has no value)" if isinstance(written, str) else ""
+            raise OpError("M509", f"{label} is needed{why}", help=_how_to_set(written))
     return ops.get(op).Args(**made)
 
 
@@ -174,9 +237,9 @@ def integer(written: Any, params: Mapping[str, Any], label: str = "") -> int | N
     if value is None:
         return None
     if value is not _NO_REFERENCE:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise OpError("M114", f"{lead}{written} is {value!r}, an integer is asked for")
-        return value
+        if (number := whole_number(value)) is None:
+            raise _misfit(f"{lead}{written}", value, "an integer", "int")
+        return number
     try:
         return expr.parse(written).evaluate(params)
     except expr.Unset as error:
@@ -204,16 +267,21 @@ def _resolved(form: str, written: Any, params: Mapping[str, Any], values: Sequen
         if isinstance(value, Mapping):
             value = _ordered(value, values, label)
         if not isinstance(value, (list, tuple)):
-            raise OpError("M114", f"{label} is {value!r}, a list is asked for")
+            raise _misfit(label, value, "a list", "list")
         return tuple(_needed(item, params, label) for item in value)
     if form == "axes":
         sizes = {name: integer(item, params, f"{label} of {name}") for name, item in value.items()}
         return {name: size for name, size in sizes.items() if size is not None}
     if form == "number" and (isinstance(value, bool) or not isinstance(value, (int, float))):
-        raise OpError("M114", f"{label} is {value!r}, a number is asked for")
+        raise _misfit(label, value, "a number", "int")
     if form in ("text", "dtype", "capture") and not isinstance(value, str):
-        raise OpError("M114", f"{label} is {value!r}, text is asked for")
+        raise _misfit(label, value, "text", "str")
     return value
+
+
+def _misfit(label: str, value: Any, wanted: str, type: str) -> OpError:
+    what = f"{label} is {_shown(value)}, {wanted} is asked for"
+    return OpError("M114", what, help=f"write {wanted} there, or a param with `type: {type}`")
 
 
 def _needed(written: Any, params: Mapping[str, Any], label: str) -> int:
@@ -233,6 +301,12 @@ def _ordered(sizes: Mapping[str, Any], values: Sequence[Any] | None, label: str)
         said += [f"has {listed(extra)}, which the capture does not"] if extra else []
         raise OpError("M114", f"{label} {' and '.join(said)}", help=f"the values are {listed(names)}")
     return [sizes[n] for n in names]
+
+
+def unset(args: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, str]:
+    """The arguments that are a param without a value, and so count as not written, with how to give it."""
+    said = {word: PARAM.fullmatch(written) for word, written in args.items() if isinstance(written, str)}
+    return {w: f"`{w}` is {m[0]}, which has no value: --set {m[1]}=…" for w, m in said.items() if m and params.get(m[1]) is None}
 
 
 def _how_to_set(written: Any) -> str | None:
@@ -276,6 +350,11 @@ def _plain(hint: Any) -> Any:
     if get_origin(hint) is Literal:
         return Annotated[hint, BeforeValidator(one_of(*get_args(hint)))]
     return Annotated[Any, BeforeValidator(yaml.core)]
+
+
+def _shown(value: Any) -> str:
+    """A value as rule files write it."""
+    return printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), 60)
 
 
 def _is_reference(value: Any) -> bool:
@@ -355,6 +434,16 @@ def _written(op: str, argument: Argument) -> Any:
         schema |= {name: {**schema[name], "minimum": least} for name in ("items", "additionalProperties") if name in schema}
     if length is not None:
         schema = {**schema, "minItems": length, "maxItems": length}
+    if argument.distinct:
+        schema = {**schema, "uniqueItems": True}
+    if argument.once is not None:
+        schema = {**schema, "contains": {"const": argument.once}, "minContains": 0, "maxContains": 1}
+    if argument.words:
+        schema = _choice(argument.words)
+    elif argument.shape is not None:
+        schema = {"type": "string", "pattern": whole(rf"\${NAME.pattern}|{argument.shape}")}
+    elif least is not None and argument.form == "text":
+        schema = {**schema, "minLength": least}
 
     def limited(value: Any) -> Any:
         made = read(value)
@@ -367,6 +456,18 @@ def _written(op: str, argument: Argument) -> Any:
                 wrong("M308", f"{op}: `{argument.word}` is {item}, {why}", None, () if at is None else (at,))
         if length is not None and isinstance(made, list) and len(made) != length:
             wrong("M308", f"{op}: `{argument.word}` has {len(made)} items, it must have {length}")
+        label = f"{op}: `{argument.word}` is {_shown(made)}"
+        if argument.distinct and isinstance(made, list) and len(set(made)) < len(made):
+            wrong("M308", f"{label}, each item must stand there once")
+        if argument.once is not None and isinstance(made, list) and made.count(argument.once) > 1:
+            wrong("M308", f"{label}, only one item may be {argument.once}")
+        if isinstance(made, str) and argument.form == "text" and not _is_reference(made):
+            if argument.words and made not in argument.words:
+                wrong("M308", f"{label}, it is one of {listed([*argument.words])}", did_you_mean(made, [*argument.words]))
+            if argument.shape is not None and re.fullmatch(argument.shape, made) is None:
+                wrong("M308", f"{label}, there must be one `->`")
+            if least is not None and len(made) < least:
+                wrong("M308", f"{op}: `{argument.word}` is empty")
         return made
 
     return Annotated[Any, BeforeValidator(limited), WithJsonSchema(schema)]
@@ -382,6 +483,6 @@ _FORMS: dict[str, tuple[Callable[[Any], Any], dict[str, Any]]] = {
     "only": (_only, {"type": "object", "propertyNames": _NAMES, "additionalProperties": {**SCALARS, "minItems": 1}}),
     "number": (_number, {"type": ["number", "string"], **REFERENCE}),
     "capture": (capture, CAPTURE),
-    "dtype": (_dtype, {"type": "string", "if": {"pattern": r"^\$"}, "then": REFERENCE, "else": {"enum": DTYPE["enum"]}}),
+    "dtype": (_dtype, _choice(DTYPE["enum"])),
     "text": (text, TEXT),
 }

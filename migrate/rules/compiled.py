@@ -19,7 +19,7 @@ from ..core.diagnostics import Report, Span, listed
 from ..core.errors import OpError, PatternError
 from ..core.keys import CaptureType, Pattern, parse
 from ..ops._op import Op
-from .arguments import integer, resolve
+from .arguments import integer, resolve, unset
 from .captures import ROLE as ROLE
 from .captures import capture_of, check_captures, names_help
 from .fields import PARAM
@@ -31,13 +31,21 @@ _NUMBER = re.compile("0|[1-9][0-9]{0,17}")
 
 @dataclass(frozen=True, slots=True)
 class CompiledStep:
-    """One op with its arguments resolved. `capture` is what it consumes (join) or produces (part)."""
+    """One op with its arguments resolved. `capture` is what it consumes (join) or produces (part).
+
+    `unset`: the arguments that count as not written because they are a param without a value, with how to give it.
+    """
 
     name: str
     op: Op
     args: Any
     capture: str | None
     span: Span
+    unset: Mapping[str, str] = field(default_factory=dict)
+
+    def advice(self, help: str | None) -> str | None:
+        """`help` of the op; where it asks for an argument that is written, as a param without a value, how to give that."""
+        return next((how for word, how in self.unset.items() if help == f"write `{word}`"), help)
 
     @property
     def only(self) -> Mapping[str, list[Any]] | None:
@@ -277,7 +285,7 @@ def direct(compiled: CompiledRule, params: Mapping[str, Any], report: Report) ->
         except OpError as error:
             report.add(error.code, error.message, spans=(place,), notes=error.notes, help=error.help)
             return None
-        steps.append(CompiledStep(step.op, ops.get(step.op), args, capture, place))
+        steps.append(CompiledStep(step.op, ops.get(step.op), args, capture, place, unset(step.args, params)))
     try:
         where = _where(compiled, params)
     except OpError as error:

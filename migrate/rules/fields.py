@@ -113,7 +113,7 @@ def numeric(value: Any) -> Any:
     return (inf if typed > 0 else -inf) if isinstance(typed, int) and abs(typed) > float_info.max else typed
 
 
-def _whole(value: Any) -> int | None:
+def whole_number(value: Any) -> int | None:
     """The integer that an unquoted or a typed value is, or None; `8.0` is one, as in JSON."""
     if isinstance(value, str) and not isinstance(value, yaml.Plain):
         return None
@@ -169,7 +169,7 @@ def capture(value: Any) -> str:
 
 
 def integer(value: Any) -> int:
-    if (number := _whole(value)) is not None:
+    if (number := whole_number(value)) is not None:
         return _bounded(number)
     quoted = isinstance(value, str) and not isinstance(value, yaml.Plain) and yaml.integer(value) is not None
     wrong("M106", f"an integer is asked for, here stands {kind_of(value)}", "leave the quotes out" if quoted else None)
@@ -183,7 +183,7 @@ def count(value: Any) -> int:
 
 def arithmetic(value: Any) -> int | str:
     """An integer, or the text of arithmetic over params that `core.expr` can read."""
-    if (number := _whole(value)) is not None:
+    if (number := whole_number(value)) is not None:
         return _bounded(number)
     if not isinstance(value, str) or yaml.is_null(value):
         wrong("M106", f"an integer, `$param` or arithmetic is asked for, here stands {kind_of(value)}")
@@ -275,21 +275,29 @@ TEXT = {"type": ["string", "number", "boolean"]}
 LINE = {**TEXT, "pattern": whole(f"[^{UNPRINTABLE}]*")}
 NAMED = {"type": "string", "pattern": whole(_PART)}
 CAPTURE = {"type": "string", "pattern": whole(_WORD)}
-# what the notation of patterns asks for, but for the types of captures and what stands side by side
+
+
+def _arithmetic(name: str) -> str:
+    """All of the notation of arithmetic over what `name` matches but the balance of parentheses."""
+    operand = rf"(?:[-(] *)*(?:[0-9]+|{name})(?: *\))*"
+    return rf" *{operand}(?: *(?:[-+*%]|//) *{operand})* *"
+
+
+# an index speaks of a capture, and is more than its name
+_INDEX = rf"(?=(?:[^A-Za-z_$}}]|\${_WORD})*[A-Za-z_])(?![( ]*{_WORD}[) ]*\}}){_arithmetic(rf'[$]?{_WORD}')}"
+# what the notation of patterns asks for, but for the types of captures, linear indices and what stands side by side
 PATTERN = {
     **TEXT,
-    "pattern": whole(rf"(?:[^{{}}]|\{{\{{|\}}\}}|\{{(?:{_WORD}(?:\.\.\.)?|{_WORD}:[^{{}}|]+(?:\|[^{{}}|]+)*|[A-Za-z0-9_$+*/%() -]+)\}})+"),
+    "pattern": whole(rf"(?:[^{{}}]|\{{\{{|\}}\}}|\{{(?:{_WORD}(?:\.\.\.)?|{_WORD}:[^{{}}|]+(?:\|[^{{}}|]+)*|{_INDEX})\}})+"),
     "maxLength": LONGEST_PATTERN,
 }
 INTEGER = {"type": "integer", "minimum": -MOST, "maximum": MOST}
 COUNT = {**INTEGER, "minimum": 0}
 DTYPE = {"type": "string", "enum": [*BITS, *ALIASES]}
-# all of the notation but the balance of parentheses
-_OPERAND = rf"(?:[-(] *)*(?:[0-9]+|\${_WORD})(?: *\))*"
 ARITHMETIC = {
     **INTEGER,
     "type": ["integer", "string"],
-    "pattern": whole(rf" *{_OPERAND}(?: *(?:[-+*%]|//) *{_OPERAND})* *"),
+    "pattern": whole(_arithmetic(rf"\${_WORD}")),
     "maxLength": expr.LONGEST,
 }
 # a NaN is neither less nor greater than any number, and so the only one that lies between 1 and 0

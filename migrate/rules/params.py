@@ -6,18 +6,20 @@ command line is a wrong question, not one for a precedence table. Only a default
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core.diagnostics import Report, Span, did_you_mean, listed, printable
 from ..core.spec import ALIASES
 from ..source import yaml
-from .fields import MOST
+from .fields import MOST, whole_number
 
 if TYPE_CHECKING:
     from .model import LoadedFile, Param
 
 GIVEN = "--set"
+STAMP = "the stamp"
 CONFIG = "config.json"
 
 
@@ -83,10 +85,13 @@ def resolve(
                 said.append((source, convert(values[name], param, is_text=source == GIVEN)))
             except RefusedError as error:
                 failed = True
-                report.add("M114", f"param `{name}` from {printable(source)}: {error}", spans=at)
+                report.add("M114", f"param `{name}` from {printable(source)}: {error}", spans=at, help=_takes(param))
         if len({_comparable(value) for _, value in said}) > 1:
             notes = tuple(f"{printable(source)} says {_shown(value)}" for source, value in said)
             hint = "correct the source that is wrong; a value on the command line does not outvote the checkpoint"
+            if param.dtype is not None and not {GIVEN, STAMP} & {source for source, _ in said}:
+                names = "|".join(dict.fromkeys(str(value) for _, value in said))
+                hint = f"{GIVEN} {name}={names} says which one counts; on the way back what had another one returns in it"
             report.add("M510", f"the sources of param `{name}` disagree", spans=at, notes=notes, help=hint)
         elif said:
             out[name] = said[0][1]
@@ -152,7 +157,7 @@ def _items(text: str) -> list[str]:
 
 
 def _word(text: str, type: str | None) -> Any:
-    number = yaml.integer(text)
+    number = whole_number(yaml.Plain(text)) if type == "int" else yaml.integer(text)
     if type == "int" or (type is None and number is not None and str(number) == text):
         return text if number is None else number
     if type == "bool":
@@ -170,6 +175,9 @@ def _scalar(value: Any, type: str | None, param: Param) -> Any:
         if isinstance(value, bool) or not isinstance(value, (str, int, float)):
             raise RefusedError(f"{_shown(value)} is not text")
         return str(value) if param.dtype is None else ALIASES.get(str(value), str(value))
+    if type == "int" and isinstance(value, float):
+        # 3.0 is an integer, as in rule files
+        value = value if (number := whole_number(value)) is None else number
     if type == "int" or (isinstance(value, int) and not isinstance(value, bool)):
         if isinstance(value, bool) or not isinstance(value, int):
             raise RefusedError(f"{_shown(value)} is not an integer")
@@ -190,7 +198,14 @@ def _comparable(value: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
-    return printable(repr(value) if isinstance(value, str) else str(value), 80)
+    return printable(repr(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str), 80)
+
+
+def _takes(param: Param) -> str:
+    """What a value of the param is, for a help."""
+    bounds = [f"{word} {number}" for word, number in (("from", param.minimum), ("to", param.maximum)) if number is not None]
+    said = [_type(param), *bounds, *([f"one of {listed([str(choice) for choice in param.choices])}"] if param.choices else [])]
+    return f"it takes {', '.join(said)}"
 
 
 def _type(param: Param) -> str:

@@ -44,7 +44,7 @@ BEYOND: Mapping[str, str] = {
     "M108": "text that is not YAML has no data to compare",
     "M109": "the size of the text and the number of its nodes are not data",
     "M110": "an unquoted pattern is a mapping, or nothing, by the time a schema sees it",
-    "M111": "arithmetic nests parentheses, which no regular expression can follow",
+    "M111": "arithmetic nests parentheses, which no regular expression can follow, and an index grows with one capture",
     "M201": "in a pattern a capture has its type where it first occurs, and what stands side by side must be told apart",
 }
 # Codes of meaning: given when every field is right by itself, by `checks`, `examples`, `captures` and `compiled`.
@@ -56,7 +56,8 @@ MEANING: Mapping[str, str] = {
     "M203": "captures of `to` and of the ops come from `from`",
     "M204": "captures of `from` go to `to` or to an op",
     "M205": "an op that counts needs a capture with an order",
-    "M308": "arguments of an op that no tensor could satisfy together; codecs, which packages may add; the sides of a `rearrange`",
+    "M303": "whether a dtype can hold the `value` of `fill`",
+    "M308": "arguments of an op that no tensor could satisfy together; codecs that packages may add; the two sides of a `rearrange`",
 }
 
 
@@ -160,7 +161,7 @@ def _step() -> dict[str, Any]:
         fields = arguments.model(name).model_json_schema(by_alias=True, schema_generator=_Generator)
         fields.pop("title", None)
         fields.pop("description", None)
-        fields = _cleaned(fields)
+        fields = {**_cleaned(fields), **arguments.codec_forms(name)}
         for argument in arguments.arguments(name):
             if argument.default is not MISSING and argument.default not in (None, (), {}):
                 fields["properties"][argument.word]["default"] = argument.default

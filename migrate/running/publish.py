@@ -29,6 +29,7 @@ SUFFIX = ".migrate-partial"
 JOURNAL = "journal.jsonl"
 HASH = "xxh3_128"
 FORMAT_VERSION = 2
+_CLAIM = {"file": str, "tile": int, "offset": int, "length": int, HASH: str}
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -77,6 +78,7 @@ class Partial:
         self.data = self.folder / "data"
         self.claims: Claims = {}
         self.begun = False
+        self._names = {Path(file.name) for file in target.files}
         self._journal = -1
         head = {"format_version": FORMAT_VERSION, "kind": "journal", "digest": digest, "hash": HASH}
         try:
@@ -120,13 +122,21 @@ class Partial:
             for line in lines[1:-1]:
                 found = _parsed(line)
                 # a torn or foreign line claims nothing
-                if set(found) == {"file", "tile", "offset", "length", HASH}:
+                if {name: type(value) for name, value in found.items()} == _CLAIM:
                     claims[found["file"], found["tile"]] = (found["offset"], found["length"], found[HASH])
             if lines[-1]:
                 os.write(self._journal, b"\n")
             return claims
         if size and (lines[:-1] and first):
             self.close()
+            version = first.get("format_version")
+            if version != FORMAT_VERSION:
+                fail(
+                    "M918",
+                    f"{_shown(self.folder)} was begun by another version of migrate: "
+                    f"its journal has format version {printable(str(version))}, this one's is {FORMAT_VERSION}",
+                    help="remove that folder and begin anew, or resume with the version it was begun with",
+                )
             fail(
                 "M918",
                 f"{_shown(self.folder)} belongs to another plan",
@@ -202,14 +212,20 @@ class Partial:
     def add(self, name: str, content: bytes | str | Path) -> None:
         """Writes a small file, from bytes or copied from a path."""
         path = self._path(name)
+        self._names.add(Path(name))
         path.parent.mkdir(parents=True, exist_ok=True)
+        # not through a link that somebody laid there
+        path.unlink(missing_ok=True)
         if isinstance(content, bytes):
             path.write_bytes(content)
         else:
             shutil.copyfile(content, path)
 
     def check(self) -> None:
-        """RunError M913 unless each weight file has its size and its header, read back."""
+        """RunError M913 unless each weight file has its size and its header, read back, and nothing lies beside what was written.
+
+        What does is somebody else's, so that it is named and neither published nor removed.
+        """
         for file in self.target.files:
             descriptor = self.open(file.name)
             try:
@@ -218,6 +234,22 @@ class Partial:
                 os.close(descriptor)
             if size != file.size or header != file.header:
                 fail("M913", f"{printable(file.name)} was not written as planned", help="run the same command with --resume")
+        if self.target.folder and (strays := self._strays()):
+            more = f" and {len(strays) - 1:,} more" if len(strays) > 1 else ""
+            fail(
+                "M913",
+                f"this run did not write {printable(strays[0])}{more} in {_shown(self.data)}",
+                help="move it away and run the same command with --resume",
+            )
+
+    def _strays(self) -> list[str]:
+        """What would be published and is neither a file of the target nor a folder with one; links, whatever they are called."""
+        known = self._names | {folder for name in self._names for folder in name.parents}
+        found = []
+        for root, folders, files in os.walk(self.data):
+            paths = [Path(root, name) for name in (*folders, *files)]
+            found += [str(p.relative_to(self.data)) for p in paths if p.relative_to(self.data) not in known or p.is_symlink()]
+        return sorted(found)
 
     def publish(self, *, fsync: bool = True) -> None:
         """Makes the target appear under its name, durably if `fsync`. QuestionError M904 if something has appeared there meanwhile."""
@@ -331,7 +363,7 @@ def _line(record: Mapping[str, Any]) -> bytes:
 def _parsed(line: bytes) -> dict[str, Any]:
     try:
         found = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

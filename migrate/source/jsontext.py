@@ -70,7 +70,11 @@ def parse(data: bytes | bytearray, where: str, *, floats: bool = False, constant
     except UnicodeEncodeError as error:
         fail("M906", f"{where}: JSON with half a surrogate pair, {printable(error.object[error.start : error.end])}")
     except json.JSONDecodeError as error:
-        fail("M906", f"{where}: not JSON: {error.msg} at character {error.pos}")
+        fail(
+            "M906",
+            f"{where}: not JSON: {error.msg[:1].lower()}{error.msg[1:]} at line {error.lineno}, column {error.colno}",
+            help="correct the file there, or fetch it again",
+        )
     except _RefusedError as error:
         fail("M906", f"{where}: {error}")
     except ValueError:

@@ -281,12 +281,13 @@ def scaled(dtype: torch.dtype, power: bool = True) -> Any:
     ("dtype", "power", "said"),
     [
         (torch.float32, False, {}),
+        (torch.float32, False, {"scale_fmt": "float"}),
         (torch.float32, True, {"scale_fmt": "ue8m0"}),
         (torch.bfloat16, False, {}),
         (torch.float8_e8m0fnu, True, {"scale_fmt": "ue8m0"}),
         (torch.float8_e8m0fnu, True, {}),
     ],
-    ids=["f32", "f32 as v3.1", "bf16", "e8m0 as v4", "e8m0"],
+    ids=["f32", "f32 as transformers has it", "f32 as v3.1", "bf16", "e8m0 as v4", "e8m0"],
 )
 def test_scales_come_back_as_they_were_stored(order: tuple[str, ...], dtype: torch.dtype, power: bool, said: Any, tmp_path: Path) -> None:
     source = stored_with(tmp_path / "source", scaled(dtype, power), **said)
@@ -302,7 +303,7 @@ def test_scales_come_back_as_they_were_stored(order: tuple[str, ...], dtype: tor
     assert done("verify", tmp_path / "back", "--source", tmp_path / "new", "--format", "json").json["equal"] is True
 
 
-def test_scales_of_two_dtypes_are_refused_by_name(tmp_path: Path) -> None:
+def test_scales_of_two_dtypes_are_refused_by_name_and_it_can_be_said_how_they_return(tmp_path: Path) -> None:
     one, other = (f"model.layers.{n}.self_attn.o_proj.weight_scale_inv" for n in (0, 1))
     mixed = stored_with(tmp_path / "mixed", lambda tensors: tensors | {other: tensors[other].bfloat16()})
     refused = run("plan", mixed, *BF16, "--allow", "lossy", "--format", "json")
@@ -311,6 +312,18 @@ def test_scales_of_two_dtypes_are_refused_by_name(tmp_path: Path) -> None:
     assert [note.rpartition(" says ")[2] for note in notes] == ["'float32'", "'bfloat16'"]
     assert notes[1] == f"the dtype of {other} says 'bfloat16'"
     assert one not in notes[1]
+    assert refused.json["diagnostics"][0]["help"].startswith("--set scale=float32|bfloat16 says which one counts")
+    for said, was in (("float32", "bfloat16"), ("bfloat16", "float32")):
+        question = (*BF16, "--allow", "lossy", "--set", f"scale={said}")
+        planned = done("plan", mixed, *question, "--format", "json").json["downgrade"]
+        assert planned["exact"] is False
+        assert any(f"{was} [4, 4] returns as {said} [4, 4]" in reason for reason in planned["because"]), planned["because"]
+        done("apply", mixed, "-o", tmp_path / said, *question)
+        done("verify", tmp_path / said, "--source", mixed)
+    done("diff", tmp_path / "float32", tmp_path / "bfloat16")
+    done("downgrade", tmp_path / "float32", "-o", tmp_path / "back", "--allow", "lossy")
+    assert {t.dtype for k, t in load_all(tmp_path / "back").items() if k.endswith("_scale_inv")} == {torch.float32}
+    assert run("plan", mixed, *BF16, "--set", "scale=float8_e8m0fnu", "--format", "json").codes == ["M510"]
 
 
 def test_without_a_stamp_it_can_be_said_how_scales_are_stored(tmp_path: Path) -> None:
@@ -363,8 +376,9 @@ def test_what_was_not_converted_and_was_joined_since_is_named(tmp_path: Path) ->
     done("apply", source, "-o", tmp_path / "plain", *BF16, "--allow", "lossy")
     done("apply", tmp_path / "plain", "-o", tmp_path / "new", *V5)
     # the names that the stamp remembers are those before the experts were stacked
-    down = ("plan", "--downgrade", tmp_path / "new", "--to", "deepseek-v3@fp8", "--allow", "lossy", "--format", "json")
-    assert [note for note in done(*down).json["notes"] if "stay as they are, and they are not there" in note]
+    refused = run("plan", "--downgrade", tmp_path / "new", "--to", "deepseek-v3@fp8", "--allow", "lossy", "--format", "json")
+    assert (refused.exit, refused.codes) == (3, ["M405"])
+    assert refused.json["diagnostics"][0]["help"] == "undo the later edge first: --to hf-deepseek-v3@v4"
     done("downgrade", tmp_path / "new", "-o", tmp_path / "back", "--allow", "lossy", "--to", "hf-deepseek-v3@v4")
     done("downgrade", tmp_path / "back", "-o", tmp_path / "fp8", "--allow", "lossy", "--to", "deepseek-v3@fp8")
     assert {k: t.dtype for k, t in load_all(tmp_path / "fp8").items() if ".experts." in k} == {

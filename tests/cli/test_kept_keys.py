@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import fits, folder, round_trip, stamp
+from checkpoints import fits, folder, refusal, round_trip, stamp
 from commandline import contents, done, rules, safetensors, shards
 
 from migrate import api
@@ -129,6 +129,21 @@ def test_without_the_stamp_the_plan_says_that_some_may_have_stayed(tmp_path: Pat
     assert len([note for note in notes if "which `keep` may have left as they were on the way there: no stamp says so" in note]) == 1
 
 
+@pytest.mark.parametrize(("keep", "told"), [("{p...}.{w:new|other}", True), ("{p...}.{k}", False), ("{k...}", False)])
+def test_only_a_keep_for_anything_says_nothing_of_what_may_have_stayed(tmp_path: Path, keep: str, told: bool) -> None:
+    rule = rules(tmp_path, f'keep: ["{keep}"]\nrules: [{{name: r, from: "{{p...}}.old", to: "{{p}}.new"}}]\n')
+    source = folder(tmp_path / "new", {"a.new": ("F32", [2])})
+    notes = done("plan", "--downgrade", source, "--rules", rule, "--format", "json").json["notes"]
+    assert any("which `keep` may have left" in note for note in notes) is told
+
+
+def test_a_key_of_two_readings_that_stayed_stays(tmp_path: Path) -> None:
+    rule = rules(tmp_path, 'keep: ["{k...}"]\nrules: [{name: r, from: "o.{a...}.m.{b...}", to: "{a}.m.{b}"}]\n')
+    source = folder(tmp_path / "old", {"o.x.m.y": ("F32", [2]), "p.m.q.m.r": ("F32", [1])})
+    assert done("plan", source, "--rules", rule, "--format", "json").json["downgrade"]["exact"] is True
+    assert stamp(round_trip(source, tmp_path, "--rules", rule))["applied"][0]["kept"] == ["p.m.q.m.r"]
+
+
 @pytest.mark.parametrize("kept", [{}, [3], [["l.{}.new.weight", [[5, 4]]]], [["l.{}.new.weight"]]])
 def test_a_stamp_whose_keys_are_none_is_ignored(tmp_path: Path, kept: object) -> None:
     rule = rules(tmp_path, MIXED)
@@ -149,3 +164,66 @@ def test_a_stamp_that_speaks_of_endless_keys_costs_nothing(tmp_path: Path) -> No
     (hostile / "migrate.history.json").write_text(json.dumps(written))
     done("downgrade", hostile, "-o", tmp_path / "back", "--rules", rule)
     assert set(contents(tmp_path / "back")) == {*(f"l.{n}.old.weight" for n in range(12)), "head.bias"}
+
+
+def lineage(path: Path, name: str, edge: str, layouts: dict[str, str]) -> None:
+    """An ordered lineage of two layouts, `detect` of each if it has one, and the edge between them."""
+    (path / name / "x").mkdir(parents=True)
+    rows = "".join(f"  {layout}: {{title: t{detect and ', detect: ' + detect}}}\n" for layout, detect in layouts.items())
+    (path / name / "layouts.yaml").write_text(f"lineage: {name}\ntitle: t\nordered: true\nlayouts:\n{rows}")
+    head = f"id: {name}/x\nlineage: {name}\ntitle: t\nedge: [{', '.join(layouts)}]\n"
+    (path / name / "x" / "x.yaml").write_text(head + edge)
+
+
+def crossed(path: Path, later: str) -> Path:
+    """Lineage `first` leaves keys as they are; `later` is the edge of another one."""
+    text = 'keep: ["{k...}"]\nrules: [{name: r, from: "{p...}.old", to: "{p}.new"}]\n'
+    lineage(path, "first", text, {"v1": '{present: "{p...}.old"}', "v2": '{present: "{p...}.new"}'})
+    lineage(path, "later", later, {"w1": "", "w2": ""})
+    return path
+
+
+SHIFT = 'keep: ["{k...}"]\nrules: [{name: s, from: "l.{n:int}.{w:new|old}", to: "l.{n+1}.{w}"}]\n'
+INTO = 'rules: [{name: s, from: "{p...}.{w:new|old}", to: "m.{p}.{w}"}]\n'
+ASIDE = 'keep: ["{k...}"]\nrules: [{name: s, from: "l.0.b", to: "m.0.b"}]\n'
+SOURCE = {"l.0.old": ("F32", [2], bytes(8)), "l.1.new": ("F32", [2], bytes([1]) * 8), "l.0.b": ("F32", [2], bytes([2]) * 8)}
+
+
+@pytest.mark.parametrize("edge", [SHIFT, INTO.replace("new|old", "new|old|b")])
+def test_an_edge_is_not_undone_while_a_later_one_stands_that_may_have_renamed_what_stayed(tmp_path: Path, edge: str) -> None:
+    pack = ("--rules", crossed(tmp_path / "rules", edge))
+    source = folder(tmp_path / "old", SOURCE)
+    done("apply", source, "-o", tmp_path / "one", *pack, "--from", "first@v1", "--to", "first@v2")
+    done("apply", tmp_path / "one", "-o", tmp_path / "two", *pack, "--from", "later@w1", "--to", "later@w2")
+    for question in (["--to", "first@v1"], ["--to", "first@v1", "--to", "later@w1"]):
+        said = refusal("downgrade", tmp_path / "two", "-o", tmp_path / "no", *pack, *question, exit=3)
+        assert said["code"] == "M405"
+        assert said["message"].startswith("first v1 → v2 left keys as they were, and later w1 → w2")
+        assert said["help"] == "undo the later edge first: --to later@w1"
+    done("downgrade", tmp_path / "two", "-o", tmp_path / "back", *pack, "--to", "later@w1", "--to", "first@v1")
+    assert contents(tmp_path / "back") == contents(source)
+
+
+def test_a_later_edge_that_is_not_known_here_counts_as_one_that_renames(tmp_path: Path) -> None:
+    pack = crossed(tmp_path / "rules", ASIDE)
+    source = folder(tmp_path / "old", SOURCE)
+    question = ("--rules", pack, "--from", "first@v1", "--to", "first@v2", "--from", "later@w1", "--to", "later@w2")
+    done("apply", source, "-o", tmp_path / "new", *question)
+    done("downgrade", tmp_path / "new", "-o", tmp_path / "back", "--rules", pack, "--to", "first@v1")
+    assert set(contents(tmp_path / "back")) == {"l.0.old", "l.1.new", "m.0.b"}
+    shutil.rmtree(pack / "later")
+    assert refusal("downgrade", tmp_path / "new", "-o", tmp_path / "no", "--rules", pack, "--to", "first@v1", exit=3)["code"] == "M405"
+
+
+def test_the_newest_entry_of_an_edge_says_what_stayed(tmp_path: Path) -> None:
+    pack = ("--rules", crossed(tmp_path / "rules", ASIDE))
+    start = folder(tmp_path / "0", {**SOURCE, "l.2.new": ("F32", [2])})
+    ways = ["apply first@v2", "apply later@w2", "downgrade first@v1", "apply first@v2", "downgrade first@v1"]
+    for number, way in enumerate(ways):
+        verb, goal = way.split()
+        origin = ["--from", "later@w1"] if goal == "later@w2" else ["--from", "first@v1"] if goal == "first@v2" else []
+        done(verb, tmp_path / str(number), "-o", tmp_path / str(number + 1), *pack, *origin, "--to", goal)
+    assert set(contents(tmp_path / "5")) == {"l.0.old", "l.1.new", "l.2.new", "m.0.b"}
+    # undone is the last run that stands
+    done("downgrade", tmp_path / "5", "-o", tmp_path / "6", *pack)
+    assert contents(tmp_path / "6") == contents(start)

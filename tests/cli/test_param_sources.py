@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from pathlib import Path
 
@@ -289,6 +290,7 @@ layouts:
 """
 EDGE = "id: demo/%s\ntitle: t\nlineage: demo\nedge: [%s, %s]\nparams: {n: {type: int, config: %s}}\nfiles: {config.json: %s}\nrules: [%s]\n"
 FIRST = '{name: r, from: "{p...}.w1", to: "{p}.w2", via: [{reshape: {to: [$n // 2, 2, 6], from: [$n, 6]}}]}'
+UNKNOWN = "on the way there, and no stamp remembers it"
 SECOND = '{name: r, from: "{p...}.w2", to: "{p}.w3", via: [{reshape: {to: [$n, 6], from: [$n // 2, 2, 6]}}]}'
 
 
@@ -323,6 +325,33 @@ def test_what_a_later_edge_wrote_over_says_nothing_of_an_earlier_one(tmp_path: P
     (tmp_path / "v2" / "migrate.history.json").unlink()
     done("downgrade", tmp_path / "v2", "-o", tmp_path / "v1", *pack, "--to", "demo@v1")
     assert contents(tmp_path / "v1") == contents(source)
+
+
+def test_a_default_that_steps_in_for_what_a_later_edge_changed_is_told(tmp_path: Path) -> None:
+    pack = three_layouts(tmp_path / "rules")
+    for file in (pack / "demo").rglob("v?/*.yaml"):
+        file.write_text(re.sub("config: (n|heads)}", r"config: \1, default: 4}", file.read_text()))
+    source = folder(tmp_path / "old", {"a.w1": ("F32", [4, 6])}, config={"n": 4})
+    done("apply", source, "-o", tmp_path / "new", "--rules", pack, "--to", "demo@v3")
+    down = ("plan", "--downgrade", tmp_path / "new", "--rules", pack, "--to", "demo@v1", "--format", "json")
+    assert done(*down).json["warnings"] == []
+    (tmp_path / "new" / "migrate.history.json").unlink()
+    said = [w for w in done(*down).json["warnings"] if "default" in w["message"]]
+    assert [(w["code"], w["message"]) for w in said] == [
+        ("M512", f"`n` is taken to be 4, its default: it stood at config.json#{at}, which {edge} changes {UNKNOWN}")
+        for at, edge in (("heads", "demo/y"), ("n", "demo/x"))
+    ]
+    assert not [w for w in done(*down, "--set", "n=4").json["warnings"] if "default" in w["message"]]
+
+
+def test_an_optional_param_that_the_stamp_has_not_is_not_given_on_the_way_back(tmp_path: Path) -> None:
+    text = "params: {kind: {type: str, optional: true, config: kind}}\nfiles: {config.json: {kind: null, was: $kind}}\n"
+    rule = rules(tmp_path, text + "rules: [{name: move, from: a.weight, to: b.weight}]\n")
+    new = round_trip(folder(tmp_path / "old", {"a.weight": ("F32", [2])}, config={"z": 1}), tmp_path, "--rules", rule)
+    found = refusal("plan", "--downgrade", new, "--rules", rule, "--set", "kind=x", exit=2)
+    assert (found["code"], found["notes"]) == ("M510", ["--set says x", "the stamp says that it was not set"])
+    (new / "migrate.history.json").unlink()
+    assert done("plan", "--downgrade", new, "--rules", rule, "--set", "kind=x", "--format", "json").json["params"] == {"kind": "x"}
 
 
 def test_an_edge_forwards_does_not_take_what_an_undone_one_left_in_the_configuration(tmp_path: Path) -> None:

@@ -39,7 +39,8 @@ def test_a_sample_in_which_nothing_was_rounded_is_not_called_exact(tmp_path: Pat
     text, tensor = report(tmp_path, scale)
     assert 0 < tensor["elements_measured"] < tensor["elements"]
     assert tensor["exact"] is False
-    assert f"measured on {tensor['elements_measured']:,} of {tensor['elements']:,} elements" in text
+    sample = f"measured on {tensor['elements_measured']:,} of {tensor['elements']:,} elements"
+    assert f": max error at least 0, 0 of the block's amax ({sample}), 262,144 saturated, 262,144 underflowed" in text
 
 
 def test_what_becomes_infinite_between_the_rows_that_are_measured_is_counted(tmp_path: Path) -> None:
@@ -48,6 +49,28 @@ def test_what_becomes_infinite_between_the_rows_that_are_measured_is_counted(tmp
     text, tensor = report(tmp_path, scale)
     assert (tensor["saturated"], tensor["non_finite"]) == (128 * 128, 128 * 128)
     assert "16,384 saturated, 0 underflowed, 16,384 not finite" in text
+
+
+def test_what_becomes_zero_between_the_rows_that_are_measured_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    weight = torch.ones(2048, 2048)
+    weight[1:101] = 1e-6
+    weight[1, :5] = 0
+    save_file({"w": weight}, tmp_path / "old" / "model.safetensors")
+    encode = "rules:\n  - {name: q, from: w, to: {weight: w, scale: s}, via: [{quantize: {codec: fp8-block}}]}\n"
+    saved = tmp_path / "report.json"
+    out = done("apply", tmp_path / "old", "-o", tmp_path / "new", "--rules", rules(tmp_path, encode), "--allow", "lossy", "--report", saved)
+    (tensor,) = json.loads(saved.read_text())["tensors"]
+    assert tensor["elements_measured"] < tensor["elements"]
+    assert tensor["underflowed"] == 100 * 2048 - 5
+    assert ": max error at least 0, 0 of the block's amax (measured on " in out.out
+    assert " elements), 0 saturated, 204,795 underflowed" in out.out
+
+
+@pytest.mark.parametrize("via", ["affine: {mul: 0.1}", "neg_exp: {}", "cast: {to: bfloat16}"])
+def test_an_op_without_blocks_is_compared_with_the_tensor(tmp_path: Path, via: str) -> None:
+    text, (tensor,) = computed(tmp_path, via, torch.tensor([0.3, 1.7]))
+    assert f"max error {tensor['max_abs_error']:.3g}, {tensor['max_relative_error']:.3g} of the tensor's amax, SQNR " in text
 
 
 COMPUTE = """keep: ["{k...}"]
@@ -103,7 +126,7 @@ def test_what_is_measured_whole_and_not_rounded_is_exact(tmp_path: Path) -> None
 
 def test_numbers_that_decoding_makes_zero_or_infinite_are_counted(tmp_path: Path) -> None:
     every = report(tmp_path, torch.tensor([[1e6, 1.0], [1.0, 1e-9]]))[1]
-    rows = every["elements_measured"] // 256
     assert every["exact"] is False
     assert every["saturated"] == every["non_finite"] == 128 * 128
-    assert every["underflowed"] == 128 * len([r for r in range(rows) if r * (256 // rows) >= 128])
+    assert every["elements_measured"] < every["elements"]
+    assert every["underflowed"] == 128 * 128

@@ -142,6 +142,8 @@ def test_without_a_stamp_a_param_is_read_back_and_the_rest_is_said_to_stay(tmp_p
     answer = done("downgrade", tmp_path / "new", "-o", tmp_path / "back", "--to", "demo@v1", "--rules", pack, "--format", "json").json
     assert [w["code"] for w in answer["warnings"]] == ["M512"]
     assert "config.json" in answer["warnings"][0]["message"]
+    assert answer["downgrade"]["exact"] is False
+    assert any("config.json is not as it was before demo/" in reason for reason in answer["downgrade"]["because"]), answer["downgrade"]
     assert contents(tmp_path / "back") == contents(tmp_path / "old")
     assert files(tmp_path / "back") == files(tmp_path / "new")
 

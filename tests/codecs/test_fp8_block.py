@@ -125,6 +125,8 @@ def test_all_bfloat16_patterns_encode_as_the_reference(like: str, scale: str, no
         (Options(scale="bfloat16"), Options(scale="bf16")),
         (Options(scale="float8_e8m0fnu"), Options(scale="ue8m0")),
         (Options(scale_fmt="ue8m0"), Options(scale="pow2")),
+        (Options(scale_fmt="float"), Options(scale="f32")),
+        (Options(scale="bfloat16", scale_fmt="float"), Options(scale="bf16")),
         (Options(scale="float32", scale_fmt="ue8m0"), Options(scale="pow2")),
         (Options(scale="pow2", scale_fmt="ue8m0"), Options(scale="pow2")),
         (Options(scale="float8_e8m0fnu", scale_fmt="ue8m0"), Options(scale="ue8m0")),
@@ -152,15 +154,9 @@ def test_a_power_of_two_is_one_in_bfloat16_too() -> None:
 @pytest.mark.parametrize(
     ("said", "stored"), [("f32", "bfloat16"), ("pow2", "float8_e8m0fnu"), ("bf16", "float32"), ("float8_e8m0fnu", "float32")]
 )
-def test_a_scale_of_another_dtype_than_the_rule_says_is_refused_with_both(said: str, stored: str) -> None:
+def test_a_scale_of_another_dtype_than_the_rule_says_is_read_by_its_own(said: str, stored: str) -> None:
     specs = [Spec("float8_e4m3fn", (4, 4)), Spec(stored, (1, 1))]
-    with pytest.raises(OpError) as caught:
-        CODEC.decoded(Options(scale=said), specs, "bfloat16")
-    assert caught.value.code == "M303"
-    assert caught.value.message.startswith(f"fp8-block: the scale is {stored}, `scale: {said}` says ")
-    assert caught.value.help is not None
-    assert f"`scale: {stored}`" in caught.value.help
-    assert CODEC.decoded(Options(scale=stored), specs, "bfloat16") == CODEC.decoded(Options(), specs, "bfloat16")
+    assert CODEC.decoded(Options(scale=said), specs, "bfloat16") == CODEC.decoded(Options(), specs, "bfloat16")
 
 
 @pytest.mark.parametrize("scale", ["f32", "pow2", "ue8m0"])
@@ -206,6 +202,20 @@ def test_a_scale_that_does_not_fit_is_refused_with_both_shapes_and_the_block_tha
         CODEC.decoded(Options(), [Spec("float8_e4m3fn", (2, 12, 16)), Spec("float32", (3, 1, 1))], "bfloat16")
     assert caught.value.help is not None
     assert caught.value.help.startswith("no block fits")
+
+
+@pytest.mark.parametrize(
+    ("weight", "grid", "block"),
+    [((576, 256), (4, 2), [144, 128]), ((576, 256), (5, 3), [128, 86]), ((7, 100000), (7, 1), [1, 100000]), ((10, 4), (7, 1), None)],
+)
+def test_a_block_that_is_no_power_of_two_is_found_too(weight: tuple[int, int], grid: tuple[int, int], block: list[int] | None) -> None:
+    specs = [Spec("float8_e4m3fn", weight), Spec("float32", grid)]
+    with pytest.raises(OpError) as caught:
+        CODEC.decoded(Options(), specs, "bfloat16")
+    assert caught.value.help is not None
+    assert caught.value.help.startswith(f"`block: {block}` would fit, as others may" if block else "no block fits")
+    if block:
+        CODEC.decoded(Options(block=tuple(block)), specs, "bfloat16")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What `fp8-block` tells of errors: a sample of them, and all of what saturates or becomes infinite or NaN."""
+"""What `fp8-block` tells of errors: a sample of them, and all of what saturates or becomes zero, infinite or NaN."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Told:
     def add(self, wanted, got, amax=None, *, saturated=0, underflowed=0, non_finite=0, sure=True) -> None:
         self.sure, self.non_finite = self.sure and sure, self.non_finite + non_finite
         self.saturated, self.underflowed = self.saturated + saturated, self.underflowed + underflowed
+        wanted, got, amax = (None if x is None else torch.as_tensor(x).double() for x in (wanted, got, amax))
         if not wanted.numel():
             return
-        wanted, got = wanted.double(), got.double()
         error = (wanted - got).abs()
         self.worst = max(self.worst, float(error.max()))
-        self.relative = max(self.relative, float((error / amax.double()).max()))
+        self.relative = max(self.relative, float((error / amax).max()))
         self.error, self.signal = self.error + float((error**2).sum()), self.signal + float((wanted**2).sum())
         self.count += wanted.numel()
 
@@ -171,7 +171,7 @@ def test_a_tame_tensor_is_not_looked_at_for_what_is_not_finite(monkeypatch: pyte
     spec = Spec("bfloat16", (256, 256))
     array = codeckit.numbers(spec)
     parts = CODEC.reference_parts(Options(), array, spec)
-    CODEC.encode(Options(), array, spec, 0, ((0, 256), (0, 256)), np.empty(spec.shape, "u1"), Told())
+    CODEC.encode(Options(scale="pow2"), array, spec, 0, ((0, 256), (0, 256)), np.empty(spec.shape, "u1"), Told())
     CODEC.decode(Options(), parts, CODEC.encoded(Options(), spec), "bfloat16", ((0, 256), (0, 256)), np.empty(spec.shape, "<u2"), Told())
     assert counts == [False, False]
 
@@ -182,3 +182,88 @@ def test_of_a_large_box_a_few_rows_of_each_block_are_measured() -> None:
     array = codeckit.numbers(spec)
     CODEC.encode(Options(), array, spec, 0, ((0, 1024), (0, 512)), np.empty(spec.shape, "u1"), told)
     assert told.count == 1024 * 512 / 64
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("options", [Options(block=(64, 64)), Options(block=(64, 64), scale="pow2", like="hf")], ids=repr)
+@pytest.mark.parametrize("device", ["cpu", "other"])
+def test_the_meter_of_a_quantize_is_told_of_every_number_that_becomes_zero(
+    options: Options, dtype: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if device == "other":
+        monkeypatch.setattr(_e4m3, "_on_cpu", lambda tensor: False)
+    shape = (1024, 512)
+    numbers = torch.randn(shape, generator=torch.Generator().manual_seed(8)).to(getattr(torch, dtype))
+    # rows of a large tensor that are not in the sample
+    numbers[100:160] *= 1e-5
+    numbers[100, ::2] = 0
+    array, spec = raw(numbers)
+
+    def at(box, told) -> None:
+        needed = CODEC.encode_needs(options, spec, 0, box)
+        CODEC.encode(options, array[tuple(slice(a, b) for a, b in needed)], spec, 0, box, np.empty([b - a for a, b in box], "u1"), told)
+
+    told = box_by_box(shape, at)
+    codes = CODEC.reference_parts(options, array, spec)[0]
+    lost = int(((codes & 0x7F == 0) & (numbers != 0).numpy()).sum())
+    assert lost > 10000
+    assert told.underflowed == lost
+    assert told.count < codes.size // 10
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("device", ["cpu", "other"])
+def test_the_meter_of_a_dequantize_is_told_of_every_product_that_becomes_zero(
+    dtype: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if device == "other":
+        monkeypatch.setattr(_e4m3, "_on_cpu", lambda tensor: False)
+    shape, options = (1024, 512), Options(block=(64, 64))
+    codes = np.random.default_rng(3).integers(0, 256, shape).astype("u1")
+    scales = np.full((16, 8), 1.0, "<f4")
+    # what float32 rounds down to half of the least number of the dtype, a tie, is among them
+    scales[1, 2] = {"float16": 2.0**-16, "bfloat16": 2.0**-125 * (1 + 2.0**-23), "float32": 2.0**-141}[dtype]
+    scales[3, 3], scales[4, 1], scales[5, 5] = 0, np.nan, -scales[1, 2] / 4
+    parts = [codes, scales.view("<u4")]
+    specs = [Spec("float8_e4m3fn", shape), Spec("float32", (16, 8))]
+
+    def at(box, told) -> None:
+        needed = CODEC.decode_needs(options, specs, box)
+        given = [part[tuple(slice(a, b) for a, b in need)] for part, need in zip(parts, needed, strict=True)]
+        CODEC.decode(options, given, specs, dtype, box, np.empty([b - a for a, b in box], carrier(dtype)), told)
+
+    told = box_by_box(shape, at)
+    with np.errstate(all="ignore"):
+        true = _e4m3.values(codes) * scales.astype("f8").repeat(64, 0).repeat(64, 1)
+        made = torch.from_numpy(true).float().to(getattr(torch, dtype)).double().numpy()
+    lost = int(((made == 0) & (true != 0)).sum())
+    assert lost > 100
+    assert told.underflowed == lost
+
+
+def test_products_are_looked_at_for_zeros_only_where_a_scale_is_small_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked, decode = [], _e4m3.decode
+
+    def noted(*args):
+        looked.append(args[8])
+        return decode(*args)
+
+    monkeypatch.setattr(_e4m3, "decode", noted)
+    specs = [Spec("float8_e4m3fn", (4, 4)), Spec("float32", (1, 1))]
+    for scale in (2.0**-15, 2.0**-16, 0.0, np.nan):
+        parts = [np.ones((4, 4), "u1"), np.array([[scale]], "<f4").view("<u4")]
+        CODEC.decode(Options(), parts, specs, "float16", ((0, 4), (0, 4)), np.empty((4, 4), "<u2"), Told())
+    assert looked == [False, True, False, False]
+
+
+def test_an_infinity_that_comes_back_as_one_did_not_saturate() -> None:
+    numbers = torch.ones(8, 8)
+    numbers[1, 1], numbers[2, 2] = float("inf"), float("-inf")
+    array, spec = raw(numbers)
+    for scale in ("pow2", "ue8m0"):
+        options, told = Options(block=(8, 8), scale=scale, non_finite="keep"), Told()
+        parts, specs = codeckit.encoded(CODEC, options, array, spec), CODEC.encoded(options, spec)
+        back = CODEC.reference(options, parts, specs, "float32").view("<f4")
+        CODEC.encode(options, array, spec, 0, ((0, 8), (0, 8)), np.empty((8, 8), "u1"), told)
+        assert np.isinf(back).sum() == 2
+        assert (told.saturated, told.non_finite, told.underflowed) == (0, 0, 62)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from migrate.core.keys import TwoReadings, parse
-from migrate.core.overlap import common
+from migrate.core.overlap import common, shared_key, takes
 
 
 def shared(one: str, other: str) -> str | None:
@@ -94,3 +94,50 @@ def test_the_answer_is_a_key_of_both(one: str, other: str) -> None:
     if key:
         assert matches(one, key)
         assert matches(other, key)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "key"),
+    [
+        ("b.{i+13}", "b.{j+13}", "b.13"),
+        ("b.{8*i+3}", "b.{8*j+3}", "b.3"),
+        ("b.{3*i}", "b.{2*i+1}", "b.3"),
+        ("b.{6*i+5}", "b.{10*i+1}", "b.11"),
+        ("b.{6*i}", "b.{4*i+2}", "b.6"),
+        ("b.{i}.{i+1}", "b.{j}.{j+1}", "b.0.1"),
+        ("b.{i}.{2*i}", "b.{j+3}.{j+11}", "b.8.16"),
+        ("b.{1000000007*i+1}", "b.{998244353*i+2}", None),
+        ("b.{2*i}", "b.{2*i+1}", None),
+        ("b.{i}.{i+1}", "b.{j}.{j+2}", None),
+        ("b.{i}.{2*i}", "b.{j+3}.{j+4}", None),
+        ("b.{2*i+1}", "b.12", None),
+        ("b.{3*i+1}.{i}", "b.31.{n}", "b.31.10"),
+        ("{k...}", "{m...}", "7"),
+    ],
+)
+def test_index_expressions_are_solved(one: str, other: str, key: str | None) -> None:
+    first, second = parse(one, INTS), parse(other, INTS)
+    found = shared_key(first, second)
+    if "1000000007" in one:
+        assert found is not None
+        assert takes(first, found)
+        assert takes(second, found)
+    else:
+        assert (found, shared_key(second, first)) == (key, key)
+
+
+INTS = {name: parse(f"{{{name}:int}}").types[name] for name in "ij"}
+NUMBERS = st.tuples(st.integers(1, 6), st.integers(0, 9)).map(lambda ab: "{i}" if ab == (1, 0) else f"{{{ab[0]}*i+{ab[1]}}}")
+
+
+@given(NUMBERS, NUMBERS, NUMBERS)
+def test_no_small_solution_is_missed(one: str, other: str, third: str) -> None:
+    for texts in ((one, other), (f"{one}.{third}", f"{other}.{{i}}")):
+        first, second = (parse(text, INTS) for text in texts)
+        keys = {first.parts[0].write(i) if len(first.parts) == 1 else None for i in range(40)}
+        found = shared_key(first, second)
+        if found is not None:
+            assert takes(first, found)
+            assert takes(second, found)
+        elif len(first.parts) == 1:
+            assert not any(takes(second, str(key)) for key in keys)

@@ -44,6 +44,33 @@ def test_a_comment_with_a_reason_takes_a_finding_away(lineage: Lineage, lines: l
     assert (found.found, found.suppressed) == ((), 1)
 
 
+BOTH = '{name: same, from: "x.{i:int}.w", to: "x.{i}.w", optional: true}'
+
+
+@pytest.mark.parametrize("above", [True, False])
+def test_a_line_may_hold_two_suppressions(lineage: Lineage, above: bool) -> None:
+    rules = RULES.replace("rules:\n", f"rules:\n  - {BOTH}%s\n")
+    said = "# migrate: allow M613 because it is so # migrate: allow M622 because it does nothing"
+    lineage.rules(f"{rules % ''}")
+    assert lineage.codes() == ["M613", "M622"]
+    lineage.rules(rules.replace(f"  - {BOTH}", f"  {said}\n  - {BOTH}") % "" if above else rules % f"  {said}")
+    result = lineage.lint()
+    assert (result.found, result.suppressed) == ((), 2)
+
+
+@pytest.mark.parametrize(
+    ("comment", "codes"),
+    [
+        ("M612 because # migrate: allow M603 because x", ["M602", "M602", "M612"]),
+        ("M612 because x # migrate: allow M613", ["M602"]),
+        ("M612 because x, M613 because y", ["M602"]),
+    ],
+)
+def test_what_is_not_read_of_two_suppressions_is_told(lineage: Lineage, comment: str, codes: list[str]) -> None:
+    write(lineage, f"# migrate: allow {comment}", KEEP)
+    assert lineage.codes() == codes
+
+
 @pytest.mark.parametrize(
     "comment", ["M612", "M612 because", "M612 because   ", "because I say so", "", "M612: never mind", "M999 because x", "M211 because x"]
 )

@@ -224,3 +224,26 @@ def test_what_no_edge_before_makes_cannot_be_read(lineage: Lineage, second: str,
     lineage.rules('keep: ["kept.{n}.bias"]\nrules: [{name: a, from: "old.{i:int}.w", to: "new.{i}.w"}]\n')
     lineage.rules(f"rules: [{second}]\n", edge=("v2", "v3"))
     assert bool(lineage.found("M616")) is not reachable
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "code", "key"),
+    [
+        ("from: 'model.{k...}', to: '{k}'", "from: 'module.{k...}', to: '{k}'", "M617", "7"),
+        ("from: 'a.{i:int}', to: 'b.{i+13}'", "from: 'c.{i:int}', to: 'b.{i+13}'", "M617", "b.13"),
+        ("from: 'a.{i:int}', to: 'b.{i}.{i+1}'", "from: 'c.{i:int}', to: 'b.{i}.{i+1}'", "M617", "b.0.1"),
+        ("from: 'a.{i:int}', to: 'b.{3*i}'", "from: 'c.{i:int}', to: 'b.{2*i+1}'", "M617", "b.3"),
+        ("from: 'a.{i:int}', to: 'b.{2*i}'", "from: 'c.{i:int}', to: 'b.{2*i+1}'", "M617", None),
+        ("from: 'a.{i:int}.{i+1}', to: 'b.{i}'", "from: 'a.{j:int}.{j+1}', to: 'c.{j}'", "M615", "a.0.1"),
+        ("from: '{k...}', to: 'a.{k}'", "from: '{j...}', to: 'b.{j}'", "M615", "7"),
+    ],
+)
+def test_keys_in_common_are_found_whatever_the_numbers(lineage: Lineage, one: str, other: str, code: str, key: str | None) -> None:
+    messages = found(lineage, f"rules:\n  - {{name: a, {one}}}\n  - {{name: b, {other}}}\n", code)
+    assert [message.split("`")[5] for message in messages] == ([] if key is None else [key])
+
+
+def test_a_rule_whose_capture_has_a_type_in_from_only_is_without_effect(lineage: Lineage) -> None:
+    rules = "rules:\n  - {name: a, from: 'x.{i:int}.w', to: 'x.{i}.w'}\n  - {name: b, from: y, to: z}\n"
+    assert found(lineage, rules, "M613")
+    assert not found(lineage, rules.replace("to: 'x.{i}.w'", "to: 'x.{i+1}.w'"), "M613")

@@ -184,11 +184,11 @@ def test_a_mutant_is_made_with_the_params_of_the_test(lineage: Lineage) -> None:
 
 def test_a_step_that_no_param_suits_is_no_reason_to_stop(lineage: Lineage) -> None:
     given, expect = {"old.0.w": "shape: [8]"}, {"new.0.w": "shape: [8]"}
-    via = '{rearrange: {pattern: "h d", axes: {h: $h}}}'
+    via = '{rearrange: {pattern: "h d -> h", axes: {h: $h}}}'
     body = file("old.0.w", "new.0.w", via, given, expect, "params: {h: {type: int, default: 2}}\n")
     lineage.rules(body)
     (finding,) = lineage.found("M620", "M621", "M622", "M632")
-    assert (finding.code, "it needs one" in finding.message) == ("M621", True)
+    assert (finding.code, "axis d does not stand on the right" in finding.message) == ("M621", True)
     lineage.rules(body.partition("tests:")[0])
     assert [d.code for d in lineage.found("M620", "M621", "M622", "M632")] == ["M622"]
 

@@ -122,6 +122,20 @@ def test_the_exponential_of_zero_alone_is_exact_and_what_float64_does_not_hold_i
     assert (meter.lost, meter.vanished) == (2, 2)
 
 
+@pytest.mark.parametrize("odd", [float("nan"), float("inf")])
+def test_a_nan_does_not_hide_what_float64_cannot_show_of_the_other_numbers(odd):
+    numbers = bits("float32", odd, 1.0, 2.0)
+    assert not told(AFFINE, AFFINE.Args(1, 2.0**-100), [numbers], ["float32"]).sure
+    assert not told(NEG_EXP, NEG_EXP.Args(), [bits("float32", odd, 2.0**-70)], ["float32"]).sure
+    assert told(AFFINE, AFFINE.Args(2, 1), [numbers], ["float32"]).sure
+    assert told(NEG_EXP, NEG_EXP.Args(), [bits("float32", odd, 0)], ["float32"]).sure
+
+
+def test_numbers_of_which_each_is_nan_or_infinite_or_zero_are_scaled_exactly():
+    numbers = bits("float32", float("nan"), float("inf"), 0)
+    assert told(AFFINE, AFFINE.Args(0.1), [numbers], ["float32"]).sure
+
+
 def test_a_merge_is_exact_only_where_the_adapter_is_zero():
     base, a, b = (bits("float32", *v).reshape(s) for v, s in (((1, 2, 3, 4), (2, 2)), ((1, 1), (1, 2)), ((0, 0), (2, 1))))
     assert told(LORA, LORA.Args(1, 1), [base, a, b], ["float32"] * 3).sure

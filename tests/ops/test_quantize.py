@@ -45,7 +45,7 @@ def test_a_codec_that_does_not_exist_is_refused_with_the_nearest():
 
 def test_options_are_checked_without_a_tensor():
     error = refused(lambda: QUANTIZE.validate(QUANTIZE.Args(codec="fp8-block", scale_fmt="e8m0")))
-    assert (error.code, error.message, error.help) == ("M308", "fp8-block: there is no `scale_fmt: e8m0`", "it is one of ue8m0")
+    assert (error.code, error.message, error.help) == ("M308", "fp8-block: there is no `scale_fmt: e8m0`", "it is one of ue8m0, float")
     error = refused(lambda: QUANTIZE.validate(QUANTIZE.Args(codec="fp8-block", like="deepsek")))
     assert (error.code, error.message) == ("M308", "fp8-block: there is no `like: deepsek`")
     assert refused(lambda: DEQUANTIZE.validate(DEQUANTIZE.Args(codec="fp8-block", dtype="bfloat16", block=(0, 1)))).code == "M308"

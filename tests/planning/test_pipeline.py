@@ -135,3 +135,37 @@ def test_a_count_beyond_all_measure_is_refused_and_not_tried(engine, rule, code)
     with pytest.raises(MigrateError) as caught:
         engine.apply(engine.rules(rule), {"x.0": iota(2), "x.1": iota(2)})
     assert code in [d.code for d in caught.value.diagnostics]
+
+
+@pytest.mark.parametrize(
+    ("said", "params", "help"),
+    [
+        ("", {}, "write `count`"),
+        (", count: $n", {}, "`count` is $n, which has no value: --set n=…"),
+        (", count: $n", {"n": 2}, None),
+    ],
+)
+def test_a_count_by_a_param_without_a_value_asks_for_the_param(engine, said, params, help):
+    rule = f'from: "x", to: "y.{{e:int}}", via: [{{split: {{into: e, dim: 0{said}}}}}]'
+    file = engine.rules(rule, params="n: {type: int, optional: true}")
+    if help is None:
+        assert sorted(engine.apply(file, {"x": iota(4)}, params)) == ["y.0", "y.1"]
+    else:
+        (found,) = engine.refusals(file, {"x": iota(4)}, params)
+        assert (found.code, found.help) == ("M305", help)
+
+
+def test_sizes_by_a_param_without_a_value_ask_for_the_param(engine):
+    rule = 'from: "x", to: "y.{w:q|k}", via: [{split: {into: w, dim: 0, sizes: $s}}]'
+    (found,) = engine.refusals(engine.rules(rule, params="s: {type: list, items: int, optional: true}"), {"x": iota(3)}, {})
+    assert (found.code, found.help) == ("M302", "`sizes` is $s, which has no value: --set s=…")
+
+
+@pytest.mark.parametrize(
+    ("via", "optional"),
+    [("{dequantize: {codec: fp8-block, dtype: bfloat16}}", False), ("{concat: {over: role, dim: 0}}", True)],
+)
+def test_a_part_without_which_there_are_no_numbers_is_not_called_optional(engine, via, optional):
+    rule = f'from: {{weight: "{{p...}}.w", scale: "{{p...}}.s"}}, to: "{{p}}.o", via: [{via}]'
+    found = next(d for d in engine.refusals(engine.rules(rule), {"a.w": iota(4)}) if d.code == "M207")
+    assert ("optional: [scale]" in found.help) is optional

@@ -51,6 +51,19 @@ def test_a_param_of_another_type_is_refused() -> None:
         arguments.resolve("stack", {"over": "e", "count": "$n"}, {"n": True})
 
 
+def test_what_a_param_should_have_been_is_said_as_rule_files_write_it() -> None:
+    assert arguments.resolve("stack", {"over": "e", "count": "$n"}, {"n": 3.0}).count == 3
+    for op, args, params, message, kind in (
+        ("stack", {"over": "e", "dim": "$n"}, {"n": True}, "stack: `dim`: $n is true, an integer is asked for", "int"),
+        ("permute", {"dims": "$n"}, {"n": 1}, "permute: `dims` is 1, a list is asked for", "list"),
+        ("cast", {"to": "$n"}, {"n": [None]}, "cast: `to` is [null], text is asked for", "str"),
+    ):
+        with pytest.raises(OpError) as caught:
+            arguments.resolve(op, args, params)
+        assert (caught.value.code, caught.value.message) == ("M114", message)
+        assert f"type: {kind}" in str(caught.value.help)
+
+
 def test_a_needed_argument_without_a_value_is_named() -> None:
     with pytest.raises(OpError) as caught:
         arguments.resolve("permute", {"dims": "$order"}, {})

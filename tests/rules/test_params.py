@@ -48,9 +48,11 @@ def test_text_of_the_command_line_becomes_the_declared_type(declared: Param, tex
 @pytest.mark.parametrize(
     ("declared", "given"),
     [
-        (param("int"), "1.0"),
+        (param("int"), "1.5"),
         (param("int"), "x"),
-        (param("int"), 1.0),
+        (param("int"), 1.5),
+        (param("int"), "inf"),
+        (param("list", items="int"), [True]),
         (param("int"), True),
         (param("int", minimum=1), "0"),
         (param("int", maximum=3), "4"),
@@ -120,3 +122,18 @@ def test_files_of_one_path_share_a_param_of_one_type() -> None:
     with pytest.raises(QuestionError) as caught:
         declare([file("{n: {type: int}}", "x"), file("{n: {type: list}}", "y")])
     assert [(d.code, [s.file for s in d.spans]) for d in caught.value.diagnostics] == [("M114", ["y.yaml", "x.yaml"])]
+
+
+@pytest.mark.parametrize("given", ["3", "3.0", "0x3", 3.0])
+def test_an_integer_is_one_however_a_rule_file_could_write_it(given: Any) -> None:
+    made = resolve({"n": param("int")}, {"n": given})
+    assert made == {"n": 3}
+    assert type(made["n"]) is int
+
+
+def test_a_value_of_another_kind_is_shown_as_written_with_what_the_param_takes() -> None:
+    with pytest.raises(QuestionError) as caught:
+        resolve({"n": param("int", minimum=2, choices=(2, 4))}, {}, [("config.json#n", {"n": True})])
+    (found,) = caught.value.diagnostics
+    assert (found.code, found.message) == ("M114", "param `n` from config.json#n: true is not an integer")
+    assert found.help == "it takes int, from 2, one of 2, 4"

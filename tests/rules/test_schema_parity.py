@@ -7,6 +7,7 @@ a change that is refused there must be refused by the schema, unless the code is
 from __future__ import annotations
 
 import copy
+import json
 import random
 import re
 from collections import Counter
@@ -17,9 +18,10 @@ import jsonschema
 import pytest
 from pydantic import ValidationError
 
-from migrate.core.diagnostics import page
-from migrate.core.errors import QuestionError
+from migrate.core.diagnostics import Report, page
+from migrate.core.errors import MigrateError, QuestionError
 from migrate.rules import schema
+from migrate.rules.compiled import compile_file
 from migrate.rules.fields import Model, found
 from migrate.rules.layouts import LayoutsFile
 from migrate.rules.model import RuleFile, load_text
@@ -160,6 +162,31 @@ tests:
     expect: {b: {shape: [1], dtype: half, slices: {"0": 1, "0, -1": [1, 2]}, rtol: 1e-3}, c: {fill: iota}, d: {same_as: b}}
     expect_side: {config.json: {a: 2}}
   - {name: u, given: {a: {shape: [2, 3]}}, error: M207, contains: c}
+"""
+# a rule that loads and has many arguments
+STEPS = """id: a/b
+title: t
+lineage: l
+edge: [v1, v2]
+params: {n: {type: int, default: 2}}
+keep: ["x.{2*n + 1}.w", "y.{m}"]
+rules:
+  - name: r
+    from: "a.{e:int}"
+    to: b
+    via:
+      - {stack: {over: e, dim: 0, start: 1}}
+      - {slice: {dim: 0, start: 0, stop: 4, of: $n}}
+      - {rearrange: {pattern: "(h d) i -> h d i", axes: {h: 2}}}
+      - {transpose: {dims: [0, 1]}}
+      - {permute: {dims: [0, 2, 1]}}
+      - {reshape: {to: [-1, 4], from: [2, -1, 4]}}
+      - {affine: {mul: 2, add: -1.5}}
+  - name: s
+    from: {weight: c.w, scale: c.s}
+    to: d
+    via: [{dequantize: {codec: fp8-block, dtype: bfloat16, block: [128, 128], like: hf, scale: f32, scale_fmt: ue8m0, non_finite: refuse}}]
+  - {name: t, from: e, keep_source: true, to: f, via: [{fill: {value: 3, dtype: int8, shape: [2]}}]}
 """
 ALL_LAYOUTS = """lineage: l
 title: t
@@ -328,11 +355,115 @@ def test_every_code_that_only_the_loader_gives_is_one_and_has_a_reason() -> None
         assert page(code)
         assert reason
     given = {code for name in ("checks", "examples", "captures", "compiled") for code in codes(f"rules/{name}.py")}
-    # M106 is in `examples`, whose readers of fields give it; M308 comes from the ops
-    assert given - {"M106"} | {"M308"} == {*schema.MEANING}
+    # M106 is in `examples`, whose readers of fields give it; M303 and M308 come from the ops
+    assert given - {"M106"} | {"M303", "M308"} == {*schema.MEANING}
     assert codes("source/yaml.py") | codes("core/keys.py") | codes("core/notation.py") | codes("core/expr.py") == schema.BEYOND.keys() - {
         "M107"
     }
+
+
+def test_what_a_dtype_cannot_hold_is_a_matter_of_meaning() -> None:
+    text = STEP % "{fill: {value: 300, dtype: int8, shape: [2]}}"
+    assert RULE_FILE.is_valid(editor(yaml.parse(text, "x").data))
+    assert "M303" in loaded(text)
+
+
+def loaded(text: str) -> set[str]:
+    """The codes with which a rule file is refused, from its text to its compiled rules."""
+    report = Report()
+    try:
+        compile_file(load_text(text, "x.yaml"), report)
+    except MigrateError as error:
+        report.diagnostics += error.diagnostics
+    return {d.code for d in report.diagnostics if d.severity == "error"}
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_whatever_the_whole_loader_refuses_beyond_the_schema_is_a_matter_of_meaning(seed: int) -> None:
+    changer = Changer(seed, [short(read(path)) for path in [*RULES, *CASES]] + [yaml.parse(STEPS, "steps.yaml").data] * len(RULES))
+    verdicts: Counter[tuple[bool, bool]] = Counter()
+    for _ in range(250):
+        data = copy.deepcopy(changer.random.choice(changer.corpus)[0])
+        changer.change(data)
+        # what is refused here is compared above
+        if refusals(RuleFile, data) or not RULE_FILE.is_valid(seen := editor(data)):
+            continue
+        try:
+            text = json.dumps(seen, allow_nan=False)
+        except ValueError:
+            # JSON cannot write it
+            continue
+        codes = loaded(text)
+        assert codes <= {*schema.BEYOND, *schema.MEANING}, seen
+        verdicts[True, not codes] += 1
+    assert verdicts[True, True] > 20
+    assert verdicts[True, False] > 20
+
+
+STEP = 'id: a/b\ntitle: t\nlineage: l\nedge: [x, y]\nrules:\n  - {name: r, from: "a.{e:int}", to: b, via: [{stack: {over: e}}, %s]}\n'
+VALUES = (
+    'id: a/b\ntitle: t\nlineage: l\nedge: [x, y]\nparams: {n: {type: int}}\nrules:\n  - {name: r, %s, via: [%s]}\n',
+    "from: {weight: a.w, scale: a.s}, to: b", "from: b, to: {weight: a.w, scale: a.s}",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "{transpose: {dims: [0, 0]}}", "{permute: {dims: [1, 0, 1]}}", "{reshape: {to: [-1, -1]}}", "{reshape: {to: [4], from: [-1, -1]}}",
+        "{rearrange: {pattern: ''}}", "{rearrange: {pattern: a b}}", "{rearrange: {pattern: a -> b -> a}}", "{stack: {over: e, start: -1}}",
+        "{rearrange: {pattern: a b -> b a, axes: {a: 0}}}", "{split: {into: e, dim: 0, count: 0}}",
+    ],
+)  # fmt: skip
+def test_arguments_that_no_tensor_could_satisfy_are_refused_by_both(step: str) -> None:
+    text = STEP % step
+    assert not RULE_FILE.is_valid(editor(yaml.parse(text, "x").data))
+    assert "M308" in loaded(text)
+
+
+@pytest.mark.parametrize(
+    ("args", "fits"),
+    [
+        ("like: hf, scale: f32, scale_fmt: ue8m0, non_finite: keep, block: [128, 128]", True),
+        ("like: $n, scale: $n, scale_fmt: $n, non_finite: $n, block: $n", True),
+        ("block: [$n, 2 * $n]", True),
+        *[(said, False) for said in ("like: foo", "scale: xyz", "scale_fmt: zzz", "non_finite: maybe", "block: [128]", "block: [-1, 2]")],
+        ("like: foo, block: [$n, $n]", False),
+    ],
+)
+def test_what_a_built_in_codec_may_be_told_is_the_same_to_both(args: str, fits: bool) -> None:
+    form, decoding, encoding = VALUES
+    for text in (
+        form % (decoding, f"{{dequantize: {{codec: fp8-block, dtype: bfloat16, {args}}}}}"),
+        form % (encoding, f"{{quantize: {{codec: fp8-block, from: bfloat16, {args}}}}}"),
+    ):
+        assert RULE_FILE.is_valid(editor(yaml.parse(text, "x").data)) is fits
+        assert loaded(text) == (set() if fits else {"M308"})
+
+
+@pytest.mark.parametrize("args", ["codec: fp8-block, dtype: int8", "codec: '', dtype: bfloat16", "codec: other, dtype: x"])
+def test_a_codec_has_a_name_and_dtypes_to_both(args: str) -> None:
+    text = VALUES[0] % (VALUES[1], f"{{dequantize: {{{args}}}}}")
+    assert not RULE_FILE.is_valid(editor(yaml.parse(text, "x").data))
+    assert "M308" in loaded(text)
+
+
+def test_words_for_a_codec_that_a_package_may_add_are_open_to_the_schema() -> None:
+    text = VALUES[0] % (VALUES[1], "{dequantize: {codec: other, dtype: bfloat16, like: me, block: [3]}}")
+    assert RULE_FILE.is_valid(editor(yaml.parse(text, "x").data))
+
+
+@pytest.mark.parametrize(
+    ("written", "fits"),
+    [
+        *[(f"x.{{{body}}}", True) for body in ("2*e+1", " e + 1", "(e+1)", "-(1-e)", "e + $n", "$n+e", "e+e", "2*(e - $n % 2)")],
+        *[(f"x.{{{body}}}", False) for body in ("2*", "+", "e f", " ", "()", "*2", "2**e", "1e", "e-", "2+3", "$n+1", "$n", "(e)", " e")],
+    ],
+)
+def test_an_index_has_one_form_for_both(written: str, fits: bool) -> None:
+    text = f"id: a/b\ntitle: t\nlineage: l\nedge: [x, y]\nparams: {{n: {{type: int}}}}\nkeep: ['{written}']\n"
+    assert RULE_FILE.is_valid(editor(yaml.parse(text, "x").data)) is fits
+    assert bool(loaded(text)) is not fits
 
 
 def codes(module: str) -> set[str]:

@@ -172,6 +172,69 @@ def test_a_partial_folder_of_another_plan_is_not_resumed(source: RawSource, tmp_
     assert partial.exists()
 
 
+@pytest.mark.parametrize("version", [1, 3, None, "x"])
+def test_a_journal_of_another_format_is_refused_with_its_version(source: RawSource, tmp_path: Path, version: object) -> None:
+    journal = part_done(source, tmp_path / "out") / "journal.jsonl"
+    head, rest = journal.read_bytes().split(b"\n", 1)
+    journal.write_bytes(json.dumps({**json.loads(head), "format_version": version}).encode() + b"\n" + rest)
+    with pytest.raises(QuestionError, match=f"format version {version}, this one's is 2") as caught:
+        go(source, tmp_path / "out", resume=True)
+    assert code(caught) == "M918"
+    assert "remove that folder" in (caught.value.diagnostics[0].help or "")
+    assert "another plan" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"file": []}, {"tile": {}}, {"tile": True}, {"tile": 1.0}, {"offset": None}, {"length": "1"}, {publish.HASH: {}}, "[" * 100_000,
+        '{"a":' * 100_000, '{"file":' + "1" * 5000 + "}", "null", "{}",
+    ],
+    ids=lambda line: str(line)[:20],
+)  # fmt: skip
+def test_a_foreign_line_of_a_journal_claims_nothing(source: RawSource, tmp_path: Path, line: object) -> None:
+    partial = part_done(source, tmp_path / "out")
+    journal = partial / "journal.jsonl"
+    true = json.loads(journal.read_bytes().splitlines()[1])
+    journal.write_text(journal.read_text() + (line if isinstance(line, str) else json.dumps({**true, **line})) + "\n")
+    made = publish.Partial(tmp_path / "out", describe(outputs(), files=2), "plan-1", resume=True)
+    made.close()
+    assert {type(part) for claim, value in made.claims.items() for part in (*claim, *value)} == {str, int}
+    go(source, tmp_path / "out", resume=True)
+    assert read_back(tmp_path / "out", describe(outputs(), files=2)) == content(source)
+
+
+@pytest.mark.parametrize("stray", ["evil.bin", ".out-0.bin.tmp", "sub/evil.bin", "empty/", "link"])
+def test_what_somebody_else_laid_into_the_partial_folder_is_named_and_not_published(source: RawSource, tmp_path: Path, stray: str) -> None:
+    path = part_done(source, tmp_path / "out") / "data" / stray
+    if stray == "link":
+        path.symlink_to(tmp_path / "in")
+    elif stray.endswith("/"):
+        path.mkdir()
+    else:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"x")
+    side = [("sub/notes.txt", b"mine")]
+    with pytest.raises(RunError) as caught:
+        go(source, tmp_path / "out", side_files=side, resume=True)
+    assert code(caught) == "M913"
+    assert caught.value.diagnostics[0].message.startswith(f"this run did not write {stray.rstrip('/')} in ")
+    assert not (tmp_path / "out").exists()
+    assert os.path.lexists(path)
+    path.rmdir() if stray.endswith("/") else path.unlink()
+    assert go(source, tmp_path / "out", side_files=side, resume=True).bytes_written == 0
+    assert sorted(p.name for p in (tmp_path / "out").rglob("*")) == ["notes.txt", "out-0.bin", "out-1.bin", "sub"]
+
+
+def test_a_small_file_is_not_written_through_a_link(source: RawSource, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    (part_done(source, tmp_path / "out") / "data" / "notes.txt").symlink_to(tmp_path / "mine")
+    go(source, tmp_path / "out", side_files=[("notes.txt", b"theirs")], resume=True)
+    assert (tmp_path / "mine").read_text() == "mine"
+    assert not (tmp_path / "out" / "notes.txt").is_symlink()
+    assert (tmp_path / "out" / "notes.txt").read_text() == "theirs"
+
+
 def test_a_partial_folder_in_use_is_refused(source: RawSource, tmp_path: Path) -> None:
     other = publish.Partial(tmp_path / "out", describe(outputs()), "plan-1", resume=False)
     with pytest.raises(QuestionError, match="another run") as caught:

@@ -53,3 +53,11 @@ def test_the_collector_is_as_before_afterwards_also_after_an_error():
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_what_is_no_json_is_told_with_line_column_and_a_way_out():
+    with pytest.raises(CheckpointError) as caught:
+        parse(b'{"a": 1,\n "b": x}', "config.json")
+    (found,) = caught.value.diagnostics
+    assert (found.code, found.message) == ("M906", "config.json: not JSON: expecting value at line 2, column 7")
+    assert found.help == "correct the file there, or fetch it again"
