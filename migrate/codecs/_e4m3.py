@@ -135,20 +135,32 @@ def _vanished(made: torch.Tensor, given: torch.Tensor) -> int:
     """How many elements of `made` are zero where those of `given` are not; both integers whose highest bit is a sign."""
     import numpy as np
 
-    mask = (1 << 8 * made.element_size() - 1) - 1
     if not _on_cpu(made):
-        return int((made & mask == 0).logical_and_(given << 1).sum())
+        return int((made & ((1 << 8 * made.element_size() - 1) - 1) == 0).logical_and_(given << 1).sum())
     raw, numbers = made.numpy().reshape(-1), given.numpy().reshape(-1)
-    # numpy shifts without vectors, but masks with them
-    magnitudes = np.bitwise_and(raw, mask, out=scratch("e4m3 signless", raw.nbytes).view(raw.dtype))
-    if np.minimum.reduce(magnitudes):
+    magnitudes = _signless("made", raw)
+    zeros = raw.size - np.count_nonzero(magnitudes)
+    if not zeros:
         return 0
     zero = np.equal(magnitudes, 0, out=scratch("e4m3 zero", raw.size).view("?"))
-    # mostly there are few: words of eight truths are looked through first
+    if zeros > raw.size // 256:
+        some = np.not_equal(_signless("given", numbers), 0, out=scratch("e4m3 some", raw.size).view("?"))
+        return int(np.count_nonzero(np.logical_and(zero, some, out=some)))
+    # words of eight truths are looked through first
     whole = raw.size // 8 * 8
     at = np.flatnonzero(zero[:whole].view("<u8") != 0)
     lost = np.count_nonzero(zero[:whole].reshape(-1, 8)[at] & (numbers[:whole].reshape(-1, 8)[at] << 1 != 0))
     return int(lost + np.count_nonzero(zero[whole:] & (numbers[whole:] << 1 != 0)))
+
+
+def _signless(name: str, raw: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Integers without their highest bit."""
+    import numpy as np
+
+    # numpy shifts without vectors, but masks with them
+    mask = (1 << 8 * raw.itemsize - 1) - 1
+    found: np.ndarray[Any, Any] = np.bitwise_and(raw, mask, out=scratch(f"e4m3 signless {name}", raw.nbytes).view(raw.dtype))
+    return found
 
 
 def _has_nan(codes: torch.Tensor) -> bool:
