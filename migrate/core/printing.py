@@ -92,11 +92,12 @@ def _products(rows: Sequence[tuple[int, ...]], width: int) -> list[tuple[tuple[i
     distinct = set(rows)
     if prod(map(len, axes)) == len(distinct):
         return [axes]
-    pieces = _split(distinct, width) if width <= MOST_SEGMENTS else [axes]
+    pieces = products(distinct, width, MOST_LINES) if width <= MOST_SEGMENTS else [axes]
     return pieces if len(pieces) <= MOST_LINES else [axes]
 
 
-def _split(rows: Set[tuple[int, ...]], width: int) -> list[tuple[tuple[int, ...], ...]]:
+def products(rows: Set[tuple[int, ...]], width: int, most: int | None = None) -> list[tuple[tuple[int, ...], ...]]:
+    """The rows, of `width` integers, as disjoint products of sorted sets; of more than `most` products not all."""
     if width == 1:
         return [(tuple(sorted(row[0] for row in rows)),)]
     rests: dict[int, set[tuple[int, ...]]] = {}
@@ -107,8 +108,8 @@ def _split(rows: Set[tuple[int, ...]], width: int) -> list[tuple[tuple[int, ...]
         alike.setdefault(frozenset(rest), []).append(number)
     out = []
     for remaining, numbers in alike.items():
-        out += [(tuple(numbers), *axes) for axes in _split(remaining, width - 1)]
-        if len(out) > MOST_LINES:
+        out += [(tuple(numbers), *axes) for axes in products(remaining, width - 1, most)]
+        if most is not None and len(out) > most:
             break
     return out
 

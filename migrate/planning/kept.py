@@ -12,6 +12,7 @@ from itertools import chain, pairwise, product
 from math import prod
 from typing import Any
 
+from ..core.printing import products
 from ..core.templates import SLOT, group
 
 # where an integer stands in a form
@@ -28,7 +29,7 @@ def fold(keys: Iterable[str]) -> list[Any]:
     out: list[Any] = []
     for template in group(keys):
         places = 0 if template.literal or _PLACE in template.text else template.text.count(SLOT)
-        found = _products(set(template.ints), places) if 0 < places <= _MOST_PLACES else []
+        found = products(set(template.ints), places) if 0 < places <= _MOST_PLACES else []
         if not found or 2 * len(found) > len(template.keys):
             out += template.keys
             continue
@@ -74,19 +75,6 @@ def _are_runs(runs: Any) -> bool:
 
 def _is_run(run: Any) -> bool:
     return isinstance(run, list) and len(run) == 2 and all(type(n) is int for n in run) and 0 <= run[0] <= run[1]
-
-
-def _products(rows: set[tuple[int, ...]], width: int) -> list[tuple[Sequence[int], ...]]:
-    """The rows as disjoint products of sets of integers."""
-    if width == 1:
-        return [(sorted(row[0] for row in rows),)]
-    rests: dict[int, set[tuple[int, ...]]] = {}
-    for row in sorted(rows):
-        rests.setdefault(row[0], set()).add(row[1:])
-    alike: dict[frozenset[tuple[int, ...]], list[int]] = {}
-    for number, rest in rests.items():
-        alike.setdefault(frozenset(rest), []).append(number)
-    return [(numbers, *axes) for rest, numbers in alike.items() for axes in _products(set(rest), width - 1)]
 
 
 def _runs(numbers: Sequence[int]) -> list[list[int]]:

@@ -94,6 +94,22 @@ def box_by_box(shape: tuple[int, int], at: Any) -> Told:
     return told
 
 
+def decoded(codes: np.ndarray, scales: np.ndarray, dtype: str) -> tuple[Told, np.ndarray, np.ndarray]:
+    """What a meter is told of blocks of 64 x 64 that are decoded box by box, the true products, and what torch makes of them."""
+    options, parts = Options(block=(64, 64)), [codes, scales.view("<u4")]
+    specs = [Spec("float8_e4m3fn", codes.shape), Spec("float32", scales.shape)]
+
+    def at(box, told) -> None:
+        needed = CODEC.decode_needs(options, specs, box)
+        given = [part[tuple(slice(a, b) for a, b in need)] for part, need in zip(parts, needed, strict=True)]
+        CODEC.decode(options, given, specs, dtype, box, np.empty([b - a for a, b in box], carrier(dtype)), told)
+
+    told = box_by_box(codes.shape, at)
+    with np.errstate(all="ignore"):
+        true = _e4m3.values(codes) * scales.astype("f8").repeat(64, 0).repeat(64, 1)
+    return told, true, torch.from_numpy(true).float().to(getattr(torch, dtype)).double().numpy()
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("device", ["cpu", "other"])
 def test_the_meter_of_a_dequantize_is_told_of_every_finite_number_that_became_infinite(
@@ -101,24 +117,12 @@ def test_the_meter_of_a_dequantize_is_told_of_every_finite_number_that_became_in
 ) -> None:
     if device == "other":
         monkeypatch.setattr(_e4m3, "_on_cpu", lambda tensor: False)
-    shape, options = (1024, 512), Options(block=(64, 64))
-    codes = np.random.default_rng(0).integers(0, 256, shape).astype("u1")
+    codes = np.random.default_rng(0).integers(0, 256, (1024, 512)).astype("u1")
     scales = np.full((16, 8), 1e-3, "<f4")
     scales[1, 2], scales[3, 3] = {"float16": 300, "bfloat16": 1e36, "float32": 1e37}[dtype], np.inf
     scales[5, 1], scales[9, 0] = np.nan, -3e38
-    parts = [codes, scales.view("<u4")]
-    specs = [Spec("float8_e4m3fn", shape), Spec("float32", (16, 8))]
-
-    def at(box, told) -> None:
-        needed = CODEC.decode_needs(options, specs, box)
-        given = [part[tuple(slice(a, b) for a, b in need)] for part, need in zip(parts, needed, strict=True)]
-        CODEC.decode(options, given, specs, dtype, box, np.empty([b - a for a, b in box], carrier(dtype)), told)
-
-    told = box_by_box(shape, at)
-    with np.errstate(all="ignore"):
-        true = _e4m3.values(codes) * scales.astype("f8").repeat(64, 0).repeat(64, 1)
-        made = torch.from_numpy(true).float().to(getattr(torch, dtype)).isinf().numpy()
-    lost = int((made & np.isfinite(true)).sum())
+    told, true, made = decoded(codes, scales, dtype)
+    lost = int((np.isinf(made) & np.isfinite(true)).sum())
     assert 2000 < lost < 8000
     assert (told.saturated, told.non_finite, told.sure) == (lost, lost, False)
     assert told.count < codes.size // 10
@@ -218,24 +222,12 @@ def test_the_meter_of_a_dequantize_is_told_of_every_product_that_becomes_zero(
 ) -> None:
     if device == "other":
         monkeypatch.setattr(_e4m3, "_on_cpu", lambda tensor: False)
-    shape, options = (1024, 512), Options(block=(64, 64))
-    codes = np.random.default_rng(3).integers(0, 256, shape).astype("u1")
+    codes = np.random.default_rng(3).integers(0, 256, (1024, 512)).astype("u1")
     scales = np.full((16, 8), 1.0, "<f4")
     # what float32 rounds down to half of the least number of the dtype, a tie, is among them
     scales[1, 2] = {"float16": 2.0**-16, "bfloat16": 2.0**-125 * (1 + 2.0**-23), "float32": 2.0**-141}[dtype]
     scales[3, 3], scales[4, 1], scales[5, 5] = 0, np.nan, -scales[1, 2] / 4
-    parts = [codes, scales.view("<u4")]
-    specs = [Spec("float8_e4m3fn", shape), Spec("float32", (16, 8))]
-
-    def at(box, told) -> None:
-        needed = CODEC.decode_needs(options, specs, box)
-        given = [part[tuple(slice(a, b) for a, b in need)] for part, need in zip(parts, needed, strict=True)]
-        CODEC.decode(options, given, specs, dtype, box, np.empty([b - a for a, b in box], carrier(dtype)), told)
-
-    told = box_by_box(shape, at)
-    with np.errstate(all="ignore"):
-        true = _e4m3.values(codes) * scales.astype("f8").repeat(64, 0).repeat(64, 1)
-        made = torch.from_numpy(true).float().to(getattr(torch, dtype)).double().numpy()
+    told, true, made = decoded(codes, scales, dtype)
     lost = int(((made == 0) & (true != 0)).sum())
     assert lost > 100
     assert told.underflowed == lost
