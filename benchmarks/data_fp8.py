@@ -1,22 +1,35 @@
 """DeepSeek-like checkpoints of FP8 blocks: e4m3 weights with one float32 scale for each 128 x 128 block, a shard for each layer.
 
-Codes are random but for NaN, scales between 2**-12 and 2**-11; `kv_a_proj_with_mqa` has 576 rows, so that its last row
-of blocks is ragged. Standard library only, as `data.py`.
+Codes are those of normally distributed weights, as training leaves them: some 8 in a million are zero, and about every second
+block reaches the largest code. Scales lie between 2**-12 and 2**-11; `kv_a_proj_with_mqa` has 576 rows, so that its last
+row of blocks is ragged. Standard library only, as `data.py`.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import random
 import struct
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from statistics import NormalDist
 
 import data
 
 BLOCK = 128
-# the codes of NaN become the largest number of their sign
-_NUMBERS = bytes({0x7F: 0x7E, 0xFF: 0xFE}.get(code, code) for code in range(256))
+# of weights in units of a block's scale, whose largest is 448
+SIGMA = 104.0
+
+
+def _shares() -> list[float]:
+    """The share of each code among normally distributed numbers: of a magnitude, what lies between the middles to its neighbours."""
+    magnitudes = [(8 + code % 8) * 2.0 ** (code // 8 - 10) if code > 7 else code * 2.0**-9 for code in range(0x7F)]
+    middles = [0.0, *((a + b) / 2 for a, b in pairwise(magnitudes)), math.inf]
+    below = [NormalDist(0, SIGMA).cdf(x) for x in middles]
+    half = [*(b - a for a, b in pairwise(below)), 0.0]
+    return half + half
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +78,7 @@ def make(folder: Path, shape: Shape, seed: int = 0) -> None:
     """Writes the checkpoint into `folder`, one file for each layer."""
     folder.mkdir(parents=True)
     rng = random.Random(seed)
-    codes = memoryview(rng.randbytes(data.BLOCK).translate(_NUMBERS) * 2)
+    codes = memoryview(bytes(rng.choices(range(256), _shares(), k=data.BLOCK)) * 2)
     noise = data.Noise(seed)
     weight_map: dict[str, str] = {}
     total = 0

@@ -37,6 +37,8 @@ MOST = {"float32": float.fromhex("0x1.fffffep127"), "bfloat16": float.fromhex("0
 LEAST = {"float32": 2.0**-149, "bfloat16": 2.0**-133, "float16": 2.0**-24}
 # the least number that a code but those of zero stands for
 STEP = 2.0**-9
+# elements that are looked at for zeros at a time
+RUN = 1 << 12
 # scales below it can take the 2^8 that a shifted code lacks
 ORDINARY = 2.0**119
 # four shifted codes without what sign extension and their neighbours left beside them
@@ -139,18 +141,23 @@ def _vanished(made: torch.Tensor, given: torch.Tensor) -> int:
         return int((made & ((1 << 8 * made.element_size() - 1) - 1) == 0).logical_and_(given << 1).sum())
     raw, numbers = made.numpy().reshape(-1), given.numpy().reshape(-1)
     magnitudes = _signless("made", raw)
-    zeros = raw.size - np.count_nonzero(magnitudes)
-    if not zeros:
-        return 0
-    zero = np.equal(magnitudes, 0, out=scratch("e4m3 zero", raw.size).view("?"))
-    if zeros > raw.size // 256:
-        some = np.not_equal(_signless("given", numbers), 0, out=scratch("e4m3 some", raw.size).view("?"))
-        return int(np.count_nonzero(np.logical_and(zero, some, out=some)))
-    # words of eight truths are looked through first
-    whole = raw.size // 8 * 8
-    at = np.flatnonzero(zero[:whole].view("<u8") != 0)
-    lost = np.count_nonzero(zero[:whole].reshape(-1, 8)[at] & (numbers[:whole].reshape(-1, 8)[at] << 1 != 0))
-    return int(lost + np.count_nonzero(zero[whole:] & (numbers[whole:] << 1 != 0)))
+    # zeros are rare among weights, so that few runs need a second look
+    whole = raw.size // RUN * RUN
+    runs, of = magnitudes[:whole].reshape(-1, RUN), numbers[:whole].reshape(-1, RUN)
+    at = np.flatnonzero(np.minimum.reduce(runs, 1) == 0)
+    rest = _both(magnitudes[whole:], numbers[whole:]) if whole < raw.size else 0
+    if not at.size:
+        return rest
+    return rest + (_both(runs[at], of[at]) if at.size < len(runs) // 4 else _both(runs, of))
+
+
+def _both(made: np.ndarray[Any, Any], given: np.ndarray[Any, Any]) -> int:
+    """How many of `made` are zero where those of `given` are not, but for a sign."""
+    import numpy as np
+
+    zero = np.equal(made, 0, out=scratch("e4m3 zero", made.size).view("?").reshape(made.shape))
+    some = np.not_equal(_signless("given", given), 0, out=scratch("e4m3 some", made.size).view("?").reshape(made.shape))
+    return int(np.count_nonzero(np.logical_and(zero, some, out=some)))
 
 
 def _signless(name: str, raw: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -158,8 +165,8 @@ def _signless(name: str, raw: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     import numpy as np
 
     # numpy shifts without vectors, but masks with them
-    mask = (1 << 8 * raw.itemsize - 1) - 1
-    found: np.ndarray[Any, Any] = np.bitwise_and(raw, mask, out=scratch(f"e4m3 signless {name}", raw.nbytes).view(raw.dtype))
+    out = scratch(f"e4m3 signless {name}", raw.nbytes).view(raw.dtype).reshape(raw.shape)
+    found: np.ndarray[Any, Any] = np.bitwise_and(raw, (1 << 8 * raw.itemsize - 1) - 1, out=out)
     return found
 
 
@@ -170,7 +177,7 @@ def _has_nan(codes: torch.Tensor) -> bool:
     return int(codes.amax()) == 0xFF or int(codes.view(torch.int8).amax()) == 0x7F
 
 
-def block_amax(bits: torch.Tensor, block: Block, infinity: int | None) -> torch.Tensor:
+def block_amax(bits: torch.Tensor, block: Block, infinity: int | None) -> np.ndarray[Any, Any]:
     """The largest magnitude in each block, as bits: floats of one sign are ordered as their bits are, infinity and NaN on top.
 
     `bits`: signed integers. With `infinity`, those bits and what lies above count as zero.
@@ -178,7 +185,7 @@ def block_amax(bits: torch.Tensor, block: Block, infinity: int | None) -> torch.
     import torch
 
     if infinity is None and _on_cpu(bits):
-        return torch.from_numpy(_amax_by_sign(bits.numpy(), block))
+        return _amax_by_sign(bits.numpy(), block)
     rows, columns = bits.shape
     out = bits.new_zeros(-(-rows // block.rows), -(-columns // block.columns))
     mask = torch.iinfo(bits.dtype).max
@@ -191,7 +198,7 @@ def block_amax(bits: torch.Tensor, block: Block, infinity: int | None) -> torch.
         found = _amax_in_runs(_amax_in_runs(magnitudes, 0, block.rows), 1, block.columns)
         target = out[band.first : band.first + band.blocks]
         torch.maximum(target, found, out=target)
-    return out
+    return out.cpu().numpy()
 
 
 def _amax_in_runs(tensor: torch.Tensor, dim: int, length: int) -> torch.Tensor:
@@ -213,7 +220,7 @@ def _amax_by_sign(bits: np.ndarray[Any, Any], block: Block) -> np.ndarray[Any, A
 
     unsigned = bits.view(f"u{bits.itemsize}")
     found, below = (_largest_in_runs(_largest_in_runs(words, 0, block.rows), 1, block.columns) for words in (bits, unsigned))
-    largest: np.ndarray[Any, Any] = np.maximum(found, (below & np.iinfo(bits.dtype).max).view(bits.dtype))
+    largest: np.ndarray[Any, Any] = np.maximum(found, (below & ((1 << 8 * bits.itemsize - 1) - 1)).view(bits.dtype))
     return largest
 
 
@@ -233,36 +240,45 @@ def _largest_in_runs(words: np.ndarray[Any, Any], axis: int, length: int) -> np.
     return parts[0] if len(parts) == 1 else np.concatenate(parts, axis)
 
 
-def scales_of(amax: torch.Tensor, like: str, stored: str) -> tuple[torch.Tensor, torch.Tensor]:
+def widened(raw: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
+    """Raw elements of float32, bfloat16 or float16 as float32."""
+    numbers = raw.astype("<u4") << 16 if dtype == "bfloat16" else raw
+    found: np.ndarray[Any, Any] = numbers.view("<f2" if dtype == "float16" else "<f4").astype("<f4", copy=False)
+    return found
+
+
+def scales_of(amax: np.ndarray[Any, Any], like: str, stored: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """(what is stored, in float32; what numbers are multiplied by) for blocks of these largest magnitudes (float32).
 
     deepseek: deep_gemm.utils.math.per_block_cast_to_fp8 (DeepGEMM 54e2261). hf: Fp8Quantize of transformers 5.23, but for
     its power of two, which it takes from a rounded logarithm and this from the exponent.
     """
-    import torch
+    import numpy as np
 
-    if like == "deepseek":
-        # a divisor that is a number would be turned into a factor on CUDA
-        scale = amax.clamp(min=FLOOR) / torch.full_like(amax, LARGEST)
-    else:
-        # 448.0 / amax, as torch divides a number of Python's: rounded twice
-        factor = torch.where(amax > 0, amax.reciprocal() * LARGEST, 1.0)
-        scale = factor.reciprocal()
-    if stored == "f32":
-        return scale, (scale.reciprocal() if like == "deepseek" else factor)
-    if stored == "bf16":
-        scale = scale.bfloat16().float()
-    else:
-        bits = scale.view(torch.int32)
-        exponents = (bits >> 23) + (bits & 0x7FFFFF).ne(0)
-        powers = (exponents.clamp(1, 254) << 23).view(torch.float32)
-        scale = powers if like == "deepseek" else torch.where(scale.isfinite(), powers, float("nan"))
-    return scale, scale.reciprocal()
+    one, largest = np.float32(1), np.float32(LARGEST)
+    with np.errstate(all="ignore"):
+        if like == "deepseek":
+            scale = np.maximum(amax, np.float32(FLOOR)) / largest
+        else:
+            # 448.0 / amax, as torch divides a number of Python's: rounded twice
+            factor = np.where(amax > 0, one / amax * largest, one)
+            scale = one / factor
+        if stored == "f32":
+            return scale, (one / scale if like == "deepseek" else factor)
+        bits = scale.view("<i4")
+        if stored == "bf16":
+            # to the nearest, ties to even; NaN stays as it is
+            scale = np.where(np.isnan(scale), scale, (bits + (0x7FFF + (bits >> 16 & 1)) & -0x10000).view("<f4"))
+        else:
+            exponents = (bits >> 23) + (bits & 0x7FFFFF != 0)
+            powers = (exponents.clip(1, 254) << 23).view("<f4")
+            scale = powers if like == "deepseek" else np.where(np.isfinite(scale), powers, np.float32(np.nan))
+        return scale, one / scale
 
 
 def encode(
-    numbers: torch.Tensor, scale: torch.Tensor, factor: torch.Tensor, amax: torch.Tensor, block: Block, top: int, left: int,
-    out: torch.Tensor, wild: bool, count: bool, meter: Meter | None, told: slice,
+    numbers: torch.Tensor, scale: np.ndarray[Any, Any], factor: np.ndarray[Any, Any], amax: np.ndarray[Any, Any], block: Block,
+    top: int, left: int, out: torch.Tensor, wild: bool, count: bool, meter: Meter | None, told: slice,
 ) -> None:  # fmt: skip
     """Fills `out` (uint8) with the codes nearest to `numbers * factor`, ties to even.
 
@@ -271,10 +287,11 @@ def encode(
     infinity times zero, as x86 makes it. `meter` is told the error of the rows `told`, and of all rows what saturates, what
     becomes zero and, with `count`, what decodes to infinity or NaN and was neither.
     """
+    import numpy as np
     import torch
 
-    spread, buffer = _Spread(factor, block, top, left), _Buffer("floats", "float32", numbers)
-    back = _Spread(scale, block, top, left)
+    spread, back = (_Spread(torch.from_numpy(grid).to(numbers.device), block, top, left) for grid in (factor, scale))
+    buffer = _Buffer("floats", "float32", numbers)
     saturated = underflowed = non_finite = 0
     for band in _bands(numbers, block.rows, top):
         part, target = numbers[band.rows], out[band.rows]
@@ -302,16 +319,11 @@ def encode(
             made = floats.view(torch.int32) if count else target
             underflowed += _vanished(made, signed(part, str(part.dtype).removeprefix("torch.")))
     if meter is not None:
-        wanted = numbers[told].float()
-        counts: dict[str, Any] = {
-            "saturated": saturated, "underflowed": underflowed, "non_finite": non_finite, "sure": told.step == 1,
-        }  # fmt: skip
-        if not wanted.numel():
-            meter.add(wanted, wanted, **counts)
-            return
-        scales, largest = _of_rows(torch.stack((scale, amax)), block, top, left, told, wanted)
-        got = out[told].view(torch.float8_e4m3fn).float().mul_(scales)
-        meter.add(wanted, got, largest, **counts)
+        wanted, got = _sample(numbers[told]), _sample(out[told].view(torch.float8_e4m3fn))
+        scales, largest = (_of_rows(grid, block, top, left, told, wanted.shape) for grid in (scale, amax))
+        with np.errstate(all="ignore"):
+            got *= scales
+        meter.add(wanted, got, largest, saturated=saturated, underflowed=underflowed, non_finite=non_finite, sure=told.step == 1)
 
 
 def measure(
@@ -319,25 +331,29 @@ def measure(
     lost: int, zeros: int, meter: Meter,
 ) -> None:  # fmt: skip
     """Tells `meter` what rounding did to the rows `told`, and how many elements of all rows became infinite and zero."""
+    import numpy as np
     import torch
 
-    numbers = codes[told].view(torch.float8_e4m3fn).float().double()
-    counts: dict[str, Any] = {"saturated": lost, "underflowed": zeros, "non_finite": lost, "sure": told.step == 1}
-    if not numbers.numel():
-        meter.add(numbers, numbers, **counts)
-        return
-    factor = _of_rows(scales, block, top, left, told, numbers).double()
-    wanted, got = numbers * factor, made[told].double()
-    meter.add(wanted, got, factor.abs() * LARGEST, **counts)
+    numbers, got = _sample(codes[told].view(torch.float8_e4m3fn)), _sample(made[told])
+    factor = _of_rows(scales.cpu().numpy(), block, top, left, told, numbers.shape).astype("f8")
+    with np.errstate(all="ignore"):
+        wanted = numbers * factor
+    meter.add(wanted, got, np.abs(factor) * LARGEST, saturated=lost, underflowed=zeros, non_finite=lost, sure=told.step == 1)
 
 
-def _of_rows(grid: torch.Tensor, block: Block, top: int, left: int, rows: slice, part: torch.Tensor) -> torch.Tensor:
-    """The entries of a grid, or of several, for each element of some rows of a matrix, of which `part` are these rows."""
-    import torch
+def _sample(rows: torch.Tensor) -> np.ndarray[Any, Any]:
+    """Some rows of a matrix as float32 on the CPU."""
+    found: np.ndarray[Any, Any] = rows.float().cpu().numpy()
+    return found
 
-    down = [(top + rows.start + i * rows.step) // block.rows - top // block.rows for i in range(part.shape[0])]
-    rows_of_grid = grid.index_select(-2, torch.tensor(down, dtype=torch.int64, device=grid.device))
-    return _across(rows_of_grid, block.columns, left, part.shape[1])
+
+def _of_rows(grid: np.ndarray[Any, Any], block: Block, top: int, left: int, rows: slice, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """The entries of a grid for each element of `rows` of a matrix, which are of this shape."""
+    import numpy as np
+
+    down = (top + rows.start + rows.step * np.arange(shape[0])) // block.rows - top // block.rows
+    before = left % block.columns
+    return np.repeat(grid[down], min(block.columns, before + shape[1]), axis=1)[:, before : before + shape[1]]
 
 
 def _across(grid: torch.Tensor, wide: int, left: int, width: int) -> torch.Tensor:

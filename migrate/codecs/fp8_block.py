@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import product
-from math import prod
+from math import isfinite, prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..core.spec import Spec
@@ -118,7 +118,7 @@ class Fp8Block(Codec):
         largest = float(scales.abs().amax())
         ordinary, tame = largest < _e4m3.ORDINARY, largest * _e4m3.LARGEST <= _e4m3.MOST[dtype]
         told, exact = _measured(specs[0], top), self.exact(options, specs, dtype)
-        if not ordinary and exact and (at := _first(scales >= 2.0**120)) is not None:
+        if not ordinary and exact and (at := _first((scales >= 2.0**120).cpu().numpy())) is not None:
             place = _place(at, self.decode_needs(options, specs, box)[1])
             raise OpError("M406", f"dequantize: the scale at {place} is {float(scales[at]):g}, which float32 cannot hold 448 times")
         tells = None if exact else meter
@@ -142,7 +142,7 @@ class Fp8Block(Codec):
             return False
         with torch.inference_mode():
             scale, _ = _e4m3.scales_of(found, options.like or LIKE[0], _rounding(options))
-            _store(scale, typed(out, _stored(options)))
+            _store(torch.from_numpy(scale), typed(out, _stored(options)))
         return True
 
     def encode(
@@ -165,26 +165,27 @@ class Fp8Block(Codec):
         with torch.inference_mode():
             for at in _leading(box):
                 amax = self._amax(options, numbers[at], spec.dtype) if found is None else found[at]
-                finite = bool(amax.isfinite().all())
+                # the largest of what has no sign is NaN or infinite where any is
+                finite = isfinite(amax.max())
                 if not finite and options.non_finite == "refuse":
                     raise _not_finite(numbers[at], at, needed)
                 scale, factor = _e4m3.scales_of(amax, options.like or LIKE[0], _rounding(options))
-                bounded = bool(factor.isfinite().all())
+                bounded = isfinite(factor.max())
                 if not bounded and options.non_finite == "refuse":
                     raise _too_small(amax, factor, at, grid, _block(options))
                 if known is not None and found is None:
                     known.put(grid, at, amax)
                 if part == 1:
-                    _store(scale, made[at])
+                    _store(torch.from_numpy(scale), made[at])
                     continue
                 wild = not (finite and bounded)
-                count = meter is not None and (wild or not float(scale.amax()) * _e4m3.LARGEST <= _e4m3.MOST["float32"])
+                count = meter is not None and (wild or not float(scale.max()) * _e4m3.LARGEST <= _e4m3.MOST["float32"])
                 inside = numbers[at][top:bottom, left:right]
                 _e4m3.encode(inside, scale, factor, amax, _block(options), top, left, made[at], wild or saturate, count, meter, told)
 
-    def _amax(self, options: Options, numbers: torch.Tensor, dtype: str) -> torch.Tensor:
+    def _amax(self, options: Options, numbers: torch.Tensor, dtype: str) -> np.ndarray[Any, Any]:
         only_finite = _e4m3.INFINITY[dtype] if options.non_finite == "saturate" else None
-        return _e4m3.block_amax(_e4m3.signed(numbers, dtype), _block(options), only_finite).view(numbers.dtype).float()
+        return _e4m3.widened(_e4m3.block_amax(_e4m3.signed(numbers, dtype), _block(options), only_finite), dtype)
 
     def reference(self, options: Options, arrays: Sequence[Any], specs: Sequence[Spec], dtype: str) -> Any:
         import numpy as np
@@ -205,8 +206,7 @@ class Fp8Block(Codec):
     def reference_parts(self, options: Options, array: Any, spec: Spec) -> list[Any]:
         import numpy as np
 
-        kind = {"float32": "<f4", "float16": "<f2"}
-        numbers = (array.astype("<u4") << 16).view("<f4") if spec.dtype == "bfloat16" else array.view(kind[spec.dtype]).astype("<f4")
+        numbers = _e4m3.widened(array, spec.dtype)
         weight, scale = self.encoded(options, spec)
         codes = np.empty(weight.shape, "u1")
         scales = np.empty(scale.shape, "<f4")
@@ -278,17 +278,15 @@ class _Known:
 
         self._amax, self._done = np.empty(grid, "<f4"), np.zeros(grid, "?")
 
-    def get(self, box: Box) -> torch.Tensor | None:
-        import torch
-
+    def get(self, box: Box) -> np.ndarray[Any, Any] | None:
         part = tuple(slice(low, high) for low, high in box)
-        return torch.from_numpy(self._amax[part]) if self._done[part].all() else None
+        return self._amax[part] if self._done[part].all() else None
 
-    def put(self, box: Box, at: tuple[int, ...], amax: torch.Tensor) -> None:
+    def put(self, box: Box, at: tuple[int, ...], amax: np.ndarray[Any, Any]) -> None:
         """The magnitudes of matrix `at` within `box`."""
         matrix = (low + i for (low, _), i in zip(box, at, strict=False))
         part: tuple[Any, ...] = (*matrix, *(slice(low, high) for low, high in box[-2:]))
-        self._amax[part] = amax.numpy()
+        self._amax[part] = amax
         self._done[part] = True
 
 
@@ -321,11 +319,11 @@ def _leading(box: Box) -> list[tuple[int, ...]]:
     return list(product(*(range(high - low) for low, high in box[:-2])))
 
 
-def _first(mask: torch.Tensor) -> tuple[int, ...] | None:
+def _first(mask: np.ndarray[Any, Any]) -> tuple[int, ...] | None:
     """The index of the first True in row-major order."""
     import numpy as np
 
-    flat = mask.reshape(-1).cpu().numpy()
+    flat = mask.reshape(-1)
     at = int(flat.argmax()) if flat.size else 0
     return tuple(int(i) for i in np.unravel_index(at, mask.shape)) if flat.size and flat[at] else None
 
@@ -337,7 +335,7 @@ def _place(index: Sequence[int], box: Box, each: Sequence[int] = ()) -> str:
 
 
 def _not_finite(numbers: torch.Tensor, leading: tuple[int, ...], box: Box) -> OpError:
-    at = _first(~numbers.isfinite()) or (0, 0)
+    at = _first(numbers.isfinite().logical_not_().cpu().numpy()) or (0, 0)
     message = f"quantize: the number at {_place((*leading, *at), box)} is {float(numbers[at])}"
     return OpError(
         "M406",
@@ -346,8 +344,10 @@ def _not_finite(numbers: torch.Tensor, leading: tuple[int, ...], box: Box) -> Op
     )
 
 
-def _too_small(amax: torch.Tensor, factor: torch.Tensor, leading: tuple[int, ...], grid: Box, block: Block) -> OpError:
-    at = _first(~factor.isfinite()) or (0, 0)
+def _too_small(amax: np.ndarray[Any, Any], factor: np.ndarray[Any, Any], leading: tuple[int, ...], grid: Box, block: Block) -> OpError:
+    import numpy as np
+
+    at = _first(~np.isfinite(factor)) or (0, 0)
     index = _place((*leading, *at), grid)
     corner = _place((*leading, *at), grid, (*(1,) * len(leading), *block))
     largest = f"its largest magnitude is {float(amax[at]):g}, so that the factor is infinite"

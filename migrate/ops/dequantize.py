@@ -8,6 +8,7 @@ takes too and hands to its inverse.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ..codecs._codec import NON_FINITE, Codec, Options
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from ._op import Box, Meter
 
 
+@cache
 def codec_called(name: str) -> Codec:
     """The codec of this name. OpError M308 if there is none."""
     from .. import codecs
