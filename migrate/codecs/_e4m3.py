@@ -129,17 +129,22 @@ def decode(
             lost += int(spread.over(part, band).isfinite().logical_and_(target.isinf()).sum())
         if vanish:
             made = signed(target, str(out.dtype).removeprefix("torch."))
-            zeros += _vanished(made, part.where(spread.over(part, band) != 0, 0) if idle else part)
+            zeros += _vanished(_host(made), _host(part.where(spread.over(part, band) != 0, 0) if idle else part))
     return lost, zeros
 
 
-def _vanished(made: torch.Tensor, given: torch.Tensor) -> int:
-    """How many elements of `made` are zero where those of `given` are not; both integers whose highest bit is a sign."""
+def _host(tensor: torch.Tensor) -> Any:
+    """What lies on the CPU as a numpy array, any other as it is."""
+    return tensor.numpy() if _on_cpu(tensor) else tensor
+
+
+def _vanished(made: Any, given: Any) -> int:
+    """How many elements of `made` are zero where those of `given` are not; both integers whose highest bit is a sign (`_host`)."""
     import numpy as np
 
-    if not _on_cpu(made):
+    if not isinstance(made, np.ndarray):
         return int((made & ((1 << 8 * made.element_size() - 1) - 1) == 0).logical_and_(given << 1).sum())
-    raw, numbers = made.numpy().reshape(-1), given.numpy().reshape(-1)
+    raw, numbers = made.reshape(-1), given.reshape(-1)
     magnitudes = _signless("made", raw)
     # zeros are rare among weights, so that few runs need a second look
     whole = raw.size // RUN * RUN
@@ -198,7 +203,8 @@ def block_amax(bits: torch.Tensor, block: Block, infinity: int | None) -> np.nda
         found = _amax_in_runs(_amax_in_runs(magnitudes, 0, block.rows), 1, block.columns)
         target = out[band.first : band.first + band.blocks]
         torch.maximum(target, found, out=target)
-    return out.cpu().numpy()
+    largest: np.ndarray[Any, Any] = out.cpu().numpy()
+    return largest
 
 
 def _amax_in_runs(tensor: torch.Tensor, dim: int, length: int) -> torch.Tensor:
@@ -291,10 +297,11 @@ def encode(
     import torch
 
     spread, back = (_Spread(torch.from_numpy(grid).to(numbers.device), block, top, left) for grid in (factor, scale))
-    buffer = _Buffer("floats", "float32", numbers)
+    buffer, coded = _Buffer("floats", "float32", numbers), out.view(torch.float8_e4m3fn)
+    codes, given = _host(out), _host(signed(numbers, str(numbers.dtype).removeprefix("torch.")))
     saturated = underflowed = non_finite = 0
     for band in _bands(numbers, block.rows, top):
-        part, target = numbers[band.rows], out[band.rows]
+        part, target = numbers[band.rows], coded[band.rows]
         floats = buffer.like(part)
         floats.copy_(part)
         spread.multiply(floats, band)
@@ -302,12 +309,12 @@ def encode(
         if wild:
             over = floats.abs() >= OVERFLOW if meter is not None else None
             floats.clamp_(-LARGEST, LARGEST)
-        target.view(torch.float8_e4m3fn).copy_(floats)
+        target.copy_(floats)
         if wild:
             nan = torch.where(part.isnan() | spread.over(part, band).isnan(), 0x7F, 0xFF).to(torch.uint8)
-            target.copy_(torch.where(floats.isnan(), nan, target))
+            out[band.rows] = torch.where(floats.isnan(), nan, out[band.rows])
         if count:
-            floats.copy_(target.view(torch.float8_e4m3fn))
+            floats.copy_(target)
             back.multiply(floats, band)
             if over is not None:
                 # an infinity may come back as one
@@ -316,10 +323,10 @@ def encode(
         if over is not None:
             saturated += int(over.sum())
         if meter is not None:
-            made = floats.view(torch.int32) if count else target
-            underflowed += _vanished(made, signed(part, str(part.dtype).removeprefix("torch.")))
+            made = _host(floats.view(torch.int32)) if count else codes[band.rows]
+            underflowed += _vanished(made, given[band.rows])
     if meter is not None:
-        wanted, got = _sample(numbers[told]), _sample(out[told].view(torch.float8_e4m3fn))
+        wanted, got = _sample(numbers[told]), _sample(coded[told])
         scales, largest = (_of_rows(grid, block, top, left, told, wanted.shape) for grid in (scale, amax))
         with np.errstate(all="ignore"):
             got *= scales
@@ -358,9 +365,14 @@ def _of_rows(grid: np.ndarray[Any, Any], block: Block, top: int, left: int, rows
 
 def _across(grid: torch.Tensor, wide: int, left: int, width: int) -> torch.Tensor:
     """The entries of rows of a grid for `width` columns from column `left` on, which lies in the first block."""
+    import numpy as np
+    import torch
+
     before = left % wide
-    # a gather of single entries takes ten times as long as copies of one
     each = min(wide, before + width)
+    if _on_cpu(grid):
+        return torch.from_numpy(np.repeat(grid.numpy(), each, axis=-1)[..., before : before + width])
+    # a gather of single entries takes ten times as long as copies of one
     return grid.unsqueeze(-1).expand(*grid.shape, each).flatten(-2)[..., before : before + width]
 
 

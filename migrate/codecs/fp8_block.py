@@ -134,15 +134,12 @@ class Fp8Block(Codec):
         return _Known.EACH * prod(_grid(spec.shape, _block(options)))
 
     def recall(self, options: Options, spec: Spec, part: int, box: Box, out: Any, memo: dict[str, Any]) -> bool:
-        import torch
-
         known: _Known | None = memo.get("amax")
         found = known.get(box) if known is not None and part == 1 else None
         if found is None:
             return False
-        with torch.inference_mode():
-            scale, _ = _e4m3.scales_of(found, options.like or LIKE[0], _rounding(options))
-            _store(torch.from_numpy(scale), typed(out, _stored(options)))
+        scale, _ = _e4m3.scales_of(found, options.like or LIKE[0], _rounding(options))
+        _store(scale, out, _stored(options))
         return True
 
     def encode(
@@ -156,8 +153,7 @@ class Fp8Block(Codec):
             return
         needed = self.encode_needs(options, spec, part, box)
         (top, bottom), (left, right) = ((low - first, high - first) for (low, high), (first, _) in zip(box[-2:], needed[-2:], strict=True))
-        made = typed(out, "uint8" if part == 0 else _stored(options))
-        told = _measured(spec, box[-2][0])
+        codes, told = typed(out, "uint8") if part == 0 else out, _measured(spec, box[-2][0])
         saturate = options.non_finite == "saturate"
         known = None if memo is None else memo.get("amax") or memo.setdefault("amax", _Known(_grid(spec.shape, _block(options))))
         grid = box if part == 1 else _blocks_of(box, _block(options))
@@ -176,12 +172,12 @@ class Fp8Block(Codec):
                 if known is not None and found is None:
                     known.put(grid, at, amax)
                 if part == 1:
-                    _store(torch.from_numpy(scale), made[at])
+                    _store(scale, out[at], _stored(options))
                     continue
                 wild = not (finite and bounded)
                 count = meter is not None and (wild or not float(scale.max()) * _e4m3.LARGEST <= _e4m3.MOST["float32"])
                 inside = numbers[at][top:bottom, left:right]
-                _e4m3.encode(inside, scale, factor, amax, _block(options), top, left, made[at], wild or saturate, count, meter, told)
+                _e4m3.encode(inside, scale, factor, amax, _block(options), top, left, codes[at], wild or saturate, count, meter, told)
 
     def _amax(self, options: Options, numbers: torch.Tensor, dtype: str) -> np.ndarray[Any, Any]:
         only_finite = _e4m3.INFINITY[dtype] if options.non_finite == "saturate" else None
@@ -216,7 +212,7 @@ class Fp8Block(Codec):
                 rows, columns = (slice(i * b, (i + 1) * b) for i, b in zip(at[-2:], block, strict=True))
                 where = (*at[:-2], rows, columns)
                 scales[at], codes[where] = _reference_block(options, numbers[where])
-        return [codes, _stored_reference(scales, scale.dtype)]
+        return [codes, _raw(scales, scale.dtype)]
 
     def exact(self, options: Options, specs: Sequence[Spec], dtype: str) -> bool:
         """To float32 from scales that are powers of two by their dtype; `decode` refuses the few that are too large for it."""
@@ -359,15 +355,15 @@ def _too_small(amax: np.ndarray[Any, Any], factor: np.ndarray[Any, Any], leading
     )
 
 
-def _store(scale: torch.Tensor, out: torch.Tensor) -> None:
-    import torch
+def _store(scale: np.ndarray[Any, Any], out: Any, dtype: str) -> None:
+    """Fills `out`, raw elements of numpy or torch, with float32 scales as `dtype` holds them."""
+    import numpy as np
 
-    if out.dtype is torch.float8_e8m0fnu:
-        out.view(torch.uint8).copy_(scale.view(torch.int32) >> 23 & 0xFF)
+    raw = _raw(scale, dtype)
+    if isinstance(out, np.ndarray):
+        out[...] = raw
     else:
-        name = str(out.dtype).removeprefix("torch.")
-        out.copy_(scale)
-        _e4m3.signed(out, name).masked_fill_(scale.isnan(), _e4m3.NAN[name])
+        out.copy_(typed(raw, dtype).view(out.dtype))
 
 
 def _powers(exponents: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -413,7 +409,7 @@ def _reference_block(options: Options, numbers: np.ndarray[Any, Any]) -> tuple[A
     return scale, codes
 
 
-def _stored_reference(scales: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
+def _raw(scales: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
     if dtype == "float8_e8m0fnu":
         return (scales.view("<u4") >> 23 & 0xFF).astype("u1")
     return _narrowed(scales, dtype).astype(carrier(dtype))
