@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..core.spec import Spec
 from ..core.spec import spec as spec_of
-from . import _e4m3
+from . import _blocks, _e4m3
 from ._arrays import carrier, typed
+from ._blocks import Block
 from ._codec import NON_FINITE, Codec, Leaves, OpError, Options
-from ._e4m3 import Block
 
 if TYPE_CHECKING:
     import numpy as np
-    import torch
 
     from ..ops._op import Box, Meter
 
@@ -109,26 +108,28 @@ class Fp8Block(Codec):
     ) -> None:
         import torch
 
+        from . import _e4m3_torch
+
         codes, made = typed(arrays[0], "uint8"), typed(out, dtype)
         if not made.numel():
             return
         block, (top, _), (left, _) = _block(options), box[-2], box[-1]
-        scales = _e4m3.as_float(arrays[1], specs[1].dtype)
+        scales = _e4m3_torch.as_float(arrays[1], specs[1].dtype)
         # NaN is neither ordinary nor tame
         largest = float(scales.abs().amax())
-        ordinary, tame = largest < _e4m3.ORDINARY, largest * _e4m3.LARGEST <= _e4m3.MOST[dtype]
+        ordinary, tame = largest < _e4m3_torch.ORDINARY, largest * _e4m3.LARGEST <= _e4m3.MOST[dtype]
         told, exact = _measured(specs[0], top), self.exact(options, specs, dtype)
         if not ordinary and exact and (at := _first((scales >= 2.0**120).cpu().numpy())) is not None:
             place = _place(at, self.decode_needs(options, specs, box)[1])
             raise OpError("M406", f"dequantize: the scale at {place} is {float(scales[at]):g}, which float32 cannot hold 448 times")
         tells = None if exact else meter
-        vanish = tells is not None and _e4m3.least(scales) * _e4m3.STEP < _e4m3.LEAST[dtype]
+        vanish = tells is not None and _e4m3_torch.least(scales) * _e4m3_torch.STEP < _e4m3_torch.LEAST[dtype]
         with torch.inference_mode():
             for at in _leading(box):
                 count = tells is not None and not tame
-                lost = _e4m3.decode(codes[at], scales[at], block, top, left, made[at], ordinary, count, vanish)
+                lost = _e4m3_torch.decode(codes[at], scales[at], block, top, left, made[at], ordinary, count, vanish)
                 if tells is not None:
-                    _e4m3.measure(codes[at], scales[at], block, top, left, made[at], told, *lost, tells)
+                    _e4m3_torch.measure(codes[at], scales[at], block, top, left, made[at], told, *lost, tells)
 
     def remembers(self, options: Options, spec: Spec) -> int:
         return _Known.EACH * prod(_grid(spec.shape, _block(options)))
@@ -146,42 +147,34 @@ class Fp8Block(Codec):
         self, options: Options, array: Any, spec: Spec, part: int, box: Box, out: Any, meter: Meter | None = None,
         memo: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        import torch
-
-        numbers = typed(array, spec.dtype)
-        if not numbers.numel():
+        if 0 in array.shape:
             return
         needed = self.encode_needs(options, spec, part, box)
         (top, bottom), (left, right) = ((low - first, high - first) for (low, high), (first, _) in zip(box[-2:], needed[-2:], strict=True))
-        codes, told = typed(out, "uint8") if part == 0 else out, _measured(spec, box[-2][0])
-        saturate = options.non_finite == "saturate"
+        told = _measured(spec, box[-2][0])
         known = None if memo is None else memo.get("amax") or memo.setdefault("amax", _Known(_grid(spec.shape, _block(options))))
         grid = box if part == 1 else _blocks_of(box, _block(options))
         found = None if known is None else known.get(grid)
-        with torch.inference_mode():
-            for at in _leading(box):
-                amax = self._amax(options, numbers[at], spec.dtype) if found is None else found[at]
-                # the largest of what has no sign is NaN or infinite where any is
-                finite = isfinite(amax.max())
-                if not finite and options.non_finite == "refuse":
-                    raise _not_finite(numbers[at], at, needed)
-                scale, factor = _e4m3.scales_of(amax, options.like or LIKE[0], _rounding(options))
-                bounded = isfinite(factor.max())
-                if not bounded and options.non_finite == "refuse":
-                    raise _too_small(amax, factor, at, grid, _block(options))
-                if known is not None and found is None:
-                    known.put(grid, at, amax)
-                if part == 1:
-                    _store(scale, out[at], _stored(options))
-                    continue
-                wild = not (finite and bounded)
-                count = meter is not None and (wild or not float(scale.max()) * _e4m3.LARGEST <= _e4m3.MOST["float32"])
-                inside = numbers[at][top:bottom, left:right]
-                _e4m3.encode(inside, scale, factor, amax, _block(options), top, left, codes[at], wild or saturate, count, meter, told)
-
-    def _amax(self, options: Options, numbers: torch.Tensor, dtype: str) -> np.ndarray[Any, Any]:
-        only_finite = _e4m3.INFINITY[dtype] if options.non_finite == "saturate" else None
-        return _e4m3.widened(_e4m3.block_amax(_e4m3.signed(numbers, dtype), _block(options), only_finite), dtype)
+        for at in _leading(box):
+            amax = _amax(options, array[at], spec.dtype) if found is None else found[at]
+            # the largest of what has no sign is NaN or infinite where any is
+            finite = isfinite(amax.max())
+            if not finite and options.non_finite == "refuse":
+                raise _not_finite(_here(array[at]), spec.dtype, at, needed)
+            scale, factor = _e4m3.scales_of(amax, options.like or LIKE[0], _rounding(options))
+            bounded = isfinite(factor.max())
+            if not bounded and options.non_finite == "refuse":
+                raise _too_small(amax, factor, at, grid, _block(options))
+            if known is not None and found is None:
+                known.put(grid, at, amax)
+            if part == 1:
+                _store(scale, out[at], _stored(options))
+                continue
+            inside, wild = array[at][top:bottom, left:right], not (finite and bounded) or options.non_finite == "saturate"
+            lost = _encode(inside, spec.dtype, scale, factor, _block(options), top, left, out[at], wild, meter is not None)
+            if meter is not None:
+                rows = _here(inside[told]), spec.dtype, _here(out[at][told])
+                _e4m3.tell(meter, *rows, scale, amax, _block(options), top, left, told, *lost)
 
     def reference(self, options: Options, arrays: Sequence[Any], specs: Sequence[Spec], dtype: str) -> Any:
         import numpy as np
@@ -231,6 +224,40 @@ class Fp8Block(Codec):
         yield Options(block=(8, 1), like="hf", scale="ue8m0", non_finite="keep"), spec_of("float32", (30, 7))
         yield Options(block=(64, 64), scale="bf16"), spec_of("bfloat16", (1, 130))
         yield Options(block=(2, 2), scale="bfloat16", scale_fmt="ue8m0"), spec_of("float32", (5, 6))
+
+
+def _here(array: Any) -> np.ndarray[Any, Any]:
+    """Raw elements of numpy or torch as numpy's."""
+    import numpy as np
+
+    return array if isinstance(array, np.ndarray) else array.cpu().numpy()
+
+
+def _amax(options: Options, array: Any, dtype: str) -> np.ndarray[Any, Any]:
+    """The largest magnitude of each block of a matrix of raw elements, as float32."""
+    import numpy as np
+
+    saturate, block = options.non_finite == "saturate", _block(options)
+    if isinstance(array, np.ndarray) and not saturate:
+        return _e4m3.widened(_blocks.amax(array, block), dtype)
+    from . import _e4m3_torch
+
+    bits = _e4m3_torch.signed(typed(array, dtype), dtype)
+    return _e4m3.widened(_e4m3_torch.block_amax(bits, block, _e4m3_torch.INFINITY[dtype] if saturate else None), dtype)
+
+
+def _encode(
+    array: Any, dtype: str, scale: np.ndarray[Any, Any], factor: np.ndarray[Any, Any], block: Block, top: int, left: int,
+    out: Any, wild: bool, metered: bool,
+) -> tuple[int, int, int]:  # fmt: skip
+    """`_e4m3_torch.encode` of raw elements of `dtype`."""
+    import torch
+
+    from . import _e4m3_torch
+
+    count = metered and (wild or not float(scale.max()) * _e4m3.LARGEST <= _e4m3.MOST["float32"])
+    with torch.inference_mode():
+        return _e4m3_torch.encode(typed(array, dtype), scale, factor, block, top, left, typed(out, "uint8"), wild, count, metered)
 
 
 def _block(options: Options) -> Block:
@@ -330,8 +357,11 @@ def _place(index: Sequence[int], box: Box, each: Sequence[int] = ()) -> str:
     return f"[{', '.join(str((i + low) * n) for i, (low, _), n in zip(index, box, sides, strict=True))}]"
 
 
-def _not_finite(numbers: torch.Tensor, leading: tuple[int, ...], box: Box) -> OpError:
-    at = _first(numbers.isfinite().logical_not_().cpu().numpy()) or (0, 0)
+def _not_finite(array: np.ndarray[Any, Any], dtype: str, leading: tuple[int, ...], box: Box) -> OpError:
+    import numpy as np
+
+    numbers = _e4m3.widened(array, dtype)
+    at = _first(~np.isfinite(numbers)) or (0, 0)
     message = f"quantize: the number at {_place((*leading, *at), box)} is {float(numbers[at])}"
     return OpError(
         "M406",
