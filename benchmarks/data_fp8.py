@@ -66,15 +66,24 @@ class Shape:
         return found if layer == 0 else found | {f"{p}mlp.gate.weight": (self.experts, self.hidden)}
 
 
+# the large ones have matrices as large as DeepSeek-V3's experts
 PRESETS = {
     "tiny": Shape(layers=2, experts=2, hidden=256, intermediate=256, vocab=32),
     "demo": Shape(layers=2, experts=8, hidden=1024, intermediate=768, vocab=1024),
-    "1.2GB": Shape(layers=9, experts=14, hidden=2048, intermediate=1408, vocab=4096),
-    "4.4GB": Shape(layers=17, experts=28, hidden=2048, intermediate=1408, vocab=4096),
+    "1.2GB": Shape(layers=5, experts=3, hidden=7168, intermediate=2048, vocab=1024),
+    "4.4GB": Shape(layers=9, experts=9, hidden=7168, intermediate=2048, vocab=1024),
+    # and as small as DeepSeek-V2-Lite's
+    "1.2GB-lite": Shape(layers=9, experts=14, hidden=2048, intermediate=1408, vocab=4096),
+    "4.4GB-lite": Shape(layers=17, experts=28, hidden=2048, intermediate=1408, vocab=4096),
 }
 
 
-def make(folder: Path, shape: Shape, seed: int = 0) -> None:
+def shape(preset: str, variant: str = "") -> Shape:
+    """The sizes called so: of a variant (`-lite`) where there is one of this preset."""
+    return PRESETS.get(preset + variant, PRESETS[preset])
+
+
+def make(folder: Path, sizes: Shape, seed: int = 0) -> None:
     """Writes the checkpoint into `folder`, one file for each layer."""
     folder.mkdir(parents=True)
     rng = random.Random(seed)
@@ -82,13 +91,13 @@ def make(folder: Path, shape: Shape, seed: int = 0) -> None:
     noise = data.Noise(seed)
     weight_map: dict[str, str] = {}
     total = 0
-    for layer in range(shape.layers):
-        name = f"model-{layer + 1:05d}-of-{shape.layers:05d}.safetensors"
-        plain = shape.others(layer)
+    for layer in range(sizes.layers):
+        name = f"model-{layer + 1:05d}-of-{sizes.layers:05d}.safetensors"
+        plain = sizes.others(layer)
         if layer == 0:
-            plain |= {"model.embed_tokens.weight": (shape.vocab, shape.hidden), "lm_head.weight": (shape.vocab, shape.hidden)}
-            plain["model.norm.weight"] = (shape.hidden,)
-        linears = shape.linears(layer)
+            plain |= {"model.embed_tokens.weight": (sizes.vocab, sizes.hidden), "lm_head.weight": (sizes.vocab, sizes.hidden)}
+            plain["model.norm.weight"] = (sizes.hidden,)
+        linears = sizes.linears(layer)
         entries: list[tuple[str, str, tuple[int, ...], int]] = []
         for key, (rows, columns) in linears.items():
             grid = (-(-rows // BLOCK), -(-columns // BLOCK))
@@ -126,16 +135,16 @@ def make(folder: Path, shape: Shape, seed: int = 0) -> None:
     config = {
         "architectures": ["DeepseekV3ForCausalLM"],
         "first_k_dense_replace": 1,
-        "hidden_size": shape.hidden,
+        "hidden_size": sizes.hidden,
         "model_type": "deepseek_v3",
-        "n_routed_experts": shape.experts,
-        "num_hidden_layers": shape.layers,
+        "n_routed_experts": sizes.experts,
+        "num_hidden_layers": sizes.layers,
         "quantization_config": {
             "activation_scheme": "dynamic",
             "fmt": "e4m3",
             "quant_method": "fp8",
             "weight_block_size": [BLOCK, BLOCK],
         },
-        "vocab_size": shape.vocab,
+        "vocab_size": sizes.vocab,
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")

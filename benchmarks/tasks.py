@@ -17,13 +17,14 @@ Bound = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One job on the whole checkpoint. `name` is what baseline_stack.py calls it; `source` is the layout that it starts from."""
+    """One job on the whole checkpoint. `name` is what baseline_stack.py calls it, `-lite` apart; `source` is the layout that it starts from."""
 
     name: str
     title: str
-    cp: Bound
+    # targets; None where a row is there to be compared with another
+    cp: Bound | None
     aim: float | None
-    script_faster: Bound
+    script_faster: Bound | None
     private_mb: float
     source: str = "v4"
     rules: str | None = None
@@ -58,6 +59,7 @@ class Task:
 _WHOLE = {"cp": (1.0, 1.0), "aim": 0.75, "script_faster": (5.0, 3.5), "private_mb": 40.0}
 _CAST = {"cp": (1.0, 1.0), "aim": None, "script_faster": (3.0, 3.0), "private_mb": 400.0}
 _BLOCKS = {"torch": True, "apart": True, "files": 10, "aim": None, "script_faster": (3.0, 3.0), "private_mb": 600.0, "script_share": 3.0}
+_LITE = {**_BLOCKS, "script_faster": None}
 _RUNS = {"cp": (1.2, 1.2), "aim": None, "script_faster": (4.0, 2.5), "private_mb": 60.0}
 
 TASKS = [
@@ -84,6 +86,8 @@ TASKS = [
     Task("to-pt", "safetensors -> .pt", output="torch", files=2, **_RUNS),
     Task("dequantize", "FP8 blocks -> bf16", source="fp8", to="deepseek-v3@bf16", cp=(1.6, 1.6), grows=2.0, **_BLOCKS),
     Task("quantize", "bf16 -> FP8 blocks", source="bf16", to="deepseek-v3@fp8", back=True, cp=(3.0, 3.0), **_BLOCKS),
+    Task("dequantize-lite", "FP8 blocks -> bf16, small matrices", source="fp8-lite", to="deepseek-v3@bf16", cp=None, grows=2.0, **_LITE),
+    Task("quantize-lite", "bf16 -> FP8 blocks, small matrices", source="bf16-lite", to="deepseek-v3@fp8", back=True, cp=None, **_LITE),
 ]
 
 
