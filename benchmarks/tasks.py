@@ -17,7 +17,7 @@ Bound = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One job on the whole checkpoint. `name` is what baseline_stack.py calls it, `-lite` apart; `source` is the layout that it starts from."""
+    """One job on the whole checkpoint. `name` is what baseline_stack.py calls it, `-lite` apart; `source` the layout to start from."""
 
     name: str
     title: str
