@@ -119,7 +119,7 @@ class Bench:
         return {**found, "script's start-up": self.script(task, source, target)} if task.apart else found
 
     def script(self, task: Task, source: Path, target: Path) -> list[Any]:
-        return [PYTHON, HERE / "baseline_stack.py", "pack" if task.one_file else task.name.removesuffix("-lite"), source, target]
+        return [PYTHON, HERE / "baseline_stack.py", "pack" if task.one_file else task.name.removesuffix(task.variant), source, target]
 
     def torch_import(self) -> float:
         """Seconds that importing torch takes, numpy and the interpreter apart."""
@@ -277,7 +277,7 @@ def main() -> None:
     try:
         result["machine"] = machine()
         bench.prepare()
-        for task in [t for t in TASKS if chosen(t.name)]:
+        for task in [t for t in TASKS if chosen(t.name) and (not t.variant or args.size + t.variant in data_fp8.PRESETS)]:
             say(task.title)
             try:
                 result["rows"].append(bench.row(task))

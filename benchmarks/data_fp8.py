@@ -1,7 +1,7 @@
 """DeepSeek-like checkpoints of FP8 blocks: e4m3 weights with one float32 scale for each 128 x 128 block, a shard for each layer.
 
-Codes are those of normally distributed weights, as training leaves them: some 8 in a million are zero, and about every second
-block reaches the largest code. Scales lie between 2**-12 and 2**-11; `kv_a_proj_with_mqa` has 576 rows, so that its last
+Codes are those of normally distributed weights, as training leaves them: some 8 in a million are zero, and four in ten
+blocks reach the largest code. Scales lie between 2**-12 and 2**-11; `kv_a_proj_with_mqa` has 576 rows, so that its last
 row of blocks is ragged. Standard library only, as `data.py`.
 """
 
@@ -66,12 +66,12 @@ class Shape:
         return found if layer == 0 else found | {f"{p}mlp.gate.weight": (self.experts, self.hidden)}
 
 
-# the large ones have matrices as large as DeepSeek-V3's experts
 PRESETS = {
     "tiny": Shape(layers=2, experts=2, hidden=256, intermediate=256, vocab=32),
     "demo": Shape(layers=2, experts=8, hidden=1024, intermediate=768, vocab=1024),
-    "1.2GB": Shape(layers=5, experts=3, hidden=7168, intermediate=2048, vocab=1024),
-    "4.4GB": Shape(layers=9, experts=9, hidden=7168, intermediate=2048, vocab=1024),
+    # matrices as large as DeepSeek-V3's experts
+    "1.2GB-large": Shape(layers=5, experts=3, hidden=7168, intermediate=2048, vocab=1024),
+    "4.4GB-large": Shape(layers=9, experts=9, hidden=7168, intermediate=2048, vocab=1024),
     # and as small as DeepSeek-V2-Lite's
     "1.2GB-lite": Shape(layers=9, experts=14, hidden=2048, intermediate=1408, vocab=4096),
     "4.4GB-lite": Shape(layers=17, experts=28, hidden=2048, intermediate=1408, vocab=4096),
@@ -79,8 +79,8 @@ PRESETS = {
 
 
 def shape(preset: str, variant: str = "") -> Shape:
-    """The sizes called so: of a variant (`-lite`) where there is one of this preset."""
-    return PRESETS.get(preset + variant, PRESETS[preset])
+    """The sizes of a preset in a variant, `-large` or `-lite`; the small presets have but one."""
+    return PRESETS.get(preset + variant) or PRESETS[preset]
 
 
 def make(folder: Path, sizes: Shape, seed: int = 0) -> None:

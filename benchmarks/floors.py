@@ -143,7 +143,7 @@ def main() -> None:
     try:
         for work, source, wanted in (
             (narrow, "f32", lambda p: True),
-            (quantize, "bf16", lambda p: len(p.shape) == 2 and not p.shape[0] % 128 and not p.shape[1] % 128),
+            (quantize, "bf16-large", lambda p: len(p.shape) == 2 and not p.shape[0] % 128 and not p.shape[1] % 128),
         ):
             memory.read_through(args.data / source, anew=True)
             tiny, large = ([sys.executable, SCRIPT, work.__name__, args.data / f, target] for f in (f"tiny-{source}", source))

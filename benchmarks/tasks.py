@@ -46,6 +46,11 @@ class Task:
     # most private memory that the script may need, as a share of the checkpoint: it decides how much is made free
     script_share: float = 0.6
 
+    @property
+    def variant(self) -> str:
+        """What the row's name ends in where it is one more of another row, on other sizes."""
+        return "-lite" if self.name.endswith("-lite") else ""
+
     def arguments(self, source: Path, target: Path) -> list[str]:
         """What follows `migrate` on the command line, shard size and fsync apart."""
         if self.output:
@@ -84,8 +89,8 @@ TASKS = [
     # CRC-32s are made or compared on the way; with zlib's instead of isal's the bound is 1.6
     Task("from-pt", ".pt -> safetensors", source="pt", output="safetensors", files=2, **_RUNS),
     Task("to-pt", "safetensors -> .pt", output="torch", files=2, **_RUNS),
-    Task("dequantize", "FP8 blocks -> bf16", source="fp8", to="deepseek-v3@bf16", cp=(1.6, 1.6), grows=2.0, **_BLOCKS),
-    Task("quantize", "bf16 -> FP8 blocks", source="bf16", to="deepseek-v3@fp8", back=True, cp=(3.0, 3.0), **_BLOCKS),
+    Task("dequantize", "FP8 blocks -> bf16", source="fp8-large", to="deepseek-v3@bf16", cp=(1.6, 1.6), grows=2.0, **_BLOCKS),
+    Task("quantize", "bf16 -> FP8 blocks", source="bf16-large", to="deepseek-v3@fp8", back=True, cp=(3.0, 3.0), **_BLOCKS),
     Task("dequantize-lite", "FP8 blocks -> bf16, small matrices", source="fp8-lite", to="deepseek-v3@bf16", cp=None, grows=2.0, **_LITE),
     Task("quantize-lite", "bf16 -> FP8 blocks, small matrices", source="bf16-lite", to="deepseek-v3@fp8", back=True, cp=None, **_LITE),
 ]

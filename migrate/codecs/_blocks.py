@@ -1,4 +1,4 @@
-"""Matrices in blocks, on the CPU: their largest magnitudes, the entries of a grid for rows and columns, and bands that fit a cache.
+"""Matrices in blocks: their largest magnitudes, the entries of a grid for rows and columns, and bands that fit a cache.
 
 A grid has one entry for each block; a matrix may be a part of a larger one, [top:, left:], and begin inside a block: its
 grid begins with that block.
@@ -85,6 +85,8 @@ def _largest_in_runs(words: np.ndarray[Any, Any], axis: int, length: int) -> np.
     """The largest of each `length` neighbours along one of the two axes; the last run may be shorter."""
     import numpy as np
 
+    if length == 1:
+        return words
     size = words.shape[axis]
     whole = size // length * length
     head, rest = np.split(words, [whole], axis) if whole < size else (words, None)

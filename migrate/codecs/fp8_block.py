@@ -170,8 +170,8 @@ class Fp8Block(Codec):
             if part == 1:
                 _store(scale, out[at], _stored(options))
                 continue
-            inside, wild = array[at][top:bottom, left:right], not (finite and bounded) or options.non_finite == "saturate"
-            lost = _encode(inside, spec.dtype, scale, factor, _block(options), top, left, out[at], wild, meter is not None)
+            inside, tame = array[at][top:bottom, left:right], finite and bounded
+            lost = _encode(options, inside, spec.dtype, scale, factor, top, left, out[at], tame, meter is not None)
             if meter is not None:
                 rows = _here(inside[told]), spec.dtype, _here(out[at][told])
                 _e4m3.tell(meter, *rows, scale, amax, _block(options), top, left, told, *lost)
@@ -205,7 +205,7 @@ class Fp8Block(Codec):
                 rows, columns = (slice(i * b, (i + 1) * b) for i, b in zip(at[-2:], block, strict=True))
                 where = (*at[:-2], rows, columns)
                 scales[at], codes[where] = _reference_block(options, numbers[where])
-        return [codes, _raw(scales, scale.dtype)]
+        return [codes, _stored_reference(scales, scale.dtype)]
 
     def exact(self, options: Options, specs: Sequence[Spec], dtype: str) -> bool:
         """To float32 from scales that are powers of two by their dtype; `decode` refuses the few that are too large for it."""
@@ -247,17 +247,18 @@ def _amax(options: Options, array: Any, dtype: str) -> np.ndarray[Any, Any]:
 
 
 def _encode(
-    array: Any, dtype: str, scale: np.ndarray[Any, Any], factor: np.ndarray[Any, Any], block: Block, top: int, left: int,
-    out: Any, wild: bool, metered: bool,
+    options: Options, array: Any, dtype: str, scale: np.ndarray[Any, Any], factor: np.ndarray[Any, Any], top: int, left: int,
+    out: Any, tame: bool, metered: bool,
 ) -> tuple[int, int, int]:  # fmt: skip
-    """`_e4m3_torch.encode` of raw elements of `dtype`."""
+    """`_e4m3_torch.encode` of raw elements of `dtype`; `tame`: all numbers and factors are finite."""
     import torch
 
     from . import _e4m3_torch
 
-    count = metered and (wild or not float(scale.max()) * _e4m3.LARGEST <= _e4m3.MOST["float32"])
+    count = metered and not (tame and float(scale.max()) * _e4m3.LARGEST <= _e4m3.MOST["float32"])
+    wild = not tame or options.non_finite == "saturate"
     with torch.inference_mode():
-        return _e4m3_torch.encode(typed(array, dtype), scale, factor, block, top, left, typed(out, "uint8"), wild, count, metered)
+        return _e4m3_torch.encode(typed(array, dtype), scale, factor, _block(options), top, left, typed(out, "uint8"), wild, count, metered)
 
 
 def _block(options: Options) -> Block:
@@ -386,10 +387,11 @@ def _too_small(amax: np.ndarray[Any, Any], factor: np.ndarray[Any, Any], leading
 
 
 def _store(scale: np.ndarray[Any, Any], out: Any, dtype: str) -> None:
-    """Fills `out`, raw elements of numpy or torch, with float32 scales as `dtype` holds them."""
+    """Fills `out`, raw elements of numpy or torch, with float32 scales that `dtype` holds without rounding."""
     import numpy as np
 
-    raw = _raw(scale, dtype)
+    bits = scale.view("<u4") >> {"float32": 0, "bfloat16": 16, "float8_e8m0fnu": 23}[dtype]
+    raw = np.where(np.isnan(scale), _e4m3.NAN.get(dtype, 0xFF), bits).astype(carrier(dtype))
     if isinstance(out, np.ndarray):
         out[...] = raw
     else:
@@ -439,7 +441,7 @@ def _reference_block(options: Options, numbers: np.ndarray[Any, Any]) -> tuple[A
     return scale, codes
 
 
-def _raw(scales: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
+def _stored_reference(scales: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
     if dtype == "float8_e8m0fnu":
         return (scales.view("<u4") >> 23 & 0xFF).astype("u1")
     return _narrowed(scales, dtype).astype(carrier(dtype))

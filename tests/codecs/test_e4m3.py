@@ -79,6 +79,16 @@ def test_what_becomes_zero_is_found_wherever_it_is(size: int, share: float) -> N
     assert _e4m3.vanished(made, given) == ((made == 0) & (given & 0x7FFF != 0)).sum() >= 1
 
 
+def test_the_few_runs_that_hold_a_zero_are_compared_with_their_own_numbers() -> None:
+    made, given = np.ones(40 * _e4m3.RUN, "u1"), np.full(40 * _e4m3.RUN, 0x3F80, "u2")
+    for run, zeros, stay in ((17, 5, 2), (38, 3, 3), (39, 2, 0)):
+        at = run * _e4m3.RUN + np.arange(zeros) * 7
+        made[at], given[at[:stay]] = 0, 0x8000
+    # zeros that runs without one would be told of by mistake
+    given[: 10 * _e4m3.RUN] = 0
+    assert _e4m3.vanished(made, given) == 3 + 0 + 2
+
+
 @pytest.mark.parametrize(("left", "width"), [(0, 7), (3, 1), (3, 9), (2, 2), (0, 1)])
 def test_the_entries_of_rows_are_those_of_their_blocks(left: int, width: int) -> None:
     block, top, rows = _blocks.Block(3, 4), 5, slice(1, None, 3)
