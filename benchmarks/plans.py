@@ -1,4 +1,4 @@
-"""The commands that read headers only: how long they take, and that they import neither torch nor numpy."""
+"""What writes no checkpoint: commands that read headers or rules, and what they import; indexing; one codec in memory."""
 
 from __future__ import annotations
 
@@ -11,9 +11,25 @@ from typing import Any
 import data
 import process
 import report
-from tasks import HELP_SECONDS, INDEX_FASTER, INDEX_KEYS, PLAN_BIND, PLAN_KEYS, PLAN_LINEAR, PLAN_SECONDS, PLAN_WHOLE, Limit, many_rules
+from tasks import (
+    CODEC_CLONES,
+    CODEC_FASTER,
+    HELP_SECONDS,
+    INDEX_FASTER,
+    INDEX_KEYS,
+    LINT_SECONDS,
+    PLAN_BIND,
+    PLAN_KEYS,
+    PLAN_LINEAR,
+    PLAN_SECONDS,
+    PLAN_WHOLE,
+    SPECS_SECONDS,
+    Limit,
+    many_rules,
+)  # fmt: skip
 
 HERE = Path(__file__).resolve().parent
+SHIPPED = HERE.parent / "rules"
 
 # runs the command line in this process and prints which heavy modules it left behind
 IMPORTS = """
@@ -29,11 +45,12 @@ def _median(argv: list[Any], times: int = 5) -> float:
     return statistics.median(process.run(argv).wall for _ in range(times))
 
 
-def _imported(python: str, arguments: list[str]) -> Limit:
-    """How many of torch and numpy the command imports; none is wanted."""
+def _imported(python: str, arguments: list[str], *unwanted: str) -> Limit:
+    """How many of these modules, by default torch and numpy, the command imports; none is wanted."""
     out = process.run([python, "-c", IMPORTS, *arguments]).stdout
-    names = out.rsplit("IMPORTED", 1)[1].split()
-    return Limit(f"{arguments[0]}: torch, numpy imported", len(names), 0, unit="", note=f" ({', '.join(names)})" if names else "")
+    heavy = unwanted or ("torch", "numpy")
+    names = [name for name in out.rsplit("IMPORTED", 1)[1].split() if name in heavy]
+    return Limit(f"{arguments[0]}: {', '.join(heavy)} imported", len(names), 0, unit="", note=f" ({', '.join(names)})" if names else "")
 
 
 def help_and_plan(migrate: list[str], python: str, folder: Path, checkpoint: Path) -> list[Limit]:
@@ -108,8 +125,35 @@ def indexing(migrate: list[str], python: str, folder: Path, checkpoint: Path) ->
     return [Limit(what, ratio, INDEX_FASTER, at_least=True, note=f" ({statistics.median(seconds['migrate']):.2f} s)")]
 
 
+def rules(migrate: list[str], python: str, folder: Path, checkpoint: Path) -> list[Limit]:
+    """`migrate lint` and `migrate test --specs` of all shipped rules."""
+    found = []
+    for arguments, seconds in ((["lint", str(SHIPPED)], LINT_SECONDS), (["test", "--specs", str(SHIPPED)], SPECS_SECONDS)):
+        what = f"{' '.join(arguments[:-1])} of all shipped rules"
+        found += [Limit(what, _median([*migrate, *arguments]), seconds, unit=" s"), _imported(python, arguments, "torch")]
+    return found
+
+
+def codec(migrate: list[str], python: str, folder: Path, checkpoint: Path) -> list[Limit]:
+    """Decoding FP8 blocks in memory, one thread, against copying the result and against the fastest peer."""
+    out = folder / "codec.json"
+    process.run([python, HERE / "codec_speed.py", "--json", out])
+    measured = json.loads(out.read_text())
+    times = measured["dequantize fp8-block to bfloat16"]
+    best = min((name for name in times if not name.startswith(("clone", "migrate"))), key=times.__getitem__)
+    where = f" ({measured['allocator']})"
+    return [
+        Limit(
+            "FP8 blocks in memory: against clone of the result", times["migrate"] / times["clone of the result"], CODEC_CLONES, note=where
+        ),
+        Limit(f"FP8 blocks in memory: faster than {best}", times[best] / times["migrate"], CODEC_FASTER, at_least=True, note=where),
+    ]
+
+
 COMMANDS: dict[str, Callable[[list[str], str, Path, Path], list[Limit]]] = {
     "start": help_and_plan,
     "plan": many_keys,
     "index": indexing,
+    "rules": rules,
+    "codec": codec,
 }

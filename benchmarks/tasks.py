@@ -127,6 +127,9 @@ LOAD_TIMES, LOAD_PRIVATE = 1.15, 100.0
 # the hook on so many tensors: seconds the first time, and for the same keys and shapes again
 HOOK_KEYS, HOOK_FIRST, HOOK_AGAIN = 20_000, 0.3, 0.03
 HELP_SECONDS, PLAN_SECONDS = 0.2, 0.4
+LINT_SECONDS, SPECS_SECONDS = 0.6, 1.5
+# decoding in memory against clone of the result, and against the fastest peer
+CODEC_CLONES, CODEC_FASTER = 2.2, 3.5
 
 
 _MANY = """\

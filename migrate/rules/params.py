@@ -222,8 +222,11 @@ def _about(param: Param, lost: str | None) -> tuple[str, ...]:
     if param.dtype:
         notes.append(f"it is the dtype of {listed(list(param.dtype.key))}, and no such tensor is there")
     if param.shape:
-        place_in = f"axis {param.shape.dim} of" if param.shape.count is None else f"the number of {{{param.shape.count}}} in"
-        notes.append(f"it is {place_in} {listed(list(param.shape.key))}, and no such tensor is there")
+        keys_of = listed(list(param.shape.key))
+        if param.shape.count is None:
+            notes.append(f"it is axis {param.shape.dim} of {keys_of}, and no such tensor has that axis")
+        else:
+            notes.append(f"it is the number of {{{param.shape.count}}} in {keys_of}, and no such tensor is there")
     return tuple(notes)
 
 

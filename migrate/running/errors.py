@@ -1,8 +1,8 @@
 """What value-changing ops did to the numbers: measured box by box, told tensor by tensor and rule by rule.
 
-Sums are in float64. A box that is computed twice (after a whole value was let go for memory, or by two threads) counts
-once, and boxes are added up in their order, so that the figures do not depend on threads; where a result is read in another order
-than it is computed in, boxes may overlap, and what they share is measured in each. The signal-to-noise ratio is
+Sums are in float64. What is computed twice counts once: a box after a whole value was let go for memory or by two threads, and where
+a result is read in another order than it is computed in, what a box shares with earlier ones. Boxes are added up in their order,
+so that the figures do not depend on threads, the last digits of sums apart where boxes overlap. The signal-to-noise ratio is
 10·log10(Σ wanted² / Σ (wanted - got)²); an error of nothing makes it infinite, which is written as "exact" where every
 element was compared with what it should be.
 """
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import ops
 from ..ops._op import ValueOp
+from .regions import joined, outside
 
 if TYPE_CHECKING:
     import numpy as np
@@ -173,6 +174,16 @@ def _parts(shape: Sequence[int]) -> Iterable[tuple[slice, ...]]:
     return [(slice(i, i + step),) for i in range(0, shape[0], step)]
 
 
+def _enter(boxes: list[Box], box: Box) -> None:
+    """Adds a box to some, as one with those beside it, so that a tensor computed in order is one box and not thousands."""
+    for i, other in enumerate(boxes):
+        if (both := joined(other, box)) is not None:
+            del boxes[i]
+            _enter(boxes, both)
+            return
+    boxes.append(box)
+
+
 @dataclass(slots=True)
 class _Summary:
     """What one op of a rule did."""
@@ -191,6 +202,8 @@ class Ledger:
         self._values: dict[int, tuple[Value, list[str]]] = {}
         self._of: dict[int, list[tuple[Value, list[str]]]] = {}
         self._boxes: dict[int, dict[Box, Tally]] = {}
+        # by value, what `claim` gave away
+        self._claimed: dict[int, list[Box]] = {}
         self._totals: dict[int, Tally] = {}
         self._measured: set[int] = set()
         for key, tensor in outputs.items():
@@ -212,6 +225,16 @@ class Ledger:
             self._boxes.setdefault(id(value), {})[box] = tally
             self._measured.add(id(value))
         return tally
+
+    def claim(self, value: Value, box: Box) -> list[Box]:
+        """The elements of `box` that nobody claimed before, as boxes that share none: who asks has to measure them."""
+        with self._lock:
+            claimed, left = self._claimed.setdefault(id(value), []), [box]
+            for other in claimed:
+                left = [part for piece in left for part in outside(piece, other)]
+            for part in left:
+                _enter(claimed, part)
+        return left
 
     def close(self, call: Call) -> None:
         """Adds up the boxes of a call that nobody will read again."""

@@ -206,6 +206,28 @@ def holds(outer: Box, inner: Box) -> bool:
     return all(a <= c and d <= b for (a, b), (c, d) in zip(outer, inner, strict=True))
 
 
+def outside(box: Box, other: Box) -> list[Box]:
+    """The elements of `box` that are not in `other`, as boxes that share none."""
+    if any(b <= c or d <= a for (a, b), (c, d) in zip(box, other, strict=True)):
+        return [box]
+    found = []
+    for axis, ((a, b), (c, d)) in enumerate(zip(box, other, strict=True)):
+        found += [(*box[:axis], side, *box[axis + 1 :]) for side in ((a, c), (d, b)) if side[0] < side[1]]
+        box = (*box[:axis], (max(a, c), min(b, d)), *box[axis + 1 :])
+    return found
+
+
+def joined(one: Box, other: Box) -> Box | None:
+    """Both boxes as one, where they lie side by side."""
+    apart = [i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b]
+    if len(apart) != 1:
+        return None
+    (a, b), (c, d) = one[apart[0]], other[apart[0]]
+    if b != c and d != a:
+        return None
+    return (*one[: apart[0]], (min(a, c), max(b, d)), *one[apart[0] + 1 :])
+
+
 def within(outer: Box, inner: Box) -> tuple[slice, ...]:
     """`inner` as an index into an array that holds `outer`."""
     return tuple(slice(c - a, d - a) for (a, _), (c, d) in zip(outer, inner, strict=True))

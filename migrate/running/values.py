@@ -30,7 +30,7 @@ from .regions import Computed, Workspace, within
 if TYPE_CHECKING:
     import numpy as np
 
-    from ..ops._op import Box
+    from ..ops._op import Box, Meter
     from ..planning.kinds import Kind
     from ..source.index import Source
     from .errors import Ledger
@@ -316,7 +316,8 @@ class Values:
         if memo and place.flags.c_contiguous and kind.op.recall(kind.args, kind.specs, kind.output, box, place, **memo):
             return
         arrays = [workspace.input(i, t, b) for i, (t, b) in enumerate(zip(call.inputs, kind.needs(box), strict=True))]
-        meter = self._ledger.meter(value, box) if self._ledger is not None and call.lossy else None
+        told = self._ledger.claim(value, box) if self._ledger is not None and call.lossy else []
+        meter = self._ledger.meter(value, box) if self._ledger is not None and told == [box] else None
 
         def run(given: list[Any], out: Any) -> None:
             try:
@@ -335,6 +336,18 @@ class Values:
             made = memory.view(place.dtype).reshape(place.shape)
             run(arrays, made)
             place[...] = made
+        if self._ledger is not None and meter is None:
+            for part in told:
+                self._measure(workspace, value, kind, part, self._ledger.meter(value, part), memo)
+
+    def _measure(self, workspace: Workspace, value: Value, kind: Kind, box: Box, meter: Meter, memo: dict[str, Any]) -> None:
+        """Computes a part of a box once more, for its error only: the rest of the box was measured before."""
+        import numpy as np
+
+        workspace.settle()
+        arrays = [workspace.input(i, t, b) for i, (t, b) in enumerate(zip(value.call.inputs, kind.needs(box), strict=True))]
+        made = np.empty([b - a for a, b in box], carrier(kind.spec.dtype))
+        kind.op.compute(kind.args, arrays, kind.specs, kind.output, box, made, meter, **memo)
 
     def _memo(self, call: Call, kind: Kind) -> dict[str, Any]:
         """The argument `memo` for the op of a call; none if the op has no use for it, or there is no memory."""

@@ -5,16 +5,24 @@ from __future__ import annotations
 import json
 import math
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from raw_files import whole
+from raw_files import whole, write_source
 from value_ops import call, install
 
+from migrate.core import view as views
+from migrate.core.spec import Spec
+from migrate.ops._op import step
+from migrate.planning.graph import Call, Tensor, Value
+from migrate.running.device import CPU, Device, Lane
 from migrate.running.errors import Ledger, Tally
+from migrate.running.geometry import Layouts
+from migrate.running.values import Values
 
 numbers = st.floats(-1e6, 1e6, width=32)
 
@@ -192,6 +200,48 @@ def test_figures_do_not_depend_on_the_order_in_which_boxes_are_finished(monkeypa
         ledger.close(made["o"].sources[0].call)  # type: ignore[union-attr]
         reports.append(ledger.report(complete=True))
     assert reports[0] == reports[1] == reports[2]
+
+
+@given(data=st.data(), shape=st.lists(st.integers(1, 9), max_size=3))
+def test_claims_share_no_element_and_leave_none_out(data: st.DataObject, shape: list[int]) -> None:
+    ledger, value = Ledger({}), object()
+    times, asked = np.zeros(shape, int), np.zeros(shape, bool)
+    for _ in range(data.draw(st.integers(1, 6))):
+        box = tuple(data.draw(st.tuples(st.integers(0, n - 1), st.integers(1, n)).filter(lambda p: p[0] < p[1])) for n in shape)
+        asked[tuple(slice(a, b) for a, b in box)] = True
+        for part in ledger.claim(value, box):  # type: ignore[arg-type]
+            assert all(a < b for a, b in part)
+            times[tuple(slice(a, b) for a, b in part)] += 1
+        assert (times == asked).all()
+
+
+@pytest.mark.parametrize("lane", [None, Lane])
+def test_what_boxes_share_is_measured_once(lane: type[Lane] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if lane is not None:
+        monkeypatch.setattr(Device, "lane", lambda self: lane("cpu"))
+    rng = np.random.default_rng(1)
+    numbers = rng.standard_normal((100, 130)).astype("f4")
+    numbers[rng.random(numbers.shape) < 0.1] *= 1e-6
+    raw = (numbers.view("u4") >> 16).astype("u2")
+    source = write_source(tmp_path / "in", {"k": ("bfloat16", raw)})
+    made = step("quantize", codec="fp8-block", from_="bfloat16", block=[16, 16])
+    given_, codes = whole("k", "bfloat16", raw.shape), Spec("float8_e4m3fn", raw.shape)
+    tensor = Tensor(codes, views.stored(0, codes.shape), (Value(Call(made, (given_,), 2, "q", ("k",), True), 0, codes),))
+    ledger = Ledger({"o": tensor})
+    values = Values(source, Layouts(), [tensor], 1 << 20, device=CPU, ledger=ledger)
+    whole_ = values.read(tensor, ((0, 100), (0, 130)))
+    for box in (((3, 4), (7, 130)), ((0, 40), (0, 20)), ((17, 90), (50, 51)), ((0, 100), (0, 130)), ((99, 100), (129, 130))):
+        assert np.array_equal(values.read(tensor, box), whole_[tuple(slice(a, b) for a, b in box)])
+    # and the other way round: small boxes first
+    later = Ledger({"o": tensor})
+    values = Values(source, Layouts(), [tensor], 1 << 20, device=CPU, ledger=later)
+    for box in (((3, 4), (7, 130)), ((17, 90), (50, 51)), ((0, 40), (0, 20)), ((0, 100), (0, 130))):
+        values.read(tensor, box)
+    lost = int(((whole_ & 0x7F == 0) & (raw & 0x7FFF != 0)).sum())
+    assert lost > 100
+    for report in (ledger.report(complete=True), later.report(complete=True)):
+        assert report is not None
+        assert (report["rules"][0]["underflowed"], report["rules"][0]["elements_measured"]) == (lost, 13000)
 
 
 def test_a_run_that_computes_nothing_has_no_report() -> None:
