@@ -133,14 +133,9 @@ def _has_nan(codes: torch.Tensor) -> bool:
 
 
 def block_amax(bits: torch.Tensor, block: Block, infinity: int | None) -> np.ndarray[Any, Any]:
-    """The largest magnitude in each block, as bits: floats of one sign are ordered as their bits are, infinity and NaN on top.
-
-    `bits`: signed integers. With `infinity`, those bits and what lies above count as zero.
-    """
+    """`_blocks.amax` of signed integers on any device; with `infinity`, those bits and what lies above count as zero."""
     import torch
 
-    if infinity is None and _on_cpu(bits):
-        return _blocks.amax(bits.numpy(), block)
     rows, columns = bits.shape
     out = bits.new_zeros(-(-rows // block.rows), -(-columns // block.columns))
     mask = torch.iinfo(bits.dtype).max
