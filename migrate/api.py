@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from . import formats
 from .core.diagnostics import fail, printable
+from .core.spelling import option
 from .extra_state.age import States
 from .planning.plan import Plan
 from .planning.question import OUTPUT_FORMATS, Question, ask, asked_in, path_text, saved_plan
@@ -49,6 +50,8 @@ FORMAT_VERSION = "1.0"
 
 Progress = Callable[[int, int], None]
 PathLike = str | os.PathLike[str]
+# what a saved plan holds of the question
+_IN_PLAN = ("to", "from_", "rules", "params", "allow", "max_shard_size")
 # a state dict or a module
 Live: TypeAlias = "Mapping[str, Any] | torch.nn.Module"
 
@@ -162,7 +165,7 @@ def apply(
     live = isinstance(path, Mapping) or is_module(path)
     if out is None:
         if not live:
-            fail("M115", "apply needs a place for its output", help="-o OUT, or out= in Python")
+            fail("M115", "apply needs a place for its output", help="out=PATH")
         from .live.statedict import migrated
 
         tensors = path if isinstance(path, Mapping) else state(path)
@@ -172,7 +175,7 @@ def apply(
     saved = None if live else saved_plan(path_text("path", path))
     if saved is not None:
         if question != Question() or max_shard_size is not None:
-            fail("M115", "a saved plan is run as it is; --to, --from, --rules, --set, --allow and --max-shard-size are part of it")
+            fail("M115", f"a saved plan is run as it is; {', '.join(map(option, _IN_PLAN))} are part of it")
         question = asked_in(saved)
         path, max_shard_size = saved["source"]["path"], saved["options"]["max_shard_size"]
     return write(
@@ -242,7 +245,7 @@ def verify(
             missing = f"no stamp in {printable(made.path)} says that it was made from {printable(opened.path)}"
             if made.history is None:
                 missing = f"the output {printable(made.path)} has no stamp that says what was applied"
-            fail("M115", missing, notes=tuple(notes), help="give --to LINEAGE@LAYOUT or --rules FILE")
+            fail("M115", missing, notes=tuple(notes), help=f"give {option('to', 'LINEAGE@LAYOUT')} or {option('rules', 'FILE')}")
         for one in (opened, made):
             check_all(one)
         route = find_route(opened.index, side_reader(opened), stamp_of(opened)[0], question, applied, States(opened))

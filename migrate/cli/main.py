@@ -77,6 +77,13 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """The exit status of one command line; answers go to stdout, and problems to stderr, or as JSON to stdout if asked for."""
+    from ..core.spelling import on_command_line
+
+    with on_command_line():
+        return _run(arguments)
+
+
+def _run(arguments: list[str]) -> int:
     from ..core.errors import MigrateError
 
     wants_json = "--format=json" in arguments or ("--format", "json") in pairwise(arguments)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..core.errors import OpError
-from .recipes import FORMATS, LEAVE
+from .recipes import FORMATS, leave
 from .record import BOOKKEEPING, INVERSES, MODES, OLD_MODES, SCALING, Format, Function, Recipe, Record, State, Tensor
 
 _TE = "transformer_engine.common.recipe"
@@ -66,7 +66,7 @@ def recovered(state: State) -> Recipe:
         missing = "a history" if history is None else f"a known format ({_shown(state)})"
         raise OpError(
             "M950", f"without a recipe and without {missing} its recipe cannot be told",
-            help=f"`delayed_scaling: tensors` keeps the scales without a recipe; {LEAVE}",
+            help=f"`delayed_scaling: tensors` keeps the scales without a recipe; {leave()}",
         )  # fmt: skip
     fields = {
         "margin": 0, "fp8_format": Format(*pair), "amax_history_len": history, "amax_compute_algo": "max",
@@ -118,7 +118,7 @@ def _beside(states: Sequence[State]) -> State:
         if not found:
             continue
         if len(found) != len(states) or len({t.shape[:-1] for t in found}) > 1:
-            raise OpError("M950", f"its modes input and param do not fit together: {name}", help=LEAVE)
+            raise OpError("M950", f"its modes input and param do not fit together: {name}", help=leave())
         tensors[name] = _columns(found)
     return State(first.recipe, tensors, first.extras, first.buffers)
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ..core.spelling import option
+
 STATELESS, DELAYED, CUSTOM = "stateless", "delayed", "custom"
 _TE = "transformer_engine.common.recipe"
 
@@ -49,5 +51,8 @@ FIELDS: dict[str, tuple[tuple[int, int], tuple[int, int] | None]] = {
 }
 # how a message says what to do about a class that is none of these
 HOW_TO_ADD = "if it is a recipe, add a line to RECIPES in migrate/extra_state/recipes.py that says whether it keeps state"
-# and how state of delayed scaling is left behind, where no param of the rule file says so
-LEAVE = "`delayed_scaling: drop` in the rule and --allow drop leave it behind"
+
+
+def leave() -> str:
+    """How a message says that state of delayed scaling is left behind, where no param of the rule file says so."""
+    return f"`delayed_scaling: drop` in the rule and {option('allow', 'drop')} leave it behind"

@@ -21,6 +21,7 @@ from ..core.diagnostics import Report, fail, listed, printable
 from ..core.errors import CheckpointError
 from ..core.records import records
 from ..core.spec import BITS, Spec, spec
+from ..core.spelling import option
 from ..source.blobs import FileBlob
 from ..source.index import Stored
 from ..source.jsontext import collector_paused, parse
@@ -286,7 +287,7 @@ def write_header(
         fail(
             "M916",
             f"{name}: {len(keys)} tensors need a header of {start - 8} bytes, and safetensors allows {MAX_HEADER}",
-            help="write a folder with a smaller `--max-shard-size`",
+            help=f"write a folder with a smaller {option('max_shard_size')}",
         )
     header = (start - 8).to_bytes(8, "little") + data.ljust(start - 8)
     return OutputFile(name, header, tuple([Placed(key, start + begin, nbytes) for key, begin, nbytes in ends]), start + at)

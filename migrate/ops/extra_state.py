@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..core.errors import CheckpointError
 from ..core.spec import Spec, spec
+from ..core.spelling import option
 from ._axes import Shape
 from ._op import Array, Decided, OneWay, Op, OpError, arg, dataclass
 
@@ -24,7 +25,6 @@ ALLOWED = "delayed-scaling"
 _EMPTY = spec("uint8", (0,))
 # the policies by which state of delayed scaling goes on
 _FORMS = ("pickle-2.x", "tensors")
-_NOBODY = "if nobody needs these states, drop them with a rule of their own (`drop`, and `--allow drop`)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,10 @@ class Making:
 _EMPTIED = Making("empty", (_EMPTY,))
 
 
+def _unneeded() -> str:
+    return f"if they are not needed, drop them with a rule of their own (`drop`, and {option('allow', 'drop')})"
+
+
 class ExtraState(Op):
     kind = "decide"
     summary = "drops, carries or rewrites the extra state of Transformer Engine, by what it holds"
@@ -48,8 +52,8 @@ class ExtraState(Op):
             "states that hold nothing but settings: left out, an empty tensor (as 2.18 writes them), or kept", default="drop"
         )
         delayed_scaling: Literal["refuse", "pickle-2.x", "tensors", "drop"] = arg(
-            "scales and histories: refused, or with `--allow delayed-scaling` as 2.x writes them or as plain tensors beside the module, "
-            "or with `--allow drop` left out",
+            "scales and histories: refused, or where `delayed-scaling` is allowed as 2.x writes them or as plain tensors beside "
+            "the module, or where `drop` is allowed left out",
             default="refuse",
         )
         legacy: Literal["refuse"] = arg("states with neither a recipe nor scales", default="refuse")
@@ -64,12 +68,12 @@ class ExtraState(Op):
         from ..extra_state.verdict import DELAYED, OBJECTS, STATELESS, judged
 
         if spec.numel and (spec.dtype != "uint8" or len(spec.shape) != 1):
-            raise OpError("M950", f"{name} is {spec}; an extra state is a row of bytes (uint8)", help=_NOBODY)
+            raise OpError("M950", f"{name} is {spec}; an extra state is a row of bytes (uint8)", help=_unneeded())
         try:
             verdict, like, odd, _ = judged(payload, name)
         except CheckpointError as error:
             found = error.diagnostics[0]
-            raise OpError(found.code, found.message, notes=found.notes, help=found.help or _NOBODY) from None
+            raise OpError(found.code, found.message, notes=found.notes, help=found.help or _unneeded()) from None
         if verdict.sort == DELAYED and args.delayed_scaling in _FORMS and ALLOWED in allow:
             carried = _carried(args.delayed_scaling, like) or Decided((("", spec),))
             return carried._replace(notes=odd) if odd else carried
@@ -84,20 +88,20 @@ class ExtraState(Op):
 
     def _demanding(self, args: Args, verdict: Verdict, like: Record, name: str) -> Decided:
         """What becomes of a state that nobody permits to go on: it goes, or OpError."""
-        from ..extra_state.recipes import DELAYED, LEAVE
+        from ..extra_state.recipes import DELAYED, leave
         from ..extra_state.verdict import LEGACY
 
         written = f"; it was written by Transformer Engine {like.releases}" if like.releases else ""
         if verdict.sort != DELAYED:
             code = "M952" if verdict.sort == LEGACY else "M950"
-            raise OpError(code, f"{name}: {verdict.why}{written}", help=_NOBODY)
+            raise OpError(code, f"{name}: {verdict.why}{written}", help=_unneeded())
         if args.delayed_scaling == "drop":
             return Decided((), loses=True)
         says = "" if args.delayed_scaling in _FORMS else "with a rule that says `delayed_scaling: pickle-2.x` or `tensors`, "
         raise OpError(
             "M951",
             f"{name} holds state of delayed scaling: {verdict.why}{written}",
-            help=f"{says}--allow {ALLOWED} carries it on; {LEAVE}",
+            help=f"{says}{option('allow', ALLOWED)} carries it on; {leave()}",
         )
 
     def infer(self, args: Making, specs: Sequence[Spec], parts: int = 1) -> list[Spec]:

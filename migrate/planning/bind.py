@@ -16,6 +16,7 @@ from ..core.diagnostics import Report, listed, printable
 from ..core.keys import NegativeIndex, Pattern
 from ..core.ranks import rank_of, takes
 from ..core.records import records
+from ..core.spelling import option
 from ..core.templates import Template
 from ..ops._op import Decided, ValueOp
 from ..rules.compiled import ROLE, CompiledStep, DirectedRule
@@ -404,7 +405,7 @@ def _merge(kept: Sequence[str], tensors: Mapping[str, Tensor], out: Bound, ask: 
                         f"{printable(key)} exists as {tensors[key].spec} and rule {rule.name!r} would make {made_tensor.spec}",
                         spans=(rule.span,),
                         notes=(f"made of {listed(list(where[1]), 3)}",),
-                        help="`--allow drop` keeps what exists and drops its sources",
+                        help=f"{option('allow', 'drop')} keeps what exists and drops its sources",
                     )
                 elif not ask.allow_drop:
                     message = f"{printable(key)} exists and differs from what rule {rule.name!r} makes of {listed(list(where[1]), 3)}"

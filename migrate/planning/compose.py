@@ -12,6 +12,7 @@ from ..core.errors import MigrateError
 from ..core.keys import Pattern, parse
 from ..core.ranks import fitting, without_rank
 from ..core.spec import Spec
+from ..core.spelling import option
 from ..core.templates import Template, group
 from ..core.view import View
 from ..ops._op import Loss, OneWay, ValueOp
@@ -245,7 +246,7 @@ def _refuse_losses(losses: Sequence[LossOf], allow: frozenset[str], report: Repo
             f"rule {loss.rule.name!r} {what} {plural(len(loss.keys), noun)}" + (f": {printable(loss.why)}" if loss.why else ""),
             spans=(loss.rule.span,),
             notes=(listed(list(loss.keys), 8),),
-            help=f"if that is wanted: --allow {loss.kind}",
+            help=f"if that is wanted: {option('allow', loss.kind)}",
         )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.diagnostics import did_you_mean, fail, listed, printable
+from ..core.spelling import command, option
 from ..source.pickle.encodings import PARAMETER, numbering
 
 PLAN_VERSION = "1.0"
@@ -108,7 +109,7 @@ def shape_of(name: str, source_format: str, question: Question) -> tuple[bool, Q
     if said is None:
         return True, question
     if question.output_format not in (None, said):
-        both = f"--output-format {question.output_format} and a file called `{printable(name)}`"
+        both = f"{option('output_format', question.output_format)} and a file called `{printable(name)}`"
         fail("M115", both, help="give it another ending, or none: a folder")
     return False, question if said == written_as(source_format, question) else replace(question, output_format=said)
 
@@ -146,7 +147,7 @@ def saved_plan(path: PathLike) -> dict[str, Any] | None:
     except (ValueError, RecursionError) as error:
         fail("M115", f"{name} is not a plan: {error}")
     if not isinstance(saved, dict) or saved.get("kind") != "plan" or not _is_whole(saved):
-        fail("M115", f"{name} is not a plan", help="make one with  migrate plan CKPT --to LAYOUT -o plan.json")
+        fail("M115", f"{name} is not a plan", help=f"`{command('plan')}` makes plans")
     if str(saved.get("format_version")).split(".")[0] != PLAN_VERSION.split(".")[0]:
         fail("M903", f"{name} was written in another plan format ({saved.get('format_version')})", help="plan again")
     return saved
@@ -215,7 +216,7 @@ def _reviewed(plan: Mapping[str, Any]) -> dict[str, Any]:
     way_back = out.get("downgrade")
     if isinstance(way_back, dict) and isinstance(way_back.get("because"), list):
         out["downgrade"] = {**way_back, "because": [_PLACE.sub("", why) if isinstance(why, str) else why for why in way_back["because"]]}
-    for name, place in (("rows", "at"), ("losses", "at"), ("warnings", "spans")):
+    for name, place in (("rows", "at"), ("losses", "at"), ("warnings", "spans"), ("warnings", "help")):
         if isinstance(out.get(name), list):
             out[name] = [_without(entry, place) for entry in out[name]]
     return out

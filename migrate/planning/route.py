@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 from ..core.diagnostics import Diagnostic, Report, fail, listed, printable
+from ..core.spelling import command, option
 from ..extra_state.age import States
 from ..rules import params as parameters
 from ..rules.compiled import CompiledRule, compile_file
@@ -82,7 +83,7 @@ class _Step:
 
 def _packs(folders: Sequence[str]) -> Packs:
     if len(folders) > 1:
-        fail("M115", f"--rules names {len(folders)} folders", help="put the lineages into one folder, or run one after the other")
+        fail("M115", f"{option('rules')} names {len(folders)} folders", help="put the lineages into one folder, or run one after the other")
     return find(folders[0] if folders else None)
 
 
@@ -91,7 +92,7 @@ def _folders(rules: Sequence[str]) -> list[str]:
     for given in rules:
         if not Path(given).is_dir():
             what = "is a file" if Path(given).exists() else "does not exist"
-            fail("M115", f"--rules {printable(given, 300)} {what}, and a folder of lineages is asked for")
+            fail("M115", f"{option('rules', printable(given, 300))} {what}, and a folder of lineages is asked for")
     return list(rules)
 
 
@@ -150,10 +151,14 @@ def find_route(
     reached: dict[str, str] = {}
     steps: list[_Step] = []
     if question.from_ and not question.to:
-        fail("M115", "--from says where a way begins, and nothing says where it goes", help="--to LINEAGE@LAYOUT")
+        fail("M115", f"{option('from_')} says where a way begins, and nothing says where it goes", help=option("to", "LINEAGE@LAYOUT"))
     if question.files:
         if question.to:
-            fail("M115", "--to names a layout and --rules a rule file; a rule file is applied as it is", help="give one of them")
+            fail(
+                "M115",
+                f"{option('to')} names a layout and {option('rules')} a rule file; a rule file is applied as it is",
+                help="give one of them",
+            )
         steps = _by_hand(question, applied or ())
     elif question.to:
         steps, reached = _towards(packs, index, read_side, stamp, question, found, states)
@@ -173,10 +178,11 @@ def find_route(
             "M115",
             "there is no stamp that says what to undo",
             notes=(stamp.ignored,) * bool(stamp.ignored),
-            help="say where to go: --to LINEAGE@LAYOUT",
+            help=f"say where to go: {option('to', 'LINEAGE@LAYOUT')}",
         )
     else:
-        hint = "--to LINEAGE@LAYOUT, --rules FILE or --output-format; `migrate inspect` and `migrate history` show layouts"
+        hint = f"{option('to', 'LINEAGE@LAYOUT')}, {option('rules', 'FILE')} or {option('output_format')}"
+        hint += f"; `{command('inspect')}` and `{command('history')}` show layouts"
         fail("M115", "nothing says what to do", help=hint)
     edges = [({"lineage": s.lineage, "from": s.start, "to": s.goal}, s.files) for s in steps]
     check_order(stamp.applied, edges, packs, index.tensors)
@@ -187,9 +193,9 @@ def find_route(
         notes = [note for name, layout in reached.items() if (note := packs.load_lineage(name).layout(layout).note)]
         fail(
             "M115",
-            f"the checkpoint counts as {listed(there)} already, so --set {listed(list(given))} would change nothing",
+            f"the checkpoint counts as {listed(there)} already, so {option('params')} {listed(list(given))} would change nothing",
             notes=tuple(notes),
-            help="say what it is in with --from if that is wrong, or leave --set out",
+            help=f"say what it is in with {option('from_')} if that is wrong, or leave {option('params')} out",
         )
     if not question.files:
         reached.update((s.lineage, s.goal) for s in steps)
@@ -200,7 +206,11 @@ def _last_run(applied: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The edges of the last run that was not undone since, the last first; undoing a downgrade would be an upgrade."""
     here = standing(applied)
     if not here:
-        fail("M115", "all that the stamp says was applied is undone already", help="`migrate history` shows it; --to says where else to go")
+        fail(
+            "M115",
+            "all that the stamp says was applied is undone already",
+            help=f"`{command('history')}` shows it; {option('to')} says where else to go",
+        )
     # the edges of one run name one source
     run = [here[-1]]
     for entry in reversed(here[:-1]):
@@ -219,7 +229,7 @@ def _refuse_by_hand(packs: Packs, applied: Sequence[Mapping[str, Any]]) -> None:
                 f"the stamp says that {printable(entry['lineage'])} {printable(entry['from'])} → {printable(entry['to'])} was applied,"
                 " and no lineage of this name is known",
                 notes=tuple(f"applied was rule file {printable(rule['id'])}" for rule in entry["rules"]),
-                help="name its rule file, or the folder of its lineage: --rules PATH",
+                help=f"name its rule file, or the folder of its lineage: {option('rules', 'PATH')}",
             )
 
 
@@ -254,7 +264,7 @@ def _towards(
     for text in question.from_:
         goal = resolve_goal(text, lineages, current)
         if goal.lineage in said:
-            fail("M115", f"--from names two layouts of lineage {goal.lineage}", help="a checkpoint is in one of them")
+            fail("M115", f"{option('from_')} names two layouts of lineage {goal.lineage}", help="a checkpoint is in one of them")
         said.add(goal.lineage)
         current[goal.lineage] = goal.layout
     seen: dict[str, list[Finding]] = {}
@@ -275,7 +285,7 @@ def _towards(
         found += warnings(lineage, [goal.layout])
         current[goal.lineage] = reached[goal.lineage] = goal.layout
     for name in sorted(said - reached.keys()):
-        fail("M115", f"--from names lineage {name}, and no --to leads to a layout of it", help=f"--to {name}@LAYOUT, or leave it out")
+        _refuse_start_elsewhere(name)
     return steps, reached
 
 
@@ -290,7 +300,7 @@ def apart(question: Question) -> list[Question]:
     home = {text: resolve_goal(text, lineages, {}).lineage for text in (*question.to, *question.from_)}
     goals = {home[text] for text in question.to}
     for name in sorted({home[text] for text in question.from_} - goals):
-        fail("M115", f"--from names lineage {name}, and no --to leads to a layout of it", help=f"--to {name}@LAYOUT, or leave it out")
+        _refuse_start_elsewhere(name)
     return [replace(question, to=(goal,), from_=tuple(t for t in question.from_ if home[t] == home[goal])) for goal in question.to]
 
 
@@ -322,9 +332,14 @@ def _is_meant(name: str, to: Sequence[str], lineage: Lineage) -> bool:
     return False
 
 
+def _refuse_start_elsewhere(name: str) -> NoReturn:
+    what = f"{option('from_')} names lineage {name}, and no {option('to')} leads to a layout of it"
+    fail("M115", what, help=f"{option('to', f'{name}@LAYOUT')}, or leave it out")
+
+
 def _refuse_unknown_start(lineage: Lineage, findings: Sequence[Finding]) -> None:
     holding = [f for f in findings if f.holds]
-    names = " or ".join(f"--from {lineage.name}@{f.layout}" for f in (holding or findings))
+    names = " or ".join(option("from_", f"{lineage.name}@{f.layout}") for f in (holding or findings))
     if holding:
         notes = tuple(f"{f.layout}: {'; '.join(f.evidence)}" for f in holding)
         layouts = " and ".join(f.layout for f in holding)

@@ -14,6 +14,7 @@ from typing import Any
 from ..core.diagnostics import Report, fail, listed, printable
 from ..core.keys import Pattern
 from ..core.ranks import fitting
+from ..core.spelling import option
 from ..core.templates import group
 from ..rules.compiled import compile_file
 from ..rules.model import LoadedFile, load_files
@@ -98,9 +99,10 @@ def _refuse(entry: Entry, later: Entry, names: Sequence[str]) -> None:
     def spelled(edge: Entry) -> str:
         return f"{printable(edge['lineage'])} {printable(edge['from'])} → {printable(edge['to'])}"
 
+    back = f"{printable(later['lineage'])}@{printable(later['from'])}"
     fail(
         "M405",
         f"{spelled(entry)} left keys as they were, and {spelled(later)}, which was applied later and stands, may have renamed them",
         notes=(f"the stamp names them as they were before it: {listed(list(names), 4)}",),
-        help=f"undo the later edge first: --to {printable(later['lineage'])}@{printable(later['from'])}",
+        help=f"undo the later edge first: {option('to', back)}",
     )

@@ -16,8 +16,9 @@ from ..core.diagnostics import Diagnostic, Report, fail, listed, printable
 from ..core.keys import Pattern, TwoReadings, parse
 from ..core.ranks import as_seen, fitting, takes
 from ..core.spec import ALIASES
+from ..core.spelling import option, together
 from ..core.templates import group
-from ..extra_state.recipes import LEAVE
+from ..extra_state.recipes import leave
 from ..rules import params as parameters
 from ..rules import patches
 from ..rules.fields import PARAM
@@ -53,7 +54,7 @@ class Walk:
         # of the leg that is walked: params that nothing but a default says
         self._assumed: dict[str, Any] = {}
         # and how they let a person leave state of delayed scaling behind
-        self._leave = LEAVE
+        self._leave = leave()
         # the legs whose patches stand or were undone, in order
         self._legs: list[Leg] = []
         # why the way back would not bring the side files back
@@ -78,12 +79,13 @@ class Walk:
         _refuse_others(leg, values, declared)
         _refuse_new(leg, values, given, declared)
         drops = "drop" in ((declared[DELAYED].choices or ()) if DELAYED in declared else ())
-        self._leave = f"--set {DELAYED}=drop --allow drop leaves it behind, which is what most want" if drops else LEAVE
+        way = f"{together(option('params', f'{DELAYED}=drop'), option('allow', 'drop'))} leaves it behind, which is what most want"
+        self._leave = way if drops else leave()
         self._assumed = {n: v for n, v in values.items() if n not in given and all(source.get(n) is None for _, source in said)}
         for name, value in ((n, v) for n, v in self._assumed.items() if n in lost):
             what = f"`{name}` is taken to be {printable(str(value), 80)}, its default: {lost[name]}"
             at = (spans[name],) if name in spans else ()
-            self.warnings.append(Diagnostic("M512", what, at, help=f"if it was another one: {parameters.GIVEN} {name}=…"))
+            self.warnings.append(Diagnostic("M512", what, at, help=f"if it was another one: {option('params', f'{name}=…')}"))
         for name, value in values.items():
             taken = name in self.params and not patches.same(self.params[name], value)
             self.params[f"{name} ({leg.lineage} {leg.start} -> {leg.goal})" if taken else name] = value
@@ -129,7 +131,7 @@ class Walk:
         notes = tuple(f"nothing says `{name}`, its default is {printable(str(value), 80)}" for name, value in self._assumed.items())
         report.diagnostics = [replace(d, notes=(*d.notes, *notes)) if d.code.startswith("M3") else d for d in report.diagnostics]
         report.diagnostics = [
-            replace(d, help=d.help.replace(LEAVE, self._leave)) if d.help and LEAVE in d.help else d for d in report.diagnostics
+            replace(d, help=d.help.replace(leave(), self._leave)) if d.help and leave() in d.help else d for d in report.diagnostics
         ]
 
     def _snapshot(self, leg: Leg) -> dict[str, dict[str, Any] | None]:
@@ -244,7 +246,10 @@ def _refuse_new(leg: Leg, values: Mapping[str, Any], given: Mapping[str, Any], d
     """M510 where an edge was walked with an optional param unset, as the stamp has it, and is undone with a value for it."""
     before = leg.memory.get("params", {})
     for name in (n for n in given if _undone(leg) is not None and declared[n].optional and n not in before):
-        notes = (f"{parameters.GIVEN} says {printable(str(values[name]), 80)}", f"{parameters.STAMP} says that it was not set")
+        notes = (
+            f"{parameters.shown(parameters.GIVEN)} says {printable(str(values[name]), 80)}",
+            f"{parameters.STAMP} says that it was not set",
+        )
         fail("M510", f"the sources of param `{name}` disagree", notes=notes, help="leave it out: the edge was walked without it")
 
 

@@ -23,6 +23,7 @@ from .. import codecs, ops
 from ..core import expr
 from ..core.diagnostics import did_you_mean, listed, printable
 from ..core.errors import OpError, PatternError
+from ..core.spelling import option
 from ..ops._op import Step, Written
 from ..source import yaml
 from ..source.registry import BrokenEntryError
@@ -306,12 +307,16 @@ def _ordered(sizes: Mapping[str, Any], values: Sequence[Any] | None, label: str)
 def unset(args: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, str]:
     """The arguments that are a param without a value, and so count as not written, with how to give it."""
     said = {word: PARAM.fullmatch(written) for word, written in args.items() if isinstance(written, str)}
-    return {w: f"`{w}` is {m[0]}, which has no value: --set {m[1]}=…" for w, m in said.items() if m and params.get(m[1]) is None}
+    return {
+        w: f"`{w}` is {m[0]}, which has no value: {option('params', f'{m[1]}=…')}"
+        for w, m in said.items()
+        if m and params.get(m[1]) is None
+    }
 
 
 def _how_to_set(written: Any) -> str | None:
     match = PARAM.search(written) if isinstance(written, str) else None
-    return f"--set {match[1]}=…" if match else None
+    return option("params", f"{match[1]}=…") if match else None
 
 
 def _params(value: Any, path: tuple[str | int, ...], whole: bool) -> Iterator[tuple[tuple[str | int, ...], str]]:

@@ -23,6 +23,7 @@ from ..core.diagnostics import Diagnostic, did_you_mean, fail, listed, printable
 from ..core.keys import Pattern, parse
 from ..core.ranks import fitting, without_rank
 from ..core.spec import Spec
+from ..core.spelling import option
 from ..core.templates import group, matches
 from ..extra_state.age import States, ranges
 from ..source.index import Index
@@ -229,7 +230,9 @@ def _within(lineage: Lineage, wanted: str, current: Mapping[str, str]) -> str:
         fail("M501", f"lineage `{lineage.name}` has no order to count `{wanted}` in", help=f"its layouts are {listed(lineage.names)}")
     if lineage.name not in current:
         fail(
-            "M501", f"`{wanted}` counts from the layout that the checkpoint is in, which is not known", help=f"say --from {lineage.name}@…"
+            "M501",
+            f"`{wanted}` counts from the layout that the checkpoint is in, which is not known",
+            help=f"say {option('from_', f'{lineage.name}@LAYOUT')}",
         )
     here = lineage.names.index(lineage.layout(current[lineage.name]).name)
     there = here + int(wanted)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.diagnostics import Diagnostic, Report, did_you_mean, fail, listed, printable
 from ..core.errors import MigrateError
+from ..core.spelling import option
 from ..source import yaml
 from ..source.registry import declared
 from .lineage import Edge, Lineage
@@ -123,7 +124,7 @@ class Packs:
         homes = [(pack, pack.lineages[name]) for pack in (built_in(), *self.installed) if name in pack.lineages]
         if len(homes) > 1:
             what = f"lineage `{printable(name)}` is defined by {listed([str(pack) for pack, _ in homes])}"
-            fail("M508", what, help=f"uninstall one of them, or name the folder: --rules {homes[0][1].parent}")
+            fail("M508", what, help=f"uninstall one of them, or name the folder: {option('rules', str(homes[0][1].parent))}")
         if not homes:
             known = list(dict.fromkeys(n for pack in self.all for n in pack.lineages))
             hint = did_you_mean(name, known) or (f"the lineages are {listed(known)}" if known else "no folder of rules was found")

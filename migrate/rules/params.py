@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.diagnostics import Report, Span, did_you_mean, listed, printable
 from ..core.spec import ALIASES
+from ..core.spelling import option
 from ..source import yaml
 from .fields import MOST, whole_number
 
 if TYPE_CHECKING:
     from .model import LoadedFile, Param
 
-GIVEN = "--set"
+# what the caller says; `shown` spells it
+GIVEN = "params"
 STAMP = "the stamp"
 CONFIG = "config.json"
 
@@ -71,7 +73,7 @@ def resolve(
     for name in given:
         if name not in known:
             hint = did_you_mean(name, known) or (f"the params here are {listed(known)}" if known else "these rules have no params")
-            report.add("M112", f"{GIVEN} {printable(name)}: there is no such param", help=hint)
+            report.add("M112", f"{shown(GIVEN)} {printable(name)}: there is no such param", help=hint)
     out: dict[str, Any] = {}
     for name, param in params.items():
         span = (spans or {}).get(name)
@@ -85,13 +87,13 @@ def resolve(
                 said.append((source, convert(values[name], param, is_text=source == GIVEN)))
             except RefusedError as error:
                 failed = True
-                report.add("M114", f"param `{name}` from {printable(source)}: {error}", spans=at, help=_takes(param))
+                report.add("M114", f"param `{name}` from {shown(source)}: {error}", spans=at, help=_takes(param))
         if len({_comparable(value) for _, value in said}) > 1:
-            notes = tuple(f"{printable(source)} says {_shown(value)}" for source, value in said)
-            hint = "correct the source that is wrong; a value on the command line does not outvote the checkpoint"
+            notes = tuple(f"{shown(source)} says {_shown(value)}" for source, value in said)
+            hint = "correct the source that is wrong; a given value does not outvote the checkpoint"
             if param.dtype is not None and not {GIVEN, STAMP} & {source for source, _ in said}:
                 names = "|".join(dict.fromkeys(str(value) for _, value in said))
-                hint = f"{GIVEN} {name}={names} says which one counts; on the way back what had another one returns in it"
+                hint = f"{option('params', f'{name}={names}')} says which one counts; on the way back what had another one returns in it"
             report.add("M510", f"the sources of param `{name}` disagree", spans=at, notes=notes, help=hint)
         elif said:
             out[name] = said[0][1]
@@ -105,10 +107,15 @@ def resolve(
                 f"param `{name}` has no value",
                 spans=at,
                 notes=_about(param, (lost or {}).get(name)),
-                help=f"{GIVEN} {name}={_example(param)}",
+                help=option("params", f"{name}={_example(param)}"),
             )
     report.check()
     return out
+
+
+def shown(source: str) -> str:
+    """A source of values as messages call it."""
+    return option("params") if source == GIVEN else printable(source)
 
 
 def place(reference: str) -> tuple[str, tuple[str, ...]]:
@@ -149,7 +156,7 @@ def _items(text: str) -> list[str]:
     if not text.lstrip().startswith("["):
         return [item.strip() for item in text.split(",")]
     report = Report()
-    document = yaml.read(text, GIVEN, report)
+    document = yaml.read(text, shown(GIVEN), report)
     data = document.data
     if report.diagnostics or not isinstance(data, list) or not all(isinstance(item, str) for item in data):
         raise RefusedError(f"{_shown(text)} is not a list")

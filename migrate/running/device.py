@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..core.diagnostics import fail, printable
+from ..core.spelling import option
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,7 +56,7 @@ def parse(name: str) -> Device:
 
     if not torch.cuda.is_available():
         why = "this torch is built without CUDA" if torch.version.cuda is None else "torch finds no GPU"
-        fail("M407", f"--device {name}: {why}", help="leave --device out: the CPU gives the same bytes")
+        fail("M407", f"{option('device', name)}: {why}", help=f"leave {option('device')} out: the CPU gives the same bytes")
     return Device("cuda", name == "cuda:all")
 
 

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from ..core.diagnostics import fail, printable
+from ..core.spelling import option
 from . import transpose
 from .geometry import SHORT, STAGE_MAX, Layout, Layouts, Move
 
@@ -79,7 +80,11 @@ class Leaf:
 
 def unreadable(blob: Blob, error: OSError) -> None:
     """RunError M913 for a source that cannot be read."""
-    fail("M913", f"cannot read {printable(blob.name)}: {error.strerror}", help="mend the storage, then run again with --resume")
+    fail(
+        "M913",
+        f"cannot read {printable(blob.name)}: {error.strerror}",
+        help=f"mend the storage, then run again with {option('resume', True)}",
+    )
 
 
 def stored(source: Source, key: str) -> Leaf:

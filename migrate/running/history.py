@@ -55,7 +55,7 @@ def _read(raw: bytes, index_hash: str) -> Stamp:
         return Stamp(ignored="the stamp cannot be read and is ignored")
     if output != index_hash:
         at = document.get("at")
-        where = f"; it is that of the dict at `{printable(at)}`, which --at names" if _is_line(at) else ""
+        where = f"; it is that of the dict at `{printable(at)}`, which has to be named" if _is_line(at) else ""
         return Stamp(ignored=f"the stamp was made for other contents (the index hash differs) and is ignored{where}")
     return Stamp(layouts, tuple(applied))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.diagnostics import fail, printable
+from ..core.spelling import option
 from ..planning.question import PathLike, Question, path_text, require_unchanged, shape_of, written_as
 from . import limits
 from .device import parse
@@ -81,9 +82,9 @@ def write(
 def _check_shape(saved: Mapping[str, Any], out: Path, folder: bool, written: str) -> None:
     """M115 where the name of the output says another shape or format than the saved plan."""
     if saved["options"]["folder"] != folder:
-        made_as, other = ("a folder", "--single-file") if not folder else ("one file", "--folder")
+        made_as, other = ("a folder", True) if not folder else ("one file", False)
         what = f"the plan makes {made_as}, and {printable(str(out))} is the name of the other"
-        fail("M115", what, help=f"rename it, or plan with {other}")
+        fail("M115", what, help=f"rename it, or plan with {option('single_file', other)}")
     if saved["options"].get("format", "safetensors") != written:
         fail("M115", f"the plan makes {saved['options']['format']}, and {printable(str(out))} is the name of the other", help="rename it")
 

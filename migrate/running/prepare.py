@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__, formats, ops
 from ..core.diagnostics import Report, fail, listed, plural
+from ..core.spelling import option
 from ..core.templates import collapse
 from ..extra_state.age import States
 from ..formats._ranks import Naming, by_rank, check_names, naming
@@ -127,12 +128,12 @@ def plan_for(source: Source, question: Question, folder: bool, max_shard_size: i
     rest = out.rest if source.index.outline is not None or written != OUTPUT_FORMATS[0] else None
     notes += [*known_notes, *(out.notes if rest is not None else ()), *alone, *_ties(source.index, out.rest, written)]
     gone = [
-        *(["what --allow opaque leaves out"] if source.index.outside else []),
-        *(["what --allow drop leaves out"] if alone else []),
+        *(["what the permission `opaque` leaves out"] if source.index.outside else []),
+        *(["what the permission `drop` leaves out"] if alone else []),
         *(out.lost if rest is not None else ()),
     ]
     if ranks is not None:
-        notes.append("each rank has one file, of any size: --max-shard-size does not apply")
+        notes.append("each rank has one file, of any size: the limit on shards does not apply")
     target = formats.get(written).describe(
         specs,
         folder=folder,
@@ -217,7 +218,7 @@ def _left_behind(source: Source, written: str, folder: bool, question: Question)
         return []
     if lost and "drop" not in question.allow:
         way = "leave them out" if index.outline is None else "write a folder, where they lie beside the weights"
-        fail("M916", f"{why}, not {_collapsed(lost)}", help=f"{way}, or --allow drop")
+        fail("M916", f"{why}, not {_collapsed(lost)}", help=f"{way}, or {option('allow', 'drop')}")
     return [f"dropped, because {why}: {_collapsed(lost)}"] * bool(lost)
 
 

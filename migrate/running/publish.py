@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..core.diagnostics import fail, printable
+from ..core.spelling import option
 from ..source.target import Target
 from .share import Shared
 
@@ -56,11 +57,12 @@ def check_place(out: Path, source: str) -> None:
 def write_failed(error: OSError, partial: Path, doing: str) -> NoReturn:
     """RunError M909 for a full disk, M913 for all else; both say how to go on."""
     code = "M909" if error.errno in _FULL else "M913"
+    again = f"mend it and run the same again with {option('resume', True)}, or remove that folder"
     fail(
         code,
         f"{doing}: {error.strerror or error}",
         notes=(f"what was written so far is kept in {_shown(partial)}",) if partial.exists() else (),
-        help="mend it and run the same command with --resume, or remove that folder" if partial.exists() else "choose another place",
+        help=again if partial.exists() else "choose another place",
     )
 
 
@@ -88,7 +90,7 @@ class Partial:
                 fail(
                     "M911",
                     f"{_shown(self.folder)} is there from an earlier run",
-                    help="run again with --resume to finish it, or remove that folder",
+                    help=f"run again with {option('resume', True)} to finish it, or remove that folder",
                 )
             if not self.folder.is_dir() or self.folder.is_symlink() or self.data.is_symlink():
                 fail("M911", f"{_shown(self.folder)} is no partial folder", help="move it away")
@@ -233,13 +235,13 @@ class Partial:
             finally:
                 os.close(descriptor)
             if size != file.size or header != file.header:
-                fail("M913", f"{printable(file.name)} was not written as planned", help="run the same command with --resume")
+                fail("M913", f"{printable(file.name)} was not written as planned", help=f"run the same again with {option('resume', True)}")
         if self.target.folder and (strays := self._strays()):
             more = f" and {len(strays) - 1:,} more" if len(strays) > 1 else ""
             fail(
                 "M913",
                 f"this run did not write {printable(strays[0])}{more} in {_shown(self.data)}",
-                help="move it away and run the same command with --resume",
+                help=f"move it away and run the same again with {option('resume', True)}",
             )
 
     def _strays(self) -> list[str]:
@@ -266,7 +268,7 @@ class Partial:
                 "M904",
                 f"{_shown(self.out)} has appeared while this run was at work",
                 notes=(f"the finished output is kept in {_shown(made)}",),
-                help="move it away and run the same command with --resume",
+                help=f"move it away and run the same again with {option('resume', True)}",
             )
         if fsync:
             sync(self.out.parent)

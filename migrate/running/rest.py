@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..core import view as views
 from ..core.diagnostics import fail, listed, plural, printable
 from ..core.ranks import rank_of
+from ..core.spelling import option
 from ..formats._ranks import by_rank
 from ..formats._torchtree import node_of, record
 from ..planning.graph import Tensor, Value, ValueCheck
@@ -91,7 +92,7 @@ def outgoing(source: Source, composition: Composition, *, alone: bool = False, d
     checks = _declare(outline, stored)
     first = tied(every, stored)
     notes = [f"dropped with the files of their ranks: {listed(sorted(lost))}"] * bool(lost)
-    gone = ["what --allow drop leaves out"] * bool(lost)
+    gone = ["what the permission `drop` leaves out"] * bool(lost)
     parts, names = _parts(outline, composition, notes, gone)
     if _differ(index.items, len(parts), len(outline.parts)):
         gone.append("what the ranks without a file hold beside tensors, and rank 0 does not,")
@@ -237,7 +238,7 @@ def _lost(outline: Outline, ranks: int, drop: bool) -> set[str]:
             "M916",
             f"the output has the files of {ranks} ranks; {len(gone)} tensors of other ranks stand outside of the dict that rules work on: "
             f"{listed(sorted(gone))}",
-            help="--allow drop leaves them out",
+            help=f"{option('allow', 'drop')} leaves them out",
         )
     return gone
 

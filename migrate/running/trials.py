@@ -16,6 +16,7 @@ from typing import Any
 
 from ..core.diagnostics import Diagnostic, Span, listed, printable
 from ..core.errors import MigrateError
+from ..core.spelling import option
 from ..rules.examples import RuleTest
 from ..rules.model import LoadedFile
 from ..rules.neighbours import Neighbour, neighbours
@@ -151,7 +152,9 @@ def _too_large(check: Check, result: Attempt) -> list[Diagnostic]:
     if result.nbytes <= properties.MOST_BYTES:
         return []
     what = f"test {check.name!r}: {result.nbytes} bytes are given and made, a test has at most {properties.MOST_BYTES}"
-    return [Diagnostic("M710", what, (check.span,), (), "smaller shapes show the same; --specs looks at shapes of any size")]
+    return [
+        Diagnostic("M710", what, (check.span,), (), f"smaller shapes show the same; {option('specs', True)} looks at shapes of any size")
+    ]
 
 
 def _refusal(check: Check, test: RuleTest, result: Attempt | Refused, specs: bool) -> Outcome:

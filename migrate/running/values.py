@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ..core import view as views
 from ..core.diagnostics import Report, fail, listed
 from ..core.spec import BITS, Spec, encode, unit
+from ..core.spelling import option
 from ..ops._op import OpError, ValueOp
 from ..ops._raw import carrier, scratch
 from ..planning import kinds
@@ -151,8 +152,8 @@ class Values:
         of = f" of {listed(list(call.keys), 4)}" if call.keys else ""
         report.add(
             "M919",
-            f"{rule}`{call.step.op}`{of} takes {least} bytes at once, the limit is {self.budget}, three quarters of --max-memory",
-            help=f"give --max-memory {-(-least * 4 // 3)} or more",
+            f"{rule}`{call.step.op}`{of} takes {least} bytes at once, the limit is {self.budget}, three quarters of {option('max_memory')}",
+            help=f"give {option('max_memory', -(-least * 4 // 3))} or more",
         )
 
     def leaf(self, wanted: Value | Tensor) -> Leaf:

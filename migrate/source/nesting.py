@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ..core.diagnostics import fail, listed, printable
+from ..core.spelling import option
 from .pickle.tree import DictNode, ListNode
 
 # what a module of torch calls the state that it keeps beside its parameters
@@ -108,7 +109,7 @@ def flattened(node: DictNode, label: str) -> tuple[DictNode, tuple[Nest, ...]]:
         flat[key] = value
     if unclear:
         what = f"{label}: keys of nested dicts hold dots themselves, and it is not clear which dict they belong to: {listed(unclear, 4)}"
-        fail("M945", what, help="say with `--at` which one of the dicts is meant")
+        fail("M945", what, help=f"say with {option('at')} which one of the dicts is meant")
     return DictNode(node.kind, tuple(flat.items()), node.node, node.attributes), nests
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ..core.diagnostics import fail, listed, plural, printable
+from ..core.spelling import option
 from .index import Stored
 from .nesting import Nest, flattened, is_object, is_state, leaves_of
 from .pickle.encodings import Encoding, answered
@@ -26,7 +27,6 @@ USUAL = ("state_dict", "model", "model_state_dict", "module", "net", "weights")
 MAX_DEPTH = 50
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, bytearray})
 _CONTAINERS = frozenset({dict, OrderedDict, list, tuple, set, frozenset})
-_AT_HELP = "say which one: `--at {}`"
 
 
 class Part(NamedTuple):
@@ -172,7 +172,7 @@ def choose(  # noqa: RET503 - what fails does not return
         if path is None or (found and path not in found and not _workable(at_path(root, path))):
             held = f"there is {listed([_shown(p) for p in found], 8)}" if found else "the file has no dict of tensors by name"
             what = f"{label}: no dict of tensors by name is at `{printable(at)}`"
-            fail("M945", what, notes=(held,), help="leave `--at` out, or name one of these")
+            fail("M945", what, notes=(held,), help=f"leave {option('at')} out, or name one of these")
         return path
     usual: list[tuple[str, ...]] = [path for path in found if len(path) == 1 and path[0] in USUAL]
     homes = usual or [path for path in dict.fromkeys(path[:1] for path in found) if path and path[0] in USUAL]
@@ -182,8 +182,8 @@ def choose(  # noqa: RET503 - what fails does not return
         return next(iter(found), None)
     notes = tuple(f"{_shown(path)}: {plural(found[path], 'tensor')}" for path in list(found)[:12])
     if _workable(at_path(root, ())):
-        notes += ("`--at .` takes them all, with their keys joined by dots",)
-    raise_help = _AT_HELP.format(_shown(max(found, key=found.__getitem__)))
+        notes += (f"{option('at', '.')} takes them all, with their keys joined by dots",)
+    raise_help = f"say which one: {option('at', _shown(max(found, key=found.__getitem__)))}"
     fail("M945", f"{label}: {len(found)} dicts of tensors, and rules work on one", notes=notes, help=raise_help)
 
 

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ..core.diagnostics import Report, did_you_mean, fail, printable
+from ..core.spelling import option
 from .blobs import FileBlob, Identity, identity
 
 FOLLOW = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
@@ -24,7 +25,9 @@ ENTER = READ | os.O_DIRECTORY
 MAX_ENTRIES = 100_000
 _MAX_CLIMB = 8
 
-LINK_HELP = "pass `--allow links` if you trust where it leads"
+
+def _link_help() -> str:
+    return f"pass {option('allow', 'links')} if you trust where it leads"
 
 
 def plain_name(name: str, suffix: str = "") -> bool:
@@ -114,7 +117,7 @@ class Folder:
             return os.open(name, READ, dir_fd=inside)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.EMLINK):
-                fail("M907", f"{self.label(path)}: became a link while it was opened", help=LINK_HELP)
+                fail("M907", f"{self.label(path)}: became a link while it was opened", help=_link_help())
             raise
 
     def _open_cached(self, inside: int, name: str, path: str) -> int:
@@ -123,13 +126,13 @@ class Folder:
         *climb, beside, blob = target.split("/") if target.count("/") >= 3 else ["", ""]
         refusal = f"{self.label(path)}: a link to {printable(target)}, which may lead outside the checkpoint"
         if beside != "blobs" or set(climb) != {".."} or len(climb) > _MAX_CLIMB or not plain_name(blob):
-            fail("M907", refusal, help=LINK_HELP)
+            fail("M907", refusal, help=_link_help())
         opened = [os.dup(inside)]
         try:
             for level in range(1, len(climb) + 1):
                 opened.append(os.open("..", ENTER, dir_fd=opened[-1]))
                 if _is_called("snapshots", opened[-2], opened[-1]) != (level == len(climb)):
-                    fail("M907", refusal, help=LINK_HELP)
+                    fail("M907", refusal, help=_link_help())
             try:
                 opened.append(os.open("blobs", ENTER, dir_fd=opened[-1]))
                 kind = os.stat(blob, dir_fd=opened[-1], follow_symlinks=False).st_mode

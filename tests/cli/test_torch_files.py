@@ -121,7 +121,7 @@ def test_what_to_run_next_names_the_dict_that_was_asked_for(tmp_path: Path, rule
     told = done("apply", tmp_path / "in.pt", "-o", tmp_path / "out.pt", "--rules", rule, "--at", "my ema").err
     assert told.rstrip().endswith("--at 'my ema'")
     failed = run("downgrade", tmp_path / "out.pt", "-o", tmp_path / "back.pt")
-    assert "it is that of the dict at `my ema`, which --at names" in failed.err
+    assert "it is that of the dict at `my ema`, which has to be named" in failed.err
 
 
 def test_values_are_shown_as_people_write_them(tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def test_two_models_under_no_usual_name_are_one_with_at_dot(tmp_path: Path) -> N
     source = write(tmp_path / "in.pt", {"generator": {"w": torch.ones(1)}, "critic": {"w": torch.zeros(2)}})
     with pytest.raises(MigrateError) as caught:
         migrate.inspect(source)
-    assert "`--at .` takes them all" in caught.value.diagnostics[0].notes[-1]
+    assert 'at="." takes them all' in caught.value.diagnostics[0].notes[-1]
     rule = rules(tmp_path, 'rules:\n  - {name: r, from: "{m}.w", to: "{m}.kernel"}\n')
     migrate.apply(source, tmp_path / "out.pt", rules=rule, at=".")
     same(load(tmp_path / "out.pt"), {"generator": {"kernel": torch.ones(1)}, "critic": {"kernel": torch.zeros(2)}})
@@ -170,7 +170,7 @@ def test_a_stamp_says_which_dict_it_is_about(tmp_path: Path) -> None:
     migrate.apply(source, tmp_path / "out.pt", rules=rules(tmp_path, "rules:\n  - {name: r, from: w, to: v}\n"), at="ema")
     assert len(migrate.history(tmp_path / "out.pt", at="ema")["applied"]) == 1
     (note,) = migrate.history(tmp_path / "out.pt")["notes"]
-    assert "`ema`, which --at names" in note
+    assert "`ema`, which has to be named" in note
 
 
 @pytest.mark.parametrize(("name", "allow"), [("out.pt", "opaque"), ("out.safetensors", "drop")])
@@ -179,7 +179,7 @@ def test_a_downgrade_is_not_exact_where_something_was_left_out(name: str, allow:
     answer = migrate.apply(
         write(tmp_path / "in.pt", held), tmp_path / name, output_format=None if name.endswith("s") else "torch", allow=allow
     )
-    assert answer["downgrade"] == {"exact": False, "because": [f"what --allow {allow} leaves out does not come back"]}
+    assert answer["downgrade"] == {"exact": False, "because": [f"what the permission `{allow}` leaves out does not come back"]}
 
 
 WEIGHT = torch.arange(3.0)

@@ -25,6 +25,13 @@ FORBIDDEN_CALLS = {
     "joblib.load", "os.system", "torch.jit.load", "torch.hub.load", "torch.package.PackageImporter",
 }  # fmt: skip
 
+# a flag in a text; what a rule of ASCII art or a long dash would be is none
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
+# tables of the spelling itself, commands of their own, and descriptions of fields that schemas and the reference print
+OF_THE_COMMAND_LINE = {"core/spelling.py", "rules/reference.py", "rules/examples.py", "testing/plugin.py"}
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+
 
 def short(file: Path) -> str:
     return str(file.relative_to(ROOT))
@@ -103,6 +110,26 @@ def test_no_module_has_the_name_of_a_public_verb() -> None:
         "attach",
     }
     assert not modules & verbs
+
+
+def test_no_flag_is_spelled_outside_of_the_command_line() -> None:
+    """What reaches a Python caller says `to=…`: messages ask `core.spelling`, and when they are raised, not when they are imported."""
+    spelled, early = [], []
+    for file in SOURCES:
+        place = file.relative_to(PACKAGE).as_posix()
+        if place.startswith("cli/") or place in OF_THE_COMMAND_LINE:
+            continue
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        firsts = [n.body[0] for n in ast.walk(tree) if isinstance(n, DOCUMENTED) and n.body]
+        descriptions = {id(first.value) for first in firsts if isinstance(first, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in descriptions:
+                spelled += [f"{place}:{node.lineno}: {m[0]}" for m in FLAG.finditer(node.value)]
+        within = {id(n) for f in ast.walk(tree) if isinstance(f, FUNCTIONS) for n in ast.walk(f)}
+        calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) in ("option", "command")]
+        early += [f"{place}:{n.lineno}" for n in calls if id(n) not in within]
+    assert not spelled
+    assert not early
 
 
 def test_nothing_in_the_package_runs_what_it_reads() -> None:

@@ -141,7 +141,7 @@ def test_a_count_beyond_all_measure_is_refused_and_not_tried(engine, rule, code)
     ("said", "params", "help"),
     [
         ("", {}, "write `count`"),
-        (", count: $n", {}, "`count` is $n, which has no value: --set n=…"),
+        (", count: $n", {}, '`count` is $n, which has no value: params={"n": …}'),
         (", count: $n", {"n": 2}, None),
     ],
 )
@@ -158,7 +158,7 @@ def test_a_count_by_a_param_without_a_value_asks_for_the_param(engine, said, par
 def test_sizes_by_a_param_without_a_value_ask_for_the_param(engine):
     rule = 'from: "x", to: "y.{w:q|k}", via: [{split: {into: w, dim: 0, sizes: $s}}]'
     (found,) = engine.refusals(engine.rules(rule, params="s: {type: list, items: int, optional: true}"), {"x": iota(3)}, {})
-    assert (found.code, found.help) == ("M302", "`sizes` is $s, which has no value: --set s=…")
+    assert (found.code, found.help) == ("M302", '`sizes` is $s, which has no value: params={"s": …}')
 
 
 @pytest.mark.parametrize(

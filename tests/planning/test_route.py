@@ -52,7 +52,7 @@ def test_a_checkpoint_that_fits_two_layouts_is_ambiguous_and_shows_why(tmp_path:
     said = refused(checkpoint(tmp_path, "x.a", "y.b"), pack, to="demo@v2")
     assert "M503" in said
     assert "v1: x.a fits {p...}.a" in said
-    assert "--from demo@v1 or --from demo@v2" in said
+    assert 'from_="demo@v1" or from_="demo@v2"' in said
 
 
 def test_a_checkpoint_that_fits_no_layout_shows_what_is_missing(tmp_path: Path, pack: Path) -> None:
@@ -70,7 +70,7 @@ def test_an_output_that_would_be_taken_for_another_layout_is_refused(tmp_path: P
 
 def test_a_start_in_a_lineage_without_a_goal_is_refused(tmp_path: Path, pack: Path) -> None:
     said = refused(checkpoint(tmp_path, "x.a"), pack, to="demo@v2", from_="te-grouped-weight@multi")
-    assert "--from names lineage te-grouped-weight" in said
+    assert "`from_` names lineage te-grouped-weight" in said
 
 
 def test_two_starts_in_one_lineage_are_refused(tmp_path: Path, pack: Path) -> None:
@@ -80,7 +80,7 @@ def test_two_starts_in_one_lineage_are_refused(tmp_path: Path, pack: Path) -> No
 
 def test_a_start_beside_a_rule_file_is_refused(tmp_path: Path, pack: Path) -> None:
     said = refused(checkpoint(tmp_path, "x.a"), pack / "demo" / "v2" / "r.yaml", from_="demo@v1")
-    assert "--from" in said
+    assert "`from_`" in said
     assert "M115" in said
 
 

@@ -21,7 +21,7 @@ def test_an_argument_that_is_exactly_an_unset_param_counts_as_not_written() -> N
 def test_arithmetic_with_an_unset_param_is_an_error_that_names_it() -> None:
     with pytest.raises(OpError) as caught:
         arguments.resolve("stack", {"over": "e", "count": "$n + 1"}, {})
-    assert (caught.value.code, caught.value.help) == ("M509", "--set n=…")
+    assert (caught.value.code, caught.value.help) == ("M509", 'params={"n": …}')
 
 
 def test_sizes_by_value_come_in_the_order_of_the_values() -> None:

@@ -83,7 +83,7 @@ def test_sources_that_differ_are_named_with_their_values() -> None:
         resolve({"n": param("int")}, {"n": "4"}, [("the stamp", {"n": 4}), ("config.json#n", {"n": 5})])
     (found,) = caught.value.diagnostics
     assert found.code == "M510"
-    assert found.notes == ("--set says 4", "the stamp says 4", "config.json#n says 5")
+    assert found.notes == ("`params` says 4", "the stamp says 4", "config.json#n says 5")
 
 
 def test_sources_that_agree_do_so_after_typing() -> None:
@@ -94,7 +94,7 @@ def test_no_value_says_how_to_give_one() -> None:
     with pytest.raises(QuestionError) as caught:
         resolve({"modules": param("list", items="str", title="the modules")}, {})
     (found,) = caught.value.diagnostics
-    assert (found.code, found.help, found.notes) == ("M509", "--set modules=a,b", ("the modules",))
+    assert (found.code, found.help, found.notes) == ("M509", 'params={"modules": "a,b"}', ("the modules",))
 
 
 def test_an_optional_param_may_be_absent() -> None:

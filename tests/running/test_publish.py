@@ -158,7 +158,7 @@ def test_a_file_is_not_renamed_over_another_one(tmp_path: Path, monkeypatch: pyt
 def test_a_partial_folder_is_not_touched_without_resume(source: RawSource, tmp_path: Path) -> None:
     partial = part_done(source, tmp_path / "out")
     before = (partial / "journal.jsonl").read_bytes()
-    with pytest.raises(QuestionError, match="--resume") as caught:
+    with pytest.raises(QuestionError, match="resume=True") as caught:
         go(source, tmp_path / "out")
     assert code(caught) == "M911"
     assert (partial / "journal.jsonl").read_bytes() == before
@@ -390,7 +390,7 @@ def test_a_disk_that_fills_up_keeps_what_is_done_and_can_be_resumed(
     with pytest.raises(RunError, match="No space left") as caught:
         go(source, small_disk / "out", progress=fill)
     assert code(caught) == "M909"
-    assert "--resume" in (caught.value.diagnostics[0].help or "")
+    assert "resume=True" in (caught.value.diagnostics[0].help or "")
     filler.unlink()
     result = go(source, small_disk / "out", resume=True)
     assert 0 < result.bytes_written < sum(f["size"] for f in result.files.values())

@@ -270,7 +270,7 @@ def test_a_value_beyond_the_memory_limit_is_refused_by_number(tmp_path: Path) ->
     with pytest.raises(RunError, match=r"rule turn .r.yaml:3.: `flip` of a takes 160000 bytes at once, the limit is 750, .*") as caught:
         Values(source, geometry.Layouts(), (), 1000).bytes(value)
     assert caught.value.diagnostics[0].code == "M919"
-    assert "--max-memory 213334" in (caught.value.diagnostics[0].help or "")
+    assert "max_memory=213334" in (caught.value.diagnostics[0].help or "")
 
 
 def test_tiles_cover_the_file_without_a_gap_and_do_not_depend_on_threads(tmp_path: Path) -> None:

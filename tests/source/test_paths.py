@@ -151,7 +151,7 @@ def test_a_link_is_followed_when_the_operator_allows_it_and_only_then(tmp_path):
     (tmp_path / "ckpt").mkdir()
     (tmp_path / "ckpt" / "model.safetensors").symlink_to(tmp_path / "real" / "m.safetensors")
     for path in (tmp_path / "ckpt", tmp_path / "ckpt" / "model.safetensors"):
-        assert "--allow links" in refused(path, "M907")
+        assert 'allow={"links"}' in refused(path, "M907")
         with formats.open(path, allow_links=True) as source:
             assert value(source) == 3
     (tmp_path / "latest").symlink_to("real")

@@ -39,7 +39,7 @@ def test_a_file_that_says_nothing_is_never_guessed_at() -> None:
     (diagnostic,) = caught.value.diagnostics
     assert diagnostic.code == "M955"
     assert "float8_e5m2 in 0.8 and later, float8_e4m3fn in 2.4 and later" in diagnostic.message
-    assert "--set te_dtype_numbering=2.4" in (diagnostic.help or "")
+    assert 'params={"te_dtype_numbering": "2.4"}' in (diagnostic.help or "")
 
 
 @pytest.mark.parametrize(("said", "number"), [("0.8", "float8_e5m2"), ("2.4", "float8_e4m3fn")])

@@ -65,7 +65,7 @@ def test_the_refusal_names_everything_and_says_that_nothing_ran() -> None:
     shown = policy.refusal(found.outside, "model.pt").render()
     assert "error[M935]: model.pt: a name outside the allow-list: posix.mkdir; nothing was executed" in shown
     assert "posix.mkdir (not on the allow-list) at k0, k1, k2 and 2 more" in shown
-    assert "--allow opaque" in shown
+    assert 'allow={"opaque"}' in shown
 
 
 def test_places_and_names_are_counted_when_they_are_too_many() -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...core.diagnostics import fail, listed, printable
+from ...core.spelling import option
 
 # of each numbering, named by the first release that has it, the dtypes that quantized tensors are of
 NUMBERINGS: dict[str, dict[int, str]] = {
@@ -124,5 +125,6 @@ def ask(encodings: Mapping[str, Encoding]) -> None:
         fail(
             "M955",
             f"of {len(open_)} quantized tensors of Transformer Engine the dtype is {one.code}, which is {ways}: {listed(open_, 4)}",
-            help=f"say which release wrote them: `--set {PARAMETER}=0.8` for one up to 2.3, `--set {PARAMETER}=2.4` for 2.4 or later",
+            help=f"say which release wrote them: {option('params', f'{PARAMETER}=0.8')} for one up to 2.3, "
+            f"{option('params', f'{PARAMETER}=2.4')} for 2.4 or later",
         )

@@ -13,6 +13,7 @@ from typing import Any
 
 from ...core.diagnostics import Diagnostic, printable
 from ...core.errors import raise_all
+from ...core.spelling import option
 from ..jsontext import collector_paused
 from . import containers, dtensor, numpy_objects, te_tensors, torch_objects, torchao_tensors
 from .decoding import STORAGES, ContradictionError, Decoder, Decoding, ForeignError, NestedError, Table
@@ -37,7 +38,6 @@ WRITTEN = NAMES | {("builtins", name) for name in (*containers.FACTORIES, "getat
 
 # How many places and names a report holds; the rest is counted. Past the last number a file is refused without looking further.
 MOST_PATHS, MOST_NAMES, MOST_OPAQUE = 20, 1000, 100_000
-_DROP = "`--allow opaque` drops these entries and says so; or save the checkpoint again without them"
 _SCALARS = frozenset({type(None), bool, int, float, str, bytes, bytearray})
 
 
@@ -91,7 +91,7 @@ def decode(root: Any, name: str, records: Mapping[str, int] | None = None) -> De
     return Decoded(tree, decoding.storages, outside, frozenset(decoding.storages) - seen)
 
 
-def refusal(outside: tuple[Outside, ...], name: str, help: str = _DROP) -> Diagnostic:
+def refusal(outside: tuple[Outside, ...], name: str, help: str | None = None) -> Diagnostic:
     """The M935 that says which names are outside the allow-list, why, and where they sit."""
     shown = ", ".join(printable(o.name) for o in outside[:MOST_PATHS])
     more = f" and {len(outside) - MOST_PATHS} more" if len(outside) > MOST_PATHS else ""
@@ -104,7 +104,7 @@ def refusal(outside: tuple[Outside, ...], name: str, help: str = _DROP) -> Diagn
         "M935",
         f"{printable(name, 400)}: {names} outside the allow-list: {shown}{more}; nothing was executed",
         notes=tuple(notes),
-        help=help,
+        help=help or f"{option('allow', 'opaque')} drops these entries and says so; or save the checkpoint again without them",
     )
 
 
