@@ -6,17 +6,19 @@ PIP = bin/python -m pip --disable-pip-version-check install -qq -c constraints.t
 SIZE ?= 1.2GB
 BENCH ?=
 PYTEST ?=
+MARKS ?= thorough or ranks or libraries or servers or filesystems or hypothesis
 
 SOURCES := $(shell find migrate rules schemas -type f -not -name '*.pyc')
 
-.PHONY: help test demo campaign bench lint clean
+.PHONY: help test marks demo campaign bench lint clean
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make test      run the tests                     (PYTEST='-k name' is passed on)"
+	@echo "make test      run the tests, of many cases a few (PYTEST='-k name' is passed on)"
+	@echo "make marks     run the tests that make test leaves out (MARKS='ranks or libraries')"
 	@echo "make demo      a checkpoint there and back again"
 	@echo "make lint      ruff and mypy"
-	@echo "make campaign  hundreds of random kills, each resumed and compared"
+	@echo "make campaign  hundreds of random cases, kills and injected failures"
 	@echo "make bench     the speed and memory table        (SIZE=1.2GB|4.4GB, BENCH='--rounds 5 --rows pack')"
 	@echo "make clean     remove environments and everything made"
 
@@ -47,10 +49,14 @@ endef
 	@touch $@
 
 test: .venv-test/.ready
-	.venv-test/bin/python -m pytest -q -n $(JOBS) -m "not campaign" $(PYTEST)
+	.venv-test/bin/python -m pytest -q -n $(JOBS) $(PYTEST)
+
+# and every property of Hypothesis again, with many examples
+marks: .venv-test/.ready
+	.venv-test/bin/python -m pytest -q -n $(JOBS) -m "$(MARKS)" --hypothesis-profile many $(PYTEST)
 
 campaign: .venv-test/.ready
-	.venv-test/bin/python -m pytest -q -m campaign --timeout 3600 $(PYTEST)
+	.venv-test/bin/python -m pytest -q -m "campaign or hypothesis" --hypothesis-profile campaign --timeout 7200 $(PYTEST)
 
 demo: .venv-demo/.installed
 	@PATH="$(CURDIR)/.venv-demo/bin:$$PATH" bash benchmarks/demo.sh

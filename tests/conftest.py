@@ -1,24 +1,36 @@
-"""What all tests share: the command line helpers, and the campaign, which runs only when it is asked for."""
+"""What all tests share: the command line helpers, how many examples Hypothesis takes, and which marks run only when they are asked for."""
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+from marks import CAMPAIGN, MARKS
 
 # what is started in the background of a shell ignores Ctrl-C, and so would every process that the tests interrupt
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("cli", "source")]
 
+# no deadlines: a slow machine is no finding. Tests name no counts of their own, so that a profile decides
+for name, examples in (("few", 20), ("many", 400), ("campaign", 2000)):
+    unhurried = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
+    settings.register_profile(name, max_examples=examples, deadline=None, suppress_health_check=unhurried)
+settings.load_profile("few")
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves the campaign out unless `-m` names it."""
-    if "campaign" in config.getoption("markexpr"):
+    """Leaves the marks out when no `-m` asks for any, the campaign unless `-m` names it; what is named by its node id always runs."""
+    if any("::" in argument for argument in config.args):
         return
-    out = [item for item in items if item.get_closest_marker("campaign")]
+    asked = set(re.findall(r"\w+", config.getoption("markexpr")))
+    left = {CAMPAIGN, *(() if asked & {*MARKS, "hypothesis"} else MARKS)} - asked
+    out = [item for item in items if any(mark.name in left for mark in item.iter_markers())]
     if out:
         config.hook.pytest_deselected(items=out)
-        items[:] = [item for item in items if item not in out]
+        dropped = set(map(id, out))
+        items[:] = [item for item in items if id(item) not in dropped]

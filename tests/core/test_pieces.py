@@ -28,7 +28,7 @@ def elements(p):
         yield p.dst + sum(map(int.__mul__, index, p.dst_strides)), p.src + sum(map(int.__mul__, index, p.src_strides))
 
 
-@programs(120)
+@programs
 def test_refined_loops_never_carry_and_copy_the_same_elements(r):
     p = tangled(r)
     borders, size = [], 1
@@ -46,7 +46,7 @@ def test_a_stretch_that_starts_inside_a_row_keeps_its_whole_rows():
     assert sorted((p.dst, tuple(n for n in p.counts if n > 1)) for p in found) == [(3, (3,)), (6, (9, 6)), (60, (3,))]
 
 
-@programs(120)
+@programs
 def test_cut_puts_each_element_into_its_interval(r):
     p = tangled(r)
     edges = sorted(r.choices(range(260), k=r.randint(2, 6)))
@@ -55,7 +55,7 @@ def test_cut_puts_each_element_into_its_interval(r):
     assert sorted(got) == sorted(want)
 
 
-@programs(120)
+@programs
 def test_normalising_keeps_the_copies(r):
     p = tangled(r)
     assert sorted(elements(normalise(p))) == sorted(elements(p))

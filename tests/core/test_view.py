@@ -10,12 +10,12 @@ from migrate.core import view as V
 from migrate.core.view import Fill, Piece, View
 
 
-@programs(200)
+@programs
 def test_a_random_program_makes_what_numpy_makes(r):
     run(r)
 
 
-@programs(80)
+@programs
 def test_a_region_of_any_view_is_that_region_of_the_array(r):
     def each(v, a, data):
         box = []
@@ -27,7 +27,7 @@ def test_a_region_of_any_view_is_that_region_of_the_array(r):
     run(r, 6, each=each)
 
 
-@programs(80)
+@programs
 def test_clips_of_successive_tiles_put_the_tensor_together(r):
     def each(v, a, data):
         out = np.full(a.size, -7, np.int64)
@@ -45,7 +45,7 @@ def test_clips_of_successive_tiles_put_the_tensor_together(r):
     run(r, 6, each=each)
 
 
-@programs(80)
+@programs
 def test_runs_are_the_same_copies_one_contiguous_stretch_at_a_time(r):
     def each(v, a, data):
         out = np.full(a.size, -7, np.int64)
@@ -78,7 +78,7 @@ def chunked(r, data, shape):
     return V.assemble(shape, chunks), array
 
 
-@programs(80)
+@programs
 def test_a_region_of_chunked_tensors_is_written_into_a_strided_target(r):
     data = []
     shape = tuple(r.choice([1, 2, 3, 4, 6]) for _ in range(r.randint(1, 3)))
@@ -113,7 +113,7 @@ def test_a_region_of_chunked_tensors_is_written_into_a_strided_target(r):
 # ---- laws ----------------------------------------------------------------------------------------------------------
 
 
-@programs(80)
+@programs
 def test_taking_a_stored_tensor_apart_and_putting_it_together_leaves_one_piece(r):
     data = []
     shape = tuple(r.randint(1, 6) for _ in range(r.randint(1, 4)))
@@ -162,7 +162,7 @@ def there_and_back(r, shape):
     )
 
 
-@programs(80)
+@programs
 def test_what_is_done_and_undone_leaves_the_whole_tensor(r):
     v = V.stored(0, tuple(r.choice([1, 2, 3, 4, 6]) for _ in range(r.randint(1, 3))))
     undo = []
@@ -184,7 +184,7 @@ def test_fills_side_by_side_are_one_fill():
     assert parts == V.filled((2, 9), 1)
 
 
-@programs(80)
+@programs
 def test_parts_come_back_as_they_were_put_together(r):
     data = []
     shape = tuple(r.randint(1, 5) for _ in range(r.randint(1, 3)))
@@ -215,7 +215,7 @@ def test_irregular_rows_of_one_leaf_keep_their_long_runs():
 # ---- relabelling ---------------------------------------------------------------------------------------------------
 
 
-@programs(80)
+@programs
 def test_relabelling_reads_the_other_leaves(r):
     pool, data = run(r, 5)
     other = [r.randrange(len(data)) for _ in data] if r.random() < 0.5 else r.sample(range(len(data)), len(data))

@@ -26,7 +26,7 @@ def bytes_of(v, data, unit):
     return out
 
 
-@programs(120)
+@programs
 def test_a_byte_view_moves_the_bytes_of_the_elements(r):
     name = r.choice(["int8", "int16", "int32", "int64"])
 
@@ -51,7 +51,7 @@ def packed(values, elements, size):
     return np.stack([(words >> (8 * i)) & 255 for i in range(size)], -1).astype(np.uint8).reshape(-1)
 
 
-@programs(120)
+@programs
 def test_a_sub_byte_view_moves_whole_groups_or_says_that_it_cannot(r):
     elements, size = r.choice([(2, 1), (4, 3)])
     bits = 8 * size // elements

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from marks import CAMPAIGN, MARKS
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "migrate"
@@ -212,3 +213,15 @@ def test_every_module_says_why_it_exists() -> None:
 def test_test_files_have_names_of_their_own() -> None:
     names = [f.name for f in (ROOT / "tests").rglob("test_*.py")]
     assert sorted(names) == sorted(set(names))
+
+
+def test_every_mark_is_declared_explained_and_run_by_ci() -> None:
+    """A mark that nothing runs would hide its tests."""
+    declared = re.findall(r'^  "(\w+): ', (ROOT / "pyproject.toml").read_text(encoding="utf-8").split("\nmarkers = [")[1], re.MULTILINE)
+    assert declared == [*MARKS, CAMPAIGN]
+    contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert [mark for mark in declared if f"| `{mark}` |" not in contributing] == []
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert f"\nMARKS ?= {' or '.join(MARKS)} or hypothesis\n" in makefile
+    ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    assert {"make lint", "make test", "make marks"} <= set(ci)

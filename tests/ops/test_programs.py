@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from migrate import ops
@@ -80,7 +80,6 @@ NAMES = [
 ]  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_a_program_of_ops_is_what_numpy_makes(data):
     draw = data.draw

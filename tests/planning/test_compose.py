@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from migrate.core.diagnostics import Report
@@ -150,7 +150,6 @@ RULES = [
 KEYS = ["a", "b", "b0", "k.x", "m.k.x", "k", "c.0", "c.1", "c.2", "d.x", "d.y"]
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sets(st.sampled_from(range(len(RULES))), min_size=1, max_size=3), st.sets(st.sampled_from(KEYS), min_size=1))
 def test_exact_is_said_exactly_when_the_way_back_restores_all_keys_and_specs(engine, chosen, keys):
     files = engine.rules(*(RULES[n] for n in sorted(chosen)), keep=["{k...}"])

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from migrate.core.diagnostics import Report
@@ -18,7 +18,6 @@ F = np.float32
 SEGMENTS = ["l", "w", "0", "1", "2", "10", "007", "{}", "a{", SLOT, "é", "w1"]
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(st.lists(st.sampled_from(SEGMENTS), min_size=1, max_size=5).map(".".join), unique=True, max_size=30))
 def test_what_is_folded_unfolds_to_the_same_keys(keys):
     entries = json.loads(json.dumps(fold(keys)))

@@ -3,11 +3,9 @@
 import random
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rule_oracle import document, edges, naive
-
-FEW = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def same(out, want):
@@ -21,7 +19,6 @@ def load(engine, rules):
     return engine.text(document(rules, keep=["{k...}"]))
 
 
-@FEW
 @given(edges())
 def test_rules_do_what_the_oracle_says_and_their_inverses_undo_it(engine, edge):
     rules, checkpoint = edge
@@ -32,7 +29,6 @@ def test_rules_do_what_the_oracle_says_and_their_inverses_undo_it(engine, edge):
     same(back, checkpoint)
 
 
-@FEW
 @given(edges(), st.randoms(use_true_random=False))
 def test_the_order_of_rules_and_keys_decides_nothing(engine, edge, rng: random.Random):
     rules, checkpoint = edge
@@ -43,7 +39,6 @@ def test_the_order_of_rules_and_keys_decides_nothing(engine, edge, rng: random.R
     same(engine.apply(load(engine, shuffled), {k: checkpoint[k] for k in keys}), engine.apply(load(engine, rules), checkpoint))
 
 
-@FEW
 @given(edges(), st.data())
 def test_two_edges_composed_are_one_after_the_other(engine, edge, data):
     first, checkpoint = edge

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from raw_files import describe, random_raw, read_back, whole, write_source
 from value_ops import call, install
@@ -49,7 +49,6 @@ def test_a_box_is_linear_exactly_when_its_elements_are(shape: tuple[int, ...], d
         assert span == (found[0], found[-1] + 1)
 
 
-@settings(max_examples=400)
 @given(shape=shapes, data=st.data())
 def test_a_footprint_holds_its_move_and_says_where_each_element_is(shape: tuple[int, ...], data: st.DataObject) -> None:
     size = int(np.prod(shape))
@@ -129,7 +128,6 @@ def programs(draw: st.DrawFn, ops: dict[str, Any]) -> tuple[dict[str, np.ndarray
     return arrays, tensor, array
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data(), tiny=st.booleans())
 def test_a_box_of_any_tensor_is_that_of_the_whole(tmp_path_factory: Any, data: st.DataObject, tiny: bool) -> None:
     patch = pytest.MonkeyPatch()
@@ -155,7 +153,6 @@ def test_a_box_of_any_tensor_is_that_of_the_whole(tmp_path_factory: Any, data: s
         patch.undo()
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data(), threads=st.integers(1, 3), files=st.integers(1, 2))
 def test_computed_outputs_are_written_as_numpy_makes_them(tmp_path_factory: Any, data: st.DataObject, threads: int, files: int) -> None:
     patch = pytest.MonkeyPatch()
@@ -209,7 +206,6 @@ def test_consecutive_reads_compute_a_block_once(tmp_path: Path, monkeypatch: pyt
     assert sum(read) == array.size
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shape=shapes, data=st.data(), op=st.sampled_from(["widen", "nibbles", "sixes"]))
 def test_any_bytes_of_a_packed_value_can_be_read(tmp_path_factory: Any, shape: tuple[int, ...], data: st.DataObject, op: str) -> None:
     patch = pytest.MonkeyPatch()

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from raw_files import MemoryBlob, RawBlob, describe, random_raw, read_back, whole, write_source
 
@@ -63,7 +63,7 @@ class Disk:
         return (found.f_blocks - found.f_bfree) * found.f_frsize
 
 
-@pytest.fixture(params=["xfs", "btrfs"])
+@pytest.fixture(params=[pytest.param(kind, marks=pytest.mark.filesystems) for kind in MKFS])
 def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
     made = Disk(request.param, tmp_path)
     yield made
@@ -384,7 +384,6 @@ def test_longer_clones_are_made_in_parts(tmp_path: Path, monkeypatch: pytest.Mon
     assert read_back(tmp_path / "out", target)["a"] == array.tobytes()
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     cuts=st.lists(st.integers(0, 40), max_size=12, unique=True).map(sorted),
     bounds=st.tuples(st.integers(0, 40), st.integers(0, 40)).map(sorted),

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from raw_files import KINDS, MemoryBlob, RawBlob, describe, random_raw, read_back, whole, write_source
 
@@ -76,7 +76,6 @@ def programs(draw: st.DrawFn) -> tuple[str, list[np.ndarray], list[Made]]:
     return dtype, arrays, [p for p in pool if p.array.size < 200_000]
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(program=programs(), small=st.booleans(), memory=st.booleans(), threads=st.integers(1, 3), files=st.integers(1, 3))
 def test_random_views_are_written_as_numpy_makes_them(tmp_path_factory, program, small, memory, threads, files) -> None:
     dtype, arrays, made = program

@@ -7,7 +7,7 @@ import time
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from migrate.source.pickle.dcp_checks import Chunk, uncovered
@@ -47,7 +47,6 @@ def cut(shape: tuple[int, ...], random: random.Random, times: int) -> list[Chunk
 SHAPES = st.lists(st.integers(1, 4), min_size=0, max_size=4).map(tuple)
 
 
-@settings(max_examples=300, deadline=None)
 @given(shape=SHAPES, seed=st.integers(0, 2**32), times=st.integers(0, 8), change=st.integers(0, 3))
 def test_the_answer_is_that_of_counting_every_element(shape: tuple[int, ...], seed: int, times: int, change: int) -> None:
     rng = random.Random(seed)

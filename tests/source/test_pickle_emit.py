@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pickle_oracle import difference, oracle
 
@@ -95,7 +95,6 @@ EXTRA = st.one_of(SCALARS, st.binary(max_size=20), st.binary(max_size=20).map(by
 WHOLE = st.recursive(EXTRA, lambda inner: st.one_of(plain(inner), st.frozensets(KEYS, max_size=4)), max_leaves=20)
 
 
-@settings(max_examples=150, deadline=None)
 @given(PLAIN)
 def test_plain_data_is_written_as_the_pickler_writes_it_and_read_again_as_it_was(thing: Any) -> None:
     made = nodes(thing)
@@ -105,7 +104,6 @@ def test_plain_data_is_written_as_the_pickler_writes_it_and_read_again_as_it_was
     assert difference(made, oracle(written)) is None
 
 
-@settings(max_examples=100, deadline=None)
 @given(WHOLE)
 def test_what_protocol_2_has_no_opcodes_for_is_loaded_as_it_was(thing: Any) -> None:
     written = emit(nodes(thing), name="s")

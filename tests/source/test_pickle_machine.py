@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pickle_oracle import difference, oracle
 
@@ -398,7 +398,6 @@ def containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 VALUES = st.recursive(SCALARS, containers, max_leaves=15)
 
 
-@settings(max_examples=150, deadline=None)
 @given(VALUES, st.integers(2, 5))
 def test_any_value_is_read_as_the_unpickler_reads_it(thing: Any, protocol: int) -> None:
     data = pickle.dumps(thing, protocol)
@@ -449,7 +448,6 @@ def test_what_is_left_of_a_damaged_stream_is_read_as_the_unpickler_reads_it_or_r
     assert accepted > 500
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=60), st.integers(2, 5))
 def test_noise_is_refused_or_read_as_the_unpickler_reads_it(noise: bytes, protocol: int) -> None:
     data = stream(noise, protocol)

@@ -1,0 +1,24 @@
+"""The marks that `make test` leaves out, and a word for "all of these, one by default"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+# `make marks`, which .ci/run calls, runs these; `make campaign` what is left
+MARKS = ("thorough", "ranks", "libraries", "servers", "filesystems")
+CAMPAIGN = "campaign"
+
+
+def thorough(cases: Iterable[Any], *, default: int = 1) -> list[Any]:
+    """The cases for `parametrize`: the first `default` of them run always, the others under the mark `thorough`."""
+    return [case if number < default else marked(case) for number, case in enumerate(cases)]
+
+
+def marked(case: Any) -> Any:
+    """One case for `parametrize`, under the mark `thorough`."""
+    if isinstance(case, type(pytest.param())):
+        return pytest.param(*case.values, id=case.id, marks=[*case.marks, pytest.mark.thorough])
+    return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.thorough)
