@@ -84,15 +84,15 @@ def chunks(array: Any, out: Any) -> Iterator[tuple[int, Any, Any]]:
         first += part.size
 
 
-def _cuts(shape: Shape) -> Iterator[tuple[slice, ...]]:
-    """Slices that cut `shape` into row-major runs of at most CHUNK elements, in order."""
+def _cuts(shape: Shape) -> Iterator[tuple[Any, ...]]:
+    """Indices that cut `shape` into row-major runs of at most CHUNK elements, in order; each picks a view, of a scalar too."""
     if prod(shape) <= CHUNK:
-        yield tuple(slice(None) for _ in shape)
+        yield (...,)
         return
     rows = CHUNK // prod(shape[1:])
     if rows:
         for start in range(0, shape[0], rows):
-            yield (slice(start, start + rows), *[slice(None)] * (len(shape) - 1))
+            yield (slice(start, start + rows), ...)
         return
     for row in range(shape[0]):
         for rest in _cuts(shape[1:]):

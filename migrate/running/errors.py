@@ -163,10 +163,10 @@ def _array(numbers: Any) -> np.ndarray[Any, Any]:
     return found
 
 
-def _parts(shape: Sequence[int]) -> Iterable[tuple[slice, ...]]:
+def _parts(shape: Sequence[int]) -> Iterable[tuple[Any, ...]]:
     """Indices of parts of some ten thousand elements each."""
     if not shape:
-        return [()]
+        return [(...,)]
     inner = math.prod(shape[1:])
     if inner > _STEP:
         return [(slice(i, i + 1), *rest) for i in range(shape[0]) for rest in _parts(shape[1:])]

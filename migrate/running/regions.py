@@ -228,9 +228,10 @@ def joined(one: Box, other: Box) -> Box | None:
     return (*one[: apart[0]], (min(a, c), max(b, d)), *one[apart[0] + 1 :])
 
 
-def within(outer: Box, inner: Box) -> tuple[slice, ...]:
-    """`inner` as an index into an array that holds `outer`."""
-    return tuple(slice(c - a, d - a) for (a, _), (c, d) in zip(outer, inner, strict=True))
+def within(outer: Box, inner: Box) -> tuple[Any, ...]:
+    """`inner` as an index into an array that holds `outer`; what it picks is a view of that array."""
+    # without the ellipsis numpy would answer with a copy of the element where there are no axes
+    return (*(slice(c - a, d - a) for (a, _), (c, d) in zip(outer, inner, strict=True)), ...)
 
 
 class Computed(Leaf):

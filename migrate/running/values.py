@@ -418,7 +418,8 @@ class Values:
         try:
             part, _ = self._layouts.part(tensor.view, tensor.spec.dtype, box)
         except views.TooManyPieces:
-            return self._loose(tensor)[within(_all(tensor.spec), box)]
+            found: np.ndarray[Any, Any] = self._loose(tensor)[within(_all(tensor.spec), box)]
+            return found
         return self._loose(Tensor(Spec(tensor.spec.dtype, part.shape), part, tensor.sources))
 
     def _loose(self, tensor: Tensor) -> np.ndarray[Any, Any]:

@@ -182,7 +182,9 @@ class _Evaluation:
         # the bounds go the way of the elements; what the op fills in comes out on both sides
         bounds = [np.zeros(self(e).shape) if one is None else one[1] for e, one in zip(expression.inputs, inner, strict=True)]
         moved, still = (
-            op.eager(expression.args, [np.ascontiguousarray(b).view("<u8") for b in given], expression.parts, ["float64"] * len(given))
+            op.eager(
+                expression.args, [np.asarray(b, "<f8", order="C").view("<u8") for b in given], expression.parts, ["float64"] * len(given)
+            )
             for given in (bounds, [np.zeros_like(b) for b in bounds])
         )
         made: np.ndarray[Any, Any] = moved[expression.output].view("<f8") - still[expression.output].view("<f8")

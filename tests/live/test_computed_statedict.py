@@ -120,3 +120,19 @@ def test_a_result_that_is_computed_with_again_is_compared_by_its_bytes(tmp_path)
     save_file({"w": tensor}, tmp_path / "c.safetensors")
     answer = migrate.verify(tmp_path / "c.safetensors", source=tmp_path / "a.safetensors", rules=files)
     assert [d["what"] for d in answer["differences"]] == ["1 of 9 elements differ, first at [4]"]
+
+
+def test_the_bound_of_scalars_that_are_stacked_is_known_by_element(tmp_path):
+    files = rules(tmp_path, "{neg_exp: {}}, {permute: {dims: []}}, {stack: {over: k}}", "'b.{k:x|y}'")
+    files[0].write_text(files[0].read_text().replace("to: '{k}'", "to: s"))
+    save_file({"b.x": torch.tensor(0.25), "b.y": torch.tensor(-1.5)}, tmp_path / "a.safetensors")
+    migrate.apply(tmp_path / "a.safetensors", out=tmp_path / "b.safetensors", rules=files, allow="lossy")
+    tensor = load_file(tmp_path / "b.safetensors")["s"]
+    assert torch.equal(tensor, (-torch.exp(torch.tensor([0.25, -1.5]).double())).float())
+    for up, differences, near in ((1, 0, 1), (3, 1, 0)):
+        other = tensor.clone()
+        for _ in range(up):
+            other[1] = other[1].nextafter(torch.tensor(torch.inf))
+        save_file({"s": other}, tmp_path / "c.safetensors")
+        answer = migrate.verify(tmp_path / "c.safetensors", source=tmp_path / "a.safetensors", rules=files)
+        assert (len(answer["differences"]), len(answer["near"])) == (differences, near)

@@ -1,0 +1,359 @@
+"""Every op that computes and every codec, on tensors of 0 to 4 axes and of sizes from 0, through every way in and out.
+
+What must come out is what the eager twins make of whole arrays. Ops and codecs are those of the registries, with their own
+samples as arguments, so that a new one is tried without a line here. A codec with a scale for a whole tensor is one of
+them: no shipped codec has parts without axes.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from built import HEAD, module
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+import migrate
+from migrate import codecs, ops
+from migrate.codecs._codec import Codec, Leaves
+from migrate.core.errors import MigrateError
+from migrate.core.spec import BITS, Spec, spec
+from migrate.ops import dequantize
+from migrate.ops._op import Op, OpError, ValueOp
+from migrate.ops._raw import carrier, raw, typed
+from migrate.testing import valuekit
+from migrate.testing.opkit import arguments
+
+AXES = 5
+ALLOW = ["lossy"]
+# what a tensor of torch can be, of those that the kits use
+DTYPES = tuple(d for d in valuekit.DTYPES if BITS[d] >= 8)
+# an op above or below, so that what is computed is also read by another op, and a view of what is computed is read
+BETWEEN: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("cast", {"to": "float32"}), ("affine", {"mul": 2}), ("cast", {"to": "float4_e2m1fn"}), ("unsqueeze", {"dim": 0}),
+    ("reshape", {"to": [-1]}),
+)  # fmt: skip
+
+
+class PerTensor(Codec):
+    """Numbers divided by the largest magnitude, which is stored as a scalar."""
+
+    name = "per-tensor"
+    summary = "float32 numbers over one scale"
+    parts = ("weight", "scale")
+    leaves = (Leaves("test", {"weight": "weight", "scale": "scale"}),)
+
+    def decoded(self, options, specs, dtype):
+        if specs[1].shape:
+            raise OpError("M304", f"the scale is {specs[1]}, it has no axes")
+        return spec(dtype, specs[0].shape)
+
+    def encoded(self, options, of):
+        return [spec("float32", of.shape), spec("float32", ())]
+
+    def decode_needs(self, options, specs, box):
+        return [box, ()]
+
+    def encode_needs(self, options, of, part, box):
+        return tuple((0, n) for n in of.shape)
+
+    def grain(self, options, of, part):
+        return () if part == 1 else (1,) * len(of.shape)
+
+    def decode(self, options, arrays, specs, dtype, box, out, meter=None):
+        weight, scale = (np.asarray(a).view("<f4") for a in arrays)
+        out[...] = (weight * scale).astype("<f4").view("<u4")
+
+    def encode(self, options, array, of, part, box, out, meter=None, memo=None):
+        made = self.reference_parts(options, array, of)[part]
+        out[...] = made[(*(slice(a, b) for a, b in box), ...)]
+
+    def reference(self, options, arrays, specs, dtype):
+        weight, scale = (np.asarray(a).view("<f4") for a in arrays)
+        return np.asarray(weight * scale, "<f4").view("<u4")
+
+    def reference_parts(self, options, array, of):
+        x = np.asarray(array).view("<f4")
+        scale = np.asarray(np.abs(x).max() if x.size else 1, "<f4")
+        return [np.asarray(x / scale, "<f4").view("<u4"), scale.view("<u4")]
+
+    def bound(self, options):
+        return "half a unit in the last place"
+
+    def samples(self):
+        yield dequantize.Options(), spec("float32", (3, 4))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def per_tensor():
+    with pytest.MonkeyPatch.context() as patch:
+        names, get = codecs.names(), codecs.get
+        patch.setattr(codecs, "names", lambda: [*names, "per-tensor"])
+        patch.setattr(codecs, "get", lambda name: PerTensor() if name == "per-tensor" else get(name))
+        dequantize.codec_called.cache_clear()
+        yield
+    dequantize.codec_called.cache_clear()
+
+
+class Case(NamedTuple):
+    """One rule: `steps` as they are written, the inputs by role ("" where there is one), and outputs as (spec, elements, slack)."""
+
+    steps: tuple[tuple[str, dict[str, Any]], ...]
+    given: dict[str, tuple[Spec, Any]]
+    made: dict[str, tuple[Spec, Any, Any]]
+
+
+def samples() -> list[tuple[Op, dict[str, Any], list[Any]]]:
+    """(op, arguments, what its sample is): shapes of the inputs, or the spec of the numbers of a codec."""
+    found: list[Any] = []
+    for name in ops.names():
+        op = ops.get(name)
+        if isinstance(op, ValueOp) and "codec" not in op.Args.__dataclass_fields__:
+            found += [(op, written, shapes) for written, shapes in op.samples()]
+    for name in codecs.names():
+        for options, numbers in codecs.get(name).samples():
+            said = {key: getattr(options, key) for key in ("block", "like", "scale", "scale_fmt", "non_finite")}
+            said = {key: list(v) if isinstance(v, tuple) else v for key, v in said.items() if v is not None}
+            found.append((ops.get("quantize"), {"codec": name, **said}, [numbers]))
+            found.append((ops.get("dequantize"), {"codec": name, "dtype": "float32", **said}, [numbers]))
+    return found
+
+
+def elements(of: Spec, dice: random.Random) -> np.ndarray:
+    """Whole numbers from 1 on that the dtype holds, and so does what ops make of them: memory that was not written shows."""
+    most = {"bool": 1, "float8_e8m0fnu": 1}.get(of.dtype, 4 if BITS[of.dtype] <= 8 else 15)
+    held = [raw(of.dtype, n) for n in range(1, most + 1)]
+    return np.array([held[dice.randrange(most)] for _ in range(of.numel)], carrier(of.dtype)).reshape(of.shape)
+
+
+def shapes_like(shapes: list[Any], args: Any, axes: int, dice: random.Random) -> list[tuple[int, ...]]:
+    """Of one input any shape with so many axes; of several, the sample's with other sizes, the same for the same, and axes in front."""
+    if len(shapes) == 1:
+        return [tuple(dice.choice([0, 1, 1, 2, 3, 5]) for _ in range(axes))]
+    said = {getattr(args, name) for name in args.__dataclass_fields__ if isinstance(getattr(args, name), int)}
+    sizes = {n: n if n in said else dice.choice([0, 1, 2, 7]) for shape in shapes for n in shape}
+    return [(2,) * max(0, axes - 2) + tuple(sizes[n] for n in shape) for shape in shapes]
+
+
+def infer(op: Op, args: Any, specs: list[Spec]) -> list[Spec]:
+    """The outputs of any op; OpError where it refuses."""
+    op.validate(args)
+    found = op.infer(args, specs, op.parts(args, specs[0].shape, None) if op.kind == "part" else 1)
+    if found is None:
+        from migrate.core import view
+
+        found = [spec(specs[0].dtype, v.shape) for v in op.trace(args, [view.stored(0, s.shape) for s in specs])]
+    return found
+
+
+def chained(steps: Any, given: list[tuple[Spec, Any]]) -> list[tuple[Spec, Any, Any]]:
+    """What the eager twins make of the inputs, one after the other. OpError where an op refuses."""
+    held: list[tuple[Spec, Any, Any]] = [(of, array, None) for of, array in given]
+    for name, written in steps:
+        op = ops.get(name)
+        args, specs, arrays = arguments(op, written), [s for s, _, _ in held], [a for _, a, _ in held]
+        dtypes = [s.dtype for s in specs]
+        made = infer(op, args, specs)
+        twins = op.eager(args, arrays, len(made), dtypes)
+        slack: list[Any] = [None] * len(made)
+        if isinstance(op, ValueOp) and not op.same_bits:
+            slack = op.slack(args, arrays, dtypes)
+        held = list(zip(made, twins, slack, strict=True))
+        for of, array, _ in held:
+            assert np.shape(array) == of.shape, (
+                f"the eager twin of {name} makes {np.shape(array)} of {[str(s) for s in specs]}, {of} is inferred"
+            )
+    return held
+
+
+def holdable(of: Spec) -> bool:
+    return BITS[of.dtype] >= 8
+
+
+def case(op: Op, written: dict[str, Any], sample: list[Any], axes: int, dice: random.Random) -> Case | list[Spec]:
+    """A case of the sample with so many axes; where the op does not take any such input, one that it refuses."""
+    args, roles = arguments(op, written), ("",)
+    if "codec" in written:
+        codec = codecs.get(written["codec"])
+        numbers = spec(sample[0].dtype, tuple(dice.choice([0, 1, 2, 5, 9]) for _ in range(axes)))
+        given = [(numbers, elements(numbers, dice))]
+        if op.name == "dequantize":
+            try:
+                specs = codec.encoded(dequantize.options(args), numbers)
+            except OpError:
+                return [numbers, spec("float32", ())]
+            given = list(zip(specs, codec.reference_parts(dequantize.options(args), given[0][1], numbers), strict=True))
+            roles = codec.parts
+    else:
+        shapes = shapes_like(sample, args, axes, dice)
+        for dtype in dice.sample(DTYPES, len(DTYPES)):
+            specs = [spec(dtype, shape) for shape in shapes]
+            try:
+                if all(holdable(of) for of in infer(op, args, specs)):
+                    break
+            except OpError:
+                continue
+        given = [(of, elements(of, dice)) for of in specs]
+        roles = roles_in(op, written, specs)
+    steps: list[Any] = [(op.name, written)]
+    try:
+        made = chained(steps, given)
+    except OpError:
+        return [of for of, _ in given]
+    if roles == ("",) and len(made) == 1 and made[0][2] is None:
+        for at, other in ((0, dice.choice(BETWEEN)), (len(steps) + 1, dice.choice(BETWEEN))):
+            wider = [*steps[:at], other, *steps[at:]]
+            try:
+                longer = chained(wider, given)
+            except OpError:
+                continue
+            if holdable(longer[0][0]):
+                steps, made = wider, longer
+    out = op.roles(written.get("codec", "")) if op.kind == "part" else ("",)  # type: ignore[attr-defined]
+    return Case(tuple(steps), dict(zip(roles, given, strict=True)), dict(zip(out, made, strict=True)))
+
+
+def rule(number: int, steps: Any, given: Any, made: Any) -> dict[str, Any]:
+    # a role that is missing is written all the same
+    asked = [*given, *(role for op, written in steps if ops.get(op).kind == "join" for role in ops.get(op).roles(written.get("codec", "")))]
+    sides = [
+        f"{letter}{number}" if list(roles) == [""] else {role: f"{letter}{number}.{role}" for role in roles}
+        for letter, roles in (("in", dict.fromkeys(asked)), ("out", made))
+    ]
+    missing = [role for role in asked if role not in given]
+    via = [{op: written} for op, written in steps]
+    return {"name": f"r{number}", "from": sides[0], "to": sides[1], "via": via, **({"optional": missing} if missing else {})}
+
+
+def named(letter: str, number: int, role: str) -> str:
+    return f"{letter}{number}.{role}".rstrip(".")
+
+
+def tensor(of: Spec, array: Any) -> torch.Tensor:
+    made = typed(np.array(array, carrier(of.dtype), order="C").reshape(-1), of.dtype).reshape(of.shape)
+    assert (str(made.dtype), tuple(made.shape)) == (f"torch.{of.dtype}", of.shape)
+    return made
+
+
+def bits(one: torch.Tensor, of: Spec) -> np.ndarray:
+    assert (str(one.dtype), tuple(one.shape)) == (f"torch.{of.dtype}", of.shape)
+    if not one.numel():
+        return np.zeros(of.shape, carrier(of.dtype))
+    return one.detach().contiguous().reshape(-1).view(torch.uint8).numpy().view(carrier(of.dtype)).reshape(of.shape)
+
+
+def check(way: str, found: Any, cases: list[Case]) -> None:
+    """Whether a state dict is what the twins make, and nothing else."""
+    wanted = {named("out", n, role): (c, *one) for n, c in enumerate(cases) for role, one in c.made.items()}
+    assert sorted(found) == sorted(wanted), way
+    for key, (of_case, of, array, slack) in wanted.items():
+        got = bits(found[key], of)
+        said = [(role, str(s)) for role, (s, _) in of_case.given.items()]
+        assert valuekit.near(got, np.asarray(array), of, slack), f"{way}: {of_case.steps} of {said}: {key} is {got}, should be {array}"
+
+
+def through(folder: Path, cases: list[Case]) -> None:
+    """Every way in and out."""
+    state = {named("in", n, role): tensor(of, array) for n, c in enumerate(cases) for role, (of, array) in c.given.items()}
+    written = HEAD + "rules: " + json.dumps([rule(n, c.steps, c.given, c.made) for n, c in enumerate(cases)])
+    text = folder / "rule.yaml"
+    text.write_text(written)
+    how: dict[str, Any] = {"rules": [text], "allow": ALLOW}
+    save_file(state, folder / "a.safetensors")
+    torch.save(state, folder / "a.pt")
+    wanted = {named("out", n, role): tensor(of, array) for n, c in enumerate(cases) for role, (of, array, _) in c.made.items()}
+
+    check("a state dict", migrate.apply(state, **how), cases)
+    files: list[tuple[str, Any, str]] = [
+        ("safetensors to safetensors", folder / "a.safetensors", "b.safetensors"),
+        ("safetensors to .pt", folder / "a.safetensors", "b.pt"),
+        (".pt to .pt", folder / "a.pt", "c.pt"),
+        (".pt to safetensors", folder / "a.pt", "c.safetensors"),
+        ("a state dict to safetensors", state, "d.safetensors"),
+        ("a state dict to .pt", state, "d.pt"),
+    ]
+    for way, source, name in files:
+        migrate.apply(source, folder / name, **how, fsync=False, output_format="torch" if name.endswith(".pt") else "safetensors")
+        check(way, load_file(folder / name) if name.endswith("safetensors") else torch.load(folder / name), cases)
+    assert migrate.verify(folder / "b.safetensors", source=folder / "a.safetensors", **how)["differences"] == []
+    assert migrate.verify(folder / "c.pt", source=folder / "a.pt", **how)["differences"] == []
+
+    model = module(wanted, fill=0)
+    migrate.attach(model, **how)
+    model.load_state_dict(state)
+    check("attach", model.state_dict(), cases)
+    for source in (folder / "a.safetensors", folder / "a.pt", state):
+        model = module(wanted, fill=0)
+        migrate.load(model, source, **how)
+        check("load", model.state_dict(), cases)
+
+
+def every(seed: int, turn: int) -> tuple[list[Case], list[tuple[Any, Any, list[Spec]]]]:
+    """A case of every sample, the number of axes going round from `turn` on; and what was refused, as (op, arguments, inputs)."""
+    dice, cases, refused = random.Random(seed), [], []
+    for number, (op, written, sample) in enumerate(samples()):
+        found = case(op, written, sample, (number + turn) % AXES, dice)
+        if isinstance(found, Case):
+            cases.append(found)
+        else:
+            refused.append((op, written, found))
+    return cases, refused
+
+
+SLOW = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+
+
+def tried(tmp_path_factory: pytest.TempPathFactory, seed: int, turn: int) -> None:
+    folder = tmp_path_factory.mktemp("rank")
+    cases, refused = every(seed, turn)
+    through(folder, cases)
+    for op, written, specs in refused:
+        (folder / "refused.yaml").write_text(HEAD + "rules: " + json.dumps([refused_rule(op, written, specs)]))
+        state = {
+            named("in", 0, role): tensor(of, elements(of, random.Random(seed)))
+            for role, of in zip(roles_in(op, written, specs), specs, strict=True)
+        }
+        with pytest.raises(MigrateError):
+            migrate.apply(state, rules=[folder / "refused.yaml"], allow=ALLOW)
+    shutil.rmtree(folder)
+
+
+def roles_in(op: Any, written: dict[str, Any], specs: list[Spec]) -> tuple[str, ...]:
+    return op.roles(written.get("codec", ""))[: len(specs)] if op.kind == "join" else ("",)
+
+
+def refused_rule(op: Any, written: dict[str, Any], specs: list[Spec]) -> dict[str, Any]:
+    out = op.roles(written.get("codec", "")) if op.kind == "part" else ("",)
+    return rule(0, [(op.name, written)], roles_in(op, written, specs), out)
+
+
+def test_every_number_of_axes_is_tried_on_every_op_that_is_elementwise():
+    tried_on: dict[str, set[int]] = {}
+    for turn in range(AXES):
+        for of in every(0, turn)[0]:
+            tried_on.setdefault(of.steps[-1][0], set()).update(len(s.shape) for s, _ in of.given.values())
+    for name in ("cast", "affine", "neg_exp"):
+        assert tried_on[name] == set(range(AXES)), name
+
+
+@settings(max_examples=1, **SLOW)
+@given(seed=st.integers(0, 1 << 32), turn=st.integers(0, AXES - 1))
+@example(seed=0, turn=0)
+@example(seed=1, turn=1)
+def test_every_op_and_codec_makes_what_its_twin_makes_through_every_way_in_and_out(tmp_path_factory, seed, turn):
+    tried(tmp_path_factory, seed, turn)
+
+
+@pytest.mark.campaign
+@settings(max_examples=300, **SLOW)
+@given(seed=st.integers(0, 1 << 32), turn=st.integers(0, AXES - 1))
+def test_hundreds_more(tmp_path_factory, seed, turn):
+    tried(tmp_path_factory, seed, turn)
