@@ -16,8 +16,15 @@ from typing import Any, NoReturn
 
 from .errors import raise_all
 
+# What a terminal or an editor acts on instead of showing it, as the inside of a character class: controls, line ends that
+# not every reader takes for one, bidirectional and other formatting, and what has no glyph (Unicode's
+# Default_Ignorable_Code_Point but for variation selectors, which change one glyph, of an emoji mostly).
+HIDDEN = (
+    r"\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f"
+    r"\u3164\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+)
 # the last guard of a rendered diagnostic; whoever words it makes names printable
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]")
+_CONTROL = re.compile(f"[{HIDDEN}]")
 # and its width: no message of ours is longer, but it may quote what somebody wrote
 _WIDEST = 8000
 PAGES = Path(__file__).resolve().parent.parent / "explain"

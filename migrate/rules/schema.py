@@ -44,6 +44,7 @@ BEYOND: Mapping[str, str] = {
     "M108": "text that is not YAML has no data to compare",
     "M109": "the size of the text and the number of its nodes are not data",
     "M110": "an unquoted pattern is a mapping, or nothing, by the time a schema sees it",
+    "M116": "characters of comments, and how others were written, are gone before a schema sees the data",
     "M111": "arithmetic nests parentheses, which no regular expression can follow, and an index grows with one capture",
     "M201": "in a pattern a capture has its type where it first occurs, and what stands side by side must be told apart",
 }

@@ -9,13 +9,15 @@ because YAML's guesses lose what was written (`2.10` is a version, `no` is a wor
 from __future__ import annotations
 
 import re
+from bisect import bisect
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path as FilePath
 from typing import Any, NamedTuple, NoReturn
 
 import yaml
 
-from ..core.diagnostics import Report, Span, printable
+from ..core.diagnostics import HIDDEN, Report, Span, printable
 
 MAX_BYTES = 1 << 20
 MAX_EVENTS = 100_000
@@ -29,8 +31,14 @@ Path = tuple["str | int", ...]
 
 # libyaml where the wheel has it; both emit the same events
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+# What does not look as it is read, wherever it stands. A carriage return is a line end for YAML, and sends a terminal to the
+# beginning of the line that it just showed.
+_HIDDEN = re.compile(rf"(?!\r\n)(?![\x85\u2028\u2029])[{HIDDEN}]")
+# line ends for YAML 1.1, and so the end of a comment; YAML 1.2 and editors read on
+_LINE_ENDS = re.compile("[\x85\u2028\u2029]")
 # what YAML 1.1 calls a line break, and so what its marks count
 _BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
+_EDITOR_BREAK = re.compile("\r\n|[\n\r]")
 _UNQUOTED = re.compile(r"""(?:^\s*|-\s+|:\s+|[\[,{]\s*)(?P<value>\{[^{}\s'"]*\}[^\s,\]}][^\s,\]]*)""")
 _PATTERN_KEY = re.compile(r"\w+(\.\.\.|:\S+)")
 _NULLS = frozenset(("", "~", "null", "Null", "NULL"))
@@ -103,7 +111,7 @@ class Document:
 
 
 def parse(text: str, name: str) -> Document:
-    """The document in `text`; raises all its problems at once (M104, M105, M108, M109, M110), exit status 2."""
+    """The document in `text`; raises all its problems at once (M104, M105, M108, M109, M110, M116), exit status 2."""
     report = Report()
     document = read(text, name, report)
     report.check()
@@ -142,17 +150,26 @@ def read(text: str, name: str, report: Report) -> Document:
     if size > MAX_BYTES:
         report.add("M109", f"the file has more than {MAX_BYTES:,} bytes", spans=(Span(name, 1, 1),), help="split it into several files")
         return _nothing(name, text)
+    if hidden := [found.start() for found in islice(_HIDDEN.finditer(text), MAX_REFUSED)]:
+        _refuse_hidden(document, text, hidden, report)
+        return document
+    builder = _Builder(document, report)
+    read_to = len(text)
     try:
-        _Builder(document, report).build(yaml.parse(text, Loader=_LOADER))
+        builder.build(yaml.parse(text, Loader=_LOADER))
     except _Stop:
-        document.whole = False
+        document.whole, read_to = False, builder.read_to
     except yaml.YAMLError as error:
-        document.whole = False
+        mark = getattr(error, "problem_mark", None)
+        document.whole, read_to = False, mark.index if mark is not None else builder.read_to
         _explain(document, text, error, report)
     except (ValueError, OverflowError):
         # what chr() says of an escape where the parser is not libyaml
-        document.whole = False
+        document.whole, read_to = False, builder.read_to
         report.add("M108", "an escape in the text is no character", spans=(Span(name, 1, 1),))
+    ends = (found.start() for found in _LINE_ENDS.finditer(text, 0, read_to))
+    if unquoted := list(islice((at for at in ends if not builder.is_quoted(at)), MAX_REFUSED)):
+        _refuse_hidden(document, text, unquoted, report)
     return document
 
 
@@ -214,12 +231,14 @@ def _nothing(name: str, text: str) -> Document:
 class _Builder:
     """Turns events into data. A stack machine of its own, so that depth is a number and not Python's stack."""
 
-    __slots__ = ("anchors", "document", "events", "refused", "report")
+    __slots__ = ("anchors", "document", "events", "quoted", "read_to", "refused", "report")
 
     def __init__(self, document: Document, report: Report) -> None:
         self.document, self.report = document, report
         self.anchors: set[str] = set()
-        self.events = self.refused = 0
+        # (start, end) of each quoted scalar in the text, in order
+        self.quoted: list[tuple[int, int]] = []
+        self.events = self.refused = self.read_to = 0
 
     def build(self, events: Iterator[Any]) -> None:
         stream = self._limited(events)
@@ -238,11 +257,19 @@ class _Builder:
             self.report.add("M108", "the file is empty", spans=(Span(self.document.name, 1, 1),))
             raise _Stop
 
+    def is_quoted(self, at: int) -> bool:
+        """Whether the character at this index lies in a quoted scalar that was read."""
+        before = bisect(self.quoted, (at, at)) - 1
+        return before >= 0 and at < self.quoted[before][1]
+
     def _limited(self, events: Iterator[Any]) -> Iterator[Any]:
         for event in events:
             self.events += 1
+            start, self.read_to = event.start_mark.index, event.end_mark.index
             if isinstance(event, yaml.ScalarEvent) and event.style:
                 place = _place(event)
+                if event.style in "'\"":
+                    self.quoted.append((start, self.read_to))
                 self.document._texts.append(place._replace(line=place.line + 1, column=0) if event.style in "|>" else place)
             if self.events > MAX_EVENTS:
                 self._limit(event, f"the file has more than {MAX_EVENTS:,} YAML events")
@@ -362,6 +389,38 @@ def _place(event: Any) -> _Place:
     if isinstance(event, (yaml.SequenceStartEvent, yaml.MappingStartEvent)) and not event.flow_style:
         return _Place(start.line, start.column, start.line + 1, 0)
     return _Place(start.line, start.column, end.line, end.column)
+
+
+def _refuse_hidden(document: Document, text: str, places: list[int], report: Report) -> None:
+    """M116 for each of these characters, at the line and column that an editor shows."""
+    document.whole = False
+    for at in places:
+        start = max(text.rfind("\n", 0, at), text.rfind("\r", 0, at)) + 1
+        line = len(_EDITOR_BREAK.findall(text, 0, start)) + 1
+        rest = _EDITOR_BREAK.split(text[start:], 1)[0]
+        character = text[at]
+        report.add(
+            "M116",
+            f"U+{ord(character):04X} ({_named(character)}) makes the text look other than it is read",
+            spans=(Span(document.name, line, at - start + 1, 1, rest),),
+            help=f'remove it; in text that is meant to hold it write an escape, in double quotes: "{_escape(character)}"',
+        )
+
+
+def _named(character: str) -> str:
+    import unicodedata  # of a broken file only
+
+    return unicodedata.name(character, "a control character").lower()
+
+
+def _escape(character: str) -> str:
+    return (
+        f"\\x{ord(character):02X}"
+        if character < "\x80"
+        else f"\\u{ord(character):04X}"
+        if character < "\U00010000"
+        else f"\\U{ord(character):08X}"
+    )
 
 
 def _unquoted(document: Document, place: _Place, value: str, report: Report) -> None:

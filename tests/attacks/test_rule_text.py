@@ -77,3 +77,18 @@ def test_the_rule_file_is_a_good_one(tmp_path: Path) -> None:
     result = run("plan", good, "--rules", path, "--allow", "lossy")
     assert result.exit == 0, result.err
     assert run("test", path).exit == 0, run("test", path).out
+
+
+@pytest.mark.parametrize("end", ["\x85", "\u2028", "\u2029"])
+def test_no_rule_hides_in_a_comment(tmp_path: Path, end: str) -> None:
+    good, path = tmp_path / "good.safetensors", tmp_path / "rules.yaml"
+    good.write_bytes(safetensors({"a.0": b"abcd", "c.0": b"abcd"}))
+    hidden = f"  # the router stays as it is{end}  - {{name: gone, from: 'c.0', via: [{{drop: {{why: unused}}}}]}}\n"
+    text = RULES.replace('keep:\n  - "c.{n}"\n', "").replace("rules:\n", "rules:\n" + hidden)
+    path.write_text(text)
+    line = text.count("\n", 0, text.index(end)) + 1
+    for command in (["plan", good, "--rules", path, "--allow", "drop"], ["lint", path], ["test", path]):
+        result = run(*command)
+        assert result.exit in (1, 2)
+        assert f"M116]: U+{ord(end):04X}" in result.out + result.err
+        assert f"{path}:{line}:{hidden.index(end) + 1}" in result.out + result.err

@@ -470,7 +470,7 @@ def codes(module: str) -> set[str]:
     return set(re.findall(r'"(M[0-9]{3})"', (ROOT / "migrate" / module).read_text()))
 
 
-@pytest.mark.parametrize("code", ["M104", "M105", "M107", "M108", "M110", "M111"])
+@pytest.mark.parametrize("code", ["M104", "M105", "M107", "M108", "M110", "M111", "M116"])
 def test_only_the_loader_refuses(code: str) -> None:
     texts = {
         "M104": "title: a\ntitle: b\n",
@@ -479,6 +479,7 @@ def test_only_the_loader_refuses(code: str) -> None:
         "M108": "title: 'a\n",
         "M110": "title: t\nkeep: [{p...}.w]\n",
         "M111": 'title: t\nrules: [{name: r, from: a, to: b, via: [{flip: {dim: "(1"}}]}]\n',
+        "M116": "title: t # \u202e\n",
     }
     with pytest.raises(QuestionError) as caught:
         load_text("id: i\nlineage: l\nedge: [a, b]\n" + texts[code], "x.yaml")

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from migrate.core.diagnostics import Report
 from migrate.core.errors import QuestionError
 from migrate.source import yaml
 
@@ -62,7 +65,7 @@ def test_a_path_that_is_not_there_gets_the_place_of_its_nearest_ancestor() -> No
     assert document.span(("nothing",)).line == 1
 
 
-@pytest.mark.parametrize("separator", ["\n", "\r\n", "\r", "\u2028"])
+@pytest.mark.parametrize("separator", ["\n", "\r\n"])
 def test_lines_are_counted_as_yaml_counts_them(separator: str) -> None:
     span = yaml.parse(f"a: 1{separator}b: 2{separator}c: 3", "r").span(("c",))
     assert (span.line, span.column, span.text) == (3, 4, "c: 3")
@@ -120,7 +123,7 @@ def test_braces_that_are_mappings_are_left_alone() -> None:
         ("a: [1, 2\nb: 3\n", 2, "not valid YAML"),
         ("a: 'x\n", 2, "not valid YAML"),
         ("a:\n   b: 1\n  c: 2\n", 3, "not valid YAML"),
-        ("a: 1\nb: \x01\n", 2, "does not allow"),
+        ("a: 1\nb: \uffff\n", 2, "does not allow"),
         ("", 1, "empty"),
         ("# only a comment\n", 1, "empty"),
         ("a: 1\nb: \ud800\n", 2, "surrogate"),
@@ -195,3 +198,71 @@ def test_the_pure_python_parser_gives_the_same_document(monkeypatch) -> None:
     assert [type(v) for v in slow.data["a"]] == [type(v) for v in fast.data["a"]]
     assert slow.span(("a", 2, "b")) == fast.span(("a", 2, "b"))
     assert [c for c, _, _ in codes("from: {p...}.x\n")] == ["M110"]
+
+
+def hidden(text: str) -> list[tuple[int, int, str]]:
+    """(line, column, code point named) of what is refused as hidden; nothing else may be wrong."""
+    report = Report()
+    document = yaml.read(text, "r", report)
+    assert {d.code for d in report.diagnostics} <= {"M116"}
+    assert document.whole == (not report.diagnostics)
+    return [(d.spans[0].line, d.spans[0].column, d.message.split()[0]) for d in report.diagnostics]
+
+
+@pytest.mark.parametrize("end", ["\x85", "\u2028", "\u2029"])
+def test_a_line_end_that_editors_do_not_show_is_refused_outside_of_quotes(end: str) -> None:
+    point = f"U+{ord(end):04X}"
+    # to an editor the rule is part of the comment, to the parser it is a rule
+    assert hidden(f"# what follows is safe{end}a: {{drop: }}\nb: 1\n") == [(1, 23, point)]
+    assert hidden(f"b: 1\n\na: one{end}  two\n") == [(3, 7, point)]
+    assert hidden(f"b: 1\nc: |\n  one{end}  two\n") == [(3, 6, point)]
+    assert hidden(f"a: \"one{end}two\"\nb: 'one{end}two'\n") == []
+    assert hidden(f'a: "one"{end}b: 2\n') == [(1, 9, point)]
+    assert hidden('a: "\\x85\\u2028\\u2029\\L\\P\\N"\n') == []
+
+
+def test_it_is_refused_beside_what_the_parser_stumbles_over() -> None:
+    report = Report()
+    yaml.read("# safe\u2028a: [1\nb: 2\nc: '\u2028'\n", "r", report)
+    assert [d.code for d in report.diagnostics] == ["M108", "M116"]
+
+
+CONTROLS = [*range(0x09), 0x0B, 0x0C, *range(0x0E, 0x20), *range(0x7F, 0x85), *range(0x86, 0xA0)]
+BIDI = [0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
+UNSEEN = [0xAD, 0x034F, 0x180E, 0x200B, 0x200C, 0x200D, 0x2060, 0x2064, 0x3164, 0xFEFF, 0xFFA0, 0xFFF9, 0xE0001, 0xE0041, 0xE007F]
+
+
+def test_what_changes_how_a_line_looks_is_refused_wherever_it_stands() -> None:
+    for code in (*CONTROLS, *BIDI, *UNSEEN):
+        for text, place in (
+            (f"a: 1\n# x{chr(code)}y\n", (2, 4)),
+            (f"a: 'x{chr(code)}y'\n", (1, 6)),
+            (f'"a{chr(code)}": 1\n', (1, 3)),
+            (f"a: |\n  x{chr(code)}y\n", (2, 4)),
+            (f"a: x{chr(code)}y\n", (1, 5)),
+        ):
+            assert hidden(text) == [(*place, f"U+{code:04X}")]
+        # an escape is seen
+        assert yaml.parse(f'a: "x\\U{code:08x}y"\n', "r").data == {"a": f"x{chr(code)}y"}
+
+
+def test_a_carriage_return_alone_is_refused_and_before_a_line_feed_it_is_not() -> None:
+    assert hidden("a: 1\r\n# x\r\nb: 'y\r\n  z'\r\n") == []
+    assert hidden("a: 1\r\n# drop: nothing\rb: 2\r\n") == [(2, 16, "U+000D")]
+
+
+def test_other_scripts_and_emoji_are_left_alone() -> None:
+    assert hidden("# Größe 専門家 خبراء ⚠\ufe0f\na: 'é 𝄞 \u3000'\n") == []
+
+
+def test_a_byte_order_mark_may_begin_a_file_once(tmp_path: Path) -> None:
+    for marks, codes in ((1, []), (2, ["M116"])):
+        (tmp_path / "r.yaml").write_bytes(b"\xef\xbb\xbf" * marks + b"a: 1\n")
+        report = Report()
+        yaml.read_file(tmp_path / "r.yaml", report)
+        assert [d.code for d in report.diagnostics] == codes
+
+
+def test_hidden_characters_without_end_are_answered_briefly() -> None:
+    assert len(hidden("a: 1\n# " + "\u202e" * 100_000)) == yaml.MAX_REFUSED
+    assert len(hidden("a: 1\n# " + "\u2028# " * 10_000)) == yaml.MAX_REFUSED
