@@ -177,8 +177,7 @@ class Walk:
             for path in file.model.files if _leaves_patches(leg) else ():
                 yield from self._written(file, path)
             for name, param in file.model.params.items():
-                if param.config is not None:
-                    path, keys = parameters.place(param.config)
+                for path, keys in map(parameters.place, param.places):
                     if not _foreign(self._legs, path, keys) and (value := self.sides.at(path, keys)) is not ABSENT:
                         yield f"{path}#{'.'.join(keys)}", {name: value}
                 if param.shape is not None:
@@ -190,10 +189,9 @@ class Walk:
     def _lost(self, leg: Leg) -> dict[str, str]:
         """Param -> why its place in the configuration does not give it, where a leg was walked back without a stamp."""
         out = {}
-        for name, param in ((n, p) for file in leg.files for n, p in file.model.params.items() if p.config is not None):
-            path, keys = parameters.place(param.config or "")
-            if by := _foreign(self._legs, path, keys):
-                place = printable(f"{path}#{'.'.join(keys)}")
+        for name, reference in ((n, r) for file in leg.files for n, p in file.model.params.items() for r in p.places):
+            if by := _foreign(self._legs, *parameters.place(reference)):
+                place = parameters.spelled(reference)
                 out[name] = f"it stood at {place}, which {by[0].model.id} changes on the way there, and no stamp remembers it"
         return out
 

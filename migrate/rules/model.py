@@ -50,7 +50,7 @@ from .fields import (
     sequence,
     wrong,
 )
-from .places import ListPlace, Place, SidePath
+from .places import ListPlace, Places, SidePath
 from .requires import Requires, unmet
 
 
@@ -176,13 +176,20 @@ class Param(Model):
     choices: Annotated[tuple[Any, ...] | None, BeforeValidator(_choices), WithJsonSchema(_CHOICES)] = Field(
         None, description="the values it may have", examples=[["row", "column"]]
     )
-    config: Place | None = Field(
-        None, description="[file.json#]key.path of a side file; config.json without a file", examples=["num_local_experts"]
+    config: Places | None = Field(
+        None,
+        description="[file.json#]key.path of a side file, config.json without a file; or several, and those that speak must agree",
+        examples=["num_local_experts", ["num_attention_heads", "params.json#n_heads"]],
     )
     shape: Shape | None = Field(None, description="the place in a tensor's shape that says it")
     dtype: Dtype | None = Field(None, description="the tensors whose dtype it is")
     default: Scalars = Field(None, description="used when no other source speaks", examples=[8])
     optional: Bool = Field(False, description="may be without a value; arguments that are exactly this param then count as not written")
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Where the configuration says it."""
+        return (self.config,) if isinstance(self.config, str) else self.config or ()
 
     @property
     def has_default(self) -> bool:

@@ -107,7 +107,7 @@ def resolve(
                 f"param `{name}` has no value",
                 spans=at,
                 notes=_about(param, (lost or {}).get(name)),
-                help=option("params", f"{name}={_example(param)}"),
+                help=_wanted(name, param),
             )
     report.check()
     return out
@@ -122,6 +122,12 @@ def place(reference: str) -> tuple[str, tuple[str, ...]]:
     """The side file and the names in it that `[file.json#]key.path` means."""
     file, mark, keys = reference.rpartition("#")
     return (file if mark else CONFIG), tuple(keys.split("."))
+
+
+def spelled(reference: str) -> str:
+    """The place with its file, for messages."""
+    file, keys = place(reference)
+    return printable(f"{file}#{'.'.join(keys)}")
 
 
 def convert(value: Any, param: Param, *, is_text: bool = False, choices: bool = True) -> Any:
@@ -220,12 +226,13 @@ def _type(param: Param) -> str:
 
 
 def _about(param: Param, lost: str | None) -> tuple[str, ...]:
-    notes = [param.title] if param.title else []
+    notes = []
     if lost is not None:
         notes.append(lost)
-    elif param.config:
-        file, keys = place(param.config)
-        notes.append(f"its place in the configuration is {file}#{'.'.join(keys)}, and nothing stands there")
+    elif param.places:
+        there = listed([spelled(reference) for reference in param.places])
+        one = len(param.places) == 1
+        notes.append(f"its {'place' if one else 'places'} in the configuration {'is' if one else 'are'} {there}, and nothing stands there")
     if param.dtype:
         notes.append(f"it is the dtype of {listed(list(param.dtype.key))}, and no such tensor is there")
     if param.shape:
@@ -237,9 +244,14 @@ def _about(param: Param, lost: str | None) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _example(param: Param) -> str:
-    if param.choices:
-        return "|".join(str(choice) for choice in param.choices)
-    if param.type == "list":
-        return "1,2" if param.items == "int" else "a,b"
-    return {"int": str(max(1, param.minimum or 1)), "bool": "true", "str": "…"}[param.type]
+def _wanted(name: str, param: Param) -> str:
+    """How a value is given, and what it means; never a value, because one that is taken over without a thought can destroy weights."""
+    kind = f"one of {listed([str(choice) for choice in param.choices])}" if param.choices else _KINDS[_type(param)]
+    meaning = f": {param.title}" if param.title else ""
+    return f"{option('params', f'{name}=…')}, {kind}{meaning}"
+
+
+_KINDS = {
+    "int": "an integer", "bool": "true or false", "str": "text",
+    "list": "a list", "list of int": "a list of integers", "list of str": "a list of names",
+}  # fmt: skip

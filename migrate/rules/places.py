@@ -6,14 +6,15 @@ itself and what a migration never carries: a rule that patched such a file would
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, WithJsonSchema
 
 from ..core.diagnostics import printable
 from ..source.sidefiles import CACHES, HISTORY, ITEMS, MAX_DEPTH, METADATA, PARTIAL, WEIGHT_SUFFIXES
-from .fields import UNPRINTABLE, fits, whole, word, wrong
+from .arguments import each
+from .fields import UNPRINTABLE, fits, kind_of, whole, word, wrong
 
 
 def _any_case(words: Iterable[str]) -> str:
@@ -40,6 +41,7 @@ _BELOW = {"pattern": whole(rf"(?!\.\.?(?:/|$)){_NAME}(?:/(?!\.\.?(?:/|$)){_NAME}
 PATH = {"type": "string", "pattern": whole(_PATH)}
 # a place in config.json needs no file
 PLACE = {"type": "string", "pattern": whole(rf"(?:{_PATH}#)?{_KEYS}")}
+PLACES = {**PLACE, "type": ["string", "array"], "items": PLACE, "minItems": 1}
 LIST = {"type": "string", "pattern": whole(rf"{_PATH}#{_KEYS}")}
 
 
@@ -62,8 +64,21 @@ def _reader(schema: dict[str, Any], what: str, form: str) -> Callable[[Any], str
     return read
 
 
+_place = _reader(PLACE, "is not a place in a side file", "[file.json#]key.path")
+
+
+def _places(value: Any) -> str | tuple[str, ...]:
+    """One place, or several; a list of one is that one."""
+    if not isinstance(value, (list, tuple)):
+        if isinstance(value, Mapping):
+            wrong("M106", f"a place or a list of places is asked for, here stands {kind_of(value)}", "[file.json#]key.path")
+        return _place(value)
+    found = tuple(each(value, _place)) or wrong("M114", "an empty list names no place")
+    return found[0] if len(found) == 1 else found
+
+
 SidePath = Annotated[str, BeforeValidator(_path), WithJsonSchema(PATH)]
-Place = Annotated[str, BeforeValidator(_reader(PLACE, "is not a place in a side file", "[file.json#]key.path")), WithJsonSchema(PLACE)]
+Places = Annotated[str | tuple[str, ...], BeforeValidator(_places), WithJsonSchema(PLACES)]
 ListPlace = Annotated[
     str, BeforeValidator(_reader(LIST, "does not name a list in a side file", "file.json#key.path")), WithJsonSchema(LIST)
 ]

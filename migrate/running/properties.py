@@ -5,7 +5,6 @@ Each property answers with diagnostics, none if it holds, or with the reason why
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import zip_longest
@@ -13,6 +12,7 @@ from typing import Any
 
 from ..core.diagnostics import Diagnostic, Report, Span, listed, printable
 from ..core.errors import MigrateError
+from ..core.ranks import as_seen
 from ..core.view import stored
 from ..planning.compose import Composition
 from ..rules.compiled import DirectedRule
@@ -25,7 +25,6 @@ from .given import GivenSource
 # bytes of one example; elements that are written down are made one by one
 MOST_BYTES = 16 << 20
 TOO_LARGE = "the tensors are too large to be made"
-_RANK = re.compile(r"@[0-9]+$")
 
 
 def _said(attempt: Attempt, code: str, what: str, notes: Sequence[str] = (), help: str | None = None, *more: Span) -> Diagnostic:
@@ -204,7 +203,7 @@ def _touch(rule: DirectedRule, keys: Iterable[str], ops: set[int]) -> None:
 
 def _passes(rule: DirectedRule, only: Any, key: str) -> bool:
     for side in rule.reads:
-        if side.pattern.has_flat or (values := side.pattern.match(_RANK.sub("", key))) is None:
+        if side.pattern.has_flat or (values := side.pattern.match(as_seen(side.pattern, key))) is None:
             continue
         found = dict(zip(side.pattern.captures, values, strict=True))
         found.update({n: undo(found[n]) for n, undo in side.undo.items() if n in found})

@@ -121,7 +121,7 @@ def test_without_a_value_the_message_says_where_it_could_stand(tmp_path: Path) -
     assert found["code"] == "M509"
     assert any("params.json#rows" in note for note in found["notes"])
     assert any("axis 1 of a.weight" in note for note in found["notes"])
-    assert found["help"] == "--set n=1"
+    assert found["help"] == "--set n=…, an integer"
 
 
 def test_all_sources_must_agree_and_each_is_shown(tmp_path: Path) -> None:
@@ -132,6 +132,40 @@ def test_all_sources_must_agree_and_each_is_shown(tmp_path: Path) -> None:
     found = refusal("plan", small(tmp_path / "a", config={"rows": 4}), "--rules", rule, "--set", "n=1", exit=2)
     assert found["code"] == "M510"
     assert found["notes"] == ["--set says 1", "config.json#rows says 4", "axis -1 of old.weight says 2"]
+
+
+def test_a_value_may_stand_in_several_places_and_all_that_speak_must_agree(tmp_path: Path) -> None:
+    text = "params: {n: {type: int, config: [text_config.rows, rows, 'params.json#n_rows']}}\n" + STACK
+    rule = rules(tmp_path, text)
+    for number, sides in enumerate(
+        ({"config": {"rows": 2}}, {"config": {"text_config": {"rows": 2}, "rows": 2}}, {"params": {"n_rows": 2}})
+    ):
+        work = tmp_path / str(number)
+        work.mkdir()
+        new = round_trip(small(work / "old", **sides), work, "--rules", rule)
+        assert stamp(new)["applied"][0]["params"] == {"n": 2}
+        (new / "migrate.history.json").unlink()
+        done("downgrade", new, "-o", work / "bare", "--rules", rule)
+        assert contents(work / "bare") == contents(work / "old")
+    differ = small(tmp_path / "differ", config={"text_config": {"rows": 4}, "rows": 2})
+    found = refusal("plan", differ, "--rules", rule, "--set", "n=2", exit=2)
+    assert (found["code"], found["notes"]) == ("M510", ["--set says 2", "config.json#text_config.rows says 4", "config.json#rows says 2"])
+    found = refusal("plan", small(tmp_path / "silent", config={}), "--rules", rule, exit=2)
+    places = "config.json#text_config.rows, config.json#rows, params.json#n_rows"
+    assert (found["code"], found["notes"]) == ("M509", [f"its places in the configuration are {places}, and nothing stands there"])
+
+
+def test_each_edge_reads_the_places_that_the_edges_before_it_left(tmp_path: Path) -> None:
+    pack = three_layouts(tmp_path / "rules")
+    for file in (pack / "demo").rglob("v?/*.yaml"):
+        file.write_text(re.sub("config: (n|heads)}", "config: [n, heads]}", file.read_text()))
+    # the first edge moves the number from one of the places to the other; an old number there contradicts
+    source = folder(tmp_path / "old", {"a.w1": ("F32", [4, 6])}, config={"n": 4, "z": 1})
+    new = round_trip(source, tmp_path, "--rules", pack, "--to", "demo@v3", back=("--rules", pack))
+    assert [entry["params"] for entry in stamp(new)["applied"]] == [{"n": 4}, {"n": 4}]
+    stale = folder(tmp_path / "stale", {"a.w1": ("F32", [4, 6])}, config={"n": 4, "heads": 2})
+    found = refusal("plan", stale, "--rules", pack, "--to", "demo@v3", exit=2)
+    assert (found["code"], found["notes"]) == ("M510", ["config.json#n says 4", "config.json#heads says 2"])
 
 
 def test_a_configuration_that_contradicts_the_stamp_is_refused(tmp_path: Path) -> None:

@@ -272,7 +272,7 @@ def test_a_param_whose_place_the_edge_emptied_is_asked_for_with_that_reason(tmp_
     done("apply", small(tmp_path / "old", config={"rows": 2}), "-o", tmp_path / "new", "--rules", rule)
     (tmp_path / "new" / "migrate.history.json").unlink()
     found = refusal("downgrade", tmp_path / "new", "-o", tmp_path / "back", "--rules", rule, exit=2)
-    assert (found["code"], found["help"]) == ("M509", "--set n=1")
+    assert (found["code"], found["help"]) == ("M509", "--set n=…, an integer")
     assert any("stood at config.json#rows" in n and "changes on the way there, and no stamp remembers it" in n for n in found["notes"])
     done("downgrade", tmp_path / "new", "-o", tmp_path / "back", "--rules", rule, "--set", "n=2")
     assert contents(tmp_path / "back") == contents(tmp_path / "old")

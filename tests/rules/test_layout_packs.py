@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from migrate import api
+from migrate.core.diagnostics import Diagnostic
 from migrate.core.errors import MigrateError
 
 Tensors = dict[str, torch.Tensor]
@@ -144,6 +145,52 @@ def test_a_checkpoint_of_transformers_is_cut_for_metas_code(tmp_path: Path) -> N
     save({"model.safetensors": convert_llama_weights_to_hf(files, 3, 2)}, tmp_path / "hf", config={"model_type": "llama"})
     api.apply(tmp_path / "hf", tmp_path / "meta", to="meta-llama@meta", params={"ranks": 2, "heads": HEADS}, fsync=False)
     assert saved(tmp_path / "meta") == {name: {k: bits(t) for k, t in tensors.items()} for name, tensors in files.items()}
+
+
+def refused(source: Path, out: Path, goal: str, **params: object) -> Diagnostic:
+    """What is wrong with the question, of one kind; nothing is published."""
+    with pytest.raises(MigrateError) as caught:
+        api.apply(source, out, to=goal, params=params, allow=["drop"], fsync=False)
+    assert not out.exists()
+    found = caught.value.diagnostics
+    assert len({d.code for d in found}) == 1, found
+    return found[0]
+
+
+@pytest.mark.parametrize("says", [{"params": {"n_heads": HEADS}}, {"config": {"model_type": "llama", "num_attention_heads": HEADS}}])
+def test_a_number_of_heads_that_either_sides_files_contradict_is_refused(tmp_path: Path, says: dict[str, object]) -> None:
+    meta = save(llama(1, 3, None), tmp_path / "in", **says)
+    hf = save({"model.safetensors": convert_llama_weights_to_hf(llama(1, 3, None), 3, None)}, tmp_path / "hf", **says)
+    for source, goal, new in ((meta, "meta-llama@hf", "out"), (hf, "meta-llama@meta", "back")):
+        found = refused(source, tmp_path / "wrong", goal, heads=1)
+        assert (found.code, found.notes[0]) == ("M510", "`params` says 1")
+        assert found.notes[1].endswith(f"heads says {HEADS}")
+        api.apply(source, tmp_path / new, to=goal, fsync=False)
+    assert saved(tmp_path / "out") == saved(hf)
+    # written by the path that was never told anything but what a file says
+    assert {k: bits(t) for k, t in load_file(next((tmp_path / "back").glob("*.safetensors"))).items()} == {
+        k: bits(t) for k, t in llama(1, 3, None)["consolidated.00.safetensors"].items()
+    }
+
+
+def test_heads_that_no_file_says_are_asked_for_by_their_meaning(tmp_path: Path) -> None:
+    found = refused(save(llama(1, 3, None), tmp_path / "in"), tmp_path / "out", "meta-llama@hf")
+    assert (found.code, found.help) == ("M509", 'params={"heads": …}, an integer: attention heads of the whole model')
+    assert found.notes == (
+        "its places in the configuration are params.json#n_heads, config.json#num_attention_heads, and nothing stands there",
+    )
+
+
+@pytest.mark.parametrize("says", [{"config": {"head_dim": DIM // HEADS}}, {"params": {"head_dim": DIM // HEADS}}, {}])
+def test_the_width_of_a_head_contradicts_heads_that_fit_the_matrices(tmp_path: Path, says: dict[str, object]) -> None:
+    files = llama(1, 3, None)
+    if not says:
+        files["consolidated.00.safetensors"]["layers.0.attention.inner_attention.rope.freqs"] = random(DIM // HEADS // 2, seed="rope")
+    source = save(files, tmp_path / "in", **says)
+    found = refused(source, tmp_path / "out", "meta-llama@hf", heads=1)
+    assert found.code == "M301"
+    assert "attention.wq.weight" in " ".join(found.notes)
+    api.apply(source, tmp_path / "out", to="meta-llama@hf", params={"heads": HEADS}, allow=["drop"], fsync=False)
 
 
 def test_the_frequencies_of_metas_files_go_with_permission_alone(tmp_path: Path) -> None:

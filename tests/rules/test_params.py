@@ -94,7 +94,24 @@ def test_no_value_says_how_to_give_one() -> None:
     with pytest.raises(QuestionError) as caught:
         resolve({"modules": param("list", items="str", title="the modules")}, {})
     (found,) = caught.value.diagnostics
-    assert (found.code, found.help, found.notes) == ("M509", 'params={"modules": "a,b"}', ("the modules",))
+    assert (found.code, found.help, found.notes) == ("M509", 'params={"modules": …}, a list of names: the modules', ())
+
+
+@pytest.mark.parametrize(
+    ("declared", "help"),
+    [
+        (param("int", minimum=1, title="attention heads"), 'params={"n": …}, an integer: attention heads'),
+        (param("int"), 'params={"n": …}, an integer'),
+        (param("list", items="int"), 'params={"n": …}, a list of integers'),
+        (param("bool", title="tied"), 'params={"n": …}, true or false: tied'),
+        (param("str"), 'params={"n": …}, text'),
+        (param("str", choices=("a", "b")), 'params={"n": …}, one of a, b'),
+    ],
+)
+def test_a_param_without_a_value_is_asked_for_by_its_meaning_and_no_value_is_proposed(declared: Param, help: str) -> None:
+    with pytest.raises(QuestionError) as caught:
+        resolve({"n": declared}, {})
+    assert [(d.code, d.help) for d in caught.value.diagnostics] == [("M509", help)]
 
 
 def test_an_optional_param_may_be_absent() -> None:

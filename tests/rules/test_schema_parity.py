@@ -120,7 +120,7 @@ lineage: l
 edge: [v1, v2]
 requires: ">=0.1"
 params:
-  n: {type: int, title: n, optional: true, minimum: 1, maximum: 9, config: a.b, shape: {key: "a.{e:int}", count: e},
+  n: {type: int, title: n, optional: true, minimum: 1, maximum: 9, config: [a.b, "t.json#b"], shape: {key: "a.{e:int}", count: e},
       choices: [1, 2], default: 1}
   d: {type: str, dtype: {key: ["{p...}.s", t]}}
   m: {type: list, items: str, config: "text/a.json#b.c", shape: {key: [b, c], dim: -1}, default: [x, y]}
