@@ -26,7 +26,7 @@ from .core.spelling import option
 from .extra_state.age import States
 from .planning.plan import Plan
 from .planning.question import OUTPUT_FORMATS, Question, ask, asked_in, path_text, saved_plan
-from .planning.route import find_route, known_lineages, layouts_of
+from .planning.route import find_route, known_lineages, layouts_of, nearest_to
 from .planning.sides import SideFiles
 from .rules.catalog import explain as explain
 from .rules.catalog import packs as packs
@@ -81,6 +81,7 @@ def inspect(
                 {"keys": c.text, "count": c.count, "spec": str(specs[c.sample]), "bytes": c.count * specs[c.sample].nbytes}
                 for c in collapse(list(specs), specs.__getitem__)
             ]
+        layouts = layouts_of(index, side_reader(source), question.rules, stamp.layouts, States(source))
         return {
             "format_version": FORMAT_VERSION,
             "kind": "inspection",
@@ -90,7 +91,8 @@ def inspect(
             "files": [{"name": name, "size": blob.size} for name, blob in zip(index.files, source.blobs, strict=True)],
             "tensors": len(specs),
             "bytes": index.nbytes,
-            "layouts": layouts_of(index, side_reader(source), [str(r) for r in rules], stamp.layouts, States(source)),
+            "layouts": layouts,
+            "nearest": [] if layouts else nearest_to(index, side_reader(source), question.rules, States(source)),
             "keys": keys,
             "side_files": [{"path": f.path, "size": f.size} for f in index.side_files],
             "left_out": list(index.left_out),

@@ -110,7 +110,8 @@ def _report(error: Any, wants_json: bool) -> int:
     status = int(error.exit_code)
     if wants_json:
         found = [d.to_json() for d in error.diagnostics]
-        click.echo(json.dumps({"format_version": "1.0", "kind": "problems", "exit": status, "diagnostics": found}, indent=1))
+        problems = {"format_version": "1.0", "kind": "problems", "exit": status, "diagnostics": found, "permits": list(error.permits)}
+        click.echo(json.dumps(problems, indent=1))
         return status
     click.echo(str(error), err=True)
     errors = sum(d.severity == "error" for d in error.diagnostics)

@@ -148,6 +148,9 @@ def inspection(doc: Mapping[str, Any]) -> str:
             out.append(f"           note: {layout['note']}")
     if not doc["layouts"]:
         out.append("layout   none of the known ones  (`migrate history` lists them)")
+        for near in doc["nearest"]:
+            out.append(f"nearest  {near['lineage']}@{near['layout']}")
+            out += [f"           {sign}" for sign in near["found"]] + [f"           not: {sign}" for sign in near["against"]]
     out += [f"note     {note}" for note in doc["notes"]]
     out.append("")
     out += columns(

@@ -76,7 +76,10 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """One finding. `message` is lower case without a final period and names the culprit; `help` names the way out."""
+    """One finding. `message` is lower case without a final period and names the culprit; `help` names the way out.
+
+    `permit` is the word of `allow` that would let it pass, "" where nothing would.
+    """
 
     code: str
     message: str
@@ -84,6 +87,7 @@ class Diagnostic:
     notes: tuple[str, ...] = ()
     help: str | None = None
     severity: str = field(default="")
+    permit: str = ""
 
     def __post_init__(self) -> None:
         if not self.severity:
@@ -153,8 +157,17 @@ class Report:
     def __init__(self) -> None:
         self.diagnostics: list[Diagnostic] = []
 
-    def add(self, code: str, message: str, *, spans: tuple[Span, ...] = (), notes: tuple[str, ...] = (), help: str | None = None) -> None:
-        self.diagnostics.append(Diagnostic(code, message, spans, notes, help))
+    def add(
+        self,
+        code: str,
+        message: str,
+        *,
+        spans: tuple[Span, ...] = (),
+        notes: tuple[str, ...] = (),
+        help: str | None = None,
+        permit: str = "",
+    ) -> None:
+        self.diagnostics.append(Diagnostic(code, message, spans, notes, help, permit=permit))
 
     def has_errors(self) -> bool:
         """Whether one of them is an error."""
@@ -187,9 +200,11 @@ def condensed(diagnostics: Sequence[Diagnostic], limit: int = 3) -> list[Diagnos
     return out
 
 
-def fail(code: str, message: str, *, spans: tuple[Span, ...] = (), notes: tuple[str, ...] = (), help: str | None = None) -> NoReturn:
+def fail(
+    code: str, message: str, *, spans: tuple[Span, ...] = (), notes: tuple[str, ...] = (), help: str | None = None, permit: str = ""
+) -> NoReturn:
     """Raises the one diagnostic."""
-    raise_all([Diagnostic(code, message, spans, notes, help)])
+    raise_all([Diagnostic(code, message, spans, notes, help, permit=permit)])
 
 
 def did_you_mean(word: str, known: list[str]) -> str | None:

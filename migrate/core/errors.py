@@ -17,18 +17,24 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NoReturn
 
+from .spelling import option
+
 if TYPE_CHECKING:
     from .diagnostics import Diagnostic
 
 
 class MigrateError(Exception):
-    """One or more diagnostics; `str()` is their full rendering."""
+    """One or more diagnostics; `str()` is their full rendering. `permits` are the words of `allow` that would let some of them pass."""
 
     exit_code = 70
 
     def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:
         self.diagnostics = tuple(diagnostics)
-        super().__init__("\n\n".join(d.render() for d in self.diagnostics))
+        self.permits = tuple(dict.fromkeys(d.permit for d in self.diagnostics if d.permit))
+        parts = [d.render() for d in self.diagnostics]
+        if len(self.permits) > 1:
+            parts.append(f"to permit all of this: {option('allow', *self.permits)}")
+        super().__init__("\n\n".join(parts))
 
 
 class QuestionError(MigrateError):
@@ -49,9 +55,9 @@ _BY_EXIT = {c.exit_code: c for c in (QuestionError, CheckpointError, RunError)}
 class OpError(ValueError):
     """An op cannot take these tensors. `code` is a diagnostic code, `notes` and `help` go into the Diagnostic."""
 
-    def __init__(self, code: str, message: str, *, notes: Iterable[str] = (), help: str | None = None) -> None:
+    def __init__(self, code: str, message: str, *, notes: Iterable[str] = (), help: str | None = None, permit: str = "") -> None:
         super().__init__(message)
-        self.code, self.message, self.notes, self.help = code, message, tuple(notes), help
+        self.code, self.message, self.notes, self.help, self.permit = code, message, tuple(notes), help, permit
 
 
 class PatternError(ValueError):

@@ -109,6 +109,7 @@ def fit(
             "the module's dtypes cannot hold all values of the checkpoint's",
             notes=tuple(f"{how}: {_collapsed(names)}" for how, names in losses.items()),
             help='allow={"lossy"}, or build the module in the dtype of the checkpoint',
+            permit="lossy",
         )
         losses = {}
     return Fit(

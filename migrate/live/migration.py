@@ -16,6 +16,7 @@ from ..core.diagnostics import Report, listed
 from ..extra_state.age import States
 from ..planning.graph import calls
 from ..planning.plan import losses_of, steps_of
+from ..planning.question import with_permissions
 from ..planning.route import find_route
 from ..running.history import Stamp
 from ..running.prepare import compose_for, require_known, side_reader, walk_for
@@ -86,6 +87,10 @@ class Migration:
 
 def prepare(source: Source, question: Question, stamp: Stamp | None = None) -> Migration:
     """The migration that the question asks for; raises all that speaks against it. No tensor is read, but for what decides keys."""
+    return with_permissions(question, lambda asked: _prepared(source, asked, stamp))
+
+
+def _prepared(source: Source, question: Question, stamp: Stamp | None) -> Migration:
     known = require_known(source, question)
     route = find_route(source.index, side_reader(source), stamp or Stamp(), question, states=States(source))
     walk = walk_for(source, route, False)
@@ -122,6 +127,7 @@ def _refuse_conversions(outputs: Mapping[str, Tensor], source: Source, allow: fr
             "M401",
             f"rules need the elements of {listed(list(moved), 4)}, whose class holds them in a number format of its own",
             help='allow={"lossy"} has them dequantized; rules that only rename hand the objects on as they are',
+            permit="lossy",
         )
 
 

@@ -102,6 +102,7 @@ class ExtraState(Op):
             "M951",
             f"{name} holds state of delayed scaling: {verdict.why}{written}",
             help=f"{says}{option('allow', ALLOWED)} carries it on; {leave()}",
+            permit=ALLOWED if args.delayed_scaling in _FORMS else "",
         )
 
     def infer(self, args: Making, specs: Sequence[Spec], parts: int = 1) -> list[Spec]:

@@ -406,6 +406,7 @@ def _merge(kept: Sequence[str], tensors: Mapping[str, Tensor], out: Bound, ask: 
                         spans=(rule.span,),
                         notes=(f"made of {listed(list(where[1]), 3)}",),
                         help=f"{option('allow', 'drop')} keeps what exists and drops its sources",
+                        permit="drop",
                     )
                 elif not ask.allow_drop:
                     message = f"{printable(key)} exists and differs from what rule {rule.name!r} makes of {listed(list(where[1]), 3)}"

@@ -247,6 +247,7 @@ def _refuse_losses(losses: Sequence[LossOf], allow: frozenset[str], report: Repo
             spans=(loss.rule.span,),
             notes=(listed(list(loss.keys), 8),),
             help=f"if that is wanted: {option('allow', loss.kind)}",
+            permit=loss.kind,
         )
 
 

@@ -431,4 +431,5 @@ def _diagnose(
         (step.span,),
         (*error.notes, *notes),
         step.advice(error.help),
+        permit=error.permit,
     )

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..core.diagnostics import did_you_mean, fail, listed, printable
+from ..core.errors import MigrateError, raise_all
 from ..core.spelling import command, option
 from ..source.pickle.encodings import PARAMETER, numbering
 
@@ -22,6 +23,9 @@ OUTPUT_FORMATS = ("safetensors", "torch")
 _MOST_FIELDS = 30
 # a name with one of these is that of one file
 SUFFIXES = {".safetensors": "safetensors", ".pt": "torch", ".pth": "torch", ".bin": "torch", ".ckpt": "torch"}
+# permissions that only planning asks for
+_ASKED_TOGETHER = frozenset({"lossy", "drop", "opaque", "delayed-scaling"})
+T = TypeVar("T")
 PathLike = str | os.PathLike[str]
 
 
@@ -92,6 +96,28 @@ def ask(
     if output_format is not None and output_format not in OUTPUT_FORMATS:
         fail("M115", f"`{printable(str(output_format))}` is no format that is written", help=f"one of {listed(list(OUTPUT_FORMATS))}")
     return Question(_texts("to", to), _texts("from_", from_), paths, given, allowed, backwards, at, output_format)
+
+
+def with_permissions(question: Question, answer: Callable[[Question], T]) -> T:
+    """What `answer` says to the question; where permissions are missing, one error with all of them.
+
+    Stages of planning refuse one after the other, so that what was refused is asked again as if it were permitted, until only other
+    problems are left. Never so for what would open or execute something else.
+    """
+    try:
+        return answer(question)
+    except MigrateError as error:
+        if _ASKED_TOGETHER.isdisjoint(error.permits):
+            raise
+        found = list(error.diagnostics)
+    asked = question
+    while missing := _ASKED_TOGETHER.intersection(d.permit for d in found) - asked.allow:
+        asked = replace(asked, allow=asked.allow | missing)
+        try:
+            answer(asked)
+        except MigrateError as error:
+            found += [d for d in error.diagnostics if d not in found]
+    return raise_all(found)
 
 
 def written_as(source_format: str, question: Question) -> str:

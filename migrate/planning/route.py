@@ -13,11 +13,11 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from ..core.diagnostics import Diagnostic, Report, fail, listed, printable
-from ..core.spelling import command, option
+from ..core.spelling import command, option, together
 from ..extra_state.age import States
 from ..rules import params as parameters
 from ..rules.compiled import CompiledRule, compile_file
-from ..rules.lineage import Finding, Lineage, Matcher, detect, path, resolve_goal, warnings
+from ..rules.lineage import LATEST, Finding, Lineage, Matcher, Near, detect, nearest, path, resolve_goal, warnings
 from ..rules.model import LoadedFile, load_files
 from ..rules.packs import Packs, find
 from ..rules.patches import leaves
@@ -29,6 +29,9 @@ from .graph import Tensor
 from .question import Question
 from .sides import ReadSide
 from .standing import check_order, standing
+
+# signs of a layout that are shown of each sort
+_MOST_SIGNS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +133,12 @@ def layouts_of(
                 note = lineage.layout(finding.layout).note
                 out.append({"lineage": name, "layout": finding.layout, "evidence": finding.evidence, "note": note})
     return out
+
+
+def nearest_to(index: Index, read_side: ReadSide, rules: Sequence[str], states: States | None = None) -> list[dict[str, Any]]:
+    """The layouts that a checkpoint comes nearest to, of all known lineages, with what was found and what keeps them away."""
+    known = _packs(_folders(rules)).lineages()[0].values()
+    return [near._asdict() for near in nearest(known, index, read_side, states)]
 
 
 def find_route(
@@ -277,6 +286,10 @@ def _towards(
     steps: list[_Step] = []
     reached: dict[str, str] = {}
     for text in question.to:
+        meant = {name for name, lineage in lineages.items() if "@" not in text and text not in lineages and _may_mean(text, lineage)}
+        # one that is meant alone says in M504 what keeps the checkpoint away; of nothing at all nothing is near
+        if len(meant) > 1 and meant.isdisjoint(current) and index.tensors:
+            _refuse_unknown_family(text, nearest(packs.lineages()[0].values(), index, read_side, states))
         goal = resolve_goal(text, lineages, current)
         lineage = lineages[goal.lineage]
         if goal.lineage not in current:
@@ -330,6 +343,24 @@ def _is_meant(name: str, to: Sequence[str], lineage: Lineage) -> bool:
         if meant == name if at else text == name or text in lineage.names or text[:1] in "+-l":
             return True
     return False
+
+
+def _may_mean(text: str, lineage: Lineage) -> bool:
+    """Whether a goal without the name of a lineage could be a layout of this one."""
+    return text in lineage.names or (lineage.ordered and (text == LATEST or text[:1] in "+-"))
+
+
+def _refuse_unknown_family(text: str, near: Sequence[Near]) -> NoReturn:
+    notes = []
+    for one in near:
+        more = f" and {len(one.against) - _MOST_SIGNS} more" if len(one.against) > _MOST_SIGNS else ""
+        notes.append(f"nearest is {one.lineage}@{one.layout}, but {'; '.join(one.against[:_MOST_SIGNS])}{more}")
+    hint = f"a checkpoint of another family needs rules of its own: {option('rules', 'FILE')}"
+    if near:
+        start = together(option("to", f"{near[0].lineage}@LAYOUT"), option("from_", f"{near[0].lineage}@{near[0].layout}"))
+        hint = f"if it is one of these all the same: {start}; {hint}"
+    what = f"`{printable(text)}` means a layout of the lineage that the checkpoint is in, and it is in no known one that has it"
+    fail("M520", what, notes=tuple(notes) or ("nothing in it is what any lineage asks for",), help=hint)
 
 
 def _refuse_start_elsewhere(name: str) -> NoReturn:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import combinations
@@ -274,6 +274,41 @@ def detect(
         lines = [text if holds is not False else f"not: {text}" for holds, text in signs] or ["this layout has no signs"]
         out.append(Finding(layout.name, bool(counted) and all(counted), lines))
     return out
+
+
+class Near(NamedTuple):
+    """A layout that a checkpoint is not in, although something of it is there: what was found, and what keeps it away."""
+
+    lineage: str
+    layout: str
+    found: list[str]
+    against: list[str]
+
+
+def nearest(
+    lineages: Iterable[Lineage], index: Index, read_side: Callable[[str], bytes | None], states: States | None = None, most: int = 3
+) -> list[Near]:
+    """The layouts that come nearest, one of a lineage, the nearest first: by the part of what they ask for that is there.
+
+    A sign that something is absent brings no layout nearer. A layout of which nothing is there is left out.
+    """
+    match, config = Matcher(index, states), _config(read_side)
+    ranked: list[tuple[float, int, Near]] = []
+    for lineage in lineages:
+        best: tuple[float, int, Near] | None = None
+        for layout in lineage.layouts:
+            if layout.detect is None:
+                continue
+            signs = list(_signs(layout.detect, match, config, index.versions if layout.detect.module_version else None, states))
+            lacking = len(layout.detect.present) + len(layout.detect.absent)
+            asked = [*signs[: len(layout.detect.present)], *signs[lacking:]]
+            found = [text for holds, text in asked if holds]
+            against = [text for holds, text in signs if holds is False]
+            part = len(found) / max(1, sum(holds is not None for holds, _ in asked))
+            if found and against and (best is None or (part, len(found)) > best[:2]):
+                best = (part, len(found), Near(lineage.name, layout.name, found, against))
+        ranked += [best] if best else []
+    return [near for *_, near in sorted(ranked, key=lambda one: one[:2], reverse=True)[:most]]
 
 
 def mixes(lineage: Lineage, index: Index) -> bool:

@@ -17,7 +17,7 @@ from ..ops._op import ValueOp
 from ..planning.compose import Composition, compose
 from ..planning.graph import Value
 from ..planning.plan import Plan, document
-from ..planning.question import OUTPUT_FORMATS, Question, written_as
+from ..planning.question import OUTPUT_FORMATS, Question, with_permissions, written_as
 from ..planning.route import Route, find_route
 from ..planning.sides import SideFiles, clash, refuse_clash
 from ..planning.walk import Walk
@@ -101,6 +101,11 @@ def require_known(source: Source, question: Question) -> list[str]:
 
 
 def plan_for(source: Source, question: Question, folder: bool, max_shard_size: int) -> Plan:
+    """The plan. Permissions that are missing are raised together."""
+    return with_permissions(question, lambda asked: _plan(source, asked, folder, max_shard_size))
+
+
+def _plan(source: Source, question: Question, folder: bool, max_shard_size: int) -> Plan:
     index_hash = source.index.hash()
     known_notes = require_known(source, question)
     if source.format != "memory":
@@ -218,7 +223,7 @@ def _left_behind(source: Source, written: str, folder: bool, question: Question)
         return []
     if lost and "drop" not in question.allow:
         way = "leave them out" if index.outline is None else "write a folder, where they lie beside the weights"
-        fail("M916", f"{why}, not {_collapsed(lost)}", help=f"{way}, or {option('allow', 'drop')}")
+        fail("M916", f"{why}, not {_collapsed(lost)}", help=f"{way}, or {option('allow', 'drop')}", permit="drop")
     return [f"dropped, because {why}: {_collapsed(lost)}"] * bool(lost)
 
 

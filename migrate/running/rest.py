@@ -239,6 +239,7 @@ def _lost(outline: Outline, ranks: int, drop: bool) -> set[str]:
             f"the output has the files of {ranks} ranks; {len(gone)} tensors of other ranks stand outside of the dict that rules work on: "
             f"{listed(sorted(gone))}",
             help=f"{option('allow', 'drop')} leaves them out",
+            permit="drop",
         )
     return gone
 

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NoReturn
 
-from ..core.diagnostics import Report, did_you_mean, fail, printable
+from ..core.diagnostics import Report, did_you_mean, fail, listed, printable
 from ..core.spelling import option
+from . import elsewhere, pointers
 from .blobs import FileBlob, Identity, identity
 
 FOLLOW = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
@@ -70,7 +73,7 @@ class Folder:
 
     def label(self, name: str) -> str:
         """The name as messages show it: with the folder's path before it."""
-        return printable(os.path.join(self.path, name), 240)
+        return printable(name if name and self.path == "." else os.path.join(self.path, name), 240)
 
     def names(self, below: str = "") -> list[str]:
         """The sorted names of all entries, here or in the folder `below`."""
@@ -94,10 +97,26 @@ class Folder:
         except OSError as error:
             many = "raise the limit of open files (`ulimit -n`)" if error.errno in (errno.EMFILE, errno.ENFILE) else None
             fail("M901", f"{self.label(path)}: cannot be opened: {error.strerror}", help=many)
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             os.close(descriptor)
             fail("M907", f"{self.label(path)}: not a regular file")
+        if status.st_size < pointers.LARGEST and (stands_for := pointers.read(descriptor)) is not None:
+            os.close(descriptor)
+            self._refuse_pointer(path, stands_for)
         return FileBlob(path, descriptor, self.locate)
+
+    def _refuse_pointer(self, path: str, stands_for: int) -> NoReturn:
+        below, _, name = path.rpartition("/")
+        with self.entered(below.split("/") if below else []) as inside:
+            others = [other for other in sorted(os.listdir(inside)) if other != name and pointers.is_one(other, inside)]
+        more = (f"so {'is' if len(others) == 1 else 'are'} {listed(others, 4)} beside it",) if others else ()
+        fail(
+            "M966",
+            f"{self.label(path)}: a pointer of Git LFS, and not the {stands_for:,} bytes that it stands for",
+            notes=more,
+            help=f"fetch what it points at:  git -C {shlex.quote(printable(self.path, 400))} lfs pull",
+        )
 
     def _open(self, inside: int, name: str, path: str) -> int:
         kind = os.stat(name, dir_fd=inside, follow_symlinks=False).st_mode
@@ -224,7 +243,9 @@ def find(path: str | os.PathLike[str], allow_links: bool = False, at: str | None
     except (FileNotFoundError, NotADirectoryError):
         if os.path.islink(where):
             fail("M907", f"{printable(where, 240)}: a link that leads nowhere")
-        fail("M917", f"{printable(where, 240)}: there is nothing with this name", help=_nearest(where))
+        if elsewhere.is_url(where):
+            fail("M917", f"{printable(where, 240)}: a URL, and only files are read", help=elsewhere.how_to_fetch(where))
+        fail("M917", f"{printable(where, 240)}: there is nothing with this name", help=_nearest(where) or elsewhere.how_to_fetch(where))
     except (OSError, ValueError) as error:
         code = "M907" if getattr(error, "errno", None) == errno.ELOOP else "M901"
         fail(code, f"{printable(where, 240)}: cannot be opened: {getattr(error, 'strerror', None) or error}")

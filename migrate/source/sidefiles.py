@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from ..core.diagnostics import Report, fail
 from ..core.errors import MigrateError
+from . import pointers
 from .blobs import CHANGED_HELP, Identity, difference, identity
 from .index import SideFile
 from .paths import MAX_ENTRIES, Folder
@@ -99,6 +100,13 @@ def look_beside(folder: Folder, taken: frozenset[str]) -> Beside:
             now = None
             if not stays_behind(name):
                 now = _behind_link(folder, path, report) if stat.S_ISLNK(status.st_mode) else identity(status)
+            if now is not None and now.size < pointers.LARGEST and stat.S_ISREG(status.st_mode):
+                # a pointer would travel as if it were the file
+                try:
+                    folder.open(path).close()
+                except MigrateError as error:
+                    report.diagnostics += error.diagnostics
+                    continue
             if now is None or now.size > MAX_SIZE or not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
                 left.append(path)
             else:

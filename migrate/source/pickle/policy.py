@@ -105,6 +105,7 @@ def refusal(outside: tuple[Outside, ...], name: str, help: str | None = None) ->
         f"{printable(name, 400)}: {names} outside the allow-list: {shown}{more}; nothing was executed",
         notes=tuple(notes),
         help=help or f"{option('allow', 'opaque')} drops these entries and says so; or save the checkpoint again without them",
+        permit="" if help else "opaque",
     )
 
 

@@ -1,0 +1,165 @@
+"""What somebody meets who has not read the manual: files that are no weights yet, names that are no files, families that are not known."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from commandline import content, done, mixtral, rules, run, safetensors, shards
+
+import migrate
+from migrate.core.errors import MigrateError
+from migrate.source.elsewhere import how_to_fetch
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize 4976698672\n".format("4d7a2146" * 8)
+
+
+def pointer(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(POINTER)
+    return path
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "weights.pt", "pytorch_model.bin", "model.safetensors.index.json", "adapter.ckpt"])
+def test_a_pointer_of_git_lfs_says_how_to_fetch_the_file(tmp_path: Path, name: str) -> None:
+    for given in (pointer(tmp_path / "clone" / name), tmp_path / "clone"):
+        result = run("inspect", given)
+        assert result.exit == 3
+        assert f"error[M966]: {tmp_path}/clone/{name}: a pointer of Git LFS, and not the 4,976,698,672 bytes" in result.err
+        assert f"git -C {tmp_path}/clone lfs pull" in result.err
+
+
+def test_one_shard_that_is_a_pointer_is_named_with_the_others(tmp_path: Path) -> None:
+    home = shards(tmp_path / "in", [{f"k{i}": ("U8", [1])} for i in range(3)])
+    for i in (2, 3):
+        pointer(home / f"model-{i:05}-of-00003.safetensors")
+    result = run("plan", home, "--to", "latest")
+    assert result.exit == 3
+    assert "model-00002-of-00003.safetensors: a pointer" in result.err
+    assert "so is model-00003-of-00003.safetensors beside it" in result.err
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_a_side_file_that_is_a_pointer_does_not_travel(tmp_path: Path, name: str) -> None:
+    safetensors(tmp_path / "in" / "model.safetensors", mixtral())
+    pointer(tmp_path / "in" / name)
+    result = run("apply", tmp_path / "in", "-o", tmp_path / "out", "--to", "hf-mixtral@v5")
+    assert result.exit == 3
+    assert f"{name}: a pointer of Git LFS" in result.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_small_files_that_are_no_pointers_are_read(tmp_path: Path) -> None:
+    safetensors(tmp_path / "in" / "model.safetensors", {"a": ("U8", [1])})
+    (tmp_path / "in" / "notes.txt").write_text("version https://git-lfs.github.com/spec/v1 is what a pointer begins with\n")
+    assert run("inspect", tmp_path / "in", "--format", "json").json["side_files"] == [{"path": "notes.txt", "size": 73}]
+
+
+FETCHED = [
+    ("org/model", "hf download org/model --local-dir model"),
+    ("hf://org/model", "hf download org/model --local-dir model"),
+    ("hf://org/model@dev/a/b.safetensors", "hf download org/model a/b.safetensors --revision dev --local-dir model"),
+    ("https://huggingface.co/org/model", "hf download org/model --local-dir model"),
+    ("https://huggingface.co/org/model/tree/main", "hf download org/model --local-dir model"),
+    ("https://huggingface.co/org/model/resolve/v2/x.safetensors?download=true", "hf download org/model x.safetensors --revision v2"),
+    ("https://huggingface.co/datasets/org/data", "hf download org/data --repo-type dataset --local-dir data"),
+    ("s3://bucket/run/step 5", "aws s3 cp --recursive 's3://bucket/run/step 5' 'step 5'"),
+    ("gs://bucket/run/", "gcloud storage cp --recursive gs://bucket/run/ run"),
+    ("https://example.com/x.safetensors", "curl -L -o x.safetensors https://example.com/x.safetensors"),
+    ("s3:/bucket/run", "aws s3 cp --recursive s3:/bucket/run run"),
+    ("ftp://host/x", "download it first, and give the path of the folder"),
+    ("file:///data/x", "give the path without `file://`"),
+]
+
+
+@pytest.mark.parametrize(("name", "command"), FETCHED)
+def test_what_lies_elsewhere_is_told_with_the_command_that_fetches_it(tmp_path: Path, name: str, command: str) -> None:
+    result = run("inspect", name, cwd=tmp_path)
+    assert result.exit == 2
+    assert "error[M917]" in result.err
+    assert command in result.err
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "a/b/c", "/abs/path", "../up", "C:/x", "org/", "/x", "a b/c"])
+def test_a_path_that_is_not_there_is_no_name_of_the_hub(name: str) -> None:
+    assert how_to_fetch(name) is None
+
+
+def test_a_path_that_is_there_is_a_path(tmp_path: Path) -> None:
+    safetensors(tmp_path / "org" / "model" / "model.safetensors", {"a": ("U8", [1])})
+    safetensors(tmp_path / "hf:" / "org" / "model.safetensors", {"a": ("U8", [1])})
+    for name in ("org/model", "hf://org"):
+        assert "1 tensor" in done("inspect", name, cwd=tmp_path).out
+    # what is spelled nearly like a file beside it is that file, before it is anybody's model
+    assert "did you mean `model`?" in run("inspect", "org/modle", cwd=tmp_path).err
+
+
+def test_a_family_that_is_not_known_is_told_what_it_comes_nearest_to(tmp_path: Path) -> None:
+    odd = {**mixtral(), "model.layers.0.self_attn.q_norm.weight": ("BF16", [4])}
+    source = safetensors(tmp_path / "in.safetensors", odd)
+    away = "model.layers.0.self_attn.q_norm.weight fits {p...}.self_attn.{w:q_norm|k_norm|qkv_proj}.weight"
+    for goal in ("latest", "v5", "+1"):
+        result = run("plan", source, "--to", goal)
+        assert result.exit == 2
+        assert f"error[M520]: `{goal}` means a layout of the lineage that the checkpoint is in" in result.err
+        assert f"nearest is hf-mixtral@v4, but {away}" in result.err
+        assert "--to hf-mixtral@LAYOUT --from hf-mixtral@v4" in result.err
+    with pytest.raises(MigrateError, match='to="hf-mixtral@LAYOUT", from_="hf-mixtral@v4"'):
+        migrate.plan(source, to="latest")
+    shown = run("inspect", source)
+    assert "nearest  hf-mixtral@v4\n" in shown.out
+    assert f"           not: {away}\n" in shown.out
+    near = run("inspect", source, "--format", "json").json["nearest"][0]
+    assert (near["lineage"], near["layout"], near["against"]) == ("hf-mixtral", "v4", [away])
+    assert near["found"][0].endswith("fits {p...}.block_sparse_moe.experts.{e:int}.w1.weight")
+
+
+def test_a_checkpoint_in_a_known_layout_has_nothing_nearest(tmp_path: Path) -> None:
+    source = safetensors(tmp_path / "in.safetensors", mixtral())
+    assert run("inspect", source, "--format", "json").json["nearest"] == []
+    assert "nearest" not in run("inspect", source).out
+
+
+def test_a_word_that_is_no_layout_is_told_as_one(tmp_path: Path) -> None:
+    source = safetensors(tmp_path / "in.safetensors", {"a": ("U8", [1])})
+    assert "error[M501]: no lineage has a layout `later`" in run("plan", source, "--to", "later").err
+
+
+LOSSES = (
+    "rules:\n  - {name: gone, from: a, via: [{drop: {why: unused}}]}\n  - {name: small, from: b, to: b, via: [{cast: {to: float16}}]}\n"
+)
+
+
+def test_all_permissions_that_are_missing_are_told_at_once(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    import argparse
+
+    rule = rules(tmp_path, LOSSES)
+    source = tmp_path / "in.pt"
+    torch.save({"model": {"a": torch.zeros(2), "b": torch.zeros(2)}, "args": argparse.Namespace(lr=1)}, source)
+    question = ["plan", source, "--rules", rule]
+    result = run(*question)
+    assert result.exit == 3
+    assert [code for code in ("M935", "M402", "M401") if f"error[{code}]" in result.err] == ["M935", "M402", "M401"]
+    line = next(line for line in result.err.splitlines() if line.startswith("to permit all of this: "))
+    words = line.removeprefix("to permit all of this: ").split()
+    assert words == ["--allow", "opaque", "--allow", "drop", "--allow", "lossy"]
+    assert run(*question, *words).exit == 0
+    assert run(*question, "--format", "json").json["permits"] == ["opaque", "drop", "lossy"]
+    with pytest.raises(MigrateError, match=re.escape('to permit all of this: allow={"opaque", "drop", "lossy"}')):
+        migrate.plan(source, rules=rule)
+    # what is permitted already is not asked for again, and one that is missing alone stands in its own help
+    alone = run(*question, "--allow", "drop", "--allow", "opaque")
+    assert "if that is wanted: --allow lossy" in alone.err
+    assert "to permit all" not in alone.err
+
+
+def test_a_link_is_not_followed_to_see_what_else_is_missing(tmp_path: Path) -> None:
+    rule = rules(tmp_path, LOSSES)
+    outside = safetensors(tmp_path / "outside.safetensors", {"a": ("F32", [2], content("a", 8)), "b": ("F32", [2])})
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "model.safetensors").symlink_to(outside)
+    result = run("plan", tmp_path / "in", "--rules", rule, "--format", "json")
+    assert result.codes == ["M907"]
+    assert result.json["permits"] == []
