@@ -59,6 +59,7 @@ def execute(
             document = call(checkpoint, output, params=params(assignments), fsync=not no_fsync, progress=progress.update, **arguments)
     except KeyboardInterrupt:
         raise click.Abort(_interrupted(output)) from None
+    click.get_current_context().obj.published = document["path"]
     if report is not None:
         saved.write(report, "report", json.dumps(_report(document), indent=1) + "\n")
     render.emit(document, form, render.published)

@@ -7,6 +7,7 @@ import json
 import os
 import pkgutil
 import sys
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from itertools import pairwise
@@ -16,8 +17,16 @@ from typing import Any
 import click
 
 from .. import __version__
+from . import streams
 
 _HOME = Path(__file__).resolve().parent
+
+
+@dataclass
+class Done:
+    """What a command has done so far that stands whatever happens after it: where it published an output."""
+
+    published: str | None = None
 
 
 @cache
@@ -58,7 +67,7 @@ def cli() -> None:
     migrate verify NEW --source CKPT
 
     Exit status: 0 done, 1 the answer is no, 2 the question is wrong, 3 the checkpoint is the problem, 4 it failed while
-    running and nothing was published, 130 interrupted.
+    running and nothing was published unless the message says so, 130 interrupted.
     """
 
 
@@ -68,28 +77,45 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # a plan holds some objects per key and no cycles worth looking for
     gc.set_threshold(200_000, 50, 50)
-    status = run(sys.argv[1:])
-    sys.stdout.flush()
-    sys.stderr.flush()
+    out, _ = streams.install()
+    done = Done()
+    status = settle(run(sys.argv[1:], done), done, out)
     # a plan of a million keys takes seconds to take apart again, object by object, when the interpreter ends
     os._exit(status)
 
 
-def run(arguments: list[str]) -> int:
+def settle(status: int, done: Done, out: streams.Standard) -> int:
+    """Writes out what waits to be written. The status, or 4 (M971) where the answer was lost and was all that the command was for."""
+    sys.stdout.flush()
+    error = streams.loss(out)
+    if error is not None:
+        from ..core.diagnostics import Diagnostic, printable
+
+        why = f"the answer could not be written to stdout: {(error.strerror or str(error)).lower()}"
+        if done.published is None:
+            found = Diagnostic("M971", why, help="run it again with an stdout that can be written to")
+            status = status or found.exit_status
+        else:
+            found = Diagnostic("M971", why, notes=(f"{printable(done.published, 300)} was published and is whole",), severity="warning")
+        click.echo(found.render(), err=True)
+    sys.stderr.flush()
+    return status
+
+
+def run(arguments: list[str], done: Done | None = None) -> int:
     """The exit status of one command line; answers go to stdout, and problems to stderr, or as JSON to stdout if asked for."""
     from ..core.spelling import on_command_line
 
     with on_command_line():
-        return _run(arguments)
+        return _run(arguments, done or Done())
 
 
-def _run(arguments: list[str]) -> int:
+def _run(arguments: list[str], done: Done) -> int:
     from ..core.errors import MigrateError
 
     wants_json = "--format=json" in arguments or ("--format", "json") in pairwise(arguments)
     try:
-        result = cli.main(arguments, prog_name="migrate", standalone_mode=False)
-        sys.stdout.flush()
+        result = cli.main(arguments, prog_name="migrate", standalone_mode=False, obj=done)
         return result if isinstance(result, int) else 0
     except MigrateError as error:
         return _report(error, wants_json)
@@ -98,10 +124,6 @@ def _run(arguments: list[str]) -> int:
     except (click.Abort, KeyboardInterrupt) as error:
         click.echo(str(error) or "interrupted", err=True)
         return 130
-    except BrokenPipeError:
-        # the reader has left, as `head` does; the flush at exit must not meet the closed pipe again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 0
     except Exception as error:  # noqa: BLE001 - the last line of defence: a bug is told as one
         return _bug(error)
 

@@ -3,7 +3,7 @@
     MigrateError                 carries .diagnostics and .exit_code
     ├─ QuestionError         2   flags, rule files, lineages, a stale plan, a target that exists
     ├─ CheckpointError       3   the checkpoint is unreadable, unsafe, not accounted for, or would lose something
-    └─ RunError              4   it failed while running; nothing was published
+    └─ RunError              4   it failed while running; nothing was published unless the message says so
 
     OpError, PatternError        raised by ops and patterns, which know neither key nor file;
                                  the caller adds rule, key and span and turns them into a Diagnostic

@@ -270,9 +270,18 @@ class Partial:
                 notes=(f"the finished output is kept in {_shown(made)}",),
                 help=f"move it away and run the same again with {option('resume', True)}",
             )
-        if fsync:
-            sync(self.out.parent)
-        self.discard()
+        try:
+            if fsync:
+                sync(self.out.parent)
+        except OSError as error:
+            fail(
+                "M970",
+                f"{_shown(self.out)} was published and is whole, but may not survive a power cut: "
+                f"the folder it lies in could not be synced ({(error.strerror or str(error)).lower()})",
+                help="look after the disk, then run `sync`, and `migrate verify` on the output",
+            )
+        finally:
+            self.discard()
 
     def discard(self) -> None:
         """Removes the partial folder and all that is in it."""

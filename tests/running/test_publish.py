@@ -403,6 +403,24 @@ def sparse(partial: publish.Partial) -> None:
             made.truncate(file.size)
 
 
+def test_a_folder_that_cannot_be_synced_is_said_with_the_output_in_place(
+    source: RawSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, real = tmp_path / "out", publish.sync
+
+    def fail_last(path: Path) -> None:
+        if path == out.parent:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(path)
+
+    monkeypatch.setattr(publish, "sync", fail_last)
+    with pytest.raises(RunError, match="was published and is whole, but may not survive a power cut") as caught:
+        go(source, out, fsync=True)
+    assert code(caught) == "M970"
+    assert out.is_dir()
+    assert list(tmp_path.glob("*.migrate-partial")) == []
+
+
 def test_a_source_cut_short_while_it_is_read_publishes_nothing(source: RawSource, tmp_path: Path) -> None:
     cut = iter([True])
 
