@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import select
 import sys
 from typing import Any
 
@@ -14,10 +15,14 @@ class Standard(io.FileIO):
 
     error: OSError | None = None
 
-    def write(self, data: Any) -> int | None:
+    def write(self, data: Any, /) -> int:
         if self.error is None:
             try:
-                return super().write(data)
+                written = super().write(data)
+                if written is None:
+                    # a pipe that another process made non-blocking is full
+                    select.select([], [self], [])
+                return written or 0
             except OSError as error:
                 self.error = error
         return memoryview(data).nbytes

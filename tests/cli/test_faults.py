@@ -107,9 +107,10 @@ def calls(scene: Scene) -> Counter[tuple[str, str]]:
     assert result.exit == 0, result.err
     found: Counter[tuple[str, str]] = Counter()
     for line in log.read_text(errors="replace").splitlines():
-        if (match := LINE.match(line)) is not None and "resumed>" not in line:
-            if (given := subject(match[1], match[2], str(scene.folder))) is not None:
-                found[match[1], given] += 1
+        match = None if "resumed>" in line else LINE.match(line)
+        given = None if match is None else subject(match[1], match[2], str(scene.folder))
+        if match is not None and given is not None:
+            found[match[1], given] += 1
     return found
 
 
