@@ -251,6 +251,7 @@ def verify(
         for one in (opened, made):
             check_all(one)
         route = find_route(opened.index, side_reader(opened), stamp_of(opened)[0], question, applied, States(opened))
+        notes += [*route.remarks, *(d.message for d in route.warnings if d.code == "M518")]
         walk = walk_for(opened, route, os.path.isdir(made.path))
         composition = compose_for(opened, route, question, walk, programs=True, prove=False)
         differences = spec_differences(composition, made)

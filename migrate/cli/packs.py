@@ -17,7 +17,8 @@ from .options import as_json
 def command(rules: tuple[str, ...], form: str) -> None:
     """Show where rules are looked for, and which lineages are there.
 
-    ./rules comes first if it is there, then the rules that ship with migrate and those of installed packages.
+    What --rules names comes first. ./rules, the rules that ship with migrate and those of installed packages are
+    equals: where two of them have a lineage of one name, they must agree in it.
     """
     from .. import api
 

@@ -40,9 +40,8 @@ def emit(document: Mapping[str, Any], form: str, text: Callable[[Mapping[str, An
         return
     click.echo(text(document))
     for warning in safe(document.get("warnings", ())):
-        click.echo(
-            f"warning[{warning['code']}]: {warning['message']}" + (f"\n  = help: {warning['help']}" if warning["help"] else ""), err=True
-        )
+        lines = [f"warning[{warning['code']}]: {warning['message']}", *(f"  = note: {note}" for note in warning["notes"])]
+        click.echo("\n".join([*lines, *([f"  = help: {warning['help']}"] if warning["help"] else [])]), err=True)
 
 
 def safe(value: Any) -> Any:
@@ -224,12 +223,15 @@ def _standing(layouts: Mapping[str, str]) -> str:
 
 @_answer
 def plan(doc: Mapping[str, Any]) -> str:
+    from ..planning.route import remarks
+
     if not doc["path"] and doc["question"]["output_format"] is None:
         return _standing(doc["layouts"])
     path = ", then ".join(f"{s['lineage']} {s['from']} → {s['to']}" for s in doc["path"])
     if doc["source"]["format"] != doc["options"]["format"] or not path:
         path = f"{path}{', then ' if path else ''}{doc['source']['format']} → {doc['options']['format']}"
     out = [f"{path}    {plural(len(doc['rules']), 'rule file')}"]
+    out += remarks([{**origin, "places": [place(path) for path in origin["places"]]} for origin in doc["origins"]])
     rows = [r for r in doc["rows"] if r["change"] != "unchanged"]
     present = [c for c in SYMBOLS if any(r["change"] == c for r in rows)]
     counts = {c: sum(r["count"] for r in rows if r["change"] == c) for c in present}
@@ -389,6 +391,9 @@ def history(doc: Mapping[str, Any]) -> str:
     for entry in doc["applied"]:
         out.append(f"  {entry['lineage']} {entry['from']} → {entry['to']}   migrate {entry['tool']}   from {entry['source'][:15]}…")
         out += [f"    {rule['id']}   {rule['hash'][:15]}…" for rule in entry["rules"]]
+        if pack := entry.get("pack"):
+            named = " ".join(pack[word] for word in ("name", "version") if word in pack)
+            out.append(f"    not shipped with migrate: from {'an installed pack, ' if named else 'a '}{named or pack['origin']}")
         if entry["params"]:
             out.append("    " + ", ".join(f"{k}={json.dumps(v)}" for k, v in entry["params"].items()))
         if entry.get("files"):

@@ -101,7 +101,7 @@ def _prepared(source: Source, question: Question, stamp: Stamp | None) -> Migrat
     report.check()
     index, values = source.index, composition.values
     names = values.names if values is not None else {key: key for key in index.items}
-    notes = [*(note for _, bound in composition.legs for note in bound.notes), *walk.notes, *known]
+    notes = [*(note for _, bound in composition.legs for note in bound.notes), *walk.notes, *known, *route.remarks]
     return Migration(index, route, composition, names, walk.params, notes, (*route.warnings, *walk.warnings))
 
 

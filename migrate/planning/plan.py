@@ -79,6 +79,7 @@ def document(
     left_out: Sequence[str],
     patched: Sequence[Mapping[str, Any]],
     layouts: Mapping[str, str],
+    origins: Sequence[Mapping[str, Any]] = (),
     warnings: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """The plan as JSON. `source` has path, format, index_hash, tensors, bytes; `options` what `describe` was asked for."""
@@ -112,6 +113,7 @@ def document(
         "path": path,
         "layouts": dict(layouts),
         "rules": list(rules),
+        "origins": [dict(origin) for origin in origins],
         "params": dict(params),
         "allow": sorted(allow),
         "options": dict(options),

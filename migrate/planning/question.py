@@ -242,7 +242,7 @@ def _reviewed(plan: Mapping[str, Any]) -> dict[str, Any]:
     way_back = out.get("downgrade")
     if isinstance(way_back, dict) and isinstance(way_back.get("because"), list):
         out["downgrade"] = {**way_back, "because": [_PLACE.sub("", why) if isinstance(why, str) else why for why in way_back["because"]]}
-    for name, place in (("rows", "at"), ("losses", "at"), ("warnings", "spans"), ("warnings", "help")):
+    for name, place in (("rows", "at"), ("losses", "at"), ("origins", "places"), ("warnings", "spans"), ("warnings", "help")):
         if isinstance(out.get(name), list):
             out[name] = [_without(entry, place) for entry in out[name]]
     return out

@@ -6,7 +6,8 @@ hand are applied as they are, without lineage and without detection.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,6 +48,13 @@ class Route:
     entries: tuple[Mapping[str, Any], ...]
     warnings: tuple[Diagnostic, ...]
     lineages: Mapping[str, Lineage]
+    # where the rules come from that do not ship with migrate, by lineage
+    origins: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def remarks(self) -> list[str]:
+        """What is worth saying of the rules, for answers that have notes: a folder may have been found, a file was named."""
+        return remarks(origin for origin in self.origins if origin["origin"] != "file")
 
     def check_output(self, outputs: Mapping[str, Tensor], read_side: ReadSide, report: Report) -> None:
         """M506 if the planned output would be detected as another layout of its lineage than the one it shall be in.
@@ -67,6 +75,16 @@ class Route:
                     notes=tuple(evidence),
                     help="a rule does less or more than its edge says, or the layout's `detect` is too wide",
                 )
+
+
+def remarks(origins: Iterable[Mapping[str, Any]]) -> list[str]:
+    """A sentence for each place that rules come from and that does not ship with migrate."""
+    out = []
+    for origin in origins:
+        pack = [word for word in (origin["name"], origin["version"]) if word]
+        where = " ".join([origin["origin"], *pack, listed(origin["places"], 8)])
+        out.append(f"the rules of {origin['lineage']} do not ship with migrate: {where}")
+    return out
 
 
 def _virtual(outputs: Mapping[str, Tensor]) -> Any:
@@ -208,7 +226,7 @@ def find_route(
         )
     if not question.files:
         reached.update((s.lineage, s.goal) for s in steps)
-    return _compile(steps, packs, given if steps else {}, (stamp.applied, applied or ()), found, reached)
+    return _compile(steps, packs, given if steps else {}, (stamp.applied, applied or ()), found, reached, bool(question.files))
 
 
 def _last_run(applied: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -408,6 +426,7 @@ def _compile(
     applied: tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]],
     found: list[Diagnostic],
     layouts: Mapping[str, str],
+    by_hand: bool,
 ) -> Route:
     memories = [_remembered(*applied, step) for step in steps]
     for memory in memories:
@@ -417,6 +436,7 @@ def _compile(
     _check_params(steps, given, memories, elsewhere)
     report = Report()
     legs, entries, rules = [], [], []
+    origins: list[Mapping[str, Any]] = []
     for step, memory in zip(steps, memories, strict=True):
         compiled, keep, hashes = [], [], []
         for file in step.files:
@@ -426,10 +446,58 @@ def _compile(
             hashes.append({"id": file.model.id, "hash": semantic_hash(file.model)})
         unsettled: tuple[tuple[CompiledRule, Mapping[str, Any]], ...] = tuple((rule, {}) for rule in compiled)
         legs.append(Leg(step.lineage, step.start, step.goal, step.backwards, unsettled, tuple(keep), step.files, memory))
-        entries.append({"lineage": step.lineage, "from": step.start, "to": step.goal, "rules": hashes})
+        pack = _pack(step, packs, by_hand)
+        entry = {"lineage": step.lineage, "from": step.start, "to": step.goal, "rules": hashes}
+        # the name of a folder or a file is where it lies
+        entries.append(entry | {"pack": {name: pack[name] for name in ("origin", "name", "version") if pack.get(name)}} if pack else entry)
+        origins += [{"lineage": step.lineage, **pack}] if pack else []
         rules += hashes
+        found += _changed(step, hashes, *applied)
     report.check()
-    return Route(tuple(legs), tuple(rules), given, layouts, tuple(entries), tuple(found), {n: packs.load_lineage(n) for n in layouts})
+    lineages = {n: packs.load_lineage(n) for n in layouts}
+    distinct = [origin for number, origin in enumerate(origins) if origin not in origins[:number]]
+    return Route(tuple(legs), tuple(rules), given, layouts, tuple(entries), tuple(found), lineages, tuple(distinct))
+
+
+def _pack(step: _Step, packs: Packs, by_hand: bool) -> dict[str, Any] | None:
+    """Where the rules of the step come from; None for those that ship. A place is no name: who moves a folder changes nothing."""
+    if by_hand:
+        return {"origin": "file", "name": "", "version": "", "places": [os.path.abspath(f.path) for f in step.files]}
+    home = packs.home(step.lineage)
+    if home.origin == "built-in":
+        return None
+    installed = home.origin == "installed"
+    return {
+        "origin": "installed" if installed else "folder",
+        "name": home.name if installed else "",
+        "version": home.version,
+        "places": [os.path.abspath(home.folder or "")],
+    }
+
+
+def _changed(
+    step: _Step, hashes: Sequence[Mapping[str, str]], applied: Sequence[Mapping[str, Any]], again: Sequence[Mapping[str, Any]]
+) -> Iterator[Diagnostic]:
+    """M518 where an edge of a stamp is undone or walked again with rules that mean something else than those that were applied."""
+    there, back = (step.lineage, step.start, step.goal), (step.lineage, step.goal, step.start)
+    entries = [e for e in again if (e["lineage"], e["from"], e["to"]) == there]
+    if step.backwards and not entries:
+        entries = [e for e in standing(applied) if (e["lineage"], e["from"], e["to"]) == back]
+    if not entries:
+        return
+    was = {rule["id"]: rule["hash"] for rule in entries[-1]["rules"]}
+    now = {rule["id"]: rule["hash"] for rule in hashes}
+    if was != now:
+        differ = [f"{name} has changed since" for name in now if was.get(name, now[name]) != now[name]]
+        differ += [f"{name} was not there then" for name in now.keys() - was.keys()]
+        differ += [f"{name} is not there any more" for name in was.keys() - now.keys()]
+        edge = f"{step.lineage} {entries[-1]['from']} → {entries[-1]['to']}"
+        yield Diagnostic(
+            "M518",
+            f"the stamp says that {printable(edge, 300)} was applied with other rules than are found now",
+            notes=tuple(printable(line, 300) for line in sorted(differ)[:8]),
+            help=f"migrate {printable(entries[-1]['tool'])} wrote the stamp; the rules of that release make what was there",
+        )
 
 
 def _check_params(

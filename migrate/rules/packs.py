@@ -1,5 +1,9 @@
 """Where rules come from: a file or folder that is named, `./rules`, what ships with migrate, installed packs.
 
+What is named comes first. The others are equals: a checkpoint that was downloaded may have a `rules` folder beside it, and
+where that one has another lineage of a known name, neither is taken. Two homes that do the same are one, so that a checkout
+of a pack, or of migrate itself, can be worked in while it is installed.
+
 A pack is a folder of `<lineage>/layouts.yaml` and `<lineage>/<to>/<slug>.yaml`, and nothing but data: an installed one is
 located without importing its package, so listing and linting packs runs no foreign code. A pack that cannot be read is
 reported and hurts nobody else. Of a lineage's rule files only the edge is looked at until a way along it is asked for.
@@ -30,13 +34,17 @@ _SUFFIXES = (".yaml", ".yml")
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """One folder of lineages. `origin` is local, built-in or installed; `error` says why there is nothing in it."""
+    """One folder of lineages. `origin` is local, built-in or installed; `error` says why there is nothing in it.
+
+    `named`: somebody asked for this folder, so its lineages come before all others of their names.
+    """
 
     name: str
     origin: str
     folder: Path | None
     version: str = ""
     error: str = ""
+    named: bool = False
 
     @property
     def lineages(self) -> dict[str, Path]:
@@ -55,13 +63,14 @@ class Pack:
 
 
 class Packs:
-    """All packs that are searched, in order of precedence: local ones, then built-in and installed ones as equals."""
+    """All packs that are searched: the one that is named, then `./rules`, built-in and installed ones as equals."""
 
-    __slots__ = ("_installed", "_loaded", "local", "scanned")
+    __slots__ = ("_homes", "_installed", "_loaded", "local", "scanned")
 
     def __init__(self, local: tuple[Pack, ...], scan: bool = True) -> None:
         self.local = local
         self._loaded: dict[str, Lineage] = {}
+        self._homes: dict[str, Pack] = {}
         self._installed: tuple[Pack, ...] | None = None if scan else ()
         self.scanned = scan
 
@@ -79,20 +88,21 @@ class Packs:
     def lineages(self) -> tuple[dict[str, Lineage], list[Diagnostic]]:
         """Every lineage by name, without edges, and what is wrong with those that could not be read.
 
-        Problems of local packs are raised; those of built-in and installed ones are answered, because they belong to
-        somebody else and must not stop work on another lineage.
+        Problems of local packs are raised, also that they have a lineage that is known otherwise; those of built-in and
+        installed ones are answered, because they belong to somebody else and must not stop work on another lineage.
         """
         out: dict[str, Lineage] = {}
         problems: list[Diagnostic] = []
         report = Report()
         for name in dict.fromkeys(name for pack in self.all for name in pack.lineages):
             try:
-                pack, folder = self._home(name)
+                pack = self.home(name)
             except MigrateError as error:
-                problems += error.diagnostics
+                ours = any(name in pack.lineages for pack in self.local)
+                (report.diagnostics if ours else problems).extend(error.diagnostics)
                 continue
             own = report if pack.origin == "local" else Report()
-            lineage = _layouts(name, folder, own)
+            lineage = _layouts(name, pack.lineages[name], own)
             if lineage is not None:
                 out[name] = lineage
             elif own is not report:
@@ -101,37 +111,49 @@ class Packs:
         return out, problems
 
     def load_lineage(self, name: str) -> Lineage:
-        """The lineage with its edges; M507 if no pack has it, M508 if two packs have it, M1xx for what its files hold."""
+        """The lineage with its edges; M507 if no pack has it, M508 if packs differ in it, M1xx for what its files hold."""
         if name not in self._loaded:
-            _, folder = self._home(name)
             report = Report()
-            lineage = _layouts(name, folder, report)
-            edges = _edges(name, folder, lineage, report)
+            lineage = _read(name, self.folder(name), report)
             report.check()
             if lineage is None:
-                raise ValueError(f"{folder}: nothing was read and nothing was reported")
-            self._loaded[name] = replace(lineage, edges=edges)
+                raise ValueError(f"{self.folder(name)}: nothing was read and nothing was reported")
+            self._loaded[name] = lineage
         return self._loaded[name]
 
     def folder(self, name: str) -> Path:
         """The folder of the lineage; M507 and M508 as `load_lineage`."""
-        return self._home(name)[1]
+        return self.home(name).lineages[name]
 
-    def _home(self, name: str) -> tuple[Pack, Path]:
-        for pack in self.local:
-            if name in pack.lineages:
-                return pack, pack.lineages[name]
-        homes = [(pack, pack.lineages[name]) for pack in (built_in(), *self.installed) if name in pack.lineages]
-        if len(homes) > 1:
-            what = f"lineage `{printable(name)}` is defined by {listed([str(pack) for pack, _ in homes])}"
-            fail("M508", what, help=f"uninstall one of them, or name the folder: {option('rules', str(homes[0][1].parent))}")
-        if not homes:
+    def home(self, name: str) -> Pack:
+        """The pack that has the lineage; M507 and M508 as `load_lineage`. Of several that do the same, the one that ships is preferred."""
+        if name not in self._homes:
+            self._homes[name] = self._found(name)
+        return self._homes[name]
+
+    def _found(self, name: str) -> Pack:
+        having = [pack for pack in (*self.local, built_in(), *self.installed) if name in pack.lineages]
+        if not having:
             known = list(dict.fromkeys(n for pack in self.all for n in pack.lineages))
             hint = did_you_mean(name, known) or (f"the lineages are {listed(known)}" if known else "no folder of rules was found")
             notes = [f"searched {pack.folder}" for pack in self.all if pack.folder is not None]
             notes += [f"pack {pack} could not be read: {pack.error}" for pack in self.all if pack.error]
             fail("M507", f"there is no lineage `{printable(name)}`", notes=tuple(notes), help=hint)
-        return homes[0]
+        if having[0].named:
+            return having[0]
+        # those that ship were checked when they were packaged
+        home = next((pack for pack in having if pack.origin == "built-in"), having[0])
+        others = [pack for pack in having if pack is not home and not _alike(name, home.lineages[name], pack.lineages[name])]
+        if others:
+            packs = [home, *others]
+            meant = option("rules", printable(str(others[-1].lineages[name].parent), 300))
+            fail(
+                "M508",
+                f"lineage `{printable(name)}` is defined by {listed([str(pack) for pack in packs])}, and not alike",
+                notes=tuple(f"{pack} has it in {printable(str(pack.lineages[name]), 300)}" for pack in packs),
+                help=f"say which one is meant: {meant}; or remove the other one",
+            )
+        return home
 
 
 def find(rules: Path | str | None = None, *, cwd: Path | str = ".", installed: bool = True) -> Packs:
@@ -143,7 +165,7 @@ def find(rules: Path | str | None = None, *, cwd: Path | str = ".", installed: b
     if rules is not None:
         if not Path(rules).is_dir():
             fail("M507", f"{printable(str(rules))} is not a folder of rules", help=f"it holds <lineage>/{LAYOUTS}")
-        local.append(Pack(str(rules), "local", Path(rules)))
+        local.append(Pack(str(rules), "local", Path(rules), named=True))
     beside = Path(cwd) / "rules"
     if beside.is_dir() and not any(_same(beside, pack.folder) for pack in (*local, built_in())):
         local.append(Pack(str(beside), "local", beside))
@@ -155,7 +177,11 @@ def describe(folders: Sequence[Path | str] = (), lineage: str | None = None) -> 
 
     One that cannot be read is left out if it is not the one that is named.
     """
-    packs = find(folders[0] if folders else None) if len(folders) < 2 else Packs(tuple(Pack(str(f), "local", Path(f)) for f in folders))
+    packs = (
+        find(folders[0] if folders else None)
+        if len(folders) < 2
+        else Packs(tuple(Pack(str(f), "local", Path(f), named=True) for f in folders))
+    )
     names = [lineage] if lineage is not None else list(packs.lineages()[0])
     return [_described(packs.load_lineage(name)) for name in names]
 
@@ -203,6 +229,50 @@ def _located(entry: EntryPoint) -> Pack:
 
 def _same(one: Path, other: Path | None) -> bool:
     return other is not None and one.resolve() == other.resolve()
+
+
+def _alike(name: str, one: Path, other: Path) -> bool:
+    """Whether two folders of a lineage do the same: their files are equal, or else their layouts and what their rules mean."""
+    if _same(one, other):
+        return True
+    first, second = _contents(one), _contents(other)
+    if first is None or second is None:
+        return False
+    if first == second:
+        return True
+    meant = _meaning(name, one)
+    return meant is not None and meant == _meaning(name, other)
+
+
+def _contents(folder: Path) -> dict[Path, bytes] | None:
+    """The bytes of the lineage's files by their place in its folder; None if they cannot be read, or are more than anyone reviews."""
+    out: dict[Path, bytes] = {}
+    try:
+        for path in (folder / LAYOUTS, *files_below(folder)):
+            with path.open("rb") as file:
+                out[path.relative_to(folder)] = file.read(yaml.MAX_BYTES + 1)
+    except OSError:
+        return None
+    return out
+
+
+def _meaning(name: str, folder: Path) -> Any:
+    """Layouts without prose, and the hash of each rule file's meaning; None for a folder with mistakes."""
+    from .model import read_files
+    from .seal import semantic_hash
+
+    report = Report()
+    lineage = _read(name, folder, report)
+    files = read_files([path for edge in lineage.edges for path in edge.files], report) if lineage is not None else []
+    if lineage is None or report.has_errors():
+        return None
+    return lineage.ordered, [(x.name, x.detect) for x in lineage.layouts], sorted(semantic_hash(file.model) for file in files)
+
+
+def _read(name: str, folder: Path, report: Report) -> Lineage | None:
+    lineage = _layouts(name, folder, report)
+    edges = _edges(name, folder, lineage, report)
+    return None if lineage is None else replace(lineage, edges=edges)
 
 
 def _layouts(name: str, folder: Path, report: Report) -> Lineage | None:

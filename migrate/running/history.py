@@ -1,9 +1,9 @@
 """The stamp: what was applied to the checkpoint it stands in.
 
-It says layouts, rules by id and semantic hash, bound params, how changes of side files are undone, which keys stayed as they
-were although the way back would take them, and index hashes of source and output. No time, host or path, so equal runs leave
-equal bytes. A stamp binds to the index hash of the output it stands in: one that does not fit (somebody edited the checkpoint
-afterwards) is ignored, with a note.
+It says layouts, rules by id and semantic hash, which pack they come from unless they ship, bound params, how changes of side
+files are undone, which keys stayed as they were although the way back would take them, and index hashes of source and output.
+No time, host or path, so equal runs leave equal bytes. A stamp binds to the index hash of the output it stands in: one that does
+not fit (somebody edited the checkpoint afterwards) is ignored, with a note.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from ..core.diagnostics import printable
@@ -69,6 +70,8 @@ def _is_entry(entry: Any) -> bool:
         and _is_memory(entry.get("files", {}))
         and ("ranks" not in entry or (_is_line(entry["ranks"]) and naming([entry["ranks"]]) is not None))
         and is_kept(entry.get("kept", []))
+        and isinstance(entry.get("pack", {}), dict)
+        and all(map(_is_line, chain.from_iterable(entry.get("pack", {}).items())))
         and isinstance(entry.get("rules"), list)
         and all(isinstance(r, dict) and _is_line(r.get("id")) and _is_line(r.get("hash")) for r in entry["rules"])
     )

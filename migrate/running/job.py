@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.diagnostics import fail, printable
 from ..core.spelling import option
 from ..planning.question import PathLike, Question, path_text, require_unchanged, shape_of, written_as
+from ..planning.route import remarks
 from . import limits
 from .device import parse
 from .prepare import plan_for
@@ -108,7 +109,8 @@ def _published(made: Plan, source: Source, path: str | None, result: RunResult) 
         "layouts": planned["layouts"],
         "losses": planned["losses"],
         "downgrade": planned["downgrade"],
-        "notes": planned["notes"],
+        # a rule file was named; a folder may have been found
+        "notes": [*planned["notes"], *remarks(origin for origin in planned["origins"] if origin["origin"] != "file")],
         "warnings": planned["warnings"],
         "report": result.report,
     }

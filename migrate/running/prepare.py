@@ -174,6 +174,7 @@ def _plan(source: Source, question: Question, folder: bool, max_shard_size: int)
         left_out=source.index.left_out if folder else (),
         patched=walk.changes,
         layouts=route.layouts,
+        origins=route.origins,
         warnings=[d.to_json() for d in (*route.warnings, *walk.warnings)],
     )
     body["notes"] += [*walk.notes, *notes]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -39,8 +40,8 @@ def test_a_folder_of_one_lineage_can_be_named_itself(tmp_path: Path, no_installe
 
 def test_named_then_beside_then_built_in(tmp_path: Path, no_installed: None) -> None:
     write(tmp_path / "rules", "acme", "beside")
-    write(tmp_path / "rules", "hf-mixtral", "mine")
     write(tmp_path / "named", "acme", "named")
+    write(tmp_path / "named", "hf-mixtral", "mine")
     both = find(tmp_path / "named", cwd=tmp_path)
     assert both.load_lineage("acme").title == "named"
     assert find(cwd=tmp_path).load_lineage("acme").title == "beside"
@@ -49,6 +50,69 @@ def test_named_then_beside_then_built_in(tmp_path: Path, no_installed: None) -> 
     assert list(names)[:2] == ["acme", "hf-mixtral"]
     assert "te-grouped-bias" in names
     assert problems == []
+
+
+def refused(found: Packs, name: str) -> str:
+    with pytest.raises(QuestionError) as caught:
+        found.load_lineage(name)
+    (problem,) = caught.value.diagnostics
+    assert problem.code == "M508"
+    return f"{problem.message} {problem.notes} {problem.help}"
+
+
+def test_a_folder_beside_replaces_no_lineage_that_is_known(tmp_path: Path, no_installed: None) -> None:
+    write(tmp_path / "rules", "hf-mixtral", "mine")
+    write(tmp_path / "rules", "acme")
+    found = find(cwd=tmp_path)
+    said = refused(found, "hf-mixtral")
+    assert str(tmp_path / "rules") in said
+    assert str(built_in().folder) in said
+    # what is asked for by its name is not in the way of others; all together are refused
+    assert found.load_lineage("acme").names == ["v1", "v2"]
+    assert found.load_lineage("hf-qwen2-moe").names == ["v4", "v5"]
+    with pytest.raises(QuestionError, match="M508"):
+        found.lineages()
+    named = find(tmp_path / "rules", cwd=tmp_path)
+    assert named.load_lineage("hf-mixtral").title == "mine"
+    assert "hf-mixtral" in named.lineages()[0]
+
+
+def test_homes_that_do_the_same_are_one(tmp_path: Path, no_installed: None) -> None:
+    shipped = built_in().folder
+    assert shipped is not None
+    copied = tmp_path / "rules" / "hf-mixtral"
+    shutil.copytree(shipped / "hf-mixtral", copied)
+    assert find(cwd=tmp_path).home("hf-mixtral").origin == "built-in"
+    # prose and the name of a file mean nothing
+    (path,) = copied.glob("v5/*.yaml")
+    path = path.rename(path.with_name("other.yaml"))
+    layouts = copied / "layouts.yaml"
+    path.write_text("# a comment\n" + path.read_text().replace("title: ", "title: About ", 1))
+    layouts.write_text(layouts.read_text().replace("title: ", "title: About ", 1))
+    assert find(cwd=tmp_path).home("hf-mixtral").origin == "built-in"
+    rules, written = path.read_text(), layouts.read_text()
+    for file, text in (
+        (path, rules.replace("dim: 1", "dim: 0")),
+        (path, rules.replace("id: hf-mixtral", "id: mixtral")),
+        (path, "id: ["),
+        (layouts, written.replace("present", "absent", 1)),
+    ):
+        assert text != file.read_text()
+        path.write_text(rules)
+        layouts.write_text(written)
+        file.write_text(text)
+        refused(find(cwd=tmp_path), "hf-mixtral")
+    path.write_text(rules)
+    layouts.write_text(written)
+    (copied / "v5" / "one_more.yaml").write_text(rules.replace("id: hf-mixtral", "id: mixtral"))
+    refused(find(cwd=tmp_path), "hf-mixtral")
+
+
+def test_without_a_folder_beside_nothing_is_compared(tmp_path: Path, no_installed: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packs, "_alike", lambda *_: pytest.fail("compared"))
+    assert find(cwd=tmp_path).load_lineage("hf-mixtral").edges
+    write(tmp_path / "rules", "acme")
+    assert find(cwd=tmp_path).load_lineage("acme").edges
 
 
 def test_the_rules_of_the_source_tree_are_not_searched_twice(no_installed: None) -> None:
@@ -157,8 +221,8 @@ def test_a_broken_lineage_of_an_installed_pack_is_reported_and_not_fatal(install
     assert [d.code for d in problems] == ["M108"]
 
 
-def test_two_installed_packs_with_one_lineage_are_refused_unless_a_local_one_decides(tmp_path: Path) -> None:
-    one, two = write(tmp_path / "one"), write(tmp_path / "two")
+def test_two_installed_packs_with_one_lineage_are_refused_unless_a_named_one_decides(tmp_path: Path) -> None:
+    one, two = write(tmp_path / "one"), write(tmp_path / "two", slugs="a c")
     found = Packs((), scan=False)
     found._installed = (Pack("one", "installed", one, "1.0"), Pack("two", "installed", two, "2.0"))
     with pytest.raises(QuestionError, match=r"M508.*\n?.*one 1\.0, two 2\.0"):
@@ -166,9 +230,12 @@ def test_two_installed_packs_with_one_lineage_are_refused_unless_a_local_one_dec
     lineages, problems = found.lineages()
     assert "acme" not in lineages
     assert [d.code for d in problems] == ["M508"]
-    local = Packs((Pack("here", "local", one),), scan=False)
-    local._installed = found._installed
-    assert local.load_lineage("acme").names == ["v1", "v2"]
+    named = Packs((Pack("here", "local", one, named=True),), scan=False)
+    named._installed = found._installed
+    assert named.load_lineage("acme").names == ["v1", "v2"]
+    beside = Packs((Pack("here", "local", one),), scan=False)
+    beside._installed = found._installed[1:]
+    assert f'rules="{two}"' in refused(beside, "acme")
 
 
 def test_describe_tells_layouts_and_edges(tmp_path: Path, no_installed: None) -> None:
