@@ -38,6 +38,7 @@ def running(command: Callable[..., Any]) -> Callable[..., Any]:
             ),
             click.option("--report", metavar="FILE", help="Save the errors of all tensors that were computed."),
             click.option("--resume", is_flag=True, help="Go on with what a killed or failed run left behind."),
+            click.option("--if-needed", is_flag=True, help="Exit with 0, not 1, if the checkpoint is in the wanted layout already."),
             click.option("--no-fsync", is_flag=True, help="Do not wait for the disk; a power cut may then lose the output."),
         )
     ):
@@ -47,9 +48,12 @@ def running(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def execute(
     call: Callable[..., Any], checkpoint: str, *, assignments: tuple[str, ...], form: str, silent: bool, output: str, no_fsync: bool,
-    report: str | None, **arguments: Any,
-) -> None:  # fmt: skip
-    """Runs `call` with a progress display, prints what it published, and saves the `report` if one is asked for."""
+    report: str | None, if_needed: bool, **arguments: Any,
+) -> int:  # fmt: skip
+    """Runs `call` with a progress display, prints what it published, and saves the `report` if one is asked for.
+
+    The exit status is 1 where there was nothing to do and so no output, unless `if_needed`.
+    """
     # each thread has a box of its own: more threads inside an op would only wait for each other
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if report is not None:
@@ -63,11 +67,14 @@ def execute(
     if report is not None:
         saved.write(report, "report", json.dumps(_report(document), indent=1) + "\n")
     render.emit(document, form, render.published)
-    if form == "text" and not silent and document["path"] is not None:
+    if document["path"] is None:
+        return 0 if if_needed else 1
+    if form == "text" and not silent:
         by_hand = "".join(f" --rules {render.word(render.place(r))}" for r in document["question"]["rules"])
         by_hand += f" --at {render.word(at)}" if (at := document["question"]["at"]) is not None else ""
         source = render.word(render.place(document["source"]))
         click.echo(f"next:  migrate verify {render.word(output)} --source {source}{by_hand}", err=True)
+    return 0
 
 
 def _report(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,15 +101,16 @@ def _interrupted(output: str) -> str:
 @running
 @quiet
 @as_json
-def command(checkpoint: str, **arguments: Any) -> None:
+def command(checkpoint: str, **arguments: Any) -> int:
     """Migrate a checkpoint into a new one.
 
     CHECKPOINT may also be a saved plan (`migrate plan -o plan.json`), which is then run exactly as it was reviewed. OUT is a
-    folder, or one file if it ends in .safetensors, .pt, .pth, .bin or .ckpt. The source is never written; OUT is whole or absent.
+    folder, or one file if it ends in .safetensors, .pt, .pth, .bin or .ckpt. The source is never written; OUT is whole or absent. Where
+    the checkpoint is in the wanted layout already no OUT is made, and the exit status is 1, or 0 with --if-needed.
     """
     from .. import api
 
-    execute(api.apply, checkpoint, **arguments)
+    return execute(api.apply, checkpoint, **arguments)
 
 
 COMMAND = command

@@ -17,7 +17,7 @@ from .options import as_json, output_format, question, quiet
 @running
 @quiet
 @as_json
-def command(checkpoint: str, **arguments: Any) -> None:
+def command(checkpoint: str, **arguments: Any) -> int:
     """Take a checkpoint back to an older layout.
 
     Without --to and --rules it undoes what the stamp of CHECKPOINT says was applied last. `migrate plan --downgrade` shows
@@ -25,7 +25,7 @@ def command(checkpoint: str, **arguments: Any) -> None:
     """
     from .. import api
 
-    execute(api.downgrade, checkpoint, **arguments)
+    return execute(api.downgrade, checkpoint, **arguments)
 
 
 COMMAND = command

@@ -12,11 +12,11 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from ..core.diagnostics import fail, listed, printable
+from ..core.diagnostics import fail, listed, plural, printable
 from ..core.errors import MigrateError
 from ..source.paths import Place, find
 from ..source.registry import Registry
-from ..source.sidefiles import stays_behind
+from ..source.sidefiles import METADATA, stays_behind
 from ._shards import parse_size
 
 if TYPE_CHECKING:
@@ -54,12 +54,18 @@ class Format(Protocol):
         """
 
 
+# files of torch.distributed.checkpoint, and what Megatron puts beside them
+_DATA, _COMMON = ".distcp", "common.pt"
+_ONE_FILE = (
+    "where you trust it: `python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER FILE.pt` unpickles it, and makes one file"
+)
+_LEGACY = "Megatron-LM writes the format that can be read: its arguments ckpt_convert_format (torch) and ckpt_convert_save say so"
 # `memory` has no place on disk: its FORMAT is None
 FORMATS: Registry[Format | None] = Registry("migrate.formats", "migrate.formats", "FORMAT")
 
 
 def open(path: str | os.PathLike[str], allow_links: bool = False, at: str | None = None) -> Source:  # noqa: A001 - formats.open reads well
-    """The checkpoint at `path`, opened. M917 (a wrong question) if there is none or no format knows it, else M9xx.
+    """The checkpoint at `path`, opened. M917 (a wrong question) if there is none or no format knows it, M937 for DCP, else M9xx.
 
     `path` is a file, an index file or a folder. `allow_links` follows links to files wherever they lead. `at` is the dict in a
     nested checkpoint that rules shall work on.
@@ -74,9 +80,32 @@ def open(path: str | os.PathLike[str], allow_links: bool = False, at: str | None
 
 def _pick(place: Place) -> Format:
     builtin = FORMATS.builtin()
+    parts = _distributed(place)
     # third parties are asked only about what no built-in knows: the scan for entry points is slow
-    found = _surest(place, builtin) or _surest(place, [n for n in FORMATS.names() if n not in builtin])
+    found = (None if parts else _surest(place, builtin)) or _surest(place, [n for n in FORMATS.names() if n not in builtin])
+    if found is None and parts:
+        _not_read_yet(place, parts)
     return found or _unknown(place)
+
+
+def _distributed(place: Place) -> list[str]:
+    """The files of torch.distributed.checkpoint, none where they are left over beside others: no file beside them is the checkpoint."""
+    parts = [name for name in place.names if name == METADATA or name.endswith(_DATA)]
+    return parts if METADATA in parts or not any(name.endswith(".safetensors") for name in place.names) else []
+
+
+def _not_read_yet(place: Place, parts: list[str]) -> NoReturn:
+    folder = place.path if place.file is None else os.path.dirname(place.path) or "."
+    where, own = printable(folder, 240), place.names if place.file is None else tuple(place.folder.names())
+    if METADATA not in own:
+        what = f"{where}: files of torch.distributed.checkpoint without their `{METADATA}`"
+        lost = "saving it was interrupted, or it was copied in part: take an earlier checkpoint, or fetch it again"
+        fail("M937", what, notes=(f"it holds {listed(parts, 4)}",), help=lost)
+    what, way = f"{where}: a folder of torch.distributed.checkpoint (DCP), which cannot be read yet", _ONE_FILE
+    if _COMMON in own:
+        what, way = f"{what}; Megatron calls this format torch_dist", _LEGACY
+    count = plural(sum(name.endswith(_DATA) for name in own), f"{_DATA} file")
+    fail("M937", what, notes=(f"it holds `{METADATA}` and {count}; no file beside them is the checkpoint",), help=way)
 
 
 def _surest(place: Place, names: Iterable[str]) -> Format | None:

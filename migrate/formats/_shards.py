@@ -103,9 +103,13 @@ def shard_names(count: int, suffix: str = ".safetensors") -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class ShardSet:
-    """Files called `stem-00001-of-00003.suffix`: a `title` for all of them, those `absent`, those numbered `beyond` the total."""
+    """Files called `stem-00001-of-00003.suffix`: a `title` for all of them, those `absent`, those numbered `beyond` the total.
+
+    `stem` is what sets of any size of the same weights begin with, and their suffix.
+    """
 
     title: str
+    stem: tuple[str, str]
     absent: tuple[str, ...]
     beyond: tuple[str, ...]
 
@@ -125,7 +129,7 @@ def shard_sets(names: Iterable[str]) -> list[ShardSet]:
         numbers = range(1, int(total) + 1)
         absent = [f"{stem}-{i:0{len(total)}}-of-{total}{suffix}" for i in numbers if i not in present]
         beyond = [name for i, name in sorted(present.items()) if i not in numbers]
-        out.append(ShardSet(f"{stem}-*-of-{total}{suffix}", tuple(absent), tuple(beyond)))
+        out.append(ShardSet(f"{stem}-*-of-{total}{suffix}", (stem, suffix), tuple(absent), tuple(beyond)))
     return out
 
 
@@ -174,8 +178,11 @@ def indexed(folder: Folder, below: str, beside: Iterable[str], name: str, opened
     check_weight_names(folder, below + name, names, suffix)
     for group in same_when_folded(names):
         fail("M915", f"{label}: names that differ in case only are one file on some systems: {listed(group)}")
-    present, named, sets = frozenset(beside), frozenset(names), {s.title for s in shard_sets(names)}
-    doubtful = [n for n in sorted(present - named) if n in (whole, f"model{suffix}") or any(s.title in sets for s in shard_sets([n]))]
+    present, named, sets = frozenset(beside), frozenset(names), shard_sets(names)
+    # a set of another size under the same name is a doubt too, unless the index itself was passed
+    titles, stems = {s.title for s in sets}, {s.stem for s in sets} if opened is None else set()
+    numbered = [n for n in present - named if any(s.title in titles or s.stem in stems for s in shard_sets([n]))]
+    doubtful = sorted({*numbered, *(present - named).intersection((whole, f"model{suffix}"))})
     if doubtful:
         fail("M915", f"{label}: does not name {listed(doubtful)} beside it", help=f"{WHICH_HELP}, or move what does not belong here away")
     if absent := [n for n in names if n not in present]:

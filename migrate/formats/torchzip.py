@@ -188,15 +188,23 @@ def _check_unit(folder: Folder, unit: Unit, parts: list[Held]) -> None:
                 where[key] = named[0]
             elif type(value) is not TensorRecord and key in (unit.weight_map or ()):
                 where[key] = name
-    if unit.weight_map is not None and where != unit.weight_map:
+    if unit.weight_map is not None:
         wrong = [key for key, name in unit.weight_map.items() if where.get(key) != name]
-        more = [key for key in where if key not in unit.weight_map]
+        more = [f"{key} (in {where[key]})" for key in where if key not in unit.weight_map]
+        more += [f"{path} (in {name})" for name, held in zip(unit.names, parts, strict=True) for path in _unnamed(held, unit.weight_map)]
         label = folder.label(unit.index_name or "")
         if wrong:
             report.add("M915", f"{label}: keys that are not in the file that it names: {listed(wrong)}")
         if more:
             report.add("M915", f"{label}: keys that it does not name: {listed(more)}")
     report.check()
+
+
+def _unnamed(held: Held, weight_map: Mapping[str, str]) -> list[str]:
+    """The paths of tensors outside of the dict that the index is of, and in values there that it does not name."""
+    at = held.part.at or ()
+    paths = [path for path, _ in elsewhere(held.part.root, held.part.table)] if held.others else []
+    return [".".join(path) for path in paths if path[: len(at)] != at or path[len(at)] not in weight_map]
 
 
 def _index(names: list[str], units: list[list[Held]], label: str, side_files: Any = (), left_out: tuple[str, ...] = ()) -> Index:

@@ -10,7 +10,7 @@ from collections.abc import MutableMapping
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from ..core.diagnostics import Diagnostic, Report, listed, printable
+from ..core.diagnostics import Diagnostic, Report, fail, listed, printable
 from ..core.templates import collapse
 from .lazy import LazyTensor
 from .module import EXTRA, is_plain
@@ -225,6 +225,18 @@ def require_readable(outputs: Outputs, names: Iterable[str]) -> None:
     for why, keys in unlike.items():
         report.add("M916", f"rules need the elements of {_named(keys)}: {why}", help="load plain tensors, `full_tensor()` makes them")
     report.check()
+
+
+def require_present(outputs: Outputs, places: Mapping[str, Slot]) -> None:
+    """M916 naming tensors on the meta device that are to be copied, as they are, into one that holds elements; `places` by output."""
+    absent = [
+        key
+        for key, slot in places.items()
+        if slot.tensor is not None and not slot.tensor.is_meta and getattr(outputs.untouched(key), "is_meta", False)
+    ]
+    if absent:
+        what = f"a tensor on the meta device holds no bytes, and the module asks for those of {_named(absent)}"
+        fail("M916", what, help="load tensors that hold their bytes")
 
 
 def _as_held(key: str, slot: Slot, value: Any, report: Report) -> Any:

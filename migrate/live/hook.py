@@ -35,7 +35,7 @@ from ..source.index import Index
 from ..source.jsontext import collector_paused
 from ..source.pickle.encodings import PARAMETER
 from .fit import fit
-from .handover import Handover, require_readable, stay
+from .handover import Handover, require_present, require_readable, stay
 from .lazy import LazyTensor
 from .migration import Kept, Migration, prepare
 from .module import EXTRA, is_plain, sides, slots, unwrapped
@@ -326,6 +326,8 @@ class _Hook:
         problems = [*found.problems, *(one for one in (problem, kinds) if one is not None)]
         if problems:
             raise MigrateError(problems)
+        if not call.assign:
+            require_present(outputs, {key: places[at] for key, at in found.places.items() if key not in others})
         outputs.require()
         handover = Handover(outputs, found.places, places, lambda broken: error_msgs.append(_shown(broken, prefix)))
         values = handover.assigned(others) if call.assign else handover.lazily(others, free)

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from ..core.diagnostics import did_you_mean, fail, listed, printable
 from ..core.errors import MigrateError, raise_all
 from ..core.spelling import command, option
 from ..source.pickle.encodings import PARAMETER, numbering
+from ..source.sidefiles import WEIGHT_SUFFIXES
 
 PLAN_VERSION = "1.0"
 # what `allow` can hold; nothing else loosens anything
@@ -23,6 +25,10 @@ OUTPUT_FORMATS = ("safetensors", "torch")
 _MOST_FIELDS = 30
 # a name with one of these is that of one file
 SUFFIXES = {".safetensors": "safetensors", ".pt": "torch", ".pth": "torch", ".bin": "torch", ".ckpt": "torch"}
+# of formats that are not written, beside those that are known among side files
+_OTHERS = (*WEIGHT_SUFFIXES, ".pkl", ".pickle", ".hdf5", ".keras", ".nemo", ".pt2")
+# endings of fewer letters are near to too many words that a folder may end in
+_LONG = 4
 # permissions that only planning asks for
 _ASKED_TOGETHER = frozenset({"lossy", "drop", "opaque", "delayed-scaling"})
 T = TypeVar("T")
@@ -128,16 +134,32 @@ def written_as(source_format: str, question: Question) -> str:
 def shape_of(name: str, source_format: str, question: Question) -> tuple[bool, Question]:
     """Whether an output of this name is a folder, and the question with the format that the name says.
 
-    M115 if it says another format than the question.
+    M115 if it says another format than the question, or, where the question says none, one that is not written or is misspelt.
     """
     suffix = os.path.splitext(name)[1]
     said = SUFFIXES.get(suffix)
     if said is None:
+        if question.output_format is None:
+            _refuse_ending(name, suffix)
         return True, question
     if question.output_format not in (None, said):
         both = f"{option('output_format', question.output_format)} and a file called `{printable(name)}`"
         fail("M115", both, help="give it another ending, or none: a folder")
     return False, question if said == written_as(source_format, question) else replace(question, output_format=said)
+
+
+def _refuse_ending(name: str, suffix: str) -> None:
+    """M115 for a name that ends like a file of weights and would be that of a folder; other dots say nothing (`Llama-3.1-8B`)."""
+    low, endings = suffix.lower(), list(SUFFIXES)
+    other = next((ending for ending in _OTHERS if name.lower().endswith(ending)), None)
+    long = [ending for ending in endings if len(ending) > _LONG]
+    near = [low] if low in SUFFIXES else get_close_matches(low, long, n=1, cutoff=0.75) if low[1:].isalpha() else []
+    near = near or [ending for ending in endings if len(ending) >= _LONG and sorted(low) == sorted(ending)]
+    if not (near or other):
+        return
+    what = f"`{printable(name)}` ends in `{printable(suffix)}`" if near else f"`{printable(name)}` is the name of a file in another format"
+    hint = f"did you mean `{printable(name[: len(name) - len(suffix)] + near[0])}`?" if near else f"files end in {listed(endings)}"
+    fail("M115", f"{what}, and would be a folder", help=f"{hint} (with {option('output_format')} a folder of this name is made)")
 
 
 def path_text(name: str, path: Any) -> str:

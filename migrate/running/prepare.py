@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__, formats, ops
-from ..core.diagnostics import Report, fail, listed, plural
-from ..core.spelling import option
+from ..core.diagnostics import Report, fail, listed, plural, printable
+from ..core.spelling import command, option
 from ..core.templates import collapse
 from ..extra_state.age import States
 from ..formats._ranks import Naming, by_rank, check_names, naming
@@ -91,13 +91,16 @@ def compose_for(source: Source, route: Route, question: Question, walk: Walk, *,
 
 
 def require_known(source: Source, question: Question) -> list[str]:
-    """M935 for what the reader had to leave out, unless that is allowed; notes on it otherwise."""
-    outside = source.index.outside
-    if outside and "opaque" not in question.allow:
-        report = Report()
-        report.diagnostics.append(refusal(outside, source.path))
-        report.check()
-    return [*source.index.notes]
+    """M935 for what the reader had to leave out, unless that is allowed, and M939 if nothing is left; notes on it otherwise."""
+    index, report = source.index, Report()
+    if index.outside and "opaque" not in question.allow:
+        report.diagnostics.append(refusal(index.outside, source.path))
+    if not index.tensors:
+        beside = f"; {plural(len(index.carried), 'tensor')} outside of it would be carried" if index.carried else ""
+        what = "no dict of tensors by name that rules could work on" if index.outline is not None else "no tensor"
+        report.add("M939", f"{printable(source.path, 240)}: {what}{beside}", help=f"`{command('inspect')}` shows what it holds")
+    report.check()
+    return [*index.notes]
 
 
 def plan_for(source: Source, question: Question, folder: bool, max_shard_size: int) -> Plan:

@@ -80,7 +80,7 @@ def test_apply_and_downgrade(pair: tuple[Path, Path], tmp_path: Path) -> None:
     document = check(result.json, "published")
     assert document["steps"] == [{"lineage": "hf-mixtral", "from": "v4", "to": "v5", "backwards": False}]
     assert set(document["files"]) == {"model.safetensors"}
-    check(done("apply", new, "-o", tmp_path / "x", "--to", "hf-mixtral@v5", "--format", "json").json, "published")
+    check(done("apply", new, "-o", tmp_path / "x", "--to", "hf-mixtral@v5", "--format", "json", exit=1).json, "published")
     check(done("downgrade", new, "-o", tmp_path / "back", "--format", "json").json, "published")
     text = done("downgrade", new, "-o", tmp_path / "back2")
     assert text.out.startswith(f"published {tmp_path / 'back2'}")

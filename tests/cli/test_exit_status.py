@@ -25,6 +25,15 @@ def test_1_when_the_answer_is_no(tmp_path: Path) -> None:
     assert shell("diff", HUB, DATA / "mixtral__v4" / "v5").exit == 1
 
 
+def test_1_and_no_output_when_the_layout_is_the_wanted_one_already(tmp_path: Path) -> None:
+    there = DATA / "mixtral__v4" / "v5"
+    result = shell("apply", there, "-o", "new", "--to", "hf-mixtral@v5", cwd=tmp_path)
+    assert (result.exit, result.err) == (1, "")
+    assert result.out.startswith("nothing to do: ")
+    assert shell("apply", there, "-o", "new", "--to", "hf-mixtral@v5", "--if-needed", cwd=tmp_path).exit == 0
+    assert not list(tmp_path.iterdir())
+
+
 def test_2_when_the_question_is_wrong(tmp_path: Path) -> None:
     result = shell("plan", HUB, "--to", "hf-mixtral@v9")
     assert (result.exit, result.out) == (2, "")

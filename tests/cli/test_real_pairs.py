@@ -12,6 +12,8 @@ import torch
 from commandline import DATA, contents, done, fingerprint, run, shards
 from commandline import safetensors as write
 
+import migrate
+
 PAIRS = {"hf-mixtral": DATA / "mixtral__v4", "hf-qwen2-moe": DATA / "qwen2_moe__v4"}
 
 
@@ -95,11 +97,15 @@ def test_a_step_back_is_a_downgrade(lineage: str, hub: Path, tmp_path: Path, goa
 
 def test_a_second_apply_is_nothing_to_do(lineage: str, hub: Path, tmp_path: Path) -> None:
     done("apply", hub, "-o", tmp_path / "new", "--to", lineage)
-    again = done("apply", tmp_path / "new", "-o", tmp_path / "again", "--to", lineage, "--format", "json").json
+    asked = ("apply", tmp_path / "new", "-o", tmp_path / "again", "--to", lineage)
+    again = done(*asked, "--format", "json", exit=1).json
     assert again["path"] is None
     assert again["layouts"] == {lineage: "v5"}
     assert not (tmp_path / "again").exists()
-    assert "nothing to do: the checkpoint is in" in done("apply", tmp_path / "new", "-o", tmp_path / "again", "--to", lineage).out
+    assert "nothing to do: the checkpoint is in" in done(*asked, exit=1).out
+    assert done(*asked, "--if-needed", "--format", "json").json == again
+    assert migrate.apply(tmp_path / "new", tmp_path / "again", to=lineage)["path"] is None
+    assert not (tmp_path / "again").exists()
     done("plan", tmp_path / "new", "--to", lineage, "--check")
     assert run("plan", hub, "--to", lineage, "--check").exit == 1
 

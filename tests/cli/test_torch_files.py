@@ -13,6 +13,8 @@ from commandline import done, run, shell, spawn
 from test_imports import loaded
 from test_kills import partial, wait_for
 
+import migrate
+
 RULE = """id: demo/2/x
 title: x
 lineage: demo
@@ -136,3 +138,31 @@ def test_lint_looks_at_the_dict_that_is_named(tmp_path: Path, rule: Path) -> Non
     torch.save({"one": {"a.weight": torch.ones(2), "a.bias": torch.ones(1)}, "two": {"b.x": torch.ones(1)}}, tmp_path / "in.pt")
     assert "M945" in run("lint", rule, "--index", tmp_path / "in.pt").err
     assert "M945" not in run("lint", rule, "--index", tmp_path / "in.pt", "--at", "one").err
+
+
+def test_a_torch_dist_folder_and_a_file_without_tensors_make_no_output(rule: Path, tmp_path: Path) -> None:
+    folder, out = tmp_path / "iter_0000010", tmp_path / "out"
+    folder.mkdir()
+    for name in (".metadata", "__0_0.distcp"):
+        (folder / name).write_bytes(b"\x80\x04N.")
+    torch.save({"args": argparse.Namespace(rank=0), "iteration": 10}, folder / "common.pt")
+    for asked in ((), ("--rules", rule)):
+        for command in ("inspect", "plan"):
+            failed = run(command, folder, "--allow", "opaque", *asked) if command == "plan" else run(command, folder)
+            assert (failed.exit, "error[M937]" in failed.err, "(DCP)" in failed.err) == (3, True, True)
+        failed = run("apply", folder, "-o", out, "--allow", "opaque", "--output-format", "safetensors", *asked)
+        assert (failed.exit, "error[M937]" in failed.err) == (3, True)
+    done("inspect", folder / "common.pt")
+    failed = run("apply", folder / "common.pt", "-o", out, "--allow", "opaque", "--output-format", "safetensors")
+    assert (failed.exit, "error[M939]" in failed.err) == (3, True)
+    for value, what in (({}, "no dict of tensors"), ({"optimizer": {"state": {0: torch.ones(1)}}}, "1 tensor outside")):
+        torch.save(value, tmp_path / "none.pt")
+        failed = run("plan", tmp_path / "none.pt", "--output-format", "safetensors")
+        assert (failed.exit, "error[M939]" in failed.err, what in failed.err) == (3, True, True)
+    assert not out.exists()
+
+
+def test_a_state_dict_without_tensors_is_refused(rule: Path) -> None:
+    for empty in ({}, {"epoch": 3}):
+        with pytest.raises(migrate.MigrateError, match="M939"):
+            migrate.apply(empty, rules=rule)

@@ -54,6 +54,17 @@ def test_verify_of_an_output_without_a_stamp_asks_what_was_applied(tmp_path: Pat
         assert "give --to LINEAGE@LAYOUT or --rules FILE" in result.err
 
 
+def test_an_output_that_is_called_like_a_file_of_another_format_is_not_made_as_a_folder(tmp_path: Path) -> None:
+    for name, hint in (("y.gguf", "files end in .safetensors"), ("new.safetensor", "did you mean `new.safetensors`?")):
+        result = run("apply", HUB, "-o", tmp_path / name, "--to", "hf-mixtral@v5")
+        assert (result.exit, hint in result.err) == (2, True)
+        with pytest.raises(QuestionError, match="would be a folder"):
+            migrate.apply(HUB, tmp_path / name, to="hf-mixtral@v5")
+    assert list(tmp_path.iterdir()) == []
+    done("apply", HUB, "-o", tmp_path / "Llama-3.1-8B", "--to", "hf-mixtral@v5")
+    assert (tmp_path / "Llama-3.1-8B").is_dir()
+
+
 @pytest.mark.parametrize("command", ["apply", "downgrade"])
 def test_an_output_in_a_folder_that_is_not_there_is_a_wrong_question(tmp_path: Path, command: str) -> None:
     result = run(command, HUB, "-o", tmp_path / "nodir" / "new", "--to", "v5", "--format", "json")

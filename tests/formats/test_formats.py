@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.distributed.checkpoint
 from safetensors.torch import save_file
 
 from migrate import formats
@@ -66,3 +67,62 @@ def test_a_format_of_a_third_party_opens_what_no_built_in_knows(tmp_path, monkey
     (tmp_path / "model.acme").write_text("else")
     with pytest.raises(QuestionError, match="starts with 'else'"):
         formats.open(tmp_path / "model.acme")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+class TestFoldersOfDistributedCheckpoints:
+    """As torch.distributed.checkpoint writes them, and as Megatron puts `common.pt` beside."""
+
+    @pytest.fixture
+    def folder(self, tmp_path):
+        torch.distributed.checkpoint.save({"model": {"w": torch.ones(2)}}, checkpoint_id=tmp_path / "iter_0000010")
+        return tmp_path / "iter_0000010"
+
+    def refused(self, path):
+        with pytest.raises(CheckpointError) as caught:
+            formats.open(path)
+        (found,) = caught.value.diagnostics
+        return found.code, found.render()
+
+    def test_are_named_and_not_read_as_a_file_beside_their_metadata(self, folder):
+        code, said = self.refused(folder)
+        assert code == "M937"
+        assert "iter_0000010: a folder of torch.distributed.checkpoint (DCP), which cannot be read yet" in said
+        assert "1 .distcp file" in said
+        assert "dcp_to_torch" in said
+        torch.save({"args": {"w": torch.ones(1)}, "iteration": 10}, folder / "common.pt")
+        code, said = self.refused(folder)
+        assert (code, "torch_dist" in said, "ckpt_convert_format (torch)" in said) == ("M937", True, True)
+        save_file({"x": torch.ones(1)}, folder / "model.safetensors")
+        assert self.refused(folder)[0] == "M937"
+
+    def test_are_named_by_each_of_their_own_files(self, folder):
+        for name in (".metadata", "__0_0.distcp"):
+            code, said = self.refused(folder / name)
+            assert (code, "iter_0000010: a folder of" in said) == ("M937", True)
+
+    def test_without_metadata_are_incomplete(self, folder):
+        (folder / ".metadata").unlink()
+        torch.save({"iteration": 10}, folder / "common.pt")
+        code, said = self.refused(folder)
+        assert (code, "without their `.metadata`" in said) == ("M937", True)
+        # left over beside a checkpoint of another format
+        save_file({"x": torch.ones(1)}, folder / "model.safetensors")
+        with formats.open(folder) as source:
+            assert source.index.left_out == ("__0_0.distcp", "common.pt")
+
+    def test_are_for_a_third_party_that_reads_them(self, folder, monkeypatch):
+        class Reader:
+            name = "dcp"
+
+            def sniff(self, place):
+                return 2 * (".metadata" in place.names)
+
+            def open(self, place):
+                place.close()
+                return self
+
+        reader, builtin, get = Reader(), formats.FORMATS.builtin(), formats.FORMATS.get
+        monkeypatch.setattr(formats.FORMATS, "names", lambda: [*builtin, "dcp"])
+        monkeypatch.setattr(formats.FORMATS, "get", lambda name: reader if name == "dcp" else get(name))
+        assert formats.open(folder) is reader

@@ -239,6 +239,19 @@ def test_files_beside_an_index_that_could_be_meant_are_refused_and_others_listed
     assert "does not name model.safetensors" in refused(tmp_path, "M915")
 
 
+def test_shards_of_another_number_beside_an_index_could_be_meant_unless_the_index_is_passed(tmp_path):
+    sharded(tmp_path)
+    stale = tmp_path / "model-00003-of-00003.safetensors"
+    save_file({"x": torch.ones(1)}, stale)
+    assert "does not name model-00003-of-00003.safetensors beside it" in refused(tmp_path, "M915")
+    with formats.open(tmp_path / "model.safetensors.index.json") as source:
+        assert source.index.left_out == (stale.name,)
+    # as Mistral's releases have them: the same weights under another name
+    stale.rename(tmp_path / "consolidated-00003-of-00003.safetensors")
+    with formats.open(tmp_path) as source:
+        assert source.index.left_out == ("consolidated-00003-of-00003.safetensors",)
+
+
 def test_a_folder_says_which_side_files_travel(tmp_path):
     sharded(tmp_path)
     (tmp_path / "config.json").write_text("{}")

@@ -259,7 +259,7 @@ def test_extra_states_that_are_dicts_stand_in_shards_as_in_one_file(indexed: boo
     shards(folder, {"a.weight": torch.ones(2), "a._extra_state": state(2.0)}, {"b.weight": torch.ones(2), "b._extra_state": state(3.0)})
     if indexed:
         names = [f"pytorch_model-0000{number}-of-00002.bin" for number in (1, 2)]
-        weight_map = {f"{module}.weight": name for module, name in zip("ab", names, strict=True)} | {"b._extra_state": names[1]}
+        weight_map = {f"{m}.{last}": name for m, name in zip("ab", names, strict=True) for last in ("weight", "_extra_state")}
         (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
     migrate.apply(folder, out, output_format="torch")
     migrate.verify(out, source=folder)
@@ -314,3 +314,30 @@ def test_nothing_opaque_goes_out_again_as_a_key_or_as_an_attribute(tmp_path: Pat
     assert list(made) == ["w", "x"]
     assert made["x"] == {"y": 3}
     assert made["w"].note == "kept"
+
+
+def test_tensors_that_the_index_does_not_name_are_refused_with_their_shard(tmp_path: Path) -> None:
+    one, two = "pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"
+    index = tmp_path / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": one, "b": two}}))
+
+    def found(**more: Any) -> str:
+        write(tmp_path / one, {"a": torch.ones(1), **more})
+        write(tmp_path / two, {"b": torch.ones(1)})
+        (problem,) = refused(tmp_path)
+        assert problem.code == "M915"
+        return problem.message
+
+    assert found(x=torch.ones(2)).endswith(f"keys that it does not name: x (in {one})")
+    # the state of a module may be a dict, and hold tensors
+    state = {"m._extra_state": {"scale": torch.ones(2)}}
+    assert found(**state).endswith(f"keys that it does not name: m._extra_state.scale (in {one})")
+    index.write_text(json.dumps({"weight_map": {"a": one, "b": two, "m._extra_state": one}}))
+    assert list(index_of(tmp_path).tensors) == ["a", "b"]
+
+
+def test_an_index_of_one_nested_file_names_all_its_tensors_or_none_are_read(tmp_path: Path) -> None:
+    write(tmp_path / "pytorch_model.bin", {"model": {"a": torch.ones(1)}, "ema": {"shadow": torch.ones(1)}})
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": {"a": "pytorch_model.bin"}}))
+    (found,) = refused(tmp_path)
+    assert found.message.endswith("keys that it does not name: ema.shadow (in pytorch_model.bin)")

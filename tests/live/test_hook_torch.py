@@ -272,6 +272,30 @@ def test_tensors_on_the_meta_device_are_named_where_their_elements_are_needed(fu
     assert "layers.1.proj.half1" in refused(model, state, "M916")
 
 
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_tensor_on_the_meta_device_is_refused_before_a_parameter_changes(tmp_path, strict):
+    file = rule(tmp_path, 'rules: [{name: r, from: "old.{k}", to: "new.{k}"}]\nkeep: ["kept.{k}"]\n')
+    for absent in ("old.weight", "old.bias", "kept.weight"):
+        model = nn.ModuleDict({"new": nn.Linear(2, 2), "kept": nn.Linear(2, 2, bias=False)})
+        before = {key: value.clone() for key, value in model.state_dict().items()}
+        migrate.attach(model, rules=file)
+        state = {"old.weight": torch.ones(2, 2), "old.bias": torch.ones(2), "kept.weight": torch.ones(2, 2)}
+        state[absent] = state[absent].to("meta")
+        with pytest.raises(RuntimeError, match="M916") as caught:
+            model.load_state_dict(state, strict=strict)
+        assert absent.replace("old", "new") in str(caught.value)
+        assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+        with pytest.raises(migrate.MigrateError, match="M916"):
+            migrate.apply(state, rules=file)
+    # a place on the meta device takes nothing, and assigning gives the place itself
+    with torch.device("meta"):
+        model = nn.ModuleDict({"new": nn.Linear(2, 2), "kept": nn.Linear(2, 2, bias=False)})
+    migrate.attach(model, rules=file)
+    model.load_state_dict(state, assign=True, strict=strict)
+    assert model["kept"].weight.is_meta
+    assert torch.equal(model["new"].bias, torch.ones(2))
+
+
 def test_tensors_that_rules_cannot_take_go_with_their_modules(tmp_path):
     file = rule(tmp_path, 'rules: [{name: r, from: "old.{k}", to: "new.{k}"}]\nkeep: ["other.{k}"]\n')
     model = nn.ModuleDict({"new": nn.Linear(2, 2, bias=False)})

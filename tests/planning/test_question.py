@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from migrate.core.errors import MigrateError
-from migrate.planning.question import Question, ask, asked_in, saved_plan
+from migrate.planning.question import Question, ask, asked_in, saved_plan, shape_of
 
 WHOLE = {
     "format_version": "1.0",
@@ -78,3 +78,32 @@ def test_what_is_no_text_is_refused_by_the_name_of_its_argument(wrong: dict) -> 
     with pytest.raises(MigrateError, match=f"`{next(iter(wrong))}`") as caught:
         ask(**given, backwards=False)
     assert [d.code for d in caught.value.diagnostics] == ["M115"]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("y.gguf", "files end in .safetensors"), ("y.GGUF", "files end in"), ("y.h5", "files end in"), ("y.pkl", "files end in"),
+        ("model.safetensors.index.json", "files end in"), ("new.safetensor", "did you mean `new.safetensors`?"),
+        ("new.safetenors", "did you mean `new.safetensors`?"), ("new.SafeTensors", "did you mean `new.safetensors`?"),
+        ("v1.2.PT", "did you mean `v1.2.pt`?"), ("new.chkpt", "did you mean `new.ckpt`?"), ("new.pht", "did you mean `new.pth`?"),
+    ],
+)  # fmt: skip
+def test_a_folder_does_not_get_the_name_of_a_file(name: str, hint: str) -> None:
+    with pytest.raises(MigrateError) as caught:
+        shape_of(name, "torch", Question())
+    (found,) = caught.value.diagnostics
+    assert (found.code, found.exit_status, f"`{name}`" in found.message) == ("M115", 2, True)
+    assert hint in str(found.help)
+    assert shape_of(name, "torch", Question(output_format="safetensors"))[0]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "new", "Llama-3.1-8B", "model-v0.1", "v1.0", "step.1000", "run.final", "m.bf16", "m.fp8", "deepseek.chat", "llama.tp",
+        "x.safetensors.d", ".hidden", "out.v5", "a.text", "v2.it",
+    ],
+)  # fmt: skip
+def test_a_dot_in_the_name_of_a_folder_says_nothing(name: str) -> None:
+    assert shape_of(name, "torch", Question()) == (True, Question())
