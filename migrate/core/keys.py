@@ -194,6 +194,19 @@ def narrower_any(some: Sequence[Pattern], others: Sequence[Pattern]) -> bool:
     return inside(some, others) and not inside(others, some)
 
 
+# what those who write patterns of other notations need to know
+FOREIGN = "patterns are neither globs nor regular expressions: `{n:int}` takes a number, `{name}` a segment, `{k...}` the rest"
+_FOREIGN = frozenset("*\\([^$")
+
+
+def foreign(pattern: Pattern) -> str:
+    """The characters of globs and regular expressions that the pattern takes as letters, sorted; mostly none."""
+    texts = [
+        t for part in pattern.parts for t in ((part.text,) if isinstance(part, Literal) else part.values if isinstance(part, Enum) else ())
+    ]
+    return "".join(sorted(_FOREIGN.intersection("".join(texts))))
+
+
 def nearest(patterns: Iterable[Pattern], key: str) -> tuple[Pattern, Failure] | None:
     """The pattern that came nearest to matching the key, and where it failed; None if none has any text in common with it."""
     best: tuple[Pattern, Failure] | None = None

@@ -38,7 +38,7 @@ def find(shelf: Shelf) -> Iterator[Diagnostic]:
 
 def _has_signs(signs: Detect | None) -> bool:
     return signs is not None and any(
-        (signs.present, signs.absent, signs.dtype, signs.ndim, signs.config, signs.module_version, signs.extra_state)
+        (signs.present, signs.absent, signs.dtype, signs.ndim, signs.config, signs.module_version, signs.extra_state, signs.shape)
     )
 
 
@@ -64,10 +64,11 @@ def _indistinct(lineage: Lineage, document: Document) -> Iterator[Diagnostic]:
 def _implies(one: Detect, other: Detect) -> bool:
     """Whether a checkpoint with all signs of `one` surely has all signs of `other`."""
     return (
-        all(any(_inside(p, wider) for p in (*one.present, *one.dtype, *one.ndim)) for wider in other.present)
+        all(any(_inside(p, wider) for p in (*one.present, *one.dtype, *one.ndim, *one.shape)) for wider in other.present)
         and all(any(_inside(p, wider) for wider in one.absent) for p in other.absent)
         and _agree(one.dtype, other.dtype)
         and _agree(one.ndim, other.ndim)
+        and all(one.shape.get(pattern) == axes for pattern, axes in other.shape.items())
         and _agree(one.config, other.config)
         and _agree(one.module_version, other.module_version)
         and other.extra_state in ("", one.extra_state)

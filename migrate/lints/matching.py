@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ..core.diagnostics import Diagnostic, Span, listed, printable
 from ..core.errors import PatternError
-from ..core.keys import CaptureType, Pattern, narrower, parse
+from ..core.keys import FOREIGN, CaptureType, Pattern, foreign, narrower, parse
 from ..core.matching import Integer, Part
 from ..core.overlap import apart, common, shared_key, takes
 from ..ops._op import OneWay
@@ -42,9 +42,11 @@ class _Side(NamedTuple):
 
 
 def find(shelf: Shelf) -> Iterator[Diagnostic]:
-    """M612 to M617."""
+    """M612 to M617, and M625."""
     for file in shelf.files:
         yield from _keeps(file)
+        yield from _foreign(file)
+    yield from _foreign_signs(shelf)
     edges = shelf.edges
     for (lineage, start, goal), files in edges.items():
         rules = [(file, rule) for file in files for rule in file.rules]
@@ -72,6 +74,35 @@ def _keeps(file: Written) -> Iterator[Diagnostic]:
             (),
             "name the keys that stay, or say in a comment why they cannot be named",
         )
+
+
+def _foreign(file: Written) -> Iterator[Diagnostic]:
+    """M625: patterns of rule files that hold letters of another notation."""
+    places = [(pattern, file.loaded.span("keep", number)) for number, pattern in enumerate(file.keep)]
+    for rule in file.rules:
+        for side, patterns in (("from", rule.sources), ("to", rule.targets)):
+            places += [(p, file.span(rule, side, *(() if role is None else (role,)))) for role, p in patterns.items()]
+    for name, param in file.model.params.items():
+        for field in ("shape", "dtype"):
+            asked = getattr(param, field)
+            places += [(parse(text), file.loaded.span("params", name, field, "key")) for text in (asked.key if asked is not None else ())]
+    for pattern, span in places:
+        yield from _letters(pattern, span)
+
+
+def _foreign_signs(shelf: Shelf) -> Iterator[Diagnostic]:
+    """M625: patterns of `detect`."""
+    for layout in shelf.lineage.layouts if shelf.lineage is not None and shelf.layouts is not None else ():
+        for field in ("present", "absent", "dtype", "ndim", "shape", "module_version"):
+            for text in getattr(layout.detect, field, ()):
+                span = shelf.layouts.span(("layouts", layout.name, "detect", field)) if shelf.layouts else None
+                yield from _letters(parse(text), span) if span else ()
+
+
+def _letters(pattern: Pattern, span: Span) -> Iterator[Diagnostic]:
+    if letters := foreign(pattern):
+        what = f"`{printable(pattern.text)}` takes {' and '.join(f'`{c}`' for c in letters)} as it stands"
+        yield Diagnostic("M625", what, (span,), (), FOREIGN)
 
 
 def _everything(patterns: Sequence[Pattern]) -> bool:
@@ -205,7 +236,7 @@ def _written_twice(writes: Sequence[_Side], reads: Sequence[_Side], *, turned: b
             files = dict.fromkeys(side.file for side in writes)
             one_way = {id(rule) for file in files for rule, forwards in directed(file) if isinstance(invert(forwards), OneWay)}
         settled = turned or skipped or any(id(side.rule) in one_way for side in pair)
-        if settled and (skipped or any(side.rule.rule.optional for side in pair)):
+        if settled and (skipped or any(side.rule.rule.optional is True or side.rule.rule.optional_roles for side in pair)):
             continue
         names = " and ".join(dict.fromkeys(f"`{side.rule.rule.name}`" for side in pair))
         who = f"rules {names} both write" if one.rule is not other.rule else f"two targets of rule {names} are both"
@@ -280,7 +311,7 @@ def _unreachable(shelf: Shelf) -> Iterator[Diagnostic]:
         for file in files:
             for rule in file.rules:
                 for role, pattern in rule.sources.items():
-                    if rule.rule.optional or pattern.has_flat or pattern.params or "@" in pattern.text:
+                    if rule.rule.optional is True or rule.rule.optional_roles or pattern.has_flat or pattern.params or "@" in pattern.text:
                         continue
                     if all(apart(pattern, p) for p in produced):
                         what = f"rule `{rule.rule.name}` reads `{pattern}`, which no edge to `{start}` makes or keeps"

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 from ..core.diagnostics import Report, listed, printable
-from ..core.keys import NegativeIndex, Pattern
+from ..core.keys import FOREIGN, NegativeIndex, Pattern, foreign
 from ..core.ranks import rank_of, takes
 from ..core.records import records
 from ..core.spelling import option
@@ -57,6 +57,8 @@ class Bound:
     notes: list[str] = field(default_factory=list)
     # (capture, values that `where` lists) -> those that no key has; mostly a misspelt module
     unmatched: dict[tuple[str, tuple[str, ...]], list[str]] = field(default_factory=dict)
+    # (name of a rule, capture) -> alternatives that no key has; mostly misspelt
+    idle: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     # what is odd about a state that goes on, and the keys of such states
     odd: dict[str, list[str]] = field(default_factory=dict)
 
@@ -107,6 +109,7 @@ def bind(
     _remove_derived(derived, tensors, out, views, ask)
     _settle_ranks(out, tensors, report)
     out.unmatched = _unmatched_values(matching.readers)
+    out.idle = _idle_alternatives(matching.readers, ask)
     out.notes += [f"{what}, and goes on as it is: {listed(keys, 4)}" for what, keys in out.odd.items()]
     for reader in matching.readers:
         idle = not reader.taken and not reader.rule.optional and not reader.contested and id(reader.rule) not in ask.elsewhere
@@ -117,7 +120,9 @@ def bind(
                 f"rule {reader.rule.name!r} matches no key: {texts}",
                 spans=(reader.rule.span,),
                 notes=(_why_refused(reader),) if reader.refused else (),
-                help="is the layout the right one? a rule that may match nothing says `optional: true`",
+                help=FOREIGN
+                if any(foreign(side.pattern) for side in reader.rule.reads)
+                else "is the layout the right one? a rule that may match nothing says `optional: true`",
             )
     return out
 
@@ -135,6 +140,27 @@ def _unmatched_values(readers: Sequence[Reader]) -> dict[tuple[str, tuple[str, .
                 at = reader.names.index(name)
                 found.setdefault((name, tuple(map(str, wanted))), set()).update(str(t.values[at]) for t in reader.taken)
     return {(name, wanted): [v for v in wanted if v not in values] for (name, wanted), values in found.items()}
+
+
+def _idle_alternatives(readers: Sequence[Reader], ask: Questions) -> dict[tuple[str, str], list[str]]:
+    """The alternatives that `where` does not rule out and no key has, of the rules that have keys."""
+    found = {}
+    for reader in readers:
+        rule = reader.rule
+        enums = [name for name in reader.names if (kind := rule.types.get(name)) is not None and kind.kind == "enum"]
+        if not enums or not reader.taken or rule.optional or id(rule) in ask.elsewhere:
+            continue
+        for name in enums:
+            at, wanted = reader.names.index(name), rule.where.get(name)
+            allowed = None if wanted is None else {str(v) for v in (wanted if isinstance(wanted, (list, tuple)) else [wanted])}
+            left = {v: None for v in rule.types[name].values if v not in rule.optional_values.get(name, ()) and v in (allowed or (v,))}
+            for key in chain(reader.taken, reader.refused, reader.yielded):
+                if not left:
+                    break
+                left.pop(key.values[at], None)
+            if left:
+                found[rule.name, name] = list(left)
+    return found
 
 
 def _read_forwards(derived: Sequence[Reader], rest: Sequence[str], tensors: Mapping[str, Tensor]) -> set[str]:

@@ -157,6 +157,10 @@ def _compose(
         bound.notes += [
             f"no key has {{{name}}} = {listed(missing)}, which `where` names" for (name, _), missing in bound.unmatched.items() if missing
         ]
+        bound.notes += [
+            f"rule {rule!r}: no key has {{{name}}} = {listed(missing)}, which its pattern lists"
+            for (rule, name), missing in bound.idle.items()
+        ]
         bound.notes += _about_kept(leg, rules, bound, stay, () if values is None else values.names)
         if prove:
             kept.append(_kept(leg, bound, () if values is None else values.names, views))

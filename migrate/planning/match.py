@@ -48,6 +48,8 @@ class Reader:
     taken: list[Taken] = field(default_factory=list)
     # keys under the rule's patterns whose tensors it does not take: by `when`, or because its ops cannot
     refused: list[Taken] = field(default_factory=list)
+    # keys under the rule's patterns that a narrower rule takes
+    yielded: list[Taken] = field(default_factory=list)
     # some of its keys are another rule's as much as its own
     contested: bool = False
 
@@ -198,6 +200,9 @@ class _Matcher:
                 row = rows[position]
                 if row is not None:
                     entry.reader.taken.append(Taken(key, entry.side.role, row))
+            for n in present if winner is not None else ():
+                if n != winner and (row := hits[n][1][position]) is not None:
+                    hits[n][0].reader.yielded.append(Taken(key, hits[n][0].side.role, row))
         return spoken_for
 
     def _tie(self, key: str, entries: list[_Entry], count: int) -> None:

@@ -84,6 +84,7 @@ def check_captures(compiled: CompiledRule, report: Report) -> None:
             else:
                 _check_values("only", name, types[name], wanted, place, report)
     _check_where(compiled, report)
+    _check_optional(compiled, report)
     if dropped:
         return
     wanted = {name for p in compiled.targets.values() for name in p.captures}
@@ -161,6 +162,19 @@ def _check_where(compiled: CompiledRule, report: Report) -> None:
             report.add(
                 "M205", f"where limits {{{name}}} by {limits}, but it is no number", spans=(place,), help=f"write {{{name}:int}} in `from`"
             )
+
+
+def _check_optional(compiled: CompiledRule, report: Report) -> None:
+    """M114 for alternatives that may be missing and that there are not."""
+    said = compiled.rule.optional
+    for name, words in said.items() if isinstance(said, dict) else ():
+        kind, place = compiled.types.get(name), compiled.loaded.span(*compiled.path, "optional", name)
+        bound = None not in compiled.sources if name == ROLE else any(name in p.captures for p in compiled.sources.values())
+        if kind is None or kind.kind != "enum" or not bound:
+            what = "`from` has no roles" if name == ROLE else f"{{{name}}} is no capture of `from` with alternatives"
+            report.add("M114", f"optional: {what}", spans=(place,), help="a rule that may match nothing says `optional: true`")
+        else:
+            _check_values("optional", name, kind, words, place, report)
 
 
 def _check_values(field: str, name: str, kind: CaptureType, wanted: Any, place: Span, report: Report) -> None:

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from .. import ops
-from ..core.diagnostics import Report, Span, listed
+from ..core.diagnostics import Report, Span, did_you_mean, listed, printable
 from ..core.errors import OpError, PatternError
 from ..core.keys import CaptureType, Pattern, parse
 from ..ops._op import Op
@@ -78,6 +78,8 @@ class DirectedRule:
     when: Mapping[str | None, Mapping[str, Any]]
     optional: bool
     optional_roles: frozenset[str]
+    # capture -> alternatives that no key need have
+    optional_values: Mapping[str, frozenset[str]]
     keep_source: bool
     if_exists: str
     backwards: bool
@@ -123,7 +125,7 @@ def compile_rule(loaded: LoadedFile, rule: Rule, path: tuple[Any, ...], report: 
     """The rule with its patterns parsed, or None after its problems were added to the report."""
     before = len(report.diagnostics)
     span = loaded.span
-    maps = {name: dict(values) for name, values in (rule.map or {}).items()}
+    maps: dict[str, Mapping[Any, Any]] = {name: dict(values) for name, values in (rule.map or {}).items()}
     overrides = {
         name: CaptureType("enum", tuple(str(v) for v in values))
         for name, values in maps.items()
@@ -140,14 +142,9 @@ def compile_rule(loaded: LoadedFile, rule: Rule, path: tuple[Any, ...], report: 
         elif kind.kind == "path":
             continue
         else:
-            if kind.kind == "enum" and set(kind.values) != {str(k) for k in values}:
-                missing = [v for v in kind.values if v not in {str(k) for k in values}]
-                extra = [str(k) for k in values if str(k) not in kind.values]
-                report.add(
-                    "M114",
-                    f"map of {{{name}}} must list every value: missing {missing}, unknown {extra}",
-                    spans=(span(*path, "map", name),),
-                )
+            if kind.kind == "enum":
+                values = _whole(loaded, (*path, "map", name), name, kind, values, report)
+                maps = {**maps, name: values}
             if kind.kind == "int" and (unfit := [str(k) for k in values if not _NUMBER.fullmatch(str(k))]):
                 report.add(
                     "M114",
@@ -167,6 +164,27 @@ def compile_rule(loaded: LoadedFile, rule: Rule, path: tuple[Any, ...], report: 
     compiled = CompiledRule(loaded, rule, path, sources, targets, types, maps)
     check_captures(compiled, report)
     return compiled if len(report.diagnostics) == before else None
+
+
+def _whole(
+    loaded: LoadedFile, path: tuple[Any, ...], name: str, kind: CaptureType, values: Mapping[Any, Any], report: Report
+) -> dict[str, str]:
+    """The map of a capture with alternatives, in their order; those that it does not list stay as they are."""
+    listed_ = {str(word): str(to) for word, to in values.items()}
+    for word in (w for w in listed_ if w not in kind.values):
+        hint = did_you_mean(word, list(kind.values)) or f"its values are {listed(list(kind.values))}"
+        place = loaded.key_span(*path, word)
+        report.add("M114", f"map: {{{name}}} is never {printable(word)!r}", spans=(place,), help=hint)
+    whole = {value: listed_.get(value, value) for value in kind.values}
+    for word, to in listed_.items():
+        if to in whole and to not in listed_:
+            report.add(
+                "M114",
+                f"map: {printable(word)!r} of {{{name}}} becomes {printable(to)!r}, and so does {printable(to)!r}, which stays",
+                spans=(loaded.span(*path, word),),
+                help="each needs a value of its own, or nothing could tell them apart again",
+            )
+    return whole
 
 
 def _declared_plain(name: str, texts: Collection[str]) -> bool:
@@ -292,7 +310,6 @@ def direct(compiled: CompiledRule, params: Mapping[str, Any], report: Report) ->
         report.add(error.code, error.message, spans=(compiled.loaded.span(*path, "where"),), help=error.help)
         return None
     optional = compiled.spare or rule.optional is True
-    roles = frozenset(rule.optional) if isinstance(rule.optional, (list, tuple)) else frozenset()
     return DirectedRule(
         id=compiled.loaded.model.id,
         name=rule.name,
@@ -313,7 +330,8 @@ def direct(compiled: CompiledRule, params: Mapping[str, Any], report: Report) ->
         where=where,
         when=_when(rule, compiled.sources),
         optional=optional,
-        optional_roles=roles,
+        optional_roles=frozenset(rule.optional_roles),
+        optional_values={n: frozenset(v) for n, v in rule.optional.items()} if isinstance(rule.optional, dict) else {},
         keep_source=bool(rule.keep_source),
         if_exists=rule.if_exists,
         backwards=False,

@@ -15,6 +15,7 @@ from .arguments import each
 from .fields import (
     COUNT,
     DTYPE,
+    MOST,
     PATTERN,
     TEXT,
     UNPRINTABLE,
@@ -26,6 +27,8 @@ from .fields import (
     Text,
     count,
     dtype,
+    fits,
+    kind_of,
     lone_pattern,
     mapping,
     one_of,
@@ -35,6 +38,8 @@ from .fields import (
     text,
     unknown_dtype,
     whole,
+    whole_number,
+    word,
     wrong,
 )
 from .lineage import Detect, Layout, Lineage
@@ -48,6 +53,10 @@ def _patterns(value: Any) -> tuple[str, ...]:
 
 
 def _by_pattern(value: Any, read: Any) -> dict[str, tuple[Any, ...]]:
+    return _read_by_pattern(value, lambda item: tuple(each(_some(item), read)))
+
+
+def _read_by_pattern(value: Any, read: Any) -> dict[str, Any]:
     bad = []
     for pattern in mapping(value):
         try:
@@ -56,7 +65,7 @@ def _by_pattern(value: Any, read: Any) -> dict[str, tuple[Any, ...]]:
             bad.append(Problem(error.code, error.message, error.help, (pattern,), key=True))
     if bad:
         refuse(bad)
-    return {str(pattern): items for pattern, items in each(value, lambda item: tuple(each(_some(item), read))).items()}
+    return {str(pattern): items for pattern, items in each(value, read).items()}
 
 
 def _listed(value: Any) -> list[Any]:
@@ -81,6 +90,23 @@ def _dtypes(value: Any) -> dict[str, tuple[str, ...]]:
 
 def _counts(value: Any) -> dict[str, tuple[int, ...]]:
     return _by_pattern(value, count)
+
+
+def _shapes(value: Any) -> dict[str, tuple[int | str | None, ...]]:
+    return _read_by_pattern(value, lambda item: tuple(each(sequence(item), _axis)))
+
+
+def _axis(value: Any) -> int | str | None:
+    if yaml.is_null(value):
+        return None
+    if whole_number(value) is not None:
+        return count(value)
+    if not isinstance(value, str):
+        wrong("M106", f"a size, a name, `$key.path` or null is asked for, here stands {kind_of(value)}")
+    name = word(value)
+    if not fits(_AXIS, name):
+        wrong("M114", f"`{printable(name)}` is no axis", "a size, null for any, `$key.path` in config.json, or a name")
+    return name
 
 
 def _config(value: Any) -> dict[str, tuple[Any, ...]]:
@@ -112,6 +138,10 @@ _PATTERNS = {**PATTERN, "type": [*TEXT["type"], "array"], "items": PATTERN}
 _BY_PATTERN = {"type": "object", "propertyNames": {name: PATTERN[name] for name in ("pattern", "maxLength")}}
 _WORDS = {**_BY_PATTERN, "additionalProperties": one_or_list(DTYPE)}
 _NUMBERS = {**_BY_PATTERN, "additionalProperties": one_or_list(COUNT)}
+# one axis of a shape
+_AXIS = {"type": ["integer", "string", "null"], "minimum": 0, "maximum": MOST,
+         "pattern": whole(rf"[A-Za-z_][A-Za-z0-9_]*|\$[^.#{UNPRINTABLE}]+(?:\.[^.#{UNPRINTABLE}]+)*")}  # fmt: skip
+_SHAPES = {**_BY_PATTERN, "additionalProperties": {"type": "array", "items": _AXIS}}
 Patterns = Annotated[tuple[str, ...], BeforeValidator(_patterns), WithJsonSchema(_PATTERNS)]
 Counts = Annotated[dict[str, tuple[int, ...]], BeforeValidator(_counts), WithJsonSchema(_NUMBERS)]
 
@@ -128,6 +158,11 @@ class DetectFields(Model):
     )
     ndim: Counts = Field(
         default_factory=dict, description="pattern -> number of axes that some fitting key has", examples=[{"{m...}.weight": 3}]
+    )
+    shape: Annotated[dict[str, tuple[int | str | None, ...]], BeforeValidator(_shapes), WithJsonSchema(_SHAPES)] = Field(
+        default_factory=dict,
+        description="pattern -> shape that some fitting key has: sizes, null for any, $key.path in config.json, names for equal sizes",
+        examples=[{"{p...}.experts.gate_up_proj": ["experts", "$hidden_size", None]}],
     )
     config: Annotated[dict[str, tuple[Any, ...]], BeforeValidator(_config), WithJsonSchema({"type": "object"})] = Field(
         default_factory=dict,
@@ -193,6 +228,8 @@ def _layout(name: str, fields: LayoutFields) -> Layout:
     detect = (
         None
         if signs is None
-        else Detect(signs.present, signs.absent, signs.dtype, signs.ndim, signs.config, signs.module_version, signs.extra_state)
+        else Detect(
+            signs.present, signs.absent, signs.dtype, signs.ndim, signs.config, signs.module_version, signs.extra_state, signs.shape
+        )
     )
     return Layout(name, fields.title, detect, fields.status, fields.message, fields.note)

@@ -31,11 +31,16 @@ from ..source.index import Index
 LATEST = "latest"
 _STEPS = re.compile(r"[+-][1-9][0-9]{0,3}")
 _UNKNOWN = object()
+# shapes under one pattern, and ways to give the names of `shape` a size
+_MOST_SHAPES = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Detect:
-    """The signs of a layout. `dtype` and `ndim` map a pattern to what one of its keys must have."""
+    """The signs of a layout. `dtype`, `ndim` and `shape` map a pattern to what one of its keys must have.
+
+    An axis of `shape` is a size, None for any, `$key.path` for what config.json says there, or a name: the same size wherever it stands.
+    """
 
     present: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
@@ -44,6 +49,7 @@ class Detect:
     config: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     module_version: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     extra_state: str = ""
+    shape: Mapping[str, tuple[int | str | None, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +271,8 @@ def detect(
     `match` is for whoever asks about several lineages: the index's keys are then grouped once.
     """
     versions = index.versions if any(layout.detect and layout.detect.module_version for layout in lineage.layouts) else None
-    config = _config(read_side) if any(layout.detect and layout.detect.config for layout in lineage.layouts) else None
+    asks = any(layout.detect and (layout.detect.config or layout.detect.shape) for layout in lineage.layouts)
+    config = _config(read_side) if asks else None
     match = match or Matcher(index, states)
     out = []
     for layout in lineage.layouts:
@@ -337,12 +344,54 @@ def _signs(
         key = match.first(pattern, partial(_has_ndim, numbers))
         none = f"no key of those that fit {pattern} has {' or '.join(map(str, numbers))} axes"
         yield key is not None, none if key is None else f"{printable(key)} has {match.ndim(key)} axes"
+    if signs.shape:
+        yield from _shape_signs(signs.shape, match, config)
     for dotted, values in signs.config.items():
         yield _config_sign(dotted, values, config)
     for pattern, versions in signs.module_version.items():
         yield _version_sign(pattern, versions, module_versions)
     if signs.extra_state:
         yield _age_sign(signs.extra_state, states)
+
+
+def _shape_signs(shapes: Mapping[str, tuple[int | str | None, ...]], match: Matcher, config: Any) -> Iterator[tuple[bool | None, str]]:
+    """One sign for each pattern: some key of it has this shape, whose names stand for the sizes that they have in the patterns before."""
+    named: set[tuple[tuple[str, int], ...]] = {()}
+    for pattern, axes in shapes.items():
+        written = f"[{', '.join('null' if axis is None else str(axis) for axis in axes)}]"
+        sizes = [_configured(axis[1:], config) if isinstance(axis, str) and axis[0] == "$" else axis for axis in axes]
+        if unsaid := [str(axis) for axis, size in zip(axes, sizes, strict=True) if size is _UNKNOWN]:
+            yield None, f"no config.json that says {listed([place[1:] for place in unsaid])}"
+            continue
+        fits: dict[tuple[tuple[str, int], ...], str] = {}
+        there = match.shapes(pattern)
+        for key, shape in there:
+            for known in named if len(shape) == len(sizes) else ():
+                names = dict(known)
+                agree = all(
+                    wanted is None or (names.setdefault(wanted, size) if isinstance(wanted, str) else wanted) == size
+                    for wanted, size in zip(sizes, shape, strict=True)
+                )
+                if agree:
+                    fits.setdefault(tuple(sorted(names.items())), key)
+        if max(len(fits), len(there)) > _MOST_SHAPES:
+            yield None, f"the keys that fit {pattern} have too many different shapes to be compared"
+            continue
+        if not fits:
+            sized = f" with {listed([f'{n} = {s}' for n, s in next(iter(named))])}" if len(named) == 1 and named != {()} else ""
+            yield False, f"no key of those that fit {pattern} has the shape {written}{sized}"
+            return
+        named = set(fits)
+        key = next(iter(fits.values()))
+        yield True, f"{printable(key)} has the shape {list(match.shape(key))}, which {written} means of {pattern}"
+
+
+def _configured(dotted: str, config: Any) -> Any:
+    """The size that config.json says at the path, _UNKNOWN if it says none."""
+    value = config
+    for name in dotted.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) else _UNKNOWN
 
 
 def _config_sign(dotted: str, values: tuple[Any, ...], config: Any) -> tuple[bool | None, str]:
@@ -402,6 +451,20 @@ class Matcher:
 
     def _spec(self, key: str) -> Spec:
         return self._tensors[key].spec if key in self._tensors else self._beside[key]
+
+    def shapes(self, pattern: str) -> list[tuple[str, tuple[int, ...]]]:
+        """(key, shape) of the keys that fit the pattern, the first of each shape; not of all where there are very many."""
+        if pattern not in self._patterns:
+            self._patterns[pattern] = parse(pattern)
+        found: dict[tuple[int, ...], str] = {}
+        for template, cut in self._templates:
+            for key, fits in zip(template.keys, fitting(self._patterns[pattern], template, cut), strict=True):
+                if fits and len(found) <= _MOST_SHAPES:
+                    found.setdefault(tuple(self._spec(key).shape), key)
+        return [(key, shape) for shape, key in found.items()]
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        return tuple(self._spec(key).shape)
 
     def dtype(self, key: str) -> str:
         return self._spec(key).dtype

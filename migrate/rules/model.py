@@ -17,6 +17,7 @@ from ..core.diagnostics import Report, Span, printable
 from ..ops._op import Step
 from ..source import yaml
 from . import arguments
+from .captures import ROLE
 from .conditions import When, Where
 from .examples import ExpectedTensor as ExpectedTensor
 from .examples import GivenTensor as GivenTensor
@@ -48,6 +49,7 @@ from .fields import (
     refuse,
     scalars,
     sequence,
+    text,
     wrong,
 )
 from .places import ListPlace, Places, SidePath
@@ -92,14 +94,26 @@ def _choices(value: Any) -> tuple[Any, ...]:
     return tuple(yaml.exact(item) for item in scalars(sequence(value))) or wrong("M114", "an empty list leaves no value to choose")
 
 
-def _optional(value: Any) -> bool | tuple[str, ...]:
+def _optional(value: Any) -> bool | tuple[str, ...] | dict[str, tuple[str, ...]]:
     if isinstance(value, bool):
         return value
     if isinstance(value, yaml.Plain) and (truth := yaml.boolean(value)) is not None:
         return truth
+    if isinstance(value, Mapping):
+        bad = [Problem("M114", f"`{printable(name)}` is not the name of a capture", "write it without braces", (name,), key=True)
+               for name in value if not fits(CAPTURE, name)]  # fmt: skip
+        if bad:
+            refuse(bad)
+        return {str(name): words for name, words in arguments.each(value, _alternatives).items()}
     if not isinstance(value, (list, tuple)) or not all(isinstance(role, str) and not yaml.is_null(role) for role in value):
-        wrong("M106", f"true, false or a list of roles is asked for, here stands {kind_of(value)}")
+        hint = "roles in a list, or a capture with those of its alternatives"
+        wrong("M106", f"true, false, a list or a mapping is asked for, here stands {kind_of(value)}", hint)
     return tuple(str(role) for role in value)
+
+
+def _alternatives(value: Any) -> tuple[str, ...]:
+    found = tuple(arguments.each(sequence([value] if isinstance(value, str) else value), text))
+    return found or wrong("M114", "an empty list names no alternative")
 
 
 def _edge(value: Any) -> tuple[str, str]:
@@ -138,6 +152,12 @@ _KEYS = {**PATTERN, "type": [*TEXT["type"], "array"], "items": PATTERN, "minItem
 _CHOICES = {"type": "array", "items": TEXT, "minItems": 1}
 Patch = Annotated[dict[str, Any], BeforeValidator(lambda value: yaml.core(mapping(value))), WithJsonSchema({"type": "object"})]
 Roles = Annotated[dict[Any, Any], BeforeValidator(_roles), WithJsonSchema(_ROLES)]
+_OPTIONAL = {
+    "type": ["boolean", "array", "object"],
+    "items": TEXT,
+    "propertyNames": {"pattern": CAPTURE["pattern"]},
+    "additionalProperties": {"type": [*TEXT["type"], "array"], "items": TEXT, "minItems": 1},
+}
 Sequence = BeforeValidator(sequence)
 
 
@@ -231,14 +251,23 @@ class Rule(Model):
         description="narrows the rule by the tensor: dtype, ndim; or that for each role",
         examples=[{"dtype": ["bfloat16", "float16"], "ndim": 2}, {"weight": {"dtype": "float8_e4m3fn"}}],
     )
-    optional: Annotated[
-        bool | tuple[str, ...], BeforeValidator(_optional), WithJsonSchema({"type": ["boolean", "array"], "items": TEXT})
-    ] = Field(False, description="true: may match nothing; a list: these roles may be missing", examples=[True, ["bias"]])
+    optional: Annotated[bool | tuple[str, ...] | dict[str, tuple[str, ...]], BeforeValidator(_optional), WithJsonSchema(_OPTIONAL)] = Field(
+        False,
+        description="true: may match nothing; a list: roles that may be missing; a mapping: capture -> alternatives that no key need have",
+        examples=[True, ["bias"], {"leaf": ["bias"]}],
+    )
     keep_source: Bool = Field(False, description="reads its keys and leaves them to the other rules")
     if_exists: Annotated[Literal["error", "keep"], BeforeValidator(one_of("error", "keep"))] = Field(
         "error", description="keep: targets that exist stay and the sources go, if they are equal to the bit"
     )
     inverse: Annotated[Literal["skip"] | None, BeforeValidator(one_of("skip"))] = Field(None, description="skip: left out backwards")
+
+    @property
+    def optional_roles(self) -> tuple[str, ...]:
+        """The roles that may be missing."""
+        if isinstance(self.optional, dict):
+            return self.optional.get(ROLE, ())
+        return self.optional if isinstance(self.optional, tuple) else ()
 
 
 class RuleFile(Model):

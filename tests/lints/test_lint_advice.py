@@ -68,6 +68,36 @@ def test_rules_that_take_nothing_of_a_checkpoint_and_keys_that_are_left(lineage:
     assert against(lineage, "old.0.w", "norm.w") == []
 
 
+ALTERNATIVES = """keep: [norm.w]
+rules:
+  - {name: a, from: "old.{i:int}.{w:w|b|nrom}", to: "new.{i}.{w}"%s}
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ("", ["no key of the checkpoint has {w} = nrom"]),
+        (", map: {w: {nrom: n}}", ["no key of the checkpoint has {w} = nrom"]),
+        (", where: {w: [w, b]}", []),
+        (", where: {w: [w, nrom]}", ["no key of the checkpoint has {w} = nrom"]),
+        (", optional: {w: [nrom]}", []),
+        (", optional: {w: [b]}", ["no key of the checkpoint has {w} = nrom"]),
+        (", optional: true", []),
+    ],
+)
+def test_an_alternative_that_no_key_of_a_checkpoint_has_is_an_error(lineage: Lineage, said: str, found: list[str]) -> None:
+    lineage.rules(ALTERNATIVES % said)
+    assert [d for d in against(lineage, "old.0.w", "old.1.b", "norm.w") if d[0] != "M622"] == [("M624", message) for message in found]
+    # all of the rule is another finding
+    assert "M624" not in dict(against(lineage, "old.0.x", "norm.w"))
+
+
+def test_an_alternative_that_a_narrower_rule_takes_is_there(lineage: Lineage) -> None:
+    lineage.rules(ALTERNATIVES % "" + '  - {name: b, from: "old.{i:int}.nrom", to: "new.{i}.norm"}\n')
+    assert {code for code, _ in against(lineage, "old.0.w", "old.1.b", "old.1.nrom", "norm.w")} == {"M622"}
+
+
 def test_a_checkpoint_in_another_layout_says_nothing(lineage: Lineage) -> None:
     lineage.rules(RULES % "")
     assert against(lineage, "new.0.w", "stray") == []

@@ -247,3 +247,33 @@ def test_a_rule_whose_capture_has_a_type_in_from_only_is_without_effect(lineage:
     rules = "rules:\n  - {name: a, from: 'x.{i:int}.w', to: 'x.{i}.w'}\n  - {name: b, from: y, to: z}\n"
     assert found(lineage, rules, "M613")
     assert not found(lineage, rules.replace("to: 'x.{i}.w'", "to: 'x.{i+1}.w'"), "M613")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "letters"),
+    [
+        ("old.*.w", "`*`"),
+        (r"old\\.(\\d+)\\.w", "`(` and `\\`"),
+        ("^old.[0-9].w$", "`$` and `[` and `^`"),
+        ("old.{i:int}.{w:w|*}", "`*`"),
+        ("old.{i:int}.w", ""),
+        ("old.{i:int}.w?+", ""),
+    ],
+)
+def test_letters_of_globs_and_regular_expressions_are_found(lineage: Lineage, pattern: str, letters: str) -> None:
+    lineage.rules(f'keep: ["{pattern}"]\nrules: [{{name: a, from: "old.{{i:int}}.w", to: "new.{{i}}.w"}}]\n')
+    said = [(d.message.rpartition("` takes ")[2], d.spans[0].line, d.help) for d in lineage.found("M625")]
+    assert [(words, line) for words, line, _help in said] == ([(f"{letters} as it stands", 7)] if letters else [])
+    assert all("neither globs nor regular expressions" in advice for _, _, advice in said)
+
+
+def test_letters_of_another_notation_are_found_wherever_patterns_stand_and_may_be_meant(lineage: Lineage) -> None:
+    body = """params: {n: {type: int, shape: {key: "a.*"}}, d: {type: str, dtype: {key: "b.*"}}}
+rules:
+  - {name: a, from: {x: "old.{i:int}.w", y: "c.*"}, to: {x: "new.{i}.w", y: "e.(1)"}, where: {$n: 1, $d: float32}}
+"""
+    lineage.rules(body)
+    lineage.layouts(LAYOUTS.replace('"new.{i:int}.w"', '"new.[0].w"'))
+    assert sorted(d.message.split("`")[1] for d in lineage.found("M625")) == ["a.*", "b.*", "c.*", "e.(1)", "new.[0].w"]
+    lineage.rules(body.replace("  - {", "  # migrate: allow M625 because the exporter writes so\n  - {"))
+    assert sorted(d.message.split("`")[1] for d in lineage.found("M625", "M603")) == ["a.*", "b.*", "new.[0].w"]

@@ -3,6 +3,7 @@
 import pytest
 
 from migrate.core.diagnostics import Report
+from migrate.core.errors import QuestionError
 from migrate.rules.compiled import compile_file, direct, is_active
 from migrate.rules.model import load_text
 
@@ -81,7 +82,12 @@ def test_a_rule_whose_captures_add_up_is_taken(rule):
         ("from: c, to: {a: x, b: y}", "M203"),
         ('from: {ema: "e.{k:flat}", a: x}, to: {ema: "f.{k}", a: y}', "M203"),
         ('from: "x.{w}", to: "y.{w}", map: {v: {a: b}}', "M203"),
-        ('from: "x.{w:a|b}", to: "y.{w}", map: {w: {a: c}}', "M114"),
+        ('from: "x.{w:a|b}", to: "y.{w}", map: {w: {a: b}}', "M114"),
+        ('from: "x.{w:a|b}", to: "y.{w}", optional: {w: [c]}', "M114"),
+        ('from: "x.{w:a|b}", to: "y.{w}", optional: {v: [a]}', "M114"),
+        ('from: "x.{w}", to: "y.{w}", optional: {w: [a]}', "M114"),
+        ('from: "x.{w:a|b}", to: "y.{w}", optional: {role: [a]}', "M114"),
+        ('from: {q: "x.{w:a|b}", k: "z.{w}"}, to: {q: "y.{w}", k: "v.{w}"}, optional: {role: [v]}', "M114"),
         ('from: "x.{w:a|b}", to: "y.{w}", map: {w: {a: c, b: d, e: f}}', "M114"),
         ('from: "x.{e:int}", to: y, via: [{flip: {dim: 0, only: {q: [1]}}}, {stack: {over: e}}]', "M203"),
         ('from: "x.{w:a|b}", to: "y.{w}", via: [{flip: {dim: 0, only: {w: [c]}}}]', "M114"),
@@ -183,6 +189,56 @@ def test_a_map_is_undone_with_the_values_and_types_of_from():
     do, undo = side_functions('from: "x.{n:int}", to: "y.{n}", map: {n: {0: 3, 2: first}}')
     assert (do["n"](0), do["n"](2)) == ("3", "first")
     assert (undo["n"]("3"), undo["n"]("first"), undo["n"]("9")) == (0, 2, None)
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        ("map: {w: {a: c, b: c}}", "M114"),
+        ("optional: {w: []}", "M114"),
+        ("optional: {w: {a: b}}", "M106"),
+        ("optional: {'{w}': [a]}", "M114"),
+        ("optional: x", "M106"),
+    ],
+)
+def test_what_no_field_can_hold_is_refused_when_it_is_read(said, code):
+    with pytest.raises(QuestionError) as caught:
+        compiled('from: "x.{w:a|b}", to: "y.{w}", ' + said)
+    assert [d.code for d in caught.value.diagnostics] == [code]
+
+
+def test_a_map_of_alternatives_leaves_out_what_stays():
+    do, undo = side_functions('from: "enc.{w:norm|head|1.8}", to: "dec.{w}", map: {w: {norm: ln}}')
+    assert [do["w"](v) for v in ("norm", "head", "1.8")] == ["ln", "head", "1.8"]
+    assert [undo["w"](v) for v in ("ln", "head", "1.8", "norm")] == ["norm", "head", "1.8", None]
+    # two that change places are no two that become one
+    do, _ = side_functions('from: "x.{w:a|b|c}", to: "y.{w}", map: {w: {a: b, b: a}}')
+    assert [do["w"](v) for v in "abc"] == ["b", "a", "c"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "help"),
+    [
+        ("nrom: ln", "map: {w} is never 'nrom'", "did you mean `norm`?"),
+        ("x: ln", "map: {w} is never 'x'", "its values are norm, head"),
+        ("norm: head", "map: 'norm' of {w} becomes 'head', and so does 'head', which stays", "each needs a value of its own"),
+    ],
+)
+def test_a_map_of_alternatives_that_cannot_be_names_the_value_and_its_place(words, message, help):
+    (found,) = compiled('from: "enc.{w:norm|head}", to: "dec.{w}", map: {w: {' + words + "}}")[1]
+    assert (found.code, found.message, found.spans[0].line) == ("M114", message, 12)
+    assert (found.help or "").startswith(help)
+    assert found.spans[0].text[found.spans[0].column - 1 :].startswith(words.split(":")[0 if "never" in message else 1].strip())
+
+
+def test_alternatives_that_may_be_missing_are_of_captures_and_roles_alike():
+    assert problems('from: "x.{w:a|b}", to: "y.{w}", optional: {w: a}') == []
+    roles = 'from: {q: "x.{w:a|b}", k: "z.{w}"}, to: {q: "y.{w}", k: "v.{w}"}'
+    rules, found = compiled(roles + ", optional: {role: [k], w: [b]}")
+    made = direct(rules[0], {}, Report())
+    assert (found, made.optional, made.optional_roles, made.optional_values["w"]) == ([], False, {"k"}, {"b"})
+    (short,) = compiled(roles + ", optional: [k]")[0]
+    assert direct(short, {}, Report()).optional_roles == {"k"}
 
 
 def test_a_map_beside_a_typed_and_a_plain_writing_of_the_capture_keeps_the_type():

@@ -196,6 +196,54 @@ def test_module_versions_count_where_the_format_has_them() -> None:
     assert not finding(signs, TWO, versions={"bn": 1})[0]
 
 
+GATE, DOWN = "{p...}.gate_up", "{p...}.down"
+# experts of 4: rows of the hidden size 6 first, or last
+ROWS = index(a__gate_up=("int8", (4, 6, 16)), a__down=("int8", (4, 8, 6)), z__down=("int8", (2, 2)))
+COLUMNS = index(a__gate_up=("int8", (4, 16, 6)), a__down=("int8", (4, 6, 8)))
+SQUARE = index(a__gate_up=("int8", (4, 6, 6)), a__down=("int8", (4, 6, 6)))
+NAMED = {"rows": {GATE: ("e", "h", None), DOWN: ("e", None, "h")}, "columns": {GATE: ("e", None, "h"), DOWN: ("e", "h", None)}}
+SAID = {"rows": {GATE: ("e", "$text.hidden", None)}, "columns": {GATE: ("e", None, "$text.hidden")}}
+
+
+@pytest.mark.parametrize(("found", "holding"), [(ROWS, {"rows"}), (COLUMNS, {"columns"}), (SQUARE, {"rows", "columns"}), (TWO, set[str]())])
+def test_a_shape_tells_layouts_of_one_name_apart(found: Index, holding: set[str]) -> None:
+    config = {"text": {"hidden": 6}}
+    for signs in (NAMED, SAID):
+        assert {name for name, shape in signs.items() if finding(Detect(shape=shape), found, config)[0]} == holding
+
+
+def test_a_shape_is_evidence_with_its_key_and_counts_only_where_the_configuration_has_its_size() -> None:
+    assert finding(Detect(shape=NAMED["rows"]), ROWS) == (
+        True,
+        [
+            f"a.gate_up has the shape [4, 6, 16], which [e, h, null] means of {GATE}",
+            f"a.down has the shape [4, 8, 6], which [e, null, h] means of {DOWN}",
+        ],
+    )
+    assert finding(Detect(shape=NAMED["columns"]), ROWS) == (
+        False,
+        [
+            f"a.gate_up has the shape [4, 6, 16], which [e, null, h] means of {GATE}",
+            f"not: no key of those that fit {DOWN} has the shape [e, h, null] with e = 4, h = 16",
+        ],
+    )
+    for config in (None, {}, {"text": {"hidden": "6"}}, {"text": 6}):
+        assert finding(Detect(shape=SAID["rows"]), ROWS, config) == (False, ["no config.json that says text.hidden"])
+    assert finding(Detect(present=(GATE,), shape=SAID["rows"]), ROWS)[0]
+    assert finding(Detect(shape={"a.v": ()}), index(a__v=("int8", ())))[0]
+    assert not finding(Detect(shape={"a.v": ()}), index(a__v=("int8", (1,))))[0]
+    assert not finding(Detect(shape={GATE: (4, 6)}), ROWS)[0]
+
+
+def test_names_may_be_different_sizes_in_different_layers_and_too_many_are_no_sign() -> None:
+    sizes = {f"l.{n}.{leaf}": Stored(spec("int8", (n + 2, 3) if leaf == "a" else (3, n + 2)), 0, 0) for n in range(5) for leaf in "ab"}
+    signs = Detect(shape={"l.{n:int}.a": ("h", None), "l.{n:int}.b": (None, "h")})
+    assert finding(signs, Index(sizes, ("f",)))[0]
+    hostile = Index({f"l.{n}.a": Stored(spec("int8", (n,)), 0, 0) for n in range(500)}, ("f",))
+    found = finding(Detect(shape={"l.{n:int}.a": ("h",)}), hostile)
+    assert found == (False, ["the keys that fit l.{n:int}.a have too many different shapes to be compared"])
+
+
 def test_evidence_names_the_key_and_marks_what_did_not_hold() -> None:
     _, evidence = finding(Detect(present=("{p...}.w", "x"), absent=("a.0.w",)), TWO)
     assert evidence == ["a.0.w fits {p...}.w", "not: no key fits x", "not: a.0.w fits a.0.w"]

@@ -152,6 +152,7 @@ rules:
     if_exists: keep
     inverse: skip
   - {name: s, from: {x: "a.{k...}", y: b}, to: [c, "{w:q|k}"], when: {x: {dtype: half, ndim: [1, 2]}}, optional: true}
+  - {name: o, from: "o.{w:q|k}.{v:1|x}", to: "p.{w}.{v}", optional: {w: [k], v: x}}
 tests:
   - name: t
     params: {n: 1, m: [x]}
@@ -203,6 +204,7 @@ layouts:
       absent: [a, "{2*n}.b"]
       dtype: {"{p...}.w": [float32, half]}
       ndim: {"{p...}.w": 2}
+      shape: {"{p...}.w": [e, 2, $text_config.hidden_size, null], s: []}
       config: {model_type: [a, b], a.b: 1}
       module_version: {"{m...}.norm": [1, 2]}
       extra_state: 2.0 to 2.17
