@@ -48,7 +48,13 @@ def question(command: F) -> F:
                 "--from", "from_", multiple=True, metavar="LAYOUT", help="Layout the checkpoint is in, if it cannot be told. Repeatable."
             ),
             click.option("--rules", "rules", multiple=True, metavar="PATH", help="A rule file, applied as it is, or a folder of lineages."),
-            click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help="Value of a parameter. Repeatable."),
+            click.option(
+                "--set",
+                "assignments",
+                multiple=True,
+                metavar="NAME=VALUE",
+                help="Value of a parameter; a list takes patterns, and @FILE with an entry a line. Repeatable.",
+            ),
             click.option("--at", "at", metavar="PATH", help="The dict of a nested checkpoint that rules work on, e.g. model.state_dict."),
             click.option(
                 "--allow", "allow", multiple=True, type=click.Choice(ALLOWANCES), help="Permit what is refused by default. Repeatable."

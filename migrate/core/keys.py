@@ -204,6 +204,11 @@ def foreign(pattern: Pattern) -> str:
     texts = [
         t for part in pattern.parts for t in ((part.text,) if isinstance(part, Literal) else part.values if isinstance(part, Enum) else ())
     ]
+    return foreign_text(*texts)
+
+
+def foreign_text(*texts: str) -> str:
+    """Those characters in text that is no pattern."""
     return "".join(sorted(_FOREIGN.intersection("".join(texts))))
 
 

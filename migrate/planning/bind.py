@@ -6,14 +6,14 @@ made. Conditions on values that decide which keys come out are asked through `sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 from ..core.diagnostics import Report, listed, printable
-from ..core.keys import FOREIGN, NegativeIndex, Pattern, foreign
+from ..core.keys import FOREIGN, NegativeIndex, Pattern, foreign, foreign_text
 from ..core.ranks import rank_of, takes
 from ..core.records import records
 from ..core.spelling import option
@@ -119,9 +119,9 @@ def bind(
                 "M206",
                 f"rule {reader.rule.name!r} matches no key: {texts}",
                 spans=(reader.rule.span,),
-                notes=(_why_refused(reader),) if reader.refused else (),
+                notes=(*_about_params(reader.rule), *((_why_refused(reader),) if reader.refused else ())),
                 help=FOREIGN
-                if any(foreign(side.pattern) for side in reader.rule.reads)
+                if any(foreign(side.pattern) for side in reader.rule.reads) or foreign_text(*_texts(reader.rule.params))
                 else "is the layout the right one? a rule that may match nothing says `optional: true`",
             )
     return out
@@ -203,6 +203,17 @@ def _run_all(
             report.diagnostics += matching.undecided.diagnostics + attempt.diagnostics
             matching.rest += [key for key in tensors if key in stay] if stay else ()
             return matching, finished, out
+
+
+def _texts(params: Mapping[str, Any]) -> Iterator[str]:
+    for value in params.values():
+        yield from (str(item) for item in (value if isinstance(value, (list, tuple)) else [value]))
+
+
+def _about_params(rule: DirectedRule) -> Iterator[str]:
+    for name, value in rule.params.items():
+        words = [printable(item) or "''" for item in _texts({name: value})]
+        yield f"`${name}` is {listed(words, 8) or 'an empty list'}" if value is not None else f"`${name}` is not set"
 
 
 def _why_refused(reader: Reader) -> str:

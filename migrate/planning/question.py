@@ -23,6 +23,8 @@ ALLOWANCES = ("lossy", "drop", "opaque", "links", "delayed-scaling")
 # what can be written, as `--output-format` and messages call it
 OUTPUT_FORMATS = ("safetensors", "torch")
 _MOST_FIELDS = 30
+# of a file of entries
+_MOST_BYTES = 16_000_000
 # a name with one of these is that of one file
 SUFFIXES = {".safetensors": "safetensors", ".pt": "torch", ".pth": "torch", ".bin": "torch", ".ckpt": "torch"}
 # of formats that are not written, beside those that are known among side files
@@ -91,6 +93,9 @@ def ask(
     if not isinstance(params, (Mapping, type(None))) or not all(isinstance(name, str) for name in params or ()):
         fail("M115", f"`params` is a dict of values by name, not {printable(repr(params))}")
     given = dict(params or {})
+    for name, value in given.items():
+        if isinstance(value, str) and value.startswith("@"):
+            given[name] = _entries(name, value[1:])
     if PARAMETER in given:
         given[PARAMETER] = numbering(given[PARAMETER])
     allowed = frozenset(_texts("allow", allow))
@@ -124,6 +129,25 @@ def with_permissions(question: Question, answer: Callable[[Question], T]) -> T:
         except MigrateError as error:
             found += [d for d in error.diagnostics if d not in found]
     return raise_all(found)
+
+
+def _entries(name: str, path: str) -> list[str]:
+    """The entries of the file that `NAME=@path` means, one a line; `""` is the empty name, which is the root module."""
+    what = f"{option('params', f'{name}=@{printable(path, 300)}')}:"
+    try:
+        with open(path, "rb") as file:
+            raw = file.read(_MOST_BYTES + 1)
+        text = raw.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        why = "the file is no text in UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror or str(error)
+        fail("M115", f"{what} {why}", help="a value that begins with `@` is a file with an entry on each line")
+    if len(raw) > _MOST_BYTES:
+        fail("M115", f"{what} the file is larger than {_MOST_BYTES} bytes", help="write patterns: `layers.{n:int}.mlp`")
+    lines = [line.strip() for line in text.removeprefix("\ufeff").split("\n")]
+    entries = ["" if line == '""' else line for line in lines if line and not line.startswith("#")]
+    if not entries:
+        fail("M115", f"{what} the file has no entry", help='one on each line; `""` is the root module, `#` begins a comment')
+    return entries
 
 
 def written_as(source_format: str, question: Question) -> str:

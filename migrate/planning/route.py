@@ -519,4 +519,6 @@ def _check_params(
 def _asks_checkpoint(file: LoadedFile, name: str) -> bool:
     param = file.model.params.get(name)
     written = (value for patch in file.model.files.values() for _, value in leaves(patch))
-    return (param is not None and (bool(param.places) or param.shape is not None or param.dtype is not None)) or f"${name}" in written
+    return (
+        param is not None and (bool(param.places) or param.shape is not None or param.dtype is not None or param.groups is not None)
+    ) or f"${name}" in written

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..core.diagnostics import Diagnostic, Report, fail, listed, printable
 from ..core.keys import Pattern, TwoReadings, parse
-from ..core.ranks import as_seen, fitting, takes
+from ..core.ranks import as_seen, fitting, rank_of, takes
 from ..core.spec import ALIASES
 from ..core.spelling import option, together
 from ..core.templates import group
@@ -22,7 +22,7 @@ from ..extra_state.recipes import leave
 from ..rules import params as parameters
 from ..rules import patches
 from ..rules.fields import PARAM
-from ..rules.model import Dtype, LoadedFile, Param, Shape
+from ..rules.model import Dtype, Groups, LoadedFile, Param, Shape
 from ..rules.patches import ABSENT
 from ..source.pickle.encodings import PARAMETER
 from .bind import Bound
@@ -74,14 +74,27 @@ class Walk:
         spans = {name: f.span("params", name) for f in reversed(leg.files) for name in f.model.params}
         given = {name: value for name, value in self._given.items() if name in declared}
         said = [(parameters.STAMP, {n: v for n, v in leg.memory.get("params", {}).items() if n in declared}), *self._sources(leg, tensors)]
+        for name in given:
+            at = (spans[name],) if name in spans else ()
+            given[name] = parameters.expand(name, given[name], declared[name], lambda: _names(tensors), at)
         lost = self._lost(leg)
-        values = parameters.resolve(declared, given, said, spans, lost=lost)
+        silent = [n for n in declared if declared[n].groups and n not in given and all(source.get(n) is None for _, source in said)]
+        told = {name: _grouped(leg, groups, tensors) for name in silent if (groups := declared[name].groups) is not None}
+        values = parameters.resolve(declared, given, said, spans, lost=lost, told=told)
+        self.notes += [
+            f"nothing says `{n}` of {leg.lineage}, and the tensors tell: {listed([f or repr('') for f in found], 8)}"
+            for n, found in told.items()
+            if isinstance(found, list)
+        ]
         _refuse_others(leg, values, declared)
         _refuse_new(leg, values, given, declared)
         drops = "drop" in ((declared[DELAYED].choices or ()) if DELAYED in declared else ())
         way = f"{together(option('params', f'{DELAYED}=drop'), option('allow', 'drop'))} leaves it behind, which is what most want"
         self._leave = way if drops else leave()
-        self._assumed = {n: v for n, v in values.items() if n not in given and all(source.get(n) is None for _, source in said)}
+        told = {name: found for name, found in told.items() if isinstance(found, list)}
+        self._assumed = {
+            n: v for n, v in values.items() if n not in given and n not in told and all(source.get(n) is None for _, source in said)
+        }
         for name, value in ((n, v) for n, v in self._assumed.items() if n in lost):
             what = f"`{name}` is taken to be {printable(str(value), 80)}, its default: {lost[name]}"
             at = (spans[name],) if name in spans else ()
@@ -333,6 +346,58 @@ def _sizes(leg: Leg, shape: Shape, tensors: Mapping[str, Tensor]) -> Iterator[tu
             if size is not None and size not in seen:
                 seen.add(size)
                 yield f"axis {shape.dim} of {printable(key)}", size
+
+
+def _names(tensors: Iterable[str]) -> Iterator[str]:
+    """The names of modules and tensors, the root's empty one included, in the order of the keys and without ranks."""
+    known = {""}
+    yield ""
+    for key in tensors:
+        name = key if rank_of(key) is None else key.rpartition("@")[0]
+        at = -1
+        while (at := name.find(".", at + 1)) >= 0:
+            if (above := name[:at]) not in known:
+                known.add(above)
+                yield above
+        if name not in known:
+            known.add(name)
+            yield name
+
+
+def _grouped(leg: Leg, groups: Groups, tensors: Mapping[str, Tensor]) -> list[str] | str:
+    """The names that the numbered tensors tell, if they tell it of all of them; else why not.
+
+    Only tensors that the edge reads in the direction in which it is walked.
+    """
+    pattern = parse(groups.key)
+    rules = [rule for rule, _ in leg.rules if not (leg.backwards and rule.rule.inverse == "skip")]
+    reads = [p for rule in rules for p in (rule.targets if leg.backwards else rule.sources).values() if not (p.params or p.has_flat)]
+    of, over = pattern.captures.index(groups.of), pattern.captures.index(groups.over)
+    found: dict[tuple[str, int | None], dict[int, str]] = {}
+    for t in group(tensors):
+        keys = [key for key, fits in zip(t.keys, fitting(pattern, t), strict=True) if fits]
+        if not keys or not any(takes(p, keys[0]) for p in reads):
+            continue
+        for key in keys:
+            try:
+                row = pattern.match(as_seen(pattern, key))
+            except TwoReadings:
+                return f"{printable(key)} has two readings under {groups.key}"
+            if row is not None:
+                found.setdefault((str(row[of]), rank_of(key)), {})[int(row[over])] = key
+    odd = []
+    for (name, _), keys_of in found.items():
+        specs = {tensors[key].spec for key in keys_of.values()}
+        if len(keys_of) < 2 or sorted(keys_of) != list(range(len(keys_of))):
+            odd.append(f"{printable(name) or repr('')} has {groups.over} = {listed([str(n) for n in sorted(keys_of)], 4)}")
+        elif len(specs) > 1 or (groups.ndim is not None and groups.ndim != len(next(iter(specs)).shape)):
+            odd.append(f"{printable(name) or repr('')} has {listed([str(s) for s in sorted(map(str, specs))], 3)}")
+    if not found:
+        return f"no tensors that are read here fit {groups.key}, so they do not tell it"
+    if odd:
+        alike = "numbered from 0 without a gap, two or more, of one shape and dtype"
+        return f"the tensors of {groups.key} do not tell it, because not all are {alike}: {listed(odd, 4)}"
+    return list(dict.fromkeys(name for name, _ in found))
 
 
 def _named(

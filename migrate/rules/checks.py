@@ -17,7 +17,7 @@ from .fields import PARAM, Problem
 from .params import RefusedError, convert
 
 if TYPE_CHECKING:
-    from .model import LoadedFile, Param, Rule
+    from .model import Groups, LoadedFile, Param, Rule
 
 _CAPTURE = re.compile(r"\{([^{}]*)\}")
 _Path = tuple[Any, ...]
@@ -80,6 +80,8 @@ def _param(param: Param) -> Iterator[tuple[_Path, Problem]]:
             yield ("shape", "count"), Problem("M114", f"`{printable(key)}` has no capture `{printable(str(param.shape.count))}`")
     if param.shape is not None and {"dim", "count"} <= param.shape.model_fields_set:
         yield ("shape", "count"), Problem("M114", "`dim` and `count` both say what the value is", "remove one of them", key=True)
+    if param.groups is not None:
+        yield from ((("groups", *path), problem) for path, problem in _groups(param, param.groups))
     for word, value in [("default", param.default), *(("choices", choice) for choice in param.choices or ())]:
         if value is None:
             continue
@@ -87,6 +89,21 @@ def _param(param: Param) -> Iterator[tuple[_Path, Problem]]:
             convert(value, param, choices=word != "choices")
         except RefusedError as error:
             yield (word,), Problem("M114", f"`{word}`: {error}")
+
+
+def _groups(param: Param, groups: Groups) -> Iterator[tuple[_Path, Problem]]:
+    if param.type != "list" or param.items == "int":
+        kind = f"a list of {param.items}" if param.items else f"a {param.type}"
+        yield (), Problem("M114", f"`groups` tells names, this is {kind}", key=True)
+    pattern = parse(groups.key)
+    for word in ("of", "over"):
+        if (name := getattr(groups, word)) not in pattern.captures:
+            hint = did_you_mean(name, list(pattern.captures))
+            yield (word,), Problem("M114", f"`{printable(groups.key)}` has no capture `{printable(name)}`", hint)
+        elif word == "over" and pattern.types[name].kind != "int":
+            yield (word,), Problem("M114", f"`{printable(name)}` is no number", f"write {{{name}:int}}")
+        elif word == "of" and pattern.types[name].kind == "int":
+            yield (word,), Problem("M114", f"`{printable(name)}` is a number, and a list of names is asked for")
 
 
 def _rule(rule: Rule) -> Iterator[tuple[_Path, Problem]]:

@@ -84,6 +84,8 @@ class DirectedRule:
     if_exists: str
     backwards: bool
     why: str
+    # the params that the rule's patterns and `where` ask for, with their values
+    params: Mapping[str, Any]
     # backwards of a `keep_source` rule: the forward rule, run on the restored keys to see what it would make
     forward: DirectedRule | None = None
 
@@ -335,8 +337,21 @@ def direct(compiled: CompiledRule, params: Mapping[str, Any], report: Report) ->
         keep_source=bool(rule.keep_source),
         if_exists=rule.if_exists,
         backwards=False,
+        params={name: params.get(name) for name in _asked_for(compiled)},
         why=next((why for s in steps if (why := getattr(s.args, "why", ""))), ""),
     )
+
+
+def _asked_for(compiled: CompiledRule) -> list[str]:
+    patterns = [*compiled.sources.values(), *compiled.targets.values()]
+    names = [name for p in patterns for name in p.params]
+    for name, condition in compiled.rule.where.items():
+        names += [name[1:]] if name.startswith("$") else []
+        values = (
+            condition.values() if isinstance(condition, Mapping) else condition if isinstance(condition, (list, tuple)) else [condition]
+        )
+        names += [found for value in values if isinstance(value, str) for found in PARAM.findall(value)]
+    return list(dict.fromkeys(names))
 
 
 def _where(compiled: CompiledRule, params: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from .examples import GivenTensor as GivenTensor
 from .examples import RuleTest
 from .fields import (
     CAPTURE,
+    COUNT,
     LINE,
     PATTERN,
     TEXT,
@@ -38,6 +39,7 @@ from .fields import (
     Problem,
     Scalars,
     Text,
+    count,
     fits,
     found,
     kind_of,
@@ -181,6 +183,19 @@ class Dtype(Model):
     )
 
 
+class Groups(Model):
+    """The values of a capture whose keys are numbered from 0 without a gap and alike: they tell a list where nobody says it."""
+
+    key: Annotated[str, BeforeValidator(lone_pattern), WithJsonSchema(PATTERN)] = Field(
+        description="a pattern of keys that the rules read", examples=["{m...}.weight{i:int}"]
+    )
+    of: Capture = Field(description="the capture whose values the list holds", examples=["m"])
+    over: Capture = Field(description="the int capture that numbers the keys of one value: 0, 1, …", examples=["i"])
+    ndim: Annotated[int | None, BeforeValidator(lambda value: value if value is None else count(value)), WithJsonSchema(COUNT)] = Field(
+        None, description="the number of axes that each of the tensors has", examples=[2]
+    )
+
+
 class Param(Model):
     """A value that the rules need and the tensors' names do not tell."""
 
@@ -203,6 +218,7 @@ class Param(Model):
     )
     shape: Shape | None = Field(None, description="the place in a tensor's shape that says it")
     dtype: Dtype | None = Field(None, description="the tensors whose dtype it is")
+    groups: Groups | None = Field(None, description="the numbered tensors that tell a list of names where no other source speaks")
     default: Scalars = Field(None, description="used when no other source speaks", examples=[8])
     optional: Bool = Field(False, description="may be without a value; arguments that are exactly this param then count as not written")
 

@@ -7,12 +7,16 @@ command line is a wrong question, not one for a precedence table. Only a default
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core.diagnostics import Report, Span, did_you_mean, listed, printable
+from ..core.errors import PatternError
+from ..core.keys import FOREIGN, Pattern, foreign, parse
 from ..core.spec import ALIASES
 from ..core.spelling import option
+from ..core.templates import group, matches
 from ..source import yaml
 from .fields import MOST, whole_number
 
@@ -60,13 +64,15 @@ def resolve(
     known: Collection[str] | None = None,
     *,
     lost: Mapping[str, str] | None = None,
+    told: Mapping[str, list[str] | str] | None = None,
 ) -> dict[str, Any]:
     """The value of each param that has one, typed by its declaration; unset optional ones are absent.
 
     `given` is what `--set` says, as text or typed; `extra_sources` are (name for messages, {param: value}), where None
     and absence both mean that the source does not speak. `spans` are the declarations, for messages. `known`: names that
-    may be given although their values are asked for elsewhere. `lost`: why the configuration no longer says a param. Raises
-    all problems at once: M112 a name that is no param, M114 a value it cannot have, M509 no value, M510 sources that differ.
+    may be given although their values are asked for elsewhere. `lost`: why the configuration no longer says a param. `told`: what
+    the tensors tell where no source speaks or, as text, why they do not. Raises all problems at once: M112 a name that is no
+    param, M114 a value it cannot have, M509 no value, M510 sources that differ.
     """
     report = Report()
     known = list(dict.fromkeys([*params, *(known or ())]))
@@ -99,6 +105,8 @@ def resolve(
             out[name] = said[0][1]
         elif failed:
             continue
+        elif isinstance(found := (told or {}).get(name), list):
+            out[name] = convert(found, param)
         elif param.has_default:
             out[name] = convert(param.default, param)
         elif not param.optional:
@@ -106,7 +114,7 @@ def resolve(
                 "M509",
                 f"param `{name}` has no value",
                 spans=at,
-                notes=_about(param, (lost or {}).get(name)),
+                notes=(*_about(param, (lost or {}).get(name)), *((found,) if isinstance(found, str) else ())),
                 help=_wanted(name, param),
             )
     report.check()
@@ -122,6 +130,48 @@ def place(reference: str) -> tuple[str, tuple[str, ...]]:
     """The side file and the names in it that `[file.json#]key.path` means."""
     file, mark, keys = reference.rpartition("#")
     return (file if mark else CONFIG), tuple(keys.split("."))
+
+
+def expand(name: str, value: Any, param: Param, names: Callable[[], Iterable[str]], spans: tuple[Span, ...] = ()) -> Any:
+    """The value with the items of a list that are patterns replaced by what they fit among `names`, in their order, each once.
+
+    Items without braces stay as they are. M114 for what is no pattern, M213 for one that fits nothing.
+    """
+    if param.type != "list" or param.items == "int" or not isinstance(value, (str, list, tuple)):
+        return value
+    report = Report()
+    items = _items(value) if isinstance(value, str) else list(value)
+    if not any(isinstance(item, str) and ("{" in item or "}" in item) for item in items):
+        return value
+    there = list(dict.fromkeys(names()))
+    out: dict[Any, None] = {}
+    for item in items:
+        if not isinstance(item, str) or not ("{" in item or "}" in item):
+            out[item] = None
+            continue
+        try:
+            pattern = parse(item)
+            if pattern.params or pattern.has_flat:
+                raise PatternError("M201", "a pattern here has no params and no flat captures", 0, len(item))
+        except PatternError as error:
+            report.add("M114", f"param `{name}`: {printable(item, 120)} is no pattern: {error.message}", spans=spans, help=error.help)
+            continue
+        fitting = [known for known in there if matches(pattern, known)]
+        if not fitting:
+            _report_idle(name, item, pattern, there, spans, report)
+        out.update(dict.fromkeys(fitting))
+    report.check()
+    return list(out)
+
+
+def _report_idle(name: str, item: str, pattern: Pattern, names: Sequence[str], spans: tuple[Span, ...], report: Report) -> None:
+    near = max(((pattern.failure(t.keys[0]), t.keys[0]) for t in group(names)), key=lambda found: found[0].progress, default=None)
+    notes: tuple[str, ...] = ()
+    if near is not None and near[0].progress:
+        failure, known = near
+        notes = (f"nearest name: {printable(known)}; it fails at {printable(failure.found)!r}, where the pattern takes {failure.expected}",)
+    hint = FOREIGN if foreign(pattern) else "a pattern stands for names of modules and of tensors, whole; `migrate inspect` shows them"
+    report.add("M213", f"param `{name}`: no name of the checkpoint fits {printable(item, 120)}", spans=spans, notes=notes, help=hint)
 
 
 def spelled(reference: str) -> str:
@@ -160,7 +210,8 @@ def _from_text(text: str, param: Param) -> Any:
 
 def _items(text: str) -> list[str]:
     if not text.lstrip().startswith("["):
-        return [item.strip() for item in text.split(",")]
+        # alternatives of a pattern may hold commas
+        return [item.strip() for item in re.split(r",(?![^{}]*\})", text)]
     report = Report()
     document = yaml.read(text, shown(GIVEN), report)
     data = document.data

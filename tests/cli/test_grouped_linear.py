@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from commandline import content, contents, done, fingerprint, run, safetensors
 
+import migrate
+
 GEMMS, OUT, IN = 3, 4, 2
 EACH, ROW = OUT * IN * 2, OUT * 2
 
@@ -148,12 +150,117 @@ def test_a_missing_gemm_is_named(tmp_path: Path) -> None:
     assert "{i} = 1" in result.json["diagnostics"][0]["message"]
 
 
-def test_without_the_modules_it_says_how_to_name_them(tmp_path: Path) -> None:
-    source = safetensors(tmp_path / "in.safetensors", multi("fc."))
-    result = run("apply", source, "-o", tmp_path / "out.safetensors", "--to", "te-grouped-weight@single")
-    assert result.exit == 2
-    assert "M509" in result.err
-    assert "--set modules=" in result.err
+def test_the_modules_of_a_single_weight_are_asked_for(tmp_path: Path) -> None:
+    source = safetensors(tmp_path / "in.safetensors", single("fc."))
+    result = run("apply", source, "-o", tmp_path / "out.safetensors", "--to", "te-grouped-weight@multi")
+    assert (result.exit, "M509" in result.err) == (2, True)
+    assert "no tensors that are read here fit {m...}.weight{i:int}, so they do not tell it" in result.err
+    assert "--set modules=…, a list of names: the GroupedLinear modules" in result.err
+
+
+def test_numbered_tensors_tell_their_modules_and_the_way_back_remembers_them(place: tuple[str, str], tmp_path: Path) -> None:
+    prefix, module = place
+    source = safetensors(tmp_path / "multi.safetensors", {**multi(prefix), **multi("other.fc2.")})
+    question = ["--to", "te-grouped-weight@single", "--to", "te-grouped-bias@single"]
+    planned = done("plan", source, *question, "--format", "json").json
+    assert planned["params"] == {"modules": [module, "other.fc2"]}
+    assert sum("nothing says `modules` of te-grouped-" in note and ", and the tensors tell: " in note for note in planned["notes"]) == 2
+    assert planned["downgrade"]["exact"]
+    done("apply", source, "-o", tmp_path / "single.safetensors", *question)
+    assert contents(tmp_path / "single.safetensors") == read({**single(prefix), **single("other.fc2.")}, tmp_path)
+    done("downgrade", tmp_path / "single.safetensors", "-o", tmp_path / "back.safetensors")
+    assert contents(tmp_path / "back.safetensors") == contents(source)
+    # what is said counts, and may be fewer
+    said = done("plan", source, *question, "--set", "modules=other.fc2", "--format", "json").json
+    assert said["params"] == {"modules": ["other.fc2"]}
+
+
+ODD = {
+    "a gap": {"odd.weight0": ("BF16", [2, 2]), "odd.weight2": ("BF16", [2, 2])},
+    "from one": {"odd.weight1": ("BF16", [2, 2]), "odd.weight2": ("BF16", [2, 2])},
+    "one alone": {"odd.weight0": ("BF16", [2, 2])},
+    "two shapes": {"odd.weight0": ("BF16", [2, 2]), "odd.weight1": ("BF16", [2, 4])},
+    "two dtypes": {"odd.weight0": ("BF16", [2, 2]), "odd.weight1": ("F32", [2, 2])},
+    "one axis": {"odd.weight0": ("BF16", [2]), "odd.weight1": ("BF16", [2])},
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_numbered_tensors_of_another_kind_make_it_a_question(tmp_path: Path, odd: str) -> None:
+    source = safetensors(tmp_path / "in.safetensors", {**multi("fc."), **ODD[odd]})
+    found = run("plan", source, "--to", "te-grouped-weight@single", "--format", "json")
+    assert (found.exit, found.codes) == (2, ["M509"])
+    (note,) = found.json["diagnostics"][0]["notes"]
+    assert "do not tell it, because not all are numbered from 0 without a gap" in note
+    assert "odd has" in note
+    assert "fc has" not in note
+    done("plan", source, "--to", "te-grouped-weight@single", "--set", "modules=fc")
+
+
+def test_modules_are_named_by_patterns_and_files_as_well(tmp_path: Path) -> None:
+    experts = [f"decoder.layers.{n}.mlp.experts.linear_fc{k}" for n in range(11) for k in (1, 2)]
+    source = safetensors(
+        tmp_path / "in.safetensors", {k: t for m in experts for k, t in single(f"{m}.").items() if k.startswith("decoder")}
+    )
+    pattern = "decoder.layers.{n:int}.mlp.experts.linear_fc{k:1|2}"
+    names = tmp_path / "names.txt"
+    names.write_text(f"# the experts\n\n  {pattern}  \r\n")
+    question = ("--to", "te-grouped-weight@multi", "--format", "json")
+    plans = [
+        done("plan", source, *question, "--set", f"modules={given}").json
+        for given in (",".join(experts), pattern, f'["{pattern}"]', f"@{names}", "decoder.{k...}.linear_fc1,decoder.{k...}.linear_fc2")
+    ]
+    assert [set(plan["params"]["modules"]) for plan in plans] == [set(experts)] * len(plans)
+    assert [plan["rows"] for plan in plans] == [plans[0]["rows"]] * len(plans)
+    made = migrate.plan(source, to="te-grouped-weight@multi", params={"modules": [pattern]}).document
+    assert set(made["params"]["modules"]) == set(experts)
+    assert migrate.plan(source, to="te-grouped-weight@multi", params={"modules": f"@{names}"}).document["question"]["params"] == {
+        "modules": [pattern]
+    }
+    # the stamp holds names
+    done("apply", source, "-o", tmp_path / "out.safetensors", *question[:2], "--set", f"modules=@{names}")
+    done("downgrade", tmp_path / "out.safetensors", "-o", tmp_path / "back.safetensors")
+    assert contents(tmp_path / "back.safetensors") == contents(source)
+
+
+def test_a_pattern_that_no_name_fits_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    source = safetensors(tmp_path / "in.safetensors", single("decoder.layers.0.fc1."))
+    for given, note, advice in (
+        ("decoder.layers.{n:int}.fc{k:2|3}", "nearest name: decoder.layers.0.fc1; it fails at 'fc1'", "`migrate inspect` shows them"),
+        ("decoder.layers.*.{k}", "nearest name: decoder.layers.0", "neither globs nor regular expressions"),
+    ):
+        found = run("plan", source, "--to", "te-grouped-weight@multi", "--set", f"modules=decoder.layers.0.fc1,{given}", "--format", "json")
+        assert (found.exit, found.codes) == (2, ["M213"])
+        (said,) = found.json["diagnostics"]
+        assert said["message"] == f"param `modules`: no name of the checkpoint fits {given}"
+        assert said["notes"][0].startswith(note)
+        assert advice in said["help"]
+    broken = run("plan", source, "--to", "te-grouped-weight@multi", "--set", "modules=fc{k", "--format", "json")
+    assert (broken.exit, broken.codes) == (2, ["M114"])
+    assert "fc{k is no pattern: `{` is never closed" in broken.out
+
+
+@pytest.mark.parametrize(
+    ("written", "says"),
+    [(None, "No such file"), (b"", "no entry"), (b"# a\n \n", "no entry"), (b"\xff", "no text in UTF-8")],
+)
+def test_a_file_of_entries_that_cannot_be_read_is_named(tmp_path: Path, written: bytes | None, says: str) -> None:
+    source = safetensors(tmp_path / "in.safetensors", single("fc."))
+    if written is not None:
+        (tmp_path / "names.txt").write_bytes(written)
+    found = run("plan", source, "--to", "te-grouped-weight@multi", "--set", f"modules=@{tmp_path / 'names.txt'}", "--format", "json")
+    assert (found.exit, found.codes) == (2, ["M115"])
+    assert says in found.out
+    assert "names.txt" in found.out
+
+
+def test_a_file_of_entries_may_name_the_root(tmp_path: Path) -> None:
+    source = safetensors(tmp_path / "in.safetensors", single(""))
+    (tmp_path / "names.txt").write_text('""\n')
+    planned = done(
+        "plan", source, "--to", "te-grouped-weight@multi", "--set", f"modules=@{tmp_path / 'names.txt'}", "--format", "json"
+    ).json
+    assert planned["params"] == {"modules": [""]}
 
 
 def test_inspect_says_what_detection_cannot_tell(tmp_path: Path) -> None:
@@ -169,6 +276,9 @@ def test_a_misspelt_module_is_named(tmp_path: Path) -> None:
     assert "no key has {m} = fd, which `where` names" in planned["notes"]
     refused = run("plan", source, "--to", "te-grouped-weight@multi", "--set", "modules=fd", "--format", "json")
     assert (refused.exit, refused.codes) == (3, ["M206"])
+    assert refused.json["diagnostics"][0]["notes"] == ["`$modules` is fd"]
+    glob = run("plan", source, "--to", "te-grouped-weight@multi", "--set", "modules=f*", "--format", "json")
+    assert "neither globs nor regular expressions" in glob.json["diagnostics"][0]["help"]
 
 
 def test_params_that_would_change_nothing_are_refused_with_what_detection_cannot_tell(tmp_path: Path) -> None:

@@ -233,3 +233,28 @@ def test_a_rule_that_reads_nothing_is_told_how_a_tensor_is_added() -> None:
     (found,) = caught.value.diagnostics
     assert (found.code, found.message) == ("M101", "`from` is missing")
     assert "`keep_source: true` and `fill`" in (found.help or "")
+
+
+@pytest.mark.parametrize(
+    ("written", "code"),
+    [
+        ('type: list, items: str, groups: {key: "{m...}.w{i:int}", of: m, over: i}', None),
+        ('type: list, groups: {key: "{m...}.w{i:int}", of: m, over: i, ndim: 0}', None),
+        ('type: str, groups: {key: "{m...}.w{i:int}", of: m, over: i}', "M114"),
+        ('type: list, items: int, groups: {key: "{m...}.w{i:int}", of: m, over: i}', "M114"),
+        ('type: list, groups: {key: "{m...}.w{i:int}", of: i, over: i}', "M114"),
+        ('type: list, groups: {key: "{m...}.w{i:int}", of: m, over: m}', "M114"),
+        ('type: list, groups: {key: "{m...}.w{i:int}", of: n, over: i}', "M114"),
+        ('type: list, groups: {key: "{m...}.w{i:int}", of: m}', "M101"),
+        ('type: list, groups: {key: "{m...}.w{i:int}", of: m, over: i, ndim: -1}', "M114"),
+        ('type: list, groups: {key: "{m", of: m, over: i}', "M201"),
+    ],
+)
+def test_groups_name_the_captures_of_one_pattern(written, code):
+    text = f"id: a\ntitle: t\nlineage: l\nedge: [a, b]\nparams: {{p: {{{written}}}}}\n"
+    if code is None:
+        assert load_text(text, "r.yaml").model.params["p"].groups.over == "i"
+    else:
+        with pytest.raises(QuestionError) as caught:
+            load_text(text, "r.yaml")
+        assert [d.code for d in caught.value.diagnostics] == [code]

@@ -124,6 +124,7 @@ params:
       choices: [1, 2], default: 1}
   d: {type: str, dtype: {key: ["{p...}.s", t]}}
   m: {type: list, items: str, config: "text/a.json#b.c", shape: {key: [b, c], dim: -1}, default: [x, y]}
+  g: {type: list, groups: {key: "{m...}.w{i:int}", of: m, over: i, ndim: 2}}
 keep: ["{p...}.k", "{2*n + 1}.w"]
 files: {config.json: {a: $n, b: null}, text/a.json: {c: [1, 1.5, true]}}
 names: ["config.json#q.modules"]
