@@ -35,7 +35,17 @@ from .rules.params import resolve
 from .running import forms, limits
 from .running import history as stamps
 from .running.device import parse as parse_device
-from .running.differences import beside, carried_differences, item_differences, side_differences, spec_differences
+from .running.differences import (
+    TENSORS_ONLY,
+    Unlooked,
+    beside,
+    carried_differences,
+    item_differences,
+    not_compared,
+    side_differences,
+    spec_differences,
+    unread_differences,
+)
 from .running.prepare import compose_for, is_folder, plan_for, side_reader, stamp_of, walk_for
 from .running.rest import whole
 from .running.suite import test as test
@@ -282,29 +292,34 @@ def verify(
         made.close()
 
 
-def diff(a: PathLike, b: PathLike, *, allow: Iterable[str] = (), progress: Progress | None = None, at: str | None = None) -> dict[str, Any]:
-    """Where two checkpoints differ: keys, specs, element bytes, side files. Stamps and header spacing do not count."""
+def diff(
+    a: PathLike, b: PathLike, *, allow: Iterable[str] = (), progress: Progress | None = None, at: str | None = None, tensors_only: bool = False
+) -> dict[str, Any]:
+    """Where two checkpoints differ: keys, specs, element bytes, side files, values. Stamps and header spacing do not count.
+
+    `not_compared` in the answer lists what was not looked at. `tensors_only` looks at tensors and at nothing beside them.
+    """
     from .running.diff import diff as compare
 
     question = ask((), (), (), None, allow, at=at)
     one, other = _opened("a", a, question), _opened("b", b, question)
     try:
         found = compare(whole(one), whole(other), progress=progress)
-        others = [
-            d["what"]
-            for d in (
-                *side_differences(one, other, SideFiles(side_reader(one))),
-                *item_differences(one, other),
-                *forms.differences(one, other),
-            )
-        ]
-        equal = not (found.only_a or found.only_b or found.specs or found.bytes or others)
+        side, others, notes = [], [], []
+        if tensors_only:
+            unlooked = [Unlooked(what, "--tensors-only, or tensors_only=True, was given") for what in TENSORS_ONLY]
+        else:
+            unread, notes = unread_differences(one, other)
+            side = side_differences(one, other, SideFiles(side_reader(one)))
+            others = [*item_differences(one, other), *forms.differences(one, other), *unread]
+            unlooked = not_compared(one, other)
         return {
             "format_version": FORMAT_VERSION,
             "kind": "difference",
             "a": one.path,
             "b": other.path,
-            "equal": equal,
+            "equal": found.equal and not (side or others),
+            "tensors_equal": found.equal,
             "tensors": len(one.index.tensors),
             "bytes": one.index.nbytes,
             "only_a": list(found.only_a),
@@ -320,7 +335,10 @@ def diff(a: PathLike, b: PathLike, *, allow: Iterable[str] = (), progress: Progr
                 }
                 for d in found.bytes
             ],
-            "others": others,
+            "side_files": [d["what"] for d in side],
+            "others": [d["what"] for d in others],
+            "not_compared": [one.to_json() for one in unlooked],
+            "notes": notes,
         }
     finally:
         one.close()

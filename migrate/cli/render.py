@@ -349,10 +349,16 @@ def _largest(rule: Mapping[str, Any], complete: bool) -> str:
 
 
 def difference(doc: Mapping[str, Any]) -> str:
+    beside = [*_unlooked(doc), *(f"note: {safe(note)}" for note in doc["notes"])]
+    what = f"{plural(doc['tensors'], 'tensor')}, {size(doc['bytes'])}"
     if doc["equal"]:
-        return f"equal: {plural(doc['tensors'], 'tensor')}, {size(doc['bytes'])}, keys, specs and bytes"
-    parts = {"only in A": "only_a", "only in B": "only_b", "of another spec": "specs", "of other bytes": "bytes_differ", "other": "others"}
-    out = ["differ: " + ", ".join(f"{len(doc[name]):,} {what}" for what, name in parts.items() if doc[name])]
+        return "\n".join([f"equal{_in_part(doc)}: {what}, keys, specs and bytes", *beside])
+    parts = {
+        "only in A": "only_a", "only in B": "only_b", "of another spec": "specs", "of other bytes": "bytes_differ",
+        "side files": "side_files", "other": "others",
+    }  # fmt: skip
+    tensors = f"tensors equal ({what}); " if doc["tensors_equal"] else ""
+    out = [f"differ: {tensors}" + ", ".join(f"{len(doc[name]):,} {what}" for what, name in parts.items() if doc[name])]
     for name, keys in (("only in A", doc["only_a"]), ("only in B", doc["only_b"])):
         out += [f"{name}: {line}" for line in capped(collapsed(keys))]
     alike: dict[tuple[str, str], list[str]] = {}
@@ -361,7 +367,16 @@ def difference(doc: Mapping[str, Any]) -> str:
     for (a, b), keys in alike.items():
         out += [f"spec differs: {line}: {safe(short(a))} and {safe(short(b))}" for line in capped(collapsed(keys))]
     out += capped([_measured(d) for d in doc["bytes_differ"]])
-    return "\n".join([*out, *(f"differs: {safe(item)}" for item in doc["others"])])
+    return "\n".join([*out, *(f"differs: {safe(item)}" for item in (*doc["side_files"], *doc["others"])), *beside])
+
+
+def _in_part(doc: Mapping[str, Any]) -> str:
+    return " in all that was compared" if doc["not_compared"] else ""
+
+
+def _unlooked(doc: Mapping[str, Any]) -> list[str]:
+    """What a comparison did not look at, a line each."""
+    return [f"not compared: {safe(one['what'])} ({one['why']})" for one in doc["not_compared"]]
 
 
 def _measured(d: Mapping[str, Any]) -> str:

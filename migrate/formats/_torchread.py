@@ -37,6 +37,7 @@ from ..source.pickle.tree import (
     joined,
 )
 from ..source.sidefiles import HISTORY, MAX_HISTORY
+from ..source.unread import Unread, Written, left
 from . import _kinds, _legacy, _zip
 from ._zip import Record
 
@@ -61,15 +62,18 @@ class Held:
     places: Mapping[str, Record]
     number: int
     history: bytes | None
+    unread: Mapping[str, Unread]
 
 
 class _Raw(NamedTuple):
-    """The decoded tree of a file, and where the bytes of each storage lie."""
+    """The decoded tree of a file, and where the bytes of its stream and of each storage lie."""
 
     root: Any
     places: Mapping[str, Record]
     outside: tuple[Outside, ...]
     history: bytes | None
+    hidden: frozenset[str]
+    stream: tuple[int, int]
 
 
 def read(blob: FileBlob, number: int, label: str, at: str | None) -> Held:
@@ -79,12 +83,13 @@ def read(blob: FileBlob, number: int, label: str, at: str | None) -> Held:
     """
     with collector_paused():
         raw = _raw(blob, label)
-        root, notes = raw.root, []
+        root, notes, unread = raw.root, [], {}
         left_out, more = unfit(root)
         outside = (*raw.outside, *more)
         if left_out or outside:
             root, gone = pruned(root, left_out)
-            notes += [dropped([printable(path) for path in gone])] * bool(gone)
+            notes += [dropped([printable(one.path) for one in gone])] * bool(gone)
+            unread = left(gone, Written(number, raw.stream, raw.places, raw.hidden))
         part = flat(Part(root, choose(root, at, label)), label)
         if part.nests:
             where = f"`{printable('.'.join(part.at))}`" if part.at else "the file"
@@ -94,7 +99,7 @@ def read(blob: FileBlob, number: int, label: str, at: str | None) -> Held:
     unsummed = sum(record.crc is None and record.size > 0 for record in raw.places.values())
     if unsummed:
         notes.append(f"{label}: {unsummed} of {len(raw.places)} storages without a checksum; a damaged one would not be noticed")
-    return Held(part, tensors, others, names, paths, outside, tuple(notes), raw.places, number, raw.history)
+    return Held(part, tensors, others, names, paths, outside, tuple(notes), raw.places, number, raw.history, unread)
 
 
 def _raw(blob: FileBlob, label: str) -> _Raw:
@@ -105,7 +110,8 @@ def _raw(blob: FileBlob, label: str) -> _Raw:
     if found == "legacy":
         legacy = _legacy.read(blob, label=label)
         decoded = decode(legacy.value, label, {key: record.size for key, record in legacy.records.items()})
-        return _Raw(decoded.tree, legacy.records, decoded.outside, None)
+        end = min((record.offset for record in legacy.records.values()), default=size)
+        return _Raw(decoded.tree, legacy.records, decoded.outside, None, decoded.hidden, (0, end))
     if found != "zip":
         _kinds.refuse(label, found)
     archive = _zip.read(blob, label=label)
@@ -114,7 +120,9 @@ def _raw(blob: FileBlob, label: str) -> _Raw:
     places = {name[5:]: record for name, record in archive.records.items() if name.startswith("data/")}
     decoded = decode(nodes, label, {key: record.size for key, record in places.items()})
     history = archive.records.get(HISTORY)
-    return _Raw(decoded.tree, places, decoded.outside, None if history is None else _zip.content(blob, history, MAX_HISTORY, label))
+    stamp = None if history is None else _zip.content(blob, history, MAX_HISTORY, label)
+    written = archive.records["data.pkl"]
+    return _Raw(decoded.tree, places, decoded.outside, stamp, decoded.hidden, (written.offset, written.size))
 
 
 def unfit(root: Any) -> tuple[dict[int, str], tuple[Outside, ...]]:

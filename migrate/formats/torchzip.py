@@ -228,6 +228,7 @@ def _index(names: list[str], units: list[list[Held]], label: str, side_files: An
         return Index(
             tensors, tuple(names), side_files, left_out, items=items, outline=outline,
             outside=tuple(found for held in every for found in held.outside),
+            unread={f"{path}@{rank}" if len(parts) > 1 else path: one for rank, held in enumerate(parts) for path, one in held.unread.items()},
             notes=tuple(dict.fromkeys(note for held in every for note in held.notes)),
             sums=lambda: {
                 (held.number, place.offset): (place.size, place.crc)
@@ -260,9 +261,11 @@ def _merged(unit: list[Held]) -> Held:
     tensors = {key: stored for held in unit for key, stored in held.tensors.items()}
     others: dict[str, Stored] = {}
     paths: dict[int, str] = {}
+    unread: dict[str, Unread] = {}
     for held in unit:
+        unread.update({f"{path}#{held.number}" if path in unread else path: one for path, one in held.unread.items()})
         # one path can spell two places, as keys have dots
         called = {path: f"{path}#{held.number}" if path in others else path for path in held.others}
         others.update({called[path]: stored for path, stored in held.others.items()})
         paths.update({number: called[path] for number, path in held.paths.items()})
-    return replace(unit[0], part=Part(root, ()), tensors=tensors, names=names, others=others, paths=paths)
+    return replace(unit[0], part=Part(root, ()), tensors=tensors, names=names, others=others, paths=paths, unread=unread)

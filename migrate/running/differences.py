@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..core.diagnostics import printable
+from ..core.diagnostics import listed, plural, printable
 from ..planning.graph import Read
 from ..source.outline import encodings
 from ..source.pickle.tree import DictNode, ListNode, joined, segment
+from ..source.unread import contents
 
 if TYPE_CHECKING:
     from ..planning.compose import Composition
@@ -38,12 +39,92 @@ def spec_differences(composition: Composition, made: Source) -> list[dict[str, s
 
 def side_differences(one: Source, other: Source, sides: SideFiles) -> list[dict[str, str]]:
     """Side files that are not byte for byte the same, where both are folders; `sides` are those of `one` as they shall be."""
-    if not (os.path.isdir(one.path) and os.path.isdir(other.path)):
+    if not _both_folders(one, other):
         return []
     a, b = dict(sides.listing(one.index.side_files)), dict(other.index.side_files)
     out = [{"key": name, "what": f"side file {printable(name, 300)} is in one of them only"} for name in sorted(a.keys() ^ b.keys())]
     unlike = (n for n in sorted(a.keys() & b.keys()) if a[n] != b[n] or sides.read(n) != other.side_file(n))
     return out + [{"key": name, "what": f"side file {printable(name, 300)} differs"} for name in unlike]
+
+
+class Unlooked(NamedTuple):
+    """Something that a comparison did not look at: `what` it is, and `why`."""
+
+    what: str
+    why: str
+
+    def to_json(self) -> dict[str, str]:
+        return {"what": self.what, "why": self.why}
+
+
+def unread_differences(one: Source, other: Source, names: tuple[str, str] = ("A", "B")) -> tuple[list[dict[str, str]], list[str]]:
+    """Values that are not decoded and are not the same in both, and notes on how those that are were compared."""
+    if not (one.index.unread or other.index.unread):
+        return [], []
+    a, b = contents(one), contents(other)
+    differences, alike, whole = [], [], []
+    for path in sorted(a.keys() | b.keys()):
+        x, y = a.get(path), b.get(path)
+        name = f"value {printable(path, 300)} ({printable((a.get(path) or b[path]).name, 100)}, not decoded)"
+        if x is None or y is None:
+            differences.append({"key": path, "what": f"{name} is in {names[x is None]} only"})
+        elif x.bytes != y.bytes or x.digest != y.digest:
+            by = "; it is too large to be compared but by the bytes of its file's pickle" if x.bytes or y.bytes else ""
+            differences.append({"key": path, "what": f"{name} differs{by}"})
+        else:
+            (whole if x.bytes else alike).append(printable(path, 300))
+    notes = [f"not decoded, and equal by its canonical pickle stream and the bytes of its storages: {listed(alike)}"] * bool(alike)
+    return differences, [*notes, *[f"not decoded, and equal by the bytes of the whole pickle: {listed(whole)}"] * bool(whole)]
+
+
+def not_compared(one: Source, other: Source, names: tuple[str, str] = ("A", "B")) -> list[Unlooked]:
+    """What two checkpoints hold and no comparison of the two looks at, stamps apart."""
+    a, b = one.index, other.index
+    out = []
+    for name, index in zip(names, (a, b), strict=True):
+        if index.left_out:
+            files = plural(len(index.left_out), "file")
+            out.append(Unlooked(f"{files} beside {name}: {listed(list(index.left_out), 8)}", "no part of the checkpoint"))
+        if index.side_files and not _both_folders(one, other):
+            listing = listed([f.path for f in index.side_files], 8)
+            out.append(Unlooked(f"side files of {name}: {listing}", "the other one is not a folder"))
+        if _too_many(index):
+            out.append(Unlooked(f"values of {name} beyond the first {MOST_CONTAINERS:,}", "too many to be compared one by one"))
+    if (a.outline is None) != (b.outline is None):
+        out.append(Unlooked("ties, flags of parameters, versions of modules and kinds of dicts", "only one of them can say these"))
+    if dict(a.metadata) != dict(b.metadata):
+        out.append(Unlooked("the metadata in the headers, which differs", "text that the format keeps for whoever wrote the file"))
+    return out
+
+
+TENSORS_ONLY = (
+    "side files",
+    "values that are not tensors",
+    "ties, flags of parameters, versions of modules and kinds of dicts",
+)  # fmt: skip
+
+
+def _both_folders(one: Source, other: Source) -> bool:
+    return os.path.isdir(one.path) and os.path.isdir(other.path)
+
+
+def _too_many(index: Index) -> bool:
+    """Whether the checkpoint has more values than are compared one by one."""
+    parts = index.outline.parts if index.outline is not None else ()
+    return len(index.items) >= MOST_CONTAINERS or any(_containers(part.root) >= MOST_CONTAINERS for part in parts)
+
+
+def _containers(root: Any) -> int:
+    seen: set[int] = set()
+    stack = [root]
+    while stack and len(seen) < MOST_CONTAINERS:
+        node = stack.pop()
+        if type(node) not in (DictNode, ListNode) or id(node) in seen:
+            continue
+        seen.add(id(node))
+        held = (value for _, value in node.pairs) if type(node) is DictNode else node.items
+        stack += [child for child in held if type(child) in (DictNode, ListNode)]
+    return len(seen)
 
 
 def carried_differences(one: Source, other: Source) -> list[Mismatch]:

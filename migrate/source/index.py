@@ -17,6 +17,7 @@ from ..core.spec import Spec, total_bytes
 if TYPE_CHECKING:
     from .outline import Outline
     from .pickle.policy import Outside
+    from .unread import Unread
 
 
 class Stored(NamedTuple):
@@ -48,7 +49,8 @@ class Index:
     checkpoint. `side_files` travel with a migration, `left_out` are files that never do and are only listed.
     `items` are the non-tensor values by path, `metadata` the format's own string map. `outline` is how all of it hangs together
     where it is more than a flat dict of tensors: it also has tensors that rules do not see, `carried` ones, under keys that no
-    tensor has. `outside` is what the reader refused to read and left out, `notes` what it noticed. `sums()` has the
+    tensor has. `outside` is what the reader refused to read and left out, and `unread` the entries that went with it, by path; `notes` are
+    what it noticed. `sums()` has the
     CRC-32 of the bytes that begin at (blob, offset), as (their number, CRC), where the format records one. `module_versions`
     are those of a state dict in memory.
     """
@@ -61,6 +63,7 @@ class Index:
     metadata: Mapping[str, str] = field(default_factory=dict)
     outline: Outline | None = None
     outside: tuple[Outside, ...] = ()
+    unread: Mapping[str, Unread] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     sums: Callable[[], Mapping[tuple[int, int], tuple[int, int]]] = dict
     module_versions: Mapping[str, int] | None = None

@@ -312,12 +312,21 @@ def leaves(root: Any, stop: DictNode | None, most: int = 1_000_000) -> Iterator[
         stack += [(child, (*path, segment(key))) for key, child in reversed(held)]
 
 
-def pruned(root: Any, unfit: Mapping[int, str]) -> tuple[Any, list[str]]:
-    """The tree without the entries of dicts that hold a value of these identities, and the paths of these entries.
+class Gone(NamedTuple):
+    """An entry that was left out: its path, its key and its value. The key is None where it is not an entry of a dict."""
 
-    What stands in a list takes the nearest dict entry around the list with it: the places of the others would change.
+    path: str
+    key: Any
+    value: Any
+
+
+def pruned(root: Any, unfit: Mapping[int, str]) -> tuple[Any, list[Gone]]:
+    """The tree without the entries of dicts that hold a value of these identities, and these entries.
+
+    What stands in a list takes the nearest dict entry around the list with it: the places of the others would change. So do the
+    attributes of a dict, and the whole file where there is no dict around it.
     """
-    gone: list[str] = []
+    gone: list[Gone] = []
     made: dict[int, Any] = {}
     bad: dict[int, bool] = {}
 
@@ -336,12 +345,13 @@ def pruned(root: Any, unfit: Mapping[int, str]) -> tuple[Any, list[str]]:
                     visit(key, path)
                 new = visit(value, (*path, segment(key)))
                 if bad.get(id(value)) or bad.get(id(key)):
-                    gone.append(joined((*path, key), 300))
+                    gone.append(Gone(joined((*path, key), 300), key, value))
                 else:
                     pairs.append((key, new))
             attributes = None if node.attributes is None else visit(node.attributes, (*path, ".state"))
             if bad.get(id(node.attributes)):
                 attributes = None
+                gone.append(Gone(joined((*path, ".state"), 300), None, node.attributes))
             same = len(pairs) == len(node.pairs) and all(a[1] is b[1] for a, b in zip(pairs, node.pairs, strict=True))
             same = same and attributes is node.attributes
             made[id(node)] = node if same else DictNode(node.kind, tuple(pairs), node.node, attributes)
@@ -355,7 +365,9 @@ def pruned(root: Any, unfit: Mapping[int, str]) -> tuple[Any, list[str]]:
         return made[id(node)]
 
     new = visit(root, ())
-    return (None if bad.get(id(root)) else new), gone
+    if bad.get(id(root)):
+        return None, [*gone, Gone(".", None, root)]
+    return new, gone
 
 
 def tree_of(value: Any, depth: int = 0) -> Any:
