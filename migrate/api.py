@@ -24,6 +24,7 @@ from . import formats
 from .core.diagnostics import fail, printable
 from .core.spelling import option
 from .extra_state.age import States
+from .planning.graph import Read
 from .planning.plan import Plan
 from .planning.question import OUTPUT_FORMATS, Question, ask, asked_in, path_text, saved_plan
 from .planning.route import find_route, known_lineages, layouts_of, nearest_to
@@ -39,12 +40,12 @@ from .running.differences import (
     TENSORS_ONLY,
     Unlooked,
     beside,
-    carried_differences,
     item_differences,
     not_compared,
     side_differences,
     spec_differences,
     unread_differences,
+    unread_outcome,
 )
 from .running.prepare import compose_for, is_folder, plan_for, side_reader, stamp_of, walk_for
 from .running.rest import whole
@@ -234,15 +235,35 @@ def verify(
     rules: Iterable[PathLike] = (),
     params: Mapping[str, Any] | None = None,
     allow: Iterable[str] = (),
+    threads: int = 2,
+    max_memory: int | str | None = None,
+    sample: float | str | None = None,
+    seed: int | None = None,
     progress: Progress | None = None,
+    inform: Callable[[dict[str, Any]], None] | None = None,
     at: str | None = None,
 ) -> dict[str, Any]:
     """Recomputes every output tensor from `source` through the eager path and compares bytes with `out`.
 
-    Which edges were applied is taken from the stamp of `out`, unless `to` or `rules` says it.
+    Which edges were applied is taken from the stamp of `out`, unless `to` or `rules` says it. `not_compared` in the answer lists what
+    was not looked at. Tensors are held whole with all that they are made of: M919 before anything is read where one takes more than
+    `max_memory`; without it, two are made at a time as long as they take no more than 1 GiB or the largest alone. `sample`, as "5%",
+    looks at that part of the tensors and of the rows of large ones, chosen by `seed`. `inform` is called before the work begins, with
+    `tensors`, `bytes`, `threads`, `memory` (the most bytes held at once), `largest` (a key, None without tensors), and `seconds` (about
+    how long it takes, measured on a small part; None where that is too little to tell).
     """
-    from .running.verify import recompute
+    from .running import spotcheck
+    from .running.verify import Recomputation
 
+    limits.check_threads(threads)
+    budget = None if max_memory is None else limits.memory(max_memory)
+    share = None if sample is None else spotcheck.share_of(sample)
+    if seed is not None and share is None:
+        fail(
+            "M115",
+            "a seed chooses a sample, and none is asked for",
+            help=f"give {option('sample', '5%')} too, or leave {option('seed')} out",
+        )
     question = ask(to, from_, rules, params, allow, at=at)
     question = replace(question, allow=question.allow | {"lossy", "drop", "delayed-scaling"})
     opened, made = _opened("source", source, question), _opened("out", out, question)
@@ -258,8 +279,6 @@ def verify(
             if made.history is None:
                 missing = f"the output {printable(made.path)} has no stamp that says what was applied"
             fail("M115", missing, notes=tuple(notes), help=f"give {option('to', 'LINEAGE@LAYOUT')} or {option('rules', 'FILE')}")
-        for one in (opened, made):
-            check_all(one)
         route = find_route(opened.index, side_reader(opened), stamp_of(opened)[0], question, applied, States(opened))
         notes += [*route.remarks, *(d.message for d in route.warnings if d.code == "M518")]
         walk = walk_for(opened, route, os.path.isdir(made.path))
@@ -267,12 +286,24 @@ def verify(
         differences = spec_differences(composition, made)
         wrong = {d["key"] for d in differences}
         programs = {key: program for key, program in composition.programs.items() if key not in wrong}
+        if made.index.outline is not None:
+            programs.update((key, Read(key)) for key in opened.index.carried)
+        both = whole(opened), whole(made)
+        chosen = None if share is None else spotcheck.choose(programs, *both, share, seed)
+        work = Recomputation(programs, *both, budget, chosen)
+        if inform is not None:
+            inform(work.announced(threads, spotcheck.estimate(work, threads)))
+        if chosen is None:
+            for one in (opened, made):
+                check_all(one)
         near: list[dict[str, str]] = []
-        for found in recompute(programs, opened, made, progress=progress):
-            at = "" if found.index is None else f", first at {list(found.index)}"
-            (near if found.what == "near" else differences).append({"key": found.key, "what": f"{found.detail}{at}"})
-        differences += [{"key": found.key, "what": found.detail} for found in carried_differences(opened, made)]
-        differences += side_differences(opened, made, walk.sides)
+        for found in work.run(threads, progress):
+            first = "" if found.index is None else f", first at {list(found.index)}"
+            (near if found.what == "near" else differences).append({"key": found.key, "what": f"{found.detail}{first}"})
+        unread, unlooked = unread_outcome(opened, made, "opaque" in question.allow)
+        if chosen is not None:
+            unlooked += spotcheck.unlooked(chosen, programs, both[1], any(one.index.sums() for one in both))
+        differences += side_differences(opened, made, walk.sides) + unread
         differences += item_differences(opened, made, bool(route.legs)) + forms.made_differences(opened, composition, made)
         opened.check_unchanged()
         return {
@@ -283,8 +314,11 @@ def verify(
             "equal": not differences,
             "tensors": len(composition.graph.outputs),
             "bytes": made.index.nbytes,
+            "memory": work.memory(threads),
+            "sample": None if chosen is None else chosen.to_json(both[1]),
             "differences": differences,
             "near": near,
+            "not_compared": [one.to_json() for one in unlooked],
             "notes": notes,
         }
     finally:
@@ -293,7 +327,13 @@ def verify(
 
 
 def diff(
-    a: PathLike, b: PathLike, *, allow: Iterable[str] = (), progress: Progress | None = None, at: str | None = None, tensors_only: bool = False
+    a: PathLike,
+    b: PathLike,
+    *,
+    allow: Iterable[str] = (),
+    progress: Progress | None = None,
+    at: str | None = None,
+    tensors_only: bool = False,
 ) -> dict[str, Any]:
     """Where two checkpoints differ: keys, specs, element bytes, side files, values. Stamps and header spacing do not count.
 
@@ -305,9 +345,11 @@ def diff(
     one, other = _opened("a", a, question), _opened("b", b, question)
     try:
         found = compare(whole(one), whole(other), progress=progress)
-        side, others, notes = [], [], []
+        side: list[dict[str, str]] = []
+        others: list[dict[str, str]] = []
+        notes: list[str] = []
         if tensors_only:
-            unlooked = [Unlooked(what, "--tensors-only, or tensors_only=True, was given") for what in TENSORS_ONLY]
+            unlooked = [Unlooked(what, "only tensors were asked for") for what in TENSORS_ONLY]
         else:
             unread, notes = unread_differences(one, other)
             side = side_differences(one, other, SideFiles(side_reader(one)))

@@ -387,15 +387,35 @@ def _measured(d: Mapping[str, Any]) -> str:
     return f"bytes differ: {printable(d['key'])}: {plural(d['count'], 'element')}, the first at {d['index']}{measured}"
 
 
+def announcement(found: Mapping[str, Any]) -> str:
+    """What `verify` is about to do, and what it takes."""
+    most = ""
+    if found["largest"] is not None:
+        most = f" ({printable(found['largest'])} with what it is made of: {size(found['largest_memory'])})"
+    seconds = "" if found["seconds"] is None else f", about {_duration(found['seconds'])}"
+    what = f"{plural(found['tensors'], 'tensor')}, {size(found['bytes'])}, with {plural(found['threads'], 'thread')}"
+    return f"verifying {what}: at most {size(found['memory'])} of memory for tensors{most}{seconds}"
+
+
+def _duration(seconds: float) -> str:
+    return f"{max(1, round(seconds))} s" if seconds < 120 else f"{round(seconds / 60)} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
 @_answer
 def verification(doc: Mapping[str, Any]) -> str:
-    notes = [*capped([f"near: {printable(d['key'])}: {d['what']}" for d in doc["near"]]), *(f"note: {note}" for note in doc["notes"])]
+    notes = capped([f"near: {printable(d['key'])}: {d['what']}" for d in doc["near"]]) + _unlooked(doc)
+    notes += [f"note: {note}" for note in doc["notes"]]
+    what, part = f"{plural(doc['tensors'], 'tensor')}, {size(doc['bytes'])}", doc["sample"]
+    if part is not None:
+        looked = f"{plural(part['tensors'], 'tensor')} and parts of {part['tensors_in_part']:,}, {size(part['bytes'])}"
+        what = f"{looked}, of {what}, chosen by --sample {part['share']:.6g} --seed {part['seed']},"
     if doc["equal"]:
-        what = f"{plural(doc['tensors'], 'tensor')}, {size(doc['bytes'])}"
         how = f"every byte equal but for {plural(len(doc['near']), 'tensor')}" if doc["near"] else "every byte equal"
-        return "\n".join([f"verified: {what} recomputed from {doc['source']} on the eager path, {how}", *notes])
+        verb = "verified" if part is None else "verified in part"
+        return "\n".join([f"{verb}: {what} recomputed from {doc['source']} on the eager path, {how}", *notes])
     lines = capped([f"differs: {printable(d['key'])}: {d['what']}" for d in doc["differences"]])
-    return "\n".join([f"not what {doc['source']} gives: {plural(len(doc['differences']), 'difference')}", *lines, *notes])
+    looked = "" if part is None else f" in {what} which is what was looked at"
+    return "\n".join([f"not what {doc['source']} gives: {plural(len(doc['differences']), 'difference')}{looked}", *lines, *notes])
 
 
 @_answer

@@ -65,6 +65,8 @@ class Codec:
     words: ClassVar[Mapping[str, Collection[str]]] = {}
     sides: ClassVar[int | None] = None
     numbers: ClassVar[Collection[str]] = ()
+    # bytes for each element that `reference` and `reference_parts` take beside what they are given and make; None: whole arrays of float64
+    reference_width: ClassVar[int | None] = None
 
     def validate(self, options: Options, encoding: bool) -> None:
         """OpError M308 for options that this codec does not have or whose values it does not know."""

@@ -30,6 +30,8 @@ CODES = "float8_e4m3fn"
 SCALES = ("float32", "bfloat16", "float8_e8m0fnu")
 NUMBERS = ("float32", "bfloat16", "float16")
 LIKE = ("deepseek", "hf")
+# elements that `reference` looks up at a time, and those of a block that is worth a table of its own
+_LOOKED_UP, _WORTH = 1 << 16, 1 << 11
 # how a scale is stored: as it comes, rounded to bfloat16, or as the power of two above it in four bytes or in one; or its dtype
 STORED = {"f32": "float32", "bf16": "bfloat16", "pow2": "float32", "ue8m0": "float8_e8m0fnu", **{name: name for name in SCALES}}
 # what configurations call the power of two above it, in whatever dtype, and what transformers calls a scale as it comes
@@ -42,6 +44,7 @@ MEASURED, SPARSEST = 1 << 13, 509
 class Fp8Block(Codec):
     name = "fp8-block"
     summary = "e4m3 codes with a scale for each block of rows and columns"
+    reference_width = 0
     parts = ("weight", "scale")
     leaves = (
         Leaves("DeepSeek, transformers", {"weight": "weight", "scale": "weight_scale_inv"}),
@@ -183,19 +186,28 @@ class Fp8Block(Codec):
         wide = {"float32": lambda a: a.view("<f4"), "bfloat16": lambda a: (a.astype("<u4") << 16).view("<f4"), "float8_e8m0fnu": _powers}
         with np.errstate(all="ignore"):
             scales = wide[specs[1].dtype](scale).astype("f8")
+        # a large block has one scale and 256 codes: what they become is worked out once for each block, and looked up
+        known = _e4m3.values(np.arange(256, dtype="u1"))
         out = np.empty(codes.shape, {"float32": "<u4"}.get(dtype, "<u2"))
-        columns = np.arange(codes.shape[-1]) // block.columns
-        with np.errstate(all="ignore"):
-            for row in range(codes.shape[-2]):
-                # the product of 4 and 24 bits is exact in float64
-                numbers = (_e4m3.values(codes[..., row, :]) * scales[..., row // block.rows, :][..., columns]).astype("<f4")
-                out[..., row, :] = _narrowed(numbers, dtype)
+        first = np.arange(codes.shape[-1]) // block.columns * 256
+        step = max(1, _LOOKED_UP // max(1, codes.shape[-1]))
+        for at in np.ndindex(scales.shape[:-1]):
+            here = (*at[:-1], slice(at[-1] * block.rows, (at[-1] + 1) * block.rows))
+            given, made = codes[here], out[here]
+            # the product of 4 and 24 bits is exact in float64
+            if block.rows * block.columns < _WORTH:
+                with np.errstate(all="ignore"):
+                    made[...] = _narrowed((known[given] * scales[at][first // 256]).astype("<f4"), dtype)
+                continue
+            with np.errstate(all="ignore"):
+                table = _narrowed((known * scales[at][:, None]).astype("<f4"), dtype).astype(out.dtype).reshape(-1)
+            for low in range(0, len(given), step):
+                np.take(table, given[low : low + step] + first, out=made[low : low + step], mode="clip")
         return out
 
     def reference_parts(self, options: Options, array: Any, spec: Spec) -> list[Any]:
         import numpy as np
 
-        numbers = _e4m3.widened(array, spec.dtype)
         weight, scale = self.encoded(options, spec)
         codes = np.empty(weight.shape, "u1")
         scales = np.empty(scale.shape, "<f4")
@@ -204,7 +216,7 @@ class Fp8Block(Codec):
             for at in np.ndindex(scale.shape):
                 rows, columns = (slice(i * b, (i + 1) * b) for i, b in zip(at[-2:], block, strict=True))
                 where = (*at[:-2], rows, columns)
-                scales[at], codes[where] = _reference_block(options, numbers[where])
+                scales[at], codes[where] = _reference_block(options, _e4m3.widened(array[where], spec.dtype))
         return [codes, _stored_reference(scales, scale.dtype)]
 
     def exact(self, options: Options, specs: Sequence[Spec], dtype: str) -> bool:
@@ -436,8 +448,9 @@ def _reference_block(options: Options, numbers: np.ndarray[Any, Any]) -> tuple[A
     if not hf or stored != "f32":
         factor = f4(1) / scale
     scaled = numbers * factor
-    codes = _e4m3.nearest(scaled)
-    codes[np.isnan(scaled) & ~np.isnan(numbers) & ~np.isnan(factor)] = 0xFF
+    codes = _e4m3.looked_up(scaled)
+    if np.isnan(scaled.max(initial=0)):
+        codes[np.isnan(scaled) & ~np.isnan(numbers) & ~np.isnan(factor)] = 0xFF
     return scale, codes
 
 

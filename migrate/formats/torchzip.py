@@ -34,6 +34,7 @@ from ._torchwrite import describe
 
 if TYPE_CHECKING:
     from ..source.target import Rest
+    from ..source.unread import Unread
     from ._stheader import Origins
 
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
@@ -215,6 +216,7 @@ def _index(names: list[str], units: list[list[Held]], label: str, side_files: An
         carried: dict[str, Stored] = {}
         known: dict[int, str] = {}
         items: dict[str, Any] = {}
+        unread: dict[str, Unread] = {}
         for rank, held in enumerate(parts):
             mark = f"@{rank}" if len(parts) > 1 else ""
             for number, key in held.names.items():
@@ -222,13 +224,14 @@ def _index(names: list[str], units: list[list[Held]], label: str, side_files: An
             for number, path in held.paths.items():
                 known[number] = f"{prefix}{path}{mark}"
             carried.update({f"{prefix}{path}{mark}": stored for path, stored in held.others.items()})
+            unread.update({path + mark: one for path, one in held.unread.items()})
             items.update({path + mark: value for path, value in items_of(held.part)})
         every = [held for unit in units for held in unit]
         outline = Outline(tuple(held.part for held in parts), known, carried, {})
         return Index(
             tensors, tuple(names), side_files, left_out, items=items, outline=outline,
             outside=tuple(found for held in every for found in held.outside),
-            unread={f"{path}@{rank}" if len(parts) > 1 else path: one for rank, held in enumerate(parts) for path, one in held.unread.items()},
+            unread=unread,
             notes=tuple(dict.fromkeys(note for held in every for note in held.notes)),
             sums=lambda: {
                 (held.number, place.offset): (place.size, place.crc)

@@ -17,7 +17,7 @@ A `ValueOp` computes instead of moving: `cast`, `affine`, `dequantize`. It may b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Protocol, TypeAlias
@@ -172,6 +172,21 @@ class Op:
         """
         raise NotImplementedError
 
+    # whether `rows` reads less than all of the inputs
+    by_rows: ClassVar[bool] = False
+
+    def rows(
+        self, args: Any, part: Callable[[int, int, int], Array], specs: Sequence[Spec], parts: int, output: int, start: int, stop: int
+    ) -> Array:
+        """Rows `start` to `stop` along the first axis of what `eager` makes as output `output`: for spot checks of large tensors.
+
+        `part(number, low, high)` gives these rows of an input, `specs` are those of the whole inputs. An op that needs all of its
+        inputs for any row leaves this as it is.
+        """
+        whole = [part(number, 0, spec.shape[0] if spec.shape else 0) for number, spec in enumerate(specs)]
+        made: Array = self.eager(args, whole, parts, [s.dtype for s in specs])[output][start:stop]
+        return made
+
     def checks(self, args: Any, views: Sequence[View], parts: int = 1) -> list[Check]:
         """The conditions on values that must hold for the op to be what it says."""
         return []
@@ -227,6 +242,25 @@ class ValueOp(Op):
     def roles(self, codec: str = "") -> tuple[str, ...]:
         """The roles that a join takes or a part makes, in the order of its inputs or outputs; empty: an op without roles."""
         return ()
+
+    by_rows: ClassVar[bool] = True
+
+    def rows(
+        self, args: Any, part: Callable[[int, int, int], Array], specs: Sequence[Spec], parts: int, output: int, start: int, stop: int
+    ) -> Array:
+        """As `Op.rows`, from the boxes that `needs` names, which begin and end where blocks do."""
+        shape, grain = self.infer(args, specs, parts)[output].shape, self.grain(args, specs, output)[0]
+        low, high = start // grain * grain, min(-(-stop // grain) * grain, shape[0])
+        boxes = self.needs(args, specs, output, ((low, high), *((0, n) for n in shape[1:])))
+        arrays = [part(number, *(box[0] if box else (0, 0))) for number, box in enumerate(boxes)]
+        made: Array = self.eager(args, arrays, parts, [s.dtype for s in specs])[output]
+        # an op that needs all of its inputs makes all of its output
+        first = low if len(made) == high - low else 0
+        return made[start - first : stop - first]
+
+    def eager_width(self, args: Any) -> int | None:
+        """Bytes for each element that `eager` takes beside its inputs and results; None for an op that lays out whole arrays of float64."""
+        return None
 
     def torch(self, args: Any, specs: Sequence[Spec]) -> bool:
         """Whether `compute` on the CPU imports torch; numpy is there in any case."""

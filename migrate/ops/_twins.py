@@ -22,11 +22,22 @@ if TYPE_CHECKING:
     from ._op import Array
 
 
+# elements that are converted at a time: what is laid out for them in float64 stays in the processor's cache
+_PART = 1 << 16
+
+
 def converted(raw: Array, source: str, to: str) -> Array:
     """Raw elements of `to` of raw elements of `source`. OpError M406, without a place, for what `to` cannot hold."""
     import numpy as np
 
-    made: Array = _converted(np.ascontiguousarray(raw).reshape(-1), source, to).reshape(raw.shape)
+    flat: Array = np.ascontiguousarray(raw).reshape(-1)
+    if flat.size <= _PART:
+        whole: Array = _converted(flat, source, to).reshape(raw.shape)
+        return whole
+    made: Array = np.empty(flat.size, carrier(to))
+    for start in range(0, flat.size, _PART):
+        made[start : start + _PART] = _converted(flat[start : start + _PART], source, to)
+    made.shape = raw.shape
     return made
 
 

@@ -52,6 +52,9 @@ class Cast(Elementwise):
     def passes(self, args: Args, specs: Sequence[Spec]) -> bool:
         return specs[0].dtype == named(args.to) and (args.from_ is None or named(args.from_) == specs[0].dtype)
 
+    def eager_width(self, args: Args) -> int:
+        return 0
+
     def loss(self, args: Args) -> Loss:
         return _loss(named(args.from_) if args.from_ else None, args)
 

@@ -5,7 +5,7 @@ Without `sizes` the parts must be equal, because nothing else would tell the inv
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core import view
@@ -55,6 +55,22 @@ class Concat(Op):
         import numpy as np
 
         return [np.concatenate(arrays, args.dim)]
+
+    by_rows = True
+
+    def rows(
+        self, args: Args, part: Callable[[int, int, int], Array], specs: Sequence[Spec], parts: int, output: int, start: int, stop: int
+    ) -> Array:
+        import numpy as np
+
+        if args.dim % len(specs[0].shape):
+            return np.concatenate([part(number, start, stop) for number in range(len(specs))], args.dim)
+        found, first = [], 0
+        for number, spec in enumerate(specs):
+            low, high = max(start - first, 0), min(stop - first, spec.shape[0])
+            found += [part(number, low, high)] if low < high else []
+            first += spec.shape[0]
+        return np.concatenate(found)
 
     def invert(self, args: Args, enumerated: bool = False) -> Step | OneWay:
         counted = enumerated or args.count is not None or args.sizes is not None

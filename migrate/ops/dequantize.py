@@ -97,6 +97,9 @@ class Dequantize(ValueOp):
         specs = [Spec(d, a.shape) for d, a in zip(dtypes, arrays, strict=True)]
         return [codec_called(args.codec).reference(options(args), arrays, specs, args.dtype)]
 
+    def eager_width(self, args: Args) -> int | None:
+        return codec_called(args.codec).reference_width
+
     def loss(self, args: Args) -> Loss:
         return Loss.LOSSY
 

@@ -80,6 +80,9 @@ class Quantize(ValueOp):
 
         return codec_called(args.codec).reference_parts(options(args), arrays[0], Spec(dtypes[0], arrays[0].shape))
 
+    def eager_width(self, args: Args) -> int | None:
+        return codec_called(args.codec).reference_width
+
     def loss(self, args: Args) -> Loss:
         return Loss.LOSSY
 

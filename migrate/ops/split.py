@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core import view
@@ -10,6 +10,7 @@ from ._axes import Shape, axis, below, cut, parts_of
 from ._op import Array, Capture, Integer, Op, Sizes, Step, arg, dataclass, step
 
 if TYPE_CHECKING:
+    from ..core.spec import Spec
     from ..core.view import View
 
 
@@ -44,6 +45,17 @@ class Split(Op):
         import numpy as np
 
         return np.split(arrays[0], parts if args.sizes is None else np.cumsum(args.sizes)[:-1], args.dim)
+
+    by_rows = True
+
+    def rows(
+        self, args: Args, part: Callable[[int, int, int], Array], specs: Sequence[Spec], parts: int, output: int, start: int, stop: int
+    ) -> Array:
+        length, dim = specs[0].shape[args.dim], args.dim % len(specs[0].shape)
+        if dim:
+            return self.eager(args, [part(0, start, stop)], parts)[output]
+        first = sum(args.sizes[:output]) if args.sizes is not None else length // parts * output
+        return part(0, first + start, first + stop)
 
     def invert(self, args: Args, enumerated: bool = False) -> Step:
         return step("concat", over=args.into, dim=args.dim, sizes=args.sizes, count=args.count, start=args.start)

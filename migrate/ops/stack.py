@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core import view
@@ -42,6 +42,18 @@ class Stack(Op):
         import numpy as np
 
         return [np.stack(arrays, args.dim)]
+
+    by_rows = True
+
+    def rows(
+        self, args: Args, part: Callable[[int, int, int], Array], specs: Sequence[Spec], parts: int, output: int, start: int, stop: int
+    ) -> Array:
+        import numpy as np
+
+        shape = specs[0].shape
+        if args.dim % (len(shape) + 1):
+            return np.stack([part(number, start, stop) for number in range(len(specs))], args.dim)
+        return np.stack([part(number, 0, shape[0] if shape else 0) for number in range(start, stop)])
 
     def invert(self, args: Args, enumerated: bool = False) -> Step:
         return step("unbind", into=args.over, dim=args.dim, count=args.count, start=args.start)

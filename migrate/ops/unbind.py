@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core import view
@@ -10,6 +10,7 @@ from ._axes import Shape, axis, below
 from ._op import Array, Capture, Integer, Op, OpError, Step, arg, dataclass, step
 
 if TYPE_CHECKING:
+    from ..core.spec import Spec
     from ..core.view import View
 
 
@@ -43,6 +44,17 @@ class Unbind(Op):
 
     def eager(self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()) -> list[Array]:
         return [arrays[0].take(i, args.dim) for i in range(parts)]
+
+    by_rows = True
+
+    def rows(
+        self, args: Args, part: Callable[[int, int, int], Array], specs: Sequence[Spec], parts: int, output: int, start: int, stop: int
+    ) -> Array:
+        if args.dim % len(specs[0].shape):
+            made: Array = part(0, start, stop).take(output, args.dim)
+        else:
+            made = part(0, output, output + 1)[0][start:stop]
+        return made
 
     def invert(self, args: Args, enumerated: bool = False) -> Step:
         return step("stack", over=args.into, dim=args.dim, count=args.count, start=args.start)

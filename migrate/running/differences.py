@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.diagnostics import listed, plural, printable
-from ..planning.graph import Read
+from ..core.spelling import option
 from ..source.outline import encodings
 from ..source.pickle.tree import DictNode, ListNode, joined, segment
 from ..source.unread import contents
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from ..planning.compose import Composition
     from ..planning.sides import SideFiles
     from ..source.index import Index, Source
-    from .verify import Mismatch
 
 MOST_ITEMS = 1000
 # characters of one value
@@ -62,7 +61,9 @@ def unread_differences(one: Source, other: Source, names: tuple[str, str] = ("A"
     if not (one.index.unread or other.index.unread):
         return [], []
     a, b = contents(one), contents(other)
-    differences, alike, whole = [], [], []
+    differences: list[dict[str, str]] = []
+    alike: list[str] = []
+    whole: list[str] = []
     for path in sorted(a.keys() | b.keys()):
         x, y = a.get(path), b.get(path)
         name = f"value {printable(path, 300)} ({printable((a.get(path) or b[path]).name, 100)}, not decoded)"
@@ -92,8 +93,10 @@ def not_compared(one: Source, other: Source, names: tuple[str, str] = ("A", "B")
             out.append(Unlooked(f"values of {name} beyond the first {MOST_CONTAINERS:,}", "too many to be compared one by one"))
     if (a.outline is None) != (b.outline is None):
         out.append(Unlooked("ties, flags of parameters, versions of modules and kinds of dicts", "only one of them can say these"))
-    if dict(a.metadata) != dict(b.metadata):
-        out.append(Unlooked("the metadata in the headers, which differs", "text that the format keeps for whoever wrote the file"))
+    # the default is written where the source says nothing
+    said, other_said = ({"format": "pt", **index.metadata} for index in (a, b))
+    if unlike := sorted(k for k in said.keys() | other_said.keys() if said.get(k) != other_said.get(k)):
+        out.append(Unlooked(f"metadata in the headers, which differs: {listed(unlike, 8)}", "text that no tensor depends on"))
     return out
 
 
@@ -127,14 +130,20 @@ def _containers(root: Any) -> int:
     return len(seen)
 
 
-def carried_differences(one: Source, other: Source) -> list[Mismatch]:
-    """Tensors that no rule sees and that are not the same in both; nothing if the other holds tensors alone."""
-    from .rest import whole
-    from .verify import recompute
+def unread_outcome(source: Source, made: Source, allowed: bool) -> tuple[list[dict[str, str]], list[Unlooked]]:
+    """For `verify`: differences in what is not decoded, and what it did not look at.
 
-    if other.index.outline is None:
-        return []
-    return recompute({key: Read(key) for key in one.index.carried}, whole(one), whole(other))
+    No run writes what it did not decode. An output without it is what its source gives only if that was `allowed`.
+    """
+    names = ("the source", "the output")
+    differences, _ = unread_differences(source, made, names)
+    unlooked = not_compared(source, made, names)
+    lost = [path for path in source.index.unread if path not in made.index.unread]
+    if lost and allowed:
+        differences = [d for d in differences if d["key"] not in lost]
+        unlooked.append(Unlooked(f"what is not decoded and was left out of the output: {listed(lost, 20)}", option("allow", "opaque")))
+    said = f"; if it was left out with {option('allow', 'opaque')}, say so here too"
+    return [{**d, "what": d["what"] + said * (d["key"] in lost)} for d in differences], unlooked
 
 
 def item_differences(one: Source, other: Source, moved: bool = False) -> list[dict[str, str]]:

@@ -1,7 +1,10 @@
-"""A second way to the same bytes: outputs recomputed through the eager twins of the ops and compared.
+"""A second way to the same bytes: outputs recomputed through the eager twins of the ops (`eager`) and compared.
 
-It shares nothing with views, tiles and gathering: stored tensors are read whole, ops run on whole arrays, one output at
-a time. An error in the view algebra or in the writer therefore shows here.
+It shares nothing with views, tiles and gathering: stored tensors are read whole, ops run on whole arrays. An error in the view algebra
+or in the writer therefore shows here. Outputs that come from one call are made together; two threads take one such job after the other,
+as long as what they hold together stays below the limit.
+
+What was written is read back a stretch at a time and compared as whole words. Elements are looked at only where words differ.
 
 Bytes are compared. Two ops do not promise theirs, on a GPU or where libraries add in another order (`ValueOp.same_bits`), and declare
 how far they may be off. What one of them made, moved about but not computed with again, may differ by so much and is told.
@@ -9,25 +12,33 @@ how far they may be off. What one of them made, moved about but not computed wit
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import ops
+from ..core.diagnostics import Report, printable
 from ..core.spec import BITS
+from ..core.spelling import option
 from ..ops._op import ValueOp
-from ..ops._raw import carrier
 from ..ops._twins import values
 from ..planning.graph import Apply, Expr, Read
+from .eager import Evaluation, Need, Pool, Specs, read, several, stretch
 
 if TYPE_CHECKING:
     import numpy as np
 
     from ..source.index import Source
+    from .spotcheck import Rows, Sample
 
-# calls with several outputs whose results are kept for the next outputs
-_KEPT_CALLS = 2
+# bytes that are compared at a time: they stay in the processor's cache between the read and the comparison
+STRETCH = 1 << 18
+# what threads may hold together where nobody says otherwise and no tensor needs more
+MEMORY = 1 << 30
+# kinds of tensors that are named where they take too much
+_MOST_SAID = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,54 +54,371 @@ class Mismatch:
     detail: str
 
 
+class Job(NamedTuple):
+    """Outputs that are made together: what it takes, and their bytes."""
+
+    keys: tuple[str, ...]
+    need: Need
+    nbytes: int
+
+
 def recompute(
-    program: Mapping[str, Expr], source: Source, output: Source, *, progress: Callable[[int, int], None] | None = None
-) -> list[Mismatch]:
+    program: Mapping[str, Expr], source: Source, output: Source, *, progress: Callable[[int, int], None] | None = None,
+    threads: int = 1, max_memory: int | None = None, sample: Sample | None = None,
+) -> list[Mismatch]:  # fmt: skip
     """Every output of `program` that differs from what `output` holds, in the program's order.
 
-    Keys of `output` that the program does not make are not looked at. One output at a time is in memory, with its inputs.
+    Keys of `output` that the program does not make are not looked at. `sample` says what of the outputs is looked at, without it all.
+    RunError M919 before anything is read, naming each output that takes more memory than `max_memory`.
     """
-    evaluate = _Evaluation(source)
-    found = []
-    total = done = 0
-    if progress is not None:
-        total = sum(output.index.tensors[k].spec.nbytes for k in program if k in output.index.tensors)
-    for key, expression in program.items():
-        if key not in output.index.tensors:
-            found.append(Mismatch(key, "missing", None, "is not in the output"))
-            continue
-        spec = output.index.tensors[key].spec
-        made, there = evaluate(expression), read(output, key)
-        wrong = list(_compared(key, made, there))
-        if wrong and wrong[0].what == "bytes" and (slack := evaluate.slack(expression)) is not None:
-            wrong = [_excused(wrong[0], slack, made, there, spec.dtype)]
-        found += wrong
-        del made, there, wrong
-        done += spec.nbytes
-        if progress is not None:
-            progress(done, total)
-    return found
+    return Recomputation(program, source, output, max_memory, sample).run(threads, progress)
 
 
-def _compared(key: str, made: np.ndarray[Any, Any], there: np.ndarray[Any, Any]) -> Iterator[Mismatch]:
+class Recomputation:
+    """Outputs that are to be compared: `jobs`, the `memory` that each thread's largest takes, and the way to do it."""
+
+    def __init__(
+        self, program: Mapping[str, Expr], source: Source, output: Source, max_memory: int | None = None, sample: Sample | None = None
+    ) -> None:
+        self.program, self.source, self.output, self.sample = program, source, output, sample
+        self.specs = Specs(source)
+        there = output.index.tensors
+        self.missing = [key for key in program if key not in there]
+        chosen = [key for key in program if key in there and (sample is None or key in sample.whole)]
+        self.jobs = [self._job(keys) for keys in _together(program, chosen)]
+        self.largest = max(self.jobs, key=lambda job: job.need.memory, default=Job((), Need(0, ()), 0))
+        self.budget = max(MEMORY, self.largest.need.memory) if max_memory is None else max_memory
+        self._regions = {} if sample is None else {key: self._region(key, one) for key, one in sample.regions.items()}
+        self._refuse(max_memory)
+
+    def memory(self, threads: int) -> int:
+        """The most bytes that all threads hold at once."""
+        most = sorted((job.need.memory for job in self.jobs), reverse=True)[:threads]
+        return max(min(max(self.budget, self.largest.need.memory), sum(most)), max(self._regions.values(), default=0))
+
+    def announced(self, threads: int, seconds: float | None) -> dict[str, Any]:
+        """What is to be done, and what it takes, before it begins."""
+        regions = {} if self.sample is None else self.sample.regions
+        return {
+            "tensors": sum(len(job.keys) for job in self.jobs) + len(regions),
+            "bytes": sum(job.nbytes for job in self.jobs) + sum(one.nbytes for one in regions.values()),
+            "threads": threads,
+            "memory": self.memory(threads),
+            "largest": next(iter(self.largest.keys), None),
+            "largest_memory": self.largest.need.memory,
+            "seconds": seconds,
+        }
+
+    def _job(self, keys: Sequence[str]) -> Job:
+        need = self.specs.need([self.program[key] for key in keys])
+        there = [self.output.index.tensors[key] for key in keys]
+        # what is stored with strides is read whole
+        whole = max((2 * at.spec.nbytes for at in there if at.strides is not None), default=0)
+        inexact = max((at.spec.numel for key, at in zip(keys, there, strict=True) if _inexact(self.program[key])), default=0)
+        memory = 4 * STRETCH + (
+            2 * STRETCH if isinstance(self.program[keys[0]], Read) and not whole else need.memory + whole + 64 * inexact
+        )
+        return Job(tuple(keys), need._replace(memory=memory), sum(at.spec.nbytes for at in there))
+
+    def _region(self, key: str, one: Rows) -> int:
+        """About the bytes that the largest stretch of rows takes: its part of what the whole takes, twice where blocks round it up."""
+        whole, spec = self._job([key]).need.memory, self.output.index.tensors[key].spec
+        return min(whole, 2 * whole * max(stop - start for start, stop in one.rows) // spec.shape[0])
+
+    def _refuse(self, max_memory: int | None) -> None:
+        """M919 for what takes more than that: three of each size and dtype, the largest first, and how many more."""
+        if max_memory is None:
+            return
+        wanted = {job.keys: job.need.memory for job in self.jobs} | {(key,): nbytes for key, nbytes in self._regions.items()}
+        alike: dict[Any, list[tuple[str, ...]]] = {}
+        for keys, nbytes in wanted.items():
+            if nbytes > max_memory:
+                alike.setdefault((nbytes, self.specs.of(self.program[keys[0]])), []).append(keys)
+        report = Report()
+        for (nbytes, spec), found in sorted(alike.items(), key=lambda pair: -pair[0][0])[:_MOST_SAID]:
+            for number, keys in enumerate(found[:3]):
+                also = f" and {len(keys) - 1} more of the same call" if len(keys) > 1 else ""
+                more = f"; so do {len(found) - 3} more like it" if number == 2 and len(found) > 3 else ""
+                report.add(
+                    "M919",
+                    f"{printable(keys[0])}{also}, {spec}: with what it is made of it takes {nbytes:,} bytes at once, "
+                    f"the limit is {max_memory:,}{more}",
+                    help=f"give {option('max_memory', max(wanted.values()))} or more; verify works on whole tensors",
+                )
+        report.check()
+
+    def run(self, threads: int = 1, progress: Callable[[int, int], None] | None = None) -> list[Mismatch]:
+        """What differs, in the program's order."""
+        regions = [] if self.sample is None else list(self.sample.regions.items())
+        count = Progress(sum(job.nbytes for job in self.jobs) + sum(r.nbytes for _, r in regions), progress)
+        found: dict[str, Mismatch] = {key: Mismatch(key, "missing", None, "is not in the output") for key in self.missing}
+        lock = threading.Lock()
+
+        def compare(job: Job, pool: Pool) -> None:
+            wrong = self._compare(job, pool, count)
+            with lock:
+                found.update(wrong)
+
+        _Crew(self.jobs, self.budget, compare).go(threads)
+        for key, one in regions:
+            wrong = self.compare_rows(key, one.rows)
+            count.add(one.nbytes)
+            if wrong is not None:
+                found[key] = wrong
+        return [found[key] for key in self.program if key in found]
+
+    def _compare(self, job: Job, pool: Pool, count: Progress) -> dict[str, Mismatch]:
+        pool.begin(job.need.sizes)
+        uses = Counter(call for key in job.keys for call in several(self.program[key]))
+        evaluate = Evaluation(self.source, self.specs, pool, uses)
+        found = {}
+        for key in job.keys:
+            expression = self.program[key]
+            wrong = self._one(key, expression, evaluate)
+            evaluate.done(expression)
+            if wrong is not None:
+                found[key] = wrong
+            count.add(self.output.index.tensors[key].spec.nbytes)
+        return found
+
+    def _one(self, key: str, expression: Expr, evaluate: Evaluation) -> Mismatch | None:
+        there = self.output.index.tensors[key]
+        if isinstance(expression, Read) and _plain(self.source, expression.key) and there.spec == self.specs.of(expression):
+            made: Any = None
+        else:
+            made = evaluate(expression)
+        wrong = self._differ(key, expression, made)
+        if wrong is not None and wrong.what == "bytes" and (slack := evaluate.slack(expression)) is not None:
+            return _excused(wrong, slack, evaluate(expression), read(self.output, key), there.spec.dtype)
+        return wrong
+
+    def _differ(self, key: str, expression: Expr, made: Any) -> Mismatch | None:
+        """How the output differs from `made`; None for `made` stands for a stored tensor, which is then read in stretches as well."""
+        spec = self.output.index.tensors[key].spec
+        if made is not None and made.shape != spec.shape:
+            return Mismatch(key, "shape", None, f"is {list(spec.shape)}, should be {list(made.shape)}")
+        if made is not None and made.dtype.itemsize != max(1, BITS[spec.dtype] // 8):
+            width = max(1, BITS[spec.dtype] // 8)
+            return Mismatch(key, "bytes", None, f"has elements of {width} bytes, should have {made.dtype.itemsize}")
+        if not spec.numel:
+            return None
+        if made is None and isinstance(expression, Read):
+            pairs = _stored_pairs(self.source, expression.key, self.output, key)
+        else:
+            pairs = _pairs(made, self.output, key)
+        return _counted(key, pairs, spec.shape)
+
+    def compare_rows(self, key: str, rows: Sequence[tuple[int, int]]) -> Mismatch | None:
+        """How these rows of an output differ from what the program makes of them; counted as if the others did not."""
+        spec = self.output.index.tensors[key].spec
+        each = spec.numel // spec.shape[0]
+        pool = Pool()
+        evaluate, others = Evaluation(self.source, self.specs, pool), Evaluation(self.output, Specs(self.output))
+
+        def pairs() -> Iterator[tuple[int, Any, Any]]:
+            for start, stop in rows:
+                pool.begin()
+                made, there = evaluate.rows(self.program[key], start, stop), others.rows(Read(key), start, stop)
+                yield start * each, _flat(made), _flat(there)
+
+        if self.specs.of(self.program[key]).shape != spec.shape:
+            return Mismatch(key, "shape", None, f"is {list(spec.shape)}, should be {list(self.specs.of(self.program[key]).shape)}")
+        wrong = _counted(key, pairs(), spec.shape, sum(stop - start for start, stop in rows) * each)
+        if wrong is not None and _inexact(self.program[key]):
+            # how far elements may be off is known of whole tensors
+            return self._one(key, self.program[key], evaluate)
+        return wrong
+
+
+class Progress:
+    """Bytes that are done, for any number of threads."""
+
+    def __init__(self, total: int, tell: Callable[[int, int], None] | None) -> None:
+        self._total, self._tell, self._done, self._lock = total, tell, 0, threading.Lock()
+
+    def add(self, nbytes: int) -> None:
+        with self._lock:
+            self._done += nbytes
+            if self._tell is not None:
+                self._tell(self._done, self._total)
+
+
+class _Crew:
+    """Threads that take jobs in order, those that fit beside the ones that are under way."""
+
+    def __init__(self, jobs: Sequence[Job], budget: int, work: Callable[[Job, Pool], None]) -> None:
+        self._waiting, self._work, self._left = list(reversed(jobs)), work, budget
+        self._budget, self._turn = budget, threading.Condition()
+        self._error: BaseException | None = None
+
+    def go(self, threads: int) -> None:
+        """Does all jobs; raises the first error after all threads have ended."""
+        if threads < 2 or len(self._waiting) < 2:
+            self._loop()
+        else:
+            workers = [threading.Thread(target=self._loop, daemon=True) for _ in range(min(threads, len(self._waiting)) - 1)]
+            started = []
+            try:
+                for worker in workers:
+                    worker.start()
+                    started.append(worker)
+                self._loop()
+            except BaseException as error:  # noqa: BLE001 - raised below
+                self._fail(error)
+            for worker in started:
+                worker.join()
+        if self._error is not None:
+            raise self._error
+
+    def _loop(self) -> None:
+        pool = Pool()
+        try:
+            while (job := self._take(pool)) is not None:
+                try:
+                    self._work(job, pool)
+                finally:
+                    with self._turn:
+                        self._left += job.need.memory
+                        self._turn.notify_all()
+        except BaseException as error:  # noqa: BLE001 - carried to the thread that waits
+            self._fail(error)
+
+    def _take(self, pool: Pool) -> Job | None:
+        with self._turn:
+            while self._waiting and self._error is None:
+                job = self._waiting[-1]
+                if job.need.memory <= self._left or self._left == self._budget:
+                    self._waiting.pop()
+                    self._left -= job.need.memory
+                    return job
+                pool.begin()
+                self._turn.wait(0.5)
+        return None
+
+    def _fail(self, error: BaseException) -> None:
+        with self._turn:
+            self._error = self._error or error
+            self._turn.notify_all()
+
+
+def _together(program: Mapping[str, Expr], keys: Sequence[str]) -> list[list[str]]:
+    """The keys in groups that are made of one call, in the program's order of their first."""
+    groups: dict[Any, list[str]] = {}
+    for key in keys:
+        expression = program[key]
+        calls = several(expression) if isinstance(expression, Apply) else []
+        groups.setdefault(calls[0] if calls else key, []).append(key)
+    return list(groups.values())
+
+
+def _inexact(expression: Expr) -> bool:
+    stack = [expression]
+    while stack:
+        here = stack.pop()
+        if isinstance(here, Apply):
+            op = ops.get(here.op)
+            if isinstance(op, ValueOp) and not op.same_bits:
+                return True
+            stack += here.inputs
+    return False
+
+
+def _plain(source: Source, key: str) -> bool:
+    return source.index.tensors[key].strides is None
+
+
+def _flat(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     import numpy as np
 
-    if made.shape != there.shape:
-        yield Mismatch(key, "shape", None, f"is {list(there.shape)}, should be {list(made.shape)}")
+    return np.ascontiguousarray(array).reshape(-1)
+
+
+def _steps(numel: int, dtype: str) -> Iterator[tuple[int, int]]:
+    """Stretches of so many elements, which begin at whole bytes."""
+    step = max(STRETCH * 8 // max(8, BITS[dtype]) // 8 * 8, 8)
+    for start in range(0, numel, step):
+        yield start, min(numel, start + step)
+
+
+def _stored_pairs(source: Source, key: str, output: Source, other: str) -> Iterator[tuple[int, Any, Any]]:
+    """(first element, elements of a stored tensor, elements of the output), stretch by stretch."""
+    import numpy as np
+
+    spec = source.index.tensors[key].spec
+    if not _plain(output, other):
+        yield 0, _flat(read(source, key)), _flat(read(output, other))
         return
-    if made.dtype.itemsize != there.dtype.itemsize:
-        yield Mismatch(key, "bytes", None, f"has elements of {there.dtype.itemsize} bytes, should have {made.dtype.itemsize}")
+    buffers = np.empty(2 * STRETCH + 32, "u1")
+    a, b = buffers[: STRETCH + 16], buffers[STRETCH + 16 :]
+    for start, stop in _steps(spec.numel, spec.dtype):
+        yield start, stretch(source, key, start, stop, a), stretch(output, other, start, stop, b)
+
+
+def _pairs(made: np.ndarray[Any, Any], output: Source, key: str) -> Iterator[tuple[int, Any, Any]]:
+    """(first element, elements that were made, elements of the output), stretch by stretch."""
+    import numpy as np
+
+    spec = output.index.tensors[key].spec
+    if not _plain(output, key):
+        yield 0, _flat(made), _flat(read(output, key))
         return
-    if not made.size:
-        return
-    width = made.dtype.itemsize
-    a = np.ascontiguousarray(made).reshape(-1).view("u1").reshape(-1, width)
-    b = np.ascontiguousarray(there).reshape(-1).view("u1").reshape(-1, width)
-    differ = (a != b).any(axis=1)
-    count = int(differ.sum())
-    if count:
-        index = tuple(int(i) for i in np.unravel_index(int(differ.argmax()), made.shape))
-        yield Mismatch(key, "bytes", index, f"{count} of {made.size} elements differ")
+    buffer = np.empty(STRETCH + 16, "u1")
+    start = 0
+    for part in _ordered(made if BITS[spec.dtype] >= 8 else _flat(made)):
+        for low, high in _steps(part.size, spec.dtype):
+            yield start + low, part[low:high], stretch(output, key, start + low, start + high, buffer)
+        start += part.size
+
+
+def _ordered(made: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:
+    """The elements in row-major order, flat; of what lies otherwise, as many rows at a time as stay in the processor's cache."""
+    if made.flags.c_contiguous or made.ndim < 2 or not made.size:
+        yield _flat(made)
+    elif made[0].nbytes > STRETCH:
+        for row in made:
+            yield from _ordered(row)
+    else:
+        step = max(1, STRETCH // made[0].nbytes)
+        for low in range(0, len(made), step):
+            yield _flat(made[low : low + step])
+
+
+def _counted(
+    key: str, pairs: Iterator[tuple[int, Any, Any]], shape: tuple[int, ...], looked: int | None = None
+) -> Mismatch | None:  # fmt: skip
+    """The mismatch of elements that differ; None if none does."""
+    import numpy as np
+
+    count, first = 0, 0
+    for start, made, there in pairs:
+        if _equal(made, there):
+            continue
+        width = made.dtype.itemsize
+        # 16 bytes have no comparison of their own
+        x, y = (a.view("u8").reshape(-1, 2) if width == 16 else a.view(f"u{width}").reshape(-1, 1) for a in (made, there))
+        differ = (x != y).any(axis=1)
+        if not count:
+            first = start + int(differ.argmax())
+        count += int(np.count_nonzero(differ))
+    if not count:
+        return None
+    index = tuple(int(i) for i in np.unravel_index(first, shape))
+    total = 1
+    for n in shape:
+        total *= n
+    of = f"{count} of {total} elements differ" if looked is None else f"{count} of the {looked} elements that were looked at differ"
+    return Mismatch(key, "bytes", index, of)
+
+
+def _equal(made: np.ndarray[Any, Any], there: np.ndarray[Any, Any]) -> bool:
+    """Whether two stretches are the same bytes: compared as whole words, and the few bytes behind them."""
+    import numpy as np
+
+    a, b = made.view("u1"), there.view("u1")
+    whole = a.size // 8 * 8
+    if whole and np.not_equal(a[:whole].view("u8"), b[:whole].view("u8")).any():
+        return False
+    return whole == a.size or bool((a[whole:] == b[whole:]).all())
 
 
 def _excused(
@@ -109,83 +437,4 @@ def _excused(
     return replace(wrong, what="near", detail=f"{wrong.detail}, by no more than {op} may")
 
 
-def read(source: Source, key: str) -> np.ndarray[Any, Any]:
-    """The raw elements of a stored tensor, one byte each below a byte."""
-    import numpy as np
-
-    at = source.index.tensors[key]
-    bits, spec = BITS[at.spec.dtype], at.spec
-    if not spec.numel:
-        return np.zeros(spec.shape, carrier(spec.dtype))
-    extent = spec.numel
-    if at.strides is not None:
-        extent = 1 + sum((n - 1) * s for n, s in zip(spec.shape, at.strides, strict=True))
-    packed = np.zeros((extent * bits + 7) // 8, "u1")
-    source.blobs[at.blob].readinto(at.offset, packed.data)
-    elements: np.ndarray[Any, Any] = packed.view(carrier(spec.dtype)) if bits >= 8 else _apart(packed, bits)
-    if at.strides is None:
-        whole: np.ndarray[Any, Any] = elements[: spec.numel].reshape(spec.shape)
-        return whole
-    strided: np.ndarray[Any, Any] = np.ndarray(spec.shape, elements.dtype, elements.data, 0, [s * elements.itemsize for s in at.strides])
-    ordered: np.ndarray[Any, Any] = np.array(strided)
-    return ordered
-
-
-def _apart(packed: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
-    """Elements of `bits` bits, the first in the low bits, one byte each."""
-    import numpy as np
-
-    group = 1 if bits == 4 else 3
-    whole = np.zeros(-(-packed.size // group) * group, "u4")
-    whole[: packed.size] = packed
-    words = sum(whole[i::group] << (8 * i) for i in range(group))
-    per = group * 8 // bits
-    out = np.empty((len(whole) // group, per), "u1")
-    for i in range(per):
-        out[:, i] = (words >> (bits * i)) & ((1 << bits) - 1)
-    return out.reshape(-1)
-
-
-class _Evaluation:
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self._calls: deque[tuple[Apply, list[np.ndarray[Any, Any]]]] = deque(maxlen=_KEPT_CALLS)
-
-    def __call__(self, expression: Expr) -> np.ndarray[Any, Any]:
-        if isinstance(expression, Read):
-            return read(self._source, expression.key)
-        for call, outputs in self._calls:
-            if call._replace(output=expression.output) == expression:
-                return outputs[expression.output]
-        inputs = [self(e) for e in expression.inputs]
-        outputs = ops.get(expression.op).eager(expression.args, inputs, expression.parts, expression.dtypes)
-        if expression.parts > 1:
-            self._calls.append((expression, outputs))
-        return outputs[expression.output]
-
-    def slack(self, expression: Expr) -> tuple[str, np.ndarray[Any, Any]] | None:
-        """The op that does not promise its bits, and how far each element may be off; None where bytes must be equal."""
-        import numpy as np
-
-        if isinstance(expression, Read):
-            return None
-        op = ops.get(expression.op)
-        inner = [self.slack(e) for e in expression.inputs]
-        found = next((one for one in inner if one is not None), None)
-        if isinstance(op, ValueOp):
-            if op.same_bits or found is not None:
-                return None
-            inputs = [self(e) for e in expression.inputs]
-            return op.name, op.slack(expression.args, inputs, expression.dtypes)[expression.output]
-        if found is None:
-            return None
-        # the bounds go the way of the elements; what the op fills in comes out on both sides
-        bounds = [np.zeros(self(e).shape) if one is None else one[1] for e, one in zip(expression.inputs, inner, strict=True)]
-        moved, still = (
-            op.eager(
-                expression.args, [np.asarray(b, "<f8", order="C").view("<u8") for b in given], expression.parts, ["float64"] * len(given)
-            )
-            for given in (bounds, [np.zeros_like(b) for b in bounds])
-        )
-        made: np.ndarray[Any, Any] = moved[expression.output].view("<f8") - still[expression.output].view("<f8")
-        return found[0], made
+__all__ = ["Job", "Mismatch", "Recomputation", "read", "recompute"]

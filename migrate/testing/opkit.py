@@ -24,7 +24,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from .. import ops
-from ..core.spec import spec
+from ..core.spec import Spec, spec
 from ..core.view import Fill, Piece, View, covers, stored
 from ..ops._op import Check, Loss, OneWay, Op, OpError, Step, ValueOp, Written
 from ..ops._raw import carrier, raw
@@ -115,6 +115,19 @@ def check_twin(op: Op, args: Any, shapes: Sequence[tuple[int, ...]], dtype: str 
         _require(got.shape == twin.shape, f"{label}: traced {got.shape}, eager {twin.shape}")
         _require(got.dtype == twin.dtype, f"{label}: traced {got.dtype}, eager {twin.dtype}")
         _require(_equal(got, twin), f"{label}: traced and eager differ:\n{got}\n{twin}")
+        check_rows(op, args, arrays, [spec(dtype, s) for s in shapes], parts, number, twin)
+
+
+def check_rows(op: Op, args: Any, arrays: Sequence[Array], specs: Sequence[Spec], parts: int, output: int, whole: Array) -> None:
+    """Any rows that `rows` makes are those of the `whole` output, which `eager` made."""
+    count = len(whole) if whole.ndim else 0
+    for start, stop in {(0, count), (0, min(1, count)), (count // 2, count), (count // 3, count // 2), (count - 1, count)}:
+        if not 0 <= start < stop:
+            continue
+        made = op.rows(args, lambda number, low, high: arrays[number][low:high] if specs[number].shape else arrays[number],
+                       specs, parts, output, start, stop)  # fmt: skip
+        label = f"{op.name} {args} on {[str(s) for s in specs]}: output {output}: rows {start} to {stop}"
+        _require(_equal(made, whole[start:stop]), f"{label} differ:\n{made}\n{whole[start:stop]}")
 
 
 def check_inverse(op: Op, args: Any, shapes: Sequence[tuple[int, ...]], dtype: str = "int64") -> None:

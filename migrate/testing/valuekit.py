@@ -23,7 +23,7 @@ from ..ops._axes import shown
 from ..ops._numbers import encode, numbers
 from ..ops._op import Loss, OneWay, OpError, Step, ValueOp
 from ..ops._raw import carrier, raw
-from .opkit import arguments, check_description
+from .opkit import arguments, check_description, check_rows
 
 if TYPE_CHECKING:
     import numpy as np
@@ -103,6 +103,8 @@ def check_one(op: ValueOp, args: Any, specs: Sequence[Spec], dice: random.Random
             said = f"{label}: output {number}"
             _require(twin.shape == of.shape, f"{said}: the eager twin makes {twin.shape}, inferred is {of}")
             off = _slack(op, args, arrays, specs, number)
+            if op.same_bits:
+                check_rows(op, args, arrays, specs, parts, number, twin)
             _require(near(whole, twin, of, off), f"{said}: compute and eager differ:\n{whole}\n{twin}")
             _check_boxes(op, args, arrays, specs, number, whole, dice, wild, said)
             _check_torch(op, args, arrays, specs, number, of, whole, said)

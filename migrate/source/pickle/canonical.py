@@ -132,7 +132,8 @@ class Canonical:
             # what it names lies outside of the file: the name is all that can be compared
             return self._hashed(b"id", [node.id])[0]
         _, cls, _, _, numel, *view = node.id
-        return self._hashed(b"storage" + held, [cls, numel, *view])[0]
+        # files of before torch 1.6 have a sixth field, which is None unless the storage is a view of another
+        return self._hashed(b"storage" + held, [cls, numel, *(part for part in view if part is not None)])[0]
 
 
 def _key(node: Persistent) -> str | None:

@@ -1,0 +1,309 @@
+"""Outputs made anew through the eager twins of the ops: stored tensors are read whole, ops run on whole arrays.
+
+Nothing here knows views, tiles or gathering. Reads go into memory that is kept from one tensor to the next of the same sizes, because
+fresh memory costs as much as a copy. How much memory a tensor takes is known beforehand, from specs alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from .. import ops
+from ..core import view as views
+from ..core.spec import BITS, Spec
+from ..ops._op import ValueOp
+from ..ops._raw import carrier
+from ..planning.graph import Apply, Expr, Read
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..source.index import Source
+
+    Array: TypeAlias = np.ndarray[Any, Any]
+
+# what an op needs for itself where it does not say how little: a dozen arrays of float64
+_WIDTH = 96
+
+
+class Pool:
+    """Memory of one thread for what is read. Call sequence: `begin`, `take` for each read, `begin` again when it is used no more."""
+
+    __slots__ = ("_free", "_lent")
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[Array]] = {}
+        self._lent: list[Array] = []
+
+    def begin(self, sizes: Iterable[int] = ()) -> None:
+        """Takes all memory back, and keeps what has one of these sizes."""
+        for array in self._lent:
+            self._free.setdefault(array.nbytes, []).append(array)
+        wanted = set(sizes)
+        self._free = {size: arrays for size, arrays in self._free.items() if size in wanted}
+        self._lent = []
+
+    def take(self, nbytes: int) -> Array:
+        """Bytes that hold anything at all."""
+        import numpy as np
+
+        free = self._free.get(nbytes)
+        found = free.pop() if free else np.empty(nbytes, "u1")
+        self._lent.append(found)
+        return found
+
+
+def read(source: Source, key: str, pool: Pool | None = None) -> Array:
+    """The raw elements of a stored tensor, one byte each below a byte."""
+    import numpy as np
+
+    at = source.index.tensors[key]
+    bits, spec = BITS[at.spec.dtype], at.spec
+    if not spec.numel:
+        return np.zeros(spec.shape, carrier(spec.dtype))
+    nbytes = _read_bytes(source, key)
+    packed = np.empty(nbytes, "u1") if pool is None else pool.take(nbytes)
+    source.blobs[at.blob].readinto(at.offset, packed.data)
+    elements: Array = packed.view(carrier(spec.dtype)) if bits >= 8 else _apart(packed, bits)
+    if at.strides is None:
+        whole: Array = elements[: spec.numel].reshape(spec.shape)
+        return whole
+    strided: Array = np.ndarray(spec.shape, elements.dtype, elements.data, 0, [s * elements.itemsize for s in at.strides])
+    ordered: Array = np.array(strided)
+    return ordered
+
+
+def stretch(source: Source, key: str, start: int, stop: int, packed: Array) -> Array:
+    """The raw elements from `start` to `stop`, in row-major order, of a stored tensor that lies so, read into `packed`.
+
+    Below a byte, `start` is a multiple of 8.
+    """
+    at = source.index.tensors[key]
+    bits = BITS[at.spec.dtype]
+    into = packed[: (stop * bits + 7) // 8 - start * bits // 8]
+    source.blobs[at.blob].readinto(at.offset + start * bits // 8, into.data)
+    made: Array = into.view(carrier(at.spec.dtype)) if bits >= 8 else _apart(into, bits)[: stop - start]
+    return made
+
+
+def _read_bytes(source: Source, key: str) -> int:
+    at = source.index.tensors[key]
+    extent = at.spec.numel
+    if at.strides is not None and extent:
+        extent = 1 + sum((n - 1) * s for n, s in zip(at.spec.shape, at.strides, strict=True))
+    return (extent * BITS[at.spec.dtype] + 7) // 8
+
+
+def _apart(packed: Array, bits: int) -> Array:
+    """Elements of `bits` bits, the first in the low bits, one byte each."""
+    import numpy as np
+
+    group = 1 if bits == 4 else 3
+    whole = np.zeros(-(-packed.size // group) * group, "u4")
+    whole[: packed.size] = packed
+    words = sum(whole[i::group] << (8 * i) for i in range(group))
+    per = group * 8 // bits
+    out = np.empty((len(whole) // group, per), "u1")
+    for i in range(per):
+        out[:, i] = (words >> (bits * i)) & ((1 << bits) - 1)
+    return out.reshape(-1)
+
+
+class Need(NamedTuple):
+    """What it takes to make some outputs: bytes of `memory` at once, and the `sizes` of what is read, in bytes."""
+
+    memory: int
+    sizes: tuple[int, ...]
+
+
+class Specs:
+    """The specs of expressions over one source, and with them what it takes to evaluate them."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._of: dict[int, tuple[Expr, Spec]] = {}
+        self._made: dict[tuple[Any, ...], tuple[Any, list[Spec]]] = {}
+
+    def of(self, expression: Expr) -> Spec:
+        """dtype and shape of what the expression makes."""
+        if isinstance(expression, Read):
+            return self._source.index.tensors[expression.key].spec
+        found = self._of.get(id(expression))
+        if found is None:
+            made = self.made(expression)[expression.output]
+            found = self._of[id(expression)] = expression, made
+        return found[1]
+
+    def made(self, call: Apply) -> list[Spec]:
+        """The specs of all outputs of a call."""
+        specs = [self.of(e) for e in call.inputs]
+        key = call.op, id(call.args), call.parts, *specs
+        found = self._made.get(key)
+        if found is None:
+            found = self._made[key] = call.args, _made(call, specs)
+        return found[1]
+
+    def need(self, expressions: Sequence[Expr]) -> Need:
+        """What it takes to evaluate these one after the other, calls that several of them share once."""
+        sizes: list[int] = []
+        kept: dict[Any, int] = {}
+        most = 0
+        for expression in expressions:
+            own, stack = 0, [expression]
+            while stack:
+                here = stack.pop()
+                if isinstance(here, Read):
+                    # memory for reads is taken back when all outputs are made
+                    sizes.append(_read_bytes(self._source, here.key))
+                    own += self._unpacked(here.key)
+                    continue
+                if here.parts > 1:
+                    if shared(here) in kept:
+                        continue
+                    kept[shared(here)] = sum(_loose(s) for s in self.made(here)) + self._for_itself(here)
+                else:
+                    own += _loose(self.of(here)) + self._for_itself(here)
+                stack += here.inputs
+            most = max(most, own)
+        return Need(sum(sizes) + sum(kept.values()) + most, tuple(sizes))
+
+    def _unpacked(self, key: str) -> int:
+        at = self._source.index.tensors[key]
+        return _loose(at.spec) * (5 if BITS[at.spec.dtype] < 8 else 1) if BITS[at.spec.dtype] < 8 or at.strides is not None else 0
+
+    def _for_itself(self, call: Apply) -> int:
+        op = ops.get(call.op)
+        if not isinstance(op, ValueOp):
+            return 0
+        width = op.eager_width(call.args)
+        return (_WIDTH if width is None else width) * max(s.numel for s in (*self.made(call), *(self.of(e) for e in call.inputs)))
+
+
+def _made(call: Apply, specs: Sequence[Spec]) -> list[Spec]:
+    op = ops.get(call.op)
+    made = op.infer(call.args, specs, call.parts)
+    if made is not None:
+        return made
+    shapes = [v.shape for v in op.trace(call.args, [views.stored(i, s.shape) for i, s in enumerate(specs)], call.parts)]
+    return [Spec(specs[0].dtype, shape) for shape in shapes]
+
+
+def _loose(spec: Spec) -> int:
+    """Bytes of an array of raw elements."""
+    return spec.numel * max(1, BITS[spec.dtype] // 8)
+
+
+def shared(call: Apply) -> tuple[Any, ...]:
+    """What is equal for the outputs of one call with several."""
+    return call.op, id(call.args), call.parts, *map(id, call.inputs)
+
+
+def several(expression: Expr) -> list[tuple[Any, ...]]:
+    """The calls with several outputs that an expression is made of, those that are read first in front."""
+    out, stack = [], [expression]
+    while stack:
+        here = stack.pop()
+        if isinstance(here, Apply):
+            if here.parts > 1:
+                out.append(shared(here))
+            stack += here.inputs
+    return out[::-1]
+
+
+class Evaluation:
+    """Makes outputs one after the other; what calls with several outputs made is kept as long as one of `uses` is left."""
+
+    def __init__(self, source: Source, specs: Specs, pool: Pool | None = None, uses: Mapping[tuple[Any, ...], int] | None = None) -> None:
+        self._source, self._specs, self._pool = source, specs, pool
+        self._uses = dict(uses or {})
+        self._calls: dict[tuple[Any, ...], list[Array]] = {}
+
+    def __call__(self, expression: Expr) -> Array:
+        """The raw elements that the expression makes."""
+        if isinstance(expression, Read):
+            return read(self._source, expression.key, self._pool)
+        several = expression.parts > 1
+        if several and (kept := self._calls.get(shared(expression))) is not None:
+            return kept[expression.output]
+        inputs = [self(e) for e in expression.inputs]
+        outputs = ops.get(expression.op).eager(expression.args, inputs, expression.parts, expression.dtypes)
+        if several and self._uses.get(shared(expression), 0) > 1:
+            self._calls[shared(expression)] = outputs
+        return outputs[expression.output]
+
+    def done(self, expression: Expr) -> None:
+        """Lets go of what no later output needs."""
+        for call in several(expression):
+            self._uses[call] = self._uses.get(call, 0) - 1
+            if self._uses[call] <= 0:
+                self._calls.pop(call, None)
+
+    def rows(self, expression: Expr, start: int, stop: int) -> Array:
+        """Rows `start` to `stop` along the first axis, from no more of the inputs than the ops say they need."""
+        if isinstance(expression, Read):
+            return self._stored_rows(expression.key, start, stop)
+        op = ops.get(expression.op)
+
+        def part(number: int, low: int, high: int) -> Array:
+            one = expression.inputs[number]
+            whole = self._specs.of(one).shape
+            return self(one) if not whole or (low, high) == (0, whole[0]) else self.rows(one, low, high)
+
+        specs = [self._specs.of(e) for e in expression.inputs]
+        return op.rows(expression.args, part, specs, expression.parts, expression.output, start, stop)
+
+    def _stored_rows(self, key: str, start: int, stop: int) -> Array:
+        at = self._source.index.tensors[key]
+        shape = at.spec.shape
+        each = at.spec.numel // shape[0] if shape[0] else 0
+        if at.strides is not None or each * BITS[at.spec.dtype] % 64 or not each:
+            return read(self._source, key, self._pool)[start:stop]
+        nbytes = (stop - start) * each * BITS[at.spec.dtype] // 8
+        packed = Pool().take(nbytes) if self._pool is None else self._pool.take(nbytes)
+        return stretch(self._source, key, start * each, stop * each, packed).reshape(stop - start, *shape[1:])
+
+    def slack(self, expression: Expr) -> tuple[str, Array] | None:
+        """The op that does not promise its bits, and how far each element may be off; None where bytes must be equal."""
+        import numpy as np
+
+        if isinstance(expression, Read):
+            return None
+        op = ops.get(expression.op)
+        inner = [self.slack(e) for e in expression.inputs]
+        found = next((one for one in inner if one is not None), None)
+        if isinstance(op, ValueOp):
+            if op.same_bits or found is not None:
+                return None
+            inputs = [self(e) for e in expression.inputs]
+            return op.name, op.slack(expression.args, inputs, expression.dtypes)[expression.output]
+        if found is None:
+            return None
+        # the bounds go the way of the elements; what the op fills in comes out on both sides
+        bounds = [np.zeros(self(e).shape) if one is None else one[1] for e, one in zip(expression.inputs, inner, strict=True)]
+        moved, still = (
+            op.eager(
+                expression.args, [np.asarray(b, "<f8", order="C").view("<u8") for b in given], expression.parts, ["float64"] * len(given)
+            )
+            for given in (bounds, [np.zeros_like(b) for b in bounds])
+        )
+        made: Array = moved[expression.output].view("<f8") - still[expression.output].view("<f8")
+        return found[0], made
+
+
+def by_rows(expression: Expr) -> bool:
+    """Whether some rows can be made from less than all of the inputs."""
+    while isinstance(expression, Apply):
+        if not ops.get(expression.op).by_rows:
+            return False
+        expression = expression.inputs[0]
+    return True
+
+
+def kind(expression: Expr, specs: Specs) -> tuple[Any, ...]:
+    """What outputs of one rule have in common: their ops and arguments, dtypes, and how many they are made of."""
+    made: list[Any] = [specs.of(expression)]
+    while isinstance(expression, Apply):
+        made += [expression.op, id(expression.args), len(expression.inputs), *expression.dtypes[:1]]
+        expression = expression.inputs[0]
+    return tuple(made)
