@@ -248,15 +248,20 @@ class ValueOp(Op):
     def rows(
         self, args: Any, part: Callable[[int, int, int], Array], specs: Sequence[Spec], parts: int, output: int, start: int, stop: int
     ) -> Array:
-        """As `Op.rows`, from the boxes that `needs` names, which begin and end where blocks do."""
-        shape, grain = self.infer(args, specs, parts)[output].shape, self.grain(args, specs, output)[0]
-        low, high = start // grain * grain, min(-(-stop // grain) * grain, shape[0])
+        """As `Op.rows`, from the boxes that `needs` names for rows that begin and end where blocks do."""
+        shape = self.infer(args, specs, parts)[output].shape
+        low, high = self.rounded_rows(args, specs, parts, output, start, stop)
         boxes = self.needs(args, specs, output, ((low, high), *((0, n) for n in shape[1:])))
         arrays = [part(number, *(box[0] if box else (0, 0))) for number, box in enumerate(boxes)]
         made: Array = self.eager(args, arrays, parts, [s.dtype for s in specs])[output]
         # an op that needs all of its inputs makes all of its output
         first = low if len(made) == high - low else 0
         return made[start - first : stop - first]
+
+    def rounded_rows(self, args: Any, specs: Sequence[Spec], parts: int, output: int, start: int, stop: int) -> tuple[int, int]:
+        """The rows around these that end where blocks do: of what they need, `eager` makes what it makes of whole inputs."""
+        grain = self.grain(args, specs, output)[0]
+        return start // grain * grain, min(-(-stop // grain) * grain, self.infer(args, specs, parts)[output].shape[0])
 
     def eager_width(self, args: Any) -> int | None:
         """Bytes for each element that `eager` takes beside its inputs and results; None for an op that lays out whole arrays of float64."""

@@ -97,6 +97,13 @@ class Dequantize(ValueOp):
         specs = [Spec(d, a.shape) for d, a in zip(dtypes, arrays, strict=True)]
         return [codec_called(args.codec).reference(options(args), arrays, specs, args.dtype)]
 
+    def rounded_rows(self, args: Args, specs: Sequence[Spec], parts: int, output: int, start: int, stop: int) -> tuple[int, int]:
+        # a box of numbers may begin anywhere in a block, but its scales are those of whole blocks
+        codec, made = codec_called(args.codec), self.infer(args, specs, parts)[output]
+        boxes = codec.decode_needs(options(args), specs, ((start, stop), *((0, n) for n in made.shape[1:])))
+        found = [codec.encode_needs(options(args), made, part, box)[0] for part, box in enumerate(boxes) if box]
+        return min(low for low, _ in found), max(high for _, high in found)
+
     def eager_width(self, args: Args) -> int | None:
         return codec_called(args.codec).reference_width
 
