@@ -95,10 +95,8 @@ def require_known(source: Source, question: Question) -> list[str]:
     index, report = source.index, Report()
     if index.outside and "opaque" not in question.allow:
         report.diagnostics.append(refusal(index.outside, source.path))
-    if not index.tensors:
-        beside = f"; {plural(len(index.carried), 'tensor')} outside of it would be carried" if index.carried else ""
-        what = "no dict of tensors by name that rules could work on" if index.outline is not None else "no tensor"
-        report.add("M939", f"{printable(source.path, 240)}: {what}{beside}", help=f"`{command('inspect')}` shows what it holds")
+    if not (index.tensors or index.carried):
+        report.add("M939", f"{printable(source.path, 240)}: holds no tensor", help=f"`{command('inspect')}` shows what it holds")
     report.check()
     return [*index.notes]
 

@@ -155,10 +155,10 @@ def test_a_torch_dist_folder_and_a_file_without_tensors_make_no_output(rule: Pat
     done("inspect", folder / "common.pt")
     failed = run("apply", folder / "common.pt", "-o", out, "--allow", "opaque", "--output-format", "safetensors")
     assert (failed.exit, "error[M939]" in failed.err) == (3, True)
-    for value, what in (({}, "no dict of tensors"), ({"optimizer": {"state": {0: torch.ones(1)}}}, "1 tensor outside")):
+    for value in ({}, [], {"optimizer": {"state": {}, "param_groups": []}}):
         torch.save(value, tmp_path / "none.pt")
         failed = run("plan", tmp_path / "none.pt", "--output-format", "safetensors")
-        assert (failed.exit, "error[M939]" in failed.err, what in failed.err) == (3, True, True)
+        assert (failed.exit, "error[M939]" in failed.err) == (3, True)
     assert not out.exists()
 
 
