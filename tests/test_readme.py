@@ -14,6 +14,7 @@ from commandline import ROOT, Result, contents, done, mixtral, run, shards
 
 from migrate.core.diagnostics import Report
 from migrate.rules.compiled import compile_file
+from migrate.rules.layouts import load_layouts
 from migrate.rules.model import load_files
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -219,9 +220,9 @@ def test_the_schema_of_a_file_in_the_tutorial_is_where_its_first_line_says() -> 
 def rule_files() -> list[str]:
     """The rule files that are shown; the fragments of the language page make one together."""
     shown = [*blocks(README, "yaml"), *blocks(LANGUAGE, "yaml")]
-    fragments = [text for text in shown if "\nid: " not in text]
+    fragments = [text for text in shown if "\nid: " not in text and not text.startswith("layouts:")]
     together = "\n".join(["", "id: shown", "title: shown", "lineage: shown", "edge: [v1, v2]", *fragments])
-    return [text for text in shown if text not in fragments] + [together]
+    return [text for text in shown if "\nid: " in text] + [together]
 
 
 @pytest.mark.parametrize("text", rule_files())
@@ -233,6 +234,17 @@ def test_a_rule_file_that_is_shown_can_be_loaded(tmp_path: Path, text: str) -> N
     compile_file(loaded, report)
     assert report.diagnostics == []
     assert yaml.safe_load(text)["edge"] == list(loaded.model.edge)
+
+
+def test_the_layouts_that_are_shown_can_be_loaded(tmp_path: Path) -> None:
+    shown = [text for text in blocks(LANGUAGE, "yaml") if text.startswith("layouts:")]
+    for text in shown:
+        path = tmp_path / "layouts.yaml"
+        path.write_text("lineage: shown\ntitle: shown\n" + text)
+        report = Report()
+        lineage = load_layouts(path, report)
+        assert (report.diagnostics, lineage is not None) == ([], True)
+    assert shown
 
 
 def test_the_exit_statuses_are_those_of_the_errors() -> None:
