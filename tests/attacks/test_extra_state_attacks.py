@@ -33,7 +33,6 @@ def dressings(stream: Stream, canary: str) -> list[bytes]:
     return [stream.pickle(canary), *(o.stream(o.value(state)) for state in states)]
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("stream", STREAMS, ids=lambda s: s.name)
 def test_a_hostile_stream_is_refused_by_the_op(stream: Stream, tmp_path: Path) -> None:
     canary = tmp_path / "canary"

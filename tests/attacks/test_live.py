@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from corpus import ATTACKS
 from hostile_streams import STREAMS
+from work import HANG
 
 HERE = Path(__file__).parent
 LIVE_STREAMS = [s for s in STREAMS if s.live]
@@ -46,7 +47,7 @@ def touched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[bool]]:
     (where / "jobs.json").write_text(json.dumps(jobs))
     environment = {**os.environ, "PYTHONPATH": str(where), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, str(HERE / "unsafe_reader.py"), "jobs.json"]
-    done = subprocess.run(command, cwd=where, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=where, env=environment, capture_output=True, text=True, timeout=HANG, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.rpartition("\n{")[2].join(["{", ""]))
 

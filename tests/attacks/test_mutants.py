@@ -17,11 +17,13 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
+from work import HANG
 
 HERE = Path(__file__).parent
 FLIPS = 10_000
 KINDS = ("safetensors", "index", "pt", "pt opened", "data.pkl", "legacy", "legacy opened", "metadata", "extra state")
-SECONDS, MEMORY = 1.0, 300
+# in yardsticks, and MB
+COST, MEMORY = 100.0, 300
 
 
 def genuine(where: Path) -> dict[str, str]:
@@ -51,9 +53,9 @@ def genuine(where: Path) -> dict[str, str]:
 def surveys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     where = tmp_path_factory.mktemp("mutants")
     (where / "asked.json").write_text(json.dumps({"files": genuine(where), "flips": FLIPS, "seed": 2026}))
-    environment = {**os.environ, "PYTHONPATH": f"{HERE.parents[1]}{os.pathsep}{HERE}"}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (HERE.parents[1], HERE, HERE.parent)))}
     command = [sys.executable, str(HERE / "mutants.py"), str(where / "asked.json")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout)
 
@@ -68,7 +70,7 @@ def test_a_file_cut_at_any_byte_is_refused(surveys: dict[str, Any], kind: str) -
     assert not survey["escaped"], survey["escaped"][0]
     assert survey["opened"] == 0
     assert survey["refused"] == surveys[kind]["size"]
-    assert survey["slowest"] < SECONDS
+    assert survey["dearest"] < COST
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -77,7 +79,7 @@ def test_ten_thousand_flipped_files_are_opened_or_refused(surveys: dict[str, Any
     assert not survey["escaped"], survey["escaped"][0]
     assert survey["opened"] + survey["refused"] == FLIPS
     assert survey["refused"] > FLIPS // 10
-    assert survey["slowest"] < SECONDS
+    assert survey["dearest"] < COST
 
 
 def test_no_mutant_fills_the_memory(surveys: dict[str, Any]) -> None:

@@ -3,13 +3,13 @@
 import json
 import random
 import struct
-import time
 from pathlib import Path
 
 import pytest
 import safetensors
 import torch
 from safetensors.torch import save
+from work import times
 
 from migrate import formats
 from migrate.core.errors import CheckpointError, MigrateError
@@ -144,9 +144,9 @@ def test_a_broken_header_is_refused(path, name):
     ],
 )
 def test_a_header_beyond_a_limit_is_refused_before_it_costs_anything(path, raw, words):
-    start = time.perf_counter()
-    assert words in refused(path, raw, "M914")
-    assert time.perf_counter() - start < 2
+    said = []
+    assert times(lambda: said.append(refused(path, raw, "M914")), best_of=1) < 100
+    assert words in said[0]
 
 
 def test_several_problems_come_out_together_and_not_without_end(path):

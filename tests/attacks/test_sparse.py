@@ -10,6 +10,7 @@ from pathlib import Path
 
 import opcodes as o
 import pytest
+from work import HANG
 
 from migrate.formats._items import MAX_ITEMS
 from migrate.formats._shards import MAX_INDEX
@@ -107,7 +108,7 @@ SPARSE: dict[str, tuple[str, Callable[[Path], Path]]] = {
 def test_a_hole_in_a_file_takes_no_more_memory_than_is_promised(what: str, tmp_path: Path) -> None:
     code, build = SPARSE[what]
     command = [sys.executable, "-c", INSPECT, str(build(tmp_path))]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG, check=False)
     assert done.returncode == 0, done.stderr
     said, peak = done.stdout.splitlines()
     assert said == code

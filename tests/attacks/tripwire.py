@@ -13,11 +13,12 @@ import json
 import os
 import re
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import work
 
 # what payloads name and nothing of ours needs
 NAMED = {
@@ -153,31 +154,37 @@ ACTS: dict[str, Callable[..., dict[str, Any]]] = {
 }
 
 
+def act(job: dict[str, Any]) -> dict[str, Any]:
+    """What the job gives, or what it raised."""
+    try:
+        return ACTS[job["act"]](*job["arguments"])
+    except BaseException:  # noqa: BLE001 - whatever came out is the finding
+        return {"exit": "raised", "out": "", "err": traceback.format_exc()[-4000:]}
+
+
 def main(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The answers to `{"act": …, "arguments": […], "canary": path, "allowed": folder, "absent": [paths]}`, in order.
 
-    Each answer has the exit status, the output, the CPU seconds, what the tripwire saw, and which of `absent` and the canary exist.
+    Each answer has the exit status, the output, the cost in yardsticks, what the tripwire saw, and which of `absent` and the canary exist.
     """
-    answers = []
+    answers: list[dict[str, Any]] = []
     if any(job["act"] == "load" for job in jobs):
         # torch imports what payloads name as well; a hostile file must not be what brings it
         load("", [])
     sys.addaudithook(hook)
-    for job in jobs:
+    for number, job in enumerate(jobs):
+        if number % 16 == 0:
+            yardstick = work.processor(work.loop)
         seen.clear()
         os.environ["ATTACK_CANARY"] = job["canary"]
         state.update(armed=True, allowed=job["allowed"], act=job["act"])
-        began = time.process_time()
-        try:
-            answer = ACTS[job["act"]](*job["arguments"])
-        except BaseException:  # noqa: BLE001 - whatever came out is the finding
-            answer = {"exit": "raised", "out": "", "err": traceback.format_exc()[-4000:]}
-        answer["seconds"] = time.process_time() - began
+        spent = work.processor(lambda job=job: answers.append(act(job)), best_of=1)
         state["armed"] = False
+        answer = answers[-1]
+        answer["cost"] = spent / yardstick
         answer["seen"] = list(seen)
         answer["there"] = [p for p in (*job["absent"], job["canary"]) if os.path.lexists(p)]
         answer["memory"] = peak()
-        answers.append(answer)
     return answers
 
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from work import HANG
+
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "data" / "hf"
 SIZES = {"F32": 4, "BF16": 2, "F16": 2, "I64": 8, "U8": 1}
@@ -97,7 +99,7 @@ def spawn(*arguments: object, cwd: Path | None = None, **keywords: Any) -> subpr
 def shell(*arguments: object, cwd: Path | None = None) -> Result:
     """`python -m migrate …` in a process of its own, to its end."""
     child = spawn(*arguments, cwd=cwd)
-    out, err = child.communicate(timeout=120)
+    out, err = child.communicate(timeout=HANG)
     return Result(child.returncode, out, err)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from commandline import DATA, ROOT, Result, environment, fingerprint, mixtral, rules, run, safetensors, shell, spawn
+from work import HANG
 
 HUB = DATA / "mixtral__v4" / "hub"
 
@@ -87,7 +88,7 @@ def interrupt(source: Path, rule: Path, out: Path) -> Result:
         time.sleep(0.0005)
     if child.poll() is None:
         child.send_signal(signal.SIGINT)
-    text = child.communicate(timeout=60)
+    text = child.communicate(timeout=HANG)
     return Result(child.returncode, *text)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from commandline import fingerprint, rules, run, safetensors, shell, spawn
+from work import HANG
 
 RULES = """rules:
   - {name: fuse, from: 'l.{i:int}.e.{e:int}.{w:a|b}', to: 'l.{i}.{w}', via: [{stack: {over: e}}]}
@@ -56,7 +57,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
     child = spawn(*scene.arguments(wanted))
     wait_for(partial(wanted), child)
     seen = time.monotonic()
-    assert child.communicate(timeout=60)[1] == ""
+    assert child.communicate(timeout=HANG)[1] == ""
     assert child.returncode == 0
     ended = time.monotonic()
     lines = sum(-(-f.stat().st_size // (4 << 20)) for f in wanted.glob("*.safetensors"))
@@ -92,7 +93,7 @@ def kill(scene: Scene, out: Path, chance: random.Random, *more: str) -> None:
     else:
         wait_for(partial(out) / "journal.jsonl", child, chance.randint(1, scene.lines))
     child.send_signal(signal.SIGKILL)
-    child.communicate(timeout=60)
+    child.communicate(timeout=HANG)
 
 
 def assert_whole(scene: Scene, out: Path) -> None:
@@ -143,7 +144,7 @@ def test_a_claim_of_the_journal_that_is_not_true_is_written_again(scene: Scene) 
     child = spawn(*scene.arguments(out))
     wait_for(partial(out) / "journal.jsonl", child, 4)
     child.send_signal(signal.SIGKILL)
-    child.communicate(timeout=60)
+    child.communicate(timeout=HANG)
     if out.exists():
         pytest.skip("the run was faster than the kill")
     for file in (partial(out) / "data").glob("*.safetensors"):

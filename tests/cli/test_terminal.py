@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from commandline import Result, environment, rules, run, safetensors
+from work import HANG
 
 from migrate.cli import render
 
@@ -72,7 +73,7 @@ def test_every_command_writes_hostile_names_escaped(tmp_path: Path, folder: Path
 def test_a_terminal_gets_no_escapes_of_the_checkpoint(folder: Path) -> None:
     control, terminal = pty.openpty()
     child = subprocess.Popen([sys.executable, "-m", "migrate", "inspect", str(folder)], env=environment(), stdout=terminal, stderr=terminal)
-    child.wait(timeout=60)
+    child.wait(timeout=HANG)
     os.close(terminal)
     said = b""
     while True:

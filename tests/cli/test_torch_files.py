@@ -12,6 +12,7 @@ import torch
 from commandline import done, run, shell, spawn
 from test_imports import loaded
 from test_kills import partial, wait_for
+from work import HANG
 
 import migrate
 
@@ -110,7 +111,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
         child = spawn(*arguments, out)
         wait_for(partial(out) / "journal.jsonl", child, lines)
         child.send_signal(signal.SIGKILL)
-        child.communicate(timeout=60)
+        child.communicate(timeout=HANG)
         if not out.exists():
             assert shell(*arguments, out, "--resume").exit == 0
         assert out.read_bytes() == (tmp_path / "wanted.pt").read_bytes()

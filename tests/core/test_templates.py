@@ -1,8 +1,8 @@
 import random
-import time
 
 import pytest
 from key_oracle import random_pieces, text_of
+from work import steps, times
 
 from migrate.core.errors import PatternError
 from migrate.core.expr import Unset
@@ -179,36 +179,30 @@ def test_an_unset_param_is_reported_not_ignored():
     assert bind(parse("mtp.{n-$layers}.x").with_params({"layers": 2}), template).rows() == [(5,)]
 
 
-def test_a_hundred_thousand_keys_are_grouped_bound_and_collapsed_quickly():
-    keys = [f"model.layers.{n}.mlp.experts.{e}.{w}.weight" for n in range(130) for e in range(256) for w in ("w1", "w2", "w3")]
-
-    def best(call):
-        times = []
-        for _ in range(3):
-            start = time.perf_counter()
-            result = call()
-            times.append(time.perf_counter() - start)
-        return result, min(times)
-
+def test_many_keys_are_grouped_bound_and_collapsed_in_a_few_steps_each():
+    keys = [f"model.layers.{n}.mlp.experts.{e}.{w}.weight" for n in range(26) for e in range(64) for w in ("w1", "w2", "w3")]
     pattern = parse("{p...}.mlp.experts.{e:int}.{w:w1|w2|w3}.weight")
-    templates, grouping = best(lambda: group(keys))
-    rows, binding = best(lambda: [row for t in templates for row in bind(pattern, t).rows()])
-    lines, collapsing = best(lambda: collapse(keys))
+    templates, rows, lines = [], [], []
+    grouping = steps(lambda: templates.extend(group(keys)))
+    binding = steps(lambda: rows.extend(row for t in templates for row in bind(pattern, t).rows()))
+    collapsing = steps(lambda: lines.extend(collapse(keys)))
     assert len(templates) == 3
     assert len(rows) == len(keys)
     assert rows[1] == ("model.layers.0", 1, "w1")
-    assert lines[0].text == "model.layers.{0..129}.mlp.experts.{0..255}.w{1..3}.weight"
-    # on a quiet core about 0.06, 0.03 and 0.15 s
-    assert grouping < 0.6
-    assert binding < 0.6
-    assert collapsing < 1.5
+    assert lines[0].text == "model.layers.{0..25}.mlp.experts.{0..63}.w{1..3}.weight"
+    assert grouping < 60 * len(keys)
+    assert binding < 10 * len(keys)
+    assert collapsing < 60 * len(keys)
 
 
-def test_a_hundred_thousand_keys_without_a_common_form_stay_linear():
-    def seconds(n):
+def test_many_keys_without_a_common_form_stay_linear():
+    def grouping(n):
         keys = [f"a{i * 7919}.b{i}.c.{i}" for i in range(n)]
-        start = time.perf_counter()
-        assert len(group(keys)) == n
-        return time.perf_counter() - start
 
-    assert seconds(100_000) < 5.0
+        def go():
+            assert len(group(keys)) == n
+
+        return go
+
+    # were it quadratic, 64 * 64
+    assert times(grouping(32_000), grouping(500)) < 10 * 64

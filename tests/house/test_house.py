@@ -225,3 +225,65 @@ def test_every_mark_is_declared_explained_and_run_by_ci() -> None:
     assert f"\nMARKS ?= {' or '.join(MARKS)} or hypothesis\n" in makefile
     ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
     assert {"make lint", "make test", "make marks"} <= set(ci)
+
+
+# these read a clock to choose the moment of a kill or of a cut, and assert nothing about it
+CHOOSE_MOMENTS = {"tests/cli/test_kills.py", "tests/cli/test_power_cuts.py"}
+
+
+def clocks(source: str) -> list[tuple[int, str]]:
+    """Where a test reads a clock, or waits for some seconds rather than for what hangs: line and what."""
+    clock = r"(perf_counter|process_time|monotonic|thread_time|time)(_ns)?"
+    found: list[tuple[int, str]] = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute):
+            if re.fullmatch(rf"time\.{clock}|os\.times|timeit\..*|.*\.ru_[us]time", ast.unparse(node)):
+                found.append((node.lineno, ast.unparse(node)))
+        elif isinstance(node, ast.ImportFrom):
+            read = [a.name for a in node.names if node.module == "timeit" or (node.module == "time" and re.fullmatch(clock, a.name))]
+            found += [(node.lineno, f"from {node.module} import {name}") for name in read]
+        elif isinstance(node, ast.Call):
+            if ast.unparse(node.func) == "pytest.mark.timeout":
+                found.append((node.lineno, "pytest.mark.timeout"))
+            given = [k.value for k in node.keywords if k.arg == "timeout"]
+            found += [
+                (node.lineno, f"timeout={value.value}") for value in given if isinstance(value, ast.Constant) and (value.value or 300) < 300
+            ]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "import" in node.value:
+            # a program for a child process
+            found += [(node.lineno, m[0]) for m in re.finditer(rf"\btime\.{clock}\b", node.value)]
+    return found
+
+
+def test_no_test_asserts_seconds() -> None:
+    """Work is counted, or compared with a yardstick: `tests/work.py`, which says as well how long a child may hang (`HANG`)."""
+    files = [f for f in ALL_PYTHON if short(f).startswith("tests/") and short(f) not in {"tests/work.py", *CHOOSE_MOMENTS}]
+    found = [f"{short(f)}:{line}: {what}" for f in files for line, what in clocks(f.read_text(encoding="utf-8"))]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "assert time.perf_counter() - start < 2", "from time import monotonic", "seconds = os.times()", "time.time_ns()",
+        "resource.getrusage(0).ru_utime", "@pytest.mark.timeout(5)\ndef test(): ...", "child.wait(timeout=5)",
+        "CODE = 'import time; print(" + "time.process_time())'",
+    ],
+)  # fmt: skip
+def test_a_clock_in_a_test_is_found(line: str) -> None:
+    assert clocks(line)
+    assert not clocks("time.sleep(0.1)\nchild.wait(timeout=HANG)\nresource.getrusage(0).ru_maxrss")
+
+
+def test_a_failure_is_no_book(request: pytest.FixtureRequest) -> None:
+    """Whatever a test compares: the beginning says which test it is, the end what failed."""
+    (suite,) = (p for name, p in request.config.pluginmanager.list_name_plugin() if name == str(ROOT / "tests" / "conftest.py"))
+    report = pytest.TestReport("x", ("x", 0, "x"), {}, "failed", "begin" + "x" * 100_000 + "end", "call", [("stdout", "y" * 50_000)])
+    made = suite.pytest_runtest_makereport()
+    next(made)
+    with pytest.raises(StopIteration) as cut:
+        made.send(report)
+    shown = cut.value.value
+    assert str(shown.longrepr).startswith("begin")
+    assert str(shown.longrepr).endswith("end")
+    assert len(str(shown.longrepr)) + sum(len(text) for _, text in shown.sections) < 20_000

@@ -13,6 +13,7 @@ import torch
 from built import Refusing, module, rules, same, untouched
 from commandline import DATA, ROOT
 from safetensors.torch import load_file, save_file
+from work import HANG
 
 import migrate
 from migrate.core.errors import MigrateError
@@ -147,7 +148,7 @@ def test_with_fsdp_each_of_two_processes_gets_its_part(tmp_path):
     rules(tmp_path, rule).rename(tmp_path / "rule.yaml")
     script = Path(__file__).with_name("fsdp_process.py")
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, script, tmp_path], env=env, capture_output=True, text=True, check=False, timeout=100)
+    done = subprocess.run([sys.executable, script, tmp_path], env=env, capture_output=True, text=True, check=False, timeout=HANG)
     assert done.returncode == 0, done.stderr
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
+from work import steps
 
 from migrate.core.diagnostics import Report
 from migrate.core.errors import MigrateError
@@ -158,14 +157,21 @@ def test_stacked_experts_without_their_scales_are_found(engine):
     assert "and 1 more like this" in caught.value.diagnostics[-1].notes
 
 
-def test_a_hundred_thousand_keys_take_a_moment(engine):
+def test_looking_for_scales_takes_work_as_there_are_keys():
+    assert steps(looking(800)) < 1.5 * 8 * steps(looking(100))
+
+
+def looking(layers):
     tensors = {}
-    for n in range(50_000):
+    for n in range(layers):
         tensors[f"m.{n}.weight"] = Stored(spec(CODES, (128, 128)), 0, 0)
         tensors[f"m.{n}.weight_scale_inv"] = Stored(spec("float32", (1, 1)), 0, 0)
     views = Views()
     outputs = {f"x.{key}": Tensor(s.spec, views.stored(s.spec.shape), (key,)) for key, s in tensors.items()}
-    start, report = time.process_time(), Report()
-    stranded.check(tensors, outputs, [], report)
-    assert time.process_time() - start < 3
-    assert not report.diagnostics
+    report = Report()
+
+    def go():
+        stranded.check(tensors, outputs, [], report)
+        assert not report.diagnostics
+
+    return go

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from raw_files import RawBlob, RawSource, describe, random_raw, read_back, whole, write_source
+from work import HANG
 
 from migrate.core.errors import CheckpointError, MigrateError, QuestionError, RunError
 from migrate.planning.graph import ValueCheck
@@ -330,7 +331,7 @@ def test_an_interrupt_keeps_the_partial_folder_and_leaves_no_thread(source: RawS
     assert run.stdout is not None
     run.stdout.read(1)
     run.send_signal(signal.SIGINT)
-    _, errors = run.communicate(timeout=20)
+    _, errors = run.communicate(timeout=HANG)
     assert b"KeyboardInterrupt" in errors
     assert not (tmp_path / "out").exists()
     go(source, tmp_path / "out", resume=True)

@@ -8,7 +8,6 @@ import enum
 import pickle
 import random
 import struct
-import time
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pickle_oracle import difference, oracle
+from work import times
 
 from migrate.core.errors import CheckpointError
 from migrate.source.pickle.limits import ARCHIVE, EXTRA_STATE, METADATA, Limits
@@ -350,10 +350,13 @@ HOSTILE = {
 
 @pytest.mark.parametrize("what", HOSTILE)
 def test_hostile_streams_end_soon_with_the_one_error(what: str) -> None:
-    began = time.process_time()
-    with contextlib.suppress(CheckpointError):
-        read(HOSTILE[what], ARCHIVE, name="s")
-    assert time.process_time() - began < 5
+
+    def go() -> None:
+        with contextlib.suppress(CheckpointError):
+            read(HOSTILE[what], ARCHIVE, name="s")
+
+    # most take 10 yardsticks of some milliseconds, the largest 130
+    assert times(go, best_of=1) < 1500
 
 
 def test_what_is_shared_at_many_depths_is_refused_by_the_size_of_the_stream() -> None:
