@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -56,6 +57,8 @@ from .source.pickle.encodings import PARAMETER
 
 if TYPE_CHECKING:
     import torch
+
+    from .core.spec import Spec
 
 FORMAT_VERSION = "1.0"
 
@@ -102,6 +105,7 @@ def inspect(
             "files": [{"name": name, "size": blob.size} for name, blob in zip(index.files, source.blobs, strict=True)],
             "tensors": len(specs),
             "bytes": index.nbytes,
+            **_counted(specs.values()),
             "layouts": layouts,
             "nearest": [] if layouts else nearest_to(index, side_reader(source), question.rules, States(source)),
             "keys": keys,
@@ -113,6 +117,19 @@ def inspect(
         }
     finally:
         source.close()
+
+
+def _counted(specs: Iterable[Spec]) -> dict[str, Any]:
+    """The elements of all tensors, and of those of each dtype."""
+    alike = Counter(specs)
+    dtypes: dict[str, dict[str, Any]] = {}
+    for spec, count in alike.items():
+        row = dtypes.setdefault(spec.dtype, {"dtype": spec.dtype, "tensors": 0, "parameters": 0, "bytes": 0})
+        row["tensors"] += count
+        row["parameters"] += count * spec.numel
+        row["bytes"] += count * spec.nbytes
+    rows = sorted(dtypes.values(), key=lambda row: (-row["parameters"], row["dtype"]))
+    return {"parameters": sum(row["parameters"] for row in rows), "dtypes": rows}
 
 
 def plan(
@@ -153,7 +170,7 @@ def apply(
     allow: Iterable[str] = (),
     max_shard_size: int | str | None = None,
     threads: int = 2,
-    max_memory: int | str = "1GiB",
+    max_memory: int | str = "1GB",
     fsync: bool = True,
     resume: bool = False,
     device: str = "cpu",
@@ -161,6 +178,7 @@ def apply(
     inform: Callable[[dict[str, Any]], None] | None = None,
     at: str | None = None,
     output_format: str | None = None,
+    dry_run: bool = False,
 ) -> dict[str, Any]:
     """Migrates a checkpoint into `out`, which then is whole; on any error it is absent. Answers with what was published.
 
@@ -170,15 +188,14 @@ def apply(
     unless the digest is the same. A state dict (a mapping) or a module is written to `out`, or, without `out`, migrated in memory: the
     answer is then the new state dict, tied tensors still tied, and `inform` is called with what else there is to say:
     `steps`, `layouts`, `params`, `losses`, `notes`, `warnings` and `report`, as the answer of a run into files has them.
+    With `dry_run` the answer is the document of the plan, which `plan` makes too, and nothing is written; `out` may then be left out.
     """
     from .live.module import is_module, state
     from .running.job import write
 
     question = ask(to, from_, rules, params, allow, at=at, output_format=output_format)
     live = isinstance(path, Mapping) or is_module(path)
-    if out is None:
-        if not live:
-            fail("M115", "apply needs a place for its output", help="out=PATH")
+    if out is None and live and not dry_run:
         from .live.statedict import migrated
 
         tensors = path if isinstance(path, Mapping) else state(path)
@@ -194,12 +211,13 @@ def apply(
     return write(
         lambda: _opened("path", path, question, wrapped=False), out, question, max_shard_size=max_shard_size, threads=threads,
         max_memory=max_memory, fsync=fsync, resume=resume, device=device, progress=progress, saved=saved,
+        dry_run=dry_run,
     )  # fmt: skip
 
 
 def downgrade(
     path: PathLike | Live,
-    out: PathLike,
+    out: PathLike | None = None,
     *,
     to: str | Iterable[str] = (),
     from_: str | Iterable[str] = (),
@@ -208,21 +226,26 @@ def downgrade(
     allow: Iterable[str] = (),
     max_shard_size: int | str | None = None,
     threads: int = 2,
-    max_memory: int | str = "1GiB",
+    max_memory: int | str = "1GB",
     fsync: bool = True,
     resume: bool = False,
     device: str = "cpu",
     progress: Progress | None = None,
     at: str | None = None,
     output_format: str | None = None,
+    dry_run: bool = False,
 ) -> dict[str, Any]:
-    """Takes a checkpoint, state dict or module back to an older layout; without `to` and `rules`, undoes what its stamp says was last."""
+    """Takes a checkpoint, state dict or module back to an older layout; without `to` and `rules`, to before the last run in its stamp.
+
+    The answer and all arguments are those of `apply`.
+    """
     from .running.job import write
 
     question = ask(to, from_, rules, params, allow, backwards=True, at=at, output_format=output_format)
     return write(
         lambda: _opened("path", path, question, wrapped=False), out, question, max_shard_size=max_shard_size, threads=threads,
         max_memory=max_memory, fsync=fsync, resume=resume, device=device, progress=progress,
+        dry_run=dry_run,
     )  # fmt: skip
 
 
@@ -247,7 +270,7 @@ def verify(
 
     Which edges were applied is taken from the stamp of `out`, unless `to` or `rules` says it. `not_compared` in the answer lists what
     was not looked at. Tensors are held whole with all that they are made of: M919 before anything is read where one takes more than
-    `max_memory`; without it, two are made at a time as long as they take no more than 1 GiB or the largest alone. `sample`, as "5%",
+    `max_memory`; without it, two are made at a time as long as they take no more than 1 GB or the largest alone. `sample`, as "5%",
     looks at that part of the tensors and of the rows of large ones, chosen by `seed`. `inform` is called before the work begins, with
     `tensors`, `bytes`, `threads`, `memory` (the most bytes held at once), `largest` (a key, None without tensors), and `seconds` (about
     how long it takes, measured on a small part; None where that is too little to tell).
@@ -410,6 +433,8 @@ def history(
         stamp, notes = stamps.read(source.history, index_hash)
         if lineage is not None and lineage not in {*stamp.layouts, *(e["lineage"] for e in stamp.applied)}:
             known_lineages(question.rules, lineage)  # M507 if there is none of this name
+        found = layouts_of(source.index, side_reader(source), question.rules, stamp.layouts, States(source))
+        standing = {entry["lineage"]: entry["layout"] for entry in found if lineage in (None, entry["lineage"])}
         applied = [dict(e) for e in stamp.applied if lineage in (None, e["lineage"])]
         return {
             "format_version": FORMAT_VERSION,
@@ -417,6 +442,8 @@ def history(
             "path": source.path,
             "output": index_hash,
             "layouts": dict(stamp.layouts),
+            "standing": standing,
+            "lineages": [row for name in standing for row in known_lineages(question.rules, name)],
             "applied": applied,
             "notes": notes if source.history is not None else ["no stamp: nothing was applied by migrate"],
         }

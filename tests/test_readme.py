@@ -113,7 +113,7 @@ def test_the_first_rule_is_linted_tested_planned_applied_and_undone(tmp_path: Pa
     assert "downgrade: exact" in outputs["migrate plan"]
     given, made = contents(tmp_path / "OLD.safetensors"), contents(tmp_path / "FUSED.safetensors")
     assert made["l.1.gate_up_proj.weight"] == ("F32", (8, 4), given["l.1.gate_proj.weight"][2] + given["l.1.up_proj.weight"][2])
-    assert contents(tmp_path / "UNDONE.safetensors") == given
+    assert contents(tmp_path / "BACK.safetensors") == given
     modeline = rule.splitlines()[0].partition("$schema=")[2]
     assert (tmp_path / modeline).read_bytes() == (ROOT / "schemas" / "rulefile.schema.json").read_bytes()
 

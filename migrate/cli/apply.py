@@ -11,6 +11,7 @@ import click
 
 from ..running.device import NAMES
 from . import render, saved
+from .colour import say
 from .options import as_json, output_format, params, question, quiet
 from .progress import Progress
 
@@ -19,12 +20,13 @@ def running(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options of a run."""
     for option in reversed(
         (
-            click.option("-o", "--output", "output", required=True, metavar="OUT", help="The new checkpoint; must not exist."),
-            click.option("--max-shard-size", default=None, metavar="SIZE", help="Largest output file, e.g. 500MiB.  [default: 5GB]"),
+            click.option("-o", "--output", "output", metavar="OUT", help="The new checkpoint; must not exist.  [required]"),
+            click.option("--dry-run", "dry_run", is_flag=True, help="Show the plan, as `migrate plan` does, and write nothing."),
+            click.option("--max-shard-size", default=None, metavar="SIZE", help="Largest output file, e.g. 500MB.  [default: 5GB]"),
             click.option("--threads", default=2, show_default=True, type=click.IntRange(1, 64), help="Output files written at a time."),
             click.option(
                 "--max-memory",
-                default="1GiB",
+                default="1GB",
                 show_default=True,
                 metavar="SIZE",
                 help="Memory for tensors that are computed or transposed.",
@@ -47,13 +49,20 @@ def running(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def execute(
-    call: Callable[..., Any], checkpoint: str, *, assignments: tuple[str, ...], form: str, silent: bool, output: str, no_fsync: bool,
-    report: str | None, if_needed: bool, **arguments: Any,
+    call: Callable[..., Any], checkpoint: str, *, assignments: tuple[str, ...], form: str, silent: bool, output: str | None,
+    no_fsync: bool, report: str | None, dry_run: bool, if_needed: bool, **arguments: Any,
 ) -> int:  # fmt: skip
     """Runs `call` with a progress display, prints what it published, and saves the `report` if one is asked for.
 
+    With `dry_run` it prints the plan, which is all that the call then answers with; without an `output` that of one like the source.
     The exit status is 1 where there was nothing to do and so no output, unless `if_needed`.
     """
+    if dry_run:
+        document = call(checkpoint, output, params=params(assignments), dry_run=True, **arguments)
+        render.emit(document, form, render.plan)
+        return 0
+    if output is None:
+        raise click.UsageError("Missing option '-o' / '--output'.", click.get_current_context())
     # each thread has a box of its own: more threads inside an op would only wait for each other
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if report is not None:
@@ -73,7 +82,7 @@ def execute(
         by_hand = "".join(f" --rules {render.word(render.place(r))}" for r in document["question"]["rules"])
         by_hand += f" --at {render.word(at)}" if (at := document["question"]["at"]) is not None else ""
         source = render.word(render.place(document["source"]))
-        click.echo(f"next:  migrate verify {render.word(output)} --source {source}{by_hand}", err=True)
+        say(f"next:  migrate verify {render.word(output)} --source {source}{by_hand}", err=True)
     return 0
 
 

@@ -20,7 +20,7 @@ from .options import as_json, output_format, question, quiet
 def command(checkpoint: str, **arguments: Any) -> int:
     """Take a checkpoint back to an older layout.
 
-    Without --to and --rules it undoes what the stamp of CHECKPOINT says was applied last. `migrate plan --downgrade` shows
+    Without --to and --rules it goes back to before the run that CHECKPOINT's stamp says was the last. `migrate plan --downgrade` shows
     beforehand what it would do.
     """
     from .. import api

@@ -10,6 +10,7 @@ import click
 
 from ..core.diagnostics import plural
 from . import render
+from .colour import say
 
 
 @click.command()
@@ -39,7 +40,7 @@ def command(
         for line in workflow_commands(document):
             click.echo(line)
     else:
-        click.echo(text(document))
+        say(text(document))
     return int(document["exit"])
 
 

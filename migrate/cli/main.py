@@ -19,6 +19,7 @@ import click
 from .. import __version__
 from . import streams
 
+ELSEWHERE = "migrate runs on Linux and macOS, and not on Windows; WSL is a Linux"
 _HOME = Path(__file__).resolve().parent
 
 
@@ -73,6 +74,10 @@ def cli() -> None:
 
 def main() -> None:
     """Runs the command line and leaves with the documented exit status."""
+    if os.name == "nt":
+        # files are held by descriptor, read at offsets and renamed without replacing, which Windows has no calls for
+        click.echo(ELSEWHERE, err=True)
+        raise SystemExit(2)
     # torch's own threads would fight with those of the run; a library must not decide that, a process of its own may
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # a plan holds some objects per key and no cycles worth looking for
@@ -135,7 +140,9 @@ def _report(error: Any, wants_json: bool) -> int:
         problems = {"format_version": "1.0", "kind": "problems", "exit": status, "diagnostics": found, "permits": list(error.permits)}
         click.echo(json.dumps(problems, indent=1))
         return status
-    click.echo(str(error), err=True)
+    from .colour import say
+
+    say(str(error), err=True)
     errors = sum(d.severity == "error" for d in error.diagnostics)
     if errors > 1:
         click.echo(f"\n{errors} errors", err=True)

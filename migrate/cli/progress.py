@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar with bytes/s, time left and memory on a terminal, else a line per 10 %."""
+"""Progress on stderr: a bar with bytes/s, time left and memory on a terminal, else a line per 10 % once a run takes longer than 2 s."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ import click
 
 from .render import size
 
+# seconds without a line in a log: what is done by then needs none
+_PATIENCE = 2.0
+
 
 def private_bytes() -> int:
     """RssAnon of this process in bytes; 0 where /proc does not tell."""
@@ -22,6 +25,17 @@ def private_bytes() -> int:
     except OSError:
         pass
     return 0
+
+
+def memory() -> str:
+    """How much memory this process has, in words: private on Linux, on macOS the most that was resident; "" where nothing tells."""
+    if sys.platform == "darwin":
+        import resource
+
+        # bytes there, kilobytes on Linux
+        return f"peak memory {size(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)}"
+    private = private_bytes()
+    return f"private memory {size(private)}" if private else ""
 
 
 class Progress:
@@ -43,12 +57,14 @@ class Progress:
         if sys.stderr.isatty():
             self._draw(done, total)
             return
+        if time.monotonic() - self._started < _PATIENCE:
+            return
         tenths = done * 10 // total
         if tenths > self._tenths:
             self._tenths = tenths
             rate = done / max(time.monotonic() - self._started, 1e-6)
             left = f"{(total - done) / rate:.0f} s left" if rate else "time left unknown"
-            speed = f"{size(rate)}/s, {left}, private memory {size(private_bytes())}"
+            speed = ", ".join(word for word in (f"{size(rate)}/s", left, memory()) if word)
             click.echo(f"{self._verb} {tenths * 10:3d} %  {size(done)} of {size(total)}  {speed}", err=True)
 
     def _draw(self, done: int, total: int) -> None:
@@ -63,14 +79,14 @@ class Progress:
                 DownloadColumn(),
                 TransferSpeedColumn(),
                 TimeRemainingColumn(),
-                TextColumn("private {task.fields[memory]}"),
+                TextColumn("{task.fields[memory]}"),
                 console=Console(stderr=True),
                 transient=True,
                 refresh_per_second=4,
             )
             self._bar.start()
-            self._task = self._bar.add_task(self._verb, total=total, memory=size(private_bytes()))
-        self._bar.update(self._task, completed=done, memory=size(private_bytes()))
+            self._task = self._bar.add_task(self._verb, total=total, memory=memory())
+        self._bar.update(self._task, completed=done, memory=memory())
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         if self._bar is not None:

@@ -16,7 +16,9 @@ from typing import Any
 
 import click
 
+from ..core.diagnostics import place as _lineage_place
 from ..core.diagnostics import plural, printable
+from .colour import say
 
 SHORT = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64", "int64": "i64", "int32": "i32"}
 SYMBOLS = {
@@ -38,10 +40,10 @@ def emit(document: Mapping[str, Any], form: str, text: Callable[[Mapping[str, An
     if form == "json":
         click.echo(json.dumps(document, indent=1))
         return
-    click.echo(text(document))
+    say(text(document))
     for warning in safe(document.get("warnings", ())):
         lines = [f"warning[{warning['code']}]: {warning['message']}", *(f"  = note: {note}" for note in warning["notes"])]
-        click.echo("\n".join([*lines, *([f"  = help: {warning['help']}"] if warning["help"] else [])]), err=True)
+        say("\n".join([*lines, *([f"  = help: {warning['help']}"] if warning["help"] else [])]), err=True)
 
 
 def safe(value: Any) -> Any:
@@ -87,8 +89,7 @@ def short(spec: str) -> str:
 
 def place(path: str) -> str:
     """A path, relative to the working directory where it lies below it."""
-    here = os.getcwd() + os.sep
-    return path.removeprefix(here)
+    return path.removeprefix(os.getcwd() + os.sep)
 
 
 def columns(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
@@ -140,6 +141,11 @@ def _objects(objects: Sequence[Mapping[str, Any]]) -> list[str]:
 def inspection(doc: Mapping[str, Any]) -> str:
     what = [doc["format"], plural(len(doc["files"]), "file"), plural(doc["tensors"], "tensor"), size(doc["bytes"])]
     out = [f"{doc['path']}   {', '.join(what)}   (no weights read)"]
+    dtypes = [
+        f"{SHORT.get(row['dtype'], row['dtype'])} {row['parameters']:,} in {plural(row['tensors'], 'tensor')}" for row in doc["dtypes"]
+    ]
+    held = f": {', '.join(dtypes)}" if len(dtypes) > 1 else f", {dtypes[0].split()[0]}" if dtypes else ""
+    out.append(f"holds    {plural(doc['parameters'], 'parameter')}{held}")
     for layout in doc["layouts"]:
         out.append(f"layout   {layout['lineage']}@{layout['layout']}")
         out += [f"           {sign}" for sign in layout["evidence"]]
@@ -284,7 +290,8 @@ def _json(change: Mapping[str, Any], side: str) -> str:
 def _row(row: Mapping[str, Any]) -> list[str]:
     symbol, count = SYMBOLS[row["change"]], f"  ×{row['count']:,}" if row["count"] > 1 else ""
     sources = ("e.g. " if row.get("sample") else "") + ", ".join(map(_shown, row["from"]))
-    by = f"     rule {row['rule']}, {place(row['at'])}"
+    # what a reader opens is the line
+    by = f"     rule {row['rule']}, {place(row['at']).rpartition(':')[0]}"
     if row["to"] is None:
         return [f"{symbol:>2} {_shown(row['from'][0])}{count}" + (f"   {row['why']}" if row["why"] else ""), by]
     out = [f"{symbol:>2} {_shown(row['to'])}{count}  {short(row['spec'])}"]
@@ -293,8 +300,8 @@ def _row(row: Mapping[str, Any]) -> list[str]:
 
 
 def _way_back(steps: Sequence[Mapping[str, Any]], downgrade: Mapping[str, Any], indent: str = "") -> list[str]:
-    """Whether the source can be had back; after a downgrade the way back is an upgrade."""
-    word = "way back" if any(step["backwards"] for step in steps) else "downgrade"
+    """Whether the source can be had back by a downgrade; after a downgrade, by the upgrade."""
+    word = "upgrade" if any(step["backwards"] for step in steps) else "downgrade"
     verdict = f"{indent}{word}: exact" if downgrade["exact"] else f"{indent}{word}: not exact"
     return [verdict, *(f"{indent}  because {reason}" for reason in downgrade["because"])]
 
@@ -422,7 +429,9 @@ def verification(doc: Mapping[str, Any]) -> str:
 def history(doc: Mapping[str, Any]) -> str:
     if doc["kind"] == "lineages":
         return "\n".join(line for lineage in doc["lineages"] for line in _lineage(lineage)) or "no lineages found"
-    out = [f"{doc['path']}   " + (", ".join(f"{k}@{v}" for k, v in doc["layouts"].items()) or "no layout is known")]
+    out = [f"{doc['path']}   " + (", ".join(f"{k}@{v}" for k, v in doc["standing"].items()) or "no layout is known")]
+    out += [line for lineage in doc["lineages"] for line in _lineage(lineage, doc["standing"])]
+    out += ["applied, the oldest first:"] if doc["applied"] else []
     for entry in doc["applied"]:
         out.append(f"  {entry['lineage']} {entry['from']} → {entry['to']}   migrate {entry['tool']}   from {entry['source'][:15]}…")
         out += [f"    {rule['id']}   {rule['hash'][:15]}…" for rule in entry["rules"]]
@@ -435,14 +444,16 @@ def history(doc: Mapping[str, Any]) -> str:
             out.append(f"    changed {', '.join(entry['files'])}")
         if entry.get("kept"):
             forms = capped([printable(kept if isinstance(kept, str) else kept[0]) for kept in entry["kept"]])
-            out += [f"    stays on the way back: {form}" for form in forms]
+            out += [f"    stays in a downgrade: {form}" for form in forms]
     return "\n".join([*out, *(f"note: {note}" for note in doc["notes"])])
 
 
-def _lineage(lineage: Mapping[str, Any]) -> list[str]:
-    out = [f"{lineage['name']}   {lineage['title']}   ({'ordered' if lineage['ordered'] else 'any way'})"]
-    width = max((len(layout["name"]) for layout in lineage["layouts"]), default=0)
+def _lineage(lineage: Mapping[str, Any], standing: Mapping[str, str] | None = None) -> list[str]:
+    """A lineage as a table of its layouts: marked is the one that a checkpoint stands in, or else the one to use now."""
+    rows = [[" ", "layout", "status", "title"]]
     for layout in lineage["layouts"]:
-        status = f"   ({layout['status']})" if layout["status"] != "current" else ""
-        out.append(f"  {layout['name']:<{width}}   {layout['title']}{status}")
-    return out + [f"    {edge['from']} → {edge['to']}   {', '.join(place(f) for f in edge['files'])}" for edge in lineage["edges"]]
+        here = layout["status"] == "current" if standing is None else layout["name"] == standing.get(lineage["name"])
+        rows.append(["*" if here else " ", layout["name"], layout["status"], layout["title"]])
+    head = f"{lineage['name']}   {lineage['title']}   ({'ordered' if lineage['ordered'] else 'any way'})"
+    edges = [f"     {edge['from']} → {edge['to']}   {', '.join(map(_lineage_place, edge['files']))}" for edge in lineage["edges"]]
+    return [head, *columns(rows), *edges]

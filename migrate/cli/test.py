@@ -24,7 +24,7 @@ def command(paths: tuple[str, ...], select: str, specs: bool, fail_fast: bool, f
     """Test rule files.
 
     PATH is a rule file or a folder of them; without one ./rules, or else the rules that ship with migrate. Runs the
-    examples that are written in the files and checks what must hold of every rule: the way back, the order of rules,
+    examples that are written in the files and checks what must hold of every rule: the downgrade, the order of rules,
     a second application, and that each rule and op is touched. Exits with 1 if a check fails.
     """
     from .. import api

@@ -20,7 +20,7 @@ from .progress import Progress
     "--max-memory",
     "max_memory",
     metavar="SIZE",
-    help="Refuse what needs more, e.g. 4GiB.  [default: two tensors within 1 GiB, or the largest]",
+    help="Refuse what needs more, e.g. 4GB.  [default: two tensors within 1 GB, or the largest]",
 )
 @click.option("--sample", metavar="SHARE", help="Look at a part only, e.g. 5%: tensors, and rows of large ones, chosen by chance.")
 @click.option("--seed", type=int, help="The seed of an earlier --sample, which chooses the same again.")

@@ -6,6 +6,7 @@ body is what `migrate explain <code>` prints. A new diagnostic is a new page and
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -71,7 +72,16 @@ class Span:
     label: str = ""
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}:{self.column}"
+        return f"{place(self.file)}:{self.line}:{self.column}"
+
+
+@cache
+def place(file: str) -> str:
+    """A rule file of a lineage as `lineage/layout/file.yaml`, wherever its pack is installed; any other file as it is."""
+    lineage = os.path.dirname(os.path.dirname(file))
+    if not os.path.isfile(os.path.join(lineage, "layouts.yaml")):
+        return file
+    return os.path.relpath(file, os.path.dirname(lineage))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +129,9 @@ class Diagnostic:
         message = self.message.replace("\n", "\\n")
         out = [f"{self.severity}[{self.code}]: {message}"]
         for span in self.spans:
-            where = span if span.file.isprintable() else replace(span, file=printable(span.file, 400))
-            out.append(f"{' ' * width}--> {where}")
+            where = span.file.removeprefix(os.getcwd() + os.sep)
+            where = place(where) if os.path.isabs(where) else where
+            out.append(f"{' ' * width}--> {where if where.isprintable() else printable(where, 400)}:{span.line}:{span.column}")
             if span.text:
                 text, before, length = _window(span)
                 caret = " " * before + "^" * length

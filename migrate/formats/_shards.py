@@ -39,7 +39,7 @@ def parse_size(size: int | str) -> int:
     if isinstance(size, str):
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", size.lower(), re.ASCII)
         if not match or match[2] not in _UNITS or len(match[1]) > 18:
-            raise ValueError(f"{size!r} is not a size: write 5GB, 500MB or 5GiB")
+            raise ValueError(f"{size!r} is not a size: write 5GB or 500MB")
         number = match[1]
         # exact: 1.1GB through a float would be 1100000000.0000002
         whole, _, part = number.partition(".")
@@ -48,7 +48,7 @@ def parse_size(size: int | str) -> int:
     elif isinstance(size, int) and not isinstance(size, bool):
         count = size
     else:
-        raise ValueError(f"{size!r} is not a size: write 5GB, 500MB, 5GiB, or bytes as an int")
+        raise ValueError(f"{size!r} is not a size: write 5GB, 500MB, or bytes as an int")
     if count < 1:
         raise ValueError(f"{size!r} is not a size: at least one byte is needed")
     return count

@@ -63,6 +63,6 @@ def _way_back(file: Written, rule: CompiledRule, forwards: DirectedRule) -> Iter
         return
     first = next((n for n, step in enumerate(forwards.steps) if back.because.startswith(f"{step.name}: ")), 0)
     span = file.span(rule, "via", first, forwards.steps[first].name)
-    hint = back.help or "say `inverse: skip` if the tensors are not needed on the way back"
-    notes = ("on the way back the plan is refused; a file with the reversed edge, or `inverse: skip`, would say what happens there",)
+    hint = back.help or "say `inverse: skip` if the tensors are not needed on a downgrade"
+    notes = ("on a downgrade the plan is refused; a file with the reversed edge, or `inverse: skip`, would say what happens there",)
     yield Diagnostic("M632", f"rule `{rule.rule.name}` has no inverse: {back.because}", (span,), notes, hint)

@@ -242,7 +242,7 @@ def _written_twice(writes: Sequence[_Side], reads: Sequence[_Side], *, turned: b
         who = f"rules {names} both write" if one.rule is not other.rule else f"two targets of rule {names} are both"
         notes = [f"it would be made of {' and of '.join(map(str, dict.fromkeys(made_of)))}"]
         if not settled:
-            notes.append("on the way back nothing decides which of them takes it")
+            notes.append("on a downgrade nothing decides which of them takes it")
         hint = "correct one `to`; rules of which only one finds its keys say `optional: true` and, all but one, `inverse: skip`"
         yield Diagnostic("M617", f"{who} `{printable(key)}`", (other.span("to"), one.span("to")), tuple(notes), hint)
 

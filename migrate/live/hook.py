@@ -76,7 +76,7 @@ def attach(
     params: Mapping[str, Any] | None = None,
     allow: Iterable[str] = (),
     device: Any = "cpu",
-    max_memory: int | str = "1GiB",
+    max_memory: int | str = "1GB",
     inform: Callable[[dict[str, Any]], None] | None = None,
 ) -> Handle:
     """Lets `model.load_state_dict` take state dicts of other layouts: they are migrated to `to` (or by `rules`) on the way in.

@@ -56,7 +56,7 @@ def load(
     at: str | None = None,
     strict: bool = True,
     device: Any = None,
-    max_memory: int | str = "1GiB",
+    max_memory: int | str = "1GB",
     threads: int = 2,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def convert_module(
     allow: Iterable[str] = (),
     strict: bool = True,
     device: Any = None,
-    max_memory: int | str = "1GiB",
+    max_memory: int | str = "1GB",
     threads: int = 2,
     progress: Progress | None = None,
 ) -> dict[str, Any]:

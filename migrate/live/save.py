@@ -30,7 +30,7 @@ def save(
     allow: Iterable[str] = (),
     output_format: str | None = None,
     max_shard_size: int | str | None = None,
-    max_memory: int | str = "1GiB",
+    max_memory: int | str = "1GB",
     threads: int = 2,
     fsync: bool = True,
     resume: bool = False,

@@ -104,7 +104,7 @@ def migrate_state_dict(
     params: Mapping[str, Any] | None = None,
     allow: Iterable[str] = (),
     device: Any = None,
-    max_memory: int | str = "1GiB",
+    max_memory: int | str = "1GB",
     inform: Callable[[dict[str, Any]], None] | None = None,
 ) -> StateDict:
     """The state dict in another layout, whichever way leads there, as a mapping that makes a value when it is asked for it.

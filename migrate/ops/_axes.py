@@ -91,7 +91,7 @@ def uncounted(op: str, over: str, counted: bool) -> OneWay | None:
     """Why joining over `over` cannot be undone where nothing says how many there were; None where something does."""
     if counted:
         return None
-    return OneWay(f"{op} over {{{over}}} does not say into how many parts it is to be undone", "write `count`")
+    return OneWay(f"{op} over {{{over}}} does not say into how many parts a downgrade cuts", "write `count`")
 
 
 def stated(op: str, dim: int, size: int, of: int | None) -> None:

@@ -66,7 +66,7 @@ class Affine(Elementwise):
             return step("affine", mul=1 / args.mul, exact=abs(args.mul) != 1, only=args.only)
         return OneWay(
             f"x * {args.mul} + {args.add} rounds, so that the numbers do not come back to the bit",
-            "write the way back as a rule of its own, in a file whose edge runs backwards",
+            "write the downgrade as a rule of its own, in a file whose edge runs backwards",
         )
 
     def chunk(self, args: Args, raw: Any, spec: Spec, out: Any, meter: Meter | None) -> Any:

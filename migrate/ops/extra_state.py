@@ -125,7 +125,7 @@ class ExtraState(Op):
     def invert(self, args: Args, enumerated: bool = False) -> OneWay:
         return OneWay(
             "what an extra state was before is not told by what became of it",
-            "`inverse: skip` leaves them as they are on the way back",
+            "`inverse: skip` leaves them as they are on a downgrade",
         )
 
     def samples(self) -> Iterable[tuple[dict[str, Any], list[Shape]]]:

@@ -35,7 +35,7 @@ class NegExp(Elementwise):
     def invert(self, args: Args, enumerated: bool = False) -> OneWay:
         return OneWay(
             "-exp(x) rounds, so that x does not come back to the bit",
-            "`inverse: skip` leaves the rule out on the way back; `keep` what it makes, or write a file with the reversed edge",
+            "`inverse: skip` leaves the rule out on a downgrade; `keep` what it makes, or write a file with the reversed edge",
         )
 
     def chunk(self, args: Args, raw: Any, spec: Spec, out: Any, meter: Meter | None) -> Any:

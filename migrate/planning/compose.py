@@ -202,7 +202,7 @@ def directed(leg: Leg, report: Report) -> list[DirectedRule]:
                 "M405",
                 f"rule {rule.name!r} has no exact inverse: {back.because}",
                 spans=(rule.span,),
-                help=back.help or "`inverse: skip` leaves a rule out on the way back, if its tensors are computed again anyway",
+                help=back.help or "`inverse: skip` leaves a rule out on a downgrade, if its tensors are computed again anyway",
             )
         else:
             rules.append(back)

@@ -203,7 +203,7 @@ def find_route(
     elif question.backwards:
         fail(
             "M115",
-            "there is no stamp that says what to undo",
+            "there is no stamp that says what the last run was, so nothing says where the downgrade goes",
             notes=(stamp.ignored,) * bool(stamp.ignored),
             help=f"say where to go: {option('to', 'LINEAGE@LAYOUT')}",
         )
@@ -235,7 +235,7 @@ def _last_run(applied: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     if not here:
         fail(
             "M115",
-            "all that the stamp says was applied is undone already",
+            "all that the stamp says was applied is downgraded already",
             help=f"`{command('history')}` shows it; {option('to')} says where else to go",
         )
     # the edges of one run name one source

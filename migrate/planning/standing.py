@@ -104,5 +104,5 @@ def _refuse(entry: Entry, later: Entry, names: Sequence[str]) -> None:
         "M405",
         f"{spelled(entry)} left keys as they were, and {spelled(later)}, which was applied later and stands, may have renamed them",
         notes=(f"the stamp names them as they were before it: {listed(list(names), 4)}",),
-        help=f"undo the later edge first: {option('to', back)}",
+        help=f"downgrade the later edge first: {option('to', back)}",
     )

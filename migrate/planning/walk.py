@@ -172,7 +172,7 @@ class Walk:
                     self.warnings.append(
                         Diagnostic(
                             "M512",
-                            f"what {file.model.id} did to {printable(path)} cannot be undone: no stamp says what was there before",
+                            f"what {file.model.id} did to {printable(path)} cannot be downgraded: no stamp says what was there before",
                             (file.span("files", path),),
                             help="it is carried as it is; correct it by hand, or write a rule file whose edge runs backwards",
                         )

@@ -170,7 +170,7 @@ class RuleTest(Model):
 
     name: Text = Field(description="what the test shows; unique in its file", examples=["two experts, w1 above w3"])
     params: Annotated[dict[Text, Scalars], _BY_KEY] = Field(default_factory=dict, description="as --set gives them")
-    backwards: Bool = Field(False, description="the way back: `given` is in the layout that the edge leads to")
+    backwards: Bool = Field(False, description="the downgrade: `given` is in the layout that the edge leads to")
     allow: Annotated[tuple[_Allowance, ...] | None, BeforeValidator(sequence)] = Field(
         None, description="as --allow; without it a test allows what the ops of its rules say they lose"
     )

@@ -297,7 +297,7 @@ def nearest(
 ) -> list[Near]:
     """The layouts that come nearest, one of a lineage, the nearest first: by the part of what they ask for that is there.
 
-    A sign that something is absent brings no layout nearer. A layout of which nothing is there is left out.
+    A sign that something is absent brings no layout nearer. A layout of which less than half is there is left out.
     """
     match, config = Matcher(index, states), _config(read_side)
     ranked: list[tuple[float, int, Near]] = []
@@ -312,7 +312,8 @@ def nearest(
             found = [text for holds, text in asked if holds]
             against = [text for holds, text in signs if holds is False]
             part = len(found) / max(1, sum(holds is not None for holds, _ in asked))
-            if found and against and (best is None or (part, len(found)) > best[:2]):
+            # less than half of it may be anybody's `weight`
+            if 2 * part >= 1 and against and (best is None or (part, len(found)) > best[:2]):
                 best = (part, len(found), Near(lineage.name, layout.name, found, against))
         ranked += [best] if best else []
     return [near for *_, near in sorted(ranked, key=lambda one: one[:2], reverse=True)[:most]]

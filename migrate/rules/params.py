@@ -99,7 +99,7 @@ def resolve(
             hint = "correct the source that is wrong; a given value does not outvote the checkpoint"
             if param.dtype is not None and not {GIVEN, STAMP} & {source for source, _ in said}:
                 names = "|".join(dict.fromkeys(str(value) for _, value in said))
-                hint = f"{option('params', f'{name}={names}')} says which one counts; on the way back what had another one returns in it"
+                hint = f"{option('params', f'{name}={names}')} says which one counts; on a downgrade what had another one returns in it"
             report.add("M510", f"the sources of param `{name}` disagree", spans=at, notes=notes, help=hint)
         elif said:
             out[name] = said[0][1]

@@ -52,7 +52,7 @@ PATTERNS = (
     Syntax("{name}…{name}", "what is written twice must be equal", "{a}.{k...}.{a}", "x.y.x", {"a": "x", "k": "y"}),
     Syntax("{name:flat}", "in `to`: another capture's `{name...}` without its dots; made, never parsed", "{k...}.weight",
            "layers.0.fc.weight", {"k": "layers.0.fc"}, "ema.{k:flat}weight", "ema.layers0fcweight"),
-    Syntax("{n+1} {2*n} {n-$k}", "in `to`: a linear expression of an int capture; it is undone on the way back", "layers.{n:int}.w",
+    Syntax("{n+1} {2*n} {n-$k}", "in `to`: a linear expression of an int capture; it is undone on a downgrade", "layers.{n:int}.w",
            "layers.3.w", {"n": 3}, "blocks.{2*n+1}.w", "blocks.7.w"),
     Syntax("{{ }}", "braces", "a{{{n}}}", "a{b}", {"n": "b"}),
     Syntax("@{r:int}", "the rank in whose file the key stands", "{k...}.weight@{r:int}", "fc.weight@1", {"k": "fc", "r": 1}),
@@ -218,7 +218,7 @@ def _ops() -> Iterator[str]:
     yield (
         "An argument that asks for an integer takes `$param` and arithmetic over params: `$heads // $groups * $head_dim`. One that "
         "is exactly an unset optional `$param` counts as not written. Below each op stand samples, with shapes before and after "
-        "where only bytes move, what is lost, and the way back; the tests run them."
+        "where only bytes move, what is lost, and the downgrade; the tests run them."
     )
     every = [ops.get(name) for name in ops.registry.builtin()]
     for kind, heading, said in FAMILIES:

@@ -13,7 +13,7 @@ from ..planning.question import PathLike, Question, path_text, require_unchanged
 from ..planning.route import remarks
 from . import limits
 from .device import parse
-from .prepare import plan_for
+from .prepare import is_folder, plan_for
 from .publish import check_place
 from .rest import whole
 from .tiles import RunResult, run
@@ -27,36 +27,45 @@ FORMAT_VERSION = "1.0"
 
 def write(
     opened: Callable[[], Source],
-    out: PathLike,
+    out: PathLike | None,
     question: Question,
     *,
     max_shard_size: int | str | None = None,
     threads: int = 2,
-    max_memory: int | str = "1GiB",
+    max_memory: int | str = "1GB",
     fsync: bool = True,
     resume: bool = False,
     device: str = "cpu",
     progress: Callable[[int, int], None] | None = None,
     saved: Mapping[str, Any] | None = None,
+    dry_run: bool = False,
 ) -> dict[str, Any]:
     """Migrates what `opened` answers with into `out`, and closes it. The answer says what was published.
 
     A checkpoint on disk that is where it shall go already is left alone: the answer's `path` is then None. `saved` is the plan that
-    must come out again (M903).
+    must come out again (M903). With `dry_run` the answer is the plan's document, and nothing is written; without `out`, that of an output
+    which is shaped like the source.
     """
-    out = Path(path_text("out", out))
+    if out is None and not dry_run:
+        fail("M115", "nothing says where the output goes", help="out=PATH")
+    place = None if out is None else Path(path_text("out", out))
     shard, budget = limits.size(limits.SHARD if max_shard_size is None else max_shard_size), limits.memory(max_memory)
     limits.check_threads(threads)
     where = parse(device)
     source = opened()
     try:
-        check_place(out, source.path)
-        folder, question = shape_of(out.name, source.format, question)
-        if saved is not None:
-            _check_shape(saved, out, folder, written_as(source.format, question))
+        if place is None:
+            folder = is_folder(source, None) if saved is None else saved["options"]["folder"]
+        else:
+            check_place(place, source.path)
+            folder, question = shape_of(place.name, source.format, question)
+            if saved is not None:
+                _check_shape(saved, place, folder, written_as(source.format, question))
         made = plan_for(source, question, folder, shard)
         if saved is not None:
             require_unchanged(saved, made.document)
+        if place is None or dry_run:
+            return dict(made.document)
         if not made.document["path"] and source.format != "memory" and question.output_format is None:
             return _published(made, source, None, RunResult({}, 0, 0))
         side_files = [(f["path"], made.sides.read(f["path"]) or b"") for f in made.document["side_files"]]
@@ -64,7 +73,7 @@ def write(
             made.written,
             whole(source),
             made.target,
-            out,
+            place,
             digest=made.digest,
             side_files=side_files,
             checks=made.checks,
@@ -75,7 +84,7 @@ def write(
             device=where,
             progress=progress,
         )
-        return _published(made, source, os.fspath(out), result)
+        return _published(made, source, os.fspath(place), result)
     finally:
         source.close()
 

@@ -25,7 +25,7 @@ def memory(given: int | str) -> int:
     """Bytes of memory for a run; QuestionError M115 below `LEAST_MEMORY`."""
     found = size(given)
     if found < LEAST_MEMORY:
-        fail("M115", f"max_memory of {found} bytes is not enough for anything", help=f"give at least {LEAST_MEMORY >> 20} MiB")
+        fail("M115", f"max_memory of {found} bytes is not enough for anything", help=f"give at least {LEAST_MEMORY} bytes")
     return found
 
 

@@ -45,7 +45,7 @@ def round_trip(attempt: Attempt, *, values: bool) -> list[Diagnostic] | str:
         back = tried.back()
         found = back.fill()
     except MigrateError as error:
-        return [_said(attempt, "M706", "the way back refuses what the way there makes", ("the reason follows",)), *error.diagnostics]
+        return [_said(attempt, "M706", "the downgrade refuses what the way there makes", ("the reason follows",)), *error.diagnostics]
     out = []
     for key in dict.fromkeys([*tried.source.index.tensors, *found]):
         at = _first_difference(tried.source, key, found.get(key))

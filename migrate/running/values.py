@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ..source.index import Source
     from .errors import Ledger
 
-MAX_MEMORY = 1 << 30
+MAX_MEMORY = 10**9
 # the part of the memory for computing that calls may remember things in
 MEMOS = 32
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 # bytes that are compared at a time: they stay in the processor's cache between the read and the comparison
 STRETCH = 1 << 18
 # what threads may hold together where nobody says otherwise and no tensor needs more
-MEMORY = 1 << 30
+MEMORY = 10**9
 # kinds of tensors that are named where they take too much
 _MOST_SAID = 7
 

@@ -378,7 +378,7 @@ def test_what_was_not_converted_and_was_joined_since_is_named(tmp_path: Path) ->
     # the names that the stamp remembers are those before the experts were stacked
     refused = run("plan", "--downgrade", tmp_path / "new", "--to", "deepseek-v3@fp8", "--allow", "lossy", "--format", "json")
     assert (refused.exit, refused.codes) == (3, ["M405"])
-    assert refused.json["diagnostics"][0]["help"] == "undo the later edge first: --to hf-deepseek-v3@v4"
+    assert refused.json["diagnostics"][0]["help"] == "downgrade the later edge first: --to hf-deepseek-v3@v4"
     done("downgrade", tmp_path / "new", "-o", tmp_path / "back", "--allow", "lossy", "--to", "hf-deepseek-v3@v4")
     done("downgrade", tmp_path / "back", "-o", tmp_path / "fp8", "--allow", "lossy", "--to", "deepseek-v3@fp8")
     assert {k: t.dtype for k, t in load_all(tmp_path / "fp8").items() if ".experts." in k} == {

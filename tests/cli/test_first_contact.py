@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from commandline import content, done, mixtral, rules, run, safetensors, shards
+from commandline import Result, content, done, mixtral, rules, run, safetensors, shards
 
 import migrate
 from migrate.core.errors import MigrateError
@@ -163,3 +163,103 @@ def test_a_link_is_not_followed_to_see_what_else_is_missing(tmp_path: Path) -> N
     result = run("plan", tmp_path / "in", "--rules", rule, "--format", "json")
     assert result.codes == ["M907"]
     assert result.json["permits"] == []
+
+
+def told(*arguments: object) -> Result:
+    """What a command line that must succeed says, but for the space that is free at the moment."""
+    result = done(*arguments)
+    return Result(result.exit, re.sub(r", [\d.]+ \w+ free beside the source", "", result.out), result.err)
+
+
+def test_a_dry_run_is_the_plan(tmp_path: Path) -> None:
+    source = safetensors(tmp_path / "old" / "model.safetensors", mixtral()).parent
+    question = [source, "--to", "hf-mixtral@v5"]
+    planned = told("plan", *question)
+    before = sorted(tmp_path.rglob("*"))
+    assert told("apply", *question, "--dry-run") == planned
+    assert told("apply", *question, "--dry-run", "-o", tmp_path / "new") == planned
+    assert sorted(tmp_path.rglob("*")) == before
+    assert done("apply", *question, "--dry-run", "--format", "json").json["kind"] == "plan"
+    one = done("apply", *question, "--dry-run", "-o", tmp_path / "new.safetensors", "--format", "json").json
+    assert not one["options"]["folder"]
+    # and its exit status
+    for wrong in (["--to", "v9"], ["--to", "v5", "--set", "nothing=1"]):
+        assert run("apply", source, "--dry-run", *wrong) == run("plan", source, *wrong)
+    assert run("apply", *question, "--dry-run", "-o", source).exit == 2
+    assert run("apply", *question).exit == 2
+    documents = migrate.apply(source, to="hf-mixtral@v5", dry_run=True), dict(migrate.plan(source, to="hf-mixtral@v5").document)
+    assert {**documents[0], "free": 0} == {**documents[1], "free": 0}
+
+
+def test_a_dry_run_of_a_downgrade_and_of_a_saved_plan(tmp_path: Path) -> None:
+    source = safetensors(tmp_path / "old" / "model.safetensors", mixtral()).parent
+    saved = tmp_path / "plan.json"
+    planned = told("plan", source, "--to", "hf-mixtral@v5", "-o", saved)
+    assert told("apply", saved, "--dry-run").out == planned.out
+    done("apply", saved, "-o", tmp_path / "new")
+    assert told("downgrade", tmp_path / "new", "--dry-run") == told("plan", tmp_path / "new", "--downgrade")
+    safetensors(source / "model.safetensors", {**mixtral(), "more.weight": ("BF16", [1])})
+    stale = run("apply", saved, "--dry-run")
+    assert (stale.exit, "error[M" in stale.err) == (run("apply", saved, "-o", tmp_path / "again").exit, True)
+    assert stale.exit != 0
+
+
+def test_rules_of_a_lineage_are_named_by_it_wherever_they_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = safetensors(tmp_path / "old.safetensors", mixtral())
+    monkeypatch.chdir(tmp_path)
+    planned = done("plan", source, "--to", "hf-mixtral@v5")
+    assert "     rule gate-up, hf-mixtral/v5/fuse-experts.yaml:16\n" in planned.out
+    wrong = run("plan", source, "--to", "hf-mixtral@v5", "--set", "num_experts=x")
+    assert " --> hf-mixtral/v5/fuse-experts.yaml:9:" in wrong.err
+    rows = run("plan", source, "--to", "hf-mixtral@v5", "--format", "json").json["rows"]
+    assert {row["at"].partition(":")[0] for row in rows if row["at"]} == {"hf-mixtral/v5/fuse-experts.yaml"}
+    assert "     v4 → v5   hf-mixtral/v5/fuse-experts.yaml\n" in done("history", "--lineage", "hf-mixtral").out
+    # a file of no lineage is where it is, from here
+    rule = rules(tmp_path / "mine", "keep: ['{k...}']\nrules: [{name: r, from: lm_head.weight, to: head.weight}]\n")
+    assert "rule r, mine/rules.yaml:6\n" in done("plan", source, "--rules", rule).out
+
+
+def test_history_is_a_table_that_marks_where_the_checkpoint_stands(tmp_path: Path) -> None:
+    source = safetensors(tmp_path / "old.safetensors", mixtral())
+    done("apply", source, "-o", tmp_path / "new.safetensors", "--to", "hf-mixtral@v5")
+    for path, here, other in ((source, "v4", "v5"), (tmp_path / "new.safetensors", "v5", "v4")):
+        shown = done("history", path).out
+        assert f"{path}   hf-mixtral@{here}\n" in shown
+        assert f"\n  *  {here}      " in shown
+        assert f"\n     {other}      " in shown
+        document = run("history", path, "--format", "json").json
+        assert document["standing"] == {"hf-mixtral": here}
+        assert [lineage["name"] for lineage in document["lineages"]] == ["hf-mixtral"]
+    assert "\napplied, the oldest first:\n  hf-mixtral v4 → v5   migrate " in done("history", tmp_path / "new.safetensors").out
+
+
+def test_inspect_counts_parameters_and_dtypes(tmp_path: Path) -> None:
+    tensors = {"a": ("BF16", [3, 4]), "b": ("F32", [2, 2]), "c": ("F32", []), "d": ("U8", [0])}
+    source = safetensors(tmp_path / "in.safetensors", tensors)
+    assert "\nholds    17 parameters: bf16 12 in 1 tensor, f32 5 in 2 tensors, uint8 0 in 1 tensor\n" in done("inspect", source).out
+    document = run("inspect", source, "--format", "json").json
+    assert document["parameters"] == 17
+    assert document["dtypes"] == [
+        {"dtype": "bfloat16", "tensors": 1, "parameters": 12, "bytes": 24},
+        {"dtype": "float32", "tensors": 2, "parameters": 5, "bytes": 20},
+        {"dtype": "uint8", "tensors": 1, "parameters": 0, "bytes": 0},
+    ]
+    assert "\nholds    0 parameters\n" in done("inspect", safetensors(tmp_path / "none.safetensors", {})).out
+
+
+def test_windows_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from migrate.cli import main
+
+    monkeypatch.setattr(main.os, "name", "nt")
+    with pytest.raises(SystemExit) as left:
+        main.main()
+    assert left.value.code == 2
+    assert capsys.readouterr().err == "migrate runs on Linux and macOS, and not on Windows; WSL is a Linux\n"
+
+
+def test_sizes_are_decimal_in_every_help_text() -> None:
+    from migrate.cli.main import commands
+
+    texts = "".join(run(name, "--help").out for name in commands())
+    assert "500MB" in texts
+    assert not re.search(r"[KMGT]iB", texts)

@@ -46,7 +46,7 @@ def test_history_names_what_stays_as_its_schema_says(tmp_path: Path) -> None:
     done("apply", single, "-o", tmp_path / "new.safetensors", "--rules", rule)
     document = done("history", tmp_path / "new.safetensors", "--format", "json").json
     assert fits(document, "history")["applied"][0]["kept"] == KEPT
-    assert "    stays on the way back: l.{}.new.weight\n" in done("history", tmp_path / "new.safetensors").out
+    assert "    stays in a downgrade: l.{}.new.weight\n" in done("history", tmp_path / "new.safetensors").out
     done("downgrade", tmp_path / "new.safetensors", "-o", tmp_path / "back.safetensors", "--rules", rule)
     assert contents(tmp_path / "back.safetensors") == contents(single)
 
@@ -199,7 +199,7 @@ def test_an_edge_is_not_undone_while_a_later_one_stands_that_may_have_renamed_wh
         said = refusal("downgrade", tmp_path / "two", "-o", tmp_path / "no", *pack, *question, exit=3)
         assert said["code"] == "M405"
         assert said["message"].startswith("first v1 → v2 left keys as they were, and later w1 → w2")
-        assert said["help"] == "undo the later edge first: --to later@w1"
+        assert said["help"] == "downgrade the later edge first: --to later@w1"
     done("downgrade", tmp_path / "two", "-o", tmp_path / "back", *pack, "--to", "later@w1", "--to", "first@v1")
     assert contents(tmp_path / "back") == contents(source)
 

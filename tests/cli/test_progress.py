@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from commandline import environment, rules, run, safetensors
 
+from migrate.cli import progress
+
 LINE = re.compile(r"writing +(\d+) %  [\d.]+ [kMG]?B of [\d.]+ [kMG]?B  [\d.]+ [kMGT]?B/s, \d+ s left, private memory [\d.]+ [kMG]?B")
 
 
@@ -23,7 +25,8 @@ def large(tmp_path: Path) -> list[object]:
     return ["apply", source, "-o", tmp_path / "out.safetensors", "--rules", rule, "--no-fsync"]
 
 
-def test_a_log_has_a_line_per_ten_percent(large: list[object]) -> None:
+def test_a_log_has_a_line_per_ten_percent(large: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_PATIENCE", 0.0)
     lines = [line for line in run(*large).err.splitlines() if line.startswith("writing")]
     said = [int(LINE.fullmatch(line)[1]) for line in lines]
     assert said == list(range(10, 101, 10))
@@ -53,7 +56,34 @@ def test_a_terminal_has_a_bar_with_speed_time_left_and_memory(large: list[object
     assert re.search(r"[\d.]+/[\d.]+ MB", text)
     assert re.search(r"[\d.]+ [kMG]B/s", text)
     assert re.search(r"\d:\d\d:\d\d", text)
-    assert re.search(r"private [\d.]+ MB", text)
+    assert re.search(r"private memory [\d.]+ MB", text)
+
+
+def test_a_log_has_no_line_of_a_run_that_is_soon_over(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    shown = progress.Progress("writing", quiet=False)
+    for seconds, done in ((0.1, 30), (1.9, 90), (2.5, 91), (2.6, 92), (4.0, 100)):
+        now[0] = 100.0 + seconds
+        shown.update(done, 100)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line[:13] for line in lines] == ["writing  90 %", "writing 100 %"]
+
+
+def test_macos_tells_the_most_memory_that_was_resident(monkeypatch: pytest.MonkeyPatch) -> None:
+    import resource
+
+    monkeypatch.setattr(progress.sys, "platform", "darwin")
+    monkeypatch.setattr(resource, "getrusage", lambda who: type("Usage", (), {"ru_maxrss": 123_400_000})())
+    assert progress.memory() == "peak memory 123.40 MB"
+
+
+def test_a_system_that_tells_no_memory_is_not_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(*_: object, **__: object) -> None:
+        raise FileNotFoundError
+
+    monkeypatch.setattr("builtins.open", absent)
+    assert progress.memory() == ""
 
 
 def test_quiet_is_quiet(large: list[object]) -> None:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from commandline import DATA, contents, done, environment, mixtral, rules, run, safetensors
+from commandline import DATA, ROOT, contents, done, environment, mixtral, rules, run, safetensors
 
 LOSSY = (
     'id: demo/2/x\ntitle: x\nlineage: demo\nedge: ["1", "2"]\n'
@@ -215,7 +215,7 @@ def test_a_plan_tells_rules_by_line_sizes_and_room(tmp_path: Path) -> None:
     assert document["free"] > 0
     for row in document["rows"]:
         path, line, _ = row["at"].rsplit(":", 2)
-        assert f"name: {row['rule']}" in Path(path).read_text().splitlines()[int(line) - 1]
+        assert f"name: {row['rule']}" in (ROOT / "rules" / path).read_text().splitlines()[int(line) - 1]
     assert {row["to"]: row["from"] for row in document["rows"]} == {
         "model.layers.{0,1}.mlp.experts.gate_up_proj": ["model.layers.{0,1}.block_sparse_moe.experts.{0,1}.w{1,3}.weight"],
         "model.layers.{0,1}.mlp.experts.down_proj": ["model.layers.{0,1}.block_sparse_moe.experts.{0,1}.w2.weight"],

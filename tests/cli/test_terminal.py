@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
+import re
 import shlex
 import subprocess
 import sys
@@ -14,7 +16,7 @@ import pytest
 from commandline import Result, environment, rules, run, safetensors
 from work import HANG
 
-from migrate.cli import render
+from migrate.cli import colour, render
 
 EVIL = "\x1b[2J\x1b]0;owned\x07\nerror: all is lost\r\u202e\x9b"
 TEXT = "params: {n: {type: str, default: x}}\nkeep: ['{k...}']\nrules:\n"
@@ -70,9 +72,15 @@ def test_every_command_writes_hostile_names_escaped(tmp_path: Path, folder: Path
         assert_tame(result)
 
 
-def test_a_terminal_gets_no_escapes_of_the_checkpoint(folder: Path) -> None:
+COLOURS = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE")
+
+
+def on_a_terminal(*arguments: object, **variables: str) -> bytes:
+    """What a command line writes to a terminal, stdout and stderr together."""
     control, terminal = pty.openpty()
-    child = subprocess.Popen([sys.executable, "-m", "migrate", "inspect", str(folder)], env=environment(), stdout=terminal, stderr=terminal)
+    plain = {name: value for name, value in environment().items() if name not in COLOURS}
+    command = [sys.executable, "-m", "migrate", *map(str, arguments)]
+    child = subprocess.Popen(command, env={**plain, "TERM": "xterm", **variables}, stdout=terminal, stderr=terminal)
     child.wait(timeout=HANG)
     os.close(terminal)
     said = b""
@@ -85,9 +93,56 @@ def test_a_terminal_gets_no_escapes_of_the_checkpoint(folder: Path) -> None:
             break
         said += part
     os.close(control)
+    return said
+
+
+def test_a_terminal_gets_no_escapes_of_the_checkpoint(folder: Path) -> None:
+    said = on_a_terminal("inspect", folder)
     assert b"\\x1b[2J" in said
-    assert b"\x1b" not in said
+    assert b"\x1b" not in re.sub(rb"\x1b\[[0-9;]*m", b"", said)
     assert b"\x07" not in said
+
+
+def test_a_terminal_has_colours_that_no_color_takes_away(tmp_path: Path) -> None:
+    source = safetensors(tmp_path / "in.safetensors", {"a": ("U8", [2])})
+    question = ["plan", source, "--rules", rules(tmp_path, TEXT + RENAME)]
+    said = on_a_terminal(*question)
+    assert b" \x1b[33m~\x1b[0m b" in said
+    assert b"\x1b[32mdowngrade: exact\x1b[0m" in said
+    assert b"\x1b" not in on_a_terminal(*question, NO_COLOR="1")
+
+
+@pytest.mark.parametrize(
+    ("variables", "terminal", "coloured"),
+    [
+        ({}, True, True), ({}, False, False), ({"NO_COLOR": ""}, True, True), ({"NO_COLOR": "1"}, True, False),
+        ({"FORCE_COLOR": "1"}, False, True), ({"CLICOLOR_FORCE": "1"}, False, True), ({"CLICOLOR_FORCE": "0"}, False, False),
+        ({"CLICOLOR": "0"}, True, False), ({"TERM": "dumb"}, True, False), ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, True, False),
+    ],
+)  # fmt: skip
+def test_the_usual_variables_decide_on_colour(
+    variables: dict[str, str], terminal: bool, coloured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (*COLOURS, "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: terminal)
+    assert colour.wanted(stream) is coloured
+
+
+def test_colour_changes_no_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = safetensors(tmp_path / "in.safetensors", {"a": ("U8", [2])})
+    lines = [["plan", source, "--rules", rules(tmp_path, TEXT + RENAME)], ["plan", source, "--to", "v9"], ["inspect", source]]
+    for line in lines:
+        monkeypatch.delenv("FORCE_COLOR", raising=False)
+        plain = run(*line)
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        painted = run(*line)
+        assert re.sub(r"\x1b\[[0-9;]*m", "", painted.out + painted.err) == plain.out + plain.err
+        assert "\x1b" not in plain.out + plain.err
+    assert "\x1b[31m\x1b[1merror[M501]\x1b[0m: " in run("plan", source, "--to", "v9").err
 
 
 def test_an_empty_key_can_be_seen(folder: Path) -> None:

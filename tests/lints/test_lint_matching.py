@@ -134,7 +134,7 @@ def test_two_rules_that_write_one_key_are_found_with_the_key_and_its_sources(lin
     lineage.rules(two(A % "", B % ""))
     (finding,) = lineage.found("M617")
     assert finding.message == "rules `a` and `b` both write `c`"
-    assert finding.notes == ("it would be made of `a` and of `b`", "on the way back nothing decides which of them takes it")
+    assert finding.notes == ("it would be made of `a` and of `b`", "on a downgrade nothing decides which of them takes it")
     assert [s.text.split()[2] for s in finding.spans] == ["b,", "a,"]
     assert all(s.text[s.column - 1 :].startswith('"{p}.c"') for s in finding.spans)
 
