@@ -208,7 +208,7 @@ def foreign(pattern: Pattern) -> str:
 
 
 def foreign_text(*texts: str) -> str:
-    """Those characters in text that is no pattern."""
+    """Those characters in any text."""
     return "".join(sorted(_FOREIGN.intersection("".join(texts))))
 
 

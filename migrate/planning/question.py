@@ -139,7 +139,7 @@ def _entries(name: str, path: str) -> list[str]:
             raw = file.read(_MOST_BYTES + 1)
         text = raw.decode()
     except (OSError, UnicodeDecodeError) as error:
-        why = "the file is no text in UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror or str(error)
+        why = "the file is not text in UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror or str(error)
         fail("M115", f"{what} {why}", help="a value that begins with `@` is a file with an entry on each line")
     if len(raw) > _MOST_BYTES:
         fail("M115", f"{what} the file is larger than {_MOST_BYTES} bytes", help="write patterns: `layers.{n:int}.mlp`")

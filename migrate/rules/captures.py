@@ -171,7 +171,7 @@ def _check_optional(compiled: CompiledRule, report: Report) -> None:
         kind, place = compiled.types.get(name), compiled.loaded.span(*compiled.path, "optional", name)
         bound = None not in compiled.sources if name == ROLE else any(name in p.captures for p in compiled.sources.values())
         if kind is None or kind.kind != "enum" or not bound:
-            what = "`from` has no roles" if name == ROLE else f"{{{name}}} is no capture of `from` with alternatives"
+            what = "`from` has no roles" if name == ROLE else f"{{{name}}} is not a capture of `from` with alternatives"
             report.add("M114", f"optional: {what}", spans=(place,), help="a rule that may match nothing says `optional: true`")
         else:
             _check_values("optional", name, kind, words, place, report)

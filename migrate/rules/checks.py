@@ -101,7 +101,7 @@ def _groups(param: Param, groups: Groups) -> Iterator[tuple[_Path, Problem]]:
             hint = did_you_mean(name, list(pattern.captures))
             yield (word,), Problem("M114", f"`{printable(groups.key)}` has no capture `{printable(name)}`", hint)
         elif word == "over" and pattern.types[name].kind != "int":
-            yield (word,), Problem("M114", f"`{printable(name)}` is no number", f"write {{{name}:int}}")
+            yield (word,), Problem("M114", f"`{printable(name)}` is not an int capture", f"write {{{name}:int}}")
         elif word == "of" and pattern.types[name].kind == "int":
             yield (word,), Problem("M114", f"`{printable(name)}` is a number, and a list of names is asked for")
 

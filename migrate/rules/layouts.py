@@ -105,7 +105,7 @@ def _axis(value: Any) -> int | str | None:
         wrong("M106", f"a size, a name, `$key.path` or null is asked for, here stands {kind_of(value)}")
     name = word(value)
     if not fits(_AXIS, name):
-        wrong("M114", f"`{printable(name)}` is no axis", "a size, null for any, `$key.path` in config.json, or a name")
+        wrong("M114", f"`{printable(name)}` is not an axis of a shape", "a size, null for any, `$key.path` in config.json, or a name")
     return name
 
 

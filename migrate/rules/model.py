@@ -184,7 +184,7 @@ class Dtype(Model):
 
 
 class Groups(Model):
-    """The values of a capture whose keys are numbered from 0 without a gap and alike: they tell a list where nobody says it."""
+    """The values of a capture whose keys are numbered from 0 without a gap and alike: they give a list that no other source gives."""
 
     key: Annotated[str, BeforeValidator(lone_pattern), WithJsonSchema(PATTERN)] = Field(
         description="a pattern of keys that the rules read", examples=["{m...}.weight{i:int}"]

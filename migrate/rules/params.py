@@ -135,7 +135,7 @@ def place(reference: str) -> tuple[str, tuple[str, ...]]:
 def expand(name: str, value: Any, param: Param, names: Callable[[], Iterable[str]], spans: tuple[Span, ...] = ()) -> Any:
     """The value with the items of a list that are patterns replaced by what they fit among `names`, in their order, each once.
 
-    Items without braces stay as they are. M114 for what is no pattern, M213 for one that fits nothing.
+    Items without braces stay as they are. M114 for an item that is not a pattern, M213 for one that fits nothing.
     """
     if param.type != "list" or param.items == "int" or not isinstance(value, (str, list, tuple)):
         return value
@@ -154,7 +154,7 @@ def expand(name: str, value: Any, param: Param, names: Callable[[], Iterable[str
             if pattern.params or pattern.has_flat:
                 raise PatternError("M201", "a pattern here has no params and no flat captures", 0, len(item))
         except PatternError as error:
-            report.add("M114", f"param `{name}`: {printable(item, 120)} is no pattern: {error.message}", spans=spans, help=error.help)
+            report.add("M114", f"param `{name}`: {printable(item, 120)} is not a pattern: {error.message}", spans=spans, help=error.help)
             continue
         fitting = [known for known in there if matches(pattern, known)]
         if not fitting:

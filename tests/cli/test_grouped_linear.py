@@ -237,12 +237,12 @@ def test_a_pattern_that_no_name_fits_is_refused_with_the_nearest(tmp_path: Path)
         assert advice in said["help"]
     broken = run("plan", source, "--to", "te-grouped-weight@multi", "--set", "modules=fc{k", "--format", "json")
     assert (broken.exit, broken.codes) == (2, ["M114"])
-    assert "fc{k is no pattern: `{` is never closed" in broken.out
+    assert "fc{k is not a pattern: `{` is never closed" in broken.out
 
 
 @pytest.mark.parametrize(
     ("written", "says"),
-    [(None, "No such file"), (b"", "no entry"), (b"# a\n \n", "no entry"), (b"\xff", "no text in UTF-8")],
+    [(None, "No such file"), (b"", "no entry"), (b"# a\n \n", "no entry"), (b"\xff", "not text in UTF-8")],
 )
 def test_a_file_of_entries_that_cannot_be_read_is_named(tmp_path: Path, written: bytes | None, says: str) -> None:
     source = safetensors(tmp_path / "in.safetensors", single("fc."))

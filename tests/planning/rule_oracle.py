@@ -55,7 +55,8 @@ def _read(rule, key):
         return None
     values = dict(zip(pattern.captures, found, strict=True))
     for name, words in rule.get("map", {}).items():
-        if str(values[name]) not in words:
+        # alternatives that a map leaves out stay as they are
+        if str(values[name]) not in words and pattern.types[name].kind != "enum":
             return None
     for name, test in rule.get("where", {}).items():
         if isinstance(test, dict) and not test.get("min", 0) <= values[name] <= test.get("max", 10**9):
@@ -69,7 +70,7 @@ def _write(rule, values):
     values = dict(values)
     text = rule["to"].replace(":int", "").replace(":q|k", "")
     for name, words in rule.get("map", {}).items():
-        values[name] = words[str(values[name])]
+        values[name] = words.get(str(values[name]), values[name])
     for name, value in values.items():
         text = text.replace("{" + name + "}", str(value))
         for a in (1, 2, 3):
@@ -211,7 +212,7 @@ def subtree(draw, n, fill):
     """(rule, checkpoint) below the prefix `s{n}`, written below `t{n}`."""
     s, t = f"s{n}", f"t{n}"
     shape = draw(shapes)
-    kind = draw(st.sampled_from(["path", "plain map", "int map", "index", "join", "part"]))
+    kind = draw(st.sampled_from(["path", "plain map", "int map", "part of a map", "index", "join", "part"]))
     name = f"{kind} {n}"
     if kind == "path":
         steps, _ = draw(axis_ops(shape))
@@ -221,6 +222,11 @@ def subtree(draw, n, fill):
     if kind == "plain map":
         steps, _ = draw(axis_ops(shape))
         rule = {"name": name, "from": s + ".{m}.w", "to": t + ".{m}", "via": steps, "map": {"m": {"a": "b", "b": "x.y", "c.d": "a"}}}
+        return rule, {f"{s}.{m}.w": fill(shape) for m in draw(st.sets(st.sampled_from(["a", "b", "c.d"]), min_size=1))}
+    if kind == "part of a map":
+        steps, _ = draw(axis_ops(shape))
+        words = draw(st.sampled_from([{"a": "x"}, {"a": "b", "b": "a"}, {"c.d": "y.z", "b": "0"}, {"a": "a", "b": "c"}]))
+        rule = {"name": name, "from": s + ".{m:a|b|c.d}.w", "to": t + ".{m}", "via": steps, "map": {"m": words}}
         return rule, {f"{s}.{m}.w": fill(shape) for m in draw(st.sets(st.sampled_from(["a", "b", "c.d"]), min_size=1))}
     if kind == "int map":
         rule = {"name": name, "from": s + ".{i:int}", "to": t + ".{i}", "map": {"i": {"0": "7", "3": "0", "12": "last"}}}

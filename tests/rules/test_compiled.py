@@ -211,7 +211,7 @@ def test_a_map_of_alternatives_leaves_out_what_stays():
     do, undo = side_functions('from: "enc.{w:norm|head|1.8}", to: "dec.{w}", map: {w: {norm: ln}}')
     assert [do["w"](v) for v in ("norm", "head", "1.8")] == ["ln", "head", "1.8"]
     assert [undo["w"](v) for v in ("ln", "head", "1.8", "norm")] == ["norm", "head", "1.8", None]
-    # two that change places are no two that become one
+    # two that change places do not become one
     do, _ = side_functions('from: "x.{w:a|b|c}", to: "y.{w}", map: {w: {a: b, b: a}}')
     assert [do["w"](v) for v in "abc"] == ["b", "a", "c"]
 

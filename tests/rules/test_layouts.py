@@ -31,6 +31,7 @@ layouts:
       absent: [x, "y.{i:int}"]
       dtype: {"{p...}.w": [bfloat16, float32]}
       ndim: {"{p...}.w": 2}
+      shape: {"{p...}.w": [e, 3, $text.hidden_size, null], s: []}
       config: {model_type: [acme, acme2], quantization_config.bits: 8}
       module_version: {"{m}": [1, 2]}
 """,
@@ -44,6 +45,7 @@ layouts:
     assert new.detect.absent == ("x", "y.{i:int}")
     assert new.detect.dtype == {"{p...}.w": ("bfloat16", "float32")}
     assert new.detect.ndim == {"{p...}.w": (2,)}
+    assert new.detect.shape == {"{p...}.w": ("e", 3, "$text.hidden_size", None), "s": ()}
     assert new.detect.config == {"model_type": ("acme", "acme2"), "quantization_config.bits": (8,)}
     assert new.detect.module_version == {"{m}": (1, 2)}
 
@@ -58,6 +60,12 @@ layouts:
         ("layouts: {a: {title: t, status: gone}}\n", "M114", "gone"),
         ("layouts: {a: {title: t, colour: red}}\n", "M103", "colour"),
         ("layouts: {a: {}}\n", "M101", "{}"),
+        ('layouts: {a: {title: t, detect: {shape: {"{p...}.w": 3}}}}\n', "M106", "3"),
+        ('layouts: {a: {title: t, detect: {shape: {"{p...}.w": [-1]}}}}\n', "M114", "-1"),
+        ('layouts: {a: {title: t, detect: {shape: {"{p...}.w": [1.5]}}}}\n', "M106", "1.5"),
+        ('layouts: {a: {title: t, detect: {shape: {"{p...}.w": ["a b"]}}}}\n', "M114", "a b"),
+        ('layouts: {a: {title: t, detect: {shape: {"{p...}.w": [$]}}}}\n', "M114", "$"),
+        ('layouts: {a: {title: t, detect: {shape: {"{p": [1]}}}}\n', "M201", "{p"),
         ("layouts: {a: {title: t, detect: {dtype: {w: bfloat}}}}\n", "M114", "bfloat"),
         ("layouts: {a: {title: t, detect: {present: ['{a']}}}\n", "M201", "{a"),
     ],
