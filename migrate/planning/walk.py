@@ -385,19 +385,24 @@ def _grouped(leg: Leg, groups: Groups, tensors: Mapping[str, Tensor]) -> list[st
                 return f"{printable(key)} has two readings under {groups.key}"
             if row is not None:
                 found.setdefault((str(row[of]), rank_of(key)), {})[int(row[over])] = key
-    odd = []
+    odd, names = [], dict.fromkeys(name for name, _ in found)
     for (name, _), keys_of in found.items():
+        known = len(odd)
         specs = {tensors[key].spec for key in keys_of.values()}
         if len(keys_of) < 2 or sorted(keys_of) != list(range(len(keys_of))):
             odd.append(f"{printable(name) or repr('')} has {groups.over} = {listed([str(n) for n in sorted(keys_of)], 4)}")
         elif len(specs) > 1 or (groups.ndim is not None and groups.ndim != len(next(iter(specs)).shape)):
             odd.append(f"{printable(name) or repr('')} has {listed([str(s) for s in sorted(map(str, specs))], 3)}")
+        if len(odd) > known:
+            names.pop(name, None)
     if not found:
         return f"no tensors that are read here fit {groups.key}, so they do not tell it"
     if odd:
         alike = "numbered from 0 without a gap, two or more, of one shape and dtype"
-        return f"the tensors of {groups.key} do not tell it, because not all are {alike}: {listed(odd, 4)}"
-    return list(dict.fromkeys(name for name, _ in found))
+        return f"the tensors of {groups.key} do not tell it, because not all are {alike}: {listed(odd, 4)}" + (
+            f"; these are: {listed([printable(name) or repr('') for name in names], 8)}" if names else ""
+        )
+    return list(names)
 
 
 def _named(

@@ -194,6 +194,7 @@ def test_numbered_tensors_of_another_kind_make_it_a_question(tmp_path: Path, odd
     assert "do not tell it, because not all are numbered from 0 without a gap" in note
     assert "odd has" in note
     assert "fc has" not in note
+    assert note.endswith("; these are: fc")
     done("plan", source, "--to", "te-grouped-weight@single", "--set", "modules=fc")
 
 

@@ -300,7 +300,9 @@ go(RawSource(root / "in", tensors, ["raw-0.bin", "raw-1.bin"]), root / "out", re
 
 def child(source: RawSource, root: Path, resume: bool) -> subprocess.Popen[bytes]:
     here = Path(__file__).parent
-    program = CHILD.format(paths=[str(here), str(here.parent), str(here.parents[1])], root=str(root), tensors=dict(source.index.tensors), resume=resume)
+    program = CHILD.format(
+        paths=[str(here), str(here.parent), str(here.parents[1])], root=str(root), tensors=dict(source.index.tensors), resume=resume
+    )
     return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
