@@ -385,7 +385,8 @@ def _grouped(leg: Leg, groups: Groups, tensors: Mapping[str, Tensor]) -> list[st
                 return f"{printable(key)} has two readings under {groups.key}"
             if row is not None:
                 found.setdefault((str(row[of]), rank_of(key)), {})[int(row[over])] = key
-    odd, names = [], dict.fromkeys(name for name, _ in found)
+    odd: list[str] = []
+    names = dict.fromkeys(name for name, _ in found)
     for (name, _), keys_of in found.items():
         known = len(odd)
         specs = {tensors[key].spec for key in keys_of.values()}
