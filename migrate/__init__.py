@@ -76,10 +76,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    import os
     from importlib import import_module
 
     if name not in _HOMES:
         raise AttributeError(f"module 'migrate' has no attribute {name!r}")
+    if os.name == "nt":
+        raise ImportError("migrate runs on Linux and macOS, and not on Windows; WSL is a Linux")
     value = getattr(import_module(f"migrate.{_HOMES[name]}"), name)
     globals()[name] = value
     return value

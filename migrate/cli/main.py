@@ -35,7 +35,30 @@ def commands() -> dict[str, click.Command]:
     """The commands by name: every module of this folder that has a `COMMAND`."""
     modules = (name for _, name, _ in pkgutil.iter_modules([str(_HOME)]) if name != "main")
     found = {name: getattr(import_module(f"migrate.cli.{name}"), "COMMAND", None) for name in modules}
-    return {name: command for name, command in found.items() if command is not None}
+    return {name: _logging(command) for name, command in found.items() if command is not None}
+
+
+def _logging(command: click.Command) -> click.Command:
+    """The command with `-v` and `--log-file`."""
+    inner = command.callback
+    if inner is None or any(param.name == "verbosity" for param in command.params):
+        return command
+    places = [param.name for param in command.params if param.name in ("checkpoint", "source", "index", "a", "b", "output") and param.name]
+
+    def callback(*, verbosity: int, log_file: str | None, **arguments: Any) -> Any:
+        if not verbosity and log_file is None:
+            return inner(**arguments)
+        from .logs import listening
+
+        with listening(verbosity, log_file, [arguments[name] for name in places if arguments[name] and os.path.exists(arguments[name])]):
+            return inner(**arguments)
+
+    command.callback = callback
+    command.params += [
+        click.Option(["-v", "--verbose", "verbosity"], count=True, help="Say on stderr what is decided and how long it takes; -vv: more."),
+        click.Option(["--log-file", "log_file"], metavar="FILE", help="Add all of that to a file."),
+    ]
+    return command
 
 
 class Commands(click.Group):

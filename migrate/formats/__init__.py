@@ -12,6 +12,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+from ..core import log
 from ..core.diagnostics import fail, listed, plural, printable
 from ..core.errors import MigrateError
 from ..source.paths import Place, find
@@ -72,7 +73,12 @@ def open(path: str | os.PathLike[str], allow_links: bool = False, at: str | None
     """
     place = find(path, allow_links, at)
     try:
-        return _pick(place).open(place)
+        chosen = _pick(place)
+        with log.phase(f"reading the headers of {printable(place.path, 240)}"):
+            source = chosen.open(place)
+        held = source.index
+        log.info("%s is %s: %d files, %d tensors", printable(place.path, 240), source.format, len(held.files), len(held.tensors))
+        return source
     except BaseException:
         place.close()
         raise

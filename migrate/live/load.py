@@ -7,22 +7,26 @@ parameter has. What is on the meta device gets memory of its own, which is put i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from .. import formats
 from ..core.diagnostics import Report, fail, listed, plural, printable
+from ..core.errors import MigrateError, raise_all
 from ..core.ranks import rank_of
+from ..core.spelling import option
 from ..core.templates import collapse
+from ..extra_state.age import States
 from ..planning.graph import Tensor, Value, calls
 from ..planning.question import OUTPUT_FORMATS, PathLike, Question, ask, path_text
+from ..planning.route import known_lineages, layouts_of
 from ..running import limits, sums
 from ..running.checks import equal
 from ..running.device import place as device_of
 from ..running.errors import Ledger
-from ..running.prepare import stamp_of
+from ..running.prepare import side_reader, stamp_of
 from ..source.index import SideFile
 from . import module as modules
 from .filling import Filling, Job
@@ -76,7 +80,7 @@ def load(
     else:
         source = formats.open(path_text("path", path), "links" in question.allow, question.at)
     try:
-        return _Load(model, _configured(source, model), question, strict, device, budget).run(threads, progress)
+        return _loaded(model, _configured(source, model), question, strict, device, budget, threads, progress)
     finally:
         source.close()
 
@@ -108,9 +112,45 @@ def convert_module(
     limits.check_threads(threads)
     source = modules.opened(old)
     try:
-        return _Load(new, source, question, strict, device, budget).run(threads, progress)
+        return _loaded(new, source, question, strict, device, budget, threads, progress)
     finally:
         source.close()
+
+
+def _loaded(
+    model: torch.nn.Module, source: Source, question: Question, strict: bool, device: Any, budget: int, threads: int,
+    progress: Progress | None,
+) -> dict[str, Any]:  # fmt: skip
+    """What `_Load` answers with; where the checkpoint does not fit and no goal was named, M960 says which goal it would fit with."""
+    try:
+        return _Load(model, source, question, strict, device, budget).run(threads, progress)
+    except MigrateError as error:
+        if question.to or question.rules or not any(d.code == "M960" for d in error.diagnostics):
+            raise
+        found = error
+    fits = [to for to in _goals(source) if _would_fit(model, source, replace(question, to=(to,), output_format=None), device, budget)]
+    if not fits:
+        raise found
+    hint = f"as another layout it fits the module: {' or '.join(option('to', to) for to in fits)}"
+    first = next(d for d in found.diagnostics if d.code == "M960")
+    return raise_all([replace(d, help=hint) if d is first else d for d in found.diagnostics])
+
+
+def _goals(source: Source) -> Iterator[str]:
+    """The other layouts of the lineages that the checkpoint stands in."""
+    stamp = stamp_of(source)[0]
+    standing = {x["lineage"]: x["layout"] for x in layouts_of(source.index, side_reader(source), (), stamp.layouts, States(source))}
+    for lineage in (one for name in standing for one in known_lineages((), name)):
+        yield from (f"{lineage['name']}@{x['name']}" for x in lineage["layouts"] if x["name"] != standing[lineage["name"]])
+
+
+def _would_fit(model: torch.nn.Module, source: Source, question: Question, device: Any, budget: int) -> bool:
+    try:
+        _Load(model, source, question, True, device, budget).fitted()
+    except MigrateError as error:
+        # what is lost on the way is another question
+        return all(d.permit for d in error.diagnostics)
+    return True
 
 
 def asked(
@@ -185,7 +225,7 @@ class _Load:
         self.allow = question.allow
 
     def run(self, threads: int, progress: Progress | None) -> dict[str, Any]:
-        found = self._fitted()
+        found = self.fitted()
         jobs = self._jobs(found)
         self._refuse_own(jobs)
         self._refuse_parts(jobs)
@@ -217,7 +257,7 @@ class _Load:
             "report": self.ledger.report(complete=True) if calls(graph.outputs[name] for name in specs) else None,
         }
 
-    def _fitted(self) -> Fit:
+    def fitted(self) -> Fit:
         """What goes where. Raises all that speaks against it."""
         specs = self.outputs.specs
         slots = self.targets.shaped(self.slots, specs)

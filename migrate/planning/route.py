@@ -13,7 +13,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-from ..core.diagnostics import Diagnostic, Report, fail, listed, printable
+from ..core import log
+from ..core.diagnostics import Diagnostic, Report, fail, listed, place, printable
 from ..core.spelling import command, option, together
 from ..extra_state.age import States
 from ..rules import params as parameters
@@ -159,6 +160,7 @@ def nearest_to(index: Index, read_side: ReadSide, rules: Sequence[str], states: 
     return [near._asdict() for near in nearest(known, index, read_side, states)]
 
 
+@log.phase("finding the way")
 def find_route(
     index: Index,
     read_side: ReadSide,
@@ -211,6 +213,9 @@ def find_route(
         hint = f"{option('to', 'LINEAGE@LAYOUT')}, {option('rules', 'FILE')} or {option('output_format')}"
         hint += f"; `{command('inspect')}` and `{command('history')}` show layouts"
         fail("M115", "nothing says what to do", help=hint)
+    for step in steps:
+        way = "downgrade" if step.backwards else "apply"
+        log.info("%s %s %s -> %s by %s", way, step.lineage, step.start, step.goal, listed([place(str(f.path)) for f in step.files]))
     edges = [({"lineage": s.lineage, "from": s.start, "to": s.goal}, s.files) for s in steps]
     check_order(stamp.applied, edges, packs, index.tensors)
     # what an integer of the file means is no param of a rule
@@ -287,6 +292,8 @@ def _towards(
                 f"the checkpoint's stamp says {name}@{printable(layout)}, a layout that is not known here",
                 help="it was written with newer rules; update the rule pack",
             )
+    for name, layout in current.items():
+        log.info("it is in %s@%s: its stamp says so", name, layout)
     said: set[str] = set()
     for text in question.from_:
         goal = resolve_goal(text, lineages, current)
@@ -301,6 +308,7 @@ def _towards(
             holding = [f.layout for f in seen[name] if f.holds]
             if len(holding) == 1:
                 current[name] = holding[0]
+                log.info("it is in %s@%s: %s", name, holding[0], "; ".join(next(f.evidence for f in seen[name] if f.holds)))
     steps: list[_Step] = []
     reached: dict[str, str] = {}
     for text in question.to:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..core import log
 from ..core import view as views
 from ..core.spec import BITS, Spec
 from ..planning.graph import Tensor
@@ -53,6 +54,7 @@ class Difference:
         return not (self.only_a or self.only_b or self.specs or self.bytes)
 
 
+@log.phase("comparing tensors")
 def diff(source_a: Source, source_b: Source, *, progress: Callable[[int, int], None] | None = None) -> Difference:
     """The difference of two checkpoints, in the order of their keys; nothing of how they are stored counts."""
     a, b = source_a.index.tensors, source_b.index.tensors

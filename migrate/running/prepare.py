@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__, formats, ops
+from ..core import log
 from ..core.diagnostics import Report, fail, listed, plural, printable
 from ..core.spelling import command, option
 from ..core.templates import collapse
@@ -59,6 +60,7 @@ def walk_for(source: Source, route: Route, folder: bool) -> Walk:
     return Walk(route.given, SideFiles(side_reader(source), frozenset(source.index.left_out), there), carried=carried)
 
 
+@log.phase("composing the rules")
 def compose_for(source: Source, route: Route, question: Question, walk: Walk, *, programs: bool = False, prove: bool = True) -> Composition:
     lift(source, route)
 
@@ -106,6 +108,7 @@ def plan_for(source: Source, question: Question, folder: bool, max_shard_size: i
     return with_permissions(question, lambda asked: _plan(source, asked, folder, max_shard_size))
 
 
+@log.phase("planning")
 def _plan(source: Source, question: Question, folder: bool, max_shard_size: int) -> Plan:
     index_hash = source.index.hash()
     known_notes = require_known(source, question)
@@ -115,6 +118,8 @@ def _plan(source: Source, question: Question, folder: bool, max_shard_size: int)
     route = find_route(source.index, side_reader(source), stamp, question, states=States(source))
     walk = walk_for(source, route, folder)
     composition = compose_for(source, route, question, walk)
+    for name, value in walk.params.items():
+        log.info("param %s is %s", name, value)
     specs = {key: t.spec for key, t in composition.graph.outputs.items()}
     report = Report()
     route.check_output(composition.graph.outputs, walk.sides.read, report)

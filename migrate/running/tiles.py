@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..core import log
 from ..core.diagnostics import printable
 from ..core.errors import MigrateError, RunError
 from . import checks as value_checks
@@ -411,12 +412,14 @@ def run(
         budget = min(WINDOW, max_memory // (4 * max(1, threads)))
         ahead = STAGE + max(STAGE, regions.longest_step(outputs.values(), layouts, values))
         work = _Run(outputs, source, partial, shared, values, layouts, budget, ahead, progress, told)
-        work.go(threads)
+        with log.phase(f"writing {work.total} bytes"):
+            work.go(threads)
         source.check_unchanged()
         for name, content in (*target.small.items(), *side_files):
             partial.add(name, content if isinstance(content, bytes) else Path(content))
         partial.check()
-        partial.publish(fsync=fsync)
+        with log.phase("publishing"):
+            partial.publish(fsync=fsync)
     except OSError as error:
         write_failed(error, partial.folder, f"cannot write {printable(str(path), 300)}")
     except MigrateError as error:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import ops
+from ..core import log
 from ..core.diagnostics import Report, printable
 from ..core.spec import BITS
 from ..core.spelling import option
@@ -147,6 +148,7 @@ class Recomputation:
                 )
         report.check()
 
+    @log.phase("recomputing and comparing")
     def run(self, threads: int = 1, progress: Callable[[int, int], None] | None = None) -> list[Mismatch]:
         """What differs, in the program's order."""
         regions = [] if self.sample is None else list(self.sample.regions.items())

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NoReturn
 
+from ..core import log
 from ..core.diagnostics import Report, did_you_mean, fail, listed, printable
 from ..core.spelling import option
 from . import elsewhere, pointers
@@ -104,6 +105,7 @@ class Folder:
         if status.st_size < pointers.LARGEST and (stands_for := pointers.read(descriptor)) is not None:
             os.close(descriptor)
             self._refuse_pointer(path, stands_for)
+        log.debug("opened %s, %d bytes", self.label(path), status.st_size)
         return FileBlob(path, descriptor, self.locate)
 
     def _refuse_pointer(self, path: str, stands_for: int) -> NoReturn:

@@ -11,7 +11,7 @@ from collections import OrderedDict, defaultdict
 
 import pytest
 import torch
-from built import V4, V5, Counting, module, rules, same, state_of
+from built import V4, V5, Counting, module, rules, same, state_of, untouched
 from checkpoints import fits
 from safetensors.torch import save_file
 
@@ -463,3 +463,25 @@ def test_two_threads_load_two_models(old, new):
     assert not failures
     assert same(models[0], new)
     assert same(models[1], old)
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_a_checkpoint_that_fits_in_another_layout_says_which(old, new, in_memory):
+    target = module(new)
+    with pytest.raises(MigrateError, match="M960") as caught:
+        migrate.load(target, old if in_memory else V4)
+    assert untouched(target)
+    (found,) = (d for d in caught.value.diagnostics if d.code == "M960")
+    assert found.help == 'as another layout it fits the module: to="hf-mixtral@v5"'
+    migrate.load(target, V4, to="hf-mixtral@v5")
+    assert same(target, new)
+    with pytest.raises(MigrateError, match='to="hf-mixtral@v4"'):
+        migrate.load(module(old), new if in_memory else V5)
+
+
+def test_a_checkpoint_that_fits_in_no_layout_is_told_as_before(new):
+    model = module({**new, "more.weight": torch.zeros(1)})
+    with pytest.raises(MigrateError, match="M960") as caught:
+        migrate.load(model, V4)
+    assert "strict=False" in caught.value.diagnostics[0].help
+    assert untouched(model)
