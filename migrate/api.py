@@ -34,8 +34,8 @@ from .rules.catalog import explain as explain
 from .rules.catalog import packs as packs
 from .rules.catalog import schema as schema
 from .rules.params import resolve
-from .running import forms, limits
 from .running import history as stamps
+from .running import limits
 from .running.device import parse as parse_device
 from .running.differences import (
     TENSORS_ONLY,
@@ -275,7 +275,7 @@ def verify(
     `tensors`, `bytes`, `threads`, `memory` (the most bytes held at once), `largest` (a key, None without tensors), and `seconds` (about
     how long it takes, measured on a small part; None where that is too little to tell).
     """
-    from .running import spotcheck
+    from .running import forms, spotcheck
     from .running.verify import Recomputation
 
     limits.check_threads(threads)
@@ -362,6 +362,7 @@ def diff(
 
     `not_compared` in the answer lists what was not looked at. `tensors_only` looks at tensors and at nothing beside them.
     """
+    from .running import forms
     from .running.diff import diff as compare
 
     question = ask((), (), (), None, allow, at=at)

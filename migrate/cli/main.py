@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import pkgutil
 import sys
 from dataclasses import dataclass
 from functools import cache
@@ -31,11 +30,20 @@ class Done:
 
 
 @cache
-def commands() -> dict[str, click.Command]:
-    """The commands by name: every module of this folder that has a `COMMAND`."""
-    modules = (name for _, name, _ in pkgutil.iter_modules([str(_HOME)]) if name != "main")
-    found = {name: getattr(import_module(f"migrate.cli.{name}"), "COMMAND", None) for name in modules}
-    return {name: _logging(command) for name, command in found.items() if command is not None}
+def names() -> list[str]:
+    """The modules of this folder; those that have a `COMMAND` are commands."""
+    return sorted(name.removesuffix(".py") for name in os.listdir(_HOME) if name.endswith(".py") and name != "main.py" and name[0] != "_")
+
+
+@cache
+def command(name: str) -> click.Command | None:
+    """The command of this name, imported when it is asked for; None if there is none."""
+    found = getattr(import_module(f"migrate.cli.{name}"), "COMMAND", None) if name in names() else None
+    return _logging(found) if isinstance(found, click.Command) else None
+
+
+def commands() -> list[str]:
+    return [name for name in names() if command(name) is not None]
 
 
 def _logging(command: click.Command) -> click.Command:
@@ -65,16 +73,16 @@ class Commands(click.Group):
     """The group of all commands."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(commands())
+        return commands()
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return commands().get(cmd_name)
+        return command(cmd_name)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in commands() and not args[0].startswith("-"):
+        if args and command(args[0]) is None and not args[0].startswith("-"):
             from ..core.diagnostics import did_you_mean
 
-            near = did_you_mean(args[0], list(commands()))
+            near = did_you_mean(args[0], commands())
             raise click.UsageError(f"no such command `{args[0]}`" + (f"; {near}" if near else "; `migrate --help` lists them"))
         return super().resolve_command(ctx, args)
 

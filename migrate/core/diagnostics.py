@@ -10,7 +10,6 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,8 +23,6 @@ HIDDEN = (
     r"\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f"
     r"\u3164\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
 )
-# the last guard of a rendered diagnostic; whoever words it makes names printable
-_CONTROL = re.compile(f"[{HIDDEN}]")
 # and its width: no message of ours is longer, but it may quote what somebody wrote
 _WIDEST = 8000
 PAGES = Path(__file__).resolve().parent.parent / "explain"
@@ -144,7 +141,8 @@ class Diagnostic:
         if self.help:
             out.append(f"{' ' * width} = help: {self.help}")
         lines = (line if len(line) <= _WIDEST else line[: _WIDEST - 1] + "…" for line in out)
-        return _CONTROL.sub(lambda m: ascii(m[0])[1:-1], "\n".join(lines))
+        # the last guard; who words a diagnostic makes names printable
+        return re.sub(f"[{HIDDEN}]", lambda m: ascii(m[0])[1:-1], "\n".join(lines))
 
 
 def _window(span: Span, widest: int = 240) -> tuple[str, int, int]:
@@ -220,6 +218,8 @@ def fail(
 
 def did_you_mean(word: str, known: list[str]) -> str | None:
     """A help text naming the nearest known word, or None when nothing is near (ratio below 0.6)."""
+    from difflib import get_close_matches  # of mistakes only
+
     near = get_close_matches(word, known, n=1, cutoff=0.6)
     return f"did you mean `{near[0]}`?" if near else None
 

@@ -43,6 +43,8 @@ class Unset(LookupError):  # noqa: N818 - a state that callers handle, like Stop
 
 @dataclass(frozen=True, slots=True)
 class _Token:
+    """A word of the notation, and where it stands."""
+
     kind: str  # "int", "param", "name", "op", "(" or ")"
     text: str
     start: int

@@ -48,6 +48,8 @@ class Capture(Element, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Literal:
+    """Text that stands there as it is."""
+
     text: str
 
     @property
@@ -103,6 +105,8 @@ class Plain:
 
 @dataclass(frozen=True, slots=True)
 class Enum:
+    """One of several texts, in their order."""
+
     name: str
     values: tuple[str, ...]
 

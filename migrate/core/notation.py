@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Final, NoReturn
 
 from . import expr
@@ -158,6 +157,8 @@ def _read_braces(piece: Piece) -> tuple[str, CaptureType | None]:
         return name, CaptureType(written)
     values = tuple(written.split("|"))
     if len(values) == 1 and (not written or written in _LOOKS_LIKE_A_TYPE or written.endswith("...")):
+        from difflib import get_close_matches  # of mistakes only
+
         near = get_close_matches(written.lower(), ["int", "flat"], n=1)
         hint = f"did you mean {{{name}:{near[0]}}}?" if near else "a type is int, flat, or a list of alternatives: {w:q|k|v}"
         _refuse(piece, f"`{written}` is not a type", help=hint)

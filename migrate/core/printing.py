@@ -48,6 +48,8 @@ class Form:
 
 @dataclass(slots=True)
 class _Line:
+    """Keys that become one line, before it is written."""
+
     tag: Hashable
     axes: tuple[tuple[int, ...], ...]
     slots: tuple[int, ...]

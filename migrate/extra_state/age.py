@@ -16,7 +16,7 @@ from ..core.diagnostics import printable
 from ..core.errors import CheckpointError
 from ..core.spec import Spec, spec
 from ..source.nesting import is_state
-from .objects import content, objects
+from .objects import objects
 
 if TYPE_CHECKING:
     from ..source.index import Source, Stored
@@ -80,6 +80,8 @@ class States:
             if is_state(key):
                 yield key, self._releases(key, stored)
         for found in self._objects:
+            from .packing import content
+
             try:
                 yield found.name, _releases(found.name, content(found, self._source.index, self._source.blobs))
             except CheckpointError:

@@ -22,7 +22,7 @@ from ..source.pickle.torch_objects import DECODERS
 from ..source.pickle.tree import ITEMSIZE
 from ._releases import releases
 from ._storages import Held, stored
-from .objects import MARK
+from .packing import MARK
 from .recipes import FORMAT, FORMAT_HELPER, FORMATS, FUNCTIONS, HOW_TO_ADD, PARAMETERS, RECIPES
 from .record import (
     BUFFERS,

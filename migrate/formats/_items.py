@@ -18,11 +18,8 @@ from ..source.index import Stored, specs_hash
 from ..source.jsontext import collector_paused, parse
 from ..source.outline import Outline, Part, at_path, flat, records, tensors_of
 from ..source.pickle.jsonform import Ref, from_json, to_json
-from ..source.pickle.policy import decode
-from ..source.pickle.rebuild import Rebuilder
 from ..source.pickle.tree import DictNode, TensorRecord
 from ..source.target import Rest
-from ._torchread import elsewhere, unfit
 from ._torchtree import items_of, nodes, ref, torch_form
 
 TENSORS = "migrate.items.safetensors"
@@ -97,6 +94,11 @@ def read(
 def _read(
     parts: list[Any], every: Mapping[str, Stored], carried: Mapping[str, Stored], label: str
 ) -> tuple[Outline, dict[str, Any]]:  # fmt: skip
+    # what reads pickles; most checkpoints have no such file
+    from ..source.pickle.policy import decode
+    from ..source.pickle.rebuild import Rebuilder
+    from ._torchread import unfit
+
     numbers = {key: str(number) for number, key in enumerate(every)}
     keys = list(every)
     ties: dict[str, str] = {}
@@ -142,6 +144,8 @@ def _check_complete(
     parts: list[Part], every: Mapping[str, Stored], carried: Mapping[str, Stored], names: Mapping[int, str], label: str
 ) -> None:
     """Raises unless each tensor stands in the tree, where tensors of its kind stand."""
+    from ._torchread import elsewhere
+
     inside = {names[id(record)] for part in parts for _, record in tensors_of(part.table)}
     outside = {names[id(record)] for part in parts for _, record in elsewhere(part.root, part.table)}
     if set(names.values()) != set(every) or not inside.isdisjoint(carried) or not outside <= carried.keys():

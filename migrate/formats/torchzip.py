@@ -25,17 +25,15 @@ from ..source.pickle.jsonform import to_json
 from ..source.pickle.tree import Composite, DictNode, TensorRecord
 from ..source.sidefiles import look_beside, read_history
 from ..source.target import Target
-from . import _kinds
 from ._ranks import Entry, Naming, joined, rank_entries
 from ._shards import INDEX, WHICH_HELP, Unit, in_natural_order, index_in, indexed, shard_sets
-from ._torchread import Held, elsewhere, read
 from ._torchtree import carried_prefix, items_of, node_of
-from ._torchwrite import describe
 
 if TYPE_CHECKING:
     from ..source.target import Rest
     from ..source.unread import Unread
     from ._stheader import Origins
+    from ._torchread import Held
 
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 _INDEXES = tuple(suffix + INDEX for suffix in SUFFIXES)
@@ -57,6 +55,8 @@ class TorchZip:
             return sure if any(_is_weights(n) or n.endswith(_INDEXES) for n in place.names) or _ranks(place) else 0
         if place.file.name.endswith(SUFFIXES) or place.file.name.endswith(_INDEXES):
             return 2
+        from . import _kinds
+
         size = place.file.size
         tail = place.file.read(max(0, size - _kinds.TAIL), min(_kinds.TAIL, size))
         return int(_kinds.kind(place.head(_kinds.HEAD), size, tail) in ("zip", "legacy", "tar", "pickle"))
@@ -67,6 +67,8 @@ class TorchZip:
             return _open_folder(place, None)
         if place.file.name.endswith(_INDEXES):
             return _open_folder(place, place.file.name)
+        from ._torchread import read
+
         held = read(place.file, 0, printable(place.path, 240), place.at)
         index = _index([place.file.name], [[held]], printable(place.path, 240))
         return FileSource(place.path, "torch", index, [place.file], history=held.history, release=place.folder.close)
@@ -75,6 +77,8 @@ class TorchZip:
         self, specs: Mapping[str, Spec], *, folder: bool, max_shard_size: int, metadata: Mapping[str, str], stamp: str | None,
         origins: Origins | None = None, ranks: Naming | None = None, rest: Rest | None = None, last: Container[str] = (),
     ) -> Target:  # fmt: skip
+        from ._torchwrite import describe
+
         return describe(specs, folder=folder, max_shard_size=max_shard_size, stamp=stamp, ranks=ranks, rest=rest)
 
 
@@ -105,6 +109,8 @@ def _open_folder(place: Place, index_name: str | None) -> Source:
     blobs: list[FileBlob] = []
     try:
         blobs += [folder.open(name) for name in names]
+        from ._torchread import read
+
         held: list[list[Held]] = []
         report, number = Report(), 0
         for unit in units:
@@ -203,6 +209,8 @@ def _check_unit(folder: Folder, unit: Unit, parts: list[Held]) -> None:
 
 def _unnamed(held: Held, weight_map: Mapping[str, str]) -> list[str]:
     """The paths of tensors outside of the dict that the index is of, and in values there that it does not name."""
+    from ._torchread import elsewhere
+
     at = held.part.at or ()
     paths = [path for path, _ in elsewhere(held.part.root, held.part.table)] if held.others else []
     return [".".join(path) for path in paths if path[: len(at)] != at or path[len(at)] not in weight_map]
@@ -245,6 +253,8 @@ def _is_shard(held: Held) -> bool:
     part = held.part
     if part.at != () or part.nests or any(type(key) is not str for key in _keys(held)):
         return False
+    from ._torchread import elsewhere
+
     return not held.others or all(is_state(path[0]) for path, _ in elsewhere(part.root, part.table))
 
 

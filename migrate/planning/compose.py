@@ -17,7 +17,7 @@ from ..core.templates import Template, group
 from ..core.view import View
 from ..ops._op import Loss, OneWay, ValueOp
 from ..rules.compiled import CompiledRule, DirectedRule, direct, is_active
-from ..rules.model import LoadedFile
+from ..rules.files import LoadedFile
 from ..source.index import Stored
 from ..source.jsontext import collector_paused
 from . import stranded

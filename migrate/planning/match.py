@@ -56,6 +56,8 @@ class Reader:
 
 @dataclass(slots=True)
 class Matching:
+    """Which rule takes which keys."""
+
     readers: list[Reader]
     # keys that no rule took, in order
     rest: list[str]

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..core.diagnostics import Report, listed, printable
 from ..core.ranks import rank_of
-from ..rules.model import LoadedFile
+from ..rules.files import LoadedFile
 from ..rules.params import place
 from ..rules.patches import ABSENT
 from .bind import Bound

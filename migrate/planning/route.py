@@ -19,11 +19,10 @@ from ..core.spelling import command, option, together
 from ..extra_state.age import States
 from ..rules import params as parameters
 from ..rules.compiled import CompiledRule, compile_file
+from ..rules.files import LoadedFile, load_edge
 from ..rules.lineage import LATEST, Finding, Lineage, Matcher, Near, detect, nearest, path, resolve_goal, warnings
-from ..rules.model import LoadedFile, load_files
 from ..rules.packs import Packs, find
 from ..rules.patches import leaves
-from ..rules.seal import semantic_hash
 from ..source.index import Index
 from ..source.pickle.encodings import PARAMETER
 from .compose import Leg
@@ -268,7 +267,7 @@ def _refuse_by_hand(packs: Packs, applied: Sequence[Mapping[str, Any]]) -> None:
 def _by_hand(question: Question, applied: Sequence[Mapping[str, Any]]) -> list[_Step]:
     """The given files as steps, in the order given; files of one edge are one step."""
     steps: dict[tuple[str, tuple[str, str]], list[LoadedFile]] = {}
-    for loaded in load_files(question.files):
+    for loaded in _given(question):
         steps.setdefault((loaded.model.lineage, loaded.model.edge), []).append(loaded)
     undone = {(e["lineage"], (e["to"], e["from"])) for e in applied}
     out = []
@@ -277,6 +276,12 @@ def _by_hand(question: Question, applied: Sequence[Mapping[str, Any]]) -> list[_
         start, goal = reversed(edge) if backwards else edge
         out.append(_Step(lineage, start, goal, backwards, tuple(files)))
     return out[::-1] if question.backwards else out
+
+
+def _given(question: Question) -> list[LoadedFile]:
+    from ..rules.model import load_files
+
+    return load_files(question.files)
 
 
 def _towards(
@@ -352,8 +357,8 @@ def lineages_of(question: Question) -> list[Lineage]:
 def files_of(question: Question) -> list[LoadedFile]:
     """The rule files that the question may lead through: those given by hand, or all of its lineages."""
     if question.files:
-        return load_files(question.files)
-    return [file for lineage in lineages_of(question) for edge in lineage.edges for file in load_files(edge.files)]
+        return _given(question)
+    return [file for lineage in lineages_of(question) for edge in lineage.edges for file in load_edge(edge.files)]
 
 
 def _asked_for(packs: Packs, question: Question) -> dict[str, Lineage]:
@@ -409,7 +414,7 @@ def _refuse_unknown_start(lineage: Lineage, findings: Sequence[Finding]) -> None
 
 def _walk(packs: Packs, name: str, start: str, goal: str, down: bool | None) -> list[_Step]:
     hops = path(packs.load_lineage(name), start, goal, down=down)
-    return [_Step(name, hop.start, hop.end, hop.backwards, tuple(load_files(hop.edge.files))) for hop in hops]
+    return [_Step(name, hop.start, hop.end, hop.backwards, tuple(load_edge(hop.edge.files))) for hop in hops]
 
 
 def _remembered(applied: Sequence[Mapping[str, Any]], again: Sequence[Mapping[str, Any]], step: _Step) -> dict[str, Any]:
@@ -440,7 +445,7 @@ def _compile(
     for memory in memories:
         memory["params"].update({PARAMETER: given[PARAMETER]} if PARAMETER in given else {})
     edges = [edge for name in layouts for edge in packs.load_lineage(name).edges] if given else []
-    elsewhere = [name for edge in edges for file in load_files(edge.files) for name in file.model.params]
+    elsewhere = [name for edge in edges for file in load_edge(edge.files) for name in file.model.params]
     _check_params(steps, given, memories, elsewhere)
     report = Report()
     legs, entries, rules = [], [], []
@@ -451,7 +456,7 @@ def _compile(
             some, patterns = compile_file(file, report)
             compiled += some
             keep += patterns
-            hashes.append({"id": file.model.id, "hash": semantic_hash(file.model)})
+            hashes.append({"id": file.model.id, "hash": file.hash})
         unsettled: tuple[tuple[CompiledRule, Mapping[str, Any]], ...] = tuple((rule, {}) for rule in compiled)
         legs.append(Leg(step.lineage, step.start, step.goal, step.backwards, unsettled, tuple(keep), step.files, memory))
         pack = _pack(step, packs, by_hand)

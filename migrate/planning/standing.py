@@ -17,9 +17,8 @@ from ..core.ranks import fitting
 from ..core.spelling import option
 from ..core.templates import group
 from ..rules.compiled import compile_file
-from ..rules.model import LoadedFile, load_files
+from ..rules.files import LoadedFile, load_edge
 from ..rules.packs import Packs
-from ..rules.seal import semantic_hash
 from .kept import unfold
 
 Entry = Mapping[str, Any]
@@ -68,8 +67,8 @@ def _files(entry: Entry, packs: Packs, given: Iterable[LoadedFile]) -> list[Load
     wanted = {(rule["id"], rule["hash"]) for rule in entry["rules"]}
     known = {id(pack): pack for pack in packs.all if entry["lineage"] in pack.lineages}
     edges = packs.load_lineage(entry["lineage"]).edges if known else ()
-    there = [f for edge in edges if {edge.source, edge.target} == {entry["from"], entry["to"]} for f in load_files(edge.files)]
-    found = {(f.model.id, semantic_hash(f.model)): f for f in (*given, *there)}
+    there = [f for edge in edges if {edge.source, edge.target} == {entry["from"], entry["to"]} for f in load_edge(edge.files)]
+    found = {(f.model.id, f.hash): f for f in (*given, *there)}
     return [found[rule] for rule in wanted] if wanted <= found.keys() else []
 
 

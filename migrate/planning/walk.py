@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.diagnostics import Diagnostic, Report, fail, listed, printable
 from ..core.keys import Pattern, TwoReadings, parse
@@ -21,15 +21,18 @@ from ..core.templates import group
 from ..extra_state.recipes import leave
 from ..rules import params as parameters
 from ..rules import patches
-from ..rules.fields import PARAM
-from ..rules.model import Dtype, Groups, LoadedFile, Param, Shape
+from ..rules.files import LoadedFile
 from ..rules.patches import ABSENT
+from ..rules.scalars import PARAM
 from ..source.pickle.encodings import PARAMETER
 from .bind import Bound
 from .compose import Leg
 from .graph import Tensor
 from .names import rename
 from .sides import SideFiles
+
+if TYPE_CHECKING:
+    from ..rules.model import Dtype, Groups, Param, Shape
 
 # the param of the rule files that are shipped
 DELAYED = "delayed_scaling"

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from .. import ops
 from ..core.diagnostics import Report, did_you_mean, listed, printable
 from ..core.keys import parse
-from . import arguments, examples
-from .fields import PARAM, Problem
+from . import arguments, examples, steps
+from .fields import Problem
 from .params import RefusedError, convert
+from .scalars import PARAM
 
 if TYPE_CHECKING:
     from .model import Groups, LoadedFile, Param, Rule
@@ -125,7 +126,7 @@ def _rule(rule: Rule) -> Iterator[tuple[_Path, Problem]]:
     for name, words in rule.map.items():
         yield from _map(rule, name, words)
     for number, step in enumerate(rule.via):
-        if problem := arguments.fixed_problem(step.op, step.args):
+        if problem := steps.fixed_problem(step.op, step.args):
             yield ("via", number, *problem.at), problem
 
 

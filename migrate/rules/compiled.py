@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import ops
 from ..core.diagnostics import Report, Span, did_you_mean, listed, printable
@@ -22,8 +22,11 @@ from ..ops._op import Op
 from .arguments import integer, resolve, unset
 from .captures import ROLE as ROLE
 from .captures import capture_of, check_captures, names_help
-from .fields import PARAM
-from .model import LoadedFile, Rule
+from .scalars import PARAM
+
+if TYPE_CHECKING:
+    from .files import LoadedFile
+    from .model import Rule
 
 # a value that a capture of type int can have
 _NUMBER = re.compile("0|[1-9][0-9]{0,17}")

@@ -29,7 +29,6 @@ from .fields import (
     integer,
     kind_of,
     mapping,
-    numeric,
     one_of,
     refuse,
     sequence,
@@ -39,6 +38,7 @@ from .fields import (
     wrong,
 )
 from .places import SidePath
+from .scalars import numeric
 
 if TYPE_CHECKING:
     from .model import RuleFile

@@ -14,7 +14,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
-from math import inf
 from sys import float_info
 from types import UnionType
 from typing import Annotated, Any, NamedTuple, NoReturn, Union, get_args, get_origin
@@ -29,18 +28,14 @@ from ..core.keys import parse
 from ..core.notation import LONGEST_PATTERN
 from ..core.spec import ALIASES, BITS
 from ..source import yaml
+from .scalars import MOST, NAME, numeric, seen, whole_number
 
-PARAM = re.compile(r"\$([A-Za-z_]\w*)", re.ASCII)
-NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _WORD = "[A-Za-z_][A-Za-z0-9_]*"
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_.+-]*[A-Za-z0-9_+-])?"
 _IDENTIFIER = re.compile(_PART)
 # what a terminal would act on or hide: control and formatting characters
 UNPRINTABLE = r"\u0000-\u001f\u007f-\u00a0\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202f\u2060-\u206f\ufeff\ufff9-\uffff"
 _LINE = re.compile(f"[^{UNPRINTABLE}]*")
-_RADIX = re.compile(r"0o[0-7]+|0x[0-9A-Fa-f]+")
-# integers of at most this size are one number to every reader of JSON
-MOST = 2**53 - 1
 
 
 class Problem(NamedTuple):
@@ -100,27 +95,6 @@ def whole(pattern: str) -> str:
 def fits(schema: Mapping[str, Any], written: str) -> bool:
     """Whether text has the `pattern` and the `maxLength` of a schema; the pattern is compiled when it is first asked for."""
     return len(written) <= schema.get("maxLength", len(written)) and re.search(schema["pattern"], written) is not None
-
-
-def seen(value: Any) -> Any:
-    """What an editor's YAML 1.2 parser makes of the value."""
-    return int(value, 0) if isinstance(value, yaml.Plain) and _RADIX.fullmatch(value) else yaml.core(value)
-
-
-def numeric(value: Any) -> Any:
-    """`seen`, where an integer that no double comes near is infinite, as `1e400` is."""
-    typed = seen(value)
-    return (inf if typed > 0 else -inf) if isinstance(typed, int) and abs(typed) > float_info.max else typed
-
-
-def whole_number(value: Any) -> int | None:
-    """The integer that an unquoted or a typed value is, or None; `8.0` is one, as in JSON."""
-    if isinstance(value, str) and not isinstance(value, yaml.Plain):
-        return None
-    number = seen(value)
-    if isinstance(number, float) and number.is_integer():
-        return int(number)
-    return number if isinstance(number, int) and not isinstance(number, bool) else None
 
 
 def _bounded(number: int) -> int:

@@ -11,11 +11,9 @@ from ..core.diagnostics import Report, printable
 from ..core.errors import PatternError
 from ..core.keys import parse
 from ..source import yaml
-from .arguments import each
 from .fields import (
     COUNT,
     DTYPE,
-    MOST,
     PATTERN,
     TEXT,
     UNPRINTABLE,
@@ -38,12 +36,13 @@ from .fields import (
     text,
     unknown_dtype,
     whole,
-    whole_number,
     word,
     wrong,
 )
 from .lineage import Detect, Layout, Lineage
 from .requires import Requires
+from .scalars import MOST, whole_number
+from .steps import each
 
 STATUSES = ("current", "supported", "deprecated")
 

@@ -7,16 +7,16 @@ checked here and in `checks`; whether the captures of a rule add up is the busin
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, InstanceOf, ValidationError, WithJsonSchema
 
-from ..core.diagnostics import Report, Span, printable
+from ..core.diagnostics import Report, printable
 from ..ops._op import Step
 from ..source import yaml
-from . import arguments
+from . import steps
 from .captures import ROLE
 from .conditions import When, Where
 from .examples import ExpectedTensor as ExpectedTensor
@@ -54,6 +54,7 @@ from .fields import (
     text,
     wrong,
 )
+from .files import LoadedFile as LoadedFile
 from .places import ListPlace, Places, SidePath
 from .requires import Requires, unmet
 
@@ -70,7 +71,7 @@ def _roles(value: Any) -> dict[str | None, str]:
            for r, p in roles if not isinstance(p, str) or yaml.is_null(p)]  # fmt: skip
     if bad:
         refuse(bad)
-    read = arguments.each(value, pattern)
+    read = steps.each(value, pattern)
     return {str(r): p for r, p in (read.items() if isinstance(value, Mapping) else enumerate(read))}
 
 
@@ -88,7 +89,7 @@ def _translations(value: Any) -> dict[str, str | None]:
 
 
 def _keys(value: Any) -> tuple[str, ...]:
-    keys = arguments.each(sequence([value] if isinstance(value, str) else value), lone_pattern)
+    keys = steps.each(sequence([value] if isinstance(value, str) else value), lone_pattern)
     return tuple(keys) or wrong("M114", "an empty list names no key")
 
 
@@ -106,7 +107,7 @@ def _optional(value: Any) -> bool | tuple[str, ...] | dict[str, tuple[str, ...]]
                for name in value if not fits(CAPTURE, name)]  # fmt: skip
         if bad:
             refuse(bad)
-        return {str(name): words for name, words in arguments.each(value, _alternatives).items()}
+        return {str(name): words for name, words in steps.each(value, _alternatives).items()}
     if not isinstance(value, (list, tuple)) or not all(isinstance(role, str) and not yaml.is_null(role) for role in value):
         hint = "roles in a list, or a capture with those of its alternatives"
         wrong("M106", f"true, false, a list or a mapping is asked for, here stands {kind_of(value)}", hint)
@@ -114,7 +115,7 @@ def _optional(value: Any) -> bool | tuple[str, ...] | dict[str, tuple[str, ...]]
 
 
 def _alternatives(value: Any) -> tuple[str, ...]:
-    found = tuple(arguments.each(sequence([value] if isinstance(value, str) else value), text))
+    found = tuple(steps.each(sequence([value] if isinstance(value, str) else value), text))
     return found or wrong("M114", "an empty list names no alternative")
 
 
@@ -139,7 +140,7 @@ def _map(value: Any) -> dict[str, dict[str, str | None]]:
     ]
     if bad:
         refuse(bad)
-    return {str(name): words for name, words in arguments.each(value, _translations).items()}
+    return {str(name): words for name, words in steps.each(value, _translations).items()}
 
 
 _EDGE = {"type": "array", "items": LINE, "minItems": 2, "maxItems": 2}
@@ -247,7 +248,7 @@ class Rule(Model):
         description="which keys come out, written like `from`; left out where the rule ends in drop",
         examples=["{p}.experts.gate_up_proj"],
     )
-    via: Annotated[tuple[Annotated[InstanceOf[Step], BeforeValidator(arguments.step)], ...], Sequence] = Field(
+    via: Annotated[tuple[Annotated[InstanceOf[Step], BeforeValidator(steps.step)], ...], Sequence] = Field(
         (),
         description="what happens to the tensors: operations, top to bottom, each over all tensors of the rule",
         examples=[[{"stack": {"over": "e"}}, {"concat": {"over": "w", "dim": 1}}]],
@@ -323,23 +324,6 @@ class RuleFile(Model):
     tests: Annotated[tuple[RuleTest, ...], Sequence] = Field(
         (), description="examples that must come out as written; `migrate test` runs them"
     )
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class LoadedFile:
-    """A rule file and where each of its values stands."""
-
-    path: Path
-    model: RuleFile
-    document: yaml.Document
-
-    def span(self, *path: Any) -> Span:
-        """The place of the value at `path` (`"rules", 0, "from"`), of its nearest ancestor where nothing is written."""
-        return self.document.span(path)
-
-    def key_span(self, *path: Any) -> Span:
-        """The place of the last key of `path`; of the value where that is a list index."""
-        return self.document.key_span(path)
 
 
 def load_files(paths: Iterable[Path | str]) -> list[LoadedFile]:

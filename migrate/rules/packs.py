@@ -12,6 +12,7 @@ reported and hurts nobody else. Of a lineage's rule files only the edge is looke
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,14 +23,16 @@ from ..core.errors import MigrateError
 from ..core.spelling import option
 from ..source import yaml
 from ..source.registry import declared
+from . import packaged
 from .lineage import Edge, Lineage
+from .packaged import LAYOUTS as LAYOUTS
+from .packaged import SUFFIXES
+from .packaged import files_below as files_below
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 GROUP = "migrate.rulepacks"
-LAYOUTS = "layouts.yaml"
-_SUFFIXES = (".yaml", ".yml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +54,13 @@ class Pack:
         """The lineages by name, each with its folder; looks at names of files only."""
         if self.folder is None:
             return {}
-        if (self.folder / LAYOUTS).is_file():
+        if os.path.isfile(self.folder / LAYOUTS):
             return {self.folder.resolve().name: self.folder}
         try:
-            return {path.parent.name: path.parent for path in sorted(self.folder.glob(f"*/{LAYOUTS}")) if path.is_file()}
+            names = sorted(os.listdir(self.folder))
         except OSError:
             return {}
+        return {name: self.folder / name for name in names if os.path.isfile(os.path.join(self.folder, name, LAYOUTS))}
 
     def __str__(self) -> str:
         return f"{self.name} {self.version}".strip()
@@ -102,7 +106,7 @@ class Packs:
                 (report.diagnostics if ours else problems).extend(error.diagnostics)
                 continue
             own = report if pack.origin == "local" else Report()
-            lineage = _layouts(name, pack.lineages[name], own)
+            lineage = packaged.lineage(pack.lineages[name]) or _layouts(name, pack.lineages[name], own)
             if lineage is not None:
                 out[name] = lineage
             elif own is not report:
@@ -114,7 +118,7 @@ class Packs:
         """The lineage with its edges; M507 if no pack has it, M508 if packs differ in it, M1xx for what its files hold."""
         if name not in self._loaded:
             report = Report()
-            lineage = _read(name, self.folder(name), report)
+            lineage = packaged.lineage(self.folder(name)) or read_lineage(name, self.folder(name), report)
             report.check()
             if lineage is None:
                 raise ValueError(f"{self.folder(name)}: nothing was read and nothing was reported")
@@ -194,13 +198,12 @@ def _described(lineage: Lineage) -> dict[str, Any]:
 
 def is_rule_file(rules: Path | str) -> bool:
     """Whether `--rules` names one rule file, which is applied as it is, and not a folder."""
-    return Path(rules).suffix in _SUFFIXES and not Path(rules).is_dir()
+    return Path(rules).suffix in SUFFIXES and not Path(rules).is_dir()
 
 
 def built_in() -> Pack:
     """The rules that ship with migrate: `migrate/_rules` in a wheel, `rules/` beside the package in a source tree."""
-    package = Path(__file__).resolve().parent.parent
-    folder = package / "_rules" if (package / "_rules").is_dir() else package.parent / "rules"
+    folder = packaged.folder()
     return Pack("built-in", "built-in", folder if folder.is_dir() else None, "", "" if folder.is_dir() else f"{folder} is not there")
 
 
@@ -262,14 +265,15 @@ def _meaning(name: str, folder: Path) -> Any:
     from .seal import semantic_hash
 
     report = Report()
-    lineage = _read(name, folder, report)
+    lineage = read_lineage(name, folder, report)
     files = read_files([path for edge in lineage.edges for path in edge.files], report) if lineage is not None else []
     if lineage is None or report.has_errors():
         return None
     return lineage.ordered, [(x.name, x.detect) for x in lineage.layouts], sorted(semantic_hash(file.model) for file in files)
 
 
-def _read(name: str, folder: Path, report: Report) -> Lineage | None:
+def read_lineage(name: str, folder: Path, report: Report) -> Lineage | None:
+    """The lineage in a folder with its edges, read as it was written; its problems go into the report."""
     lineage = _layouts(name, folder, report)
     edges = _edges(name, folder, lineage, report)
     return None if lineage is None else replace(lineage, edges=edges)
@@ -317,12 +321,6 @@ def _edges(name: str, folder: Path, lineage: Lineage | None, report: Report) -> 
 
 def _is_edge(edge: list[Any]) -> bool:
     return len(edge) == 2 and all(isinstance(layout, str) for layout in edge) and edge[0] != edge[1]
-
-
-def files_below(folder: Path) -> list[Path]:
-    """The YAML files in a folder that are no layouts, sorted; hidden ones are left out."""
-    found = (path for suffix in _SUFFIXES for path in folder.rglob(f"*{suffix}"))
-    return sorted(p for p in found if p.name != LAYOUTS and not any(part.startswith(".") for part in p.relative_to(folder).parts))
 
 
 def rule_files(paths: Sequence[Path]) -> list[Path]:

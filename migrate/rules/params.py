@@ -18,7 +18,7 @@ from ..core.spec import ALIASES
 from ..core.spelling import option
 from ..core.templates import group, matches
 from ..source import yaml
-from .fields import MOST, whole_number
+from .scalars import MOST, whole_number
 
 if TYPE_CHECKING:
     from .model import LoadedFile, Param

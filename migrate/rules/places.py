@@ -13,8 +13,8 @@ from pydantic import BeforeValidator, WithJsonSchema
 
 from ..core.diagnostics import printable
 from ..source.sidefiles import CACHES, HISTORY, ITEMS, MAX_DEPTH, METADATA, PARTIAL, WEIGHT_SUFFIXES
-from .arguments import each
 from .fields import UNPRINTABLE, fits, kind_of, whole, word, wrong
+from .steps import each
 
 
 def _any_case(words: Iterable[str]) -> str:

@@ -25,7 +25,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema
 
 from .. import ops
-from . import arguments, documents
+from . import arguments, documents, steps
 from .fields import TEXT, whole
 from .layouts import LayoutsFile
 from .model import RuleFile
@@ -159,10 +159,10 @@ def _step() -> dict[str, Any]:
     properties = {}
     bare = []
     for name in ops.registry.builtin():
-        fields = arguments.model(name).model_json_schema(by_alias=True, schema_generator=_Generator)
+        fields = steps.model(name).model_json_schema(by_alias=True, schema_generator=_Generator)
         fields.pop("title", None)
         fields.pop("description", None)
-        fields = {**_cleaned(fields), **arguments.codec_forms(name)}
+        fields = {**_cleaned(fields), **steps.codec_forms(name)}
         for argument in arguments.arguments(name):
             if argument.default is not MISSING and argument.default not in (None, (), {}):
                 fields["properties"][argument.word]["default"] = argument.default

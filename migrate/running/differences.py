@@ -11,7 +11,6 @@ from ..core.diagnostics import listed, plural, printable
 from ..core.spelling import option
 from ..source.outline import encodings
 from ..source.pickle.tree import DictNode, ListNode, joined, segment
-from ..source.unread import contents
 
 if TYPE_CHECKING:
     from ..planning.compose import Composition
@@ -60,6 +59,8 @@ def unread_differences(one: Source, other: Source, names: tuple[str, str] = ("A"
     """Values that are not decoded and are not the same in both, and notes on how those that are were compared."""
     if not (one.index.unread or other.index.unread):
         return [], []
+    from ..source.unread import contents
+
     a, b = contents(one), contents(other)
     differences: list[dict[str, str]] = []
     alike: list[str] = []

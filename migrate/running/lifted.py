@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from .. import ops
 from ..core.keys import Pattern, TwoReadings
 from ..core.spec import spec
-from ..extra_state.objects import Object, content, objects
+from ..extra_state.objects import Object, objects
 from ..formats._torchtree import record
 from ..source.blobs import BytesBlob
 from ..source.index import Blob, Stored
@@ -34,6 +34,8 @@ def lift(source: Source, route: Route) -> None:
     found = list(objects(source.index, lambda key: _asked(patterns, key))) if patterns else []
     if not found:
         return
+    from ..extra_state.packing import content
+
     index = source.index
     tensors = dict(index.tensors)
     blobs: list[Blob] = list(source.blobs)

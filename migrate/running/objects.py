@@ -25,8 +25,6 @@ def regrouped(
     `made_of` has for each key that is made of components alone these objects and attributes. M955 where an object whose integer has two
     meanings does not stay what it is: behind it nobody could tell what its numbers are.
     """
-    if not made_of:
-        return list(entries)
     leaves = {key: leaf for _, key, leaf in entries if type(leaf) is TensorRecord}
     gathered: dict[str, dict[str, str]] = {}
     parted: list[str] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,6 @@ from ..planning.route import Route, find_route
 from ..planning.sides import SideFiles, clash, refuse_clash
 from ..planning.walk import Walk
 from ..source.index import Index, Source, specs_hash
-from ..source.pickle.policy import refusal
 from . import history as stamps
 from .lifted import lift
 from .rest import held, outgoing, values_of, whole
@@ -96,6 +94,8 @@ def require_known(source: Source, question: Question) -> list[str]:
     """M935 for what the reader had to leave out, unless that is allowed, and M939 if nothing is left; notes on it otherwise."""
     index, report = source.index, Report()
     if index.outside and "opaque" not in question.allow:
+        from ..source.pickle.policy import refusal
+
         report.diagnostics.append(refusal(index.outside, source.path))
     if not (index.tensors or index.carried):
         report.add("M939", f"{printable(source.path, 240)}: holds no tensor", help=f"`{command('inspect')}` shows what it holds")
@@ -188,7 +188,8 @@ def _plan(source: Source, question: Question, folder: bool, max_shard_size: int)
         because = [*body["downgrade"]["because"], *(f"{what} does not come back" for what in gone)]
         body["downgrade"] = {"exact": False, "because": because}
     body["question"] = question.to_json()
-    body["free"] = shutil.disk_usage(os.path.dirname(os.path.abspath(source.path)) or ".").free
+    room = os.statvfs(os.path.dirname(os.path.abspath(source.path)) or ".")
+    body["free"] = room.f_bavail * room.f_frsize
     return Plan(
         body, composition, target, walk.sides, out.outputs, (*composition.graph.checks, *(out.checks if written == "torch" else ()))
     )

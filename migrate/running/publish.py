@@ -16,7 +16,6 @@ import fcntl
 import json
 import os
 import platform
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -221,6 +220,8 @@ class Partial:
         if isinstance(content, bytes):
             path.write_bytes(content)
         else:
+            import shutil
+
             shutil.copyfile(content, path)
 
     def check(self) -> None:
@@ -285,6 +286,8 @@ class Partial:
 
     def discard(self) -> None:
         """Removes the partial folder and all that is in it."""
+        import shutil
+
         shutil.rmtree(self.folder, ignore_errors=True)
         self.close()
 

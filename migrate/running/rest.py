@@ -27,7 +27,6 @@ from ..source.pickle.encodings import PARAMETER
 from ..source.pickle.jsonform import to_json
 from ..source.pickle.tree import Composite, DictNode, TensorRecord
 from ..source.target import Rest
-from .objects import regrouped
 from .ties import Declared, tied
 
 if TYPE_CHECKING:
@@ -282,7 +281,10 @@ def _table(
         entries.append((min((places[s] for s in sources if s in places), default=inf), short, leaf))
         if objects and sources and all(s in objects for s in sources):
             made_of[short] = [objects[s] for s in sources]
-    entries = regrouped(entries, made_of, notes)
+    if made_of:
+        from .objects import regrouped
+
+        entries = regrouped(entries, made_of, notes)
     entries += [(at, name, value) for at, key, value in others for name in (called.get(key, ()) if type(key) is str else (key,))]
     entries.sort(key=lambda entry: entry[0])
     return DictNode(

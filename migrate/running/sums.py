@@ -11,11 +11,11 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..formats._zip import Record, check, compare
 from ..planning.graph import Value, calls
 from ..source.crc import combine, crc32
 
 if TYPE_CHECKING:
+    from ..formats._zip import Record
     from ..planning.graph import Tensor
     from ..source.index import Source
     from ..source.target import OutputFile
@@ -38,8 +38,12 @@ class Told(NamedTuple):
 
 def expected(outputs: Iterable[Tensor], source: Source, layouts: Layouts) -> dict[int, Told]:
     """The recorded checksum of each output that is all of a record, by the identity of the tensor."""
-    sums, stored, out = source.index.sums(), source.index.tensors, {}
-    for tensor in outputs if sums else ():
+    sums, stored, out = source.index.sums(), source.index.tensors, dict[int, Told]()
+    if not sums:
+        return out
+    from ..formats._zip import Record
+
+    for tensor in outputs:
         key = tensor.sources[0] if len(tensor.sources) == 1 else None
         if not isinstance(key, str):
             continue
@@ -57,6 +61,8 @@ def require(outputs: Iterable[Tensor], source: Source, known: Mapping[int, Told]
     sums = source.index.sums()
     if not sums:
         return
+    from ..formats._zip import Record, check
+
     tensors = list(outputs)
     for call in calls(tensors):
         tensors += call.inputs
@@ -73,7 +79,12 @@ def require(outputs: Iterable[Tensor], source: Source, known: Mapping[int, Told]
 
 def check_all(source: Source) -> None:
     """CheckpointError M942 for the first record of a checkpoint that differs from its checksum; reads all of them."""
-    for (blob, offset), told in sorted(source.index.sums().items()):
+    sums = source.index.sums()
+    if not sums:
+        return
+    from ..formats._zip import Record, check
+
+    for (blob, offset), told in sorted(sums.items()):
         check(source.blobs[blob], Record(f"the record at {offset}", offset, *told))
 
 
@@ -131,6 +142,8 @@ class Sums:
             if part.last:
                 told = self._expected.get(id(content))
                 if told is not None:
+                    from ..formats._zip import compare
+
                     compare(told.file, told.record, self._running)
                 self._done.append(self._running)
 

@@ -22,9 +22,9 @@ sys.exit(status)
 """
 
 
-def loaded(*arguments: object, status: int = 0, cwd: Path | None = None) -> set[str]:
-    """The heavy packages that a command line has loaded when it ends."""
-    command = [sys.executable, "-c", CODE, ",".join(HEAVY), *(str(a) for a in arguments)]
+def loaded(*arguments: object, status: int = 0, cwd: Path | None = None, wanted: set[str] = HEAVY) -> set[str]:
+    """Those of the wanted modules that a command line has loaded when it ends."""
+    command = [sys.executable, "-c", CODE, ",".join(wanted), *(str(a) for a in arguments)]
     child = subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, check=False)
     assert child.returncode == status, child.stderr
     return set(child.stderr.splitlines()[-1].split()[1:])
@@ -55,6 +55,30 @@ def test_help_loads_click_alone(command: list[str]) -> None:
 )
 def test_what_reads_headers_only_loads_neither_torch_nor_numpy_nor_jsonschema(arguments: list[object]) -> None:
     assert not loaded(*arguments) & {"torch", "numpy", "jsonschema", "rich", "xxhash"}
+
+
+def test_a_run_by_rules_that_ship_builds_no_models_of_what_people_write(tmp_path: Path) -> None:
+    source = safetensors(tmp_path / "old.safetensors", mixtral())
+    new, back = tmp_path / "new.safetensors", tmp_path / "back.safetensors"
+    unwanted = {"pydantic", "yaml"}
+    for command in (
+        ["plan", source, "--to", "hf-mixtral@v5"],
+        ["plan", source, "--to", "latest"],
+        ["apply", source, "-o", new, "--to", "hf-mixtral@v5"],
+        ["verify", new, "--source", source],
+        ["downgrade", new, "-o", back],
+        ["inspect", new],
+        ["history"],
+    ):
+        assert not loaded(*command) & unwanted, command
+
+
+def test_no_command_imports_another_one_nor_what_only_other_formats_need() -> None:
+    others = {f"migrate.cli.{name}" for name in ("diff", "downgrade", "explain", "inspect", "lint", "schema", "test", "verify")}
+    pickles = {f"migrate.source.pickle.{name}" for name in ("machine", "policy", "decoding", "te_tensors", "emit")}
+    torch_files = {"migrate.formats._torchread", "migrate.formats._torchwrite", "migrate.formats._legacy"}
+    wanted = HEAVY | others | pickles | torch_files
+    assert loaded("plan", HUB, "--to", "hf-mixtral@v5", wanted=wanted) == {"click"}
 
 
 KEEPING = """rules:

@@ -29,7 +29,14 @@ FORBIDDEN_CALLS = {
 # a flag in a text; what a rule of ASCII art or a long dash would be is none
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 # tables of the spelling itself, commands of their own and of others, and descriptions of fields that schemas and the reference print
-OF_THE_COMMAND_LINE = {"core/spelling.py", "source/elsewhere.py", "rules/reference.py", "rules/examples.py", "testing/plugin.py"}
+OF_THE_COMMAND_LINE = {
+    "core/spelling.py",
+    "source/elsewhere.py",
+    "rules/packaged.py",
+    "rules/reference.py",
+    "rules/examples.py",
+    "testing/plugin.py",
+}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 

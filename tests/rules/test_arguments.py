@@ -4,7 +4,7 @@ import pytest
 
 from migrate import ops
 from migrate.core.errors import OpError, QuestionError
-from migrate.rules import arguments
+from migrate.rules import arguments, steps
 from migrate.rules.model import load_text
 
 
@@ -81,7 +81,7 @@ def test_words_of_authors_that_are_no_field_names_find_their_field() -> None:
 @pytest.mark.parametrize("op", ops.registry.builtin())
 def test_the_samples_of_every_op_can_be_written_in_a_file(op: str) -> None:
     for given, _ in ops.get(op).samples():
-        step = arguments.step({op: given})
+        step = steps.step({op: given})
         assert step.args.keys() == given.keys()
         arguments.resolve(op, step.args, {}, list(given["sizes"]) if isinstance(given.get("sizes"), dict) else None)
 

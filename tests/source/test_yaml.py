@@ -6,7 +6,7 @@ import pytest
 
 from migrate.core.diagnostics import Report
 from migrate.core.errors import QuestionError
-from migrate.source import yaml
+from migrate.source import _yamlparse, yaml
 
 
 def codes(text: str) -> list[tuple[str, int, int]]:
@@ -157,7 +157,7 @@ def test_depth_size_and_events_are_limited() -> None:
 @pytest.mark.parametrize("text", ['a: "\\ud800"', '"\\ud800": 1', 'a: "\\ud83d\\ude00"', 'a: "\\U00110000"', 'a: "\\UFFFFFFFF"'])
 @pytest.mark.parametrize("parser", ["SafeLoader", "CSafeLoader"])
 def test_an_escape_that_is_no_character_is_refused_by_either_parser(monkeypatch: pytest.MonkeyPatch, parser: str, text: str) -> None:
-    monkeypatch.setattr(yaml, "_LOADER", getattr(yaml.yaml, parser, yaml._LOADER))
+    monkeypatch.setattr(_yamlparse, "_LOADER", getattr(_yamlparse.yaml, parser, _yamlparse._LOADER))
     assert {c for c, _, _ in codes(text)} == {"M108"}
 
 
@@ -188,11 +188,9 @@ def test_a_byte_order_mark_is_not_part_of_the_first_key(tmp_path) -> None:
 
 
 def test_the_pure_python_parser_gives_the_same_document(monkeypatch) -> None:
-    import yaml as pyyaml
-
     text = 'a: [1, "2", {b: c}]\nd: |\n  long\ne:\n  - f: 0.10\n'
     fast = yaml.parse(text, "r")
-    monkeypatch.setattr(yaml, "_LOADER", pyyaml.SafeLoader)
+    monkeypatch.setattr(_yamlparse, "_LOADER", _yamlparse.yaml.SafeLoader)
     slow = yaml.parse(text, "r")
     assert slow.data == fast.data
     assert [type(v) for v in slow.data["a"]] == [type(v) for v in fast.data["a"]]
