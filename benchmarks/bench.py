@@ -30,6 +30,7 @@ import memory
 import plans
 import process
 import report
+import verifying
 from tasks import TASKS, Limit, Task
 
 HERE = Path(__file__).resolve().parent
@@ -249,7 +250,9 @@ def main() -> None:
     parser.add_argument("--size", choices=["tiny", "demo", "1.2GB", "4.4GB"], default="1.2GB")
     parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds per row (5)")
     parser.add_argument("--transformers-rounds", type=int, default=3, help="rounds in which transformers takes part (3)")
-    parser.add_argument("--rows", default="", help=f"comma-separated names, or parts of names; also {', '.join(COMMANDS)}")
+    parser.add_argument(
+        "--rows", default="", help=f"comma-separated names, or parts of names; also {', '.join([*verifying.ROWS, *COMMANDS])}"
+    )
     parser.add_argument("--fsync", action=argparse.BooleanOptionalAction, default=True, help="one more round in which all sides fsync")
     parser.add_argument("--no-hold", action="store_true", help="do not hold free memory (on bare metal)")
     parser.add_argument("--migrate", default=f"{shlex.quote(str(Path(sys.executable).parent / 'migrate'))}", help="the command to time")
@@ -257,7 +260,7 @@ def main() -> None:
     parser.add_argument("--name", help="file name under benchmarks/results (the size)")
     args = parser.parse_args()
     args.data.mkdir(parents=True, exist_ok=True)
-    wanted, names = [w for w in args.rows.split(",") if w], {*COMMANDS, *(t.name for t in TASKS)}
+    wanted, names = [w for w in args.rows.split(",") if w], {*COMMANDS, *verifying.ROWS, *(t.name for t in TASKS)}
 
     def chosen(name: str) -> bool:
         return not wanted or any(w == name if w in names else w in name for w in wanted)
@@ -284,6 +287,15 @@ def main() -> None:
             except process.RunError as error:
                 failed.append(task.name)
                 say(f"{task.name}: left out, {error}")
+        for name, verified in verifying.ROWS.items():
+            if not chosen(name):
+                continue
+            say(name)
+            try:
+                result["commands"] += [limit_json(x) for x in verified(bench)]
+            except process.RunError as error:
+                failed.append(name)
+                say(f"{name}: left out, {error}")
         for name, measure in COMMANDS.items():
             if not chosen(name):
                 continue

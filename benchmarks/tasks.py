@@ -130,6 +130,8 @@ HELP_SECONDS, PLAN_SECONDS = 0.2, 0.4
 LINT_SECONDS, SPECS_SECONDS = 0.6, 1.5
 # decoding in memory against clone of the result, and against the fastest peer
 CODEC_CLONES, CODEC_FASTER = 2.2, 3.5
+# verify against the apply whose output it checks; MB above what it announces: the interpreter, its libraries, the plan
+VERIFY_LAYOUTS, VERIFY_BLOCKS, VERIFY_PRIVATE = 3.0, 2.0, 120.0
 
 
 _MANY = """\
