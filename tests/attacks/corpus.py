@@ -24,7 +24,7 @@ from archives import archive, data_pkl, genuine_pickle
 from hostile_streams import STREAMS, Stream
 
 # kinds that the commands read; any other is no checkpoint to them (exit status 2), whatever it holds
-READ = {"safetensors", "rules", "pt", "legacy"}
+READ = {"safetensors", "rules", "pt", "legacy", "dcp"}
 # streams that make a sound archive: bytes that nobody loads later, and values that are small and have 2 ** 50 places
 DOUBLED = tuple(f"{kind}-doubled-through-the-memo" for kind in ("tuples", "lists", "dicts"))
 SOUND = {"bytesio-that-is-loaded-later", *DOUBLED}

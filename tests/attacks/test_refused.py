@@ -23,6 +23,7 @@ from hostile_archives import DECODED
 from hostile_dcp import BEYOND_METADATA
 from hostile_sharing import BODIES, sharing
 from hostile_streams import STREAMS, Stream
+from marks import thorough
 from work import HANG
 
 HERE = Path(__file__).parent
@@ -179,9 +180,9 @@ def test_the_tripwire_trips(tmp_path: Path) -> None:
 # files and folders
 
 
-@pytest.fixture(scope="module")
-def acts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Acts]:
-    """Every hostile input given to every command and function that reads one."""
+@pytest.fixture(scope="module", params=thorough(["in turn", "all"]))
+def acts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Acts]:
+    """Every hostile input given to every command and function that reads one; by default to `apply` and to another, in turn."""
     where = tmp_path_factory.mktemp("attacks")
     good = where / "good.safetensors"
     good.write_bytes(safetensors({"x": b"abcd"}))
@@ -202,6 +203,9 @@ def acts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Acts]:
                 one.command("apply", path, "-o", folder / name, "--rules", rules, "-q", "--allow", "opaque", "--allow", "drop")
         if attack.kind != "rules" and attack.name not in BEYOND_METADATA and attack.name.removeprefix("pt-") not in DECODED:
             one.add("container", str(path))
+        if request.param == "in turn":
+            (first, *_) = (job for job in one.jobs if job["arguments"][0][0] == "apply")
+            one.jobs = [first, one.jobs[len(out) % len(one.jobs)]]
     run(out, where)
     return out
 
@@ -270,7 +274,7 @@ def exits_of(attack: Attack, job: dict[str, Any]) -> set[int]:
 # what is accepted and dense
 
 
-@pytest.mark.parametrize("unit", [b"}NNN", b"]NNN", b"N\x85NN", b"}K\x01Ns"], ids=["dicts", "lists", "tuples", "full dicts"])
+@pytest.mark.parametrize("unit", thorough([b"}NNN", b"]NNN", b"N\x85NN", b"}K\x01Ns"]), ids=["dicts", "lists", "tuples", "full dicts"])
 def test_memory_grows_with_the_file_and_no_faster(tmp_path: Path, unit: bytes) -> None:
     """One container for each four bytes is what is still read; it takes less than 150 bytes for each byte."""
     size = 400_000
@@ -286,7 +290,7 @@ def test_memory_grows_with_the_file_and_no_faster(tmp_path: Path, unit: bytes) -
     assert dense["cost"] < COST
 
 
-@pytest.mark.parametrize("name", [*DOUBLED, *BODIES])
+@pytest.mark.parametrize("name", thorough([DOUBLED[0], *BODIES, *DOUBLED[1:]], default=2))
 def test_a_value_of_few_bytes_and_many_places_costs_nothing(tmp_path: Path, name: str) -> None:
     """Sound files: what they hold may be written again as it is shared, or refused as too large, at once."""
     one = Acts(str(tmp_path / "canary"), tmp_path)

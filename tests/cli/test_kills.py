@@ -1,6 +1,6 @@
 """kill -9 at random moments: the target is whole or absent, the source untouched, and --resume ends in the same bytes.
 
-Ten kills in every run of the suite, two hundred under `make campaign`. The seed of each is its number.
+Three kills in every run of the suite, ten under the mark `thorough`, two hundred under `make campaign`. The seed of each is its number.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from commandline import fingerprint, rules, run, safetensors, shell, spawn
+from marks import thorough
 from work import HANG
 
 RULES = """rules:
@@ -130,8 +131,10 @@ def survive(scene: Scene, kills: int, first: int) -> None:
     assert "begun" in found
 
 
-def test_ten_kills_are_survived(scene: Scene) -> None:
-    survive(scene, 10, 0)
+# the first two of the few wait for a line of the journal
+@pytest.mark.parametrize(("kills", "first"), thorough([(3, 5), (10, 0)]))
+def test_kills_are_survived(scene: Scene, kills: int, first: int) -> None:
+    survive(scene, kills, first)
 
 
 @pytest.mark.campaign

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -41,26 +42,44 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
+@functools.cache
+def text(file: Path) -> str:
+    return file.read_text(encoding="utf-8")
+
+
+@functools.cache
+def tree(file: Path) -> ast.Module:
+    """A source of the package, parsed once for all tests, which change nothing in it."""
+    return ast.parse(text(file))
+
+
+@functools.cache
+def nodes(file: Path) -> list[ast.AST]:
+    return list(ast.walk(tree(file)))
+
+
 def short(file: Path) -> str:
     return str(file.relative_to(ROOT))
 
 
+@functools.cache
 def codes_used() -> dict[str, str]:
     """Diagnostic code -> a place that uses it: every string literal of the package that is exactly a code."""
     found: dict[str, str] = {}
     for file in SOURCES:
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in nodes(file):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and CODE.fullmatch(node.value):
                 found.setdefault(node.value, f"{short(file)}:{node.lineno}")
     return found
 
 
+@functools.cache
 def pages() -> dict[str, Path]:
     return {file.stem: file for file in EXPLAIN.glob("*.md")}
 
 
 def test_no_file_has_more_than_800_lines() -> None:
-    counted = {short(f): len(f.read_text(encoding="utf-8").splitlines()) for f in ALL_PYTHON}
+    counted = {short(f): len(text(f).splitlines()) for f in ALL_PYTHON}
     assert not {name: n for name, n in counted.items() if n > 800}
 
 
@@ -75,10 +94,10 @@ def test_every_page_is_of_a_code_that_is_used() -> None:
 
 @pytest.mark.parametrize("code", sorted(pages()))
 def test_a_page_says_name_severity_and_exit_status_and_explains(code: str) -> None:
-    text = pages()[code].read_text(encoding="utf-8")
+    page = text(pages()[code])
     assert CODE.fullmatch(code)
-    assert text.startswith("---\n")
-    _, front, body = text.split("---\n", 2)
+    assert page.startswith("---\n")
+    _, front, body = page.split("---\n", 2)
     head = dict(line.split(": ", 1) for line in front.strip().splitlines())
     assert head.keys() == {"name", "severity", "exit"}
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", head["name"])
@@ -88,7 +107,7 @@ def test_a_page_says_name_severity_and_exit_status_and_explains(code: str) -> No
 
 
 def test_no_two_pages_have_the_same_name() -> None:
-    names = [re.search(r"^name: (.*)$", f.read_text(encoding="utf-8"), re.MULTILINE) for f in pages().values()]
+    names = [re.search(r"^name: (.*)$", text(f), re.MULTILINE) for f in pages().values()]
     said = [m[1] for m in names if m]
     assert sorted(said) == sorted(set(said))
 
@@ -127,14 +146,13 @@ def test_no_flag_is_spelled_outside_of_the_command_line() -> None:
         place = file.relative_to(PACKAGE).as_posix()
         if place.startswith("cli/") or place in OF_THE_COMMAND_LINE:
             continue
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        firsts = [n.body[0] for n in ast.walk(tree) if isinstance(n, DOCUMENTED) and n.body]
+        firsts = [n.body[0] for n in nodes(file) if isinstance(n, DOCUMENTED) and n.body]
         descriptions = {id(first.value) for first in firsts if isinstance(first, ast.Expr)}
-        for node in ast.walk(tree):
+        for node in nodes(file):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in descriptions:
                 spelled += [f"{place}:{node.lineno}: {m[0]}" for m in FLAG.finditer(node.value)]
-        within = {id(n) for f in ast.walk(tree) if isinstance(f, FUNCTIONS) for n in ast.walk(f)}
-        calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) in ("option", "command")]
+        within = {id(n) for f in nodes(file) if isinstance(f, FUNCTIONS) for n in ast.walk(f)}
+        calls = [n for n in nodes(file) if isinstance(n, ast.Call) and ast.unparse(n.func) in ("option", "command")]
         early += [f"{place}:{n.lineno}" for n in calls if id(n) not in within]
     assert not spelled
     assert not early
@@ -143,8 +161,7 @@ def test_no_flag_is_spelled_outside_of_the_command_line() -> None:
 def test_nothing_in_the_package_runs_what_it_reads() -> None:
     found = []
     for file in SOURCES:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        for node in ast.walk(tree):
+        for node in nodes(file):
             if isinstance(node, ast.Call):
                 name = ast.unparse(node.func)
                 if name in FORBIDDEN_CALLS:
@@ -168,7 +185,7 @@ def test_the_readers_of_pickle_streams_can_reach_nothing_by_name() -> None:
     files = sorted((PACKAGE / "source" / "pickle").glob("*.py"))
     found = []
     for file in files:
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in nodes(file):
             names: list[str] = []
             if isinstance(node, ast.Import):
                 names = [a.name for a in node.names if a.name.split(".")[0] in modules]
@@ -187,16 +204,14 @@ def test_no_loader_of_pickles_is_named_in_the_package() -> None:
     loaders = re.compile(
         r"\b(pickle|torch|joblib|dill)\.(loads?|Unpickler)\(|weights_only\s*=\s*False|from torch(\.serialization)? import .*\bload\b"
     )
-    found = [
-        f"{short(f)}:{n}" for f in SOURCES for n, line in enumerate(f.read_text(encoding="utf-8").splitlines(), 1) if loaders.search(line)
-    ]
+    found = [f"{short(f)}:{n}" for f in SOURCES for n, line in enumerate(text(f).splitlines(), 1) if loaders.search(line)]
     assert not found, "\n".join(found)
 
 
 def test_no_note_of_unfinished_work_is_left() -> None:
     marks = re.compile(r"\b(TO" + r"DO|FIX" + r"ME)\b")
     files = [*ALL_PYTHON, *ROOT.glob("*.md"), *(ROOT / "rules").rglob("*.yaml"), *(ROOT / "docs").rglob("*.md")]
-    found = [f"{short(f)}:{n}" for f in files for n, line in enumerate(f.read_text(encoding="utf-8").splitlines(), 1) if marks.search(line)]
+    found = [f"{short(f)}:{n}" for f in files for n, line in enumerate(text(f).splitlines(), 1) if marks.search(line)]
     assert not found
 
 
@@ -204,7 +219,7 @@ def test_nothing_in_the_package_asserts_or_sets_the_threads_of_the_user() -> Non
     found = []
     for file in SOURCES:
         below = file.relative_to(PACKAGE).parts[0]
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in nodes(file):
             if isinstance(node, ast.Assert) and below != "testing":
                 found.append(f"{short(file)}:{node.lineno}: assert")
             if isinstance(node, ast.Attribute) and node.attr == "set_num_threads" and below != "cli":
@@ -213,7 +228,7 @@ def test_nothing_in_the_package_asserts_or_sets_the_threads_of_the_user() -> Non
 
 
 def test_every_module_says_why_it_exists() -> None:
-    silent = [short(f) for f in SOURCES if f.name != "__init__.py" and not ast.get_docstring(ast.parse(f.read_text(encoding="utf-8")))]
+    silent = [short(f) for f in SOURCES if f.name != "__init__.py" and not ast.get_docstring(tree(f))]
     assert not silent
 
 
@@ -265,7 +280,7 @@ def clocks(source: str) -> list[tuple[int, str]]:
 def test_no_test_asserts_seconds() -> None:
     """Work is counted, or compared with a yardstick: `tests/work.py`, which says as well how long a child may hang (`HANG`)."""
     files = [f for f in ALL_PYTHON if short(f).startswith("tests/") and short(f) not in {"tests/work.py", *CHOOSE_MOMENTS}]
-    found = [f"{short(f)}:{line}: {what}" for f in files for line, what in clocks(f.read_text(encoding="utf-8"))]
+    found = [f"{short(f)}:{line}: {what}" for f in files for line, what in clocks(text(f))]
     assert not found, "\n".join(found)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from marks import thorough
 from pydantic import ValidationError
 
 from migrate.core.diagnostics import Report, page
@@ -322,21 +323,22 @@ def compared(seed: int, count: int, model: type[Model], validator: Any, files: l
     return verdicts
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", thorough(range(4)))
 def test_the_schema_and_the_loader_agree_on_changed_rule_files(seed: int) -> None:
     verdicts = compared(seed, 600, RuleFile, RULE_FILE, [*RULES, *CASES], WHOLE)
     assert verdicts[False, False] > 100
     assert verdicts[True, True] > 100
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", thorough(range(2)))
 def test_the_schema_and_the_loader_agree_on_changed_layouts(seed: int) -> None:
     verdicts = compared(seed, 400, LayoutsFile, LAYOUTS_FILE, LAYOUTS, ALL_LAYOUTS)
     assert verdicts[False, False] > 50
     assert verdicts[True, True] > 50
 
 
-def test_every_scalar_means_the_same_to_both_in_every_field() -> None:
+@pytest.mark.parametrize("count", thorough([1, 7]))
+def test_scalars_mean_the_same_to_both_in_every_field(count: int) -> None:
     values = [*map(Plain, PLAIN), *QUOTED, [], {}, [Plain("")], {"a": Plain("")}]
     chosen = random.Random(0)
     for model, validator, text in ((RuleFile, RULE_FILE, WHOLE), (LayoutsFile, LAYOUTS_FILE, ALL_LAYOUTS)):
@@ -346,7 +348,7 @@ def test_every_scalar_means_the_same_to_both_in_every_field() -> None:
             parent = at(whole, path[:-1])
             old = parent[path[-1]]
             # all of them take a minute
-            for value in chosen.sample(values, 7):
+            for value in chosen.sample(values, count):
                 parent[path[-1]] = value
                 problem = disagreement(model, validator, whole)
                 assert not problem, f"{path}: {value!r}: {problem}"
@@ -381,7 +383,7 @@ def loaded(text: str) -> set[str]:
     return {d.code for d in report.diagnostics if d.severity == "error"}
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", thorough(range(2)))
 def test_whatever_the_whole_loader_refuses_beyond_the_schema_is_a_matter_of_meaning(seed: int) -> None:
     changer = Changer(seed, [short(read(path)) for path in [*RULES, *CASES]] + [yaml.parse(STEPS, "steps.yaml").data] * len(RULES))
     verdicts: Counter[tuple[bool, bool]] = Counter()
