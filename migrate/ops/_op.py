@@ -172,6 +172,8 @@ class Op:
         """
         raise NotImplementedError
 
+    # whether what `eager` makes has memory of its own, and is not its input's
+    copies: ClassVar[bool] = True
     # whether `rows` reads less than all of the inputs
     by_rows: ClassVar[bool] = False
 

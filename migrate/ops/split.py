@@ -46,7 +46,7 @@ class Split(Op):
 
         return np.split(arrays[0], parts if args.sizes is None else np.cumsum(args.sizes)[:-1], args.dim)
 
-    by_rows = True
+    by_rows, copies = True, False
 
     def rows(
         self, args: Args, part: Callable[[int, int, int], Array], specs: Sequence[Spec], parts: int, output: int, start: int, stop: int

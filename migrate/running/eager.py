@@ -161,7 +161,8 @@ class Specs:
                 if here.parts > 1:
                     if shared(here) in kept:
                         continue
-                    kept[shared(here)] = sum(_loose(s) for s in self.made(here)) + self._for_itself(here)
+                    copied = sum(_loose(s) for s in self.made(here)) if ops.get(here.op).copies else 0
+                    kept[shared(here)] = copied + self._for_itself(here)
                 else:
                     own += _loose(self.of(here)) + self._for_itself(here)
                 stack += here.inputs

@@ -80,7 +80,9 @@ def test_what_several_outputs_are_parts_of_is_read_once(tmp_path: Path) -> None:
     output = write_source(
         tmp_path / "o", {f"e{e}.w{w}": ("bfloat16", experts[e, 2 * w : 2 * w + 2].copy()) for e in range(3) for w in range(2)}
     )
-    assert verify.recompute(program, source, output) == []
+    work = verify.Recomputation(program, source, output)
+    assert work.memory(1) == experts.nbytes + 4 * verify.STRETCH
+    assert work.run() == []
     assert Counting.total == experts.nbytes
 
 
