@@ -26,6 +26,8 @@ from .core.diagnostics import fail, printable
 from .core.spelling import option
 from .extra_state.age import States
 from .planning.graph import Read
+from .planning.optimizers import DROP
+from .planning.optimizers import PARAM as OPTIMIZER
 from .planning.plan import Plan
 from .planning.question import OUTPUT_FORMATS, Question, ask, asked_in, path_text, saved_plan
 from .planning.route import find_route, known_lineages, layouts_of, nearest_to
@@ -48,7 +50,7 @@ from .running.differences import (
     unread_differences,
     unread_outcome,
 )
-from .running.prepare import compose_for, is_folder, plan_for, side_reader, stamp_of, walk_for
+from .running.prepare import compose_for, is_folder, plan_for, side_reader, stamp_of, walk_for, without_optimizers
 from .running.rest import whole
 from .running.suite import test as test
 from .running.sums import check_all
@@ -302,7 +304,10 @@ def verify(
             if made.history is None:
                 missing = f"the output {printable(made.path)} has no stamp that says what was applied"
             fail("M115", missing, notes=tuple(notes), help=f"give {option('to', 'LINEAGE@LAYOUT')} or {option('rules', 'FILE')}")
-        route = find_route(opened.index, side_reader(opened), stamp_of(opened)[0], question, applied, States(opened))
+        if any(entry.get("optimizer") == "dropped" for entry in applied):
+            question = replace(question, params={**question.params, OPTIMIZER: DROP})
+        before, (opened, _) = stamp_of(opened)[0], without_optimizers(opened, question)
+        route = find_route(opened.index, side_reader(opened), before, question, applied, States(opened))
         notes += [*route.remarks, *(d.message for d in route.warnings if d.code == "M518")]
         walk = walk_for(opened, route, os.path.isdir(made.path))
         composition = compose_for(opened, route, question, walk, programs=True, prove=False)

@@ -440,6 +440,8 @@ def history(doc: Mapping[str, Any]) -> str:
             out.append(f"    not shipped with migrate: from {'an installed pack, ' if named else 'a '}{named or pack['origin']}")
         if entry["params"]:
             out.append("    " + ", ".join(f"{k}={json.dumps(v)}" for k, v in entry["params"].items()))
+        if entry.get("optimizer"):
+            out.append(f"    optimizer state: {entry['optimizer']}")
         if entry.get("files"):
             out.append(f"    changed {', '.join(entry['files'])}")
         if entry.get("kept"):

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from ..formats import memory
+from ..planning import optimizers
 from ..planning.names import follow_all
 from ..planning.question import PathLike, Question, ask
 from ..running import limits
 from ..running.buffers import fill
 from ..running.device import CPU, Device, place
 from ..running.errors import Ledger
+from ..running.prepare import without_optimizers
 from ..running.ties import tied
 from ..running.values import MAX_MEMORY
 from .lazy import LazyTensor
-from .migration import prepare
+from .migration import Migration, prepare
 from .outputs import Outputs
 
 if TYPE_CHECKING:
@@ -115,7 +118,8 @@ def migrate_state_dict(
     """
     where, compute = place(device)
     source = memory.open(state_dict, wrapped=True)
-    found = prepare(source, ask(to, from_, rules, params, allow, backwards=None))
+    question = ask(to, from_, rules, params, allow, backwards=None)
+    source, found = _with_optimizers(source, question)
     outputs = Outputs(found, lambda: source, source.values, max_memory=limits.memory(max_memory), device=compute)
     outputs.require()
     if inform is not None:
@@ -135,6 +139,17 @@ def _versions(versions: Mapping[str, Any], bounds: Sequence[Bound]) -> OrderedDi
     return OrderedDict((name, dict(entry)) for name, entry in out.items() if name not in unlike)
 
 
+def _with_optimizers(source: MemorySource, question: Question) -> tuple[MemorySource, Migration]:
+    """The migration, with what becomes of optimizer state that the dict holds, and the source that it is of: without that state if asked.
+
+    M410 where it would go stale, as in a run into files.
+    """
+    kept, fresh = without_optimizers(source, question)
+    found = prepare(kept, question)
+    became = fresh or optimizers.judge(optimizers.find(kept.index), found.composition, kept.index, question.allow)
+    return kept, replace(found, notes=[*found.notes, *became.notes])
+
+
 def migrated(
     tensors: Mapping[str, Any],
     question: Question,
@@ -145,7 +160,7 @@ def migrated(
     """The state dict as the question wants it; `inform` is told what a run into files would have in its answer, as far as it applies."""
     source = memory.open(tensors)
     try:
-        found = prepare(source, question)
+        source, found = _with_optimizers(source, question)
         ledger = Ledger(found.composition.graph.outputs) if inform is not None else None
         made = materialise(found.composition.graph, source, max_memory, device, ledger, found.composition.values)
     finally:

@@ -19,7 +19,7 @@ from ..source.sidefiles import WEIGHT_SUFFIXES
 
 PLAN_VERSION = "1.0"
 # what `allow` can hold; nothing else loosens anything
-ALLOWANCES = ("lossy", "drop", "opaque", "links", "delayed-scaling")
+ALLOWANCES = ("lossy", "drop", "opaque", "links", "delayed-scaling", "stale-optimizer")
 # what can be written, as `--output-format` and messages call it
 OUTPUT_FORMATS = ("safetensors", "torch")
 _MOST_FIELDS = 30
@@ -32,7 +32,7 @@ _OTHERS = (*WEIGHT_SUFFIXES, ".pkl", ".pickle", ".hdf5", ".keras", ".nemo", ".pt
 # endings of fewer letters are near to too many words that a folder may end in
 _LONG = 4
 # permissions that only planning asks for
-_ASKED_TOGETHER = frozenset({"lossy", "drop", "opaque", "delayed-scaling"})
+_ASKED_TOGETHER = frozenset({"lossy", "drop", "opaque", "delayed-scaling", "stale-optimizer"})
 T = TypeVar("T")
 PathLike = str | os.PathLike[str]
 

@@ -27,6 +27,7 @@ from ..source.index import Index
 from ..source.pickle.encodings import PARAMETER
 from .compose import Leg
 from .graph import Tensor
+from .optimizers import PARAM as OPTIMIZER
 from .question import Question
 from .sides import ReadSide
 from .standing import check_order, standing
@@ -218,7 +219,7 @@ def find_route(
     edges = [({"lineage": s.lineage, "from": s.start, "to": s.goal}, s.files) for s in steps]
     check_order(stamp.applied, edges, packs, index.tensors)
     # what an integer of the file means is no param of a rule
-    given = {name: value for name, value in question.params.items() if name != PARAMETER or steps}
+    given = {name: value for name, value in question.params.items() if name != OPTIMIZER and (name != PARAMETER or steps)}
     if not steps and given and question.backwards is not None:
         there = [f"{name}@{layout}" for name, layout in reached.items()]
         notes = [note for name, layout in reached.items() if (note := packs.load_lineage(name).layout(layout).note)]
@@ -429,7 +430,8 @@ def _remembered(applied: Sequence[Mapping[str, Any]], again: Sequence[Mapping[st
     undone = [e for e in standing(applied) if (e["lineage"], e["from"], e["to"]) == (step.lineage, step.goal, step.start)]
     before = undone[-1] if undone and step.backwards else {"files": None}
     kept = undone[-1].get("kept", []) if undone else None
-    return {"params": params, "files": before.get("files", {}), "ranks": before.get("ranks", ""), "kept": kept}
+    left = before.get("optimizer")
+    return {"params": params, "files": before.get("files", {}), "ranks": before.get("ranks", ""), "kept": kept, "optimizer": left}
 
 
 def _compile(

@@ -17,6 +17,7 @@ from typing import Any
 from ..core.diagnostics import printable
 from ..formats._ranks import naming
 from ..planning.kept import is_kept
+from ..planning.optimizers import LASTING
 from ..rules.patches import is_undo
 
 FORMAT_VERSION = "1.0"
@@ -70,6 +71,7 @@ def _is_entry(entry: Any) -> bool:
         and _is_memory(entry.get("files", {}))
         and ("ranks" not in entry or (_is_line(entry["ranks"]) and naming([entry["ranks"]]) is not None))
         and is_kept(entry.get("kept", []))
+        and entry.get("optimizer", LASTING[0]) in LASTING
         and isinstance(entry.get("pack", {}), dict)
         and all(map(_is_line, chain.from_iterable(entry.get("pack", {}).items())))
         and isinstance(entry.get("rules"), list)

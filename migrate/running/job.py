@@ -117,6 +117,7 @@ def _published(made: Plan, source: Source, path: str | None, result: RunResult) 
         "bytes_shared": result.bytes_shared,
         "layouts": planned["layouts"],
         "losses": planned["losses"],
+        "optimizer": planned["optimizer"],
         "downgrade": planned["downgrade"],
         # a rule file was named; a folder may have been found
         "notes": [*planned["notes"], *remarks(origin for origin in planned["origins"] if origin["origin"] != "file")],

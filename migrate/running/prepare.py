@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import __version__, formats, ops
 from ..core import log
@@ -14,6 +14,7 @@ from ..core.templates import collapse
 from ..extra_state.age import States
 from ..formats._ranks import Naming, by_rank, check_names, naming
 from ..ops._op import ValueOp
+from ..planning import optimizers
 from ..planning.compose import Composition, compose
 from ..planning.graph import Value
 from ..planning.plan import Plan, document
@@ -24,13 +25,16 @@ from ..planning.walk import Walk
 from ..source.index import Index, Source, specs_hash
 from . import history as stamps
 from .lifted import lift
-from .rest import held, outgoing, values_of, whole
+from .rest import held, outgoing, values_of, whole, without
 from .share import origins
 
 if TYPE_CHECKING:
     from ..core.spec import Spec
     from ..planning.graph import Tensor
     from ..source.target import Rest
+
+
+S = TypeVar("S", bound=Source)
 
 
 def stamp_of(source: Source) -> tuple[stamps.Stamp, list[str]]:
@@ -103,6 +107,18 @@ def require_known(source: Source, question: Question) -> list[str]:
     return [*index.notes]
 
 
+def without_optimizers(source: S, question: Question) -> tuple[S, optimizers.Verdict | None]:
+    """The source without optimizer state, where that is asked for, and what there is to say of it; as it is and None otherwise.
+
+    M402 unless dropping is allowed.
+    """
+    if not optimizers.dropped(question.params):
+        return source, None
+    states = optimizers.find(source.index)
+    optimizers.require_drop(states, question.allow)
+    return without(source, states), optimizers.left_out(states)
+
+
 def plan_for(source: Source, question: Question, folder: bool, max_shard_size: int) -> Plan:
     """The plan. Permissions that are missing are raised together."""
     return with_permissions(question, lambda asked: _plan(source, asked, folder, max_shard_size))
@@ -115,17 +131,22 @@ def _plan(source: Source, question: Question, folder: bool, max_shard_size: int)
     if source.format != "memory":
         check_names(source.index, source.path)
     stamp, notes = stamps.read(source.history, index_hash)
+    source, fresh = without_optimizers(source, question)
     route = find_route(source.index, side_reader(source), stamp, question, states=States(source))
     walk = walk_for(source, route, folder)
     composition = compose_for(source, route, question, walk)
     for name, value in walk.params.items():
         log.info("param %s is %s", name, value)
+    became = fresh or optimizers.judge(optimizers.find(source.index), composition, source.index, question.allow)
+    notes += became.notes
     specs = {key: t.spec for key, t in composition.graph.outputs.items()}
     report = Report()
     route.check_output(composition.graph.outputs, walk.sides.read, report)
     report.check()
     known = zip(route.entries, walk.remembered, strict=True)
     entries = [{**entry, **memory, "tool": __version__, "source": index_hash} for entry, memory in known]
+    if became.lasts:
+        entries = [{**entry, "optimizer": became.became} for entry in entries]
     was = naming(source.index.files) if os.path.isdir(source.path) else None
     if was is not None and entries:
         entries[0]["ranks"] = was.name(0, os.path.splitext(source.index.files[0])[1])
@@ -142,6 +163,7 @@ def _plan(source: Source, question: Question, folder: bool, max_shard_size: int)
         *(["what the permission `opaque` leaves out"] if source.index.outside else []),
         *(["what the permission `drop` leaves out"] if alone else []),
         *(out.lost if rest is not None else ()),
+        *(["the state of the optimizer"] if became.became == "dropped" else []),
     ]
     if ranks is not None:
         notes.append("each rank has one file, of any size: the limit on shards does not apply")
@@ -184,6 +206,7 @@ def _plan(source: Source, question: Question, folder: bool, max_shard_size: int)
         warnings=[d.to_json() for d in (*route.warnings, *walk.warnings)],
     )
     body["notes"] += [*walk.notes, *notes]
+    body["optimizer"] = became.became
     if gone:
         because = [*body["downgrade"]["because"], *(f"{what} does not come back" for what in gone)]
         body["downgrade"] = {"exact": False, "because": because}

@@ -10,19 +10,19 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..core import view as views
 from ..core.diagnostics import fail, listed, plural, printable
 from ..core.ranks import rank_of
 from ..core.spelling import option
 from ..formats._ranks import by_rank
-from ..formats._torchtree import node_of, record
+from ..formats._torchtree import items_of, node_of, record
 from ..planning.graph import Tensor, Value, ValueCheck
 from ..planning.names import follow_all
 from ..planning.values import Values
 from ..source.nesting import nested
-from ..source.outline import Outline, Part, put, records, told, tree_of
+from ..source.outline import Outline, Part, pruned, put, records, told, tree_of
 from ..source.pickle.encodings import PARAMETER
 from ..source.pickle.jsonform import to_json
 from ..source.pickle.tree import Composite, DictNode, TensorRecord
@@ -32,7 +32,11 @@ from .ties import Declared, tied
 if TYPE_CHECKING:
     from ..planning.bind import Bound
     from ..planning.compose import Composition
+    from ..planning.optimizers import State
     from ..source.index import Index, Source
+
+
+S = TypeVar("S", bound="Source")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,39 @@ def whole(source: Source) -> Source:
         return source
     found = copy(source)
     found.index = widened(source.index)
+    return found
+
+
+def without(source: S, states: Sequence[State]) -> S:
+    """The source without the state of these optimizers: neither its tensors nor what stands beside them. It is closed with the source."""
+    if not states:
+        return source
+    index, gone = source.index, {key for state in states for key in state.keys}
+    unfit = {id(node): "" for state in states for node in state.nodes}
+    tensors = {key: at for key, at in index.tensors.items() if key not in gone}
+    if index.outline is None:
+        tops = {state.path[0] for state in states if state.path}
+        items = {key: value for key, value in index.items.items() if key not in tops and id(value) not in unfit}
+        made = replace(index, tensors=tensors, items=items)
+    else:
+        outline, several, items = index.outline, len(index.outline.parts) > 1, {}
+        homes = tuple({key[: key.lower().rindex(".state.")] + "." for key in gone if "." in key}) if gone else ()
+        parts = []
+        for rank, part in enumerate(outline.parts):
+            table = part.table
+            root = part.root
+            if table is not None and homes:
+                own = tuple(pair for pair in table.pairs if not (type(pair[0]) is str and pair[0].startswith(homes)))
+                root = put(root, table, DictNode(table.kind, own, table.node, table.attributes))
+            parts.append(part._replace(root=pruned(root, unfit)[0]))
+            mark = f"@{rank}" if several else ""
+            items.update({path + mark: value for path, value in items_of(parts[-1])})
+        left = {outline.names[id(leaf)] for part in parts for leaf in records([part.root]) if id(leaf) in outline.names}
+        carried = {key: at for key, at in outline.carried.items() if key in left}
+        ties = {key: first for key, first in outline.ties.items() if key in left and first in left}
+        made = replace(index, tensors=tensors, items=items, outline=replace(outline, parts=tuple(parts), carried=carried, ties=ties))
+    found = copy(source)
+    found.index = made
     return found
 
 

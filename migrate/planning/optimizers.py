@@ -1,0 +1,485 @@
+"""The state of optimizers in a checkpoint: where it is, which parameters it is of, and whether a plan leaves it right.
+
+It is found by its structure, for every framework puts it elsewhere: `state` beside `param_groups` (torch, Lightning, Megatron, FSDP), keys
+such as `optimizer.state.<name>.exp_avg`, and whatever tensors lie below a key with `optim` in it. State by name goes stale as soon as a
+parameter's name or shape changes. State by number counts the parameters in the order of the module, which no name shows: it stays right
+where tensors get other names one by one, and goes stale where their set, their shapes or their order change. A cast leaves it right:
+torch keeps moments in a dtype of their own, or casts them when it loads them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..core import view as views
+from ..core.diagnostics import Report, fail, listed, plural, printable
+from ..core.ranks import rank_of
+from ..core.spelling import option, together
+from ..source.pickle.tree import Composite, DictNode, ListNode, LocalShard, TensorRecord
+from .graph import Tensor, Value
+
+if TYPE_CHECKING:
+    from ..core.diagnostics import Span
+    from ..core.spec import Spec
+    from ..source.index import Index
+    from .compose import Composition
+
+# what may be allowed, and the one thing that may be said of it by name
+STALE, PARAM, DROP = "stale-optimizer", "optimizer", "drop"
+# what a stamp remembers
+LASTING = ("stale", "dropped")
+_LEAVES = (TensorRecord, Composite, LocalShard)
+# state among the tensors that rules see: home, then parameter and moment in either order
+_SEEN = re.compile(r"((?:.*\.)?[^.]*optim[^.]*)\.state\.(.+)", re.IGNORECASE | re.DOTALL)
+_MOMENTS = frozenset(
+    {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "exp_inf", "acc_delta", "grad_avg", "fp32_param"}
+)
+_INTEGERS = re.compile(r"[0-9]+")
+# segments that only wrappers put into names
+_WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+_FLOATS = ("float", "bfloat", "complex")
+
+
+@dataclass(slots=True)
+class State:
+    """The state of one optimizer. `place` says where it is, `path` has the keys that lead there.
+
+    `nodes` are the values of the tree that hold it, `keys` the tensors that rules see. `names` are the parameters that it names, and
+    `numbered` how many it counts without a name; `shapes` has those of each numbered one, for as long as all its tensors have one.
+    """
+
+    place: str
+    path: tuple[str, ...] = ()
+    nodes: list[Any] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+    names: dict[str, list[str]] = field(default_factory=dict)
+    numbered: int = 0
+    shapes: list[tuple[int, ...] | None] = field(default_factory=list)
+    called: list[str] = field(default_factory=list)
+    tensors: int = 0
+
+
+class Verdict(NamedTuple):
+    """What becomes of all state, None where there is none, and notes.
+
+    "right": it is carried, and right. "renamed": it goes by number, names change, and so it is right if the order of parameters does not.
+    "stale": it is carried and wrong, as somebody allowed. "dropped": it is left out.
+    """
+
+    became: str | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def lasts(self) -> bool:
+        """Whether the output's stamp has to tell it."""
+        return self.became in LASTING
+
+
+def find(index: Index) -> list[State]:
+    """The states of optimizers that the checkpoint holds, from headers alone."""
+    found: list[State] = []
+    parts = () if index.outline is None else index.outline.parts
+    if index.carried or index.items:
+        several = len(parts) > 1
+        for rank, part in enumerate(parts):
+            found += _Search(part.root, rank if several else None, part.at or ()).found
+        if index.outline is None:
+            found += _Search(dict(index.items), None, ()).found
+    text = "\n".join(index.tensors)
+    if "optim" in text or "Optim" in text:
+        found += _seen(index.tensors)
+    return found
+
+
+def judge(states: Sequence[State], composition: Composition, index: Index, allow: frozenset[str]) -> Verdict:
+    """What the plan makes of them. M410 where state would go stale, unless that is allowed."""
+    if not states or not composition.legs:
+        return Verdict("right" if states else None)
+    own = {key for state in states for key in state.keys}
+    fates = _fates(composition, index, own)
+    notes, stale, report = [], False, Report()
+    renamed = False
+    undone = all(leg.backwards and leg.memory.get("optimizer") == "stale" for leg, _ in composition.legs)
+    for state in states:
+        broken, how = _broken(state, fates)
+        if not broken:
+            if how:
+                renamed = True
+                notes.append(how)
+            continue
+        many = plural(len(broken), "parameter")
+        if STALE in allow and undone:
+            notes.append(f"optimizer state at {state.place} is carried as it is: the stamp says that the run that is undone left it so")
+        elif STALE in allow:
+            stale = True
+            notes.append(f"optimizer state at {state.place} is stale and carried as it is: {many} changed: {listed(broken, 4)}")
+        else:
+            way = together(option("params", f"{PARAM}={DROP}"), option("allow", DROP))
+            report.add(
+                "M410",
+                f"the optimizer state at {state.place} would go stale: the plan changes {many} of it",
+                spans=tuple(dict.fromkeys(_rules_of(broken, composition)))[:4],
+                notes=(
+                    how,
+                    listed(broken, 8),
+                    *["the stamp says that the run that is undone carried it as it was: it would fit again"] * undone,
+                ),
+                help=f"leave it out and begin with a new optimizer: {way}; or carry it as it is: {option('allow', STALE)}",
+                permit=STALE,
+            )
+    report.check()
+    return Verdict("stale" if stale else "renamed" if renamed else "right", tuple(notes))
+
+
+def dropped(params: Mapping[str, Any]) -> bool:
+    """Whether somebody asked to leave optimizer state out; M115 for any other word."""
+    if PARAM not in params:
+        return False
+    if params[PARAM] != DROP:
+        fail("M115", f"`{PARAM}` can be `{DROP}`, not {printable(repr(params[PARAM]))}", help=f"or {option('allow', STALE)} carries it")
+    return True
+
+
+def require_drop(states: Sequence[State], allow: frozenset[str]) -> None:
+    """M402 unless leaving the states out is allowed."""
+    if states and DROP not in allow:
+        where = listed([state.place for state in states], 4)
+        what = f"{option('params', f'{PARAM}={DROP}')} leaves out {plural(sum(s.tensors for s in states), 'tensor')} of optimizer state"
+        fail("M402", f"{what}: {where}", help=f"if that is wanted: {option('allow', DROP)}", permit=DROP)
+
+
+def left_out(states: Sequence[State]) -> Verdict:
+    """What there is to say where the states are left out."""
+    if not states:
+        return Verdict(None, ("there is no optimizer state to leave out",))
+    where = listed([state.place for state in states], 4)
+    return Verdict("dropped", (f"optimizer state is left out: {plural(sum(s.tensors for s in states), 'tensor')} at {where}",))
+
+
+class _Search:
+    """The states below one value. Everything is looked at once, also where it is shared; `at` leads to the dict that rules work on."""
+
+    def __init__(self, root: Any, rank: int | None, at: tuple[str, ...]) -> None:
+        self.found: list[State] = []
+        self._rank = rank
+        homes: list[tuple[tuple[str, ...], Any]] = []
+        seen: set[int] = set()
+        stack: list[tuple[Any, tuple[str, ...], Any]] = [(root, (), None)]
+        held: set[int] = set()
+        while stack:
+            node, path, home = stack.pop()
+            if id(node) in seen:
+                continue
+            seen.add(id(node))
+            pairs = _pairs(node)
+            if _is_dict(node) and (state := self._state(dict(pairs), path, home)) is not None:
+                state.nodes = [home[1]] if home is not None else [node] if path else [v for k, v in pairs if k in _KEYS]
+                held.add(id(state.nodes[0]))
+                self.found.append(state)
+                continue
+            for key, value in reversed(pairs):
+                if type(value) in _LEAVES or not _pairs(value):
+                    continue
+                there = (*path, str(key))
+                inner = home
+                if home is None and type(key) is str and "optim" in key.lower() and at[: len(there)] != there:
+                    inner = (there, value)
+                    homes.append(inner)
+                stack.append((value, there, inner))
+        for path, node in homes:
+            tensors = [] if id(node) in held else list(_tensors(node))
+            if tensors:
+                # of an order that only its framework knows; what it calls by a name is known
+                names = {name: [name] for name in _texts(node)}
+                place, count = _place(path, rank), len(tensors)
+                self.found.append(State(place, path, [node], names=names, numbered=count, shapes=[None], tensors=count))
+        self.found.sort(key=lambda state: state.place)
+
+    def _state(self, held: Mapping[Any, Any], path: tuple[str, ...], home: Any) -> State | None:
+        """What the dict says, if it is that of an optimizer."""
+        groups, entries = held.get("param_groups"), held.get("state")
+        listed_groups = [dict(_pairs(group)) for _, group in _pairs(groups)] if _is_list(groups) else []
+        flat = [key for key in held if type(key) is str and key.startswith(("state.", "param_groups."))] if home is not None else []
+        if not (any("params" in group for group in listed_groups) or flat or (home is not None and _is_dict(entries) and _pairs(entries))):
+            return None
+        found = State(_place(path, self._rank), path)
+        found.tensors = sum(1 for _ in _tensors(held if path else {key: value for key, value in held.items() if key in _KEYS}))
+        for group in listed_groups:
+            numbers = [number for _, number in _pairs(group.get("params"))]
+            names = [name for _, name in _pairs(group.get("param_names")) if type(name) is str]
+            found.names.update({name: [name] for name in numbers if type(name) is str})
+            found.numbered += sum(type(number) is not str for number in numbers)
+            found.called += names if len(names) == len(numbers) else []
+        numbered = 0
+        for key, entry in _pairs(entries) if _is_dict(entries) else ():
+            moments = dict(_pairs(entry))
+            if type(key) is str and not key.isdecimal():
+                # the parameter, or a moment with its parameters below
+                found.names[key] = [key]
+                found.names.update({name: [name] for name, value in moments.items() if type(name) is str and _is_tensor(value)})
+                continue
+            numbered += 1
+            shapes = {_shape(value) for name, value in moments.items() if name != "step" and _is_tensor(value)}
+            found.shapes.append(shapes.pop() if len(shapes) == 1 else None)
+        found.numbered = max(found.numbered, numbered)
+        for key in flat:
+            rest = key.partition(".")[2]
+            found.names[key] = _either(rest)
+        return found
+
+
+_KEYS = ("state", "param_groups")
+
+
+def _seen(keys: Mapping[str, Any]) -> list[State]:
+    """States whose tensors rules see, by their names alone."""
+    homes: dict[str, State] = {}
+    for key in keys:
+        if (match := _SEEN.fullmatch(key)) is None or "." not in match[2]:
+            continue
+        state = homes.setdefault(match[1], State(f"`{printable(match[1])}`"))
+        state.keys.append(key)
+        state.tensors += 1
+        if match[2].count(".") == 1 and match[2].partition(".")[0].isdecimal():
+            state.numbered += 1
+        else:
+            state.names[key] = _either(match[2].rpartition("@")[0] if rank_of(key) is not None else match[2])
+    known = _Names(set(keys).difference(key for state in homes.values() for key in state.keys)).of
+    return [
+        state
+        for state in homes.values()
+        if state.numbered or any(map(_is_moment, state.names)) or any(map(known, chain(*state.names.values())))
+    ]
+
+
+def _is_moment(key: str) -> bool:
+    """Whether the key ends, or goes on behind `state`, in what torch or Megatron keep of a parameter."""
+    rest = _SEEN.fullmatch(key)
+    return rest is not None and not _MOMENTS.isdisjoint((rest[2].partition(".")[0], rest[2].rpartition(".")[2]))
+
+
+def _either(text: str) -> list[str]:
+    """The parameters that `<parameter>.<moment>` or `<moment>.<parameter>` may speak of."""
+    return [text.rpartition(".")[0], text.partition(".")[2]]
+
+
+def _place(path: Sequence[str], rank: int | None) -> str:
+    return (f"`{printable('.'.join(path))}`" if path else "the top of the file") + (f" of rank {rank}" if rank is not None else "")
+
+
+def _is_dict(node: Any) -> bool:
+    return type(node) is DictNode or isinstance(node, Mapping)
+
+
+def _is_list(node: Any) -> bool:
+    return type(node) is ListNode or isinstance(node, (list, tuple))
+
+
+def _pairs(node: Any) -> Sequence[tuple[Any, Any]]:
+    """What a container holds, of a decoded tree or of the caller's own; nothing for any other value."""
+    if type(node) is DictNode:
+        return node.pairs
+    if type(node) is ListNode:
+        return list(enumerate(node.items))
+    if isinstance(node, Mapping):
+        return list(node.items())
+    return list(enumerate(node)) if isinstance(node, (list, tuple)) else ()
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, _LEAVES) or (
+        hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, (DictNode, ListNode))
+    )
+
+
+def _shape(value: Any) -> tuple[int, ...] | None:
+    return None if isinstance(value, Composite) else tuple(value.shape)
+
+
+def _below(node: Any) -> Iterator[tuple[Any, Any]]:
+    seen: set[int] = set()
+    stack = [node]
+    while stack:
+        here = stack.pop()
+        if id(here) in seen:
+            continue
+        seen.add(id(here))
+        for key, value in _pairs(here):
+            yield key, value
+            stack.append(value)
+
+
+def _tensors(node: Any) -> Iterator[Any]:
+    return (value for _, value in _below(node) if _is_tensor(value))
+
+
+def _texts(node: Any) -> Iterator[str]:
+    return (key for key, _ in _below(node) if type(key) is str)
+
+
+class _Fates(NamedTuple):
+    """`same`: key -> the outputs that are that tensor, cast or not. `others`: outputs that are made otherwise. `specs`: of the model's
+    tensors that an optimizer may have; `moved`: keys whose new names stand in another order. `known(name)`: the key that a name means.
+    """
+
+    same: Mapping[str, list[str]]
+    others: list[str]
+    specs: Mapping[str, Spec]
+    moved: frozenset[str]
+    known: Callable[[str], str | None]
+
+
+def _fates(composition: Composition, index: Index, own: set[str]) -> _Fates:
+    whole: dict[Any, Any] = {}
+
+    def origin(tensor: Tensor) -> str | None:
+        """The stored tensor whose elements these are, in their order, cast or not."""
+        source = tensor.sources[0] if len(tensor.sources) == 1 else None
+        if isinstance(source, Value):
+            call = source.call
+            plain = call.step.op == "cast" and tensor.view == views.stored(0, source.spec.shape) and tensor.spec == source.spec
+            return origin(call.inputs[0]) if plain and len(call.inputs) == 1 else None
+        if source is None:
+            return None
+        at = index.tensors[source]
+        form = (at.spec.shape, at.strides)
+        if form not in whole:
+            whole[form] = views.stored(0, *form)
+        return source if tensor.spec == at.spec and tensor.view == whole[form] else None
+
+    same: dict[str, list[str]] = {}
+    others = []
+    for key, tensor in composition.graph.outputs.items():
+        was = origin(tensor)
+        if was is not None:
+            same.setdefault(was, []).append(key)
+        elif _may_train(tensor.spec):
+            others.append(key)
+    specs = {key: stored.spec for key, stored in index.tensors.items() if key not in own and _may_train(stored.spec)}
+    return _Fates(same, others, specs, _moved(specs, same), _Names(index.tensors.keys() - own).of)
+
+
+def _may_train(spec: Spec) -> bool:
+    return spec.dtype.startswith(_FLOATS)
+
+
+def _moved(specs: Mapping[str, Spec], same: Mapping[str, list[str]]) -> frozenset[str]:
+    """The keys whose new names stand elsewhere among the others than they did: two that change places, or count backwards."""
+    pairs = [(key, same[key][0]) for key in specs if len(same.get(key, ())) == 1]
+    found: set[str] = set()
+    # a name that was there before stood where it stood
+    there = {key: at for at, key in enumerate(specs)}
+    common = [(there[new], key) for key, new in pairs if new in there]
+    last = -1
+    for at, key in common:
+        if at < last:
+            found.add(key)
+        last = max(last, at)
+    before: dict[str, tuple[Any, Any]] = {}
+    for key, new in pairs:
+        if key == new:
+            continue
+        form = _INTEGERS.sub("0", new)
+        numbers, was = [int(n) for n in _INTEGERS.findall(new)], [int(n) for n in _INTEGERS.findall(key)]
+        if form in before and before[form][0] > numbers and before[form][1] <= was:
+            found.add(key)
+        before[form] = (numbers, was)
+    return frozenset(found)
+
+
+class _Names:
+    """The tensors that a name in an optimizer's state speaks of: called so, or so but for wrappers, or so below a prefix."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._keys: dict[str, str] = {}
+        for key in keys:
+            short = key.rpartition("@")[0] if "@" in key and rank_of(key) is not None else key
+            self._keys.setdefault(short, key)
+        self._plain = {plain(key): whole for key, whole in self._keys.items()}
+
+    @cached_property
+    def _tails(self) -> dict[str, str | None]:
+        found: dict[str, str | None] = {}
+        for key, whole in self._keys.items():
+            # a tail that two keys have speaks of neither
+            rest = key
+            while "." in rest:
+                rest = rest.partition(".")[2]
+                found[rest] = None if rest in found else whole
+        return found
+
+    def of(self, name: str) -> str | None:
+        """The key that the name speaks of; None if it speaks of none."""
+        for form in (name, plain(name)):
+            found = self._keys.get(form) or self._plain.get(form)
+            if found is not None:
+                return found
+        rest = name
+        while "." in rest:
+            rest = rest.partition(".")[2]
+            if rest in self._keys:
+                return self._keys[rest]
+        return self._tails.get(name) if "." in name else None
+
+
+def plain(name: str) -> str:
+    """The name without the segments of wrappers."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def _broken(state: State, fates: _Fates) -> tuple[list[str], str]:
+    """The parameters for which the state would be wrong, and why; without any, what there is to know of it."""
+    if state.names:
+        spoken = {name: next((key for key in map(fates.known, maybe) if key is not None), None) for name, maybe in state.names.items()}
+        owner = {name: key for name, key in spoken.items() if key is not None}
+        kept = {key for key in state.keys if fates.same.get(key) == [key]} if state.keys else None
+        wrong = {key: None for name, key in owner.items() if not _stays(name, key, fates) and (kept is None or name in kept)}
+        if owner:
+            return list(wrong), "it goes by the names of parameters, and these change" if wrong else ""
+    if not (state.numbered or state.names):
+        return [], ""
+    subject = [key for key in map(fates.known, state.called) if key is not None]
+    if not subject or len(subject) < state.numbered:
+        subject = _with_shapes(state, fates.specs)
+    wrong = {key: None for key in subject if len(fates.same.get(key, ())) != 1 or key in fates.moved}
+    added = [key for key in fates.others if not wrong]
+    if wrong or added:
+        return [*wrong, *added], "it goes by number, and the set, the shapes or the order of what the numbers count change"
+    if any(fates.same[key] != [key] for key in subject):
+        goes = "goes by number" if not state.names else "names no parameter of these, and is taken to follow their order"
+        same = "which is right where the new module has its parameters in the order of the old one"
+        return [], f"optimizer state at {state.place} {goes}, and is carried: names change one by one, {same}"
+    return [], ""
+
+
+def _stays(name: str, key: str, fates: _Fates) -> bool:
+    """Whether what the name speaks of is still there, under that name."""
+    outputs = fates.same.get(key, ())
+    if key in outputs:
+        return True
+    return any(name == new or name == plain(new) for new in outputs)
+
+
+def _with_shapes(state: State, specs: Mapping[str, Spec]) -> list[str]:
+    """The tensors that the numbers may count: those of a shape that one of them has, where each tells its shape; else all."""
+    shapes = Counter(state.shapes)
+    there: Counter[tuple[int, ...] | None] = Counter(spec.shape for spec in specs.values())
+    if len(state.shapes) < state.numbered or not state.shapes or None in shapes or shapes - there:
+        return list(specs)
+    return [key for key, spec in specs.items() if spec.shape in shapes]
+
+
+def _rules_of(keys: Iterable[str], composition: Composition) -> Iterator[Span]:
+    """Where the rules stand that take or make these keys."""
+    wanted = set(keys)
+    for _, bound in composition.legs:
+        for new, made in bound.made.items():
+            if (new in wanted or not wanted.isdisjoint(made.keys)) and (made.rule.steps or made.keys != (new,)):
+                yield made.rule.span
+        yield from (rule.span for key, rule in (*bound.dropped.items(), *bound.redundant.items()) if key in wanted)
