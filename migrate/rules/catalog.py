@@ -24,6 +24,7 @@ def packs(rules: Iterable[str | PathLike[str]] = ()) -> dict[str, Any]:
     folders = [Path(rule) for rule in rules]
     first = [pack for folder in folders for pack in find(folder).local[:1]]
     beside = [pack for pack in find().all if all(pack.folder != own.folder for own in first)]
+    every = (*first, *beside)
     out = [
         {
             "name": pack.name,
@@ -33,9 +34,10 @@ def packs(rules: Iterable[str | PathLike[str]] = ()) -> dict[str, Any]:
             "error": pack.error,
             "lineages": list(pack.lineages),
         }
-        for pack in (*first, *beside)
+        for pack in every
     ]
-    return {**_HEAD, "kind": "packs", "packs": out}
+    warnings = [lost.to_json() for pack in every if (lost := pack.astray()) is not None]
+    return {**_HEAD, "kind": "packs", "packs": out, "warnings": warnings}
 
 
 def schema(name: str | None = None, *, folder: str | PathLike[str] | None = None, write: bool = False) -> dict[str, Any]:

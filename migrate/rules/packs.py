@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 GROUP = "migrate.rulepacks"
+# how far below the folder of a pack its lineages are looked for, to say where they are
+DEEPEST = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,27 @@ class Pack:
 
     def __str__(self) -> str:
         return f"{self.name} {self.version}".strip()
+
+    def astray(self) -> Diagnostic | None:
+        """M627 for a folder without a lineage, with the folders below it that have some."""
+        if self.folder is None or self.lineages:
+            return None
+        found: dict[str, list[str]] = {}
+        for place, folders, names in os.walk(self.folder):
+            depth = len(Path(place).relative_to(self.folder).parts)
+            folders[:] = sorted(name for name in folders if depth < DEEPEST and not name.startswith((".", "__")))
+            if LAYOUTS in names:
+                found.setdefault(os.path.dirname(place), []).append(os.path.basename(place))
+        what = f"pack {printable(str(self))} has no lineage in {printable(str(self.folder), 300)}"
+        notes = tuple(f"{printable(place, 300)} has {listed(names, 8)}" for place, names in list(found.items())[:4])
+        first = next(iter(found), None)
+        way = f"a lineage is a folder with a {LAYOUTS}, right below the folder of the pack"
+        if first is not None and self.origin == "installed":
+            below = ".".join(Path(first).relative_to(self.folder).parts)
+            way = f"let the entry point of the group {GROUP} end in {below}: a colon stands before the first folder below the package"
+        elif first is not None:
+            way = f"name that folder: {option('rules', printable(first, 300))}"
+        return Diagnostic("M627", what, notes=notes, help=way)
 
 
 class Packs:
@@ -142,6 +165,8 @@ class Packs:
             hint = did_you_mean(name, known) or (f"the lineages are {listed(known)}" if known else "no folder of rules was found")
             notes = [f"searched {pack.folder}" for pack in self.all if pack.folder is not None]
             notes += [f"pack {pack} could not be read: {pack.error}" for pack in self.all if pack.error]
+            for lost in filter(None, (pack.astray() for pack in self.all)):
+                notes += [lost.message, *lost.notes]
             fail("M507", f"there is no lineage `{printable(name)}`", notes=tuple(notes), help=hint)
         if having[0].named:
             return having[0]

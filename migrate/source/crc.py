@@ -1,6 +1,6 @@
-"""CRC-32 as zip archives record it, by the fastest library that is there, and the CRC of parts put together.
+"""CRC-32 as zip archives record it, and the CRC of parts put together.
 
-ISA-L and zlib-ng fold 128 bits at a time and are several times faster than the zlib of most systems; both are optional.
+ISA-L folds 128 bits at a time and is several times faster than the zlib of most systems, which stands in where it cannot be loaded.
 A CRC is the remainder of the data, read as a polynomial over GF(2), so the CRC of two parts in a row follows from the CRC
 and length of each: tiles may be hashed by different threads, in any order, or by a run that was killed and resumed.
 """
@@ -9,28 +9,27 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from functools import lru_cache
-from importlib import import_module
+from functools import cache, lru_cache
+from typing import Any
 
 _POLYNOMIAL = 0xEDB88320  # bit 31 is the coefficient of x^0, as everywhere in this file
 _ONE = 0x80000000
 _X8 = 0x00800000
 
 
-def _fastest() -> tuple[str, Callable[..., int]]:
-    """Whose CRC-32 it is, and the function."""
-    for backend, module in (("isal", "isal.isal_zlib"), ("zlib-ng", "zlib_ng.zlib_ng")):
-        try:
-            found: Callable[..., int] = import_module(module).crc32
-        except ImportError:
-            continue
-        return backend, found
-    return "zlib", zlib.crc32
+@cache
+def library() -> tuple[str, Callable[..., int]]:
+    """Whose CRC-32 it is, and the function; loaded when the first is asked for."""
+    try:
+        from isal import isal_zlib
+    except ImportError:
+        return "zlib", zlib.crc32
+    return "isal", isal_zlib.crc32
 
 
-BACKEND, crc32 = _fastest()
-
-__all__ = ["BACKEND", "combine", "crc32", "zeros"]
+def crc32(data: Any, value: int = 0) -> int:
+    """The CRC-32 of a buffer, going on from `value`."""
+    return library()[1](data, value)
 
 
 def _times(a: int, b: int) -> int:

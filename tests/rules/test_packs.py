@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import re
 import shutil
 import sys
+import zipfile
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
 from migrate.core.errors import QuestionError
-from migrate.rules import packs
+from migrate.rules import catalog, packs
 from migrate.rules.packs import Pack, Packs, built_in, describe, find, is_rule_file
 
 LAYOUTS = "lineage: {name}\ntitle: {title}\nordered: true\nlayouts:\n  v1: {{title: one}}\n  v2: {{title: two}}\n"
@@ -253,3 +255,44 @@ def test_a_rule_file_is_told_from_a_folder(tmp_path: Path) -> None:
 
 def test_the_built_in_rules_are_there() -> None:
     assert {"hf-mixtral", "hf-qwen2-moe", "te-grouped-weight", "te-grouped-bias"} <= set(built_in().lineages)
+
+
+def test_a_pack_without_a_lineage_where_it_points_is_warned_of(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packs, "_scan", lambda: iter([packs._located(entry("acme_rules_of_a_test"))]))
+    monkeypatch.chdir(installed.parent)
+    document = catalog.packs()
+    (warning,) = document["warnings"]
+    assert warning["code"] == "M627"
+    assert str(installed) in warning["message"]
+    assert warning["notes"] == [f"{installed / 'data'} has acme"]
+    assert "data" in warning["help"]
+    with pytest.raises(QuestionError) as caught:
+        find(cwd="/").load_lineage("acme")
+    assert any(str(installed / "data") in note for note in caught.value.diagnostics[0].notes)
+    # one that has some, and what the folder of a named pack should be
+    monkeypatch.setattr(packs, "_scan", lambda: iter([packs._located(entry("acme_rules_of_a_test:data"))]))
+    assert catalog.packs()["warnings"] == []
+    (named,) = catalog.packs([installed])["warnings"]
+    assert f'rules="{installed / "data"}"' in named["help"]
+    (installed / "data" / "acme" / "layouts.yaml").unlink()
+    (lost,) = catalog.packs()["warnings"]
+    assert lost["notes"] == []
+    assert "layouts.yaml" in lost["help"]
+
+
+def test_the_pyproject_of_the_tutorial_makes_a_pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "first-rule.md").read_text()
+    (written,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    (name, value) = re.findall(r'^\[project.entry-points."migrate.rulepacks"\]\n(\w+) = "(.*)"$', written, re.MULTILINE)[0]
+    package = tmp_path / "acme_rules"
+    write(package / "rules", "toy")
+    (package / "__init__.py").write_text("raise RuntimeError\n")
+    (tmp_path / "pyproject.toml").write_text(written)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = packs._located(entry(value, name))
+    assert (found.error, list(found.lineages)) == ("", ["toy"])
+    build = pytest.importorskip("hatchling.builders.wheel", reason="hatchling, which builds the wheel, is not installed here")
+    (wheel,) = build.WheelBuilder(str(tmp_path)).build(directory=str(tmp_path / "dist"), versions=["standard"])
+    with zipfile.ZipFile(wheel) as archive:
+        assert "acme_rules/rules/toy/layouts.yaml" in archive.namelist()
+        assert value in archive.read("acme_rules-1.0.dist-info/entry_points.txt").decode()
