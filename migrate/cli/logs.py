@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..core.diagnostics import fail, printable
 from ..core.errors import MigrateError
-from ..core.log import NAME
+from ..core.log import NAME, TRACE
 from .render import safe
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def listening(verbosity: int, file: str | None, sources: Iterable[str]) -> Iterator[None]:
-    """Handlers for as long as the context is open: INFO on stderr with a `verbosity` of 1, DEBUG with 2, and all in `file`.
+    """Handlers for as long as the context is open: DEBUG on stderr with a `verbosity` of 1, TRACE with 2, and all in `file`.
 
     M115 for a file that cannot be written, or that would lie in one of the `sources`.
     """
@@ -32,10 +32,11 @@ def listening(verbosity: int, file: str | None, sources: Iterable[str]) -> Itera
         def format(self, record: logging.LogRecord) -> str:
             return str(safe(super().format(record).replace("\n", " | ")))
 
+    logging.addLevelName(TRACE, "TRACE")
     handlers: list[logging.Handler] = []
     if verbosity:
         shown = logging.StreamHandler(sys.stderr)
-        shown.setLevel(logging.INFO if verbosity == 1 else logging.DEBUG)
+        shown.setLevel(logging.DEBUG if verbosity == 1 else TRACE)
         shown.addFilter(lambda record: record.levelno < logging.ERROR)  # errors are on stderr already
         shown.setFormatter(Lines("%(relativeCreated)6.0f ms  %(message)s"))
         handlers.append(shown)
@@ -45,7 +46,7 @@ def listening(verbosity: int, file: str | None, sources: Iterable[str]) -> Itera
         handlers.append(kept)
     logger = logging.getLogger(NAME)
     level = logger.level
-    logger.setLevel(logging.DEBUG if file is not None else min(handler.level for handler in handlers))
+    logger.setLevel(TRACE if file is not None else min(handler.level for handler in handlers))
     for handler in handlers:
         logger.addHandler(handler)
     try:

@@ -47,6 +47,9 @@ class Progress:
         self._task: Any = None
         self._tenths = 0
         self._started = time.monotonic()
+        context = click.get_current_context(silent=True)
+        # lines between which a bar would be drawn
+        self._lines = context is not None and bool(context.params.get("verbosity"))
 
     def __enter__(self) -> Progress:
         return self
@@ -54,7 +57,7 @@ class Progress:
     def update(self, done: int, total: int) -> None:
         if self._quiet or not total:
             return
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and not self._lines:
             self._draw(done, total)
             return
         if time.monotonic() - self._started < _PATIENCE:

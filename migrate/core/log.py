@@ -1,5 +1,6 @@
 """What is logged, under the name "migrate" of the standard library's `logging`: decisions, files, and what each phase took.
 
+At INFO is one line for what a program would want to know of each load (`live.hook`); decisions and phases are at DEBUG, files at TRACE.
 Handlers are the application's, and so is the import: where nothing has imported `logging`, nothing can listen, and nothing is logged.
 That keeps its import out of every command that does not log.
 """
@@ -13,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 NAME = "migrate"
-DEBUG, INFO = 10, 20
+TRACE, DEBUG = 5, 10
 
 
 def _logger(level: int) -> Any:
@@ -25,26 +26,26 @@ def _logger(level: int) -> Any:
     return logger if logger.isEnabledFor(level) else None
 
 
-def info(text: str, *values: object) -> None:
-    """Logs a decision. `values` are put into `text` by `%`, and only if somebody listens."""
-    if (logger := _logger(INFO)) is not None:
-        logger.info(text, *values)
-
-
 def debug(text: str, *values: object) -> None:
-    """Logs a detail, such as a file that was opened."""
+    """Logs a decision. `values` are put into `text` by `%`, and only if somebody listens."""
     if (logger := _logger(DEBUG)) is not None:
         logger.debug(text, *values)
+
+
+def trace(text: str, *values: object) -> None:
+    """Logs a detail, such as a file that was opened."""
+    if (logger := _logger(TRACE)) is not None:
+        logger.log(TRACE, text, *values)
 
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
     """Logs how long the body took, in seconds of the clock and of this process's processors; also where it raises."""
-    if _logger(INFO) is None:
+    if _logger(DEBUG) is None:
         yield
         return
     clock, processor = time.perf_counter(), time.process_time()
     try:
         yield
     finally:
-        info("%s took %.3f s, %.3f s of processor time", name, time.perf_counter() - clock, time.process_time() - processor)
+        debug("%s took %.3f s, %.3f s of processor time", name, time.perf_counter() - clock, time.process_time() - processor)

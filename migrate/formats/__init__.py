@@ -77,7 +77,8 @@ def open(path: str | os.PathLike[str], allow_links: bool = False, at: str | None
         with log.phase(f"reading the headers of {printable(place.path, 240)}"):
             source = chosen.open(place)
         held = source.index
-        log.info("%s is %s: %d files, %d tensors", printable(place.path, 240), source.format, len(held.files), len(held.tensors))
+        counted = plural(len(held.files), "file"), plural(len(held.tensors), "tensor")
+        log.debug("%s is %s: %s, %s", printable(place.path, 240), source.format, *counted)
         return source
     except BaseException:
         place.close()

@@ -215,7 +215,7 @@ def find_route(
         fail("M115", "nothing says what to do", help=hint)
     for step in steps:
         way = "downgrade" if step.backwards else "apply"
-        log.info("%s %s %s -> %s by %s", way, step.lineage, step.start, step.goal, listed([place(str(f.path)) for f in step.files]))
+        log.debug("%s %s %s -> %s by %s", way, step.lineage, step.start, step.goal, listed([place(str(f.path)) for f in step.files]))
     edges = [({"lineage": s.lineage, "from": s.start, "to": s.goal}, s.files) for s in steps]
     check_order(stamp.applied, edges, packs, index.tensors)
     # what an integer of the file means is no param of a rule
@@ -299,7 +299,7 @@ def _towards(
                 help="it was written with newer rules; update the rule pack",
             )
     for name, layout in current.items():
-        log.info("it is in %s@%s: its stamp says so", name, layout)
+        log.debug("it is in %s@%s: its stamp says so", name, layout)
     said: set[str] = set()
     for text in question.from_:
         goal = resolve_goal(text, lineages, current)
@@ -314,7 +314,7 @@ def _towards(
             holding = [f.layout for f in seen[name] if f.holds]
             if len(holding) == 1:
                 current[name] = holding[0]
-                log.info("it is in %s@%s: %s", name, holding[0], "; ".join(next(f.evidence for f in seen[name] if f.holds)))
+                log.debug("it is in %s@%s: %s", name, holding[0], "; ".join(next(f.evidence for f in seen[name] if f.holds)))
     steps: list[_Step] = []
     reached: dict[str, str] = {}
     for text in question.to:

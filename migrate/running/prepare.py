@@ -136,7 +136,7 @@ def _plan(source: Source, question: Question, folder: bool, max_shard_size: int)
     walk = walk_for(source, route, folder)
     composition = compose_for(source, route, question, walk)
     for name, value in walk.params.items():
-        log.info("param %s is %s", name, value)
+        log.debug("param %s is %s", name, value)
     became = fresh or optimizers.judge(optimizers.find(source.index), composition, source.index, question.allow)
     notes += became.notes
     specs = {key: t.spec for key, t in composition.graph.outputs.items()}

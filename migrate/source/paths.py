@@ -105,7 +105,7 @@ class Folder:
         if status.st_size < pointers.LARGEST and (stands_for := pointers.read(descriptor)) is not None:
             os.close(descriptor)
             self._refuse_pointer(path, stands_for)
-        log.debug("opened %s, %d bytes", self.label(path), status.st_size)
+        log.trace("opened %s, %d bytes", self.label(path), status.st_size)
         return FileBlob(path, descriptor, self.locate)
 
     def _refuse_pointer(self, path: str, stands_for: int) -> NoReturn:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from commandline import environment, rules, run, safetensors
 
@@ -84,6 +85,19 @@ def test_a_system_that_tells_no_memory_is_not_quoted(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("builtins.open", absent)
     assert progress.memory() == ""
+
+
+def test_verbose_has_lines_instead_of_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    drawn: list[int] = []
+    monkeypatch.setattr(progress.Progress, "_draw", lambda self, done, total: drawn.append(done))
+    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True, raising=False)
+    for verbosity in (0, 1):
+        context = click.Context(click.Command("apply"))
+        context.params["verbosity"] = verbosity
+        with context:
+            progress.Progress("writing", quiet=False).update(1, 2)
+        assert drawn == [1]
+    assert capsys.readouterr().err == ""
 
 
 def test_quiet_is_quiet(large: list[object]) -> None:
