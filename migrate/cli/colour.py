@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import re
 import sys
-from typing import Final, TextIO
+from functools import cache
+from typing import Any, Final, TextIO
 
 import click
 
@@ -20,27 +21,24 @@ _BLUE: Final = {"fg": "blue", "bold": True}
 _FAINT: Final = {"dim": True}
 
 # what a line looks like, and how the group in it is drawn; the first that fits counts
-_FORMS: Final = tuple(
-    (re.compile(pattern), style)
-    for pattern, style in (
-        (r"(error\[M\d+\]):", _RED),
-        (r"((?:warning|advice|note)\[M\d+\]):", {"fg": "yellow", "bold": True}),
-        (r" *(-->) \S", _BLUE),
-        (r" *(= (?:note|help):)", _BLUE),
-        (r" *\| *(\^+.*)", _RED),
-        (r" *(\d* *\|)(?: |$)", _BLUE),
-        (r"(?: |^)?((?:\+|<>|><|%|\*)) \S", _GREEN),
-        (r" (-) \S", _RED),
-        (r" (~) \S", _YELLOW),
-        (r" *(\w+: exact)$", _GREEN),
-        (r" *(\w+: not exact)$", _YELLOW),
-        (r"(published|verified|equal)\b", _GREEN),
-        (r"(not what|differs?\b|error:)", _RED),
-        (r" *(loss \(\w+\)):", _YELLOW),
-        (r" +(rule [^,]+, \S+:\d+)$", _FAINT),
-        (r" *(note):", _YELLOW),
-        (r"(next|saved):?", _FAINT),
-    )
+_FORMS: Final = (
+    (r"(error\[M\d+\]):", _RED),
+    (r"((?:warning|advice|note)\[M\d+\]):", {"fg": "yellow", "bold": True}),
+    (r" *(-->) \S", _BLUE),
+    (r" *(= (?:note|help):)", _BLUE),
+    (r" *\| *(\^+.*)", _RED),
+    (r" *(\d* *\|)(?: |$)", _BLUE),
+    (r"(?: |^)?((?:\+|<>|><|%|\*)) \S", _GREEN),
+    (r" (-) \S", _RED),
+    (r" (~) \S", _YELLOW),
+    (r" *(\w+: exact)$", _GREEN),
+    (r" *(\w+: not exact)$", _YELLOW),
+    (r"(published|verified|equal)\b", _GREEN),
+    (r"(not what|differs?\b|error:)", _RED),
+    (r" *(loss \(\w+\)):", _YELLOW),
+    (r" +(rule [^,]+, \S+:\d+)$", _FAINT),
+    (r" *(note):", _YELLOW),
+    (r"(next|saved):?", _FAINT),
 )
 
 
@@ -61,8 +59,14 @@ def say(text: str, *, err: bool = False) -> None:
     click.echo("\n".join(map(_painted, text.split("\n"))) if coloured else text, err=err, color=coloured)
 
 
+@cache
+def _forms() -> list[tuple[re.Pattern[str], dict[str, Any]]]:
+    """Compiled when a terminal wants them: it takes longer than the import of all the rest here."""
+    return [(re.compile(pattern), style) for pattern, style in _FORMS]
+
+
 def _painted(line: str) -> str:
-    for form, style in _FORMS:
+    for form, style in _forms():
         if found := form.match(line):
             start, end = found.span(1)
             return line[:start] + click.style(line[start:end], **style) + line[end:]
