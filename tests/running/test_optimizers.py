@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from marks import thorough
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -131,7 +132,7 @@ def refused(path: Any, rules: Path, **more: Any) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.Adagrad, torch.optim.NAdam])
+@pytest.mark.parametrize("optimizer", thorough([torch.optim.AdamW, torch.optim.Adagrad, torch.optim.NAdam]))
 @pytest.mark.parametrize("kind", [by_number, lightning, megatron])
 def test_state_by_number_is_right_behind_new_names(kind: Any, optimizer: Any, rule: Any, tmp_path: Path) -> None:
     model, made = trained(optimizer)
@@ -181,7 +182,7 @@ def test_the_moments_that_are_refused_would_be_wrong(rule: Any, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("kind", NUMBERED)
+@pytest.mark.parametrize("kind", thorough(NUMBERED))
 def test_state_by_number_is_refused_where_the_numbers_would_count_others(kind: Any, change: str, rule: Any, tmp_path: Path) -> None:
     source = saved(tmp_path / "in.pt", kind(*trained()))
     said = refused(source, rule(change))
@@ -194,7 +195,7 @@ def test_state_by_number_is_refused_where_the_numbers_would_count_others(kind: A
 
 
 @pytest.mark.parametrize("change", ["rename", "merge", "split", "drop", "reshape", "transpose", "swap", "backwards", "scale"])
-@pytest.mark.parametrize("kind", NAMED)
+@pytest.mark.parametrize("kind", thorough(NAMED))
 def test_state_by_name_is_refused_where_a_name_goes_or_means_another_tensor(kind: Any, change: str, rule: Any, tmp_path: Path) -> None:
     text = (
         RULES[change]
@@ -322,7 +323,7 @@ def test_stale_state_is_carried_where_that_is_allowed_and_plan_answer_and_stamp_
     assert migrate.diff(tmp_path / "back.pt", source)["equal"]
 
 
-@pytest.mark.parametrize("change", ["merge", "rename"])
+@pytest.mark.parametrize("change", thorough(["merge", "rename"]))
 @pytest.mark.parametrize("kind", [*NUMBERED, *NAMED])
 def test_optimizer_state_is_left_out_where_that_is_asked_for(kind: Any, change: str, rule: Any, tmp_path: Path) -> None:
     model, made = trained()
