@@ -158,19 +158,19 @@ def make(folder: Path, shape: Shape, seed: int = 0) -> int:
     return total
 
 
-def make_headers(path: Path, count: int) -> None:
+def make_headers(path: Path, count: int, files: int | None = None) -> None:
     """A checkpoint of `count` tensors whose data is a hole: nothing but headers costs time or disk.
 
     Keys are those of a mixture of 256 experts; one file up to 200,000 keys, a folder of shards and an index above,
-    because the format ends at 100 MB of header.
+    because the format ends at 100 MB of header, or where so many `files` are asked for.
     """
     keys = _expert_keys(count)
-    if count <= 200_000:
+    if files is None and count <= 200_000:
         path.parent.mkdir(parents=True, exist_ok=True)
         _write_hole(path, keys)
         return
     path.mkdir(parents=True)
-    shards = -(-count // 200_000)
+    shards = files or -(-count // 200_000)
     weight_map = {}
     for shard in range(shards):
         name = f"model-{shard + 1:05d}-of-{shards:05d}.safetensors"

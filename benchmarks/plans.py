@@ -14,10 +14,14 @@ import report
 from tasks import (
     CODEC_CLONES,
     CODEC_FASTER,
+    FEW_FILES,
+    FILES_TIMES,
     HELP_SECONDS,
     INDEX_FASTER,
     INDEX_KEYS,
+    KEYS_A_FILE,
     LINT_SECONDS,
+    MANY_FILES,
     PLAN_BIND,
     PLAN_KEYS,
     PLAN_LINEAR,
@@ -91,6 +95,23 @@ def many_keys(migrate: list[str], python: str, folder: Path, checkpoint: Path) -
     ]
 
 
+def many_files(migrate: list[str], python: str, folder: Path, checkpoint: Path) -> list[Limit]:
+    """`migrate plan` of the same keys in 10,000 files and in 5, by processor time."""
+    rules = folder / "many.yaml"
+    rules.write_text(many_rules(200))
+    paths = {count: folder / f"files-{count}" for count in (FEW_FILES, MANY_FILES)}
+    for count, path in paths.items():
+        if not path.exists():
+            data.make_headers(path, MANY_FILES * KEYS_A_FILE, count)
+    taken: dict[int, list[float]] = {count: [] for count in paths}
+    for _ in range(3):
+        for count, path in paths.items():
+            taken[count].append(process.run([*migrate, "plan", path, "--rules", rules]).cpu)
+    ratio = statistics.median(report.ratios(taken[MANY_FILES], taken[FEW_FILES]))
+    what = f"plan of {MANY_FILES:,} files of {KEYS_A_FILE} keys: processor time against {FEW_FILES} files"
+    return [Limit(what, ratio, FILES_TIMES, note=f" ({statistics.median(taken[MANY_FILES]):.1f} s)")]
+
+
 INDEXING = """
 import sys, time
 if sys.argv[1] == "torch":
@@ -153,6 +174,7 @@ def codec(migrate: list[str], python: str, folder: Path, checkpoint: Path) -> li
 COMMANDS: dict[str, Callable[[list[str], str, Path, Path], list[Limit]]] = {
     "start": help_and_plan,
     "plan": many_keys,
+    "files": many_files,
     "index": indexing,
     "rules": rules,
     "codec": codec,

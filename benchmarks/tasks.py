@@ -122,6 +122,8 @@ INDEX_KEYS, INDEX_FASTER = 100_000, 3.0
 PLAN_KEYS, PLAN_BIND, PLAN_WHOLE = 100_000, 0.6, 1.5
 # 10x the keys may take this many times the seconds before it is no longer called linear
 PLAN_LINEAR = 12.0
+# files of as many keys each, and how many times the processor time of the same keys in few files their plan may take
+MANY_FILES, FEW_FILES, KEYS_A_FILE, FILES_TIMES = 10_000, 5, 50, 1.3
 # a load into a live module, against load_state_dict(load_file(migrated)); MB above module and largest tensor
 LOAD_TIMES, LOAD_PRIVATE = 1.15, 100.0
 # the hook on so many tensors: seconds the first time, and for the same keys and shapes again

@@ -29,7 +29,7 @@ from .planning.graph import Read
 from .planning.optimizers import DROP
 from .planning.optimizers import PARAM as OPTIMIZER
 from .planning.plan import Plan
-from .planning.question import OUTPUT_FORMATS, Question, ask, asked_in, path_text, saved_plan
+from .planning.question import CHANGED_SOURCE, OUTPUT_FORMATS, Question, ask, asked_in, path_text, saved_plan
 from .planning.route import find_route, known_lineages, layouts_of, nearest_to
 from .planning.sides import SideFiles
 from .rules.catalog import explain as explain
@@ -181,22 +181,26 @@ def apply(
     at: str | None = None,
     output_format: str | None = None,
     dry_run: bool = False,
+    source: PathLike | None = None,
 ) -> dict[str, Any]:
     """Migrates a checkpoint into `out`, which then is whole; on any error it is absent. Answers with what was published.
 
     `device` is "cpu", "cuda", or "cuda:all" (also for ops whose bits differ there). The answer's `report` has the errors of what
     was computed. A checkpoint that is where it shall go already is left alone: the answer's `path` is then None and nothing is written.
-    `path` may be a saved plan (a file ending in .json that is not an index): it is planned again and refused (M903)
-    unless the digest is the same. A state dict (a mapping) or a module is written to `out`, or, without `out`, migrated in memory: the
-    answer is then the new state dict, tied tensors still tied, and `inform` is called with what else there is to say:
-    `steps`, `layouts`, `params`, `losses`, `notes`, `warnings` and `report`, as the answer of a run into files has them.
+    `path` may be a saved plan (a file ending in .json that is not an index): it is planned again and refused (M903) unless the digest
+    is the same and the files of the checkpoint have the size and the time of modification that the plan says. `source` runs it on a
+    copy, whose times may be others, and `allow={"changed-source"}` on any files that hold the same tensors.
+    A state dict (a mapping) or a module is written to `out`, or, without `out`, migrated in memory: the answer is then the new state
+    dict, tied tensors still tied, and `inform` is called with what else there is to say: `steps`, `layouts`, `params`, `losses`,
+    `notes`, `warnings` and `report`, as the answer of a run into files has them.
     With `dry_run` the answer is the document of the plan, which `plan` makes too, and nothing is written; `out` may then be left out.
     """
     from .live.module import is_module, state
     from .running.job import write
 
-    question = ask(to, from_, rules, params, allow, at=at, output_format=output_format)
     live = isinstance(path, Mapping) or is_module(path)
+    saved = None if live else saved_plan(path_text("path", path))
+    question = ask(to, from_, rules, params, allow, at=at, output_format=output_format, planned=saved is not None)
     if out is None and live and not dry_run:
         from .live.statedict import migrated
 
@@ -204,15 +208,19 @@ def apply(
         return migrated(tensors, question, limits.memory(max_memory), parse_device(device), inform)
     if inform is not None:
         fail("M115", "`inform` is for a state dict that is migrated in memory", help="the answer of a run into files says it all")
-    saved = None if live else saved_plan(path_text("path", path))
+    copy = None if source is None else path_text("source", source)
+    changed = CHANGED_SOURCE in question.allow
     if saved is not None:
-        if question != Question() or max_shard_size is not None:
-            fail("M115", f"a saved plan is run as it is; {', '.join(map(option, _IN_PLAN))} are part of it")
+        if replace(question, allow=question.allow - {CHANGED_SOURCE}) != Question() or max_shard_size is not None:
+            beside = f"beside it stand {option('source')}, and of what is allowed {option('allow', CHANGED_SOURCE)} alone"
+            fail("M115", f"a saved plan is run as it is; {', '.join(map(option, _IN_PLAN))} are part of it", help=beside)
         question = asked_in(saved)
-        path, max_shard_size = saved["source"]["path"], saved["options"]["max_shard_size"]
+        path, max_shard_size = copy or saved["source"]["path"], saved["options"]["max_shard_size"]
+    elif copy is not None:
+        fail("M115", f"{option('source')} says where a copy of a saved plan's checkpoint lies, and this is no saved plan")
     return write(
         lambda: _opened("path", path, question, wrapped=False), out, question, max_shard_size=max_shard_size, threads=threads,
-        max_memory=max_memory, fsync=fsync, resume=resume, device=device, progress=progress, saved=saved,
+        max_memory=max_memory, fsync=fsync, resume=resume, device=device, progress=progress, saved=saved, changed=changed,
         dry_run=dry_run,
     )  # fmt: skip
 

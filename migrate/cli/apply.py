@@ -105,6 +105,7 @@ def _interrupted(output: str) -> str:
 
 @click.command()
 @click.argument("checkpoint")
+@click.option("--source", "source", metavar="COPY", help="Run a saved plan on a copy of the checkpoint that it was made for.")
 @question
 @output_format
 @running
@@ -113,9 +114,10 @@ def _interrupted(output: str) -> str:
 def command(checkpoint: str, **arguments: Any) -> int:
     """Migrate a checkpoint into a new one.
 
-    CHECKPOINT may also be a saved plan (`migrate plan -o plan.json`), which is then run exactly as it was reviewed. OUT is a
-    folder, or one file if it ends in .safetensors, .pt, .pth, .bin or .ckpt. The source is never written; OUT is whole or absent. Where
-    the checkpoint is in the wanted layout already no OUT is made, and the exit status is 1, or 0 with --if-needed.
+    CHECKPOINT may also be a saved plan (`migrate plan -o plan.json`), which is then run exactly as it was reviewed, on files that nothing
+    has written to since, unless --allow changed-source. OUT is a folder, or one file if it ends in .safetensors, .pt, .pth, .bin or
+    .ckpt. The source is never written; OUT is whole or absent. Where the checkpoint is in the wanted layout already no OUT is made, and
+    the exit status is 1, or 0 with --if-needed.
     """
     from .. import api
 

@@ -10,6 +10,7 @@ shapes, asks for wrappers and meta tensors too.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from ..core.diagnostics import Report, fail, listed, printable
@@ -25,6 +26,7 @@ class MemoryBlob:
     """The bytes of one storage. Bytes of another device are copied to the CPU as they are read, range by range."""
 
     __slots__ = ("_bytes", "_storage", "name", "size")
+    identity = None
 
     def __init__(self, name: str, content: Any, storage: Any = None) -> None:
         """`content` is a flat uint8 array of numpy, or None and `storage` is torch's."""
@@ -33,6 +35,9 @@ class MemoryBlob:
 
     def fileno(self) -> int | None:
         return None
+
+    def hold(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def readinto(self, offset: int, buffer: memoryview) -> None:
         """Fills `buffer` from `offset`; M905 if the storage was resized meanwhile."""
@@ -60,6 +65,7 @@ class ObjectBlob:
     """
 
     __slots__ = ("_made", "_value", "name", "size")
+    identity = None
 
     def __init__(self, name: str, value: Any, size: int) -> None:
         self.name, self.size, self._value = name, size, value
@@ -67,6 +73,9 @@ class ObjectBlob:
 
     def fileno(self) -> int | None:
         return None
+
+    def hold(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def readinto(self, offset: int, buffer: memoryview) -> None:
         import numpy as np
@@ -111,6 +120,9 @@ class MemorySource:
 
     def side_file(self, path: str) -> bytes:
         return self._sides[path]
+
+    def identities(self) -> None:
+        """Nothing that could tell these bytes from others in another process."""
 
     def check_unchanged(self) -> None:
         """Nothing: memory has no record of change. The caller does not train while it migrates."""

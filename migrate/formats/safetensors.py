@@ -90,8 +90,7 @@ def _open_folder(place: Place, index_name: str | None) -> Source:
     indexes = [part.index_name for part in parts if part.index_name is not None]
     blobs: list[FileBlob] = []
     try:
-        blobs += [folder.open(name) for name in names]
-        headers = _read_headers(folder, blobs)
+        headers = _read_headers(folder, names, blobs)
         held: list[Mapping[str, Stored]] = []
         for part in parts:
             at = sum(len(p.names) for p in parts[: len(held)])
@@ -174,7 +173,8 @@ def _folder_source(place: Place, index: Index, blobs: list[FileBlob], beside: Be
         blobs,
         history=history,
         side=beside.read,
-        watched=beside.changes,
+        watched=beside.identities,
+        locate=beside.folder.locate,
         release=place.close,
     )
 
@@ -202,13 +202,15 @@ def _files_of(names: Sequence[str], label: str) -> list[str]:
     return in_natural_order(names)
 
 
-def _read_headers(folder: Folder, blobs: list[FileBlob]) -> list[Header]:
-    """The headers of all files; the problems of all files at once."""
+def _read_headers(folder: Folder, names: Sequence[str], blobs: list[FileBlob]) -> list[Header]:
+    """The headers of all files, which are put among the `blobs`; the problems of all files at once."""
     report = Report()
     headers = []
-    for number, blob in enumerate(blobs):
+    # each is read while it is open: of many files only some stay so
+    for number, name in enumerate(names):
         try:
-            headers.append(read_header(blob, number, folder.label(blob.name)))
+            blobs.append(folder.open(name))
+            headers.append(read_header(blobs[-1], number, folder.label(name)))
         except CheckpointError as error:
             report.diagnostics += error.diagnostics
             if len(report.diagnostics) >= 20:

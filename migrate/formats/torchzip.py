@@ -108,7 +108,6 @@ def _open_folder(place: Place, index_name: str | None) -> Source:
     indexes = [unit.index_name for unit in units if unit.index_name is not None]
     blobs: list[FileBlob] = []
     try:
-        blobs += [folder.open(name) for name in names]
         from ._torchread import read
 
         held: list[list[Held]] = []
@@ -119,7 +118,8 @@ def _open_folder(place: Place, index_name: str | None) -> Source:
                 # the files of one unit are flat, for a key must be sought somewhere
                 at = place.at if len(unit.names) == 1 else "."
                 try:
-                    held[-1].append(read(blobs[number], number, folder.label(name), at))
+                    blobs.append(folder.open(name))
+                    held[-1].append(read(blobs[-1], number, folder.label(name), at))
                 except CheckpointError as error:
                     report.diagnostics += error.diagnostics
                 number += 1
@@ -133,7 +133,10 @@ def _open_folder(place: Place, index_name: str | None) -> Source:
         if history is None and len(names) == 1:
             history = held[0][0].history
         index = _index(names, held, folder.label(""), beside.side_files, beside.left_out)
-        return FileSource(place.path, "torch", index, blobs, history=history, side=beside.read, watched=beside.changes, release=place.close)
+        return FileSource(
+            place.path, "torch", index, blobs, history=history, side=beside.read, watched=beside.identities, locate=folder.locate,
+            release=place.close,
+        )  # fmt: skip
     except BaseException:
         for blob in blobs:
             blob.close()

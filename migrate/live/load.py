@@ -39,6 +39,7 @@ from .values import value_of
 if TYPE_CHECKING:
     import torch
 
+    from ..source.blobs import Identity
     from ..source.index import Source
     from ..source.pickle.tree import TensorRecord
     from .migration import Migration
@@ -194,6 +195,9 @@ class _Configured:
 
     def side_file(self, path: str) -> bytes:
         return self._sides[path] if path in self._sides else self._source.side_file(path)
+
+    def identities(self) -> Mapping[str, Identity] | None:
+        return self._source.identities()
 
     def check_unchanged(self) -> None:
         self._source.check_unchanged()

@@ -19,10 +19,13 @@ from ..source.sidefiles import WEIGHT_SUFFIXES
 
 PLAN_VERSION = "1.0"
 # what `allow` can hold; nothing else loosens anything
-ALLOWANCES = ("lossy", "drop", "opaque", "links", "delayed-scaling", "stale-optimizer")
+CHANGED_SOURCE = "changed-source"
+ALLOWANCES = ("lossy", "drop", "opaque", "links", "delayed-scaling", "stale-optimizer", CHANGED_SOURCE)
 # what can be written, as `--output-format` and messages call it
 OUTPUT_FORMATS = ("safetensors", "torch")
-_MOST_FIELDS = 30
+_MOST_FIELDS, _MOST_FILES = 30, 5
+# what a plan says of a file of the source; bytes in memory have no time
+_STATE = {"name": str, "size": int, "mtime_ns": (int, type(None))}
 # of a file of entries
 _MOST_BYTES = 16_000_000
 # a name with one of these is that of one file
@@ -86,8 +89,12 @@ def ask(
     backwards: bool | None = False,
     at: str | None = None,
     output_format: str | None = None,
+    planned: bool = False,
 ) -> Question:
-    """The question, with one word taken for a list of one. M115 for an allowance or a format that there is not, and for what is no text."""
+    """The question, with one word taken for a list of one. M115 for an allowance or a format that there is not, and for what is no text.
+
+    `planned`: it is put beside a saved plan, the only place where a changed source can be allowed.
+    """
     places = (rules,) if isinstance(rules, (str, os.PathLike)) else _items("rules", rules)
     paths = tuple(path_text("rules", r) for r in places)
     if not isinstance(params, (Mapping, type(None))) or not all(isinstance(name, str) for name in params or ()):
@@ -102,6 +109,9 @@ def ask(
     for word in sorted(allowed.difference(ALLOWANCES)):
         hint = did_you_mean(word, list(ALLOWANCES)) or f"what can be allowed: {listed(list(ALLOWANCES))}"
         fail("M115", f"`{printable(word)}` is nothing that can be allowed", help=hint)
+    if CHANGED_SOURCE in allowed and not planned:
+        hint = f"without one there is nothing that the source is compared with: leave {option('allow', CHANGED_SOURCE)} out"
+        fail("M115", f"`{CHANGED_SOURCE}` can be allowed for a saved plan only", help=hint)
     if not isinstance(at, (str, type(None))):
         fail("M115", f"`at` is the path of a dict as text, not {printable(repr(at))}")
     if output_format is not None and output_format not in OUTPUT_FORMATS:
@@ -215,7 +225,7 @@ def saved_plan(path: PathLike) -> dict[str, Any] | None:
         return None
     try:
         with open(name, encoding="utf-8") as file:
-            saved = json.load(file)
+            saved: dict[str, Any] = json.load(file)
     except (ValueError, RecursionError) as error:
         fail("M115", f"{name} is not a plan: {error}")
     if not isinstance(saved, dict) or saved.get("kind") != "plan" or not _is_whole(saved):
@@ -231,13 +241,50 @@ def _is_whole(saved: Mapping[str, Any]) -> bool:
         read = (saved["digest"], saved["source"]["path"], saved["options"]["max_shard_size"], saved["options"]["folder"])
         asked = saved["question"]
         lists = [asked[name] for name in ("to", "from", "rules", "allow")]
-        kinds = [*zip(read, (str, str, int, bool), strict=True), (asked["params"], dict), (asked["backwards"], bool)]
+        states = saved["source"].get("states", [])
+        kinds: list[tuple[Any, Any]] = [(states, list), *((file[name], kind) for file in states for name, kind in _STATE.items())]
+        kinds += [*zip(read, (str, str, int, bool), strict=True), (asked["params"], dict), (asked["backwards"], bool)]
         kinds += [(asked.get(name) or "", str) for name in ("at", "output_format")]
     except (KeyError, TypeError):
         return False
     return all(isinstance(value, kind) for value, kind in kinds) and all(
         isinstance(words, list) and all(isinstance(word, str) for word in words) for words in lists
     )
+
+
+def changed_files(saved: Mapping[str, Any], now: Mapping[str, Any], copied: bool) -> list[str]:
+    """What of the source's files is not as a saved plan says: sizes, and but for a copy the times of their last change."""
+    then, found = {file["name"]: file for file in saved["states"]}, {file["name"]: file for file in now["states"]}
+    if len(now["files"]) == 1 and saved["states"]:
+        # a copy of a single file may be called otherwise
+        then[now["files"][0]] = then.pop(saved["states"][0]["name"])
+    changed = []
+    for name in dict.fromkeys((*found, *then)):
+        before, file = then.get(name), found.get(name)
+        if before is None or file is None:
+            changed.append(f"{printable(name)}: {'it was not there' if before is None else 'it is no longer there'}")
+        elif before["size"] != file["size"]:
+            changed.append(f"{printable(name)}: its size was {before['size']} bytes and is {file['size']}")
+        elif before["mtime_ns"] != file["mtime_ns"] and not copied:
+            changed.append(f"{printable(name)}: it was written to or replaced, for its time of modification is another")
+    return changed
+
+
+def require_source(saved: Mapping[str, Any], now: Mapping[str, Any], *, copied: bool, changed: bool) -> list[str]:
+    """Notes on the files of the source that are not as a saved plan says. M903 unless that is allowed: `changed`."""
+    if "states" not in saved["source"]:
+        fail(
+            "M903",
+            "the plan does not say how large the files were that it was made for: an earlier version of migrate made it",
+            help="plan again",
+        )
+    found = changed_files(saved["source"], now["source"], copied)
+    if found and not changed:
+        where = "the copy is not what the plan was made for" if copied else "the source is not what it was when the plan was made"
+        others = f"{option('allow', CHANGED_SOURCE)} runs the plan on the files as they are, if they hold the same tensors"
+        more = (f"and {len(found) - _MOST_FILES:,} more files",) if len(found) > _MOST_FILES else ()
+        fail("M903", f"{where}: {found[0]}", notes=(*found[1:_MOST_FILES], *more), help=f"plan again, and review the new plan; {others}")
+    return [f"not as the plan says, which was allowed: {one}" for one in found]
 
 
 def changed_since(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -284,7 +331,7 @@ def _reviewed(plan: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(source, dict) and isinstance(source.get("files"), list) and len(source["files"]) == 1:
         # the name of a single file is where it lies
         source = _without(source, "files")
-    out["source"] = _without(source, "path")
+    out["source"] = _without(_without(source, "path"), "states")
     way_back = out.get("downgrade")
     if isinstance(way_back, dict) and isinstance(way_back.get("because"), list):
         out["downgrade"] = {**way_back, "because": [_PLACE.sub("", why) if isinstance(why, str) else why for why in way_back["because"]]}

@@ -44,11 +44,13 @@ Compute: TypeAlias = "Callable[[Value | Tensor], Leaf]"
 class Leaf:
     """Bytes that moves read from: a blob from byte `base` on, or memory, or what a subclass makes when it is read."""
 
-    __slots__ = ("base", "blob", "fd", "memory")
+    __slots__ = ("base", "blob", "fd", "file", "memory")
 
     def __init__(self, blob: Blob | None, base: int, memory: memoryview | None = None) -> None:
         self.blob, self.base, self.memory = blob, base, memory
         self.fd = blob.fileno() if blob is not None else None
+        # a file that does not stay open
+        self.file = blob if blob is not None and self.fd is None and blob.identity is not None else None
 
     def read(self, offset: int, buffer: memoryview) -> None:
         """Fills `buffer` from `offset`; CheckpointError M905 if the bytes are not there, RunError M913 if reading fails."""
@@ -56,10 +58,19 @@ class Leaf:
             buffer[:] = self.memory[offset : offset + len(buffer)]
         elif self.blob is not None:
             try:
-                if self.fd is None or os.preadv(self.fd, (buffer,), self.base + offset) != len(buffer):
+                if self._preadv((buffer,), offset) != len(buffer):
                     self.blob.readinto(self.base + offset, buffer)
             except OSError as error:
                 unreadable(self.blob, error)
+
+    def _preadv(self, buffers: Sequence[memoryview], offset: int) -> int:
+        """The bytes read by one system call; -1 where there is no file to read."""
+        if self.fd is not None:
+            return os.preadv(self.fd, buffers, self.base + offset)
+        if self.file is None:
+            return -1
+        with self.file.hold() as descriptor:
+            return -1 if descriptor is None else os.preadv(descriptor, buffers, self.base + offset)
 
     def move(self, move: Move, out: memoryview, base: int) -> bool:
         """Does a strided move in a way of its own, if it has one; `base` is added to the move's destination."""
@@ -68,7 +79,7 @@ class Leaf:
     def scatter(self, offset: int, buffers: Sequence[memoryview], nbytes: int) -> None:
         """Fills the buffers, one after the other, from `offset`."""
         try:
-            if self.fd is not None and os.preadv(self.fd, buffers, self.base + offset) == nbytes:
+            if self._preadv(buffers, offset) == nbytes:
                 return
         except OSError as error:
             if self.blob is not None:

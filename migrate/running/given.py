@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ class GivenBlob:
     """The packed bytes of one tensor."""
 
     __slots__ = ("_bytes", "_make", "name", "size")
+    identity = None
 
     def __init__(self, name: str, size: int, make: Callable[[], bytes | memoryview]) -> None:
         self.name, self.size, self._make = name, size, make
@@ -28,6 +30,9 @@ class GivenBlob:
 
     def fileno(self) -> int | None:
         return None
+
+    def hold(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def readinto(self, offset: int, buffer: memoryview) -> None:
         if self._bytes is None:
@@ -58,6 +63,9 @@ class GivenSource:
         out = bytearray(self.index.tensors[key].spec.nbytes)
         self.blobs[self.index.tensors[key].blob].readinto(0, memoryview(out))
         return bytes(out)
+
+    def identities(self) -> None:
+        """Nothing that could tell these bytes from others in another process."""
 
     def check_unchanged(self) -> None:
         """Nothing: what is written down does not change."""

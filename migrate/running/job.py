@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.diagnostics import fail, printable
 from ..core.spelling import option
-from ..planning.question import PathLike, Question, path_text, require_unchanged, shape_of, written_as
+from ..planning.question import PathLike, Question, path_text, require_source, require_unchanged, shape_of, written_as
 from ..planning.route import remarks
 from . import limits
 from .device import parse
@@ -39,12 +40,13 @@ def write(
     progress: Callable[[int, int], None] | None = None,
     saved: Mapping[str, Any] | None = None,
     dry_run: bool = False,
+    changed: bool = False,
 ) -> dict[str, Any]:
     """Migrates what `opened` answers with into `out`, and closes it. The answer says what was published.
 
     A checkpoint on disk that is where it shall go already is left alone: the answer's `path` is then None. `saved` is the plan that
-    must come out again (M903). With `dry_run` the answer is the plan's document, and nothing is written; without `out`, that of an output
-    which is shaped like the source.
+    must come out again (M903), and from the same files, unless they may have `changed` or are a copy of those elsewhere. With `dry_run`
+    the answer is the plan's document, and nothing is written; without `out`, that of an output which is shaped like the source.
     """
     if out is None and not dry_run:
         fail("M115", "nothing says where the output goes", help="out=PATH")
@@ -61,13 +63,14 @@ def write(
             folder, question = shape_of(place.name, source.format, question)
             if saved is not None:
                 _check_shape(saved, place, folder, written_as(source.format, question))
-        made = plan_for(source, question, folder, shard)
+        made, copy_of = plan_for(source, question, folder, shard), None
         if saved is not None:
             require_unchanged(saved, made.document)
+            made, copy_of = _taken(made, saved, changed)
         if place is None or dry_run:
             return dict(made.document)
         if not made.document["path"] and source.format != "memory" and question.output_format is None:
-            return _published(made, source, None, RunResult({}, 0, 0))
+            return _published(made, source, None, copy_of, RunResult({}, 0, 0))
         side_files = [(f["path"], made.sides.read(f["path"]) or b"") for f in made.document["side_files"]]
         result = run(
             made.written,
@@ -84,7 +87,7 @@ def write(
             device=where,
             progress=progress,
         )
-        return _published(made, source, os.fspath(place), result)
+        return _published(made, source, os.fspath(place), copy_of, result)
     finally:
         source.close()
 
@@ -99,7 +102,17 @@ def _check_shape(saved: Mapping[str, Any], out: Path, folder: bool, written: str
         fail("M115", f"the plan makes {saved['options']['format']}, and {printable(str(out))} is the name of the other", help="rename it")
 
 
-def _published(made: Plan, source: Source, path: str | None, result: RunResult) -> dict[str, Any]:
+def _taken(made: Plan, saved: Mapping[str, Any], changed: bool) -> tuple[Plan, str | None]:
+    """The plan with notes on its source, and where the saved plan's own source lies if this is a copy. M903 where that is not allowed."""
+    place, now = saved["source"]["path"], made.document["source"]["path"]
+    copied = os.path.realpath(place) != os.path.realpath(now)
+    notes = require_source(saved, made.document, copied=copied, changed=changed)
+    if copied:
+        notes = [f"read from {printable(now)}, a copy of {printable(place)}, which the plan was made for", *notes]
+    return replace(made, document={**made.document, "notes": [*made.document["notes"], *notes]}), place if copied else None
+
+
+def _published(made: Plan, source: Source, path: str | None, copy_of: str | None, result: RunResult) -> dict[str, Any]:
     """The answer of a run; without a `path` there was nothing to do."""
     planned = made.document
     return {
@@ -107,6 +120,7 @@ def _published(made: Plan, source: Source, path: str | None, result: RunResult) 
         "kind": "published",
         "path": path,
         "source": source.path,
+        "copy_of": copy_of,
         "digest": made.digest,
         "steps": planned["path"],
         "question": planned["question"],

@@ -31,6 +31,7 @@ from .share import origins
 if TYPE_CHECKING:
     from ..core.spec import Spec
     from ..planning.graph import Tensor
+    from ..source.blobs import Identity
     from ..source.target import Rest
 
 
@@ -178,6 +179,7 @@ def _plan(source: Source, question: Question, folder: bool, max_shard_size: int)
         rest=rest,
         last=_following(out.outputs),
     )
+    watched = source.identities() or {}
     side_files = walk.side_files(source.index.side_files)
     if found := clash([*(f.name for f in target.files), *target.small, *(path for path, _ in side_files)]):
         refuse_clash(*found)
@@ -190,6 +192,11 @@ def _plan(source: Source, question: Question, folder: bool, max_shard_size: int)
             "tensors": len(source.index.tensors),
             "bytes": source.index.nbytes,
             "files": list(source.index.files),
+            "states": [
+                # not of the blobs that hold what was lifted out of pickles
+                *(_state(name, blob.size, blob.identity) for name, blob in zip(source.index.files, source.blobs, strict=False)),
+                *(_state(f.path, f.size, watched.get(f.path)) for f in (source.index.side_files if folder else ())),
+            ],
         },
         stored=source.index.tensors,
         composition=composition,
@@ -216,6 +223,11 @@ def _plan(source: Source, question: Question, folder: bool, max_shard_size: int)
     return Plan(
         body, composition, target, walk.sides, out.outputs, (*composition.graph.checks, *(out.checks if written == "torch" else ()))
     )
+
+
+def _state(name: str, size: int, found: Identity | None) -> dict[str, Any]:
+    """What a plan says of a file of the source, to be compared before it is run."""
+    return {"name": name, "size": size, "mtime_ns": None if found is None else found.modified}
 
 
 def _following(outputs: Mapping[str, Tensor]) -> set[str]:

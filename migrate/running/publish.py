@@ -1,11 +1,15 @@
 """A target appears whole or not at all: the partial folder, its journal, and the rename that replaces nothing.
 
     OUT.migrate-partial/            mode 0700, beside the target, so that the rename stays on one file system
-        journal.jsonl               which tiles are written, each with its checksum
+        journal.jsonl               what the run reads, and which tiles are written, each with its checksum
         data/                       what becomes OUT: the folder itself, or the one file in it
 
 The journal follows the bytes and is not trusted: a resumed run reads and hashes what is claimed again. So neither a
-kill nor a power cut can make it lie, and it needs no fsync of its own.
+kill nor a power cut can make it lie, and it needs no fsync of its own. What the bytes were made of no hash of them can tell,
+so the journal begins with the identity of every source file: a run goes on only over files that are the same.
+
+A folder of that name may have been made by somebody else, to have a run write through a hard link or wait at a pipe. All that is
+in it is looked at before any of it is opened to be written, and again as it is opened.
 """
 
 from __future__ import annotations
@@ -16,19 +20,24 @@ import fcntl
 import json
 import os
 import platform
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ..core.diagnostics import fail, printable
 from ..core.spelling import option
+from ..source.blobs import Identity, difference
+from ..source.paths import kind_of
 from ..source.target import Target
-from .share import Shared
+from .share import Shared, scratch
 
 SUFFIX = ".migrate-partial"
 JOURNAL = "journal.jsonl"
 HASH = "xxh3_128"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+# bytes of a file that a line of the journal speaks of, but for its last line
+TILE = 4 << 20
 _CLAIM = {"file": str, "tile": int, "offset": int, "length": int, HASH: str}
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
@@ -36,6 +45,11 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
 _AT_FDCWD, _NOREPLACE = -100, 1
 _RENAMEAT2 = {"x86_64": 316, "aarch64": 276}
+
+# how often a tile may be claimed: once in each life of a run that lost it
+_LIVES = 16
+_MOST_NAMED = 5
+_SAFE = os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 # file name and tile number -> (offset, length, checksum of the file up to the tile's end)
 Claims = dict[tuple[str, int], tuple[int, int, str]]
@@ -70,10 +84,11 @@ class Partial:
 
     Call sequence: `Partial(...)` (makes or takes over the folder), `allocate`, `open` and `claim` while writing,
     `add` for small files, `check`, `publish`. `discard` removes everything, `close` keeps it for a later resume.
-    `begun`: a tile has been written, by this run or the one that it resumes.
+    `begun`: a tile has been written, by this run or the one that it resumes. `source` are the identities of the source's files, by
+    name; without them nothing that an earlier run wrote is taken over, because nothing tells what it was made of.
     """
 
-    def __init__(self, out: Path, target: Target, digest: str, *, resume: bool) -> None:
+    def __init__(self, out: Path, target: Target, digest: str, *, resume: bool, source: Mapping[str, Identity] | None = None) -> None:
         self.out, self.target, self.digest = out, target, digest
         self.folder = out.parent / (out.name + SUFFIX)
         self.data = self.folder / "data"
@@ -81,7 +96,9 @@ class Partial:
         self.begun = False
         self._names = {Path(file.name) for file in target.files}
         self._journal = -1
-        head = {"format_version": FORMAT_VERSION, "kind": "journal", "digest": digest, "hash": HASH}
+        self._owner: int | None = None
+        stood = None if source is None else {name: list(found[1:]) for name, found in source.items()}
+        head = {"format_version": FORMAT_VERSION, "kind": "journal", "digest": digest, "hash": HASH, "source": stood}
         try:
             self.folder.mkdir(mode=0o700)
         except FileExistsError:
@@ -91,22 +108,76 @@ class Partial:
                     f"{_shown(self.folder)} is there from an earlier run",
                     help=f"run again with {option('resume', True)} to finish it, or remove that folder",
                 )
-            if not self.folder.is_dir() or self.folder.is_symlink() or self.data.is_symlink():
+            if not self.folder.is_dir() or self.folder.is_symlink():
                 fail("M911", f"{_shown(self.folder)} is no partial folder", help="move it away")
-            self._lock()
-            self.claims = self._read(head)
-            self.begun = bool(self.claims)
+            self._take_over(head)
         except OSError as error:
             write_failed(error, self.folder, f"cannot make {_shown(self.folder)}")
         else:
             self._lock()
-            os.write(self._journal, _line(head))
+            _append(self._journal, head)
         self.data.mkdir(exist_ok=True)
 
-    def _lock(self) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
+    def _take_over(self, head: Mapping[str, Any]) -> None:
+        """Goes on where an earlier run of the same plan over the same files ended; M926 if the folder is not what such a run makes."""
         try:
-            self._journal = os.open(self.folder / JOURNAL, flags, 0o600)
+            # not the user of this process: file systems may call him otherwise
+            with scratch(self.folder) as made:
+                self._owner = os.fstat(made).st_uid
+        except PermissionError:
+            self._refuse(self.folder, f"belongs to user {os.lstat(self.folder).st_uid}, and this run may not write in it")
+        self._lock()
+        try:
+            self._require_own()
+            self.claims = self._read(head)
+        except BaseException:
+            self.close()
+            raise
+        if head["source"] is None:
+            self.claims = {}
+        self.begun = bool(self.claims)
+
+    def _require_own(self) -> None:
+        """M926 unless the folder holds only what this run could have made: folders and files of its own, each with one name."""
+        self._check(self.folder, os.lstat(self.folder))
+        pending = [self.folder]
+        while pending:
+            with os.scandir(pending.pop()) as entries:
+                for entry in entries:
+                    self._check(Path(entry.path), entry.stat(follow_symlinks=False))
+                    if entry.is_dir(follow_symlinks=False):
+                        pending.append(Path(entry.path))
+
+    def _check(self, path: Path, status: os.stat_result) -> None:
+        if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+            self._refuse(path, f"is {kind_of(status.st_mode)}")
+        if self._owner is not None and status.st_uid != self._owner:
+            self._refuse(path, f"belongs to user {status.st_uid}, and what is made here belongs to user {self._owner}")
+        if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+            self._refuse(path, f"has {status.st_nlink} names (hard links): writing it would change another file")
+
+    def _refuse(self, path: Path, why: str) -> NoReturn:
+        where = "" if path == self.folder else f"{printable(str(path.relative_to(self.folder)), 200)} in "
+        fail(
+            "M926",
+            f"{where}{_shown(self.folder)} {why}",
+            notes=("no run of migrate leaves that behind: it was made or changed by somebody else",),
+            help="see where it comes from, remove that folder and begin anew",
+        )
+
+    def _opened(self, path: Path, flags: int, mode: int = 0o666) -> int:
+        """A descriptor of a file of our own."""
+        descriptor = os.open(path, os.O_RDWR | flags | _SAFE, mode)
+        try:
+            self._check(path, os.fstat(descriptor))
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def _lock(self) -> None:
+        try:
+            self._journal = self._opened(self.folder / JOURNAL, os.O_CREAT | os.O_APPEND, 0o600)
             fcntl.flock(self._journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.close()
@@ -114,10 +185,22 @@ class Partial:
         except OSError as error:
             write_failed(error, self.folder, f"cannot open the journal of {_shown(self.folder)}")
 
+    def _longest(self, head: Mapping[str, Any]) -> int:
+        """The most bytes that runs of this plan leave in a journal."""
+        nbytes = len(_line(head))
+        for file in self.target.files:
+            tiles = file.size // TILE + 1
+            nbytes += _LIVES * tiles * len(_claim(file.name, tiles, file.size, file.size, "0" * 32))
+        return nbytes
+
     def _read(self, head: Mapping[str, Any]) -> Claims:
-        size = os.fstat(self._journal).st_size
-        lines = os.pread(self._journal, size, 0).split(b"\n")
+        size, most = os.fstat(self._journal).st_size, self._longest(head)
+        lines = os.pread(self._journal, min(size, most), 0).split(b"\n")
         first = _parsed(lines[0])
+        # one of another plan may well be larger, and is refused with what is known of it
+        another = first.get("kind") == "journal" and {**first, "source": None} != {**head, "source": None}
+        if size > most and not another:
+            self._refuse(self.folder / JOURNAL, f"has {size:,} bytes, and all runs of this plan together write at most {most:,}")
         if lines[:-1] and first == head:
             claims: Claims = {}
             for line in lines[1:-1]:
@@ -138,6 +221,8 @@ class Partial:
                     f"its journal has format version {printable(str(version))}, this one's is {FORMAT_VERSION}",
                     help="remove that folder and begin anew, or resume with the version it was begun with",
                 )
+            if not another:
+                self._refuse_source(first.get("source"), head["source"])
             fail(
                 "M918",
                 f"{_shown(self.folder)} belongs to another plan",
@@ -146,8 +231,20 @@ class Partial:
             )
         # killed before the first line was whole: nothing is claimed
         os.ftruncate(self._journal, 0)
-        os.write(self._journal, _line(head))
+        _append(self._journal, head)
         return {}
+
+    def _refuse_source(self, was: Any, now: Mapping[str, list[int]] | None) -> NoReturn:
+        """M918 naming the files that are not what they were when the folder was begun."""
+        then, stands = (found if isinstance(found, dict) else {} for found in (was, now))
+        changed = [f"{printable(name)}: {_difference(then.get(name), stands.get(name))}" for name in {**stands, **then}
+                   if then.get(name) != stands.get(name)]  # fmt: skip
+        fail(
+            "M918",
+            f"{_shown(self.folder)} was begun over another state of the source" + "".join(f": {one}" for one in changed[:1]),
+            notes=(*changed[1:_MOST_NAMED], *(f"and {n:,} more files" for n in (len(changed) - _MOST_NAMED,) if n > 0)),
+            help="remove that folder and begin anew: what it holds was made of the files as they were",
+        )
 
     def require(self, side_bytes: int, shared: Shared | None = None) -> None:
         """RunError M909 unless the file system has room for all that is still to be written. Looks, and writes nothing.
@@ -180,7 +277,7 @@ class Partial:
             for file in self.target.files:
                 path = self._path(file.name)
                 path.parent.mkdir(parents=True, exist_ok=True)
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0), 0o666)
+                descriptor = self._opened(path, os.O_CREAT)
                 try:
                     os.ftruncate(descriptor, file.size)
                     if shared is not None:
@@ -203,12 +300,12 @@ class Partial:
 
     def open(self, name: str) -> int:
         """A descriptor for reading and writing a weight file. The caller closes it."""
-        return os.open(self._path(name), os.O_RDWR | os.O_CLOEXEC)
+        return self._opened(self._path(name), 0)
 
     def claim(self, file: str, tile: int, offset: int, length: int, checksum: str) -> None:
         """Records that the file, up to the end of a tile, is written and has this checksum. One append, so lines of threads do not mix."""
         self.begun = True
-        os.write(self._journal, _line({"file": file, "tile": tile, "offset": offset, "length": length, HASH: checksum}))
+        os.write(self._journal, _claim(file, tile, offset, length, checksum))
 
     def add(self, name: str, content: bytes | str | Path) -> None:
         """Writes a small file, from bytes or copied from a path."""
@@ -372,6 +469,25 @@ def _reread(descriptor: int, length: int) -> bytes:
 
 def _line(record: Mapping[str, Any]) -> bytes:
     return _ENCODER.encode(record).encode() + b"\n"
+
+
+def _claim(file: str, tile: int, offset: int, length: int, checksum: str) -> bytes:
+    return _line({"file": file, "tile": tile, "offset": offset, "length": length, HASH: checksum})
+
+
+def _append(journal: int, record: Mapping[str, Any]) -> None:
+    """Writes a line that one system call may be too short for."""
+    line = memoryview(_line(record))
+    while line:
+        line = line[os.write(journal, line) :]
+
+
+def _difference(then: Any, now: list[int] | None) -> str:
+    """How two entries of a head's `source` differ, in words."""
+    numbers = isinstance(then, list) and [type(n) for n in then] == [int] * 4
+    if now is None or not numbers:
+        return "it is no longer there" if now is None else "it was not there"
+    return difference(Identity(0, *then), Identity(0, *now)) or "it is the same"
 
 
 def _parsed(line: bytes) -> dict[str, Any]:

@@ -12,10 +12,12 @@ or broken, that write says so.
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from fcntl import ioctl
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -24,7 +26,7 @@ from .geometry import Layouts
 
 if TYPE_CHECKING:
     from ..planning.graph import Tensor
-    from ..source.index import Source
+    from ..source.index import Blob, Source
     from ..source.target import OutputFile, Target
 
 # shorter runs are copied: each clone costs an extent in both files
@@ -34,7 +36,6 @@ AT_ONCE = 1 << 30
 # linux/fs.h: _IOW(0x94, 13, struct file_clone_range), and that struct
 _FICLONERANGE = 0x4020940D
 _CLONE_RANGE = "=qQQQ"
-_PROBE = "probe"
 
 
 class Run(NamedTuple):
@@ -69,18 +70,18 @@ def runs(file: OutputFile, outputs: Mapping[str, Tensor], source: Source, layout
 def origins(outputs: Mapping[str, Tensor], source: Source) -> Callable[[str], list[tuple[int, int]]]:
     """For an output key: (where its first byte would stand in the source's file, bytes) of each of its stretches.
 
-    An output file that puts the key there modulo the size of a page can share these bytes.
+    An output file that puts the key there modulo the size of a page can share these bytes, if they lie in a file. Whether they do
+    does not count here: headers, and with them the digest, must not depend on what holds the bytes.
     """
     stored, stretches = source.index.tensors, _stretches(Layouts())
-    in_files = [blob.fileno() is not None for blob in source.blobs]
 
     def of(key: str) -> list[tuple[int, int]]:
         tensor = outputs[key]
         found = []
         for leaf, origin, at, length in stretches(tensor):
             name = tensor.sources[leaf]
-            if isinstance(name, str) and in_files[(place := stored[name]).blob]:
-                found.append((place.offset + origin - at, length))
+            if isinstance(name, str):
+                found.append((stored[name].offset + origin - at, length))
         return found
 
     return of
@@ -108,13 +109,13 @@ class Shared:
     """
 
     def __init__(self, outputs: Mapping[str, Tensor], source: Source, target: Target, layouts: Layouts, folder: Path) -> None:
-        self._descriptors = [blob.fileno() for blob in source.blobs]
-        self._devices = [-1 if fd is None else os.fstat(fd).st_dev for fd in self._descriptors]
+        self._blobs = source.blobs
+        self._devices = [-1 if blob.identity is None else blob.identity.device for blob in source.blobs]
         self._block = os.statvfs(folder).f_bsize
         self._sharing: dict[int, bool] = {}
-        for blob, device, fd in zip(source.blobs, self._devices, self._descriptors, strict=True):
-            if fd is not None and device not in self._sharing and blob.size >= self._block:
-                self._sharing[device] = self._probe(fd, folder)
+        for blob, device in zip(source.blobs, self._devices, strict=True):
+            if blob.identity is not None and device not in self._sharing and blob.size >= self._block:
+                self._sharing[device] = self._probe(blob, folder)
         self._clones: dict[str, list[Run]] = {file.name: [] for file in target.files}
         for file in target.files if any(self._sharing.values()) else ():
             long = (run for run in runs(file, outputs, source, layouts) if run.nbytes >= LEAST)
@@ -128,12 +129,13 @@ class Shared:
         """Puts the source's extents into the file, which has its full size. A device that refuses is not asked again."""
         made = []
         for run in self._clones[name]:
-            source, device = self._descriptors[run.blob], self._devices[run.blob]
-            if source is None or not self._sharing[device]:
+            device = self._devices[run.blob]
+            if not self._sharing[device]:
                 continue
             try:
-                for first in range(0, run.nbytes, AT_ONCE):
-                    clone(source, run.origin + first, descriptor, run.at + first, min(AT_ONCE, run.nbytes - first))
+                with self._blobs[run.blob].hold() as source:
+                    for first in range(0, run.nbytes, AT_ONCE):
+                        clone(source, run.origin + first, descriptor, run.at + first, min(AT_ONCE, run.nbytes - first))
                 made.append(run)
             except OSError:
                 self._sharing[device] = False
@@ -159,23 +161,35 @@ class Shared:
         if nbytes > 0 and (run.at - run.origin) % self._block == 0 and self._sharing.get(self._devices[run.blob]):
             yield Run(run.at + head, nbytes, run.blob, run.origin + head)
 
-    def _probe(self, source: int, folder: Path) -> bool:
+    def _probe(self, blob: Blob, folder: Path) -> bool:
         """Whether a block of the source could be cloned, into a file that is gone at once."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
         try:
-            descriptor = os.open(folder / _PROBE, flags, 0o600)
-            try:
-                os.unlink(folder / _PROBE)
+            with scratch(folder) as descriptor, blob.hold() as source:
                 clone(source, 0, descriptor, 0, self._block)
-            finally:
-                os.close(descriptor)
         except OSError:
             return False
         return True
 
 
-def clone(source: int, origin: int, target: int, at: int, nbytes: int) -> None:
+@contextmanager
+def scratch(folder: Path) -> Iterator[int]:
+    """A new file in the folder, without a name, until the end of the context. OSError if none can be made."""
+    place = folder / f"scratch-{os.getpid()}"
+    # what a killed process left, or somebody laid there; the file itself is not touched
+    with suppress(FileNotFoundError):
+        os.unlink(place)
+    descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.unlink(place)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def clone(source: int | None, origin: int, target: int, at: int, nbytes: int) -> None:
     """Makes `nbytes` of one file from `at` on share the extents of another from `origin` on; OSError if the system does not."""
+    if source is None:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
     ioctl(target, _FICLONERANGE, struct.pack(_CLONE_RANGE, source, origin, nbytes, at))
 
 

@@ -37,7 +37,7 @@ from .device import CPU, Device
 from .errors import Ledger
 from .gather import WINDOW, Gather, Window
 from .geometry import STAGE, Layouts
-from .publish import HASH, Partial, check_place, write_failed
+from .publish import HASH, TILE, Partial, check_place, write_failed
 from .share import Shared
 from .sums import Sealed, Sums, Told
 from .values import MAX_MEMORY, Values
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from ..planning.graph import Tensor, ValueCheck
     from ..source.index import Source
     from ..source.target import OutputFile, Target
-
-TILE = 4 << 20
 
 
 class Part(NamedTuple):
@@ -384,10 +382,11 @@ def run(
     """Writes `outputs` to `out` as `target` says, and publishes it whole or not at all.
 
     `digest` identifies the plan: a partial folder is resumed only by the same. `side_files` are (name, bytes or a path to
-    copy). `progress` is called with (bytes done, bytes in all) after each tile, from one thread at a time. Memory stays
+    copy). A resumed run takes over what an earlier one wrote of the same files; of what lies in memory it writes all again.
+    `progress` is called with (bytes done, bytes in all) after each tile, from one thread at a time. Memory stays
     under `max_memory` but for interpreter and libraries.
 
-    Raises QuestionError M904, M911, M918; CheckpointError M905 and those of failed `checks`; RunError M909, M913, M919.
+    Raises QuestionError M904, M911, M918, M926; CheckpointError M905 and those of failed `checks`; RunError M909, M913, M919.
     The partial folder is kept after a RunError or an interrupt, and removed after a CheckpointError, or anything unforeseen
     before the first tile was written. ValueError if `threads` is less than one.
     """
@@ -404,7 +403,7 @@ def run(
     value_checks.require(checks, source, max_memory)
     told = sums.expected(outputs.values(), source, layouts)
     sums.require(outputs.values(), source, told)
-    partial = Partial(path, target, digest, resume=resume)
+    partial = Partial(path, target, digest, resume=resume, source=source.identities())
     try:
         shared = Shared(outputs, source, target, layouts, partial.folder)
         partial.require(sum(len(c) if isinstance(c, bytes) else os.stat(c).st_size for _, c in side_files), shared)

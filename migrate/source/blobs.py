@@ -1,20 +1,26 @@
-"""Files that are opened once, read by descriptor, and watched for change.
+"""Files that are read by descriptor and watched for change.
 
 Nothing is mapped: a mapped file that is cut short kills the process, a `pread` that comes back short is an error with
-a name. Nothing is opened a second time by name either: between two opens another file can take the name.
+a name. The first files of a checkpoint are opened once and stay open. A checkpoint of more files than a process may have
+open is read all the same: the others are opened when they are read, and each opening compares what has the name now with
+what had it first, because between two opens another file can take the name.
 """
 
 from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
 from ..core.diagnostics import Report, fail, listed, printable
 from .index import Blob, Index
 
 CHANGED_HELP = "let whatever writes to the checkpoint finish, then run again"
+# files of one checkpoint that stay open, and how many more are open at a time, where the process may have 1,024 or more
+KEPT, LENT = 256, 64
 
 
 class Identity(NamedTuple):
@@ -32,31 +38,142 @@ def identity(status: os.stat_result) -> Identity:
     return Identity(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
+def _room() -> tuple[int, int]:
+    """How many files of a checkpoint stay open, and how many more may be: a part of what the process may have open in all."""
+    try:
+        import resource
+    except ImportError:
+        return KEPT, LENT
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit == resource.RLIM_INFINITY:
+        return KEPT, LENT
+    return min(KEPT, limit // 4), min(LENT, max(4, limit // 16))
+
+
+class Shelf:
+    """Keeps the first files of a checkpoint open, and lends out the others: those that were read last stay open, up to a number.
+
+    `reopen` opens a file by its name. Thread-safe. A file that is being read is never closed, so that there may be as many
+    more open as there are threads.
+    """
+
+    def __init__(self, reopen: Callable[[str], int]) -> None:
+        self._reopen = reopen
+        self._places, self._room = _room()
+        self._lock = threading.Lock()
+        # the one that was read last at the end, each with its descriptor and how many read it now
+        self._lent: dict[FileBlob, tuple[int, int]] = {}
+
+    def keep(self) -> bool:
+        """Whether there is a place for one more file that stays open; takes it."""
+        with self._lock:
+            if not self._places:
+                return False
+            self._places -= 1
+            return True
+
+    def put(self, blob: FileBlob, descriptor: int) -> None:
+        """Takes over a file that was just opened."""
+        with self._lock:
+            self._close_idle(self._room - 1)
+            self._lent[blob] = (descriptor, 0)
+
+    def take(self, blob: FileBlob) -> int:
+        """A descriptor of the file, until `give`. OSError if it cannot be opened, M905 if it is no longer the same file."""
+        with self._lock:
+            found = self._lent.pop(blob, None)
+            if found is None:
+                self._close_idle(self._room - 1)
+                found = (self._opened(blob), 0)
+            self._lent[blob] = (found[0], found[1] + 1)
+            return found[0]
+
+    def give(self, blob: FileBlob) -> None:
+        with self._lock:
+            if blob in self._lent:
+                descriptor, readers = self._lent[blob]
+                self._lent[blob] = (descriptor, readers - 1)
+                self._close_idle(self._room)
+
+    def close(self, blob: FileBlob) -> None:
+        """Closes the file, if it is open."""
+        with self._lock:
+            if (found := self._lent.pop(blob, None)) is not None:
+                os.close(found[0])
+
+    def free(self) -> None:
+        """Gives back the place of a file that stayed open."""
+        with self._lock:
+            self._places += 1
+
+    def _close_idle(self, most: int) -> None:
+        """Closes what was read longest ago, until `most` are open or all of them are being read."""
+        if len(self._lent) > most:
+            idle = [blob for blob, (_, readers) in self._lent.items() if not readers]
+            for blob in idle[: len(self._lent) - most]:
+                os.close(self._lent.pop(blob)[0])
+
+    def _opened(self, blob: FileBlob) -> int:
+        try:
+            descriptor = self._reopen(blob.name)
+        except FileNotFoundError:
+            fail("M905", _changed(blob.name, "it is no longer there"), help=CHANGED_HELP)
+        if change := difference(blob.identity, identity(os.fstat(descriptor))):
+            os.close(descriptor)
+            fail("M905", _changed(blob.name, change), help=CHANGED_HELP)
+        return descriptor
+
+
 class FileBlob:
-    """A regular file held by its descriptor. `locate` gives the identity of what has its name now, or None."""
+    """A regular file, held by its descriptor or, with a `shelf` that is full, opened again when it is read.
 
-    __slots__ = ("_descriptor", "_identity", "_locate", "name", "size")
+    `locate` gives the identity of what has its name now, or None.
+    """
 
-    def __init__(self, name: str, descriptor: int, locate: Callable[[str], Identity | None]) -> None:
+    __slots__ = ("_descriptor", "_locate", "_shelf", "identity", "name", "size")
+
+    def __init__(self, name: str, descriptor: int, locate: Callable[[str], Identity | None], shelf: Shelf | None = None) -> None:
         self.name = name
+        self.identity = identity(os.fstat(descriptor))
+        self.size = self.identity.size
+        self._locate, self._shelf = locate, shelf
         self._descriptor: int | None = descriptor
-        self._identity = identity(os.fstat(descriptor))
-        self._locate = locate
-        self.size = self._identity.size
+        if shelf is not None and not shelf.keep():
+            self._descriptor = None
+            shelf.put(self, descriptor)
 
     def fileno(self) -> int | None:
         return self._descriptor
 
+    @contextmanager
+    def hold(self) -> Iterator[int]:
+        """The file's descriptor, open for as long. OSError if it cannot be opened again, M905 if the file is not what it was."""
+        if self._descriptor is not None:
+            yield self._descriptor
+            return
+        if self._shelf is None:
+            raise ValueError(f"{self.name} is closed")
+        descriptor = self._shelf.take(self)
+        try:
+            yield descriptor
+        finally:
+            self._shelf.give(self)
+
     def readinto(self, offset: int, buffer: memoryview) -> None:
         """Fills `buffer` from `offset`; M905 if the file ends before, M901 if the system cannot read. Thread-safe."""
-        if self._descriptor is None:
-            raise ValueError(f"{self.name} is closed")
         left = buffer if buffer.format == "B" and buffer.ndim == 1 else buffer.cast("B")
+        try:
+            if self._descriptor is not None:
+                self._fill(self._descriptor, offset, left)
+            else:
+                with self.hold() as descriptor:
+                    self._fill(descriptor, offset, left)
+        except OSError as error:
+            fail("M901", f"{printable(self.name)}: cannot read {left.nbytes} bytes at {offset}: {error.strerror}")
+
+    def _fill(self, descriptor: int, offset: int, left: memoryview) -> None:
         while left.nbytes:
-            try:
-                count = os.preadv(self._descriptor, [left], offset)
-            except OSError as error:
-                fail("M901", f"{printable(self.name)}: cannot read {left.nbytes} bytes at {offset}: {error.strerror}")
+            count = os.preadv(descriptor, [left], offset)
             if count == 0:
                 fail("M905", f"{printable(self.name)}: ends at {offset}, but was {self.size} bytes when it was opened", help=CHANGED_HELP)
             offset += count
@@ -68,20 +185,25 @@ class FileBlob:
 
     def change(self) -> str | None:
         """What differs from the moment of opening, or None."""
-        if self._descriptor is None:
+        if self._descriptor is None and self._shelf is None:
             return None
-        return difference(self._identity, identity(os.fstat(self._descriptor))) or difference(self._identity, self._locate(self.name))
+        held = None if self._descriptor is None else difference(self.identity, identity(os.fstat(self._descriptor)))
+        return held or difference(self.identity, self._locate(self.name))
 
     def close(self) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        descriptor, shelf = self._descriptor, self._shelf
+        self._descriptor = self._shelf = None
+        if descriptor is not None:
+            os.close(descriptor)
+        if shelf is not None:
+            shelf.close(self) if descriptor is None else shelf.free()
 
 
 class BytesBlob:
     """Bytes in memory as a blob: an archive that lies within another."""
 
     __slots__ = ("_content", "name", "size")
+    identity = None
 
     def __init__(self, name: str, content: bytes | bytearray | memoryview) -> None:
         self.name, self.size = name, len(content)
@@ -89,6 +211,9 @@ class BytesBlob:
 
     def fileno(self) -> int | None:
         return None
+
+    def hold(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def readinto(self, offset: int, buffer: memoryview) -> None:
         """Fills `buffer` from `offset`; M905 if there are not so many bytes."""
@@ -120,10 +245,15 @@ def difference(then: Identity, now: Identity | None) -> str | None:
     return None
 
 
+def _changed(name: str, change: str) -> str:
+    return f"{printable(name)}: changed while it was read: {change}"
+
+
 class FileSource:
     """A Source over files: what every format on disk returns.
 
-    `side` reads one side file, `watched` gives (name, what changed) of side files, `release` closes what else is open.
+    `side` reads one side file; `watched` are the identities of side files, by path, and `locate` gives what they are now. `release`
+    closes what else is open.
     """
 
     def __init__(
@@ -135,7 +265,8 @@ class FileSource:
         *,
         history: bytes | None = None,
         side: Callable[[str], bytes] | None = None,
-        watched: Callable[[], Iterable[tuple[str, str]]] = tuple,
+        watched: Mapping[str, Identity] | None = None,
+        locate: Callable[[str], Identity | None] = lambda path: None,
         release: Callable[[], None] | None = None,
     ) -> None:
         self.path = path
@@ -144,7 +275,7 @@ class FileSource:
         self.history = history
         self._files = tuple(blobs)
         self.blobs: Sequence[Blob] = self._files
-        self._side, self._watched, self._release = side, watched, release
+        self._side, self._watched, self._locate, self._release = side, watched or {}, locate, release
 
     def side_file(self, path: str) -> bytes:
         """The bytes of one of `index.side_files`; KeyError for any other path, M905 if it changed since it was listed."""
@@ -152,12 +283,18 @@ class FileSource:
             raise KeyError(path)
         return self._side(path)
 
+    def identities(self) -> Mapping[str, Identity]:
+        """What each file was when it was opened, side files when they were listed, by its path in the checkpoint."""
+        return {**{blob.name: blob.identity for blob in self._files}, **self._watched}
+
     def check_unchanged(self) -> None:
         """M905 naming every file that is not what it was when it was opened."""
         report = Report()
-        changes = [(blob.name, change) for blob in self._files if (change := blob.change())]
-        for name, change in (*changes, *self._watched()):
-            report.add("M905", f"{printable(name)}: changed while it was read: {change}", help=CHANGED_HELP)
+        changes = [(blob.name, blob.change()) for blob in self._files]
+        changes += [(path, difference(then, self._locate(path))) for path, then in self._watched.items()]
+        for name, change in changes:
+            if change:
+                report.add("M905", _changed(name, change), help=CHANGED_HELP)
         report.check()
 
     def close(self) -> None:

@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from ..core.spec import Spec, total_bytes
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from .blobs import Identity
     from .outline import Outline
     from .pickle.policy import Outside
     from .unread import Unread
@@ -99,13 +102,23 @@ def specs_hash(specs: Mapping[str, Spec]) -> str:
 
 
 class Blob(Protocol):
-    """Bytes that tensors lie in: a file opened once, or memory. Never mapped, never re-opened by name."""
+    """Bytes that tensors lie in: a file, or memory. Never mapped."""
 
     name: str
     size: int
 
+    @property
+    def identity(self) -> Identity | None:
+        """What tells the file, as it was when it was opened, from any other; None where the bytes are in memory."""
+
     def fileno(self) -> int | None:
-        """The open descriptor, or None where the bytes are in memory."""
+        """A descriptor that stays open as long as the blob; None where the bytes are in memory or the file is opened when it is read."""
+
+    def hold(self) -> AbstractContextManager[int | None]:
+        """The file's descriptor, open for as long as the context; None where the bytes are in memory.
+
+        Entering it is an OSError if the file cannot be opened again, and M905 if it is not what it was.
+        """
 
     def readinto(self, offset: int, buffer: memoryview) -> None:
         """Fills `buffer` from `offset`; CheckpointError M905 if the bytes are not there (the file was cut short). Thread-safe."""
@@ -125,6 +138,12 @@ class Source(Protocol):
 
     def side_file(self, path: str) -> bytes:
         """The bytes of one of `index.side_files`."""
+
+    def identities(self) -> Mapping[str, Identity] | None:
+        """What each file was when it was opened, by its path in the checkpoint: all that `check_unchanged` watches.
+
+        None where nothing can tell later whether the bytes are still the same: they are in memory.
+        """
 
     def check_unchanged(self) -> None:
         """CheckpointError M905 naming each file whose device, inode, size or mtime is not what it was when it was opened."""

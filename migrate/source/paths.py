@@ -21,7 +21,7 @@ from ..core import log
 from ..core.diagnostics import Report, did_you_mean, fail, listed, printable
 from ..core.spelling import option
 from . import elsewhere, pointers
-from .blobs import FileBlob, Identity, identity
+from .blobs import FileBlob, Identity, Shelf, identity
 
 FOLLOW = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 READ = FOLLOW | os.O_NOFOLLOW
@@ -56,10 +56,11 @@ def same_when_folded(names: list[str]) -> list[list[str]]:
 class Folder:
     """A directory by its descriptor. Paths given to its methods are relative to it, with `/` between the parts."""
 
-    __slots__ = ("_descriptor", "allow_links", "path")
+    __slots__ = ("_descriptor", "_shelf", "allow_links", "path")
 
     def __init__(self, path: str, allow_links: bool = False) -> None:
         self.path, self.allow_links = path, allow_links
+        self._shelf = Shelf(lambda path: self._regular(path)[0])
         # the operator named this path: links up to here are his own
         try:
             self._descriptor: int | None = os.open(path, FOLLOW | os.O_DIRECTORY)
@@ -88,25 +89,33 @@ class Folder:
         return found
 
     def open(self, path: str) -> FileBlob:
-        """The regular file at `path`, opened. M907 for a link that is not allowed or anything but a regular file, else M901."""
-        parts = path.split("/")
-        if any(p in ("", ".", "..") or "\0" in p for p in parts):
-            fail("M907", f"{self.label(path)}: not a path inside the checkpoint")
+        """The regular file at `path`, opened. M907 for a link that is not allowed or anything but a regular file, else M901.
+
+        Of many files, only the first stay open; the others are opened again when they are read.
+        """
         try:
-            with self.entered(parts[:-1]) as inside:
-                descriptor = self._open(inside, parts[-1], path)
+            descriptor, status = self._regular(path)
         except OSError as error:
             many = "raise the limit of open files (`ulimit -n`)" if error.errno in (errno.EMFILE, errno.ENFILE) else None
             fail("M901", f"{self.label(path)}: cannot be opened: {error.strerror}", help=many)
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            os.close(descriptor)
-            fail("M907", f"{self.label(path)}: not a regular file")
         if status.st_size < pointers.LARGEST and (stands_for := pointers.read(descriptor)) is not None:
             os.close(descriptor)
             self._refuse_pointer(path, stands_for)
         log.trace("opened %s, %d bytes", self.label(path), status.st_size)
-        return FileBlob(path, descriptor, self.locate)
+        return FileBlob(path, descriptor, self.locate, self._shelf)
+
+    def _regular(self, path: str) -> tuple[int, os.stat_result]:
+        """A descriptor of the regular file at `path`, and what it says of it. OSError if it cannot be opened, M907 as `open`."""
+        parts = path.split("/")
+        if any(p in ("", ".", "..") or "\0" in p for p in parts):
+            fail("M907", f"{self.label(path)}: not a path inside the checkpoint")
+        with self.entered(parts[:-1]) as inside:
+            descriptor = self._open(inside, parts[-1], path)
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            os.close(descriptor)
+            fail("M907", f"{self.label(path)}: not a regular file")
+        return descriptor, status
 
     def _refuse_pointer(self, path: str, stands_for: int) -> NoReturn:
         below, _, name = path.rpartition("/")
@@ -133,7 +142,7 @@ class Folder:
                 return os.open(name, FOLLOW, dir_fd=inside)
         # looked at before it is opened: opening a device or a pipe is an act of its own
         if not stat.S_ISREG(kind):
-            fail("M907", f"{self.label(path)}: not a regular file but {_kind(kind)}")
+            fail("M907", f"{self.label(path)}: not a regular file but {kind_of(kind)}")
         try:
             return os.open(name, READ, dir_fd=inside)
         except OSError as error:
@@ -161,7 +170,7 @@ class Folder:
                     return os.open(blob, READ, dir_fd=opened[-1])
             except OSError as error:
                 fail("M907", f"{self.label(path)}: its blob {printable(target)} cannot be opened: {error.strerror}")
-            fail("M907", f"{self.label(path)}: its blob {printable(target)} is not a regular file but {_kind(kind)}")
+            fail("M907", f"{self.label(path)}: its blob {printable(target)} is not a regular file but {kind_of(kind)}")
         finally:
             for descriptor in opened:
                 os.close(descriptor)
@@ -207,7 +216,8 @@ def _is_called(name: str, child: int, parent: int) -> bool:
     return os.path.samestat(named, os.fstat(child))
 
 
-def _kind(mode: int) -> str:
+def kind_of(mode: int) -> str:
+    """What a file of this mode is called, if it is no regular file."""
     for test, word in ((stat.S_ISDIR, "a folder"), (stat.S_ISLNK, "a link"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket")):
         if test(mode):
             return word
@@ -259,7 +269,7 @@ def find(path: str | os.PathLike[str], allow_links: bool = False, at: str | None
             folder.close()
             raise
     if not stat.S_ISREG(kind):
-        fail("M907", f"{printable(where, 240)}: not a regular file but {_kind(kind)}")
+        fail("M907", f"{printable(where, 240)}: not a regular file but {kind_of(kind)}")
     parent, name = os.path.split(where)
     folder = Folder(parent or ".", allow_links)
     try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ..core.diagnostics import Report, fail
@@ -57,18 +56,12 @@ class Beside:
         then = self.identities[path]
         blob = self.folder.open(path)
         try:
-            change = difference(then, identity(os.fstat(blob.fileno() or 0)))
+            change = difference(then, blob.identity)
             if change:
                 fail("M905", f"{self.folder.label(path)}: changed since it was listed: {change}", help=CHANGED_HELP)
             return blob.read(0, blob.size)
         finally:
             blob.close()
-
-    def changes(self) -> Iterator[tuple[str, str]]:
-        """(path, what changed) of each side file that is not what was listed."""
-        for path, then in self.identities.items():
-            if change := difference(then, self.folder.locate(path)):
-                yield path, change
 
 
 def look_beside(folder: Folder, taken: frozenset[str]) -> Beside:
@@ -126,7 +119,7 @@ def _behind_link(folder: Folder, path: str, report: Report) -> Identity | None:
             report.diagnostics += error.diagnostics
         return None
     try:
-        return identity(os.fstat(blob.fileno() or 0))
+        return blob.identity
     finally:
         blob.close()
 

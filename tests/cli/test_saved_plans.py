@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commandline import DATA, ROOT, contents, done, environment, mixtral, rules, run, safetensors
+
+import migrate
+from migrate.core.errors import QuestionError
 
 LOSSY = (
     'id: demo/2/x\ntitle: x\nlineage: demo\nedge: ["1", "2"]\n'
@@ -139,6 +145,202 @@ def test_a_plan_with_a_part_missing_is_refused(tmp_path: Path, plan: Path, gone:
 def test_a_plan_of_a_later_format_is_refused(tmp_path: Path, plan: Path) -> None:
     plan.write_text(plan.read_text().replace('"format_version": "1.0"', '"format_version": "2.0"', 1))
     refused(plan, tmp_path / "out.safetensors")
+
+
+def test_a_plan_that_knows_no_sizes_has_to_be_made_anew(tmp_path: Path, plan: Path) -> None:
+    document = json.loads(plan.read_text())
+    del document["source"]["states"]
+    plan.write_text(json.dumps(document))
+    assert "an earlier version of migrate made it" in refused(plan, tmp_path / "out.safetensors")
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        None, 7, [7], ["in.safetensors"], [{"name": 1, "size": 1, "mtime_ns": 1}], [{"name": "a", "size": 1}],
+        [{"name": "a", "size": 1, "mtime_ns": "1"}],
+    ],
+)  # fmt: skip
+def test_a_plan_whose_files_are_no_files_is_no_plan(tmp_path: Path, plan: Path, files: object) -> None:
+    document = json.loads(plan.read_text())
+    document["source"]["states"] = files
+    plan.write_text(json.dumps(document))
+    refused(plan, tmp_path / "out.safetensors", code="M115")
+
+
+def test_a_plan_holds_the_sizes_and_times_of_the_files(tmp_path: Path, source: Path, plan: Path) -> None:
+    found = os.stat(source)
+    files = [{"name": "in.safetensors", "size": found.st_size, "mtime_ns": found.st_mtime_ns}]
+    document = json.loads(plan.read_text())
+    assert document["source"]["states"] == files
+    hub = done("plan", DATA / "mixtral__v4" / "hub", "--to", "+1", "--format", "json").json["source"]
+    stood = {f.name: (f.stat().st_size, f.stat().st_mtime_ns) for f in (DATA / "mixtral__v4" / "hub").iterdir()}
+    held = {f["name"]: (f["size"], f["mtime_ns"]) for f in hub["states"]}
+    assert held == {name: stood[name] for name in held}
+    assert {"config.json", "model.safetensors"} <= held.keys()
+
+
+def touched(path: Path) -> None:
+    os.utime(path, ns=(1, path.stat().st_mtime_ns + 1))
+
+
+def other_bytes(path: Path) -> None:
+    raw = path.read_bytes()
+    path.write_bytes(raw[:-8] + bytes(8))
+    touched(path)
+
+
+def longer(path: Path) -> None:
+    """The same tensors behind a longer header, the time of modification as it was."""
+    before, raw = os.stat(path), path.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    path.write_bytes((length + 8).to_bytes(8, "little") + raw[8 : 8 + length] + b" " * 8 + raw[8 + length :])
+    os.utime(path, ns=(1, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize(
+    ("change", "why"), [(touched, "time of modification"), (other_bytes, "time of modification"), (longer, "its size was")]
+)
+def test_a_source_that_changed_is_refused_unless_that_is_allowed(
+    tmp_path: Path, source: Path, plan: Path, change: Callable[[Path], None], why: str
+) -> None:
+    out, digest = tmp_path / "out.safetensors", json.loads(plan.read_text())["digest"]
+    change(source)
+    said = refused(plan, out)
+    assert f"in.safetensors: {'it was written to' if 'time' in why else why}" in said
+    assert why in said
+    assert "--allow changed-source" in said
+    published = done("apply", plan, "-o", out, "--allow", "changed-source", "--format", "json").json
+    assert (published["digest"], published["copy_of"], published["question"]["allow"]) == (digest, None, [])
+    assert any("in.safetensors" in note and why in note and "allowed" in note for note in published["notes"])
+    done("apply", source, "-o", tmp_path / "direct.safetensors", "--rules", tmp_path / "rules.yaml", "--set", "n=2")
+    assert contents(out) == contents(tmp_path / "direct.safetensors")
+
+
+def test_a_changed_source_of_other_tensors_is_refused_whatever_is_allowed(tmp_path: Path, source: Path, plan: Path) -> None:
+    safetensors(source, {"a.0": ("F32", [3]), "a.1": ("F32", [3])})
+    result = run("apply", plan, "-o", tmp_path / "out.safetensors", "--allow", "changed-source", "--format", "json")
+    assert (result.exit, result.codes) == (2, ["M903"])
+
+
+def test_a_side_file_that_changed_is_refused(tmp_path: Path) -> None:
+    hub = tmp_path / "hub"
+    shutil.copytree(DATA / "mixtral__v4" / "hub", hub)
+    done("plan", hub, "--to", "+1", "-o", tmp_path / "plan.json")
+    config = hub / "config.json"
+    config.write_text(config.read_text().replace('"bos_token_id": 1', '"bos_token_id": 2'))
+    touched(config)
+    assert "config.json: it was written to" in refused(tmp_path / "plan.json", tmp_path / "new")
+    done("apply", tmp_path / "plan.json", "-o", tmp_path / "new", "--allow", "changed-source")
+
+
+def test_nothing_changed_is_nothing_to_say(tmp_path: Path, plan: Path) -> None:
+    published = done("apply", plan, "-o", tmp_path / "out.safetensors", "--allow", "changed-source", "--format", "json").json
+    assert published["notes"] == json.loads(plan.read_text())["notes"]
+
+
+def test_a_plan_runs_on_a_copy_and_says_so(tmp_path: Path, source: Path, plan: Path) -> None:
+    copy = Path(shutil.copy(source, tmp_path / "copy.safetensors"))
+    source.unlink()
+    out = tmp_path / "out.safetensors"
+    result = done("apply", plan, "--source", copy, "-o", out)
+    assert f"note: read from {copy}, a copy of {source}, which the plan was made for" in result.out
+    assert f"migrate verify {out} --source {copy}" in result.err
+    published = done("apply", plan, "--source", copy, "-o", tmp_path / "again.safetensors", "--format", "json").json
+    assert (published["source"], published["copy_of"]) == (str(copy), str(source))
+    assert published["digest"] == json.loads(plan.read_text())["digest"]
+    assert any(str(source) in note for note in published["notes"])
+    answer = migrate.apply(plan, tmp_path / "python.safetensors", source=copy)
+    assert answer["copy_of"] == str(source)
+    assert out.read_bytes() == (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "python.safetensors").read_bytes()
+
+
+def test_a_copy_of_a_folder_has_the_sizes_of_the_plan(tmp_path: Path) -> None:
+    hub, copy = DATA / "mixtral__v4" / "hub", tmp_path / "copy"
+    done("plan", hub, "--to", "+1", "-o", tmp_path / "plan.json")
+    shutil.copytree(hub, copy, copy_function=shutil.copyfile)
+    done("apply", tmp_path / "plan.json", "--source", copy, "-o", tmp_path / "new")
+    longer(copy / "model.safetensors")
+    result = run("apply", tmp_path / "plan.json", "--source", copy, "-o", tmp_path / "other", "--format", "json")
+    assert (result.exit, result.codes) == (2, ["M903"])
+    assert "the copy is not what the plan was made for: model.safetensors: its size was" in result.json["diagnostics"][0]["message"]
+
+
+def test_the_plans_own_place_is_no_copy(tmp_path: Path, source: Path, plan: Path) -> None:
+    published = done("apply", plan, "--source", source, "-o", tmp_path / "out.safetensors", "--format", "json").json
+    assert published["copy_of"] is None
+    touched(source)
+    result = run("apply", plan, "--source", source, "-o", tmp_path / "again.safetensors", "--format", "json")
+    assert (result.exit, result.codes) == (2, ["M903"])
+
+
+def test_a_copy_of_other_tensors_is_refused(tmp_path: Path, plan: Path) -> None:
+    copy = safetensors(tmp_path / "copy.safetensors", {"a.0": ("F32", [2]), "b.1": ("F32", [2])})
+    result = run("apply", plan, "--source", copy, "-o", tmp_path / "out.safetensors", "--format", "json")
+    assert result.exit in (2, 3)
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("verb", "options"),
+    [
+        ("apply", ("--allow", "changed-source")), ("plan", ("--allow", "changed-source")), ("inspect", ("--allow", "changed-source")),
+        ("apply", ("--source", "copy.safetensors")),
+    ],
+)  # fmt: skip
+def test_what_a_saved_plan_takes_is_for_saved_plans(tmp_path: Path, source: Path, rule: Path, verb: str, options: tuple[str, ...]) -> None:
+    out = ("-o", tmp_path / "out.safetensors", "--rules", rule) if verb == "apply" else ("--rules", rule)
+    result = run(verb, source, *out, *options, "--format", "json")
+    assert (result.exit, result.codes) == (2, ["M115"])
+
+
+def test_python_allows_a_changed_source_as_the_command_line_does(tmp_path: Path, source: Path, plan: Path) -> None:
+    touched(source)
+    with pytest.raises(QuestionError, match=r"allow=\{\"changed-source\"\} runs the plan"):
+        migrate.apply(plan, tmp_path / "out.safetensors")
+    answer = migrate.apply(plan, tmp_path / "out.safetensors", allow={"changed-source"})
+    assert answer["digest"] == json.loads(plan.read_text())["digest"]
+    with pytest.raises(QuestionError, match="saved plan"):
+        migrate.apply(source, tmp_path / "new.safetensors", rules=[tmp_path / "rules.yaml"], source=source)
+
+
+@pytest.mark.parametrize("form", ["touch", "rename", "same time"])
+@pytest.mark.parametrize("how", ["rules", "plan", "folder"])
+def test_a_killed_run_is_not_resumed_over_another_source(tmp_path: Path, how: str, form: str) -> None:
+    tensors = {f"a.{i}": ("U8", [1 << 20]) for i in range(9)}
+    path = tmp_path / "in" / "model.safetensors" if how == "folder" else tmp_path / "in.safetensors"
+    out = tmp_path / ("out" if how == "folder" else "out.safetensors")
+    safetensors(path, tensors)
+    checkpoint: Path = path.parent if how == "folder" else path
+    rule = rules(tmp_path, "rules: [{name: r, from: 'a.{i:int}', to: 'b.{i}'}]\n")
+    question: dict[str, Any] = {"rules": [rule]}
+    if how == "plan":
+        done("plan", path, "--rules", rule, "-o", tmp_path / "plan.json")
+        checkpoint, question = tmp_path / "plan.json", {"allow": {"changed-source"}}
+
+    def killed(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        migrate.apply(checkpoint, out, progress=killed, **question)
+    before = os.stat(path)
+    raw = path.read_bytes()
+    other = raw[: len(raw) - (9 << 20)] + bytes(9 << 20)
+    if form == "rename":
+        (tmp_path / "beside").write_bytes(other)
+        (tmp_path / "beside").rename(path)
+    else:
+        path.write_bytes(other)
+    if form != "touch":
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(QuestionError) as caught:
+        migrate.apply(checkpoint, out, resume=True, **question)
+    assert [d.code for d in caught.value.diagnostics] == ["M918"]
+    assert f"{path.name}: " in caught.value.diagnostics[0].message
+    assert not out.exists()
+    shutil.rmtree(tmp_path / f"{out.name}.migrate-partial")
+    migrate.apply(checkpoint, out, **question)
+    assert {raw for _, _, raw in contents(out).values()} == {bytes(1 << 20)}
 
 
 def test_a_checkpoint_that_is_gone_is_named(tmp_path: Path, source: Path, plan: Path) -> None:

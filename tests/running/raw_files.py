@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from migrate.core.diagnostics import fail
 from migrate.core.spec import BITS, Spec, spec
 from migrate.planning.graph import Tensor
 from migrate.running.values import pack
+from migrate.source.blobs import Identity, identity
 from migrate.source.index import Index, Stored
 from migrate.source.target import OutputFile, Placed, Target
 
@@ -30,7 +32,11 @@ class RawBlob:
     def __init__(self, path: Path) -> None:
         self.name = path.name
         self.fd = os.open(path, os.O_RDONLY)
+        self.identity: Identity | None = identity(os.fstat(self.fd))
         self.size = os.fstat(self.fd).st_size
+
+    def hold(self) -> AbstractContextManager[int | None]:
+        return nullcontext(self.fileno())
 
     def fileno(self) -> int | None:
         return self.fd
@@ -44,6 +50,10 @@ class RawBlob:
 
 
 class MemoryBlob(RawBlob):
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.identity = None
+
     def fileno(self) -> int | None:
         return None
 
@@ -64,6 +74,10 @@ class RawSource:
 
     def side_file(self, path: str) -> bytes:
         return (Path(self.path) / path).read_bytes()
+
+    def identities(self) -> dict[str, Identity] | None:
+        found = {blob.name: identity(os.fstat(blob.fd)) for blob in self.blobs}
+        return found if all(blob.identity for blob in self.blobs) else None
 
     def check_unchanged(self) -> None:
         for blob, seen in zip(self.blobs, self._seen, strict=True):

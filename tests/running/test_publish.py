@@ -11,18 +11,21 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from raw_files import RawBlob, RawSource, describe, random_raw, read_back, whole, write_source
+from raw_files import MemoryBlob, RawBlob, RawSource, describe, random_raw, read_back, whole, write_source
 from work import HANG
 
 from migrate.core.errors import CheckpointError, MigrateError, QuestionError, RunError
 from migrate.planning.graph import ValueCheck
 from migrate.running import publish, tiles
+from migrate.source.blobs import Identity
 
 KEYS = [f"k{i}" for i in range(6)]
 SHAPE = (700, 4096)
@@ -173,12 +176,12 @@ def test_a_partial_folder_of_another_plan_is_not_resumed(source: RawSource, tmp_
     assert partial.exists()
 
 
-@pytest.mark.parametrize("version", [1, 3, None, "x"])
+@pytest.mark.parametrize("version", [1, 2, 4, None, "x"])
 def test_a_journal_of_another_format_is_refused_with_its_version(source: RawSource, tmp_path: Path, version: object) -> None:
     journal = part_done(source, tmp_path / "out") / "journal.jsonl"
     head, rest = journal.read_bytes().split(b"\n", 1)
     journal.write_bytes(json.dumps({**json.loads(head), "format_version": version}).encode() + b"\n" + rest)
-    with pytest.raises(QuestionError, match=f"format version {version}, this one's is 2") as caught:
+    with pytest.raises(QuestionError, match=f"format version {version}, this one's is 3") as caught:
         go(source, tmp_path / "out", resume=True)
     assert code(caught) == "M918"
     assert "remove that folder" in (caught.value.diagnostics[0].help or "")
@@ -188,8 +191,8 @@ def test_a_journal_of_another_format_is_refused_with_its_version(source: RawSour
 @pytest.mark.parametrize(
     "line",
     [
-        {"file": []}, {"tile": {}}, {"tile": True}, {"tile": 1.0}, {"offset": None}, {"length": "1"}, {publish.HASH: {}}, "[" * 100_000,
-        '{"a":' * 100_000, '{"file":' + "1" * 5000 + "}", "null", "{}",
+        {"file": []}, {"tile": {}}, {"tile": True}, {"tile": 1.0}, {"offset": None}, {"length": "1"}, {publish.HASH: {}}, "[" * 3000,
+        '{"file":' + "1" * 5000 + "}", "null", "{}",
     ],
     ids=lambda line: str(line)[:20],
 )  # fmt: skip
@@ -198,19 +201,23 @@ def test_a_foreign_line_of_a_journal_claims_nothing(source: RawSource, tmp_path:
     journal = partial / "journal.jsonl"
     true = json.loads(journal.read_bytes().splitlines()[1])
     journal.write_text(journal.read_text() + (line if isinstance(line, str) else json.dumps({**true, **line})) + "\n")
-    made = publish.Partial(tmp_path / "out", describe(outputs(), files=2), "plan-1", resume=True)
+    made = publish.Partial(tmp_path / "out", describe(outputs(), files=2), "plan-1", resume=True, source=source.identities())
     made.close()
+    assert made.claims
     assert {type(part) for claim, value in made.claims.items() for part in (*claim, *value)} == {str, int}
     go(source, tmp_path / "out", resume=True)
     assert read_back(tmp_path / "out", describe(outputs(), files=2)) == content(source)
 
 
-@pytest.mark.parametrize("stray", ["evil.bin", ".out-0.bin.tmp", "sub/evil.bin", "empty/", "link"])
+@pytest.mark.parametrize("line", ["[" * 100_000, '{"a":' * 100_000], ids=["list", "dict"])
+def test_a_line_nested_too_deep_is_foreign(line: str) -> None:
+    assert publish._parsed(line.encode()) == {}
+
+
+@pytest.mark.parametrize("stray", ["evil.bin", ".out-0.bin.tmp", "sub/evil.bin", "empty/"])
 def test_what_somebody_else_laid_into_the_partial_folder_is_named_and_not_published(source: RawSource, tmp_path: Path, stray: str) -> None:
     path = part_done(source, tmp_path / "out") / "data" / stray
-    if stray == "link":
-        path.symlink_to(tmp_path / "in")
-    elif stray.endswith("/"):
+    if stray.endswith("/"):
         path.mkdir()
     else:
         path.parent.mkdir(exist_ok=True)
@@ -227,13 +234,218 @@ def test_what_somebody_else_laid_into_the_partial_folder_is_named_and_not_publis
     assert sorted(p.name for p in (tmp_path / "out").rglob("*")) == ["notes.txt", "out-0.bin", "out-1.bin", "sub"]
 
 
-def test_a_small_file_is_not_written_through_a_link(source: RawSource, tmp_path: Path) -> None:
+STOOD = {"raw-0.bin": Identity(1, 2, 3, 4, 5)}
+
+
+def taken(out: Path, *, resume: bool = True) -> publish.Partial:
+    """The partial folder of a small target of two files."""
+    target = describe({key: whole(key, "uint8", (100,)) for key in ("a", "b")}, files=2)
+    return publish.Partial(out, target, "plan-1", resume=resume, source=STOOD)
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> Path:
+    """A partial folder with both files and a claim."""
+    made = taken(tmp_path / "out", resume=False)
+    made.allocate()
+    made.claim("out-0.bin", 0, 0, 108, "0" * 32)
+    made.close()
+    return made.folder
+
+
+def refused(begun: Path, said: str) -> None:
+    """Taking the folder over is refused with these words, and changes nothing in it."""
+    before = [(p, s.st_ino, s.st_size, s.st_mtime_ns, s.st_nlink) for p in sorted(begun.rglob("*")) for s in [os.lstat(p)]]
+    with pytest.raises(QuestionError) as caught:
+        taken(begun.with_name("out"))
+    assert code(caught) == "M926"
+    assert caught.value.diagnostics[0].message.startswith(said), caught.value.diagnostics[0].message
+    assert "remove that folder" in (caught.value.diagnostics[0].help or "")
+    assert before == [(p, s.st_ino, s.st_size, s.st_mtime_ns, s.st_nlink) for p in sorted(begun.rglob("*")) for s in [os.lstat(p)]]
+
+
+def test_a_partial_folder_of_our_own_is_taken_over(begun: Path) -> None:
+    made = taken(begun.with_name("out"))
+    made.close()
+    assert made.claims == {("out-0.bin", 0): (0, 108, "0" * 32)}
+    assert sorted(p.name for p in begun.iterdir()) == ["data", "journal.jsonl"]
+
+
+@pytest.mark.parametrize("name", ["data/out-0.bin", "data/notes.txt", "journal.jsonl", "other"])
+def test_a_hard_link_in_a_partial_folder_is_refused(begun: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / "mine").write_text("mine")
-    (part_done(source, tmp_path / "out") / "data" / "notes.txt").symlink_to(tmp_path / "mine")
-    go(source, tmp_path / "out", side_files=[("notes.txt", b"theirs")], resume=True)
+    (begun / name).unlink(missing_ok=True)
+    os.link(tmp_path / "mine", begun / name)
+    refused(begun, f"{name} in {begun} has 2 names (hard links)")
     assert (tmp_path / "mine").read_text() == "mine"
-    assert not (tmp_path / "out" / "notes.txt").is_symlink()
-    assert (tmp_path / "out" / "notes.txt").read_text() == "theirs"
+
+
+@pytest.mark.parametrize("name", ["data/out-0.bin", "data/notes.txt", "journal.jsonl", "other"])
+def test_a_pipe_in_a_partial_folder_is_refused_and_not_waited_for(begun: Path, name: str) -> None:
+    (begun / name).unlink(missing_ok=True)
+    os.mkfifo(begun / name)
+    refused(begun, f"{name} in {begun} is a pipe")
+
+
+@pytest.mark.parametrize("name", ["data/out-0.bin", "data/sub", "data/sub/notes.txt", "data"])
+def test_a_link_in_a_partial_folder_is_refused(begun: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "mine").write_text("mine")
+    if name == "data":
+        shutil.rmtree(begun / "data")
+    (begun / name).parent.mkdir(exist_ok=True)
+    (begun / name).unlink(missing_ok=True)
+    (begun / name).symlink_to(tmp_path / "mine" if "." in name else tmp_path)
+    refused(begun, f"{name} in {begun} is a link")
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+def test_a_linked_journal_is_not_written_through(begun: Path, tmp_path: Path) -> None:
+    (begun / "journal.jsonl").rename(tmp_path / "mine")
+    (begun / "journal.jsonl").symlink_to(tmp_path / "mine")
+    before = (tmp_path / "mine").read_bytes()
+    with pytest.raises(RunError) as caught:
+        taken(tmp_path / "out")
+    assert code(caught) == "M913"
+    assert (tmp_path / "mine").read_bytes() == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("name", ["", "journal.jsonl", "data", "data/out-1.bin", "data/other"])
+def test_what_belongs_to_another_user_in_a_partial_folder_is_refused(begun: Path, name: str) -> None:
+    (begun / "data" / "other").write_text("x")
+    os.chown(begun / name, 65534, 65534)
+    where = f"{name} in " if name else ""
+    refused(begun, f"{where}{begun} belongs to user 65534, and what is made here belongs to user 0")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_partial_folder_of_another_user_is_named_to_one_who_may_not_write_in_it(begun: Path, tmp_path: Path) -> None:
+    begun.chmod(0o755)
+    for folder in (tmp_path, *tmp_path.parents):
+        if Path(tempfile.gettempdir()) in folder.parents:
+            folder.chmod(0o755)
+    child = os.fork()
+    if not child:
+        try:
+            os.setresuid(65534, 65534, 65534)
+            with pytest.raises(QuestionError) as caught:
+                taken(tmp_path / "out")
+            said = f"{begun} belongs to user 0, and this run may not write in it"
+            os._exit(0 if code(caught) == "M926" and said in str(caught.value) else 1)
+        except BaseException:  # noqa: BLE001 - the child must not run the rest of the suite
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("how", ["lines", "one line", "sparse", "claims"])
+def test_a_journal_larger_than_the_plan_explains_is_refused(begun: Path, how: str) -> None:
+    journal = begun / "journal.jsonl"
+    head, claim = journal.read_bytes().splitlines(keepends=True)
+    if how == "sparse":
+        os.truncate(journal, 1 << 40)
+    else:
+        journal.write_bytes({"lines": b'{"x":1}\n' * 600, "one line": b"\0" * 5000, "claims": head + claim * 40}[how])
+    refused(begun, f"journal.jsonl in {begun} has {journal.stat().st_size:,} bytes, and all runs of this plan together write at most")
+    # two files of one tile, each claimed sixteen times at most
+    journal.write_bytes(head + claim * 32)
+    taken(begun.with_name("out")).close()
+
+
+def test_a_run_that_is_resumed_again_and_again_leaves_a_journal_that_is_explained(source: RawSource, tmp_path: Path) -> None:
+    partial = part_done(source, tmp_path / "out")
+    for _ in range(10):
+        # what a power cut lost
+        with open(partial / "data" / "out-0.bin", "r+b") as file:
+            file.write(bytes(8))
+        with pytest.raises(Interrupted):
+            go(source, tmp_path / "out", progress=interrupt_after(4), threads=1, resume=True)
+    go(source, tmp_path / "out", resume=True)
+    assert read_back(tmp_path / "out", describe(outputs(), files=2)) == content(source)
+
+
+def other_bytes(path: Path) -> bytes:
+    found = path.read_bytes()
+    return found[:4] + bytes(255 - b for b in found[4:])
+
+
+def in_place(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.write(other_bytes(path))
+
+
+def in_place_with_its_time(path: Path) -> None:
+    before = os.stat(path)
+    in_place(path)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def renamed_over(path: Path) -> None:
+    before, beside = os.stat(path), path.with_name("beside")
+    beside.write_bytes(other_bytes(path))
+    os.utime(beside, ns=(before.st_atime_ns, before.st_mtime_ns))
+    beside.rename(path)
+
+
+def made_anew(path: Path) -> None:
+    before, content = os.stat(path), other_bytes(path)
+    path.unlink()
+    path.write_bytes(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize("replace", [in_place, in_place_with_its_time, renamed_over, made_anew])
+def test_a_source_that_was_replaced_is_not_resumed(source: RawSource, tmp_path: Path, replace: Callable[[Path], None]) -> None:
+    partial = part_done(source, tmp_path / "out")
+    replace(tmp_path / "in" / "raw-1.bin")
+    again = RawSource(tmp_path / "in", dict(source.index.tensors), ["raw-0.bin", "raw-1.bin"])
+    with pytest.raises(QuestionError) as caught:
+        go(again, tmp_path / "out", resume=True)
+    assert code(caught) == "M918"
+    assert "raw-1.bin: " in caught.value.diagnostics[0].message
+    assert "raw-0.bin" not in str(caught.value)
+    assert "remove that folder and begin anew" in (caught.value.diagnostics[0].help or "")
+    assert not (tmp_path / "out").exists()
+    shutil.rmtree(partial)
+    go(again, tmp_path / "out", resume=True)
+    assert read_back(tmp_path / "out", describe(outputs(), files=2)) == content(again)
+
+
+def test_another_device_is_the_same_source(source: RawSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    part_done(source, tmp_path / "out")
+    known = {name: found._replace(device=found.device + 1) for name, found in source.identities().items()}
+    monkeypatch.setattr(source, "identities", lambda: known)
+    assert go(source, tmp_path / "out", resume=True).bytes_written < sum(f.size for f in describe(outputs(), files=2).files)
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_source_of_other_files_is_not_resumed(source: RawSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: bool) -> None:
+    part_done(source, tmp_path / "out")
+    known = source.identities()
+    found = known.pop("raw-0.bin")
+    monkeypatch.setattr(source, "identities", lambda: known if gone else {**known, "raw-0.bin": found, "raw-2.bin": found})
+    with pytest.raises(QuestionError, match=r"raw-0\.bin: it is no longer there" if gone else r"raw-2\.bin: it was not there") as caught:
+        go(source, tmp_path / "out", resume=True)
+    assert code(caught) == "M918"
+
+
+@pytest.mark.parametrize("edit", [[], {}, "x", {"raw-0.bin": [1]}, {"raw-0.bin": ["1", 2, 3, 4], "raw-1.bin": None}, None])
+def test_a_head_that_was_edited_is_refused(source: RawSource, tmp_path: Path, edit: object) -> None:
+    journal = part_done(source, tmp_path / "out") / "journal.jsonl"
+    head, rest = journal.read_bytes().split(b"\n", 1)
+    journal.write_bytes(json.dumps({**json.loads(head), "source": edit}).encode() + b"\n" + rest)
+    with pytest.raises(QuestionError, match=r"raw-0\.bin") as caught:
+        go(source, tmp_path / "out", resume=True)
+    assert code(caught) == "M918"
+
+
+def test_of_what_lies_in_memory_nothing_is_taken_over(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    arrays = {k: ("uint8", random_raw(rng, "uint8", SHAPE)) for k in KEYS}
+    part_done(write_source(tmp_path / "in", arrays, 2, MemoryBlob), tmp_path / "out")
+    other = write_source(tmp_path / "in2", {k: (dtype, 255 - a) for k, (dtype, a) in arrays.items()}, 2, MemoryBlob)
+    result = go(other, tmp_path / "out", resume=True)
+    assert result.bytes_written == sum(f["size"] for f in result.files.values())
+    assert read_back(tmp_path / "out", describe(outputs(), files=2)) == content(other)
 
 
 def test_a_partial_folder_in_use_is_refused(source: RawSource, tmp_path: Path) -> None:
@@ -247,7 +459,10 @@ def test_a_partial_folder_in_use_is_refused(source: RawSource, tmp_path: Path) -
 def test_resume_writes_only_what_is_missing(source: RawSource, tmp_path: Path) -> None:
     partial = part_done(source, tmp_path / "out")
     claimed = [json.loads(line) for line in (partial / "journal.jsonl").read_bytes().splitlines()]
-    assert claimed[0] == {"format_version": 2, "kind": "journal", "digest": "plan-1", "hash": "xxh3_128"}
+    stood = {
+        path.name: [s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns] for path in (tmp_path / "in").iterdir() for s in [os.stat(path)]
+    }
+    assert claimed[0] == {"format_version": 3, "kind": "journal", "digest": "plan-1", "hash": "xxh3_128", "source": stood}
     assert len(claimed) == 3
     result = go(source, tmp_path / "out", resume=True)
     assert result.bytes_written == sum(f["size"] for f in result.files.values()) - sum(c["length"] for c in claimed[1:])

@@ -25,7 +25,11 @@ from migrate.core.errors import MigrateError
 from migrate.core.spec import spec
 from migrate.formats import safetensors
 from migrate.planning.graph import Tensor
+from migrate.planning.plan import Plan
+from migrate.planning.question import ask
 from migrate.running import geometry, publish, share, tiles
+from migrate.running.prepare import plan_for
+from migrate.source.blobs import BytesBlob, read
 
 REFUSALS = [errno.ENOTTY, errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.EPERM, errno.EACCES, errno.ENOSYS, errno.ENOSPC, errno.EIO]
 MKFS = {"xfs": ["mkfs.xfs", "-q", "-f", "-m", "reflink=1"], "btrfs": ["mkfs.btrfs", "-q", "-f"]}
@@ -436,3 +440,33 @@ def test_a_planned_output_lies_like_its_source(tmp_path: Path) -> None:
         starts[name] = {key.split(".", 1)[1]: t.offset % 4096 for key, t in opened.index.tensors.items()}
         opened.close()
     assert starts["old"] == starts["new"]
+
+
+def test_what_holds_the_bytes_decides_neither_padding_nor_digest(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    write_checkpoint(tmp_path / "old" / "model.safetensors", layers=3, kib=1024)
+    (tmp_path / "rename.yaml").write_text(RULES)
+    question = ask((), (), [tmp_path / "rename.yaml"], None, ())
+
+    opened = migrate.formats.open(tmp_path / "old")
+    start = min(t.offset for t in opened.index.tensors.values()) % 4096
+    opened.close()
+
+    def planned(folder: bool, held: bool) -> Plan:
+        source = migrate.formats.open(tmp_path / "old")
+        in_memory = [BytesBlob(blob.name, read(blob, 0, blob.size)) for blob in source.blobs]
+        files, source.blobs = source.blobs, in_memory if held else source.blobs
+        try:
+            return plan_for(source, question, folder, 5 << 30)
+        finally:
+            source.blobs = files
+            source.close()
+
+    for shape in (True, False):
+        in_files, in_memory = planned(shape, held=False), planned(shape, held=True)
+        assert in_files.digest == in_memory.digest
+        assert [f.header for f in in_files.target.files] == [f.header for f in in_memory.target.files]
+        (file,) = in_memory.target.files
+        # within a page it stands as in the source, whose data starts at a multiple of 8 only
+        assert file.tensors[0].offset % 4096 == start
+        assert start % 64

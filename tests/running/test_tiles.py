@@ -324,10 +324,12 @@ from migrate.source.index import Index, Stored
 from migrate.source.target import OutputFile, Placed, Target
 class B:
     name, size, fd = "b", 0, os.open({str(tmp_path / "in" / "raw-0.bin")!r}, os.O_RDONLY)
+    identity = None
     def fileno(self): return self.fd
 class S:
     path, format, blobs = {str(tmp_path / "in")!r}, "raw", [B()]
     index = Index({{"a": Stored(spec("uint8", (600, 4096)), 0, 4)}}, ("raw-0.bin",))
+    def identities(self): pass
     def check_unchanged(self): pass
 v = views.stored(0, (600, 4096))
 v = views.concat([v, v], 1)

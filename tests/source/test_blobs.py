@@ -1,12 +1,17 @@
 """Files held by descriptor."""
 
+import contextlib
+import errno
 import os
+import resource
 import threading
 import tracemalloc
+from pathlib import Path
 
 import pytest
 
 from migrate.core.errors import CheckpointError
+from migrate.source import blobs
 from migrate.source.blobs import BytesBlob, FileBlob, FileSource, Identity, difference, read
 from migrate.source.index import Index
 from migrate.source.paths import Folder
@@ -106,3 +111,134 @@ def test_bytes_are_held_once_while_they_are_read():
     assert size <= peaks[0] < 1.5 * size
     assert type(read(blob, 3, 4)) is bytes
     assert read(blob, 3, 4) == content[3:7]
+
+
+@pytest.fixture
+def many(tmp_path, monkeypatch):
+    """Twenty files in a folder of which two stay open and at most three more are."""
+    monkeypatch.setattr(blobs, "KEPT", 2)
+    monkeypatch.setattr(blobs, "LENT", 3)
+    for n in range(20):
+        (tmp_path / f"f{n}").write_bytes(bytes([n]) * 1000)
+    before = len(os.listdir("/proc/self/fd"))
+    folder = Folder(str(tmp_path))
+    opened = [folder.open(f"f{n}") for n in range(20)]
+    yield opened
+    for blob in opened:
+        blob.close()
+        blob.close()
+    folder.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def open_files():
+    return sorted(os.path.basename(os.readlink(f"/proc/self/fd/{n}")) for n in os.listdir("/proc/self/fd") if held(n))
+
+
+def held(number):
+    try:
+        return os.path.basename(os.readlink(f"/proc/self/fd/{number}")).startswith("f")
+    except OSError:
+        return False
+
+
+def test_of_many_files_a_few_are_open(many):
+    assert open_files() == ["f0", "f1", "f17", "f18", "f19"]
+    assert [blob.fileno() is not None for blob in many] == [True] * 2 + [False] * 18
+    for n, blob in enumerate(many):
+        assert blob.read(990, 10) == bytes([n]) * 10
+        assert len(open_files()) == 5
+    assert many[5].read(0, 1) == b"\5"
+    # what was read last stays
+    assert open_files() == ["f0", "f1", "f18", "f19", "f5"]
+    assert all(blob.change() is None for blob in many)
+
+
+def test_what_is_read_stays_open_however_many_there_are(many):
+    with contextlib.ExitStack() as stack:
+        descriptors = [stack.enter_context(blob.hold()) for blob in many]
+        assert len(set(descriptors)) == len(open_files()) == 20
+        assert [os.pread(d, 1, 0)[0] for d in descriptors] == list(range(20))
+    many[3].read(0, 1)
+    assert len(open_files()) == 5
+
+
+def test_a_place_is_free_again_when_its_file_is_closed(tmp_path, monkeypatch):
+    monkeypatch.setattr(blobs, "KEPT", 1)
+    (tmp_path / "f").write_bytes(b"x")
+    folder = Folder(str(tmp_path))
+    for _ in range(3):
+        opened = folder.open("f")
+        assert opened.fileno() is not None
+        opened.close()
+    folder.close()
+
+
+def rewritten(path):
+    before = os.stat(path)
+    path.write_bytes(bytes(1000))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def replaced(path):
+    before = os.stat(path)
+    path.with_name("other").write_bytes(bytes(1000))
+    os.utime(path.with_name("other"), ns=(before.st_atime_ns, before.st_mtime_ns))
+    path.with_name("other").rename(path)
+
+
+@pytest.mark.parametrize("change", [rewritten, replaced, Path.unlink, lambda path: os.truncate(path, 999)])
+def test_a_file_that_changed_is_refused_when_it_is_opened_again(many, tmp_path, change):
+    change(tmp_path / "f7")
+    with pytest.raises(CheckpointError, match=r"f7: changed while it was read") as caught:
+        many[7].read(0, 1)
+    assert caught.value.diagnostics[0].code == "M905"
+    assert many[7].change()
+    assert many[8].read(0, 1) == b"\10"
+    assert len(open_files()) == 5
+
+
+def test_a_file_that_became_a_link_is_refused(many, tmp_path):
+    (tmp_path / "f7").rename(tmp_path / "moved")
+    (tmp_path / "f7").symlink_to(tmp_path / "moved")
+    with pytest.raises(CheckpointError) as caught:
+        many[7].read(0, 1)
+    assert caught.value.diagnostics[0].code == "M907"
+
+
+def test_a_file_that_cannot_be_opened_again_says_why(many, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        with pytest.raises(CheckpointError, match=r"f7: .*Too many open files") as caught:
+            many[7].read(0, 1)
+    assert caught.value.diagnostics[0].code == "M901"
+
+
+def test_many_threads_may_read_many_files_at_once(many):
+    wrong, most = [], []
+
+    def read(first: int) -> None:
+        for i in range(300):
+            n = (first * 7 + i * 3) % 20
+            if many[n].read(i, 8) != bytes([n]) * 8:
+                wrong.append(n)
+            most.append(len(open_files()) if i % 50 == 0 else 0)
+
+    threads = [threading.Thread(target=read, args=(at,)) for at in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    # two that stay, three that are lent out, and one for each thread
+    assert max(most) <= 2 + 3 + 6
+    assert len(open_files()) == 5
+
+
+@pytest.mark.parametrize(("limit", "room"), [(1024, (256, 64)), (20_000, (256, 64)), (256, (64, 16)), (48, (12, 4)), (-1, (256, 64))])
+def test_the_number_of_open_files_follows_the_limit_of_the_process(monkeypatch, limit, room):
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, limit))
+    assert blobs._room() == room
