@@ -16,18 +16,18 @@ from tasks import (
     CODEC_FASTER,
     FEW_FILES,
     FILES_TIMES,
-    HELP_SECONDS,
+    HELP_CLICKS,
     INDEX_FASTER,
     INDEX_KEYS,
     KEYS_A_FILE,
-    LINT_SECONDS,
+    LINT_TIMES,
     MANY_FILES,
     PLAN_BIND,
+    PLAN_CLICKS,
     PLAN_KEYS,
     PLAN_LINEAR,
-    PLAN_SECONDS,
     PLAN_WHOLE,
-    SPECS_SECONDS,
+    SPECS_TIMES,
     Limit,
     many_rules,
 )  # fmt: skip
@@ -44,9 +44,29 @@ print("\\nIMPORTED", *sorted({"torch", "numpy"} & set(sys.modules)))
 """
 
 
-def _median(argv: list[Any], times: int = 5) -> float:
-    process.run(argv)
-    return statistics.median(process.run(argv).wall for _ in range(times))
+# what the commands have to do at the least, done by the libraries alone
+CLICK = "import click"
+HEADER = """
+import json, sys, time
+started = time.perf_counter()
+with open(sys.argv[1], "rb") as file:
+    json.loads(file.read(int.from_bytes(file.read(8), "little")))
+print(time.perf_counter() - started)
+"""
+YAML = """
+import pathlib, sys, yaml
+for path in pathlib.Path(sys.argv[1]).rglob("*.yaml"):
+    yaml.load(path.read_text(encoding="utf-8"), yaml.SafeLoader)
+"""
+
+
+def _against(what: str, argv: list[Any], yardstick: list[Any], bound: float, times: int = 5) -> Limit:
+    """The command's time as a multiple of the yardstick's, in turns: machines differ, and one machine from hour to hour."""
+    for one in (argv, yardstick):
+        process.run(one)
+    rounds = [(process.run(argv).wall, process.run(yardstick).wall) for _ in range(times)]
+    ratio = statistics.median(ours / theirs for ours, theirs in rounds)
+    return Limit(what, ratio, bound, note=f" ({statistics.median(ours for ours, _ in rounds):.2f} s)")
 
 
 def _imported(python: str, arguments: list[str], *unwanted: str) -> Limit:
@@ -61,9 +81,9 @@ def help_and_plan(migrate: list[str], python: str, folder: Path, checkpoint: Pat
     """`migrate --help`, and `migrate plan` of the benchmark's checkpoint."""
     plan = ["plan", str(checkpoint), "--to", "hf-mixtral@v5"]
     return [
-        Limit("--help", _median([*migrate, "--help"]), HELP_SECONDS, unit=" s"),
+        _against("--help, against a process that imports click", [*migrate, "--help"], [python, "-c", CLICK], HELP_CLICKS),
         _imported(python, ["--help"]),
-        Limit("plan", _median([*migrate, *plan]), PLAN_SECONDS, unit=" s"),
+        _against("plan, against a process that imports click", [*migrate, *plan], [python, "-c", CLICK], PLAN_CLICKS),
         _imported(python, plan),
     ]
 
@@ -79,6 +99,7 @@ def many_keys(migrate: list[str], python: str, folder: Path, checkpoint: Path) -
             data.make_headers(path, keys)
     whole: dict[int, list[float]] = {few: [], many: []}
     bind: dict[int, list[float]] = {few: [], many: []}
+    parse, parsing = list[float](), list[float]()
     # side by side, because a machine's speed changes within minutes
     for _ in range(5):
         for keys, path in paths.items():
@@ -87,9 +108,13 @@ def many_keys(migrate: list[str], python: str, folder: Path, checkpoint: Path) -
             bind[keys].append(timed["seconds"])
             if timed["keys"] != keys:
                 raise process.RunError(f"bind_time.py saw {timed['keys']} keys, not {keys}")
+        parsed = process.run([python, "-c", HEADER, paths[few]])
+        parse.append(float(parsed.stdout))
+        parsing.append(parsed.wall)
+    header, said = "plan of 100,000 keys, 200 rules, against json over the same header", [statistics.median(t[few]) for t in (bind, whole)]
     return [
-        Limit("plan of 100,000 keys, 200 rules: binding and lowering", statistics.median(bind[few]), PLAN_BIND, unit=" s"),
-        Limit("plan of 100,000 keys, 200 rules: whole command", statistics.median(whole[few]), PLAN_WHOLE, unit=" s"),
+        Limit(f"{header}: binding", statistics.median(report.ratios(bind[few], parse)), PLAN_BIND, note=f" ({said[0]:.2f} s)"),
+        Limit(f"{header}: whole processes", statistics.median(report.ratios(whole[few], parsing)), PLAN_WHOLE, note=f" ({said[1]:.2f} s)"),
         Limit("1,000,000 keys: binding against 100,000", statistics.median(report.ratios(bind[many], bind[few])), PLAN_LINEAR),
         Limit("1,000,000 keys: whole command against 100,000", statistics.median(report.ratios(whole[many], whole[few])), PLAN_LINEAR),
     ]
@@ -149,9 +174,10 @@ def indexing(migrate: list[str], python: str, folder: Path, checkpoint: Path) ->
 def rules(migrate: list[str], python: str, folder: Path, checkpoint: Path) -> list[Limit]:
     """`migrate lint` and `migrate test --specs` of all shipped rules."""
     found = []
-    for arguments, seconds in ((["lint", str(SHIPPED)], LINT_SECONDS), (["test", "--specs", str(SHIPPED)], SPECS_SECONDS)):
-        what = f"{' '.join(arguments[:-1])} of all shipped rules"
-        found += [Limit(what, _median([*migrate, *arguments]), seconds, unit=" s"), _imported(python, arguments, "torch")]
+    reading = [python, "-c", YAML, SHIPPED]
+    for arguments, times in ((["lint", str(SHIPPED)], LINT_TIMES), (["test", "--specs", str(SHIPPED)], SPECS_TIMES)):
+        what = f"{' '.join(arguments[:-1])} of all shipped rules, against PyYAML reading them in Python"
+        found += [_against(what, [*migrate, *arguments], reading, times), _imported(python, arguments, "torch")]
     return found
 
 

@@ -7,6 +7,7 @@ the page cache and show gigabytes for a program that has allocated a few megabyt
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import threading
 import time
@@ -105,7 +106,9 @@ def versions(python: str, names: Sequence[str]) -> dict[str, str]:
 
 
 def cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
+    """The processor's model, as /proc/cpuinfo or, without one, the platform has it."""
+    known = Path("/proc/cpuinfo")
+    for line in known.read_text().splitlines() if known.exists() else ():
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()
-    return "unknown"
+    return platform.processor() or platform.machine() or "unknown"
