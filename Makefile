@@ -8,6 +8,11 @@ BENCH ?=
 PYTEST ?=
 MARKS ?= thorough or ranks or libraries or servers or filesystems or hypothesis
 
+# a file's tests stay in one process, which makes what they share once
+PARALLEL = -n $(JOBS) --dist loadfile
+# compiled once, not by each of the hundreds of processes that the tests start
+export PYTHONDONTWRITEBYTECODE =
+
 SOURCES := $(shell find migrate rules schemas -type f -not -name '*.pyc')
 
 .PHONY: help test marks demo campaign bench lint clean
@@ -49,11 +54,11 @@ endef
 	@touch $@
 
 test: .venv-test/.ready
-	.venv-test/bin/python -m pytest -q -n $(JOBS) $(PYTEST)
+	.venv-test/bin/python -m pytest -q $(PARALLEL) $(PYTEST)
 
 # and every property of Hypothesis again, with many examples
 marks: .venv-test/.ready
-	.venv-test/bin/python -m pytest -q -n $(JOBS) -m "$(MARKS)" --hypothesis-profile many $(PYTEST)
+	.venv-test/bin/python -m pytest -q $(PARALLEL) -m "$(MARKS)" --hypothesis-profile many $(PYTEST)
 
 campaign: .venv-test/.ready
 	.venv-test/bin/python -m pytest -q -m "campaign or hypothesis" --hypothesis-profile campaign --timeout 7200 $(PYTEST)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from archives import safetensors
 from commandline import run
+from marks import thorough
 
 RULES = """\
 id: demo/v2/x
@@ -55,7 +56,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", thorough(HOSTILE))
 def test_no_text_of_a_rule_file_reaches_the_terminal_raw_or_without_end(tmp_path: Path, name: str) -> None:
     good, path = tmp_path / "good.safetensors", tmp_path / "rules.yaml"
     good.write_bytes(safetensors({"a.0": b"abcd", "c.0": b"abcd"}))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from commandline import DATA, environment, mixtral, rules, safetensors
+from marks import thorough
 
 HUB = DATA / "mixtral__v4" / "hub"
 HEAVY = {"torch", "numpy", "jsonschema", "pydantic", "yaml", "rich", "click", "xxhash", "safetensors", "einops"}
@@ -37,7 +38,8 @@ def test_import_migrate_loads_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["inspect"], ["plan"], ["apply"], ["downgrade"], ["verify"], ["diff"], ["history"], ["test"], ["lint"]]
+    "command",
+    thorough([[], ["apply"], ["inspect"], ["plan"], ["downgrade"], ["verify"], ["diff"], ["history"], ["test"], ["lint"]], default=2),
 )
 def test_help_loads_click_alone(command: list[str]) -> None:
     assert loaded(*command, "--help") == {"click"}
@@ -45,13 +47,16 @@ def test_help_loads_click_alone(command: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        ["inspect", HUB],
-        ["plan", HUB, "--to", "hf-mixtral@v5"],
-        ["plan", HUB, "--to", "hf-mixtral@v5", "--format", "json"],
-        ["history"],
-        ["history", HUB],
-    ],
+    thorough(
+        [
+            ["plan", HUB, "--to", "hf-mixtral@v5"],
+            ["inspect", HUB],
+            ["plan", HUB, "--to", "hf-mixtral@v5", "--format", "json"],
+            ["history"],
+            ["history", HUB],
+        ],
+        default=2,
+    ),
 )
 def test_what_reads_headers_only_loads_neither_torch_nor_numpy_nor_jsonschema(arguments: list[object]) -> None:
     assert not loaded(*arguments) & {"torch", "numpy", "jsonschema", "rich", "xxhash"}

@@ -3,6 +3,7 @@ import random
 
 import pytest
 from key_oracle import likely_key, random_key, random_pieces, readings, text_of
+from marks import thorough
 from work import steps, times
 
 from migrate.core.errors import PatternError
@@ -107,7 +108,7 @@ def test_two_readings_are_an_error_that_shows_both(pattern, key, one, other):
     assert (caught.value.key, caught.value.pattern) == (key, pattern)
 
 
-@pytest.mark.parametrize("repeat", [False, True])
+@pytest.mark.parametrize("repeat", thorough([True, False]))
 def test_matching_agrees_with_an_exhaustive_matcher(repeat):
     rng = random.Random(11 + repeat)
     compared = matched = ambiguous = 0

@@ -375,6 +375,7 @@ def test_everything_that_safetensors_cannot_hold_is_named():
     assert "fine" not in str(caught.value)
 
 
+@pytest.mark.thorough
 def test_a_header_above_the_format_s_limit_is_refused():
     specs = dict.fromkeys((f"{i}{'x' * 2_000_000}" for i in range(50)), spec("uint8", (1,)))
     with pytest.raises(CheckpointError, match="safetensors allows 100000000"):

@@ -17,7 +17,7 @@ import migrate
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "frameworks.md").read_text(encoding="utf-8")
 HUB = ROOT / "tests" / "data" / "hf" / "mixtral__v4" / "hub"
-pytestmark = [pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.libraries, pytest.mark.filterwarnings("ignore")]
 
 
 def shown(title, kind):

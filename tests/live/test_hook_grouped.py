@@ -8,6 +8,7 @@ from collections import OrderedDict
 import pytest
 import torch
 from grouped_linear import Float8, GroupedLinear, GroupedTensor, Remapping, plain
+from marks import thorough
 from old_layouts import photo, same
 from torch import nn
 
@@ -64,7 +65,7 @@ def refused(module, state, code, root=None, **how):
 
 
 @pytest.mark.parametrize("kind", [GroupedLinear, Remapping])
-@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("assign", thorough([False, True]))
 @pytest.mark.parametrize("there", [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("here", [(False, False), (True, False), (False, True), (True, True)])
 def test_each_layout_is_read_by_each_module(kind, here, there, assign):

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from built import module, untouched
+from marks import thorough
 from old_layouts import FUSE, Model, holds, old, photo, refused, rule, same, wanted
 from torch import nn
 
@@ -51,7 +52,7 @@ def reshaped(state):
     state["layers.0.ln.weight"] = torch.ones(3)
 
 
-@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("assign", thorough([False, True]))
 @pytest.mark.parametrize("change", [None, without("layers.0.proj.half0"), without("layers.0.ln.bias"), reshaped])
 def test_nothing_of_a_state_dict_is_held_once_it_is_loaded_or_refused(fuse, change, assign):
     gc.collect()
@@ -115,7 +116,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / (wide * wi
 """
 
 
-@pytest.mark.parametrize(("more", "value"), [("", 1), (", {affine: {mul: 3}}", 3)])
+@pytest.mark.parametrize(("more", "value"), thorough([("", 1), (", {affine: {mul: 3}}", 3)]))
 def test_the_peak_is_one_tensor_above_the_dict_and_the_module(tmp_path, more, value):
     file = rule(
         tmp_path, f'rules: [{{name: r, from: "{{l}}.w{{i:int}}", to: "{{l}}.weight", via: [{{concat: {{over: i, dim: 0}}}}{more}]}}]\n'

@@ -397,6 +397,7 @@ print(peak - before)
 """
 
 
+@pytest.mark.thorough
 def test_never_more_than_a_tensor_is_held_beside_the_module(tmp_path):
     state = {f"w{n}": torch.full((20_000_000,), float(n + 2)) for n in range(3)}
     save_file({**state, "s": torch.zeros(4_000, 5_000)}, tmp_path / "in.safetensors")
@@ -439,6 +440,7 @@ for device in ("cpu", "meta"):
 """
 
 
+@pytest.mark.ranks
 def test_of_a_distributed_tensor_the_part_that_lies_here_is_read(tmp_path):
     full = {"a": torch.arange(35.0).reshape(7, 5), "b": torch.arange(6.0), "c": torch.arange(3.0)}
     done = subprocess.run([sys.executable, "-c", SHARDED, single(tmp_path, full)], capture_output=True, text=True, check=False)

@@ -143,6 +143,7 @@ def test_a_load_between_forward_and_backward_is_noticed_by_autograd(tmp_path, on
         out.backward()
 
 
+@pytest.mark.ranks
 def test_with_fsdp_each_of_two_processes_gets_its_part(tmp_path):
     rule = "keep: ['head.{k...}']\nrules:\n  - {name: r, from: 'blocks.{k...}', to: 'b.{k}'}\n"
     rules(tmp_path, rule).rename(tmp_path / "rule.yaml")

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from marks import thorough
 from raw_files import MemoryBlob, RawBlob, RawSource, describe, random_raw, read_back, whole, write_source
 from work import HANG
 
@@ -521,10 +522,11 @@ def child(source: RawSource, root: Path, resume: bool) -> subprocess.Popen[bytes
     return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-def test_a_killed_run_is_resumed_to_the_same_bytes(source: RawSource, tmp_path: Path) -> None:
+@pytest.mark.parametrize("lives", thorough([4, 10]))
+def test_a_killed_run_is_resumed_to_the_same_bytes(source: RawSource, tmp_path: Path, lives: int) -> None:
     chance = random.Random(0)
     out, killed = tmp_path / "out", 0
-    for _ in range(10):
+    for _ in range(lives):
         run = child(source, tmp_path, True)
         assert run.stdout is not None
         # each life is let write a tile or two, then killed at a random moment

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from marks import thorough
 from raw_files import MemoryBlob, RawBlob, describe, random_raw, read_back, whole, write_source
 
 import migrate
@@ -293,7 +294,7 @@ class CopyingIoctl:
 
 
 @pytest.mark.parametrize("code", REFUSALS, ids=errno.errorcode.get)
-@pytest.mark.parametrize("last", [0, 1, 3])
+@pytest.mark.parametrize("last", thorough([1, 0, 3]))
 def test_a_refused_clone_is_a_copy_for_the_rest_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, last: int) -> None:
     arrays, outputs = mixture()
     source = write_source(tmp_path / "in", arrays, 1)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from marks import thorough
 from raw_files import KINDS, MemoryBlob, RawBlob, describe, random_raw, read_back, whole, write_source
 
 from migrate.core import view as views
@@ -120,7 +121,7 @@ PERMUTES = [
 
 
 @pytest.mark.parametrize(("shape", "order"), PERMUTES)
-@pytest.mark.parametrize("dtype", ["uint8", "bfloat16", "float32", "float64", "complex128"])
+@pytest.mark.parametrize("dtype", thorough(["bfloat16", "uint8", "float32", "float64", "complex128"]))
 def test_a_moved_last_axis_is_written_exactly(tmp_path: Path, shape, order, dtype) -> None:
     if dtype in ("float64", "complex128"):
         shape = (max(1, shape[0] // 3), *shape[1:])
