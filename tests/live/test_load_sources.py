@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-from pathlib import Path
 
+import fsdp_case
 import pytest
 import torch
 from built import Refusing, module, rules, same, untouched
-from commandline import DATA, ROOT
+from commandline import DATA
 from safetensors.torch import load_file, save_file
-from work import HANG
 
 import migrate
 from migrate.core.errors import MigrateError
@@ -144,13 +142,18 @@ def test_a_load_between_forward_and_backward_is_noticed_by_autograd(tmp_path, on
 
 
 @pytest.mark.ranks
-def test_with_fsdp_each_of_two_processes_gets_its_part(tmp_path):
+def test_with_fsdp_each_of_two_processes_gets_its_part(tmp_path, ranks):
     rule = "keep: ['head.{k...}']\nrules:\n  - {name: r, from: 'blocks.{k...}', to: 'b.{k}'}\n"
     rules(tmp_path, rule).rename(tmp_path / "rule.yaml")
-    script = Path(__file__).with_name("fsdp_process.py")
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, script, tmp_path], env=env, capture_output=True, text=True, check=False, timeout=HANG)
-    assert done.returncode == 0, done.stderr
+    fsdp_case.written(tmp_path)
+    ranks(2).run("fsdp_case", "loads_its_part", str(tmp_path))
+
+
+@pytest.mark.ranks
+def test_a_rank_that_fails_is_named_and_the_others_are_not_waited_for(tmp_path, ranks):
+    with pytest.raises(AssertionError, match=r"rank [01]: [^$]*old.safetensors"):
+        ranks(2).run("fsdp_case", "loads_its_part", str(tmp_path / "nowhere"))
+    assert ranks(2).alive
 
 
 def test_storages_can_be_resized_afterwards_on_both_sides(tmp_path):

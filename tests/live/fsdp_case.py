@@ -1,23 +1,18 @@
-"""Two processes with FSDP2, each of which loads its part of a checkpoint: `fsdp_process.py FOLDER`, with rule.yaml in it."""
+"""A case for `ranks`: a model with FSDP2, of which each rank loads its part of a checkpoint."""
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file, save_file
-from torch import multiprocessing, nn
+from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import migrate
 from migrate.core.errors import MigrateError
-
-WORLD = 2
 
 
 class Block(nn.Module):
@@ -66,8 +61,18 @@ def refused(call: object, *arguments: object) -> str:
     return ""
 
 
-def go(rank: int, folder: Path) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD)
+def written(folder: Path) -> None:
+    """A checkpoint for the model in an older layout."""
+    generator = torch.Generator().manual_seed(0)
+    made = {key: torch.randn(one.shape, generator=generator) for key, one in Model().state_dict().items()}
+    save_file(
+        {key.replace("b.", "blocks.", 1) if key.startswith("b.") else key: one for key, one in made.items()}, folder / "old.safetensors"
+    )
+
+
+def loads_its_part(rank: int, place: str) -> None:
+    """`place` holds what `written` wrote, and a rule.yaml."""
+    folder = Path(place)
     old, rule = load_file(folder / "old.safetensors"), folder / "rule.yaml"
     new = {key.replace("blocks.", "b."): one for key, one in old.items()}
     reference = Model()
@@ -101,21 +106,3 @@ def go(rank: int, folder: Path) -> None:
     if rank == 0:
         migrate.downgrade(state, folder / "back.safetensors", rules=rule)
         assert same(load_file(folder / "back.safetensors"), old)
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def main() -> None:
-    folder = Path(sys.argv[1])
-    generator = torch.Generator().manual_seed(0)
-    save_file(
-        {key.replace("b.", "blocks.", 1) if key.startswith("b.") else key: torch.randn(one.shape, generator=generator)
-         for key, one in Model().state_dict().items()},
-        folder / "old.safetensors",
-    )  # fmt: skip
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    multiprocessing.start_processes(go, args=(folder,), nprocs=WORLD, start_method="fork")
-
-
-if __name__ == "__main__":
-    main()
