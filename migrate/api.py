@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from . import formats
 from .core.diagnostics import fail, printable
+from .core.memory import guarded
 from .core.spelling import option
 from .extra_state.age import States
 from .planning.graph import Read
@@ -72,6 +73,7 @@ _IN_PLAN = ("to", "from_", "rules", "params", "allow", "max_shard_size")
 Live: TypeAlias = "Mapping[str, Any] | torch.nn.Module"
 
 
+@guarded
 def inspect(
     path: PathLike | Live, *, rules: Iterable[PathLike] = (), params: Mapping[str, Any] | None = None, allow: Iterable[str] = (),
     expand: bool = False, at: str | None = None,
@@ -134,6 +136,7 @@ def _counted(specs: Iterable[Spec]) -> dict[str, Any]:
     return {"parameters": sum(row["parameters"] for row in rows), "dtypes": rows}
 
 
+@guarded
 def plan(
     path: PathLike | Live,
     *,
@@ -161,6 +164,7 @@ def plan(
         source.close()
 
 
+@guarded
 def apply(
     path: PathLike | Live,
     out: PathLike | None = None,
@@ -225,6 +229,7 @@ def apply(
     )  # fmt: skip
 
 
+@guarded
 def downgrade(
     path: PathLike | Live,
     out: PathLike | None = None,
@@ -259,6 +264,7 @@ def downgrade(
     )  # fmt: skip
 
 
+@guarded
 def verify(
     out: PathLike,
     *,
@@ -362,6 +368,7 @@ def verify(
         made.close()
 
 
+@guarded
 def diff(
     a: PathLike,
     b: PathLike,
@@ -429,6 +436,7 @@ def _number(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
+@guarded
 def history(
     path: PathLike | None = None,
     *,
@@ -465,6 +473,7 @@ def history(
         source.close()
 
 
+@guarded
 def lint(
     paths: Iterable[PathLike] = (), *, select: Iterable[str] = (), ignore: Iterable[str] = (), index: PathLike | None = None,
     allow: Iterable[str] = (), at: str | None = None,

@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from .. import __version__
-from . import streams
+from . import memory, streams
 
 ELSEWHERE = "migrate runs on Linux and macOS, and not on Windows; WSL is a Linux"
 _HOME = Path(__file__).resolve().parent
@@ -113,6 +113,7 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # a plan holds some objects per key and no cycles worth looking for
     gc.set_threshold(200_000, 50, 50)
+    memory.watch()
     out, _ = streams.install()
     done = Done()
     status = settle(run(sys.argv[1:], done), done, out)
@@ -142,8 +143,13 @@ def run(arguments: list[str], done: Done | None = None) -> int:
     """The exit status of one command line; answers go to stdout, and problems to stderr, or as JSON to stdout if asked for."""
     from ..core.spelling import on_command_line
 
-    with on_command_line():
-        return _run(arguments, done or Done())
+    done = done or Done()
+    try:
+        with on_command_line():
+            return _run(arguments, done)
+    except MemoryError:
+        # while an earlier one was told
+        return memory.out_of_memory(done.published)
 
 
 def _run(arguments: list[str], done: Done) -> int:
@@ -161,7 +167,7 @@ def _run(arguments: list[str], done: Done) -> int:
         click.echo(str(error) or "interrupted", err=True)
         return 130
     except Exception as error:  # noqa: BLE001 - the last line of defence: a bug is told as one
-        return _bug(error)
+        return _failed(error, wants_json)
 
 
 def _report(error: Any, wants_json: bool) -> int:
@@ -189,6 +195,19 @@ def _misused(error: click.ClickException, wants_json: bool) -> int:
         return _report(QuestionError([Diagnostic("M115", error.format_message(), help="--help shows what the command takes")]), True)
     error.show(sys.stderr)
     return 2
+
+
+def _failed(error: Exception, wants_json: bool) -> int:
+    """A lack of memory wherever it showed, or else a bug."""
+    from ..core.errors import MigrateError
+    from ..core.memory import lacking, ran_out
+
+    if lacking(error):
+        try:
+            ran_out(error, "go on")
+        except MigrateError as told:
+            return _report(told, wants_json)
+    return _bug(error)
 
 
 def _bug(error: Exception) -> int:

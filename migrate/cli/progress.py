@@ -87,7 +87,12 @@ class Progress:
                 transient=True,
                 refresh_per_second=4,
             )
-            self._bar.start()
+            try:
+                self._bar.start()
+            except (RuntimeError, MemoryError):
+                # it wants a thread of its own
+                self._quiet, self._bar = True, None
+                return
             self._task = self._bar.add_task(self._verb, total=total, memory=memory())
         self._bar.update(self._task, completed=done, memory=memory())
 

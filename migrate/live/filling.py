@@ -14,6 +14,7 @@ from ..core.diagnostics import Diagnostic, plural, printable
 from ..core.errors import MigrateError, raise_all
 from ..core.view import TooManyPieces
 from ..running.gather import WINDOW
+from ..running.threads import together
 from .outputs import is_plain, torch_dtype
 from .stager import Stager, direct
 from .targets import Targets, alike, is_distributed, local
@@ -64,22 +65,12 @@ class Filling:
         self._total = sum(job.tensor.spec.nbytes for job in jobs)
         stagers = [Stager(source, layouts, values, self._window // threads) for _ in range(threads)]
         tasks = self._tasks(jobs, stagers[0])
-        helpers = [threading.Thread(target=self._work, args=(tasks, stager), daemon=True) for stager in stagers[1:]]
         try:
-            for helper in helpers:
-                helper.start()
-            self._work(tasks, stagers[0])
-            for helper in helpers:
-                helper.join()
+            together(lambda number: self._work(tasks, stagers[number]), threads, self._stop.set)
             if not self._failures:
                 finish()
         except BaseException as error:  # noqa: BLE001 - whatever stops it, what is written has to be told
             self._failures.append(error)
-        finally:
-            self._stop.set()
-            for helper in helpers:
-                if helper.ident is not None:
-                    helper.join()
         if self._failures:
             self._fail(self._failures[0])
         return sum(work.tensor.spec.nbytes for work in self._begun)

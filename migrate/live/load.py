@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .. import formats
 from ..core.diagnostics import Report, fail, listed, plural, printable
 from ..core.errors import MigrateError, raise_all
+from ..core.memory import guarded
 from ..core.ranks import rank_of
 from ..core.spelling import option
 from ..core.templates import collapse
@@ -49,6 +50,7 @@ GATHER = "gather the state dict first: `get_model_state_dict` of torch.distribut
 Progress = Callable[[int, int], None]
 
 
+@guarded
 def load(
     model: torch.nn.Module,
     path: PathLike | Mapping[str, Any],
@@ -86,6 +88,7 @@ def load(
         source.close()
 
 
+@guarded
 def convert_module(
     old: torch.nn.Module,
     new: torch.nn.Module,

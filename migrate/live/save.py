@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..core.diagnostics import fail, listed, printable
+from ..core.memory import guarded
 from ..planning.question import SUFFIXES, PathLike, Question, path_text
 from ..running.job import write
 from . import module as modules
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from ..formats.memory import MemorySource
 
 
+@guarded
 def save(
     model: torch.nn.Module,
     path: PathLike,

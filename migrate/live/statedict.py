@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
+from ..core.memory import guarded
 from ..formats import memory
 from ..planning import optimizers
 from ..planning.names import follow_all
@@ -98,6 +99,7 @@ class StateDict(Mapping[str, Any]):
             target.copy_(self[key])
 
 
+@guarded
 def migrate_state_dict(
     state_dict: Mapping[str, Any],
     to: str | Iterable[str] = (),

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..core.diagnostics import fail, printable
+from ..core.memory import lacking, ran_out
 from ..core.spelling import option
 from ..source.blobs import Identity, difference
 from ..source.paths import kind_of
@@ -68,7 +69,9 @@ def check_place(out: Path, source: str) -> None:
 
 
 def write_failed(error: OSError, partial: Path, doing: str) -> NoReturn:
-    """RunError M909 for a full disk, M913 for all else; both say how to go on."""
+    """RunError M909 for a full disk, M922 where memory was lacking, M913 for all else; they say how to go on."""
+    if lacking(error):
+        ran_out(error, doing.removeprefix("cannot "), partial=partial)
     code = "M909" if error.errno in _FULL else "M913"
     again = f"mend it and run the same again with {option('resume', True)}, or remove that folder"
     fail(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.diagnostics import Report, fail, printable
+from ..core.memory import guarded
 from ..planning.question import PathLike, path_text
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 FORMAT_VERSION = "1.0"
 
 
+@guarded
 def test(
     paths: PathLike | Iterable[PathLike] = (),  # noqa: PT028 - the verb is called so; it is no test
     *,

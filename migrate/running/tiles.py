@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..core import log
 from ..core.diagnostics import printable
 from ..core.errors import MigrateError, RunError
+from ..core.memory import lacking, ran_out
 from . import checks as value_checks
 from . import regions, sums
 from .device import CPU, Device
@@ -40,6 +41,7 @@ from .geometry import STAGE, Layouts
 from .publish import HASH, TILE, Partial, check_place, write_failed
 from .share import Shared
 from .sums import Sealed, Sums, Told
+from .threads import together
 from .values import MAX_MEMORY, Values
 
 if TYPE_CHECKING:
@@ -276,18 +278,7 @@ class _Run:
         """Writes all files; raises the first error after all threads have ended."""
         for file in sorted(self.partial.target.files, key=lambda f: -f.size):
             self.waiting.put(file)
-        workers = [threading.Thread(target=self._guard, args=(self._work,), daemon=True) for _ in range(threads)]
-        for worker in workers:
-            worker.start()
-        try:
-            for worker in workers:
-                while worker.is_alive():
-                    worker.join(0.5)
-        except BaseException:
-            self.stop.set()
-            for worker in workers:
-                worker.join()
-            raise
+        together(lambda number: self._guard(self._work, number), threads, self.stop.set)
         if self.error is not None:
             raise self.error
 
@@ -301,9 +292,14 @@ class _Run:
                 self.error = self.error or error
             self.stop.set()
 
-    def _work(self) -> None:
+    def _work(self, number: int) -> None:
         """Writes files until none is left, then helps with those that others write."""
-        stage, window = memoryview(bytearray(self.fill)), Window()
+        try:
+            stage, window = memoryview(bytearray(self.fill)), Window()
+        except MemoryError:
+            if number:
+                return  # the others do it
+            raise
         while (file := self._taken()) is not None:
             descriptor = self.partial.open(file.name)
             try:
@@ -386,7 +382,7 @@ def run(
     `progress` is called with (bytes done, bytes in all) after each tile, from one thread at a time. Memory stays
     under `max_memory` but for interpreter and libraries.
 
-    Raises QuestionError M904, M911, M918, M926; CheckpointError M905 and those of failed `checks`; RunError M909, M913, M919.
+    Raises QuestionError M904, M911, M918, M926; CheckpointError M905 and those of failed `checks`; RunError M909, M913, M919, M922.
     The partial folder is kept after a RunError or an interrupt, and removed after a CheckpointError, or anything unforeseen
     before the first tile was written. ValueError if `threads` is less than one.
     """
@@ -425,13 +421,16 @@ def run(
         if not isinstance(error, RunError) and not _appeared(error):
             partial.discard()
         raise
-    except Exception:
+    except Exception as error:
         # a folder with nothing in it is only in the way
         if not partial.begun:
             partial.discard()
+        if lacking(error):
+            ran_out(error, f"write {printable(str(path), 300)}", partial=partial.folder)
         raise
     finally:
         partial.close()
+        values.forget()
     read, cloned = sum(t.spec.nbytes for t in outputs.values()), sum(shared.nbytes(f.name) for f in target.files)
     report = ledger.report(complete=work.written == work.total)
     return RunResult(work.files, read, work.written, cloned, report)

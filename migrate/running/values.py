@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import view as views
 from ..core.diagnostics import Report, fail, listed
+from ..core.memory import lacking, ran_out
 from ..core.spec import BITS, Spec, encode, unit
 from ..core.spelling import option
 from ..ops._op import OpError, ValueOp
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from .errors import Ledger
 
 MAX_MEMORY = 10**9
+# among which a lack of memory shows
+_SHORT = (MemoryError, OSError, RuntimeError, ImportError)
 # the part of the memory for computing that calls may remember things in
 MEMOS = 32
 
@@ -148,13 +151,23 @@ class Values:
         report.check()
 
     def _refuse(self, report: Report, call: Call, least: int) -> None:
-        rule = f"rule {call.rule}: " if call.rule else ""
-        of = f" of {listed(list(call.keys), 4)}" if call.keys else ""
         report.add(
             "M919",
-            f"{rule}`{call.step.op}`{of} takes {least} bytes at once, the limit is {self.budget}, three quarters of {option('max_memory')}",
+            f"{self._said(call)} takes {least} bytes at once, the limit is {self.budget}, three quarters of {option('max_memory')}",
             help=f"give {option('max_memory', -(-least * 4 // 3))} or more",
         )
+
+    def _short(self, error: Exception, value: Value, kind: Kind, box: Box) -> None:
+        """RunError M922 with the bytes that the box takes with what it is computed from, if `error` is a lack of memory."""
+        if lacking(error):
+            nbytes = kinds.TEMPORARIES * kind.cost(box) if kind.regional else kind.least
+            ran_out(error, f"compute {self._said(value.call)}, {nbytes} bytes at once")
+
+    @staticmethod
+    def _said(call: Call) -> str:
+        """The op with its rule and keys, as messages name it."""
+        rule = f"rule {call.rule}: " if call.rule else ""
+        return f"{rule}`{call.step.op}`" + (f" of {listed(list(call.keys), 4)}" if call.keys else "")
 
     def leaf(self, wanted: Value | Tensor) -> Leaf:
         """The packed bytes of a value, or of a tensor whose elements below a byte move one by one."""
@@ -182,7 +195,11 @@ class Values:
                     return kept[1]
                 with self._lock:
                     self._make_room(kind.least)
-                return self._run(wanted, kind)
+                try:
+                    return self._run(wanted, kind)
+                except _SHORT as error:
+                    self._short(error, wanted, kind, _all(wanted.spec))
+                    raise
 
     def done(self, tensor: Tensor) -> None:
         """Counts down what `tensor` read, and frees what nobody will read again."""
@@ -278,9 +295,14 @@ class Values:
     def compute(self, workspace: Workspace, value: Value, kind: Kind, box: Box, out: np.ndarray[Any, Any]) -> None:
         """Fills `out` with the raw elements of a box that lies on the op's grain, in parts that fit the memory."""
         with self._alone(value.call, kind.least):
-            for part in kind.cuts(box, self.limit) if kind.regional else (box,):
-                self._part(workspace, value, kind, part, out[within(box, part)])
-            workspace.settle()
+            part = box
+            try:
+                for part in kind.cuts(box, self.limit) if kind.regional else (box,):
+                    self._part(workspace, value, kind, part, out[within(box, part)])
+                workspace.settle()
+            except _SHORT as error:
+                self._short(error, value, kind, part)
+                raise
 
     def into(self, value: Value, kind: Kind, box: Box, buffer: memoryview) -> None:
         """Fills `buffer` with the packed bytes of `box`, which are contiguous in it."""
@@ -292,22 +314,31 @@ class Values:
             return
         out = np.frombuffer(buffer, carrier(kind.spec.dtype)).reshape([b - a for a, b in box])
         with self._alone(value.call, kind.least):
-            for part in kind.cuts(box, self.limit):
-                place = out[within(box, part)]
-                if kind.rounded(part) == part and not workspace.has(value, part):
-                    self._part(workspace, value, kind, part, place)
-                else:
-                    # the next read goes on in the same rows
-                    chunk = workspace.chunk(value, kind, kind.widened(part, self.widest))
-                    place[...] = chunk.array[within(chunk.box, part)]
-            workspace.settle()
+            part = box
+            try:
+                for part in kind.cuts(box, self.limit):
+                    place = out[within(box, part)]
+                    if kind.rounded(part) == part and not workspace.has(value, part):
+                        self._part(workspace, value, kind, part, place)
+                    else:
+                        # the next read goes on in the same rows
+                        chunk = workspace.chunk(value, kind, kind.widened(part, self.widest))
+                        place[...] = chunk.array[within(chunk.box, part)]
+                workspace.settle()
+            except _SHORT as error:
+                self._short(error, value, kind, part)
+                raise
 
     def packed(self, value: Value, kind: Kind, box: Box) -> tuple[memoryview, Box]:
         """The packed bytes of a box that holds `box`, and which; good until this thread computes again."""
-        chunk = self.workspace().chunk(value, kind, box)
-        if kind.unit[0] == 1:
-            return chunk.memory.data, chunk.box
-        return pack(chunk.array[within(chunk.box, box)], kind.spec.dtype), box
+        try:
+            chunk = self.workspace().chunk(value, kind, box)
+            if kind.unit[0] == 1:
+                return chunk.memory.data, chunk.box
+            return pack(chunk.array[within(chunk.box, box)], kind.spec.dtype), box
+        except _SHORT as error:
+            self._short(error, value, kind, box)
+            raise
 
     def _part(self, workspace: Workspace, value: Value, kind: Kind, box: Box, place: np.ndarray[Any, Any]) -> None:
         """Computes one box, of a size that fits the memory, into `place`."""
@@ -324,9 +355,7 @@ class Values:
             try:
                 kind.op.compute(kind.args, given, kind.specs, kind.output, box, out, meter, **memo)
             except OpError as error:
-                rule = f"rule {call.rule}: " if call.rule else ""
-                keys = f" of {listed(list(call.keys), 4)}" if call.keys else ""
-                fail(error.code, f"{rule}`{call.step.op}`{keys}: {error.message}", notes=error.notes, help=error.help)
+                fail(error.code, f"{self._said(call)}: {error.message}", notes=error.notes, help=error.help)
 
         if on_device and workspace.lane is not None:
             workspace.lane.submit(arrays, run, place)
