@@ -19,7 +19,10 @@ _kept: list[Any] = []
 
 def out_of_memory(published: str | None) -> int:
     """Says that memory ran out, by the least means there are; the exit status. `published`: the output that is there already."""
-    _say(b"error[M922]: there was no memory to go on; " + (b"nothing was published\n" if published is None else b"the output is published and whole\n"))
+    _say(
+        b"error[M922]: there was no memory to go on; "
+        + (b"nothing was published\n" if published is None else b"the output is published and whole\n")
+    )
     return STATUS
 
 

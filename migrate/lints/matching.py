@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations, product
+from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
 from ..core.diagnostics import Diagnostic, Span, listed, printable
 from ..core.errors import PatternError
 from ..core.keys import FOREIGN, CaptureType, Pattern, foreign, narrower, parse
-from ..core.matching import Integer, Part
+from ..core.matching import Integer, Literal, Part
 from ..core.overlap import apart, common, shared_key, takes
 from ..ops._op import OneWay
 from ..planning.invert import invert
@@ -21,6 +22,13 @@ from ._lint import Shelf, Written, directed
 # every key has one segment, or two, or begins and ends with more; patterns that have all of these have every key
 _EVERYTHING = tuple(tuple(map(parse, texts)) for texts in (("{a}",), ("{a}.{b}",), ("{a}.{b}.{c}.{k...}", "{k...}.{a}.{b}.{c}")))
 MOST_VARIANTS = 64
+# pairs of patterns that one check of an edge compares, and problems that it names: a file may have thousands of rules that are all alike
+MOST_PAIRS = 5000
+MOST_FOUND = 100
+# pairs that are told apart segment by segment, which costs next to nothing
+_MOST_LOOKS = 200_000
+# characters of the text at an end of a pattern that are looked up
+_END = 64
 
 
 class _Side(NamedTuple):
@@ -41,8 +49,84 @@ class _Side(NamedTuple):
         return self.file.span(self.rule, side, *(() if self.role is None else (self.role,)))
 
 
+class _Near:
+    """Which of some patterns may have a key in common with another: those whose texts at both ends agree with its own.
+
+    Each that is handed out is counted. Beyond MOST_PAIRS there are no more, and `short` says that not all were.
+    """
+
+    def __init__(self, patterns: Sequence[Pattern]) -> None:
+        self._ends = [tuple(_end(pattern, at) for at in (0, -1)) for pattern in patterns]
+        self._sorted = [sorted((ends[at], number) for number, ends in enumerate(self._ends)) for at in (0, 1)]
+        self._lengths = [sorted({len(ends[at]) for ends in self._ends}) for at in (0, 1)]
+        self._segments = [_segments(pattern) for pattern in patterns]
+        self._looks, self.left, self.short = _MOST_LOOKS, MOST_PAIRS, False
+
+    def of(self, pattern: Pattern, after: int = -1) -> Iterator[int]:
+        """The numbers of those patterns, in order, from behind `after` on."""
+        if self.short:
+            return
+        ends = tuple(_end(pattern, at) for at in (0, -1))
+        numbers = min((self._alike(at, ends[at]) for at in (0, 1)), key=len)
+        segments = _segments(pattern)
+        for number in sorted(numbers):
+            if number <= after:
+                continue
+            self._looks -= 1
+            alike = all(_agree(a, b) for a, b in zip(ends, self._ends[number], strict=True))
+            if self._looks >= 0 and not (alike and _fit(segments, self._segments[number])):
+                continue
+            if not self.left or self._looks < 0:
+                self.short = True
+                return
+            self.left -= 1
+            yield number
+
+    def stop(self) -> None:
+        """Hands out no more."""
+        self.short, self.left = True, 0
+
+    def _alike(self, at: int, end: str) -> list[int]:
+        """The patterns whose text is a beginning of `end`, or begins with it."""
+        found: list[int] = []
+        for length in self._lengths[at]:
+            if length < len(end):
+                found += self._between(at, end[:length], end[:length])
+        return found + self._between(at, end, end + chr(0x10FFFF))
+
+    def _between(self, at: int, low: str, high: str) -> list[int]:
+        known = self._sorted[at]
+        return [number for _, number in known[bisect_left(known, (low, -1)) : bisect_right(known, (high, len(known)))]]
+
+
+def _end(pattern: Pattern, at: int) -> str:
+    """The text that every key of the pattern begins with (0), or ends with, backwards (-1); empty where it is not known."""
+    part = pattern.parts[at] if pattern.parts else None
+    # a pattern that does not speak of ranks takes a key on each of them
+    if not isinstance(part, Literal) or (at and "@" in part.text):
+        return ""
+    return part.text[:_END] if at == 0 else part.text[: -_END - 1 : -1]
+
+
+def _segments(pattern: Pattern) -> list[str] | None:
+    """The segments of every key of the pattern, empty where a capture decides; None where their number is not known."""
+    if any(kind.kind in ("path", "enum") for kind in pattern.types.values()) or pattern.has_flat or "@" in pattern.text:
+        return None
+    return ["" if "{" in segment or "}" in segment else segment for segment in pattern.segments]
+
+
+def _fit(one: list[str] | None, other: list[str] | None) -> bool:
+    if one is None or other is None:
+        return True
+    return len(one) == len(other) and all(a == b or not a or not b for a, b in zip(one, other, strict=True))
+
+
+def _agree(one: str, other: str) -> bool:
+    return one.startswith(other) or other.startswith(one)
+
+
 def find(shelf: Shelf) -> Iterator[Diagnostic]:
-    """M612 to M617, and M625."""
+    """M612 to M618, and M625."""
     for file in shelf.files:
         yield from _keeps(file)
         yield from _foreign(file)
@@ -52,11 +136,27 @@ def find(shelf: Shelf) -> Iterator[Diagnostic]:
         rules = [(file, rule) for file in files for rule in file.rules]
         reads = [_Side(file, rule, role, p) for file, rule in rules for role, p in rule.sources.items() if not p.has_flat]
         writes = [_Side(file, rule, role, p) for file, rule in rules for role, p in rule.targets.items() if not p.has_flat]
-        yield from _without_effect(reads)
-        yield from _shadowed(reads)
-        yield from _twice(reads)
-        yield from _written_twice(writes, reads, turned=(lineage, goal, start) in edges)
+        read = {code: _Near([side.pattern for side in reads]) for code in ("M613", "M614", "M615")}
+        written = _Near([side.pattern for side in writes])
+        yield from _without_effect(reads, read["M613"])
+        yield from _shadowed(reads, read["M614"])
+        yield from _twice(reads, read["M615"])
+        yield from _written_twice(writes, reads, written, turned=(lineage, goal, start) in edges)
+        yield from _not_compared([code for code, near in (*read.items(), ("M617", written)) if near.short], f"{start} to {goal}", files[0])
     yield from _unreachable(shelf)
+
+
+def _not_compared(codes: Sequence[str], edge: str, file: Written) -> Iterator[Diagnostic]:
+    """M618: what was not looked at, because it would have taken too long."""
+    if codes:
+        yield Diagnostic(
+            "M618",
+            f"the rules from {edge} are too many and too alike: {listed(list(codes))} stopped after {MOST_PAIRS:,} pairs or {MOST_FOUND} "
+            "problems",
+            (file.span(file.rules[0]),),
+            (),
+            "mend what is named, or write fewer rules with wider patterns, and look again",
+        )
 
 
 def _keeps(file: Written) -> Iterator[Diagnostic]:
@@ -122,7 +222,7 @@ def _spelled(pattern: Pattern) -> list[Part]:
     return [replace(part, source="") if isinstance(part, Integer) else part for part in pattern.parts]
 
 
-def _without_effect(reads: Sequence[_Side]) -> Iterator[Diagnostic]:
+def _without_effect(reads: Sequence[_Side], near: _Near) -> Iterator[Diagnostic]:
     """M613: a rule from X to X exempts keys from a broader rule; where there is none it does nothing that `keep` would not."""
     for read in reads:
         rule = read.rule
@@ -132,8 +232,8 @@ def _without_effect(reads: Sequence[_Side]) -> Iterator[Diagnostic]:
         if target is None or _spelled(target) != _spelled(read.pattern) or _everything([read.pattern]):
             continue
         # one that leaves its keys to the others takes none away
-        takers = (other for other in reads if other.rule is not rule and not other.rule.rule.keep_source)
-        if not any(_broader(other.pattern, read.pattern) for other in takers):
+        takers = (other for n in near.of(read.pattern) if (other := reads[n]).rule is not rule and not other.rule.rule.keep_source)
+        if not any(_broader(other.pattern, read.pattern) for other in takers) and not near.short:
             what = f"rule `{rule.rule.name}` leaves its keys as they are, and no broader rule would take them"
             yield Diagnostic("M613", what, (read.file.span(rule),), (), "write the pattern under `keep`, or remove the rule")
 
@@ -161,13 +261,15 @@ def _ranked(pattern: Pattern) -> Pattern:
     return pattern if pattern.ranked else parse(pattern.text + "@{rank__:int}", pattern.types)
 
 
-def _shadowed(reads: Sequence[_Side]) -> Iterator[Diagnostic]:
+def _shadowed(reads: Sequence[_Side], near: _Near) -> Iterator[Diagnostic]:
     """M614: every key of a rule belongs to narrower ones."""
     for read in reads:
         if len(read.rule.sources) > 1 or read.rule.rule.keep_source:
             continue
         others = [
-            o for o in reads if o.rule is not read.rule and o.always and not o.rule.rule.keep_source and _narrower(o.pattern, read.pattern)
+            o
+            for o in map(reads.__getitem__, near.of(read.pattern))
+            if o.rule is not read.rule and o.always and not o.rule.rule.keep_source and _narrower(o.pattern, read.pattern)
         ]
         if others and all(any(o.pattern.includes(v) for o in others) for v in _variants(read.pattern)):
             names = listed(list(dict.fromkeys(f"`{o.rule.rule.name}`" for o in others)))
@@ -197,9 +299,10 @@ def _variants(pattern: Pattern) -> list[Pattern]:
     return out
 
 
-def _twice(reads: Sequence[_Side]) -> Iterator[Diagnostic]:
+def _twice(reads: Sequence[_Side], near: _Near) -> Iterator[Diagnostic]:
     """M615: two rules that match one key, and neither is the narrower one: a plan over such a key is refused."""
-    for one, other in combinations(reads, 2):
+    found = 0
+    for one, other in _pairs(reads, near):
         if one.rule is other.rule or not _together(one, other):
             continue
         if one.rule.rule.keep_source or other.rule.rule.keep_source:
@@ -214,16 +317,24 @@ def _twice(reads: Sequence[_Side]) -> Iterator[Diagnostic]:
             why = "they stand in two files of one edge" if apart else "neither is narrower"
             what = f"rules `{one.rule.rule.name}` and `{other.rule.rule.name}` both take `{printable(key)}`, and {why}"
             yield Diagnostic("M615", what, spans, (), "narrow one of them by its pattern, `where` or `when`")
+            if (found := found + 1) == MOST_FOUND:
+                near.stop()
 
 
-def _written_twice(writes: Sequence[_Side], reads: Sequence[_Side], *, turned: bool) -> Iterator[Diagnostic]:
+def _pairs(sides: Sequence[_Side], near: _Near) -> Iterator[tuple[_Side, _Side]]:
+    """Each two that may have a key in common."""
+    return ((one, sides[at]) for number, one in enumerate(sides) for at in near.of(one.pattern, number))
+
+
+def _written_twice(writes: Sequence[_Side], reads: Sequence[_Side], near: _Near, *, turned: bool) -> Iterator[Diagnostic]:
     """M617: two targets that have a key in common. `turned`: files of the reversed edge say what happens on the way back.
 
     One may stand for the other where only one of the sources is ever there, if the rules say so: `optional`, and `inverse: skip` for
     the way back, on which a narrower target decides as well as a narrower source does forwards.
     """
     one_way: set[int] | None = None
-    for one, other in combinations(writes, 2):
+    found = 0
+    for one, other in _pairs(writes, near):
         if (one.rule is other.rule and one.role == other.role) or not _together(one, other) or _rewrites(one) or _rewrites(other):
             continue
         key = _undecided(one, other)
@@ -245,6 +356,8 @@ def _written_twice(writes: Sequence[_Side], reads: Sequence[_Side], *, turned: b
             notes.append("on a downgrade nothing decides which of them takes it")
         hint = "correct one `to`; rules of which only one finds its keys say `optional: true` and, all but one, `inverse: skip`"
         yield Diagnostic("M617", f"{who} `{printable(key)}`", (other.span("to"), one.span("to")), tuple(notes), hint)
+        if (found := found + 1) == MOST_FOUND:
+            near.stop()
 
 
 def _undecided(one: _Side, other: _Side) -> str | None:
@@ -289,10 +402,16 @@ def _made_of(side: _Side, key: str, reads: Sequence[_Side]) -> str | None:
         if None in sample.values() or read.pattern.params:
             return None
         source = read.pattern.expand(sample)
-        takers = (r for r in reads if r.rule is not rule and not r.rule.rule.keep_source and not r.pattern.params)
+        takers = (
+            r for r in reads if _may_take(r.pattern, source) and r.rule is not rule and not r.rule.rule.keep_source and not r.pattern.params
+        )
         if rule.rule.keep_source or all(_narrower(read.pattern, r.pattern) for r in takers if takes(r.pattern, source)):
             return f"`{printable(source)}`"
     return None
+
+
+def _may_take(pattern: Pattern, key: str) -> bool:
+    return key.startswith(_end(pattern, 0)) and (key.endswith(_end(pattern, -1)[::-1]) or "@" in key)
 
 
 def _any(kind: CaptureType) -> Any:
@@ -308,12 +427,13 @@ def _unreachable(shelf: Shelf) -> Iterator[Diagnostic]:
         produced = [p for written in before for file in written for p in _products(file)]
         if not produced or any(p.params or p.has_flat or "@" in p.text for p in produced):
             continue
+        near = _Near(produced)
         for file in files:
             for rule in file.rules:
                 for role, pattern in rule.sources.items():
                     if rule.rule.optional is True or rule.rule.optional_roles or pattern.has_flat or pattern.params or "@" in pattern.text:
                         continue
-                    if all(apart(pattern, p) for p in produced):
+                    if all(apart(pattern, produced[n]) for n in near.of(pattern)) and not near.short:
                         what = f"rule `{rule.rule.name}` reads `{pattern}`, which no edge to `{start}` makes or keeps"
                         span = file.span(rule, "from") if role is None else file.loaded.span(*rule.path, "from", role)
                         yield Diagnostic(
@@ -323,6 +443,7 @@ def _unreachable(shelf: Shelf) -> Iterator[Diagnostic]:
                             (),
                             f"correct the pattern, or say `optional: true` if other checkpoints in `{start}` have it",
                         )
+        yield from _not_compared(["M616"] if near.short else [], f"{start} to {goal}", files[0])
 
 
 def _products(file: Written) -> Iterator[Pattern]:

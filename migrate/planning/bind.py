@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import chain, repeat
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
-from ..core.diagnostics import Report, listed, printable
+from ..core.diagnostics import Report, fail, listed, printable
 from ..core.keys import FOREIGN, NegativeIndex, Pattern, foreign, foreign_text
 from ..core.ranks import rank_of, takes
 from ..core.records import records
@@ -22,7 +22,10 @@ from ..ops._op import Decided, ValueOp
 from ..rules.compiled import ROLE, CompiledStep, DirectedRule
 from .graph import Expr, Tensor, ValueCheck
 from .match import RANK, Matching, Reader, Taken, keep_rest, match, when_test
-from .pipeline import SUFFIX, Item, Refused, Views, run
+from .pipeline import MOST_TENSORS, SUFFIX, Item, Refused, Views, run
+
+# what the header of a safetensors file may have
+MOST_TEXT = 100_000_000
 
 
 class Made(NamedTuple):
@@ -59,6 +62,8 @@ class Bound:
     unmatched: dict[tuple[str, tuple[str, ...]], list[str]] = field(default_factory=dict)
     # (name of a rule, capture) -> alternatives that no key has; mostly misspelt
     idle: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    # characters of the names that rules made
+    text: int = 0
     # what is odd about a state that goes on, and the keys of such states
     odd: dict[str, list[str]] = field(default_factory=dict)
 
@@ -198,7 +203,13 @@ def _run_all(
     while True:
         attempt, out, before = Report(), Bound(), len(excluded)
         matching = match(rules, specs, attempt, frozenset(excluded))
-        finished = [_run_rule(r, tensors, programs, views, ask, out, excluded, attempt) for r in matching.readers if not r.rule.forward]
+        finished, made = [], 0
+        for reader in matching.readers:
+            if not reader.rule.forward:
+                finished.append(_run_rule(reader, tensors, programs, views, ask, out, excluded, attempt))
+                made += max(0, len(finished[-1][2]) - len(reader.taken))
+                if made > MOST_TENSORS:
+                    _refuse_many(made, reader.rule)
         if len(excluded) == before:
             report.diagnostics += matching.undecided.diagnostics + attempt.diagnostics
             matching.rest += [key for key in tensors if key in stay] if stay else ()
@@ -214,6 +225,15 @@ def _about_params(rule: DirectedRule) -> Iterator[str]:
     for name, value in rule.params.items():
         words = [printable(item) or "''" for item in _texts({name: value})]
         yield f"`${name}` is {listed(words, 8) or 'an empty list'}" if value is not None else f"`${name}` is not set"
+
+
+def _refuse_many(made: int, rule: DirectedRule) -> NoReturn:
+    fail(
+        "M313",
+        f"the rules of the edge up to {rule.name!r} make {made:,} tensors more than they take, at most {MOST_TENSORS:,} are made",
+        spans=(rule.span,),
+        help="correct `count`, `sizes` or the patterns: so many are a mistake",
+    )
 
 
 def _why_refused(reader: Reader) -> str:
@@ -375,6 +395,15 @@ def _write(reader: Reader, names: tuple[str, ...], items: list[Item], out: Bound
             key += item.values[suffix_at]
         if rank_at is not None:
             key = f"{key}@{item.values[rank_at]}"
+        out.text += len(key)
+        if out.text > MOST_TEXT:
+            fail(
+                "M314",
+                f"the names of what the rules make, up to rule {rule.name!r}, have more than {MOST_TEXT:,} characters together",
+                spans=(rule.span,),
+                notes=(f"one of them has {len(key):,}: {printable(key)}",),
+                help="no format holds such names; correct `to`",
+            )
         if key in out.tensors:
             _report_two_writers(key, out.made.get(key), rule, item, report)
             continue

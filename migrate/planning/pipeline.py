@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice, repeat
 from typing import Any, NamedTuple
 
-from ..core.diagnostics import Diagnostic, listed, printable
+from ..core.diagnostics import Diagnostic, fail, listed, plural, printable
 from ..core.errors import OpError
 from ..core.records import records
 from ..core.spec import Spec, spec
@@ -22,6 +22,8 @@ from .match import ABSENT, RANK
 
 # no tensor comes apart into more; a larger number is a mistake, and each part is an object
 MOST_PARTS = 100_000
+# and the rules of an edge make no more of all tensors together: a plan holds some objects for each
+MOST_TENSORS = 500_000
 
 
 class Item(NamedTuple):
@@ -200,11 +202,12 @@ def run(
     """
     bound = names
     refusals = _Refusals(refuse)
-    for step in rule.steps:
+    for number, step in enumerate(rule.steps):
         kind = step.op.kind
         if kind == "join":
             bound, items = _join(rule, step, bound, items, views, refusals, checks)
         elif kind == "part":
+            _require_few(rule, number, items)
             bound, items = _part(rule, step, bound, items, views, refusals, checks)
         elif kind == "end":
             items = []
@@ -272,6 +275,63 @@ def _decide(
     return (*bound, SUFFIX), out
 
 
+def _values(rule: DirectedRule, step: CompiledStep) -> list[Any] | None:
+    """The values that a part step has outputs for; None where they are numbers."""
+    kind = rule.types[step.capture or ROLE]
+    if kind.kind != "enum":
+        return None
+    values = list(kind.values)
+    if isinstance(step.op, ValueOp) and (step.capture or ROLE) == ROLE:
+        values = [r for r in step.op.roles(getattr(step.args, "codec", "")) if r in values]
+    return values
+
+
+def _require_few(rule: DirectedRule, number: int, items: Sequence[Item]) -> None:
+    """M313 if this part step and those behind it would make more than MOST_TENSORS of all items, before any is made."""
+    of_spec: dict[Spec, tuple[int, list[str]]] = {}
+    total = 0
+    for item in items:
+        found = of_spec.get(item.tensor.spec)
+        if found is None:
+            found = of_spec[item.tensor.spec] = _foreseen(rule, number, item.tensor.spec)
+        total += found[0]
+    if total > MOST_TENSORS:
+        _, most = max(of_spec.values())
+        fail(
+            "M313",
+            f"rule {rule.name!r} would make {total:,} tensors of {plural(len(items), 'tensor')}, at most {MOST_TENSORS:,} are made",
+            spans=(rule.steps[number].span,),
+            notes=(f"of one: {' x '.join(most)}",),
+            help="correct `count`, `sizes` or the pattern: so many are a mistake",
+        )
+
+
+def _foreseen(rule: DirectedRule, number: int, of: Spec) -> tuple[int, list[str]]:
+    """How many tensors the steps from part step `number` on make of one, before the next join; and the counts, step by step."""
+    total, said = 1, []
+    for step in rule.steps[number:]:
+        op, parts = step.op, 1
+        if op.kind in ("join", "end", "decide"):
+            break
+        try:
+            if op.kind == "part":
+                values = _values(rule, step)
+                parts = op.parts(step.args, of.shape, None if values is None else len(values))
+                total *= parts
+                said.append(f"{step.name} into {parts:,}")
+                if parts > MOST_PARTS:
+                    break
+            if isinstance(op, ValueOp):
+                of = op.infer(step.args, [of], parts)[0]
+            else:
+                # a view without pieces has a shape all the same
+                of = spec(of.dtype, op.trace(step.args, [View(of.shape, ())], parts)[0].shape)
+        except (OpError, TooManyPieces):
+            # it is said when it is made
+            break
+    return total, said
+
+
 def _part(
     rule: DirectedRule,
     step: CompiledStep,
@@ -281,11 +341,7 @@ def _part(
     refusals: _Refusals,
     checks: list[ValueCheck],
 ) -> tuple[tuple[str, ...], list[Item]]:
-    capture = step.capture or ROLE
-    kind = rule.types[capture]
-    listed_values = list(kind.values) if kind.kind == "enum" else None
-    if listed_values is not None and isinstance(step.op, ValueOp) and capture == ROLE:
-        listed_values = [r for r in step.op.roles(getattr(step.args, "codec", "")) if r in listed_values]
+    capture, listed_values = step.capture or ROLE, _values(rule, step)
     start = getattr(step.args, "start", 0) or 0
     out = []
     for item in items:

@@ -1,0 +1,106 @@
+"""Thousands of rules that are all alike: work that is counted and bounded, and what was not looked at is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import migrate
+from migrate.core import inclusion, overlap
+from migrate.lints import matching
+
+HEAD = "id: t/b/many\ntitle: many rules\nlineage: t\nedge: [a, b]\nrules:\n"
+
+
+def many(folder: Path, count: int, source: str, target: str) -> Path:
+    path = folder / "many.yaml"
+    rules = (f"  - {{name: r{i}, from: '{source % i}', to: '{target % i}', optional: true}}\n" for i in range(count))
+    path.write_text(HEAD + "".join(rules))
+    return path
+
+
+class Counted:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls = 0
+        for module, name in ((matching, "common"), (matching, "shared_key"), (matching, "narrower"), (matching, "takes")):
+            self._count(monkeypatch, module, name)
+
+    def _count(self, monkeypatch: pytest.MonkeyPatch, module: object, name: str) -> None:
+        real = getattr(module, name)
+
+        def counted(*given: object) -> object:
+            self.calls += 1
+            return real(*given)
+
+        monkeypatch.setattr(module, name, counted)
+
+
+def codes(answer: dict[str, object]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for one in answer["diagnostics"]:
+        found[one["code"]] = found.get(one["code"], 0) + 1
+    return found
+
+
+@pytest.mark.parametrize(
+    ("source", "target"), [("{p...}.m%d.{k...}", "{p}.n%d.{k}"), ("l.{a}.m%d.{b}.{c}", "l.{a}.n%d.{b}.{c}"), ("{a}.{b:b%d|c}", "{a}.{b}")]
+)
+def test_the_work_does_not_grow_with_the_square_of_the_rules(tmp_path, monkeypatch, source, target):
+    counted = Counted(monkeypatch)
+    looked = []
+    for count in (250, 500):
+        counted.calls = 0
+        migrate.lint([many(tmp_path, count, source, target)])
+        looked.append(counted.calls)
+    # the square would be four times as many
+    assert looked[1] <= 2.5 * max(looked[0], 1000), looked
+    # each check compares so many pairs, and a pair takes a few questions
+    assert looked[1] <= 12 * matching.MOST_PAIRS, looked
+
+
+def test_two_thousand_overlapping_rules_are_named_in_part_and_the_rest_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(matching, "MOST_PAIRS", 300)
+    monkeypatch.setattr(matching, "MOST_FOUND", 20)
+    counted = Counted(monkeypatch)
+    found = codes(migrate.lint([many(tmp_path, 2000, "{p...}.m%d.{k...}", "{p}.n%d.{k}")]))
+    assert (found["M615"], found["M617"], found["M618"]) == (20, 20, 1)
+    assert counted.calls < 5000
+
+
+def test_rules_that_are_told_apart_by_their_ends_or_segments_are_all_compared(tmp_path):
+    for source, target in (("m%d.{k...}", "n%d.{k}"), ("{p...}.m%d", "{p}.n%d"), ("l.{a}.m%d.{b}.{c}", "l.{a}.n%d.{b}.{c}")):
+        assert "M618" not in codes(migrate.lint([many(tmp_path, 300, source, target)]))
+
+
+def test_a_pair_among_many_is_found(tmp_path):
+    path = many(tmp_path, 300, "l.{a}.m%d.{b}.{c}", "l.{a}.n%d.{b}.{c}")
+    path.write_text(path.read_text() + "  - {name: odd, from: 'l.x.{a}.{b}.z', to: 'o.{a}.{b}.z', optional: true}\n")
+    answer = migrate.lint([path])
+    assert codes(answer)["M615"] == matching.MOST_FOUND
+    assert all("`odd`" in d["message"] for d in answer["diagnostics"] if d["code"] == "M615")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "fits"),
+    [
+        ("a.{x}.c", "a.b.{y}", True),
+        ("a.{x}.c", "a.{y}.d", False),
+        ("{k...}.w", "x.{y}.w", True),
+        ("{k...}.w", "{k...}.b", False),
+        ("a.{i:int}", "a.b", True),
+        ("a.{x:b|c.d}", "a.c.d", True),
+        ("a.b", "a.b.c", False),
+        ("a.w@{r:int}", "a.w", True),
+        ("a.{{x}}", "a.{y}", True),
+    ],
+)
+def test_what_is_passed_over_has_no_key_in_common(one, other, fits):
+    from migrate.core.keys import parse
+
+    first, second = parse(one), parse(other)
+    assert bool(list(matching._Near([first]).of(second))) is fits
+    assert bool(list(matching._Near([second]).of(first))) is fits
+    if not fits:
+        assert overlap.common(first.parts, second.parts) is None
+        assert not inclusion.includes(first.parts, second.parts)
