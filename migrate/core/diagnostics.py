@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from json import dumps
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,6 +26,10 @@ HIDDEN = (
 )
 # and its width: no message of ours is longer, but it may quote what somebody wrote
 _WIDEST = 8000
+# what a diagnostic may take in a JSON document, and with that in text: its parts in characters as JSON writes them. Together they
+# are less than 20,000, whatever the checkpoint holds that they quote
+MOST_MESSAGE, MOST_NOTES, MOST_HELP = 4000, 4000, 1500
+MOST_SPANS, _FILE, _TEXT, _LABEL = 4, 1000, 800, 300
 PAGES = Path(__file__).resolve().parent.parent / "explain"
 
 
@@ -99,6 +104,13 @@ class Diagnostic:
     def __post_init__(self) -> None:
         if not self.severity:
             object.__setattr__(self, "severity", page(self.code).severity)
+        object.__setattr__(self, "message", bounded(self.message, MOST_MESSAGE))
+        if self.notes:
+            object.__setattr__(self, "notes", _bounded_notes(self.notes))
+        if self.help:
+            object.__setattr__(self, "help", bounded(self.help, MOST_HELP))
+        if len(self.spans) > MOST_SPANS:
+            object.__setattr__(self, "spans", self.spans[:MOST_SPANS])
 
     @property
     def exit_status(self) -> int:
@@ -112,7 +124,14 @@ class Diagnostic:
             "severity": self.severity,
             "message": self.message,
             "spans": [
-                {"file": s.file, "line": s.line, "column": s.column, "length": s.length, "text": s.text, "label": s.label}
+                {
+                    "file": bounded(s.file, _FILE, tail=True),
+                    "line": s.line,
+                    "column": s.column,
+                    "length": s.length,
+                    "text": s.text if written(s.text) <= _TEXT else bounded(_window(s)[0], _TEXT),
+                    "label": bounded(s.label, _LABEL),
+                }
                 for s in self.spans
             ],
             "notes": list(self.notes),
@@ -128,14 +147,15 @@ class Diagnostic:
         for span in self.spans:
             where = span.file.removeprefix(os.getcwd() + os.sep)
             where = place(where) if os.path.isabs(where) else where
-            out.append(f"{' ' * width}--> {where if where.isprintable() else printable(where, 400)}:{span.line}:{span.column}")
+            where = bounded(where if where.isprintable() else printable(where, 400), _FILE, tail=True)
+            out.append(f"{' ' * width}--> {where}:{span.line}:{span.column}")
             if span.text:
                 text, before, length = _window(span)
                 caret = " " * before + "^" * length
                 out += [
                     f"{' ' * width} |",
                     f"{span.line:>{width}} | {text}",
-                    f"{' ' * width} | {caret} {span.label}".rstrip(),
+                    f"{' ' * width} | {caret} {bounded(span.label, _LABEL)}".rstrip(),
                 ]
         out += [f"{' ' * width} = note: {note}" for note in self.notes]
         if self.help:
@@ -143,6 +163,40 @@ class Diagnostic:
         lines = (line if len(line) <= _WIDEST else line[: _WIDEST - 1] + "…" for line in out)
         # the last guard; who words a diagnostic makes names printable
         return re.sub(f"[{HIDDEN}]", lambda m: ascii(m[0])[1:-1], "\n".join(lines))
+
+
+def written(text: str) -> int:
+    """The characters that JSON takes for the text, without its quotes."""
+    plain = text.isascii() and text.isprintable() and '"' not in text and "\\" not in text
+    return len(text) if plain else len(dumps(text)) - 2
+
+
+def bounded(text: str, most: int, *, tail: bool = False) -> str:
+    """The text, or as much of its beginning, or with `tail` of its end, as takes at most `most` characters in JSON."""
+    # no character takes more than twelve
+    if 12 * len(text) <= most or written(text) <= most:
+        return text
+    # room for the words that say so
+    low, high, room = 0, min(len(text), most), most - 60
+    while low < high:
+        middle = (low + high + 1) // 2
+        if written(text[-middle:] if tail else text[:middle]) <= room:
+            low = middle
+        else:
+            high = middle - 1
+    said = f"… ({len(text):,} characters)"
+    return f"{said} …{text[len(text) - low :]}" if tail else text[:low] + said
+
+
+def _bounded_notes(notes: tuple[str, ...]) -> tuple[str, ...]:
+    left, out = MOST_NOTES, list[str]()
+    for number, note in enumerate(notes):
+        if left < 200:
+            out.append(f"and {plural(len(notes) - number, 'note')} more")
+            break
+        out.append(bounded(note, left))
+        left -= written(out[-1]) + 10
+    return tuple(out)
 
 
 def _window(span: Span, widest: int = 240) -> tuple[str, int, int]:

@@ -74,12 +74,6 @@ def test_the_tensors_of_all_rules_count_together(tmp_path, monkeypatch):
     assert "up to 'three' make 117 tensors more than they take" in found.message
 
 
-def test_what_is_joined_again_is_no_product(tmp_path, monkeypatch):
-    monkeypatch.setattr(pipeline, "MOST_TENSORS", 100)
-    path = rule(tmp_path, "{unbind: {into: b, dim: 0}}, {stack: {over: b}}, {unbind: {into: a, dim: 0}}", "{k}.{a:int}")
-    assert len(migrate.apply({"x.w": torch.arange(80.0).reshape(80, 1)}, rules=[path])) == 80
-
-
 def test_names_that_grow_are_refused_before_all_are_made(tmp_path):
     path = rule(tmp_path, "{copy: {into: a, count: 1000}}", "{k}.{a:int}")
     error, most = refused({"x" * 1_000_000 + ".w": torch.zeros(2)}, path)

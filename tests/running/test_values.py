@@ -181,7 +181,7 @@ def test_a_node_that_does_not_fit_is_refused_by_name_before_anything_is_written(
     assert found.code == "M919"
     assert found.message.startswith(f"rule {op} (rules.yaml:1): `{op}` of k takes {least} bytes at once, the limit is {24 << 20},")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in"]
-    enough = int(found.help.split()[2])
+    enough = int("".join(filter(str.isdigit, found.help)))
     tiles.run(outputs, source, describe(outputs), tmp_path / "out", digest="d", fsync=False, max_memory=enough)
 
 
