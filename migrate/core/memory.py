@@ -9,12 +9,13 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import NoReturn, ParamSpec, TypeVar
 
-from .diagnostics import fail, printable
-from .errors import MigrateError
+from .diagnostics import Diagnostic, printable
+from .errors import MigrateError, raise_all
 from .spelling import option
 
 P = ParamSpec("P")
@@ -73,14 +74,21 @@ def ran_out(error: BaseException, doing: str, *, partial: Path | None = None) ->
         with suppress(RuntimeError):
             trace.tb_frame.clear()
         trace = trace.tb_next
-    kept = partial is not None and partial.exists()
-    fail(
+    found = Diagnostic(
         "M922",
         f"there was no memory to {doing}" + (f": {said}" if said else ""),
-        notes=(f"what was written so far is kept in {printable(str(partial), 300)}",) if kept else (),
-        help=f"let the process have more (`ulimit -v`), or give less to {option('max_memory')}"
-        + (f"; then run the same again with {option('resume', True)}, or remove that folder" if kept else ""),
+        help=f"let the process have more (`ulimit -v`), or give less to {option('max_memory')}",
     )
+    raise_all([found if partial is None else kept(found, partial)])
+
+
+def kept(found: Diagnostic, partial: Path) -> Diagnostic:
+    """The diagnostic with the partial folder and what to do with it, if the folder is there."""
+    if found.code != "M922" or found.notes or not partial.exists():
+        return found
+    note = f"what was written so far is kept in {printable(str(partial), 300)}"
+    again = f"{found.help}; then run the same again with {option('resume', True)}, or remove that folder"
+    return replace(found, notes=(note,), help=again)
 
 
 @contextmanager

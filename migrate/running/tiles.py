@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..core import log
 from ..core.diagnostics import printable
 from ..core.errors import MigrateError, RunError
-from ..core.memory import lacking, ran_out
+from ..core.memory import kept, lacking, ran_out
 from . import checks as value_checks
 from . import regions, sums
 from .device import CPU, Device
@@ -420,6 +420,9 @@ def run(
     except MigrateError as error:
         if not isinstance(error, RunError) and not _appeared(error):
             partial.discard()
+        elif any(d.code == "M922" for d in error.diagnostics):
+            # a box of a computed tensor knows nothing of the folder
+            raise RunError([kept(d, partial.folder) for d in error.diagnostics]) from error
         raise
     except Exception as error:
         # a folder with nothing in it is only in the way

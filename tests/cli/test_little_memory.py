@@ -139,6 +139,8 @@ def test_no_memory_for_a_box_names_rule_op_key_and_bytes(made, tmp_path, monkeyp
     assert said is not None
     assert 0 < int(said[1]) <= 2 * (2 + 4) << 20
     assert int(said[1]) % (2 * (2 + 4) * 1024) == 0
+    assert found["notes"] == [f"what was written so far is kept in {out}.migrate-partial"]
+    assert "--resume" in found["help"]
     assert not out.exists()
 
 
@@ -277,6 +279,10 @@ def under(made: Path, wanted: Path, folder: Path, command: str, megabytes: int) 
     source = fingerprint(made)
     found = limited(megabytes, "-m", "migrate", command, *map(str, given))
     what = f"{command} in {megabytes} MB: {found.returncode}\n{found.stdout[-500:]}{found.stderr[-2000:]}"
+    if found.returncode == 127 and "cannot allocate memory for thread-local data: ABORT" in found.stderr:
+        # the loader of the system ends the process by itself; nothing of ours is asked
+        assert not out.exists(), what
+        return
     assert found.returncode in (0, 4), what
     if found.returncode:
         assert "error[M922]" in found.stderr or "error[M919]" in found.stderr, what
