@@ -1,5 +1,7 @@
 """Which format opens what."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.distributed.checkpoint
@@ -58,12 +60,13 @@ def test_a_format_of_a_third_party_opens_what_no_built_in_knows(tmp_path, monkey
 
         def open(self, place):
             place.close()
-            return self
+            return opened
 
+    opened = SimpleNamespace(format="acme", index=SimpleNamespace(files=(), tensors={}))
     acme, builtin, get = Acme(), formats.FORMATS.builtin(), formats.FORMATS.get
     monkeypatch.setattr(formats.FORMATS, "names", lambda: [*builtin, "acme"])
     monkeypatch.setattr(formats.FORMATS, "get", lambda name: acme if name == "acme" else get(name))
-    assert formats.open(tmp_path / "model.acme") is acme
+    assert formats.open(tmp_path / "model.acme") is opened
     (tmp_path / "model.acme").write_text("else")
     with pytest.raises(QuestionError, match="starts with 'else'"):
         formats.open(tmp_path / "model.acme")
@@ -120,9 +123,10 @@ class TestFoldersOfDistributedCheckpoints:
 
             def open(self, place):
                 place.close()
-                return self
+                return opened
 
+        opened = SimpleNamespace(format="dcp", index=SimpleNamespace(files=(), tensors={}))
         reader, builtin, get = Reader(), formats.FORMATS.builtin(), formats.FORMATS.get
         monkeypatch.setattr(formats.FORMATS, "names", lambda: [*builtin, "dcp"])
         monkeypatch.setattr(formats.FORMATS, "get", lambda name: reader if name == "dcp" else get(name))
-        assert formats.open(folder) is reader
+        assert formats.open(folder) is opened

@@ -218,7 +218,6 @@ def test_a_condition_on_values_is_checked_before_anything_is_written(tmp_path):
     lambda m: migrate.attach(m, to="hf-mixtral@v5", allow="everything"),
     lambda m: migrate.attach(m, to="hf-mixtral@v5", from_="te-grouped-bias@multi"),
     lambda m: migrate.attach(m, to="hf-mixtral@v5", params={"num_expertz": 3}),
-    lambda m: migrate.attach(m, to="te-grouped-weight@multi", from_="te-grouped-weight@single"),
     lambda m: migrate.attach(m, rules="nowhere.yaml"),
     lambda m: migrate.attach(m, to="hf-mixtral@v5", max_memory=3),
     lambda m: migrate.attach(m, to="hf-mixtral@v5", device="toaster"),
@@ -229,6 +228,18 @@ def test_a_wrong_question_is_an_error_when_it_is_asked(call):
     model = Model()
     with pytest.raises(MigrateError) as caught:
         call(model)
+    assert caught.value.exit_code == 2
+    assert not model._load_state_dict_pre_hooks
+
+
+def test_a_param_that_nothing_will_tell_is_an_error_when_it_is_asked(tmp_path):
+    file = rule(
+        tmp_path,
+        'params: {n: {type: int}}\nrules: [{name: r, from: "w{i:int}", to: weight, via: [{stack: {over: i, count: $n}}]}]\n',
+    )
+    model = Model()
+    with pytest.raises(MigrateError, match="M509") as caught:
+        migrate.attach(model, rules=file)
     assert caught.value.exit_code == 2
     assert not model._load_state_dict_pre_hooks
 

@@ -10,9 +10,10 @@ import pytest
 from raw_files import describe, whole
 
 from migrate.core.errors import CheckpointError
+from migrate.formats._zip import Record
 from migrate.running import tiles
 from migrate.running.geometry import Layouts
-from migrate.running.sums import Record, Sums, Told
+from migrate.running.sums import Sums, Told
 from migrate.source.target import OutputFile, Placed
 
 SIZES = [5, 0, 3 << 20, 1, 0, 2_500_001]

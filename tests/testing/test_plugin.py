@@ -49,7 +49,7 @@ def test_a_failure_is_shown_in_our_words_and_without_a_traceback(tmp_path: Path)
     status, out = pytest_in(tmp_path, "rules")
     assert status == 1
     assert "error[M701]: test 'it is renamed': b.0[1] is 1, expected 2" in out
-    assert f"--> {file}:8:" in out
+    assert f"--> {file.relative_to(tmp_path)}:8:" in out
     assert "Traceback" not in out
     assert "plugin.py" not in out
     assert "1 failed, 5 passed" in out
