@@ -126,9 +126,9 @@ def settle(status: int, done: Done, out: streams.Standard) -> int:
     sys.stdout.flush()
     error = streams.loss(out)
     if error is not None:
-        from ..core.diagnostics import Diagnostic, printable
+        from ..core.diagnostics import Diagnostic, printable, refusal
 
-        why = f"the answer could not be written to stdout: {(error.strerror or str(error)).lower()}"
+        why = f"the answer could not be written to stdout: {refusal(error)}"
         if done.published is None:
             found = Diagnostic("M971", why, help="run it again with an stdout that can be written to")
             status = status or found.exit_status
@@ -160,12 +160,21 @@ def _run(arguments: list[str], done: Done) -> int:
         result = cli.main(arguments, prog_name="migrate", standalone_mode=False, obj=done)
         return result if isinstance(result, int) else 0
     except MigrateError as error:
-        return _report(error, wants_json)
+        status = _report(error, wants_json)
+        if done.published is None:
+            return status
+        click.echo(f"{done.published} was published and is whole", err=True)
+        return 4
     except click.ClickException as error:
         return _misused(error, wants_json)
     except (click.Abort, KeyboardInterrupt) as error:
         click.echo(str(error) or "interrupted", err=True)
         return 130
+    except OSError as error:
+        from ..core.diagnostics import Diagnostic, refusal
+        from ..core.errors import RunError
+
+        return _report(RunError([Diagnostic("M913", f"the system refused: {refusal(error)}")]), wants_json)
     except Exception as error:  # noqa: BLE001 - the last line of defence: a bug is told as one
         return _failed(error, wants_json)
 

@@ -270,6 +270,12 @@ def fail(
     raise_all([Diagnostic(code, message, spans, notes, help, permit=permit)])
 
 
+def refusal(error: OSError) -> str:
+    """What the system said, and of which file: `input/output error: model.safetensors`."""
+    said = (error.strerror or str(error)).lower()
+    return said if error.filename is None else f"{said}: {printable(os.fsdecode(error.filename), 240)}"
+
+
 def did_you_mean(word: str, known: list[str]) -> str | None:
     """A help text naming the nearest known word, or None when nothing is near (ratio below 0.6)."""
     from difflib import get_close_matches  # of mistakes only

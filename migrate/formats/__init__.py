@@ -13,7 +13,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from ..core import log
-from ..core.diagnostics import fail, listed, plural, printable
+from ..core.diagnostics import fail, listed, plural, printable, refusal
 from ..core.errors import MigrateError
 from ..source.paths import Place, find
 from ..source.registry import Registry
@@ -80,6 +80,9 @@ def open(path: str | os.PathLike[str], allow_links: bool = False, at: str | None
         counted = plural(len(held.files), "file"), plural(len(held.tensors), "tensor")
         log.debug("%s is %s: %s, %s", printable(place.path, 240), source.format, *counted)
         return source
+    except OSError as error:
+        place.close()
+        fail("M901", f"{printable(place.path, 240)}: {refusal(error)}")
     except BaseException:
         place.close()
         raise

@@ -134,7 +134,11 @@ def _published(made: Plan, source: Source, path: str | None, copy_of: str | None
         "optimizer": planned["optimizer"],
         "downgrade": planned["downgrade"],
         # a rule file was named; a folder may have been found
-        "notes": [*planned["notes"], *remarks(origin for origin in planned["origins"] if origin["origin"] != "file")],
+        "notes": [
+            *planned["notes"],
+            *remarks(origin for origin in planned["origins"] if origin["origin"] != "file"),
+            *([f"{printable(result.left, 300)} could not be removed, and is of no use any more: remove it"] if result.left else []),
+        ],
         "warnings": planned["warnings"],
         "report": result.report,
     }

@@ -25,10 +25,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..core.diagnostics import fail, printable
+from ..core.diagnostics import fail, printable, refusal
 from ..core.memory import lacking, ran_out
 from ..core.spelling import option
-from ..source.blobs import Identity, difference
+from ..source.blobs import Identity, difference, release
 from ..source.paths import kind_of
 from ..source.target import Target
 from .share import Shared, scratch
@@ -100,8 +100,17 @@ class Partial:
         self._names = {Path(file.name) for file in target.files}
         self._journal = -1
         self._owner: int | None = None
+        # a published run could not remove its folder
+        self.left = False
         stood = None if source is None else {name: list(found[1:]) for name, found in source.items()}
         head = {"format_version": FORMAT_VERSION, "kind": "journal", "digest": digest, "hash": HASH, "source": stood}
+        try:
+            self._begin(head, resume)
+        except OSError as error:
+            self.close()
+            write_failed(error, self.folder, f"cannot make {_shown(self.folder)}, or go on in it")
+
+    def _begin(self, head: Mapping[str, Any], resume: bool) -> None:
         try:
             self.folder.mkdir(mode=0o700)
         except FileExistsError:
@@ -114,8 +123,6 @@ class Partial:
             if not self.folder.is_dir() or self.folder.is_symlink():
                 fail("M911", f"{_shown(self.folder)} is no partial folder", help="move it away")
             self._take_over(head)
-        except OSError as error:
-            write_failed(error, self.folder, f"cannot make {_shown(self.folder)}")
         else:
             self._lock()
             _append(self._journal, head)
@@ -174,7 +181,7 @@ class Partial:
         try:
             self._check(path, os.fstat(descriptor))
         except BaseException:
-            os.close(descriptor)
+            release(descriptor)
             raise
         return descriptor
 
@@ -185,8 +192,6 @@ class Partial:
         except BlockingIOError:
             self.close()
             fail("M911", f"another run is at work in {_shown(self.folder)}", help="wait until it has ended")
-        except OSError as error:
-            write_failed(error, self.folder, f"cannot open the journal of {_shown(self.folder)}")
 
     def _longest(self, head: Mapping[str, Any]) -> int:
         """The most bytes that runs of this plan leave in a journal."""
@@ -334,7 +339,7 @@ class Partial:
             try:
                 size, header = os.fstat(descriptor).st_size, _reread(descriptor, len(file.header))
             finally:
-                os.close(descriptor)
+                release(descriptor)
             if size != file.size or header != file.header:
                 fail("M913", f"{printable(file.name)} was not written as planned", help=f"run the same again with {option('resume', True)}")
         if self.target.folder and (strays := self._strays()):
@@ -378,11 +383,12 @@ class Partial:
             fail(
                 "M970",
                 f"{_shown(self.out)} was published and is whole, but may not survive a power cut: "
-                f"the folder it lies in could not be synced ({(error.strerror or str(error)).lower()})",
+                f"the folder it lies in could not be synced ({refusal(error)})",
                 help="look after the disk, then run `sync`, and `migrate verify` on the output",
             )
         finally:
             self.discard()
+            self.left = os.path.lexists(self.folder)
 
     def discard(self) -> None:
         """Removes the partial folder and all that is in it."""
@@ -394,7 +400,8 @@ class Partial:
     def close(self) -> None:
         """Lets go of the journal and keeps the folder; may be called twice."""
         if self._journal >= 0:
-            os.close(self._journal)
+            # its lines are there or not: a resumed run hashes what they claim
+            release(self._journal)
             self._journal = -1
 
 

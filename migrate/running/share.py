@@ -22,6 +22,7 @@ from fcntl import ioctl
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..source.blobs import release
 from .geometry import Layouts
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ def scratch(folder: Path) -> Iterator[int]:
         os.unlink(place)
         yield descriptor
     finally:
-        os.close(descriptor)
+        release(descriptor)
 
 
 def clone(source: int | None, origin: int, target: int, at: int, nbytes: int) -> None:

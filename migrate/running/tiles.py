@@ -84,6 +84,7 @@ class RunResult:
     `bytes_read` are the bytes of all output tensors, `bytes_written` what this run wrote: less, when it resumed.
     `bytes_shared` of all output bytes take no space of their own: the file system shares them with the source. `report` has the
     errors of what was computed (`errors.Ledger.report`), None if nothing was; after a resume, only of what this run computed.
+    `left`: the partial folder, if it could not be removed after all was published.
     """
 
     files: Mapping[str, Mapping[str, Any]]
@@ -91,6 +92,7 @@ class RunResult:
     bytes_written: int
     bytes_shared: int = 0
     report: Mapping[str, Any] | None = None
+    left: str | None = None
 
 
 def tiles(file: OutputFile, outputs: Mapping[str, Tensor], layouts: Layouts, values: Values | None = None) -> Iterator[Tile]:
@@ -436,7 +438,7 @@ def run(
         values.forget()
     read, cloned = sum(t.spec.nbytes for t in outputs.values()), sum(shared.nbytes(f.name) for f in target.files)
     report = ledger.report(complete=work.written == work.total)
-    return RunResult(work.files, read, work.written, cloned, report)
+    return RunResult(work.files, read, work.written, cloned, report, str(partial.folder) if partial.left else None)
 
 
 def _appeared(error: MigrateError) -> bool:

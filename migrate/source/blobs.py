@@ -12,7 +12,7 @@ import io
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import NamedTuple
 
 from ..core.diagnostics import Report, fail, listed, printable
@@ -99,7 +99,7 @@ class Shelf:
         """Closes the file, if it is open."""
         with self._lock:
             if (found := self._lent.pop(blob, None)) is not None:
-                os.close(found[0])
+                release(found[0])
 
     def free(self) -> None:
         """Gives back the place of a file that stayed open."""
@@ -111,7 +111,7 @@ class Shelf:
         if len(self._lent) > most:
             idle = [blob for blob, (_, readers) in self._lent.items() if not readers]
             for blob in idle[: len(self._lent) - most]:
-                os.close(self._lent.pop(blob)[0])
+                release(self._lent.pop(blob)[0])
 
     def _opened(self, blob: FileBlob) -> int:
         try:
@@ -119,7 +119,7 @@ class Shelf:
         except FileNotFoundError:
             fail("M905", _changed(blob.name, "it is no longer there"), help=CHANGED_HELP)
         if change := difference(blob.identity, identity(os.fstat(descriptor))):
-            os.close(descriptor)
+            release(descriptor)
             fail("M905", _changed(blob.name, change), help=CHANGED_HELP)
         return descriptor
 
@@ -194,9 +194,15 @@ class FileBlob:
         descriptor, shelf = self._descriptor, self._shelf
         self._descriptor = self._shelf = None
         if descriptor is not None:
-            os.close(descriptor)
+            release(descriptor)
         if shelf is not None:
             shelf.close(self) if descriptor is None else shelf.free()
+
+
+def release(descriptor: int) -> None:
+    """Closes what was only read from: its bytes are here, so that a refusal changes nothing."""
+    with suppress(OSError):
+        os.close(descriptor)
 
 
 class BytesBlob:

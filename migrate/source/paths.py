@@ -21,7 +21,7 @@ from ..core import log
 from ..core.diagnostics import Report, did_you_mean, fail, listed, printable
 from ..core.spelling import option
 from . import elsewhere, pointers
-from .blobs import FileBlob, Identity, Shelf, identity
+from .blobs import FileBlob, Identity, Shelf, identity, release
 
 FOLLOW = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 READ = FOLLOW | os.O_NOFOLLOW
@@ -99,7 +99,7 @@ class Folder:
             many = "raise the limit of open files (`ulimit -n`)" if error.errno in (errno.EMFILE, errno.ENFILE) else None
             fail("M901", f"{self.label(path)}: cannot be opened: {error.strerror}", help=many)
         if status.st_size < pointers.LARGEST and (stands_for := pointers.read(descriptor)) is not None:
-            os.close(descriptor)
+            release(descriptor)
             self._refuse_pointer(path, stands_for)
         log.trace("opened %s, %d bytes", self.label(path), status.st_size)
         return FileBlob(path, descriptor, self.locate, self._shelf)
@@ -113,7 +113,7 @@ class Folder:
             descriptor = self._open(inside, parts[-1], path)
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            os.close(descriptor)
+            release(descriptor)
             fail("M907", f"{self.label(path)}: not a regular file")
         return descriptor, status
 
@@ -173,7 +173,7 @@ class Folder:
             fail("M907", f"{self.label(path)}: its blob {printable(target)} is not a regular file but {kind_of(kind)}")
         finally:
             for descriptor in opened:
-                os.close(descriptor)
+                release(descriptor)
 
     @contextmanager
     def entered(self, parts: list[str]) -> Iterator[int]:
@@ -187,11 +187,11 @@ class Folder:
                     if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENOTDIR):
                         fail("M907", f"{self.label('/'.join(parts))}: {printable(part)} is not a folder of the checkpoint")
                     raise
-                os.close(here)
+                release(here)
                 here = below
             yield here
         finally:
-            os.close(here)
+            release(here)
 
     def locate(self, path: str) -> Identity | None:
         """The identity of the file that `path` names now, None if there is none."""
@@ -204,7 +204,7 @@ class Folder:
 
     def close(self) -> None:
         if self._descriptor is not None:
-            os.close(self._descriptor)
+            release(self._descriptor)
             self._descriptor = None
 
 

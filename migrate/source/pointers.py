@@ -10,6 +10,8 @@ import os
 import re
 from typing import Final
 
+from .blobs import release
+
 LARGEST: Final = 1024
 _POINTER: Final = re.compile(
     rb"version https://(?:git-lfs\.github\.com|hawser\.github\.com)/spec/v1\r?\n(?:[a-z0-9.-]+ [^\n]*\n)*size ([0-9]{1,18})\r?\n?"
@@ -34,4 +36,4 @@ def is_one(name: str, folder: int) -> bool:
     except OSError:
         return False
     finally:
-        os.close(descriptor)
+        release(descriptor)

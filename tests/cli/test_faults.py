@@ -76,7 +76,8 @@ def traced(scene: Scene, *options: str, more: tuple[str, ...] = ()) -> Result:
     child = subprocess.run(
         [*strace(*options), *scene.arguments, *more],
         cwd=scene.folder,
-        env=environment(),
+        # the folder of the scene is not searched for modules: these calls are not ours
+        env={**environment(), "PYTHONSAFEPATH": "1"},
         capture_output=True,
         text=True,
         timeout=300,
