@@ -170,11 +170,6 @@ def _run(arguments: list[str], done: Done) -> int:
     except (click.Abort, KeyboardInterrupt) as error:
         click.echo(str(error) or "interrupted", err=True)
         return 130
-    except OSError as error:
-        from ..core.diagnostics import Diagnostic, refusal
-        from ..core.errors import RunError
-
-        return _report(RunError([Diagnostic("M913", f"the system refused: {refusal(error)}")]), wants_json)
     except Exception as error:  # noqa: BLE001 - the last line of defence: a bug is told as one
         return _failed(error, wants_json)
 
@@ -207,8 +202,8 @@ def _misused(error: click.ClickException, wants_json: bool) -> int:
 
 
 def _failed(error: Exception, wants_json: bool) -> int:
-    """A lack of memory wherever it showed, or else a bug."""
-    from ..core.errors import MigrateError
+    """A lack of memory wherever it showed, a refusal of the system that nothing else answered for, or else a bug."""
+    from ..core.errors import MigrateError, RunError
     from ..core.memory import lacking, ran_out
 
     if lacking(error):
@@ -216,6 +211,10 @@ def _failed(error: Exception, wants_json: bool) -> int:
             ran_out(error, "go on")
         except MigrateError as told:
             return _report(told, wants_json)
+    if isinstance(error, OSError):
+        from ..core.diagnostics import Diagnostic, refusal
+
+        return _report(RunError([Diagnostic("M913", f"the system refused: {refusal(error)}")]), wants_json)
     return _bug(error)
 
 

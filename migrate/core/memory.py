@@ -83,12 +83,14 @@ def ran_out(error: BaseException, doing: str, *, partial: Path | None = None) ->
 
 
 def kept(found: Diagnostic, partial: Path) -> Diagnostic:
-    """The diagnostic with the partial folder and what to do with it, if the folder is there."""
-    if found.code != "M922" or found.notes or not partial.exists():
+    """The diagnostic with the partial folder and what to do with it, if the folder is there and not named yet."""
+    where, resume = printable(str(partial), 300), option("resume", True)
+    if not partial.exists() or any(where in text for text in (found.message, *found.notes)):
         return found
-    note = f"what was written so far is kept in {printable(str(partial), 300)}"
-    again = f"{found.help}; then run the same again with {option('resume', True)}, or remove that folder"
-    return replace(found, notes=(note,), help=again)
+    again = found.help
+    if again is None or resume not in again:
+        again = f"{f'{again}; then ' if again else ''}run the same again with {resume}, or remove that folder"
+    return replace(found, notes=(*found.notes, f"what was written so far is kept in {where}"), help=again)
 
 
 @contextmanager

@@ -419,12 +419,12 @@ def run(
             partial.publish(fsync=fsync)
     except OSError as error:
         write_failed(error, partial.folder, f"cannot write {printable(str(path), 300)}")
+    except RunError as error:
+        # what reads and computes knows nothing of the folder
+        raise RunError([kept(d, partial.folder) for d in error.diagnostics]) from error
     except MigrateError as error:
-        if not isinstance(error, RunError) and not _appeared(error):
+        if not _appeared(error):
             partial.discard()
-        elif any(d.code == "M922" for d in error.diagnostics):
-            # a box of a computed tensor knows nothing of the folder
-            raise RunError([kept(d, partial.folder) for d in error.diagnostics]) from error
         raise
     except Exception as error:
         # a folder with nothing in it is only in the way
