@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from commandline import run, safetensors
+from marks import thorough
 
 from migrate.core.diagnostics import Diagnostic, Span, bounded, written
 
@@ -37,7 +38,7 @@ def test_what_is_cut_is_as_long_as_may_be(text, most):
 KEYS = {"long": f"l.0.{ODD[0]}", "digits": f"l.{'9' * 5000}.w", "dots": "." * 100_000, "wide": f"l.0.{ODD[1][:20_000]}"}
 
 
-@pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)
+@pytest.mark.parametrize("key", thorough(KEYS.values()), ids=KEYS)
 def test_messages_about_hostile_checkpoints_are_small(tmp_path: Path, key: str):
     folder = tmp_path / "in"
     safetensors(folder / "model.safetensors", {key: ("F32", [2]), "l.1.w": ("F32", [2]), "other": ("F32", [2])})
