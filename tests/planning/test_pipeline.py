@@ -127,8 +127,8 @@ def test_a_step_lives_as_long_as_what_was_traced_for_it():
     ("rule", "code"),
     [
         ('from: "x.{e:int}", to: "y", via: [{stack: {over: e, count: 9007199254740991}}]', "M207"),
-        ('from: "x.0", to: "y.{e:int}", optional: true, via: [{copy: {into: e, count: 9007199254740991}}]', "M305"),
-        ('from: "x.0", to: "y.{e:int}", optional: true, via: [{tie: {into: e, count: 5000000}}]', "M305"),
+        ('from: "x.0", to: "y.{e:int}", optional: true, via: [{copy: {into: e, count: 9007199254740991}}]', "M313"),
+        ('from: "x.0", to: "y.{e:int}", optional: true, via: [{tie: {into: e, count: 5000000}}]', "M313"),
     ],
 )
 def test_a_count_beyond_all_measure_is_refused_and_not_tried(engine, rule, code):
