@@ -19,7 +19,7 @@ SOURCES := $(shell find migrate rules schemas -type f -not -name '*.pyc')
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make test      run the tests: 6 minutes of processor time (PYTEST='-k name' is passed on)"
+	@echo "make test      run the tests: 6 to 7 minutes of processor time (PYTEST='-k name' is passed on)"
 	@echo "make marks     run the tests that make test leaves out (MARKS='ranks or libraries')"
 	@echo "make demo      a checkpoint there and back again"
 	@echo "make lint      ruff and mypy"
