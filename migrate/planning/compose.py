@@ -49,6 +49,12 @@ class Leg:
     files: tuple[LoadedFile, ...] = ()
     memory: Mapping[str, Any] = field(default_factory=dict)
 
+    def reads(self) -> list[Pattern]:
+        """The patterns of the keys that its rules take, in the direction in which it is walked; without those that params decide."""
+        rules = [rule for rule, _ in self.rules if not (self.backwards and rule.rule.inverse == "skip")]
+        patterns = (pattern for rule in rules for pattern in (rule.targets if self.backwards else rule.sources).values())
+        return [pattern for pattern in patterns if not (pattern.params or pattern.has_flat)]
+
 
 class LossOf(NamedTuple):
     """What a rule loses: kind "lossy" or "drop", how many keys it touches, and the author's reason."""

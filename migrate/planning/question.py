@@ -141,8 +141,11 @@ def with_permissions(question: Question, answer: Callable[[Question], T]) -> T:
     return raise_all(found)
 
 
-def _entries(name: str, path: str) -> list[str]:
-    """The entries of the file that `NAME=@path` means, one a line; `""` is the empty name, which is the root module."""
+def _entries(name: str, path: str) -> list[str] | str:
+    """The entries of the file that `NAME=@path` means, one a line, or its text if that is a list in brackets.
+
+    `""` is the empty name, which is the root module.
+    """
     what = f"{option('params', f'{name}=@{printable(path, 300)}')}:"
     try:
         with open(path, "rb") as file:
@@ -153,7 +156,10 @@ def _entries(name: str, path: str) -> list[str]:
         fail("M115", f"{what} {why}", help="a value that begins with `@` is a file with an entry on each line")
     if len(raw) > _MOST_BYTES:
         fail("M115", f"{what} the file is larger than {_MOST_BYTES} bytes", help="write patterns: `layers.{n:int}.mlp`")
-    lines = [line.strip() for line in text.removeprefix("\ufeff").split("\n")]
+    text = text.removeprefix("\ufeff")
+    if text.lstrip().startswith("["):
+        return text.strip()
+    lines = [line.strip() for line in text.split("\n")]
     entries = ["" if line == '""' else line for line in lines if line and not line.startswith("#")]
     if not entries:
         fail("M115", f"{what} the file has no entry", help='one on each line; `""` is the root module, `#` begins a comment')

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..core import log
 from ..core.diagnostics import Diagnostic, Report, fail, listed, place, printable
+from ..core.keys import parse
 from ..core.spelling import command, option, together
 from ..extra_state.age import States
 from ..rules import params as parameters
@@ -31,6 +32,9 @@ from .optimizers import PARAM as OPTIMIZER
 from .question import Question
 from .sides import ReadSide
 from .standing import check_order, standing
+
+if TYPE_CHECKING:
+    from ..rules.model import Groups
 
 # signs of a layout that are shown of each sort
 _MOST_SIGNS = 4
@@ -448,7 +452,6 @@ def _compile(
         memory["params"].update({PARAMETER: given[PARAMETER]} if PARAMETER in given else {})
     edges = [edge for name in layouts for edge in packs.load_lineage(name).edges] if given else []
     elsewhere = [name for edge in edges for file in load_edge(edge.files) for name in file.model.params]
-    _check_params(steps, given, memories, elsewhere)
     report = Report()
     legs, entries, rules = [], [], []
     origins: list[Mapping[str, Any]] = []
@@ -469,6 +472,7 @@ def _compile(
         rules += hashes
         found += _changed(step, hashes, *applied)
     report.check()
+    _check_params(legs, given, elsewhere)
     lineages = {n: packs.load_lineage(n) for n in layouts}
     distinct = [origin for number, origin in enumerate(origins) if origin not in origins[:number]]
     return Route(tuple(legs), tuple(rules), given, layouts, tuple(entries), tuple(found), lineages, tuple(distinct))
@@ -506,34 +510,44 @@ def _changed(
         differ = [f"{name} has changed since" for name in now if was.get(name, now[name]) != now[name]]
         differ += [f"{name} was not there then" for name in now.keys() - was.keys()]
         differ += [f"{name} is not there any more" for name in was.keys() - now.keys()]
-        edge = f"{step.lineage} {entries[-1]['from']} → {entries[-1]['to']}"
+        edge = " → ".join(printable(entries[-1][end], 100) for end in ("from", "to"))
         yield Diagnostic(
             "M518",
-            f"the stamp says that {printable(edge, 300)} was applied with other rules than are found now",
+            f"the stamp says that {step.lineage} {edge} was applied with other rules than are found now",
             notes=tuple(printable(line, 300) for line in sorted(differ)[:8]),
             help=f"migrate {printable(entries[-1]['tool'])} wrote the stamp; the rules of that release make what was there",
         )
 
 
-def _check_params(
-    steps: Sequence[_Step], given: Mapping[str, Any], memories: Sequence[Mapping[str, Any]], elsewhere: Sequence[str]
-) -> None:
+def _check_params(legs: Sequence[Leg], given: Mapping[str, Any], elsewhere: Sequence[str]) -> None:
     """Raises, before anything is bound, what is wrong with params whose values do not depend on the checkpoint's contents.
 
     `elsewhere`: params of edges that need not be walked.
     """
-    files = list({id(f): f for s in steps for f in s.files}.values())
+    files = list({id(f): f for leg in legs for f in leg.files}.values())
     declared = parameters.declare(files)
-    alone = {name: param for name, param in declared.items() if not any(_asks_checkpoint(f, name) for f in files)}
+    asking = {name for leg in legs for file in leg.files for name in declared if _asks_checkpoint(leg, file, name)}
+    asking.update(name for name, param in declared.items() if parameters.has_patterns(given.get(name), param))
+    alone = {name: param for name, param in declared.items() if name not in asking}
     spans = {name: f.span("params", name) for f in reversed(files) for name in f.model.params}
-    remembered = {name: value for memory in memories for name, value in memory["params"].items() if name in alone}
+    remembered = {name: value for leg in legs for name, value in leg.memory["params"].items() if name in alone}
     asked = {name: value for name, value in given.items() if name in alone or name not in declared}
-    parameters.resolve(alone, asked, [(parameters.STAMP, remembered)], spans, known=[*declared, *elsewhere, PARAMETER])
+    told = {name: parameters.untold(param.groups) for name, param in alone.items() if param.groups is not None}
+    parameters.resolve(alone, asked, [(parameters.STAMP, remembered)], spans, known=[*declared, *elsewhere, PARAMETER], told=told)
 
 
-def _asks_checkpoint(file: LoadedFile, name: str) -> bool:
+def _asks_checkpoint(leg: Leg, file: LoadedFile, name: str) -> bool:
     param = file.model.params.get(name)
     written = (value for patch in file.model.files.values() for _, value in leaves(patch))
-    return (
-        param is not None and (bool(param.places) or param.shape is not None or param.dtype is not None or param.groups is not None)
-    ) or f"${name}" in written
+    if param is None:
+        return f"${name}" in written
+    told = param.groups is not None and _tells(leg, param.groups)
+    return told or bool(param.places) or param.shape is not None or param.dtype is not None or f"${name}" in written
+
+
+def _tells(leg: Leg, groups: Groups) -> bool:
+    """Whether the leg may read tensors that tell names by their numbers: it does in one of its two directions."""
+    from ..core.overlap import apart
+
+    numbered = parse(groups.key)
+    return any(pattern.ranked != numbered.ranked or not apart(pattern, numbered) for pattern in leg.reads())

@@ -79,7 +79,9 @@ class Walk:
         said = [(parameters.STAMP, {n: v for n, v in leg.memory.get("params", {}).items() if n in declared}), *self._sources(leg, tensors)]
         for name in given:
             at = (spans[name],) if name in spans else ()
-            given[name] = parameters.expand(name, given[name], declared[name], lambda: _names(tensors), at)
+            given[name] = parameters.expand(
+                name, given[name], declared[name], lambda: _names(tensors), at, [values.get(name) for _, values in said]
+            )
         lost = self._lost(leg)
         silent = [n for n in declared if declared[n].groups and n not in given and all(source.get(n) is None for _, source in said)]
         told = {name: _grouped(leg, groups, tensors) for name in silent if (groups := declared[name].groups) is not None}
@@ -373,8 +375,7 @@ def _grouped(leg: Leg, groups: Groups, tensors: Mapping[str, Tensor]) -> list[st
     Only tensors that the edge reads in the direction in which it is walked.
     """
     pattern = parse(groups.key)
-    rules = [rule for rule, _ in leg.rules if not (leg.backwards and rule.rule.inverse == "skip")]
-    reads = [p for rule in rules for p in (rule.targets if leg.backwards else rule.sources).values() if not (p.params or p.has_flat)]
+    reads = leg.reads()
     of, over = pattern.captures.index(groups.of), pattern.captures.index(groups.over)
     found: dict[tuple[str, int | None], dict[int, str]] = {}
     for t in group(tensors):
@@ -400,7 +401,7 @@ def _grouped(leg: Leg, groups: Groups, tensors: Mapping[str, Tensor]) -> list[st
         if len(odd) > known:
             names.pop(name, None)
     if not found:
-        return f"no tensors that are read here fit {groups.key}, so they do not tell it"
+        return parameters.untold(groups)
     if odd:
         alike = "numbered from 0 without a gap, two or more, of one shape and dtype"
         return f"the tensors of {groups.key} do not tell it, because not all are {alike}: {listed(odd, 4)}" + (

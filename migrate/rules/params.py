@@ -21,7 +21,7 @@ from ..source import yaml
 from .scalars import MOST, whole_number
 
 if TYPE_CHECKING:
-    from .model import LoadedFile, Param
+    from .model import Groups, LoadedFile, Param
 
 # what the caller says; `shown` spells it
 GIVEN = "params"
@@ -132,17 +132,22 @@ def place(reference: str) -> tuple[str, tuple[str, ...]]:
     return (file if mark else CONFIG), tuple(keys.split("."))
 
 
-def expand(name: str, value: Any, param: Param, names: Callable[[], Iterable[str]], spans: tuple[Span, ...] = ()) -> Any:
+def expand(
+    name: str, value: Any, param: Param, names: Callable[[], Iterable[str]], spans: tuple[Span, ...] = (), said: Iterable[Any] = ()
+) -> Any:
     """The value with the items of a list that are patterns replaced by what they fit among `names`, in their order, each once.
 
+    Where one of the values `said` by other sources is a list of the same names, it is in the order of that: patterns say none.
     Items without braces stay as they are. M114 for an item that is not a pattern, M213 for one that fits nothing.
     """
-    if param.type != "list" or param.items == "int" or not isinstance(value, (str, list, tuple)):
+    if not has_patterns(value, param):
         return value
     report = Report()
-    items = _items(value) if isinstance(value, str) else list(value)
-    if not any(isinstance(item, str) and ("{" in item or "}" in item) for item in items):
-        return value
+    try:
+        items = _items(value) if isinstance(value, str) else list(value)
+    except RefusedError as error:
+        report.add("M114", f"param `{name}` from {shown(GIVEN)}: {error}", spans=spans, help=_takes(param))
+        report.check()
     there = list(dict.fromkeys(names()))
     out: dict[Any, None] = {}
     for item in items:
@@ -161,7 +166,20 @@ def expand(name: str, value: Any, param: Param, names: Callable[[], Iterable[str
             _report_idle(name, item, pattern, there, spans, report)
         out.update(dict.fromkeys(fitting))
     report.check()
-    return list(out)
+    found = sorted(map(repr, out))
+    return next((list(other) for other in said if isinstance(other, list) and sorted(map(repr, other)) == found), list(out))
+
+
+def untold(groups: Groups) -> str:
+    """Why tensors do not tell names, where none of those that are read are numbered as `groups` says."""
+    return f"no tensors that are read here fit {groups.key}, so they do not tell it"
+
+
+def has_patterns(value: Any, param: Param) -> bool:
+    """Whether the value is a list in which an item is meant as a pattern: one with braces."""
+    if param.type != "list" or param.items == "int" or not isinstance(value, (str, list, tuple)):
+        return False
+    return any("{" in item or "}" in item for item in ([value] if isinstance(value, str) else value) if isinstance(item, str))
 
 
 def _report_idle(name: str, item: str, pattern: Pattern, names: Sequence[str], spans: tuple[Span, ...], report: Report) -> None:
@@ -191,7 +209,9 @@ def convert(value: Any, param: Param, *, is_text: bool = False, choices: bool = 
     if param.type == "list":
         if not isinstance(value, (list, tuple)):
             raise RefusedError(f"{_shown(value)} is not a list")
-        typed: Any = [_scalar(item, param.items, param) for item in value]
+        # each line of a file is text
+        words = [_word(item, param.items) if is_text and isinstance(item, str) else item for item in value]
+        typed: Any = [_scalar(item, param.items, param) for item in words]
     else:
         typed = _scalar(value, param.type, param)
     if choices and param.choices is not None:
@@ -203,8 +223,7 @@ def convert(value: Any, param: Param, *, is_text: bool = False, choices: bool = 
 
 def _from_text(text: str, param: Param) -> Any:
     if param.type == "list":
-        items = _items(text)
-        return [_word(item, param.items) for item in items]
+        return _items(text)
     return _word(text, param.type)
 
 

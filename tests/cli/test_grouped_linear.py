@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -204,6 +205,7 @@ def test_modules_are_named_by_patterns_and_files_as_well(tmp_path: Path) -> None
         tmp_path / "in.safetensors", {k: t for m in experts for k, t in single(f"{m}.").items() if k.startswith("decoder")}
     )
     pattern = "decoder.layers.{n:int}.mlp.experts.linear_fc{k:1|2}"
+    patterns = [f"decoder.layers.{{n:int}}.mlp.experts.linear_fc{k}" for k in (1, 2)]
     names = tmp_path / "names.txt"
     names.write_text(f"# the experts\n\n  {pattern}  \r\n")
     question = ("--to", "te-grouped-weight@multi", "--format", "json")
@@ -218,8 +220,12 @@ def test_modules_are_named_by_patterns_and_files_as_well(tmp_path: Path) -> None
     assert migrate.plan(source, to="te-grouped-weight@multi", params={"modules": f"@{names}"}).document["question"]["params"] == {
         "modules": [pattern]
     }
-    # the stamp holds names
+    listed = tmp_path / "names.json"
+    listed.write_text(json.dumps(experts))
+    assert set(done("plan", source, *question, "--set", f"modules=@{listed}").json["params"]["modules"]) == set(experts)
+    # the stamp holds names, and a pattern that means the same ones, in whatever order, agrees with it
     done("apply", source, "-o", tmp_path / "out.safetensors", *question[:2], "--set", f"modules=@{names}")
+    done("plan", tmp_path / "out.safetensors", "--to", "te-grouped-weight@single", "--set", f"modules={','.join(reversed(patterns))}")
     done("downgrade", tmp_path / "out.safetensors", "-o", tmp_path / "back.safetensors")
     assert contents(tmp_path / "back.safetensors") == contents(source)
 
@@ -236,6 +242,8 @@ def test_a_pattern_that_no_name_fits_is_refused_with_the_nearest(tmp_path: Path)
         assert said["message"] == f"param `modules`: no name of the checkpoint fits {given}"
         assert said["notes"][0].startswith(note)
         assert advice in said["help"]
+    open_list = run("plan", source, "--to", "te-grouped-weight@multi", "--set", "modules=[{n:int}", "--format", "json")
+    assert (open_list.exit, open_list.codes) == (2, ["M114"])
     broken = run("plan", source, "--to", "te-grouped-weight@multi", "--set", "modules=fc{k", "--format", "json")
     assert (broken.exit, broken.codes) == (2, ["M114"])
     assert "fc{k is not a pattern: `{` is never closed" in broken.out

@@ -36,6 +36,7 @@ def codes(*args: Any) -> list[str]:
         (param("list", items="str"), '["a.b", "c,d"]', ["a.b", "c,d"]),
         (param("list", items="str"), "[a.b, 2.10]", ["a.b", "2.10"]),
         (param("list", items="int"), "128, 128", [128, 128]),
+        (param("list", items="int"), ["128", "7"], [128, 7]),
         (param("list"), "128,a,007", [128, "a", "007"]),
     ],
 )
