@@ -175,7 +175,7 @@ class Packs:
         others = [pack for pack in having if pack is not home and not _alike(name, home.lineages[name], pack.lineages[name])]
         if others:
             packs = [home, *others]
-            meant = option("rules", printable(str(others[-1].lineages[name].parent), 300))
+            meant = " or ".join(dict.fromkeys(option("rules", printable(str(pack.lineages[name].parent), 300)) for pack in packs))
             fail(
                 "M508",
                 f"lineage `{printable(name)}` is defined by {listed([str(pack) for pack in packs])}, and not alike",
@@ -194,7 +194,8 @@ def find(rules: Path | str | None = None, *, cwd: Path | str = ".", installed: b
     if rules is not None:
         if not Path(rules).is_dir():
             fail("M507", f"{printable(str(rules))} is not a folder of rules", help=f"it holds <lineage>/{LAYOUTS}")
-        local.append(Pack(str(rules), "local", Path(rules), named=True))
+        ships = built_in()
+        local.append(replace(ships, named=True) if _same(Path(rules), ships.folder) else Pack(str(rules), "local", Path(rules), named=True))
     beside = Path(cwd) / "rules"
     if beside.is_dir() and not any(_same(beside, pack.folder) for pack in (*local, built_in())):
         local.append(Pack(str(beside), "local", beside))

@@ -45,6 +45,13 @@ def test_it_is_refused_by_every_command_that_would_use_it(downloaded: Path, tmp_
     assert not (downloaded / "x.safetensors").exists()
 
 
+def test_the_way_out_names_what_ships_as_well(downloaded: Path) -> None:
+    text = run("plan", "old.safetensors", "--to", GOAL, cwd=downloaded).err
+    assert f"--rules {ROOT / 'rules'} or --rules rules" in text
+    plan = done("plan", "old.safetensors", "--to", GOAL, "--rules", ROOT / "rules", "--format", "json", cwd=downloaded).json
+    assert plan["origins"] == []
+
+
 def test_it_is_refused_in_python_as_well(downloaded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
@@ -78,6 +85,7 @@ def test_named_it_is_used_and_said(downloaded: Path, tmp_path_factory: pytest.Te
     assert any("applied with other rules" in note for note in wrong["notes"])
     back = run("downgrade", new, "-o", downloaded / "back.safetensors", cwd=apart)
     assert "M518" in back.err
+    assert "the stamp says that hf-mixtral v4 → v5 was applied with other rules" in back.err
     assert "hf-mixtral/v5/fuse-experts has changed since" in back.err
 
 

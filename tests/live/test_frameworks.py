@@ -106,7 +106,9 @@ def test_lightning_migrates_in_its_own_hook(place):
     torch.save({"state_dict": loaded.state_dict(), "pytorch-lightning_version": pl.__version__}, "new.ckpt")
     assert torch.equal(new.load_from_checkpoint("new.ckpt", weights_only=True).gate_up.weight, loaded.gate_up.weight)
     # the page says that migrate takes the file itself
-    migrate.apply("old.ckpt", "migrated.ckpt", to="demo@v2", rules=["rules"])
+    with pytest.raises(migrate.MigrateError, match="M410"):
+        migrate.apply("old.ckpt", "migrated.ckpt", to="demo@v2", rules=["rules"])
+    migrate.apply("old.ckpt", "migrated.ckpt", to="demo@v2", rules=["rules"], params={"optimizer": "drop"}, allow={"drop"})
     assert torch.equal(torch.load("migrated.ckpt", weights_only=True)["state_dict"]["gate_up.weight"], loaded.gate_up.weight)
 
 
