@@ -79,11 +79,17 @@ def execute(
     if document["path"] is None:
         return 0 if if_needed else 1
     if form == "text" and not silent:
-        by_hand = "".join(f" --rules {render.word(render.place(r))}" for r in document["question"]["rules"])
-        by_hand += f" --at {render.word(at)}" if (at := document["question"]["at"]) is not None else ""
         source = render.word(render.place(document["source"]))
-        say(f"next:  migrate verify {render.word(output)} --source {source}{by_hand}", err=True)
+        say(f"next:  migrate verify {render.word(output)} --source {source}{_again(document['question'])}", err=True)
     return 0
+
+
+def _again(question: Mapping[str, Any]) -> str:
+    """The options that `verify` has to be given too: the stamp does not hold them."""
+    said = "".join(f" --rules {render.word(render.place(r))}" for r in question["rules"])
+    said += f" --at {render.word(at)}" if (at := question["at"]) is not None else ""
+    said += " --set optimizer=drop" if "optimizer" in question["params"] else ""
+    return said + "".join(f" --allow {word}" for word in ("links", "opaque") if word in question["allow"])
 
 
 def _report(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -77,7 +77,7 @@ class _Packing:
 
     def key(self, key: Any) -> str:
         if type(key) is not str:
-            raise ForeignError("a dict with a key that is no text")
+            raise ForeignError("a dict with a key that is not text")
         return key
 
     def tensor(self, value: Any) -> Tensor:

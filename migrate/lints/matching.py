@@ -169,7 +169,7 @@ def _keeps(file: Written) -> Iterator[Diagnostic]:
     for who, span in found:
         yield Diagnostic(
             "M612",
-            f"{who} everything: a key that the rules should have taken stays as it is, and nobody is told",
+            f"{who} everything: a key that the rules should have taken stays as it is, without a word",
             (span,),
             (),
             "name the keys that stay, or say in a comment why they cannot be named",

@@ -91,7 +91,7 @@ def ask(
     output_format: str | None = None,
     planned: bool = False,
 ) -> Question:
-    """The question, with one word taken for a list of one. M115 for an allowance or a format that there is not, and for what is no text.
+    """The question, with one word taken for a list of one. M115 for an unknown allowance or format, and for anything but text.
 
     `planned`: it is put beside a saved plan, the only place where a changed source can be allowed.
     """

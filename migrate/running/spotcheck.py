@@ -74,7 +74,7 @@ def share_of(given: float | str) -> float:
 
 
 def choose(program: Mapping[str, Expr], source: Source, output: Source, share: float, seed: int | None = None) -> Sample:
-    """A sample of the outputs that are there; without a seed, one that nobody chose."""
+    """A sample of the outputs that are there, chosen by `seed`, or by a new one at random."""
     seed = random.SystemRandom().randrange(1 << 32) if seed is None else seed
     chance, specs = random.Random(seed), Specs(source)
     whole: set[str] = set()

@@ -44,7 +44,7 @@ def parsed(document: Document, text: str, report: Report) -> None:
     except (ValueError, OverflowError):
         # what chr() says of an escape where the parser is not libyaml
         document.whole, read_to = False, builder.read_to
-        report.add("M108", "an escape in the text is no character", spans=(Span(document.name, 1, 1),))
+        report.add("M108", "an escape in the text does not stand for a character", spans=(Span(document.name, 1, 1),))
     ends = (found.start() for found in _LINE_ENDS.finditer(text, 0, read_to))
     if unquoted := list(islice((at for at in ends if not builder.is_quoted(at)), MAX_REFUSED)):
         _refuse_hidden(document, text, unquoted, report)

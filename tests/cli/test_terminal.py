@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import os
@@ -13,6 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from commandline import Result, environment, rules, run, safetensors
 from work import HANG
 
@@ -158,6 +160,21 @@ def test_the_next_line_can_be_copied_whatever_the_names(tmp_path: Path) -> None:
     command = shlex.split(line.removeprefix("next:"))
     assert command == ["migrate", "verify", str(out), "--source", str(source), "--rules", str(rule)]
     assert run(*command[1:]).exit == 0
+
+
+def test_the_next_line_repeats_what_no_stamp_holds(tmp_path: Path) -> None:
+    weights = {"a": torch.ones(2)}
+    state = {"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": [{"params": [0]}]}
+    torch.save({"model": weights, "optimizer": state, "args": argparse.Namespace(lr=1)}, tmp_path / "old.pt")
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "old.pt").symlink_to(tmp_path / "old.pt")
+    result = run(
+        "apply", "links/old.pt", "-o", "new.safetensors", "--output-format", "safetensors", "--set", "optimizer=drop",
+        "--allow", "drop", "--allow", "opaque", "--allow", "links", cwd=tmp_path,
+    )  # fmt: skip
+    command = shlex.split(next(line for line in result.err.splitlines() if line.startswith("next:")).removeprefix("next:"))
+    assert command[-6:] == ["--set", "optimizer=drop", "--allow", "links", "--allow", "opaque"]
+    assert run(*command[1:], cwd=tmp_path).exit == 0
 
 
 def test_what_is_shared_is_told_and_only_then() -> None:
