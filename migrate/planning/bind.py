@@ -330,8 +330,8 @@ def _check_refused(reader: Reader, report: Report) -> None:
 def _check_roles(reader: Reader, report: Report) -> set[str]:
     """Every group of the captures that all roles share has all roles that are not optional; the keys of those that have not."""
     rule = reader.rule
-    sides = [s for s in rule.reads if not s.pattern.has_flat]
-    shared = [n for n in reader.names if n == RANK or all(n in s.pattern.captures for s in sides)]
+    sides = rule.reads
+    shared = [n for n in reader.names if n == RANK or all(n in s.pattern.captures for s in sides if not s.pattern.has_flat)]
     at = [reader.names.index(n) for n in shared]
     groups: dict[tuple[Any, ...], dict[Any, Taken]] = {}
     for taken in reader.taken:
@@ -404,6 +404,14 @@ def _write(reader: Reader, names: tuple[str, ...], items: list[Item], out: Bound
                 notes=(f"one of them has {len(key):,}: {printable(key)}",),
                 help="no format holds such names; correct `to`",
             )
+        if key.count("@") > 1 and rank_of(key) is not None and rank_of(key.rpartition("@")[0]) is not None:
+            report.add(
+                "M209",
+                f"rule {rule.name!r} carries the rank of {printable(item.keys[0])} along, and `to` gives what it makes another",
+                spans=(rule.span,),
+                help="name the rank in `from` too, as `@{name:int}`, and join over it, or let `to` be without a rank",
+            )
+            continue
         if key in out.tensors:
             _report_two_writers(key, out.made.get(key), rule, item, report)
             continue
@@ -436,7 +444,7 @@ def _merge(kept: Sequence[str], tensors: Mapping[str, Tensor], out: Bound, ask: 
     """Puts the kept keys beside the made ones and settles `if_exists: keep` group by group."""
     clashes: dict[tuple[int, tuple[str, ...]], list[str]] = {}
     for key in kept:
-        made = out.made.get(key)
+        made = out.made.get(key) or _made_as_rank_0(key, out)
         if made is None:
             out.tensors[key] = tensors[key]
         elif made.rule.if_exists == "keep":
@@ -482,6 +490,19 @@ def _merge(kept: Sequence[str], tensors: Mapping[str, Tensor], out: Bound, ask: 
             out.tensors[key] = tensors[key]
             del out.made[key]
             out.programs.pop(key, None)
+
+
+def _made_as_rank_0(key: str, out: Bound) -> Made | None:
+    """What an `if_exists: keep` rule made for this key, if it spells it with `@0` and the checkpoint without, or the other way round."""
+    other = key.removesuffix("@0") if key.endswith("@0") else f"{key}@0"
+    made = out.made.get(other)
+    if made is None or made.rule.if_exists != "keep":
+        return None
+    out.made[key] = out.made.pop(other)
+    out.tensors[key] = out.tensors.pop(other)
+    if other in out.programs:
+        out.programs[key] = out.programs.pop(other)
+    return made
 
 
 def _remove_derived(derived: Sequence[Reader], tensors: Mapping[str, Tensor], out: Bound, views: Views, ask: Questions) -> None:

@@ -150,6 +150,9 @@ def unread_outcome(source: Source, made: Source, allowed: bool) -> tuple[list[di
 def item_differences(one: Source, other: Source, moved: bool = False) -> list[dict[str, str]]:
     """Values that are no tensors and are not the same in both; where rules `moved` keys, those outside of their dict alone."""
     a, b = _items(one.index, moved), _items(other.index, moved)
+    held, made = (max(1, len(x.index.outline.parts)) if x.index.outline is not None else 1 for x in (one, other))
+    if moved and held != made:
+        a = _of_ranks(a, held, made)
     known: dict[tuple[int, int], bool] = {}
     out = [{"key": path, "what": f"value {printable(path, 300)} is in one of them only"} for path in sorted(a.keys() ^ b.keys())]
     out += [
@@ -206,6 +209,16 @@ def _items(index: Index, moved: bool) -> Mapping[str, Any]:
     if "" in roots:
         return {}
     return {path: value for path, value in index.items.items() if not any(path.startswith(f"{root}.") for root in roots)}
+
+
+def _of_ranks(items: Mapping[str, Any], held: int, made: int) -> dict[str, Any]:
+    """Values of `held` ranks as an output of `made` ranks has them: a rank that is new has those of rank 0."""
+    ranks: list[dict[str, Any]] = [{} for _ in range(held)]
+    for path, value in items.items():
+        name, _, rank = path.rpartition("@") if held > 1 else (path, "", "0")
+        ranks[int(rank)][name] = value
+    mark = "@{}" if made > 1 else ""
+    return {path + mark.format(r): value for r in range(made) for path, value in ranks[r if r < held else 0].items()}
 
 
 def beside(index: Index, numbering: str | None = None) -> dict[str, Any]:

@@ -76,9 +76,9 @@ def _compare(one: tuple[Mapping[str, str], Mapping[str, str]], other: tuple[Mapp
 
 
 def _groups(keys: Sequence[str], firsts: Mapping[str, str]) -> dict[str, str]:
-    """For each key the first of these keys that is one tensor with it: equal for equal groups."""
-    found: dict[str, str] = {}
-    return {key: found.setdefault(firsts[key], key) for key in keys}
+    """For each key the first of these keys that is one tensor with it, in the same file of a rank: equal for equal groups."""
+    found: dict[Any, str] = {}
+    return {key: found.setdefault((firsts[key], rank_of(key)), key) for key in keys}
 
 
 def _firsts(index: Index) -> dict[str, str]:

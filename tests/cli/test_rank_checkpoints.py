@@ -6,8 +6,11 @@ import json
 import struct
 from pathlib import Path
 
+import numpy as np
 import pytest
 from commandline import contents, done, rules, run, safetensors
+from naive_ops import Tensor
+from stored_sets import write_torch
 
 CASES = Path(__file__).parent.parent / "data" / "cases"
 
@@ -138,6 +141,51 @@ def test_a_saved_plan_of_ranks_is_run_as_it_was_read(tmp_path: Path) -> None:
     done("plan", source, "--rules", rule, "-o", tmp_path / "plan.json")
     done("apply", tmp_path / "plan.json", "-o", tmp_path / "out")
     assert list(files(tmp_path / "out")) == [NAMES[2].format(0), NAMES[2].format(1)]
+
+
+def test_a_rank_that_is_carried_along_cannot_become_another(tmp_path: Path) -> None:
+    """`w@0` of a rule that does not name ranks is `w` of rank 0, never a `w@0` that goes to two files more."""
+    old = tmp_path / "old"
+    for rank in (0, 1):
+        safetensors(old / f"consolidated.{rank:02}.safetensors", {"w": iota(rank, 2)})
+    rule = rules(tmp_path, "rules:\n  - {name: w, from: '{x}', to: 'new.{x}@{r:int}', via: [{copy: {into: r, count: 2}}]}\n")
+    refused = run("apply", old, "-o", tmp_path / "out", "--rules", rule)
+    assert refused.exit == 3, refused
+    assert "M209" in refused.err + refused.out
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("there", ["rank 0", "both"])
+def test_a_target_of_rank_0_exists_with_and_without_its_rank(tmp_path: Path, there: str) -> None:
+    """`if_exists: keep` where the sources are plain and the targets ranked (`new@0`), or the other way round."""
+    old = tmp_path / "old"
+    one, other = {"a.old": iota(0, 2), "b.old": iota(2, 2), "a.new": iota(0, 2)}, {"b.old": iota(2, 2)}
+    if there == "both":
+        other["a.new"] = iota(5, 2)
+    for rank, held in enumerate((one, other)):
+        safetensors(old / f"consolidated.{rank:02}.safetensors", held)
+    rule = rules(tmp_path, "keep: ['{x}.new']\nrules:\n  - {name: w, from: '{x}.old', to: '{x}.new', if_exists: keep}\n")
+    done("apply", old, "-o", tmp_path / "out", "--rules", rule)
+    after = files(tmp_path / "out")
+    assert sorted(after["consolidated.00.safetensors"]) == ["a.new", "b.new"]
+    assert sorted(after["consolidated.01.safetensors"]) == (["a.new", "b.new"] if there == "both" else ["b.new"])
+    done("verify", tmp_path / "out", "--source", old, "--rules", rule)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_verify_knows_what_ranks_of_torch_files_hold_beside_tensors(tmp_path: Path, ranks: int) -> None:
+    """Values of a rank that has no file any more are those of rank 0, and names in two files are two tensors, tied or not."""
+    tensors = {"w": Tensor("float32", np.arange(8, dtype="<u4").reshape(4, 2))}
+    if ranks == 2:
+        old, change = tmp_path / "old", "{name: w, from: 'w@{r:int}', to: w, via: [{same: {over: r, count: 2}}]}"
+        for rank in range(ranks):
+            write_torch(old / f"mp_rank_{rank:02}" / "model_optim_rng.pt", tensors, nested=True)
+    else:
+        old, change = tmp_path / "old.pt", "{name: w, from: w, to: 'w@{r:int}', via: [{tie: {into: r, count: 2}}]}"
+        write_torch(old, tensors, nested=True)
+    rule = rules(tmp_path, f"rules:\n  - {change}\n")
+    done("apply", old, "-o", tmp_path / "out", "--rules", rule)
+    done("verify", tmp_path / "out", "--source", old, "--rules", rule)
 
 
 def test_one_output_file_cannot_hold_ranks(tmp_path: Path) -> None:

@@ -294,6 +294,13 @@ def test_flat_keys_are_expanded_from_the_other_role(engine):
     assert engine.moves(engine.rules(rule), list(keys)) == keys
 
 
+def test_a_flat_role_that_is_missing_is_refused_as_any_other(engine):
+    rule = 'from: {w: "model.{k...}", ema: "ema.{k:flat}"}, to: {w: "m.{k}", ema: "e.{k}"}'
+    found = engine.refusals(engine.rules(rule), {"model.a.b": one(1), "ema.ab": one(1), "model.c": one(1)})
+    assert codes(found) == ["M207"]
+    assert "model.c stands alone, missing: ema.c" in str(found)
+
+
 def test_flat_keys_may_have_two_sources_with_the_same_path(engine):
     rule = 'from: {w: "model.{k...}", b: "bias.{k...}", ema: "ema.{k:flat}"}, to: {w: "m.{k}", b: "b.{k}", ema: "e.{k}"}'
     keys = {"model.a.b": "m.a.b", "bias.a.b": "b.a.b", "ema.ab": "e.a.b"}
