@@ -242,25 +242,31 @@ class Report:
             raise_all(condensed(self.diagnostics))
 
 
-def condensed(diagnostics: Sequence[Diagnostic], limit: int = 3) -> list[Diagnostic]:
-    """The diagnostics with at most `limit` of one code at one place; the last of these says how many more there are.
+def condensed(diagnostics: Sequence[Diagnostic], limit: int = 3, placeless: int = 20) -> list[Diagnostic]:
+    """The diagnostics with at most `limit` of one code at one place, or `placeless` of one that has none; the last of these says
+    how many more there are.
 
-    A rule that is wrong is wrong in every layer, and nobody reads it sixty times.
+    A rule that is wrong is wrong in every layer, and a checkpoint of another family is wrong in every key.
     """
     alike: dict[tuple[Any, ...], int] = {}
     for found in diagnostics:
-        alike[found.code, found.spans] = alike.get((found.code, found.spans), 0) + 1
+        key = _kind(found)
+        alike[key] = alike.get(key, 0) + 1
     out: list[Diagnostic] = []
     seen: dict[tuple[Any, ...], int] = {}
     for found in diagnostics:
-        place = (found.code, found.spans)
-        seen[place] = seen.get(place, 0) + 1
-        more = alike[place] - limit
-        if found.spans and seen[place] == limit and more > 0:
-            found = replace(found, notes=(*found.notes, f"and {more} more like this"))
-        if not found.spans or seen[place] <= limit:
+        key, most = _kind(found), limit if found.spans else placeless
+        seen[key] = seen.get(key, 0) + 1
+        more = alike[key] - most
+        if seen[key] == most and more > 0:
+            found = replace(found, notes=(*found.notes, f"and {more:,} more like this"))
+        if seen[key] <= most:
             out.append(found)
     return out
+
+
+def _kind(found: Diagnostic) -> tuple[Any, ...]:
+    return found.code, found.severity, found.permit, found.spans
 
 
 def fail(

@@ -60,6 +60,15 @@ def test_what_repeats_at_one_place_is_said_three_times_and_counted():
     assert condensed(placeless) == placeless
 
 
+def test_what_repeats_without_a_place_is_said_twenty_times_and_counted():
+    many = [Diagnostic("M211", f"key {n}") for n in range(20_000)] + [Diagnostic("M212", "something else")]
+    kept = condensed(many)
+    assert [d.message for d in kept] == [f"key {n}" for n in range(20)] + ["something else"]
+    assert kept[18].notes == () and kept[19].notes == ("and 19,980 more like this",)
+    permitted = [Diagnostic("M211", f"{word} {n}", permit=word) for n in range(25) for word in ("drop", "lossy")]
+    assert [sum(d.permit == word for d in condensed(permitted)) for word in ("drop", "lossy")] == [20, 20]
+
+
 def test_of_a_very_long_line_only_what_is_about_the_caret_is_drawn():
     line = "a" * 50_000 + "HERE" + "b" * 50_000
     drawn = Diagnostic("M111", "x", (Span("a.yaml", 1, 50_001, 4, line),)).render().splitlines()
