@@ -101,7 +101,7 @@ def _current(home: Path, texts: dict[str, bytes]) -> dict[str, Any] | None:
             texts[path.relative_to(home).as_posix()] = path.read_bytes()
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return known if {name: _hash(text) for name, text in texts.items()} == known["hashes"] else None
+    return known if {name: _hash(text) for name, text in texts.items()} == known.get("hashes") else None
 
 
 def files_below(home: Path, *, layouts: bool = False) -> list[Path]:

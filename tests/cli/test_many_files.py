@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from commandline import Tensors, contents, done, rules, shards, spawn
 from work import HANG
 
@@ -164,3 +165,29 @@ def test_a_file_that_is_replaced_between_two_openings_publishes_nothing(
         migrate.apply(source, tmp_path / "out", rules=[rule])
     assert [d.code for d in caught.value.diagnostics] == ["M905"]
     assert sorted(f.name for f in tmp_path.iterdir()) == ["in", "other"]
+
+
+RANKS = 60
+JOIN = "rules: [{name: r, from: 'l.{i:int}.w@{r:int}', to: 'm.{i}.w', via: [{concat: {over: r, dim: 0, count: 60}}]}]\n"
+CUT = "rules: [{name: r, from: 'm.{i:int}.w', to: 'l.{i}.w@{r:int}', via: [{split: {dim: 0, into: r, count: 60}}]}]\n"
+
+
+def test_ranks_of_torch_are_joined_and_cut_with_few_files_open_and_their_values_verified(tmp_path: Path) -> None:
+    source, joined, cut = tmp_path / "in", tmp_path / "joined", tmp_path / "cut"
+    for rank in range(RANKS):
+        folder = source / f"mp_rank_{rank:02}"
+        folder.mkdir(parents=True)
+        model = {f"l.{i}.w": torch.full((1, 3), float(100 * rank + i)) for i in range(2)}
+        torch.save({"model": model, "iteration": 5}, folder / "model_optim_rng.pt")
+    for before, after, text, name in ((source, joined, JOIN, "join.yaml"), (joined, cut, CUT, "cut.yaml")):
+        question = ("--rules", rules(tmp_path, text, name), "--at", "model")
+        limited("apply", before, "-o", after, *question, "-q")
+        assert "every byte equal" in limited("verify", after, "--source", before, *question)
+    whole = torch.load(joined / "pytorch_model.bin", weights_only=True)
+    assert whole["iteration"] == 5
+    assert whole["model"]["m.1.w"].tolist() == [[100.0 * rank + 1] * 3 for rank in range(RANKS)]
+    assert limited("diff", source, cut).startswith("equal")
+    # what stands beside the tensors is looked at in the file that is left of sixty
+    torch.save({**whole, "iteration": 6}, joined / "pytorch_model.bin")
+    question = ("--rules", tmp_path / "join.yaml", "--at", "model")
+    assert "value iteration differs" in done("verify", joined, "--source", source, *question, exit=1).out
