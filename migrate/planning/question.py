@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -190,6 +189,8 @@ def shape_of(name: str, source_format: str, question: Question) -> tuple[bool, Q
 
 def _refuse_ending(name: str, suffix: str) -> None:
     """M115 for a name that ends like a file of weights and would be that of a folder; other dots say nothing (`Llama-3.1-8B`)."""
+    from difflib import get_close_matches  # of such names only
+
     low, endings = suffix.lower(), list(SUFFIXES)
     other = next((ending for ending in _OTHERS if name.lower().endswith(ending)), None)
     long = [ending for ending in endings if len(ending) > _LONG]

@@ -22,6 +22,7 @@ import os
 import platform
 import stat
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -392,9 +393,16 @@ class Partial:
 
     def discard(self) -> None:
         """Removes the partial folder and all that is in it."""
-        import shutil
+        with suppress(OSError):
+            (self.folder / JOURNAL).unlink()
+            # what was published has left it
+            if self.data.exists():
+                self.data.rmdir()
+            self.folder.rmdir()
+        if self.folder.exists():
+            import shutil  # costs more than all of the above
 
-        shutil.rmtree(self.folder, ignore_errors=True)
+            shutil.rmtree(self.folder, ignore_errors=True)
         self.close()
 
     def close(self) -> None:
