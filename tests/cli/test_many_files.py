@@ -16,6 +16,7 @@ from work import HANG
 
 import migrate
 from migrate.core.errors import CheckpointError
+from migrate.running import publish
 from migrate.source import blobs
 
 OPEN = 48
@@ -151,7 +152,7 @@ def test_a_file_that_is_replaced_between_two_openings_publishes_nothing(
     monkeypatch.setattr(blobs, "KEPT", 1)
     monkeypatch.setattr(blobs, "LENT", 1)
     source, other = shards(tmp_path / "in", parts(5)), shards(tmp_path / "other", parts(5))
-    real = migrate.running.publish.Partial.allocate
+    real = publish.Partial.allocate
 
     def replaced(self: Any, shared: Any = None) -> None:
         name = "model-00003-of-00005.safetensors"
@@ -160,7 +161,7 @@ def test_a_file_that_is_replaced_between_two_openings_publishes_nothing(
         (other / name).rename(source / name)
         real(self, shared)
 
-    monkeypatch.setattr(migrate.running.publish.Partial, "allocate", replaced)
+    monkeypatch.setattr(publish.Partial, "allocate", replaced)
     with pytest.raises(CheckpointError, match=r"model-00003-of-00005\.safetensors: changed while it was read: another file") as caught:
         migrate.apply(source, tmp_path / "out", rules=[rule])
     assert [d.code for d in caught.value.diagnostics] == ["M905"]
