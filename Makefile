@@ -2,7 +2,7 @@
 # constraints.txt change. PYTHON=python3.12 chooses the interpreter, JOBS the number of test processes.
 PYTHON ?= python3
 JOBS ?= 2
-PIP = bin/python -m pip --disable-pip-version-check install -qq -c constraints.txt
+PIP = bin/python -m pip --disable-pip-version-check install -qq -c $(CONSTRAINTS)
 SIZE ?= 1.2GB
 BENCH ?=
 PYTEST ?=
@@ -15,12 +15,16 @@ export PYTHONDONTWRITEBYTECODE =
 
 SOURCES := $(shell find migrate rules schemas -type f -not -name '*.pyc')
 
-.PHONY: help test marks demo campaign bench lint clean
+OLDEST ?= python3.10
+CONSTRAINTS ?= constraints.txt
+
+.PHONY: help test test-oldest marks demo campaign bench lint clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make test      run the tests: 6 to 7 minutes of processor time (PYTEST='-k name' is passed on)"
 	@echo "make marks     run the tests that make test leaves out (MARKS='ranks or libraries')"
+	@echo "make test-oldest  make test with the oldest Python and the oldest libraries that pyproject.toml admits"
 	@echo "make demo      a checkpoint there and back again"
 	@echo "make lint      ruff and mypy"
 	@echo "make campaign  hundreds of random cases, kills and injected failures"
@@ -56,6 +60,16 @@ endef
 test: .venv-test/.ready
 	.venv-test/bin/python -m pytest -q $(PARALLEL) $(PYTEST)
 
+# what constraints-oldest.txt holds, in an environment of its own; torch 2.8 takes several GB unless pip finds a CPU build
+.venv-oldest/.ready: PYTHON = $(OLDEST)
+.venv-oldest/.ready: pyproject.toml constraints-oldest.txt
+	$(environment)
+	@$(@D)/bin/python -m pip --disable-pip-version-check install -qq -c constraints-oldest.txt -e '.[test]'
+	@touch $@
+
+test-oldest: .venv-oldest/.ready
+	.venv-oldest/bin/python -m pytest -q $(PARALLEL) $(PYTEST)
+
 # and every property of Hypothesis again, with many examples
 marks: .venv-test/.ready
 	.venv-test/bin/python -m pytest -q $(PARALLEL) -m "$(MARKS)" --hypothesis-profile many $(PYTEST)
@@ -75,5 +89,5 @@ lint: .venv-test/.lint
 	.venv-test/bin/mypy
 
 clean:
-	rm -rf .venv-test .venv-demo .venv-lint demo bench-data build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv-test .venv-oldest .venv-demo .venv-lint demo bench-data build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

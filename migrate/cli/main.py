@@ -87,7 +87,7 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, context_settings={"help_option_names": ["--help", "-h"]})
 @click.version_option(__version__, prog_name="migrate")
 def cli() -> None:
     """Alembic for PyTorch checkpoints: exact, streaming, reversible migrations.

@@ -37,8 +37,8 @@ def converted(raw: Array, source: str, to: str) -> Array:
     made: Array = np.empty(flat.size, carrier(to))
     for start in range(0, flat.size, _PART):
         made[start : start + _PART] = _converted(flat[start : start + _PART], source, to)
-    made.shape = raw.shape
-    return made
+    parts: Array = made.reshape(raw.shape)
+    return parts
 
 
 def _converted(raw: Array, source: str, to: str) -> Any:

@@ -346,15 +346,18 @@ def fields(model: type[BaseModel], loc: tuple[str | int, ...]) -> list[str]:
     """The field names, as authors write them, of the model that stands at `loc` below `model`."""
     at: Any = model
     for step in loc:
-        if isinstance(at, type) and issubclass(at, BaseModel):
+        if _is_model(at):
             names = {(field.alias or name): field.annotation for name, field in at.model_fields.items()}
             at = names.get(str(step))
         else:
             at = get_args(at)[-1] if get_origin(at) is dict else get_args(at)[0] if get_args(at) else None
         at = _bare(at)
-    if not (isinstance(at, type) and issubclass(at, BaseModel)):
-        return []
-    return [field.alias or name for name, field in at.model_fields.items()]
+    return [field.alias or name for name, field in at.model_fields.items()] if _is_model(at) else []
+
+
+def _is_model(annotation: Any) -> bool:
+    # in Python 3.10 `tuple[Rule, ...]` is an instance of type, and issubclass refuses it
+    return get_origin(annotation) is None and isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 def _bare(annotation: Any) -> Any:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy
 import opcodes as o
 from archives import Member, archive, changed, data_pkl, genuine_pickle, safetensors, tar_of
 from hostile_streams import touch
@@ -228,8 +229,12 @@ def numpy_dtype(canary: str) -> bytes:
     return made + o.value((3, "<", None, None, None, -1, -1, touch(canary))) + o.BUILD
 
 
+# its name before numpy 2.0, which a genuine unpickler there needs
+CORE = "numpy.core" if numpy.__version__.startswith("1.") else "numpy._core"
+
+
 def numpy_array(canary: str) -> bytes:
-    begun = o.call(o.found("numpy._core.multiarray", "_reconstruct"), o.found("numpy", "ndarray"), (0,), bytearray(b"b"))
+    begun = o.call(o.found(f"{CORE}.multiarray", "_reconstruct"), o.found("numpy", "ndarray"), (0,), bytearray(b"b"))
     return begun + o.value((1, (2,), numpy_dtype(canary), False, bytearray(8))) + o.BUILD
 
 

@@ -8,6 +8,7 @@ Arguments: a JSON file of jobs (see `main`) and one for the answers.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import io
 import json
 import os
@@ -32,6 +33,7 @@ EVENTS = (
 CHANGES = ("os.mkdir", "os.remove", "os.rmdir", "os.rename", "os.truncate", "shutil.")
 # what a run itself asks the system's library for
 OWN = ("fallocate", "renameat2")
+ADDRESSES = {ctypes.cast(getattr(ctypes.CDLL(None), name), ctypes.c_void_p).value for name in OWN if hasattr(ctypes.CDLL(None), name)}
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 seen: list[str] = []
@@ -48,7 +50,14 @@ def hook(event: str, arguments: tuple[Any, ...]) -> None:
         path, _, flags = arguments
         if isinstance(flags, int) and flags & WRITING and not inside(path):
             seen.append(f"open {path!r} for writing")
-    elif (event == "ctypes.dlopen" and arguments[0] is None) or (event == "ctypes.dlsym" and arguments[1] in OWN):
+    elif (
+        (event == "ctypes.dlopen" and arguments[0] is None)
+        or (event == "ctypes.dlsym" and arguments[1] in OWN)
+        or (event == "ctypes.call_function" and arguments[0] in ADDRESSES)
+    ):
+        return
+    elif event in ("ctypes.cdata", "ctypes.cdata/buffer") and sys.version_info >= (3, 15) and state["act"] == "command":
+        # the addresses of the arguments of these
         return
     elif event == "ctypes.cdata" and state["act"] == "load":
         # the memory of a parameter, as bytes

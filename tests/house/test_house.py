@@ -249,6 +249,19 @@ def test_every_mark_is_declared_explained_and_run_by_ci() -> None:
     assert {"make lint", "make test", "make marks"} <= set(ci)
 
 
+def test_the_oldest_libraries_are_those_that_pyproject_admits() -> None:
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    admitted = dict(re.findall(r'^  "([\w-]+)>=([\d.]+)",$', project.split("\ndependencies = [")[1].split("\n]")[0], re.MULTILINE))
+    oldest = dict(re.findall(r"^([\w-]+)==([\d.]+)$", (ROOT / "constraints-oldest.txt").read_text(encoding="utf-8"), re.MULTILINE))
+    assert len(admitted) == 9
+    assert {name: (*map(int, release.split(".")), 0, 0)[:3] for name, release in admitted.items()} == {
+        name: (*map(int, release.split(".")), 0, 0)[:3] for name, release in oldest.items()
+    }
+    least = re.search(r'requires-python = ">=([\d.]+)"', project)
+    assert least is not None
+    assert f"OLDEST ?= python{least[1]}\n" in (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
 # these read a clock to choose the moment of a kill or of a cut, and assert nothing about it
 CHOOSE_MOMENTS = {"tests/cli/test_kills.py", "tests/cli/test_power_cuts.py"}
 

@@ -182,6 +182,9 @@ def test_all_dtypes_and_shapes_go_through(tmp_path, name, shape, assign):
     if name.startswith("float4") and not shape:
         pytest.skip("torch holds pairs of these, and one number is none")
 
+    if name.startswith("float4") and not assign and torch.__version__.startswith("2.8."):
+        pytest.skip("torch 2.8 copies no float4, so that loading without assign is impossible there")
+
     def filled(shape, value):
         of_bytes = torch.full(shape, value, dtype=torch.uint8)
         return of_bytes.view(dtype) if dtype.itemsize == 1 and not name.startswith("bool") else of_bytes.to(dtype)

@@ -238,7 +238,9 @@ def test_many_threads_may_read_many_files_at_once(many):
     assert len(open_files()) == 5
 
 
-@pytest.mark.parametrize(("limit", "room"), [(1024, (256, 64)), (20_000, (256, 64)), (256, (64, 16)), (48, (12, 4)), (-1, (256, 64))])
+@pytest.mark.parametrize(
+    ("limit", "room"), [(1024, (256, 64)), (20_000, (256, 64)), (256, (64, 16)), (48, (12, 4)), (resource.RLIM_INFINITY, (256, 64))]
+)
 def test_the_number_of_open_files_follows_the_limit_of_the_process(monkeypatch, limit, room):
     monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, limit))
     assert blobs._room() == room
