@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -231,6 +232,11 @@ class BytesBlob:
 
 def read(blob: Blob, offset: int, size: int) -> bytes:
     """`size` bytes of any blob from `offset`, held once. The caller has compared `size` with the blob's."""
+    if sys.version_info >= (3, 15):
+        made = bytearray(size)
+        with memoryview(made) as view:
+            blob.readinto(offset, view)
+        return made.take_bytes()
     # a BytesIO hands out the bytes that it was filled through, where bytes() of a bytearray would be a second copy
     out = io.BytesIO(bytes(size))
     with out.getbuffer() as buffer:

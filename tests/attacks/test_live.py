@@ -14,7 +14,8 @@ from hostile_streams import STREAMS
 from work import HANG
 
 HERE = Path(__file__).parent
-LIVE_STREAMS = [s for s in STREAMS if s.live]
+# since 3.14 Python refuses it too
+LIVE_STREAMS = [s for s in STREAMS if s.live and (s.name != "frame-too-short" or sys.version_info < (3, 14))]
 LIVE_FILES = [a for a in ATTACKS if a.live]
 
 # modules that payloads name, written where the child finds them: one does its harm when it is imported alone,

@@ -132,14 +132,14 @@ def many(tmp_path, monkeypatch):
 
 
 def open_files():
-    return sorted(os.path.basename(os.readlink(f"/proc/self/fd/{n}")) for n in os.listdir("/proc/self/fd") if held(n))
+    return sorted(name for n in os.listdir("/proc/self/fd") if (name := held(n)).startswith("f"))
 
 
 def held(number):
     try:
-        return os.path.basename(os.readlink(f"/proc/self/fd/{number}")).startswith("f")
+        return os.path.basename(os.readlink(f"/proc/self/fd/{number}"))
     except OSError:
-        return False
+        return ""
 
 
 def test_of_many_files_a_few_are_open(many):
