@@ -74,7 +74,7 @@ def read(blob: Blob, *, start: int = 0, size: int | None = None, label: str | No
     if missing := described.keys() - records.keys():
         _bad(f"{label}: storage {printable(min(missing))} is used and not in the file")
     if at != end:
-        _bad(f"{label}: {end - at} bytes of nobody follow the last storage, which ends at {at}")
+        _bad(f"{label}: {end - at} unclaimed bytes follow the last storage, which ends at {at}")
     return Legacy(value, records)
 
 

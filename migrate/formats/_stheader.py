@@ -228,7 +228,7 @@ def _check_cover(ranges: list[tuple[int, int, str]], size: int, label: str) -> N
     report = Report()
     for begin, end, key in ranges:
         if begin != covered:
-            how = f"{begin - covered} bytes of nobody lie before it" if begin > covered else f"it overlaps {printable(last)}"
+            how = f"{begin - covered} unclaimed bytes lie before it" if begin > covered else f"it overlaps {printable(last)}"
             report.add("M906", f"{label}: {printable(key)}: starts at {begin} of the data, and {printable(last)} ends at {covered}: {how}")
             if len(report.diagnostics) >= _MAX_PROBLEMS:
                 break
@@ -238,7 +238,7 @@ def _check_cover(ranges: list[tuple[int, int, str]], size: int, label: str) -> N
             cut = "the file was cut short: fetch it again"
             report.add("M906", f"{label}: {printable(last)}: ends at {covered} of the data, and the file has {size}", help=cut)
         elif covered < size:
-            report.add("M906", f"{label}: {size - covered} bytes of nobody follow the last tensor, which ends at {covered} of the data")
+            report.add("M906", f"{label}: {size - covered} unclaimed bytes follow the last tensor, which ends at {covered} of the data")
     report.check()
 
 

@@ -323,7 +323,7 @@ class _Reader:
         start = self.start
         for header, name, common, sizes, size, crc, flags in entries:
             if header != cursor:
-                how = "overlaps the record before" if header < cursor else f"{header - cursor} bytes of nobody lie in front"
+                how = "overlaps the record before" if header < cursor else f"{header - cursor} unclaimed bytes lie in front"
                 self.bad(f"{_name(name)}: its local header is at {header} and the record before ends at {cursor}: {how}", help=_AGAIN)
             width = len(name)
             if cursor + 34 + width > until:
@@ -359,7 +359,7 @@ class _Reader:
                 self.bad(f"{_name(name)}: ends at {cursor}, and the directory begins at {end}")
             offsets.append(start + offset)
         if cursor != end:
-            self.bad(f"{end - cursor} bytes of nobody lie between the last record and the directory", help=_AGAIN)
+            self.bad(f"{end - cursor} unclaimed bytes lie between the last record and the directory", help=_AGAIN)
         return offsets
 
     def local(self, at: int, name: bytes, common: bytes, size: int, crc: int, flags: int) -> bytes:

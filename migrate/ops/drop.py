@@ -18,7 +18,7 @@ class Drop(Op):
 
     @dataclass(frozen=True, slots=True)
     class Args:
-        why: Text = arg("why nobody will miss it; printed in the plan")
+        why: Text = arg("why it will not be missed; printed in the plan")
 
     def trace(self, args: Args, views: Sequence[View], parts: int = 1) -> list[View]:
         return []

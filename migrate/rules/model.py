@@ -206,7 +206,7 @@ class Param(Model):
     items: Annotated[Literal["int", "str"] | None, BeforeValidator(one_of("int", "str"))] = Field(
         None, description="of a list: what its items are"
     )
-    title: Text | None = Field(None, description="what the value is, for whoever has to give it", examples=["experts of each layer"])
+    title: Text | None = Field(None, description="what the value is, for the person who gives it", examples=["experts of each layer"])
     minimum: Int | None = Field(None, description="the least value that it may have, or an item of it", examples=[1])
     maximum: Int | None = Field(None, description="the greatest value that it may have, or an item of it", examples=[1024])
     choices: Annotated[tuple[Any, ...] | None, BeforeValidator(_choices), WithJsonSchema(_CHOICES)] = Field(

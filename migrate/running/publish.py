@@ -44,6 +44,7 @@ _CLAIM = {"file": str, "tile": int, "offset": int, "length": int, HASH: str}
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_MANY = (errno.EMFILE, errno.ENFILE)
 _UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
 _AT_FDCWD, _NOREPLACE = -100, 1
 _RENAMEAT2 = {"x86_64": 316, "aarch64": 276}
@@ -74,12 +75,13 @@ def write_failed(error: OSError, partial: Path, doing: str) -> NoReturn:
     if lacking(error):
         ran_out(error, doing.removeprefix("cannot "), partial=partial)
     code = "M909" if error.errno in _FULL else "M913"
-    again = f"mend it and run the same again with {option('resume', True)}, or remove that folder"
+    many = "raise the limit of open files (`ulimit -n`)" if error.errno in _MANY else None
+    again = f"{many or 'mend it'} and run the same again with {option('resume', True)}, or remove that folder"
     fail(
         code,
         f"{doing}: {error.strerror or error}",
         notes=(f"what was written so far is kept in {_shown(partial)}",) if partial.exists() else (),
-        help=again if partial.exists() else "choose another place",
+        help=again if partial.exists() else many or "choose another place",
     )
 
 

@@ -118,7 +118,7 @@ REFUSED = {
     "a negative count": (stream(count=-3), "M940", "has -3 elements"),
     "a storage that is cut off": (stream(tail=struct.pack("<q2f", 3, 1, 2)), "M940", "is cut off"),
     "a count that is cut off": (stream(tail=b"\3\0\0"), "M940", "is cut off"),
-    "bytes behind": (stream() + b"evil", "M940", "4 bytes of nobody follow"),
+    "bytes behind": (stream() + b"evil", "M940", "4 unclaimed bytes follow"),
     "a count beyond the file": (stream({"w": Stored("1", 1 << 61)}, count=1 << 61), "M940", "is cut off"),
     "a count of 65 bits": (stream({"w": Stored("1", 1 << 65)}), "M940", "of another type"),
     "a negative element count": (stream({"w": Stored("1", -1)}), "M940", "of another type"),
