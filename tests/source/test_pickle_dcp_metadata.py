@@ -95,7 +95,7 @@ def test_a_saved_folder_is_read_as_torch_reads_it(folder: Path) -> None:
         info = expected.storage_data[MetadataIndex(key)]
         assert held.part == Part(info.relative_path, info.offset, info.length, ())
     assert found.planner == expected.planner_data
-    assert (found.version, found.megatron, found.files) == (expected.version, False, ("__0_0.distcp",))
+    assert (found.version, found.megatron, found.files) == (getattr(expected, "version", None), False, ("__0_0.distcp",))
 
 
 def test_its_index_has_the_specs_of_torch_and_begins_where_the_archives_do(folder: Path) -> None:
@@ -175,7 +175,7 @@ def test_the_old_names_of_torch_2_0_to_2_2_are_read(protocol: int) -> None:
     with module(name, TensorProperties=Properties, MEM_FORMAT_ENCODING=Formats):
         metadata.state_dict_metadata["w"].properties = Properties(torch.float16, torch.strided, True, Formats.CHANNELS_LAST, False)
         for field in ("storage_meta", "version"):
-            del metadata.__dict__[field]
+            metadata.__dict__.pop(field, None)
         data = pickle.dumps(metadata, protocol)
     found = dcp_metadata.read(data, "x")
     assert (found.tensors["w"].dtype, found.tensors["w"].requires_grad, found.version) == ("float16", True, None)
@@ -220,7 +220,10 @@ def test_megatrons_root_and_the_plans_it_leaves_are_read() -> None:
 
 @pytest.mark.parametrize("path", [Path("/home/me/ckpt"), PurePosixPath("a"), "s3://x", None])
 def test_the_path_of_the_writer_is_read_over(path: Any) -> None:
-    found = read(made({"w": ((2,), [((0,), (2,))])}, storage_meta=StorageMeta(path, "save"), version="1.0.0"))
+    written = made({"w": ((2,), [((0,), (2,))])}, storage_meta=StorageMeta(path, "save"))
+    # a field that torch 2.8 lacks
+    written.__dict__["version"] = "1.0.0"
+    found = read(written)
     assert "ckpt" not in str(found)
     assert found.version == "1.0.0"
 
