@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import re
 import resource
 import threading
 import tracemalloc
@@ -132,7 +133,7 @@ def many(tmp_path, monkeypatch):
 
 
 def open_files():
-    return sorted(name for n in os.listdir("/proc/self/fd") if (name := held(n)).startswith("f"))
+    return sorted(name for n in os.listdir("/proc/self/fd") if re.fullmatch(r"f\d+", name := held(n)))
 
 
 def held(number):
