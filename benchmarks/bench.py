@@ -30,8 +30,9 @@ import memory
 import plans
 import process
 import report
+import startup
 import verifying
-from tasks import TASKS, Limit, Task
+from tasks import BEFORE_MEMORY, BEFORE_TIMES, TASKS, Limit, Task
 
 HERE = Path(__file__).resolve().parent
 PYTHON = sys.executable
@@ -47,6 +48,7 @@ class Bench:
         self.root: Path = args.data / args.size
         self.root.mkdir(parents=True, exist_ok=True)
         self.migrate = shlex.split(args.migrate)
+        self.before = shlex.split(args.before)
         self.holder = memory.Holder(args.data / "hold")
         self.total = 0
         self._torch_import: float | None = None
@@ -107,8 +109,8 @@ class Bench:
             if target is not None:
                 shutil.rmtree(target, ignore_errors=True)
 
-    def command(self, task: Task, source: Path, target: Path, fsync: bool) -> list[Any]:
-        argv = [*self.migrate, *task.arguments(source, target)]
+    def command(self, task: Task, source: Path, target: Path, fsync: bool, migrate: list[str] | None = None) -> list[Any]:
+        argv = [*(migrate or self.migrate), *task.arguments(source, target)]
         if not task.one_file:
             argv += ["--max-shard-size", str(int(self.total * task.grows) // task.files + 64 * MB)]
         return argv if fsync else [*argv, "--no-fsync"]
@@ -150,6 +152,8 @@ class Bench:
             "cp": (["cp", "-r", kept, target], need),
             "script": (script, int(need + self.total * task.script_share)),
         }
+        if self.before:
+            variants["before"] = (self.command(task, source, target, fsync=False, migrate=self.before), need + 512 * MB)
         if task.transformers_faster and self.has_transformers():
             variants["transformers"] = (
                 [PYTHON, HERE / "baseline_transformers.py", source, target, "--max-shard-size", f"{self.total // 4000}KB"],
@@ -162,7 +166,7 @@ class Bench:
                 if name == "transformers" and number >= self.args.transformers_rounds:
                     continue
                 argv, wanted = variants[name]
-                late = name in ("script", "transformers") or (name == "migrate" and task.torch)
+                late = name in ("script", "transformers") or (name in ("migrate", "before") and task.torch)
                 rounds[name].append(self.timed(argv, target, wanted, self.torch_import() - 0.2 if late else 0.0))
                 say(f"  {task.name} {name} {rounds[name][-1].wall:.2f} s")
             memory.read_through(source)
@@ -204,7 +208,7 @@ class Bench:
             name: report.spread(report.ratios(seconds[name], seconds["migrate"])) for name in ("script", "transformers") if name in seconds
         }
         if task.apart:
-            pure = [[max(s - t, 0.0) for s in seconds[n]] for n, t in (("script", scripts), ("migrate", start_up))]
+            pure = [[max(s - t, 0.001) for s in seconds[n]] for n, t in (("script", scripts), ("migrate", start_up))]
             faster["script, both less start-up"] = report.spread(report.ratios(*pure))
         judged = "script, both less start-up" if task.apart else "script"
         big = self.total > 2_000 * MB
@@ -218,6 +222,8 @@ class Bench:
         if task.script_faster:
             limits.append(Limit(f"faster than the {judged}", faster[judged][0], task.script_faster[big], at_least=True))
         limits.append(Limit("private memory", private["migrate"], task.private_mb, unit=" MB"))
+        if "before" in rounds:
+            limits += against(rounds["migrate"], rounds["before"])
         if "transformers" in faster and task.transformers_faster:
             limits.append(Limit("faster than transformers", faster["transformers"][0], task.transformers_faster, at_least=True))
         return {
@@ -237,6 +243,19 @@ class Bench:
         }
 
 
+def against(now: list[process.Taken], then: list[process.Taken]) -> list[Limit]:
+    """How the command compares with an earlier one that ran in the same rounds."""
+    out = []
+    for what, values, bound in (
+        ("time", "wall", BEFORE_TIMES),
+        ("processor time", "cpu", BEFORE_TIMES),
+        ("private memory", "private", BEFORE_MEMORY),
+    ):
+        found = report.spread(report.ratios(*([float(getattr(t, values)) or 1.0 for t in taken] for taken in (now, then))))
+        out.append(Limit(f"{what}, of the command before", found[0], bound, note=f" ({report.shown(found)})"))
+    return out
+
+
 def limit_json(limit: Limit) -> dict[str, Any]:
     return {"what": limit.what, "value": limit.value, "bound": limit.bound, "met": limit.met, "text": str(limit)}
 
@@ -251,16 +270,23 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds per row (5)")
     parser.add_argument("--transformers-rounds", type=int, default=3, help="rounds in which transformers takes part (3)")
     parser.add_argument(
-        "--rows", default="", help=f"comma-separated names, or parts of names; also {', '.join([*verifying.ROWS, *COMMANDS])}"
+        "--rows",
+        default="",
+        help=f"comma-separated names, or parts of names; also {', '.join([*verifying.ROWS, *COMMANDS])}, and with --before start-up",
     )
     parser.add_argument("--fsync", action=argparse.BooleanOptionalAction, default=True, help="one more round in which all sides fsync")
     parser.add_argument("--no-hold", action="store_true", help="do not hold free memory (on bare metal)")
     parser.add_argument("--migrate", default=f"{shlex.quote(str(Path(sys.executable).parent / 'migrate'))}", help="the command to time")
+    parser.add_argument(
+        "--before",
+        default="",
+        help="an earlier command to run in the same rounds: 'env PYTHONSAFEPATH=1 PYTHONPATH=../before python -m migrate'",
+    )
     parser.add_argument("--data", type=Path, default=HERE.parent / "bench-data", help="where checkpoints are made and kept")
     parser.add_argument("--name", help="file name under benchmarks/results (the size)")
     args = parser.parse_args()
     args.data.mkdir(parents=True, exist_ok=True)
-    wanted, names = [w for w in args.rows.split(",") if w], {*COMMANDS, *verifying.ROWS, *(t.name for t in TASKS)}
+    wanted, names = [w for w in args.rows.split(",") if w], {*COMMANDS, "start-up", *verifying.ROWS, *(t.name for t in TASKS)}
 
     def chosen(name: str) -> bool:
         return not wanted or any(w == name if w in names else w in name for w in wanted)
@@ -296,6 +322,9 @@ def main() -> None:
             except process.RunError as error:
                 failed.append(name)
                 say(f"{name}: left out, {error}")
+        if bench.before and chosen("start-up"):
+            say("start-up")
+            result["commands"] += [limit_json(x) for x in startup.limits(bench.migrate, bench.before)]
         for name, measure in COMMANDS.items():
             if not chosen(name):
                 continue

@@ -31,8 +31,10 @@ class RunError(RuntimeError):
     """The command did not exit with 0."""
 
 
-def run(argv: Sequence[str | os.PathLike[str]], env: dict[str, str] | None = None) -> Taken:
-    """Runs `argv` with both streams captured; `RunError` with the tail of stderr when it does not succeed.
+def run(
+    argv: Sequence[str | os.PathLike[str]], env: dict[str, str] | None = None, statuses: Sequence[int] = (0,), cwd: Path | None = None
+) -> Taken:
+    """Runs `argv` with both streams captured; `RunError` with the tail of stderr when it exits with another than `statuses`.
 
     The command may keep its bytecode, as an installed one does, whatever this process was told.
     """
@@ -41,7 +43,7 @@ def run(argv: Sequence[str | os.PathLike[str]], env: dict[str, str] | None = Non
     out, err = os.memfd_create("out"), os.memfd_create("err")
     try:
         start = time.perf_counter()
-        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env)
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env, cwd=cwd)
         finished = threading.Event()
 
         def sample() -> None:
@@ -62,7 +64,7 @@ def run(argv: Sequence[str | os.PathLike[str]], env: dict[str, str] | None = Non
         finished.set()
         sampler.join()
         process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode:
+        if process.returncode not in statuses:
             shown = " ".join(map(str, argv))
             raise RunError(f"exit {process.returncode}: {shown}\n{_text(err)[-3000:]}")
         return Taken(wall, usage.ru_utime + usage.ru_stime, peak, _text(out))

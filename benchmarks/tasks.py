@@ -134,6 +134,8 @@ HELP_CLICKS, PLAN_CLICKS = 3.0, 5.0
 LINT_TIMES, SPECS_TIMES = 4.0, 6.0
 # decoding in memory against clone of the result, and against the fastest peer
 CODEC_CLONES, CODEC_FASTER = 2.2, 3.5
+# against an earlier commit in the same rounds
+BEFORE_TIMES, BEFORE_MEMORY = 1.03, 1.05
 # verify against the apply whose output it checks; MB above what it announces: the interpreter, its libraries, the plan
 VERIFY_LAYOUTS, VERIFY_BLOCKS, VERIFY_PRIVATE = 3.0, 2.0, 120.0
 

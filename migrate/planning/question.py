@@ -13,8 +13,6 @@ from typing import Any, TypeVar
 from ..core.diagnostics import did_you_mean, fail, listed, printable
 from ..core.errors import MigrateError, raise_all
 from ..core.spelling import command, option
-from ..source.pickle.encodings import PARAMETER, numbering
-from ..source.sidefiles import WEIGHT_SUFFIXES
 
 PLAN_VERSION = "1.0"
 # what `allow` can hold; nothing else loosens anything
@@ -30,7 +28,7 @@ _MOST_BYTES = 16_000_000
 # a name with one of these is that of one file
 SUFFIXES = {".safetensors": "safetensors", ".pt": "torch", ".pth": "torch", ".bin": "torch", ".ckpt": "torch"}
 # of formats that are not written, beside those that are known among side files
-_OTHERS = (*WEIGHT_SUFFIXES, ".pkl", ".pickle", ".hdf5", ".keras", ".nemo", ".pt2")
+_OTHERS = (".pkl", ".pickle", ".hdf5", ".keras", ".nemo", ".pt2")
 # endings of fewer letters are near to too many words that a folder may end in
 _LONG = 4
 # permissions that only planning asks for
@@ -102,8 +100,11 @@ def ask(
     for name, value in given.items():
         if isinstance(value, str) and value.startswith("@"):
             given[name] = _entries(name, value[1:])
-    if PARAMETER in given:
-        given[PARAMETER] = numbering(given[PARAMETER])
+    if given:
+        from ..source.pickle.encodings import PARAMETER, numbering
+
+        if PARAMETER in given:
+            given[PARAMETER] = numbering(given[PARAMETER])
     allowed = frozenset(_texts("allow", allow))
     for word in sorted(allowed.difference(ALLOWANCES)):
         hint = did_you_mean(word, list(ALLOWANCES)) or f"what can be allowed: {listed(list(ALLOWANCES))}"
@@ -191,8 +192,10 @@ def _refuse_ending(name: str, suffix: str) -> None:
     """M115 for a name that ends like a file of weights and would be that of a folder; other dots say nothing (`Llama-3.1-8B`)."""
     from difflib import get_close_matches  # of such names only
 
+    from ..source.sidefiles import WEIGHT_SUFFIXES
+
     low, endings = suffix.lower(), list(SUFFIXES)
-    other = next((ending for ending in _OTHERS if name.lower().endswith(ending)), None)
+    other = next((ending for ending in (*WEIGHT_SUFFIXES, *_OTHERS) if name.lower().endswith(ending)), None)
     long = [ending for ending in endings if len(ending) > _LONG]
     near = [low] if low in SUFFIXES else get_close_matches(low, long, n=1, cutoff=0.75) if low[1:].isalpha() else []
     near = near or [ending for ending in endings if len(ending) >= _LONG and sorted(low) == sorted(ending)]
