@@ -1,9 +1,11 @@
-"""What people write today: load_file a shard, do the layout work with torch, save_file it; one shard after the other.
+"""What people write today: load_file a shard, do the layout work with torch, save_file it; one
+shard after the other.
 
     baseline_stack.py TASK SOURCE TARGET [--fsync]
 
-Every task is the same job as the rule file of its name in `rules/` (`pack` and `unbind` are the shipped hf-mixtral
-rules up and down). A shard holds whole layers, so a shard is enough context for each of them.
+Every task is the same job as the rule file of its name in `rules/` (`pack` and `unbind` are the
+shipped hf-mixtral rules up and down). A shard holds whole layers, so a shard is enough context for
+each of them.
 """
 
 from __future__ import annotations
@@ -25,11 +27,16 @@ Tensors = dict[str, torch.Tensor]
 EXPERT = re.compile(r"(.*)\.block_sparse_moe\.experts\.(\d+)\.(w[123])\.weight")
 FUSED = re.compile(r"(.*)\.mlp\.experts\.(gate_up_proj|down_proj)")
 BY_HEADS = re.compile(r".*\.(self_attn\.[qk]_proj|experts\.\d+\.w[123])\.weight")
-QUANTIZED = re.compile(r".*\.(q_a_proj|q_b_proj|kv_a_proj_with_mqa|kv_b_proj|o_proj|gate_proj|up_proj|down_proj)\.weight")
+QUANTIZED = re.compile(
+    r".*\.(q_a_proj|q_b_proj|kv_a_proj_with_mqa|kv_b_proj|o_proj|gate_proj|up_proj|down_proj)\.weight"
+)
 
 
 def rename(tensors: Tensors) -> Tensors:
-    return {key.replace("model.layers.", "decoder.blocks.").replace("block_sparse_moe", "moe"): t for key, t in tensors.items()}
+    return {
+        key.replace("model.layers.", "decoder.blocks.").replace("block_sparse_moe", "moe"): t
+        for key, t in tensors.items()
+    }
 
 
 def pack(tensors: Tensors) -> Tensors:
@@ -80,20 +87,27 @@ def concat_last(tensors: Tensors) -> Tensors:
 
 def deinterleave(tensors: Tensors) -> Tensors:
     return {
-        key: tensor.unflatten(0, (-1, 2)).transpose(0, 1).reshape(tensor.shape) if EXPERT.fullmatch(key) else tensor
+        key: tensor.unflatten(0, (-1, 2)).transpose(0, 1).reshape(tensor.shape)
+        if EXPERT.fullmatch(key)
+        else tensor
         for key, tensor in tensors.items()
     }
 
 
 def heads(tensors: Tensors) -> Tensors:
     return {
-        key: tensor.unflatten(0, (-1, 64, 2)).transpose(1, 2).reshape(tensor.shape) if BY_HEADS.fullmatch(key) else tensor
+        key: tensor.unflatten(0, (-1, 64, 2)).transpose(1, 2).reshape(tensor.shape)
+        if BY_HEADS.fullmatch(key)
+        else tensor
         for key, tensor in tensors.items()
     }
 
 
 def transpose(tensors: Tensors) -> Tensors:
-    return {key: tensor.t().contiguous() if tensor.ndim == 2 else tensor for key, tensor in tensors.items()}
+    return {
+        key: tensor.t().contiguous() if tensor.ndim == 2 else tensor
+        for key, tensor in tensors.items()
+    }
 
 
 def widen(tensors: Tensors) -> Tensors:
@@ -105,7 +119,9 @@ def narrow(tensors: Tensors) -> Tensors:
 
 
 def dequantize(tensors: Tensors) -> Tensors:
-    """DeepSeek's fp8_cast_bf16 as torch: code times the scale of its 128 x 128 block, in float32, rounded once."""
+    """DeepSeek's fp8_cast_bf16 as torch: code times the scale of its 128 x 128 block, in float32,
+    rounded once.
+    """
     out: Tensors = {}
     for key, tensor in tensors.items():
         if key.endswith("_scale_inv"):
@@ -159,7 +175,9 @@ TASKS: dict[str, Callable[[Tensors], Tensors]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("task", choices=TASKS)
     parser.add_argument("source", type=Path)
     parser.add_argument("target", type=Path)
@@ -170,10 +188,18 @@ def main() -> None:
     total = 0
     in_torch = args.task == "to-pt"
     for file in sorted([*args.source.glob("*.safetensors"), *args.source.glob("*.bin")]):
-        loaded = load_file(file) if file.suffix == ".safetensors" else torch.load(file, weights_only=True)
+        loaded = (
+            load_file(file)
+            if file.suffix == ".safetensors"
+            else torch.load(file, weights_only=True)
+        )
         out = {key: tensor.contiguous() for key, tensor in TASKS[args.task](loaded).items()}
         del loaded
-        name = f"pytorch_{file.stem}.bin" if in_torch else f"{file.stem.removeprefix('pytorch_')}.safetensors"
+        name = (
+            f"pytorch_{file.stem}.bin"
+            if in_torch
+            else f"{file.stem.removeprefix('pytorch_')}.safetensors"
+        )
         if in_torch:
             torch.save(out, args.target / name)
         else:

@@ -20,7 +20,9 @@ def main() -> None:
     parser.add_argument("--max-shard-size", default="5GB")
     args = parser.parse_args()
     model = AutoModelForCausalLM.from_pretrained(args.source, dtype="auto")
-    model.save_pretrained(args.target, save_original_format=False, max_shard_size=args.max_shard_size)
+    model.save_pretrained(
+        args.target, save_original_format=False, max_shard_size=args.max_shard_size
+    )
 
 
 if __name__ == "__main__":

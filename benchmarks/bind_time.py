@@ -1,9 +1,11 @@
-"""Prints, as JSON, how long the rules of one file take to bind and lower over one checkpoint's headers.
+"""Prints, as JSON, how long the rules of one file take to bind and lower over one checkpoint's
+headers.
 
 bind_time.py CHECKPOINT RULES
 
-`seconds` is binding and tracing of every key, in a fresh process; `prove` is the same for the way back, which `plan`
-does as well. Reading headers, loading the rule file and imports are left out: the whole command is timed elsewhere.
+`seconds` is binding and tracing of every key, in a fresh process; `prove` is the same for the way
+back, which `plan` does as well. Reading headers, loading the rule file and imports are left out:
+the whole command is timed elsewhere.
 """
 
 from __future__ import annotations
@@ -28,14 +30,27 @@ def main() -> None:
     compiled, keep = compile_file(loaded, report)
     report.check()
     start, goal = loaded.model.edge
-    leg = Leg(loaded.model.lineage, start, goal, False, tuple((rule, {}) for rule in compiled), tuple(keep))
+    leg = Leg(
+        loaded.model.lineage,
+        start,
+        goal,
+        False,
+        tuple((rule, {}) for rule in compiled),
+        tuple(keep),
+    )
     # as the command line does; the collector would walk every key again and again
     gc.disable()
     began = time.perf_counter()
-    composition = compose(source.index.tensors, [leg], frozenset(), lambda key, a, b: False, report, prove=False)
+    composition = compose(
+        source.index.tensors, [leg], frozenset(), lambda key, a, b: False, report, prove=False
+    )
     bound = time.perf_counter()
     report.check()
-    inexact = prove_downgrade({key: t.spec for key, t in source.index.tensors.items()}, composition, lambda key, a, b: False)
+    inexact = prove_downgrade(
+        {key: t.spec for key, t in source.index.tensors.items()},
+        composition,
+        lambda key, a, b: False,
+    )
     proved = time.perf_counter()
     if inexact:
         sys.exit(f"the way back is not exact: {inexact[:3]}")

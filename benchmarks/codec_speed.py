@@ -1,15 +1,18 @@
-"""How fast the codecs are, beside copying the result and beside what others do: one matrix of 4096 x 4096 in memory, one thread.
+"""How fast the codecs are, beside copying the result and beside what others do: one matrix of 4096
+x 4096 in memory, one thread.
 
     python benchmarks/codec_speed.py [--rounds 9] [--device cpu|cuda] [--json results.json]
 
-Times are the smallest CPU time of this thread over all rounds, in which the candidates take turns, so that a busy machine
-slows all of them alike. Fresh memory costs more than the arithmetic, so the allocator matters: run it once as it is and
-once with THP_MEM_ALLOC_ENABLE=1 (huge pages in torch), and compare figures of one run only. `migrate` writes into a buffer
-that is reused, as the engine does; the peers allocate their result, as they do.
+Times are the smallest CPU time of this thread over all rounds, in which the candidates take turns,
+so that a busy machine slows all of them alike. Fresh memory costs more than the arithmetic, so the
+allocator matters: run it once as it is and once with THP_MEM_ALLOC_ENABLE=1 (huge pages in torch),
+and compare figures of one run only. `migrate` writes into a buffer that is reused, as the engine
+does; the peers allocate their result, as they do.
 
-The peers are transformers' own Fp8Dequantize where transformers is installed, and the arithmetic of the released scripts,
-written down here: DeepSeek's weight_dequant and compressed-tensors' block dequantizer (cast, repeat the scales, multiply, round),
-torch's DCP reader (block by block), and DeepGEMM's per_block_cast_to_fp8. All of them make the same bits.
+The peers are transformers' own Fp8Dequantize where transformers is installed, and the arithmetic of
+the released scripts, written down here: DeepSeek's weight_dequant and compressed-tensors' block
+dequantizer (cast, repeat the scales, multiply, round), torch's DCP reader (block by block), and
+DeepGEMM's per_block_cast_to_fp8. All of them make the same bits.
 """
 
 from __future__ import annotations
@@ -53,7 +56,9 @@ def raw(tensor: torch.Tensor) -> Any:
 
 
 def repeated(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Scales repeated to the size of the weight: compressed-tensors' block dequantizer, and DeepSeek's kernel without Triton."""
+    """Scales repeated to the size of the weight: compressed-tensors' block dequantizer, and
+    DeepSeek's kernel without Triton.
+    """
     wide = scale.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
     return (codes.to(torch.float32) * wide).to(torch.bfloat16)
 
@@ -71,7 +76,11 @@ def broadcast(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """transformers' Fp8Dequantize, where transformers is not installed."""
     rows, columns = scale.shape
     parts = codes.to(torch.float32).reshape(-1, rows, BLOCK, columns, BLOCK)
-    return (parts * scale.reshape(-1, rows, columns).unsqueeze(-1).unsqueeze(2)).to(torch.bfloat16).reshape(codes.shape)
+    return (
+        (parts * scale.reshape(-1, rows, columns).unsqueeze(-1).unsqueeze(2))
+        .to(torch.bfloat16)
+        .reshape(codes.shape)
+    )
 
 
 def deepgemm(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -79,7 +88,9 @@ def deepgemm(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     m, n = numbers.shape
     view = numbers.view(-1, BLOCK, n // BLOCK, BLOCK)
     scale = view.abs().float().amax(dim=(1, 3), keepdim=True).clamp(1e-4) / 448.0
-    return (view * (1.0 / scale)).to(torch.float8_e4m3fn).view(m, n), scale.view(m // BLOCK, n // BLOCK)
+    return (view * (1.0 / scale)).to(torch.float8_e4m3fn).view(m, n), scale.view(
+        m // BLOCK, n // BLOCK
+    )
 
 
 def installed() -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:
@@ -111,19 +122,33 @@ def race(candidates: dict[str, Callable[[], Any]], rounds: int, device: str) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="speed of the codecs against copying and against peers")
+    parser = argparse.ArgumentParser(
+        description="speed of the codecs against copying and against peers"
+    )
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
     on = given.device
-    numbers = (torch.randn(SIDE, SIDE, generator=torch.Generator().manual_seed(0)) * 0.02).to(torch.bfloat16).to(on)
+    numbers = (
+        (torch.randn(SIDE, SIDE, generator=torch.Generator().manual_seed(0)) * 0.02)
+        .to(torch.bfloat16)
+        .to(on)
+    )
     codes, scale = deepgemm(numbers)
-    weight, grid, plain = Spec("float8_e4m3fn", (SIDE, SIDE)), Spec("float32", tuple(scale.shape)), Spec("bfloat16", (SIDE, SIDE))
+    weight, grid, plain = (
+        Spec("float8_e4m3fn", (SIDE, SIDE)),
+        Spec("float32", tuple(scale.shape)),
+        Spec("bfloat16", (SIDE, SIDE)),
+    )
     box, blocks = ((0, SIDE), (0, SIDE)), ((0, grid.shape[0]), (0, grid.shape[1]))
     wanted = repeated(codes, scale)
-    decoded, encoded, scales = torch.empty_like(wanted), torch.empty_like(codes), torch.empty_like(scale)
+    decoded, encoded, scales = (
+        torch.empty_like(wanted),
+        torch.empty_like(codes),
+        torch.empty_like(scale),
+    )
     given_parts, out, source = [raw(codes), raw(scale)], raw(decoded), raw(numbers)
     out_codes, out_scales = raw(encoded), raw(scales)
 
@@ -136,7 +161,11 @@ def main() -> None:
 
     decode()
     encode()
-    for name, one, other in (("decode", decoded, wanted), ("codes", encoded, codes), ("scales", scales, scale)):
+    for name, one, other in (
+        ("decode", decoded, wanted),
+        ("codes", encoded, codes),
+        ("scales", scales, scale),
+    ):
         if not torch.equal(one.view(torch.uint8), other.view(torch.uint8)):
             raise SystemExit(f"{name}: the bits differ from the peers'")
     peers = {"broadcast": broadcast, "repeat": repeated, "block by block": block_by_block}
@@ -155,14 +184,29 @@ def main() -> None:
         "migrate, measured": lambda: encode(Nobody()),
         "DeepGEMM in torch": lambda: deepgemm(numbers),
     }
-    allocator = "THP_MEM_ALLOC_ENABLE=1" if os.environ.get("THP_MEM_ALLOC_ENABLE") == "1" else "default allocator"
-    found: dict[str, Any] = {"torch": torch.__version__, "numpy": np.__version__, "device": on, "allocator": allocator}
-    for title, candidates in (("dequantize fp8-block to bfloat16", decoding), ("quantize bfloat16 like deepseek", encoding)):
+    allocator = (
+        "THP_MEM_ALLOC_ENABLE=1"
+        if os.environ.get("THP_MEM_ALLOC_ENABLE") == "1"
+        else "default allocator"
+    )
+    found: dict[str, Any] = {
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "device": on,
+        "allocator": allocator,
+    }
+    for title, candidates in (
+        ("dequantize fp8-block to bfloat16", decoding),
+        ("quantize bfloat16 like deepseek", encoding),
+    ):
         times = race(candidates, given.rounds, on)
         own_time, clone = times["migrate"], times["clone of the result"]
         print(f"{title}, {SIDE} x {SIDE}, {on}, one thread, {allocator}")
         for name, ms in times.items():
-            print(f"  {name:<28} {ms:8.2f} ms  {ms / clone:6.2f} x clone  {ms / own_time:6.2f} x migrate")
+            print(
+                f"  {name:<28} {ms:8.2f} ms  {ms / clone:6.2f} x clone  {ms / own_time:6.2f} x "
+                "migrate"
+            )
         found[title] = times
     if given.json:
         given.json.write_text(json.dumps(found, indent=1) + "\n")

@@ -2,7 +2,8 @@
 
 It shares no code with migrate and needs only the standard library (for files of torch.save torch),
 so that a demo or benchmark does not let the tool
-judge itself. Keys, dtypes, shapes and element bytes are compared; file names, order and metadata are not.
+judge itself. Keys, dtypes, shapes and element bytes are compared; file names, order and metadata
+are not.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def tensors(path: Path) -> dict[str, Place]:
             begin, end = entry["data_offsets"]
             if key in found:
                 raise SystemExit(f"{key} stands in {found[key].file.name} and in {file.name}")
-            found[key] = Place(entry["dtype"], tuple(entry["shape"]), file, 8 + size + begin, end - begin)
+            found[key] = Place(
+                entry["dtype"], tuple(entry["shape"]), file, 8 + size + begin, end - begin
+            )
     return found
 
 
@@ -47,7 +50,10 @@ def _torch_tensors(files: list[Path]) -> dict[str, Place]:
         import torch
 
         for key, tensor in torch.load(file, weights_only=True, map_location="meta").items():
-            offset = tensor.untyped_storage()._checkpoint_offset + tensor.storage_offset() * tensor.itemsize
+            offset = (
+                tensor.untyped_storage()._checkpoint_offset
+                + tensor.storage_offset() * tensor.itemsize
+            )
             found[key] = Place(str(tensor.dtype), tuple(tensor.shape), file, offset, tensor.nbytes)
     return found
 
@@ -64,7 +70,12 @@ def differences(a: Path, b: Path) -> list[str]:
             if x[:2] != y[:2]:
                 out.append(f"{key}: {x.dtype} {list(x.shape)} and {y.dtype} {list(y.shape)}")
                 continue
-            fd = [opened[p.file] if p.file in opened else opened.setdefault(p.file, os.open(p.file, os.O_RDONLY)) for p in (x, y)]
+            fd = [
+                opened[p.file]
+                if p.file in opened
+                else opened.setdefault(p.file, os.open(p.file, os.O_RDONLY))
+                for p in (x, y)
+            ]
             for done in range(0, x.nbytes, CHUNK):
                 n = min(CHUNK, x.nbytes - done)
                 one, two = os.pread(fd[0], n, x.offset + done), os.pread(fd[1], n, y.offset + done)
@@ -88,7 +99,10 @@ def main() -> None:
     kept = tensors(a)
     if not kept:
         sys.exit(f"{a} holds no tensors")
-    print(f"{a} and {b} are equal bit for bit: {len(kept)} tensors, {sum(p.nbytes for p in kept.values()):,} bytes")
+    print(
+        f"{a} and {b} are equal bit for bit: {len(kept)} tensors, "
+        f"{sum(p.nbytes for p in kept.values()):,} bytes"
+    )
 
 
 if __name__ == "__main__":

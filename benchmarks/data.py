@@ -1,8 +1,10 @@
-"""Mixtral-like checkpoints in the old layout, one tensor per expert, for benchmarks, the demo and tests.
+"""Mixtral-like checkpoints in the old layout, one tensor per expert, for benchmarks, the demo and
+tests.
 
-Standard library only, so that a checkpoint can be made before anything is installed. The values are pseudo-random bf16
-numbers between 2**-7 and 2 in magnitude: no NaN, and nothing that a number format would treat specially. Every 8 MiB of
-a file begins at another point of one random block, so no two tensors are equal and a misplaced one shows.
+Standard library only, so that a checkpoint can be made before anything is installed. The values are
+pseudo-random bf16 numbers between 2**-7 and 2 in magnitude: no NaN, and nothing that a number
+format would treat specially. Every 8 MiB of a file begins at another point of one random block, so
+no two tensors are equal and a misplaced one shows.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ ITEM = 2  # bytes of a bf16
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes of a Mixtral-like model; `hidden` is a multiple of `heads`, `heads` of `kv_heads`."""
+    """The sizes of a Mixtral-like model; `hidden` is a multiple of `heads`, `heads` of
+    `kv_heads`.
+    """
 
     layers: int
     experts: int
@@ -33,7 +37,9 @@ class Shape:
     shards: int
 
     def tensors(self, shard: int) -> dict[str, tuple[int, ...]]:
-        """Key -> shape of one shard (0-based), in the order that the safetensors library would write."""
+        """Key -> shape of one shard (0-based), in the order that the safetensors library would
+        write.
+        """
         hidden, kv = self.hidden, self.hidden // self.heads * self.kv_heads
         found: dict[str, tuple[int, ...]] = {}
         if shard == 0:
@@ -47,7 +53,9 @@ class Shape:
             p = f"model.layers.{layer}."
             for w, rows in (("q", hidden), ("k", kv), ("v", kv), ("o", hidden)):
                 found[f"{p}self_attn.{w}_proj.weight"] = (rows, hidden)
-            found[f"{p}input_layernorm.weight"] = found[f"{p}post_attention_layernorm.weight"] = (hidden,)
+            found[f"{p}input_layernorm.weight"] = found[f"{p}post_attention_layernorm.weight"] = (
+                hidden,
+            )
             found[f"{p}block_sparse_moe.gate.weight"] = (self.experts, hidden)
             for e in range(self.experts):
                 x = f"{p}block_sparse_moe.experts.{e}."
@@ -89,15 +97,46 @@ class Shape:
 
 
 PRESETS = {
-    "tiny": Shape(layers=2, experts=4, hidden=128, intermediate=128, vocab=32, heads=1, kv_heads=1, shards=2),
-    "demo": Shape(layers=4, experts=8, hidden=1024, intermediate=1408, vocab=4096, heads=8, kv_heads=2, shards=2),
-    "1.2GB": Shape(layers=8, experts=16, hidden=1024, intermediate=1408, vocab=8192, heads=8, kv_heads=2, shards=4),
-    "4.4GB": Shape(layers=8, experts=16, hidden=2048, intermediate=2688, vocab=8192, heads=16, kv_heads=4, shards=4),
+    "tiny": Shape(
+        layers=2, experts=4, hidden=128, intermediate=128, vocab=32, heads=1, kv_heads=1, shards=2
+    ),
+    "demo": Shape(
+        layers=4,
+        experts=8,
+        hidden=1024,
+        intermediate=1408,
+        vocab=4096,
+        heads=8,
+        kv_heads=2,
+        shards=2,
+    ),
+    "1.2GB": Shape(
+        layers=8,
+        experts=16,
+        hidden=1024,
+        intermediate=1408,
+        vocab=8192,
+        heads=8,
+        kv_heads=2,
+        shards=4,
+    ),
+    "4.4GB": Shape(
+        layers=8,
+        experts=16,
+        hidden=2048,
+        intermediate=2688,
+        vocab=8192,
+        heads=16,
+        kv_heads=4,
+        shards=4,
+    ),
 }
 
 
 class Noise:
-    """An endless supply of bf16 bytes: `take(n)` yields buffers of together `n` bytes, none of them twice."""
+    """An endless supply of bf16 bytes: `take(n)` yields buffers of together `n` bytes, none of them
+    twice.
+    """
 
     def __init__(self, seed: int) -> None:
         block = bytearray(random.Random(seed).randbytes(BLOCK))
@@ -118,14 +157,22 @@ class Noise:
         return out
 
 
-def header(tensors: dict[str, tuple[int, ...]], dtype: str = "BF16", item: int = ITEM) -> tuple[bytes, int]:
-    """The safetensors header of these tensors, its length field included, and how many bytes of data follow it."""
+def header(
+    tensors: dict[str, tuple[int, ...]], dtype: str = "BF16", item: int = ITEM
+) -> tuple[bytes, int]:
+    """The safetensors header of these tensors, its length field included, and how many bytes of
+    data follow it.
+    """
     offset, entries = 0, {"__metadata__": {"format": "pt"}}
     for key, shape in tensors.items():
         size = item
         for n in shape:
             size *= n
-        entries[key] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + size]}
+        entries[key] = {
+            "dtype": dtype,
+            "shape": list(shape),
+            "data_offsets": [offset, offset + size],
+        }
         offset += size
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -133,11 +180,17 @@ def header(tensors: dict[str, tuple[int, ...]], dtype: str = "BF16", item: int =
 
 
 def make(folder: Path, shape: Shape, seed: int = 0) -> int:
-    """Writes the checkpoint into `folder`, which must not hold one yet; the bytes of all its tensors."""
+    """Writes the checkpoint into `folder`, which must not hold one yet; the bytes of all its
+    tensors.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     noise, weight_map, total = Noise(seed), {}, 0
     for shard in range(shape.shards):
-        name = f"model-{shard + 1:05d}-of-{shape.shards:05d}.safetensors" if shape.shards > 1 else "model.safetensors"
+        name = (
+            f"model-{shard + 1:05d}-of-{shape.shards:05d}.safetensors"
+            if shape.shards > 1
+            else "model.safetensors"
+        )
         tensors = shape.tensors(shard)
         head, nbytes = header(tensors)
         with (folder / name).open("xb", buffering=0) as file:
@@ -154,15 +207,18 @@ def make(folder: Path, shape: Shape, seed: int = 0) -> int:
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
     (folder / "config.json").write_text(json.dumps(shape.config(), indent=2) + "\n")
-    (folder / "generation_config.json").write_text('{\n  "bos_token_id": 1,\n  "eos_token_id": 2\n}\n')
+    (folder / "generation_config.json").write_text(
+        '{\n  "bos_token_id": 1,\n  "eos_token_id": 2\n}\n'
+    )
     return total
 
 
 def make_headers(path: Path, count: int, files: int | None = None) -> None:
     """A checkpoint of `count` tensors whose data is a hole: nothing but headers costs time or disk.
 
-    Keys are those of a mixture of 256 experts; one file up to 200,000 keys, a folder of shards and an index above,
-    because the format ends at 100 MB of header, or where so many `files` are asked for.
+    Keys are those of a mixture of 256 experts; one file up to 200,000 keys, a folder of shards and
+    an index above, because the format ends at 100 MB of header, or where so many `files` are asked
+    for.
     """
     keys = _expert_keys(count)
     if files is None and count <= 200_000:
@@ -187,12 +243,20 @@ def _expert_keys(count: int) -> list[str]:
     while len(keys) < count:
         p = f"model.layers.{layer}."
         keys += [f"{p}self_attn.{w}_proj.weight" for w in "qkvo"]
-        keys += [f"{p}input_layernorm.weight", f"{p}post_attention_layernorm.weight", f"{p}mlp.gate.weight"]
+        keys += [
+            f"{p}input_layernorm.weight",
+            f"{p}post_attention_layernorm.weight",
+            f"{p}mlp.gate.weight",
+        ]
         if count - len(keys) < 768:
             # what is left does not fill a layer: plain keys, so that no group of experts is cut
             keys += [f"model.rest.{i}.weight" for i in range(count - len(keys))]
             break
-        keys += [f"{p}mlp.experts.{e}.{w}_proj.weight" for e in range(256) for w in ("gate", "up", "down")]
+        keys += [
+            f"{p}mlp.experts.{e}.{w}_proj.weight"
+            for e in range(256)
+            for w in ("gate", "up", "down")
+        ]
         layer += 1
     return keys[:count]
 
@@ -205,11 +269,22 @@ def _write_hole(path: Path, keys: list[str]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Make a Mixtral-like checkpoint in the old layout.")
+    parser = argparse.ArgumentParser(
+        description="Make a Mixtral-like checkpoint in the old layout."
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--preset", choices=PRESETS, default="demo")
     parser.add_argument("--seed", type=int, default=0)
-    for name in ("layers", "experts", "hidden", "intermediate", "vocab", "heads", "kv-heads", "shards"):
+    for name in (
+        "layers",
+        "experts",
+        "hidden",
+        "intermediate",
+        "vocab",
+        "heads",
+        "kv-heads",
+        "shards",
+    ):
         parser.add_argument(f"--{name}", type=int, help=f"instead of the preset's {name}")
     args = vars(parser.parse_args())
     folder, preset, seed = args.pop("folder"), args.pop("preset"), args.pop("seed")
@@ -218,7 +293,10 @@ def main() -> None:
         sys.exit(f"{folder} exists and is not empty")
     total = make(folder, shape, seed)
     count = sum(len(shape.tensors(s)) for s in range(shape.shards))
-    print(f"{folder}: {count} tensors, {total:,} bytes in {shape.shards} file{'s' * (shape.shards > 1)}")
+    print(
+        f"{folder}: {count} tensors, {total:,} bytes in {shape.shards} "
+        f"file{'s' * (shape.shards > 1)}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""DeepSeek-like checkpoints of FP8 blocks: e4m3 weights with one float32 scale for each 128 x 128 block, a shard for each layer.
+"""DeepSeek-like checkpoints of FP8 blocks: e4m3 weights with one float32 scale for each 128 x 128
+block, a shard for each layer.
 
-Codes are those of normally distributed weights, as training leaves them: some 8 in a million are zero, and four in ten
-blocks reach the largest code. Scales lie between 2**-12 and 2**-11; `kv_a_proj_with_mqa` has 576 rows, so that its last
-row of blocks is ragged. Standard library only, as `data.py`.
+Codes are those of normally distributed weights, as training leaves them: some 8 in a million are
+zero, and four in ten blocks reach the largest code. Scales lie between 2**-12 and 2**-11;
+`kv_a_proj_with_mqa` has 576 rows, so that its last row of blocks is ragged. Standard library only,
+as `data.py`.
 """
 
 from __future__ import annotations
@@ -24,8 +26,13 @@ SIGMA = 104.0
 
 
 def _shares() -> list[float]:
-    """The share of each code among normally distributed numbers: of a magnitude, what lies between the middles to its neighbours."""
-    magnitudes = [(8 + code % 8) * 2.0 ** (code // 8 - 10) if code > 7 else code * 2.0**-9 for code in range(0x7F)]
+    """The share of each code among normally distributed numbers: of a magnitude, what lies between
+    the middles to its neighbours.
+    """
+    magnitudes = [
+        (8 + code % 8) * 2.0 ** (code // 8 - 10) if code > 7 else code * 2.0**-9
+        for code in range(0x7F)
+    ]
     middles = [0.0, *((a + b) / 2 for a, b in pairwise(magnitudes)), math.inf]
     below = [NormalDist(0, SIGMA).cdf(x) for x in middles]
     half = [*(b - a for a, b in pairwise(below)), 0.0]
@@ -52,17 +59,30 @@ class Shape:
             f"{p}self_attn.kv_b_proj": (2 * h, 512),
             f"{p}self_attn.o_proj": (h, h),
         }
-        modules = ["mlp."] if layer == 0 else [f"{p}mlp.experts.{e}." for e in range(self.experts)] + [f"{p}mlp.shared_experts."]
+        modules = (
+            ["mlp."]
+            if layer == 0
+            else [f"{p}mlp.experts.{e}." for e in range(self.experts)] + [f"{p}mlp.shared_experts."]
+        )
         for module in modules:
             name = module if module.startswith(p) else p + module
-            found |= {f"{name}gate_proj": (i, h), f"{name}up_proj": (i, h), f"{name}down_proj": (h, i)}
+            found |= {
+                f"{name}gate_proj": (i, h),
+                f"{name}up_proj": (i, h),
+                f"{name}down_proj": (h, i),
+            }
         return found
 
     def others(self, layer: int) -> dict[str, tuple[int, ...]]:
         """Key -> shape of the bf16 tensors of a layer."""
         p = f"model.layers.{layer}."
-        found: dict[str, tuple[int, ...]] = {f"{p}{n}_layernorm.weight": (self.hidden,) for n in ("input", "post_attention")}
-        found |= {f"{p}self_attn.q_a_layernorm.weight": (1536,), f"{p}self_attn.kv_a_layernorm.weight": (512,)}
+        found: dict[str, tuple[int, ...]] = {
+            f"{p}{n}_layernorm.weight": (self.hidden,) for n in ("input", "post_attention")
+        }
+        found |= {
+            f"{p}self_attn.q_a_layernorm.weight": (1536,),
+            f"{p}self_attn.kv_a_layernorm.weight": (512,),
+        }
         return found if layer == 0 else found | {f"{p}mlp.gate.weight": (self.experts, self.hidden)}
 
 
@@ -95,7 +115,10 @@ def make(folder: Path, sizes: Shape, seed: int = 0) -> None:
         name = f"model-{layer + 1:05d}-of-{sizes.layers:05d}.safetensors"
         plain = sizes.others(layer)
         if layer == 0:
-            plain |= {"model.embed_tokens.weight": (sizes.vocab, sizes.hidden), "lm_head.weight": (sizes.vocab, sizes.hidden)}
+            plain |= {
+                "model.embed_tokens.weight": (sizes.vocab, sizes.hidden),
+                "lm_head.weight": (sizes.vocab, sizes.hidden),
+            }
             plain["model.norm.weight"] = (sizes.hidden,)
         linears = sizes.linears(layer)
         entries: list[tuple[str, str, tuple[int, ...], int]] = []
@@ -107,7 +130,9 @@ def make(folder: Path, sizes: Shape, seed: int = 0) -> None:
             for n in dims:
                 count *= n
             entries.append((key, "BF16", dims, count))
-        entries += [(f"{key}.weight", "F8_E4M3", dims, dims[0] * dims[1]) for key, dims in linears.items()]
+        entries += [
+            (f"{key}.weight", "F8_E4M3", dims, dims[0] * dims[1]) for key, dims in linears.items()
+        ]
         head: dict[str, object] = {"__metadata__": {"format": "pt"}}
         at = 0
         for key, dtype, dims, nbytes in entries:
@@ -119,7 +144,12 @@ def make(folder: Path, sizes: Shape, seed: int = 0) -> None:
             file.write(len(text).to_bytes(8, "little") + text)
             for _, dtype, _, nbytes in entries:
                 if dtype == "F32":
-                    file.write(struct.pack(f"<{nbytes // 4}f", *(2.0**-12 * (1 + rng.random()) for _ in range(nbytes // 4))))
+                    file.write(
+                        struct.pack(
+                            f"<{nbytes // 4}f",
+                            *(2.0**-12 * (1 + rng.random()) for _ in range(nbytes // 4)),
+                        )
+                    )
                 elif dtype == "BF16":
                     for buffer in noise.take(nbytes):
                         file.write(buffer)

@@ -1,7 +1,8 @@
-"""What the hook of `migrate.attach` takes of one `load_state_dict` of 20,000 small tensors, the first time and the second.
+"""What the hook of `migrate.attach` takes of one `load_state_dict` of 20,000 small tensors, the
+first time and the second.
 
-Only the hook is timed: what torch does with what it is handed is the same with any state dict of the new layout. A small load before has
-imported what is imported once.
+Only the hook is timed: what torch does with what it is handed is the same with any state dict of
+the new layout. A small load before has imported what is imported once.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ EXPERTS = 40
 
 
 def old_layout(layers: int) -> dict[str, torch.Tensor]:
-    """A state dict of the layout v4, 128 tensors a layer; each tensor is small, because nobody reads it."""
+    """A state dict of the layout v4, 128 tensors a layer; each tensor is small, because nobody
+    reads it.
+    """
     state = {}
     for layer in range(layers):
         p = f"model.layers.{layer}."
@@ -37,9 +40,13 @@ def old_layout(layers: int) -> dict[str, torch.Tensor]:
 
 
 def hooked(state: dict[str, torch.Tensor]) -> tuple[float, list[float]]:
-    """Seconds that torch takes to load what the hook makes, and seconds of the hook of one module, each time."""
+    """Seconds that torch takes to load what the hook makes, and seconds of the hook of one module,
+    each time.
+    """
     new = migrate.migrate_state_dict(state, "hf-mixtral@v5")
-    model = module_of({key: (tensor.shape, tensor.dtype) for key, tensor in ((key, new[key]) for key in new)})
+    model = module_of(
+        {key: (tensor.shape, tensor.dtype) for key, tensor in ((key, new[key]) for key in new)}
+    )
     start = time.perf_counter()
     model.load_state_dict(dict(new))
     plain = time.perf_counter() - start

@@ -1,8 +1,10 @@
-"""One load into a live module, in a process of its own: `live_load.py migrate|torch OLD NEW TINY-OLD TINY-NEW [--memory]`.
+"""One load into a live module, in a process of its own:
+`live_load.py migrate|torch OLD NEW TINY-OLD TINY-NEW [--memory]`.
 
-The module has the tensors of NEW, already touched, as a module that was initialised has. `migrate` loads OLD into it, `torch` loads NEW,
-file by file. Prints the seconds of the load alone, the best of three, what the first load in a process takes more, and with `--memory`
-the most private bytes that it took beyond the module, sampled.
+The module has the tensors of NEW, already touched, as a module that was initialised has. `migrate`
+loads OLD into it, `torch` loads NEW, file by file. Prints the seconds of the load alone, the best
+of three, what the first load in a process takes more, and with `--memory` the most private bytes
+that it took beyond the module, sampled.
 """
 
 from __future__ import annotations
@@ -30,7 +32,11 @@ def headers(folder: Path) -> dict[str, tuple[Any, Any]]:
     for path in sorted(folder.glob("*.safetensors")):
         with path.open("rb") as file:
             head = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        found |= {key: (entry["shape"], DTYPES[entry["dtype"]]) for key, entry in head.items() if key != "__metadata__"}
+        found |= {
+            key: (entry["shape"], DTYPES[entry["dtype"]])
+            for key, entry in head.items()
+            if key != "__metadata__"
+        }
     return found
 
 
@@ -44,7 +50,9 @@ def module_of(tensors: dict[str, tuple[Any, Any]]) -> torch.nn.Module:
             if name not in owner._modules:
                 owner.add_module(name, torch.nn.Module())
             owner = owner._modules[name]
-        owner.register_parameter(last, torch.nn.Parameter(torch.empty(shape, dtype=dtype).fill_(1), requires_grad=False))
+        owner.register_parameter(
+            last, torch.nn.Parameter(torch.empty(shape, dtype=dtype).fill_(1), requires_grad=False)
+        )
     return root
 
 
@@ -81,7 +89,16 @@ def main() -> None:
     seconds = min(load(how, model, old, new) for _ in range(3))
     finished.set()
     largest = max(p.nbytes for p in model.parameters())
-    print(json.dumps({"seconds": seconds, "first": started - warm, "private": peak - before, "largest": largest}))
+    print(
+        json.dumps(
+            {
+                "seconds": seconds,
+                "first": started - warm,
+                "private": peak - before,
+                "largest": largest,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""What writes no checkpoint: commands that read headers or rules, and what they import; indexing; one codec in memory."""
+"""What writes no checkpoint: commands that read headers or rules, and what they import; indexing;
+one codec in memory.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ from tasks import (
     SPECS_TIMES,
     Limit,
     many_rules,
-)  # fmt: skip
+)
 
 HERE = Path(__file__).resolve().parent
 SHIPPED = HERE.parent / "rules"
@@ -60,30 +62,54 @@ for path in pathlib.Path(sys.argv[1]).rglob("*.yaml"):
 """
 
 
-def _against(what: str, argv: list[Any], yardstick: list[Any], bound: float, times: int = 5) -> Limit:
-    """The command's time as a multiple of the yardstick's, in turns: machines differ, and one machine from hour to hour."""
+def _against(
+    what: str, argv: list[Any], yardstick: list[Any], bound: float, times: int = 5
+) -> Limit:
+    """The command's time as a multiple of the yardstick's, in turns: machines differ, and one
+    machine from hour to hour.
+    """
     for one in (argv, yardstick):
         process.run(one)
     rounds = [(process.run(argv).wall, process.run(yardstick).wall) for _ in range(times)]
     ratio = statistics.median(ours / theirs for ours, theirs in rounds)
-    return Limit(what, ratio, bound, note=f" ({statistics.median(ours for ours, _ in rounds):.2f} s)")
+    return Limit(
+        what, ratio, bound, note=f" ({statistics.median(ours for ours, _ in rounds):.2f} s)"
+    )
 
 
 def _imported(python: str, arguments: list[str], *unwanted: str) -> Limit:
-    """How many of these modules, by default torch and numpy, the command imports; none is wanted."""
+    """How many of these modules, by default torch and numpy, the command imports; none is
+    wanted.
+    """
     out = process.run([python, "-c", IMPORTS, *arguments]).stdout
     heavy = unwanted or ("torch", "numpy")
     names = [name for name in out.rsplit("IMPORTED", 1)[1].split() if name in heavy]
-    return Limit(f"{arguments[0]}: {', '.join(heavy)} imported", len(names), 0, unit="", note=f" ({', '.join(names)})" if names else "")
+    return Limit(
+        f"{arguments[0]}: {', '.join(heavy)} imported",
+        len(names),
+        0,
+        unit="",
+        note=f" ({', '.join(names)})" if names else "",
+    )
 
 
 def help_and_plan(migrate: list[str], python: str, folder: Path, checkpoint: Path) -> list[Limit]:
     """`migrate --help`, and `migrate plan` of the benchmark's checkpoint."""
     plan = ["plan", str(checkpoint), "--to", "hf-mixtral@v5"]
     return [
-        _against("--help, against a process that imports click", [*migrate, "--help"], [python, "-c", CLICK], HELP_CLICKS),
+        _against(
+            "--help, against a process that imports click",
+            [*migrate, "--help"],
+            [python, "-c", CLICK],
+            HELP_CLICKS,
+        ),
         _imported(python, ["--help"]),
-        _against("plan, against a process that imports click", [*migrate, *plan], [python, "-c", CLICK], PLAN_CLICKS),
+        _against(
+            "plan, against a process that imports click",
+            [*migrate, *plan],
+            [python, "-c", CLICK],
+            PLAN_CLICKS,
+        ),
         _imported(python, plan),
     ]
 
@@ -111,12 +137,33 @@ def many_keys(migrate: list[str], python: str, folder: Path, checkpoint: Path) -
         parsed = process.run([python, "-c", HEADER, paths[few]])
         parse.append(float(parsed.stdout))
         parsing.append(parsed.wall)
-    header, said = "plan of 100,000 keys, 200 rules, against json over the same header", [statistics.median(t[few]) for t in (bind, whole)]
+    header, said = (
+        "plan of 100,000 keys, 200 rules, against json over the same header",
+        [statistics.median(t[few]) for t in (bind, whole)],
+    )
     return [
-        Limit(f"{header}: binding", statistics.median(report.ratios(bind[few], parse)), PLAN_BIND, note=f" ({said[0]:.2f} s)"),
-        Limit(f"{header}: whole processes", statistics.median(report.ratios(whole[few], parsing)), PLAN_WHOLE, note=f" ({said[1]:.2f} s)"),
-        Limit("1,000,000 keys: binding against 100,000", statistics.median(report.ratios(bind[many], bind[few])), PLAN_LINEAR),
-        Limit("1,000,000 keys: whole command against 100,000", statistics.median(report.ratios(whole[many], whole[few])), PLAN_LINEAR),
+        Limit(
+            f"{header}: binding",
+            statistics.median(report.ratios(bind[few], parse)),
+            PLAN_BIND,
+            note=f" ({said[0]:.2f} s)",
+        ),
+        Limit(
+            f"{header}: whole processes",
+            statistics.median(report.ratios(whole[few], parsing)),
+            PLAN_WHOLE,
+            note=f" ({said[1]:.2f} s)",
+        ),
+        Limit(
+            "1,000,000 keys: binding against 100,000",
+            statistics.median(report.ratios(bind[many], bind[few])),
+            PLAN_LINEAR,
+        ),
+        Limit(
+            "1,000,000 keys: whole command against 100,000",
+            statistics.median(report.ratios(whole[many], whole[few])),
+            PLAN_LINEAR,
+        ),
     ]
 
 
@@ -133,8 +180,13 @@ def many_files(migrate: list[str], python: str, folder: Path, checkpoint: Path) 
         for count, path in paths.items():
             taken[count].append(process.run([*migrate, "plan", path, "--rules", rules]).cpu)
     ratio = statistics.median(report.ratios(taken[MANY_FILES], taken[FEW_FILES]))
-    what = f"plan of {MANY_FILES:,} files of {KEYS_A_FILE} keys: processor time against {FEW_FILES} files"
-    return [Limit(what, ratio, FILES_TIMES, note=f" ({statistics.median(taken[MANY_FILES]):.1f} s)")]
+    what = (
+        f"plan of {MANY_FILES:,} files of {KEYS_A_FILE} keys: processor time against "
+        f"{FEW_FILES} files"
+    )
+    return [
+        Limit(what, ratio, FILES_TIMES, note=f" ({statistics.median(taken[MANY_FILES]):.1f} s)")
+    ]
 
 
 INDEXING = """
@@ -153,11 +205,13 @@ MANY_TENSORS = """
 import sys, torch
 count = int(sys.argv[1])
 torch.save({f"model.layers.{i // 10}.mlp.experts.{i % 10}.weight": torch.zeros(2, 3) for i in range(count)}, sys.argv[2])
-"""
+"""  # noqa: E501
 
 
 def indexing(migrate: list[str], python: str, folder: Path, checkpoint: Path) -> list[Limit]:
-    """A .pt of many tensors opened by us and by torch, each in a process of its own that has opened a small one before."""
+    """A .pt of many tensors opened by us and by torch, each in a process of its own that has opened
+    a small one before.
+    """
     large, small = folder / "many.pt", folder / "few.pt"
     for path, count in ((large, INDEX_KEYS), (small, 10)):
         if not path.exists():
@@ -168,32 +222,62 @@ def indexing(migrate: list[str], python: str, folder: Path, checkpoint: Path) ->
             taken.append(float(process.run([python, "-c", INDEXING, who, small, large]).stdout))
     ratio = statistics.median(report.ratios(seconds["torch"], seconds["migrate"]))
     what = f"index of {INDEX_KEYS:,} tensors in a .pt: faster than torch.load to meta"
-    return [Limit(what, ratio, INDEX_FASTER, at_least=True, note=f" ({statistics.median(seconds['migrate']):.2f} s)")]
+    return [
+        Limit(
+            what,
+            ratio,
+            INDEX_FASTER,
+            at_least=True,
+            note=f" ({statistics.median(seconds['migrate']):.2f} s)",
+        )
+    ]
 
 
 def rules(migrate: list[str], python: str, folder: Path, checkpoint: Path) -> list[Limit]:
     """`migrate lint` and `migrate test --specs` of all shipped rules."""
     found = []
     reading = [python, "-c", YAML, SHIPPED]
-    for arguments, times in ((["lint", str(SHIPPED)], LINT_TIMES), (["test", "--specs", str(SHIPPED)], SPECS_TIMES)):
-        what = f"{' '.join(arguments[:-1])} of all shipped rules, against PyYAML reading them in Python"
-        found += [_against(what, [*migrate, *arguments], reading, times), _imported(python, arguments, "torch")]
+    for arguments, times in (
+        (["lint", str(SHIPPED)], LINT_TIMES),
+        (["test", "--specs", str(SHIPPED)], SPECS_TIMES),
+    ):
+        what = (
+            f"{' '.join(arguments[:-1])} of all shipped rules, against PyYAML reading them in "
+            "Python"
+        )
+        found += [
+            _against(what, [*migrate, *arguments], reading, times),
+            _imported(python, arguments, "torch"),
+        ]
     return found
 
 
 def codec(migrate: list[str], python: str, folder: Path, checkpoint: Path) -> list[Limit]:
-    """Decoding FP8 blocks in memory, one thread, against copying the result and against the fastest peer."""
+    """Decoding FP8 blocks in memory, one thread, against copying the result and against the fastest
+    peer.
+    """
     out = folder / "codec.json"
     process.run([python, HERE / "codec_speed.py", "--json", out])
     measured = json.loads(out.read_text())
     times = measured["dequantize fp8-block to bfloat16"]
-    best = min((name for name in times if not name.startswith(("clone", "migrate"))), key=times.__getitem__)
+    best = min(
+        (name for name in times if not name.startswith(("clone", "migrate"))), key=times.__getitem__
+    )
     where = f" ({measured['allocator']})"
     return [
         Limit(
-            "FP8 blocks in memory: against clone of the result", times["migrate"] / times["clone of the result"], CODEC_CLONES, note=where
+            "FP8 blocks in memory: against clone of the result",
+            times["migrate"] / times["clone of the result"],
+            CODEC_CLONES,
+            note=where,
         ),
-        Limit(f"FP8 blocks in memory: faster than {best}", times[best] / times["migrate"], CODEC_FASTER, at_least=True, note=where),
+        Limit(
+            f"FP8 blocks in memory: faster than {best}",
+            times[best] / times["migrate"],
+            CODEC_FASTER,
+            at_least=True,
+            note=where,
+        ),
     ]
 
 

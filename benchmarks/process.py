@@ -1,7 +1,8 @@
 """Runs one whole process and says what it took: wall clock, CPU, peak private memory.
 
-Private memory is RssAnon, sampled from /proc: ru_maxrss and VmHWM count the mapped pages of files too, which belong to
-the page cache and show gigabytes for a program that has allocated a few megabytes.
+Private memory is RssAnon, sampled from /proc: ru_maxrss and VmHWM count the mapped pages of files
+too, which belong to the page cache and show gigabytes for a program that has allocated a few
+megabytes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ INTERVAL = 0.005
 
 
 class Taken(NamedTuple):
-    """`wall` and `cpu` in seconds, `private` in bytes (0 when the process was gone before the first sample)."""
+    """`wall` and `cpu` in seconds, `private` in bytes (0 when the process was gone before the first
+    sample).
+    """
 
     wall: float
     cpu: float
@@ -32,18 +35,28 @@ class RunError(RuntimeError):
 
 
 def run(
-    argv: Sequence[str | os.PathLike[str]], env: dict[str, str] | None = None, statuses: Sequence[int] = (0,), cwd: Path | None = None
+    argv: Sequence[str | os.PathLike[str]],
+    env: dict[str, str] | None = None,
+    statuses: Sequence[int] = (0,),
+    cwd: Path | None = None,
 ) -> Taken:
-    """Runs `argv` with both streams captured; `RunError` with the tail of stderr when it exits with another than `statuses`.
+    """Runs `argv` with both streams captured; `RunError` with the tail of stderr when it exits with
+    another than `statuses`.
 
     The command may keep its bytecode, as an installed one does, whatever this process was told.
     """
-    env = {k: v for k, v in (os.environ if env is None else env).items() if k != "PYTHONDONTWRITEBYTECODE"}
+    env = {
+        k: v
+        for k, v in (os.environ if env is None else env).items()
+        if k != "PYTHONDONTWRITEBYTECODE"
+    }
     peak = 0
     out, err = os.memfd_create("out"), os.memfd_create("err")
     try:
         start = time.perf_counter()
-        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env, cwd=cwd)
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env, cwd=cwd
+        )
         finished = threading.Event()
 
         def sample() -> None:
@@ -103,7 +116,9 @@ def versions(python: str, names: Sequence[str]) -> dict[str, str]:
         "    try: print(n, m.version(n))\n"
         "    except m.PackageNotFoundError: pass"
     )
-    lines = subprocess.run([python, "-c", code, *names], capture_output=True, text=True, check=True).stdout.splitlines()
+    lines = subprocess.run(
+        [python, "-c", code, *names], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
     return dict(line.split(" ", 1) for line in lines)
 
 

@@ -1,4 +1,6 @@
-"""Turns what was measured into one table of ratios, each a median with its range, and the list of targets."""
+"""Turns what was measured into one table of ratios, each a median with its range, and the list of
+targets.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def ratios(a: Sequence[float], b: Sequence[float]) -> list[float]:
-    """a / b round by round, so that a slow minute of the machine hits both sides; rounds that only one side has are left out."""
+    """a / b round by round, so that a slow minute of the machine hits both sides; rounds that only
+    one side has are left out.
+    """
     return [x / y for x, y in zip(a, b, strict=False)]
 
 
@@ -35,13 +39,24 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 def render(result: dict[str, Any]) -> str:
     machine = result["machine"]
-    libraries = ", ".join(f"{n} {machine[n]}" for n in ("torch", "numpy", "safetensors", "transformers", "xxhash") if n in machine)
+    libraries = ", ".join(
+        f"{n} {machine[n]}"
+        for n in ("torch", "numpy", "safetensors", "transformers", "xxhash")
+        if n in machine
+    )
     out = [
         f"# {result['size']}: {result['bytes'] / 1e9:.2f} GB of bf16, {result['rounds']} rounds",
         "",
-        f"{machine['date']}; {machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, Linux {machine['kernel']}.",
+        (
+            f"{machine['date']}; {machine['cpu']}, {machine['cores']} cores, "
+            f"{machine['memory_gib']} "
+            f"GiB, Linux {machine['kernel']}."
+        ),
         f"Python {machine['python']}, {libraries}.",
-        "Whole processes, page cache warm, no fsync; median [least-most] of ratios within one round. Private memory is RssAnon, sampled.",
+        (
+            "Whole processes, page cache warm, no fsync; median [least-most] of ratios within one "
+            "round. Private memory is RssAnon, sampled."
+        ),
     ]
     if result["rows"]:
         head = [

@@ -1,6 +1,7 @@
 """The rows of the table: what each one runs, and what it must reach.
 
-A target is an upper bound unless its name ends in `_faster`, which is a lower bound on how many times faster we are.
+A target is an upper bound unless its name ends in `_faster`, which is a lower bound on how many
+times faster we are.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ Bound = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One job on the whole checkpoint. `name` is what baseline_stack.py calls it, `-lite` apart; `source` the layout to start from."""
+    """One job on the whole checkpoint. `name` is what baseline_stack.py calls it, `-lite` apart;
+    `source` the layout to start from.
+    """
 
     name: str
     title: str
@@ -35,7 +38,8 @@ class Task:
     back: bool = False
     # whether our process imports torch, so that what it writes is written a second after it starts
     torch: bool = False
-    # whether start-up is taken off both sides before we are compared with the script: what it spends on torch we spend too
+    # whether start-up is taken off both sides before we are compared with the script: what it
+    # spends on torch we spend too
     apart: bool = False
     # about so many output files
     files: int = 4
@@ -43,7 +47,8 @@ class Task:
     grows: float = 1.0
     # the format to go to, and nothing else
     output: str | None = None
-    # most private memory that the script may need, as a share of the checkpoint: it decides how much is made free
+    # most private memory that the script may need, as a share of the checkpoint: it decides how
+    # much is made free
     script_share: float = 0.6
 
     @property
@@ -58,12 +63,28 @@ class Task:
         if self.rules:
             return ["apply", str(source), "-o", str(target), "--rules", str(RULES / self.rules)]
         lossy = ["--allow", "lossy"] if self.to.startswith("deepseek") else []
-        return ["downgrade" if self.back else "apply", str(source), "-o", str(target), "--to", self.to, *lossy]
+        return [
+            "downgrade" if self.back else "apply",
+            str(source),
+            "-o",
+            str(target),
+            "--to",
+            self.to,
+            *lossy,
+        ]
 
 
 _WHOLE = {"cp": (1.0, 1.0), "aim": 0.75, "script_faster": (5.0, 3.5), "private_mb": 40.0}
 _CAST = {"cp": (1.0, 1.0), "aim": None, "script_faster": (3.0, 3.0), "private_mb": 400.0}
-_BLOCKS = {"torch": True, "apart": True, "files": 10, "aim": None, "script_faster": (3.0, 3.0), "private_mb": 600.0, "script_share": 3.0}
+_BLOCKS = {
+    "torch": True,
+    "apart": True,
+    "files": 10,
+    "aim": None,
+    "script_faster": (3.0, 3.0),
+    "private_mb": 600.0,
+    "script_share": 3.0,
+}
 _LITE = {**_BLOCKS, "script_faster": None}
 _RUNS = {"cp": (1.2, 1.2), "aim": None, "script_faster": (4.0, 2.5), "private_mb": 60.0}
 
@@ -85,14 +106,53 @@ TASKS = [
     ),
     Task("pack-one-file", "v4 -> v5 into one file (default shard size)", one_file=True, **_WHOLE),
     Task("widen", "cast bf16 -> f32", rules="widen.yaml", grows=2.0, script_share=2.5, **_CAST),
-    Task("narrow", "cast f32 -> bf16, every value exact", source="f32", rules="narrow.yaml", script_share=2.5, **_CAST),
+    Task(
+        "narrow",
+        "cast f32 -> bf16, every value exact",
+        source="f32",
+        rules="narrow.yaml",
+        script_share=2.5,
+        **_CAST,
+    ),
     # CRC-32s are made or compared on the way; with zlib's instead of isal's the bound is 1.6
     Task("from-pt", ".pt -> safetensors", source="pt", output="safetensors", files=2, **_RUNS),
     Task("to-pt", "safetensors -> .pt", output="torch", files=2, **_RUNS),
-    Task("dequantize", "FP8 blocks -> bf16", source="fp8-large", to="deepseek-v3@bf16", cp=(1.6, 1.6), grows=2.0, **_BLOCKS),
-    Task("quantize", "bf16 -> FP8 blocks", source="bf16-large", to="deepseek-v3@fp8", back=True, cp=(3.0, 3.0), **_BLOCKS),
-    Task("dequantize-lite", "FP8 blocks -> bf16, small matrices", source="fp8-lite", to="deepseek-v3@bf16", cp=None, grows=2.0, **_LITE),
-    Task("quantize-lite", "bf16 -> FP8 blocks, small matrices", source="bf16-lite", to="deepseek-v3@fp8", back=True, cp=None, **_LITE),
+    Task(
+        "dequantize",
+        "FP8 blocks -> bf16",
+        source="fp8-large",
+        to="deepseek-v3@bf16",
+        cp=(1.6, 1.6),
+        grows=2.0,
+        **_BLOCKS,
+    ),
+    Task(
+        "quantize",
+        "bf16 -> FP8 blocks",
+        source="bf16-large",
+        to="deepseek-v3@fp8",
+        back=True,
+        cp=(3.0, 3.0),
+        **_BLOCKS,
+    ),
+    Task(
+        "dequantize-lite",
+        "FP8 blocks -> bf16, small matrices",
+        source="fp8-lite",
+        to="deepseek-v3@bf16",
+        cp=None,
+        grows=2.0,
+        **_LITE,
+    ),
+    Task(
+        "quantize-lite",
+        "bf16 -> FP8 blocks, small matrices",
+        source="bf16-lite",
+        to="deepseek-v3@fp8",
+        back=True,
+        cp=None,
+        **_LITE,
+    ),
 ]
 
 
@@ -113,20 +173,27 @@ class Limit:
 
     def __str__(self) -> str:
         sign = ">=" if self.at_least else "<="
-        return f"{self.what} {self.value:.2f}{self.unit} {sign} {self.bound:g}{self.unit}: {'met' if self.met else 'NOT MET'}{self.note}"
+        return (
+            f"{self.what} {self.value:.2f}{self.unit} {sign} {self.bound:g}{self.unit}: "
+            f"{'met' if self.met else 'NOT MET'}{self.note}"
+        )
 
 
 # indexing a .pt of so many tensors, against torch.load(weights_only=True, map_location="meta")
 INDEX_KEYS, INDEX_FASTER = 100_000, 3.0
-# `plan` of many keys, against json over the same header: binding and lowering against the parse, whole process against whole process
+# `plan` of many keys, against json over the same header: binding and lowering against the parse,
+# whole process against whole process
 PLAN_KEYS, PLAN_BIND, PLAN_WHOLE = 100_000, 2.0, 6.5
 # 10x the keys may take this many times the seconds before it is no longer called linear
 PLAN_LINEAR = 12.0
-# files of as many keys each, and how many times the processor time of the same keys in few files their plan may take
+# files of as many keys each, and how many times the processor time of the same keys in few files
+# their plan may take
 MANY_FILES, FEW_FILES, KEYS_A_FILE, FILES_TIMES = 10_000, 5, 50, 1.3
-# a load into a live module, against load_state_dict(load_file(migrated)); MB above module and largest tensor
+# a load into a live module, against load_state_dict(load_file(migrated)); MB above module and
+# largest tensor
 LOAD_TIMES, LOAD_PRIVATE = 1.15, 100.0
-# the hook on so many tensors, against torch's load_state_dict of what it makes: the first time, and for the same keys and shapes again
+# the hook on so many tensors, against torch's load_state_dict of what it makes: the first time, and
+# for the same keys and shapes again
 HOOK_KEYS, HOOK_FIRST, HOOK_AGAIN = 20_000, 2.5, 0.25
 # against a process that imports click and does nothing
 HELP_CLICKS, PLAN_CLICKS = 3.0, 5.0
@@ -136,7 +203,8 @@ LINT_TIMES, SPECS_TIMES = 4.0, 6.0
 CODEC_CLONES, CODEC_FASTER = 2.2, 3.5
 # against an earlier commit in the same rounds
 BEFORE_TIMES, BEFORE_MEMORY = 1.03, 1.05
-# verify against the apply whose output it checks; MB above what it announces: the interpreter, its libraries, the plan
+# verify against the apply whose output it checks; MB above what it announces: the interpreter, its
+# libraries, the plan
 VERIFY_LAYOUTS, VERIFY_BLOCKS, VERIFY_PRIVATE = 3.0, 2.0, 120.0
 
 
@@ -159,12 +227,14 @@ rules:
     via: [{concat: {over: w, dim: 0}}]
   - {name: out, from: "{p...}.self_attn.o_proj.weight", to: "{p}.self_attn.out_proj.weight"}
   - {name: router, from: "{p...}.mlp.gate.weight", to: "{p}.mlp.router.weight"}
-"""
+"""  # noqa: E501
 _UNUSED = """\
   - {name: unused-#, from: "{p...}.unused#.{x:int}.{y}.weight", to: "{p}.other#.{x}.{y}.weight", optional: true}
-"""
+"""  # noqa: E501
 
 
 def many_rules(count: int) -> str:
-    """A rule file of `count` rules: five take the keys of `data.make_headers`, the others look and find nothing."""
+    """A rule file of `count` rules: five take the keys of `data.make_headers`, the others look and
+    find nothing.
+    """
     return _MANY + "".join(_UNUSED.replace("#", str(i)) for i in range(count - 5))

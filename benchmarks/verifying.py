@@ -1,4 +1,6 @@
-"""What `migrate verify` takes, in rounds with the `apply` whose output it checks: wall clock, processor time, private memory."""
+"""What `migrate verify` takes, in rounds with the `apply` whose output it checks: wall clock,
+processor time, private memory.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +35,26 @@ def blocks(bench: Bench) -> list[Limit]:
     """FP8 blocks to bf16 and back."""
     lossy = ["--allow", "lossy"]
     return [
-        *_measured(bench, "FP8 blocks -> bf16", "fp8-large", ["apply", "--to", "deepseek-v3@bf16", *lossy], VERIFY_BLOCKS),
-        *_measured(bench, "bf16 -> FP8 blocks", "bf16-large", ["downgrade", "--to", "deepseek-v3@fp8", *lossy], VERIFY_BLOCKS),
+        *_measured(
+            bench,
+            "FP8 blocks -> bf16",
+            "fp8-large",
+            ["apply", "--to", "deepseek-v3@bf16", *lossy],
+            VERIFY_BLOCKS,
+        ),
+        *_measured(
+            bench,
+            "bf16 -> FP8 blocks",
+            "bf16-large",
+            ["downgrade", "--to", "deepseek-v3@fp8", *lossy],
+            VERIFY_BLOCKS,
+        ),
     ]
 
 
-def _measured(bench: Bench, title: str, source: str, command: list[str], bound: float) -> list[Limit]:
+def _measured(
+    bench: Bench, title: str, source: str, command: list[str], bound: float
+) -> list[Limit]:
     bench.require(source)
     old, kept, target = bench.root / source, bench.root / "verified", bench.root / "out"
     for folder in (kept, target):
@@ -53,7 +69,9 @@ def _measured(bench: Bench, title: str, source: str, command: list[str], bound: 
         memory.read_through(folder, anew=True)
     written = sum(f.stat().st_size for f in kept.iterdir())
     # read while it runs, because it goes to stderr
-    said = process.run(["sh", "-c", 'exec "$@" 2>&1', "sh", *bench.migrate, "verify", kept, "--source", old]).stdout
+    said = process.run(
+        ["sh", "-c", 'exec "$@" 2>&1', "sh", *bench.migrate, "verify", kept, "--source", old]
+    ).stdout
     found = re.search(r"at most ([0-9.]+) (\w+) of memory", said)
     if found is None:
         raise process.RunError("verify does not say how much memory it takes")
@@ -61,12 +79,20 @@ def _measured(bench: Bench, title: str, source: str, command: list[str], bound: 
     rounds: dict[str, list[process.Taken]] = {"apply": [], "verify": []}
     for number in range(bench.args.rounds):
         for name in list(rounds)[:: 1 if number % 2 == 0 else -1]:
-            argv = made(target) if name == "apply" else [*bench.migrate, "verify", kept, "--source", old, "-q"]
+            argv = (
+                made(target)
+                if name == "apply"
+                else [*bench.migrate, "verify", kept, "--source", old, "-q"]
+            )
             need = int(written * 1.05) + 512 * MB if name == "apply" else int(planned) + 256 * MB
             rounds[name].append(bench.timed(argv, target if name == "apply" else None, need))
     shutil.rmtree(kept)
     wall, cpu = (
-        report.spread(report.ratios(*([getattr(t, what) for t in rounds[name]] for name in ("verify", "apply"))))
+        report.spread(
+            report.ratios(
+                *([getattr(t, what) for t in rounds[name]] for name in ("verify", "apply"))
+            )
+        )
         for what in ("wall", "cpu")
     )
     seconds = {name: statistics.median(t.wall for t in taken) for name, taken in rounds.items()}
@@ -74,7 +100,12 @@ def _measured(bench: Bench, title: str, source: str, command: list[str], bound: 
     note = f" ({report.shown(wall)}; {seconds['verify']:.2f} s against {seconds['apply']:.2f} s)"
     return [
         Limit(f"verify {title}: time, of apply's", wall[0], bound, note=note),
-        Limit(f"verify {title}: processor time, of apply's", cpu[0], bound, note=f" ({report.shown(cpu)})"),
+        Limit(
+            f"verify {title}: processor time, of apply's",
+            cpu[0],
+            bound,
+            note=f" ({report.shown(cpu)})",
+        ),
         Limit(
             f"verify {title}: private memory beyond the {planned / MB:.0f} MB that it announces",
             max(0.0, beyond),
@@ -84,4 +115,7 @@ def _measured(bench: Bench, title: str, source: str, command: list[str], bound: 
     ]
 
 
-ROWS: dict[str, Callable[[Bench], list[Limit]]] = {"verify-layouts": layouts, "verify-blocks": blocks}
+ROWS: dict[str, Callable[[Bench], list[Limit]]] = {
+    "verify-layouts": layouts,
+    "verify-blocks": blocks,
+}

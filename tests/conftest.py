@@ -1,5 +1,5 @@
-"""What all tests share: the command line helpers, how many examples Hypothesis takes, which marks run only when they are asked for, and
-how much of a failure is shown."""
+"""What all tests share: the command line helpers, how many examples Hypothesis takes, which marks
+run only when they are asked for, and how much of a failure is shown."""
 
 from __future__ import annotations
 
@@ -14,20 +14,30 @@ import pytest
 from hypothesis import HealthCheck, settings
 from marks import CAMPAIGN, MARKS
 
-# what is started in the background of a shell ignores Ctrl-C, and so would every process that the tests interrupt
+# what is started in the background of a shell ignores Ctrl-C, and so would every process that the
+# tests interrupt
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("cli", "source")]
 
-# no deadlines: a slow machine is no finding. Tests name no counts of their own, so that a profile decides
+# no deadlines: a slow machine is no finding. Tests name no counts of their own, so that a profile
+# decides
 for name, examples in (("few", 20), ("many", 400), ("campaign", 2000)):
-    unhurried = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
-    settings.register_profile(name, max_examples=examples, deadline=None, suppress_health_check=unhurried)
+    unhurried = [
+        HealthCheck.function_scoped_fixture,
+        HealthCheck.too_slow,
+        HealthCheck.data_too_large,
+    ]
+    settings.register_profile(
+        name, max_examples=examples, deadline=None, suppress_health_check=unhurried
+    )
 settings.load_profile("few")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves the marks out when no `-m` asks for any, the campaign unless `-m` names it; what is named by its node id always runs."""
+    """Leaves the marks out when no `-m` asks for any, the campaign unless `-m` names it; what is
+    named by its node id always runs.
+    """
     if any("::" in argument for argument in config.args):
         return
     asked = set(re.findall(r"\w+", config.getoption("markexpr")))
@@ -44,7 +54,12 @@ MOST = 8000  # characters of a failure
 
 def shortened(said: str) -> str:
     """The beginning and the end of a text that is too long to be read."""
-    return said if len(said) <= MOST else f"{said[: MOST // 4]}\n[... {len(said) - MOST} characters ...]\n{said[-(MOST - MOST // 4) :]}"
+    return (
+        said
+        if len(said) <= MOST
+        else f"{said[: MOST // 4]}\n[... {len(said) - MOST} characters "
+        f"...]\n{said[-(MOST - MOST // 4) :]}"
+    )
 
 
 @pytest.hookimpl(wrapper=True)

@@ -13,7 +13,9 @@ CAMPAIGN = "campaign"
 
 
 def thorough(cases: Iterable[Any], *, default: int = 1) -> list[Any]:
-    """The cases for `parametrize`: the first `default` of them run always, the others under the mark `thorough`."""
+    """The cases for `parametrize`: the first `default` of them run always, the others under the
+    mark `thorough`.
+    """
     return [case if number < default else marked(case) for number, case in enumerate(cases)]
 
 

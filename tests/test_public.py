@@ -33,7 +33,7 @@ def test_a_public_name_says_what_it_is_for(name: str) -> None:
     text = inspect.getdoc(getattr(migrate, name))
     assert text
     assert len(text.split()) >= 8
-    assert text.splitlines()[0].endswith((".", ":"))
+    assert text.split("\n\n")[0].endswith((".", ":"))
 
 
 @pytest.mark.parametrize("name", ["plan", "apply", "downgrade", "verify"])
@@ -44,13 +44,17 @@ def test_every_verb_takes_the_same_question(name: str) -> None:
 
 def test_the_verbs_there_and_back_again(tmp_path: Path) -> None:
     new, back = tmp_path / "new", tmp_path / "back"
-    assert [f"{x['lineage']}@{x['layout']}" for x in migrate.inspect(HUB)["layouts"]] == ["hf-mixtral@v4"]
+    assert [f"{x['lineage']}@{x['layout']}" for x in migrate.inspect(HUB)["layouts"]] == [
+        "hf-mixtral@v4"
+    ]
     plan = migrate.plan(HUB, to="hf-mixtral@v5")
     assert isinstance(plan, migrate.Plan)
     assert plan.document["downgrade"]["exact"] is True
     (tmp_path / "plan.json").write_text(plan.to_json())
     seen: list[tuple[int, int]] = []
-    published = migrate.apply(HUB, new, to=["hf-mixtral@v5"], progress=lambda done, total: seen.append((done, total)))
+    published = migrate.apply(
+        HUB, new, to=["hf-mixtral@v5"], progress=lambda done, total: seen.append((done, total))
+    )
     assert published["digest"] == plan.digest
     assert seen[-1][0] == seen[-1][1] == (new / "model.safetensors").stat().st_size
     assert contents(new) == contents(V5)
@@ -67,15 +71,23 @@ def test_the_verbs_there_and_back_again(tmp_path: Path) -> None:
 
 def test_one_word_is_a_list_of_one(tmp_path: Path) -> None:
     source = safetensors(tmp_path / "in.safetensors", {"a": ("U8", [1])})
-    rule = rules(tmp_path, "rules: [{name: r, from: a, via: [{drop: {why: unused}}]}, {name: s, from: a, to: b, keep_source: true}]\n")
+    rule = rules(
+        tmp_path,
+        "rules: [{name: r, from: a, via: [{drop: {why: unused}}]}, {name: s, from: a, to: b, "
+        "keep_source: true}]\n",
+    )
     one = migrate.plan(source, rules=rule, allow="drop")
     assert one.digest == migrate.plan(str(source), rules=[str(rule)], allow={"drop"}).digest
 
 
 def test_params_are_python_values(tmp_path: Path) -> None:
-    source = safetensors(tmp_path / "in.safetensors", {f"fc.weight{i}": ("F32", [2, 2]) for i in range(2)})
+    source = safetensors(
+        tmp_path / "in.safetensors", {f"fc.weight{i}": ("F32", [2, 2]) for i in range(2)}
+    )
     question = {"to": "te-grouped-weight@single", "from_": "te-grouped-weight@multi"}
-    assert migrate.plan(source, **question, params={"modules": ["fc"], "gemms": 2}).document["params"] == {"modules": ["fc"], "gemms": 2}
+    assert migrate.plan(source, **question, params={"modules": ["fc"], "gemms": 2}).document[
+        "params"
+    ] == {"modules": ["fc"], "gemms": 2}
     with pytest.raises(migrate.MigrateError):
         migrate.plan(source, **question, params={"modules": ["fc"], "gemms": "two"})
 
@@ -119,7 +131,10 @@ def test_tied_tensors_are_reported_where_a_file_cannot_hold_ties(tmp_path: Path)
 def test_views_and_transposed_tensors_are_read_as_they_are_seen(tmp_path: Path) -> None:
     base = torch.arange(24, dtype=torch.float32).reshape(4, 6)
     state = {"a.0": base.t(), "a.1": base[:, ::1].t().contiguous(), "b": base[1:3, ::2]}
-    rule = rules(tmp_path, "keep: [b]\nrules: [{name: r, from: 'a.{i:int}', to: a, via: [{stack: {over: i}}]}]\n")
+    rule = rules(
+        tmp_path,
+        "keep: [b]\nrules: [{name: r, from: 'a.{i:int}', to: a, via: [{stack: {over: i}}]}]\n",
+    )
     made = migrate.apply(state, rules=rule)
     assert torch.equal(made["a"], torch.stack([state["a.0"], state["a.1"]]))
     assert torch.equal(made["b"], state["b"])
@@ -139,12 +154,26 @@ def test_a_state_dict_that_is_there_already_comes_back() -> None:
         (lambda tmp: migrate.plan(HUB), 2, "M115"),
         (lambda tmp: migrate.plan(HUB, to="hf-mixtral@v9"), 2, "M501"),
         (lambda tmp: migrate.apply(HUB, to="hf-mixtral@v5"), 2, "M115"),
-        (lambda tmp: migrate.apply({"stray": torch.zeros(1)}, to="hf-mixtral@v5", from_="hf-mixtral@v4"), 3, "M211"),
-        (lambda tmp: migrate.inspect(safetensors(tmp / "x.safetensors", {}).write_bytes(b"?") and tmp / "x.safetensors"), 3, "M906"),
+        (
+            lambda tmp: migrate.apply(
+                {"stray": torch.zeros(1)}, to="hf-mixtral@v5", from_="hf-mixtral@v4"
+            ),
+            3,
+            "M211",
+        ),
+        (
+            lambda tmp: migrate.inspect(
+                safetensors(tmp / "x.safetensors", {}).write_bytes(b"?") and tmp / "x.safetensors"
+            ),
+            3,
+            "M906",
+        ),
         (lambda tmp: migrate.downgrade(HUB, tmp / "out"), 2, "M115"),
     ],
 )
-def test_an_error_carries_diagnostics_and_an_exit_status(tmp_path: Path, call: object, status: int, code: str) -> None:
+def test_an_error_carries_diagnostics_and_an_exit_status(
+    tmp_path: Path, call: object, status: int, code: str
+) -> None:
     with pytest.raises(migrate.MigrateError) as caught:
         call(tmp_path)  # type: ignore[operator]
     assert caught.value.exit_code == status

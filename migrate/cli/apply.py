@@ -20,10 +20,32 @@ def running(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options of a run."""
     for option in reversed(
         (
-            click.option("-o", "--output", "output", metavar="OUT", help="The new checkpoint; must not exist.  [required]"),
-            click.option("--dry-run", "dry_run", is_flag=True, help="Show the plan, as `migrate plan` does, and write nothing."),
-            click.option("--max-shard-size", default=None, metavar="SIZE", help="Largest output file, e.g. 500MB.  [default: 5GB]"),
-            click.option("--threads", default=2, show_default=True, type=click.IntRange(1, 64), help="Output files written at a time."),
+            click.option(
+                "-o",
+                "--output",
+                "output",
+                metavar="OUT",
+                help="The new checkpoint; must not exist.  [required]",
+            ),
+            click.option(
+                "--dry-run",
+                "dry_run",
+                is_flag=True,
+                help="Show the plan, as `migrate plan` does, and write nothing.",
+            ),
+            click.option(
+                "--max-shard-size",
+                default=None,
+                metavar="SIZE",
+                help="Largest output file, e.g. 500MB.  [default: 5GB]",
+            ),
+            click.option(
+                "--threads",
+                default=2,
+                show_default=True,
+                type=click.IntRange(1, 64),
+                help="Output files written at a time.",
+            ),
             click.option(
                 "--max-memory",
                 default="1GB",
@@ -38,10 +60,24 @@ def running(command: Callable[..., Any]) -> Callable[..., Any]:
                 show_default=True,
                 help="Where values are computed; cuda:all: also ops whose bits then differ.",
             ),
-            click.option("--report", metavar="FILE", help="Save the errors of all tensors that were computed."),
-            click.option("--resume", is_flag=True, help="Go on with what a killed or failed run left behind."),
-            click.option("--if-needed", is_flag=True, help="Exit with 0, not 1, if the checkpoint is in the wanted layout already."),
-            click.option("--no-fsync", is_flag=True, help="Do not wait for the disk; a power cut may then lose the output."),
+            click.option(
+                "--report",
+                metavar="FILE",
+                help="Save the errors of all tensors that were computed.",
+            ),
+            click.option(
+                "--resume", is_flag=True, help="Go on with what a killed or failed run left behind."
+            ),
+            click.option(
+                "--if-needed",
+                is_flag=True,
+                help="Exit with 0, not 1, if the checkpoint is in the wanted layout already.",
+            ),
+            click.option(
+                "--no-fsync",
+                is_flag=True,
+                help="Do not wait for the disk; a power cut may then lose the output.",
+            ),
         )
     ):
         command = option(command)
@@ -49,13 +85,25 @@ def running(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def execute(
-    call: Callable[..., Any], checkpoint: str, *, assignments: tuple[str, ...], form: str, silent: bool, output: str | None,
-    no_fsync: bool, report: str | None, dry_run: bool, if_needed: bool, **arguments: Any,
-) -> int:  # fmt: skip
-    """Runs `call` with a progress display, prints what it published, and saves the `report` if one is asked for.
+    call: Callable[..., Any],
+    checkpoint: str,
+    *,
+    assignments: tuple[str, ...],
+    form: str,
+    silent: bool,
+    output: str | None,
+    no_fsync: bool,
+    report: str | None,
+    dry_run: bool,
+    if_needed: bool,
+    **arguments: Any,
+) -> int:
+    """Runs `call` with a progress display, prints what it published, and saves the `report` if one
+    is asked for.
 
-    With `dry_run` it prints the plan, which is all that the call then answers with; without an `output` that of one like the source.
-    The exit status is 1 where there was nothing to do and so no output, unless `if_needed`.
+    With `dry_run` it prints the plan, which is all that the call then answers with; without an
+    `output` that of one like the source. The exit status is 1 where there was nothing to do and so
+    no output, unless `if_needed`.
     """
     if dry_run:
         document = call(checkpoint, output, params=params(assignments), dry_run=True, **arguments)
@@ -69,7 +117,14 @@ def execute(
         saved.check(report, "report", checkpoint)
     try:
         with Progress("writing", silent) as progress:
-            document = call(checkpoint, output, params=params(assignments), fsync=not no_fsync, progress=progress.update, **arguments)
+            document = call(
+                checkpoint,
+                output,
+                params=params(assignments),
+                fsync=not no_fsync,
+                progress=progress.update,
+                **arguments,
+            )
     except KeyboardInterrupt:
         raise click.Abort(_interrupted(output)) from None
     click.get_current_context().obj.published = document["path"]
@@ -80,7 +135,11 @@ def execute(
         return 0 if if_needed else 1
     if form == "text" and not silent:
         source = render.word(render.place(document["source"]))
-        say(f"next:  migrate verify {render.word(output)} --source {source}{_again(document['question'])}", err=True)
+        say(
+            f"next:  migrate verify {render.word(output)} --source "
+            f"{source}{_again(document['question'])}",
+            err=True,
+        )
     return 0
 
 
@@ -89,14 +148,22 @@ def _again(question: Mapping[str, Any]) -> str:
     said = "".join(f" --rules {render.word(render.place(r))}" for r in question["rules"])
     said += f" --at {render.word(at)}" if (at := question["at"]) is not None else ""
     said += " --set optimizer=drop" if "optimizer" in question["params"] else ""
-    return said + "".join(f" --allow {word}" for word in ("links", "opaque") if word in question["allow"])
+    return said + "".join(
+        f" --allow {word}" for word in ("links", "opaque") if word in question["allow"]
+    )
 
 
 def _report(document: Mapping[str, Any]) -> dict[str, Any]:
     """The document that --report saves: the errors of all tensors, and of which run."""
     told = {"format_version": document["format_version"], "kind": "report"}
     found = document["report"] or {"complete": True, "rules": [], "tensors": []}
-    return {**told, "digest": document["digest"], "path": document["path"], "source": document["source"], **found}
+    return {
+        **told,
+        "digest": document["digest"],
+        "path": document["path"],
+        "source": document["source"],
+        **found,
+    }
 
 
 def _interrupted(output: str) -> str:
@@ -104,14 +171,20 @@ def _interrupted(output: str) -> str:
     if not os.path.isdir(partial):
         return "interrupted; nothing was published"
     return (
-        f"interrupted; nothing was published, and what was written so far is kept in {render.safe(partial)}\n"
+        "interrupted; nothing was published, and what was written so far is kept in "
+        f"{render.safe(partial)}\n"
         "run the same command with --resume to go on, or remove that folder"
     )
 
 
 @click.command()
 @click.argument("checkpoint")
-@click.option("--source", "source", metavar="COPY", help="Run a saved plan on a copy of the checkpoint that it was made for.")
+@click.option(
+    "--source",
+    "source",
+    metavar="COPY",
+    help="Run a saved plan on a copy of the checkpoint that it was made for.",
+)
 @question
 @output_format
 @running
@@ -120,10 +193,11 @@ def _interrupted(output: str) -> str:
 def command(checkpoint: str, **arguments: Any) -> int:
     """Migrate a checkpoint into a new one.
 
-    CHECKPOINT may also be a saved plan (`migrate plan -o plan.json`), which is then run exactly as it was reviewed, on files that nothing
-    has written to since, unless --allow changed-source. OUT is a folder, or one file if it ends in .safetensors, .pt, .pth, .bin or
-    .ckpt. The source is never written; OUT is whole or absent. Where the checkpoint is in the wanted layout already no OUT is made, and
-    the exit status is 1, or 0 with --if-needed.
+    CHECKPOINT may also be a saved plan (`migrate plan -o plan.json`), which is then run exactly as
+    it was reviewed, on files that nothing has written to since, unless --allow changed-source. OUT
+    is a folder, or one file if it ends in .safetensors, .pt, .pth, .bin or .ckpt. The source is
+    never written; OUT is whole or absent. Where the checkpoint is in the wanted layout already no
+    OUT is made, and the exit status is 1, or 0 with --if-needed.
     """
     from .. import api
 

@@ -1,7 +1,8 @@
 """Colour on a terminal, put on by the form of a line.
 
-Renderers make plain text, in which names from a checkpoint cannot hold an escape sequence any more. So nothing but what is here
-writes one, and a log, a pipe or a golden transcript gets the text as it is.
+Renderers make plain text, in which names from a checkpoint cannot hold an escape sequence any more.
+So nothing but what is here writes one, and a log, a pipe or a golden transcript gets the text as it
+is.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ _FORMS: Final = (
 
 
 def wanted(stream: TextIO) -> bool:
-    """Whether text for the stream is coloured: on a terminal, unless NO_COLOR, CLICOLOR=0 or TERM=dumb; anywhere with FORCE_COLOR."""
+    """Whether text for the stream is coloured: on a terminal, unless NO_COLOR, CLICOLOR=0 or
+    TERM=dumb; anywhere with FORCE_COLOR.
+    """
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR") or os.environ.get("CLICOLOR_FORCE", "0") != "0":
@@ -54,9 +57,13 @@ def wanted(stream: TextIO) -> bool:
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Writes the text and an end of line to stdout, or with `err` to stderr, coloured where that is wanted."""
+    """Writes the text and an end of line to stdout, or with `err` to stderr, coloured where that is
+    wanted.
+    """
     coloured = wanted(sys.stderr if err else sys.stdout)
-    click.echo("\n".join(map(_painted, text.split("\n"))) if coloured else text, err=err, color=coloured)
+    click.echo(
+        "\n".join(map(_painted, text.split("\n"))) if coloured else text, err=err, color=coloured
+    )
 
 
 @cache

@@ -12,21 +12,47 @@ from .progress import Progress
 @click.command()
 @click.argument("a")
 @click.argument("b")
-@click.option("--allow", "allow", multiple=True, type=click.Choice(["links"]), help="Permit links out of the checkpoint's folder.")
-@click.option("--at", "at", metavar="PATH", help="The dict of nested checkpoints that rules work on, e.g. model.state_dict.")
-@click.option("--tensors-only", "tensors_only", is_flag=True, help="Compare tensors: no side files, and no values beside tensors.")
+@click.option(
+    "--allow",
+    "allow",
+    multiple=True,
+    type=click.Choice(["links"]),
+    help="Permit links out of the checkpoint's folder.",
+)
+@click.option(
+    "--at",
+    "at",
+    metavar="PATH",
+    help="The dict of nested checkpoints that rules work on, e.g. model.state_dict.",
+)
+@click.option(
+    "--tensors-only",
+    "tensors_only",
+    is_flag=True,
+    help="Compare tensors: no side files, and no values beside tensors.",
+)
 @quiet
 @as_json
-def command(a: str, b: str, allow: tuple[str, ...], at: str | None, tensors_only: bool, silent: bool, form: str) -> int:
+def command(
+    a: str,
+    b: str,
+    allow: tuple[str, ...],
+    at: str | None,
+    tensors_only: bool,
+    silent: bool,
+    form: str,
+) -> int:
     """Compare two checkpoints: keys, specs, bytes, side files, and the values that are not tensors.
 
-    Exits with 1 if they differ. What differs is measured: how many elements, the first of them, maximum error, SQNR. What was not
-    looked at is listed.
+    Exits with 1 if they differ. What differs is measured: how many elements, the first of them,
+    maximum error, SQNR. What was not looked at is listed.
     """
     from .. import api
 
     with Progress("comparing", silent) as progress:
-        document = api.diff(a, b, allow=allow, at=at, tensors_only=tensors_only, progress=progress.update)
+        document = api.diff(
+            a, b, allow=allow, at=at, tensors_only=tensors_only, progress=progress.update
+        )
     render.emit(document, form, render.difference)
     return 0 if document["equal"] else 1
 

@@ -17,7 +17,8 @@ from .options import as_json
 def command(word: str | None, form: str) -> None:
     """Explain a diagnostic, an op or a codec.
 
-    WORD is a code (M207) or its name, an op (stack) or a codec (fp8-block). Without it: all there are, a line each.
+    WORD is a code (M207) or its name, an op (stack) or a codec (fp8-block). Without it: all there
+    are, a line each.
     """
     from .. import api
 
@@ -26,14 +27,22 @@ def command(word: str | None, form: str) -> None:
 
 
 def _listed(document: Mapping[str, Any]) -> str:
-    return "\n".join(render.columns([[t["about"], t["name"], t["title"]] for t in render.safe(document)["topics"]], indent=""))
+    return "\n".join(
+        render.columns(
+            [[t["about"], t["name"], t["title"]] for t in render.safe(document)["topics"]],
+            indent="",
+        )
+    )
 
 
 def _told(document: Mapping[str, Any]) -> str:
     topic = document["topics"][0]
     head = f"{topic['name']}   ({topic['about']})"
     if topic["about"] == "diagnostic":
-        head = f"{topic['name']}: {topic['title']}   ({topic['severity']}, exit status {topic['exit']})"
+        head = (
+            f"{topic['name']}: {topic['title']}   ({topic['severity']}, exit status "
+            f"{topic['exit']})"
+        )
     return f"{head}\n\n{topic['text']}"
 
 

@@ -12,10 +12,28 @@ from .options import as_json
 @click.argument("checkpoint", required=False)
 @click.option("--lineage", metavar="NAME", help="Only this lineage.")
 @click.option("--rules", "rules", multiple=True, metavar="PATH", help="A folder of lineages.")
-@click.option("--allow", "allow", multiple=True, type=click.Choice(["links"]), help="Permit links out of the checkpoint's folder.")
-@click.option("--at", "at", metavar="PATH", help="The dict of a nested checkpoint that rules work on, e.g. model.state_dict.")
+@click.option(
+    "--allow",
+    "allow",
+    multiple=True,
+    type=click.Choice(["links"]),
+    help="Permit links out of the checkpoint's folder.",
+)
+@click.option(
+    "--at",
+    "at",
+    metavar="PATH",
+    help="The dict of a nested checkpoint that rules work on, e.g. model.state_dict.",
+)
 @as_json
-def command(checkpoint: str | None, lineage: str | None, rules: tuple[str, ...], allow: tuple[str, ...], at: str | None, form: str) -> None:
+def command(
+    checkpoint: str | None,
+    lineage: str | None,
+    rules: tuple[str, ...],
+    allow: tuple[str, ...],
+    at: str | None,
+    form: str,
+) -> None:
     """Show what was applied to a checkpoint, or all layouts.
 
     Without CHECKPOINT: the known lineages with their layouts and edges.

@@ -11,13 +11,42 @@ from .options import as_json, params
 @click.command()
 @click.argument("checkpoint")
 @click.option("--all", "expand", is_flag=True, help="List every key instead of collapsing them.")
-@click.option("--rules", "rules", multiple=True, metavar="PATH", help="A folder of lineages to detect as well.")
-@click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help="te_dtype_numbering=0.8|2.4: what a dtype 7 means.")
-@click.option("--allow", "allow", multiple=True, type=click.Choice(["links"]), help="Permit links out of the checkpoint's folder.")
-@click.option("--at", "at", metavar="PATH", help="The dict of a nested checkpoint that rules work on, e.g. model.state_dict.")
+@click.option(
+    "--rules",
+    "rules",
+    multiple=True,
+    metavar="PATH",
+    help="A folder of lineages to detect as well.",
+)
+@click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="te_dtype_numbering=0.8|2.4: what a dtype 7 means.",
+)
+@click.option(
+    "--allow",
+    "allow",
+    multiple=True,
+    type=click.Choice(["links"]),
+    help="Permit links out of the checkpoint's folder.",
+)
+@click.option(
+    "--at",
+    "at",
+    metavar="PATH",
+    help="The dict of a nested checkpoint that rules work on, e.g. model.state_dict.",
+)
 @as_json
 def command(
-    checkpoint: str, expand: bool, rules: tuple[str, ...], assignments: tuple[str, ...], allow: tuple[str, ...], at: str | None, form: str
+    checkpoint: str,
+    expand: bool,
+    rules: tuple[str, ...],
+    assignments: tuple[str, ...],
+    allow: tuple[str, ...],
+    at: str | None,
+    form: str,
 ) -> None:
     """Show what a checkpoint holds, from its headers.
 
@@ -25,7 +54,9 @@ def command(
     """
     from .. import api
 
-    document = api.inspect(checkpoint, rules=rules, params=params(assignments), allow=allow, expand=expand, at=at)
+    document = api.inspect(
+        checkpoint, rules=rules, params=params(assignments), allow=allow, expand=expand, at=at
+    )
     render.emit(document, form, render.inspection)
 
 

@@ -15,21 +15,56 @@ from .colour import say
 
 @click.command()
 @click.argument("paths", nargs=-1, metavar="[PATH]...")
-@click.option("--select", "select", multiple=True, metavar="CODES", help="Show only these findings: codes or names, comma-separated.")
-@click.option("--ignore", "ignore", multiple=True, metavar="CODES", help="Show all findings but these.")
-@click.option("--index", "index", metavar="CKPT", help="Hold the rules against the headers of this checkpoint as well.")
-@click.option("--allow", "allow", multiple=True, type=click.Choice(["links"]), help="Permit links out of that checkpoint's folder.")
-@click.option("--at", "at", metavar="PATH", help="The dict of that checkpoint, if nested, that rules work on, e.g. model.state_dict.")
-@click.option("--format", "form", type=click.Choice(["text", "json", "github"]), default="text", help="Form of the answer on stdout.")
+@click.option(
+    "--select",
+    "select",
+    multiple=True,
+    metavar="CODES",
+    help="Show only these findings: codes or names, comma-separated.",
+)
+@click.option(
+    "--ignore", "ignore", multiple=True, metavar="CODES", help="Show all findings but these."
+)
+@click.option(
+    "--index",
+    "index",
+    metavar="CKPT",
+    help="Hold the rules against the headers of this checkpoint as well.",
+)
+@click.option(
+    "--allow",
+    "allow",
+    multiple=True,
+    type=click.Choice(["links"]),
+    help="Permit links out of that checkpoint's folder.",
+)
+@click.option(
+    "--at",
+    "at",
+    metavar="PATH",
+    help="The dict of that checkpoint, if nested, that rules work on, e.g. model.state_dict.",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json", "github"]),
+    default="text",
+    help="Form of the answer on stdout.",
+)
 def command(
-    paths: tuple[str, ...], select: tuple[str, ...], ignore: tuple[str, ...], index: str | None, allow: tuple[str, ...], at: str | None,
+    paths: tuple[str, ...],
+    select: tuple[str, ...],
+    ignore: tuple[str, ...],
+    index: str | None,
+    allow: tuple[str, ...],
+    at: str | None,
     form: str,
-) -> int:  # fmt: skip
+) -> int:
     """Look for what is wrong, untested or unsaid in rule files.
 
-    PATH is a rule file or a folder of them; without one ./rules, or else the rules that ship with migrate. A comment
-    `# migrate: allow M620 because …` on the line of a finding, or above it, takes it away. Exits with 1 if something is
-    found, with 2 if a file cannot be loaded.
+    PATH is a rule file or a folder of them; without one ./rules, or else the rules that ship with
+    migrate. A comment `# migrate: allow M620 because …` on the line of a finding, or above it,
+    takes it away. Exits with 1 if something is found, with 2 if a file cannot be loaded.
     """
     from .. import api
 
@@ -51,16 +86,25 @@ def text(document: Mapping[str, Any]) -> str:
     out = []
     for d in document["diagnostics"]:
         spans = tuple(Span(**span) for span in d["spans"])
-        out += [Diagnostic(d["code"], d["message"], spans, tuple(d["notes"]), d["help"], d["severity"]).render(), ""]
+        out += [
+            Diagnostic(
+                d["code"], d["message"], spans, tuple(d["notes"]), d["help"], d["severity"]
+            ).render(),
+            "",
+        ]
     return "\n".join([*out, _summary(document)])
 
 
 def _summary(document: Mapping[str, Any]) -> str:
     found = document["diagnostics"]
     errors = sum(d["severity"] == "error" for d in found)
-    counts = [plural(n, word) for n, word in ((errors, "error"), (len(found) - errors, "warning")) if n]
+    counts = [
+        plural(n, word) for n, word in ((errors, "error"), (len(found) - errors, "warning")) if n
+    ]
     allowed = f", {document['suppressed']} allowed by comments" if document["suppressed"] else ""
-    return f"{plural(len(document['files']), 'file')}: {', '.join(counts) or 'nothing found'}{allowed}"
+    return (
+        f"{plural(len(document['files']), 'file')}: {', '.join(counts) or 'nothing found'}{allowed}"
+    )
 
 
 def workflow_commands(document: Mapping[str, Any]) -> list[str]:
@@ -71,8 +115,10 @@ def workflow_commands(document: Mapping[str, Any]) -> list[str]:
         place = ""
         if d["spans"]:
             span = d["spans"][0]
-            place = f"file={_property(span['file'])},line={span['line']},col={span['column']},endColumn={span['column'] + span['length']},"
-        body = "\n".join([d["message"], *d["notes"], *([f"help: {d['help']}"] if d["help"] else [])])
+            place = f"file={_property(span['file'])},line={span['line']},col={span['column']},endColumn={span['column'] + span['length']},"  # noqa: E501
+        body = "\n".join(
+            [d["message"], *d["notes"], *([f"help: {d['help']}"] if d["help"] else [])]
+        )
         out.append(f"::{kind} {place}title={_property(d['code'] + ' ' + d['name'])}::{_data(body)}")
     return out
 

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 @contextmanager
 def listening(verbosity: int, file: str | None, sources: Iterable[str]) -> Iterator[None]:
-    """Handlers for as long as the context is open: DEBUG on stderr with a `verbosity` of 1, TRACE with 2, and all in `file`.
+    """Handlers for as long as the context is open: DEBUG on stderr with a `verbosity` of 1, TRACE
+    with 2, and all in `file`.
 
     M115 for a file that cannot be written, or that would lie in one of the `sources`.
     """
@@ -37,7 +38,9 @@ def listening(verbosity: int, file: str | None, sources: Iterable[str]) -> Itera
     if verbosity:
         shown = logging.StreamHandler(sys.stderr)
         shown.setLevel(logging.DEBUG if verbosity == 1 else TRACE)
-        shown.addFilter(lambda record: record.levelno < logging.ERROR)  # errors are on stderr already
+        shown.addFilter(
+            lambda record: record.levelno < logging.ERROR
+        )  # errors are on stderr already
         shown.setFormatter(Lines("%(relativeCreated)6.0f ms  %(message)s"))
         handlers.append(shown)
     if file is not None:
@@ -76,4 +79,8 @@ def _opened(file: str, sources: Iterable[str]) -> logging.Handler:
     try:
         return logging.FileHandler(file, encoding="utf-8")
     except OSError as error:
-        fail("M115", f"cannot write the log to {printable(file, 300)}: {error.strerror or error}", help="choose another place")
+        fail(
+            "M115",
+            f"cannot write the log to {printable(file, 300)}: {error.strerror or error}",
+            help="choose another place",
+        )

@@ -1,4 +1,6 @@
-"""The command line: one file per command, found by name and imported when it is needed, so that `--help` costs nothing."""
+"""The command line: one file per command, found by name and imported when it is needed, so that
+`--help` costs nothing.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ _HOME = Path(__file__).resolve().parent
 
 @dataclass
 class Done:
-    """What a command has done so far that stands whatever happens after it: where it published an output."""
+    """What a command has done so far that stands whatever happens after it: where it published an
+    output.
+    """
 
     published: str | None = None
 
@@ -32,13 +36,19 @@ class Done:
 @cache
 def names() -> list[str]:
     """The modules of this folder; those that have a `COMMAND` are commands."""
-    return sorted(name.removesuffix(".py") for name in os.listdir(_HOME) if name.endswith(".py") and name != "main.py" and name[0] != "_")
+    return sorted(
+        name.removesuffix(".py")
+        for name in os.listdir(_HOME)
+        if name.endswith(".py") and name != "main.py" and name[0] != "_"
+    )
 
 
 @cache
 def command(name: str) -> click.Command | None:
     """The command of this name, imported when it is asked for; None if there is none."""
-    found = getattr(import_module(f"migrate.cli.{name}"), "COMMAND", None) if name in names() else None
+    found = (
+        getattr(import_module(f"migrate.cli.{name}"), "COMMAND", None) if name in names() else None
+    )
     return _logging(found) if isinstance(found, click.Command) else None
 
 
@@ -51,19 +61,35 @@ def _logging(command: click.Command) -> click.Command:
     inner = command.callback
     if inner is None or any(param.name == "verbosity" for param in command.params):
         return command
-    places = [param.name for param in command.params if param.name in ("checkpoint", "source", "index", "a", "b", "output") and param.name]
+    places = [
+        param.name
+        for param in command.params
+        if param.name in ("checkpoint", "source", "index", "a", "b", "output") and param.name
+    ]
 
     def callback(*, verbosity: int, log_file: str | None, **arguments: Any) -> Any:
         if not verbosity and log_file is None:
             return inner(**arguments)
         from .logs import listening
 
-        with listening(verbosity, log_file, [arguments[name] for name in places if arguments[name] and os.path.exists(arguments[name])]):
+        with listening(
+            verbosity,
+            log_file,
+            [
+                arguments[name]
+                for name in places
+                if arguments[name] and os.path.exists(arguments[name])
+            ],
+        ):
             return inner(**arguments)
 
     command.callback = callback
     command.params += [
-        click.Option(["-v", "--verbose", "verbosity"], count=True, help="Say on stderr what is decided and how long it takes; -vv: more."),
+        click.Option(
+            ["-v", "--verbose", "verbosity"],
+            count=True,
+            help="Say on stderr what is decided and how long it takes; -vv: more.",
+        ),
         click.Option(["--log-file", "log_file"], metavar="FILE", help="Add all of that to a file."),
     ]
     return command
@@ -78,12 +104,17 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return command(cmd_name)
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and command(args[0]) is None and not args[0].startswith("-"):
             from ..core.diagnostics import did_you_mean
 
             near = did_you_mean(args[0], commands())
-            raise click.UsageError(f"no such command `{args[0]}`" + (f"; {near}" if near else "; `migrate --help` lists them"))
+            raise click.UsageError(
+                f"no such command `{args[0]}`"
+                + (f"; {near}" if near else "; `migrate --help` lists them")
+            )
         return super().resolve_command(ctx, args)
 
 
@@ -100,16 +131,18 @@ def cli() -> None:
 
     Exit status: 0 done, 1 the answer is no, 2 the question is wrong, 3 the checkpoint is the problem, 4 it failed while
     running and nothing was published unless the message says so, 130 interrupted.
-    """
+    """  # noqa: E501
 
 
 def main() -> None:
     """Runs the command line and leaves with the documented exit status."""
     if os.name == "nt":
-        # files are held by descriptor, read at offsets and renamed without replacing, which Windows has no calls for
+        # files are held by descriptor, read at offsets and renamed without replacing, which Windows
+        # has no calls for
         click.echo(ELSEWHERE, err=True)
         raise SystemExit(2)
-    # torch's own threads would fight with those of the run; a library must not decide that, a process of its own may
+    # torch's own threads would fight with those of the run; a library must not decide that, a
+    # process of its own may
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # a plan holds some objects per key and no cycles worth looking for
     gc.set_threshold(200_000, 50, 50)
@@ -117,12 +150,15 @@ def main() -> None:
     out, _ = streams.install()
     done = Done()
     status = settle(run(sys.argv[1:], done), done, out)
-    # a plan of a million keys takes seconds to take apart again, object by object, when the interpreter ends
+    # a plan of a million keys takes seconds to take apart again, object by object, when the
+    # interpreter ends
     os._exit(status)
 
 
 def settle(status: int, done: Done, out: streams.Standard) -> int:
-    """Writes out what waits to be written. The status, or 4 (M971) where the answer was lost and was all that the command was for."""
+    """Writes out what waits to be written. The status, or 4 (M971) where the answer was lost and
+    was all that the command was for.
+    """
     sys.stdout.flush()
     error = streams.loss(out)
     if error is not None:
@@ -130,17 +166,26 @@ def settle(status: int, done: Done, out: streams.Standard) -> int:
 
         why = f"the answer could not be written to stdout: {refusal(error)}"
         if done.published is None:
-            found = Diagnostic("M971", why, help="run it again with an stdout that can be written to")
+            found = Diagnostic(
+                "M971", why, help="run it again with an stdout that can be written to"
+            )
             status = status or found.exit_status
         else:
-            found = Diagnostic("M971", why, notes=(f"{printable(done.published, 300)} was published and is whole",), severity="warning")
+            found = Diagnostic(
+                "M971",
+                why,
+                notes=(f"{printable(done.published, 300)} was published and is whole",),
+                severity="warning",
+            )
         click.echo(found.render(), err=True)
     sys.stderr.flush()
     return status
 
 
 def run(arguments: list[str], done: Done | None = None) -> int:
-    """The exit status of one command line; answers go to stdout, and problems to stderr, or as JSON to stdout if asked for."""
+    """The exit status of one command line; answers go to stdout, and problems to stderr, or as JSON
+    to stdout if asked for.
+    """
     from ..core.spelling import on_command_line
 
     done = done or Done()
@@ -178,7 +223,13 @@ def _report(error: Any, wants_json: bool) -> int:
     status = int(error.exit_code)
     if wants_json:
         found = [d.to_json() for d in error.diagnostics]
-        problems = {"format_version": "1.0", "kind": "problems", "exit": status, "diagnostics": found, "permits": list(error.permits)}
+        problems = {
+            "format_version": "1.0",
+            "kind": "problems",
+            "exit": status,
+            "diagnostics": found,
+            "permits": list(error.permits),
+        }
         click.echo(json.dumps(problems, indent=1))
         return status
     from .colour import say
@@ -196,13 +247,24 @@ def _misused(error: click.ClickException, wants_json: bool) -> int:
         from ..core.diagnostics import Diagnostic
         from ..core.errors import QuestionError
 
-        return _report(QuestionError([Diagnostic("M115", error.format_message(), help="--help shows what the command takes")]), True)
+        return _report(
+            QuestionError(
+                [
+                    Diagnostic(
+                        "M115", error.format_message(), help="--help shows what the command takes"
+                    )
+                ]
+            ),
+            True,
+        )
     error.show(sys.stderr)
     return 2
 
 
 def _failed(error: Exception, wants_json: bool) -> int:
-    """A lack of memory wherever it showed, a refusal of the system that nothing else answered for, or else a bug."""
+    """A lack of memory wherever it showed, a refusal of the system that nothing else answered for,
+    or else a bug.
+    """
     from ..core.errors import MigrateError, RunError
     from ..core.memory import lacking, ran_out
 
@@ -214,7 +276,9 @@ def _failed(error: Exception, wants_json: bool) -> int:
     if isinstance(error, OSError):
         from ..core.diagnostics import Diagnostic, refusal
 
-        return _report(RunError([Diagnostic("M913", f"the system refused: {refusal(error)}")]), wants_json)
+        return _report(
+            RunError([Diagnostic("M913", f"the system refused: {refusal(error)}")]), wants_json
+        )
     return _bug(error)
 
 
@@ -222,5 +286,9 @@ def _bug(error: Exception) -> int:
     import traceback
 
     traceback.print_exception(error, file=sys.stderr)
-    click.echo(f"this is a bug in migrate {__version__} ({_HOME.parent}); please report it with the lines above", err=True)
+    click.echo(
+        f"this is a bug in migrate {__version__} ({_HOME.parent}); please report it with the "
+        "lines above",
+        err=True,
+    )
     return 70

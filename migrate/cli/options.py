@@ -15,7 +15,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 def as_json(command: F) -> F:
     """`--format text|json`."""
     option: Callable[[F], F] = click.option(
-        "--format", "form", type=click.Choice(["text", "json"]), default="text", help="Form of the answer on stdout."
+        "--format",
+        "form",
+        type=click.Choice(["text", "json"]),
+        default="text",
+        help="Form of the answer on stdout.",
     )
     return option(command)
 
@@ -33,7 +37,9 @@ def output_format(command: F) -> F:
 
 def quiet(command: F) -> F:
     """`-q`."""
-    option: Callable[[F], F] = click.option("-q", "--quiet", "silent", is_flag=True, help="No progress and no hints.")
+    option: Callable[[F], F] = click.option(
+        "-q", "--quiet", "silent", is_flag=True, help="No progress and no hints."
+    )
     return option(command)
 
 
@@ -42,22 +48,46 @@ def question(command: F) -> F:
     for option in reversed(
         (
             click.option(
-                "--to", "to", multiple=True, metavar="LAYOUT", help="Layout to reach: lineage@layout, latest, +1, -1. Repeatable."
+                "--to",
+                "to",
+                multiple=True,
+                metavar="LAYOUT",
+                help="Layout to reach: lineage@layout, latest, +1, -1. Repeatable.",
             ),
             click.option(
-                "--from", "from_", multiple=True, metavar="LAYOUT", help="Layout the checkpoint is in, if it cannot be told. Repeatable."
+                "--from",
+                "from_",
+                multiple=True,
+                metavar="LAYOUT",
+                help="Layout the checkpoint is in, if it cannot be told. Repeatable.",
             ),
-            click.option("--rules", "rules", multiple=True, metavar="PATH", help="A rule file, applied as it is, or a folder of lineages."),
+            click.option(
+                "--rules",
+                "rules",
+                multiple=True,
+                metavar="PATH",
+                help="A rule file, applied as it is, or a folder of lineages.",
+            ),
             click.option(
                 "--set",
                 "assignments",
                 multiple=True,
                 metavar="NAME=VALUE",
-                help="Value of a parameter; a list takes patterns, and @FILE with an entry a line. Repeatable.",
+                help="Value of a parameter; a list takes patterns, and @FILE with an entry a "
+                "line. Repeatable.",
             ),
-            click.option("--at", "at", metavar="PATH", help="The dict of a nested checkpoint that rules work on, e.g. model.state_dict."),
             click.option(
-                "--allow", "allow", multiple=True, type=click.Choice(ALLOWANCES), help="Permit what is refused by default. Repeatable."
+                "--at",
+                "at",
+                metavar="PATH",
+                help="The dict of a nested checkpoint that rules work on, e.g. model.state_dict.",
+            ),
+            click.option(
+                "--allow",
+                "allow",
+                multiple=True,
+                type=click.Choice(ALLOWANCES),
+                help="Permit what is refused by default. Repeatable.",
             ),
         )
     ):

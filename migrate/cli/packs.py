@@ -17,8 +17,8 @@ from .options import as_json
 def command(rules: tuple[str, ...], form: str) -> None:
     """Show where rules are looked for, and which lineages are there.
 
-    What --rules names comes first. ./rules, the rules that ship with migrate and those of installed packages are
-    equals: where two of them have a lineage of one name, they must agree in it.
+    What --rules names comes first. ./rules, the rules that ship with migrate and those of installed
+    packages are equals: where two of them have a lineage of one name, they must agree in it.
     """
     from .. import api
 
@@ -30,7 +30,10 @@ def text(document: Mapping[str, Any]) -> str:
     """A line for each pack and one for each of its lineages."""
     out = []
     for pack in render.safe(document)["packs"]:
-        out.append(f"{' '.join(word for word in (pack['name'], pack['version']) if word)}   {pack['folder'] or ''}".rstrip())
+        out.append(
+            f"{' '.join(word for word in (pack['name'], pack['version']) if word)}   "
+            f"{pack['folder'] or ''}".rstrip()
+        )
         out += [f"  {lineage}" for lineage in pack["lineages"]]
         out += [f"  cannot be used: {pack['error']}"] if pack["error"] else []
     return "\n".join(out)

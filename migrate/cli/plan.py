@@ -12,10 +12,25 @@ from .options import as_json, output_format, params, question
 @click.argument("checkpoint")
 @question
 @output_format
-@click.option("--downgrade", "backwards", is_flag=True, help="Plan what `migrate downgrade` would do.")
-@click.option("-o", "--output", "output", metavar="FILE", help="Save the plan; `-` writes it to stdout.")
-@click.option("--max-shard-size", default="5GB", show_default=True, metavar="SIZE", help="Largest output file, e.g. 500MB.")
-@click.option("--single-file/--folder", "single", default=None, help="Shape of the output; like the source unless said.")
+@click.option(
+    "--downgrade", "backwards", is_flag=True, help="Plan what `migrate downgrade` would do."
+)
+@click.option(
+    "-o", "--output", "output", metavar="FILE", help="Save the plan; `-` writes it to stdout."
+)
+@click.option(
+    "--max-shard-size",
+    default="5GB",
+    show_default=True,
+    metavar="SIZE",
+    help="Largest output file, e.g. 500MB.",
+)
+@click.option(
+    "--single-file/--folder",
+    "single",
+    default=None,
+    help="Shape of the output; like the source unless said.",
+)
 @click.option("--check", is_flag=True, help="Exit with 1 if there is anything to do.")
 @as_json
 def command(
@@ -57,7 +72,9 @@ def command(
         click.echo(plan.to_json(), nl=False)
     else:
         if output:
-            saved.check(output, "plan", plan.document["source"]["path"], plan.document["source"]["files"])
+            saved.check(
+                output, "plan", plan.document["source"]["path"], plan.document["source"]["files"]
+            )
             saved.write(output, "plan", plan.to_json())
         render.emit(plan.document, form, render.plan)
         if output and form == "text":

@@ -1,4 +1,6 @@
-"""Progress on stderr: a bar with bytes/s, time left and memory on a terminal, else a line per 10 % once a run takes longer than 2 s."""
+"""Progress on stderr: a bar with bytes/s, time left and memory on a terminal, else a line per 10 %
+once a run takes longer than 2 s.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def private_bytes() -> int:
 
 
 def memory() -> str:
-    """How much memory this process has, in words: private on Linux, on macOS the most that was resident; "" where nothing tells."""
+    """How much memory this process has, in words: private on Linux, on macOS the most that was
+    resident; "" where nothing tells.
+    """
     if sys.platform == "darwin":
         import resource
 
@@ -39,7 +43,9 @@ def memory() -> str:
 
 
 class Progress:
-    """A context whose `update(done, total)` may be called from any thread. `verb` says what is going on: "writing"."""
+    """A context whose `update(done, total)` may be called from any thread. `verb` says what is
+    going on: "writing".
+    """
 
     def __init__(self, verb: str, quiet: bool) -> None:
         self._verb, self._quiet = verb, quiet
@@ -68,12 +74,20 @@ class Progress:
             rate = done / max(time.monotonic() - self._started, 1e-6)
             left = f"{(total - done) / rate:.0f} s left" if rate else "time left unknown"
             speed = ", ".join(word for word in (f"{size(rate)}/s", left, memory()) if word)
-            click.echo(f"{self._verb} {tenths * 10:3d} %  {size(done)} of {size(total)}  {speed}", err=True)
+            click.echo(
+                f"{self._verb} {tenths * 10:3d} %  {size(done)} of {size(total)}  {speed}", err=True
+            )
 
     def _draw(self, done: int, total: int) -> None:
         if self._bar is None:
             from rich.console import Console
-            from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+            from rich.progress import (
+                BarColumn,
+                DownloadColumn,
+                TextColumn,
+                TimeRemainingColumn,
+                TransferSpeedColumn,
+            )
             from rich.progress import Progress as Bar
 
             self._bar = Bar(
@@ -96,6 +110,11 @@ class Progress:
             self._task = self._bar.add_task(self._verb, total=total, memory=memory())
         self._bar.update(self._task, completed=done, memory=memory())
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._bar is not None:
             self._bar.stop()

@@ -1,7 +1,8 @@
 """Text is rendered from the JSON documents; nothing here knows more than they say.
 
-Names in a document come from whoever made the checkpoint or the rules, so each renderer is given the document with all
-its texts made printable (`_answer`), and the lists of keys that are collapsed first are made so afterwards.
+Names in a document come from whoever made the checkpoint or the rules, so each renderer is given
+the document with all its texts made printable (`_answer`), and the lists of keys that are collapsed
+first are made so afterwards.
 """
 
 from __future__ import annotations
@@ -20,11 +21,25 @@ from ..core.diagnostics import place as _lineage_place
 from ..core.diagnostics import plural, printable
 from .colour import say
 
-SHORT = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64", "int64": "i64", "int32": "i32"}
+SHORT = {
+    "bfloat16": "bf16",
+    "float16": "f16",
+    "float32": "f32",
+    "float64": "f64",
+    "int64": "i64",
+    "int32": "i32",
+}
 SYMBOLS = {
-    "renamed": "~", "merged": "><", "split": "<>", "rearranged": "%", "computed": "*", "added": "+", "dropped": "-", "redundant": "-",
+    "renamed": "~",
+    "merged": "><",
+    "split": "<>",
+    "rearranged": "%",
+    "computed": "*",
+    "added": "+",
+    "dropped": "-",
+    "redundant": "-",
     "unchanged": "=",
-}  # fmt: skip
+}
 # ops that measure against the largest number of a block, and may take a sample
 IN_BLOCKS = ("dequantize", "quantize")
 MOST_LISTED = 50
@@ -36,31 +51,49 @@ _FOREIGN = re.compile("[^→×·…–]+")
 
 
 def emit(document: Mapping[str, Any], form: str, text: Callable[[Mapping[str, Any]], str]) -> None:
-    """Writes the answer to stdout, as JSON or as `text` puts it, and, in text form, the document's warnings to stderr."""
+    """Writes the answer to stdout, as JSON or as `text` puts it, and, in text form, the document's
+    warnings to stderr.
+    """
     if form == "json":
         click.echo(json.dumps(document, indent=1))
         return
     say(text(document))
     for warning in safe(document.get("warnings", ())):
-        lines = [f"warning[{warning['code']}]: {warning['message']}", *(f"  = note: {note}" for note in warning["notes"])]
-        say("\n".join([*lines, *([f"  = help: {warning['help']}"] if warning["help"] else [])]), err=True)
+        lines = [
+            f"warning[{warning['code']}]: {warning['message']}",
+            *(f"  = note: {note}" for note in warning["notes"]),
+        ]
+        say(
+            "\n".join([*lines, *([f"  = help: {warning['help']}"] if warning["help"] else [])]),
+            err=True,
+        )
 
 
 def safe(value: Any) -> Any:
-    """A document with every text in it, names of fields too, made printable; a text that is empty stays so."""
+    """A document with every text in it, names of fields too, made printable; a text that is empty
+    stays so.
+    """
     if isinstance(value, str):
-        return value if value.isascii() and value.isprintable() and len(value) <= LIMIT else _escaped(value)
+        return (
+            value
+            if value.isascii() and value.isprintable() and len(value) <= LIMIT
+            else _escaped(value)
+        )
     if isinstance(value, Mapping):
         return {safe(name): safe(item) for name, item in value.items()}
     return [safe(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def _escaped(text: str) -> str:
-    return _FOREIGN.sub(lambda m: printable(m[0], LIMIT), text[:LIMIT]) + ("…" if len(text) > LIMIT else "")
+    return _FOREIGN.sub(lambda m: printable(m[0], LIMIT), text[:LIMIT]) + (
+        "…" if len(text) > LIMIT else ""
+    )
 
 
 def word(text: str) -> str:
-    """A word of a command line to copy, as a shell reads it; one that would not print is escaped and cannot be copied."""
+    """A word of a command line to copy, as a shell reads it; one that would not print is escaped
+    and cannot be copied.
+    """
     return shlex.quote(text if text.isprintable() else safe(text))
 
 
@@ -97,14 +130,22 @@ def columns(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
     if not rows:
         return []
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return [(indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))).rstrip() for row in rows]
+    return [
+        (
+            indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def collapsed(keys: Iterable[str]) -> list[str]:
     """Keys as few lines: `layers.{0..31}.weight  ×32`."""
     from ..core.templates import collapse
 
-    return [f"{_name(line.text)}  ×{line.count:,}" if line.count > 1 else _name(line.text) for line in collapse(list(keys))]
+    return [
+        f"{_name(line.text)}  ×{line.count:,}" if line.count > 1 else _name(line.text)
+        for line in collapse(list(keys))
+    ]
 
 
 def _name(key: str) -> str:
@@ -119,32 +160,58 @@ def _shown(text: str) -> str:
 def capped(lines: Sequence[str]) -> list[str]:
     """At most so many lines as somebody reads, and how many more there are."""
     more = len(lines) - MOST_LISTED
-    return list(lines) if more <= 0 else [*lines[:MOST_LISTED], f"… and {more:,} more (--format json has them all)"]
+    return (
+        list(lines)
+        if more <= 0
+        else [*lines[:MOST_LISTED], f"… and {more:,} more (--format json has them all)"]
+    )
 
 
 def _objects(objects: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Objects of one sort as one line, with the first of them, and what is not known of their numbers."""
+    """Objects of one sort as one line, with the first of them, and what is not known of their
+    numbers.
+    """
     sorts: dict[tuple[Any, ...], list[str]] = {}
     for one in objects:
         either = " or ".join(f"{dtype} ({release})" for release, dtype in one["readings"].items())
-        sorts.setdefault((one["format"], one["number"] or either, bool(one["members"])), []).append(one["key"])
+        sorts.setdefault((one["format"], one["number"] or either, bool(one["members"])), []).append(
+            one["key"]
+        )
     lines = []
     for (form, number, together), keys in sorts.items():
         grouped = ", grouped" if together and form != "te-grouped" else ""
-        lines.append(f"  {form}{grouped}{f' of {number}' if number else ''}: {_name(keys[0])}{_more(len(keys) - 1)}")
+        lines.append(
+            f"  {form}{grouped}{f' of {number}' if number else ''}: "
+            f"{_name(keys[0])}{_more(len(keys) - 1)}"
+        )
     if any(one["readings"] for one in objects):
-        lines.append("  which of two it is, the file does not tell: --set te_dtype_numbering=0.8 or =2.4")
+        lines.append(
+            "  which of two it is, the file does not tell: --set te_dtype_numbering=0.8 or =2.4"
+        )
     return lines
 
 
 @_answer
 def inspection(doc: Mapping[str, Any]) -> str:
-    what = [doc["format"], plural(len(doc["files"]), "file"), plural(doc["tensors"], "tensor"), size(doc["bytes"])]
+    what = [
+        doc["format"],
+        plural(len(doc["files"]), "file"),
+        plural(doc["tensors"], "tensor"),
+        size(doc["bytes"]),
+    ]
     out = [f"{doc['path']}   {', '.join(what)}   (no weights read)"]
     dtypes = [
-        f"{SHORT.get(row['dtype'], row['dtype'])} {row['parameters']:,} in {plural(row['tensors'], 'tensor')}" for row in doc["dtypes"]
+        f"{SHORT.get(row['dtype'], row['dtype'])} {row['parameters']:,} in "
+        f"{plural(row['tensors'], 'tensor')}"
+        for row in doc["dtypes"]
     ]
-    held = f": {', '.join(dtypes)}" if len(dtypes) > 1 else f", {dtypes[0].split()[0]}" if dtypes else ""
+    held = (
+        f": {', '.join(dtypes)}"
+        if len(dtypes) > 1
+        else f", {dtypes[0].split()[0]}"
+        if dtypes
+        else ""
+    )
     out.append(f"holds    {plural(doc['parameters'], 'parameter')}{held}")
     for layout in doc["layouts"]:
         out.append(f"layout   {layout['lineage']}@{layout['layout']}")
@@ -155,17 +222,34 @@ def inspection(doc: Mapping[str, Any]) -> str:
         out.append("layout   none of the known ones  (`migrate history` lists them)")
         for near in doc["nearest"]:
             out.append(f"nearest  {near['lineage']}@{near['layout']}")
-            out += [f"           {sign}" for sign in near["found"]] + [f"           not: {sign}" for sign in near["against"]]
+            out += [f"           {sign}" for sign in near["found"]] + [
+                f"           not: {sign}" for sign in near["against"]
+            ]
     out += [f"note     {note}" for note in doc["notes"]]
     out.append("")
     out += columns(
-        [[_shown(k["keys"]), f"×{k['count']:,}" if k["count"] > 1 else "", short(k["spec"]), size(k["bytes"])] for k in doc["keys"]]
+        [
+            [
+                _shown(k["keys"]),
+                f"×{k['count']:,}" if k["count"] > 1 else "",
+                short(k["spec"]),
+                size(k["bytes"]),
+            ]
+            for k in doc["keys"]
+        ]
     )
     if doc["objects"]:
-        out += ["", "quantized tensors that are objects, made of the tensors above:", *capped(_objects(doc["objects"]))]
+        out += [
+            "",
+            "quantized tensors that are objects, made of the tensors above:",
+            *capped(_objects(doc["objects"])),
+        ]
     if doc["outside"]:
         out += ["", "outside the allow-list, and left out (nothing was executed):"]
-        out += [f"  {o['name']} ({o['reason']}) at {', '.join(o['paths'][:3])}" + _more(o["count"] - 3) for o in doc["outside"]]
+        out += [
+            f"  {o['name']} ({o['reason']}) at {', '.join(o['paths'][:3])}" + _more(o["count"] - 3)
+            for o in doc["outside"]
+        ]
     out += _beside_tensors(doc)
     if doc["side_files"] or doc["left_out"]:
         out.append("")
@@ -185,14 +269,16 @@ def _depth(item: Mapping[str, Any]) -> int:
 
 
 def _value(value: Any) -> str:
-    """A value that is no tensor as a person would write it; what is long or an object is told by its kind."""
+    """A value that is no tensor as a person would write it; what is long or an object is told by
+    its kind.
+    """
     if not isinstance(value, dict) or not value:
         return json.dumps(value)
     kind, held = next(iter(value.items()))
     match kind, held:
         case "call", [[module, name], arguments]:
             plain = all(isinstance(a, (int, float, str)) for a in arguments)
-            return f"{module}.{name}({', '.join(map(json.dumps, arguments)) if plain and arguments else '...'})"
+            return f"{module}.{name}({', '.join(map(json.dumps, arguments)) if plain and arguments else '...'})"  # noqa: E501
         case "name", [module, name]:
             return f"{module}.{name}"
         case (("bytes" | "bytearray"), str(text)):
@@ -214,11 +300,21 @@ def _beside_tensors(doc: Mapping[str, Any]) -> list[str]:
         else ["rules work on nothing here: no dict of tensors"]
     )
     if doc["carried"]["tensors"]:
-        out.append(f"carried as they are: {plural(doc['carried']['tensors'], 'tensor')}, {size(doc['carried']['bytes'])}")
-    items = [f"  {i['path']} = {printable(_value(i['value']), 60)}" for i in sorted(doc["items"], key=_depth)[:MOST_ITEMS]]
+        out.append(
+            f"carried as they are: {plural(doc['carried']['tensors'], 'tensor')}, "
+            f"{size(doc['carried']['bytes'])}"
+        )
+    items = [
+        f"  {i['path']} = {printable(_value(i['value']), 60)}"
+        for i in sorted(doc["items"], key=_depth)[:MOST_ITEMS]
+    ]
     hidden = len(doc["items"]) - len(items) + doc["items_more"]
     if items:
-        out += ["values that are no tensors:", *items, *([f"  and {hidden:,} more"] if hidden else [])]
+        out += [
+            "values that are no tensors:",
+            *items,
+            *([f"  and {hidden:,} more"] if hidden else []),
+        ]
     return ["", *out] if out else []
 
 
@@ -235,9 +331,17 @@ def plan(doc: Mapping[str, Any]) -> str:
         return _standing(doc["layouts"])
     path = ", then ".join(f"{s['lineage']} {s['from']} → {s['to']}" for s in doc["path"])
     if doc["source"]["format"] != doc["options"]["format"] or not path:
-        path = f"{path}{', then ' if path else ''}{doc['source']['format']} → {doc['options']['format']}"
+        path = (
+            f"{path}{', then ' if path else ''}{doc['source']['format']} → "
+            f"{doc['options']['format']}"
+        )
     out = [f"{path}    {plural(len(doc['rules']), 'rule file')}"]
-    out += remarks([{**origin, "places": [place(path) for path in origin["places"]]} for origin in doc["origins"]])
+    out += remarks(
+        [
+            {**origin, "places": [place(path) for path in origin["places"]]}
+            for origin in doc["origins"]
+        ]
+    )
     rows = [r for r in doc["rows"] if r["change"] != "unchanged"]
     present = [c for c in SYMBOLS if any(r["change"] == c for r in rows)]
     counts = {c: sum(r["count"] for r in rows if r["change"] == c) for c in present}
@@ -253,13 +357,20 @@ def plan(doc: Mapping[str, Any]) -> str:
         out += _row(row)
     source, target = doc["source"], doc["target"]
     tally = [*(f"{n:,} {c}" for c, n in counts.items()), f"{doc['unchanged']:,} unchanged"]
-    tensors = f"{source['tensors']:,} → {target['tensors']:,} tensors, {size(source['bytes'])} → {size(target['bytes'])}"
+    tensors = (
+        f"{source['tensors']:,} → {target['tensors']:,} tensors, {size(source['bytes'])} → "
+        f"{size(target['bytes'])}"
+    )
     free = f", {size(doc['free'])} free beside the source" if doc.get("free") is not None else ""
     out += [
         "",
         f"Plan: {', '.join(tally)}",
         f"      {tensors} in {plural(len(target['files']), 'file')}",
-        f"      reads {size(doc['bytes_read'])}, writes {size(doc['bytes_written'])}, peak memory about {size(doc['peak_memory'])}{free}",
+        (
+            f"      reads {size(doc['bytes_read'])}, writes {size(doc['bytes_written'])}, peak "
+            "memory "
+            f"about {size(doc['peak_memory'])}{free}"
+        ),
     ]
     if doc["side_files"]:
         out.append(f"      carried along: {', '.join(f['path'] for f in doc['side_files'])}")
@@ -267,12 +378,20 @@ def plan(doc: Mapping[str, Any]) -> str:
         out.append(f"      left behind: {', '.join(doc['left_out'])}")
     out += [f"      {line}" for patched in doc["patched"] for line in _patched(patched)]
     if doc["params"]:
-        out.append("      params: " + ", ".join(f"{k}={json.dumps(v)}" for k, v in doc["params"].items()))
+        out.append(
+            "      params: " + ", ".join(f"{k}={json.dumps(v)}" for k, v in doc["params"].items())
+        )
     for loss in doc["losses"]:
         why = f" ({loss['why']})" if loss["why"] else ""
-        out.append(f"      loss ({loss['kind']}): rule {loss['rule']}: {', '.join(map(_shown, loss['keys']))}{why}")
+        out.append(
+            f"      loss ({loss['kind']}): rule {loss['rule']}: "
+            f"{', '.join(map(_shown, loss['keys']))}{why}"
+        )
     for check in doc["checks"]:
-        out.append(f"      values are checked first: {check['kind']}, {check['count']:,}×, rule {check['rule']}")
+        out.append(
+            f"      values are checked first: {check['kind']}, {check['count']:,}×, rule "
+            f"{check['rule']}"
+        )
     out += [f"      note: {note}" for note in doc["notes"]]
     return "\n".join([*out, *_way_back(doc["path"], doc["downgrade"], "      ")])
 
@@ -280,7 +399,10 @@ def plan(doc: Mapping[str, Any]) -> str:
 def _patched(patched: Mapping[str, Any]) -> list[str]:
     """What an edge does to a side file, a line for each place."""
     what = {"added": " (new)", "removed": " (goes)"}.get(patched["change"], "")
-    return [f"{patched['path']}{what}: {c['at']}: {_json(c, 'before')} → {_json(c, 'after')}" for c in patched["changes"]]
+    return [
+        f"{patched['path']}{what}: {c['at']}: {_json(c, 'before')} → {_json(c, 'after')}"
+        for c in patched["changes"]
+    ]
 
 
 def _json(change: Mapping[str, Any], side: str) -> str:
@@ -293,13 +415,25 @@ def _row(row: Mapping[str, Any]) -> list[str]:
     # what a reader opens is the line
     by = f"     rule {row['rule']}, {place(row['at']).rpartition(':')[0]}"
     if row["to"] is None:
-        return [f"{symbol:>2} {_shown(row['from'][0])}{count}" + (f"   {row['why']}" if row["why"] else ""), by]
+        return [
+            f"{symbol:>2} {_shown(row['from'][0])}{count}"
+            + (f"   {row['why']}" if row["why"] else ""),
+            by,
+        ]
     out = [f"{symbol:>2} {_shown(row['to'])}{count}  {short(row['spec'])}"]
     rounds = "  (rounds)" if row.get("lossy") else ""
-    return [*out, f"     {' · '.join(row['ops'])} of {sources}{rounds}" if row["ops"] else f"     was {sources}", by]
+    return [
+        *out,
+        f"     {' · '.join(row['ops'])} of {sources}{rounds}"
+        if row["ops"]
+        else f"     was {sources}",
+        by,
+    ]
 
 
-def _way_back(steps: Sequence[Mapping[str, Any]], downgrade: Mapping[str, Any], indent: str = "") -> list[str]:
+def _way_back(
+    steps: Sequence[Mapping[str, Any]], downgrade: Mapping[str, Any], indent: str = ""
+) -> list[str]:
     """Whether the source can be had back by a downgrade; after a downgrade, by the upgrade."""
     word = "upgrade" if any(step["backwards"] for step in steps) else "downgrade"
     verdict = f"{indent}{word}: exact" if downgrade["exact"] else f"{indent}{word}: not exact"
@@ -317,13 +451,22 @@ def _published(doc: Mapping[str, Any]) -> str:
     if doc["path"] is None:
         return f"{_standing(doc['layouts'])}; nothing was written"
     what = (
-        f"{plural(doc['tensors'], 'tensor')}, {size(sum(f['size'] for f in doc['files'].values()))} in {plural(len(doc['files']), 'file')}"
+        f"{plural(doc['tensors'], 'tensor')}, "
+        f"{size(sum(f['size'] for f in doc['files'].values()))} in "
+        f"{plural(len(doc['files']), 'file')}"
     )
     if doc["bytes_shared"]:
         what += f", {size(doc['bytes_shared'])} of it shared with the source by the file system"
     back = _way_back(doc["steps"], doc["downgrade"])
     notes = [f"note: {note}" for note in doc["notes"]]
-    return "\n".join([f"published {doc['path']}   {what}   {back[0]}", *back[1:], *_errors(doc["report"]), *notes])
+    return "\n".join(
+        [
+            f"published {doc['path']}   {what}   {back[0]}",
+            *back[1:],
+            *_errors(doc["report"]),
+            *notes,
+        ]
+    )
 
 
 def _errors(report: Mapping[str, Any] | None) -> list[str]:
@@ -337,11 +480,20 @@ def _errors(report: Mapping[str, Any] | None) -> list[str]:
             what, measured = "error not measured", rule["max_abs_error"] is not None
             if measured:
                 what = _largest(rule, report["complete"])
-            what += f", {rule['saturated']:,} saturated" + (f", {rule['underflowed']:,} underflowed" if measured else "")
+            what += f", {rule['saturated']:,} saturated" + (
+                f", {rule['underflowed']:,} underflowed" if measured else ""
+            )
             if rule["non_finite"]:
                 what += f", {rule['non_finite']:,} not finite"
-        out.append(f"values: rule {rule['rule']}: {rule['op']} of {plural(rule['tensors'], 'tensor')}: {what}")
-    return out if report["complete"] else [*out, "values: of what this run wrote; what was taken over is not in these figures"]
+        out.append(
+            f"values: rule {rule['rule']}: {rule['op']} of {plural(rule['tensors'], 'tensor')}: "
+            f"{what}"
+        )
+    return (
+        out
+        if report["complete"]
+        else [*out, "values: of what this run wrote; what was taken over is not in these figures"]
+    )
 
 
 def _largest(rule: Mapping[str, Any], complete: bool) -> str:
@@ -351,7 +503,11 @@ def _largest(rule: Mapping[str, Any], complete: bool) -> str:
     least = "at least " if part and (blocks or not complete) else ""
     of = f"{rule['max_relative_error']:.3g} of the {'block' if blocks else 'tensor'}'s amax"
     sqnr = "" if rule["sqnr_db"] is None else f", SQNR {rule['sqnr_db']:.1f} dB"
-    measured = f" (measured on {rule['elements_measured']:,} of {plural(rule['elements'], 'element')})" if part else ""
+    measured = (
+        f" (measured on {rule['elements_measured']:,} of {plural(rule['elements'], 'element')})"
+        if part
+        else ""
+    )
     return f"max error {least}{rule['max_abs_error']:.3g}, {of}{sqnr}{measured}"
 
 
@@ -361,20 +517,36 @@ def difference(doc: Mapping[str, Any]) -> str:
     if doc["equal"]:
         return "\n".join([f"equal{_in_part(doc)}: {what}, keys, specs and bytes", *beside])
     parts = {
-        "only in A": "only_a", "only in B": "only_b", "of another spec": "specs", "of other bytes": "bytes_differ",
-        "side files": "side_files", "other": "others",
-    }  # fmt: skip
+        "only in A": "only_a",
+        "only in B": "only_b",
+        "of another spec": "specs",
+        "of other bytes": "bytes_differ",
+        "side files": "side_files",
+        "other": "others",
+    }
     tensors = f"tensors equal ({what}); " if doc["tensors_equal"] else ""
-    out = [f"differ: {tensors}" + ", ".join(f"{len(doc[name]):,} {what}" for what, name in parts.items() if doc[name])]
+    out = [
+        f"differ: {tensors}"
+        + ", ".join(f"{len(doc[name]):,} {what}" for what, name in parts.items() if doc[name])
+    ]
     for name, keys in (("only in A", doc["only_a"]), ("only in B", doc["only_b"])):
         out += [f"{name}: {line}" for line in capped(collapsed(keys))]
     alike: dict[tuple[str, str], list[str]] = {}
     for d in doc["specs"]:
         alike.setdefault((d["a"], d["b"]), []).append(d["key"])
     for (a, b), keys in alike.items():
-        out += [f"spec differs: {line}: {safe(short(a))} and {safe(short(b))}" for line in capped(collapsed(keys))]
+        out += [
+            f"spec differs: {line}: {safe(short(a))} and {safe(short(b))}"
+            for line in capped(collapsed(keys))
+        ]
     out += capped([_measured(d) for d in doc["bytes_differ"]])
-    return "\n".join([*out, *(f"differs: {safe(item)}" for item in (*doc["side_files"], *doc["others"])), *beside])
+    return "\n".join(
+        [
+            *out,
+            *(f"differs: {safe(item)}" for item in (*doc["side_files"], *doc["others"])),
+            *beside,
+        ]
+    )
 
 
 def _in_part(doc: Mapping[str, Any]) -> str:
@@ -391,71 +563,134 @@ def _measured(d: Mapping[str, Any]) -> str:
     if d["max_abs_error"] is not None:
         sqnr = "" if d["sqnr_db"] is None else f", SQNR {d['sqnr_db']:.1f} dB"
         measured = f", max error {d['max_abs_error']:g}{sqnr}"
-    return f"bytes differ: {printable(d['key'])}: {plural(d['count'], 'element')}, the first at {d['index']}{measured}"
+    return (
+        f"bytes differ: {printable(d['key'])}: {plural(d['count'], 'element')}, the first at "
+        f"{d['index']}{measured}"
+    )
 
 
 def announcement(found: Mapping[str, Any]) -> str:
     """What `verify` is about to do, and what it takes."""
     most = ""
     if found["largest"] is not None:
-        most = f" ({printable(found['largest'])} with what it is made of: {size(found['largest_memory'])})"
+        most = (
+            f" ({printable(found['largest'])} with what it is made of: "
+            f"{size(found['largest_memory'])})"
+        )
     seconds = "" if found["seconds"] is None else f", about {_duration(found['seconds'])}"
-    what = f"{plural(found['tensors'], 'tensor')}, {size(found['bytes'])}, with {plural(found['threads'], 'thread')}"
+    what = (
+        f"{plural(found['tensors'], 'tensor')}, {size(found['bytes'])}, with "
+        f"{plural(found['threads'], 'thread')}"
+    )
     return f"verifying {what}: at most {size(found['memory'])} of memory for tensors{most}{seconds}"
 
 
 def _duration(seconds: float) -> str:
-    return f"{max(1, round(seconds))} s" if seconds < 120 else f"{round(seconds / 60)} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    return (
+        f"{max(1, round(seconds))} s"
+        if seconds < 120
+        else f"{round(seconds / 60)} min"
+        if seconds < 7200
+        else f"{seconds / 3600:.1f} h"
+    )
 
 
 @_answer
 def verification(doc: Mapping[str, Any]) -> str:
-    notes = capped([f"near: {printable(d['key'])}: {d['what']}" for d in doc["near"]]) + _unlooked(doc)
+    notes = capped([f"near: {printable(d['key'])}: {d['what']}" for d in doc["near"]]) + _unlooked(
+        doc
+    )
     notes += [f"note: {note}" for note in doc["notes"]]
     what, part = f"{plural(doc['tensors'], 'tensor')}, {size(doc['bytes'])}", doc["sample"]
     if part is not None:
-        looked = f"{plural(part['tensors'], 'tensor')} and parts of {part['tensors_in_part']:,}, {size(part['bytes'])}"
+        looked = (
+            f"{plural(part['tensors'], 'tensor')} and parts of {part['tensors_in_part']:,}, "
+            f"{size(part['bytes'])}"
+        )
         what = f"{looked}, of {what}, chosen by --sample {part['share']:.6g} --seed {part['seed']},"
     if doc["equal"]:
-        how = f"every byte equal but for {plural(len(doc['near']), 'tensor')}" if doc["near"] else "every byte equal"
+        how = (
+            f"every byte equal but for {plural(len(doc['near']), 'tensor')}"
+            if doc["near"]
+            else "every byte equal"
+        )
         verb = "verified" if part is None else "verified in part"
-        return "\n".join([f"{verb}: {what} recomputed from {doc['source']} on the eager path, {how}", *notes])
+        return "\n".join(
+            [f"{verb}: {what} recomputed from {doc['source']} on the eager path, {how}", *notes]
+        )
     lines = capped([f"differs: {printable(d['key'])}: {d['what']}" for d in doc["differences"]])
     looked = "" if part is None else f" in {what} which is what was looked at"
-    return "\n".join([f"not what {doc['source']} gives: {plural(len(doc['differences']), 'difference')}{looked}", *lines, *notes])
+    return "\n".join(
+        [
+            (
+                f"not what {doc['source']} gives: "
+                f"{plural(len(doc['differences']), 'difference')}{looked}"
+            ),
+            *lines,
+            *notes,
+        ]
+    )
 
 
 @_answer
 def history(doc: Mapping[str, Any]) -> str:
     if doc["kind"] == "lineages":
-        return "\n".join(line for lineage in doc["lineages"] for line in _lineage(lineage)) or "no lineages found"
-    out = [f"{doc['path']}   " + (", ".join(f"{k}@{v}" for k, v in doc["standing"].items()) or "no layout is known")]
+        return (
+            "\n".join(line for lineage in doc["lineages"] for line in _lineage(lineage))
+            or "no lineages found"
+        )
+    out = [
+        f"{doc['path']}   "
+        + (", ".join(f"{k}@{v}" for k, v in doc["standing"].items()) or "no layout is known")
+    ]
     out += [line for lineage in doc["lineages"] for line in _lineage(lineage, doc["standing"])]
     out += ["applied, the oldest first:"] if doc["applied"] else []
     for entry in doc["applied"]:
-        out.append(f"  {entry['lineage']} {entry['from']} → {entry['to']}   migrate {entry['tool']}   from {entry['source'][:15]}…")
+        out.append(
+            f"  {entry['lineage']} {entry['from']} → {entry['to']}   migrate {entry['tool']}   "
+            f"from {entry['source'][:15]}…"
+        )
         out += [f"    {rule['id']}   {rule['hash'][:15]}…" for rule in entry["rules"]]
         if pack := entry.get("pack"):
             named = " ".join(pack[word] for word in ("name", "version") if word in pack)
-            out.append(f"    not shipped with migrate: from {'an installed pack, ' if named else 'a '}{named or pack['origin']}")
+            out.append(
+                "    not shipped with migrate: from "
+                f"{'an installed pack, ' if named else 'a '}{named or pack['origin']}"
+            )
         if entry["params"]:
-            out.append("    " + ", ".join(f"{k}={json.dumps(v)}" for k, v in entry["params"].items()))
+            out.append(
+                "    " + ", ".join(f"{k}={json.dumps(v)}" for k, v in entry["params"].items())
+            )
         if entry.get("optimizer"):
             out.append(f"    optimizer state: {entry['optimizer']}")
         if entry.get("files"):
             out.append(f"    changed {', '.join(entry['files'])}")
         if entry.get("kept"):
-            forms = capped([printable(kept if isinstance(kept, str) else kept[0]) for kept in entry["kept"]])
+            forms = capped(
+                [printable(kept if isinstance(kept, str) else kept[0]) for kept in entry["kept"]]
+            )
             out += [f"    stays in a downgrade: {form}" for form in forms]
     return "\n".join([*out, *(f"note: {note}" for note in doc["notes"])])
 
 
 def _lineage(lineage: Mapping[str, Any], standing: Mapping[str, str] | None = None) -> list[str]:
-    """A lineage as a table of its layouts: marked is the one that a checkpoint stands in, or else the one to use now."""
+    """A lineage as a table of its layouts: marked is the one that a checkpoint stands in, or else
+    the one to use now.
+    """
     rows = [[" ", "layout", "status", "title"]]
     for layout in lineage["layouts"]:
-        here = layout["status"] == "current" if standing is None else layout["name"] == standing.get(lineage["name"])
+        here = (
+            layout["status"] == "current"
+            if standing is None
+            else layout["name"] == standing.get(lineage["name"])
+        )
         rows.append(["*" if here else " ", layout["name"], layout["status"], layout["title"]])
-    head = f"{lineage['name']}   {lineage['title']}   ({'ordered' if lineage['ordered'] else 'any way'})"
-    edges = [f"     {edge['from']} → {edge['to']}   {', '.join(map(_lineage_place, edge['files']))}" for edge in lineage["edges"]]
+    head = (
+        f"{lineage['name']}   {lineage['title']}   "
+        f"({'ordered' if lineage['ordered'] else 'any way'})"
+    )
+    edges = [
+        f"     {edge['from']} → {edge['to']}   {', '.join(map(_lineage_place, edge['files']))}"
+        for edge in lineage["edges"]
+    ]
     return [head, *columns(rows), *edges]

@@ -15,14 +15,29 @@ from .options import as_json
 
 @click.command()
 @click.argument("name", required=False)
-@click.option("--check", is_flag=True, help="Exit with 1 if the files of a folder are not what the models give.")
-@click.option("-o", "--output", metavar="DIR", help="Write the files there; with --check the folder to look at (./schemas).")
-@click.option("--path", "where", is_flag=True, help="Print where the schemas lie that this migrate came with, for an editor's settings.")
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Exit with 1 if the files of a folder are not what the models give.",
+)
+@click.option(
+    "-o",
+    "--output",
+    metavar="DIR",
+    help="Write the files there; with --check the folder to look at (./schemas).",
+)
+@click.option(
+    "--path",
+    "where",
+    is_flag=True,
+    help="Print where the schemas lie that this migrate came with, for an editor's settings.",
+)
 @as_json
 def command(name: str | None, check: bool, output: str | None, where: bool, form: str) -> int:
     """Print or write the JSON schemas of rule files and answers.
 
-    NAME is rulefile, layouts or the kind of an answer; its schema is printed. Without NAME and -o: all there are.
+    NAME is rulefile, layouts or the kind of an answer; its schema is printed. Without NAME and -o:
+    all there are.
     """
     from .. import api
 
@@ -51,12 +66,26 @@ def text(document: Mapping[str, Any]) -> str:
     """A line for each schema; where a folder was looked at, for each file that is or was wrong."""
     doc = render.safe(document)
     if doc["folder"] is None:
-        return "\n".join(render.columns([[s["name"], s["title"]] for s in doc["schemas"]], indent=""))
+        return "\n".join(
+            render.columns([[s["name"], s["title"]] for s in doc["schemas"]], indent="")
+        )
     wrong = [s for s in doc["schemas"] if s["state"] != "current"]
-    said = {"missing": "is missing", "differs": "differs from the models", "unknown": "belongs to no model", "written": "written"}
+    said = {
+        "missing": "is missing",
+        "differs": "differs from the models",
+        "unknown": "belongs to no model",
+        "written": "written",
+    }
     out = [f"{doc['folder']}/{s['file']}: {said[s['state']]}" for s in wrong]
-    hint = [] if doc["current"] else [f"`migrate schema -o {render.word(document['folder'])}` writes them"]
-    return "\n".join([*out, *hint] or [f"{doc['folder']}: {plural(len(doc['schemas']), 'schema')} as the models give them"])
+    hint = (
+        []
+        if doc["current"]
+        else [f"`migrate schema -o {render.word(document['folder'])}` writes them"]
+    )
+    return "\n".join(
+        [*out, *hint]
+        or [f"{doc['folder']}: {plural(len(doc['schemas']), 'schema')} as the models give them"]
+    )
 
 
 def _shipped() -> Path:

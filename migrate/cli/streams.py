@@ -1,4 +1,6 @@
-"""stdout and stderr that may be closed, full, or without a reader: the command goes on, and its exit status says what it did."""
+"""stdout and stderr that may be closed, full, or without a reader: the command goes on, and its
+exit status says what it did.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from typing import Any
 
 
 class Standard(io.FileIO):
-    """One of the standard streams. A write never fails: what cannot be written is lost, and `error` is the first reason."""
+    """One of the standard streams. A write never fails: what cannot be written is lost, and `error`
+    is the first reason.
+    """
 
     error: OSError | None = None
 
@@ -31,8 +35,8 @@ class Standard(io.FileIO):
 def install() -> tuple[Standard, Standard]:
     """Puts such streams in the place of `sys.stdout` and `sys.stderr`.
 
-    A descriptor that is closed becomes /dev/null: the next file to be opened would get its number otherwise, and with it
-    whatever is printed.
+    A descriptor that is closed becomes /dev/null: the next file to be opened would get its number
+    otherwise, and with it whatever is printed.
     """
     for descriptor in range(3):
         try:
@@ -51,5 +55,7 @@ def _text(raw: Standard, before: Any, by_line: bool) -> io.TextIOWrapper:
 
 
 def loss(stream: Standard) -> OSError | None:
-    """Why output was lost; None if none was, and where the reader has left by itself, as `head` does."""
+    """Why output was lost; None if none was, and where the reader has left by itself, as `head`
+    does.
+    """
     return None if stream.error is None or stream.error.errno == errno.EPIPE else stream.error

@@ -16,16 +16,23 @@ _MARKS = {"passed": "ok", "failed": "FAILED", "skipped": "skipped"}
 
 @click.command()
 @click.argument("paths", nargs=-1, metavar="[PATH]...")
-@click.option("-k", "select", default="", metavar="TEXT", help="Only checks whose name, or whose file's id, contains TEXT.")
+@click.option(
+    "-k",
+    "select",
+    default="",
+    metavar="TEXT",
+    help="Only checks whose name, or whose file's id, contains TEXT.",
+)
 @click.option("--specs", is_flag=True, help="Names, shapes and dtypes only; no tensor is made.")
 @click.option("--fail-fast", is_flag=True, help="Stop after the first check that fails.")
 @as_json
 def command(paths: tuple[str, ...], select: str, specs: bool, fail_fast: bool, form: str) -> int:
     """Test rule files.
 
-    PATH is a rule file or a folder of them; without one ./rules, or else the rules that ship with migrate. Runs the
-    examples that are written in the files and checks what must hold of every rule: the downgrade, the order of rules,
-    a second application, and that each rule and op is touched. Exits with 1 if a check fails.
+    PATH is a rule file or a folder of them; without one ./rules, or else the rules that ship with
+    migrate. Runs the examples that are written in the files and checks what must hold of every
+    rule: the downgrade, the order of rules, a second application, and that each rule and op is
+    touched. Exits with 1 if a check fails.
     """
     from .. import api
 
@@ -43,24 +50,45 @@ def text(document: Mapping[str, Any]) -> str:
         alike: dict[str, list[str]] = {}
         for check in file["checks"]:
             if check["kind"] == "example" or check["status"] == "failed":
-                out.append(f"  {_MARKS[check['status']]:<8}{check['name']}" + (f"   ({check['reason']})" if check["reason"] else ""))
+                out.append(
+                    f"  {_MARKS[check['status']]:<8}{check['name']}"
+                    + (f"   ({check['reason']})" if check["reason"] else "")
+                )
             elif check["status"] == "skipped" or check["reason"]:
                 out.append(f"  {_MARKS[check['status']]:<8}+ {check['name']}   ({check['reason']})")
             else:
                 alike.setdefault(check["status"], []).append(check["name"])
-            out += [f"    {line}" for found in check["diagnostics"] for line in _rendered(found).splitlines()]
+            out += [
+                f"    {line}"
+                for found in check["diagnostics"]
+                for line in _rendered(found).splitlines()
+            ]
         out += [f"  {_MARKS[status]:<8}+ {', '.join(names)}" for status, names in alike.items()]
     counts = doc["counts"]
     files = plural(counts["files"], "rule file")
-    said = [f"{counts[status]} {status}" for status in ("passed", "failed", "skipped") if counts[status] or status == "passed"]
+    said = [
+        f"{counts[status]} {status}"
+        for status in ("passed", "failed", "skipped")
+        if counts[status] or status == "passed"
+    ]
     return "\n".join([*out, f"{files}: {', '.join(said)}"])
 
 
 def _rendered(found: Mapping[str, Any]) -> str:
     from ..core.diagnostics import Diagnostic, Span
 
-    spans = tuple(Span(s["file"], s["line"], s["column"], s["length"], s["text"], s["label"]) for s in found["spans"])
-    return Diagnostic(found["code"], found["message"], spans, tuple(found["notes"]), found["help"], found["severity"]).render()
+    spans = tuple(
+        Span(s["file"], s["line"], s["column"], s["length"], s["text"], s["label"])
+        for s in found["spans"]
+    )
+    return Diagnostic(
+        found["code"],
+        found["message"],
+        spans,
+        tuple(found["notes"]),
+        found["help"],
+        found["severity"],
+    ).render()
 
 
 COMMAND = command

@@ -1,7 +1,8 @@
-"""Matrices in blocks: their largest magnitudes, the entries of a grid for rows and columns, and bands that fit a cache.
+"""Matrices in blocks: their largest magnitudes, the entries of a grid for rows and columns, and
+bands that fit a cache.
 
-A grid has one entry for each block; a matrix may be a part of a larger one, [top:, left:], and begin inside a block: its
-grid begins with that block.
+A grid has one entry for each block; a matrix may be a part of a larger one, [top:, left:], and
+begin inside a block: its grid begins with that block.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     import numpy as np
 
-# elements of one step: small enough for a last-level cache, so many that an op takes longer than the interpreter's lock to change
-# hands, and than the barrier of torch's threads where an op is divided among them
+# elements of one step: small enough for a last-level cache, so many that an op takes longer than
+# the interpreter's lock to change hands, and than the barrier of torch's threads where an op is
+# divided among them
 CHUNK = 1 << 20
 
 
@@ -25,7 +27,9 @@ class Block(NamedTuple):
 
 
 class Band(NamedTuple):
-    """Rows of a matrix: some of one row of blocks, or all of several: so many (`blocks`) from row `first` of the grid on."""
+    """Rows of a matrix: some of one row of blocks, or all of several: so many (`blocks`) from row
+    `first` of the grid on.
+    """
 
     rows: slice
     first: int
@@ -33,7 +37,9 @@ class Band(NamedTuple):
 
 
 def bands(shape: tuple[int, ...], high: int, top: int, size: int) -> Iterator[Band]:
-    """A matrix that begins at row `top` in parts of about `size` elements, one row of it at least."""
+    """A matrix that begins at row `top` in parts of about `size` elements, one row of it at
+    least.
+    """
     rows, columns = shape
     step = max(1, size // max(1, columns))
     if step < high:
@@ -50,7 +56,9 @@ def bands(shape: tuple[int, ...], high: int, top: int, size: int) -> Iterator[Ba
 
 
 def across(grid: np.ndarray[Any, Any], wide: int, left: int, width: int) -> np.ndarray[Any, Any]:
-    """The entries of rows of a grid for `width` columns from column `left` on, which lies in the first block."""
+    """The entries of rows of a grid for `width` columns from column `left` on, which lies in the
+    first block.
+    """
     import numpy as np
 
     before = left % wide
@@ -58,8 +66,13 @@ def across(grid: np.ndarray[Any, Any], wide: int, left: int, width: int) -> np.n
 
 
 def of_rows(
-    grid: np.ndarray[Any, Any], block: Block, top: int, left: int, rows: slice, shape: tuple[int, ...]
-) -> np.ndarray[Any, Any]:  # fmt: skip
+    grid: np.ndarray[Any, Any],
+    block: Block,
+    top: int,
+    left: int,
+    rows: slice,
+    shape: tuple[int, ...],
+) -> np.ndarray[Any, Any]:
     """The entries of a grid for each element of `rows` of a matrix, which are of this shape."""
     import numpy as np
 
@@ -68,21 +81,29 @@ def of_rows(
 
 
 def amax(bits: np.ndarray[Any, Any], block: Block) -> np.ndarray[Any, Any]:
-    """The largest magnitude in each block, as bits: floats of one sign are ordered as their bits are, infinity and NaN on top.
+    """The largest magnitude in each block, as bits: floats of one sign are ordered as their bits
+    are, infinity and NaN on top.
 
-    No pass takes the signs off: the largest of the signed integers is the largest positive number, and of the unsigned
-    ones the largest negative one, if there is any.
+    No pass takes the signs off: the largest of the signed integers is the largest positive number,
+    and of the unsigned ones the largest negative one, if there is any.
     """
     import numpy as np
 
     signed, unsigned = bits.view(f"<i{bits.itemsize}"), bits.view(f"<u{bits.itemsize}")
-    found, below = (_largest_in_runs(_largest_in_runs(words, 0, block.rows), 1, block.columns) for words in (signed, unsigned))
-    largest: np.ndarray[Any, Any] = np.maximum(found, (below & ((1 << 8 * bits.itemsize - 1) - 1)).view(signed.dtype))
+    found, below = (
+        _largest_in_runs(_largest_in_runs(words, 0, block.rows), 1, block.columns)
+        for words in (signed, unsigned)
+    )
+    largest: np.ndarray[Any, Any] = np.maximum(
+        found, (below & ((1 << 8 * bits.itemsize - 1) - 1)).view(signed.dtype)
+    )
     return largest
 
 
 def _largest_in_runs(words: np.ndarray[Any, Any], axis: int, length: int) -> np.ndarray[Any, Any]:
-    """The largest of each `length` neighbours along one of the two axes; the last run may be shorter."""
+    """The largest of each `length` neighbours along one of the two axes; the last run may be
+    shorter.
+    """
     import numpy as np
 
     if length == 1:

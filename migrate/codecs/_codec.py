@@ -1,17 +1,19 @@
-"""What a number format is: the stored parts of one tensor, how they become numbers, and how numbers become them.
+"""What a number format is: the stored parts of one tensor, how they become numbers, and how numbers
+become them.
 
-A file `codecs/<module>.py` defines `CODEC`, an instance of a subclass of `Codec`; the name that rules write is its
-`name`. A codec knows neither keys nor files. Parts are told apart by role; which names they have on disk stands in
-`leaves`, for detection and for the check that no part is stranded. `dequantize`, `quantize`, `recode` and detection
-are the only users.
+A file `codecs/<module>.py` defines `CODEC`, an instance of a subclass of `Codec`; the name that
+rules write is its `name`. A codec knows neither keys nor files. Parts are told apart by role; which
+names they have on disk stands in `leaves`, for detection and for the check that no part is
+stranded. `dequantize`, `quantize`, `recode` and detection are the only users.
 
-Arrays are of raw elements and boxes are regions, as for a `ValueOp` (`ops/_op.py`): numpy on the CPU, torch tensors on
-another device, where the same bits must come out. A meter is told the error of a sample where measuring all would take
-longer than computing: it counts what it is told.
+Arrays are of raw elements and boxes are regions, as for a `ValueOp` (`ops/_op.py`): numpy on the
+CPU, torch tensors on another device, where the same bits must come out. A meter is told the error
+of a sample where measuring all would take longer than computing: it counts what it is told.
 
-A codec makes the choices that a format leaves open by name (`like`), because two libraries that read the same format need
-not write the same codes. `reference` and `reference_parts` are written a second time without torch and without haste:
-`verify` compares with them, and so does the kit (`testing/codeckit.py`) that every codec must pass.
+A codec makes the choices that a format leaves open by name (`like`), because two libraries that
+read the same format need not write the same codes. `reference` and `reference_parts` are written a
+second time without torch and without haste: `verify` compares with them, and so does the kit
+(`testing/codeckit.py`) that every codec must pass.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ NON_FINITE = ("refuse", "saturate", "keep")
 
 
 class Leaves(NamedTuple):
-    """How one producer calls the parts: role -> last segments of the key, e.g. {"weight": "weight", "scale": "weight_scale_inv"}."""
+    """How one producer calls the parts: role -> last segments of the key, e.g. {"weight": "weight",
+    "scale": "weight_scale_inv"}.
+    """
 
     producer: str
     by_role: Mapping[str, str]
@@ -40,7 +44,9 @@ class Leaves(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a rule may say to `dequantize` and `quantize` beside codec and dtype; None: not said. A codec refuses what it has no use for."""
+    """What a rule may say to `dequantize` and `quantize` beside codec and dtype; None: not said. A
+    codec refuses what it has no use for.
+    """
 
     block: tuple[int, ...] | None = None
     like: str | None = None
@@ -58,25 +64,34 @@ class Codec:
     parts: ClassVar[tuple[str, ...]]
     # parts that travel together, by producer
     leaves: ClassVar[tuple[Leaves, ...]]
-    # parts that encoding the others leaves in `memo` (`recall`): files hold them behind the others, so that numbers are read once
+    # parts that encoding the others leaves in `memo` (`recall`): files hold them behind the others,
+    # so that numbers are read once
     follow: ClassVar[tuple[str, ...]] = ()
-    # what rule files may say, whatever the tensors are: the words of `like`, `scale` and `scale_fmt`, of which those that are not
-    # here can be any; the length of `block`, and the dtypes of the numbers
+    # what rule files may say, whatever the tensors are: the words of `like`, `scale` and
+    # `scale_fmt`, of which those that are not here can be any; the length of `block`, and the
+    # dtypes of the numbers
     words: ClassVar[Mapping[str, Collection[str]]] = {}
     sides: ClassVar[int | None] = None
     numbers: ClassVar[Collection[str]] = ()
-    # bytes for each element that `reference` and `reference_parts` take beside what they are given and make; None: whole arrays of float64
+    # bytes for each element that `reference` and `reference_parts` take beside what they are given
+    # and make; None: whole arrays of float64
     reference_width: ClassVar[int | None] = None
 
     def validate(self, options: Options, encoding: bool) -> None:
-        """OpError M308 for options that this codec does not have or whose values it does not know."""
+        """OpError M308 for options that this codec does not have or whose values it does not
+        know.
+        """
 
     def decoded(self, options: Options, specs: Sequence[Spec], dtype: str) -> Spec:
-        """The spec of the numbers; `specs` in the order of `parts`. OpError M303, M304 naming shapes where parts do not fit each other."""
+        """The spec of the numbers; `specs` in the order of `parts`. OpError M303, M304 naming
+        shapes where parts do not fit each other.
+        """
         raise NotImplementedError
 
     def encoded(self, options: Options, spec: Spec) -> list[Spec]:
-        """The specs of the parts, in their order, of a tensor with this spec. OpError where it cannot be encoded."""
+        """The specs of the parts, in their order, of a tensor with this spec. OpError where it
+        cannot be encoded.
+        """
         raise NotImplementedError
 
     def decode_needs(self, options: Options, specs: Sequence[Spec], box: Box) -> list[Box]:
@@ -88,13 +103,24 @@ class Codec:
         raise NotImplementedError
 
     def grain(self, options: Options, spec: Spec, part: int | None) -> tuple[int, ...]:
-        """Multiples at which boxes of a part, or of the numbers (None), begin and end at little cost."""
+        """Multiples at which boxes of a part, or of the numbers (None), begin and end at little
+        cost.
+        """
         raise NotImplementedError
 
     def decode(
-        self, options: Options, arrays: Sequence[Any], specs: Sequence[Spec], dtype: str, box: Box, out: Any, meter: Meter | None = None
+        self,
+        options: Options,
+        arrays: Sequence[Any],
+        specs: Sequence[Spec],
+        dtype: str,
+        box: Box,
+        out: Any,
+        meter: Meter | None = None,
     ) -> None:
-        """Fills `out` with the numbers of `box` as `dtype`: computed in float32 and rounded once."""
+        """Fills `out` with the numbers of `box` as `dtype`: computed in float32 and rounded
+        once.
+        """
         raise NotImplementedError
 
     def remembers(self, options: Options, spec: Spec) -> int:
@@ -102,26 +128,45 @@ class Codec:
         return 0
 
     def encode(
-        self, options: Options, array: Any, spec: Spec, part: int, box: Box, out: Any, meter: Meter | None = None,
+        self,
+        options: Options,
+        array: Any,
+        spec: Spec,
+        part: int,
+        box: Box,
+        out: Any,
+        meter: Meter | None = None,
         memo: dict[str, Any] | None = None,
-    ) -> None:  # fmt: skip
-        """Fills `out` with `box` of part number `part`, from the box of the numbers that `encode_needs` names.
+    ) -> None:
+        """Fills `out` with `box` of part number `part`, from the box of the numbers that
+        `encode_needs` names.
 
-        `memo`, if there is one, is shared by all boxes and parts of one tensor: what is found for one part may serve the next.
-        OpError M406 at the first number that is not finite, unless `non_finite` says otherwise.
+        `memo`, if there is one, is shared by all boxes and parts of one tensor: what is found for
+        one part may serve the next. OpError M406 at the first number that is not finite, unless
+        `non_finite` says otherwise.
         """
         raise NotImplementedError
 
-    def recall(self, options: Options, spec: Spec, part: int, box: Box, out: Any, memo: dict[str, Any]) -> bool:
-        """Fills `out` with `box` of part number `part` from `memo` alone, as `encode` would; False where it does not hold enough."""
+    def recall(
+        self, options: Options, spec: Spec, part: int, box: Box, out: Any, memo: dict[str, Any]
+    ) -> bool:
+        """Fills `out` with `box` of part number `part` from `memo` alone, as `encode` would; False
+        where it does not hold enough.
+        """
         return False
 
-    def reference(self, options: Options, arrays: Sequence[Any], specs: Sequence[Spec], dtype: str) -> Any:
-        """The numbers of whole parts as raw numpy elements, by a second and plain implementation: for `verify` and the kit."""
+    def reference(
+        self, options: Options, arrays: Sequence[Any], specs: Sequence[Spec], dtype: str
+    ) -> Any:
+        """The numbers of whole parts as raw numpy elements, by a second and plain implementation:
+        for `verify` and the kit.
+        """
         raise NotImplementedError
 
     def reference_parts(self, options: Options, array: Any, spec: Spec) -> list[Any]:
-        """The parts of a whole tensor as raw numpy elements, by a second and plain implementation."""
+        """The parts of a whole tensor as raw numpy elements, by a second and plain
+        implementation.
+        """
         raise NotImplementedError
 
     def exact(self, options: Options, specs: Sequence[Spec], dtype: str) -> bool:
@@ -133,5 +178,7 @@ class Codec:
         raise NotImplementedError
 
     def samples(self) -> Iterable[tuple[Options, Spec]]:
-        """Options and the spec of numbers to encode with them, for the kit; ragged and stacked shapes among them."""
+        """Options and the spec of numbers to encode with them, for the kit; ragged and stacked
+        shapes among them.
+        """
         raise NotImplementedError

@@ -1,10 +1,12 @@
-"""`fp8-block`: e4m3 codes with one scale for each block of rows and columns, as DeepSeek-V3 stores weights and others after it.
+"""`fp8-block`: e4m3 codes with one scale for each block of rows and columns, as DeepSeek-V3 stores
+weights and others after it.
 
-A weight [..., N, K] has a grid of scales [..., ceil(N/b0), ceil(K/b1)]; the last blocks are smaller where a side is no
-multiple of the block. A number is float32(code) * float32(scale), rounded once more where the dtype is narrower.
+A weight [..., N, K] has a grid of scales [..., ceil(N/b0), ceil(K/b1)]; the last blocks are smaller
+where a side is no multiple of the block. A number is float32(code) * float32(scale), rounded once
+more where the dtype is narrower.
 
-The block has to be said, not derived from the two shapes: 576 rows with five scales are blocks of 128, not of 115.2, and
-where a division comes out even it may still be the wrong one.
+The block has to be said, not derived from the two shapes: 576 rows with five scales are blocks of
+128, not of 115.2, and where a division comes out even it may still be the wrong one.
 """
 
 from __future__ import annotations
@@ -30,14 +32,23 @@ CODES = "float8_e4m3fn"
 SCALES = ("float32", "bfloat16", "float8_e8m0fnu")
 NUMBERS = ("float32", "bfloat16", "float16")
 LIKE = ("deepseek", "hf")
-# elements that `reference` looks up at a time, and those of a block that is worth a table of its own
+# elements that `reference` looks up at a time, and those of a block that is worth a table of its
+# own
 _LOOKED_UP, _WORTH = 1 << 16, 1 << 11
-# how a scale is stored: as it comes, rounded to bfloat16, or as the power of two above it in four bytes or in one; or its dtype
-STORED = {"f32": "float32", "bf16": "bfloat16", "pow2": "float32", "ue8m0": "float8_e8m0fnu", **{name: name for name in SCALES}}
-# what configurations call the power of two above it, in whatever dtype, and what transformers calls a scale as it comes
+# how a scale is stored: as it comes, rounded to bfloat16, or as the power of two above it in four
+# bytes or in one; or its dtype
+STORED = {
+    "f32": "float32",
+    "bf16": "bfloat16",
+    "pow2": "float32",
+    "ue8m0": "float8_e8m0fnu",
+    **{name: name for name in SCALES},
+}
+# what configurations call the power of two above it, in whatever dtype, and what transformers calls
+# a scale as it comes
 POWER, FORMATS = "ue8m0", ("ue8m0", "float")
-# errors are measured on at least so many elements of a tensor, and in a large one on one row of so many: a prime, so that the rows
-# fall on all parts of blocks
+# errors are measured on at least so many elements of a tensor, and in a large one on one row of so
+# many: a prime, so that the rows fall on all parts of blocks
 MEASURED, SPARSEST = 1 << 13, 509
 
 
@@ -48,13 +59,23 @@ class Fp8Block(Codec):
     parts = ("weight", "scale")
     leaves = (
         Leaves("DeepSeek, transformers", {"weight": "weight", "scale": "weight_scale_inv"}),
-        Leaves("transformers 5, stacked experts", {"weight": "gate_up_proj", "scale": "gate_up_proj_scale_inv"}),
-        Leaves("transformers 5, stacked experts", {"weight": "down_proj", "scale": "down_proj_scale_inv"}),
+        Leaves(
+            "transformers 5, stacked experts",
+            {"weight": "gate_up_proj", "scale": "gate_up_proj_scale_inv"},
+        ),
+        Leaves(
+            "transformers 5, stacked experts",
+            {"weight": "down_proj", "scale": "down_proj_scale_inv"},
+        ),
         Leaves("compressed-tensors, ModelOpt", {"weight": "weight", "scale": "weight_scale"}),
     )
 
     follow = ("scale",)
-    words: ClassVar[Mapping[str, Collection[str]]] = {"like": LIKE, "scale": STORED, "scale_fmt": FORMATS}
+    words: ClassVar[Mapping[str, Collection[str]]] = {
+        "like": LIKE,
+        "scale": STORED,
+        "scale_fmt": FORMATS,
+    }
     sides = 2
     numbers = NUMBERS
 
@@ -62,35 +83,59 @@ class Fp8Block(Codec):
         block = options.block
         if block is not None and (len(block) != 2 or min(block) < 1):
             raise OpError(
-                "M308", f"fp8-block: `block` is {list(block)}, not the rows and columns of a block", help="e.g. `block: [128, 128]`"
+                "M308",
+                f"fp8-block: `block` is {list(block)}, not the rows and columns of a block",
+                help="e.g. `block: [128, 128]`",
             )
         for word, known in {**self.words, "non_finite": NON_FINITE}.items():
             value = getattr(options, word)
             if value is not None and value not in known:
-                raise OpError("M308", f"fp8-block: there is no `{word}: {value}`", help=f"it is one of {', '.join(known)}")
+                raise OpError(
+                    "M308",
+                    f"fp8-block: there is no `{word}: {value}`",
+                    help=f"it is one of {', '.join(known)}",
+                )
 
     def decoded(self, options: Options, specs: Sequence[Spec], dtype: str) -> Spec:
         weight, scale = specs
         if dtype not in NUMBERS:
-            raise OpError("M303", f"fp8-block decodes to {', '.join(NUMBERS)}, not to {dtype}", help="write a `cast` after it")
+            raise OpError(
+                "M303",
+                f"fp8-block decodes to {', '.join(NUMBERS)}, not to {dtype}",
+                help="write a `cast` after it",
+            )
         if weight.dtype != CODES:
             hint = f"limit the rule to what is encoded: `when: {{weight: {{dtype: [{CODES}]}}}}`"
-            raise OpError("M303", f"fp8-block: the weight is {weight.dtype}, not {CODES}", help=hint)
+            raise OpError(
+                "M303", f"fp8-block: the weight is {weight.dtype}, not {CODES}", help=hint
+            )
         if scale.dtype not in SCALES:
-            raise OpError("M303", f"fp8-block: the scale is {scale.dtype}, not one of {', '.join(SCALES)}")
+            raise OpError(
+                "M303", f"fp8-block: the scale is {scale.dtype}, not one of {', '.join(SCALES)}"
+            )
         _has_blocks("dequantize", weight)
         block = _block(options)
         wanted = _grid(weight.shape, block)
         if scale.shape != wanted:
-            message = f"the scale is {list(scale.shape)}, a weight of {list(weight.shape)} in blocks of {list(block)} has {list(wanted)}"
+            message = (
+                f"the scale is {list(scale.shape)}, a weight of {list(weight.shape)} in "
+                f"blocks of {list(block)} has {list(wanted)}"
+            )
             raise OpError("M310", message, help=_fitting(weight.shape, scale.shape))
         return spec_of(dtype, weight.shape)
 
     def encoded(self, options: Options, spec: Spec) -> list[Spec]:
         if spec.dtype not in NUMBERS:
-            raise OpError("M303", f"fp8-block encodes {', '.join(NUMBERS)}, not {spec.dtype}", help="write a `cast` before it")
+            raise OpError(
+                "M303",
+                f"fp8-block encodes {', '.join(NUMBERS)}, not {spec.dtype}",
+                help="write a `cast` before it",
+            )
         _has_blocks("quantize", spec)
-        return [spec_of(CODES, spec.shape), spec_of(_stored(options), _grid(spec.shape, _block(options)))]
+        return [
+            spec_of(CODES, spec.shape),
+            spec_of(_stored(options), _grid(spec.shape, _block(options))),
+        ]
 
     def decode_needs(self, options: Options, specs: Sequence[Spec], box: Box) -> list[Box]:
         return [box, _blocks_of(box, _block(options))]
@@ -98,16 +143,29 @@ class Fp8Block(Codec):
     def encode_needs(self, options: Options, spec: Spec, part: int, box: Box) -> Box:
         block = _block(options)
         if part == 1:
-            box = (*box[:-2], *((low * b, high * b) for (low, high), b in zip(box[-2:], block, strict=True)))
+            box = (
+                *box[:-2],
+                *((low * b, high * b) for (low, high), b in zip(box[-2:], block, strict=True)),
+            )
         sides = zip(box[-2:], block, spec.shape[-2:], strict=True)
-        return (*box[:-2], *((min(low // b * b, n), min(-(-high // b) * b, n)) for (low, high), b, n in sides))
+        return (
+            *box[:-2],
+            *((min(low // b * b, n), min(-(-high // b) * b, n)) for (low, high), b, n in sides),
+        )
 
     def grain(self, options: Options, spec: Spec, part: int | None) -> tuple[int, ...]:
         aligned = _block(options) if part == 0 else (1, 1)
         return (*(1,) * (len(spec.shape) - 2), *aligned)
 
     def decode(
-        self, options: Options, arrays: Sequence[Any], specs: Sequence[Spec], dtype: str, box: Box, out: Any, meter: Meter | None = None
+        self,
+        options: Options,
+        arrays: Sequence[Any],
+        specs: Sequence[Spec],
+        dtype: str,
+        box: Box,
+        out: Any,
+        meter: Meter | None = None,
     ) -> None:
         import torch
 
@@ -120,24 +178,44 @@ class Fp8Block(Codec):
         scales = _e4m3_torch.as_float(arrays[1], specs[1].dtype)
         # NaN is neither ordinary nor tame
         largest = float(scales.abs().amax())
-        ordinary, tame = largest < _e4m3_torch.ORDINARY, largest * _e4m3.LARGEST <= _e4m3.MOST[dtype]
+        ordinary, tame = (
+            largest < _e4m3_torch.ORDINARY,
+            largest * _e4m3.LARGEST <= _e4m3.MOST[dtype],
+        )
         told, exact = _measured(specs[0], top), self.exact(options, specs, dtype)
-        if not ordinary and exact and (at := _first((scales >= 2.0**120).cpu().numpy())) is not None:
+        if (
+            not ordinary
+            and exact
+            and (at := _first((scales >= 2.0**120).cpu().numpy())) is not None
+        ):
             place = _place(at, self.decode_needs(options, specs, box)[1])
-            raise OpError("M406", f"dequantize: the scale at {place} is {float(scales[at]):g}, which float32 cannot hold 448 times")
+            raise OpError(
+                "M406",
+                f"dequantize: the scale at {place} is {float(scales[at]):g}, which float32 cannot "
+                "hold 448 times",
+            )
         tells = None if exact else meter
-        vanish = tells is not None and _e4m3_torch.least(scales) * _e4m3_torch.STEP < _e4m3_torch.LEAST[dtype]
+        vanish = (
+            tells is not None
+            and _e4m3_torch.least(scales) * _e4m3_torch.STEP < _e4m3_torch.LEAST[dtype]
+        )
         with torch.inference_mode():
             for at in _leading(box):
                 count = tells is not None and not tame
-                lost = _e4m3_torch.decode(codes[at], scales[at], block, top, left, made[at], ordinary, count, vanish)
+                lost = _e4m3_torch.decode(
+                    codes[at], scales[at], block, top, left, made[at], ordinary, count, vanish
+                )
                 if tells is not None:
-                    _e4m3_torch.measure(codes[at], scales[at], block, top, left, made[at], told, *lost, tells)
+                    _e4m3_torch.measure(
+                        codes[at], scales[at], block, top, left, made[at], told, *lost, tells
+                    )
 
     def remembers(self, options: Options, spec: Spec) -> int:
         return _Known.EACH * prod(_grid(spec.shape, _block(options)))
 
-    def recall(self, options: Options, spec: Spec, part: int, box: Box, out: Any, memo: dict[str, Any]) -> bool:
+    def recall(
+        self, options: Options, spec: Spec, part: int, box: Box, out: Any, memo: dict[str, Any]
+    ) -> bool:
         known: _Known | None = memo.get("amax")
         found = known.get(box) if known is not None and part == 1 else None
         if found is None:
@@ -147,15 +225,30 @@ class Fp8Block(Codec):
         return True
 
     def encode(
-        self, options: Options, array: Any, spec: Spec, part: int, box: Box, out: Any, meter: Meter | None = None,
+        self,
+        options: Options,
+        array: Any,
+        spec: Spec,
+        part: int,
+        box: Box,
+        out: Any,
+        meter: Meter | None = None,
         memo: dict[str, Any] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if 0 in array.shape:
             return
         needed = self.encode_needs(options, spec, part, box)
-        (top, bottom), (left, right) = ((low - first, high - first) for (low, high), (first, _) in zip(box[-2:], needed[-2:], strict=True))
+        (top, bottom), (left, right) = (
+            (low - first, high - first)
+            for (low, high), (first, _) in zip(box[-2:], needed[-2:], strict=True)
+        )
         told = _measured(spec, box[-2][0])
-        known = None if memo is None else memo.get("amax") or memo.setdefault("amax", _Known(_grid(spec.shape, _block(options))))
+        known = (
+            None
+            if memo is None
+            else memo.get("amax")
+            or memo.setdefault("amax", _Known(_grid(spec.shape, _block(options))))
+        )
         grid = box if part == 1 else _blocks_of(box, _block(options))
         found = None if known is None else known.get(grid)
         for at in _leading(box):
@@ -174,19 +267,37 @@ class Fp8Block(Codec):
                 _store(scale, out[at], _stored(options))
                 continue
             inside, tame = array[at][top:bottom, left:right], finite and bounded
-            lost = _encode(options, inside, spec.dtype, scale, factor, top, left, out[at], tame, meter is not None)
+            lost = _encode(
+                options,
+                inside,
+                spec.dtype,
+                scale,
+                factor,
+                top,
+                left,
+                out[at],
+                tame,
+                meter is not None,
+            )
             if meter is not None:
                 rows = _here(inside[told]), spec.dtype, _here(out[at][told])
                 _e4m3.tell(meter, *rows, scale, amax, _block(options), top, left, told, *lost)
 
-    def reference(self, options: Options, arrays: Sequence[Any], specs: Sequence[Spec], dtype: str) -> Any:
+    def reference(
+        self, options: Options, arrays: Sequence[Any], specs: Sequence[Spec], dtype: str
+    ) -> Any:
         import numpy as np
 
         block, (codes, scale) = _block(options), arrays
-        wide = {"float32": lambda a: a.view("<f4"), "bfloat16": lambda a: (a.astype("<u4") << 16).view("<f4"), "float8_e8m0fnu": _powers}
+        wide = {
+            "float32": lambda a: a.view("<f4"),
+            "bfloat16": lambda a: (a.astype("<u4") << 16).view("<f4"),
+            "float8_e8m0fnu": _powers,
+        }
         with np.errstate(all="ignore"):
             scales = wide[specs[1].dtype](scale).astype("f8")
-        # a large block has one scale and 256 codes: what they become is worked out once for each block, and looked up
+        # a large block has one scale and 256 codes: what they become is worked out once for each
+        # block, and looked up
         known = _e4m3.values(np.arange(256, dtype="u1"))
         out = np.empty(codes.shape, {"float32": "<u4"}.get(dtype, "<u2"))
         first = np.arange(codes.shape[-1]) // block.columns * 256
@@ -197,12 +308,20 @@ class Fp8Block(Codec):
             # the product of 4 and 24 bits is exact in float64
             if block.rows * block.columns < _WORTH:
                 with np.errstate(all="ignore"):
-                    made[...] = _narrowed((known[given] * scales[at][first // 256]).astype("<f4"), dtype)
+                    made[...] = _narrowed(
+                        (known[given] * scales[at][first // 256]).astype("<f4"), dtype
+                    )
                 continue
             with np.errstate(all="ignore"):
-                table = _narrowed((known * scales[at][:, None]).astype("<f4"), dtype).astype(out.dtype).reshape(-1)
+                table = (
+                    _narrowed((known * scales[at][:, None]).astype("<f4"), dtype)
+                    .astype(out.dtype)
+                    .reshape(-1)
+                )
             for low in range(0, len(given), step):
-                np.take(table, given[low : low + step] + first, out=made[low : low + step], mode="clip")
+                np.take(
+                    table, given[low : low + step] + first, out=made[low : low + step], mode="clip"
+                )
         return out
 
     def reference_parts(self, options: Options, array: Any, spec: Spec) -> list[Any]:
@@ -214,26 +333,41 @@ class Fp8Block(Codec):
         block = _block(options)
         with np.errstate(all="ignore"):
             for at in np.ndindex(scale.shape):
-                rows, columns = (slice(i * b, (i + 1) * b) for i, b in zip(at[-2:], block, strict=True))
+                rows, columns = (
+                    slice(i * b, (i + 1) * b) for i, b in zip(at[-2:], block, strict=True)
+                )
                 where = (*at[:-2], rows, columns)
-                scales[at], codes[where] = _reference_block(options, _e4m3.widened(array[where], spec.dtype))
+                scales[at], codes[where] = _reference_block(
+                    options, _e4m3.widened(array[where], spec.dtype)
+                )
         return [codes, _stored_reference(scales, scale.dtype)]
 
     def exact(self, options: Options, specs: Sequence[Spec], dtype: str) -> bool:
-        """To float32 from scales that are powers of two by their dtype; `decode` refuses the few that are too large for it."""
+        """To float32 from scales that are powers of two by their dtype; `decode` refuses the few
+        that are too large for it.
+        """
         return dtype == "float32" and specs[1].dtype == "float8_e8m0fnu"
 
     def bound(self, options: Options) -> str:
         least = " (amax at least 1e-4)" if (options.like or LIKE[0]) == "deepseek" else ""
         twice = "2 * " if _rounding(options) == "pow2" else ""
-        return f"|error| <= max(|x| / 16, {twice}amax / 448 / 1024), amax of the block{least}: half a step of e4m3 and of its subnormals"
+        return (
+            f"|error| <= max(|x| / 16, {twice}amax / 448 / 1024), amax of the block{least}: "
+            "half a step of e4m3 and of its subnormals"
+        )
 
     def samples(self) -> Iterable[tuple[Options, Spec]]:
         yield Options(), spec_of("bfloat16", (576, 200))
         yield Options(block=(1, 128), scale="pow2"), spec_of("float32", (5, 300))
-        yield Options(block=(4, 4), like="hf", non_finite="saturate"), spec_of("float16", (3, 12, 10))
+        yield (
+            Options(block=(4, 4), like="hf", non_finite="saturate"),
+            spec_of("float16", (3, 12, 10)),
+        )
         yield Options(block=(3, 5), scale="ue8m0"), spec_of("bfloat16", (2, 2, 7, 11))
-        yield Options(block=(8, 1), like="hf", scale="ue8m0", non_finite="keep"), spec_of("float32", (30, 7))
+        yield (
+            Options(block=(8, 1), like="hf", scale="ue8m0", non_finite="keep"),
+            spec_of("float32", (30, 7)),
+        )
         yield Options(block=(64, 64), scale="bf16"), spec_of("bfloat16", (1, 130))
         yield Options(block=(2, 2), scale="bfloat16", scale_fmt="ue8m0"), spec_of("float32", (5, 6))
 
@@ -255,14 +389,27 @@ def _amax(options: Options, array: Any, dtype: str) -> np.ndarray[Any, Any]:
     from . import _e4m3_torch
 
     bits = _e4m3_torch.signed(typed(array, dtype), dtype)
-    return _e4m3.widened(_e4m3_torch.block_amax(bits, block, _e4m3_torch.INFINITY[dtype] if saturate else None), dtype)
+    return _e4m3.widened(
+        _e4m3_torch.block_amax(bits, block, _e4m3_torch.INFINITY[dtype] if saturate else None),
+        dtype,
+    )
 
 
 def _encode(
-    options: Options, array: Any, dtype: str, scale: np.ndarray[Any, Any], factor: np.ndarray[Any, Any], top: int, left: int,
-    out: Any, tame: bool, metered: bool,
-) -> tuple[int, int, int]:  # fmt: skip
-    """`_e4m3_torch.encode` of raw elements of `dtype`; `tame`: all numbers and factors are finite."""
+    options: Options,
+    array: Any,
+    dtype: str,
+    scale: np.ndarray[Any, Any],
+    factor: np.ndarray[Any, Any],
+    top: int,
+    left: int,
+    out: Any,
+    tame: bool,
+    metered: bool,
+) -> tuple[int, int, int]:
+    """`_e4m3_torch.encode` of raw elements of `dtype`; `tame`: all numbers and factors are
+    finite.
+    """
     import torch
 
     from . import _e4m3_torch
@@ -270,7 +417,18 @@ def _encode(
     count = metered and not (tame and float(scale.max()) * _e4m3.LARGEST <= _e4m3.MOST["float32"])
     wild = not tame or options.non_finite == "saturate"
     with torch.inference_mode():
-        return _e4m3_torch.encode(typed(array, dtype), scale, factor, _block(options), top, left, typed(out, "uint8"), wild, count, metered)
+        return _e4m3_torch.encode(
+            typed(array, dtype),
+            scale,
+            factor,
+            _block(options),
+            top,
+            left,
+            typed(out, "uint8"),
+            wild,
+            count,
+            metered,
+        )
 
 
 def _block(options: Options) -> Block:
@@ -283,14 +441,22 @@ def _stored(options: Options) -> str:
 
 def _rounding(options: Options) -> str:
     """What becomes of a scale before it is stored: nothing (f32), bf16 or pow2."""
-    if options.scale_fmt == POWER or options.scale == "pow2" or _stored(options) == "float8_e8m0fnu":
+    if (
+        options.scale_fmt == POWER
+        or options.scale == "pow2"
+        or _stored(options) == "float8_e8m0fnu"
+    ):
         return "pow2"
     return {"float32": "f32", "bfloat16": "bf16"}[_stored(options)]
 
 
 def _has_blocks(verb: str, spec: Spec) -> None:
     if len(spec.shape) < 2:
-        raise OpError("M304", f"{verb}: fp8-block has blocks of rows and columns, {spec} has {len(spec.shape) or 'no'} axes")
+        raise OpError(
+            "M304",
+            f"{verb}: fp8-block has blocks of rows and columns, {spec} has "
+            f"{len(spec.shape) or 'no'} axes",
+        )
 
 
 def _grid(shape: tuple[int, ...], block: Block) -> tuple[int, ...]:
@@ -299,11 +465,16 @@ def _grid(shape: tuple[int, ...], block: Block) -> tuple[int, ...]:
 
 def _blocks_of(box: Box, block: Block) -> Box:
     """The part of the grid whose blocks hold `box`."""
-    return (*box[:-2], *((low // b, -(-high // b)) for (low, high), b in zip(box[-2:], block, strict=True)))
+    return (
+        *box[:-2],
+        *((low // b, -(-high // b)) for (low, high), b in zip(box[-2:], block, strict=True)),
+    )
 
 
 class _Known:
-    """The largest magnitudes of the blocks that were looked at: scales, which come first in a file, and codes need the same."""
+    """The largest magnitudes of the blocks that were looked at: scales, which come first in a file,
+    and codes need the same.
+    """
 
     __slots__ = ("_amax", "_done")
     # bytes for a block
@@ -327,12 +498,19 @@ class _Known:
 
 
 def _fitting(shape: tuple[int, ...], grid: tuple[int, ...]) -> str:
-    """Advice on a block that would fit: a power of two, as all known producers use, or else the smallest."""
+    """Advice on a block that would fit: a power of two, as all known producers use, or else the
+    smallest.
+    """
     if len(shape) == len(grid) and shape[:-2] == grid[:-2]:
         found = [_side(n, g) for n, g in zip(shape[-2:], grid[-2:], strict=True)]
         if None not in found:
-            return f"`block: {found}` would fit, as others may; the true one stands in the checkpoint's quantization config"
-    return "no block fits: the scale belongs to another weight, or a side was cut or joined without it"
+            return (
+                f"`block: {found}` would fit, as others may; the true one stands in the "
+                "checkpoint's quantization config"
+            )
+    return (
+        "no block fits: the scale belongs to another weight, or a side was cut or joined without it"
+    )
 
 
 def _side(n: int, g: int) -> int | None:
@@ -342,7 +520,8 @@ def _side(n: int, g: int) -> int | None:
 
 
 def _measured(spec: Spec, top: int) -> slice:
-    """The rows of a box from row `top` on whose error is measured: the same rows of a tensor however it is cut into boxes.
+    """The rows of a box from row `top` on whose error is measured: the same rows of a tensor
+    however it is cut into boxes.
 
     Measuring all would take longer than computing them.
     """
@@ -361,16 +540,22 @@ def _first(mask: np.ndarray[Any, Any]) -> tuple[int, ...] | None:
 
     flat = mask.reshape(-1)
     at = int(flat.argmax()) if flat.size else 0
-    return tuple(int(i) for i in np.unravel_index(at, mask.shape)) if flat.size and flat[at] else None
+    return (
+        tuple(int(i) for i in np.unravel_index(at, mask.shape)) if flat.size and flat[at] else None
+    )
 
 
 def _place(index: Sequence[int], box: Box, each: Sequence[int] = ()) -> str:
-    """An index within a box as one within the whole tensor, or where the block of that index begins, which has `each` elements a side."""
+    """An index within a box as one within the whole tensor, or where the block of that index
+    begins, which has `each` elements a side.
+    """
     sides = each or (1,) * len(box)
-    return f"[{', '.join(str((i + low) * n) for i, (low, _), n in zip(index, box, sides, strict=True))}]"
+    return f"[{', '.join(str((i + low) * n) for i, (low, _), n in zip(index, box, sides, strict=True))}]"  # noqa: E501
 
 
-def _not_finite(array: np.ndarray[Any, Any], dtype: str, leading: tuple[int, ...], box: Box) -> OpError:
+def _not_finite(
+    array: np.ndarray[Any, Any], dtype: str, leading: tuple[int, ...], box: Box
+) -> OpError:
     import numpy as np
 
     numbers = _e4m3.widened(array, dtype)
@@ -379,11 +564,18 @@ def _not_finite(array: np.ndarray[Any, Any], dtype: str, leading: tuple[int, ...
     return OpError(
         "M406",
         message,
-        help="`non_finite: saturate` gives infinities the largest code and keeps NaN to itself; `keep` encodes as `like` does",
+        help="`non_finite: saturate` gives infinities the largest code and keeps NaN to itself; "
+        "`keep` encodes as `like` does",
     )
 
 
-def _too_small(amax: np.ndarray[Any, Any], factor: np.ndarray[Any, Any], leading: tuple[int, ...], grid: Box, block: Block) -> OpError:
+def _too_small(
+    amax: np.ndarray[Any, Any],
+    factor: np.ndarray[Any, Any],
+    leading: tuple[int, ...],
+    grid: Box,
+    block: Block,
+) -> OpError:
     import numpy as np
 
     at = _first(~np.isfinite(factor)) or (0, 0)
@@ -394,12 +586,15 @@ def _too_small(amax: np.ndarray[Any, Any], factor: np.ndarray[Any, Any], leading
     return OpError(
         "M406",
         message,
-        help="with `scale_fmt: ue8m0` or `like: deepseek` it has one; `non_finite: keep` stores what `like` makes: 0 and NaN",
+        help="with `scale_fmt: ue8m0` or `like: deepseek` it has one; `non_finite: keep` stores "
+        "what `like` makes: 0 and NaN",
     )
 
 
 def _store(scale: np.ndarray[Any, Any], out: Any, dtype: str) -> None:
-    """Fills `out`, raw elements of numpy or torch, with float32 scales that `dtype` holds without rounding."""
+    """Fills `out`, raw elements of numpy or torch, with float32 scales that `dtype` holds without
+    rounding.
+    """
     import numpy as np
 
     bits = scale.view("<u4") >> {"float32": 0, "bfloat16": 16, "float8_e8m0fnu": 23}[dtype]
@@ -417,7 +612,9 @@ def _powers(exponents: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _narrowed(numbers: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
-    """float32 as raw elements of `dtype`, to the nearest, ties to even; NaN as the one quiet NaN."""
+    """float32 as raw elements of `dtype`, to the nearest, ties to even; NaN as the one quiet
+    NaN.
+    """
     import numpy as np
 
     if dtype == "bfloat16":
@@ -441,7 +638,11 @@ def _reference_block(options: Options, numbers: np.ndarray[Any, Any]) -> tuple[A
     scale = f4(1) / factor if hf else np.maximum(amax, f4(1e-4)) / f4(448)
     stored = _rounding(options)
     if stored == "bf16":
-        scale = (np.asarray(_narrowed(scale.reshape(1), "bfloat16"), "<u4") << 16).astype("<u4").view("<f4")[0]
+        scale = (
+            (np.asarray(_narrowed(scale.reshape(1), "bfloat16"), "<u4") << 16)
+            .astype("<u4")
+            .view("<f4")[0]
+        )
     elif stored != "f32":
         odd = f4(np.nan) if hf else f4(2.0**127)
         scale = f4(_e4m3.power_above(float(scale))) if np.isfinite(scale) else odd

@@ -1,7 +1,9 @@
-"""Diagnostics are data: a code, a message that says what is wrong, spans, notes, and a help that says how to mend it.
+"""Diagnostics are data: a code, a message that says what is wrong, spans, notes, and a help that
+says how to mend it.
 
-A code is one file, `migrate/explain/<code>.md`. Its front matter holds the code's name, severity and exit status, its
-body is what `migrate explain <code>` prints. A new diagnostic is a new page and the line that raises it.
+A code is one file, `migrate/explain/<code>.md`. Its front matter holds the code's name, severity
+and exit status, its body is what `migrate explain <code>` prints. A new diagnostic is a new page
+and the line that raises it.
 """
 
 from __future__ import annotations
@@ -17,17 +19,19 @@ from typing import Any, NoReturn
 
 from .errors import raise_all
 
-# What a terminal or an editor acts on instead of showing it, as the inside of a character class: controls, line ends that
-# not every reader takes for one, bidirectional and other formatting, and what has no glyph (Unicode's
-# Default_Ignorable_Code_Point but for variation selectors, which change one glyph, of an emoji mostly).
+# What a terminal or an editor acts on instead of showing it, as the inside of a character class:
+# controls, line ends that not every reader takes for one, bidirectional and other formatting, and
+# what has no glyph (Unicode's Default_Ignorable_Code_Point but for variation selectors, which
+# change one glyph, of an emoji mostly).
 HIDDEN = (
     r"\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f"
     r"\u3164\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
 )
 # and its width: no message of ours is longer, but it may quote what somebody wrote
 _WIDEST = 8000
-# what a diagnostic may take in a JSON document, and with that in text: its parts in characters as JSON writes them. Together they
-# are less than 20,000, whatever the checkpoint holds that they quote
+# what a diagnostic may take in a JSON document, and with that in text: its parts in characters as
+# JSON writes them. Together they are less than 20,000, whatever the checkpoint holds that they
+# quote
 MOST_MESSAGE, MOST_NOTES, MOST_HELP = 4000, 4000, 1500
 MOST_SPANS, _FILE, _TEXT, _LABEL = 4, 1000, 800, 300
 PAGES = Path(__file__).resolve().parent.parent / "explain"
@@ -35,7 +39,9 @@ PAGES = Path(__file__).resolve().parent.parent / "explain"
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The page of one code: `name` (kebab case, states the bad thing), `severity`, `exit` status, `body` (markdown)."""
+    """The page of one code: `name` (kebab case, states the bad thing), `severity`, `exit` status,
+    `body` (markdown).
+    """
 
     code: str
     name: str
@@ -64,7 +70,9 @@ def codes() -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A place in a text file: 1-based `line` and `column`, `length` code points, and the line's `text` for printing."""
+    """A place in a text file: 1-based `line` and `column`, `length` code points, and the line's
+    `text` for printing.
+    """
 
     file: str
     line: int
@@ -79,7 +87,9 @@ class Span:
 
 @cache
 def place(file: str) -> str:
-    """A rule file of a lineage as `lineage/layout/file.yaml`, wherever its pack is installed; any other file as it is."""
+    """A rule file of a lineage as `lineage/layout/file.yaml`, wherever its pack is installed; any
+    other file as it is.
+    """
     lineage = os.path.dirname(os.path.dirname(file))
     if not os.path.isfile(os.path.join(lineage, "layouts.yaml")):
         return file
@@ -88,7 +98,8 @@ def place(file: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """One finding. `message` is lower case without a final period and names the culprit; `help` names the way out.
+    """One finding. `message` is lower case without a final period and names the culprit; `help`
+    names the way out.
 
     `permit` is the word of `allow` that would let it pass, "" where nothing would.
     """
@@ -139,7 +150,9 @@ class Diagnostic:
         }
 
     def render(self) -> str:
-        """The diagnostic as rustc would draw it: message, place, source line, caret, notes, help."""
+        """The diagnostic as rustc would draw it: message, place, source line, caret, notes,
+        help.
+        """
         width = max((len(str(s.line)) for s in self.spans), default=1)
         # a message is one line: a second one could pass for another diagnostic
         message = self.message.replace("\n", "\\n")
@@ -147,7 +160,9 @@ class Diagnostic:
         for span in self.spans:
             where = span.file.removeprefix(os.getcwd() + os.sep)
             where = place(where) if os.path.isabs(where) else where
-            where = bounded(where if where.isprintable() else printable(where, 400), _FILE, tail=True)
+            where = bounded(
+                where if where.isprintable() else printable(where, 400), _FILE, tail=True
+            )
             out.append(f"{' ' * width}--> {where}:{span.line}:{span.column}")
             if span.text:
                 text, before, length = _window(span)
@@ -172,7 +187,9 @@ def written(text: str) -> int:
 
 
 def bounded(text: str, most: int, *, tail: bool = False) -> str:
-    """The text, or as much of its beginning, or with `tail` of its end, as takes at most `most` characters in JSON."""
+    """The text, or as much of its beginning, or with `tail` of its end, as takes at most `most`
+    characters in JSON.
+    """
     # no character takes more than twelve
     if 12 * len(text) <= most or written(text) <= most:
         return text
@@ -200,7 +217,8 @@ def _bounded_notes(notes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _window(span: Span, widest: int = 240) -> tuple[str, int, int]:
-    """The part of the span's line that is drawn, how much of it stands before the caret, and the caret's length.
+    """The part of the span's line that is drawn, how much of it stands before the caret, and the
+    caret's length.
 
     A line of many thousand characters would bury the message.
     """
@@ -242,11 +260,14 @@ class Report:
             raise_all(condensed(self.diagnostics))
 
 
-def condensed(diagnostics: Sequence[Diagnostic], limit: int = 3, placeless: int = 20) -> list[Diagnostic]:
-    """The diagnostics with at most `limit` of one code at one place, or `placeless` of one that has none; the last of these says
-    how many more there are.
+def condensed(
+    diagnostics: Sequence[Diagnostic], limit: int = 3, placeless: int = 20
+) -> list[Diagnostic]:
+    """The diagnostics with at most `limit` of one code at one place, or `placeless` of one that has
+    none; the last of these says how many more there are.
 
-    A rule that is wrong is wrong in every layer, and a checkpoint of another family is wrong in every key.
+    A rule that is wrong is wrong in every layer, and a checkpoint of another family is wrong in
+    every key.
     """
     alike: dict[tuple[Any, ...], int] = {}
     for found in diagnostics:
@@ -270,7 +291,13 @@ def _kind(found: Diagnostic) -> tuple[Any, ...]:
 
 
 def fail(
-    code: str, message: str, *, spans: tuple[Span, ...] = (), notes: tuple[str, ...] = (), help: str | None = None, permit: str = ""
+    code: str,
+    message: str,
+    *,
+    spans: tuple[Span, ...] = (),
+    notes: tuple[str, ...] = (),
+    help: str | None = None,
+    permit: str = "",
 ) -> NoReturn:
     """Raises the one diagnostic."""
     raise_all([Diagnostic(code, message, spans, notes, help, permit=permit)])
@@ -279,7 +306,9 @@ def fail(
 def refusal(error: OSError) -> str:
     """What the system said, and of which file: `input/output error: model.safetensors`."""
     said = (error.strerror or str(error)).lower()
-    return said if error.filename is None else f"{said}: {printable(os.fsdecode(error.filename), 240)}"
+    return (
+        said if error.filename is None else f"{said}: {printable(os.fsdecode(error.filename), 240)}"
+    )
 
 
 def did_you_mean(word: str, known: list[str]) -> str | None:
@@ -291,7 +320,8 @@ def did_you_mean(word: str, known: list[str]) -> str | None:
 
 
 def printable(text: str, limit: int = 120) -> str:
-    """Text from a checkpoint made safe for a terminal: control and non-ASCII characters escaped, cut at `limit`.
+    """Text from a checkpoint made safe for a terminal: control and non-ASCII characters escaped,
+    cut at `limit`.
 
     No text at all is `""`, so that an empty key can be seen.
     """

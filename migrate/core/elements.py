@@ -1,7 +1,9 @@
-"""Numbers as the elements that a checkpoint stores, and back: with integers and `struct` alone, so that a test of a rule needs no torch.
+"""Numbers as the elements that a checkpoint stores, and back: with integers and `struct` alone, so
+that a test of a rule needs no torch.
 
-A code is the element's bits as an unsigned integer. 16-, 32- and 64-bit IEEE floats are rounded to the nearest, as any
-parser of decimals does; every other dtype must hold a number exactly, because there the nearest is rarely what was meant.
+A code is the element's bits as an unsigned integer. 16-, 32- and 64-bit IEEE floats are rounded to
+the nearest, as any parser of decimals does; every other dtype must hold a number exactly, because
+there the nearest is rarely what was meant.
 """
 
 from __future__ import annotations
@@ -19,11 +21,14 @@ _ROUNDED = {"float16": "<e", "float32": "<f", "float64": "<d"}
 _INTEGERS = {"uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"}
 # (exponent bits, mantissa bits, bias); source: OCP OFP8 and MX specifications
 _FLOATS = {
-    "bfloat16": (8, 7, 127), "float16": (5, 10, 15), "float8_e4m3fn": (4, 3, 7), "float8_e5m2": (5, 2, 15), "float8_e4m3fnuz": (4, 3, 8),
-    "float8_e5m2fnuz": (5, 2, 16), "float6_e2m3fn": (2, 3, 1), "float6_e3m2fn": (3, 2, 3), "float4_e2m1fn": (2, 1, 1),
+    "bfloat16": (8, 7, 127), "float16": (5, 10, 15), "float8_e4m3fn": (4, 3, 7),
+    "float8_e5m2": (5, 2, 15), "float8_e4m3fnuz": (4, 3, 8),
+    "float8_e5m2fnuz": (5, 2, 16), "float6_e2m3fn": (2, 3, 1), "float6_e3m2fn": (3, 2, 3),
+    "float4_e2m1fn": (2, 1, 1),
 }  # fmt: skip
 _NAN = {
-    "bfloat16": 0x7FC0, "float16": 0x7E00, "float32": 0x7FC00000, "float64": 0x7FF8 << 48, "float8_e4m3fn": 0x7F, "float8_e5m2": 0x7F,
+    "bfloat16": 0x7FC0, "float16": 0x7E00, "float32": 0x7FC00000, "float64": 0x7FF8 << 48,
+    "float8_e4m3fn": 0x7F, "float8_e5m2": 0x7F,
     "float8_e4m3fnuz": 0x80, "float8_e5m2fnuz": 0x80, "float8_e8m0fnu": 0xFF,
 }  # fmt: skip
 _INF = {"bfloat16": 0x7F80, "float8_e5m2": 0x7C}
@@ -94,7 +99,9 @@ def value(dtype: str, code: int) -> Number:
     if dtype.startswith("complex"):
         half = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}[dtype]
         low = (1 << bits // 2) - 1
-        return complex(float(value(half, code & low).real), float(value(half, code >> bits // 2).real))
+        return complex(
+            float(value(half, code & low).real), float(value(half, code >> bits // 2).real)
+        )
     if dtype == "float8_e8m0fnu":
         return nan if code == 0xFF else 2.0 ** (code - 127)
     if dtype in ("float32", "float64"):
@@ -103,13 +110,20 @@ def value(dtype: str, code: int) -> Number:
 
 
 def close(got: Number, wish: Number, rtol: float | None) -> bool:
-    """Whether a test that asks for `wish` within the relative tolerance takes `got`, where their bits differ; any NaN is a NaN."""
+    """Whether a test that asks for `wish` within the relative tolerance takes `got`, where their
+    bits differ; any NaN is a NaN.
+    """
     if isinstance(got, complex) or isinstance(wish, complex):
         return False
     if isnan(got) or isnan(wish):
         return isnan(got) and isnan(wish)
     # near infinity is everything, and so it is with an infinite tolerance
-    return rtol is not None and isfinite(got) and isfinite(rtol * abs(wish)) and abs(got - wish) <= rtol * abs(wish)
+    return (
+        rtol is not None
+        and isfinite(got)
+        and isfinite(rtol * abs(wish))
+        and abs(got - wish) <= rtol * abs(wish)
+    )
 
 
 def _small(dtype: str, code: int) -> float:
@@ -118,7 +132,9 @@ def _small(dtype: str, code: int) -> float:
     exponent = (code >> mantissa_bits) & ((1 << exponent_bits) - 1)
     mantissa = code & ((1 << mantissa_bits) - 1)
     full = exponent == (1 << exponent_bits) - 1
-    if (dtype.endswith("fnuz") and code == 0x80) or (dtype == "float8_e4m3fn" and code & 0x7F == 0x7F):
+    if (dtype.endswith("fnuz") and code == 0x80) or (
+        dtype == "float8_e4m3fn" and code & 0x7F == 0x7F
+    ):
         return nan
     if full and dtype in ("bfloat16", "float16", "float8_e5m2"):
         return nan if mantissa else (-inf if negative else inf)

@@ -2,14 +2,15 @@
 
     MigrateError                 carries .diagnostics and .exit_code
     ├─ QuestionError         2   flags, rule files, lineages, a stale plan, a target that exists
-    ├─ CheckpointError       3   the checkpoint is unreadable, unsafe, not accounted for, or would lose something
-    └─ RunError              4   it failed while running; nothing was published unless the message says so
+    ├─ CheckpointError       3   the checkpoint is unreadable, unsafe, not accounted for, or would
+    lose something └─ RunError              4   it failed while running; nothing was published
+    unless the message says so
 
     OpError, PatternError        raised by ops and patterns, which know neither key nor file;
                                  the caller adds rule, key and span and turns them into a Diagnostic
 
-The class follows from the exit status that stands in the page of the diagnostic's code (`explain/<code>.md`), so a
-code cannot leave with two different statuses.
+The class follows from the exit status that stands in the page of the diagnostic's code
+(`explain/<code>.md`), so a code cannot leave with two different statuses.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 
 
 class MigrateError(Exception):
-    """One or more diagnostics; `str()` is their full rendering. `permits` are the words of `allow` that would let some of them pass."""
+    """One or more diagnostics; `str()` is their full rendering. `permits` are the words of `allow`
+    that would let some of them pass.
+    """
 
     exit_code = 70
 
@@ -53,23 +56,45 @@ _BY_EXIT = {c.exit_code: c for c in (QuestionError, CheckpointError, RunError)}
 
 
 class OpError(ValueError):
-    """An op cannot take these tensors. `code` is a diagnostic code, `notes` and `help` go into the Diagnostic."""
+    """An op cannot take these tensors. `code` is a diagnostic code, `notes` and `help` go into the
+    Diagnostic.
+    """
 
-    def __init__(self, code: str, message: str, *, notes: Iterable[str] = (), help: str | None = None, permit: str = "") -> None:
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        notes: Iterable[str] = (),
+        help: str | None = None,
+        permit: str = "",
+    ) -> None:
         super().__init__(message)
-        self.code, self.message, self.notes, self.help, self.permit = code, message, tuple(notes), help, permit
+        self.code, self.message, self.notes, self.help, self.permit = (
+            code,
+            message,
+            tuple(notes),
+            help,
+            permit,
+        )
 
 
 class PatternError(ValueError):
-    """A pattern cannot be understood. `start` and `end` are code-point offsets into the pattern's text."""
+    """A pattern cannot be understood. `start` and `end` are code-point offsets into the pattern's
+    text.
+    """
 
-    def __init__(self, code: str, message: str, start: int, end: int, *, help: str | None = None) -> None:
+    def __init__(
+        self, code: str, message: str, start: int, end: int, *, help: str | None = None
+    ) -> None:
         super().__init__(message)
         self.code, self.message, self.start, self.end, self.help = code, message, start, end, help
 
 
 def raise_all(diagnostics: Iterable[Diagnostic]) -> NoReturn:
-    """Raises the error class of the diagnostics' exit status; a wrong question outranks a bad checkpoint."""
+    """Raises the error class of the diagnostics' exit status; a wrong question outranks a bad
+    checkpoint.
+    """
     found = tuple(diagnostics)
     errors = [d for d in found if d.severity == "error"] or found
     raise _BY_EXIT[min(d.exit_status for d in errors)](found)

@@ -1,8 +1,8 @@
 """From the values of captures to keys, the way back from `matching`.
 
-A migration writes as many keys as it reads, so the common patterns compile to one `%` format. A path that is empty
-drops its dot: the format for that case prints the value with precision zero. Index expressions and flattened paths
-take the slower way.
+A migration writes as many keys as it reads, so the common patterns compile to one `%` format. A
+path that is empty drops its dot: the format for that case prints the value with precision zero.
+Index expressions and flattened paths take the slower way.
 """
 
 from __future__ import annotations
@@ -24,14 +24,19 @@ class NegativeIndex(ValueError):  # noqa: N818 - says what the value is
 
 
 def compile_expander(text: str, parts: Sequence[Part], names: Sequence[str]) -> Expander:
-    """A function from tuples of values, in the order of `names`, to keys; KeyError for a capture that is not among them."""
+    """A function from tuples of values, in the order of `names`, to keys; KeyError for a capture
+    that is not among them.
+    """
     at = {name: i for i, name in enumerate(names)}
     taken = [(at[part.name], part) for part in parts if not isinstance(part, Literal)]
     if not taken:
         key = "".join(part.text for part in parts if isinstance(part, Literal))
         return lambda values: key
     paths = [i for i, part in taken if isinstance(part, (PathHead, PathTail))]
-    simple = all(not isinstance(part, Flat) and not (isinstance(part, Integer) and not part.direct) for _, part in taken)
+    simple = all(
+        not isinstance(part, Flat) and not (isinstance(part, Integer) and not part.direct)
+        for _, part in taken
+    )
     if not simple or len(paths) > 1:
         return _slow(text, parts, at)
     order = [i for i, _ in taken]

@@ -1,12 +1,15 @@
-"""Whether all keys that one pattern can match are matched by another, decided on the patterns alone.
+"""Whether all keys that one pattern can match are matched by another, decided on the patterns
+alone.
 
-Rules do not depend on their order: where several match a key, the narrower one takes it. That must not depend on the
-keys at hand either, so the narrower pattern is turned into symbolic keys, in which each capture is an atom that stands
-for every text it can take, and the wider pattern is matched against those. Alternatives are written out, and a path
-capture is tried present and absent. An atom is taken whole by a capture that takes all its texts.
+Rules do not depend on their order: where several match a key, the narrower one takes it. That must
+not depend on the keys at hand either, so the narrower pattern is turned into symbolic keys, in
+which each capture is an atom that stands for every text it can take, and the wider pattern is
+matched against those. Alternatives are written out, and a path capture is tried present and absent.
+An atom is taken whole by a capture that takes all its texts.
 
-The answer "yes" is certain. "No" may be wrong for odd patterns (many repeated captures, thousands of alternatives that
-do not fit one capture); the user then sees two rules that match one key, never a silent choice.
+The answer "yes" is certain. "No" may be wrong for odd patterns (many repeated captures, thousands
+of alternatives that do not fit one capture); the user then sees two rules that match one key, never
+a silent choice.
 """
 
 from __future__ import annotations
@@ -43,7 +46,9 @@ _Key = tuple[_Token, ...]
 
 
 def includes(wider: Sequence[Part], narrower: Sequence[Part]) -> bool:
-    """Whether each key that the parts `narrower` match is matched by the parts `wider`; True is certain."""
+    """Whether each key that the parts `narrower` match is matched by the parts `wider`; True is
+    certain.
+    """
     if tuple(wider) == tuple(narrower):
         return True
     keys = _symbolic_keys(narrower)
@@ -69,7 +74,10 @@ def _symbolic_keys(parts: Sequence[Part]) -> Iterator[_Key] | None:
         choices[name] = (_Atom(name, enums[name]),)
     if prod(len(c) for c in choices.values()) > MOST_VARIANTS:
         return None
-    return (_tokens(parts, dict(zip(choices, chosen, strict=True))) for chosen in product(*choices.values()))
+    return (
+        _tokens(parts, dict(zip(choices, chosen, strict=True)))
+        for chosen in product(*choices.values())
+    )
 
 
 def _tokens(parts: Sequence[Part], chosen: Mapping[str, str | _Atom | None]) -> _Key:
@@ -87,7 +95,11 @@ def _tokens(parts: Sequence[Part], chosen: Mapping[str, str | _Atom | None]) -> 
             if isinstance(choice, str):
                 out += choice
             elif choice is not None:
-                out += ["."] * isinstance(part, PathTail) + [choice] + ["."] * isinstance(part, PathHead)
+                out += (
+                    ["."] * isinstance(part, PathTail)
+                    + [choice]
+                    + ["."] * isinstance(part, PathHead)
+                )
     return tuple(out)
 
 
@@ -99,7 +111,9 @@ def _reaches_end(parts: Sequence[Part], key: _Key) -> bool:
 
 
 def _agrees(parts: Sequence[Part], key: _Key) -> bool:
-    """Like `_reaches_end`, for parts in which captures repeat: their values must be the same in every key."""
+    """Like `_reaches_end`, for parts in which captures repeat: their values must be the same in
+    every key.
+    """
     budget = MOST_STEPS
     pending: list[tuple[int, int, dict[str, object]]] = [(0, 0, {})]
     while pending:
@@ -148,7 +162,11 @@ def _ends(part: Part, key: _Key, p: int) -> Iterator[int]:
                 yield p + len(text)
         if isinstance(part, Enum) and p < n:
             token = key[p]
-            if isinstance(token, _Atom) and isinstance(token.part, Enum) and set(token.part.values) <= set(part.values):
+            if (
+                isinstance(token, _Atom)
+                and isinstance(token.part, Enum)
+                and set(token.part.values) <= set(part.values)
+            ):
                 yield p + 1
     elif isinstance(part, Integer):
         yield from _integer_ends(part, key, p)
@@ -168,7 +186,9 @@ def _ends(part: Part, key: _Key, p: int) -> Iterator[int]:
         begins = isinstance(part, PathWhole) or (p < n and key[p] == ".")
         first = p + 1 if isinstance(part, PathWhole) else p + 2
         for end in range(p, n + 1):
-            if (end == n if not part.before_at else end < n and key[end] == "@") and (end == p or (begins and end >= first)):
+            if (end == n if not part.before_at else end < n and key[end] == "@") and (
+                end == p or (begins and end >= first)
+            ):
                 yield end
 
 

@@ -1,8 +1,10 @@
-"""What is logged, under the name "migrate" of the standard library's `logging`: decisions, files, and what each phase took.
+"""What is logged, under the name "migrate" of the standard library's `logging`: decisions, files,
+and what each phase took.
 
-At INFO is one line for what a program would want to know of each load (`live.hook`); decisions and phases are at DEBUG, files at TRACE.
-Handlers are the application's, and so is the import: where nothing has imported `logging`, nothing can listen, and nothing is logged.
-That keeps its import out of every command that does not log.
+At INFO is one line for what a program would want to know of each load (`live.hook`); decisions and
+phases are at DEBUG, files at TRACE. Handlers are the application's, and so is the import: where
+nothing has imported `logging`, nothing can listen, and nothing is logged. That keeps its import out
+of every command that does not log.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ def trace(text: str, *values: object) -> None:
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Logs how long the body took, in seconds of the clock and of this process's processors; also where it raises."""
+    """Logs how long the body took, in seconds of the clock and of this process's processors; also
+    where it raises.
+    """
     if _logger(DEBUG) is None:
         yield
         return
@@ -48,4 +52,9 @@ def phase(name: str) -> Iterator[None]:
     try:
         yield
     finally:
-        debug("%s took %.3f s, %.3f s of processor time", name, time.perf_counter() - clock, time.process_time() - processor)
+        debug(
+            "%s took %.3f s, %.3f s of processor time",
+            name,
+            time.perf_counter() - clock,
+            time.process_time() - processor,
+        )

@@ -1,13 +1,15 @@
 """The elements of a compiled pattern, and the search for the ways to cut a key along them.
 
-A key must have exactly one reading, and a hostile key must not buy more than linear time. So there is no backtracking
-and no regular expression: each element makes one pass over the positions that the elements before it can reach, and
-counts for each position it reaches itself how many ways lead there. Two is as good as many, so counts stop at two.
+A key must have exactly one reading, and a hostile key must not buy more than linear time. So there
+is no backtracking and no regular expression: each element makes one pass over the positions that
+the elements before it can reach, and counts for each position it reaches itself how many ways lead
+there. Two is as good as many, so counts stop at two.
 
-The walk backwards over the same tables yields the ways themselves. Every position in a table was reached from the
-start, so each step back leads to a way and none is wasted.
+The walk backwards over the same tables yields the ways themselves. Every position in a table was
+reached from the start, so each step back leads to a way and none is wasted.
 
-`slot` is a character that stands for a whole canonical integer (see `templates`); it is "" when a real key is read.
+`slot` is a character that stands for a whole canonical integer (see `templates`); it is "" when a
+real key is read.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from .expr import DIGITS, Expr
 State = Mapping[int, int]  # position -> ways to reach it, 1 or 2 (two or more)
 Value = int | str
 
-# Python refuses to convert integers of more than some thousands of digits; a longer run of digits is text here.
+# Python refuses to convert integers of more than some thousands of digits; a longer run of digits
+# is text here.
 LONGEST_INT: Final = 1000
 
 
@@ -35,7 +38,9 @@ class Element(Protocol):
         """The positions after this element, given those before it; linear in the key."""
 
     def starts(self, key: str, state: State, end: int, slot: str) -> Iterator[int]:
-        """The positions of `state` from which this element reaches `end`, which it is known to reach."""
+        """The positions of `state` from which this element reaches `end`, which it is known to
+        reach.
+        """
 
 
 class Capture(Element, Protocol):
@@ -66,7 +71,9 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """One or more characters without a dot. `whole_tail`: what follows lets it end at the end of a segment only."""
+    """One or more characters without a dot. `whole_tail`: what follows lets it end at the end of a
+    segment only.
+    """
 
     name: str
     whole_tail: bool
@@ -135,7 +142,9 @@ class Enum:
 
 @dataclass(frozen=True, slots=True)
 class Integer:
-    """A decimal integer, all its digits; in the key stands factor * value + offset, and value >= 0."""
+    """A decimal integer, all its digits; in the key stands factor * value + offset, and value >=
+    0.
+    """
 
     name: str
     source: str
@@ -149,10 +158,14 @@ class Integer:
 
     def write(self, value: int) -> int:
         """The integer that stands in the key for `value`; `Unset` while the offset holds params."""
-        return self.factor * value + (self.offset if isinstance(self.offset, int) else self.offset.evaluate({}))
+        return self.factor * value + (
+            self.offset if isinstance(self.offset, int) else self.offset.evaluate({})
+        )
 
     def solve(self, written: int) -> int | None:
-        """The value that is written as `written`, None if there is none; `Unset` while the offset holds params."""
+        """The value that is written as `written`, None if there is none; `Unset` while the offset
+        holds params.
+        """
         value, rest = divmod(written - self.write(0), self.factor)
         return None if rest or value < 0 else value
 
@@ -169,7 +182,11 @@ class Integer:
                 end = p + 1
                 while end < n and key[end] in DIGITS:
                     end += 1
-                if (c != "0" or end == p + 1) and end - p <= LONGEST_INT and (self.direct or self.solve(int(key[p:end])) is not None):
+                if (
+                    (c != "0" or end == p + 1)
+                    and end - p <= LONGEST_INT
+                    and (self.direct or self.solve(int(key[p:end])) is not None)
+                ):
                     out[end] = ways
         return out
 
@@ -225,7 +242,9 @@ class PathHead:
 
 @dataclass(frozen=True, slots=True)
 class PathTail:
-    """`.{name...}`: nothing, or a dot and any text, up to the end of the key or (`before_at`) up to an `@`."""
+    """`.{name...}`: nothing, or a dot and any text, up to the end of the key or (`before_at`) up to
+    an `@`.
+    """
 
     name: str
     before_at: bool
@@ -259,7 +278,9 @@ class PathTail:
 
 @dataclass(frozen=True, slots=True)
 class PathWhole:
-    """`{name...}` at the beginning of a pattern with no dot after it: any text, to the end or (`before_at`) to an `@`."""
+    """`{name...}` at the beginning of a pattern with no dot after it: any text, to the end or
+    (`before_at`) to an `@`.
+    """
 
     name: str
     before_at: bool
@@ -280,7 +301,9 @@ class PathWhole:
 
 @dataclass(frozen=True, slots=True)
 class Flat:
-    """The path of another role with its dots removed. Expanded, never parsed, so it takes no text at all."""
+    """The path of another role with its dots removed. Expanded, never parsed, so it takes no text
+    at all.
+    """
 
     name: str
 
@@ -313,7 +336,9 @@ Taking = Plain | Enum | Integer | PathHead | PathTail | PathWhole | Flat
 
 
 def advance(parts: Sequence[Part], key: str, slot: str = "") -> list[dict[int, int]]:
-    """The positions reached before the first part, after it, after the second …; shorter where a part reaches none."""
+    """The positions reached before the first part, after it, after the second …; shorter where a
+    part reaches none.
+    """
     state = {0: 1}
     tables = [state]
     for part in parts:
@@ -329,8 +354,12 @@ def ways(parts: Sequence[Part], tables: Sequence[State], key: str) -> int:
     return tables[-1].get(len(key), 0) if len(tables) == len(parts) + 1 else 0
 
 
-def cuts(parts: Sequence[Part], tables: Sequence[State], key: str, slot: str = "") -> Iterator[tuple[int, ...]]:
-    """The ways to cut the key, one by one: the borders of the parts, from 0 to the length of the key."""
+def cuts(
+    parts: Sequence[Part], tables: Sequence[State], key: str, slot: str = ""
+) -> Iterator[tuple[int, ...]]:
+    """The ways to cut the key, one by one: the borders of the parts, from 0 to the length of the
+    key.
+    """
     if not ways(parts, tables, key):
         return
     borders = [len(key)]

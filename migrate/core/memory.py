@@ -1,7 +1,7 @@
 """Memory that could not be had: how a lack of it is recognised, and told.
 
-Only Python says MemoryError. The system's loader, threads and other libraries have words of their own for it, which would
-pass for bugs.
+Only Python says MemoryError. The system's loader, threads and other libraries have words of their
+own for it, which would pass for bugs.
 """
 
 from __future__ import annotations
@@ -23,15 +23,23 @@ R = TypeVar("R")
 
 # what the loader, `threading` and torch say
 _WORDS = (
-    "failed to map segment", "cannot allocate memory", "can't allocate memory", "can't start new thread", "out of memory",
-    "not enough memory", "cannot create a thread", "resource temporarily unavailable",
-)  # fmt: skip
+    "failed to map segment",
+    "cannot allocate memory",
+    "can't allocate memory",
+    "can't start new thread",
+    "out of memory",
+    "not enough memory",
+    "cannot create a thread",
+    "resource temporarily unavailable",
+)
 
 _PART = 256 << 20
 
 
 def lacking(error: BaseException) -> bool:
-    """Whether the error, or one that led to it, says that memory or room for a thread could not be had."""
+    """Whether the error, or one that led to it, says that memory or room for a thread could not be
+    had.
+    """
     return _said(error) is not None
 
 
@@ -55,7 +63,9 @@ def _said(error: BaseException) -> str | None:
 
 
 def _scarce() -> bool:
-    """Whether not even a part of what libraries take can be had: what C code then fails with need not be a MemoryError."""
+    """Whether not even a part of what libraries take can be had: what C code then fails with need
+    not be a MemoryError.
+    """
     import mmap
 
     try:
@@ -66,7 +76,9 @@ def _scarce() -> bool:
 
 
 def ran_out(error: BaseException, doing: str, *, partial: Path | None = None) -> NoReturn:
-    """RunError M922: there was no memory to do that. Lets go of what the frames of `error` hold. `partial`: the folder of a run."""
+    """RunError M922: there was no memory to do that. Lets go of what the frames of `error` hold.
+    `partial`: the folder of a run.
+    """
     said = printable(line, 300) if (line := _said(error)) else ""
     trace = error.__traceback__
     while trace is not None:
@@ -83,19 +95,28 @@ def ran_out(error: BaseException, doing: str, *, partial: Path | None = None) ->
 
 
 def kept(found: Diagnostic, partial: Path) -> Diagnostic:
-    """The diagnostic with the partial folder and what to do with it, if the folder is there and not named yet."""
+    """The diagnostic with the partial folder and what to do with it, if the folder is there and not
+    named yet.
+    """
     where, resume = printable(str(partial), 300), option("resume", True)
     if not partial.exists() or any(where in text for text in (found.message, *found.notes)):
         return found
     again = found.help
     if again is None or resume not in again:
-        again = f"{f'{again}; then ' if again else ''}run the same again with {resume}, or remove that folder"
-    return replace(found, notes=(*found.notes, f"what was written so far is kept in {where}"), help=again)
+        again = (
+            f"{f'{again}; then ' if again else ''}run the same again with {resume}, or remove "
+            "that folder"
+        )
+    return replace(
+        found, notes=(*found.notes, f"what was written so far is kept in {where}"), help=again
+    )
 
 
 @contextmanager
 def needed(doing: str) -> Iterator[None]:
-    """Within it, errors that say that memory is lacking become RunError M922: no memory to do that."""
+    """Within it, errors that say that memory is lacking become RunError M922: no memory to do
+    that.
+    """
     try:
         yield
     except MigrateError:

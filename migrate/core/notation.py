@@ -1,9 +1,9 @@
 """The notation of patterns: from text to pieces of literal text and captures with their types.
 
-The type of a capture is written once, where it first occurs, so reading goes from left to right and knows what earlier
-patterns of the same rule have declared. What can be refused when a rule file is loaded is refused here: captures that
-touch and cannot be told apart, and integers beside digits, would otherwise show only as rules that never match or keys
-with two readings.
+The type of a capture is written once, where it first occurs, so reading goes from left to right and
+knows what earlier patterns of the same rule have declared. What can be refused when a rule file is
+loaded is refused here: captures that touch and cannot be told apart, and integers beside digits,
+would otherwise show only as rules that never match or keys with two readings.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ _LOOKS_LIKE_A_TYPE: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class CaptureType:
-    """What a capture takes: `kind` is plain, int, path, enum or flat; `values` are the alternatives of an enum, as written."""
+    """What a capture takes: `kind` is plain, int, path, enum or flat; `values` are the alternatives
+    of an enum, as written.
+    """
 
     kind: str
     values: tuple[str, ...] = ()
@@ -54,7 +56,9 @@ class CaptureType:
 
 @dataclass(slots=True)
 class Piece:
-    """Literal text, or one pair of braces; `start` and `end` are offsets into the pattern, braces included."""
+    """Literal text, or one pair of braces; `start` and `end` are offsets into the pattern, braces
+    included.
+    """
 
     start: int
     end: int
@@ -66,11 +70,18 @@ class Piece:
 
 
 def read(text: str, types: Mapping[str, CaptureType]) -> tuple[list[Piece], dict[str, CaptureType]]:
-    """The pieces of a pattern, and the types of all captures known by then; PatternError M201 or M111."""
+    """The pieces of a pattern, and the types of all captures known by then; PatternError M201 or
+    M111.
+    """
     if not text:
         raise PatternError("M201", "a pattern is empty", 0, 0)
     if len(text) > LONGEST_PATTERN:
-        raise PatternError("M201", f"a pattern has more than {LONGEST_PATTERN} characters", LONGEST_PATTERN, len(text))
+        raise PatternError(
+            "M201",
+            f"a pattern has more than {LONGEST_PATTERN} characters",
+            LONGEST_PATTERN,
+            len(text),
+        )
     pieces = _pieces(text)
     known = _declare(pieces, types)
     _check_neighbours(pieces)
@@ -86,14 +97,26 @@ def _pieces(text: str) -> list[Piece]:
             literal += c
             p += 2
         elif c == "}":
-            raise PatternError("M201", "`}` without `{`", p, p + 1, help="a brace that is part of the key is written `}}`")
+            raise PatternError(
+                "M201",
+                "`}` without `{`",
+                p,
+                p + 1,
+                help="a brace that is part of the key is written `}}`",
+            )
         elif c != "{":
             literal += c
             p += 1
         else:
             end = text.find("}", p)
             if end < 0 or "{" in text[p + 1 : end]:
-                raise PatternError("M201", "`{` is never closed", p, p + 1, help="a brace that is part of the key is written `{{`")
+                raise PatternError(
+                    "M201",
+                    "`{` is never closed",
+                    p,
+                    p + 1,
+                    help="a brace that is part of the key is written `{{`",
+                )
             if literal:
                 out.append(Piece(begin, p, literal))
             out.append(Piece(p, end + 1, text[p + 1 : end], name="?"))
@@ -116,22 +139,41 @@ def _declare(pieces: list[Piece], given: Mapping[str, CaptureType]) -> dict[str,
         if declared is None:
             piece.type = before or CaptureType("plain")
             if piece.type.kind == "flat":
-                _refuse(piece, f"`{{{name}}}` is known with its dots removed only", help=f"write {{{name}...}} in one of the patterns")
+                _refuse(
+                    piece,
+                    f"`{{{name}}}` is known with its dots removed only",
+                    help=f"write {{{name}...}} in one of the patterns",
+                )
             known[name] = piece.type
         elif declared.kind == "flat":
             if before is not None and before.kind not in ("path", "flat"):
-                _refuse(piece, f"`{name}` is {_a(before)}; only a path capture can be written without its dots")
+                _refuse(
+                    piece,
+                    f"`{name}` is {_a(before)}; only a path capture can be written without its "
+                    "dots",
+                )
             piece.type = declared
             known.setdefault(name, declared)
         else:
-            if before is not None and before != declared and (before.kind, declared.kind) != ("flat", "path"):
-                _refuse(piece, f"`{name}` is {_a(before)} where it first occurs and {_a(declared)} here")
+            if (
+                before is not None
+                and before != declared
+                and (before.kind, declared.kind) != ("flat", "path")
+            ):
+                _refuse(
+                    piece, f"`{name}` is {_a(before)} where it first occurs and {_a(declared)} here"
+                )
             known[name] = piece.type = declared
     return known
 
 
 def _a(type: CaptureType) -> str:
-    names = {"int": "an integer", "path": "a path", "enum": f"one of {type}", "flat": "a path without dots"}
+    names = {
+        "int": "an integer",
+        "path": "a path",
+        "enum": f"one of {type}",
+        "flat": "a path without dots",
+    }
     return names.get(type.kind, "plain text")
 
 
@@ -156,11 +198,17 @@ def _read_braces(piece: Piece) -> tuple[str, CaptureType | None]:
     if written in ("int", "flat"):
         return name, CaptureType(written)
     values = tuple(written.split("|"))
-    if len(values) == 1 and (not written or written in _LOOKS_LIKE_A_TYPE or written.endswith("...")):
+    if len(values) == 1 and (
+        not written or written in _LOOKS_LIKE_A_TYPE or written.endswith("...")
+    ):
         from difflib import get_close_matches  # of mistakes only
 
         near = get_close_matches(written.lower(), ["int", "flat"], n=1)
-        hint = f"did you mean {{{name}:{near[0]}}}?" if near else "a type is int, flat, or a list of alternatives: {w:q|k|v}"
+        hint = (
+            f"did you mean {{{name}:{near[0]}}}?"
+            if near
+            else "a type is int, flat, or a list of alternatives: {w:q|k|v}"
+        )
         _refuse(piece, f"`{written}` is not a type", help=hint)
     if "" in values:
         _refuse(piece, f"an alternative of `{name}` is empty")
@@ -176,9 +224,17 @@ def _is_name(text: str) -> bool:
 
 def _name(piece: Piece, name: str) -> str:
     if not name:
-        _refuse(piece, "a capture has no name", help="write {name}, or {name...} for any number of segments")
+        _refuse(
+            piece,
+            "a capture has no name",
+            help="write {name}, or {name...} for any number of segments",
+        )
     if not _is_name(name):
-        _refuse(piece, f"`{name}` is not a name", help="names are ASCII letters, digits and _, and begin with no digit")
+        _refuse(
+            piece,
+            f"`{name}` is not a name",
+            help="names are ASCII letters, digits and _, and begin with no digit",
+        )
     return name
 
 
@@ -197,7 +253,8 @@ def _check_neighbours(pieces: list[Piece]) -> None:
                 if following is not None and following.kind == "path":
                     raise PatternError(
                         "M201",
-                        f"nothing stands between the paths `{piece.name}` and `{pieces[i + 2].name}`",
+                        f"nothing stands between the paths `{piece.name}` and "
+                        f"`{pieces[i + 2].name}`",
                         piece.start,
                         pieces[i + 2].end,
                         help="put a segment that is always there between them",
@@ -205,12 +262,30 @@ def _check_neighbours(pieces: list[Piece]) -> None:
             begins = before is None or (not before.name and before.text.endswith("."))
             ends = after is None or (not after.name and after.text[0] in ".@")
             if not (begins and ends):
-                _refuse(piece, f"the path `{piece.name}` does not stand alone between dots", help="only `@` may follow it directly")
+                _refuse(
+                    piece,
+                    f"the path `{piece.name}` does not stand alone between dots",
+                    help="only `@` may follow it directly",
+                )
         elif kind == "int":
             fixed = [before.text[-1]] if before is not None and not before.name else []
             fixed += [after.text[0]] if after is not None and not after.name else []
             if any(c in DIGITS for c in fixed):
-                _refuse(piece, f"a digit stands beside the integer `{piece.name}`, which takes all its digits")
-        if after is not None and after.type is not None and kind in ("plain", "int") and after.type.kind == kind:
+                _refuse(
+                    piece,
+                    f"a digit stands beside the integer `{piece.name}`, which takes all its digits",
+                )
+        if (
+            after is not None
+            and after.type is not None
+            and kind in ("plain", "int")
+            and after.type.kind == kind
+        ):
             message = f"`{piece.name}` and `{after.name}` touch and cannot be told apart"
-            raise PatternError("M201", message, piece.start, after.end, help="put text between them, or list the values of one")
+            raise PatternError(
+                "M201",
+                message,
+                piece.start,
+                after.end,
+                help="put text between them, or list the values of one",
+            )

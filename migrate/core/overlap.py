@@ -1,9 +1,10 @@
 """Whether two patterns have a key in common, decided on the patterns alone.
 
-The counterpart of `inclusion`: there "yes" is certain, here "no" is. Repeated captures and index expressions are taken
-for free, so a "yes" comes with a key that a caller can try. Both patterns are walked side by side, as automata over characters;
-a state is a place in a part of each. `shared_key` then solves the index expressions along that key: each says that a number is
-factor * capture + offset, and linear congruences decide whether all of them can hold.
+The counterpart of `inclusion`: there "yes" is certain, here "no" is. Repeated captures and index
+expressions are taken for free, so a "yes" comes with a key that a caller can try. Both patterns are
+walked side by side, as automata over characters; a state is a place in a part of each. `shared_key`
+then solves the index expressions along that key: each says that a number is factor * capture +
+offset, and linear congruences decide whether all of them can hold.
 """
 
 from __future__ import annotations
@@ -18,7 +19,18 @@ from math import gcd
 
 from .expr import DIGITS
 from .keys import Pattern, TwoReadings
-from .matching import Enum, Flat, Integer, Literal, Part, PathHead, PathTail, PathWhole, advance, cuts
+from .matching import (
+    Enum,
+    Flat,
+    Integer,
+    Literal,
+    Part,
+    PathHead,
+    PathTail,
+    PathWhole,
+    advance,
+    cuts,
+)
 
 # a dot, a digit, and a letter for all characters that are neither
 _CLASSES = frozenset(".7x")
@@ -32,7 +44,9 @@ _Equation = tuple[Hashable, int, Hashable, int]
 
 
 def common(one: Sequence[Part], other: Sequence[Part]) -> str | None:
-    """A key that both patterns may match; None: there is certainly none. The empty text, which is no key, where looking took too long."""
+    """A key that both patterns may match; None: there is certainly none. The empty text, which is
+    no key, where looking took too long.
+    """
     if _differ(one, other):
         return None
     first, second = tuple(one), tuple(other)
@@ -60,13 +74,18 @@ def shared_key(one: Pattern, other: Pattern) -> str | None:
     runs = {(m.start(), m.end()): m[0] for m in re.finditer("[0-9]+", key)}
     equations: list[_Equation] = []
     for pattern in (one, other):
-        free = [replace(part, factor=1, offset=0) if isinstance(part, Integer) else part for part in pattern.parts]
+        free = [
+            replace(part, factor=1, offset=0) if isinstance(part, Integer) else part
+            for part in pattern.parts
+        ]
         borders = next(cuts(free, advance(free, key), key), None)
         if borders is None:
             return None
         for part, (start, end) in zip(pattern.parts, pairwise(borders), strict=True):
             if isinstance(part, Integer) and isinstance(part.offset, int):
-                equations.append(((start, end), part.factor, (pattern is one, part.name), part.offset))
+                equations.append(
+                    ((start, end), part.factor, (pattern is one, part.name), part.offset)
+                )
             elif isinstance(part, (Literal, Enum)):
                 # text that a pattern spells out stays as it is
                 fixed = [run for run in runs if run[0] < end and start < run[1]]
@@ -90,7 +109,8 @@ def takes(pattern: Pattern, key: str) -> bool:
 def _solved(equations: Sequence[_Equation]) -> dict[Hashable, int] | None:
     """Small numbers, none below 0, for which all equations hold; None: there are none.
 
-    What is connected by equations is kept as p * s + q with one s that stands for 0, 1, 2 …; a congruence makes s coarser.
+    What is connected by equations is kept as p * s + q with one s that stands for 0, 1, 2 …; a
+    congruence makes s coarser.
     """
     out: dict[Hashable, int] = {}
     left = list(equations)
@@ -131,14 +151,22 @@ def _solved(equations: Sequence[_Equation]) -> dict[Hashable, int] | None:
 
 def apart(one: Pattern, other: Pattern) -> bool:
     """Whether there is certainly no key that both patterns match."""
-    return not (one.includes(other) or other.includes(one)) and common(one.parts, other.parts) is None
+    return (
+        not (one.includes(other) or other.includes(one)) and common(one.parts, other.parts) is None
+    )
 
 
 def _differ(one: Sequence[Part], other: Sequence[Part]) -> bool:
-    """Whether the texts that the patterns begin or end with differ: the common case, without a walk."""
+    """Whether the texts that the patterns begin or end with differ: the common case, without a
+    walk.
+    """
     for at, agree in ((0, str.startswith), (-1, str.endswith)):
         a, b = one[at], other[at]
-        if isinstance(a, Literal) and isinstance(b, Literal) and not (agree(a.text, b.text) or agree(b.text, a.text)):
+        if (
+            isinstance(a, Literal)
+            and isinstance(b, Literal)
+            and not (agree(a.text, b.text) or agree(b.text, a.text))
+        ):
             return True
     return False
 
@@ -153,8 +181,12 @@ def _spelled(state: _Pair, before: Mapping[_Pair, tuple[_Pair, str] | None]) -> 
 
 @lru_cache(maxsize=65536)
 def _letters(parts: tuple[Part, ...], states: frozenset[_State]) -> frozenset[str]:
-    """The characters that some state waits for by name; of the others all digits are alike, and all that are neither digit nor dot."""
-    return frozenset(left[0] for at, left in states if at < len(parts) and isinstance(parts[at], (Literal, Enum)))
+    """The characters that some state waits for by name; of the others all digits are alike, and all
+    that are neither digit nor dot.
+    """
+    return frozenset(
+        left[0] for at, left in states if at < len(parts) and isinstance(parts[at], (Literal, Enum))
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -202,7 +234,9 @@ def _after(parts: tuple[Part, ...], states: frozenset[_State], c: str) -> frozen
 
 
 def _path(parts: tuple[Part, ...], at: int, part: Part, left: str, c: str) -> Iterator[_State]:
-    """A path is any text: `<` waits for the dot before it, `+` for its first character, `*` for more."""
+    """A path is any text: `<` waits for the dot before it, `+` for its first character, `*` for
+    more.
+    """
     if left == "<":
         if c == ".":
             yield at, "+"

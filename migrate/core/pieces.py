@@ -1,14 +1,15 @@
-"""Strided copies, and the few exact ways to cut and join them; `view` builds every layout op from these.
+"""Strided copies, and the few exact ways to cut and join them; `view` builds every layout op from
+these.
 
-A destination is one number, the row-major linear index of the result, and never a tuple of coordinates. Reshape then
-costs nothing, and the whole difficulty of layouts sits in one place: an op that looks at an axis needs pieces whose
-loops do not carry across that axis' border (`refine`).
+A destination is one number, the row-major linear index of the result, and never a tuple of
+coordinates. Reshape then costs nothing, and the whole difficulty of layouts sits in one place: an
+op that looks at an axis needs pieces whose loops do not carry across that axis' border (`refine`).
 
 Two decisions:
-* No loop is assumed to nest inside another. Spans are sums over all loops, so every function is right for any piece
-  with positive destination strides; nested loops are merely the fast case.
-* Joining goes per leaf, not per neighbour in the destination, so that rows made of two leaves each become two pieces
-  again when they are stacked.
+* No loop is assumed to nest inside another. Spans are sums over all loops, so every function is
+  right for any piece with positive destination strides; nested loops are merely the fast case.
+* Joining goes per leaf, not per neighbour in the destination, so that rows made of two leaves each
+  become two pieces again when they are stacked.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from typing import NamedTuple, TypeAlias
 
 
 class TooManyPieces(Exception):  # noqa: N818 - a signal to materialise the op, not an error of the user
-    """An op would cut its tensor into more pieces than it is worth; compute the op on whole tensors instead."""
+    """An op would cut its tensor into more pieces than it is worth; compute the op on whole tensors
+    instead.
+    """
 
 
 class SubByte(ValueError):  # noqa: N818
@@ -30,14 +33,18 @@ class SubByte(ValueError):  # noqa: N818
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fill:
-    """A leaf whose every element equals `value`. 0.0 and -0.0 are different fills, because their bits are."""
+    """A leaf whose every element equals `value`. 0.0 and -0.0 are different fills, because their
+    bits are.
+    """
 
     value: float | int
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Fill):
             return NotImplemented
-        return self.value == other.value and (self.value != 0 or copysign(1, self.value) == copysign(1, other.value))
+        return self.value == other.value and (
+            self.value != 0 or copysign(1, self.value) == copysign(1, other.value)
+        )
 
     def __hash__(self) -> int:
         return hash((Fill, self.value))
@@ -49,10 +56,12 @@ Ints: TypeAlias = tuple[int, ...]
 
 
 class Piece(NamedTuple):
-    """For all i: out[dst + sum i*dst_strides] = leaf[src + sum i*src_strides], with 0 <= i < counts, in elements.
+    """For all i: out[dst + sum i*dst_strides] = leaf[src + sum i*src_strides], with 0 <= i <
+    counts, in elements.
 
-    `src` counts in the leaf's storage, `dst` is the row-major linear index in the result. Destination strides are
-    positive. A piece of a Fill has `src` and all `src_strides` 0. No loops: one element.
+    `src` counts in the leaf's storage, `dst` is the row-major linear index in the result.
+    Destination strides are positive. A piece of a Fill has `src` and all `src_strides` 0. No loops:
+    one element.
     """
 
     leaf: Leaf
@@ -72,7 +81,9 @@ def end(piece: Piece) -> int:
 
 
 def normalise(piece: Piece) -> Piece:
-    """The same copy with unit loops dropped, loops in descending order of destination stride, continuing loops fused."""
+    """The same copy with unit loops dropped, loops in descending order of destination stride,
+    continuing loops fused.
+    """
     leaf, src, dst, counts, dst_strides, src_strides = piece
     if len(counts) < 2:
         return piece if counts != (1,) else Piece(leaf, src, dst, (), (), ())
@@ -95,28 +106,40 @@ def iterations(piece: Piece, loop: int, start: int, stop: int) -> Piece:
     """`piece` with its `loop` restricted to iterations start..stop."""
     leaf, src, dst, counts, dst_strides, src_strides = piece
     counts = (*counts[:loop], stop - start, *counts[loop + 1 :])
-    return Piece(leaf, src + start * src_strides[loop], dst + start * dst_strides[loop], counts, dst_strides, src_strides)
+    return Piece(
+        leaf,
+        src + start * src_strides[loop],
+        dst + start * dst_strides[loop],
+        counts,
+        dst_strides,
+        src_strides,
+    )
 
 
 def _periodic(piece: Piece, loop: int, period: int) -> Piece:
-    """`piece` with its `loop` (a multiple of `period` long) written as two: over periods and inside one."""
+    """`piece` with its `loop` (a multiple of `period` long) written as two: over periods and inside
+    one.
+    """
     leaf, src, dst, counts, dst_strides, src_strides = piece
     d, s = dst_strides[loop], src_strides[loop]
     return Piece(
-        leaf, src, dst,
+        leaf,
+        src,
+        dst,
         (*counts[:loop], counts[loop] // period, period, *counts[loop + 1 :]),
         (*dst_strides[:loop], d * period, d, *dst_strides[loop + 1 :]),
         (*src_strides[:loop], s * period, s, *src_strides[loop + 1 :]),
-    )  # fmt: skip
+    )
 
 
 def refine(piece: Piece, borders: Iterable[int], limit: int) -> list[Piece]:
-    """Pieces that together equal `piece`, in each of which index // B and index % B are linear in the loops for all borders B.
+    """Pieces that together equal `piece`, in each of which index // B and index % B are linear in
+    the loops for all borders B.
 
-    That is: (dst % B) + sum (count-1) * (stride % B) < B, no loop alone or with others carries across a multiple of B.
-    Then the digits of the index in the mixed radix of the borders add up loop by loop, if each border divides the one
-    before. A stride may move several digits at once (a diagonal). The result is not normalised.
-    Raises TooManyPieces beyond `limit`.
+    That is: (dst % B) + sum (count-1) * (stride % B) < B, no loop alone or with others carries
+    across a multiple of B. Then the digits of the index in the mixed radix of the borders add up
+    loop by loop, if each border divides the one before. A stride may move several digits at once (a
+    diagonal). The result is not normalised. Raises TooManyPieces beyond `limit`.
     """
     found = [piece]
     for border in borders:
@@ -143,7 +166,9 @@ def _within(piece: Piece, border: int, limit: int) -> list[Piece]:
             raise TooManyPieces(f"more than {limit} pieces")
         n, step = piece[3][loop], widest % border
         rest = top - low - (n - 1) * step  # what the other loops add in each iteration
-        period = border // gcd(step, border)  # after so many iterations the index stands at the same place below the border
+        period = border // gcd(
+            step, border
+        )  # after so many iterations the index stands at the same place below the border
         if n > period and low < step:
             whole = n // period * period
             if whole < n:
@@ -151,18 +176,21 @@ def _within(piece: Piece, border: int, limit: int) -> list[Piece]:
                 piece = iterations(piece, loop, 0, whole)
             todo.append(_periodic(piece, loop, period))
             continue
-        # as far as no iteration carries; one that carries by itself goes alone, and its other loops are cut next
+        # as far as no iteration carries; one that carries by itself goes alone, and its other loops
+        # are cut next
         at = max(1, (border - 1 - rest - low) // step + 1)
         todo += [iterations(piece, loop, at, n), iterations(piece, loop, 0, at)]
     return done
 
 
-def cut(piece: Piece, at: int, steps: Sequence[int], bounds: Sequence[int]) -> Iterator[tuple[int, Piece]]:
+def cut(
+    piece: Piece, at: int, steps: Sequence[int], bounds: Sequence[int]
+) -> Iterator[tuple[int, Piece]]:
     """(k, part of `piece` in bounds[k] <= c < bounds[k+1]) for the coordinate c = at + sum i*steps.
 
-    `bounds` ascend, equal ones enclose nothing; steps are not negative. What lies outside all bounds is left out.
-    Iterations of the outermost loop that lie inside one interval stay together; only those that a bound divides are
-    looked into. Not normalised.
+    `bounds` ascend, equal ones enclose nothing; steps are not negative. What lies outside all
+    bounds is left out. Iterations of the outermost loop that lie inside one interval stay together;
+    only those that a bound divides are looked into. Not normalised.
     """
     top, loop, widest = at, -1, 0
     for k, (n, step) in enumerate(zip(piece[3], steps, strict=True)):
@@ -196,8 +224,9 @@ def cut(piece: Piece, at: int, steps: Sequence[int], bounds: Sequence[int]) -> I
 def join(pieces: list[Piece]) -> list[Piece]:
     """The same copies in as few pieces as the rules below find, ordered by destination.
 
-    `pieces` are normalised and ordered. Pieces of one leaf are joined when the second continues a loop of the first in
-    source and destination, or when several equal ones stand at equal distances.
+    `pieces` are normalised and ordered. Pieces of one leaf are joined when the second continues a
+    loop of the first in source and destination, or when several equal ones stand at equal
+    distances.
     """
     if len(pieces) < 2 or len({p[0] for p in pieces}) == len(pieces):
         return pieces
@@ -230,7 +259,9 @@ def _continuations(group: list[Piece]) -> list[Piece]:
 
 
 def _continued(a: Piece, b: Piece) -> Piece | None:
-    """One piece for both if `b` goes on where a loop of `a` ends, else None. A loop of one iteration is not written down."""
+    """One piece for both if `b` goes on where a loop of `a` ends, else None. A loop of one
+    iteration is not written down.
+    """
     dd, ds = b[2] - a[2], b[1] - a[1]
     more = len(a[3]) - len(b[3])
     if more == 0:
@@ -250,7 +281,11 @@ def _continued(a: Piece, b: Piece) -> Piece | None:
         return None
     long, short = (a, b) if more > 0 else (b, a)
     for j, n in enumerate(long[3]):
-        if dd == (n if more > 0 else 1) * long[4][j] and ds == (n if more > 0 else 1) * long[5][j] and _without(long, j) == short[3:]:
+        if (
+            dd == (n if more > 0 else 1) * long[4][j]
+            and ds == (n if more > 0 else 1) * long[5][j]
+            and _without(long, j) == short[3:]
+        ):
             counts = (*long[3][:j], n + 1, *long[3][j + 1 :])
             return normalise(Piece(a[0], a[1], a[2], counts, long[4], long[5]))
     return None
@@ -287,18 +322,28 @@ def _equidistant(pieces: list[Piece], i: int) -> int:
         return len(pieces) - i
     ds, dd = pieces[i + 1][1] - pieces[i][1], pieces[i + 1][2] - pieces[i][2]
     j = i + 2
-    while j < len(pieces) and pieces[j][1] - pieces[j - 1][1] == ds and pieces[j][2] - pieces[j - 1][2] == dd:
+    while (
+        j < len(pieces)
+        and pieces[j][1] - pieces[j - 1][1] == ds
+        and pieces[j][2] - pieces[j - 1][2] == dd
+    ):
         j += 1
     return j - i
 
 
 def _row(pieces: list[Piece]) -> list[Piece]:
-    """One piece with a new loop over `pieces`; themselves if the new loop would not nest with the others."""
+    """One piece with a new loop over `pieces`; themselves if the new loop would not nest with the
+    others.
+    """
     if len(pieces) < 2:
         return pieces
     first, second = pieces[0], pieces[1]
     dd, ds = second[2] - first[2], second[1] - first[1]
-    joined = normalise(Piece(first[0], first[1], first[2], (len(pieces), *first[3]), (dd, *first[4]), (ds, *first[5])))
+    joined = normalise(
+        Piece(
+            first[0], first[1], first[2], (len(pieces), *first[3]), (dd, *first[4]), (ds, *first[5])
+        )
+    )
     span = 1
     for n, d in zip(reversed(joined[3]), reversed(joined[4]), strict=True):
         if d < span:

@@ -1,9 +1,9 @@
 """Many keys as few lines: `model.layers.{0..31}.self_attn.{k,v}_proj.weight`.
 
-Nobody reads a list of a thousand keys. Keys of one form are one line with the ranges of their integers; lines that
-differ in one word, with the same integers and the same tag, become one line with alternatives. Words are put together
-when they are alike (`q_proj` and `k_proj`, `w1` and `w3`, `running_mean` and `running_var`) or few: a list of
-unrelated names says less than the names.
+Nobody reads a list of a thousand keys. Keys of one form are one line with the ranges of their
+integers; lines that differ in one word, with the same integers and the same tag, become one line
+with alternatives. Words are put together when they are alike (`q_proj` and `k_proj`, `w1` and `w3`,
+`running_mean` and `running_var`) or few: a list of unrelated names says less than the names.
 
 Text from a checkpoint is escaped, and its braces are doubled as in patterns.
 """
@@ -16,7 +16,8 @@ from itertools import pairwise, takewhile
 from math import prod
 from typing import Final
 
-# Unrelated words that may share a line, alternatives that are written out, lines that one irregular form may take.
+# Unrelated words that may share a line, alternatives that are written out, lines that one irregular
+# form may take.
 FEW_WORDS: Final = 4
 MOST_SHOWN: Final = 8
 MOST_LINES: Final = 8
@@ -28,7 +29,9 @@ MOST_SEGMENTS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Collapsed:
-    """One line: its `text`, the `count` of keys it stands for, and the first of them as it is (not escaped)."""
+    """One line: its `text`, the `count` of keys it stands for, and the first of them as it is (not
+    escaped).
+    """
 
     text: str
     count: int
@@ -78,7 +81,9 @@ def _lines(form: Form) -> list[_Line]:
     found = _products(form.ints, len(form.slots))
     if len(found) == 1:
         return [_Line(form.tag, found[0], form.slots, words, len(form.keys), form.keys[0])]
-    samples: dict[tuple[int, ...], str] = dict(zip(reversed(form.ints), reversed(form.keys), strict=True))
+    samples: dict[tuple[int, ...], str] = dict(
+        zip(reversed(form.ints), reversed(form.keys), strict=True)
+    )
     lines = []
     for axes in found:
         first = tuple(axis[0] for axis in axes)
@@ -87,7 +92,9 @@ def _lines(form: Form) -> list[_Line]:
 
 
 def _products(rows: Sequence[tuple[int, ...]], width: int) -> list[tuple[tuple[int, ...], ...]]:
-    """The rows as few products of sets of integers; as one that holds them all where too many would be needed."""
+    """The rows as few products of sets of integers; as one that holds them all where too many would
+    be needed.
+    """
     if not width:
         return [()]
     axes = tuple(tuple(sorted(set(column))) for column in zip(*rows, strict=True))
@@ -98,8 +105,12 @@ def _products(rows: Sequence[tuple[int, ...]], width: int) -> list[tuple[tuple[i
     return pieces if len(pieces) <= MOST_LINES else [axes]
 
 
-def products(rows: Set[tuple[int, ...]], width: int, most: int | None = None) -> list[tuple[tuple[int, ...], ...]]:
-    """The rows, of `width` integers, as disjoint products of sorted sets; of more than `most` products not all."""
+def products(
+    rows: Set[tuple[int, ...]], width: int, most: int | None = None
+) -> list[tuple[tuple[int, ...], ...]]:
+    """The rows, of `width` integers, as disjoint products of sorted sets; of more than `most`
+    products not all.
+    """
     if width == 1:
         return [(tuple(sorted(row[0] for row in rows)),)]
     rests: dict[int, set[tuple[int, ...]]] = {}
@@ -133,7 +144,11 @@ def _merge_at(lines: list[_Line], back: int) -> list[_Line]:
             first, *rest = (numbers[at] for at in family)
             line = lines[first]
             for other in rest:
-                line.words = (*line.words[:i], (*line.words[i], *lines[other].words[i]), *line.words[i + 1 :])
+                line.words = (
+                    *line.words[:i],
+                    (*line.words[i], *lines[other].words[i]),
+                    *line.words[i + 1 :],
+                )
                 line.count += lines[other].count
                 gone.add(other)
     return [line for number, line in enumerate(lines) if number not in gone]
@@ -188,7 +203,9 @@ def _words(words: Sequence[str]) -> str:
 
 def _common(words: Sequence[str]) -> str:
     """What all the words begin with."""
-    return "".join(c for c, *_ in takewhile(lambda column: len(set(column)) == 1, zip(*words, strict=False)))
+    return "".join(
+        c for c, *_ in takewhile(lambda column: len(set(column)) == 1, zip(*words, strict=False))
+    )
 
 
 def _axis(numbers: tuple[int, ...]) -> str:

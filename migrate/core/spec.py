@@ -1,8 +1,8 @@
 """What one tensor is, without torch: dtype, shape, bytes.
 
-A dtype is torch's name as a string. Sub-byte dtypes carry their *logical* shape, as safetensors writes it: a torch
-`float4_e2m1fn_x2` of shape [4, 8] is here `float4_e2m1fn` of shape [4, 16]. The 6-bit floats have no torch dtype and
-are named after their safetensors names.
+A dtype is torch's name as a string. Sub-byte dtypes carry their *logical* shape, as safetensors
+writes it: a torch `float4_e2m1fn_x2` of shape [4, 8] is here `float4_e2m1fn` of shape [4, 16]. The
+6-bit floats have no torch dtype and are named after their safetensors names.
 """
 
 from __future__ import annotations
@@ -16,23 +16,35 @@ from math import copysign, isfinite, prod
 
 # name -> bits per element
 BITS: dict[str, int] = {
-    "bool": 8, "uint8": 8, "int8": 8, "uint16": 16, "int16": 16, "uint32": 32, "int32": 32, "uint64": 64, "int64": 64,
-    "float16": 16, "bfloat16": 16, "float32": 32, "float64": 64, "complex32": 32, "complex64": 64, "complex128": 128,
-    "float8_e4m3fn": 8, "float8_e5m2": 8, "float8_e4m3fnuz": 8, "float8_e5m2fnuz": 8, "float8_e8m0fnu": 8,
+    "bool": 8, "uint8": 8, "int8": 8, "uint16": 16, "int16": 16, "uint32": 32, "int32": 32,
+    "uint64": 64, "int64": 64,
+    "float16": 16, "bfloat16": 16, "float32": 32, "float64": 64, "complex32": 32, "complex64": 64,
+    "complex128": 128,
+    "float8_e4m3fn": 8, "float8_e5m2": 8, "float8_e4m3fnuz": 8, "float8_e5m2fnuz": 8,
+    "float8_e8m0fnu": 8,
     "float6_e2m3fn": 6, "float6_e3m2fn": 6, "float4_e2m1fn": 4,
 }  # fmt: skip
 
 # Spellings that people write for a name above.
-ALIASES = {"float4_e2m1fn_x2": "float4_e2m1fn", "half": "float16", "float": "float32", "double": "float64", "long": "int64"}
+ALIASES = {
+    "float4_e2m1fn_x2": "float4_e2m1fn",
+    "half": "float16",
+    "float": "float32",
+    "double": "float64",
+    "long": "int64",
+}
 
-# (exponent bits, mantissa bits, bias, has infinities) of the floats that struct cannot write; source: OCP OFP8 and MX
-# specifications, torch/headeronly/util/Float8_*.h
+# (exponent bits, mantissa bits, bias, has infinities) of the floats that struct cannot write;
+# source: OCP OFP8 and MX specifications, torch/headeronly/util/Float8_*.h
 _MINIFLOATS = {
-    "bfloat16": (8, 7, 127), "float8_e4m3fn": (4, 3, 7), "float8_e5m2": (5, 2, 15), "float8_e4m3fnuz": (4, 3, 8),
-    "float8_e5m2fnuz": (5, 2, 16), "float6_e2m3fn": (2, 3, 1), "float6_e3m2fn": (3, 2, 3), "float4_e2m1fn": (2, 1, 1),
+    "bfloat16": (8, 7, 127), "float8_e4m3fn": (4, 3, 7), "float8_e5m2": (5, 2, 15),
+    "float8_e4m3fnuz": (4, 3, 8),
+    "float8_e5m2fnuz": (5, 2, 16), "float6_e2m3fn": (2, 3, 1), "float6_e3m2fn": (3, 2, 3),
+    "float4_e2m1fn": (2, 1, 1),
 }  # fmt: skip
 _STRUCT = {
-    "bool": "<?", "uint8": "<B", "int8": "<b", "uint16": "<H", "int16": "<h", "uint32": "<I", "int32": "<i", "uint64": "<Q",
+    "bool": "<?", "uint8": "<B", "int8": "<b", "uint16": "<H", "int16": "<h", "uint32": "<I",
+    "int32": "<i", "uint64": "<Q",
     "int64": "<q", "float16": "<e", "float32": "<f", "float64": "<d",
 }  # fmt: skip
 
@@ -58,7 +70,9 @@ class Spec:
 
 
 def total_bytes(specs: Iterable[Spec]) -> int:
-    """The bytes of all these tensors. Few specs stand for many tensors, so each is reckoned once."""
+    """The bytes of all these tensors. Few specs stand for many tensors, so each is reckoned
+    once.
+    """
     held = list(specs)
     counts = Counter(map(id, held))
     return sum(counts[number] * found.nbytes for number, found in {id(s): s for s in held}.items())
@@ -66,18 +80,23 @@ def total_bytes(specs: Iterable[Spec]) -> int:
 
 @lru_cache(maxsize=65536)
 def spec(dtype: str, shape: tuple[int, ...]) -> Spec:
-    """The one Spec object of these values: equal specs made here are identical, so `is` and `id` compare them."""
+    """The one Spec object of these values: equal specs made here are identical, so `is` and `id`
+    compare them.
+    """
     return Spec(dtype, shape)
 
 
 def unit(dtype: str) -> tuple[int, int]:
-    """(elements, bytes) of the smallest whole-byte group: (1, itemsize), (2, 1) for 4 bits, (4, 3) for 6 bits."""
+    """(elements, bytes) of the smallest whole-byte group: (1, itemsize), (2, 1) for 4 bits, (4, 3)
+    for 6 bits.
+    """
     bits = BITS[dtype]
     return (1, bits // 8) if bits % 8 == 0 else (2, 1) if bits == 4 else (4, 3)
 
 
 def encode(dtype: str, value: float) -> bytes:
-    """The bytes of one `unit` of `dtype` whose elements all equal `value` exactly; ValueError if it cannot hold it.
+    """The bytes of one `unit` of `dtype` whose elements all equal `value` exactly; ValueError if it
+    cannot hold it.
 
     Little endian. Source of the small floats: OCP OFP8 and OCP MX v1.0.
     """

@@ -1,7 +1,9 @@
-"""How a message spells an argument: `--to v5` on the command line, `to="v5"` for a caller in Python.
+"""How a message spells an argument: `--to v5` on the command line, `to="v5"` for a caller in
+Python.
 
-A message is raised far below both front ends, so that it asks here. The command line says so once for the process
-(`on_command_line`); a process that never does is a Python program. Not a context variable: worker threads raise as well.
+A message is raised far below both front ends, so that it asks here. The command line says so once
+for the process (`on_command_line`); a process that never does is a Python program. Not a context
+variable: worker threads raise as well.
 
 What is saved, as the notes of a plan are, spells no argument at all: it is read later, by either.
 """
@@ -34,7 +36,8 @@ def on_command_line() -> Iterator[None]:
 def option(name: str, *values: str | int) -> str:
     """The keyword `name` of the Python functions with these values, as the front end spells it.
 
-    `allow` takes several values, `params` `NAME=VALUE`. Without values the argument is only named: `--to`, or `` `to` `` for Python.
+    `allow` takes several values, `params` `NAME=VALUE`. Without values the argument is only named:
+    `--to`, or `` `to` `` for Python.
     """
     if _flags:
         flag = _FLAGS.get(name, "--" + name.replace("_", "-"))
@@ -47,7 +50,7 @@ def option(name: str, *values: str | int) -> str:
         return f"{name}={{{', '.join(map(_literal, values))}}}"
     if name == "params":
         pairs = (str(value).partition("=") for value in values)
-        return f"{name}={{{', '.join(f'{_literal(key)}: {_literal(value)}' for key, _, value in pairs)}}}"
+        return f"{name}={{{', '.join(f'{_literal(key)}: {_literal(value)}' for key, _, value in pairs)}}}"  # noqa: E501
     return f"{name}={_literal(values[0])}"
 
 

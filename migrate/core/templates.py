@@ -1,11 +1,13 @@
 """Keys grouped by form, so that a pattern is matched once per form and not once per key.
 
-A hundred thousand keys have some dozen forms: they differ in the integers that are whole segments. Those become slots.
-A pattern is matched against the form, each slot an atom that an integer capture takes or that stands inside the text of
-another capture; the values of the single keys are then filled in column by column.
+A hundred thousand keys have some dozen forms: they differ in the integers that are whole segments.
+Those become slots. A pattern is matched against the form, each slot an atom that an integer capture
+takes or that stands inside the text of another capture; the values of the single keys are then
+filled in column by column.
 
-The result is the same as matching key by key. Where it could differ (a pattern with literal digits may take part of a
-slot; an index expression may rule out one of two readings), `bind` says PER_KEY and the caller does that.
+The result is the same as matching key by key. Where it could differ (a pattern with literal digits
+may take part of a slot; an index expression may rule out one of two readings), `bind` says PER_KEY
+and the caller does that.
 """
 
 from __future__ import annotations
@@ -23,13 +25,24 @@ from .matching import LONGEST_INT, Integer, Taking, Value, advance, cuts, ways
 from .matching import Literal as LiteralPart
 from .printing import Collapsed, Form, merge
 
-__all__ = ["PER_KEY", "SLOT", "Binding", "Collapsed", "Template", "bind", "collapse", "group", "matches", "matching"]
+__all__ = [
+    "PER_KEY",
+    "SLOT",
+    "Binding",
+    "Collapsed",
+    "Template",
+    "bind",
+    "collapse",
+    "group",
+    "matches",
+    "matching",
+]
 
 # A private-use character; a key that holds it itself is a template of its own.
 SLOT: Final = "\ue000"
 
-# What decides whether a run of digits is a canonical integer: where it is, how long, and whether it begins with 0.
-# Bytes, because their translation is ten times faster than that of text.
+# What decides whether a run of digits is a canonical integer: where it is, how long, and whether it
+# begins with 0. Bytes, because their translation is ten times faster than that of text.
 _SHAPE: Final = bytes.maketrans(b"123456789", b"1" * 9)
 
 
@@ -44,7 +57,8 @@ Row = tuple[Value, ...]
 
 @dataclass(slots=True)
 class Template:
-    """One form of keys: `text` with SLOT for each whole-segment integer, the `keys` in order, and the `ints` of each key.
+    """One form of keys: `text` with SLOT for each whole-segment integer, the `keys` in order, and
+    the `ints` of each key.
 
     literal: the one key holds the character SLOT itself, and its text has no slots.
     """
@@ -57,7 +71,9 @@ class Template:
 
 @dataclass(slots=True)
 class _Shape:
-    """What all keys with the same digits-blind text share: where their slots are, and their template if it is one only."""
+    """What all keys with the same digits-blind text share: where their slots are, and their
+    template if it is one only.
+    """
 
     borders: tuple[int, ...]
     read: Callable[[str], tuple[int, ...]]
@@ -67,7 +83,8 @@ class _Shape:
 def group(keys: Iterable[str]) -> list[Template]:
     """The templates of the keys, in order of first appearance; linear.
 
-    A slot is a segment that is an integer as `{n:int}` reads it: ASCII digits without leading zeros.
+    A slot is a segment that is an integer as `{n:int}` reads it: ASCII digits without leading
+    zeros.
     """
     found: dict[str, Template] = {}
     literal: dict[str, Template] = {}
@@ -106,7 +123,9 @@ def _shape(key: str) -> _Shape:
 
 
 def _reader(slices: Sequence[slice]) -> Callable[[str], tuple[int, ...]]:
-    """A function that reads the integers at these places of a key; one and two are written out, it runs once per key."""
+    """A function that reads the integers at these places of a key; one and two are written out, it
+    runs once per key.
+    """
     if not slices:
         return lambda key: ()
     if len(slices) == 1:
@@ -125,7 +144,12 @@ def _reader(slices: Sequence[slice]) -> Callable[[str], tuple[int, ...]]:
 
 def is_integer(segment: str) -> bool:
     """Whether `{n:int}` takes the whole segment: ASCII digits, no leading zero."""
-    return segment.isdigit() and segment.isascii() and (segment[0] != "0" or segment == "0") and len(segment) <= LONGEST_INT
+    return (
+        segment.isdigit()
+        and segment.isascii()
+        and (segment[0] != "0" or segment == "0")
+        and len(segment) <= LONGEST_INT
+    )
 
 
 def _text(key: str, borders: tuple[int, ...]) -> str:
@@ -138,18 +162,22 @@ def _text(key: str, borders: tuple[int, ...]) -> str:
 
 
 def _stray_digits(text: str) -> bool:
-    """Whether digits are left in a template's text, so that keys of the same shape can have other templates."""
+    """Whether digits are left in a template's text, so that keys of the same shape can have other
+    templates.
+    """
     return not DIGITS.isdisjoint(text)
 
 
-# ------------------------------------------------------------------------------------------------- binding
+# ---------------------------------------------------------------------- binding
 
 _Column = Callable[[Sequence[tuple[int, ...]]], Iterable[Value | None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """A pattern matched against a template: how each capture's value follows from a key's integers."""
+    """A pattern matched against a template: how each capture's value follows from a key's
+    integers.
+    """
 
     template: Template
     # one column for each capture, and further columns that must agree with the one at that index
@@ -167,12 +195,19 @@ class Binding:
         columns = [list(islice(column(ints), len(ints))) for column in self.columns]
         matching = [all(value is not None for value in row) for row in zip(*columns, strict=True)]
         for at, column in self.agreeing:
-            matching = [fits and a == b for fits, a, b in zip(matching, columns[at], column(ints), strict=False)]
-        return [row if fits else None for fits, row in zip(matching, zip(*columns, strict=True), strict=True)]
+            matching = [
+                fits and a == b
+                for fits, a, b in zip(matching, columns[at], column(ints), strict=False)
+            ]
+        return [
+            row if fits else None
+            for fits, row in zip(matching, zip(*columns, strict=True), strict=True)
+        ]
 
 
 def bind(pattern: Pattern, template: Template) -> Binding | Literal[_PerKey.PER_KEY] | None:
-    """How `pattern` reads the keys of `template`; None if it matches none of them, PER_KEY if that shows key by key only.
+    """How `pattern` reads the keys of `template`; None if it matches none of them, PER_KEY if that
+    shows key by key only.
 
     Raises what `Pattern.match` raises for one of the keys.
     """
@@ -182,7 +217,9 @@ def bind(pattern: Pattern, template: Template) -> Binding | Literal[_PerKey.PER_
     slots = 0 if template.literal else text.count(SLOT)
     if not slots:
         values = pattern.match(text)
-        return None if values is None else Binding(template, tuple(map(_constant, values)), (), False)
+        return (
+            None if values is None else Binding(template, tuple(map(_constant, values)), (), False)
+        )
     if not pattern.anchors.issubset(text.split(".")):
         return None
     if pattern.touches_digits or SLOT in pattern.text:
@@ -210,11 +247,15 @@ def bind(pattern: Pattern, template: Template) -> Binding | Literal[_PerKey.PER_
             agreeing.append((at, column))
         else:
             columns[at] = column
-    return Binding(template, tuple(columns[at] for at in range(len(columns))), tuple(agreeing), solving)
+    return Binding(
+        template, tuple(columns[at] for at in range(len(columns))), tuple(agreeing), solving
+    )
 
 
 def matching(pattern: Pattern, template: Template) -> Sequence[bool]:
-    """For each key whether the pattern matches it, under whatever reading: nothing is made of the values."""
+    """For each key whether the pattern matches it, under whatever reading: nothing is made of the
+    values.
+    """
     try:
         binding = bind(pattern, template)
     except TwoReadings:
@@ -235,7 +276,9 @@ def matches(pattern: Pattern, key: str) -> bool:
 
 
 def _column(part: Taking, text: str, slot: int) -> _Column:
-    """The values of a capture that takes `text` of the template, whose slots are numbered from `slot`."""
+    """The values of a capture that takes `text` of the template, whose slots are numbered from
+    `slot`.
+    """
     if SLOT not in text:
         return _constant(part.value(text))
     if isinstance(part, Integer):
@@ -264,18 +307,23 @@ def _constant(value: Value) -> _Column:
     return lambda ints: repeat(value, len(ints))
 
 
-# ------------------------------------------------------------------------------------------------- collapsing
+# ---------------------------------------------------------------------- collapsing
 
 
 def collapse(keys: Sequence[str], tag: Callable[[str], Hashable] | None = None) -> list[Collapsed]:
-    """The keys for printing, those of one form on one line, in order of first appearance (see `printing`).
+    """The keys for printing, those of one form on one line, in order of first appearance (see
+    `printing`).
 
     Keys are put together only where `tag` gives equal values for them.
     """
     forms: dict[tuple[int, Hashable], Form] = {}
     for number, template in enumerate(group(keys)):
         segments = tuple(template.text.split("."))
-        slots = () if template.literal else tuple(i for i, segment in enumerate(segments) if segment == SLOT)
+        slots = (
+            ()
+            if template.literal
+            else tuple(i for i, segment in enumerate(segments) if segment == SLOT)
+        )
         if tag is None:
             forms[number, None] = Form(segments, slots, None, template.keys, template.ints)
             continue

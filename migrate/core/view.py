@@ -1,13 +1,17 @@
-"""A tensor written as strided copies of leaves: the algebra that every layout op, plan, read and write is made from.
+"""A tensor written as strided copies of leaves: the algebra that every layout op, plan, read and
+write is made from.
 
-    View(shape, pieces), each piece: out[dst + sum i*dst_strides] = leaf[src + sum i*src_strides], in elements
+    View(shape, pieces), each piece: out[dst + sum i*dst_strides] = leaf[src + sum i*src_strides],
+    in elements
 
-A view is kept in a normal form (pieces ordered by destination, unit loops dropped, continuing loops and pieces joined),
-so that a pair of inverse ops leaves nothing behind, equal views of one stored tensor compare equal, and cancelling needs
-no pass of its own. Everything is exact integer arithmetic; no function here looks at data.
+A view is kept in a normal form (pieces ordered by destination, unit loops dropped, continuing loops
+and pieces joined), so that a pair of inverse ops leaves nothing behind, equal views of one stored
+tensor compare equal, and cancelling needs no pass of its own. Everything is exact integer
+arithmetic; no function here looks at data.
 
-Axes are counted from 0 and are not negative: ops resolve them and say what is wrong in the author's words. What does
-not fit here is a plain ValueError. Any function that looks at an axis may raise TooManyPieces: compute that op instead.
+Axes are counted from 0 and are not negative: ops resolve them and say what is wrong in the author's
+words. What does not fit here is a plain ValueError. Any function that looks at an axis may raise
+TooManyPieces: compute that op instead.
 """
 
 from __future__ import annotations
@@ -18,23 +22,40 @@ from dataclasses import dataclass, field
 from itertools import accumulate, product
 from math import prod
 
-from .pieces import Fill, Ints, Leaf, Piece, SubByte, TooManyPieces, cut, end, join, normalise, refine
+from .pieces import (
+    Fill,
+    Ints,
+    Leaf,
+    Piece,
+    SubByte,
+    TooManyPieces,
+    cut,
+    end,
+    join,
+    normalise,
+    refine,
+)
 
 __all__ = [
-    "Fill", "Leaf", "Piece", "SubByte", "TooManyPieces", "View", "assemble", "clip", "concat", "covers", "filled", "flip",
-    "into", "is_whole", "leaves", "pad", "permute", "region", "relabel", "reshape", "roll", "runs", "select", "slice_",
+    "Fill", "Leaf", "Piece", "SubByte", "TooManyPieces", "View", "assemble", "clip", "concat",
+    "covers", "filled", "flip",
+    "into", "is_whole", "leaves", "pad", "permute", "region", "relabel", "reshape", "roll", "runs",
+    "select", "slice_",
     "split", "stack", "stored", "strided", "to_bytes", "unbind",
 ]  # fmt: skip
 
-# An op may always make this many pieces, and this many times its input's: beyond, copying whole tensors is cheaper than
-# the bookkeeping. Views that merely bring many inputs together stay far below the factor.
+# An op may always make this many pieces, and this many times its input's: beyond, copying whole
+# tensors is cheaper than the bookkeeping. Views that merely bring many inputs together stay far
+# below the factor.
 LIMIT, GROWTH = 4096, 8
 _BLOCK = 64
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A tensor of `shape` whose elements the `pieces` (ordered by destination) write exactly once each."""
+    """A tensor of `shape` whose elements the `pieces` (ordered by destination) write exactly once
+    each.
+    """
 
     shape: Ints
     pieces: tuple[Piece, ...]
@@ -42,7 +63,9 @@ class View:
 
 
 class _Spans:
-    """Where each piece of a view begins and ends. Pieces may interleave, so ends are in no order; `tops` are the last of each block."""
+    """Where each piece of a view begins and ends. Pieces may interleave, so ends are in no order;
+    `tops` are the last of each block.
+    """
 
     __slots__ = ("ends", "starts", "tops")
 
@@ -84,7 +107,8 @@ def _joined(shape: Ints, pieces: list[Piece]) -> View:
     """The view in normal form of pieces that are normalised and ordered."""
     pieces = join(pieces)
     if len(pieces) > 1:
-        # pieces cover the shape, so if all of them move one leaf by one distance, the view is a stretch of that leaf
+        # pieces cover the shape, so if all of them move one leaf by one distance, the view is a
+        # stretch of that leaf
         leaf, src, dst = pieces[0][:3]
         if isinstance(leaf, Fill):
             if all(p[0] == leaf for p in pieces):
@@ -112,7 +136,14 @@ def _refined(v: View, borders: Sequence[int]) -> Iterator[Piece]:
 
 def _moved(piece: Piece, place: Callable[[int], int], base: int = 0) -> Piece:
     """`piece` with its destination sent through `place`, which is linear on it."""
-    return Piece(piece[0], piece[1], base + place(piece[2]), piece[3], tuple([place(d) for d in piece[4]]), piece[5])
+    return Piece(
+        piece[0],
+        piece[1],
+        base + place(piece[2]),
+        piece[3],
+        tuple([place(d) for d in piece[4]]),
+        piece[5],
+    )
 
 
 def _axis(shape: Ints, dim: int) -> tuple[int, int, int]:
@@ -122,14 +153,25 @@ def _axis(shape: Ints, dim: int) -> tuple[int, int, int]:
     return prod(shape[:dim]), shape[dim], prod(shape[dim + 1 :])
 
 
-def stored(leaf: int, shape: Sequence[int], strides: Sequence[int] | None = None, offset: int = 0) -> View:
-    """The stored tensor `leaf` of `shape`; `strides` and `offset` in elements, contiguous when not given. A stride of 0 expands."""
+def stored(
+    leaf: int, shape: Sequence[int], strides: Sequence[int] | None = None, offset: int = 0
+) -> View:
+    """The stored tensor `leaf` of `shape`; `strides` and `offset` in elements, contiguous when not
+    given. A stride of 0 expands.
+    """
     shape = tuple(shape)
     size = prod(shape)
     if size == 0:
         return View(shape, ())
     if strides is None:
-        return View(shape, (Piece(leaf, offset, 0, (size,), (1,), (1,)) if size > 1 else Piece(leaf, offset, 0, (), (), ()),))
+        return View(
+            shape,
+            (
+                Piece(leaf, offset, 0, (size,), (1,), (1,))
+                if size > 1
+                else Piece(leaf, offset, 0, (), (), ()),
+            ),
+        )
     if len(strides) != len(shape):
         raise ValueError(f"{len(strides)} strides for {len(shape)} axes")
     return View(shape, (normalise(Piece(leaf, offset, 0, shape, _strides(shape), tuple(strides))),))
@@ -142,8 +184,12 @@ def filled(shape: Sequence[int], value: float) -> View:
     return View(shape, (normalise(Piece(Fill(value), 0, 0, (size,), (1,), (0,))),) if size else ())
 
 
-def assemble(shape: Sequence[int], chunks: Iterable[tuple[int, Sequence[int], Sequence[int], Sequence[int] | None]]) -> View:
-    """A tensor of `shape` stored as boxes: chunks of (leaf, offsets, sizes, strides of the stored chunk or None).
+def assemble(
+    shape: Sequence[int],
+    chunks: Iterable[tuple[int, Sequence[int], Sequence[int], Sequence[int] | None]],
+) -> View:
+    """A tensor of `shape` stored as boxes: chunks of (leaf, offsets, sizes, strides of the stored
+    chunk or None).
 
     The caller has seen to it that the boxes cover the tensor exactly. Empty boxes are left out.
     """
@@ -154,7 +200,16 @@ def assemble(shape: Sequence[int], chunks: Iterable[tuple[int, Sequence[int], Se
         sizes = tuple(sizes)
         if 0 not in sizes:
             dst = sum(o * d for o, d in zip(offsets, place, strict=True))
-            pieces.append(Piece(leaf, 0, dst, sizes, place, _strides(sizes) if strides is None else tuple(strides)))
+            pieces.append(
+                Piece(
+                    leaf,
+                    0,
+                    dst,
+                    sizes,
+                    place,
+                    _strides(sizes) if strides is None else tuple(strides),
+                )
+            )
     return _view(shape, pieces)
 
 
@@ -167,11 +222,17 @@ def reshape(v: View, shape: Sequence[int]) -> View:
 
 
 def concat(views: Sequence[View], dim: int) -> View:
-    """The `views` one after the other along `dim`; their other sizes are equal. At least one view."""
+    """The `views` one after the other along `dim`; their other sizes are equal. At least one
+    view.
+    """
     first = views[0].shape
     outer, _, inner = _axis(first, dim)
     for v in views:
-        if v.shape != first and (len(v.shape) != len(first) or v.shape[:dim] != first[:dim] or v.shape[dim + 1 :] != first[dim + 1 :]):
+        if v.shape != first and (
+            len(v.shape) != len(first)
+            or v.shape[:dim] != first[:dim]
+            or v.shape[dim + 1 :] != first[dim + 1 :]
+        ):
             raise ValueError(f"shapes {list(first)} and {list(v.shape)} differ outside axis {dim}")
     shape = (*first[:dim], sum(v.shape[dim] for v in views), *first[dim + 1 :])
     if len(views) == 1:
@@ -203,7 +264,11 @@ def _side_by_side(views: Sequence[View], shape: Ints, widths: Sequence[int], out
             for p in v.pieces:
                 for q in refine(p, (width,), limit):
                     dsts = tuple([d // width * row + d % width for d in q[4]])
-                    out.append(Piece(q[0], q[1], q[2] // width * row + q[2] % width + base, q[3], dsts, q[5]))
+                    out.append(
+                        Piece(
+                            q[0], q[1], q[2] // width * row + q[2] % width + base, q[3], dsts, q[5]
+                        )
+                    )
             if len(out) > limit:
                 raise TooManyPieces(f"more than {limit} pieces")
         base += width
@@ -211,7 +276,9 @@ def _side_by_side(views: Sequence[View], shape: Ints, widths: Sequence[int], out
 
 
 def _parts(v: View, dim: int, bounds: Sequence[int]) -> list[list[Piece]]:
-    """The pieces of v between successive `bounds` on axis `dim`, each list addressed within its own part."""
+    """The pieces of v between successive `bounds` on axis `dim`, each list addressed within its own
+    part.
+    """
     outer, size, inner = _axis(v.shape, dim)
     width = size * inner
     edges = [b * inner for b in bounds]
@@ -252,14 +319,19 @@ def select(v: View, dim: int, i: int) -> View:
 
 
 def split(v: View, dim: int, sizes: Sequence[int]) -> list[View]:
-    """Consecutive parts of `sizes` along `dim`; they add up to its size. Work grows with pieces and parts, not their product."""
+    """Consecutive parts of `sizes` along `dim`; they add up to its size. Work grows with pieces and
+    parts, not their product.
+    """
     _, size, _ = _axis(v.shape, dim)
     if sum(sizes) != size or any(n < 0 for n in sizes):
         raise ValueError(f"parts of {list(sizes)} along an axis of {size}")
     shapes = [(*v.shape[:dim], n, *v.shape[dim + 1 :]) for n in sizes]
     if len(sizes) == 1:
         return [v]
-    return [_view(shape, part) for shape, part in zip(shapes, _parts(v, dim, [0, *accumulate(sizes)]), strict=True)]
+    return [
+        _view(shape, part)
+        for shape, part in zip(shapes, _parts(v, dim, [0, *accumulate(sizes)]), strict=True)
+    ]
 
 
 def unbind(v: View, dim: int) -> list[View]:
@@ -327,7 +399,9 @@ def flip(v: View, dim: int) -> View:
 
 
 def roll(v: View, dim: int, shift: int) -> View:
-    """`v` moved along `dim` by `shift` places, what leaves at one end enters at the other, as numpy.roll does."""
+    """`v` moved along `dim` by `shift` places, what leaves at one end enters at the other, as
+    numpy.roll does.
+    """
     _, size, _ = _axis(v.shape, dim)
     shift = shift % size if size else 0
     if not shift:
@@ -355,9 +429,11 @@ def region(v: View, box: Sequence[tuple[int, int]]) -> View:
 
 
 def into(v: View, target_strides: Sequence[int], target_offset: int = 0) -> Iterator[Piece]:
-    """Copies that write `v` into a strided target: `dst` and `dst_strides` count elements of the target's storage.
+    """Copies that write `v` into a strided target: `dst` and `dst_strides` count elements of the
+    target's storage.
 
-    Axis a of `v` moves by target_strides[a] there. These pieces are no view: their destinations may run backwards.
+    Axis a of `v` moves by target_strides[a] there. These pieces are no view: their destinations may
+    run backwards.
     """
     if len(target_strides) != len(v.shape):
         raise ValueError(f"{len(target_strides)} strides for {len(v.shape)} axes")
@@ -365,9 +441,11 @@ def into(v: View, target_strides: Sequence[int], target_offset: int = 0) -> Iter
 
 
 def clip(v: View | Sequence[Piece], start: int, stop: int) -> list[Piece]:
-    """The pieces inside the linear destination range start..stop, in order; their `dst` still counts from the tensor's first element.
+    """The pieces inside the linear destination range start..stop, in order; their `dst` still
+    counts from the tensor's first element.
 
-    Given a View, the time goes with the pieces that meet the range and 1/64 of all others; a plain sequence is looked through.
+    Given a View, the time goes with the pieces that meet the range and 1/64 of all others; a plain
+    sequence is looked through.
     """
     if isinstance(v, View):
         spans = v._spans
@@ -399,18 +477,23 @@ def relabel(v: View, mapping: Sequence[Leaf]) -> View:
     new = {leaf: mapping[leaf] if isinstance(leaf, int) else leaf for leaf in old}
     pieces = [p._replace(leaf=new[p[0]]) for p in v.pieces]
     if any(isinstance(leaf, Fill) for i, leaf in new.items() if isinstance(i, int)):
-        pieces = [p._replace(src=0, src_strides=(0,) * len(p[3])) if isinstance(p[0], Fill) else p for p in pieces]
+        pieces = [
+            p._replace(src=0, src_strides=(0,) * len(p[3])) if isinstance(p[0], Fill) else p
+            for p in pieces
+        ]
     elif len(set(new.values())) == len(old):
         return View(v.shape, tuple(pieces))
     return _view(v.shape, pieces)
 
 
 def to_bytes(v: View, elements: int, size: int) -> View:
-    """`v` counted in bytes, of shape [nbytes], for a dtype with `elements` elements in `size` bytes (see `spec.unit`).
+    """`v` counted in bytes, of shape [nbytes], for a dtype with `elements` elements in `size` bytes
+    (see `spec.unit`).
 
-    A piece of a Fill keeps the Fill as leaf, with `src` and `src_strides` 0, and says only where bytes go: byte x of the
-    result is byte x % size of `spec.encode(dtype, value)`. That also holds after `clip`.
-    Raises SubByte when elements > 1 and some piece does not move whole groups of `elements`.
+    A piece of a Fill keeps the Fill as leaf, with `src` and `src_strides` 0, and says only where
+    bytes go: byte x of the result is byte x % size of `spec.encode(dtype, value)`. That also holds
+    after `clip`. Raises SubByte when elements > 1 and some piece does not move whole groups of
+    `elements`.
     """
     total = prod(v.shape)
     if total % elements:
@@ -426,15 +509,32 @@ def to_bytes(v: View, elements: int, size: int) -> View:
                 raise SubByte(f"single elements move, {elements} of them share {size} bytes")
             if any(x % elements for x in (src, dst, counts[-1], *dsts[:-1], *srcs[:-1])):
                 raise SubByte(f"elements move in groups that are no multiple of {elements}")
-            counts, dsts, srcs = (*counts[:-1], counts[-1] // elements), (*dsts[:-1], elements), (*srcs[:-1], 0 if fill else elements)
+            counts, dsts, srcs = (
+                (*counts[:-1], counts[-1] // elements),
+                (*dsts[:-1], elements),
+                (*srcs[:-1], 0 if fill else elements),
+            )
         dsts = (*[d // elements * size for d in dsts], 1)
         srcs = (*[s // elements * size for s in srcs], 0 if fill else 1)
-        out.append(normalise(Piece(leaf, src // elements * size, dst // elements * size, (*counts, size), dsts, srcs)))
+        out.append(
+            normalise(
+                Piece(
+                    leaf,
+                    src // elements * size,
+                    dst // elements * size,
+                    (*counts, size),
+                    dsts,
+                    srcs,
+                )
+            )
+        )
     return View(shape, tuple(out))
 
 
 def runs(pieces: Iterable[Piece]) -> Iterator[tuple[Leaf, int, int, int]]:
-    """(leaf, src, dst, length) of each run that is contiguous in source and destination; a Fill's only in the destination."""
+    """(leaf, src, dst, length) of each run that is contiguous in source and destination; a Fill's
+    only in the destination.
+    """
     for leaf, src, dst, counts, dsts, srcs in pieces:
         length = 1
         if counts and dsts[-1] == 1 and (srcs[-1] == 1 or isinstance(leaf, Fill)):
@@ -453,9 +553,11 @@ def runs(pieces: Iterable[Piece]) -> Iterator[tuple[Leaf, int, int, int]]:
 
 
 def strided(v: View) -> tuple[int, int, Ints] | None:
-    """(leaf, offset, strides in elements) if one strided stretch of a leaf is all of `v`, as a view of a framework can be.
+    """(leaf, offset, strides in elements) if one strided stretch of a leaf is all of `v`, as a view
+    of a framework can be.
 
-    None if it is made of several, filled, empty, or runs backwards, which frameworks have no views for.
+    None if it is made of several, filled, empty, or runs backwards, which frameworks have no views
+    for.
     """
     if len(v.pieces) != 1 or isinstance(v.pieces[0][0], Fill):
         return None
@@ -475,7 +577,9 @@ def strided(v: View) -> tuple[int, int, Ints] | None:
 
 
 def is_whole(v: View, leaf: int = 0) -> bool:
-    """Whether `v` is, element for element, the contiguous storage of `leaf` from its start. True for an empty tensor."""
+    """Whether `v` is, element for element, the contiguous storage of `leaf` from its start. True
+    for an empty tensor.
+    """
     size = prod(v.shape)
     if size < 2:
         return size == 0 or v.pieces == ((leaf, 0, 0, (), (), ()),)

@@ -1,4 +1,6 @@
-"""Which releases of Transformer Engine write what a record holds: told by what is there, never by what anybody says."""
+"""Which releases of Transformer Engine write what a record holds: told by what is there, never by
+what anybody says.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,12 @@ from collections.abc import Iterable, Mapping
 from .recipes import FIELDS, RECIPES, STATELESS
 from .record import BUFFERS, INVERSES, OLD_MODES, Recipe, State
 
-_NONE = {"archive": "0.12 to 1.13", "none": "0.6 to 0.11 and 2.0 to 2.3", "nothing": "0.1 to 0.5", "pickle": "2.0 to 2.17"}
+_NONE = {
+    "archive": "0.12 to 1.13",
+    "none": "0.6 to 0.11 and 2.0 to 2.3",
+    "nothing": "0.1 to 0.5",
+    "pickle": "2.0 to 2.17",
+}
 # from this release on stateless recipes are not stored
 _SILENT = (2, 18)
 

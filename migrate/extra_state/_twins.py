@@ -1,8 +1,10 @@
-"""States that differ in nothing but numbers: of thousands, one is decoded and the others are compared with it.
+"""States that differ in nothing but numbers: of thousands, one is decoded and the others are
+compared with it.
 
-In a state of delayed scaling the numbers of each storage lie in one run of bytes that no opcode reads, and a storage's key, an address,
-stands in two places of its own stream. All other bytes decide what the state is. So a payload that has these bytes, digits where the
-keys stand and the same digits in both places, would be decoded to the same record with other numbers.
+In a state of delayed scaling the numbers of each storage lie in one run of bytes that no opcode
+reads, and a storage's key, an address, stands in two places of its own stream. All other bytes
+decide what the state is. So a payload that has these bytes, digits where the keys stand and the
+same digits in both places, would be decoded to the same record with other numbers.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ MOST_TWINS, LONGEST = 64, 64 << 10
 
 
 class _Shape(NamedTuple):
-    """`fixed` are (start, end, bytes) that must be equal, `keys` the (start, start, length) of the two places of each key.
+    """`fixed` are (start, end, bytes) that must be equal, `keys` the (start, start, length) of the
+    two places of each key.
 
     `numbers` are (start, end) of what each storage holds, in the order of the storages.
     """
@@ -51,11 +54,22 @@ class Twins(Generic[T]):
         self._count = 0
 
     def find(self, payload: bytes) -> tuple[T, Sequence[tuple[int, int]]] | None:
-        """What was added for a payload that differs in numbers and keys alone, and where the numbers of each storage lie."""
-        return next(((known, shape.numbers) for shape, known in self._shapes.get(len(payload), ()) if shape.fits(payload)), None)
+        """What was added for a payload that differs in numbers and keys alone, and where the
+        numbers of each storage lie.
+        """
+        return next(
+            (
+                (known, shape.numbers)
+                for shape, known in self._shapes.get(len(payload), ())
+                if shape.fits(payload)
+            ),
+            None,
+        )
 
     def add(self, payload: bytes, storages: Sequence[Held], known: T) -> None:
-        """Remembers `known` for the payload, whose storages are all of `storages`; nothing where one of them cannot be placed for sure."""
+        """Remembers `known` for the payload, whose storages are all of `storages`; nothing where
+        one of them cannot be placed for sure.
+        """
         if self._count >= MOST_TWINS or len(payload) > LONGEST or not storages:
             return
         shape = _shape(payload, storages)
@@ -79,7 +93,12 @@ def _shape(payload: bytes, storages: Sequence[Held]) -> _Shape | None:
         key = held.node.id[2].encode()
         first = payload.find(key, at, numbers)
         second = payload.find(key, first + 1, numbers)
-        if len(key) >= _SHORTEST_KEY and key.isdigit() and 0 <= first < second and payload.find(key, second + 1, numbers) < 0:
+        if (
+            len(key) >= _SHORTEST_KEY
+            and key.isdigit()
+            and 0 <= first < second
+            and payload.find(key, second + 1, numbers) < 0
+        ):
             keys.append((first, second, len(key)))
             holes += [(first, first + len(key)), (second, second + len(key))]
     fixed, start = [], 0

@@ -1,8 +1,10 @@
-"""Which release wrote the extra states of a checkpoint, told by their bytes, because names and shapes are alike in all releases.
+"""Which release wrote the extra states of a checkpoint, told by their bytes, because names and
+shapes are alike in all releases.
 
-Detection of a layout asks this and nothing else does: what becomes of a state is decided by what that state holds. States of one
-checkpoint were written by one release, so what counts is which release can have written all of them. Where several can, their forms do not
-differ, and it is the latest that is meant.
+Detection of a layout asks this and nothing else does: what becomes of a state is decided by what
+that state holds. States of one checkpoint were written by one release, so what counts is which
+release can have written all of them. Where several can, their forms do not differ, and it is the
+latest that is meant.
 """
 
 from __future__ import annotations
@@ -37,11 +39,19 @@ class Range(NamedTuple):
 
     def __str__(self) -> str:
         first, last = (f"{major}.{minor}" for major, minor in self)
-        return f"{first} and later" if self.last == _NO_END else first if self.first == self.last else f"{first} to {last}"
+        return (
+            f"{first} and later"
+            if self.last == _NO_END
+            else first
+            if self.first == self.last
+            else f"{first} to {last}"
+        )
 
 
 def ranges(text: str) -> list[Range]:
-    """The ranges that a text names, such as `0.3 to 0.11 and 2.0 to 2.3`, `1.13` or `2.18 and later`."""
+    """The ranges that a text names, such as `0.3 to 0.11 and 2.0 to 2.3`, `1.13` or
+    `2.18 and later`.
+    """
     found = []
     for a, b, c, d, later in _RANGE.findall(text):
         first = (int(a), int(b))
@@ -50,7 +60,9 @@ def ranges(text: str) -> list[Range]:
 
 
 class Age(NamedTuple):
-    """The latest releases that can have written all states, None if there are none, and what was found, for people."""
+    """The latest releases that can have written all states, None if there are none, and what was
+    found, for people.
+    """
 
     releases: Range | None
     found: str
@@ -65,8 +77,11 @@ class States:
         self._source = source
         self._age: Age | None = None
         self._objects = list(objects(source.index))
-        # states that are objects, by the keys under which rules see them; how long their bytes are, nobody asks
-        self.beside: Mapping[str, Spec] = {found.name: spec("uint8", (0,)) for found in self._objects}
+        # states that are objects, by the keys under which rules see them; how long their bytes are,
+        # nobody asks
+        self.beside: Mapping[str, Spec] = {
+            found.name: spec("uint8", (0,)) for found in self._objects
+        }
 
     def age(self) -> Age:
         """Found once. A state that is not understood is of no release."""
@@ -75,7 +90,9 @@ class States:
         return self._age
 
     def _written(self) -> Iterator[tuple[str, str]]:
-        """(key, the releases that write such a state, in words) for each state; no words for what no release writes."""
+        """(key, the releases that write such a state, in words) for each state; no words for what
+        no release writes.
+        """
         for key, stored in self._source.index.tensors.items():
             if is_state(key):
                 yield key, self._releases(key, stored)
@@ -83,7 +100,10 @@ class States:
             from .packing import content
 
             try:
-                yield found.name, _releases(found.name, content(found, self._source.index, self._source.blobs))
+                yield (
+                    found.name,
+                    _releases(found.name, content(found, self._source.index, self._source.blobs)),
+                )
             except CheckpointError:
                 yield found.name, ""
 
@@ -92,7 +112,12 @@ class States:
         if found.dtype == "float32" and not found.numel:
             # what te.ops of 1.13 keeps without FP8; from 2.9 on it is bytes
             return "1.13 to 2.8"
-        if found.dtype != "uint8" or len(found.shape) != 1 or found.nbytes > _LARGEST or strides not in (None, (1,)):
+        if (
+            found.dtype != "uint8"
+            or len(found.shape) != 1
+            or found.nbytes > _LARGEST
+            or strides not in (None, (1,))
+        ):
             return ""
         data = bytearray(found.nbytes)
         if data:
@@ -116,7 +141,11 @@ def _age(states: Iterator[tuple[str, str]]) -> Age:
         said = ranges(words)
         if not said:
             return Age(None, f"{printable(key)} is no state of a known release")
-        both = [Range(max(a.first, b.first), min(a.last, b.last)) for a in common for b in said] if number else said
+        both = (
+            [Range(max(a.first, b.first), min(a.last, b.last)) for a in common for b in said]
+            if number
+            else said
+        )
         common = [one for one in both if one.first <= one.last]
         if not common:
             return Age(None, f"{printable(key)} is of {words}, {before}")

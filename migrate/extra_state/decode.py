@@ -1,7 +1,9 @@
-"""Bytes and objects to a `Record`. Everything that is there is understood or the whole state is refused: nothing is skipped.
+"""Bytes and objects to a `Record`. Everything that is there is understood or the whole state is
+refused: nothing is skipped.
 
-The machine says what the stream holds, memo and all; here each name is looked up in a closed list together with the way in which it is
-used. A value that was met is decoded once, so that what shares its parts costs no more than it is long.
+The machine says what the stream holds, memo and all; here each name is looked up in a closed list
+together with the way in which it is used. A value that was met is decoded once, so that what shares
+its parts costs no more than it is long.
 """
 
 from __future__ import annotations
@@ -40,31 +42,44 @@ from .record import (
     Record,
     State,
     Tensor,
-)  # fmt: skip
+)
 
 # the bytes of a storage, by its key
 Storages = Callable[[str], "bytes | memoryview"]
-# the functions that make a storage of a stream in a string of bytes: torch's own, and Megatron's with an allow-list
-_NESTED = (("torch.storage", "_load_from_bytes"), ("megatron.core.safe_globals", "safe_load_from_bytes"))
+# the functions that make a storage of a stream in a string of bytes: torch's own, and Megatron's
+# with an allow-list
+_NESTED = (
+    ("torch.storage", "_load_from_bytes"),
+    ("megatron.core.safe_globals", "safe_load_from_bytes"),
+)
 _SCALARS = frozenset({type(None), bool, int, float, str})
 # what is no setting, wherever it stands
 _STATE = frozenset({*SCALING, *INVERSES, *BUFFERS})
 _SETTINGS = (type(None), bool, int, float, str, Format, Parameters)
 # the ten items of the list that 0.1 and 0.2 store
 _LIST = (
-    "scale_fwd", "amax_history_fwd", "scale_bwd", "amax_history_bwd", "global_fp8_buffer", "update_amax_and_scale_fwd",
-    "global_fp8_buffer_pos_fwd", "global_fp8_buffer_pos_bwd", "autocast_id_fwd", "autocast_id_bwd",
-)  # fmt: skip
+    "scale_fwd",
+    "amax_history_fwd",
+    "scale_bwd",
+    "amax_history_bwd",
+    "global_fp8_buffer",
+    "update_amax_and_scale_fwd",
+    "global_fp8_buffer_pos_fwd",
+    "global_fp8_buffer_pos_bwd",
+    "autocast_id_fwd",
+    "autocast_id_bwd",
+)
 _ZIP = b"PK\x03\x04"
 
 
 def decode(payload: bytes, name: str) -> Record:
-    """The record in the bytes of a uint8 tensor, of the archive that an `io.BytesIO` holds, or of an object that was packed (`objects`).
+    """The record in the bytes of a uint8 tensor, of the archive that an `io.BytesIO` holds, or of
+    an object that was packed (`objects`).
 
     `name` names it in messages.
 
-    CheckpointError: M950 for what is no extra state that is known here, M93x for a stream that is broken or hostile, M94x for such
-    an archive.
+    CheckpointError: M950 for what is no extra state that is known here, M93x for a stream that is
+    broken or hostile, M94x for such an archive.
     """
     return examined(payload, name)[0]
 
@@ -77,12 +92,15 @@ def examined(payload: bytes, name: str) -> tuple[Record, list[Held]]:
         return _archive(payload, name), []
     reader = _Reader(name, None)
     if payload.startswith(MARK):
-        return _record(reader, read_pickle(payload[len(MARK) :], EXTRA_STATE, name=name), ""), reader.held
+        return _record(
+            reader, read_pickle(payload[len(MARK) :], EXTRA_STATE, name=name), ""
+        ), reader.held
     return _record(reader, read_pickle(payload, EXTRA_STATE, name=name), "pickle"), reader.held
 
 
 def of_nodes(node: Any, name: str, storages: Storages | None = None, *, form: str = "") -> Record:
-    """The record that inert nodes spell: the list of 0.1, the dict of 0.3, or what a stream was read as (`form` says so).
+    """The record that inert nodes spell: the list of 0.1, the dict of 0.3, or what a stream was
+    read as (`form` says so).
 
     `storages` has the bytes of the storages that tensors refer to by persistent ids.
     """
@@ -93,7 +111,11 @@ def _record(reader: _Reader, node: Any, form: str) -> Record:
     try:
         states, form = reader.states(node, form)
     except (ForeignError, ContradictionError) as no:
-        fail("M950", f"{reader.name}: {no}", help=HOW_TO_ADD if isinstance(no, _UnknownClassError) else None)
+        fail(
+            "M950",
+            f"{reader.name}: {no}",
+            help=HOW_TO_ADD if isinstance(no, _UnknownClassError) else None,
+        )
     api = "module" if not states or "" in states else "ops"
     return Record(form, api, releases(form, api, states), states)
 
@@ -103,8 +125,15 @@ def _archive(payload: bytes, name: str) -> Record:
 
     blob = BytesBlob(name, payload)
     archive = _zip.read(blob)
-    node = read_pickle(_zip.content(blob, archive.records["data.pkl"], EXTRA_STATE.size), EXTRA_STATE, name=name, persistent=True)
-    records = {key[5:]: record for key, record in archive.records.items() if key.startswith("data/")}
+    node = read_pickle(
+        _zip.content(blob, archive.records["data.pkl"], EXTRA_STATE.size),
+        EXTRA_STATE,
+        name=name,
+        persistent=True,
+    )
+    records = {
+        key[5:]: record for key, record in archive.records.items() if key.startswith("data/")
+    }
     used: set[str] = set()
 
     def bytes_of(key: str) -> bytes:
@@ -180,7 +209,10 @@ class _Reader:
                 extras = {k: self.value(v) for k, v in self.pairs(node, EXTRAS).items()}
             else:
                 known = ", ".join(sorted(KEYS))
-                raise ForeignError(f"the key {printable(key)}, which no release of Transformer Engine writes; known are {known}")
+                raise ForeignError(
+                    f"the key {printable(key)}, which no release of Transformer Engine writes; "
+                    f"known are {known}"
+                )
         for side in ("fwd", "bwd"):
             self.match(tensors, side)
         return State(recipe, tensors, extras, tuple(buffers))
@@ -191,14 +223,20 @@ class _Reader:
         if not isinstance(found, Tensor):
             raise ForeignError(f"{key} is {kind_of(node)}, not a tensor")
         if found.dtype != "float32" or len(found.shape) != rank or 0 in found.shape:
-            raise ForeignError(f"{key} is {found.dtype}{list(found.shape)}; a float32 tensor with {rank} axes belongs there")
+            raise ForeignError(
+                f"{key} is {found.dtype}{list(found.shape)}; a float32 tensor with {rank} axes "
+                "belongs there"
+            )
         return found
 
     def match(self, tensors: Mapping[str, Tensor], side: str) -> None:
         """Scales, their inverses and the histories of one direction have as many slots."""
         slots = {name: t.shape[-1] for name, t in tensors.items() if name.endswith(side)}
         if len(set(slots.values())) > 1:
-            raise ForeignError("tensors that do not fit together: " + ", ".join(f"{name} has {n} slots" for name, n in slots.items()))
+            raise ForeignError(
+                "tensors that do not fit together: "
+                + ", ".join(f"{name} has {n} slots" for name, n in slots.items())
+            )
 
     def pairs(self, node: Any, what: str) -> dict[str, Any]:
         """A dict or an OrderedDict with text keys."""
@@ -218,7 +256,10 @@ class _Reader:
         """What is wrong with a node that is not what belongs there."""
         function = node.function if type(node) is Call else node
         if type(function) is Global and (function.module, function.name) not in RECIPES:
-            return _UnknownClassError(f"{printable(str(function))}, which is no recipe or value that is known here; nothing was executed")
+            return _UnknownClassError(
+                f"{printable(str(function))}, which is no recipe or value that is known here; "
+                "nothing was executed"
+            )
         return ForeignError(otherwise)
 
     def value(self, node: Any) -> Any:
@@ -263,7 +304,9 @@ class _Reader:
     def fields(self, call: Call) -> dict[str, Any]:
         """The fields of an object that was made without arguments."""
         if call.how != "newobj" or call.arguments or call.items or call.pairs:
-            raise ForeignError(f"{printable(str(call.function))}, made in another way than its releases make it")
+            raise ForeignError(
+                f"{printable(str(call.function))}, made in another way than its releases make it"
+            )
         if call.state is ABSENT:
             return {}
         out: dict[str, Any] = {}
@@ -271,7 +314,9 @@ class _Reader:
         for key, node in self.pairs(call.state, "fields that are").items():
             if type(node) is Global:
                 if known is None or FUNCTIONS.get(key) != known.sort:
-                    raise self.foreign(node, f"{printable(str(node))} as the field {printable(key)}")
+                    raise self.foreign(
+                        node, f"{printable(str(node))} as the field {printable(key)}"
+                    )
                 out[key] = Function(node.module, node.name)
             elif key.startswith("__") or key in _STATE:
                 raise ForeignError(f"a recipe with the field {printable(key)}")
@@ -283,26 +328,44 @@ class _Reader:
         return out
 
     def format(self, call: Call) -> Format:
-        """`Format(_FormatHelper(forward, backward))`; some builds of Python write `getattr(Format, name)`."""
+        """`Format(_FormatHelper(forward, backward))`; some builds of Python write
+        `getattr(Format, name)`.
+        """
         arguments = call.arguments
         if call.how == "reduce" and plain(call):
-            if call.function.name == "getattr" and len(arguments) == 2 and is_global(arguments[0], FORMAT):
+            if (
+                call.function.name == "getattr"
+                and len(arguments) == 2
+                and is_global(arguments[0], FORMAT)
+            ):
                 if type(arguments[1]) is str and arguments[1] in FORMATS:
                     return Format(*FORMATS[arguments[1]])
             elif call.function.name == "Format" and len(arguments) == 1:
                 helper = arguments[0]
-                if type(helper) is Call and is_global(helper.function, FORMAT_HELPER) and len(helper.arguments) == 2 and plain(helper):
+                if (
+                    type(helper) is Call
+                    and is_global(helper.function, FORMAT_HELPER)
+                    and len(helper.arguments) == 2
+                    and plain(helper)
+                ):
                     numbers = helper.arguments
                     if all(type(n) in (int, float) for n in numbers):
                         return Format(*numbers)
         raise self.foreign(call, "a Format that is no pair of numbers")
 
     def tensor(self, call: Call) -> Tensor:
-        """A row-major tensor on a storage in a string of bytes, or in the container around the stream."""
+        """A row-major tensor on a storage in a string of bytes, or in the container around the
+        stream.
+        """
         storage, *rest = call.arguments
         held: bytes | memoryview
         if type(storage) is Call:
-            if not is_global(storage.function, *_NESTED) or storage.how != "reduce" or len(storage.arguments) != 1 or not plain(storage):
+            if (
+                not is_global(storage.function, *_NESTED)
+                or storage.how != "reduce"
+                or len(storage.arguments) != 1
+                or not plain(storage)
+            ):
                 raise self.foreign(storage, f"a tensor on {kind_of(storage)}")
             self.held.append(stored(encoded(storage.arguments[0]), self.name))
             node, held = self.held[-1][:2]
@@ -320,7 +383,9 @@ class _Reader:
         if not plain(call):
             raise ForeignError("a tensor that was changed after it was rebuilt")
         if record.storage.nbytes != len(held):
-            raise ContradictionError(f"a storage of {record.storage.nbytes:,} bytes of which {len(held):,} are there")
+            raise ContradictionError(
+                f"a storage of {record.storage.nbytes:,} bytes of which {len(held):,} are there"
+            )
         if not record.contiguous or record.conjugate or record.negative:
             raise ForeignError("a tensor that is not stored row by row")
         size = ITEMSIZE[record.dtype]

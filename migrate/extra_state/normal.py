@@ -1,9 +1,11 @@
 """A record of any release as the releases from 2.0 on hold it.
 
-Until 0.7 a GEMM had two slots forwards (input, weight) and one backwards (gradient of the output); since 0.8 it has three and two. A
-slot that is new begins as a new module begins it: scale 1, no magnitude seen. 1.x stored no recipe, but the shape of the history says its
-length, and the largest numbers say the format; what nothing says (margin, the way of the maximum) is what TE takes if nobody says it.
-The operations of 1.13 kept input and parameter apart, those of 2.0 keep both in one state.
+Until 0.7 a GEMM had two slots forwards (input, weight) and one backwards (gradient of the output);
+since 0.8 it has three and two. A slot that is new begins as a new module begins it: scale 1, no
+magnitude seen. 1.x stored no recipe, but the shape of the history says its length, and the largest
+numbers say the format; what nothing says (margin, the way of the maximum) is what TE takes if
+nobody says it. The operations of 1.13 kept input and parameter apart, those of 2.0 keep both in one
+state.
 """
 
 from __future__ import annotations
@@ -13,23 +15,38 @@ from dataclasses import replace
 
 from ..core.errors import OpError
 from .recipes import FORMATS, leave
-from .record import BOOKKEEPING, INVERSES, MODES, OLD_MODES, SCALING, Format, Function, Recipe, Record, State, Tensor
+from .record import (
+    BOOKKEEPING,
+    INVERSES,
+    MODES,
+    OLD_MODES,
+    SCALING,
+    Format,
+    Function,
+    Recipe,
+    Record,
+    State,
+    Tensor,
+)
 
 _TE = "transformer_engine.common.recipe"
 _ONE, _ZERO = b"\x00\x00\x80?", b"\x00\x00\x00\x00"
 
 
 def normal(record: Record) -> dict[str, State]:
-    """The states by mode ("" for a module), each with a recipe, without inverses and buffers, with all slots.
+    """The states by mode ("" for a module), each with a recipe, without inverses and buffers, with
+    all slots.
 
-    A state of 2.x is left as it is. OpError M950 for a record of 1.x that does not say what a recipe needs, and for modes whose histories
-    differ.
+    A state of 2.x is left as it is. OpError M950 for a record of 1.x that does not say what a
+    recipe needs, and for modes whose histories differ.
     """
     return {mode: _normal(state, record.api) for mode, state in kept(record).items()}
 
 
 def kept(record: Record) -> dict[str, State]:
-    """The states by mode, with all slots, of the tensors only those that delayed scaling keeps. OpError M950 for modes that do not fit."""
+    """The states by mode, with all slots, of the tensors only those that delayed scaling keeps.
+    OpError M950 for modes that do not fit.
+    """
     held = {mode: state for mode, state in record.states.items() if state is not None}
     if not held.keys().isdisjoint(OLD_MODES):
         held = _joined(held)
@@ -41,10 +58,14 @@ def kept(record: Record) -> dict[str, State]:
 
 
 def is_current(record: Record) -> bool:
-    """Whether these are the bytes of 2.x already: a pickle in which every state has its recipe, and no recipe names a function."""
+    """Whether these are the bytes of 2.x already: a pickle in which every state has its recipe, and
+    no recipe names a function.
+    """
     held = [state for state in record.states.values() if state is not None]
     recipes = [recipe for state in held for recipe in state.recipes()]
-    named = any(isinstance(value, Function) for recipe in recipes for value in recipe.fields.values())
+    named = any(
+        isinstance(value, Function) for recipe in recipes for value in recipe.fields.values()
+    )
     return record.form == "pickle" and not named and all(state.recipe is not None for state in held)
 
 
@@ -52,25 +73,34 @@ def _normal(state: State, api: str) -> State:
     if state.recipe is not None:
         return state
     out = replace(state, recipe=recovered(state), buffers=())
-    extras = {name: state.extras[name] for name, kind in BOOKKEEPING.items() if type(state.extras.get(name)) is kind}
+    extras = {
+        name: state.extras[name]
+        for name, kind in BOOKKEEPING.items()
+        if type(state.extras.get(name)) is kind
+    }
     if api == "module":
         extras = {"fp8_checkpoint": True, **extras}
     return replace(out, extras=extras)
 
 
 def recovered(state: State) -> Recipe:
-    """The recipe of a state that has none, from the length of the history and the largest numbers."""
+    """The recipe of a state that has none, from the length of the history and the largest
+    numbers.
+    """
     history = state.history
     pair = state.format
     if history is None or pair is None:
         missing = "a history" if history is None else f"a known format ({_shown(state)})"
         raise OpError(
-            "M950", f"without a recipe and without {missing} its recipe cannot be told",
+            "M950",
+            f"without a recipe and without {missing} its recipe cannot be told",
             help=f"`delayed_scaling: tensors` keeps the scales without a recipe; {leave()}",
-        )  # fmt: skip
+        )
     fields = {
-        "margin": 0, "fp8_format": Format(*pair), "amax_history_len": history, "amax_compute_algo": "max",
-        "scaling_factor_compute_algo": None, "reduce_amax": True, "fp8_dpa": False, "fp8_mha": False, "backward_override": None,
+        "margin": 0, "fp8_format": Format(*pair), "amax_history_len": history,
+        "amax_compute_algo": "max",
+        "scaling_factor_compute_algo": None, "reduce_amax": True, "fp8_dpa": False,
+        "fp8_mha": False, "backward_override": None,
     }  # fmt: skip
     return Recipe(_TE, "DelayedScaling", fields)
 
@@ -80,7 +110,9 @@ def _shown(state: State) -> str:
     known = ", ".join(f"{a} and {b}" for a, b in FORMATS.values())
     numbers = [str(n) for n in said if isinstance(n, (int, float)) and abs(n) < 1e9]
     return (
-        f"the largest numbers are {' and '.join(numbers)}; known are {known}" if len(numbers) == 2 else "nothing says the largest numbers"
+        f"the largest numbers are {' and '.join(numbers)}; known are {known}"
+        if len(numbers) == 2
+        else "nothing says the largest numbers"
     )
 
 
@@ -90,13 +122,22 @@ def widened(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if forward is None or backward is None or forward.shape[0] != 2 * backward.shape[0]:
         return dict(tensors)
     slots = {"fwd": 2, "bwd": 1}
-    return {name: _with_slot(tensor, slots[name[-3:]], _ONE if name.startswith("scale") else _ZERO) for name, tensor in tensors.items()}
+    return {
+        name: _with_slot(tensor, slots[name[-3:]], _ONE if name.startswith("scale") else _ZERO)
+        for name, tensor in tensors.items()
+    }
 
 
 def _with_slot(tensor: Tensor, each: int, new: bytes) -> Tensor:
-    """One slot more behind each `each` of the last axis. Where there is a row for each step, in each row."""
+    """One slot more behind each `each` of the last axis. Where there is a row for each step, in
+    each row.
+    """
     width = 4 * each
-    data = b"".join(part for at in range(0, len(tensor.data), width) for part in (tensor.data[at : at + width], new))
+    data = b"".join(
+        part
+        for at in range(0, len(tensor.data), width)
+        for part in (tensor.data[at : at + width], new)
+    )
     return Tensor(tensor.dtype, (*tensor.shape[:-1], tensor.shape[-1] // each * (each + 1)), data)
 
 
@@ -118,7 +159,9 @@ def _beside(states: Sequence[State]) -> State:
         if not found:
             continue
         if len(found) != len(states) or len({t.shape[:-1] for t in found}) > 1:
-            raise OpError("M950", f"its modes input and param do not fit together: {name}", help=leave())
+            raise OpError(
+                "M950", f"its modes input and param do not fit together: {name}", help=leave()
+            )
         tensors[name] = _columns(found)
     return State(first.recipe, tensors, first.extras, first.buffers)
 
@@ -130,7 +173,9 @@ def _columns(parts: Sequence[Tensor]) -> Tensor:
         for part in parts:
             width = 4 * part.shape[-1]
             data.append(part.data[row * width : (row + 1) * width])
-    return Tensor(parts[0].dtype, (*parts[0].shape[:-1], sum(p.shape[-1] for p in parts)), b"".join(data))
+    return Tensor(
+        parts[0].dtype, (*parts[0].shape[:-1], sum(p.shape[-1] for p in parts)), b"".join(data)
+    )
 
 
 __all__ = ["is_current", "kept", "normal", "recovered", "widened"]

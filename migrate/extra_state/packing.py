@@ -1,7 +1,8 @@
 """Objects as the bytes that rules see.
 
-Rules see tensors, and the op reads bytes, so an object is packed into a row of them: a pickle of the same values, made here and executed
-nowhere. What marks it as packed is drawn anew for each process, so no bytes of a checkpoint can pass for an object.
+Rules see tensors, and the op reads bytes, so an object is packed into a row of them: a pickle of
+the same values, made here and executed nowhere. What marks it as packed is drawn anew for each
+process, so no bytes of a checkpoint can pass for an object.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ _PLAIN = frozenset({type(None), bool, int, float, str})
 
 
 def content(found: Object, index: Index, blobs: Sequence[Blob]) -> bytes:
-    """The bytes of a state: of a buffer what it holds, of another object the packed form. M950 for what no extra state is made of."""
+    """The bytes of a state: of a buffer what it holds, of another object the packed form. M950 for
+    what no extra state is made of.
+    """
     value = found.value
     if type(value) is Buffer:
         return value.data
@@ -64,12 +67,24 @@ class _Packing:
         if depth > EXTRA_STATE.depth:
             raise ForeignError("values that are nested too deep")
         if kind is DictNode and value.kind in ("dict", "OrderedDict"):
-            made: Any = Dict([(self.key(key), self.node(held, depth + 1)) for key, held in value.pairs])
+            made: Any = Dict(
+                [(self.key(key), self.node(held, depth + 1)) for key, held in value.pairs]
+            )
         elif kind is dict or kind is OrderedDict:
-            made = Dict([(self.key(key), self.node(held, depth + 1)) for key, held in value.items()])
-        elif kind is list or kind is tuple or (kind is ListNode and value.kind in ("list", "tuple")):
-            items = [self.node(item, depth + 1) for item in (value.items if kind is ListNode else value)]
-            made = items if kind is list or (kind is ListNode and value.kind == "list") else tuple(items)
+            made = Dict(
+                [(self.key(key), self.node(held, depth + 1)) for key, held in value.items()]
+            )
+        elif (
+            kind is list or kind is tuple or (kind is ListNode and value.kind in ("list", "tuple"))
+        ):
+            items = [
+                self.node(item, depth + 1) for item in (value.items if kind is ListNode else value)
+            ]
+            made = (
+                items
+                if kind is list or (kind is ListNode and value.kind == "list")
+                else tuple(items)
+            )
         else:
             made = self._nodes.tensor(self.tensor(value))
         self._done[id(value)] = made
@@ -82,13 +97,21 @@ class _Packing:
 
     def tensor(self, value: Any) -> Tensor:
         if type(value) is TensorRecord:
-            if value.parameter or value.subclass or value.state is not None or value.conjugate or value.negative:
+            if (
+                value.parameter
+                or value.subclass
+                or value.state is not None
+                or value.conjugate
+                or value.negative
+            ):
                 raise ForeignError("a tensor that is more than its numbers")
             outline = self._index.outline
             key = outline.names[id(value)] if outline is not None else ""
             return self.read(self._index.tensors.get(key) or self._index.carried[key], self._blobs)
         if (type(value).__module__, type(value).__name__) not in _ARRAYS:
-            raise ForeignError(f"a value of the kind {printable(type(value).__name__)}, which no extra state holds")
+            raise ForeignError(
+                f"a value of the kind {printable(type(value).__name__)}, which no extra state holds"
+            )
         from ..formats import memory
 
         source = memory.open({"tensor": value})

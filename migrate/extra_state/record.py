@@ -27,7 +27,9 @@ MODES, OLD_MODES = ("forward", "backward"), ("input", "param", "grad_output")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Tensor:
-    """`data` are the elements, row-major and little-endian, of torch's `dtype`; a view of what was read, where nothing had to change."""
+    """`data` are the elements, row-major and little-endian, of torch's `dtype`; a view of what was
+    read, where nothing had to change.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -64,7 +66,9 @@ class Parameters:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Recipe:
-    """A recipe by its class, with its fields: scalars, text, `Format`, `Function`, `Parameters`, lists and tuples of these."""
+    """A recipe by its class, with its fields: scalars, text, `Format`, `Function`, `Parameters`,
+    lists and tuples of these.
+    """
 
     module: str
     name: str
@@ -86,8 +90,9 @@ class Recipe:
 class State:
     """What one module, or one mode of an operation, keeps.
 
-    `tensors` are those of `SCALING` and `INVERSES` that are there, float32: scales [n], histories [length, n], the newest amax in row 0.
-    `extras` are plain values, lists, dicts, recipes and tensors. `buffers` names what belongs to no single module.
+    `tensors` are those of `SCALING` and `INVERSES` that are there, float32: scales [n], histories
+    [length, n], the newest amax in row 0. `extras` are plain values, lists, dicts, recipes and
+    tensors. `buffers` names what belongs to no single module.
     """
 
     recipe: Recipe | None = None
@@ -110,7 +115,9 @@ class State:
 
     @property
     def format(self) -> Format | None:
-        """The FP8 format that the recipe says, else the one that the largest numbers say, which every release stores."""
+        """The FP8 format that the recipe says, else the one that the largest numbers say, which
+        every release stores.
+        """
         if self.recipe is not None and self.recipe.format is not None:
             return self.recipe.format
         said = self.extras.get("fp8_max_fwd"), self.extras.get("fp8_max_bwd")
@@ -131,11 +138,12 @@ class State:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Record:
-    """One extra state. `form` is how it was stored: "empty", "none" (a pickle of None), "pickle" or "archive"; or as an object: "list",
-    "dict", "nothing" (None).
+    """One extra state. `form` is how it was stored: "empty", "none" (a pickle of None), "pickle" or
+    "archive"; or as an object: "list", "dict", "nothing" (None).
 
-    `api` is "module" or "ops". `states` has one state under "" for a module, one for each mode of an operation (None: the mode keeps
-    nothing), and none at all where nothing was stored. `releases` are those of Transformer Engine that write this.
+    `api` is "module" or "ops". `states` has one state under "" for a module, one for each mode of
+    an operation (None: the mode keeps nothing), and none at all where nothing was stored.
+    `releases` are those of Transformer Engine that write this.
     """
 
     form: str
@@ -145,6 +153,7 @@ class Record:
 
 
 __all__ = [
-    "BOOKKEEPING", "BUFFERS", "CUSTOM", "DELAYED", "EXTRAS", "INVERSES", "KEYS", "LOCAL_RECIPES", "MODES", "OBJECTS", "OLD_MODES", "RECIPE",
+    "BOOKKEEPING", "BUFFERS", "CUSTOM", "DELAYED", "EXTRAS", "INVERSES", "KEYS", "LOCAL_RECIPES",
+    "MODES", "OBJECTS", "OLD_MODES", "RECIPE",
     "SCALING", "Format", "Function", "Parameters", "Recipe", "Record", "State", "Tensor",
 ]  # fmt: skip

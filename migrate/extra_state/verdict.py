@@ -1,7 +1,8 @@
 """What a record is, judged by what it holds and by nothing that is merely spelled in its bytes.
 
-The order of the questions is the order of what would be lost: whoever keeps scales is delayed, whatever recipe stands beside them, and only
-a value that is understood to its last leaf can be called stateless.
+The order of the questions is the order of what would be lost: whoever keeps scales is delayed,
+whatever recipe stands beside them, and only a value that is understood to its last leaf can be
+called stateless.
 """
 
 from __future__ import annotations
@@ -22,11 +23,24 @@ STATELESS, LEGACY, UNKNOWN = "stateless", "legacy", "unknown"
 _ORDER = (UNKNOWN, DELAYED, LEGACY, STATELESS)
 
 
-__all__ = ["DELAYED", "LEGACY", "OBJECTS", "STATELESS", "UNKNOWN", "Judged", "Verdict", "judge", "judged", "oddities"]
+__all__ = [
+    "DELAYED",
+    "LEGACY",
+    "OBJECTS",
+    "STATELESS",
+    "UNKNOWN",
+    "Judged",
+    "Verdict",
+    "judge",
+    "judged",
+    "oddities",
+]
 
 
 class Verdict(NamedTuple):
-    """`sort` is "stateless", "delayed", "legacy" or "unknown"; `why` says what in the record makes it that."""
+    """`sort` is "stateless", "delayed", "legacy" or "unknown"; `why` says what in the record makes
+    it that.
+    """
 
     sort: str
     why: str
@@ -35,7 +49,9 @@ class Verdict(NamedTuple):
 def judge(record: Record) -> Verdict:
     """The verdict on a record: that of its most demanding mode."""
     found = [_judge(state, mode) for mode, state in record.states.items() if state is not None]
-    return min(found, key=lambda v: _ORDER.index(v.sort), default=Verdict(STATELESS, "it holds nothing"))
+    return min(
+        found, key=lambda v: _ORDER.index(v.sort), default=Verdict(STATELESS, "it holds nothing")
+    )
 
 
 def _judge(state: State, mode: str) -> Verdict:
@@ -53,10 +69,18 @@ def _judge(state: State, mode: str) -> Verdict:
         return Verdict(LEGACY, f"it has neither a recipe nor scales, only {', '.join(held)}{where}")
     if state.tensors or state.buffers:
         held = [*state.tensors, *state.buffers]
-        return Verdict(UNKNOWN, f"its recipe is {state.recipe.name}, which keeps nothing, and it keeps {', '.join(held)}{where}")
+        return Verdict(
+            UNKNOWN,
+            f"its recipe is {state.recipe.name}, which keeps nothing, and it keeps "
+            f"{', '.join(held)}{where}",
+        )
     odd = next((name for name, value in state.extras.items() if not _is_plain(name, value)), None)
     if odd is not None:
-        return Verdict(UNKNOWN, f"beside its recipe {state.recipe.name} it keeps {printable(odd)}, which may be state{where}")
+        return Verdict(
+            UNKNOWN,
+            f"beside its recipe {state.recipe.name} it keeps {printable(odd)}, which may be "
+            f"state{where}",
+        )
     local = next((r for r in state.recipes() if r.sort == CUSTOM and r is not state.recipe), None)
     if local is not None:
         return Verdict(UNKNOWN, f"it lists a custom recipe inside {state.recipe.name}{where}")
@@ -71,12 +95,21 @@ def _is_plain(name: str, value: Any) -> bool:
 
 
 def _place(state: State) -> str:
-    return next((name for name, value in state.extras.items() if type(value) is list), "extra_fp8_variables")
+    return next(
+        (name for name, value in state.extras.items() if type(value) is list), "extra_fp8_variables"
+    )
 
 
 def oddities(record: Record) -> tuple[str, ...]:
-    """What is odd about the numbers of a state: nobody trains on with scales that are not positive, or with infinities."""
-    tensors = ((_label(mode, name), state.tensors[name].data) for mode, state in record.states.items() if state for name in state.scaling)
+    """What is odd about the numbers of a state: nobody trains on with scales that are not positive,
+    or with infinities.
+    """
+    tensors = (
+        (_label(mode, name), state.tensors[name].data)
+        for mode, state in record.states.items()
+        if state
+        for name in state.scaling
+    )
     return tuple(found for label, data in tensors if (found := _odd(label, data)))
 
 
@@ -94,10 +127,11 @@ def _odd(label: str, data: bytes | memoryview) -> str:
 
 
 class Judged(NamedTuple):
-    """A verdict and a record of what was judged, whose numbers may be those of another state that has the same structure.
+    """A verdict and a record of what was judged, whose numbers may be those of another state that
+    has the same structure.
 
-    `odd` is what is odd about its own numbers. `labels` say of each storage which scales or magnitudes it holds, nothing for other
-    numbers; None where a storage is not that of one tensor.
+    `odd` is what is odd about its own numbers. `labels` say of each storage which scales or
+    magnitudes it holds, nothing for other numbers; None where a storage is not that of one tensor.
     """
 
     verdict: Verdict
@@ -109,8 +143,9 @@ class Judged(NamedTuple):
 def judged(payload: bytes, name: str) -> Judged:
     """The verdict on bytes, with a record of the same structure: keys, recipes, dtypes and shapes.
 
-    Modules with one recipe have states that are equal byte for byte, or up to the numbers of their scales: one of them is decoded. That one
-    is judged whole, so nothing is judged by what it looks like. CheckpointError as `decode`.
+    Modules with one recipe have states that are equal byte for byte, or up to the numbers of their
+    scales: one of them is decoded. That one is judged whole, so nothing is judged by what it looks
+    like. CheckpointError as `decode`.
     """
     equal = _EQUAL.get(payload) if len(payload) <= _SHORT else None
     if equal is not None:
@@ -118,7 +153,11 @@ def judged(payload: bytes, name: str) -> Judged:
     twin = _TWINS.find(payload)
     if twin is not None:
         known, runs = twin
-        odd = oddities(examined(payload, name)[0]) if known.labels is None else _oddities(payload, runs, known.labels)
+        odd = (
+            oddities(examined(payload, name)[0])
+            if known.labels is None
+            else _oddities(payload, runs, known.labels)
+        )
         return known._replace(odd=odd) if odd else known
     record, held = examined(payload, name)
     found = Judged(judge(record), record, oddities(record), _labels(record, held))
@@ -142,8 +181,12 @@ def _labels(record: Record, held: Sequence[Held]) -> tuple[str, ...] | None:
     return tuple(labels.get(id(one.stream), "") for one in held)
 
 
-def _oddities(payload: bytes, runs: Sequence[tuple[int, int]], labels: Sequence[str]) -> tuple[str, ...]:
-    """As `oddities`, of a payload whose structure is known; most are sound by the highest byte of each float: a sign, and an exponent."""
+def _oddities(
+    payload: bytes, runs: Sequence[tuple[int, int]], labels: Sequence[str]
+) -> tuple[str, ...]:
+    """As `oddities`, of a payload whose structure is known; most are sound by the highest byte of
+    each float: a sign, and an exponent.
+    """
     found = []
     for (start, end), label in zip(runs, labels, strict=True):
         if label:

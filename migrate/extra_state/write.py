@@ -1,8 +1,8 @@
 """A record as the bytes that Transformer Engine 2.x writes, without Transformer Engine.
 
-The bytes are a pickle, because that is what its loader takes. It names what TE's own names, and nothing else: the recipe, its format,
-and torch's functions that make a tensor of bytes. The name of a user's function is not written, because whoever loads it imports the
-module of that name.
+The bytes are a pickle, because that is what its loader takes. It names what TE's own names, and
+nothing else: the recipe, its format, and torch's functions that make a tensor of bytes. The name of
+a user's function is not written, because whoever loads it imports the module of that name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,18 @@ from ..source.pickle.nodes import Call, Dict, Global
 from ._storages import MAGIC, PROTOCOL
 from .normal import normal
 from .recipes import FORMAT, FORMAT_HELPER
-from .record import EXTRAS, RECIPE, SCALING, Format, Function, Parameters, Recipe, Record, State, Tensor
+from .record import (
+    EXTRAS,
+    RECIPE,
+    SCALING,
+    Format,
+    Function,
+    Parameters,
+    Recipe,
+    Record,
+    State,
+    Tensor,
+)
 
 _STORAGES = {dtype: name for name, dtype in TYPED.items()}
 _SIZES = Dict([("short", 2), ("int", 4), ("long", 4)])
@@ -30,14 +41,18 @@ _HEAD = b"".join(emit2(part, name="a storage") for part in (MAGIC, PROTOCOL, _SY
 def pickled(record: Record, name: str) -> bytes:
     """The bytes that 2.x would have written for this state; empty where it holds nothing.
 
-    A record of 1.x gets the recipe and the slots that `normal` finds. OpError M950 for what cannot be said so: see `normal`, and a
-    recipe that names a function.
+    A record of 1.x gets the recipe and the slots that `normal` finds. OpError M950 for what cannot
+    be said so: see `normal`, and a recipe that names a function.
     """
     states = normal(record)
     if not states:
         return b""
     writer = Nodes()
-    root = writer.state(states[""]) if "" in states else Dict([(mode, writer.state(state)) for mode, state in states.items()])
+    root = (
+        writer.state(states[""])
+        if "" in states
+        else Dict([(mode, writer.state(state)) for mode, state in states.items()])
+    )
     return emit4(root, name=name)
 
 
@@ -77,7 +92,8 @@ class Nodes:
         if isinstance(value, Function):
             raise OpError(
                 "M950",
-                f"its recipe names the function {value.module}.{value.name}, which a loader would import",
+                f"its recipe names the function {value.module}.{value.name}, which a loader would "
+                "import",
                 help="`delayed_scaling: tensors` keeps the scales without the recipe",
             )
         if isinstance(value, dict):
@@ -96,18 +112,34 @@ class Nodes:
         cls = _STORAGES.get(tensor.dtype)
         if cls is None:
             raise OpError("M950", f"a tensor of {tensor.dtype}, which no release of 2.x keeps")
-        storage = Call("reduce", self.name(("torch.storage", "_load_from_bytes")), (self.stream(cls, tensor),))
+        storage = Call(
+            "reduce", self.name(("torch.storage", "_load_from_bytes")), (self.stream(cls, tensor),)
+        )
         hooks = Call("reduce", self.name(("collections", "OrderedDict")), ())
         arguments = (storage, 0, tensor.shape, tuple(reversed(strides)), False, hooks)
         return Call("reduce", self.name(("torch._utils", "_rebuild_tensor_v2")), arguments)
 
     def stream(self, cls: str, tensor: Tensor) -> bytes:
-        """What torch.save writes of a storage in its old form; the key, the address of the storage there, is a number here."""
+        """What torch.save writes of a storage in its old form; the key, the address of the storage
+        there, is a number here.
+        """
         key = str(self._storages)
         self._storages += 1
         numel = 1
         for size in tensor.shape:
             numel *= size
-        identity = emit2(("storage", Global("torch", cls), key, "cpu", numel, None), name="a storage")
-        # torch writes a storage alone, so nothing refers to it again, and the memo has no place for it
-        return b"".join((_HEAD, identity[:-1], b"Q.", emit2([key], name="a key"), numel.to_bytes(8, "little"), tensor.data))
+        identity = emit2(
+            ("storage", Global("torch", cls), key, "cpu", numel, None), name="a storage"
+        )
+        # torch writes a storage alone, so nothing refers to it again, and the memo has no place for
+        # it
+        return b"".join(
+            (
+                _HEAD,
+                identity[:-1],
+                b"Q.",
+                emit2([key], name="a key"),
+                numel.to_bytes(8, "little"),
+                tensor.data,
+            )
+        )

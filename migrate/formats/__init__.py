@@ -1,8 +1,9 @@
 """Formats: each opens a `Source` and describes a `Target`; one module a format, found by its name.
 
-A module holds `FORMAT`, an object with the members of `Format`; modules that start with `_` are no formats. A place is
-opened once, all formats look at it without reading more than its head and its names, and the surest takes it. No
-second format tries after the first has refused: a fallback to a laxer reader is how unsafe files get in.
+A module holds `FORMAT`, an object with the members of `Format`; modules that start with `_` are no
+formats. A place is opened once, all formats look at it without reading more than its head and its
+names, and the surest takes it. No second format tries after the first has refused: a fallback to a
+laxer reader is how unsafe files get in.
 """
 
 from __future__ import annotations
@@ -35,41 +36,61 @@ class Format(Protocol):
     name: str
 
     def sniff(self, place: Place) -> int:
-        """How sure it is from the names and the first bytes that the place holds this format: 0 not, 1 perhaps, 2 sure."""
+        """How sure it is from the names and the first bytes that the place holds this format: 0
+        not, 1 perhaps, 2 sure.
+        """
 
     def open(self, place: Place) -> Source:
-        """The opened checkpoint; it closes the place with itself, and on any error the caller does."""
+        """The opened checkpoint; it closes the place with itself, and on any error the caller
+        does.
+        """
 
     def describe(
-        self, specs: Mapping[str, Any], *, folder: bool, max_shard_size: int, metadata: Mapping[str, str], stamp: str | None,
-        origins: Callable[[str], Iterable[tuple[int, int]]] | None = None, ranks: Naming | None = None,
-        rest: Rest | None = None, last: Container[str] = (),
-    ) -> Target:  # fmt: skip
-        """The whole output for these specs, every header and offset; M916 if the format cannot hold them.
+        self,
+        specs: Mapping[str, Any],
+        *,
+        folder: bool,
+        max_shard_size: int,
+        metadata: Mapping[str, str],
+        stamp: str | None,
+        origins: Callable[[str], Iterable[tuple[int, int]]] | None = None,
+        ranks: Naming | None = None,
+        rest: Rest | None = None,
+        last: Container[str] = (),
+    ) -> Target:
+        """The whole output for these specs, every header and offset; M916 if the format cannot hold
+        them.
 
-        `origins(key)` are (offset, bytes) pairs: so many bytes of the tensor can share the source's blocks if it starts at
-        that offset, but for whole pages. A format that cannot choose where its tensors lie passes it over. Keys of ranks
-        (`key@1`) make a file for each rank; `ranks` is how they are called, and asks for such a name for a single one too.
-        `last` are keys to be written after all others of their file, where the format leaves a choice: they fall out of computing
-        others. `rest` is what the output holds beside: whether it can, or loses nothing by dropping it, is up to the format.
+        `origins(key)` are (offset, bytes) pairs: so many bytes of the tensor can share the source's
+        blocks if it starts at that offset, but for whole pages. A format that cannot choose where
+        its tensors lie passes it over. Keys of ranks (`key@1`) make a file for each rank; `ranks`
+        is how they are called, and asks for such a name for a single one too. `last` are keys to be
+        written after all others of their file, where the format leaves a choice: they fall out of
+        computing others. `rest` is what the output holds beside: whether it can, or loses nothing
+        by dropping it, is up to the format.
         """
 
 
 # files of torch.distributed.checkpoint, and what Megatron puts beside them
 _DATA, _COMMON = ".distcp", "common.pt"
 _ONE_FILE = (
-    "where you trust it: `python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER FILE.pt` unpickles it, and makes one file"
+    "where you trust it: `python -m torch.distributed.checkpoint.format_utils "
+    "dcp_to_torch FOLDER FILE.pt` unpickles it, and makes one file"
 )
-_LEGACY = "Megatron-LM writes the format that can be read: its arguments ckpt_convert_format (torch) and ckpt_convert_save say so"
+_LEGACY = (
+    "Megatron-LM writes the format that can be read: its arguments ckpt_convert_format "
+    "(torch) and ckpt_convert_save say so"
+)
 # `memory` has no place on disk: its FORMAT is None
 FORMATS: Registry[Format | None] = Registry("migrate.formats", "migrate.formats", "FORMAT")
 
 
 def open(path: str | os.PathLike[str], allow_links: bool = False, at: str | None = None) -> Source:  # noqa: A001 - formats.open reads well
-    """The checkpoint at `path`, opened. M917 (a wrong question) if there is none or no format knows it, M937 for DCP, else M9xx.
+    """The checkpoint at `path`, opened. M917 (a wrong question) if there is none or no format knows
+    it, M937 for DCP, else M9xx.
 
-    `path` is a file, an index file or a folder. `allow_links` follows links to files wherever they lead. `at` is the dict in a
-    nested checkpoint that rules shall work on.
+    `path` is a file, an index file or a folder. `allow_links` follows links to files wherever they
+    lead. `at` is the dict in a nested checkpoint that rules shall work on.
     """
     place = find(path, allow_links, at)
     try:
@@ -92,30 +113,52 @@ def _pick(place: Place) -> Format:
     builtin = FORMATS.builtin()
     parts = _distributed(place)
     # third parties are asked only about what no built-in knows: the scan for entry points is slow
-    found = (None if parts else _surest(place, builtin)) or _surest(place, [n for n in FORMATS.names() if n not in builtin])
+    found = (None if parts else _surest(place, builtin)) or _surest(
+        place, [n for n in FORMATS.names() if n not in builtin]
+    )
     if found is None and parts:
         _not_read_yet(place, parts)
     return found or _unknown(place)
 
 
 def _distributed(place: Place) -> list[str]:
-    """The files of torch.distributed.checkpoint, none where they are left over beside others: no file beside them is the checkpoint."""
+    """The files of torch.distributed.checkpoint, none where they are left over beside others: no
+    file beside them is the checkpoint.
+    """
     parts = [name for name in place.names if name == METADATA or name.endswith(_DATA)]
-    return parts if METADATA in parts or not any(name.endswith(".safetensors") for name in place.names) else []
+    return (
+        parts
+        if METADATA in parts or not any(name.endswith(".safetensors") for name in place.names)
+        else []
+    )
 
 
 def _not_read_yet(place: Place, parts: list[str]) -> NoReturn:
     folder = place.path if place.file is None else os.path.dirname(place.path) or "."
-    where, own = printable(folder, 240), place.names if place.file is None else tuple(place.folder.names())
+    where, own = (
+        printable(folder, 240),
+        place.names if place.file is None else tuple(place.folder.names()),
+    )
     if METADATA not in own:
         what = f"{where}: files of torch.distributed.checkpoint without their `{METADATA}`"
-        lost = "saving it was interrupted, or it was copied in part: take an earlier checkpoint, or fetch it again"
+        lost = (
+            "saving it was interrupted, or it was copied in part: take an earlier checkpoint, "
+            "or fetch it again"
+        )
         fail("M937", what, notes=(f"it holds {listed(parts, 4)}",), help=lost)
-    what, way = f"{where}: a folder of torch.distributed.checkpoint (DCP), which cannot be read yet", _ONE_FILE
+    what, way = (
+        f"{where}: a folder of torch.distributed.checkpoint (DCP), which cannot be read yet",
+        _ONE_FILE,
+    )
     if _COMMON in own:
         what, way = f"{what}; Megatron calls this format torch_dist", _LEGACY
     count = plural(sum(name.endswith(_DATA) for name in own), f"{_DATA} file")
-    fail("M937", what, notes=(f"it holds `{METADATA}` and {count}; no file beside them is the checkpoint",), help=way)
+    fail(
+        "M937",
+        what,
+        notes=(f"it holds `{METADATA}` and {count}; no file beside them is the checkpoint",),
+        help=way,
+    )
 
 
 def _surest(place: Place, names: Iterable[str]) -> Format | None:
@@ -127,7 +170,11 @@ def _surest(place: Place, names: Iterable[str]) -> Format | None:
 def _unknown(place: Place) -> NoReturn:
     where = printable(place.path, 240)
     if place.file is not None:
-        fail("M917", f"{where}: no known format of checkpoint", notes=(f"it starts with {ascii(place.head())[1:]}",))
+        fail(
+            "M917",
+            f"{where}: no known format of checkpoint",
+            notes=(f"it starts with {ascii(place.head())[1:]}",),
+        )
     held = f"it holds {listed(list(place.names), 8)}" if place.names else "it is empty"
     fail("M917", f"{where}: no checkpoint is in this folder", notes=(held,), help=_hint(place))
 
@@ -153,7 +200,9 @@ def _hint(place: Place) -> str | None:
 
 
 def get(name: str) -> Format:
-    """The format called `name`, for writing, by its module's name or its own; KeyError if there is none on disk."""
+    """The format called `name`, for writing, by its module's name or its own; KeyError if there is
+    none on disk.
+    """
     found = FORMATS.get({"torch": "torchzip"}.get(name, name))
     if found is None:
         raise KeyError(name)

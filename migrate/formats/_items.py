@@ -1,9 +1,11 @@
-"""What safetensors has no place for, beside it: `migrate.items.json`, and `migrate.items.safetensors` for the tensors in it.
+"""What safetensors has no place for, beside it: `migrate.items.json`, and
+`migrate.items.safetensors` for the tensors in it.
 
-A training checkpoint becomes a folder whose `model.safetensors` is what others expect, the weights and nothing else. All the rest
-(nesting, optimizer state, numbers and text, versions of modules, which tensors were one) lies in two files of migrate's own,
-from which a .pt file is made again with equal bits. They say for which tensors they were written; where these were
-changed since, they are left alone.
+A training checkpoint becomes a folder whose `model.safetensors` is what others expect, the weights
+and nothing else. All the rest (nesting, optimizer state, numbers and text, versions of modules,
+which tensors were one) lies in two files of migrate's own, from which a .pt file is made again with
+equal bits. They say for which tensors they were written; where these were changed since, they are
+left alone.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ _HELP = "remove it to go on with the tensors alone"
 
 
 def text(rest: Rest, specs: Mapping[str, Spec]) -> str | None:
-    """The JSON text that says all of `rest` but the bytes of tensors; None if it is a flat dict of tensors alone, by rank."""
+    """The JSON text that says all of `rest` but the bytes of tensors; None if it is a flat dict of
+    tensors alone, by rank.
+    """
     with collector_paused():
         if _trivial(rest):
             return None
@@ -42,7 +46,13 @@ def text(rest: Rest, specs: Mapping[str, Spec]) -> str | None:
             first = rest.first.get(key, key)
             return ref(found, key, first if first != key else None, states)
 
-        parts = [{"at": None if part.at is None else list(part.at), "root": to_json(nodes(part.root, tensor))} for part in rest.parts]
+        parts = [
+            {
+                "at": None if part.at is None else list(part.at),
+                "root": to_json(nodes(part.root, tensor)),
+            }
+            for part in rest.parts
+        ]
         document = {
             "format_version": FORMAT_VERSION,
             "kind": "items",
@@ -50,7 +60,9 @@ def text(rest: Rest, specs: Mapping[str, Spec]) -> str | None:
             "carried": list(rest.carried),
             "parts": parts,
         }
-        return json.dumps(document, ensure_ascii=True, separators=(",", ":"), allow_nan=False) + "\n"
+        return (
+            json.dumps(document, ensure_ascii=True, separators=(",", ":"), allow_nan=False) + "\n"
+        )
 
 
 def _trivial(rest: Rest) -> bool:
@@ -58,10 +70,21 @@ def _trivial(rest: Rest) -> bool:
         return False
     for part in rest.parts:
         table = part.root
-        if part.at != () or type(table) is not DictNode or table.kind != "dict" or table.attributes is not None:
+        if (
+            part.at != ()
+            or type(table) is not DictNode
+            or table.kind != "dict"
+            or table.attributes is not None
+        ):
             return False
         for _, value in table.pairs:
-            if type(value) is not TensorRecord or value.parameter or value.requires_grad or value.subclass or value.state is not None:
+            if (
+                type(value) is not TensorRecord
+                or value.parameter
+                or value.requires_grad
+                or value.subclass
+                or value.state is not None
+            ):
                 return False
     return True
 
@@ -69,14 +92,22 @@ def _trivial(rest: Rest) -> bool:
 def read(
     data: bytes, tensors: Mapping[str, Stored], carried: Mapping[str, Stored], label: str
 ) -> tuple[Outline | None, dict[str, Any], str | None]:
-    """The outline that the text describes over these tensors, its items by path, and a note if it was written for others.
+    """The outline that the text describes over these tensors, its items by path, and a note if it
+    was written for others.
 
-    `tensors` are those that rules see, by their keys with ranks. M906 for what is no such text, M930 to M936 as for a pickle.
+    `tensors` are those that rules see, by their keys with ranks. M906 for what is no such text,
+    M930 to M936 as for a pickle.
     """
     with collector_paused():
         document = parse(data, label, floats=True)
         match document:
-            case {"format_version": str(version), "kind": "items", "output": str(output), "carried": list(names), "parts": list(parts)}:
+            case {
+                "format_version": str(version),
+                "kind": "items",
+                "output": str(output),
+                "carried": list(names),
+                "parts": list(parts),
+            }:
                 pass
             case _:
                 fail("M906", f"{label}: is not what migrate writes beside tensors", help=_HELP)
@@ -87,13 +118,20 @@ def read(
         if not parts:
             fail("M906", f"{label}: describes no file", help=_HELP)
         if not fits or specs_hash({key: stored.spec for key, stored in every.items()}) != output:
-            return None, {}, f"{label}: was written for other tensors (the index hash differs) and is left alone"
+            return (
+                None,
+                {},
+                (
+                    f"{label}: was written for other tensors (the index hash differs) and is left "
+                    "alone"
+                ),
+            )
         return (*_read(parts, every, carried, label), None)
 
 
 def _read(
     parts: list[Any], every: Mapping[str, Stored], carried: Mapping[str, Stored], label: str
-) -> tuple[Outline, dict[str, Any]]:  # fmt: skip
+) -> tuple[Outline, dict[str, Any]]:
     # what reads pickles; most checkpoints have no such file
     from ..source.pickle.policy import decode
     from ..source.pickle.rebuild import Rebuilder
@@ -107,7 +145,11 @@ def _read(
     items: dict[str, Any] = {}
     for rank, part in enumerate(parts):
         at = part.get("at") if type(part) is dict else None
-        if type(part) is not dict or "root" not in part or not (at is None or (type(at) is list and all(type(word) is str for word in at))):
+        if (
+            type(part) is not dict
+            or "root" not in part
+            or not (at is None or (type(at) is list and all(type(word) is str for word in at)))
+        ):
             fail("M906", f"{label}: part {rank} is not what migrate writes", help=_HELP)
         rebuilder, used = Rebuilder(), set[str]()
 
@@ -120,12 +162,20 @@ def _read(
             dtype, shape = torch_form(spec)
             used.add(numbers[found.key])
             return rebuilder.tensor(
-                numbers[found.key], dtype, shape, spec.nbytes, requires_grad=found.requires_grad, parameter=found.parameter,
-                subclass=found.subclass, state=found.state,
-            )  # fmt: skip
+                numbers[found.key],
+                dtype,
+                shape,
+                spec.nbytes,
+                requires_grad=found.requires_grad,
+                parameter=found.parameter,
+                subclass=found.subclass,
+                state=found.state,
+            )
 
         root = from_json(part["root"], tensor, label)
-        decoded = decode(root, label, {number: every[keys[int(number)]].spec.nbytes for number in used})
+        decoded = decode(
+            root, label, {number: every[keys[int(number)]].spec.nbytes for number in used}
+        )
         if decoded.outside or unfit(decoded.tree)[1]:
             fail("M906", f"{label}: holds values that migrate does not write", help=_HELP)
         path = None if at is None else tuple(at)
@@ -141,12 +191,22 @@ def _read(
 
 
 def _check_complete(
-    parts: list[Part], every: Mapping[str, Stored], carried: Mapping[str, Stored], names: Mapping[int, str], label: str
+    parts: list[Part],
+    every: Mapping[str, Stored],
+    carried: Mapping[str, Stored],
+    names: Mapping[int, str],
+    label: str,
 ) -> None:
     """Raises unless each tensor stands in the tree, where tensors of its kind stand."""
     from ._torchread import elsewhere
 
     inside = {names[id(record)] for part in parts for _, record in tensors_of(part.table)}
-    outside = {names[id(record)] for part in parts for _, record in elsewhere(part.root, part.table)}
-    if set(names.values()) != set(every) or not inside.isdisjoint(carried) or not outside <= carried.keys():
+    outside = {
+        names[id(record)] for part in parts for _, record in elsewhere(part.root, part.table)
+    }
+    if (
+        set(names.values()) != set(every)
+        or not inside.isdisjoint(carried)
+        or not outside <= carried.keys()
+    ):
         fail("M906", f"{label}: does not name each tensor where it belongs", help=_HELP)

@@ -1,7 +1,8 @@
-"""What a file is, told by its first and last bytes: which of torch's containers, or which other kind to refuse by name.
+"""What a file is, told by its first and last bytes: which of torch's containers, or which other
+kind to refuse by name.
 
-A file with the wrong ending is common, and "not a zip file" helps nobody: what git-lfs leaves, a web page that was saved in
-place of a download, a checkpoint that somebody packed once more.
+A file with the wrong ending is common, and "not a zip file" helps nobody: what git-lfs leaves, a
+web page that was saved in place of a download, a checkpoint that somebody packed once more.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from ._legacy import is_legacy
 _UNPACK = "unpack it first"
 _SAVE = "load it where it was made, and save the state_dict with torch.save"
 _OTHER = {
-    "tar": ("a tar archive: what torch.save wrote in 2016, or a packed folder", "unpack a packed folder; save what is of 2016 again"),
+    "tar": ("a tar archive: what torch.save wrote in 2016, or a packed folder",
+    "unpack a packed folder; save what is of 2016 again"),
     "gzip": ("compressed with gzip", _UNPACK),
     "bzip2": ("compressed with bzip2", _UNPACK),
     "xz": ("compressed with xz", _UNPACK),
@@ -27,7 +29,8 @@ _OTHER = {
     "numpy": ("an .npy file of NumPy", "save its array with torch.save or safetensors"),
     "gguf": ("a GGUF file", "convert it with the tools of llama.cpp"),
     "safetensors": ("a safetensors file", "give it the ending .safetensors"),
-    "git-lfs": ("the pointer that git-lfs leaves in place of a file", "fetch the file itself with `git lfs pull`"),
+    "git-lfs": ("the pointer that git-lfs leaves in place of a file",
+    "fetch the file itself with `git lfs pull`"),
     "html": ("a web page", "the download failed: fetch the file again"),
     "empty": ("empty", "fetch the file again"),
     "unknown": ("no file of torch.save", "check that the path is the one you meant"),
@@ -51,9 +54,11 @@ TAIL = 22  # and from the end
 
 
 def kind(head: bytes, size: int, tail: bytes) -> str:
-    """`zip`, `legacy`, or the name of another kind for `refuse`; `head` and `tail` are the file's first and last bytes.
+    """`zip`, `legacy`, or the name of another kind for `refuse`; `head` and `tail` are the file's
+    first and last bytes.
 
-    `zip` is also what only ends like one: the reader of archives says what is wrong with what stands in front.
+    `zip` is also what only ends like one: the reader of archives says what is wrong with what
+    stands in front.
     """
     if not size:
         return "empty"
@@ -82,7 +87,9 @@ def refuse(file: str, found: str) -> NoReturn:
 
 
 def _tar_sum(block: bytes) -> bool:
-    """Whether the first block carries the checksum of a tar header, as old tars without a sign of their own do."""
+    """Whether the first block carries the checksum of a tar header, as old tars without a sign of
+    their own do.
+    """
     try:
         said = int(block[148:156].split(b"\x00")[0].strip() or b"-1", 8)
     except ValueError:

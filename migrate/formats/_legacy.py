@@ -1,11 +1,14 @@
-"""The file that torch.save wrote before 1.6, and still does on request: pickles in a row, then the storages in a row.
+"""The file that torch.save wrote before 1.6, and still does on request: pickles in a row, then the
+storages in a row.
 
     magic number, protocol version, system, the object, the storages' keys       five pickles
-    int64 count of elements, then their bytes                                    for each storage, in the order of the keys
+    int64 count of elements, then their bytes                                    for each storage,
+    in the order of the keys
 
-Nothing says how long a pickle is, and a storage says how many elements it has but not of which size: that stands with the
-first tensor that uses it. So the object's pickle is read from a window that grows, and the storages are found by walking what
-was read. A window that is too small looks like a stream that was cut short, so only that error asks for a larger one.
+Nothing says how long a pickle is, and a storage says how many elements it has but not of which
+size: that stands with the first tensor that uses it. So the object's pickle is read from a window
+that grows, and the storages are found by walking what was read. A window that is too small looks
+like a stream that was cut short, so only that error asks for a larger one.
 """
 
 from __future__ import annotations
@@ -35,24 +38,32 @@ _HELP = "fetch the file again, or save it again with torch.save"
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Legacy:
-    """The object of one legacy file as inert nodes, and where the bytes of each storage lie, by the storage's key."""
+    """The object of one legacy file as inert nodes, and where the bytes of each storage lie, by the
+    storage's key.
+    """
 
     value: Any
     records: dict[str, Record]
 
 
 def is_legacy(head: bytes) -> bool:
-    """Whether a file with these first bytes (32 are enough) begins with the pickled magic number, in protocol 2 or later."""
+    """Whether a file with these first bytes (32 are enough) begins with the pickled magic number,
+    in protocol 2 or later.
+    """
     return head[:1] == b"\x80" and _MAGIC_BYTES in head[2:32]
 
 
-def read(blob: Blob, *, start: int = 0, size: int | None = None, label: str | None = None) -> Legacy:
-    """The legacy file in `size` bytes of `blob` from `start` on (by default all of it); offsets count from the blob's begin.
+def read(
+    blob: Blob, *, start: int = 0, size: int | None = None, label: str | None = None
+) -> Legacy:
+    """The legacy file in `size` bytes of `blob` from `start` on (by default all of it); offsets
+    count from the blob's begin.
 
     `label` is what messages call it, by default the blob's name.
 
-    Every storage is named by the object, has as many elements as the object says, and the last one ends the file: M940 else,
-    M941 for what a big-endian machine wrote, M930 to M932 from the pickle machine. Storages have no CRC.
+    Every storage is named by the object, has as many elements as the object says, and the last one
+    ends the file: M940 else, M941 for what a big-endian machine wrote, M930 to M932 from the pickle
+    machine. Storages have no CRC.
     """
     end = blob.size if size is None else start + size
     label = label or printable(blob.name)
@@ -61,14 +72,27 @@ def read(blob: Blob, *, start: int = 0, size: int | None = None, label: str | No
     records: dict[str, Record] = {}
     for key in keys:
         if key in records or key not in described:
-            _bad(f"{label}: storage {printable(key)} is {'there twice' if key in records else 'used by nothing'}")
+            _bad(
+                f"{label}: storage {printable(key)} is "
+                f"{'there twice' if key in records else 'used by nothing'}"
+            )
         count, itemsize = described[key]
         nbytes = count * itemsize
-        found = int.from_bytes(read_bytes(blob, at, 8), "little", signed=True) if at + 8 <= end else count
+        found = (
+            int.from_bytes(read_bytes(blob, at, 8), "little", signed=True)
+            if at + 8 <= end
+            else count
+        )
         if found != count:
-            _bad(f"{label}: storage {printable(key)} at {at} has {found} elements, its tensors say {count}")
+            _bad(
+                f"{label}: storage {printable(key)} at {at} has {found} elements, its tensors say "
+                f"{count}"
+            )
         if at + 8 + nbytes > end:
-            _bad(f"{label}: storage {printable(key)} at {at} is cut off: {nbytes} bytes, and the file ends at {end}")
+            _bad(
+                f"{label}: storage {printable(key)} at {at} is cut off: {nbytes} bytes, and the "
+                f"file ends at {end}"
+            )
         records[key] = Record(key, at + 8, nbytes, None)
         at += 8 + nbytes
     if missing := described.keys() - records.keys():
@@ -83,7 +107,9 @@ def _bad(message: str) -> NoReturn:
 
 
 def _pickles(blob: Blob, start: int, end: int, label: str) -> tuple[Any, list[str], int]:
-    """The object, the keys of the storages in the order of the file, and where the first of these begins."""
+    """The object, the keys of the storages in the order of the file, and where the first of these
+    begins.
+    """
     for window in _WINDOWS:
         if window >= end - start:
             break
@@ -104,14 +130,20 @@ def _parse(blob: Blob, start: int, size: int, label: str) -> tuple[Any, list[str
     magic, at = read_pickle(head, EXTRA_STATE, name=f"{label}: magic number", whole=False)
     if type(magic) is not int or magic != MAGIC:
         fail("M941", f"{label}: does not begin with the magic number of torch.save", help=_HELP)
-    protocol, at = read_pickle(head, EXTRA_STATE, name=f"{label}: protocol version", start=at, whole=False)
+    protocol, at = read_pickle(
+        head, EXTRA_STATE, name=f"{label}: protocol version", start=at, whole=False
+    )
     system, at = read_pickle(head, EXTRA_STATE, name=f"{label}: system", start=at, whole=False)
     if type(protocol) is not int or protocol != PROTOCOL or type(system) is not Dict:
         fail("M941", f"{label}: is of another protocol version than {PROTOCOL}", help=_HELP)
     if (order := system.get("little_endian")) is not True:
         if order is not False:
             _bad(f"{label}: does not say whether it is little-endian")
-        fail("M941", f"{label}: was written by a big-endian machine", help="save it again on a little-endian one")
+        fail(
+            "M941",
+            f"{label}: was written by a big-endian machine",
+            help="save it again on a little-endian one",
+        )
     limits = replace(ARCHIVE, size=size - at)
     value, at = read_pickle(data, limits, name=label, start=at, whole=False, persistent=True)
     keys, at = read_pickle(data, ARCHIVE, name=f"{label}: storage keys", start=at, whole=False)
@@ -158,7 +190,11 @@ def _storage(identity: Any, found: dict[str, tuple[int, int]], label: str) -> No
         return
     _, cls, key, _, count = identity[:5]
     if type(cls) is not Global or (cls.module, cls.name) not in STORAGES:
-        fail("M941", f"{label}: a storage of a class that is not known: {printable(str(cls)) if type(cls) is Global else 'no name'}")
+        fail(
+            "M941",
+            f"{label}: a storage of a class that is not known: "
+            f"{printable(str(cls)) if type(cls) is Global else 'no name'}",
+        )
     dtype = STORAGES[cls.module, cls.name]
     if type(key) is not str or type(count) is not int or not 0 <= count < 1 << 63:
         _bad(f"{label}: a storage whose key or number of elements is of another type")

@@ -1,9 +1,11 @@
-"""How tensors are dealt out to files, and found again: sizes as people write them, natural order, greedy shards, their index.
+"""How tensors are dealt out to files, and found again: sizes as people write them, natural order,
+greedy shards, their index.
 
-The rule is huggingface_hub's `split_state_dict_into_shards_factory`: in order, never packed again, a tensor above the
-limit alone in its file. The order is natural here (layer 2 before layer 10), so that a model's layers lie in the order
-in which they are loaded, and so that the plan does not depend on the order of the rules. What an index says is a claim of
-whoever wrote the checkpoint: it may name plain files beside it and nothing else, and no file there may leave a doubt.
+The rule is huggingface_hub's `split_state_dict_into_shards_factory`: in order, never packed again,
+a tensor above the limit alone in its file. The order is natural here (layer 2 before layer 10), so
+that a model's layers lie in the order in which they are loaded, and so that the plan does not
+depend on the order of the rules. What an index says is a claim of whoever wrote the checkpoint: it
+may name plain files beside it and nothing else, and no file there may leave a doubt.
 """
 
 from __future__ import annotations
@@ -32,9 +34,11 @@ _SHARD = re.compile(r"(.+)-(\d{5,9})-of-(\d{5,9})(\.[a-z]+)", re.ASCII)
 
 
 def parse_size(size: int | str) -> int:
-    """`size` in bytes: an int, or a number with B, kB, MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB (of 1024).
+    """`size` in bytes: an int, or a number with B, kB, MB, GB, TB (powers of 1000) or KiB, MiB,
+    GiB, TiB (of 1024).
 
-    ValueError if it is neither (a float, say) or less than one byte. The SI meaning of GB is huggingface_hub's.
+    ValueError if it is neither (a float, say) or less than one byte. The SI meaning of GB is
+    huggingface_hub's.
     """
     if isinstance(size, str):
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", size.lower(), re.ASCII)
@@ -55,7 +59,9 @@ def parse_size(size: int | str) -> int:
 
 
 class _Padded(dict[str, str]):
-    """Segment of a key -> the segment with its digit runs prefixed by their length, made once for each."""
+    """Segment of a key -> the segment with its digit runs prefixed by their length, made once for
+    each.
+    """
 
     def __missing__(self, segment: str) -> str:
         made = re.sub("[0-9]+", lambda m: f"{len(m[0].lstrip('0')):04}{m[0].lstrip('0')}", segment)
@@ -64,14 +70,18 @@ class _Padded(dict[str, str]):
 
 
 def in_natural_order(keys: Iterable[str]) -> list[str]:
-    """The keys sorted by code point, runs of ASCII digits by their value; equal ones by code point."""
+    """The keys sorted by code point, runs of ASCII digits by their value; equal ones by code
+    point.
+    """
     padded = _Padded().__getitem__
     rank = {key: ".".join(map(padded, key.split("."))) for key in keys}
     return sorted(sorted(rank), key=rank.__getitem__)
 
 
 def deal(keys: Sequence[str], specs: Mapping[str, Spec], limit: int) -> list[list[str]]:
-    """The keys of each shard; at least one shard. The bytes of a shard of several tensors are at most `limit`."""
+    """The keys of each shard; at least one shard. The bytes of a shard of several tensors are at
+    most `limit`.
+    """
     shards: list[list[str]] = []
     current: list[str] = []
     filled = 0
@@ -103,7 +113,8 @@ def shard_names(count: int, suffix: str = ".safetensors") -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class ShardSet:
-    """Files called `stem-00001-of-00003.suffix`: a `title` for all of them, those `absent`, those numbered `beyond` the total.
+    """Files called `stem-00001-of-00003.suffix`: a `title` for all of them, those `absent`, those
+    numbered `beyond` the total.
 
     `stem` is what sets of any size of the same weights begin with, and their suffix.
     """
@@ -115,9 +126,11 @@ class ShardSet:
 
 
 def shard_sets(names: Iterable[str]) -> list[ShardSet]:
-    """The sets that the numbered ones of `names` belong to, sorted; names of another form are passed over.
+    """The sets that the numbered ones of `names` belong to, sorted; names of another form are
+    passed over.
 
-    A name that claims more than 100,000 shards is no shard: listing what is absent would fill the memory.
+    A name that claims more than 100,000 shards is no shard: listing what is absent would fill the
+    memory.
     """
     groups: dict[tuple[str, str, str], dict[int, str]] = {}
     for name in names:
@@ -127,14 +140,19 @@ def shard_sets(names: Iterable[str]) -> list[ShardSet]:
     out = []
     for (stem, total, suffix), present in sorted(groups.items()):
         numbers = range(1, int(total) + 1)
-        absent = [f"{stem}-{i:0{len(total)}}-of-{total}{suffix}" for i in numbers if i not in present]
+        absent = [
+            f"{stem}-{i:0{len(total)}}-of-{total}{suffix}" for i in numbers if i not in present
+        ]
         beyond = [name for i, name in sorted(present.items()) if i not in numbers]
-        out.append(ShardSet(f"{stem}-*-of-{total}{suffix}", (stem, suffix), tuple(absent), tuple(beyond)))
+        out.append(
+            ShardSet(f"{stem}-*-of-{total}{suffix}", (stem, suffix), tuple(absent), tuple(beyond))
+        )
     return out
 
 
 class Unit(NamedTuple):
-    """What one index, one numbering or one rank makes a unit: its files, and the index that says which key stands where.
+    """What one index, one numbering or one rank makes a unit: its files, and the index that says
+    which key stands where.
 
     Names are paths in the checkpoint's folder.
     """
@@ -145,19 +163,25 @@ class Unit(NamedTuple):
 
 
 def index_in(names: Iterable[str], suffixes: tuple[str, ...], label: str) -> str | None:
-    """The one index of files with one of these suffixes among the names of a folder, None if it has none; M915 if it has several."""
+    """The one index of files with one of these suffixes among the names of a folder, None if it has
+    none; M915 if it has several.
+    """
     indexes = [n for n in names if n.endswith(INDEX) and n.removesuffix(INDEX).endswith(suffixes)]
     if len(indexes) > 1:
         fail("M915", f"{label}: holds {len(indexes)} indexes: {listed(indexes)}", help=WHICH_HELP)
     return indexes[0] if indexes else None
 
 
-def indexed(folder: Folder, below: str, beside: Iterable[str], name: str, opened: FileBlob | None = None) -> Unit:
-    """The files that the index `name` in the folder `below` ("" or with a slash at its end) names, in natural order.
+def indexed(
+    folder: Folder, below: str, beside: Iterable[str], name: str, opened: FileBlob | None = None
+) -> Unit:
+    """The files that the index `name` in the folder `below` ("" or with a slash at its end) names,
+    in natural order.
 
-    `beside` are all names there, `opened` is the index if it is open already. M906 for what is no index, M907 for names that are not
-    those of plain files with the index's suffix, M908 for files that are not there, M914 above `MAX_INDEX`, and M915 for names that
-    some file systems take for one, or where a file beside it could be meant as well.
+    `beside` are all names there, `opened` is the index if it is open already. M906 for what is no
+    index, M907 for names that are not those of plain files with the index's suffix, M908 for files
+    that are not there, M914 above `MAX_INDEX`, and M915 for names that some file systems take for
+    one, or where a file beside it could be meant as well.
     """
     label = folder.label(below + name)
     blob = opened or folder.open(below + name)
@@ -177,14 +201,32 @@ def indexed(folder: Folder, below: str, beside: Iterable[str], name: str, opened
     names = in_natural_order(set(weight_map.values()))
     check_weight_names(folder, below + name, names, suffix)
     for group in same_when_folded(names):
-        fail("M915", f"{label}: names that differ in case only are one file on some systems: {listed(group)}")
+        fail(
+            "M915",
+            f"{label}: names that differ in case only are one file on some systems: "
+            f"{listed(group)}",
+        )
     present, named, sets = frozenset(beside), frozenset(names), shard_sets(names)
     # a set of another size under the same name is a doubt too, unless the index itself was passed
     titles, stems = {s.title for s in sets}, {s.stem for s in sets} if opened is None else set()
-    numbered = [n for n in present - named if any(s.title in titles or s.stem in stems for s in shard_sets([n]))]
+    numbered = [
+        n
+        for n in present - named
+        if any(s.title in titles or s.stem in stems for s in shard_sets([n]))
+    ]
     doubtful = sorted({*numbered, *(present - named).intersection((whole, f"model{suffix}"))})
     if doubtful:
-        fail("M915", f"{label}: does not name {listed(doubtful)} beside it", help=f"{WHICH_HELP}, or move what does not belong here away")
+        fail(
+            "M915",
+            f"{label}: does not name {listed(doubtful)} beside it",
+            help=f"{WHICH_HELP}, or move what does not belong here away",
+        )
     if absent := [n for n in names if n not in present]:
-        fail("M908", f"{label}: {len(absent)} of {len(names)} files are missing: {listed(absent)}", help="fetch them again")
-    return Unit([below + n for n in names], below + name, {key: below + n for key, n in weight_map.items()})
+        fail(
+            "M908",
+            f"{label}: {len(absent)} of {len(names)} files are missing: {listed(absent)}",
+            help="fetch them again",
+        )
+    return Unit(
+        [below + n for n in names], below + name, {key: below + n for key, n in weight_map.items()}
+    )

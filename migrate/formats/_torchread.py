@@ -1,8 +1,9 @@
 """One .pt file, or what stands for one: its tree of values with its tensors where they lie.
 
-The zip archive and the older row of pickles differ in where a storage's bytes are and in nothing else. What the decoders
-could read and no output can hold (numbers whose sign or conjugation is still pending, a rank's part of a distributed tensor, dtypes
-that only torch's own kernels know) is treated as what they could not read: named, and left out with permission.
+The zip archive and the older row of pickles differ in where a storage's bytes are and in nothing
+else. What the decoders could read and no output can hold (numbers whose sign or conjugation is
+still pending, a rank's part of a distributed tensor, dtypes that only torch's own kernels know) is
+treated as what they could not read: named, and left out with permission.
 """
 
 from __future__ import annotations
@@ -46,10 +47,11 @@ PACKED = "float4_e2m1fn_x2"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Held:
-    """What one file holds. `tensors` are those of the dict that rules work on, by key; `others` all the other ones, by path.
+    """What one file holds. `tensors` are those of the dict that rules work on, by key; `others` all
+    the other ones, by path.
 
-    `names` has the keys of the former and `paths` the paths of the latter, by the identity of their records. `places` are its
-    storages, and `number` is that of the file among all.
+    `names` has the keys of the former and `paths` the paths of the latter, by the identity of their
+    records. `places` are its storages, and `number` is that of the file among all.
     """
 
     part: Part
@@ -77,9 +79,11 @@ class _Raw(NamedTuple):
 
 
 def read(blob: FileBlob, number: int, label: str, at: str | None) -> Held:
-    """What the file that is blob `number` holds; `label` names it in messages, `at` is the dict that rules work on.
+    """What the file that is blob `number` holds; `label` names it in messages, `at` is the dict
+    that rules work on.
 
-    M930 to M936 and M940 to M945 for what is no sound file of torch.save, M935 never: `Held.outside` says what was left out.
+    M930 to M936 and M940 to M945 for what is no sound file of torch.save, M935 never:
+    `Held.outside` says what was left out.
     """
     with collector_paused():
         raw = _raw(blob, label)
@@ -98,8 +102,23 @@ def read(blob: FileBlob, number: int, label: str, at: str | None) -> Held:
         others, paths = _others(part, raw.places, number)
     unsummed = sum(record.crc is None and record.size > 0 for record in raw.places.values())
     if unsummed:
-        notes.append(f"{label}: {unsummed} of {len(raw.places)} storages without a checksum; a damaged one would not be noticed")
-    return Held(part, tensors, others, names, paths, outside, tuple(notes), raw.places, number, raw.history, unread)
+        notes.append(
+            f"{label}: {unsummed} of {len(raw.places)} storages without a checksum; a damaged one "
+            "would not be noticed"
+        )
+    return Held(
+        part,
+        tensors,
+        others,
+        names,
+        paths,
+        outside,
+        tuple(notes),
+        raw.places,
+        number,
+        raw.history,
+        unread,
+    )
 
 
 def _raw(blob: FileBlob, label: str) -> _Raw:
@@ -109,7 +128,9 @@ def _raw(blob: FileBlob, label: str) -> _Raw:
     found = _kinds.kind(head, size, tail)
     if found == "legacy":
         legacy = _legacy.read(blob, label=label)
-        decoded = decode(legacy.value, label, {key: record.size for key, record in legacy.records.items()})
+        decoded = decode(
+            legacy.value, label, {key: record.size for key, record in legacy.records.items()}
+        )
         end = min((record.offset for record in legacy.records.values()), default=size)
         return _Raw(decoded.tree, legacy.records, decoded.outside, None, decoded.hidden, (0, end))
     if found != "zip":
@@ -117,16 +138,22 @@ def _raw(blob: FileBlob, label: str) -> _Raw:
     archive = _zip.read(blob, label=label)
     stream = _zip.content(blob, archive.records["data.pkl"], ARCHIVE.size, label)
     nodes = read_pickle(stream, ARCHIVE, name=f"{label}: data.pkl", persistent=True)
-    places = {name[5:]: record for name, record in archive.records.items() if name.startswith("data/")}
+    places = {
+        name[5:]: record for name, record in archive.records.items() if name.startswith("data/")
+    }
     decoded = decode(nodes, label, {key: record.size for key, record in places.items()})
     history = archive.records.get(HISTORY)
     stamp = None if history is None else _zip.content(blob, history, MAX_HISTORY, label)
     written = archive.records["data.pkl"]
-    return _Raw(decoded.tree, places, decoded.outside, stamp, decoded.hidden, (written.offset, written.size))
+    return _Raw(
+        decoded.tree, places, decoded.outside, stamp, decoded.hidden, (written.offset, written.size)
+    )
 
 
 def unfit(root: Any) -> tuple[dict[int, str], tuple[Outside, ...]]:
-    """The values that no output can hold, by identity with the reason, and the account of those that the decoders read."""
+    """The values that no output can hold, by identity with the reason, and the account of those
+    that the decoders read.
+    """
     reasons: dict[int, str] = {}
     found: dict[tuple[str, str], tuple[int, list[str]]] = {}
     seen: set[int] = set()
@@ -134,7 +161,9 @@ def unfit(root: Any) -> tuple[dict[int, str], tuple[Outside, ...]]:
     met: set[int] = set()
 
     def holds_more(value: Any) -> bool:
-        """Whether there is more in a value than plain data: what is opaque would go out again as it came in."""
+        """Whether there is more in a value than plain data: what is opaque would go out again as it
+        came in.
+        """
         return id(value) in holders(value, _MORE, holding, met)
 
     def holds_tensors(key: Any) -> bool:
@@ -146,16 +175,30 @@ def unfit(root: Any) -> tuple[dict[int, str], tuple[Outside, ...]]:
         kind = type(node)
         if kind is TensorRecord:
             # most tensors are of a known dtype, and nothing else is asked of them
-            if node.dtype in _KNOWN and not (node.conjugate or node.negative) and node.state is None:
+            if (
+                node.dtype in _KNOWN
+                and not (node.conjugate or node.negative)
+                and node.state is None
+            ):
                 continue
             reason = _why_unfit(node, holds_more)
         elif kind is Described:
             reason = "an object that holds what is not read" if holds_more(node) else ""
         elif kind is Composite:
-            reason = next((why for _, record in node.components if (why := _why_unfit(record, holds_more))), "")
+            reason = next(
+                (why for _, record in node.components if (why := _why_unfit(record, holds_more))),
+                "",
+            )
         elif kind is LocalShard:
-            reason = "a DTensor, or the part of one that a rank held; save its full_tensor(), or a distributed checkpoint"
-        elif kind is DictNode and any(type(key) is TensorRecord or holds_tensors(key) for key, _ in node.pairs if type(key) not in _PLAIN):
+            reason = (
+                "a DTensor, or the part of one that a rank held; save its full_tensor(), or "
+                "a distributed checkpoint"
+            )
+        elif kind is DictNode and any(
+            type(key) is TensorRecord or holds_tensors(key)
+            for key, _ in node.pairs
+            if type(key) not in _PLAIN
+        ):
             reason = "a dict with tensors as keys"
         elif kind is Storage:
             reason = "a storage that is no tensor; save a tensor of it"
@@ -176,10 +219,17 @@ def unfit(root: Any) -> tuple[dict[int, str], tuple[Outside, ...]]:
             if id(node) in seen:
                 continue
             seen.add(id(node))
-            stack += [(child, (*path, key)) for key, child in reversed(inside(node)) if type(child) not in _PLAIN]
+            stack += [
+                (child, (*path, key))
+                for key, child in reversed(inside(node))
+                if type(child) not in _PLAIN
+            ]
             if kind is DictNode:
                 stack += [(key, (*path, key)) for key, _ in node.pairs if type(key) not in _PLAIN]
-    return reasons, tuple(Outside(name, reason, count, tuple(paths)) for (name, reason), (count, paths) in found.items())
+    return reasons, tuple(
+        Outside(name, reason, count, tuple(paths))
+        for (name, reason), (count, paths) in found.items()
+    )
 
 
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes, bytearray, complex})
@@ -195,13 +245,24 @@ _TENSORS = _MORE - {Opaque}
 def _why_unfit(record: TensorRecord, holds_more: Callable[[Any], bool]) -> str:
     """Why no output can hold this tensor; nothing if one can."""
     if record.conjugate or record.negative:
-        return "a tensor with a pending conjugation or negation; save resolve_conj() or resolve_neg() of it"
+        return (
+            "a tensor with a pending conjugation or negation; save resolve_conj() or "
+            "resolve_neg() of it"
+        )
     if record.dtype == PACKED:
         fit = record.shape and (record.shape[-1] == 1 or record.strides[-1] == 1)
-        return "" if fit else "a tensor of packed 4-bit numbers whose pairs do not lie beside each other"
+        return (
+            ""
+            if fit
+            else "a tensor of packed 4-bit numbers whose pairs do not lie beside each other"
+        )
     if record.dtype not in BITS:
         return "a dtype that only torch's own kernels know"
-    return "a tensor whose attributes hold tensors, or what is not read" if holds_more(record.state) else ""
+    return (
+        "a tensor whose attributes hold tensors, or what is not read"
+        if holds_more(record.state)
+        else ""
+    )
 
 
 def _name_of(node: Any) -> str:
@@ -212,7 +273,9 @@ def _name_of(node: Any) -> str:
     return getattr(node, "name", None) or f"torch.{node.dtype}"
 
 
-def _table(part: Part, places: Mapping[str, Record], number: int, label: str) -> tuple[dict[str, Stored], dict[int, str]]:
+def _table(
+    part: Part, places: Mapping[str, Record], number: int, label: str
+) -> tuple[dict[str, Stored], dict[int, str]]:
     """The tensors of the dict that rules work on, and their keys by identity."""
     table = part.table
     held = tensors_of(table)
@@ -227,12 +290,19 @@ def _table(part: Part, places: Mapping[str, Record], number: int, label: str) ->
     if len(tensors) < len(held):
         counts = Counter(key for key, _ in held)
         twice = sorted(key for key, count in counts.items() if count > 1)
-        fail("M956", f"{label}: a tensor is called like a part of an object beside it: {listed(twice, 4)}")
+        fail(
+            "M956",
+            f"{label}: a tensor is called like a part of an object beside it: {listed(twice, 4)}",
+        )
     return tensors, {id(record): key for key, record in held}
 
 
-def _others(part: Part, places: Mapping[str, Record], number: int) -> tuple[dict[str, Stored], dict[int, str]]:
-    """The tensors of all other places by path, and their paths by identity; one that stands in both is in both."""
+def _others(
+    part: Part, places: Mapping[str, Record], number: int
+) -> tuple[dict[str, Stored], dict[int, str]]:
+    """The tensors of all other places by path, and their paths by identity; one that stands in both
+    is in both.
+    """
     others: dict[str, Stored] = {}
     paths: dict[int, str] = {}
     counts: dict[str, int] = {}
@@ -243,13 +313,20 @@ def _others(part: Part, places: Mapping[str, Record], number: int) -> tuple[dict
         while name in others:
             counts[base] = again = counts.get(base, 1) + 1
             name = f"{base}#{again}"
-        others[name] = _stored(record, _form(record.dtype, record.shape, record.strides), places[record.storage.key], number)
+        others[name] = _stored(
+            record,
+            _form(record.dtype, record.shape, record.strides),
+            places[record.storage.key],
+            number,
+        )
         paths[id(record)] = name
     return others, paths
 
 
 def elsewhere(root: Any, table: DictNode | None) -> list[tuple[tuple[str, ...], TensorRecord]]:
-    """(path, tensor) of those that rules do not see: around the dict that they work on, and inside of values in it."""
+    """(path, tensor) of those that rules do not see: around the dict that they work on, and inside
+    of values in it.
+    """
     out: list[tuple[tuple[str, ...], TensorRecord]] = []
     seen: set[int] = set()
     stack: list[tuple[Any, tuple[str, ...]]] = [(root, ())]
@@ -259,16 +336,26 @@ def elsewhere(root: Any, table: DictNode | None) -> list[tuple[tuple[str, ...], 
         if kind is TensorRecord:
             out.append((path or ("tensor",), node))
         elif kind is Composite:
-            stack += [(record, (*path, *attribute.split("."))) for attribute, record in reversed(node.components)]
+            stack += [
+                (record, (*path, *attribute.split(".")))
+                for attribute, record in reversed(node.components)
+            ]
         elif (kind is DictNode or kind is ListNode) and id(node) not in seen:
             seen.add(id(node))
-            held = [pair for pair in inside(node) if node is not table or type(pair[1]) in _CONTAINERS]
-            stack += [(child, (*path, str(key) if type(key) in (str, int) else "~")) for key, child in reversed(held)]
+            held = [
+                pair for pair in inside(node) if node is not table or type(pair[1]) in _CONTAINERS
+            ]
+            stack += [
+                (child, (*path, str(key) if type(key) in (str, int) else "~"))
+                for key, child in reversed(held)
+            ]
     return out
 
 
 class _Form(NamedTuple):
-    """What many tensors of a file have in common. `empty`: nothing of it is shared, wherever it points."""
+    """What many tensors of a file have in common. `empty`: nothing of it is shared, wherever it
+    points.
+    """
 
     spec: Spec
     strides: tuple[int, ...] | None
@@ -283,7 +370,12 @@ def _form(dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> _Form
         expected *= size
     if dtype == PACKED:
         shape, strides = (*shape[:-1], 2 * shape[-1]), (*(2 * s for s in strides[:-1]), 1)
-    return _Form(spec(ALIASES.get(dtype, dtype), shape), None if packed else strides, ITEMSIZE[dtype], 0 in shape)
+    return _Form(
+        spec(ALIASES.get(dtype, dtype), shape),
+        None if packed else strides,
+        ITEMSIZE[dtype],
+        0 in shape,
+    )
 
 
 def _stored(record: TensorRecord, form: _Form, place: Record, number: int) -> Stored:
@@ -291,4 +383,13 @@ def _stored(record: TensorRecord, form: _Form, place: Record, number: int) -> St
     if form.empty:
         return Stored(form.spec, number, place.offset)
     # all fields at once: the named tuple's own function takes three times as long
-    return tuple.__new__(Stored, (form.spec, number, place.offset + record.offset * form.itemsize, form.strides, (number, place.name)))
+    return tuple.__new__(
+        Stored,
+        (
+            form.spec,
+            number,
+            place.offset + record.offset * form.itemsize,
+            form.strides,
+            (number, place.name),
+        ),
+    )

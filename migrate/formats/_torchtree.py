@@ -1,7 +1,8 @@
 """Trees of .pt files on their way out: which key each tensor has, which storage, which node.
 
-Every tensor is written row-major in a storage of its own, and tensors that were one are one again. What shared a part of
-its bytes with another one is written apart: that is the same to whoever reads it.
+Every tensor is written row-major in a storage of its own, and tensors that were one are one again.
+What shared a part of its bytes with another one is written apart: that is the same to whoever reads
+it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,16 @@ from ..core.diagnostics import Report, fail, printable
 from ..core.spec import Spec
 from ..source.outline import Outline, Part, leaves
 from ..source.pickle.jsonform import Ref, to_json
-from ..source.pickle.tree import ITEMSIZE, Composite, DictNode, ListNode, Storage, TensorRecord, joined, to_nodes
+from ..source.pickle.tree import (
+    ITEMSIZE,
+    Composite,
+    DictNode,
+    ListNode,
+    Storage,
+    TensorRecord,
+    joined,
+    to_nodes,
+)
 
 PACKED = {"float4_e2m1fn": "float4_e2m1fn_x2"}
 CARRIED = "/"
@@ -33,18 +43,29 @@ def carried_prefix(tensors: Mapping[str, Any]) -> str:
 
 
 def items_of(part: Part) -> Iterator[tuple[str, Any]]:
-    """(path, value) of what is no tensor, as JSON values, without the attributes of the dict that rules work on; no path twice."""
+    """(path, value) of what is no tensor, as JSON values, without the attributes of the dict that
+    rules work on; no path twice.
+    """
     table = part.table
-    if table is not None and table is part.root and all(type(value) is TensorRecord for _, value in table.pairs):
+    if (
+        table is not None
+        and table is part.root
+        and all(type(value) is TensorRecord for _, value in table.pairs)
+    ):
         return
     # what stands in many places is spelled once
     spellings: dict[int, Any] = {}
     room = MOST_TEXT
-    # keys have dots, and what is no text has no name of its own, so one path can spell several places
+    # keys have dots, and what is no text has no name of its own, so one path can spell several
+    # places
     counts: dict[str, int] = {}
     for number, leaf in enumerate(leaves(part.root, table)):
         value = leaf.value
-        if type(value) in (TensorRecord, Composite) or ".state" in leaf.words or (value is table and leaf.words == (part.at or ())):
+        if (
+            type(value) in (TensorRecord, Composite)
+            or ".state" in leaf.words
+            or (value is table and leaf.words == (part.at or ()))
+        ):
             continue
         kind = type(value)
         if kind not in _SCALARS and id(value) not in spellings:
@@ -59,14 +80,23 @@ def items_of(part: Part) -> Iterator[tuple[str, Any]]:
         counts[path] = 1
         room -= len(path)
         if room < 0:
-            fail("M914", f"the paths of its values have more than {MOST_TEXT:,} characters", help="do not trust where this file comes from")
+            fail(
+                "M914",
+                f"the paths of its values have more than {MOST_TEXT:,} characters",
+                help="do not trust where this file comes from",
+            )
         yield path, value if kind in _SCALARS else spellings[id(value)]
 
 
 def node_of(value: Any, outline: Outline | None = None) -> Any:
-    """The nodes of a value, with the key that a tensor has in the `outline` in place of the tensor; without one, with nothing."""
+    """The nodes of a value, with the key that a tensor has in the `outline` in place of the tensor;
+    without one, with nothing.
+    """
     if type(value) in (DictNode, ListNode):
-        return to_nodes(value, lambda record: None if outline is None else ("a tensor", outline.names.get(id(record))))
+        return to_nodes(
+            value,
+            lambda record: None if outline is None else ("a tensor", outline.names.get(id(record))),
+        )
     return getattr(value, "node", value)
 
 
@@ -83,7 +113,12 @@ def record(spec: Spec, like: TensorRecord | None = None) -> TensorRecord:
     made = TensorRecord(dtype, NOWHERE, 0, shape, (), False, None)
     if like is None:
         return made
-    return made._replace(requires_grad=like.requires_grad, parameter=like.parameter, subclass=like.subclass, state=like.state)
+    return made._replace(
+        requires_grad=like.requires_grad,
+        parameter=like.parameter,
+        subclass=like.subclass,
+        state=like.state,
+    )
 
 
 def check_holds(specs: Mapping[str, Spec]) -> None:
@@ -91,9 +126,15 @@ def check_holds(specs: Mapping[str, Spec]) -> None:
     report = Report()
     for key, spec in specs.items():
         if torch_form(spec)[0] not in ITEMSIZE:
-            report.add("M916", f"torch cannot hold {printable(key)}: it has no {spec.dtype}", help="dequantize or cast it")
+            report.add(
+                "M916",
+                f"torch cannot hold {printable(key)}: it has no {spec.dtype}",
+                help="dequantize or cast it",
+            )
         elif spec.dtype in PACKED and (not spec.shape or spec.shape[-1] % 2):
-            report.add("M916", f"torch cannot hold {printable(key)}: {spec} has no rows of whole pairs")
+            report.add(
+                "M916", f"torch cannot hold {printable(key)}: {spec} has no rows of whole pairs"
+            )
         if len(report.diagnostics) >= 20:
             break
     report.check()
@@ -102,16 +143,22 @@ def check_holds(specs: Mapping[str, Spec]) -> None:
 def plain_part(specs: Mapping[str, Spec]) -> tuple[Part, dict[int, str]]:
     """A dict of tensors by these keys, and the keys by identity."""
     records = [(key, record(spec)) for key, spec in specs.items()]
-    return Part(DictNode("dict", tuple(records), None), ()), {id(made): key for key, made in records}
+    return Part(DictNode("dict", tuple(records), None), ()), {
+        id(made): key for key, made in records
+    }
 
 
 def nodes(root: Any, tensor: Callable[[TensorRecord], Any]) -> Any:
-    """The inert nodes that mean the tree; `tensor` makes those of a tensor but for its attributes, which go with it."""
+    """The inert nodes that mean the tree; `tensor` makes those of a tensor but for its attributes,
+    which go with it.
+    """
     return to_nodes(root, tensor)
 
 
 def state_node(like: TensorRecord, made: dict[int, Any]) -> Any:
-    """The attributes of a tensor as nodes, None without; many tensors can share them, so what was `made` of them is kept there."""
+    """The attributes of a tensor as nodes, None without; many tensors can share them, so what was
+    `made` of them is kept there.
+    """
     return None if like.state is None else to_nodes(like.state, lambda record: None, made)
 
 

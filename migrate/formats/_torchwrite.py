@@ -1,9 +1,10 @@
 """What a .pt output will be, to the byte, before a tensor is read.
 
-A file of torch.save says nothing about data in front of the data: sizes stand in the pickle, and CRC-32s behind each record
-and in the directory. So everything up to the first tensor is a header like any other, and what follows a tensor is sealed once its
-checksum is known. The order of records, their padding and their alignment are those of torch's own writer, which lets torch map
-the file into memory.
+A file of torch.save says nothing about data in front of the data: sizes stand in the pickle, and
+CRC-32s behind each record and in the directory. So everything up to the first tensor is a header
+like any other, and what follows a tensor is sealed once its checksum is known. The order of
+records, their padding and their alignment are those of torch's own writer, which lets torch map the
+file into memory.
 """
 
 from __future__ import annotations
@@ -36,23 +37,38 @@ _VERSION = b"3\n"
 
 
 def describe(
-    specs: Mapping[str, Spec], *, folder: bool, max_shard_size: int, stamp: str | None, ranks: Naming | None, rest: Rest | None
+    specs: Mapping[str, Spec],
+    *,
+    folder: bool,
+    max_shard_size: int,
+    stamp: str | None,
+    ranks: Naming | None,
+    rest: Rest | None,
 ) -> Target:
     """The whole output: every header, offset and small file.
 
-    Without `folder` one file with the stamp as a record of its own. A folder has one file for each rank where keys name ranks, shards of
-    at most `max_shard_size` bytes of tensors with an index where the checkpoint is a flat dict, else one file of any size.
-    `rest` is what the files hold beside the tensors of `specs`; without it each is a plain dict. M916 naming every tensor
-    that torch cannot hold.
+    Without `folder` one file with the stamp as a record of its own. A folder has one file for each
+    rank where keys name ranks, shards of at most `max_shard_size` bytes of tensors with an index
+    where the checkpoint is a flat dict, else one file of any size. `rest` is what the files hold
+    beside the tensors of `specs`; without it each is a plain dict. M916 naming every tensor that
+    torch cannot hold.
     """
     check_holds(specs)
     with collector_paused():
-        parts = by_rank(specs) if ranks is not None or (rest is not None and len(rest.parts) > 1) or "@" in "".join(specs) else []
+        parts = (
+            by_rank(specs)
+            if ranks is not None
+            or (rest is not None and len(rest.parts) > 1)
+            or "@" in "".join(specs)
+            else []
+        )
         if rest is None:
             rest = plain(specs, parts)
         if len(parts) > 1 and not folder:
             fail(
-                "M916", f"one file cannot hold what {len(parts)} ranks have each", help="write a folder: an output whose name has no suffix"
+                "M916",
+                f"one file cannot hold what {len(parts)} ranks have each",
+                help="write a folder: an output whose name has no suffix",
             )
         every = {**specs, **rest.carried}
         small: dict[str, bytes] = {}
@@ -61,13 +77,18 @@ def describe(
             called = ranks or Naming()
             # Meta's ending, and Megatron's
             suffix = ".pt" if called.after else ".pth"
-            files = tuple(file(called.name(rank, suffix), part, every, rest, own) for rank, part in enumerate(rest.parts))
+            files = tuple(
+                file(called.name(rank, suffix), part, every, rest, own)
+                for rank, part in enumerate(rest.parts)
+            )
         elif not folder:
             files = (file("model.pt", rest.parts[0], every, rest, own),)
         else:
             shards = _shards(rest, specs, max_shard_size)
             names = [f"pytorch_{name}" for name in shard_names(len(shards), SUFFIX)]
-            files = tuple(file(name, part, every, rest, own) for name, part in zip(names, shards, strict=True))
+            files = tuple(
+                file(name, part, every, rest, own) for name, part in zip(names, shards, strict=True)
+            )
             if len(files) > 1:
                 total = sum(p.nbytes for f in files for p in f.tensors)
                 small[INDEX] = _index_text(dict(zip(names, shards, strict=True)), rest, total)
@@ -88,7 +109,8 @@ def plain(specs: Mapping[str, Spec], parts: Sequence[Sequence[tuple[str, str]]])
 
 
 def _shards(rest: Rest, specs: Mapping[str, Spec], limit: int) -> list[Part]:
-    """The tree dealt out to files: whole unless it is a flat dict of tensors, and of objects that share no bytes.
+    """The tree dealt out to files: whole unless it is a flat dict of tensors, and of objects that
+    share no bytes.
 
     Tensors that share their bytes stay together, and so do the components of an object.
     """
@@ -104,7 +126,9 @@ def _shards(rest: Rest, specs: Mapping[str, Spec], limit: int) -> list[Part]:
             if any(rest.first.get(key, key) != key for key in held) or not shared.isdisjoint(held):
                 return [part]
             sizes[held[0]] = spec("uint8", (sum(specs[key].nbytes for key in held),))
-        elif type(value) is TensorRecord and rest.first.get(key := rest.names[id(value)], key) == key:
+        elif (
+            type(value) is TensorRecord and rest.first.get(key := rest.names[id(value)], key) == key
+        ):
             sizes[key] = specs[key]
     dealt = deal(list(sizes), sizes, limit)
     if len(dealt) == 1:
@@ -115,11 +139,18 @@ def _shards(rest: Rest, specs: Mapping[str, Spec], limit: int) -> list[Part]:
         leaf = value.components[0][1] if type(value) is Composite else value
         named = rest.names.get(id(leaf), "") if type(leaf) is TensorRecord else ""
         pairs[number[rest.first.get(named, named)] if named else 0].append((key, value))
-    return [Part(DictNode(table.kind, tuple(held), table.node, table.attributes if n == 0 else None), ()) for n, held in enumerate(pairs)]
+    return [
+        Part(
+            DictNode(table.kind, tuple(held), table.node, table.attributes if n == 0 else None), ()
+        )
+        for n, held in enumerate(pairs)
+    ]
 
 
 def _index_text(shards: Mapping[str, Part], rest: Rest, total: int) -> bytes:
-    """The index as transformers writes it: two spaces of indent, keys sorted. It names an object, not what that is made of."""
+    """The index as transformers writes it: two spaces of indent, keys sorted. It names an object,
+    not what that is made of.
+    """
     lines: list[tuple[str, str]] = []
     for name, part in shards.items():
         for key, value in part.root.pairs:
@@ -128,11 +159,18 @@ def _index_text(shards: Mapping[str, Part], rest: Rest, total: int) -> bytes:
             elif type(value) is TensorRecord:
                 lines.append((rest.names[id(value)], name))
     entries = ",\n".join(f'    {encode_basestring(key)}: "{name}"' for key, name in sorted(lines))
-    return f'{{\n  "metadata": {{\n    "total_size": {total}\n  }},\n  "weight_map": {{\n{entries}\n  }}\n}}\n'.encode()
+    return (
+        f'{{\n  "metadata": {{\n    "total_size": {total}\n  }},\n  "weight_map": '
+        f"{{\n{entries}\n  }}\n}}\n"
+    ).encode()
 
 
-def file(name: str, part: Part, specs: Mapping[str, Spec], rest: Rest, stamp: bytes | None) -> OutputFile:
-    """One archive that holds a tree: its pickle, the storages in the order of the pickle, the stamp."""
+def file(
+    name: str, part: Part, specs: Mapping[str, Spec], rest: Rest, stamp: bytes | None
+) -> OutputFile:
+    """One archive that holds a tree: its pickle, the storages in the order of the pickle, the
+    stamp.
+    """
     made, numbers, states = Rebuilder(), dict[str, int](), dict[int, object]()
     for found in records([part.root]):
         key = rest.names[id(found)]
@@ -143,9 +181,15 @@ def file(name: str, part: Part, specs: Mapping[str, Spec], rest: Rest, stamp: by
         first = rest.first.get(key, key)
         dtype, shape = torch_form(specs[key])
         return made.tensor(
-            str(numbers[first]), dtype, shape, specs[first].nbytes, requires_grad=found.requires_grad, parameter=found.parameter,
-            subclass=found.subclass, state=state_node(found, states),
-        )  # fmt: skip
+            str(numbers[first]),
+            dtype,
+            shape,
+            specs[first].nbytes,
+            requires_grad=found.requires_grad,
+            parameter=found.parameter,
+            subclass=found.subclass,
+            state=state_node(found, states),
+        )
 
     stream = emit(nodes(part.root, tensor), name=f"{name}: data.pkl", names=WRITTEN)
     before = (("data.pkl", stream), *_BEFORE)
@@ -153,28 +197,53 @@ def file(name: str, part: Part, specs: Mapping[str, Spec], rest: Rest, stamp: by
     sizes = [specs[key].nbytes for key in numbers]
     layout = _zipwrite.plan(
         ROOT,
-        [*((n, len(b)) for n, b in before), *((f"data/{i}", size) for i, size in enumerate(sizes)), *((n, len(b)) for n, b in after)],
+        [
+            *((n, len(b)) for n, b in before),
+            *((f"data/{i}", size) for i, size in enumerate(sizes)),
+            *((n, len(b)) for n, b in after),
+        ],
     )
     first, count = len(before), len(sizes)
-    placed = tuple(Placed(key, slot.offset, slot.size) for key, slot in zip(numbers, layout.slots[first : first + count], strict=True))
-    head = b"".join(_literal(layout, slot, content) for slot, (_, content) in zip(layout.slots, before, strict=False))
-    seal = Seal(layout, first, count, [content for _, content in before], [content for _, content in after])
+    placed = tuple(
+        Placed(key, slot.offset, slot.size)
+        for key, slot in zip(numbers, layout.slots[first : first + count], strict=True)
+    )
+    head = b"".join(
+        _literal(layout, slot, content)
+        for slot, (_, content) in zip(layout.slots, before, strict=False)
+    )
+    seal = Seal(
+        layout, first, count, [content for _, content in before], [content for _, content in after]
+    )
     if not placed:
         return OutputFile(name, head + seal([]), (), layout.size)
-    return OutputFile(name, head + _zipwrite.local_header(layout, layout.slots[first]), placed, layout.size, seal)
+    return OutputFile(
+        name, head + _zipwrite.local_header(layout, layout.slots[first]), placed, layout.size, seal
+    )
 
 
 def _literal(layout: _zipwrite.Plan, slot: _zipwrite.Slot, content: bytes) -> bytes:
     """A record that is known beforehand, whole."""
-    return _zipwrite.local_header(layout, slot) + content + _zipwrite.descriptor(slot, crc32(content))
+    return (
+        _zipwrite.local_header(layout, slot) + content + _zipwrite.descriptor(slot, crc32(content))
+    )
 
 
 class Seal:
-    """What follows a storage in its archive, once the CRC-32s of all storages up to it are known."""
+    """What follows a storage in its archive, once the CRC-32s of all storages up to it are
+    known.
+    """
 
     __slots__ = ("_after", "_before", "_count", "_first", "_layout")
 
-    def __init__(self, layout: _zipwrite.Plan, first: int, count: int, before: Sequence[bytes], after: Sequence[bytes]) -> None:
+    def __init__(
+        self,
+        layout: _zipwrite.Plan,
+        first: int,
+        count: int,
+        before: Sequence[bytes],
+        after: Sequence[bytes],
+    ) -> None:
         self._layout, self._first, self._count, self._after = layout, first, count, after
         self._before = [crc32(content) for content in before]
 
@@ -184,5 +253,14 @@ class Seal:
         behind = _zipwrite.descriptor(slots[here], crcs[-1]) if crcs else b""
         if len(crcs) < self._count:
             return behind + _zipwrite.local_header(layout, slots[here + 1])
-        tail = b"".join(_literal(layout, slot, content) for slot, content in zip(slots[here + 1 :], self._after, strict=True))
-        return behind + tail + _zipwrite.directory(layout, [*self._before, *crcs, *(crc32(content) for content in self._after)])
+        tail = b"".join(
+            _literal(layout, slot, content)
+            for slot, content in zip(slots[here + 1 :], self._after, strict=True)
+        )
+        return (
+            behind
+            + tail
+            + _zipwrite.directory(
+                layout, [*self._before, *crcs, *(crc32(content) for content in self._after)]
+            )
+        )

@@ -1,10 +1,11 @@
 """The zip archive of torch.save: found to hold exactly what it says, or refused.
 
-Two readers that take one archive for different things are how scanners are fooled: of two equal names one takes the first
-and one the last, one believes the directory and one the local headers. So the directory and every local header must agree
-field by field, the records must cover the file without a gap or an overlap, and nothing may be there that torch.save does not
-write. Python's zipfile and torch are the oracles of the tests, not the readers. Everything is linear in the number of records:
-bytes as torch writes them are compared whole, and only what differs is taken apart.
+Two readers that take one archive for different things are how scanners are fooled: of two equal
+names one takes the first and one the last, one believes the directory and one the local headers. So
+the directory and every local header must agree field by field, the records must cover the file
+without a gap or an overlap, and nothing may be there that torch.save does not write. Python's
+zipfile and torch are the oracles of the tests, not the readers. Everything is linear in the number
+of records: bytes as torch writes them are compared whole, and only what differs is taken apart.
 
 The shape of an archive, each record stored, its data aligned by an `FB` extra field:
 
@@ -38,7 +39,13 @@ ENTRY = Struct("<IHHHHHHIIIHHHHHII")
 END64 = Struct("<IQHHIIQQQQ")
 LOCATOR = Struct("<IIQI")
 END = Struct("<IHHHHIIH")
-LOCAL_SIGN, ENTRY_SIGN, END64_SIGN, LOCATOR_SIGN, END_SIGN = 0x04034B50, 0x02014B50, 0x06064B50, 0x07064B50, 0x06054B50
+LOCAL_SIGN, ENTRY_SIGN, END64_SIGN, LOCATOR_SIGN, END_SIGN = (
+    0x04034B50,
+    0x02014B50,
+    0x06064B50,
+    0x07064B50,
+    0x06054B50,
+)
 DESCRIPTOR_SIGN = b"PK\x07\x08"
 FULL = 0xFFFFFFFF  # the value of a 32-bit field whose number stands in the zip64 extra field
 DESCRIBED, UTF8 = 0x0008, 0x0800  # flags: CRC and sizes follow the data; the name is UTF-8
@@ -52,14 +59,31 @@ _MEMBER = re.compile(
 # records that say something about the archive in a line: the longest is an identity of 40 digits
 _LINES = ("byteorder", "version", ".format_version", ".storage_alignment", ".data/serialization_id")
 _MAX_LINE = 64  # bytes
-_METHODS = {1: "shrink", 6: "implode", 8: "deflate", 9: "deflate64", 12: "bzip2", 14: "lzma", 93: "zstd", 95: "xz", 98: "PPMd"}
-_EXTRAS = {0x7075: "a second name for the file (Unicode path)", 0x5455: "times", 0x7875: "Unix owners", 0x9901: "encryption"}
+_METHODS = {
+    1: "shrink",
+    6: "implode",
+    8: "deflate",
+    9: "deflate64",
+    12: "bzip2",
+    14: "lzma",
+    93: "zstd",
+    95: "xz",
+    98: "PPMd",
+}
+_EXTRAS = {
+    0x7075: "a second name for the file (Unicode path)",
+    0x5455: "times",
+    0x7875: "Unix owners",
+    0x9901: "encryption",
+}
 _AGAIN = "save it again with torch.save, from a file that you trust"
 _FETCH = "fetch the file again, or save it again with torch.save"
 
 
 class Record(NamedTuple):
-    """One record: its `size` bytes lie at `offset` of the blob. `crc` is None where none was recorded."""
+    """One record: its `size` bytes lie at `offset` of the blob. `crc` is None where none was
+    recorded.
+    """
 
     name: str
     offset: int
@@ -69,30 +93,41 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """The records of one archive by name, without the folder `root` that all of them lie in, in the order of the file."""
+    """The records of one archive by name, without the folder `root` that all of them lie in, in the
+    order of the file.
+    """
 
     root: str
     records: Mapping[str, Record]
 
 
-# One entry of the directory: offset of the local header, name, the bytes that the local header repeats, those that the data
-# descriptor repeats, size, CRC-32, flags. A plain tuple, because there are hundreds of thousands
+# One entry of the directory: offset of the local header, name, the bytes that the local header
+# repeats, those that the data descriptor repeats, size, CRC-32, flags. A plain tuple, because there
+# are hundreds of thousands
 _Entry = tuple[int, bytes, bytes, bytes, int, int, int]
 
 
-def read(blob: Blob, *, start: int = 0, size: int | None = None, label: str | None = None) -> Archive:
-    """The archive in `size` bytes of `blob` from `start` on (by default all of it); offsets count from the blob's begin.
+def read(
+    blob: Blob, *, start: int = 0, size: int | None = None, label: str | None = None
+) -> Archive:
+    """The archive in `size` bytes of `blob` from `start` on (by default all of it); offsets count
+    from the blob's begin.
 
     `label` is what messages call it, by default the blob's name.
-    Reads the directory and the local headers, never a record. CheckpointError M940 where the archive contradicts itself or the
-    layout of torch.save, M941 where it is a sound archive of something else, M914 above `MAX_DIRECTORY` or `MAX_RECORDS`.
+    Reads the directory and the local headers, never a record. CheckpointError M940 where the
+    archive contradicts itself or the layout of torch.save, M941 where it is a sound archive of
+    something else, M914 above `MAX_DIRECTORY` or `MAX_RECORDS`.
     """
     with collector_paused():
-        return _Reader(blob, start, blob.size - start if size is None else size, label or printable(blob.name)).read()
+        return _Reader(
+            blob, start, blob.size - start if size is None else size, label or printable(blob.name)
+        ).read()
 
 
 def content(blob: Blob, record: Record, limit: int, label: str | None = None) -> bytes:
-    """The bytes of a small record, its CRC compared; M914 if it has more than `limit` bytes, M942 as `check`."""
+    """The bytes of a small record, its CRC compared; M914 if it has more than `limit` bytes, M942
+    as `check`.
+    """
     label = label or printable(blob.name)
     if record.size > limit:
         fail("M914", f"{label}: {record.name} has {record.size} bytes, allowed are {limit}")
@@ -102,7 +137,9 @@ def content(blob: Blob, record: Record, limit: int, label: str | None = None) ->
 
 
 def check(blob: Blob, record: Record) -> None:
-    """Reads the record in parts and compares its CRC-32: M942 if it differs. One without a CRC is not read."""
+    """Reads the record in parts and compares its CRC-32: M942 if it differs. One without a CRC is
+    not read.
+    """
     if record.crc is None:
         return
     buffer = memoryview(bytearray(min(_CHUNK, record.size)))
@@ -115,17 +152,22 @@ def check(blob: Blob, record: Record) -> None:
 
 
 def compare(label: str, record: Record, found: int) -> None:
-    """M942 unless `found`, the CRC-32 of the record's bytes, is the one that was recorded, or none was."""
+    """M942 unless `found`, the CRC-32 of the record's bytes, is the one that was recorded, or none
+    was.
+    """
     if record.crc is not None and found != record.crc:
         fail(
             "M942",
-            f"{label}: {record.name}: its {record.size} bytes at {record.offset} have the CRC-32 {found:08x}, recorded is {record.crc:08x}",
+            f"{label}: {record.name}: its {record.size} bytes at {record.offset} have the CRC-32 "
+            f"{found:08x}, recorded is {record.crc:08x}",
             help="fetch the file again, or take another copy",
         )
 
 
 class _Reader:
-    """The steps of `read`: end records, directory, names, local headers. Offsets count from the archive's begin."""
+    """The steps of `read`: end records, directory, names, local headers. Offsets count from the
+    archive's begin.
+    """
 
     def __init__(self, blob: Blob, start: int, size: int, label: str) -> None:
         self.blob, self.start, self.size, self.label = blob, start, size, label
@@ -135,20 +177,37 @@ class _Reader:
         root, members = self.names(entries)
         offsets = self.tile(entries)
         sums = [crc if crc or not size else None for _, _, _, _, size, crc, _ in entries]
-        found = dict(zip(members, records(Record, members, offsets, map(itemgetter(4), entries), sums), strict=True))
+        found = dict(
+            zip(
+                members,
+                records(Record, members, offsets, map(itemgetter(4), entries), sums),
+                strict=True,
+            )
+        )
         if "data.pkl" not in found:
             self.other(f"holds no data.pkl, but {listed(members, 5)}")
         said = {name: self.line(found[name]) for name in _LINES if name in found}
         if (order := said.get("byteorder", b"little")) != b"little":
             if order != b"big":
-                self.bad(f"byteorder is `{printable(order.decode('latin-1'))}`, allowed are `little` and `big`")
-            self.other("was written by a big-endian machine", help="save it again on a little-endian one")
+                self.bad(
+                    f"byteorder is `{printable(order.decode('latin-1'))}`, allowed are `little` "
+                    "and `big`"
+                )
+            self.other(
+                "was written by a big-endian machine", help="save it again on a little-endian one"
+            )
         return Archive(root, found)
 
     def line(self, record: Record) -> bytes:
-        """The bytes of a record that is a line about the archive: not large enough to carry anything else."""
+        """The bytes of a record that is a line about the archive: not large enough to carry
+        anything else.
+        """
         if record.size > _MAX_LINE:
-            self.bad(f"{record.name} has {record.size} bytes, and torch.save writes no more than {_MAX_LINE}", help=_AGAIN)
+            self.bad(
+                f"{record.name} has {record.size} bytes, and torch.save writes no more than "
+                f"{_MAX_LINE}",
+                help=_AGAIN,
+            )
         return content(self.blob, record, _MAX_LINE, self.label)
 
     def bad(self, what: str, help: str = _FETCH) -> NoReturn:
@@ -161,7 +220,9 @@ class _Reader:
         return blobs.read(self.blob, self.start + offset, size)
 
     def end(self) -> tuple[int, bytes]:
-        """How many entries the directory has, and its bytes: the end records agree with each other and end the file."""
+        """How many entries the directory has, and its bytes: the end records agree with each other
+        and end the file.
+        """
         tail = self.part(max(0, self.size - 98), min(98, self.size))
         at = self.size - END.size
         if len(tail) < END.size or tail[-END.size :][:4] != b"PK\x05\x06":
@@ -171,19 +232,40 @@ class _Reader:
             self.bad("the end record has a comment or speaks of several disks")
         if tail[-42:-38] == b"PK\x06\x07" and len(tail) >= 42:
             _, disk, at, disks = LOCATOR.unpack(tail[-42:-22])
-            if disk or disks != 1 or len(tail) < 98 or at != self.size - 98 or tail[:4] != b"PK\x06\x06":
-                self.bad(f"the zip64 end record is not right before the end record: its locator points to {at} of {self.size} bytes")
-            _, own, _, _, disk, start_disk, here64, count64, length64, directory64 = END64.unpack(tail[:56])
+            if (
+                disk
+                or disks != 1
+                or len(tail) < 98
+                or at != self.size - 98
+                or tail[:4] != b"PK\x06\x06"
+            ):
+                self.bad(
+                    "the zip64 end record is not right before the end record: its locator points "
+                    f"to {at} of {self.size} bytes"
+                )
+            _, own, _, _, disk, start_disk, here64, count64, length64, directory64 = END64.unpack(
+                tail[:56]
+            )
             said = (min(count64, 0xFFFF), min(length64, FULL), min(directory64, FULL))
-            if own != 44 or disk or start_disk or here64 != count64 or said != (count, length, directory):
+            if (
+                own != 44
+                or disk
+                or start_disk
+                or here64 != count64
+                or said != (count, length, directory)
+            ):
                 self.bad("the zip64 end record and the end record contradict each other")
             count, length, directory = count64, length64, directory64
         if directory + length != at:
-            self.bad(f"the directory should end at {directory + length}, and the end record begins at {at}")
+            self.bad(
+                f"the directory should end at {directory + length}, and the end record begins at "
+                f"{at}"
+            )
         if length > MAX_DIRECTORY or count > MAX_RECORDS:
             fail(
                 "M914",
-                f"{self.label}: a directory of {count} records and {length} bytes, allowed are {MAX_RECORDS} and {MAX_DIRECTORY}",
+                f"{self.label}: a directory of {count} records and {length} bytes, allowed are "
+                f"{MAX_RECORDS} and {MAX_DIRECTORY}",
                 help="save the checkpoint in several files",
             )
         self.directory = directory
@@ -193,11 +275,15 @@ class _Reader:
         window = min(self.size, 65_557)
         found = self.part(self.size - window, window).rfind(b"PK\x05\x06")
         if found < 0:
-            self.bad("no end record ends the archive: it was cut short", help="fetch the file again")
+            self.bad(
+                "no end record ends the archive: it was cut short", help="fetch the file again"
+            )
         extra = window - found - END.size
         if extra < 0:
             self.bad("the end record is cut short", help="fetch the file again")
-        self.bad(f"{extra} bytes follow the end record: a comment, or what was appended to the archive")
+        self.bad(
+            f"{extra} bytes follow the end record: a comment, or what was appended to the archive"
+        )
 
     def entries(self, count: int, directory: bytes) -> list[_Entry]:
         """The entries, sorted by the place of their local headers."""
@@ -211,18 +297,32 @@ class _Reader:
             if (checked := known.get(head)) is None:
                 checked = known[head] = (self.head(head, len(out)), head[6:16])
             flags, common = checked
-            crc, packed, size, names, extras, comment, disk, _, attributes, header = _ENTRY_TAIL.unpack_from(directory, at + 16)
+            crc, packed, size, names, extras, comment, disk, _, attributes, header = (
+                _ENTRY_TAIL.unpack_from(directory, at + 16)
+            )
             name = directory[at + 46 : at + 46 + names]
             entry_sizes = directory[at + 16 : at + 28]
             at += 46 + names
             if extras or comment or disk or attributes:
-                if comment or disk or (attributes >> 16) & 0xF000 not in (0, 0x8000) or attributes & 0x18:
-                    self.bad(f"the entry of {_name(name)} has a comment, another disk, or is a link, a folder or a device", help=_AGAIN)
+                if (
+                    comment
+                    or disk
+                    or (attributes >> 16) & 0xF000 not in (0, 0x8000)
+                    or attributes & 0x18
+                ):
+                    self.bad(
+                        f"the entry of {_name(name)} has a comment, another disk, or is a link, a "
+                        "folder or a device",
+                        help=_AGAIN,
+                    )
                 wide = self.extras(directory[at : at + extras], name, "the directory")
                 packed, size, header = self.widened(wide, packed, size, header, name)
                 at += extras
             if packed != size or (crc and not size):
-                self.bad(f"{_name(name)}: {size} bytes with the CRC-32 {crc:08x} are stored as {packed} bytes")
+                self.bad(
+                    f"{_name(name)}: {size} bytes with the CRC-32 {crc:08x} are stored as "
+                    f"{packed} bytes"
+                )
             out.append((header, name, common, entry_sizes, size, crc, flags))
         if at != total:
             self.bad(f"the directory of {count} entries is {at} bytes long and should be {total}")
@@ -237,13 +337,18 @@ class _Reader:
         if flags & 1:
             self.other("is encrypted")
         if method:
-            self.other(f"is compressed ({_METHODS.get(method, f'method {method}')}), and torch.save never compresses")
+            self.other(
+                f"is compressed ({_METHODS.get(method, f'method {method}')}), and torch.save "
+                "never compresses"
+            )
         if flags & ~(DESCRIBED | UTF8):
             self.bad(f"entry {number} of the directory has flags {flags:#06x}, allowed are 0x0808")
         return flags
 
     def extras(self, data: bytes, name: bytes, where: str) -> bytes:
-        """The content of the zip64 field among the extra fields, empty without one; padding is the only other field allowed."""
+        """The content of the zip64 field among the extra fields, empty without one; padding is the
+        only other field allowed.
+        """
         wide, at, seen = b"", 0, set()
         while at < len(data):
             kind = int.from_bytes(data[at : at + 2], "little")
@@ -251,15 +356,23 @@ class _Reader:
             if at + 4 > len(data) or end > len(data) or kind in seen:
                 self.bad(f"{_name(name)}: its extra fields in {where} are cut short or there twice")
             if kind not in (0x0001, 0x4246):
-                self.bad(f"{_name(name)}: extra field {kind:#06x} in {where}: {_EXTRAS.get(kind, 'unknown')}", help=_AGAIN)
+                self.bad(
+                    f"{_name(name)}: extra field {kind:#06x} in {where}: "
+                    f"{_EXTRAS.get(kind, 'unknown')}",
+                    help=_AGAIN,
+                )
             if kind == 1:
                 wide = data[at + 4 : end]
             seen.add(kind)
             at = end
         return wide
 
-    def widened(self, wide: bytes, packed: int, size: int, header: int, name: bytes) -> tuple[int, int, int]:
-        """The fields of an entry, those that are full replaced from its zip64 field, which holds nothing else."""
+    def widened(
+        self, wide: bytes, packed: int, size: int, header: int, name: bytes
+    ) -> tuple[int, int, int]:
+        """The fields of an entry, those that are full replaced from its zip64 field, which holds
+        nothing else.
+        """
         numbers = [int.from_bytes(wide[i : i + 8], "little") for i in range(0, len(wide), 8)]
         if len(wide) != 8 * ((size == FULL) + (packed == FULL) + (header == FULL)):
             self.bad(f"{_name(name)}: a zip64 field of {len(wide)} bytes does not fit the entry")
@@ -267,7 +380,9 @@ class _Reader:
         return out[1], out[0], out[2]
 
     def names(self, entries: list[_Entry]) -> tuple[str, list[str]]:
-        """The folder that all records lie in, and their names without it: no two equal, none that torch.save does not write."""
+        """The folder that all records lie in, and their names without it: no two equal, none that
+        torch.save does not write.
+        """
         if not entries:
             self.other("is an empty zip archive")
         named = [entry[1] for entry in entries]
@@ -284,7 +399,9 @@ class _Reader:
             twice = next(m for m in members if m in seen or seen.add(m))  # type: ignore[func-returns-value]
             self.bad(f"{twice} is there twice", help=_AGAIN)
         try:
-            folder = root[:-1].decode("utf-8" if all(entry[6] & UTF8 for entry in entries) else "ascii")
+            folder = root[:-1].decode(
+                "utf-8" if all(entry[6] & UTF8 for entry in entries) else "ascii"
+            )
         except UnicodeDecodeError:
             self.bad(f"{_name(first)}: the name is not text")
         if _unsafe(root[:-1]):
@@ -294,26 +411,45 @@ class _Reader:
     def explain_name(self, name: bytes, root: bytes, named: list[bytes]) -> NoReturn:
         """Why a record with this name is refused."""
         if _unsafe(name):
-            self.bad(f"{_name(name)}: a record's name may not be absolute, climb, end in a slash or hold odd characters", help=_AGAIN)
+            self.bad(
+                f"{_name(name)}: a record's name may not be absolute, climb, end in a slash or "
+                "hold odd characters",
+                help=_AGAIN,
+            )
         members = {other.partition(b"/")[2] for other in named}
         if b"constants.pkl" in members or any(m.startswith(b"code/") for m in members):
-            self.other("is a TorchScript archive, which holds code", help="load it with torch.jit.load and save its state_dict")
+            self.other(
+                "is a TorchScript archive, which holds code",
+                help="load it with torch.jit.load and save its state_dict",
+            )
         if b".data/extern_modules" in members or b".data/python_version" in members:
-            self.other("is a torch.package archive, which holds code", help="save the state_dict of its model with torch.save")
+            self.other(
+                "is a torch.package archive, which holds code",
+                help="save the state_dict of its model with torch.save",
+            )
         if b"archive_format" in members or b"archive_version" in members:
-            self.other("is a torch.export archive", help="save the state_dict of its model with torch.save")
+            self.other(
+                "is a torch.export archive", help="save the state_dict of its model with torch.save"
+            )
         if all(other.endswith(b".npy") for other in named):
             self.other("is an .npz archive of NumPy")
         if b"data.pkl" not in members and any(b"/" in other for other in named):
             self.other(f"is a zip archive with {_name(name)}, not one of torch.save")
         if name[: len(root)] != root or not root:
-            self.bad(f"{_name(name)} does not lie in {_name(root)} as the first record does", help=_AGAIN)
+            self.bad(
+                f"{_name(name)} does not lie in {_name(root)} as the first record does", help=_AGAIN
+            )
         if _MEMBER.fullmatch(name.lower(), len(root)):
-            self.bad(f"{_name(name)} differs from the name that it should have in upper and lower case", help=_AGAIN)
+            self.bad(
+                f"{_name(name)} differs from the name that it should have in upper and lower case",
+                help=_AGAIN,
+            )
         self.other(f"holds {_name(name)}, which torch.save does not write")
 
     def tile(self, entries: list[_Entry]) -> list[int]:
-        """Where the data of each record begins; the local headers agree, and the records cover the file up to the directory."""
+        """Where the data of each record begins; the local headers agree, and the records cover the
+        file up to the directory.
+        """
         end = self.directory
         # headers of small records lie close: many at a read. Never much more than the file is read
         stride = 1 << 16 if end // len(entries) < 1 << 14 else 512
@@ -323,14 +459,26 @@ class _Reader:
         start = self.start
         for header, name, common, sizes, size, crc, flags in entries:
             if header != cursor:
-                how = "overlaps the record before" if header < cursor else f"{header - cursor} unclaimed bytes lie in front"
-                self.bad(f"{_name(name)}: its local header is at {header} and the record before ends at {cursor}: {how}", help=_AGAIN)
+                how = (
+                    "overlaps the record before"
+                    if header < cursor
+                    else f"{header - cursor} unclaimed bytes lie in front"
+                )
+                self.bad(
+                    f"{_name(name)}: its local header is at {header} and the record before ends "
+                    f"at {cursor}: {how}",
+                    help=_AGAIN,
+                )
             width = len(name)
             if cursor + 34 + width > until:
                 base, data = cursor, self.part(cursor, min(max(stride, 34 + width), end - cursor))
                 until = base + len(data)
             if last is not common or width != drawn:
-                head, last, drawn = b"PK\x03\x04" + common + bytes(12) + width.to_bytes(2, "little"), common, width
+                head, last, drawn = (
+                    b"PK\x03\x04" + common + bytes(12) + width.to_bytes(2, "little"),
+                    common,
+                    width,
+                )
             p = cursor - base
             q = p + 30 + width
             extra = int.from_bytes(data[p + 28 : p + 30], "little")
@@ -353,17 +501,25 @@ class _Reader:
                     until = base + len(data)
                 p = cursor - base
                 if cursor + after > end or data[p : p + after] != DESCRIPTOR_SIGN + sizes:
-                    self.bad(f"{_name(name)}: no data descriptor that agrees with the directory follows its {size} bytes at {offset}")
+                    self.bad(
+                        f"{_name(name)}: no data descriptor that agrees with the directory "
+                        f"follows its {size} bytes at {offset}"
+                    )
             cursor += after
             if cursor > end:
                 self.bad(f"{_name(name)}: ends at {cursor}, and the directory begins at {end}")
             offsets.append(start + offset)
         if cursor != end:
-            self.bad(f"{end - cursor} unclaimed bytes lie between the last record and the directory", help=_AGAIN)
+            self.bad(
+                f"{end - cursor} unclaimed bytes lie between the last record and the directory",
+                help=_AGAIN,
+            )
         return offsets
 
     def local(self, at: int, name: bytes, common: bytes, size: int, crc: int, flags: int) -> bytes:
-        """CRC and sizes as a data descriptor of this record has to state them; any local header that agrees with the directory."""
+        """CRC and sizes as a data descriptor of this record has to state them; any local header
+        that agrees with the directory.
+        """
         room = self.directory - at
         if room < 30:
             self.bad(f"{_name(name)}: no room for a local header at {at}")
@@ -382,15 +538,30 @@ class _Reader:
         stated = [(crc, size, size), (crc, FULL, FULL)] if wide else [(crc, size, size)]
         if flags & DESCRIBED:
             stated += [(0, 0, 0), (0, FULL, FULL)] if wide else [(0, 0, 0)]
-        if head[4:14] != common or len(wide) % 8 or numbers not in allowed or (crc_here, packed, plain) not in stated:
-            self.bad(f"{_name(name)}: the local header at {at} and the directory contradict each other", help=_AGAIN)
+        if (
+            head[4:14] != common
+            or len(wide) % 8
+            or numbers not in allowed
+            or (crc_here, packed, plain) not in stated
+        ):
+            self.bad(
+                f"{_name(name)}: the local header at {at} and the directory contradict each other",
+                help=_AGAIN,
+            )
         return crc.to_bytes(4, "little") + size.to_bytes(8 if wide else 4, "little") * 2
 
 
 def _unsafe(name: bytes) -> bool:
     """Whether a name could lead out of a folder, or is no text."""
     parts = name.split(b"/")
-    if b".." in parts or b"." in parts or b"" in parts or b"\\" in name or b":" in name[:2] or any(c < 32 or c == 127 for c in name):
+    if (
+        b".." in parts
+        or b"." in parts
+        or b"" in parts
+        or b"\\" in name
+        or b":" in name[:2]
+        or any(c < 32 or c == 127 for c in name)
+    ):
         return True
     try:
         return not name.decode("utf-8")

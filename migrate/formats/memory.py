@@ -1,10 +1,11 @@
 """A state dict in memory as a Source, and new tensors as a place to write to.
 
-`live` migrates what a training process holds without a file between. A tensor is described by its strides in its
-storage, so views, transposes and ties stay what they are and nothing is copied when it is opened. What cannot be
-described that way (sparse, quantized, meta, subclasses, lazy conjugation) is refused by name: turning it into a plain
-tensor silently would change what the state dict holds. Whoever can hand an object on as it is, or only looks at names and
-shapes, asks for wrappers and meta tensors too.
+`live` migrates what a training process holds without a file between. A tensor is described by its
+strides in its storage, so views, transposes and ties stay what they are and nothing is copied when
+it is opened. What cannot be described that way (sparse, quantized, meta, subclasses, lazy
+conjugation) is refused by name: turning it into a plain tensor silently would change what the state
+dict holds. Whoever can hand an object on as it is, or only looks at names and shapes, asks for
+wrappers and meta tensors too.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ _PACKED = "float4_e2m1fn_x2"
 
 
 class MemoryBlob:
-    """The bytes of one storage. Bytes of another device are copied to the CPU as they are read, range by range."""
+    """The bytes of one storage. Bytes of another device are copied to the CPU as they are read,
+    range by range.
+    """
 
     __slots__ = ("_bytes", "_storage", "name", "size")
     identity = None
@@ -45,7 +48,11 @@ class MemoryBlob:
 
         end = offset + buffer.nbytes
         if end > self.size or (self._storage is not None and self._storage.nbytes() < self.size):
-            fail("M905", f"{self.name}: the storage is no longer the {self.size} bytes that it was, {end} are needed")
+            fail(
+                "M905",
+                f"{self.name}: the storage is no longer the {self.size} bytes that it was, {end} "
+                "are needed",
+            )
         if self._storage is not None:
             import torch
 
@@ -59,9 +66,11 @@ class MemoryBlob:
 
 
 class ObjectBlob:
-    """The elements of a tensor that is more than its bytes, or has none: made when they are read, and kept for one reading on.
+    """The elements of a tensor that is more than its bytes, or has none: made when they are read,
+    and kept for one reading on.
 
-    A wrapper is copied into a plain tensor of its dtype, by its own rules. M916 for a tensor on the meta device.
+    A wrapper is copied into a plain tensor of its dtype, by its own rules. M916 for a tensor on the
+    meta device.
     """
 
     __slots__ = ("_made", "_value", "name", "size")
@@ -86,10 +95,16 @@ class ObjectBlob:
                 fail("M916", f"{printable(self.name)} is on the meta device and holds no bytes")
             try:
                 with torch.no_grad():
-                    plain = torch.empty(self._value.shape, dtype=self._value.dtype, device=self._value.device).copy_(self._value)
+                    plain = torch.empty(
+                        self._value.shape, dtype=self._value.dtype, device=self._value.device
+                    ).copy_(self._value)
             except (RuntimeError, NotImplementedError, TypeError) as error:
                 name = printable(type(self._value).__qualname__)
-                fail("M916", f"{printable(self.name)}: a {name} does not give its elements to a plain tensor: {printable(str(error), 200)}")
+                fail(
+                    "M916",
+                    f"{printable(self.name)}: a {name} does not give its elements to a plain "
+                    f"tensor: {printable(str(error), 200)}",
+                )
             self._made = _flat(plain.cpu().untyped_storage()).numpy()
         np.frombuffer(buffer, np.uint8)[:] = self._made[offset : offset + buffer.nbytes]
         if offset + buffer.nbytes >= self.size:
@@ -105,15 +120,17 @@ def _flat(storage: Any) -> Any:
 class MemorySource:
     """A Source over a state dict. It holds the tensors; closing it lets them go.
 
-    `values` are the caller's own objects by key. `converted`: keys of wrappers whose elements are another number format, so
-    that reading them changes what is held.
+    `values` are the caller's own objects by key. `converted`: keys of wrappers whose elements are
+    another number format, so that reading them changes what is held.
     """
 
     path = "<memory>"
     format = "memory"
     history: bytes | None = None
 
-    def __init__(self, index: Index, blobs: Sequence[Blob], sides: Mapping[str, bytes] | None = None) -> None:
+    def __init__(
+        self, index: Index, blobs: Sequence[Blob], sides: Mapping[str, bytes] | None = None
+    ) -> None:
         self.index, self.blobs, self._sides = index, blobs, dict(sides or {})
         self.values: Mapping[str, Any] = {}
         self.converted: frozenset[str] = frozenset()
@@ -132,12 +149,18 @@ class MemorySource:
 
 
 def open(  # noqa: A001 - memory.open reads well
-    state: Mapping[Any, Any], *, meta: bool = False, wrapped: bool = False, sides: Mapping[str, bytes] | None = None
+    state: Mapping[Any, Any],
+    *,
+    meta: bool = False,
+    wrapped: bool = False,
+    sides: Mapping[str, bytes] | None = None,
 ) -> MemorySource:
-    """The tensors and arrays of a flat state dict as a Source; all other values are its `items`, `sides` its side files.
+    """The tensors and arrays of a flat state dict as a Source; all other values are its `items`,
+    `sides` its side files.
 
     Tensors of one storage share a blob and have equal `storage`. M916 naming every tensor that
-    cannot be described, and every key that is no text. `meta` takes tensors without bytes, `wrapped` subclasses, too.
+    cannot be described, and every key that is no text. `meta` takes tensors without bytes,
+    `wrapped` subclasses, too.
     """
     tensors: dict[str, Stored] = {}
     items: dict[str, Any] = {}
@@ -168,12 +191,18 @@ def open(  # noqa: A001 - memory.open reads well
             tensors[key] = found
     report = Report()
     if unnamed:
-        report.add("M916", f"a state dict is named by text, not by {listed(unnamed)}", help="make strings of these keys first")
+        report.add(
+            "M916",
+            f"a state dict is named by text, not by {listed(unnamed)}",
+            help="make strings of these keys first",
+        )
     for why, keys in unfit.items():
         report.add("M916", f"{why}: {listed(keys)}", help="make plain dense tensors of them first")
     report.check()
     files = tuple(SideFile(path, len(content)) for path, content in (sides or {}).items())
-    index = Index(tensors, tuple(b.name for b in blobs), files, items=items, module_versions=_versions(state))
+    index = Index(
+        tensors, tuple(b.name for b in blobs), files, items=items, module_versions=_versions(state)
+    )
     source = MemorySource(index, tuple(blobs), sides)
     source.values, source.converted = {key: state[key] for key in tensors}, frozenset(converted)
     return source
@@ -184,8 +213,14 @@ def _versions(state: Mapping[Any, Any]) -> dict[str, int] | None:
     metadata = getattr(state, "_metadata", None)
     if not isinstance(metadata, Mapping):
         return None
-    said = {name: entry.get("version") for name, entry in metadata.items() if isinstance(entry, Mapping)}
-    return {name: version for name, version in said.items() if isinstance(name, str) and isinstance(version, int)}
+    said = {
+        name: entry.get("version") for name, entry in metadata.items() if isinstance(entry, Mapping)
+    }
+    return {
+        name: version
+        for name, version in said.items()
+        if isinstance(name, str) and isinstance(version, int)
+    }
 
 
 def _is_tensor(value: Any) -> bool:
@@ -200,11 +235,15 @@ def _is_plain(value: Any) -> bool:
 
 
 def dense(value: Any) -> bool:
-    """Whether a wrapper merely holds its elements: one of its tensors has its dtype and as many elements, or it is a DTensor."""
+    """Whether a wrapper merely holds its elements: one of its tensors has its dtype and as many
+    elements, or it is a DTensor.
+    """
     if hasattr(value, "_local_tensor"):
         return True
     held = vars(value).values() if hasattr(value, "__dict__") else ()
-    return any(_is_tensor(v) and v.dtype == value.dtype and v.numel() == value.numel() for v in held)
+    return any(
+        _is_tensor(v) and v.dtype == value.dtype and v.numel() == value.numel() for v in held
+    )
 
 
 def _object(key: str, value: Any, blobs: list[Blob]) -> Stored | str:
@@ -227,7 +266,9 @@ def _torch_tensor(key: str, value: Any, blobs: list[Blob], numbers: dict[Any, in
     import torch
 
     if not _is_plain(value):
-        return f"tensors of the class {printable(type(value).__qualname__)} hold more than their bytes"
+        return (
+            f"tensors of the class {printable(type(value).__qualname__)} hold more than their bytes"
+        )
     if value.is_quantized:
         return "quantized tensors hold scales beside their bytes"
     if value.layout is not torch.strided:
@@ -235,7 +276,10 @@ def _torch_tensor(key: str, value: Any, blobs: list[Blob], numbers: dict[Any, in
     if value.device.type == "meta":
         return "tensors on the meta device hold no bytes"
     if value.is_conj() or value.is_neg():
-        return "tensors with a pending conjugation or negation are not what their bytes say (`resolve_conj()`, `resolve_neg()`)"
+        return (
+            "tensors with a pending conjugation or negation are not what their bytes say "
+            "(`resolve_conj()`, `resolve_neg()`)"
+        )
     name = str(value.dtype).removeprefix("torch.")
     dtype, shape, strides = ALIASES.get(name, name), tuple(value.shape), tuple(value.stride())
     if dtype not in BITS:
@@ -260,7 +304,9 @@ def _numpy_array(key: str, value: Any, blobs: list[Blob], numbers: dict[Any, int
     import numpy as np
 
     if type(value) not in (np.ndarray, np.memmap):
-        return f"arrays of the class {printable(type(value).__qualname__)} hold more than their bytes"
+        return (
+            f"arrays of the class {printable(type(value).__qualname__)} hold more than their bytes"
+        )
     dtype = value.dtype.name
     if dtype not in BITS or (unpacked := value.dtype.itemsize * 8 != BITS[dtype]):
         how = " stored one to a byte" if dtype in BITS and unpacked else ""
@@ -269,7 +315,9 @@ def _numpy_array(key: str, value: Any, blobs: list[Blob], numbers: dict[Any, int
     while isinstance(owner.base, np.ndarray):
         owner = owner.base
     size = value.itemsize
-    if not (value.dtype.isnative and owner.flags.forc) or any(s % size or s < 0 for s in value.strides):
+    if not (value.dtype.isnative and owner.flags.forc) or any(
+        s % size or s < 0 for s in value.strides
+    ):
         # no strides of a storage say this: a copy of its own, tied to nothing
         owner = value = np.array(value, dtype=value.dtype.newbyteorder("="), order="C")
     place = ("numpy", owner.ctypes.data, owner.nbytes)
@@ -279,10 +327,18 @@ def _numpy_array(key: str, value: Any, blobs: list[Blob], numbers: dict[Any, int
         blobs.append(MemoryBlob(f"numpy:{key}", owner.ravel(order="K").view(np.uint8)))
         numbers[place] = number
     strides = tuple(s // size for s in value.strides)
-    return _stored(dtype, value.shape, strides, number, value.ctypes.data - owner.ctypes.data if value.size else 0)
+    return _stored(
+        dtype,
+        value.shape,
+        strides,
+        number,
+        value.ctypes.data - owner.ctypes.data if value.size else 0,
+    )
 
 
-def _stored(dtype: str, shape: tuple[int, ...], strides: tuple[int, ...], number: int, offset: int) -> Stored:
+def _stored(
+    dtype: str, shape: tuple[int, ...], strides: tuple[int, ...], number: int, offset: int
+) -> Stored:
     expected, packed = 1, True
     for length, stride in zip(reversed(shape), reversed(strides), strict=True):
         packed = packed and (length == 1 or stride == expected)
@@ -294,17 +350,20 @@ def _stored(dtype: str, shape: tuple[int, ...], strides: tuple[int, ...], number
 
 
 def writable(tensor: Any) -> memoryview:
-    """The bytes of a contiguous tensor on the CPU, for as long as it is held. Its storage can be resized afterwards, as numpy forbids."""
+    """The bytes of a contiguous tensor on the CPU, for as long as it is held. Its storage can be
+    resized afterwards, as numpy forbids.
+    """
     import ctypes
 
     return memoryview((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
 
 
 def allocate(specs: Mapping[str, Spec]) -> tuple[dict[str, Any], dict[str, memoryview]]:
-    """New CPU tensors of these specs, and for each key the writable bytes of its tensor, packed row-major.
+    """New CPU tensors of these specs, and for each key the writable bytes of its tensor, packed
+    row-major.
 
-    The contents are undefined until written. M916 naming every key whose dtype torch does not have (the 6-bit floats)
-    or whose 4-bit rows do not fill whole bytes.
+    The contents are undefined until written. M916 naming every key whose dtype torch does not have
+    (the 6-bit floats) or whose 4-bit rows do not fill whole bytes.
     """
     import torch
 
@@ -312,18 +371,33 @@ def allocate(specs: Mapping[str, Spec]) -> tuple[dict[str, Any], dict[str, memor
     for key, wanted in specs.items():
         if wanted.dtype == "float4_e2m1fn":
             if not hasattr(torch, _PACKED) or not wanted.shape or wanted.shape[-1] % 2:
-                report.add("M916", f"torch cannot hold {printable(key)}: {wanted} has no rows of whole pairs")
+                report.add(
+                    "M916",
+                    f"torch cannot hold {printable(key)}: {wanted} has no rows of whole pairs",
+                )
         elif not hasattr(torch, wanted.dtype):
-            report.add("M916", f"torch cannot hold {printable(key)}: it has no {wanted.dtype}", help="dequantize or cast it")
+            report.add(
+                "M916",
+                f"torch cannot hold {printable(key)}: it has no {wanted.dtype}",
+                help="dequantize or cast it",
+            )
     report.check()
     tensors: dict[str, Any] = {}
     buffers: dict[str, memoryview] = {}
     for key, wanted in specs.items():
         if wanted.dtype == "float4_e2m1fn":
-            made = torch.empty((*wanted.shape[:-1], wanted.shape[-1] // 2), dtype=getattr(torch, _PACKED), device="cpu")
+            made = torch.empty(
+                (*wanted.shape[:-1], wanted.shape[-1] // 2),
+                dtype=getattr(torch, _PACKED),
+                device="cpu",
+            )
         elif wanted.dtype == "complex32":
             # by way of integers: torch warns about every new tensor of this dtype
-            made = torch.empty((*wanted.shape, 1), dtype=torch.int32, device="cpu").view(torch.complex32).squeeze(-1)
+            made = (
+                torch.empty((*wanted.shape, 1), dtype=torch.int32, device="cpu")
+                .view(torch.complex32)
+                .squeeze(-1)
+            )
         else:
             made = torch.empty(wanted.shape, dtype=getattr(torch, wanted.dtype), device="cpu")
         tensors[key] = made

@@ -1,9 +1,11 @@
-"""safetensors checkpoints: one file, shards with an index, and folders as huggingface_hub lays them out.
+"""safetensors checkpoints: one file, shards with an index, and folders as huggingface_hub lays them
+out.
 
-What belongs to a checkpoint is decided by the index where there is one and by nothing else; where a folder allows two
-answers (an index and a `model.safetensors` that it does not name, several files and no index) it is an error, because
-the wrong answer would migrate somebody else's weights. Written files follow huggingface_hub: greedy shards,
-`model-00001-of-00003.safetensors`, `model.safetensors.index.json`; where keys name ranks, each rank has its file.
+What belongs to a checkpoint is decided by the index where there is one and by nothing else; where a
+folder allows two answers (an index and a `model.safetensors` that it does not name, several files
+and no index) it is an error, because the wrong answer would migrate somebody else's weights.
+Written files follow huggingface_hub: greedy shards, `model-00001-of-00003.safetensors`,
+`model.safetensors.index.json`; where keys name ranks, each rank has its file.
 """
 
 from __future__ import annotations
@@ -38,14 +40,21 @@ class Safetensors:
 
     def sniff(self, place: Place) -> int:
         if place.file is None:
-            return 2 if any(n.endswith((SUFFIX, INDEX_SUFFIX)) for n in place.names) or rank_entries(place, SUFFIX) else 0
+            return (
+                2
+                if any(n.endswith((SUFFIX, INDEX_SUFFIX)) for n in place.names)
+                or rank_entries(place, SUFFIX)
+                else 0
+            )
         if place.file.name.endswith((SUFFIX, INDEX_SUFFIX)):
             return 2
         head = place.head()
         return 1 if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= MAX_HEADER else 0
 
     def open(self, place: Place) -> Source:
-        """The checkpoint at a file, an index or a folder; the errors of the module `safetensors` are M901 and M905 to M915."""
+        """The checkpoint at a file, an index or a folder; the errors of the module `safetensors`
+        are M901 and M905 to M915.
+        """
         if place.file is None:
             return _open_folder(place, index_in(place.names, (SUFFIX,), printable(place.path, 240)))
         if place.file.name.endswith(INDEX_SUFFIX):
@@ -53,13 +62,29 @@ class Safetensors:
         return _open_file(place, place.file)
 
     def describe(
-        self, specs: Mapping[str, Spec], *, folder: bool, max_shard_size: int, metadata: Mapping[str, str], stamp: str | None,
-        origins: Origins | None = None, ranks: Naming | None = None, rest: Rest | None = None, last: Container[str] = (),
-    ) -> Target:  # fmt: skip
+        self,
+        specs: Mapping[str, Spec],
+        *,
+        folder: bool,
+        max_shard_size: int,
+        metadata: Mapping[str, str],
+        stamp: str | None,
+        origins: Origins | None = None,
+        ranks: Naming | None = None,
+        rest: Rest | None = None,
+        last: Container[str] = (),
+    ) -> Target:
         return describe(
-            specs, folder=folder, max_shard_size=max_shard_size, metadata=metadata, stamp=stamp, origins=origins, ranks=ranks, rest=rest,
+            specs,
+            folder=folder,
+            max_shard_size=max_shard_size,
+            metadata=metadata,
+            stamp=stamp,
+            origins=origins,
+            ranks=ranks,
+            rest=rest,
             last=last,
-        )  # fmt: skip
+        )
 
 
 FORMAT = Safetensors()
@@ -70,9 +95,19 @@ def _open_file(place: Place, blob: FileBlob) -> Source:
     stamp, told = header.metadata.pop(STAMP, None), header.metadata.pop(_items.IN_HEADER, None)
     index = Index(header.tensors, (blob.name,), metadata=header.metadata)
     if told is not None:
-        index = _with_items(index, told.encode("utf-8", "surrogatepass"), {}, f"{printable(place.path, 240)}: {_items.IN_HEADER}")
+        index = _with_items(
+            index,
+            told.encode("utf-8", "surrogatepass"),
+            {},
+            f"{printable(place.path, 240)}: {_items.IN_HEADER}",
+        )
     return FileSource(
-        place.path, "safetensors", index, [blob], history=None if stamp is None else stamp.encode(), release=place.folder.close
+        place.path,
+        "safetensors",
+        index,
+        [blob],
+        history=None if stamp is None else stamp.encode(),
+        release=place.folder.close,
     )
 
 
@@ -113,8 +148,12 @@ def _open_folder(place: Place, index_name: str | None) -> Source:
         raise
 
 
-def _items_beside(folder: Folder, present: tuple[str, ...], index: Index, blobs: list[FileBlob]) -> tuple[Index, tuple[str, ...]]:
-    """The index with what lies beside the tensors in files of migrate's own, and the names of these; opens the one with tensors."""
+def _items_beside(
+    folder: Folder, present: tuple[str, ...], index: Index, blobs: list[FileBlob]
+) -> tuple[Index, tuple[str, ...]]:
+    """The index with what lies beside the tensors in files of migrate's own, and the names of
+    these; opens the one with tensors.
+    """
     if ITEMS not in present:
         return index, ()
     blob = folder.open(ITEMS)
@@ -147,7 +186,9 @@ def _with_items(index: Index, data: bytes, carried: Mapping[str, Stored], label:
 
 
 def _part_of_rank(folder: Folder, entry: Entry) -> Unit:
-    """The files of one rank: the file itself, or what a folder of weights holds, each by its path in the checkpoint."""
+    """The files of one rank: the file itself, or what a folder of weights holds, each by its path
+    in the checkpoint.
+    """
     if entry.names is None:
         return Unit([entry.name])
     below, label = f"{entry.name}/", folder.label(entry.name)
@@ -157,15 +198,24 @@ def _part_of_rank(folder: Folder, entry: Entry) -> Unit:
     return indexed(folder, below, entry.names, index_name)
 
 
-def _folder_source(place: Place, index: Index, blobs: list[FileBlob], beside: Beside, history: bytes | None) -> Source:
+def _folder_source(
+    place: Place, index: Index, blobs: list[FileBlob], beside: Beside, history: bytes | None
+) -> Source:
     metadata = dict(index.metadata)
     stamp, told = metadata.pop(STAMP, None), metadata.pop(_items.IN_HEADER, None)
     if history is None and stamp is not None and len(blobs) == 1:
         # a stamped single file that was put into a folder
         history = stamp.encode()
     if told is not None and index.outline is None and len(blobs) == 1:
-        index = _with_items(index, told.encode("utf-8", "surrogatepass"), {}, f"{printable(place.path, 240)}: {_items.IN_HEADER}")
-    complete = replace(index, side_files=beside.side_files, left_out=beside.left_out, metadata=metadata)
+        index = _with_items(
+            index,
+            told.encode("utf-8", "surrogatepass"),
+            {},
+            f"{printable(place.path, 240)}: {_items.IN_HEADER}",
+        )
+    complete = replace(
+        index, side_files=beside.side_files, left_out=beside.left_out, metadata=metadata
+    )
     return FileSource(
         place.path,
         "safetensors",
@@ -190,20 +240,24 @@ def _files_of(names: Sequence[str], label: str) -> list[str]:
     if len(sets) != 1 or sets[0].beyond or any(not shard_sets([n]) for n in names):
         fail(
             "M915",
-            f"{label}: {len(names)} safetensors files and no index: what belongs together? {listed(names)}",
+            f"{label}: {len(names)} safetensors files and no index: what belongs together? "
+            f"{listed(names)}",
             help="pass one file, or write an index",
         )
     if sets[0].absent:
         fail(
             "M908",
-            f"{label}: {len(sets[0].absent)} files of {sets[0].title} are missing: {listed(list(sets[0].absent))}",
+            f"{label}: {len(sets[0].absent)} files of {sets[0].title} are missing: "
+            f"{listed(list(sets[0].absent))}",
             help="fetch them again",
         )
     return in_natural_order(names)
 
 
 def _read_headers(folder: Folder, names: Sequence[str], blobs: list[FileBlob]) -> list[Header]:
-    """The headers of all files, which are put among the `blobs`; the problems of all files at once."""
+    """The headers of all files, which are put among the `blobs`; the problems of all files at
+    once.
+    """
     report = Report()
     headers = []
     # each is read while it is open: of many files only some stay so
@@ -220,7 +274,9 @@ def _read_headers(folder: Folder, names: Sequence[str], blobs: list[FileBlob]) -
 
 
 def _merged(folder: Folder, names: list[str], headers: list[Header]) -> dict[str, Stored]:
-    """The tensors of all these files; M915 naming keys that stand in two. `names` are those of all files, by blob number."""
+    """The tensors of all these files; M915 naming keys that stand in two. `names` are those of all
+    files, by blob number.
+    """
     if len(headers) == 1:
         return headers[0].tensors
     tensors: dict[str, Stored] = {}
@@ -239,7 +295,9 @@ def _merged(folder: Folder, names: list[str], headers: list[Header]) -> dict[str
     return tensors
 
 
-def _check_index(label: str, names: list[str], headers: list[Header], weight_map: Mapping[str, str]) -> None:
+def _check_index(
+    label: str, names: list[str], headers: list[Header], weight_map: Mapping[str, str]
+) -> None:
     """M915 unless each key of the index stands in its file, and each key of a file in the index."""
     report = Report()
     with collector_paused():
@@ -250,13 +308,21 @@ def _check_index(label: str, names: list[str], headers: list[Header], weight_map
         if said[name] == header.tensors.keys():
             continue
         gone = sorted(said[name] - header.tensors.keys())
-        holders = {key: [n for n, h in zip(names, headers, strict=True) if key in h.tensors] for key in gone}
+        holders = {
+            key: [n for n, h in zip(names, headers, strict=True) if key in h.tensors]
+            for key in gone
+        }
         where = [f"{key} (it is in {holders[key][0]})" if holders[key] else key for key in gone]
         more = sorted(k for k in header.tensors if k not in weight_map)
         if where:
-            report.add("M915", f"{label}: {name} does not hold keys that the index seeks there: {listed(where)}")
+            report.add(
+                "M915",
+                f"{label}: {name} does not hold keys that the index seeks there: {listed(where)}",
+            )
         if more:
-            report.add("M915", f"{label}: {name} holds keys that the index does not name: {listed(more)}")
+            report.add(
+                "M915", f"{label}: {name} holds keys that the index does not name: {listed(more)}"
+            )
     report.check()
 
 
@@ -269,20 +335,34 @@ def _metadata(headers: list[Header]) -> dict[str, str]:
 
 
 def describe(
-    specs: Mapping[str, Spec], *, folder: bool, max_shard_size: int, metadata: Mapping[str, str], stamp: str | None,
-    origins: Origins | None = None, ranks: Naming | None = None, rest: Rest | None = None, last: Container[str] = (),
-) -> Target:  # fmt: skip
+    specs: Mapping[str, Spec],
+    *,
+    folder: bool,
+    max_shard_size: int,
+    metadata: Mapping[str, str],
+    stamp: str | None,
+    origins: Origins | None = None,
+    ranks: Naming | None = None,
+    rest: Rest | None = None,
+    last: Container[str] = (),
+) -> Target:
     """The whole output: every header, offset and small file.
 
-    A folder has as many files of at most `max_shard_size` bytes of tensors as are needed, an index if they are several,
-    and the stamp in `migrate.history.json`. Without `folder` it is one file of any size, called `model.safetensors`
-    until the caller names it, with the stamp in its metadata. Keys of ranks (`key@1`) make a file for each rank, of any size and called
-    as `ranks` says; so does `ranks` for a single one. `{"format": "pt"}` is added where the source says nothing: transformers refuses
-    files without it. `origins` pads the headers so that the source's blocks can be shared (`_stheader.write_header`), and `last` stands
-    behind what else is in its file, if it lies aligned there. What `rest` has beside the tensors goes to files of its own, or into the
-    metadata of a single file, which has no place for more tensors. M916 naming every key that the format cannot hold.
+    A folder has as many files of at most `max_shard_size` bytes of tensors as are needed, an index
+    if they are several, and the stamp in `migrate.history.json`. Without `folder` it is one file of
+    any size, called `model.safetensors` until the caller names it, with the stamp in its metadata.
+    Keys of ranks (`key@1`) make a file for each rank, of any size and called as `ranks` says; so
+    does `ranks` for a single one. `{"format": "pt"}` is added where the source says nothing:
+    transformers refuses files without it. `origins` pads the headers so that the source's blocks
+    can be shared (`_stheader.write_header`), and `last` stands behind what else is in its file, if
+    it lies aligned there. What `rest` has beside the tensors goes to files of its own, or into the
+    metadata of a single file, which has no place for more tensors. M916 naming every key that the
+    format cannot hold.
     """
-    kept = {"format": "pt", **{k: v for k, v in metadata.items() if k not in (STAMP, _items.IN_HEADER)}}
+    kept = {
+        "format": "pt",
+        **{k: v for k, v in metadata.items() if k not in (STAMP, _items.IN_HEADER)},
+    }
     if stamp is not None and not folder:
         kept[STAMP] = stamp
     small: dict[str, bytes] = {}
@@ -293,25 +373,49 @@ def describe(
         parts = by_rank(specs) if ranks is not None or "@" in "".join(specs) else []
         if len(parts) > 1 and not folder:
             fail(
-                "M916", f"one file cannot hold what {len(parts)} ranks have each", help="write a folder: an output whose name has no suffix"
+                "M916",
+                f"one file cannot hold what {len(parts)} ranks have each",
+                help="write a folder: an output whose name has no suffix",
             )
         if len(parts) > 1 or (ranks is not None and folder):
             called = ranks or Naming()
-            files = tuple(_file_of_rank(called.name(rank, SUFFIX), part, specs, kept, origins, last) for rank, part in enumerate(parts))
+            files = tuple(
+                _file_of_rank(called.name(rank, SUFFIX), part, specs, kept, origins, last)
+                for rank, part in enumerate(parts)
+            )
         else:
             check_holds(specs, kept)
             keys = in_natural_order(specs)
             shards = deal(keys, specs, max_shard_size) if folder else [keys]
             names = shard_names(len(shards))
-            files = tuple(write_header(name, shard, specs, kept, origins, last) for name, shard in zip(names, shards, strict=True))
+            files = tuple(
+                write_header(name, shard, specs, kept, origins, last)
+                for name, shard in zip(names, shards, strict=True)
+            )
             if len(files) > 1:
                 total = sum(f.size - len(f.header) for f in files)
-                small["model" + INDEX_SUFFIX] = _index_text(dict(zip(names, shards, strict=True)), total)
+                small["model" + INDEX_SUFFIX] = _index_text(
+                    dict(zip(names, shards, strict=True)), total
+                )
         if rest is not None and rest.carried:
             if not folder:
-                fail("M916", f"one safetensors file has no place for {len(rest.carried)} tensors beside the weights", help="write a folder")
+                fail(
+                    "M916",
+                    f"one safetensors file has no place for {len(rest.carried)} tensors beside "
+                    "the weights",
+                    help="write a folder",
+                )
             check_holds(rest.carried, {})
-            files = (*files, write_header(_items.TENSORS, in_natural_order(rest.carried), rest.carried, {"format": "pt"}, origins))
+            files = (
+                *files,
+                write_header(
+                    _items.TENSORS,
+                    in_natural_order(rest.carried),
+                    rest.carried,
+                    {"format": "pt"},
+                    origins,
+                ),
+            )
     if told is not None and folder:
         small[ITEMS] = told.encode()
     if folder and stamp is not None:
@@ -320,21 +424,32 @@ def describe(
 
 
 def _file_of_rank(
-    name: str, part: list[tuple[str, str]], specs: Mapping[str, Spec], metadata: Mapping[str, str], origins: Origins | None,
+    name: str,
+    part: list[tuple[str, str]],
+    specs: Mapping[str, Spec],
+    metadata: Mapping[str, str],
+    origins: Origins | None,
     last: Container[str],
-) -> OutputFile:  # fmt: skip
-    """The file of one rank, in which each key stands without its `@r`; what is placed in it keeps its whole key."""
+) -> OutputFile:
+    """The file of one rank, in which each key stands without its `@r`; what is placed in it keeps
+    its whole key.
+    """
     own = {short: specs[key] for key, short in part}
     check_holds(own, metadata)
     keys = {short: key for key, short in part}
     whole = None if origins is None else (lambda short, find=origins: find(keys[short]))
     behind = {short for key, short in part if key in last}
     file = write_header(name, in_natural_order(own), own, metadata, whole, behind)
-    return replace(file, tensors=tuple(placed._replace(key=keys[placed.key]) for placed in file.tensors))
+    return replace(
+        file, tensors=tuple(placed._replace(key=keys[placed.key]) for placed in file.tensors)
+    )
 
 
 def _index_text(shards: Mapping[str, list[str]], total: int) -> bytes:
     """The index as transformers writes it: two spaces of indent, keys sorted."""
     lines = sorted((key, name) for name, keys in shards.items() for key in keys)
     entries = ",\n".join(f'    {encode_basestring(key)}: "{name}"' for key, name in lines)
-    return f'{{\n  "metadata": {{\n    "total_size": {total}\n  }},\n  "weight_map": {{\n{entries}\n  }}\n}}\n'.encode()
+    return (
+        f'{{\n  "metadata": {{\n    "total_size": {total}\n  }},\n  "weight_map": '
+        f"{{\n{entries}\n  }}\n}}\n"
+    ).encode()

@@ -1,1 +1,3 @@
-"""What can be said against rule files that load: each family of findings is one module with a `find`."""
+"""What can be said against rule files that load: each family of findings is one module with a
+`find`.
+"""

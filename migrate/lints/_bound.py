@@ -1,7 +1,9 @@
-"""A rule file's own tests bound to its rules, on headers alone, and what each element of the outputs is made of.
+"""A rule file's own tests bound to its rules, on headers alone, and what each element of the
+outputs is made of.
 
-An element of an output is what the test put into it: the code of a number, or for a computed element a token that stands for
-the op and the elements it was computed from. Two outputs that have equal elements where a test looks are the same to that test.
+An element of an output is what the test put into it: the code of a number, or for a computed
+element a token that stands for the op and the elements it was computed from. Two outputs that have
+equal elements where a test looks are the same to that test.
 """
 
 from __future__ import annotations
@@ -56,8 +58,17 @@ class Example:
 
     def keys_of(self, rule: DirectedRule) -> list[str]:
         """The given keys that the rule made something of."""
-        found = dict.fromkeys(k for made in self.bound.made.values() if made.rule is rule for k in made.keys)
-        return [*found, *(k for k, by in (*self.bound.dropped.items(), *self.bound.redundant.items()) if by is rule)]
+        found = dict.fromkeys(
+            k for made in self.bound.made.values() if made.rule is rule for k in made.keys
+        )
+        return [
+            *found,
+            *(
+                k
+                for k, by in (*self.bound.dropped.items(), *self.bound.redundant.items())
+                if by is rule
+            ),
+        ]
 
 
 class Elements:
@@ -83,7 +94,9 @@ class Elements:
                 source = self._source(tensor, leaf)
                 for loops in product(*map(range, counts)):
                     to = dst + sum(i * d for i, d in zip(loops, dst_strides, strict=True))
-                    out[to] = source(src + sum(i * s for i, s in zip(loops, src_strides, strict=True)))
+                    out[to] = source(
+                        src + sum(i * s for i, s in zip(loops, src_strides, strict=True))
+                    )
             found = self._read[id(tensor)] = tensor, out
         return found[1]
 
@@ -92,18 +105,29 @@ class Elements:
             number = code_of(tensor.spec.dtype, leaf.value)
             return lambda at: number
         owner = tensor.sources[leaf]
-        return partial(self._token, owner) if isinstance(owner, Value) else self.example.codes[owner]
+        return (
+            partial(self._token, owner) if isinstance(owner, Value) else self.example.codes[owner]
+        )
 
     def _token(self, value: Value, at: int) -> Any:
         """A token for one element of a computed tensor: equal tokens are surely equal elements."""
         call, op = value.call, ops.get(value.call.step.op)
-        return (call.step.op, repr(call.step.args), value.output, *self._needed(op, call, value, at))
+        return (
+            call.step.op,
+            repr(call.step.args),
+            value.output,
+            *self._needed(op, call, value, at),
+        )
 
     def _needed(self, op: Any, call: Call, value: Value, at: int) -> Iterator[Any]:
-        """The input elements that one element is computed from; the one at its own place where an input has its shape."""
+        """The input elements that one element is computed from; the one at its own place where an
+        input has its shape.
+        """
         shape, specs = value.spec.shape, [t.spec for t in call.inputs]
         box = tuple((i, i + 1) for i in _index(at, shape))
-        boxes = op.needs(call.step.args, specs, value.output, box) if isinstance(op, ValueOp) else None
+        boxes = (
+            op.needs(call.step.args, specs, value.output, box) if isinstance(op, ValueOp) else None
+        )
         for number, tensor in enumerate(call.inputs):
             size = specs[number].shape
             if tuple(size) == tuple(shape):
@@ -116,7 +140,9 @@ class Elements:
 
 
 def examples(file: Written, siblings: Sequence[Written] = ()) -> list[Example]:
-    """The file's tests, bound, beside those `siblings` of its edge that speak of what they give; without those that expect an error."""
+    """The file's tests, bound, beside those `siblings` of its edge that speak of what they give;
+    without those that expect an error.
+    """
     out = []
     others = [neighbour(s.loaded, s.rules, s.keep) for s in siblings if s is not file]
     for number, test in enumerate(file.model.tests):
@@ -129,7 +155,14 @@ def rerun(example: Example, rule: DirectedRule, keys: Sequence[str]) -> Bound | 
     """The rule alone on these keys; None where it cannot take them."""
     report = Report()
     try:
-        bound = bind([rule], (), {k: example.given[k] for k in keys}, Views(), Questions(_equal, True), report)
+        bound = bind(
+            [rule],
+            (),
+            {k: example.given[k] for k in keys},
+            Views(),
+            Questions(_equal, True),
+            report,
+        )
     except (MigrateError, OpError, ValueError):
         return None
     return None if report.has_errors() else bound
@@ -145,7 +178,9 @@ def _example(file: Written, number: int, test: RuleTest, others: Sequence[Neighb
     tensors: dict[str, GivenTensor] = {}
     codes: dict[str, Callable[[int], Any]] = {}
     for written, tensor in test.given.items():
-        of = spec(tensor.dtype, tensor.shape if tensor.shape is not None else shape_of(tensor.values))
+        of = spec(
+            tensor.dtype, tensor.shape if tensor.shape is not None else shape_of(tensor.values)
+        )
         read = numbers(of.dtype, tensor.fill, tensor.values)
         for key, _ in _expanded(written):
             given[key] = Tensor(of, views.stored(of.shape), (key,))
@@ -179,7 +214,10 @@ def _example(file: Written, number: int, test: RuleTest, others: Sequence[Neighb
 
 
 def _reader(test: RuleTest) -> Callable[[str], bytes | None]:
-    written = {name: (content if isinstance(content, str) else json.dumps(content)).encode() for name, content in test.side.items()}
+    written = {
+        name: (content if isinstance(content, str) else json.dumps(content)).encode()
+        for name, content in test.side.items()
+    }
     return written.get
 
 
@@ -201,7 +239,9 @@ def numbers(dtype: str, fill: Any, values: Any) -> Callable[[int], Any]:
 
 
 def code_of(dtype: str, number: Any) -> Any:
-    """The code of a number, or the number as a token of its own where the dtype cannot hold it: the test is then refused."""
+    """The code of a number, or the number as a token of its own where the dtype cannot hold it: the
+    test is then refused.
+    """
     try:
         return code(dtype, number)
     except ValueError:

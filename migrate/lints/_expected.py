@@ -1,7 +1,8 @@
-"""What a test accepts: whether it would pass as well with another tensor in the place of the one that its rules make.
+"""What a test accepts: whether it would pass as well with another tensor in the place of the one
+that its rules make.
 
-The comparison is the one that runs tests, on the numbers that the test itself writes down. A number that an op computes is
-not known here; it stands for what the test expects where the rules put it.
+The comparison is the one that runs tests, on the numbers that the test itself writes down. A number
+that an op computes is not known here; it stands for what the test expects where the rules put it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ AT_AN_END = 1 << 12
 
 
 class _Stated(NamedTuple):
-    """A run of elements of an output that a test states, and their codes, by their place in the run."""
+    """A run of elements of an output that a test states, and their codes, by their place in the
+    run.
+    """
 
     start: int
     length: int
@@ -32,7 +35,9 @@ class _Stated(NamedTuple):
 
 
 def states(example: Example, key: str) -> bool:
-    """Whether the test says of some element of the output what it is, not only of what size and kind the tensor is."""
+    """Whether the test says of some element of the output what it is, not only of what size and
+    kind the tensor is.
+    """
     if key not in example.expected or key not in example.bound.tensors:
         return False
     wanted, like = example.expected[key]
@@ -40,15 +45,19 @@ def states(example: Example, key: str) -> bool:
         # zeros are within such a tolerance of any number
         return False
     try:
-        return any(run.length for run in _stated(example, wanted, like, example.bound.tensors[key].spec))
+        return any(
+            run.length for run in _stated(example, wanted, like, example.bound.tensors[key].spec)
+        )
     except ValueError:
         return False
 
 
 def takes(example: Example, key: str, other: Tensor | None) -> bool | None:
-    """Whether the test would come out the same with `other` as the output; None: it states too many elements to be sure.
+    """Whether the test would come out the same with `other` as the output; None: it states too many
+    elements to be sure.
 
-    Of a test that fails as it is, because what it expects is wrong, the same elements are compared with those that the rules make.
+    Of a test that fails as it is, because what it expects is wrong, the same elements are compared
+    with those that the rules make.
     """
     if other is None or key not in example.expected:
         return key not in example.expected
@@ -93,7 +102,11 @@ def _alike(example: Example, key: str, other: Tensor, right: Tensor) -> bool:
         runs = list(_stated(example, *example.expected[key], right.spec))
     except ValueError:
         return True
-    return all(read.at(right, run.start + n) == read.at(other, run.start + n) for run in runs for n in _looked_at(run, other.view))
+    return all(
+        read.at(right, run.start + n) == read.at(other, run.start + n)
+        for run in runs
+        for n in _looked_at(run, other.view)
+    )
 
 
 def _close(dtype: str, code: Any, wish: Any, rtol: float | None) -> bool:
@@ -110,8 +123,12 @@ def _shape(example: Example, wanted: ExpectedTensor, like: str | None) -> tuple[
     return None if like is None else example.given[like].spec.shape
 
 
-def _stated(example: Example, wanted: ExpectedTensor, like: str | None, of: Spec) -> Iterator[_Stated]:
-    """What the test states of an output of this spec; ValueError where it states an element that there is not."""
+def _stated(
+    example: Example, wanted: ExpectedTensor, like: str | None, of: Spec
+) -> Iterator[_Stated]:
+    """What the test states of an output of this spec; ValueError where it states an element that
+    there is not.
+    """
     if like is not None:
         if example.given[like].spec.numel != of.numel:
             raise ValueError(f"{like!r} has other elements")
@@ -126,11 +143,17 @@ def _stated(example: Example, wanted: ExpectedTensor, like: str | None, of: Spec
             start, rest = start + position % rest[0] * prod(rest[1:]), rest[1:]
         if isinstance(values, list) and shape_of(values) != rest:
             raise ValueError(f"slice {written!r} has the shape {list(rest)}")
-        yield _Stated(start, prod(rest), numbers(of.dtype, *((None, values) if isinstance(values, list) else (values, None))))
+        yield _Stated(
+            start,
+            prod(rest),
+            numbers(of.dtype, *((None, values) if isinstance(values, list) else (values, None))),
+        )
 
 
 def _looked_at(run: _Stated, view: View) -> Iterable[int]:
-    """The places in a run that are compared: of a long one its ends, and where something else begins in what is compared with it."""
+    """The places in a run that are compared: of a long one its ends, and where something else
+    begins in what is compared with it.
+    """
     if run.length <= MOST_ELEMENTS:
         return range(run.length)
     pieces = clip(view, run.start, run.start + run.length)[:AT_AN_END]
@@ -144,7 +167,9 @@ def _corners(piece: Piece) -> Iterator[int]:
     yield end(piece) - 1
 
 
-def _computed(example: Example, wanted: ExpectedTensor, like: str | None, right: Tensor, read: Elements) -> dict[Any, Any]:
+def _computed(
+    example: Example, wanted: ExpectedTensor, like: str | None, right: Tensor, read: Elements
+) -> dict[Any, Any]:
     """What the test expects each computed element to be, by its token."""
     out: dict[Any, Any] = {}
     for run in _stated(example, wanted, like, right.spec):
@@ -154,13 +179,19 @@ def _computed(example: Example, wanted: ExpectedTensor, like: str | None, right:
 
 
 def _plain(example: Example, tensor: Tensor) -> View:
-    """The view, over leaves that are alike where the given tensors are: equal views are equal tensors."""
+    """The view, over leaves that are alike where the given tensors are: equal views are equal
+    tensors.
+    """
     leaves: list[Leaf] = []
     for source in tensor.sources:
         given = example.tensors.get(source) if isinstance(source, str) else None
         if given is None or given.values is not None:
             # what nobody else is; a given key is the same one in both
-            leaves.append(2 * list(example.given).index(source) + 1 if isinstance(source, str) else 2 * id(source))
+            leaves.append(
+                2 * list(example.given).index(source) + 1
+                if isinstance(source, str)
+                else 2 * id(source)
+            )
         else:
             leaves.append(0 if given.fill == "iota" else Fill(given.fill or 0))
     return relabel(tensor.view, leaves)

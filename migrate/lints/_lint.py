@@ -1,8 +1,10 @@
-"""The contract of a lint family, and what it looks at: the rule files of one lineage, read and compiled.
+"""The contract of a lint family, and what it looks at: the rule files of one lineage, read and
+compiled.
 
-A family is a module of this folder with `find(shelf)`, which yields a Diagnostic for each finding; its codes are pages
-M604 to M699. A whole lineage is read even where one file of it is asked about, because siblings decide what is
-unreachable, shadowed or read twice; findings about the siblings are left out afterwards.
+A family is a module of this folder with `find(shelf)`, which yields a Diagnostic for each finding;
+its codes are pages M604 to M699. A whole lineage is read even where one file of it is asked about,
+because siblings decide what is unreachable, shadowed or read twice; findings about the siblings are
+left out afterwards.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ class Written:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Shelf:
-    """The files of one lineage's folder, or one loose rule file (then `home`, `lineage` and `layouts` are None)."""
+    """The files of one lineage's folder, or one loose rule file (then `home`, `lineage` and
+    `layouts` are None).
+    """
 
     home: Path | None
     lineage: Lineage | None
@@ -76,7 +80,9 @@ class Family(Protocol):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Shelves:
-    """All that is linted. `asked` are the files that were asked about, by the names that messages call them."""
+    """All that is linted. `asked` are the files that were asked about, by the names that messages
+    call them.
+    """
 
     shelves: tuple[Shelf, ...]
     asked: Mapping[str, yaml.Document | None]
@@ -85,7 +91,9 @@ class Shelves:
 
 
 def read(paths: Sequence[str | os.PathLike[str]]) -> Shelves:
-    """The rule files and layouts at `paths`; M115 for a path that is neither a folder nor a rule file."""
+    """The rule files and layouts at `paths`; M115 for a path that is neither a folder nor a rule
+    file.
+    """
     report = Report()
     # a file outside a lineage's folder has no siblings
     homes: dict[tuple[Path | None, Path | None], dict[str, Path]] = {}
@@ -98,11 +106,15 @@ def read(paths: Sequence[str | os.PathLike[str]]) -> Shelves:
         asked |= dict.fromkeys(files)
         shelf = _shelf(home, files, report)
         shelves.append(shelf)
-        documents = [file.loaded.document for file in shelf.files] + ([shelf.layouts] if shelf.layouts else [])
+        documents = [file.loaded.document for file in shelf.files] + (
+            [shelf.layouts] if shelf.layouts else []
+        )
         asked.update({d.name: d for d in documents if d.name in files})
     # a lineage whose layouts cannot be read concerns all of its files
     found = [
-        d for d in _distinct(report.diagnostics) if not d.spans or any(s.file in asked or Path(s.file).name == LAYOUTS for s in d.spans)
+        d
+        for d in _distinct(report.diagnostics)
+        if not d.spans or any(s.file in asked or Path(s.file).name == LAYOUTS for s in d.spans)
     ]
     return Shelves(tuple(shelves), asked, tuple(found))
 
@@ -112,14 +124,28 @@ def _files(given: str | os.PathLike[str]) -> list[Path]:
     path = Path(os.path.abspath(given))
     if path.is_dir():
         found = sorted(f for suffix in SUFFIXES for f in path.rglob(f"*{suffix}"))
-        found = [f for f in found if not any(part.startswith(".") for part in f.relative_to(path).parts)]
+        found = [
+            f for f in found if not any(part.startswith(".") for part in f.relative_to(path).parts)
+        ]
         if not found:
-            fail("M115", f"{printable(os.fspath(given), 300)} holds no rule file", help="rule files end in .yaml")
+            fail(
+                "M115",
+                f"{printable(os.fspath(given), 300)} holds no rule file",
+                help="rule files end in .yaml",
+            )
         return found
     if not path.exists():
-        fail("M115", f"{printable(os.fspath(given), 300)} does not exist", help="give rule files or folders of them")
+        fail(
+            "M115",
+            f"{printable(os.fspath(given), 300)} does not exist",
+            help="give rule files or folders of them",
+        )
     if path.suffix not in SUFFIXES:
-        fail("M115", f"{printable(os.fspath(given), 300)} is no rule file", help="rule files end in .yaml")
+        fail(
+            "M115",
+            f"{printable(os.fspath(given), 300)} is no rule file",
+            help="rule files end in .yaml",
+        )
     return [path]
 
 
@@ -145,7 +171,9 @@ def _shelf(home: Path | None, files: Mapping[str, Path], report: Report) -> Shel
         lineage = Packs((pack,), scan=False).load_lineage(next(iter(pack.lineages)))
     except MigrateError as error:
         report.diagnostics += error.diagnostics
-    return Shelf(place, lineage, yaml.read_file(place / LAYOUTS, Report()), _compiled(rules, report))
+    return Shelf(
+        place, lineage, yaml.read_file(place / LAYOUTS, Report()), _compiled(rules, report)
+    )
 
 
 def _compiled(paths: Iterable[Path], report: Report) -> tuple[Written, ...]:
@@ -156,7 +184,12 @@ def _compiled(paths: Iterable[Path], report: Report) -> tuple[Written, ...]:
         own = Report()
         rules, keep = compile_file(file, own)
         said.diagnostics += own.diagnostics
-        broken = any(span.file == str(file.path) for d in said.diagnostics if d.severity == "error" for span in d.spans[:1])
+        broken = any(
+            span.file == str(file.path)
+            for d in said.diagnostics
+            if d.severity == "error"
+            for span in d.spans[:1]
+        )
         if not broken:
             out.append(Written(file, tuple(rules), tuple(keep)))
     report.diagnostics += said.diagnostics
@@ -165,11 +198,18 @@ def _compiled(paths: Iterable[Path], report: Report) -> tuple[Written, ...]:
 
 def _distinct(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
     """Each problem once: a file that a folder's scan and the loader both refuse is one problem."""
-    return list({(d.code, d.message, tuple(replace(s, label="") for s in d.spans)): d for d in diagnostics}.values())
+    return list(
+        {
+            (d.code, d.message, tuple(replace(s, label="") for s in d.spans)): d
+            for d in diagnostics
+        }.values()
+    )
 
 
 def sample_params(model: RuleFile) -> dict[str, Any]:
-    """A value for each param, for questions whose answer does not depend on which: default, bound, choice, or a small one."""
+    """A value for each param, for questions whose answer does not depend on which: default, bound,
+    choice, or a small one.
+    """
     out: dict[str, Any] = {}
     for name, param in model.params.items():
         if param.has_default:
@@ -178,15 +218,26 @@ def sample_params(model: RuleFile) -> dict[str, Any]:
             out[name] = [param.choices[0]] if param.type == "list" else param.choices[0]
         else:
             number = max(2, param.minimum or 2) if param.maximum is None else param.maximum
-            out[name] = {"int": number, "bool": True, "str": "a", "list": [number if param.items == "int" else "a"]}[param.type]
+            out[name] = {
+                "int": number,
+                "bool": True,
+                "str": "a",
+                "list": [number if param.items == "int" else "a"],
+            }[param.type]
     return out
 
 
 def directed(file: Written) -> list[tuple[CompiledRule, DirectedRule]]:
-    """The file's rules forwards with sample params; without those that need other values, or that none would suit."""
+    """The file's rules forwards with sample params; without those that need other values, or that
+    none would suit.
+    """
     params = sample_params(file.model)
     made = [(rule, direct(rule, params, Report())) for rule in file.rules]
-    return [(rule, forwards) for rule, forwards in made if forwards is not None and all(map(_valid, forwards.steps))]
+    return [
+        (rule, forwards)
+        for rule, forwards in made
+        if forwards is not None and all(map(_valid, forwards.steps))
+    ]
 
 
 def _valid(step: CompiledStep) -> bool:

@@ -1,8 +1,8 @@
 """Ops that do something else than they say, to find out whether a test would notice.
 
-A shape often does not show what an op did: a concat with its parts interchanged, a square transpose left out, RoPE's
-halves in another order. So each such op is replaced by near mistakes of the same kind, and whatever a test of the file
-cannot tell from the right op is not tested.
+A shape often does not show what an op did: a concat with its parts interchanged, a square transpose
+left out, RoPE's halves in another order. So each such op is replaced by near mistakes of the same
+kind, and whatever a test of the file cannot tell from the right op is not tested.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ _Trace = Callable[[Any, Sequence[View], int], list[View]]
 class Mutant(NamedTuple):
     """A near mistake; `what` completes "if the op …".
 
-    `step` is None where there is none to try: then only a test that states values would notice one. `shown` says that shapes show it
-    unless lengths happen to be equal, so that any test of the rule will do for a start.
+    `step` is None where there is none to try: then only a test that states values would notice one.
+    `shown` says that shapes show it unless lengths happen to be equal, so that any test of the rule
+    will do for a start.
     """
 
     what: str
@@ -49,7 +50,8 @@ _NOTHING = _Nothing()
 
 
 def mutants(rule: DirectedRule, step: CompiledStep, *, derived: bool = False) -> Iterator[Mutant]:
-    """The near mistakes of one step of the rule that a shape can hide, in the same order whatever the params are.
+    """The near mistakes of one step of the rule that a shape can hide, in the same order whatever
+    the params are.
 
     None for an op that its shape always shows. `derived`: the numbers of the step come from params.
     """
@@ -58,11 +60,15 @@ def mutants(rule: DirectedRule, step: CompiledStep, *, derived: bool = False) ->
         yield from _orders(rule, step)
         yield from _axes(step)
     elif name == "transpose":
-        yield Mutant("left the axes as they are", _with(step, lambda args, views, parts: list(views)))
+        yield Mutant(
+            "left the axes as they are", _with(step, lambda args, views, parts: list(views))
+        )
         yield from _pairs(step)
     elif name == "permute":
         for order in _permutations(list(args.dims)):
-            yield Mutant(f"had `dims: {order}`", replace(step, args=replace(args, dims=tuple(order))))
+            yield Mutant(
+                f"had `dims: {order}`", replace(step, args=replace(args, dims=tuple(order)))
+            )
     elif name == "rearrange":
         before, after = args.pattern.split("->")
         names = _AXIS.findall(after)
@@ -78,13 +84,18 @@ def mutants(rule: DirectedRule, step: CompiledStep, *, derived: bool = False) ->
         yield from _axes(step)
         # a shift that depends on the model is half of the axis, which is the same both ways
         if name == "roll" and not derived:
-            yield Mutant(f"had `shift: {-args.shift}`", replace(step, args=replace(args, shift=-args.shift)))
+            yield Mutant(
+                f"had `shift: {-args.shift}`", replace(step, args=replace(args, shift=-args.shift))
+            )
     elif name == "slice" and args.value is None:
         # with `value` the run itself looks at what is cut
         yield Mutant("kept the other end", _with(step, _other_end))
         yield from _axes(step)
     elif name == "pad":
-        yield Mutant("padded the other end", _with(step, lambda args, views, parts: _padded(step.op, args, views)))
+        yield Mutant(
+            "padded the other end",
+            _with(step, lambda args, views, parts: _padded(step.op, args, views)),
+        )
         yield from _axes(step)
     elif name != "cast" and (isinstance(step.op, ValueOp) or step.op.kind == "make"):
         if step.op.kind in ("each", "make"):
@@ -93,9 +104,13 @@ def mutants(rule: DirectedRule, step: CompiledStep, *, derived: bool = False) ->
 
 
 def _axes(step: CompiledStep) -> Iterator[Mutant]:
-    """The same along a neighbouring axis; one that the tensor does not have is refused, and so seen."""
+    """The same along a neighbouring axis; one that the tensor does not have is refused, and so
+    seen.
+    """
     for dim in _beside(step.args.dim):
-        yield Mutant(f"had `dim: {dim}`", replace(step, args=replace(step.args, dim=dim)), shown=True)
+        yield Mutant(
+            f"had `dim: {dim}`", replace(step, args=replace(step.args, dim=dim)), shown=True
+        )
 
 
 def _pairs(step: CompiledStep) -> Iterator[Mutant]:
@@ -103,16 +118,24 @@ def _pairs(step: CompiledStep) -> Iterator[Mutant]:
     one, other = step.args.dims
     for dims in [*((d, other) for d in _beside(one)), *((one, d) for d in _beside(other))]:
         if dims[0] != dims[1]:
-            yield Mutant(f"had `dims: {list(dims)}`", replace(step, args=replace(step.args, dims=dims)), shown=True)
+            yield Mutant(
+                f"had `dims: {list(dims)}`",
+                replace(step, args=replace(step.args, dims=dims)),
+                shown=True,
+            )
 
 
 def _beside(dim: int) -> list[int]:
-    """The neighbours of an axis, counted from the same end: from the other one they could be the axis itself."""
+    """The neighbours of an axis, counted from the same end: from the other one they could be the
+    axis itself.
+    """
     return [d for d in (dim - 1, dim + 1) if (d < 0) is (dim < 0)]
 
 
 def _orders(rule: DirectedRule, step: CompiledStep) -> Iterator[Mutant]:
-    """Two neighbouring values interchanged. The order of numbers is nobody's choice, so there is none for an int capture."""
+    """Two neighbouring values interchanged. The order of numbers is nobody's choice, so there is
+    none for an int capture.
+    """
     kind = rule.types[step.capture or ROLE]
     if kind.kind != "enum":
         return
@@ -128,7 +151,9 @@ def _reordered(op: Op, order: Sequence[int]) -> _Trace:
         if sizes is not None:
             args = replace(args, sizes=tuple(sizes[i] for i in order))
         if op.kind == "join":
-            return op.trace(args, [views[i] for i in order] if len(views) == len(order) else list(views), parts)
+            return op.trace(
+                args, [views[i] for i in order] if len(views) == len(order) else list(views), parts
+            )
         made = op.trace(args, views, parts)
         return [made[i] for i in order] if len(made) == len(order) else made
 

@@ -18,15 +18,30 @@ def find(shelf: Shelf) -> Iterator[Diagnostic]:
 
 def _prefix(file: Written) -> Iterator[Diagnostic]:
     """M650: some rules of the file find their keys in a nested model and others do not."""
-    nested = any(isinstance(p.parts[0], PathHead) for rule in file.rules for p in rule.sources.values())
+    nested = any(
+        isinstance(p.parts[0], PathHead) for rule in file.rules for p in rule.sources.values()
+    )
     if not nested:
         return
     for rule in file.rules:
         for pattern in rule.sources.values():
             first = pattern.parts[0]
-            if isinstance(first, Literal) and first.text.count(".") > 1 and not any(isinstance(part, PathHead) for part in pattern.parts):
-                what = f"rule `{rule.rule.name}` finds its keys at the top only, and others of the file at any depth"
-                yield Diagnostic("M650", what, (file.span(rule, "from"),), (), 'begin the pattern with "{p...}." and `to` with "{p}."')
+            if (
+                isinstance(first, Literal)
+                and first.text.count(".") > 1
+                and not any(isinstance(part, PathHead) for part in pattern.parts)
+            ):
+                what = (
+                    f"rule `{rule.rule.name}` finds its keys at the top only, and others of "
+                    "the file at any depth"
+                )
+                yield Diagnostic(
+                    "M650",
+                    what,
+                    (file.span(rule, "from"),),
+                    (),
+                    'begin the pattern with "{p...}." and `to` with "{p}."',
+                )
                 break
 
 
@@ -34,13 +49,17 @@ def _counts(file: Written) -> Iterator[Diagnostic]:
     """M651: the last member of a group may be missing and nobody would notice."""
     for rule in file.rules:
         for number, step in enumerate(rule.rule.via):
-            capture = (step.args or {}).get("over") if step.op in ("stack", "concat", "same") else None
+            capture = (
+                (step.args or {}).get("over") if step.op in ("stack", "concat", "same") else None
+            )
             kind = rule.types.get(capture) if capture else None
             if kind is not None and kind.kind == "int" and not {"count", "sizes"} & set(step.args):
                 yield Diagnostic(
                     "M651",
-                    f"rule `{rule.rule.name}`: {step.op} over {{{capture}}} takes as many as there are, so the last ones may be missing",
+                    f"rule `{rule.rule.name}`: {step.op} over {{{capture}}} takes as many as "
+                    "there are, so the last ones may be missing",
                     (file.span(rule, "via", number, step.op),),
                     (),
-                    "write `count`, with a param that has a `config:` place where the configuration says it",
+                    "write `count`, with a param that has a `config:` place where the "
+                    "configuration says it",
                 )

@@ -1,4 +1,5 @@
-"""The rules held against the headers of a real checkpoint: what they would leave out, and which of them would take nothing.
+"""The rules held against the headers of a real checkpoint: what they would leave out, and which of
+them would take nothing.
 
 Patterns only: params are not known, so conditions on them count as met, and nothing is bound.
 """
@@ -20,8 +21,12 @@ from ._lint import Shelf, Written
 CODES = ("M624", "M660", "M661")
 
 
-def find(shelf: Shelf, index: Index, read_side: Callable[[str], bytes | None], asked: Container[str]) -> Iterator[Diagnostic]:
-    """M624, M660 and M661 for the edges that begin in a layout the checkpoint shows; for loose files, for each of them."""
+def find(
+    shelf: Shelf, index: Index, read_side: Callable[[str], bytes | None], asked: Container[str]
+) -> Iterator[Diagnostic]:
+    """M624, M660 and M661 for the edges that begin in a layout the checkpoint shows; for loose
+    files, for each of them.
+    """
     begins = None
     if shelf.lineage is not None:
         begins = {f.layout for f in detect(shelf.lineage, index, read_side) if f.holds}
@@ -43,7 +48,9 @@ def _against(files: list[Written], templates: list[Template]) -> Iterator[Diagno
             nothing = []
             for role, pattern in rule.sources.items():
                 if pattern.has_flat or pattern.params:
-                    known |= {key for t in templates for key in t.keys} if pattern.has_flat else set()
+                    known |= (
+                        {key for t in templates for key in t.keys} if pattern.has_flat else set()
+                    )
                     continue
                 keys = _taken(pattern, templates)
                 known |= keys
@@ -52,35 +59,68 @@ def _against(files: list[Written], templates: list[Template]) -> Iterator[Diagno
                     nothing.append(pattern)
             for pattern in nothing:
                 what = f"rule `{rule.rule.name}` takes no key of the checkpoint: `{pattern}`"
-                yield Diagnostic("M660", what, (file.span(rule, "from"),), (), "correct the pattern, or say `optional: true`")
+                yield Diagnostic(
+                    "M660",
+                    what,
+                    (file.span(rule, "from"),),
+                    (),
+                    "correct the pattern, or say `optional: true`",
+                )
             if not nothing:
                 yield from _alternatives(file, rule, templates)
     rest = [key for template in templates for key in template.keys if key not in known]
     if rest:
         notes = tuple(f"{printable(c.text)} ×{c.count}" for c in collapse(rest)[:12])
-        what = f"{len(rest)} keys of the checkpoint are taken by no rule and kept by no pattern: {listed(rest, 3)}"
-        yield Diagnostic("M661", what, (files[0].loaded.key_span("rules"),), notes, "keep them, drop them with a reason, or write a rule")
+        what = (
+            f"{len(rest)} keys of the checkpoint are taken by no rule and kept by no pattern: "
+            f"{listed(rest, 3)}"
+        )
+        yield Diagnostic(
+            "M661",
+            what,
+            (files[0].loaded.key_span("rules"),),
+            notes,
+            "keep them, drop them with a reason, or write a rule",
+        )
 
 
-def _alternatives(file: Written, rule: CompiledRule, templates: list[Template]) -> Iterator[Diagnostic]:
+def _alternatives(
+    file: Written, rule: CompiledRule, templates: list[Template]
+) -> Iterator[Diagnostic]:
     """M624: alternatives of a rule that has keys, which none of them has."""
     said = rule.rule.optional
-    for name in () if said is True else (n for n, kind in rule.types.items() if kind.kind == "enum"):
-        patterns = [p for p in rule.sources.values() if name in p.captures and not (p.has_flat or p.params)]
+    for name in (
+        () if said is True else (n for n, kind in rule.types.items() if kind.kind == "enum")
+    ):
+        patterns = [
+            p for p in rule.sources.values() if name in p.captures and not (p.has_flat or p.params)
+        ]
         wanted = rule.rule.where.get(name, rule.types[name].values)
         listed_ = [str(v) for v in (wanted if isinstance(wanted, (list, tuple)) else [wanted])]
         if any("$" in value for value in listed_):
             continue
-        left = dict.fromkeys(v for v in listed_ if not (isinstance(said, dict) and v in said.get(name, ())))
+        left = dict.fromkeys(
+            v for v in listed_ if not (isinstance(said, dict) and v in said.get(name, ()))
+        )
         seen = False
         for pattern in patterns:
             at = pattern.captures.index(name)
-            for key in (k for t in templates for k, fits in zip(t.keys, fitting(pattern, t), strict=True) if fits):
+            for key in (
+                k
+                for t in templates
+                for k, fits in zip(t.keys, fitting(pattern, t), strict=True)
+                if fits
+            ):
                 seen = True
                 with suppress(TwoReadings):
-                    left.pop(str((pattern.match(as_seen(pattern, key)) or ("",) * (at + 1))[at]), None)
+                    left.pop(
+                        str((pattern.match(as_seen(pattern, key)) or ("",) * (at + 1))[at]), None
+                    )
         if seen and left:
-            what = f"rule `{rule.rule.name}`: no key of the checkpoint has {{{name}}} = {listed(list(left))}"
+            what = (
+                f"rule `{rule.rule.name}`: no key of the checkpoint has {{{name}}} = "
+                f"{listed(list(left))}"
+            )
             hint = f"correct it, or say `optional: {{{name}: [{', '.join(left)}]}}`"
             yield Diagnostic("M624", what, (file.span(rule, "from"),), (), hint)
 
@@ -88,5 +128,7 @@ def _alternatives(file: Written, rule: CompiledRule, templates: list[Template]) 
 def _taken(pattern: Pattern, templates: list[Template]) -> set[str]:
     out: set[str] = set()
     for template in templates:
-        out.update(key for key, fits in zip(template.keys, fitting(pattern, template), strict=True) if fits)
+        out.update(
+            key for key, fits in zip(template.keys, fitting(pattern, template), strict=True) if fits
+        )
     return out

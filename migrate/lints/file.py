@@ -22,12 +22,22 @@ def find(shelf: Shelf) -> Iterator[Diagnostic]:
         yield from _modeline(file.loaded.document, "rulefile")
         if file.model.requires is None:
             yield Diagnostic(
-                "M608", "the file does not say which migrate it needs", (file.loaded.span("id"),), (), 'write `requires: ">=0.1"`'
+                "M608",
+                "the file does not say which migrate it needs",
+                (file.loaded.span("id"),),
+                (),
+                'write `requires: ">=0.1"`',
             )
         used = {name for _, name in used_params(file.loaded)}
         for name in file.model.params:
             if name not in used:
-                yield Diagnostic("M607", f"nothing uses the param `{name}`", (file.loaded.key_span("params", name),), (), "remove it")
+                yield Diagnostic(
+                    "M607",
+                    f"nothing uses the param `{name}`",
+                    (file.loaded.key_span("params", name),),
+                    (),
+                    "remove it",
+                )
         for number in (0, 1):
             yield from _unquoted(file.loaded.document, ("edge", number))
     if shelf.layouts is not None and isinstance(shelf.layouts.data, dict):
@@ -54,8 +64,13 @@ def _place(shelf: Shelf, file: Written) -> Iterator[Diagnostic]:
             f"move it to {shelf.home.name}/{model.edge[1]}/{path.name}",
         )
     elif model.id != wanted:
-        yield Diagnostic("M604", f"the id `{model.id}` is not that of the file's place, `{wanted}`", (file.loaded.span("id"),), (),
-                         "rename the file, or the id if no checkpoint was migrated with it yet")  # fmt: skip
+        yield Diagnostic(
+            "M604",
+            f"the id `{model.id}` is not that of the file's place, `{wanted}`",
+            (file.loaded.span("id"),),
+            (),
+            "rename the file, or the id if no checkpoint was migrated with it yet",
+        )
 
 
 def _title(document: yaml.Document, title: str) -> Iterator[Diagnostic]:
@@ -70,7 +85,11 @@ def _title(document: yaml.Document, title: str) -> Iterator[Diagnostic]:
         wrong.append("has capitals like a headline")
     if wrong:
         yield Diagnostic(
-            "M605", f"the title {' and '.join(wrong)}", (document.span(("title",)),), (), "write it like a sentence, without its period"
+            "M605",
+            f"the title {' and '.join(wrong)}",
+            (document.span(("title",)),),
+            (),
+            "write it like a sentence, without its period",
         )
 
 
@@ -79,7 +98,11 @@ def _modeline(document: yaml.Document, schema: str) -> Iterator[Diagnostic]:
         first = document.lines[0] if document.lines else ""
         hint = f"begin with `# yaml-language-server: $schema=…/{schema}.schema.json`"
         yield Diagnostic(
-            "M610", "no line tells editors the schema of the file", (Span(document.name, 1, 1, max(1, len(first)), first),), (), hint
+            "M610",
+            "no line tells editors the schema of the file",
+            (Span(document.name, 1, 1, max(1, len(first)), first),),
+            (),
+            hint,
         )
 
 
@@ -96,4 +119,10 @@ def _is_number(text: str) -> bool:
 
 
 def _number(name: str, span: Span) -> Diagnostic:
-    return Diagnostic("M609", f"layout `{name}` is not quoted", (span,), (), f'write "{name}": other YAML readers take it for a number')
+    return Diagnostic(
+        "M609",
+        f"layout `{name}` is not quoted",
+        (span,),
+        (),
+        f'write "{name}": other YAML readers take it for a number',
+    )

@@ -21,7 +21,9 @@ _ABOUT_COMMENTS = ("M602", "M603")
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """`problems`: files that the loader refuses, which are linted no further. `suppressed`: how many findings comments allow."""
+    """`problems`: files that the loader refuses, which are linted no further. `suppressed`: how
+    many findings comments allow.
+    """
 
     files: tuple[str, ...]
     problems: tuple[Diagnostic, ...]
@@ -43,16 +45,21 @@ def lint(
 ) -> Findings:
     """The findings in the rule files and layouts at `paths`, by file and line.
 
-    Without paths: `./rules`, or the rules that ship with migrate. `select` and `ignore` hold codes or names of the findings that are shown;
-    `index` is a checkpoint that the rules are held against as well, `read_side` answers with its side files.
-    M115 for a path or a code that there is not.
+    Without paths: `./rules`, or the rules that ship with migrate. `select` and `ignore` hold codes
+    or names of the findings that are shown; `index` is a checkpoint that the rules are held against
+    as well, `read_side` answers with its side files. M115 for a path or a code that there is not.
     """
     known = set(codes())
     wanted = (_codes(select) or known) - _codes(ignore)
     shelves = read(paths or [_default()])
-    families: Iterator[Diagnostic] = chain.from_iterable(family.find(shelf) for shelf in shelves.shelves for family in FAMILIES)
+    families: Iterator[Diagnostic] = chain.from_iterable(
+        family.find(shelf) for shelf in shelves.shelves for family in FAMILIES
+    )
     if index is not None:
-        families = chain(families, *(checkpoint.find(shelf, index, read_side, shelves.asked) for shelf in shelves.shelves))
+        families = chain(
+            families,
+            *(checkpoint.find(shelf, index, read_side, shelves.asked) for shelf in shelves.shelves),
+        )
     # all of them, because what a comment allows in vain depends on all that is found
     found = [d for d in families if any(span.file in shelves.asked for span in d.spans)]
     looked_at = known if index is not None else known - set(checkpoint.CODES)
@@ -60,14 +67,28 @@ def lint(
     wrong: list[Diagnostic] = []
     for document in shelves.asked.values():
         if document is not None:
-            own, bad = allow.read(document, lambda code: code in known and code not in _ABOUT_COMMENTS)
+            own, bad = allow.read(
+                document, lambda code: code in known and code not in _ABOUT_COMMENTS
+            )
             allowed += own
             wrong += bad
     left, suppressed = allow.sift(found, allowed, looked_at)
     left = [d for d in (*left, *wrong) if d.code in wanted]
     order = {name: number for number, name in enumerate(shelves.asked)}
-    left.sort(key=lambda d: (order.get(d.spans[0].file, len(order)), d.spans[0].line, d.spans[0].column, d.code))
-    return Findings(tuple(shelves.asked), shelves.problems, tuple(left), sum(d.code in wanted for d in suppressed))
+    left.sort(
+        key=lambda d: (
+            order.get(d.spans[0].file, len(order)),
+            d.spans[0].line,
+            d.spans[0].column,
+            d.code,
+        )
+    )
+    return Findings(
+        tuple(shelves.asked),
+        shelves.problems,
+        tuple(left),
+        sum(d.code in wanted for d in suppressed),
+    )
 
 
 def _default() -> Path:

@@ -30,7 +30,13 @@ def find(shelf: Shelf) -> Iterator[Diagnostic]:
                 "write `detect:`, or a `note` why it has no signs",
             )
         if layout.status == "deprecated" and not layout.message:
-            yield Diagnostic("M644", f"layout `{layout.name}` is deprecated, and nothing says what to use", (span,), (), "write `message:`")
+            yield Diagnostic(
+                "M644",
+                f"layout `{layout.name}` is deprecated, and nothing says what to use",
+                (span,),
+                (),
+                "write `message:`",
+            )
     yield from _indistinct(lineage, document)
     yield from _reach(lineage, document)
     yield from _unmade(shelf, lineage, document)
@@ -38,7 +44,16 @@ def find(shelf: Shelf) -> Iterator[Diagnostic]:
 
 def _has_signs(signs: Detect | None) -> bool:
     return signs is not None and any(
-        (signs.present, signs.absent, signs.dtype, signs.ndim, signs.config, signs.module_version, signs.extra_state, signs.shape)
+        (
+            signs.present,
+            signs.absent,
+            signs.dtype,
+            signs.ndim,
+            signs.config,
+            signs.module_version,
+            signs.extra_state,
+            signs.shape,
+        )
     )
 
 
@@ -46,12 +61,20 @@ def _indistinct(lineage: Lineage, document: Document) -> Iterator[Diagnostic]:
     """M641: whatever shows the one layout shows the other one too, so that detection finds two."""
     said: set[frozenset[str]] = set()
     for one, other in permutations(lineage.layouts, 2):
-        if one.detect is None or other.detect is None or not _has_signs(other.detect) or frozenset((one.name, other.name)) in said:
+        if (
+            one.detect is None
+            or other.detect is None
+            or not _has_signs(other.detect)
+            or frozenset((one.name, other.name)) in said
+        ):
             continue
         if _implies(one.detect, other.detect):
             said.add(frozenset((one.name, other.name)))
             span = document.span(("layouts", other.name, "detect"))
-            what = f"every checkpoint in layout `{one.name}` shows the signs of layout `{other.name}` as well"
+            what = (
+                f"every checkpoint in layout `{one.name}` shows the signs of layout "
+                f"`{other.name}` as well"
+            )
             yield Diagnostic(
                 "M641",
                 what,
@@ -64,7 +87,10 @@ def _indistinct(lineage: Lineage, document: Document) -> Iterator[Diagnostic]:
 def _implies(one: Detect, other: Detect) -> bool:
     """Whether a checkpoint with all signs of `one` surely has all signs of `other`."""
     return (
-        all(any(_inside(p, wider) for p in (*one.present, *one.dtype, *one.ndim, *one.shape)) for wider in other.present)
+        all(
+            any(_inside(p, wider) for p in (*one.present, *one.dtype, *one.ndim, *one.shape))
+            for wider in other.present
+        )
         and all(any(_inside(p, wider) for wider in one.absent) for p in other.absent)
         and _agree(one.dtype, other.dtype)
         and _agree(one.ndim, other.ndim)
@@ -80,7 +106,10 @@ def _inside(narrow: str, wide: str) -> bool:
 
 
 def _agree(one: Mapping[str, Sequence[Any]], other: Mapping[str, Sequence[Any]]) -> bool:
-    return all(name in one and set(map(repr, one[name])) <= set(map(repr, values)) for name, values in other.items())
+    return all(
+        name in one and set(map(repr, one[name])) <= set(map(repr, values))
+        for name, values in other.items()
+    )
 
 
 def _reach(lineage: Lineage, document: Document) -> Iterator[Diagnostic]:
@@ -90,7 +119,13 @@ def _reach(lineage: Lineage, document: Document) -> Iterator[Diagnostic]:
     for name in lineage.names:
         if name not in on_edge and len(lineage.layouts) > 1:
             span = document.key_span(("layouts", name))
-            yield Diagnostic("M642", f"no rule file leads to layout `{name}` or from it", (span,), (), "write one, or remove the layout")
+            yield Diagnostic(
+                "M642",
+                f"no rule file leads to layout `{name}` or from it",
+                (span,),
+                (),
+                "write one, or remove the layout",
+            )
     for one, other in pairwise(lineage.names) if lineage.ordered else ():
         if {one, other} <= on_edge and not _joins(joined, lineage, one, other):
             span = document.key_span(("layouts", other))
@@ -104,7 +139,9 @@ def _reach(lineage: Lineage, document: Document) -> Iterator[Diagnostic]:
 
 
 def _joins(edges: set[frozenset[str]], lineage: Lineage, one: str, other: str) -> bool:
-    """Whether edges that go on in the order lead from `one` to `other`; these are neighbours, so it takes one edge."""
+    """Whether edges that go on in the order lead from `one` to `other`; these are neighbours, so it
+    takes one edge.
+    """
     return frozenset((one, other)) in edges
 
 
@@ -118,16 +155,26 @@ def _unmade(shelf: Shelf, lineage: Lineage, document: Document) -> Iterator[Diag
             layout: Layout | None = by_name.get(end)
             if layout is None or layout.detect is None:
                 continue
-            patterns = [p for f in files for r in f.rules for p in ((r.sources if side == "from" else r.targets).values())] + [
-                p for f in files for p in f.keep
-            ]
+            patterns = [
+                p
+                for f in files
+                for r in f.rules
+                for p in ((r.sources if side == "from" else r.targets).values())
+            ] + [p for f in files for p in f.keep]
             if any(p.params or p.has_flat or "@" in p.text for p in patterns):
                 continue
             for number, sign in enumerate(layout.detect.present):
                 wanted = parse(sign)
                 if all(apart(wanted, p) for p in patterns):
                     verb = "reads" if side == "from" else "makes"
-                    what = f"layout `{end}` shows itself by `{sign}`, and nothing on edge {ends[0]} -> {ends[1]} {verb} or keeps such a key"
+                    what = (
+                        f"layout `{end}` shows itself by `{sign}`, and nothing on edge "
+                        f"{ends[0]} -> {ends[1]} {verb} or keeps such a key"
+                    )
                     path = ("layouts", end, "detect", "present")
-                    span = document.span((*path, number)) if (*path, number) in document else document.span(path)
+                    span = (
+                        document.span((*path, number))
+                        if (*path, number) in document
+                        else document.span(path)
+                    )
                     yield Diagnostic("M645", what, (span,), (), "correct the pattern, or the rules")

@@ -1,7 +1,7 @@
 """What a rule loses, and whether the author says so.
 
-An op that destroys or changes values, and one that cannot be undone, is no mistake; that nobody wrote down why is one.
-A rule that only moves names back and forth needs no reason.
+An op that destroys or changes values, and one that cannot be undone, is no mistake; that nobody
+wrote down why is one. A rule that only moves names back and forth needs no reason.
 """
 
 from __future__ import annotations
@@ -34,17 +34,31 @@ def _reason(file: Written, rule: CompiledRule, forwards: DirectedRule) -> Iterat
         if step.op.kind == "end":
             if not str(step.args.why).strip():
                 yield Diagnostic(
-                    "M631", f"rule `{rule.rule.name}` drops its keys and gives no reason", (span,), (), "write `drop: {why: …}`"
+                    "M631",
+                    f"rule `{rule.rule.name}` drops its keys and gives no reason",
+                    (span,),
+                    (),
+                    "write `drop: {why: …}`",
                 )
             continue
         loss = step.op.loss(step.args)
         if loss is Loss.LOSSLESS or file.model.why:
             continue
         if loss is Loss.DESTRUCTIVE:
-            yield Diagnostic("M630", f"rule `{rule.rule.name}` destroys values, and the file gives no reason", (span,), (), _help(step))
+            yield Diagnostic(
+                "M630",
+                f"rule `{rule.rule.name}` destroys values, and the file gives no reason",
+                (span,),
+                (),
+                _help(step),
+            )
         else:
             yield Diagnostic(
-                "M606", f"rule `{rule.rule.name}` changes values, and the file gives no reason", (span,), (), "write `why:` below the title"
+                "M606",
+                f"rule `{rule.rule.name}` changes values, and the file gives no reason",
+                (span,),
+                (),
+                "write `why:` below the title",
             )
 
 
@@ -55,14 +69,26 @@ def _help(step: CompiledStep) -> str:
 
 
 def _way_back(file: Written, rule: CompiledRule, forwards: DirectedRule) -> Iterator[Diagnostic]:
-    """M632: the edge can be walked back, as any edge, and this rule would stop it without anybody having said so."""
+    """M632: the edge can be walked back, as any edge, and this rule would stop it without anybody
+    having said so.
+    """
     if any(step.op.kind == "end" for step in forwards.steps) or forwards.keep_source:
         return
     back = invert(forwards)
     if not isinstance(back, OneWay):
         return
-    first = next((n for n, step in enumerate(forwards.steps) if back.because.startswith(f"{step.name}: ")), 0)
+    first = next(
+        (n for n, step in enumerate(forwards.steps) if back.because.startswith(f"{step.name}: ")), 0
+    )
     span = file.span(rule, "via", first, forwards.steps[first].name)
     hint = back.help or "say `inverse: skip` if the tensors are not needed on a downgrade"
-    notes = ("on a downgrade the plan is refused; a file with the reversed edge, or `inverse: skip`, would say what happens there",)
-    yield Diagnostic("M632", f"rule `{rule.rule.name}` has no inverse: {back.because}", (span,), notes, hint)
+    notes = (
+        (
+            "on a downgrade the plan is refused; a file with the reversed edge, or `inverse: "
+            "skip`, "
+            "would say what happens there"
+        ),
+    )
+    yield Diagnostic(
+        "M632", f"rule `{rule.rule.name}` has no inverse: {back.because}", (span,), notes, hint
+    )

@@ -19,10 +19,15 @@ from ..planning.invert import invert
 from ..rules.compiled import CompiledRule
 from ._lint import Shelf, Written, directed
 
-# every key has one segment, or two, or begins and ends with more; patterns that have all of these have every key
-_EVERYTHING = tuple(tuple(map(parse, texts)) for texts in (("{a}",), ("{a}.{b}",), ("{a}.{b}.{c}.{k...}", "{k...}.{a}.{b}.{c}")))
+# every key has one segment, or two, or begins and ends with more; patterns that have all of these
+# have every key
+_EVERYTHING = tuple(
+    tuple(map(parse, texts))
+    for texts in (("{a}",), ("{a}.{b}",), ("{a}.{b}.{c}.{k...}", "{k...}.{a}.{b}.{c}"))
+)
 MOST_VARIANTS = 64
-# pairs of patterns that one check of an edge compares, and problems that it names: a file may have thousands of rules that are all alike
+# pairs of patterns that one check of an edge compares, and problems that it names: a file may have
+# thousands of rules that are all alike
 MOST_PAIRS = 5000
 MOST_FOUND = 100
 # pairs that are told apart segment by segment, which costs next to nothing
@@ -50,14 +55,18 @@ class _Side(NamedTuple):
 
 
 class _Near:
-    """Which of some patterns may have a key in common with another: those whose texts at both ends agree with its own.
+    """Which of some patterns may have a key in common with another: those whose texts at both ends
+    agree with its own.
 
-    Each that is handed out is counted. Beyond MOST_PAIRS there are no more, and `short` says that not all were.
+    Each that is handed out is counted. Beyond MOST_PAIRS there are no more, and `short` says that
+    not all were.
     """
 
     def __init__(self, patterns: Sequence[Pattern]) -> None:
         self._ends = [tuple(_end(pattern, at) for at in (0, -1)) for pattern in patterns]
-        self._sorted = [sorted((ends[at], number) for number, ends in enumerate(self._ends)) for at in (0, 1)]
+        self._sorted = [
+            sorted((ends[at], number) for number, ends in enumerate(self._ends)) for at in (0, 1)
+        ]
         self._lengths = [sorted({len(ends[at]) for ends in self._ends}) for at in (0, 1)]
         self._segments = [_segments(pattern) for pattern in patterns]
         self._looks, self.left, self.short = _MOST_LOOKS, MOST_PAIRS, False
@@ -96,11 +105,18 @@ class _Near:
 
     def _between(self, at: int, low: str, high: str) -> list[int]:
         known = self._sorted[at]
-        return [number for _, number in known[bisect_left(known, (low, -1)) : bisect_right(known, (high, len(known)))]]
+        return [
+            number
+            for _, number in known[
+                bisect_left(known, (low, -1)) : bisect_right(known, (high, len(known)))
+            ]
+        ]
 
 
 def _end(pattern: Pattern, at: int) -> str:
-    """The text that every key of the pattern begins with (0), or ends with, backwards (-1); empty where it is not known."""
+    """The text that every key of the pattern begins with (0), or ends with, backwards (-1); empty
+    where it is not known.
+    """
     part = pattern.parts[at] if pattern.parts else None
     # a pattern that does not speak of ranks takes a key on each of them
     if not isinstance(part, Literal) or (at and "@" in part.text):
@@ -109,8 +125,14 @@ def _end(pattern: Pattern, at: int) -> str:
 
 
 def _segments(pattern: Pattern) -> list[str] | None:
-    """The segments of every key of the pattern, empty where a capture decides; None where their number is not known."""
-    if any(kind.kind in ("path", "enum") for kind in pattern.types.values()) or pattern.has_flat or "@" in pattern.text:
+    """The segments of every key of the pattern, empty where a capture decides; None where their
+    number is not known.
+    """
+    if (
+        any(kind.kind in ("path", "enum") for kind in pattern.types.values())
+        or pattern.has_flat
+        or "@" in pattern.text
+    ):
         return None
     return ["" if "{" in segment or "}" in segment else segment for segment in pattern.segments]
 
@@ -118,7 +140,9 @@ def _segments(pattern: Pattern) -> list[str] | None:
 def _fit(one: list[str] | None, other: list[str] | None) -> bool:
     if one is None or other is None:
         return True
-    return len(one) == len(other) and all(a == b or not a or not b for a, b in zip(one, other, strict=True))
+    return len(one) == len(other) and all(
+        a == b or not a or not b for a, b in zip(one, other, strict=True)
+    )
 
 
 def _agree(one: str, other: str) -> bool:
@@ -134,15 +158,29 @@ def find(shelf: Shelf) -> Iterator[Diagnostic]:
     edges = shelf.edges
     for (lineage, start, goal), files in edges.items():
         rules = [(file, rule) for file in files for rule in file.rules]
-        reads = [_Side(file, rule, role, p) for file, rule in rules for role, p in rule.sources.items() if not p.has_flat]
-        writes = [_Side(file, rule, role, p) for file, rule in rules for role, p in rule.targets.items() if not p.has_flat]
+        reads = [
+            _Side(file, rule, role, p)
+            for file, rule in rules
+            for role, p in rule.sources.items()
+            if not p.has_flat
+        ]
+        writes = [
+            _Side(file, rule, role, p)
+            for file, rule in rules
+            for role, p in rule.targets.items()
+            if not p.has_flat
+        ]
         read = {code: _Near([side.pattern for side in reads]) for code in ("M613", "M614", "M615")}
         written = _Near([side.pattern for side in writes])
         yield from _without_effect(reads, read["M613"])
         yield from _shadowed(reads, read["M614"])
         yield from _twice(reads, read["M615"])
         yield from _written_twice(writes, reads, written, turned=(lineage, goal, start) in edges)
-        yield from _not_compared([code for code, near in (*read.items(), ("M617", written)) if near.short], f"{start} to {goal}", files[0])
+        yield from _not_compared(
+            [code for code, near in (*read.items(), ("M617", written)) if near.short],
+            f"{start} to {goal}",
+            files[0],
+        )
     yield from _unreachable(shelf)
 
 
@@ -151,7 +189,8 @@ def _not_compared(codes: Sequence[str], edge: str, file: Written) -> Iterator[Di
     if codes:
         yield Diagnostic(
             "M618",
-            f"the rules from {edge} are too many and too alike: {listed(list(codes))} stopped after {MOST_PAIRS:,} pairs or {MOST_FOUND} "
+            f"the rules from {edge} are too many and too alike: {listed(list(codes))} stopped "
+            f"after {MOST_PAIRS:,} pairs or {MOST_FOUND} "
             "problems",
             (file.span(file.rules[0]),),
             (),
@@ -161,15 +200,28 @@ def _not_compared(codes: Sequence[str], edge: str, file: Written) -> Iterator[Di
 
 def _keeps(file: Written) -> Iterator[Diagnostic]:
     """M612: what leaves every key as it is, an entry of `keep`, a rule, or all entries together."""
-    places = [(f"`{pattern}` keeps", pattern, file.loaded.span("keep", number)) for number, pattern in enumerate(file.keep)]
-    places += [(f"rule `{rule.rule.name}` keeps", rule.sources[None], file.span(rule)) for rule in file.rules if _leaves(rule)]
+    places = [
+        (f"`{pattern}` keeps", pattern, file.loaded.span("keep", number))
+        for number, pattern in enumerate(file.keep)
+    ]
+    places += [
+        (f"rule `{rule.rule.name}` keeps", rule.sources[None], file.span(rule))
+        for rule in file.rules
+        if _leaves(rule)
+    ]
     found = [(who, span) for who, pattern, span in places if _everything([pattern])]
     if not found and _everything(file.keep):
-        found = [(f"{listed([f'`{pattern}`' for pattern in file.keep])} together keep", file.loaded.span("keep", 0))]
+        found = [
+            (
+                f"{listed([f'`{pattern}`' for pattern in file.keep])} together keep",
+                file.loaded.span("keep", 0),
+            )
+        ]
     for who, span in found:
         yield Diagnostic(
             "M612",
-            f"{who} everything: a key that the rules should have taken stays as it is, without a word",
+            f"{who} everything: a key that the rules should have taken stays as it is, without a "
+            "word",
             (span,),
             (),
             "name the keys that stay, or say in a comment why they cannot be named",
@@ -178,68 +230,123 @@ def _keeps(file: Written) -> Iterator[Diagnostic]:
 
 def _foreign(file: Written) -> Iterator[Diagnostic]:
     """M625: patterns of rule files that hold letters of another notation."""
-    places = [(pattern, file.loaded.span("keep", number)) for number, pattern in enumerate(file.keep)]
+    places = [
+        (pattern, file.loaded.span("keep", number)) for number, pattern in enumerate(file.keep)
+    ]
     for rule in file.rules:
         for side, patterns in (("from", rule.sources), ("to", rule.targets)):
-            places += [(p, file.span(rule, side, *(() if role is None else (role,)))) for role, p in patterns.items()]
+            places += [
+                (p, file.span(rule, side, *(() if role is None else (role,))))
+                for role, p in patterns.items()
+            ]
     for name, param in file.model.params.items():
         for field in ("shape", "dtype"):
             asked = getattr(param, field)
-            places += [(parse(text), file.loaded.span("params", name, field, "key")) for text in (asked.key if asked is not None else ())]
+            places += [
+                (parse(text), file.loaded.span("params", name, field, "key"))
+                for text in (asked.key if asked is not None else ())
+            ]
     for pattern, span in places:
         yield from _letters(pattern, span)
 
 
 def _foreign_signs(shelf: Shelf) -> Iterator[Diagnostic]:
     """M625: patterns of `detect`."""
-    for layout in shelf.lineage.layouts if shelf.lineage is not None and shelf.layouts is not None else ():
+    for layout in (
+        shelf.lineage.layouts if shelf.lineage is not None and shelf.layouts is not None else ()
+    ):
         for field in ("present", "absent", "dtype", "ndim", "shape", "module_version"):
             for text in getattr(layout.detect, field, ()):
-                span = shelf.layouts.span(("layouts", layout.name, "detect", field)) if shelf.layouts else None
+                span = (
+                    shelf.layouts.span(("layouts", layout.name, "detect", field))
+                    if shelf.layouts
+                    else None
+                )
                 yield from _letters(parse(text), span) if span else ()
 
 
 def _letters(pattern: Pattern, span: Span) -> Iterator[Diagnostic]:
     if letters := foreign(pattern):
-        what = f"`{printable(pattern.text)}` takes {' and '.join(f'`{c}`' for c in letters)} as it stands"
+        what = (
+            f"`{printable(pattern.text)}` takes {' and '.join(f'`{c}`' for c in letters)} as "
+            "it stands"
+        )
         yield Diagnostic("M625", what, (span,), (), FOREIGN)
 
 
 def _everything(patterns: Sequence[Pattern]) -> bool:
-    return all(any(pattern.includes(form) for pattern in patterns for form in forms) for forms in _EVERYTHING)
+    return all(
+        any(pattern.includes(form) for pattern in patterns for form in forms)
+        for forms in _EVERYTHING
+    )
 
 
 def _leaves(rule: CompiledRule) -> bool:
-    """Whether the rule leaves all keys of its pattern as they are, whatever the tensors; a param may switch it off."""
+    """Whether the rule leaves all keys of its pattern as they are, whatever the tensors; a param
+    may switch it off.
+    """
     said = rule.rule
-    if said.via or said.map or said.keep_source or said.when or not all(name.startswith("$") for name in said.where):
+    if (
+        said.via
+        or said.map
+        or said.keep_source
+        or said.when
+        or not all(name.startswith("$") for name in said.where)
+    ):
         return False
-    return None in rule.sources and None in rule.targets and _spelled(rule.sources[None]) == _spelled(rule.targets[None])
+    return (
+        None in rule.sources
+        and None in rule.targets
+        and _spelled(rule.sources[None]) == _spelled(rule.targets[None])
+    )
 
 
 def _spelled(pattern: Pattern) -> list[Part]:
     """The parts, however the author wrote them: a capture has its type in `from` only."""
-    return [replace(part, source="") if isinstance(part, Integer) else part for part in pattern.parts]
+    return [
+        replace(part, source="") if isinstance(part, Integer) else part for part in pattern.parts
+    ]
 
 
 def _without_effect(reads: Sequence[_Side], near: _Near) -> Iterator[Diagnostic]:
-    """M613: a rule from X to X exempts keys from a broader rule; where there is none it does nothing that `keep` would not."""
+    """M613: a rule from X to X exempts keys from a broader rule; where there is none it does
+    nothing that `keep` would not.
+    """
     for read in reads:
         rule = read.rule
         if rule.rule.via or rule.rule.map or read.role is not None or rule.rule.keep_source:
             continue
         target = rule.targets.get(None)
-        if target is None or _spelled(target) != _spelled(read.pattern) or _everything([read.pattern]):
+        if (
+            target is None
+            or _spelled(target) != _spelled(read.pattern)
+            or _everything([read.pattern])
+        ):
             continue
         # one that leaves its keys to the others takes none away
-        takers = (other for n in near.of(read.pattern) if (other := reads[n]).rule is not rule and not other.rule.rule.keep_source)
+        takers = (
+            other
+            for n in near.of(read.pattern)
+            if (other := reads[n]).rule is not rule and not other.rule.rule.keep_source
+        )
         if not any(_broader(other.pattern, read.pattern) for other in takers) and not near.short:
-            what = f"rule `{rule.rule.name}` leaves its keys as they are, and no broader rule would take them"
-            yield Diagnostic("M613", what, (read.file.span(rule),), (), "write the pattern under `keep`, or remove the rule")
+            what = (
+                f"rule `{rule.rule.name}` leaves its keys as they are, and no broader rule "
+                "would take them"
+            )
+            yield Diagnostic(
+                "M613",
+                what,
+                (read.file.span(rule),),
+                (),
+                "write the pattern under `keep`, or remove the rule",
+            )
 
 
 def _broader(other: Pattern, pattern: Pattern) -> bool:
-    """Whether `other` may take all that the pattern takes; "no" is certain where neither reads params."""
+    """Whether `other` may take all that the pattern takes; "no" is certain where neither reads
+    params.
+    """
     if other.params or pattern.params:
         return not apart(other, pattern)
     wide, narrow = _aligned(other, pattern)
@@ -251,7 +358,9 @@ def _narrower(one: Pattern, other: Pattern) -> bool:
 
 
 def _aligned(one: Pattern, other: Pattern) -> tuple[Pattern, Pattern]:
-    """Both with a rank, or both without: a pattern that does not speak of ranks takes a key on each of them."""
+    """Both with a rank, or both without: a pattern that does not speak of ranks takes a key on each
+    of them.
+    """
     if one.ranked == other.ranked:
         return one, other
     return _ranked(one), _ranked(other)
@@ -269,18 +378,28 @@ def _shadowed(reads: Sequence[_Side], near: _Near) -> Iterator[Diagnostic]:
         others = [
             o
             for o in map(reads.__getitem__, near.of(read.pattern))
-            if o.rule is not read.rule and o.always and not o.rule.rule.keep_source and _narrower(o.pattern, read.pattern)
+            if o.rule is not read.rule
+            and o.always
+            and not o.rule.rule.keep_source
+            and _narrower(o.pattern, read.pattern)
         ]
-        if others and all(any(o.pattern.includes(v) for o in others) for v in _variants(read.pattern)):
+        if others and all(
+            any(o.pattern.includes(v) for o in others) for v in _variants(read.pattern)
+        ):
             names = listed(list(dict.fromkeys(f"`{o.rule.rule.name}`" for o in others)))
             yield Diagnostic(
-                "M614", f"rule `{read.rule.rule.name}` never takes a key: narrower rules take all of them", (read.file.span(read.rule),),
-                (f"the narrower ones: {names}",), "remove it, or make its pattern wider",
-            )  # fmt: skip
+                "M614",
+                f"rule `{read.rule.rule.name}` never takes a key: narrower rules take all of them",
+                (read.file.span(read.rule),),
+                (f"the narrower ones: {names}",),
+                "remove it, or make its pattern wider",
+            )
 
 
 def _variants(pattern: Pattern) -> list[Pattern]:
-    """The pattern with each of its alternatives written out; as it is where it has none, or too many."""
+    """The pattern with each of its alternatives written out; as it is where it has none, or too
+    many.
+    """
     enums = {name: kind.values for name, kind in pattern.types.items() if kind.kind == "enum"}
     if not enums or prod(len(values) for values in enums.values()) > MOST_VARIANTS:
         return [pattern]
@@ -300,7 +419,9 @@ def _variants(pattern: Pattern) -> list[Pattern]:
 
 
 def _twice(reads: Sequence[_Side], near: _Near) -> Iterator[Diagnostic]:
-    """M615: two rules that match one key, and neither is the narrower one: a plan over such a key is refused."""
+    """M615: two rules that match one key, and neither is the narrower one: a plan over such a key
+    is refused.
+    """
     found = 0
     for one, other in _pairs(reads, near):
         if one.rule is other.rule or not _together(one, other):
@@ -309,33 +430,51 @@ def _twice(reads: Sequence[_Side], near: _Near) -> Iterator[Diagnostic]:
             continue
         # among files of one edge nobody decides which is the narrower one
         apart = one.file is not other.file
-        if not apart and (_narrower(one.pattern, other.pattern) or _narrower(other.pattern, one.pattern)):
+        if not apart and (
+            _narrower(one.pattern, other.pattern) or _narrower(other.pattern, one.pattern)
+        ):
             continue
         key = shared_key(one.pattern, other.pattern)
         if key:
             spans = (other.file.span(other.rule, "from"), one.file.span(one.rule, "from"))
             why = "they stand in two files of one edge" if apart else "neither is narrower"
-            what = f"rules `{one.rule.rule.name}` and `{other.rule.rule.name}` both take `{printable(key)}`, and {why}"
-            yield Diagnostic("M615", what, spans, (), "narrow one of them by its pattern, `where` or `when`")
+            what = (
+                f"rules `{one.rule.rule.name}` and `{other.rule.rule.name}` both take "
+                f"`{printable(key)}`, and {why}"
+            )
+            yield Diagnostic(
+                "M615", what, spans, (), "narrow one of them by its pattern, `where` or `when`"
+            )
             if (found := found + 1) == MOST_FOUND:
                 near.stop()
 
 
 def _pairs(sides: Sequence[_Side], near: _Near) -> Iterator[tuple[_Side, _Side]]:
     """Each two that may have a key in common."""
-    return ((one, sides[at]) for number, one in enumerate(sides) for at in near.of(one.pattern, number))
+    return (
+        (one, sides[at]) for number, one in enumerate(sides) for at in near.of(one.pattern, number)
+    )
 
 
-def _written_twice(writes: Sequence[_Side], reads: Sequence[_Side], near: _Near, *, turned: bool) -> Iterator[Diagnostic]:
-    """M617: two targets that have a key in common. `turned`: files of the reversed edge say what happens on the way back.
+def _written_twice(
+    writes: Sequence[_Side], reads: Sequence[_Side], near: _Near, *, turned: bool
+) -> Iterator[Diagnostic]:
+    """M617: two targets that have a key in common. `turned`: files of the reversed edge say what
+    happens on the way back.
 
-    One may stand for the other where only one of the sources is ever there, if the rules say so: `optional`, and `inverse: skip` for
-    the way back, on which a narrower target decides as well as a narrower source does forwards.
+    One may stand for the other where only one of the sources is ever there, if the rules say so:
+    `optional`, and `inverse: skip` for the way back, on which a narrower target decides as well as
+    a narrower source does forwards.
     """
     one_way: set[int] | None = None
     found = 0
     for one, other in _pairs(writes, near):
-        if (one.rule is other.rule and one.role == other.role) or not _together(one, other) or _rewrites(one) or _rewrites(other):
+        if (
+            (one.rule is other.rule and one.role == other.role)
+            or not _together(one, other)
+            or _rewrites(one)
+            or _rewrites(other)
+        ):
             continue
         key = _undecided(one, other)
         pair = (one, other)
@@ -345,23 +484,48 @@ def _written_twice(writes: Sequence[_Side], reads: Sequence[_Side], near: _Near,
         skipped = any(side.rule.rule.inverse == "skip" for side in pair)
         if one_way is None:
             files = dict.fromkeys(side.file for side in writes)
-            one_way = {id(rule) for file in files for rule, forwards in directed(file) if isinstance(invert(forwards), OneWay)}
+            one_way = {
+                id(rule)
+                for file in files
+                for rule, forwards in directed(file)
+                if isinstance(invert(forwards), OneWay)
+            }
         settled = turned or skipped or any(id(side.rule) in one_way for side in pair)
-        if settled and (skipped or any(side.rule.rule.optional is True or side.rule.rule.optional_roles for side in pair)):
+        if settled and (
+            skipped
+            or any(
+                side.rule.rule.optional is True or side.rule.rule.optional_roles for side in pair
+            )
+        ):
             continue
         names = " and ".join(dict.fromkeys(f"`{side.rule.rule.name}`" for side in pair))
-        who = f"rules {names} both write" if one.rule is not other.rule else f"two targets of rule {names} are both"
+        who = (
+            f"rules {names} both write"
+            if one.rule is not other.rule
+            else f"two targets of rule {names} are both"
+        )
         notes = [f"it would be made of {' and of '.join(map(str, dict.fromkeys(made_of)))}"]
         if not settled:
             notes.append("on a downgrade nothing decides which of them takes it")
-        hint = "correct one `to`; rules of which only one finds its keys say `optional: true` and, all but one, `inverse: skip`"
-        yield Diagnostic("M617", f"{who} `{printable(key)}`", (other.span("to"), one.span("to")), tuple(notes), hint)
+        hint = (
+            "correct one `to`; rules of which only one finds its keys say `optional: true` "
+            "and, all but one, `inverse: skip`"
+        )
+        yield Diagnostic(
+            "M617",
+            f"{who} `{printable(key)}`",
+            (other.span("to"), one.span("to")),
+            tuple(notes),
+            hint,
+        )
         if (found := found + 1) == MOST_FOUND:
             near.stop()
 
 
 def _undecided(one: _Side, other: _Side) -> str | None:
-    """A key of both, of which no narrower pattern decides whose it is on the way back; among files of one edge none decides."""
+    """A key of both, of which no narrower pattern decides whose it is on the way back; among files
+    of one edge none decides.
+    """
     if common(one.pattern.parts, other.pattern.parts) is None:
         return None
     for mine, theirs in product(_variants(one.pattern), _variants(other.pattern)):
@@ -373,7 +537,9 @@ def _undecided(one: _Side, other: _Side) -> str | None:
 
 
 def _together(one: _Side, other: _Side) -> bool:
-    """Whether nothing divides the keys between the two rules: no condition, or the same one on params in both."""
+    """Whether nothing divides the keys between the two rules: no condition, or the same one on
+    params in both.
+    """
     if one.always and other.always:
         return True
     said, else_said = one.rule.rule, other.rule.rule
@@ -383,14 +549,20 @@ def _together(one: _Side, other: _Side) -> bool:
 
 
 def _rewrites(side: _Side) -> bool:
-    """Whether a `map` rewrites a path on the way to the pattern, which then does not tell what can be written."""
+    """Whether a `map` rewrites a path on the way to the pattern, which then does not tell what can
+    be written.
+    """
     return any(side.rule.types[name].kind == "path" for name in side.rule.maps)
 
 
 def _made_of(side: _Side, key: str, reads: Sequence[_Side]) -> str | None:
-    """A key that the rule would make `key` of; None where a narrower rule would take it, or it cannot be told."""
+    """A key that the rule would make `key` of; None where a narrower rule would take it, or it
+    cannot be told.
+    """
     rule = side.rule
-    values: dict[str, Any] = dict(zip(side.pattern.captures, side.pattern.match(key) or (), strict=True))
+    values: dict[str, Any] = dict(
+        zip(side.pattern.captures, side.pattern.match(key) or (), strict=True)
+    )
     for name, table in rule.maps.items():
         back = {str(to): was for was, to in table.items()}
         if name in values:
@@ -398,20 +570,32 @@ def _made_of(side: _Side, key: str, reads: Sequence[_Side]) -> str | None:
     for read in reads:
         if read.rule is not rule:
             continue
-        sample = {name: values[name] if name in values else _any(rule.types[name]) for name in read.pattern.captures}
+        sample = {
+            name: values[name] if name in values else _any(rule.types[name])
+            for name in read.pattern.captures
+        }
         if None in sample.values() or read.pattern.params:
             return None
         source = read.pattern.expand(sample)
         takers = (
-            r for r in reads if _may_take(r.pattern, source) and r.rule is not rule and not r.rule.rule.keep_source and not r.pattern.params
+            r
+            for r in reads
+            if _may_take(r.pattern, source)
+            and r.rule is not rule
+            and not r.rule.rule.keep_source
+            and not r.pattern.params
         )
-        if rule.rule.keep_source or all(_narrower(read.pattern, r.pattern) for r in takers if takes(r.pattern, source)):
+        if rule.rule.keep_source or all(
+            _narrower(read.pattern, r.pattern) for r in takers if takes(r.pattern, source)
+        ):
             return f"`{printable(source)}`"
     return None
 
 
 def _may_take(pattern: Pattern, key: str) -> bool:
-    return key.startswith(_end(pattern, 0)) and (key.endswith(_end(pattern, -1)[::-1]) or "@" in key)
+    return key.startswith(_end(pattern, 0)) and (
+        key.endswith(_end(pattern, -1)[::-1]) or "@" in key
+    )
 
 
 def _any(kind: CaptureType) -> Any:
@@ -423,7 +607,11 @@ def _unreachable(shelf: Shelf) -> Iterator[Diagnostic]:
     """M616: a rule whose keys no edge into its layout makes or keeps."""
     edges = shelf.edges
     for (lineage, start, goal), files in edges.items():
-        before = [written for (name, source, target), written in edges.items() if (name, target) == (lineage, start) and source != goal]
+        before = [
+            written
+            for (name, source, target), written in edges.items()
+            if (name, target) == (lineage, start) and source != goal
+        ]
         produced = [p for written in before for file in written for p in _products(file)]
         if not produced or any(p.params or p.has_flat or "@" in p.text for p in produced):
             continue
@@ -431,17 +619,34 @@ def _unreachable(shelf: Shelf) -> Iterator[Diagnostic]:
         for file in files:
             for rule in file.rules:
                 for role, pattern in rule.sources.items():
-                    if rule.rule.optional is True or rule.rule.optional_roles or pattern.has_flat or pattern.params or "@" in pattern.text:
+                    if (
+                        rule.rule.optional is True
+                        or rule.rule.optional_roles
+                        or pattern.has_flat
+                        or pattern.params
+                        or "@" in pattern.text
+                    ):
                         continue
-                    if all(apart(pattern, produced[n]) for n in near.of(pattern)) and not near.short:
-                        what = f"rule `{rule.rule.name}` reads `{pattern}`, which no edge to `{start}` makes or keeps"
-                        span = file.span(rule, "from") if role is None else file.loaded.span(*rule.path, "from", role)
+                    if (
+                        all(apart(pattern, produced[n]) for n in near.of(pattern))
+                        and not near.short
+                    ):
+                        what = (
+                            f"rule `{rule.rule.name}` reads `{pattern}`, which no edge to "
+                            f"`{start}` makes or keeps"
+                        )
+                        span = (
+                            file.span(rule, "from")
+                            if role is None
+                            else file.loaded.span(*rule.path, "from", role)
+                        )
                         yield Diagnostic(
                             "M616",
                             what,
                             (span,),
                             (),
-                            f"correct the pattern, or say `optional: true` if other checkpoints in `{start}` have it",
+                            "correct the pattern, or say `optional: true` if other checkpoints "
+                            f"in `{start}` have it",
                         )
         yield from _not_compared(["M616"] if near.short else [], f"{start} to {goal}", files[0])
 

@@ -1,4 +1,6 @@
-"""`shape-invisible`: an op whose effect no test of the file would notice, because the shapes come out alike without it."""
+"""`shape-invisible`: an op whose effect no test of the file would notice, because the shapes come
+out alike without it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ _Touching = tuple[Example, DirectedRule, list[str]]
 
 
 def find(shelf: Shelf) -> Iterator[Diagnostic]:
-    """M620 and M623 for ops, M621 for tests that the rules cannot take, M622 for rules that no test touches."""
+    """M620 and M623 for ops, M621 for tests that the rules cannot take, M622 for rules that no test
+    touches.
+    """
     edges = shelf.edges
     for file in shelf.files:
         tests = examples(file, edges[file.edge])
@@ -43,15 +47,30 @@ def _unbound(file: Written, tests: Sequence[Example]) -> Iterator[Diagnostic]:
                 break
 
 
-def _rule(file: Written, rule: CompiledRule, forwards: DirectedRule | None, tests: Sequence[Example]) -> Iterator[Diagnostic]:
+def _rule(
+    file: Written, rule: CompiledRule, forwards: DirectedRule | None, tests: Sequence[Example]
+) -> Iterator[Diagnostic]:
     name = rule.rule.name
-    own = [(e, mine) for e in tests for mine in e.rules if (mine.file, mine.name) == (str(file.loaded.path), name)]
+    own = [
+        (e, mine)
+        for e in tests
+        for mine in e.rules
+        if (mine.file, mine.name) == (str(file.loaded.path), name)
+    ]
     touching = [(e, mine, keys) for e, mine in own if (keys := e.keys_of(mine))]
     if not touching and any(e.problems.has_errors() for e in tests):
         return
     # as a test has it; the params of a rule that none touches are samples
     shown = next((mine for e, mine, _ in touching if not e.test.backwards), forwards)
-    invisible = [] if shown is None else [d for number in range(len(shown.steps)) for d in _step(file, rule, shown, number, touching)]
+    invisible = (
+        []
+        if shown is None
+        else [
+            d
+            for number in range(len(shown.steps))
+            for d in _step(file, rule, shown, number, touching)
+        ]
+    )
     yield from invisible
     if not touching and not invisible:
         yield Diagnostic(
@@ -63,8 +82,16 @@ def _rule(file: Written, rule: CompiledRule, forwards: DirectedRule | None, test
         )
 
 
-def _step(file: Written, rule: CompiledRule, shown: DirectedRule, number: int, touching: Sequence[_Touching]) -> Iterator[Diagnostic]:
-    """M620 for the first near mistake of the step that no test notices; M623 where of one it is not known."""
+def _step(
+    file: Written,
+    rule: CompiledRule,
+    shown: DirectedRule,
+    number: int,
+    touching: Sequence[_Touching],
+) -> Iterator[Diagnostic]:
+    """M620 for the first near mistake of the step that no test notices; M623 where of one it is not
+    known.
+    """
     step = shown.steps[number]
     span = file.span(rule, "via", number, step.name)
     derived = not isinstance(rule.rule.via[number].args.get("shift", 0), int)
@@ -78,19 +105,34 @@ def _step(file: Written, rule: CompiledRule, shown: DirectedRule, number: int, t
             continue
         who = "no test of this file" if touching else "no test takes this rule, so none"
         what = f"rule `{rule.rule.name}`: {who} would notice if {step.name} {mutant.what}"
-        hint = "add a test that gives tensors which differ, and whose `expect` has `values` or `slices` of a key that this rule makes"
+        hint = (
+            "add a test that gives tensors which differ, and whose `expect` has `values` or "
+            "`slices` of a key that this rule makes"
+        )
         yield Diagnostic("M620", what, (span,), (), hint)
         return
     if doubt is not None:
-        what = f"rule `{rule.rule.name}`: whether a near mistake of {step.name} would be noticed is not known, so much does `{doubt}` state"
+        what = (
+            f"rule `{rule.rule.name}`: whether a near mistake of {step.name} would be noticed "
+            f"is not known, so much does `{doubt}` state"
+        )
         notes = (f"of more than {MOST_ELEMENTS:,} elements only some are compared",)
         yield Diagnostic("M623", what, (span,), notes, "smaller tensors show the same")
 
 
-def _seen(example: Example, rule: DirectedRule, keys: Sequence[str], number: int, which: int, derived: bool) -> bool | None:
-    """Whether the test would fail with a mutant of the rule's step in its place; None: it states too much to be sure.
+def _seen(
+    example: Example,
+    rule: DirectedRule,
+    keys: Sequence[str],
+    number: int,
+    which: int,
+    derived: bool,
+) -> bool | None:
+    """Whether the test would fail with a mutant of the rule's step in its place; None: it states
+    too much to be sure.
 
-    A test of the way back does not see the step. The mutant is made anew, because the params of the test have their say in it.
+    A test of the way back does not see the step. The mutant is made anew, because the params of the
+    test have their say in it.
     """
     if example.test.backwards:
         return False
@@ -102,7 +144,9 @@ def _seen(example: Example, rule: DirectedRule, keys: Sequence[str], number: int
         return any(states(example, key) for key in made)
     steps = (*rule.steps[:number], mutant.step, *rule.steps[number + 1 :])
     other = rerun(example, replace(rule, steps=steps), keys)
-    if other is None or (example.test.expect is not None and not other.made.keys() <= example.bound.tensors.keys()):
+    if other is None or (
+        example.test.expect is not None and not other.made.keys() <= example.bound.tensors.keys()
+    ):
         return True
     taken = [takes(example, key, other.tensors.get(key)) for key in made]
     return True if False in taken else None if None in taken else False

@@ -1,7 +1,9 @@
-"""Outputs written into the tensors of a module, by a few threads, with an account of what is written if it stops.
+"""Outputs written into the tensors of a module, by a few threads, with an account of what is
+written if it stops.
 
-A large tensor is written in ranges, so that threads end together. What needs a whole tensor beside the target, because the target's own
-class or strides decide how it is copied, is written one at a time: the peak is one tensor.
+A large tensor is written in ranges, so that threads end together. What needs a whole tensor beside
+the target, because the target's own class or strides decide how it is copied, is written one at a
+time: the peak is one tensor.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ class Job(NamedTuple):
 
 
 class _Work:
-    """A job that has begun: `tensor` is what is written to `target`, which may be the part of it that lies here."""
+    """A job that has begun: `tensor` is what is written to `target`, which may be the part of it
+    that lies here.
+    """
 
     __slots__ = ("how", "job", "left", "target", "tensor")
 
@@ -51,7 +55,13 @@ class _Work:
 class Filling:
     """One run. `progress` is told bytes, done and in all."""
 
-    def __init__(self, outputs: Outputs, targets: Targets, max_memory: int, progress: Callable[[int, int], None] | None) -> None:
+    def __init__(
+        self,
+        outputs: Outputs,
+        targets: Targets,
+        max_memory: int,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
         self._outputs, self._targets, self._progress = outputs, targets, progress
         self._window = min(WINDOW, max_memory // 4)
         self._lock, self._whole, self._stop = threading.Lock(), threading.Lock(), threading.Event()
@@ -60,7 +70,9 @@ class Filling:
         self._done = self._total = 0
 
     def run(self, jobs: Sequence[Job], threads: int, finish: Callable[[], None]) -> int:
-        """Writes all jobs, then calls `finish`; the bytes that were written here. M965 with the cause if anything stops it."""
+        """Writes all jobs, then calls `finish`; the bytes that were written here. M965 with the
+        cause if anything stops it.
+        """
         source, layouts, values = self._outputs.engine
         self._total = sum(job.tensor.spec.nbytes for job in jobs)
         stagers = [Stager(source, layouts, values, self._window // threads) for _ in range(threads)]
@@ -108,7 +120,9 @@ class Filling:
                 yield work, start, min(start + size, nbytes)
 
     def _open(self, job: Job) -> _Work:
-        """How the output gets into its target: "move" from tensors in memory, "bytes" gathered, "object" copied by the target's rules."""
+        """How the output gets into its target: "move" from tensors in memory, "bytes" gathered,
+        "object" copied by the target's rules.
+        """
         self._targets.materialise(job.slot, job.tensor.spec.shape)
         tensor, target = job.tensor, self._targets.open(job.slot)
         if alike(self._outputs.untouched(job.key), target):
@@ -125,7 +139,9 @@ class Filling:
             return _Work(job, tensor, target, "object")
         if self._outputs.moves(job.key):
             return _Work(job, tensor, target, "move")
-        known = direct(tensor, target) or (torch_dtype(tensor.spec) is not None and tensor.spec.dtype != "bool")
+        known = direct(tensor, target) or (
+            torch_dtype(tensor.spec) is not None and tensor.spec.dtype != "bool"
+        )
         return _Work(job, tensor, target, "bytes" if known else "object")
 
     def _write(self, work: _Work, start: int, stop: int, stager: Stager) -> None:
@@ -158,13 +174,24 @@ class Filling:
         changed = [work for work in self._begun if self._targets.changes(work.job.slot)]
         done = [printable(work.job.slot.plain, 300) for work in changed if not work.left]
         partly = [printable(work.job.slot.plain, 300) for work in changed if work.left]
-        why = printable(f"{type(error).__name__}: {error}", 300) if not isinstance(error, MigrateError) else "see there"
+        why = (
+            printable(f"{type(error).__name__}: {error}", 300)
+            if not isinstance(error, MigrateError)
+            else "see there"
+        )
         message = "loading stopped, and nothing in the module was changed"
         if changed:
             are = "is" if len(done) == 1 else "are"
-            message = f"loading stopped: {plural(len(done), 'tensor')} of the module {are} written, {len(partly)} in part"
+            message = (
+                f"loading stopped: {plural(len(done), 'tensor')} of the module {are} "
+                f"written, {len(partly)} in part"
+            )
         notes = [f"the cause: {why}"] * (why != "see there")
-        notes += [f"{what}: {', '.join(names)}" for what, names in (("written", done), ("written in part", partly)) if names]
+        notes += [
+            f"{what}: {', '.join(names)}"
+            for what, names in (("written", done), ("written in part", partly))
+            if names
+        ]
         said = Diagnostic("M965", message, notes=tuple(notes), help="mend the cause and load again")
         if isinstance(error, KeyboardInterrupt):
             raise KeyboardInterrupt(said.render()) from error
@@ -182,5 +209,7 @@ def _copy(target: Any, value: Any) -> None:
     if is_distributed(target) and not is_distributed(value):
         from torch.distributed.tensor import distribute_tensor
 
-        value = distribute_tensor(value.to(target.device), target.device_mesh, target.placements, src_data_rank=None)
+        value = distribute_tensor(
+            value.to(target.device), target.device_mesh, target.placements, src_data_rank=None
+        )
     target.copy_(value)

@@ -1,7 +1,8 @@
 """How migrated tensors meet the places of a live module, known before the first of them is written.
 
-Shapes must be equal. A dtype may be another one where the module's holds every value of the tensor's, which is said; where it does
-not, `copy_` would round, and that is a loss to be allowed. Which names are left over on either side is told both ways.
+Shapes must be equal. A dtype may be another one where the module's holds every value of the
+tensor's, which is said; where it does not, `copy_` would round, and that is a loss to be allowed.
+Which names are left over on either side is told both ways.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ _NEAR = 4
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What came of the comparison: for each output that has a place the slot's key, what is left over on both sides, and what is wrong.
+    """What came of the comparison: for each output that has a place the slot's key, what is left
+    over on both sides, and what is wrong.
 
-    `missing` are keys of slots, `unexpected` are outputs. `problems` are shapes (M960) and losses (M961), `notes` casts that lose nothing.
+    `missing` are keys of slots, `unexpected` are outputs. `problems` are shapes (M960) and losses
+    (M961), `notes` casts that lose nothing.
     """
 
     places: Mapping[str, str]
@@ -43,26 +46,46 @@ class Fit:
             return None
         report, notes = Report(), []
         if self.missing:
-            notes.append(f"the module has, and the migrated checkpoint has not: {_collapsed(self.missing)}")
+            notes.append(
+                f"the module has, and the migrated checkpoint has not: {_collapsed(self.missing)}"
+            )
         if self.unexpected:
-            notes.append(f"the migrated checkpoint has, and the module has not: {_collapsed(self.unexpected)}")
-        near = ((key, did_you_mean(key, list(self.missing))) for key in self.unexpected[:_NEAR] if self.missing)
+            notes.append(
+                "the migrated checkpoint has, and the module has not: "
+                f"{_collapsed(self.unexpected)}"
+            )
+        near = (
+            (key, did_you_mean(key, list(self.missing)))
+            for key in self.unexpected[:_NEAR]
+            if self.missing
+        )
         notes += [f"{printable(key)}: {hint}" for key, hint in near if hint]
-        short = [f"{plural(len(self.missing), 'key')} of the module would not be filled"] * bool(self.missing)
-        long = [f"{plural(len(self.unexpected), 'key')} of the checkpoint would have no place"] * bool(self.unexpected)
+        short = [f"{plural(len(self.missing), 'key')} of the module would not be filled"] * bool(
+            self.missing
+        )
+        long = [
+            f"{plural(len(self.unexpected), 'key')} of the checkpoint would have no place"
+        ] * bool(self.unexpected)
         way_out = "build the module as the checkpoint is, or load with strict=False"
         report.add("M960", " and ".join(short + long), notes=tuple(notes), help=way_out)
         return report.diagnostics[0]
 
 
 def fit(
-    specs: Mapping[str, Spec], others: Iterable[str], slots: Mapping[str, Slot], allow: frozenset[str], *, cast: bool = True,
+    specs: Mapping[str, Spec],
+    others: Iterable[str],
+    slots: Mapping[str, Slot],
+    allow: frozenset[str],
+    *,
+    cast: bool = True,
     loose: Container[str] = (),
-) -> Fit:  # fmt: skip
-    """Compares outputs (`specs`, and `others` that are no tensors) with slots. Outputs are named as the model itself names its own.
+) -> Fit:
+    """Compares outputs (`specs`, and `others` that are no tensors) with slots. Outputs are named as
+    the model itself names its own.
 
-    Without `cast` the module takes the outputs' dtypes (`assign=True`), but for parameters of other classes than torch's. `loose` are
-    those of `others` that are tensors after all, of a kind that no rule takes.
+    Without `cast` the module takes the outputs' dtypes (`assign=True`), but for parameters of other
+    classes than torch's. `loose` are those of `others` that are tensors after all, of a kind that
+    no rule takes.
     """
     by_name: dict[str, list[str]] = {}
     for key, slot in slots.items():
@@ -87,7 +110,9 @@ def fit(
         if there is None or made is None or there is made:
             continue
         if there.shape != made.shape:
-            shapes.append(f"{printable(name)}: {list(made.shape)}, the module's is {list(there.shape)}")
+            shapes.append(
+                f"{printable(name)}: {list(made.shape)}, the module's is {list(there.shape)}"
+            )
         elif (cast or not is_plain(slots[key].tensor)) and there.dtype != made.dtype:
             kind = casts if holds(there.dtype, made.dtype) else losses
             kind.setdefault(f"{made.dtype} -> {there.dtype}", []).append(name)
@@ -101,8 +126,16 @@ def fit(
             help="build the module with the sizes of the checkpoint",
         )
     if values:
-        what = f"values that are no tensors stand for parameters or buffers of the module: {_collapsed(values)}"
-        report.add("M960", what, help="the checkpoint was written by other code than its names say; leave these values out")
+        what = (
+            "values that are no tensors stand for parameters or buffers of the module: "
+            f"{_collapsed(values)}"
+        )
+        report.add(
+            "M960",
+            what,
+            help="the checkpoint was written by other code than its names say; leave these values "
+            "out",
+        )
     if losses and "lossy" not in allow:
         report.add(
             "M961",
@@ -117,7 +150,9 @@ def fit(
         tuple(key for key in slots if key not in filled),
         tuple(unexpected),
         tuple(report.diagnostics),
-        tuple(f"cast {how}: {_collapsed(names)}" for how, names in (*casts.items(), *losses.items())),
+        tuple(
+            f"cast {how}: {_collapsed(names)}" for how, names in (*casts.items(), *losses.items())
+        ),
     )
 
 

@@ -1,7 +1,9 @@
-"""What a migrated load puts in the place of a state dict's entries, and what it leaves there when it is refused.
+"""What a migrated load puts in the place of a state dict's entries, and what it leaves there when
+it is refused.
 
-torch writes on after the first error, module by module, and cannot be stopped. So a refused load hands torch what the module holds
-already, and a load that breaks off lets all values that are still to come write nothing.
+torch writes on after the first error, module by module, and cannot be stopped. So a refused load
+hands torch what the module holds already, and a load that breaks off lets all values that are still
+to come write nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ _MOST_NAMED = 200
 
 
 class Standing(LazyTensor):
-    """Stands for what a place of a module holds already. Copying it there changes nothing, not even the version of the tensor."""
+    """Stands for what a place of a module holds already. Copying it there changes nothing, not even
+    the version of the tensor.
+    """
 
     def __init__(self, held: torch.Tensor) -> None:
         self.held = held
@@ -76,8 +80,16 @@ class Standing(LazyTensor):
         return f"Standing({self.held!r})"
 
 
-def stay(state: MutableMapping[str, Any], prefix: str, keys: Iterable[str], slots: Mapping[str, Slot], *, assign: bool) -> None:
-    """Replaces the entries of these keys by what the module holds, so that torch changes nothing of it and misses nothing.
+def stay(
+    state: MutableMapping[str, Any],
+    prefix: str,
+    keys: Iterable[str],
+    slots: Mapping[str, Slot],
+    *,
+    assign: bool,
+) -> None:
+    """Replaces the entries of these keys by what the module holds, so that torch changes nothing of
+    it and misses nothing.
 
     Extra states are left out, because setting one may do anything; torch names them as missing.
     """
@@ -93,9 +105,17 @@ def stay(state: MutableMapping[str, Any], prefix: str, keys: Iterable[str], slot
 
 
 class Handover:
-    """The values of one load on their way into a module. `places` are the slots' keys by output, `say` takes messages."""
+    """The values of one load on their way into a module. `places` are the slots' keys by output,
+    `say` takes messages.
+    """
 
-    def __init__(self, outputs: Outputs, places: Mapping[str, str], slots: Mapping[str, Slot], say: Callable[[Diagnostic], None]) -> None:
+    def __init__(
+        self,
+        outputs: Outputs,
+        places: Mapping[str, str],
+        slots: Mapping[str, Slot],
+        say: Callable[[Diagnostic], None],
+    ) -> None:
         self._outputs, self._slots, self._say = outputs, slots, say
         self._names = {key: name for name, key in places.items()}
         self._written: list[str] = []
@@ -106,8 +126,8 @@ class Handover:
     def lazily(self, others: Mapping[str, Any], free: tuple[str, ...]) -> dict[str, Any]:
         """Slot's key -> what torch copies there, in the order of the module.
 
-        `others` are values that are no tensors. Below `free` modules load themselves: what is there already, or a view of it, is no
-        stand-in there.
+        `others` are values that are no tensors. Below `free` modules load themselves: what is there
+        already, or a view of it, is no stand-in there.
         """
         out: dict[str, Any] = {}
         for key, slot in self._slots.items():
@@ -131,16 +151,24 @@ class Handover:
                 out[key] = self._outputs.make(name) if own is None else own
             else:
                 spec = self._outputs.graph.outputs[name].spec
-                out[key] = LazyTensor(spec, partial(self._made, name), partial(self._into, name, key))
+                out[key] = LazyTensor(
+                    spec, partial(self._made, name), partial(self._into, name, key)
+                )
                 continue
             self._given.append(key)
         return out
 
     def assigned(self, others: Mapping[str, Any]) -> dict[str, Any]:
-        """Slot's key -> what torch puts there: new parameters and buffers of the module's own classes, one for all tied names."""
+        """Slot's key -> what torch puts there: new parameters and buffers of the module's own
+        classes, one for all tied names.
+        """
         out: dict[str, Any] = {}
         # torch copies in this order, and what is copied last stays
-        last = {id(slot.tensor): key for key, slot in self._slots.items() if key in self._names and slot.tensor is not None}
+        last = {
+            id(slot.tensor): key
+            for key, slot in self._slots.items()
+            if key in self._names and slot.tensor is not None
+        }
         new: dict[int, Any] = {}
         used: set[int] = set()
         report = Report()
@@ -153,13 +181,17 @@ class Handover:
                     out[key] = self._fresh(name, used)
             elif tied in last:
                 if tied not in new:
-                    new[tied] = _as_held(last[tied], slot, self._fresh(self._names[last[tied]], used), report)
+                    new[tied] = _as_held(
+                        last[tied], slot, self._fresh(self._names[last[tied]], used), report
+                    )
                 out[key] = new[tied]
         report.check()
         return out
 
     def _fresh(self, name: str, used: set[int]) -> Any:
-        """The caller's own object the first time, as torch assigns it; else a new tensor, so that nothing is tied that was not."""
+        """The caller's own object the first time, as torch assigns it; else a new tensor, so that
+        nothing is tied that was not.
+        """
         own = self._outputs.untouched(name)
         if own is None or id(own) in used:
             return self._outputs.make(name)
@@ -187,7 +219,9 @@ class Handover:
         written, done = self._written, {*self._written, *self._given, key}
         left = [k for k in self._slots if k in self._names and k not in done]
         notes = [f"written before: {_named(written)}" if written else "nothing was written before"]
-        notes += [f"given to torch as they are, and written by it: {_named(self._given)}"] * bool(self._given)
+        notes += [f"given to torch as they are, and written by it: {_named(self._given)}"] * bool(
+            self._given
+        )
         notes += [f"as before: {_named(left)}"] * bool(left)
         why = printable(f"{type(error).__name__}: {error}", 400)
         report = Report()
@@ -201,7 +235,8 @@ class Handover:
 
 
 def require_readable(outputs: Outputs, names: Iterable[str]) -> None:
-    """M916 naming what rules need the elements of and that does not give them: on the meta device, sharded, or of a class of its own.
+    """M916 naming what rules need the elements of and that does not give them: on the meta device,
+    sharded, or of a class of its own.
 
     One tensor of each such class is read to find out.
     """
@@ -223,24 +258,37 @@ def require_readable(outputs: Outputs, names: Iterable[str]) -> None:
             outputs.probe(key)
     report = Report()
     for why, keys in unlike.items():
-        report.add("M916", f"rules need the elements of {_named(keys)}: {why}", help="load plain tensors, `full_tensor()` makes them")
+        report.add(
+            "M916",
+            f"rules need the elements of {_named(keys)}: {why}",
+            help="load plain tensors, `full_tensor()` makes them",
+        )
     report.check()
 
 
 def require_present(outputs: Outputs, places: Mapping[str, Slot]) -> None:
-    """M916 naming tensors on the meta device that are to be copied, as they are, into one that holds elements; `places` by output."""
+    """M916 naming tensors on the meta device that are to be copied, as they are, into one that
+    holds elements; `places` by output.
+    """
     absent = [
         key
         for key, slot in places.items()
-        if slot.tensor is not None and not slot.tensor.is_meta and getattr(outputs.untouched(key), "is_meta", False)
+        if slot.tensor is not None
+        and not slot.tensor.is_meta
+        and getattr(outputs.untouched(key), "is_meta", False)
     ]
     if absent:
-        what = f"a tensor on the meta device holds no bytes, and the module asks for those of {_named(absent)}"
+        what = (
+            "a tensor on the meta device holds no bytes, and the module asks for those of "
+            f"{_named(absent)}"
+        )
         fail("M916", what, help="load tensors that hold their bytes")
 
 
 def _as_held(key: str, slot: Slot, value: Any, report: Report) -> Any:
-    """The value as a parameter or buffer of the class that the slot has; M964 in the report where none can be made."""
+    """The value as a parameter or buffer of the class that the slot has; M964 in the report where
+    none can be made.
+    """
     import torch
 
     held = slot.tensor
@@ -257,7 +305,9 @@ def _as_held(key: str, slot: Slot, value: Any, report: Report) -> Any:
                 if type(made) is type(held):
                     made.copy_(value)
                 elif issubclass(type(held), torch.nn.Parameter) and is_plain(made):
-                    made = torch.Tensor._make_subclass(type(held), value.detach().to(held.dtype), held.requires_grad)
+                    made = torch.Tensor._make_subclass(
+                        type(held), value.detach().to(held.dtype), held.requires_grad
+                    )
                     vars(made).update(vars(held))
                     return made
                 else:
@@ -265,7 +315,9 @@ def _as_held(key: str, slot: Slot, value: Any, report: Report) -> Any:
         return torch.nn.Parameter(made, requires_grad=held.requires_grad) if parameter else made
     except (RuntimeError, TypeError, NotImplementedError) as error:
         report.add(
-            "M964", f"no new {_class(held)} can be made for {printable(key)}: {printable(str(error), 200)}", help="load without assign=True"
+            "M964",
+            f"no new {_class(held)} can be made for {printable(key)}: {printable(str(error), 200)}",
+            help="load without assign=True",
         )
     return value
 
@@ -276,21 +328,30 @@ def _class(value: Any) -> str:
 
 @cache
 def _takes_over(target: type) -> bool:
-    """Whether the class of a target answers to torch functions itself, and so would not know a stand-in."""
+    """Whether the class of a target answers to torch functions itself, and so would not know a
+    stand-in.
+    """
     import torch
 
     def answers(kind: Any) -> Any:
         return getattr(kind.__torch_function__, "__func__", kind.__torch_function__)
 
-    return answers(target) not in map(answers, (torch.Tensor, torch.nn.Parameter, torch.nn.parameter.UninitializedTensorMixin))
+    return answers(target) not in map(
+        answers, (torch.Tensor, torch.nn.Parameter, torch.nn.parameter.UninitializedTensorMixin)
+    )
 
 
 def _is_sharded(value: Any) -> bool:
-    return any(c.__name__ == "DTensor" and c.__module__.startswith("torch.distributed") for c in type(value).__mro__)
+    return any(
+        c.__name__ == "DTensor" and c.__module__.startswith("torch.distributed")
+        for c in type(value).__mro__
+    )
 
 
 def _sharded(value: Any, target: Any) -> Any:
-    """The value as the target takes it: the part of this rank, where the target is a DTensor and the value is all of it."""
+    """The value as the target takes it: the part of this rank, where the target is a DTensor and
+    the value is all of it.
+    """
     if not _is_sharded(target) or _is_sharded(value):
         return value
     from torch.distributed.tensor import distribute_tensor

@@ -1,8 +1,9 @@
-"""A hook that migrates old state dicts on their way into a live module: what `migrate.attach` installs.
+"""A hook that migrates old state dicts on their way into a live module: what `migrate.attach`
+installs.
 
-It is one hook on the root, because a hook on a child sees none of the keys of others. All is checked in it, before torch writes the first
-tensor; the values themselves are made as torch copies them. Whatever is not recognised is none of its business: torch then decides as
-it would without it.
+It is one hook on the root, because a hook on a child sees none of the keys of others. All is
+checked in it, before torch writes the first tensor; the values themselves are made as torch copies
+them. Whatever is not recognised is none of its business: torch then decides as it would without it.
 """
 
 from __future__ import annotations
@@ -79,20 +80,25 @@ def attach(
     max_memory: int | str = "1GB",
     inform: Callable[[dict[str, Any]], None] | None = None,
 ) -> Handle:
-    """Lets `model.load_state_dict` take state dicts of other layouts: they are migrated to `to` (or by `rules`) on the way in.
+    """Lets `model.load_state_dict` take state dicts of other layouts: they are migrated to `to` (or
+    by `rules`) on the way in.
 
-    A dict whose keys and shapes fit the module, all or a part of them, passes untouched; so a layout that differs by neither is migrated by
-    `migrate_state_dict` only. A dict whose layout is recognised but cannot be migrated is refused with diagnostics in the error that
-    `load_state_dict` raises, and nothing of the module is changed; with any other, torch decides. Values are made as torch copies
-    them, computed on `device`, one at a time; `assign=True` needs all at once. The caller's dict and its tensors are never changed.
-    Versions in its `_metadata` count for modules that keep their names; torch itself notes `assign=True` there, and goes by that
-    when the same dict is loaded again.
+    A dict whose keys and shapes fit the module, all or a part of them, passes untouched; so a
+    layout that differs by neither is migrated by `migrate_state_dict` only. A dict whose layout is
+    recognised but cannot be migrated is refused with diagnostics in the error that
+    `load_state_dict` raises, and nothing of the module is changed; with any other, torch decides.
+    Values are made as torch copies them, computed on `device`, one at a time; `assign=True` needs
+    all at once. The caller's dict and its tensors are never changed. Versions in its `_metadata`
+    count for modules that keep their names; torch itself notes `assign=True` there, and goes by
+    that when the same dict is loaded again.
 
-    A model that is loaded as a part of a larger one is checked when torch comes to it: what stands before it is written by then.
-    Modules that override `_load_from_state_dict`, and those with hooks of others, judge for themselves which names they take.
+    A model that is loaded as a part of a larger one is checked when torch comes to it: what stands
+    before it is written by then. Modules that override `_load_from_state_dict`, and those with
+    hooks of others, judge for themselves which names they take.
 
-    `inform` is called with what there is to say of each migrated load. What is wrong with the question is raised here. Attaching the
-    same question again is once, with the newest of the other arguments; M115 for another question on the same module.
+    `inform` is called with what there is to say of each migrated load. What is wrong with the
+    question is raised here. Attaching the same question again is once, with the newest of the other
+    arguments; M115 for another question on the same module.
     """
     import torch
 
@@ -105,7 +111,9 @@ def attach(
         if hook.question != question:
             goals = listed([*hook.question.to, *hook.question.rules])
             help = "name all layouts in one call, or remove it first"  # noqa: A001 - the argument's name
-            fail("M115", f"a hook is attached to the module already, and leads to {goals}", help=help)
+            fail(
+                "M115", f"a hook is attached to the module already, and leads to {goals}", help=help
+            )
         hook.settings = settings
         return Handle(model, hook)
     hook = _Hook(question, settings)
@@ -114,7 +122,10 @@ def attach(
 
 
 def _ours(module: torch.nn.Module) -> list[tuple[int, _Hook]]:
-    found = ((number, getattr(wrapped, "hook", wrapped)) for number, wrapped in module._load_state_dict_pre_hooks.items())
+    found = (
+        (number, getattr(wrapped, "hook", wrapped))
+        for number, wrapped in module._load_state_dict_pre_hooks.items()
+    )
     return [(number, hook) for number, hook in found if isinstance(hook, _Hook)]
 
 
@@ -133,10 +144,18 @@ def _require_sound(question: Question) -> None:
 
 
 def _is_stateful(question: Question) -> bool:
-    """Whether states may be in another form under the same names, so that keys alone do not tell."""
-    if question.to and any(layout.detect is not None and layout.detect.extra_state for x in lineages_of(question) for layout in x.layouts):
+    """Whether states may be in another form under the same names, so that keys alone do not
+    tell.
+    """
+    if question.to and any(
+        layout.detect is not None and layout.detect.extra_state
+        for x in lineages_of(question)
+        for layout in x.layouts
+    ):
         return True
-    rules = [rule for file in files_of(question) for rule in file.model.rules] if question.files else []
+    rules = (
+        [rule for file in files_of(question) for rule in file.model.rules] if question.files else []
+    )
     return any(ops.get(step.op).kind == "decide" for rule in rules for step in rule.via)
 
 
@@ -147,7 +166,9 @@ class _Settings(NamedTuple):
 
 
 class _NotOursError(Exception):
-    """The state dict is in no layout that the hook knows of, or there is nothing to do: torch decides."""
+    """The state dict is in no layout that the hook knows of, or there is nothing to do: torch
+    decides.
+    """
 
 
 class _Boxed(NamedTuple):
@@ -165,22 +186,39 @@ class _Call(NamedTuple):
 
 
 class _Hook:
-    """The hook of one question. A copy or a pickle of the module has it too, without what it remembers."""
+    """The hook of one question. A copy or a pickle of the module has it too, without what it
+    remembers.
+    """
 
     def __init__(self, question: Question, settings: _Settings) -> None:
         self.question, self.settings = question, settings
         self._stateful = _is_stateful(question)
         told = lineages_of(question) if question.to else []
-        self._versioned = any(layout.detect is not None and layout.detect.module_version for one in told for layout in one.layouts)
+        self._versioned = any(
+            layout.detect is not None and layout.detect.module_version
+            for one in told
+            for layout in one.layouts
+        )
         self._kept = Kept()
 
     def __call__(
-        self, module: torch.nn.Module, state: MutableMapping[str, Any], prefix: str, local_metadata: Mapping[str, Any], strict: bool,
-        missing: list[str], unexpected: list[str], error_msgs: list[str],
-    ) -> None:  # fmt: skip
+        self,
+        module: torch.nn.Module,
+        state: MutableMapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing: list[str],
+        unexpected: list[str],
+        error_msgs: list[str],
+    ) -> None:
         import torch
 
-        own = {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)} if prefix else dict(state)
+        own = (
+            {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
+            if prefix
+            else dict(state)
+        )
         places = slots(module)
         as_is = _fits(own, places)
         if as_is and not (self._stateful and any(key.rpartition(".")[2] == EXTRA for key in own)):
@@ -189,20 +227,31 @@ class _Hook:
         checked = False
         try:
             with collector_paused():
-                outputs, others = self._migrated(module, own, places, _under(prefix, call.metadata) if self._versioned else {})
+                outputs, others = self._migrated(
+                    module, own, places, _under(prefix, call.metadata) if self._versioned else {}
+                )
                 checked = True
-                values, notes = self._checked(module, prefix, outputs, others, places, call, error_msgs)
+                values, notes = self._checked(
+                    module, prefix, outputs, others, places, call, error_msgs
+                )
         except _NotOursError:
             return
         except MigrateError as error:
-            if as_is and not checked and not any(d.code.startswith("M95") for d in error.diagnostics):
+            if (
+                as_is
+                and not checked
+                and not any(d.code.startswith("M95") for d in error.diagnostics)
+            ):
                 # only the form of states can be wrong in what has the right names
                 return
             error_msgs += [_shown(found, prefix) for found in error.diagnostics]
             if self._free(module):
-                # what loads itself may write, or fall over what it does not find: torch's error, without its walk
+                # what loads itself may write, or fall over what it does not find: torch's error,
+                # without its walk
                 told = "\n\t".join(error_msgs)
-                raise RuntimeError(f"Error(s) in loading state_dict for {type(module).__name__}:\n\t{told}") from None
+                raise RuntimeError(
+                    f"Error(s) in loading state_dict for {type(module).__name__}:\n\t{told}"
+                ) from None
             stay(state, prefix, own, places, assign=call.assign)
             return
         if len(own) == len(state):
@@ -213,11 +262,17 @@ class _Hook:
         state.update({prefix + key: value for key, value in values.items()})
         if isinstance(module, torch.nn.modules.lazy.LazyModuleMixin):
             # its own hook was here before, and found none of its names
-            module._lazy_load_hook(state, prefix, local_metadata, strict, missing, unexpected, error_msgs)
+            module._lazy_load_hook(
+                state, prefix, local_metadata, strict, missing, unexpected, error_msgs
+            )
         self._tell(outputs, len(own), len(values), notes, call)
 
     def _migrated(
-        self, module: torch.nn.Module, own: Mapping[str, Any], places: Mapping[str, Slot], versions: Mapping[str, Any]
+        self,
+        module: torch.nn.Module,
+        own: Mapping[str, Any],
+        places: Mapping[str, Slot],
+        versions: Mapping[str, Any],
     ) -> tuple[Outputs, dict[str, Any]]:
         """The outputs, and by their names now the values that are no tensors."""
         import torch
@@ -233,9 +288,14 @@ class _Hook:
             raise _NotOursError
         if any(issubclass(kind, LazyTensor) for kind in set(map(type, state.values()))):
             # another hook of ours was here before
-            state = {key: value.make() if isinstance(value, LazyTensor) else value for key, value in state.items()}
+            state = {
+                key: value.make() if isinstance(value, LazyTensor) else value
+                for key, value in state.items()
+            }
         side = sides(module)
-        said = {unwrapped({name: 0}, parallel=parallel)[name]: entry for name, entry in versions.items()}
+        said = {
+            unwrapped({name: 0}, parallel=parallel)[name]: entry for name, entry in versions.items()
+        }
         opened: list[MemorySource] = []
 
         def source() -> MemorySource:
@@ -251,7 +311,9 @@ class _Hook:
                 raise _NotOursError
             return found
 
-        signature = _signature(state, {**side, **{name: str(entry) for name, entry in said.items()}})
+        signature = _signature(
+            state, {**side, **{name: str(entry) for name, entry in said.items()}}
+        )
         migration = make() if signature is None else self._kept.get(signature, make)
 
         def again() -> MemorySource:
@@ -260,8 +322,18 @@ class _Hook:
 
         plain = signature is not None and signature[0]
         # arrays are read, because torch takes none
-        objects = state if plain else {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
-        outputs = Outputs(migration, again, objects, max_memory=self.settings.max_memory, device=self.settings.device)
+        objects = (
+            state
+            if plain
+            else {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
+        )
+        outputs = Outputs(
+            migration,
+            again,
+            objects,
+            max_memory=self.settings.max_memory,
+            device=self.settings.device,
+        )
         if not plain:
             require_readable(outputs, outputs.specs)
         return outputs, {name: state[was] for name, was in migration.names.items()}
@@ -275,19 +347,37 @@ class _Hook:
                 if (self.question.files or self.question.from_) and not self._reads(source):
                     raise _NotOursError from None
                 raise
-            if self.question.to and any(mixes(one, source.index) for one in lineages_of(self.question)):
+            if self.question.to and any(
+                mixes(one, source.index) for one in lineages_of(self.question)
+            ):
                 raise
         # a goal in whose lineage the dict is not is none for this dict
         kept = [one for one in apart(self.question) if self._is_known(one, source)]
         if not kept:
             raise _NotOursError
-        question = replace(self.question, to=tuple(t for one in kept for t in one.to), from_=tuple(t for one in kept for t in one.from_))
+        question = replace(
+            self.question,
+            to=tuple(t for one in kept for t in one.to),
+            from_=tuple(t for one in kept for t in one.from_),
+        )
         known = {name for file in files_of(question) for name in file.model.params}
-        return prepare(source, replace(question, params={n: v for n, v in question.params.items() if n in known or n == PARAMETER}))
+        return prepare(
+            source,
+            replace(
+                question,
+                params={n: v for n, v in question.params.items() if n in known or n == PARAMETER},
+            ),
+        )
 
     def _is_known(self, question: Question, source: MemorySource) -> bool:
         try:
-            find_route(source.index, side_reader(source), Stamp(), replace(question, params={}), states=States(source))
+            find_route(
+                source.index,
+                side_reader(source),
+                Stamp(),
+                replace(question, params={}),
+                states=States(source),
+            )
         except MigrateError as error:
             return not {d.code for d in error.diagnostics} <= _UNKNOWN
         return True
@@ -295,7 +385,9 @@ class _Hook:
     def _reads(self, source: MemorySource) -> bool:
         """Whether any rule of the first edge matches any key, whatever else it asks."""
         try:
-            legs = find_route(source.index, side_reader(source), Stamp(), self.question, states=States(source)).legs
+            legs = find_route(
+                source.index, side_reader(source), Stamp(), self.question, states=States(source)
+            ).legs
         except MigrateError:
             return True
         patterns = [
@@ -303,33 +395,68 @@ class _Hook:
             for rule, _ in (legs[0].rules if legs else ())
             for pattern in (rule.targets if legs[0].backwards else rule.sources).values()
         ]
-        keys = [*source.index.tensors, *(key for key in source.index.items if key.rpartition(".")[2] == EXTRA)]
-        return any(pattern.params or pattern.has_flat or any(matches(pattern, key) for key in keys) for pattern in patterns)
+        keys = [
+            *source.index.tensors,
+            *(key for key in source.index.items if key.rpartition(".")[2] == EXTRA),
+        ]
+        return any(
+            pattern.params or pattern.has_flat or any(matches(pattern, key) for key in keys)
+            for pattern in patterns
+        )
 
     def _checked(
-        self, module: torch.nn.Module, prefix: str, outputs: Outputs, others: Mapping[str, Any], places: Mapping[str, Slot], call: _Call,
+        self,
+        module: torch.nn.Module,
+        prefix: str,
+        outputs: Outputs,
+        others: Mapping[str, Any],
+        places: Mapping[str, Slot],
+        call: _Call,
         error_msgs: list[str],
-    ) -> tuple[dict[str, Any], Sequence[str]]:  # fmt: skip
-        """What torch is given, by slot, and notes; raises what speaks against it. With `assign` all of it is made here."""
+    ) -> tuple[dict[str, Any], Sequence[str]]:
+        """What torch is given, by slot, and notes; raises what speaks against it. With `assign` all
+        of it is made here.
+        """
         free = self._free(module)
-        judged = {k: slot._replace(tensor=None) if k.startswith(free) else slot for k, slot in places.items()} if free else places
+        judged = (
+            {
+                k: slot._replace(tensor=None) if k.startswith(free) else slot
+                for k, slot in places.items()
+            }
+            if free
+            else places
+        )
         loose = {name for name, value in others.items() if hasattr(value, "shape")}
-        found = fit(outputs.specs, others, judged, self.question.allow, cast=not call.assign, loose=loose)
+        found = fit(
+            outputs.specs, others, judged, self.question.allow, cast=not call.assign, loose=loose
+        )
         found = replace(
             found,
-            missing=tuple(k for k in found.missing if not (k.startswith(free) or _fills_itself(places[k], prefix + k, call.metadata))),
+            missing=tuple(
+                k
+                for k in found.missing
+                if not (k.startswith(free) or _fills_itself(places[k], prefix + k, call.metadata))
+            ),
         )
         own = tuple(unwrapped(dict.fromkeys(free), parallel=False).values())
-        strange = [] if not call.strict else [key for key in found.unexpected if not key.startswith(own)]
+        strange = (
+            [] if not call.strict else [key for key in found.unexpected if not key.startswith(own)]
+        )
         problem = replace(found, unexpected=tuple(strange)).left_over() if call.strict else None
-        kinds = _other_kinds({name: others[name] for name in loose if name in found.places}, found.places, judged)
+        kinds = _other_kinds(
+            {name: others[name] for name in loose if name in found.places}, found.places, judged
+        )
         problems = [*found.problems, *(one for one in (problem, kinds) if one is not None)]
         if problems:
             raise MigrateError(problems)
         if not call.assign:
-            require_present(outputs, {key: places[at] for key, at in found.places.items() if key not in others})
+            require_present(
+                outputs, {key: places[at] for key, at in found.places.items() if key not in others}
+            )
         outputs.require()
-        handover = Handover(outputs, found.places, places, lambda broken: error_msgs.append(_shown(broken, prefix)))
+        handover = Handover(
+            outputs, found.places, places, lambda broken: error_msgs.append(_shown(broken, prefix))
+        )
         values = handover.assigned(others) if call.assign else handover.lazily(others, free)
         for name in found.unexpected:
             # torch names them; they are not made for that
@@ -337,23 +464,39 @@ class _Hook:
         return values, found.notes
 
     def _free(self, module: torch.nn.Module) -> tuple[str, ...]:
-        """The places below which modules load themselves, or have hooks that rename once more: what they take, only they know."""
+        """The places below which modules load themselves, or have hooks that rename once more: what
+        they take, only they know.
+        """
         import torch
 
-        own = {torch.nn.Module._load_from_state_dict, torch.nn.modules.batchnorm._NormBase._load_from_state_dict}
+        own = {
+            torch.nn.Module._load_from_state_dict,
+            torch.nn.modules.batchnorm._NormBase._load_from_state_dict,
+        }
         found = []
         for path, child in module.named_modules(remove_duplicate=False):
-            hooks = [getattr(wrapped, "hook", wrapped) for wrapped in child._load_state_dict_pre_hooks.values()]
+            hooks = [
+                getattr(wrapped, "hook", wrapped)
+                for wrapped in child._load_state_dict_pre_hooks.values()
+            ]
             if child is module:
                 hooks = hooks[hooks.index(self) + 1 :] if self in hooks else []
-            foreign = [hook for hook in hooks if not str(getattr(hook, "__module__", "")).startswith("torch.")]
+            foreign = [
+                hook
+                for hook in hooks
+                if not str(getattr(hook, "__module__", "")).startswith("torch.")
+            ]
             if foreign or type(child)._load_from_state_dict not in own:
                 found.append(f"{path}." if path else "")
         return tuple(found)
 
-    def _tell(self, outputs: Outputs, read: int, made: int, notes: Sequence[str], call: _Call) -> None:
+    def _tell(
+        self, outputs: Outputs, read: int, made: int, notes: Sequence[str], call: _Call
+    ) -> None:
         said = outputs.migration.said()
-        steps = ", ".join(f"{step['lineage']} {step['from']} -> {step['to']}" for step in said["steps"])
+        steps = ", ".join(
+            f"{step['lineage']} {step['from']} -> {step['to']}" for step in said["steps"]
+        )
         at_once = ", all made at once for assign=True" if call.assign else ""
         log.info("migrated %s: %s from %s%s", steps, plural(made, "tensor"), f"{read:,}", at_once)
         if self.settings.inform is not None:
@@ -364,12 +507,18 @@ class _Hook:
 def _shown(diagnostic: Diagnostic, prefix: str) -> str:
     """The diagnostic as torch lists its own messages."""
     if prefix:
-        diagnostic = replace(diagnostic, notes=(*diagnostic.notes, f"all of it below {printable(prefix[:-1])}"))
+        diagnostic = replace(
+            diagnostic, notes=(*diagnostic.notes, f"all of it below {printable(prefix[:-1])}")
+        )
     return diagnostic.render().replace("\n", "\n\t")
 
 
-def _other_kinds(values: Mapping[str, Any], places: Mapping[str, str], slots: Mapping[str, Slot]) -> Diagnostic | None:
-    """M960 for tensors that no rule takes (sparse, quantized by torch) and that the module's own cannot be filled from."""
+def _other_kinds(
+    values: Mapping[str, Any], places: Mapping[str, str], slots: Mapping[str, Slot]
+) -> Diagnostic | None:
+    """M960 for tensors that no rule takes (sparse, quantized by torch) and that the module's own
+    cannot be filled from.
+    """
     import torch
 
     wrong = []
@@ -377,7 +526,10 @@ def _other_kinds(values: Mapping[str, Any], places: Mapping[str, str], slots: Ma
         held = slots[places[name]].tensor
         if held is None or torch.nn.parameter.is_lazy(held):
             continue
-        one, other = ((tuple(t.shape), getattr(t, "layout", None), getattr(t, "is_quantized", False)) for t in (value, held))
+        one, other = (
+            (tuple(t.shape), getattr(t, "layout", None), getattr(t, "is_quantized", False))
+            for t in (value, held)
+        )
         if one != other:
             wrong.append(f"{printable(name)}: {_kind(one)}, the module's is {_kind(other)}")
     if not wrong:
@@ -392,7 +544,9 @@ def _kind(found: tuple[Any, ...]) -> str:
 
 
 def _fits(own: Mapping[str, Any], places: Mapping[str, Slot]) -> bool:
-    """Whether every key is one of the module's, and every shape that of its parameter or buffer, as torch compares them."""
+    """Whether every key is one of the module's, and every shape that of its parameter or buffer, as
+    torch compares them.
+    """
     import torch
 
     lazy = torch.nn.parameter.is_lazy
@@ -408,35 +562,55 @@ def _fits(own: Mapping[str, Any], places: Mapping[str, Slot]) -> bool:
     return True
 
 
-def _call(state: MutableMapping[str, Any], local_metadata: Mapping[str, Any], strict: bool) -> _Call:
-    """How torch was called: hooks are told `strict=True` always, so its own frame is asked; what hooks are told counts if there is none."""
+def _call(
+    state: MutableMapping[str, Any], local_metadata: Mapping[str, Any], strict: bool
+) -> _Call:
+    """How torch was called: hooks are told `strict=True` always, so its own frame is asked; what
+    hooks are told counts if there is none.
+    """
     import torch
 
     frame, code = sys._getframe(1), torch.nn.Module.load_state_dict.__code__
     metadata: Any = getattr(state, "_metadata", None)
     while frame is not None:
         if frame.f_code is code:
-            strict, metadata = bool(frame.f_locals.get("strict", strict)), frame.f_locals.get("metadata", metadata)
+            strict, metadata = (
+                bool(frame.f_locals.get("strict", strict)),
+                frame.f_locals.get("metadata", metadata),
+            )
             break
         frame = frame.f_back  # type: ignore[assignment]
     metadata = metadata if isinstance(metadata, Mapping) else {}
-    # a load with `assign=True` is noted in the metadata, module by module, and the next one of the same dict goes by that
+    # a load with `assign=True` is noted in the metadata, module by module, and the next one of the
+    # same dict goes by that
     entries = [local_metadata, *metadata.values()]
-    return _Call(strict, any(isinstance(entry, Mapping) and entry.get("assign_to_params_buffers") for entry in entries), metadata)
+    return _Call(
+        strict,
+        any(
+            isinstance(entry, Mapping) and entry.get("assign_to_params_buffers")
+            for entry in entries
+        ),
+        metadata,
+    )
 
 
 def _fills_itself(slot: Slot, key: str, metadata: Mapping[str, Any]) -> bool:
-    """Whether torch makes up what is missing: the counter of a normalisation, where the dict is from before there was one."""
+    """Whether torch makes up what is missing: the counter of a normalisation, where the dict is
+    from before there was one.
+    """
     import torch
 
-    if slot.name != "num_batches_tracked" or not isinstance(slot.owner, torch.nn.modules.batchnorm._NormBase):
+    if slot.name != "num_batches_tracked" or not isinstance(
+        slot.owner, torch.nn.modules.batchnorm._NormBase
+    ):
         return False
     version = (metadata.get(key.rpartition(".")[0]) or {}).get("version")
     return version is None or version < 2
 
 
 def _signature(state: Mapping[str, Any], side: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    """What a migration depends on: keys, classes, dtypes, shapes, strides; None if they cannot be told.
+    """What a migration depends on: keys, classes, dtypes, shapes, strides; None if they cannot be
+    told.
 
     The first part says whether all values are plain tensors.
     """
@@ -448,20 +622,52 @@ def _signature(state: Mapping[str, Any], side: Mapping[str, Any]) -> tuple[Any, 
     try:
         if plain:
             dtypes = tuple(map(attrgetter("dtype"), values))
-            flags = [tuple(map(torch.Tensor.is_neg, values)), tuple(map(attrgetter("is_meta"), values))]
-            flags += [tuple(map(torch.Tensor.is_conj, values))] * any(dtype.is_complex for dtype in set(dtypes))
+            flags = [
+                tuple(map(torch.Tensor.is_neg, values)),
+                tuple(map(attrgetter("is_meta"), values)),
+            ]
+            flags += [tuple(map(torch.Tensor.is_conj, values))] * any(
+                dtype.is_complex for dtype in set(dtypes)
+            )
             # where all is in order, shapes tell the strides
-            strides = None if all(map(torch.Tensor.is_contiguous, values)) else tuple(map(torch.Tensor.stride, values))
+            strides = (
+                None
+                if all(map(torch.Tensor.is_contiguous, values))
+                else tuple(map(torch.Tensor.stride, values))
+            )
             shapes = tuple(map(attrgetter("shape"), values))
-            return (not any(map(any, flags)), tuple(state), kinds, dtypes, shapes, strides, *flags, tuple(side.items()))
+            return (
+                not any(map(any, flags)),
+                tuple(state),
+                kinds,
+                dtypes,
+                shapes,
+                strides,
+                *flags,
+                tuple(side.items()),
+            )
         rows: list[tuple[Any, ...]] = []
         for value in values:
             if not hasattr(value, "dtype") or not hasattr(value, "shape"):
                 rows.append(())
             elif is_plain(value):
-                rows.append((value.dtype, value.shape, value.stride(), value.is_meta or value.is_neg() or value.is_conj()))
+                rows.append(
+                    (
+                        value.dtype,
+                        value.shape,
+                        value.stride(),
+                        value.is_meta or value.is_neg() or value.is_conj(),
+                    )
+                )
             else:
-                rows.append((value.dtype, tuple(value.shape), getattr(value, "strides", None), memory.dense(value)))
+                rows.append(
+                    (
+                        value.dtype,
+                        tuple(value.shape),
+                        getattr(value, "strides", None),
+                        memory.dense(value),
+                    )
+                )
         return (False, tuple(state), kinds, tuple(rows), tuple(side.items()))
     except (RuntimeError, NotImplementedError):
         # no strides
@@ -470,11 +676,17 @@ def _signature(state: Mapping[str, Any], side: Mapping[str, Any]) -> tuple[Any, 
 
 def _under(prefix: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
     """The entries of modules below the prefix, by their names there."""
-    return {name[len(prefix) :]: entry for name, entry in metadata.items() if isinstance(name, str) and f"{name}.".startswith(prefix)}
+    return {
+        name[len(prefix) :]: entry
+        for name, entry in metadata.items()
+        if isinstance(name, str) and f"{name}.".startswith(prefix)
+    }
 
 
 def _opened(state: MutableMapping[str, Any], side: Mapping[str, bytes]) -> MemorySource:
-    """The state dict as a source; tensors that no rule can take (sparse, quantized by torch) are values that go where their modules go."""
+    """The state dict as a source; tensors that no rule can take (sparse, quantized by torch) are
+    values that go where their modules go.
+    """
     try:
         return memory.open(state, meta=True, wrapped=True, sides=side)
     except MigrateError:

@@ -1,8 +1,9 @@
 """A value that `load_state_dict` takes for a tensor and that is made when it is copied.
 
-torch looks at the shape of a value and then calls `parameter.copy_(value)`; any class with `__torch_function__` may answer
-(`Module._load_from_state_dict`, `overrides.is_tensor_like`). So a state dict of these costs nothing, and one tensor is held at a time.
-Every other use makes the tensor, so that code that looks closer sees an ordinary one.
+torch looks at the shape of a value and then calls `parameter.copy_(value)`; any class with
+`__torch_function__` may answer (`Module._load_from_state_dict`, `overrides.is_tensor_like`). So a
+state dict of these costs nothing, and one tensor is held at a time. Every other use makes the
+tensor, so that code that looks closer sees an ordinary one.
 """
 
 from __future__ import annotations
@@ -17,17 +18,23 @@ if TYPE_CHECKING:
 
 
 class LazyTensor:
-    """Stands for a tensor of this spec. `make` answers with it, `into(target)` copies it into a tensor as `copy_` would."""
+    """Stands for a tensor of this spec. `make` answers with it, `into(target)` copies it into a
+    tensor as `copy_` would.
+    """
 
     is_meta = False
     requires_grad = False
     grad = None
 
-    def __init__(self, spec: Spec, make: Callable[[], torch.Tensor], into: Callable[[torch.Tensor], None]) -> None:
+    def __init__(
+        self, spec: Spec, make: Callable[[], torch.Tensor], into: Callable[[torch.Tensor], None]
+    ) -> None:
         self.spec, self.make, self.into = spec, make, into
 
     def loaded(self, target: torch.Tensor) -> torch.Tensor:
-        """What torch swaps a parameter for when it is told to swap instead of to copy: the parameter's memory, filled."""
+        """What torch swaps a parameter for when it is told to swap instead of to copy: the
+        parameter's memory, filled.
+        """
         self.into(target)
         return target.detach()
 
@@ -80,10 +87,20 @@ class LazyTensor:
         return getattr(self.make(), name)
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        cls,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
         import torch
 
-        if len(args) >= 2 and isinstance(args[1], LazyTensor) and not isinstance(args[0], LazyTensor):
+        if (
+            len(args) >= 2
+            and isinstance(args[1], LazyTensor)
+            and not isinstance(args[0], LazyTensor)
+        ):
             if func is torch.Tensor.copy_:
                 args[1].into(args[0])
                 return args[0]
@@ -94,8 +111,10 @@ class LazyTensor:
 
 # Python looks for these on the class, and asks no `__getattr__`
 _OPERATORS = (
-    "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "rfloordiv", "mod", "rmod", "pow", "rpow", "matmul",
-    "rmatmul", "and", "rand", "or", "ror", "xor", "rxor", "eq", "ne", "lt", "le", "gt", "ge", "neg", "abs", "invert", "bool", "int",
+    "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "rfloordiv",
+    "mod", "rmod", "pow", "rpow", "matmul",
+    "rmatmul", "and", "rand", "or", "ror", "xor", "rxor", "eq", "ne", "lt", "le", "gt", "ge", "neg",
+    "abs", "invert", "bool", "int",
     "float", "index", "contains", "array", "deepcopy", "reduce_ex",
 )  # fmt: skip
 

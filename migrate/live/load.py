@@ -1,8 +1,10 @@
-"""A checkpoint, or another module, streamed into a live module: each tensor from where it lies to where it shall be.
+"""A checkpoint, or another module, streamed into a live module: each tensor from where it lies to
+where it shall be.
 
-All that can be said against it is said before the first parameter changes: names, shapes, dtypes, conditions on values, checksums,
-memory. Then outputs are written in the order in which their bytes lie in the files, by a few threads, each into the memory that the
-parameter has. What is on the meta device gets memory of its own, which is put into the module when all of it is filled.
+All that can be said against it is said before the first parameter changes: names, shapes, dtypes,
+conditions on values, checksums, memory. Then outputs are written in the order in which their bytes
+lie in the files, by a few threads, each into the memory that the parameter has. What is on the meta
+device gets memory of its own, which is put into the module when all of it is filled.
 """
 
 from __future__ import annotations
@@ -46,7 +48,10 @@ if TYPE_CHECKING:
     from .migration import Migration
 
 FORMAT_VERSION = "1.0"
-GATHER = "gather the state dict first: `get_model_state_dict` of torch.distributed.checkpoint.state_dict with full_state_dict=True"
+GATHER = (
+    "gather the state dict first: `get_model_state_dict` of "
+    "torch.distributed.checkpoint.state_dict with full_state_dict=True"
+)
 Progress = Callable[[int, int], None]
 
 
@@ -67,13 +72,15 @@ def load(
     threads: int = 2,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Streams a checkpoint, or a state dict, into the module, migrated on the way; answers with what was done.
+    """Streams a checkpoint, or a state dict, into the module, migrated on the way; answers with
+    what was done.
 
-    Whichever way leads to the layout `to` is taken; without `to` and `rules` the checkpoint is loaded as it is. Parameters keep their
-    dtype: what holds every value is cast, what rounds needs `allow="lossy"`. Tensors on the meta device are made on `device`, by
-    default where the others are. Raises all problems before anything changes (M960, M961, M963); if it stops in the middle, M965 says
-    what was written. `strict=False` permits names without a partner, which the answer lists. A `config` of the module stands in for
-    the `config.json` of a checkpoint that has none.
+    Whichever way leads to the layout `to` is taken; without `to` and `rules` the checkpoint is
+    loaded as it is. Parameters keep their dtype: what holds every value is cast, what rounds needs
+    `allow="lossy"`. Tensors on the meta device are made on `device`, by default where the others
+    are. Raises all problems before anything changes (M960, M961, M963); if it stops in the middle,
+    M965 says what was written. `strict=False` permits names without a partner, which the answer
+    lists. A `config` of the module stands in for the `config.json` of a checkpoint that has none.
     """
     question = asked(to, from_, rules, params, allow, at)
     budget = limits.memory(max_memory)
@@ -83,7 +90,9 @@ def load(
     else:
         source = formats.open(path_text("path", path), "links" in question.allow, question.at)
     try:
-        return _loaded(model, _configured(source, model), question, strict, device, budget, threads, progress)
+        return _loaded(
+            model, _configured(source, model), question, strict, device, budget, threads, progress
+        )
     finally:
         source.close()
 
@@ -104,9 +113,11 @@ def convert_module(
     threads: int = 2,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Moves the state of one live module into another of the new layout, tensor by tensor; `old` is not changed.
+    """Moves the state of one live module into another of the new layout, tensor by tensor; `old` is
+    not changed.
 
-    The answer and all arguments are those of `load`. M916 for a module on the meta device, which holds nothing.
+    The answer and all arguments are those of `load`. M916 for a module on the meta device, which
+    holds nothing.
     """
     for name, given in (("old", old), ("new", new)):
         if not modules.is_module(given):
@@ -122,17 +133,31 @@ def convert_module(
 
 
 def _loaded(
-    model: torch.nn.Module, source: Source, question: Question, strict: bool, device: Any, budget: int, threads: int,
+    model: torch.nn.Module,
+    source: Source,
+    question: Question,
+    strict: bool,
+    device: Any,
+    budget: int,
+    threads: int,
     progress: Progress | None,
-) -> dict[str, Any]:  # fmt: skip
-    """What `_Load` answers with; where the checkpoint does not fit and no goal was named, M960 says which goal it would fit with."""
+) -> dict[str, Any]:
+    """What `_Load` answers with; where the checkpoint does not fit and no goal was named, M960 says
+    which goal it would fit with.
+    """
     try:
         return _Load(model, source, question, strict, device, budget).run(threads, progress)
     except MigrateError as error:
         if question.to or question.rules or not any(d.code == "M960" for d in error.diagnostics):
             raise
         found = error
-    fits = [to for to in _goals(source) if _would_fit(model, source, replace(question, to=(to,), output_format=None), device, budget)]
+    fits = [
+        to
+        for to in _goals(source)
+        if _would_fit(
+            model, source, replace(question, to=(to,), output_format=None), device, budget
+        )
+    ]
     if not fits:
         raise found
     hint = f"as another layout it fits the module: {' or '.join(option('to', to) for to in fits)}"
@@ -143,12 +168,21 @@ def _loaded(
 def _goals(source: Source) -> Iterator[str]:
     """The other layouts of the lineages that the checkpoint stands in."""
     stamp = stamp_of(source)[0]
-    standing = {x["lineage"]: x["layout"] for x in layouts_of(source.index, side_reader(source), (), stamp.layouts, States(source))}
+    standing = {
+        x["lineage"]: x["layout"]
+        for x in layouts_of(source.index, side_reader(source), (), stamp.layouts, States(source))
+    }
     for lineage in (one for name in standing for one in known_lineages((), name)):
-        yield from (f"{lineage['name']}@{x['name']}" for x in lineage["layouts"] if x["name"] != standing[lineage["name"]])
+        yield from (
+            f"{lineage['name']}@{x['name']}"
+            for x in lineage["layouts"]
+            if x["name"] != standing[lineage["name"]]
+        )
 
 
-def _would_fit(model: torch.nn.Module, source: Source, question: Question, device: Any, budget: int) -> bool:
+def _would_fit(
+    model: torch.nn.Module, source: Source, question: Question, device: Any, budget: int
+) -> bool:
     try:
         _Load(model, source, question, True, device, budget).fitted()
     except MigrateError as error:
@@ -158,10 +192,17 @@ def _would_fit(model: torch.nn.Module, source: Source, question: Question, devic
 
 
 def asked(
-    to: str | Iterable[str], from_: str | Iterable[str], rules: Iterable[PathLike], params: Mapping[str, Any] | None,
-    allow: Iterable[str], at: str | None, output_format: str | None = None,
-) -> Question:  # fmt: skip
-    """The question, in whichever direction it leads; one that names no goal asks for the checkpoint as it is."""
+    to: str | Iterable[str],
+    from_: str | Iterable[str],
+    rules: Iterable[PathLike],
+    params: Mapping[str, Any] | None,
+    allow: Iterable[str],
+    at: str | None,
+    output_format: str | None = None,
+) -> Question:
+    """The question, in whichever direction it leads; one that names no goal asks for the checkpoint
+    as it is.
+    """
     found = ask(to, from_, rules, params, allow, backwards=None, at=at, output_format=output_format)
     aimless = not (found.to or found.rules or found.from_ or output_format)
     return replace(found, output_format=OUTPUT_FORMATS[0]) if aimless else found
@@ -172,7 +213,12 @@ def _named(state: Mapping[str, Any], model: torch.nn.Module) -> Mapping[str, Any
     if not modules.is_module(model):
         return state
     text = {key: value for key, value in state.items() if isinstance(key, str)}
-    own = modules.unwrapped(text, parallel=not any(name.startswith("module.") for name in (s.plain for s in modules.slots(model).values())))
+    own = modules.unwrapped(
+        text,
+        parallel=not any(
+            name.startswith("module.") for name in (s.plain for s in modules.slots(model).values())
+        ),
+    )
     if len(text) < len(state) or len(set(own.values())) < len(own):
         return state
     return {own[key]: value for key, value in state.items()}
@@ -181,7 +227,11 @@ def _named(state: Mapping[str, Any], model: torch.nn.Module) -> Mapping[str, Any
 def _configured(source: Source, model: torch.nn.Module) -> Source:
     """The source with the model's configuration, where it has none of its own."""
     sides = modules.sides(model) if modules.is_module(model) else {}
-    sides = {path: content for path, content in sides.items() if path not in {f.path for f in source.index.side_files}}
+    sides = {
+        path: content
+        for path, content in sides.items()
+        if path not in {f.path for f in source.index.side_files}
+    }
     return _Configured(source, sides) if sides else source
 
 
@@ -190,8 +240,16 @@ class _Configured:
 
     def __init__(self, source: Source, sides: Mapping[str, bytes]) -> None:
         self._source, self._sides = source, sides
-        files = (*source.index.side_files, *(SideFile(path, len(content)) for path, content in sides.items()))
-        self.path, self.format, self.blobs, self.history = source.path, source.format, source.blobs, source.history
+        files = (
+            *source.index.side_files,
+            *(SideFile(path, len(content)) for path, content in sides.items()),
+        )
+        self.path, self.format, self.blobs, self.history = (
+            source.path,
+            source.format,
+            source.blobs,
+            source.history,
+        )
         self.index = replace(source.index, side_files=files)
         self.values = getattr(source, "values", {})
         self.converted: frozenset[str] = getattr(source, "converted", frozenset())
@@ -212,7 +270,15 @@ class _Configured:
 class _Load:
     """One source on its way into one module."""
 
-    def __init__(self, model: torch.nn.Module, source: Source, question: Question, strict: bool, device: Any, budget: int) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        source: Source,
+        question: Question,
+        strict: bool,
+        device: Any,
+        budget: int,
+    ) -> None:
         if not modules.is_module(model):
             fail("M115", f"`model` is a module, not a {printable(type(model).__qualname__)}")
         self.model, self.source, self.strict, self.budget = model, source, strict, budget
@@ -226,8 +292,13 @@ class _Load:
         self.targets = Targets(model, where)
         compute = compute if device is not None else device_of(self.targets.device)[1]
         self.outputs = Outputs(
-            self.migration, lambda: source, self.objects, max_memory=budget, device=compute, ledger=self.ledger
-        )  # fmt: skip
+            self.migration,
+            lambda: source,
+            self.objects,
+            max_memory=budget,
+            device=compute,
+            ledger=self.ledger,
+        )
         self.others = _others(self.migration, source)
         self.allow = question.allow
 
@@ -239,7 +310,9 @@ class _Load:
         self.outputs.require()
         graph = self.outputs.graph
         sums.require([graph.outputs[job.key] for job in jobs], self.source, {})
-        values = {slot: self._value(name) for name, slot in found.places.items() if name in self.others}
+        values = {
+            slot: self._value(name) for name, slot in found.places.items() if name in self.others
+        }
         filling = Filling(self.outputs, self.targets, self.budget, progress)
         written = filling.run(jobs, threads, self._finish(found, values))
         specs = self.outputs.specs
@@ -261,7 +334,9 @@ class _Load:
             "losses": said["losses"],
             "notes": list(dict.fromkeys(notes)),
             "warnings": said["warnings"],
-            "report": self.ledger.report(complete=True) if calls(graph.outputs[name] for name in specs) else None,
+            "report": self.ledger.report(complete=True)
+            if calls(graph.outputs[name] for name in specs)
+            else None,
         }
 
     def fitted(self) -> Fit:
@@ -279,15 +354,19 @@ class _Load:
         if left and self.strict:
             report.add(
                 "M963",
-                f"{plural(len(left), 'tensor')} of the module would stay on the meta device, in no checkpoint: {_collapsed(left)}",
-                help="make what holds them again on a real device first, or load with strict=False and do it afterwards",
+                f"{plural(len(left), 'tensor')} of the module would stay on the meta device, in "
+                f"no checkpoint: {_collapsed(left)}",
+                help="make what holds them again on a real device first, or load with "
+                "strict=False and do it afterwards",
             )
         self.targets.check(report)
         report.check()
         return replace(found, notes=(*notes, *found.notes))
 
     def _tied(self, found: Fit, report: Report) -> tuple[list[str], Fit]:
-        """What is one in the module needs one tensor of the checkpoint; M960 where it has several that differ."""
+        """What is one in the module needs one tensor of the checkpoint; M960 where it has several
+        that differ.
+        """
         names: dict[Any, list[str]] = {}
         for name, key in found.places.items():
             names.setdefault(self._identity(key), []).append(name)
@@ -296,7 +375,10 @@ class _Load:
         if filled:
             one = names[self._identity(filled[0])][0]
             more = f", and {len(filled) - 1} more" if len(filled) > 1 else ""
-            notes.append(f"one tensor under several names, of which the checkpoint has one: {self.slots[filled[0]].plain} is {one}{more}")
+            notes.append(
+                "one tensor under several names, of which the checkpoint has one: "
+                f"{self.slots[filled[0]].plain} is {one}{more}"
+            )
         places = dict(found.places)
         order = {key: number for number, key in enumerate(self.slots)}
         outputs = self.outputs.graph.outputs
@@ -306,13 +388,26 @@ class _Load:
             several.sort(key=lambda name: order[places[name]])
             *before, last = several
             made = [outputs.get(name) for name in several]
-            same = all(a is not None and b is not None and a.spec == b.spec and equal(a, b, self.source) for a, b in pairwise(made))
+            same = all(
+                a is not None and b is not None and a.spec == b.spec and equal(a, b, self.source)
+                for a, b in pairwise(made)
+            )
             if not same and last in outputs and self.strict:
                 all_names = listed([printable(name) for name in several])
-                what = f"the checkpoint has different tensors for {all_names}, in the module they are one"
-                report.add("M960", what, help="build the module without this tie, or load with strict=False: the last one counts")
+                what = (
+                    f"the checkpoint has different tensors for {all_names}, in the module they "
+                    "are one"
+                )
+                report.add(
+                    "M960",
+                    what,
+                    help="build the module without this tie, or load with strict=False: the last "
+                    "one counts",
+                )
             elif not same:
-                notes.append(f"one tensor of the module, of which the last one counts: {listed(several)}")
+                notes.append(
+                    f"one tensor of the module, of which the last one counts: {listed(several)}"
+                )
             for name in before:
                 del places[name]
         missing = tuple(key for key in found.missing if key not in set(filled))
@@ -326,24 +421,49 @@ class _Load:
         """Each output with its place, in the order of the bytes that it reads."""
         outputs = self.outputs.graph.outputs
         stored = self.migration.index.tensors
-        wanted = [name for name in found.places if name in outputs and self.slots[found.places[name]].tensor is not None]
-        starts = {name: min((stored[key][1:3] for key in _sources(outputs[name])), default=(0, 0)) for name in wanted}
+        wanted = [
+            name
+            for name in found.places
+            if name in outputs and self.slots[found.places[name]].tensor is not None
+        ]
+        starts = {
+            name: min((stored[key][1:3] for key in _sources(outputs[name])), default=(0, 0))
+            for name in wanted
+        }
         wanted.sort(key=starts.__getitem__)
         return [Job(name, outputs[name], self.slots[found.places[name]]) for name in wanted]
 
     def _refuse_own(self, jobs: list[Job]) -> None:
-        """M115 where the source lies in the memory that is to be written: it would change while it is read."""
-        held = {one.untyped_storage().data_ptr() for one in self.objects.values() if is_plain(one) and one.numel()}
+        """M115 where the source lies in the memory that is to be written: it would change while it
+        is read.
+        """
+        held = {
+            one.untyped_storage().data_ptr()
+            for one in self.objects.values()
+            if is_plain(one) and one.numel()
+        }
         own = []
         for job in jobs if held else ():
             target, same = job.slot.tensor, self.outputs.untouched(job.key)
-            if not is_plain(target) or not target.numel() or target.untyped_storage().data_ptr() not in held:
+            if (
+                not is_plain(target)
+                or not target.numel()
+                or target.untyped_storage().data_ptr() not in held
+            ):
                 continue
-            if same is None or (same.data_ptr(), same.stride(), same.dtype) != (target.data_ptr(), target.stride(), target.dtype):
+            if same is None or (same.data_ptr(), same.stride(), same.dtype) != (
+                target.data_ptr(),
+                target.stride(),
+                target.dtype,
+            ):
                 own.append(job.slot.plain)
         if own:
             what = f"the module's own memory is what it is loaded from: {_collapsed(own)}"
-            fail("M115", what, help="clone these tensors first, or build another module and use `convert_module`")
+            fail(
+                "M115",
+                what,
+                help="clone these tensors first, or build another module and use `convert_module`",
+            )
 
     def _refuse_parts(self, jobs: list[Job]) -> None:
         """M916 where elements of a DTensor are needed, most of which are in other processes."""
@@ -351,10 +471,15 @@ class _Load:
         needed = [
             job.slot.plain
             for job in (jobs if parts else ())
-            if parts.intersection(_sources(job.tensor)) and not alike(self.outputs.untouched(job.key), job.slot.tensor)
+            if parts.intersection(_sources(job.tensor))
+            and not alike(self.outputs.untouched(job.key), job.slot.tensor)
         ]
         if needed:
-            fail("M916", f"other processes hold parts of what is needed for {_collapsed(needed)}", help=GATHER)
+            fail(
+                "M916",
+                f"other processes hold parts of what is needed for {_collapsed(needed)}",
+                help=GATHER,
+            )
 
     def _value(self, name: str) -> Any:
         """The value that is no tensor which is called so now."""
@@ -365,7 +490,11 @@ class _Load:
             return index.items[was]
         several = len(outline.parts) > 1
         part = outline.parts[(rank_of(was) or 0) if several else 0]
-        tree = part.table.get(was.rpartition("@")[0] if several else was) if part.table is not None else None
+        tree = (
+            part.table.get(was.rpartition("@")[0] if several else was)
+            if part.table is not None
+            else None
+        )
 
         def tensor(record: TensorRecord) -> Any:
             return self._read(outline.names[id(record)], record)
@@ -379,7 +508,11 @@ class _Load:
         at = index.tensors.get(key) or index.carried[key]
         made, buffers = memory.allocate({key: at.spec})
         if at.strides is not None:
-            fail("M916", f"{printable(key)} stands in a value that is no tensor, and is not stored row by row")
+            fail(
+                "M916",
+                f"{printable(key)} stands in a value that is no tensor, and is not stored row by "
+                "row",
+            )
         if at.spec.nbytes:
             self.source.blobs[at.blob].readinto(at.offset, buffers[key])
         return made[key].reshape(record.shape)
@@ -403,15 +536,21 @@ class _Load:
 
 
 def _others(migration: Migration, source: Source) -> dict[str, str]:
-    """The values that are no tensors, by the names that a module may have for them -> their name in the migration.
+    """The values that are no tensors, by the names that a module may have for them -> their name in
+    the migration.
 
-    Files of ranks have each their own; where a module of one piece is loaded, those of the first rank count.
+    Files of ranks have each their own; where a module of one piece is loaded, those of the first
+    rank count.
     """
     outline = source.index.outline
     if outline is None or len(outline.parts) < 2:
         return {name: name for name in migration.names}
     several = any(rank_of(key) is not None for key in migration.composition.graph.outputs)
-    return {name if several else name.rpartition("@")[0]: name for name in migration.names if several or (rank_of(name) or 0) == 0}
+    return {
+        name if several else name.rpartition("@")[0]: name
+        for name in migration.names
+        if several or (rank_of(name) or 0) == 0
+    }
 
 
 def _sources(tensor: Tensor) -> list[str]:

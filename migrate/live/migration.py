@@ -1,7 +1,9 @@
-"""What a question means for one state dict or opened checkpoint: the route, the graph, and what there is to say about it.
+"""What a question means for one state dict or opened checkpoint: the route, the graph, and what
+there is to say about it.
 
-A training process loads the same keys and shapes again and again. What was worked out for them once is kept, unless values
-had a part in it; it refers to no value of the state dict, or a module would hold the whole of what was once loaded into it.
+A training process loads the same keys and shapes again and again. What was worked out for them once
+is kept, unless values had a part in it; it refers to no value of the state dict, or a module would
+hold the whole of what was once loaded into it.
 """
 
 from __future__ import annotations
@@ -38,8 +40,8 @@ _MOST_KEPT = 4
 class Migration:
     """One question, answered for one index.
 
-    `names`: what a value that is no tensor is called now -> what it was called. `params` are those of the rules. `ways` fills with how
-    each output is had, and belongs to the graph.
+    `names`: what a value that is no tensor is called now -> what it was called. `params` are those
+    of the rules. `ways` fills with how each output is had, and belongs to the graph.
     """
 
     index: Index
@@ -60,16 +62,26 @@ class Migration:
     def changes(self) -> bool:
         """Whether anything comes out otherwise than it went in, be it a name."""
         outputs, index = self.composition.graph.outputs, self.index
-        same = outputs.keys() == index.tensors.keys() and all(origin(tensor, index) == key for key, tensor in outputs.items())
-        return not (same and all(name == was for name, was in self.names.items()) and self.names.keys() == index.items.keys())
+        same = outputs.keys() == index.tensors.keys() and all(
+            origin(tensor, index) == key for key, tensor in outputs.items()
+        )
+        return not (
+            same
+            and all(name == was for name, was in self.names.items())
+            and self.names.keys() == index.items.keys()
+        )
 
     @property
     def lasting(self) -> bool:
-        """Whether the same keys, specs and strides mean the same again: no value decided anything."""
+        """Whether the same keys, specs and strides mean the same again: no value decided
+        anything.
+        """
         return not any(bound.decided for _, bound in self.composition.legs)
 
     def without_values(self) -> Migration:
-        """The same for any state dict of these keys and specs: it knows of none of them what stands in it."""
+        """The same for any state dict of these keys and specs: it knows of none of them what stands
+        in it.
+        """
         index = replace(self.index, items=dict.fromkeys(self.index.items))
         return replace(self, index=index, composition=replace(self.composition, values=None))
 
@@ -86,13 +98,17 @@ class Migration:
 
 
 def prepare(source: Source, question: Question, stamp: Stamp | None = None) -> Migration:
-    """The migration that the question asks for; raises all that speaks against it. No tensor is read, but for what decides keys."""
+    """The migration that the question asks for; raises all that speaks against it. No tensor is
+    read, but for what decides keys.
+    """
     return with_permissions(question, lambda asked: _prepared(source, asked, stamp))
 
 
 def _prepared(source: Source, question: Question, stamp: Stamp | None) -> Migration:
     known = require_known(source, question)
-    route = find_route(source.index, side_reader(source), stamp or Stamp(), question, states=States(source))
+    route = find_route(
+        source.index, side_reader(source), stamp or Stamp(), question, states=States(source)
+    )
     walk = walk_for(source, route, False)
     composition = compose_for(source, route, question, walk, prove=False)
     report = Report()
@@ -101,8 +117,15 @@ def _prepared(source: Source, question: Question, stamp: Stamp | None) -> Migrat
     report.check()
     index, values = source.index, composition.values
     names = values.names if values is not None else {key: key for key in index.items}
-    notes = [*(note for _, bound in composition.legs for note in bound.notes), *walk.notes, *known, *route.remarks]
-    return Migration(index, route, composition, names, walk.params, notes, (*route.warnings, *walk.warnings))
+    notes = [
+        *(note for _, bound in composition.legs for note in bound.notes),
+        *walk.notes,
+        *known,
+        *route.remarks,
+    ]
+    return Migration(
+        index, route, composition, names, walk.params, notes, (*route.warnings, *walk.warnings)
+    )
 
 
 def origin(tensor: Tensor, index: Index) -> str | None:
@@ -111,22 +134,37 @@ def origin(tensor: Tensor, index: Index) -> str | None:
     if not isinstance(key, str):
         return None
     at = index.tensors[key]
-    return key if tensor.spec == at.spec and tensor.view == views.stored(0, at.spec.shape, at.strides) else None
+    return (
+        key
+        if tensor.spec == at.spec and tensor.view == views.stored(0, at.spec.shape, at.strides)
+        else None
+    )
 
 
-def _refuse_conversions(outputs: Mapping[str, Tensor], source: Source, allow: frozenset[str], report: Report) -> None:
-    """M401 where rules need the elements of a tensor whose class holds them in another number format, unless that is allowed."""
+def _refuse_conversions(
+    outputs: Mapping[str, Tensor], source: Source, allow: frozenset[str], report: Report
+) -> None:
+    """M401 where rules need the elements of a tensor whose class holds them in another number
+    format, unless that is allowed.
+    """
     converted: frozenset[str] = getattr(source, "converted", frozenset())
     if not converted or "lossy" in allow:
         return
     touched = [tensor for tensor in outputs.values() if origin(tensor, source.index) is None]
     touched += [read for call in calls(touched) for read in call.inputs]
-    moved = dict.fromkeys(key for tensor in touched for key in tensor.sources if isinstance(key, str) and key in converted)
+    moved = dict.fromkeys(
+        key
+        for tensor in touched
+        for key in tensor.sources
+        if isinstance(key, str) and key in converted
+    )
     if moved:
         report.add(
             "M401",
-            f"rules need the elements of {listed(list(moved), 4)}, whose class holds them in a number format of its own",
-            help='allow={"lossy"} has them dequantized; rules that only rename hand the objects on as they are',
+            f"rules need the elements of {listed(list(moved), 4)}, whose class holds them in a "
+            "number format of its own",
+            help='allow={"lossy"} has them dequantized; rules that only rename hand the objects '
+            "on as they are",
             permit="lossy",
         )
 

@@ -1,7 +1,8 @@
-"""What a live module takes from a state dict: its parameters, buffers and extra states by the names that `state_dict` gives them.
+"""What a live module takes from a state dict: its parameters, buffers and extra states by the names
+that `state_dict` gives them.
 
-Wrappers put a segment of their own into every name (`module.` of DDP, `_orig_mod.` of torch.compile). Rules are written for the
-model's own names, so each slot knows both.
+Wrappers put a segment of their own into every name (`module.` of DDP, `_orig_mod.` of
+torch.compile). Rules are written for the model's own names, so each slot knows both.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ EXTRA = "_extra_state"
 
 
 class Slot(NamedTuple):
-    """A place of a module that a state dict fills: attribute `name` of `owner`, which is `plain` to rules.
+    """A place of a module that a state dict fills: attribute `name` of `owner`, which is `plain` to
+    rules.
 
     `tensor` is the parameter or buffer, None for an extra state.
     """
@@ -39,7 +41,9 @@ class Slot(NamedTuple):
 
     @property
     def spec(self) -> Spec | None:
-        """dtype and shape; None for an extra state, a lazy parameter, and a dtype that checkpoints do not have."""
+        """dtype and shape; None for an extra state, a lazy parameter, and a dtype that checkpoints
+        do not have.
+        """
         return spec_of(self.tensor)
 
 
@@ -64,14 +68,21 @@ def is_plain(value: Any) -> bool:
 
 
 def slots(module: torch.nn.Module) -> dict[str, Slot]:
-    """The slots of a module by key, in the order of its state dict. A submodule that is registered twice has its slots twice."""
+    """The slots of a module by key, in the order of its state dict. A submodule that is registered
+    twice has its slots twice.
+    """
     return dict(_walk(module, "", ""))
 
 
 def reshard(module: torch.nn.Module) -> None:
-    """Lets go of the whole parameters that FSDP2 keeps after a forward: what is written to them is lost."""
+    """Lets go of the whole parameters that FSDP2 keeps after a forward: what is written to them is
+    lost.
+    """
     for one in module.modules():
-        if any(c.__name__ == "FSDPModule" and c.__module__.startswith("torch.distributed.") for c in type(one).__mro__):
+        if any(
+            c.__name__ == "FSDPModule" and c.__module__.startswith("torch.distributed.")
+            for c in type(one).__mro__
+        ):
             one.reshard()
 
 
@@ -90,8 +101,12 @@ def _walk(module: torch.nn.Module, prefix: str, plain: str) -> Iterator[tuple[st
         yield prefix + EXTRA, Slot(plain + EXTRA, module, EXTRA, None)
 
 
-def _children(module: torch.nn.Module, prefix: str, plain: str) -> Iterator[tuple[torch.nn.Module, str, str]]:
-    """The submodules with the prefixes of their names, that of their keys and that without the segments of wrappers."""
+def _children(
+    module: torch.nn.Module, prefix: str, plain: str
+) -> Iterator[tuple[torch.nn.Module, str, str]]:
+    """The submodules with the prefixes of their names, that of their keys and that without the
+    segments of wrappers.
+    """
     for name, child in module._modules.items():
         if child is None:
             continue
@@ -110,7 +125,9 @@ def _versions(module: torch.nn.Module, plain: str = "") -> Iterator[tuple[str, d
 
 
 def _is_parallel(module: torch.nn.Module) -> bool:
-    """Whether the module is one that data parallelism wraps around a model, under the name `module`."""
+    """Whether the module is one that data parallelism wraps around a model, under the name
+    `module`.
+    """
     import torch
 
     return isinstance(module, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel))
@@ -118,11 +135,15 @@ def _is_parallel(module: torch.nn.Module) -> bool:
 
 def is_module(value: Any) -> bool:
     """Whether it is a module; torch is not imported to find out."""
-    return any(c.__module__ == "torch.nn.modules.module" and c.__name__ == "Module" for c in type(value).__mro__)
+    return any(
+        c.__module__ == "torch.nn.modules.module" and c.__name__ == "Module"
+        for c in type(value).__mro__
+    )
 
 
 def state(module: torch.nn.Module) -> dict[str, Any]:
-    """What the module's own `state_dict` holds, parameters and buffers themselves, by the names that rules know them by.
+    """What the module's own `state_dict` holds, parameters and buffers themselves, by the names
+    that rules know them by.
 
     Its `_metadata` has the versions of the modules, by such names too.
     """
@@ -137,19 +158,27 @@ def state(module: torch.nn.Module) -> dict[str, Any]:
     return out
 
 
-def opened(given: torch.nn.Module | Mapping[str, Any], *, meta: bool = False, wrapped: bool = True) -> MemorySource:
-    """A module, with its configuration, or a state dict as a Source; `meta` and `wrapped` as `memory.open` takes them."""
+def opened(
+    given: torch.nn.Module | Mapping[str, Any], *, meta: bool = False, wrapped: bool = True
+) -> MemorySource:
+    """A module, with its configuration, or a state dict as a Source; `meta` and `wrapped` as
+    `memory.open` takes them.
+    """
     if isinstance(given, Mapping):
         return memory.open(given, meta=meta, wrapped=wrapped)
     return memory.open(state(given), meta=meta, wrapped=wrapped, sides=sides(given))
 
 
 def unwrapped(keys: Mapping[str, Any], *, parallel: bool) -> dict[str, str]:
-    """Key -> the model's own name for it. `parallel`: `module.` in front of all keys is a wrapper's too."""
+    """Key -> the model's own name for it. `parallel`: `module.` in front of all keys is a wrapper's
+    too.
+    """
     lead = "module." if parallel and keys and all(key.startswith("module.") for key in keys) else ""
     text = "\n".join(keys)
     if not any(word in text for word in WRAPPERS):
-        return {key: key[len(lead) :] for key in keys} if lead else dict(zip(keys, keys, strict=True))
+        return (
+            {key: key[len(lead) :] for key in keys} if lead else dict(zip(keys, keys, strict=True))
+        )
     return {key: _own(key[len(lead) :]) for key in keys}
 
 
@@ -158,7 +187,9 @@ def _own(key: str) -> str:
 
 
 def sides(module: torch.nn.Module) -> dict[str, bytes]:
-    """`config.json` as the model's own configuration gives it, for rules that ask it; empty for a model without one."""
+    """`config.json` as the model's own configuration gives it, for rules that ask it; empty for a
+    model without one.
+    """
     config = getattr(_model(module), "config", None)
     if config is not None and hasattr(config, "to_dict"):
         config = config.to_dict()
@@ -173,7 +204,9 @@ def _model(module: torch.nn.Module) -> torch.nn.Module:
         inner = module._modules.get("module") if _is_parallel(module) else None
         # a module may have a length, or none, and is then no truth value
         if inner is None:
-            inner = next((module._modules[name] for name in WRAPPERS if name in module._modules), None)
+            inner = next(
+                (module._modules[name] for name in WRAPPERS if name in module._modules), None
+            )
         if inner is None:
             return module
         module = inner

@@ -1,7 +1,9 @@
-"""The tensors of a migration, made one at a time for whoever asks: as views of what is there, into a tensor that exists, or new.
+"""The tensors of a migration, made one at a time for whoever asks: as views of what is there, into
+a tensor that exists, or new.
 
-A piece of a view is a strided copy, and torch copies between two strided tensors on any devices. So what lies in memory is moved
-piece by piece from tensor to tensor, with no bytes of ours between; what is computed, or lies in files, is gathered.
+A piece of a view is a strided copy, and torch copies between two strided tensors on any devices. So
+what lies in memory is moved piece by piece from tensor to tensor, with no bytes of ours between;
+what is computed, or lies in files, is gathered.
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ _CARRIERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 class Way(NamedTuple):
     """How an output is had from tensors in memory, if they are plain ones.
 
-    `origin` is the source key whose tensor it is, untouched; `place` (leaf, offset, strides) says which torch view of a source it is;
-    `moved`: strided copies make it.
+    `origin` is the source key whose tensor it is, untouched; `place` (leaf, offset, strides) says
+    which torch view of a source it is; `moved`: strided copies make it.
     """
 
     origin: str | None
@@ -53,16 +55,23 @@ class Way(NamedTuple):
 
 
 class Outputs:
-    """The outputs of a migration. `opened` answers with the source when something has to be read through it.
+    """The outputs of a migration. `opened` answers with the source when something has to be read
+    through it.
 
-    `objects` are the caller's tensors by key where the source is a state dict. Nothing is read before `require` and the ways to
-    get a tensor. Threads may share it.
+    `objects` are the caller's tensors by key where the source is a state dict. Nothing is read
+    before `require` and the ways to get a tensor. Threads may share it.
     """
 
     def __init__(
-        self, migration: Migration, opened: Callable[[], Source], objects: Mapping[str, Any] | None = None, *, max_memory: int = MAX_MEMORY,
-        device: Device = CPU, ledger: Ledger | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        migration: Migration,
+        opened: Callable[[], Source],
+        objects: Mapping[str, Any] | None = None,
+        *,
+        max_memory: int = MAX_MEMORY,
+        device: Device = CPU,
+        ledger: Ledger | None = None,
+    ) -> None:
         self.migration, self.graph = migration, migration.composition.graph
         self._opened, self._objects = opened, objects or {}
         self._max_memory, self._device, self._ledger = max_memory, device, ledger
@@ -79,19 +88,25 @@ class Outputs:
         return {key: tensor.spec for key, tensor in self.graph.outputs.items()}
 
     def require(self) -> None:
-        """Raises what speaks against the run: conditions on values that do not hold (M4xx), memory that is too small (M919)."""
+        """Raises what speaks against the run: conditions on values that do not hold (M4xx), memory
+        that is too small (M919).
+        """
         if calls(self.graph.outputs.values()):
             self.engine[2].require(self.graph.outputs.values())
         if self.graph.checks:
             value_checks.require(self.graph.checks, self.engine[0], self._max_memory)
 
     def untouched(self, key: str) -> Any:
-        """The caller's own object if the output is exactly that, under whichever key; None otherwise."""
+        """The caller's own object if the output is exactly that, under whichever key; None
+        otherwise.
+        """
         origin = self._way(key).origin
         return None if origin is None else self._objects.get(origin)
 
     def alias(self, key: str) -> Any:
-        """The caller's own object, or a torch view of it that is the output; None where no view can be."""
+        """The caller's own object, or a torch view of it that is the output; None where no view can
+        be.
+        """
         way = self._way(key)
         if way.origin is not None:
             return self._objects.get(way.origin)
@@ -124,9 +139,11 @@ class Outputs:
         return self._parts(key) is not None
 
     def move(self, key: str, target: torch.Tensor, part: Tensor | None = None) -> bool:
-        """Fills a plain dense tensor from tensors in memory, piece by piece; False where that cannot be done.
+        """Fills a plain dense tensor from tensors in memory, piece by piece; False where that
+        cannot be done.
 
-        `part` is a view of the output, with its sources, of the target's shape. Elements are cast as `copy_` does.
+        `part` is a view of the output, with its sources, of the target's shape. Elements are cast
+        as `copy_` does.
         """
         parts = self._parts(key) if is_plain(target) and target.is_contiguous() else None
         if parts is None:
@@ -135,7 +152,8 @@ class Outputs:
         return True
 
     def into(self, key: str, target: torch.Tensor) -> bool:
-        """Fills a plain dense tensor of the output's shape, without another one between; False where that cannot be done.
+        """Fills a plain dense tensor of the output's shape, without another one between; False
+        where that cannot be done.
 
         Elements are cast as `copy_` does if the dtypes differ.
         """
@@ -157,7 +175,12 @@ class Outputs:
         """The caller's objects that the elements of the output come from, by source key."""
         tensor = self.graph.outputs[key]
         tensors = [tensor, *(read for call in calls([tensor]) for read in call.inputs)]
-        return {name: self._objects[name] for t in tensors for name in t.sources if isinstance(name, str) and name in self._objects}
+        return {
+            name: self._objects[name]
+            for t in tensors
+            for name in t.sources
+            if isinstance(name, str) and name in self._objects
+        }
 
     def probe(self, key: str) -> None:
         """Reads one source as the outputs will; raises what it raises."""
@@ -182,11 +205,24 @@ class Outputs:
 
     @cached_property
     def engine(self) -> tuple[Source, Layouts, Values]:
-        """What reads and computes the outputs: the opened source, the layouts of its views, its computed values."""
+        """What reads and computes the outputs: the opened source, the layouts of its views, its
+        computed values.
+        """
         with self._lock:
             layouts, source = Layouts(), self._opened()
             outputs = self.graph.outputs.values()
-            return source, layouts, Values(source, layouts, outputs, self._max_memory, ledger=self._ledger, device=self._device)
+            return (
+                source,
+                layouts,
+                Values(
+                    source,
+                    layouts,
+                    outputs,
+                    self._max_memory,
+                    ledger=self._ledger,
+                    device=self._device,
+                ),
+            )
 
     def _way(self, key: str) -> Way:
         found = self.migration.ways.get(key)
@@ -195,7 +231,9 @@ class Outputs:
         return found
 
     def _parts(self, key: str) -> list[tuple[Any, int]] | None:
-        """For each source of the output a plain tensor and where it begins in its storage, in elements; None unless all are such."""
+        """For each source of the output a plain tensor and where it begins in its storage, in
+        elements; None unless all are such.
+        """
         if not self._objects or not self._way(key).moved:
             return None
         found = []
@@ -226,8 +264,12 @@ def _way(tensor: Tensor, migration: Migration) -> Way:
     same = origin(tensor, migration.index)
     if same is not None:
         return Way(same, None, torch_dtype(tensor.spec) is not None)
-    stored = [migration.index.tensors[key] if isinstance(key, str) else None for key in tensor.sources]
-    alike = torch_dtype(tensor.spec) is not None and all(at is not None and at.spec.dtype == tensor.spec.dtype for at in stored)
+    stored = [
+        migration.index.tensors[key] if isinstance(key, str) else None for key in tensor.sources
+    ]
+    alike = torch_dtype(tensor.spec) is not None and all(
+        at is not None and at.spec.dtype == tensor.spec.dtype for at in stored
+    )
     # torch has no negative strides
     backwards = any(stride < 0 for piece in tensor.view.pieces for stride in piece[5])
     if not alike or backwards or len(tensor.view.pieces) > _MOST_PIECES:
@@ -264,5 +306,7 @@ def _storage(part: Any) -> Any:
 def _filled(spec: Spec, leaf: Fill, carrier: torch.dtype | None) -> torch.Tensor:
     import torch
 
-    made = torch.frombuffer(bytearray(encode(spec.dtype, leaf.value)), dtype=torch.uint8).view(torch_dtype(spec))
+    made = torch.frombuffer(bytearray(encode(spec.dtype, leaf.value)), dtype=torch.uint8).view(
+        torch_dtype(spec)
+    )
     return (made if carrier is None else made.view(carrier)).reshape(())

@@ -1,8 +1,10 @@
-"""Moves the bytes of outputs into live tensors: straight into their memory, or through two buffers that take turns.
+"""Moves the bytes of outputs into live tensors: straight into their memory, or through two buffers
+that take turns.
 
-Where a plain tensor lies on the CPU and has the output's dtype, its own memory is what bytes are gathered into. Everything else
-goes chunk by chunk through a buffer: to a GPU, where the buffer is pinned and one is read while the other one travels, and into another
-dtype. On the CPU the same class runs without pinning and events: that is how its control flow is tested where there is no GPU.
+Where a plain tensor lies on the CPU and has the output's dtype, its own memory is what bytes are
+gathered into. Everything else goes chunk by chunk through a buffer: to a GPU, where the buffer is
+pinned and one is read while the other one travels, and into another dtype. On the CPU the same
+class runs without pinning and events: that is how its control flow is tested where there is no GPU.
 """
 
 from __future__ import annotations
@@ -29,12 +31,16 @@ AT_ONCE = 16 << 20
 
 
 def direct(tensor: Tensor, target: torch.Tensor) -> bool:
-    """Whether a plain, contiguous target can be gathered into: it is on the CPU, and holds what the output is."""
+    """Whether a plain, contiguous target can be gathered into: it is on the CPU, and holds what the
+    output is.
+    """
     return target.device.type == "cpu" and spec_of(target) == tensor.spec
 
 
 class Stager:
-    """One thread's buffers. Call sequence: `write` for ranges of outputs, `drain` before anybody reads what was written."""
+    """One thread's buffers. Call sequence: `write` for ranges of outputs, `drain` before anybody
+    reads what was written.
+    """
 
     def __init__(self, source: Source, layouts: Layouts, values: Values, window: int) -> None:
         """`window`: bytes of a source that may be held at a time for a transpose."""
@@ -44,13 +50,21 @@ class Stager:
         self._next = 0
 
     def step(self, tensor: Tensor) -> int:
-        """The bytes that a range of the tensor should be a multiple of; 0 if it must be written whole."""
+        """The bytes that a range of the tensor should be a multiple of; 0 if it must be written
+        whole.
+        """
         layout = self._layouts.of(tensor.view, tensor.spec.dtype, tensor.spec.nbytes)
-        whole = layout.windowed or layout.loose or not all(isinstance(source, str) for source in tensor.sources)
+        whole = (
+            layout.windowed
+            or layout.loose
+            or not all(isinstance(source, str) for source in tensor.sources)
+        )
         return 0 if whole else regions.step(tensor, self._layouts, self._values)
 
     def write(self, tensor: Tensor, target: torch.Tensor, start: int, stop: int) -> None:
-        """Fills the part of a plain, contiguous target that bytes `start` to `stop` of the output make, cast as `copy_` casts."""
+        """Fills the part of a plain, contiguous target that bytes `start` to `stop` of the output
+        make, cast as `copy_` casts.
+        """
         step = regions.step(tensor, self._layouts, self._values)
         flat = target.detach().view(-1)
         if direct(tensor, target):
@@ -78,7 +92,9 @@ class Stager:
             stage.wait()
 
     def _long(self, tensor: Tensor) -> bool:
-        """Whether the output is read in stretches, straight to where they belong: then nothing is gained by small steps."""
+        """Whether the output is read in stretches, straight to where they belong: then nothing is
+        gained by small steps.
+        """
         layout = self._layouts.of(tensor.view, tensor.spec.dtype, tensor.spec.nbytes)
         stored = not layout.loose and all(isinstance(source, str) for source in tensor.sources)
         return stored and not any(move.loops for move in layout.moves)
@@ -93,11 +109,15 @@ class Stager:
         return stage
 
     def _gather(self, memory: memoryview) -> Gather:
-        return Gather(self._source, self._layouts, memory, self._values.leaf, self._window, self._shown)
+        return Gather(
+            self._source, self._layouts, memory, self._values.leaf, self._window, self._shown
+        )
 
 
 class _Stage:
-    """A buffer on the host, what gathers into it, and its copy on the device where elements are cast there."""
+    """A buffer on the host, what gathers into it, and its copy on the device where elements are
+    cast there.
+    """
 
     __slots__ = ("_there", "gather", "host", "sent")
 
@@ -112,13 +132,19 @@ class _Stage:
         import torch
 
         pinned = device.type == "cuda"
-        if self.host is not None and len(self.host) >= nbytes and (self.host.is_pinned() or not pinned):
+        if (
+            self.host is not None
+            and len(self.host) >= nbytes
+            and (self.host.is_pinned() or not pinned)
+        ):
             return None
         self.host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=pinned)
         return memoryview(self.host.numpy())
 
     def send(self, nbytes: int, dtype: Any, place: torch.Tensor) -> None:
-        """Copies what was gathered into its place, and returns before it is there if that is on a GPU."""
+        """Copies what was gathered into its place, and returns before it is there if that is on a
+        GPU.
+        """
         import torch
 
         host, device = self.host[:nbytes], place.device

@@ -1,4 +1,6 @@
-"""A state dict migrated in memory: as new tensors all at once, or as a mapping whose values are made when they are asked for."""
+"""A state dict migrated in memory: as new tensors all at once, or as a mapping whose values are
+made when they are asked for.
+"""
 
 from __future__ import annotations
 
@@ -37,26 +39,37 @@ if TYPE_CHECKING:
 class StateDict(Mapping[str, Any]):
     """A migrated state dict over the caller's tensors, which it holds and never changes.
 
-    A value is the caller's own object where nothing happens to it, a torch view of it where the layout allows one (it shares the
-    caller's memory, as `state_dict()` shares the module's), else a new tensor, made on each access and kept by nobody but
-    whoever asked; tied tensors that are alive together are one. With a `device` all tensors are on it. `_metadata` has the versions
-    of the modules under the names that they have now.
+    A value is the caller's own object where nothing happens to it, a torch view of it where the
+    layout allows one (it shares the caller's memory, as `state_dict()` shares the module's), else a
+    new tensor, made on each access and kept by nobody but whoever asked; tied tensors that are
+    alive together are one. With a `device` all tensors are on it. `_metadata` has the versions of
+    the modules under the names that they have now.
     """
 
-    def __init__(self, outputs: Outputs, source: MemorySource, device: Any, versions: Mapping[str, Any] | None) -> None:
+    def __init__(
+        self,
+        outputs: Outputs,
+        source: MemorySource,
+        device: Any,
+        versions: Mapping[str, Any] | None,
+    ) -> None:
         self._outputs, self._device = outputs, device
         self._names = outputs.migration.names
         self._items = source.index.items
         self._first = tied(outputs.graph.outputs, source.index.tensors)
         self._alive: WeakValueDictionary[str, torch.Tensor] = WeakValueDictionary()
         if versions is not None:
-            self._metadata = _versions(versions, [bound for _, bound in outputs.migration.composition.legs])
+            self._metadata = _versions(
+                versions, [bound for _, bound in outputs.migration.composition.legs]
+            )
 
     def __getitem__(self, key: str) -> Any:
         if key not in self._first:
             return self._items[self._names[key]]
         found = self._outputs.alias(key)
-        if found is not None and (self._device is None or getattr(found, "device", None) == self._device):
+        if found is not None and (
+            self._device is None or getattr(found, "device", None) == self._device
+        ):
             return found
         first = self._first[key]
         made = self._alive.get(first)
@@ -76,10 +89,14 @@ class StateDict(Mapping[str, Any]):
         return key in self._first or key in self._names
 
     def __repr__(self) -> str:
-        return f"StateDict of {len(self._first)} tensors and {len(self) - len(self._first)} other values"
+        return (
+            f"StateDict of {len(self._first)} tensors and {len(self) - len(self._first)} other "
+            "values"
+        )
 
     def lazy(self) -> dict[str, Any]:
-        """The same for `load_state_dict`, which takes a copy of what it is given: values that are made one by one, as they are copied.
+        """The same for `load_state_dict`, which takes a copy of what it is given: values that are
+        made one by one, as they are copied.
 
         Not for `assign=True`, which keeps what it is given.
         """
@@ -92,7 +109,11 @@ class StateDict(Mapping[str, Any]):
         return out
 
     def _stand_in(self, key: str) -> LazyTensor:
-        return LazyTensor(self._outputs.graph.outputs[key].spec, partial(self.__getitem__, key), partial(self._into, key))
+        return LazyTensor(
+            self._outputs.graph.outputs[key].spec,
+            partial(self.__getitem__, key),
+            partial(self._into, key),
+        )
 
     def _into(self, key: str, target: torch.Tensor) -> None:
         if not self._outputs.into(key, target):
@@ -112,17 +133,20 @@ def migrate_state_dict(
     max_memory: int | str = "1GB",
     inform: Callable[[dict[str, Any]], None] | None = None,
 ) -> StateDict:
-    """The state dict in another layout, whichever way leads there, as a mapping that makes a value when it is asked for it.
+    """The state dict in another layout, whichever way leads there, as a mapping that makes a value
+    when it is asked for it.
 
-    Values are torch views where the layout allows it, the rest is made on access, on `device`, one tensor at a time. The caller's
-    dict, its tensors and its `_metadata` are never changed. Raises what speaks against it, conditions on values among that.
-    `inform` as in `apply`.
+    Values are torch views where the layout allows it, the rest is made on access, on `device`, one
+    tensor at a time. The caller's dict, its tensors and its `_metadata` are never changed. Raises
+    what speaks against it, conditions on values among that. `inform` as in `apply`.
     """
     where, compute = place(device)
     source = memory.open(state_dict, wrapped=True)
     question = ask(to, from_, rules, params, allow, backwards=None)
     source, found = _with_optimizers(source, question)
-    outputs = Outputs(found, lambda: source, source.values, max_memory=limits.memory(max_memory), device=compute)
+    outputs = Outputs(
+        found, lambda: source, source.values, max_memory=limits.memory(max_memory), device=compute
+    )
     outputs.require()
     if inform is not None:
         inform(found.said())
@@ -130,7 +154,9 @@ def migrate_state_dict(
 
 
 def _versions(versions: Mapping[str, Any], bounds: Sequence[Bound]) -> OrderedDict[str, Any]:
-    """The `_metadata` of a state dict under the names that modules have now; left out where modules of different versions became one."""
+    """The `_metadata` of a state dict under the names that modules have now; left out where modules
+    of different versions became one.
+    """
     moved = follow_all(bounds, list(versions)) if bounds else {name: (name,) for name in versions}
     out: OrderedDict[str, Any] = OrderedDict()
     unlike = set()
@@ -142,13 +168,16 @@ def _versions(versions: Mapping[str, Any], bounds: Sequence[Bound]) -> OrderedDi
 
 
 def _with_optimizers(source: MemorySource, question: Question) -> tuple[MemorySource, Migration]:
-    """The migration, with what becomes of optimizer state that the dict holds, and the source that it is of: without that state if asked.
+    """The migration, with what becomes of optimizer state that the dict holds, and the source that
+    it is of: without that state if asked.
 
     M410 where it would go stale, as in a run into files.
     """
     kept, fresh = without_optimizers(source, question)
     found = prepare(kept, question)
-    became = fresh or optimizers.judge(optimizers.find(kept.index), found.composition, kept.index, question.allow)
+    became = fresh or optimizers.judge(
+        optimizers.find(kept.index), found.composition, kept.index, question.allow
+    )
     return kept, replace(found, notes=[*found.notes, *became.notes])
 
 
@@ -159,12 +188,16 @@ def migrated(
     device: Device = CPU,
     inform: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
-    """The state dict as the question wants it; `inform` is told what a run into files would have in its answer, as far as it applies."""
+    """The state dict as the question wants it; `inform` is told what a run into files would have in
+    its answer, as far as it applies.
+    """
     source = memory.open(tensors)
     try:
         source, found = _with_optimizers(source, question)
         ledger = Ledger(found.composition.graph.outputs) if inform is not None else None
-        made = materialise(found.composition.graph, source, max_memory, device, ledger, found.composition.values)
+        made = materialise(
+            found.composition.graph, source, max_memory, device, ledger, found.composition.values
+        )
     finally:
         source.close()
     if inform is not None:
@@ -173,17 +206,30 @@ def migrated(
 
 
 def materialise(
-    graph: Graph, source: MemorySource, max_memory: int = MAX_MEMORY, device: Device = CPU, ledger: Ledger | None = None,
+    graph: Graph,
+    source: MemorySource,
+    max_memory: int = MAX_MEMORY,
+    device: Device = CPU,
+    ledger: Ledger | None = None,
     values: Values | None = None,
-) -> dict[str, Any]:  # fmt: skip
-    """The outputs as new CPU tensors, row-major, and the values that are no tensors under what they are called now.
+) -> dict[str, Any]:
+    """The outputs as new CPU tensors, row-major, and the values that are no tensors under what they
+    are called now.
 
     `ledger` is told the errors of what is computed.
     """
     first = tied(graph.outputs, source.index.tensors)
     own = {key: tensor for key, tensor in graph.outputs.items() if first[key] == key}
     tensors, buffers = memory.allocate({key: t.spec for key, t in own.items()})
-    fill(own, source, buffers, checks=graph.checks, max_memory=max_memory, device=device, ledger=ledger)
+    fill(
+        own,
+        source,
+        buffers,
+        checks=graph.checks,
+        max_memory=max_memory,
+        device=device,
+        ledger=ledger,
+    )
     made = {key: tensors[first[key]] for key in graph.outputs}
     items = source.index.items
     names = values.names if values is not None else {key: key for key in items}

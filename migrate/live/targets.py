@@ -1,7 +1,9 @@
-"""The tensors of a live module that are to be filled: those that it has, and those that the meta device only promises.
+"""The tensors of a live module that are to be filled: those that it has, and those that the meta
+device only promises.
 
-A tensor on the meta device gets memory when its turn comes and goes into the module when all is filled, under all names that the
-one it replaces had. So a load that fails leaves such a module as it was.
+A tensor on the meta device gets memory when its turn comes and goes into the module when all is
+filled, under all names that the one it replaces had. So a load that fails leaves such a module as
+it was.
 """
 
 from __future__ import annotations
@@ -21,10 +23,14 @@ if TYPE_CHECKING:
 
 
 class Targets:
-    """What a load writes to. Call sequence: `shaped`, `unfilled`, `check`; `open` for each slot; `install` when all is filled."""
+    """What a load writes to. Call sequence: `shaped`, `unfilled`, `check`; `open` for each slot;
+    `install` when all is filled.
+    """
 
     def __init__(self, module: torch.nn.Module, device: Any) -> None:
-        """`device` is where tensors of the meta device are made; None: where the others are, else the CPU."""
+        """`device` is where tensors of the meta device are made; None: where the others are, else
+        the CPU.
+        """
         import torch
 
         self._module, self._asked = module, device
@@ -40,15 +46,25 @@ class Targets:
         out = dict(slots)
         for key, slot in slots.items():
             made = specs.get(slot.plain)
-            if made is not None and slot.tensor is not None and torch.nn.parameter.is_lazy(slot.tensor):
-                out[key] = slot._replace(tensor=torch.empty(made.shape, dtype=slot.tensor.dtype, device="meta"))
+            if (
+                made is not None
+                and slot.tensor is not None
+                and torch.nn.parameter.is_lazy(slot.tensor)
+            ):
+                out[key] = slot._replace(
+                    tensor=torch.empty(made.shape, dtype=slot.tensor.dtype, device="meta")
+                )
         return out
 
     def unfilled(self) -> list[str]:
         """Tensors on the meta device that are in no state dict."""
         import torch
 
-        kept = {id(one) for owner, name, one in _tensors(self._module) if name not in owner._non_persistent_buffers_set}
+        kept = {
+            id(one)
+            for owner, name, one in _tensors(self._module)
+            if name not in owner._non_persistent_buffers_set
+        }
         return [
             name
             for name, one in self._module.named_buffers()
@@ -58,17 +74,37 @@ class Targets:
     def check(self, report: Report) -> None:
         """Adds M115 if `device` was named and the module has tensors elsewhere."""
         asked = self._asked
-        other = [d for d in self._here if asked is not None and (d.type != asked.type or asked.index not in (None, d.index))]
+        other = [
+            d
+            for d in self._here
+            if asked is not None and (d.type != asked.type or asked.index not in (None, d.index))
+        ]
         if other:
             what = f"the module is on {listed([str(d) for d in other])}, and `device` says {asked}"
-            report.add("M115", what, help="leave `device` out: the tensors of a module stay where they are")
-        hollow = [name for name, one in self._module.named_parameters() if not one.is_meta and any(t.is_meta for t in _inner(one))]
+            report.add(
+                "M115", what, help="leave `device` out: the tensors of a module stay where they are"
+            )
+        hollow = [
+            name
+            for name, one in self._module.named_parameters()
+            if not one.is_meta and any(t.is_meta for t in _inner(one))
+        ]
         if hollow:
-            what = f"{listed(hollow)} say that they are on a real device, and keep their numbers in tensors on the meta device"
-            report.add("M963", what, help="build the module on a real device: their class would take what is loaded and hold nothing")
+            what = (
+                f"{listed(hollow)} say that they are on a real device, and keep their numbers "
+                "in tensors on the meta device"
+            )
+            report.add(
+                "M963",
+                what,
+                help="build the module on a real device: their class would take what is loaded "
+                "and hold nothing",
+            )
 
     def open(self, slot: Slot) -> torch.Tensor:
-        """The tensor that is written for the slot: its own, or the one that will stand in its place."""
+        """The tensor that is written for the slot: its own, or the one that will stand in its
+        place.
+        """
         import torch
 
         held: Any = slot.tensor
@@ -121,11 +157,16 @@ def _like(held: Any, device: torch.device) -> torch.Tensor:
 
     made: Any = torch.empty_like(held, device=device, requires_grad=False)
     if type(held) in (torch.nn.Parameter, torch.nn.Buffer):
-        made = torch.nn.Parameter(made, held.requires_grad) if type(held) is torch.nn.Parameter else torch.nn.Buffer(made)
+        made = (
+            torch.nn.Parameter(made, held.requires_grad)
+            if type(held) is torch.nn.Parameter
+            else torch.nn.Buffer(made)
+        )
     elif type(made) is not type(held):
         made = made.as_subclass(type(held))
     elif isinstance(held, torch.nn.Parameter):
-        # a class that holds tensors of its own is one already, and wants to be told that it is a parameter
+        # a class that holds tensors of its own is one already, and wants to be told that it is a
+        # parameter
         return torch.nn.Parameter(made, held.requires_grad)
     if type(made) is type(held) and type(held) is not torch.Tensor:
         made.__dict__.update(vars(held))
@@ -133,20 +174,28 @@ def _like(held: Any, device: torch.device) -> torch.Tensor:
 
 
 def local(target: torch.Tensor, tensor: Tensor) -> tuple[torch.Tensor, Tensor] | None:
-    """Of a distributed tensor the part that this process holds, and that part of the output; None where it is no such box."""
+    """Of a distributed tensor the part that this process holds, and that part of the output; None
+    where it is no such box.
+    """
     from torch.distributed.tensor import DTensor, Replicate, Shard
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-    if not isinstance(target, DTensor) or not all(type(p) in (Shard, Replicate) for p in target.placements):
+    if not isinstance(target, DTensor) or not all(
+        type(p) in (Shard, Replicate) for p in target.placements
+    ):
         return None
-    shape, offset = compute_local_shape_and_global_offset(target.shape, target.device_mesh, target.placements)
+    shape, offset = compute_local_shape_and_global_offset(
+        target.shape, target.device_mesh, target.placements
+    )
     box = tuple((first, first + size) for first, size in zip(offset, shape, strict=True))
     if 0 in shape:
         box = tuple((0, size) for size in shape)
     here = target._local_tensor
     if tuple(here.shape) != tuple(shape):
         return None
-    return here, Tensor(Spec(tensor.spec.dtype, tuple(shape)), region(tensor.view, box), tensor.sources)
+    return here, Tensor(
+        Spec(tensor.spec.dtype, tuple(shape)), region(tensor.view, box), tensor.sources
+    )
 
 
 def alike(value: Any, target: Any) -> bool:

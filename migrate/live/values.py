@@ -1,7 +1,9 @@
-"""Values that are no tensors, decoded from a checkpoint, as the Python objects that `set_extra_state` expects.
+"""Values that are no tensors, decoded from a checkpoint, as the Python objects that
+`set_extra_state` expects.
 
-A decoded tree says what a pickle means without running it; here it becomes the few kinds of objects that training code puts into an
-extra state. Whatever would need a class of somebody else's is refused by name.
+A decoded tree says what a pickle means without running it; here it becomes the few kinds of objects
+that training code puts into an extra state. Whatever would need a class of somebody else's is
+refused by name.
 """
 
 from __future__ import annotations
@@ -18,16 +20,22 @@ _LISTS: dict[str, Callable[[list[Any]], Any]] = {
     "list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "deque": deque,
     "slice": lambda items: slice(*items), "range": lambda items: range(*items),
 }  # fmt: skip
-_DICTS: dict[str, Callable[[], Any]] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
+_DICTS: dict[str, Callable[[], Any]] = {
+    "dict": dict,
+    "OrderedDict": OrderedDict,
+    "Counter": Counter,
+}
 # what the pickle machine lets a defaultdict call
 _FACTORIES: dict[str, Callable[[], Any]] = {
     kind.__name__: kind for kind in (list, dict, set, tuple, int, float, str, bool, OrderedDict)
-}  # fmt: skip
+}
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, bytearray})
 
 
 def value_of(tree: Any, name: str, tensor: Callable[[TensorRecord], Any]) -> Any:
-    """The object that the tree means; `tensor` makes those of its tensors. M916 naming what no object is made of here."""
+    """The object that the tree means; `tensor` makes those of its tensors. M916 naming what no
+    object is made of here.
+    """
     made: dict[int, Any] = {}
 
     def visit(node: Any) -> Any:
@@ -77,6 +85,12 @@ def _made(  # noqa: RET503 - what fails does not return
         case Array():
             import numpy as np
 
-            array = np.frombuffer(node.data, node.dtype).reshape(node.shape, order="F" if node.fortran else "C")
+            array = np.frombuffer(node.data, node.dtype).reshape(
+                node.shape, order="F" if node.fortran else "C"
+            )
             return array[()] if node.scalar else array.copy()
-    fail("M916", f"{printable(name)} holds a {printable(type(node).__name__)}, and nobody here makes an object of it")
+    fail(
+        "M916",
+        f"{printable(name)} holds a {printable(type(node).__name__)}, and nobody here makes an "
+        "object of it",
+    )

@@ -13,7 +13,9 @@ registry: Registry[Op] = Registry("migrate.ops", "migrate.ops", "OP")
 
 
 def get(name: str) -> Op:
-    """The op called `name`. KeyError if there is none, BrokenEntryError if a third party's does not load."""
+    """The op called `name`. KeyError if there is none, BrokenEntryError if a third party's does not
+    load.
+    """
     return registry.get(name)
 
 

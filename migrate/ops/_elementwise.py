@@ -1,7 +1,8 @@
-"""What the ops share that compute each element from one element: boxes, chunks, refusals and the account of errors.
+"""What the ops share that compute each element from one element: boxes, chunks, refusals and the
+account of errors.
 
-A box is worked on in chunks that stay in a core's cache, so that memory is passed once; on a GPU it is one chunk, and
-what is refused is asked for once a box.
+A box is worked on in chunks that stay in a core's cache, so that memory is passed once; on a GPU it
+is one chunk, and what is refused is asked for once a box.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from ._op import Box, Meter, OpError, ValueOp
 if TYPE_CHECKING:
     from ._axes import Shape
 
-# elements: in cache with its temporaries, and so many that a call takes longer than the interpreter's lock to change hands
+# elements: in cache with its temporaries, and so many that a call takes longer than the
+# interpreter's lock to change hands
 CHUNK = 1 << 18
 
 
@@ -31,7 +33,9 @@ class Elementwise(ValueOp):
         return False
 
     def chunk(self, args: Any, raw: Any, spec: Spec, out: Any, meter: Meter | None) -> Any:
-        """Fills `out` from `raw`, both contiguous and of rank 1; marks what is refused (None: nothing can be)."""
+        """Fills `out` from `raw`, both contiguous and of rank 1; marks what is refused (None:
+        nothing can be).
+        """
         raise NotImplementedError
 
     def refusal(self, args: Any, spec: Spec, value: str, at: str) -> OpError:
@@ -39,7 +43,14 @@ class Elementwise(ValueOp):
         raise NotImplementedError
 
     def compute(
-        self, args: Any, arrays: Sequence[Any], specs: Sequence[Spec], output: int, box: Box, out: Any, meter: Meter | None = None
+        self,
+        args: Any,
+        arrays: Sequence[Any],
+        specs: Sequence[Spec],
+        output: int,
+        box: Box,
+        out: Any,
+        meter: Meter | None = None,
     ) -> None:
         array, spec = arrays[0], specs[0]
         if not is_numpy(array):
@@ -52,11 +63,19 @@ class Elementwise(ValueOp):
                 refused = self.chunk(args, given, spec, made, meter)
                 if refused is not None and refused.any():
                     at = int(refused.argmax())
-                    raise self.refusal(args, spec, shown(given[at : at + 1], spec.dtype), place(first + at, box))
+                    raise self.refusal(
+                        args, spec, shown(given[at : at + 1], spec.dtype), place(first + at, box)
+                    )
 
-    def _whole(self, args: Any, array: Any, spec: Spec, box: Box, out: Any, meter: Meter | None) -> None:
+    def _whole(
+        self, args: Any, array: Any, spec: Spec, box: Box, out: Any, meter: Meter | None
+    ) -> None:
         given = array.contiguous().reshape(-1)
-        made = out.reshape(-1) if out.is_contiguous() else module(out).empty(out.numel(), dtype=out.dtype, device=out.device)
+        made = (
+            out.reshape(-1)
+            if out.is_contiguous()
+            else module(out).empty(out.numel(), dtype=out.dtype, device=out.device)
+        )
         refused = self.chunk(args, given, spec, made, meter)
         if refused is not None and bool(refused.any()):
             at = int(refused.nonzero()[0])
@@ -67,7 +86,9 @@ class Elementwise(ValueOp):
 
 
 def chunks(array: Any, out: Any) -> Iterator[tuple[int, Any, Any]]:
-    """(row-major number of the first element, elements, room for the results) over a box; both of rank 1 and contiguous."""
+    """(row-major number of the first element, elements, room for the results) over a box; both of
+    rank 1 and contiguous.
+    """
     import numpy as np
 
     if array.flags.c_contiguous and out.flags.c_contiguous:
@@ -85,7 +106,9 @@ def chunks(array: Any, out: Any) -> Iterator[tuple[int, Any, Any]]:
 
 
 def _cuts(shape: Shape) -> Iterator[tuple[Any, ...]]:
-    """Indices that cut `shape` into row-major runs of at most CHUNK elements, in order; each picks a view, of a scalar too."""
+    """Indices that cut `shape` into row-major runs of at most CHUNK elements, in order; each picks
+    a view, of a scalar too.
+    """
     if prod(shape) <= CHUNK:
         yield (...,)
         return
@@ -100,7 +123,9 @@ def _cuts(shape: Shape) -> Iterator[tuple[Any, ...]]:
 
 
 def place(number: int, box: Box) -> str:
-    """The index in the whole tensor of element `number` of `box`, as messages say it: " at [3, 0]", nothing for a scalar."""
+    """The index in the whole tensor of element `number` of `box`, as messages say it: " at [3, 0]",
+    nothing for a scalar.
+    """
     at = []
     for start, stop in reversed(box):
         number, rest = divmod(number, stop - start)
@@ -127,14 +152,17 @@ def only_floats(op: str, specs: Sequence[Spec]) -> None:
             raise OpError(
                 "M309",
                 f"{op} computes with {', '.join(COMPUTED)}, not with {spec}",
-                help="write `cast` before it, or `dequantize` where the numbers are stored in parts",
+                help="write `cast` before it, or `dequantize` where the numbers are stored in "
+                "parts",
             )
 
 
 def tell(meter: Meter | None, wanted: Any, got: Any, dtype: str, sure: bool = True) -> None:
-    """Tells `meter`, if there is one, what became of the numbers `wanted` in `dtype`. `sure`: they are not rounded themselves.
+    """Tells `meter`, if there is one, what became of the numbers `wanted` in `dtype`. `sure`: they
+    are not rounded themselves.
 
-    Rounded to float64 they are no measure of float64: what overflowed is counted then, and nothing is measured.
+    Rounded to float64 they are no measure of float64: what overflowed is counted then, and nothing
+    is measured.
     """
     if meter is None:
         return
@@ -154,7 +182,9 @@ def tell(meter: Meter | None, wanted: Any, got: Any, dtype: str, sure: bool = Tr
 
 
 def told(x: Any) -> Iterator[slice]:
-    """The parts of which float64 images are made for a meter: they stay in a core's cache. On a GPU it is all."""
+    """The parts of which float64 images are made for a meter: they stay in a core's cache. On a GPU
+    it is all.
+    """
     step = CHUNK // 8 if is_numpy(x) else max(1, x.shape[0])
     return (slice(start, start + step) for start in range(0, x.shape[0], step))
 
@@ -169,6 +199,8 @@ def differ(wanted: Any, got: Any) -> bool:
 
 
 def bounded(y: Any, where: Any) -> Any:
-    """float64 results of which those at `where` were finite before they were rounded: what overflowed is the largest number."""
+    """float64 results of which those at `where` were finite before they were rounded: what
+    overflowed is the largest number.
+    """
     m, largest = module(y), FLOATS["float64"].largest
     return m.where(where, m.nan_to_num(y, nan=largest, posinf=largest, neginf=-largest), y)

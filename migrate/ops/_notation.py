@@ -1,8 +1,8 @@
 """The einops notation of `rearrange`: text -> expression -> recipe, each step cached.
 
-An expression is known when the rule is loaded, a recipe when the shape is. Nothing here touches an array.
-Source of the notation: einops, `rearrange`. Axes that only one side names, lengths other than 1, and `...` in parentheses are not
-part of it: they could not be undone.
+An expression is known when the rule is loaded, a recipe when the shape is. Nothing here touches an
+array. Source of the notation: einops, `rearrange`. Axes that only one side names, lengths other
+than 1, and `...` in parentheses are not part of it: they could not be undone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ Side = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """Both sides of a pattern: per axis of the tensor the names it is made of, none for `1` and `()`, `...` for the rest."""
+    """Both sides of a pattern: per axis of the tensor the names it is made of, none for `1` and
+    `()`, `...` for the rest.
+    """
 
     pattern: str
     left: Side
@@ -57,7 +59,11 @@ def parse(pattern: str) -> Expression:
     on_left, on_right = ({n for group in side for n in group} for side in (left, right))
     for here, there, side in ((on_left, on_right, "right"), (on_right, on_left, "left")):
         for name in sorted(here - there):
-            _refuse(pattern, f"axis {name} does not stand on the {side}", did_you_mean(name, sorted(there - here)))
+            _refuse(
+                pattern,
+                f"axis {name} does not stand on the {side}",
+                did_you_mean(name, sorted(there - here)),
+            )
     return Expression(pattern, left, right)
 
 
@@ -65,7 +71,8 @@ def parse(pattern: str) -> Expression:
 def solve(pattern: str, axes: tuple[tuple[str, int], ...], shape: Shape) -> Recipe:
     """The recipe for a tensor of `shape`, lengths of axes taken from `axes` and from the shape.
 
-    OpError M304 for a wrong rank, M301 and M302 for lengths that do not fit, naming axis, numbers and pattern.
+    OpError M304 for a wrong rank, M301 and M302 for lengths that do not fit, naming axis, numbers
+    and pattern.
     """
     expression = parse(pattern)
     check_axes(expression, dict(axes))
@@ -82,16 +89,24 @@ def solve(pattern: str, axes: tuple[tuple[str, int], ...], shape: Shape) -> Reci
 
 
 def check_axes(expression: Expression, axes: Mapping[str, int]) -> None:
-    """OpError M308 for an entry of `axes` that the pattern does not name or that cannot be a length."""
+    """OpError M308 for an entry of `axes` that the pattern does not name or that cannot be a
+    length.
+    """
     for name, length in axes.items():
         if name not in expression.names or name == ELLIPSIS:
-            _refuse(expression.pattern, f"`axes` gives {name}, which it does not name", did_you_mean(name, sorted(expression.names)))
+            _refuse(
+                expression.pattern,
+                f"`axes` gives {name}, which it does not name",
+                did_you_mean(name, sorted(expression.names)),
+            )
         if length < 0:
             _refuse(expression.pattern, f"`axes` gives {name} the length {length}")
 
 
 def unknown_backwards(expression: Expression, axes: Mapping[str, int]) -> list[str]:
-    """The axes whose lengths the right side alone does not tell: all but the last unknown one of each group."""
+    """The axes whose lengths the right side alone does not tell: all but the last unknown one of
+    each group.
+    """
     missing: list[str] = []
     for group in expression.right:
         unknown = [n for n in group if n not in axes]
@@ -118,7 +133,11 @@ def _side(pattern: str, text: str) -> Side:
             if inside is None:
                 groups.append(name)
             elif token == ELLIPSIS:
-                _refuse(pattern, "`...` in parentheses, where its axes could not be found again", "`reshape` joins axes without names")
+                _refuse(
+                    pattern,
+                    "`...` in parentheses, where its axes could not be found again",
+                    "`reshape` joins axes without names",
+                )
             else:
                 inside += name
     if inside is not None:
@@ -130,9 +149,22 @@ def _name(pattern: str, token: str, seen: set[str]) -> tuple[str, ...]:
     if token == "1":
         return ()
     if token.isdigit():
-        _refuse(pattern, f"the length {token}; only 1 may stand for itself", "give the axis a name, and its length in `axes`")
-    if token != ELLIPSIS and not (token.isidentifier() and token.isascii() and not token.startswith("_") and not token.endswith("_")):
-        _refuse(pattern, f"{token} is not the name of an axis", "names are letters, digits and inner underscores, and begin with a letter")
+        _refuse(
+            pattern,
+            f"the length {token}; only 1 may stand for itself",
+            "give the axis a name, and its length in `axes`",
+        )
+    if token != ELLIPSIS and not (
+        token.isidentifier()
+        and token.isascii()
+        and not token.startswith("_")
+        and not token.endswith("_")
+    ):
+        _refuse(
+            pattern,
+            f"{token} is not the name of an axis",
+            "names are letters, digits and inner underscores, and begin with a letter",
+        )
     if token in seen:
         _refuse(pattern, f"{token} stands twice on one side")
     seen.add(token)
@@ -147,17 +179,26 @@ def _expanded(expression: Expression, shape: Shape) -> tuple[Side, Side]:
         least = "at least " if has_rest else ""
         raise OpError(
             "M304",
-            f'rearrange "{expression.pattern}": the left side names {least}{len(expression.left) - has_rest} axes, '
+            f'rearrange "{expression.pattern}": the left side names '
+            f"{least}{len(expression.left) - has_rest} axes, "
             f"the tensor has rank {len(shape)}, shape {shown(shape)}",
         )
     rest = tuple((f"...{i}",) for i in range(spare))
     left, right = (
-        tuple(g for group in side for g in (rest if group == (ELLIPSIS,) else (group,))) for side in (expression.left, expression.right)
+        tuple(g for group in side for g in (rest if group == (ELLIPSIS,) else (group,)))
+        for side in (expression.left, expression.right)
     )
     return left, right
 
 
-def _solve_group(pattern: str, number: int, group: tuple[str, ...], length: int, known: dict[str, int], shape: Shape) -> None:
+def _solve_group(
+    pattern: str,
+    number: int,
+    group: tuple[str, ...],
+    length: int,
+    known: dict[str, int],
+    shape: Shape,
+) -> None:
     unknown = [n for n in group if n not in known]
     product = prod(known[n] for n in group if n in known)
     told = ", ".join(f"{n} = {known[n]}" for n in group if n in known)
@@ -165,7 +206,8 @@ def _solve_group(pattern: str, number: int, group: tuple[str, ...], length: int,
     if len(unknown) > 1:
         raise OpError(
             "M301",
-            f'rearrange "{pattern}": the lengths of {" and ".join(unknown)} in axis {number} of shape {shown(shape)} are not known',
+            f'rearrange "{pattern}": the lengths of {" and ".join(unknown)} in axis {number} of '
+            f"shape {shown(shape)} are not known",
             help=f"give all but one in `axes`: {{{', '.join(f'{n}: …' for n in unknown[:-1])}}}",
         )
     if not unknown:

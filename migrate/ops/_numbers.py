@@ -1,10 +1,12 @@
-"""Numbers as bits: what each dtype can hold, and how raw elements become floats and floats become raw elements.
+"""Numbers as bits: what each dtype can hold, and how raw elements become floats and floats become
+raw elements.
 
-One text for numpy on the CPU and torch on a GPU: it speaks of integers, shifts and correctly rounded float operations
-only, so that both give the same bits, whatever the release of either library saturates, flushes or does with a NaN.
-numpy needs no torch for it. NaNs go through by their bits: a payload that fits survives there and back, one that does
-not becomes quiet. Finite numbers beyond the largest of a float of 8 bits or fewer become the largest; elsewhere they
-become infinite, as in IEEE 754. Sources of the small floats: OCP OFP8 and MX v1.0, torch/headeronly/util/Float8_*.h.
+One text for numpy on the CPU and torch on a GPU: it speaks of integers, shifts and correctly
+rounded float operations only, so that both give the same bits, whatever the release of either
+library saturates, flushes or does with a NaN. numpy needs no torch for it. NaNs go through by their
+bits: a payload that fits survives there and back, one that does not becomes quiet. Finite numbers
+beyond the largest of a float of 8 bits or fewer become the largest; elsewhere they become infinite,
+as in IEEE 754. Sources of the small floats: OCP OFP8 and MX v1.0, torch/headeronly/util/Float8_*.h.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
 
 
 class Float(NamedTuple):
-    """`special`: "ieee" has infinities and NaNs, "fn" one NaN a sign, "fnuz" one NaN and no -0, "scale" is E8M0, "finite" has none."""
+    """`special`: "ieee" has infinities and NaNs, "fn" one NaN a sign, "fnuz" one NaN and no -0,
+    "scale" is E8M0, "finite" has none.
+    """
 
     exponent: int
     mantissa: int
@@ -42,14 +46,20 @@ class Float(NamedTuple):
     @property
     def quantum(self) -> float:
         """The smallest number above zero."""
-        return float(2.0 ** (-self.bias if self.special == "scale" else 1 - self.bias - self.mantissa))
+        return float(
+            2.0 ** (-self.bias if self.special == "scale" else 1 - self.bias - self.mantissa)
+        )
 
 
 FLOATS = {
-    "float64": Float(11, 52, 1023, "ieee"), "float32": Float(8, 23, 127, "ieee"), "bfloat16": Float(8, 7, 127, "ieee"),
-    "float16": Float(5, 10, 15, "ieee"), "float8_e5m2": Float(5, 2, 15, "ieee"), "float8_e4m3fn": Float(4, 3, 7, "fn"),
-    "float8_e5m2fnuz": Float(5, 2, 16, "fnuz"), "float8_e4m3fnuz": Float(4, 3, 8, "fnuz"), "float8_e8m0fnu": Float(8, 0, 127, "scale"),
-    "float6_e2m3fn": Float(2, 3, 1, "finite"), "float6_e3m2fn": Float(3, 2, 3, "finite"), "float4_e2m1fn": Float(2, 1, 1, "finite"),
+    "float64": Float(11, 52, 1023, "ieee"), "float32": Float(8, 23, 127, "ieee"),
+    "bfloat16": Float(8, 7, 127, "ieee"),
+    "float16": Float(5, 10, 15, "ieee"), "float8_e5m2": Float(5, 2, 15, "ieee"),
+    "float8_e4m3fn": Float(4, 3, 7, "fn"),
+    "float8_e5m2fnuz": Float(5, 2, 16, "fnuz"), "float8_e4m3fnuz": Float(4, 3, 8, "fnuz"),
+    "float8_e8m0fnu": Float(8, 0, 127, "scale"),
+    "float6_e2m3fn": Float(2, 3, 1, "finite"), "float6_e3m2fn": Float(3, 2, 3, "finite"),
+    "float4_e2m1fn": Float(2, 1, 1, "finite"),
 }  # fmt: skip
 INTEGERS = {
     "bool": (0, 1),
@@ -67,7 +77,9 @@ _SIGN64, _INF64 = -(1 << 63), 0x7FF << 52
 
 
 def holds(wide: str, narrow: str) -> bool:
-    """Whether `wide` has every value of `narrow`, signed zeros, infinities and NaNs included, so that nothing is lost there and back."""
+    """Whether `wide` has every value of `narrow`, signed zeros, infinities and NaNs included, so
+    that nothing is lost there and back.
+    """
     if wide == narrow:
         return True
     if wide in PARTS and narrow in PARTS:
@@ -77,7 +89,12 @@ def holds(wide: str, narrow: str) -> bool:
         if wide in INTEGERS:
             return INTEGERS[wide][0] <= low and high <= INTEGERS[wide][1]
         to = FLOATS.get(wide)
-        return to is not None and to.special != "scale" and max(high, -1 - low).bit_length() <= to.mantissa + 1 and high <= to.largest
+        return (
+            to is not None
+            and to.special != "scale"
+            and max(high, -1 - low).bit_length() <= to.mantissa + 1
+            and high <= to.largest
+        )
     if wide not in FLOATS or narrow not in FLOATS:
         return False
     to, of = FLOATS[wide], FLOATS[narrow]
@@ -90,7 +107,9 @@ def holds(wide: str, narrow: str) -> bool:
 
 
 def numbers(raw: Any, dtype: str) -> Any:
-    """The numbers that raw elements of a float dtype stand for, exactly: float64 of float64, else float32."""
+    """The numbers that raw elements of a float dtype stand for, exactly: float64 of float64, else
+    float32.
+    """
     if dtype in ("float32", "float64"):
         return view(raw, "f4" if dtype == "float32" else "f8")
     if dtype == "bfloat16":
@@ -100,7 +119,9 @@ def numbers(raw: Any, dtype: str) -> Any:
 
 @lru_cache(maxsize=32)
 def decoded(dtype: str) -> Array:
-    """The float32 number of each code of a float dtype of at most 16 bits. The NaN of a dtype that has one only is 0x7fc00000."""
+    """The float32 number of each code of a float dtype of at most 16 bits. The NaN of a dtype that
+    has one only is 0x7fc00000.
+    """
     import numpy as np
 
     form = FLOATS[dtype]
@@ -109,7 +130,10 @@ def decoded(dtype: str) -> Array:
         powers: Array = np.ldexp(1.0, (np.minimum(codes, 254) - 127).astype("<i4")).astype("<f4")
         powers.view("<u4")[255] = _NAN
         return powers
-    mantissa, exponent = codes & ((1 << form.mantissa) - 1), (codes >> form.mantissa) & ((1 << form.exponent) - 1)
+    mantissa, exponent = (
+        codes & ((1 << form.mantissa) - 1),
+        (codes >> form.mantissa) & ((1 << form.exponent) - 1),
+    )
     whole = np.where(exponent > 0, mantissa + (1 << form.mantissa), mantissa).astype("<f8")
     sign = codes >> (form.exponent + form.mantissa)
     # codes beyond the top are replaced below
@@ -125,22 +149,32 @@ def decoded(dtype: str) -> Array:
 
 
 def encode(x: Any, dtype: str) -> tuple[Any, Any]:
-    """(codes, refused) of float32 or float64 numbers rounded once, to the nearest and half to even, into a float dtype.
+    """(codes, refused) of float32 or float64 numbers rounded once, to the nearest and half to even,
+    into a float dtype.
 
-    Codes are int32, those of float64 int64. `refused` marks what `dtype` cannot hold: NaN and infinities where it has none,
-    and for E8M0 all but powers of two; None where it holds everything.
+    Codes are int32, those of float64 int64. `refused` marks what `dtype` cannot hold: NaN and
+    infinities where it has none, and for E8M0 all but powers of two; None where it holds
+    everything.
     """
     if dtype == "float64":
         return view(x if kind(x) == "f8" else widened(x), "i8"), None
     if dtype == "float32":
         return view(x if kind(x) == "f4" else _narrowed(x), "i4"), None
     x = _odd(x) if kind(x) == "f8" else x
-    return _scale(view(x, "i4")) if dtype == "float8_e8m0fnu" else _small(view(x, "i4"), FLOATS[dtype], BITS[dtype] > 8)
+    return (
+        _scale(view(x, "i4"))
+        if dtype == "float8_e8m0fnu"
+        else _small(view(x, "i4"), FLOATS[dtype], BITS[dtype] > 8)
+    )
 
 
 def same_bits(x: Any, codes: Any, dtype: str) -> Any:
     """Where `codes` of `dtype` stand for exactly the numbers `x`, a NaN's bits included."""
-    back = view(codes, f"f{BITS[dtype] // 8}") if dtype in ("float32", "float64") else look_up(dtype, codes)
+    back = (
+        view(codes, f"f{BITS[dtype] // 8}")
+        if dtype in ("float32", "float64")
+        else look_up(dtype, codes)
+    )
     if kind(back) != kind(x):
         back, x = (b if kind(b) == "f8" else widened(b) for b in (back, x))
     whole = "i4" if kind(x) == "f4" else "i8"
@@ -153,12 +187,19 @@ def _small(bits: Any, form: Float, infinite: bool) -> tuple[Any, Any]:
     drop = 23 - m
     magnitude = bits & 0x7FFFFFFF
     # NaNs overflow here and are replaced below
-    code = ((magnitude + ((1 << (drop - 1)) - 1) + ((magnitude >> drop) & 1)) >> drop) - ((127 - form.bias) << m)
+    code = ((magnitude + ((1 << (drop - 1)) - 1) + ((magnitude >> drop) & 1)) >> drop) - (
+        (127 - form.bias) << m
+    )
     if form.bias != 127:
-        # below the smallest normal number: adding a power of two whose last place is the quantum rounds
+        # below the smallest normal number: adding a power of two whose last place is the quantum
+        # rounds
         least, magic = (128 - form.bias) << 23, (1 - form.bias - m + 23 + 127) << 23
         kept = where(magnitude < least, magnitude, least)
-        code = where(magnitude < least, view(view(kept, "f4") + 2.0 ** ((magic >> 23) - 127), "i4") - magic, code)
+        code = where(
+            magnitude < least,
+            view(view(kept, "f4") + 2.0 ** ((magic >> 23) - 127), "i4") - magic,
+            code,
+        )
     sign = (bits >> 31) & 1
     if is_numpy(bits) and magnitude.max(initial=0) < _INF and code.max(initial=0) <= form.top:
         # nothing overflows, so nothing is infinite or undefined: half of the passes are saved
@@ -169,7 +210,9 @@ def _small(bits: Any, form: Float, infinite: bool) -> tuple[Any, Any]:
     nan, beyond = magnitude > _INF, magnitude >= _INF
     refused = None
     if form.special == "ieee":
-        payload = ((magnitude & 0x7FFFFF) >> drop) | (as_kind((magnitude & ((1 << drop) - 1)) != 0, "i4") << (m - 1))
+        payload = ((magnitude & 0x7FFFFF) >> drop) | (
+            as_kind((magnitude & ((1 << drop) - 1)) != 0, "i4") << (m - 1)
+        )
         code = where(beyond, where(nan, payload, 0) | (form.top + 1), code)
     elif form.special == "finite":
         refused = beyond
@@ -190,15 +233,23 @@ def _scale(bits: Any) -> tuple[Any, Any]:
 
 
 def _odd(x: Any) -> Any:
-    """float64 as float32 of which the last bit is set where something was cut off: rounding that again rounds once."""
+    """float64 as float32 of which the last bit is set where something was cut off: rounding that
+    again rounds once.
+    """
     near = as_kind(x, "f4")
     back, bits = as_kind(near, "f8"), view(near, "i4")
     bits = (bits - as_kind(abs(back) > abs(x), "i4")) | as_kind(back != x, "i4")
-    return _of_nans(view(bits, "f4"), x, lambda wide: _cut(wide) | as_kind((wide & 0x1FFFFFFF) != 0, "i8"))
+    return _of_nans(
+        view(bits, "f4"), x, lambda wide: _cut(wide) | as_kind((wide & 0x1FFFFFFF) != 0, "i8")
+    )
 
 
 def _narrowed(x: Any) -> Any:
-    return _of_nans(as_kind(x, "f4"), x, lambda wide: _cut(wide) | (as_kind((wide & 0x1FFFFFFF) != 0, "i8") << 22))
+    return _of_nans(
+        as_kind(x, "f4"),
+        x,
+        lambda wide: _cut(wide) | (as_kind((wide & 0x1FFFFFFF) != 0, "i8") << 22),
+    )
 
 
 def _cut(wide: Any) -> Any:
@@ -219,7 +270,12 @@ def widened(x: Any) -> Any:
     if is_numpy(x) and not nan.any():
         return made
     bits = as_kind(view(x, "i4"), "i8")
-    return view(module(x).where(nan, (bits & _SIGN64) | _INF64 | ((bits & 0x7FFFFF) << 29), view(made, "i8")), "f8")
+    return view(
+        module(x).where(
+            nan, (bits & _SIGN64) | _INF64 | ((bits & 0x7FFFFF) << 29), view(made, "i8")
+        ),
+        "f8",
+    )
 
 
 # numpy and torch, in the few words that differ
@@ -272,7 +328,9 @@ def look_up(dtype: str, codes: Any) -> Any:
         return decoded(dtype).take(codes, mode="clip")
     # torch computes little with unsigned integers wider than a byte
     index = codes if kind(codes) in ("u1", "i4") else view(codes, "i2")
-    return _decoded_on(dtype, str(codes.device)).index_select(0, as_kind(index, "i4") & ((1 << BITS[dtype]) - 1))
+    return _decoded_on(dtype, str(codes.device)).index_select(
+        0, as_kind(index, "i4") & ((1 << BITS[dtype]) - 1)
+    )
 
 
 @lru_cache(maxsize=32)
@@ -303,7 +361,9 @@ def widen_bfloat16(raw: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> None
 
 
 def narrow_bfloat16(raw: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> bool:
-    """bfloat16 elements of float32 elements, raw and contiguous both, to the same bits as `encode`; whether all low halves are zero."""
+    """bfloat16 elements of float32 elements, raw and contiguous both, to the same bits as `encode`;
+    whether all low halves are zero.
+    """
     import numpy as np
 
     from ._raw import scratch
@@ -327,8 +387,8 @@ def _high_halves(words: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> None
     """Fills `out` with the upper 16 bits of uint32 elements, contiguous both and not empty."""
     import numpy as np
 
-    # a word that begins two bytes later has them as its lower ones, and cutting words off is one pass of vectors: a shift would be
-    # two, and a copy of every second half goes one by one
+    # a word that begins two bytes later has them as its lower ones, and cutting words off is one
+    # pass of vectors: a shift would be two, and a copy of every second half goes one by one
     later: np.ndarray[Any, Any] = np.ndarray(words.size - 1, "<u4", words, 2)
     np.copyto(out[:-1], later, casting="unsafe")
     out[-1] = words[-1] >> np.uint32(16)

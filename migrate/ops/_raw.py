@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def raw(dtype: str, value: float) -> np.ndarray[Any, Any]:
-    """The raw element that equals `value`, as an array of rank 0. OpError M303 if `dtype` cannot hold it exactly."""
+    """The raw element that equals `value`, as an array of rank 0. OpError M303 if `dtype` cannot
+    hold it exactly.
+    """
     import numpy as np
 
     packed = encoded("value", dtype, value)
@@ -32,7 +34,9 @@ def encoded(label: str, dtype: str, value: float) -> bytes:
         return encode(dtype, value)
     except (ValueError, OverflowError) as error:
         reason = str(error) if isinstance(error, ValueError) else f"{dtype} cannot hold {value}"
-        raise OpError("M303", f"{label}: {reason}", help="give a value that the dtype holds exactly") from None
+        raise OpError(
+            "M303", f"{label}: {reason}", help="give a value that the dtype holds exactly"
+        ) from None
 
 
 def holds(label: str, specs: Sequence[Spec], value: float | None) -> None:

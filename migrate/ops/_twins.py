@@ -1,7 +1,7 @@
 """Conversions for eager twins: whole tensors, by another way than `_numbers`, which they check.
 
-Values are rounded by scaling with powers of two in float64 instead of by shifting bits, torch does what it does right,
-and NaNs, which are few, are converted one pattern at a time.
+Values are rounded by scaling with powers of two in float64 instead of by shifting bits, torch does
+what it does right, and NaNs, which are few, are converted one pattern at a time.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ if TYPE_CHECKING:
     from ._op import Array
 
 
-# elements that are converted at a time: what is laid out for them in float64 stays in the processor's cache
+# elements that are converted at a time: what is laid out for them in float64 stays in the
+# processor's cache
 _PART = 1 << 16
 
 
 def converted(raw: Array, source: str, to: str) -> Array:
-    """Raw elements of `to` of raw elements of `source`. OpError M406, without a place, for what `to` cannot hold."""
+    """Raw elements of `to` of raw elements of `source`. OpError M406, without a place, for what
+    `to` cannot hold.
+    """
     import numpy as np
 
     flat: Array = np.ascontiguousarray(raw).reshape(-1)
@@ -58,7 +61,12 @@ def _converted(raw: Array, source: str, to: str) -> Any:
     if (source, to) in (("bfloat16", "float32"), ("float32", "bfloat16")):
         import torch
 
-        made = typed(raw, source).to(getattr(torch, to)).view(getattr(torch, f"uint{BITS[to]}")).numpy()
+        made = (
+            typed(raw, source)
+            .to(getattr(torch, to))
+            .view(getattr(torch, f"uint{BITS[to]}"))
+            .numpy()
+        )
         return made if to == "float32" else _with_nans(made, raw, source, to)
     return _with_nans(rounded(values(raw, source), to), raw, source, to)
 
@@ -79,7 +87,9 @@ def values(raw: Array, dtype: str) -> Any:
 
 
 def spacing(x: Any, dtype: str) -> Any:
-    """The distance of neighbouring numbers of the dtype at the float64 numbers `x`, in float64; NaN where `x` is no finite number."""
+    """The distance of neighbouring numbers of the dtype at the float64 numbers `x`, in float64; NaN
+    where `x` is no finite number.
+    """
     import numpy as np
 
     form = FLOATS[dtype]
@@ -90,7 +100,9 @@ def spacing(x: Any, dtype: str) -> Any:
 
 
 def rounded(x: Array, dtype: str) -> Array:
-    """Raw elements of float64 numbers, rounded once to the nearest, half to even; the bits of a NaN are not looked after."""
+    """Raw elements of float64 numbers, rounded once to the nearest, half to even; the bits of a NaN
+    are not looked after.
+    """
     made: Array = _rounded(x.astype("<f8").reshape(-1), dtype).reshape(x.shape)
     return made
 
@@ -105,7 +117,10 @@ def _rounded(x: Array, dtype: str) -> Any:
     form = FLOATS[dtype]
     nan, endless = np.isnan(x), np.isinf(x)
     if (endless.any() and form.special != "ieee") or (nan.any() and form.special == "finite"):
-        raise OpError("M406", f"{dtype} holds no infinities" + (" and no NaN" if form.special == "finite" else ""))
+        raise OpError(
+            "M406",
+            f"{dtype} holds no infinities" + (" and no NaN" if form.special == "finite" else ""),
+        )
     plain = np.where(nan | endless, 0.0, x)
     exponent = np.maximum(np.frexp(plain)[1] - 1, 1 - form.bias) - form.mantissa
     with np.errstate(over="ignore"):
@@ -137,7 +152,10 @@ def _every(dtype: str) -> Array:
     made = []
     for code in range(form.top + 1):
         exponent, mantissa = divmod(code, 1 << form.mantissa)
-        made.append((mantissa + (1 << form.mantissa if exponent else 0)) * 2.0 ** (max(exponent, 1) - form.bias - form.mantissa))
+        made.append(
+            (mantissa + (1 << form.mantissa if exponent else 0))
+            * 2.0 ** (max(exponent, 1) - form.bias - form.mantissa)
+        )
     return np.array(made)
 
 
@@ -162,7 +180,9 @@ def _with_nans(made: Array, raw: Array, source: str, to: str) -> Array:
 
 
 def nan(pattern: int, source: str, to: str) -> int:
-    """The bits in `to` of a NaN of `source`: the payload from its top, made quiet where not all of it fits."""
+    """The bits in `to` of a NaN of `source`: the payload from its top, made quiet where not all of
+    it fits.
+    """
     a, b = FLOATS[source], FLOATS[to]
     sign, payload = pattern >> (a.exponent + a.mantissa), pattern & ((1 << a.mantissa) - 1)
     if a.special in ("fnuz", "scale"):
@@ -194,7 +214,9 @@ def _of_integers(whole: Array, to: str) -> Any:
         if to in ("float32", "float64"):
             return whole.astype(f"<f{BITS[to] // 8}").view(carrier(to))
         # Python's integers have no width to be cut to
-        return _each(whole, lambda v: int(rounded(np.array([_sticky(v)]), to)[0])).astype(carrier(to))
+        return _each(whole, lambda v: int(rounded(np.array([_sticky(v)]), to)[0])).astype(
+            carrier(to)
+        )
     low, high = INTEGERS[to]
     if not _each(whole, lambda v: int(low <= v <= high)).all():
         raise OpError("M406", f"cast: a number does not fit {to}")
@@ -214,7 +236,12 @@ def _to_integers(x: Array, to: str) -> Any:
     low, high = INTEGERS[to]
 
     def whole(value: float) -> int:
-        if not (value == value and abs(value) != float("inf") and value == int(value) and low <= int(value) <= high):
+        if not (
+            value == value
+            and abs(value) != float("inf")
+            and value == int(value)
+            and low <= int(value) <= high
+        ):
             raise OpError("M406", f"cast: {to} cannot hold {value}")
         return int(value) & ((1 << BITS[to]) - 1)
 
@@ -225,6 +252,10 @@ def _each(array: Array, do: Callable[[Any], int]) -> np.ndarray[Any, Any]:
     import numpy as np
 
     flat, index = np.unique(array, return_inverse=True)
-    made = np.array([do(v) for v in flat.tolist()], dtype="<u8") if flat.size else np.zeros(0, "<u8")
-    out: np.ndarray[Any, Any] = made[index].reshape(array.shape) if prod(array.shape) else np.zeros(array.shape, "<u8")
+    made = (
+        np.array([do(v) for v in flat.tolist()], dtype="<u8") if flat.size else np.zeros(0, "<u8")
+    )
+    out: np.ndarray[Any, Any] = (
+        made[index].reshape(array.shape) if prod(array.shape) else np.zeros(array.shape, "<u8")
+    )
     return out

@@ -1,11 +1,13 @@
-"""`affine`: y = x * mul + add, computed in float32 (float64 for float64) and rounded once to the dtype of x.
+"""`affine`: y = x * mul + add, computed in float32 (float64 for float64) and rounded once to the
+dtype of x.
 
-Decisions: the factor and the summand are first rounded to the type that is computed with. A NaN goes on as it is, its sign
-turned by a negative `mul`, because processors differ in what they make of it; `add: 0` is left out, because it would turn
--0 to 0. Turning signs is exact; a power of two is exact but for numbers at the ends of the range, so that `exact` has to
-look. Such a factor may be one that float32 does not hold, or whose inverse it does not: float64 computes with it then. All
-else rounds, `w + 1` for a norm too: bfloat16 has 8 bits, and a weight of 0.01 loses most of them beside 1. Errors are those
-of the numbers that the rule says, in float64.
+Decisions: the factor and the summand are first rounded to the type that is computed with. A NaN
+goes on as it is, its sign turned by a negative `mul`, because processors differ in what they make
+of it; `add: 0` is left out, because it would turn -0 to 0. Turning signs is exact; a power of two
+is exact but for numbers at the ends of the range, so that `exact` has to look. Such a factor may be
+one that float32 does not hold, or whose inverse it does not: float64 computes with it then. All
+else rounds, `w + 1` for a norm too: bfloat16 has 8 bits, and a weight of 0.01 loses most of them
+beside 1. Errors are those of the numbers that the rule says, in float64.
 """
 
 from __future__ import annotations
@@ -28,7 +30,10 @@ class Affine(Elementwise):
     class Args:
         mul: Number = arg("the factor", finite=True, default=1)
         add: Number = arg("the summand", finite=True, default=0)
-        exact: bool = arg("refuse numbers that do not come back; `mul` is a power of two and `add` 0", default=False)
+        exact: bool = arg(
+            "refuse numbers that do not come back; `mul` is a power of two and `add` 0",
+            default=False,
+        )
         only: Only | None = arg("limits the op to tensors with these capture values", default=None)
 
     def validate(self, args: Args) -> None:
@@ -52,7 +57,11 @@ class Affine(Elementwise):
             low, high = (2.0**-300, 2.0**300) if _scales(args) else (2.0**-149, 2.0**128)
             for name, value in (("mul", args.mul), ("add", args.add)):
                 if abs(value) >= high or (value and abs(value) < low):
-                    raise OpError("M303", f"affine: `{name}` is {value}, which float32, in which {s} is computed, cannot hold")
+                    raise OpError(
+                        "M303",
+                        f"affine: `{name}` is {value}, which float32, in which {s} is computed, "
+                        "cannot hold",
+                    )
         return [spec(s.dtype, s.shape) for s in specs]
 
     def passes(self, args: Args, specs: Sequence[Spec]) -> bool:
@@ -86,7 +95,9 @@ class Affine(Elementwise):
             return (view(there * (1 / float(args.mul)), whole) != view(x, whole)) & (x == x)
         if meter is not None:
             for part in told(x):
-                _tell(meter, args, as_kind(x[part], "f8"), numbers(out[part], spec.dtype), spec.dtype)
+                _tell(
+                    meter, args, as_kind(x[part], "f8"), numbers(out[part], spec.dtype), spec.dtype
+                )
         return None
 
     def refusal(self, args: Args, spec: Spec, value: str, at: str) -> OpError:
@@ -96,7 +107,9 @@ class Affine(Elementwise):
             help="leave out `exact: true` to have it rounded",
         )
 
-    def eager(self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()) -> list[Array]:
+    def eager(
+        self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()
+    ) -> list[Array]:
         import numpy as np
 
         from ._twins import quiet, rounded, values
@@ -109,7 +122,9 @@ class Affine(Elementwise):
                 y = x * own(args.mul)
                 y = y + own(args.add) if args.add else y
             turned = array ^ array.dtype.type(1 << (BITS[dtype] - 1)) if args.mul < 0 else array
-            there = np.where(np.isnan(y), array.dtype.type(quiet(dtype)), rounded(y.astype("<f8"), dtype))
+            there = np.where(
+                np.isnan(y), array.dtype.type(quiet(dtype)), rounded(y.astype("<f8"), dtype)
+            )
             made.append(np.where(np.isnan(x), turned, there))
         return made
 
@@ -123,12 +138,18 @@ class Affine(Elementwise):
 
 
 def _scales(args: Any) -> bool:
-    return bool(args.add == 0 and args.mul and abs(frexp(args.mul)[0]) == 0.5 and isfinite(1 / args.mul))
+    return bool(
+        args.add == 0 and args.mul and abs(frexp(args.mul)[0]) == 0.5 and isfinite(1 / args.mul)
+    )
 
 
 def _kind(args: Any, dtype: str) -> str:
     """What is computed with: float64 where float32 does not hold a power of two and its inverse."""
-    return "f8" if dtype == "float64" or (_scales(args) and not 2.0**-127 <= abs(args.mul) <= 2.0**127) else "f4"
+    return (
+        "f8"
+        if dtype == "float64" or (_scales(args) and not 2.0**-127 <= abs(args.mul) <= 2.0**127)
+        else "f4"
+    )
 
 
 def _tell(meter: Meter, args: Any, x: Any, got: Any, dtype: str) -> None:
@@ -139,7 +160,13 @@ def _tell(meter: Meter, args: Any, x: Any, got: Any, dtype: str) -> None:
     if dtype == "float64":
         tell(meter, bounded(wanted, module(x).isfinite(x)), got, dtype, sure=False)
         return
-    tell(meter, wanted, got, dtype, differ(wanted, got) or _sure(args, product, wanted) or not _some(x))
+    tell(
+        meter,
+        wanted,
+        got,
+        dtype,
+        differ(wanted, got) or _sure(args, product, wanted) or not _some(x),
+    )
 
 
 def _some(x: Any) -> bool:
@@ -171,7 +198,9 @@ def _computed(args: Any, x: Any) -> Any:
     nan = y != y
     if is_numpy(x) and not nan.any():
         return y
-    whole, sign, quiet = ("i8", -(1 << 63), 0x7FF8 << 48) if kind(x) == "f8" else ("i4", -(1 << 31), 0x7FC00000)
+    whole, sign, quiet = (
+        ("i8", -(1 << 63), 0x7FF8 << 48) if kind(x) == "f8" else ("i4", -(1 << 31), 0x7FC00000)
+    )
     bits = view(x, whole)
     where = module(x).where
     own = where(x != x, bits ^ sign if args.mul < 0 else bits, as_kind(nan, whole) * quiet)

@@ -1,8 +1,9 @@
 """`cast`: the same numbers in another dtype.
 
-Decisions: integers, `bool` and E8M0 never hold anything but the exact value, so a number that they cannot hold is refused
-where torch would wrap, truncate or guess. Floats round, and the plan calls that a loss, unless `exact` makes every element
-answer for itself. That is what lets a widening be undone: the way back is exact because it looks.
+Decisions: integers, `bool` and E8M0 never hold anything but the exact value, so a number that they
+cannot hold is refused where torch would wrap, truncate or guess. Floats round, and the plan calls
+that a loss, unless `exact` makes every element answer for itself. That is what lets a widening be
+undone: the way back is exact because it looks.
 """
 
 from __future__ import annotations
@@ -15,7 +16,19 @@ from ..core.diagnostics import did_you_mean
 from ..core.spec import ALIASES, BITS, Spec, spec
 from ._axes import Shape
 from ._elementwise import Elementwise, tell
-from ._numbers import FLOATS, INTEGERS, PARTS, encode, holds, is_numpy, narrow_bfloat16, numbers, put, same_bits, widen_bfloat16
+from ._numbers import (
+    FLOATS,
+    INTEGERS,
+    PARTS,
+    encode,
+    holds,
+    is_numpy,
+    narrow_bfloat16,
+    numbers,
+    put,
+    same_bits,
+    widen_bfloat16,
+)
 from ._op import Array, Dtype, Loss, Meter, OneWay, Only, OpError, Step, arg, dataclass, step
 from ._raw import carrier
 
@@ -26,14 +39,22 @@ class Cast(Elementwise):
     @dataclass(frozen=True, slots=True)
     class Args:
         to: Dtype = arg("torch's name of the dtype after")
-        from_: Dtype | None = arg("the dtype before, checked, and what the inverse restores", alias="from", default=None)
-        exact: bool = arg("refuse numbers that do not fit exactly instead of rounding them", default=False)
+        from_: Dtype | None = arg(
+            "the dtype before, checked, and what the inverse restores", alias="from", default=None
+        )
+        exact: bool = arg(
+            "refuse numbers that do not fit exactly instead of rounding them", default=False
+        )
         only: Only | None = arg("limits the op to tensors with these capture values", default=None)
 
     def validate(self, args: Args) -> None:
         for name, written in (("to", args.to), ("from", args.from_)):
             if written is not None and named(written) not in BITS:
-                raise OpError("M308", f"cast: `{name}` is `{written}`, which is no dtype", help=did_you_mean(written, [*BITS]))
+                raise OpError(
+                    "M308",
+                    f"cast: `{name}` is `{written}`, which is no dtype",
+                    help=did_you_mean(written, [*BITS]),
+                )
 
     def infer(self, args: Args, specs: Sequence[Spec], parts: int = 1) -> list[Spec]:
         self.validate(args)
@@ -43,14 +64,21 @@ class Cast(Elementwise):
                 raise OpError(
                     "M303",
                     f"cast: the tensor is {s}, `from` says {named(args.from_)}",
-                    help="correct `from`, or limit the rule with `when: {dtype: [" + named(args.from_) + "]}`",
+                    help="correct `from`, or limit the rule with `when: {dtype: ["
+                    + named(args.from_)
+                    + "]}`",
                 )
             if (s.dtype in PARTS) != (to in PARTS):
-                raise OpError("M309", f"cast: {s} does not become {to}, complex numbers only become complex numbers")
+                raise OpError(
+                    "M309",
+                    f"cast: {s} does not become {to}, complex numbers only become complex numbers",
+                )
         return [spec(to, s.shape) for s in specs]
 
     def passes(self, args: Args, specs: Sequence[Spec]) -> bool:
-        return specs[0].dtype == named(args.to) and (args.from_ is None or named(args.from_) == specs[0].dtype)
+        return specs[0].dtype == named(args.to) and (
+            args.from_ is None or named(args.from_) == specs[0].dtype
+        )
 
     def eager_width(self, args: Args) -> int:
         return 0
@@ -63,8 +91,16 @@ class Cast(Elementwise):
 
     def invert(self, args: Args, enumerated: bool = False) -> Step | OneWay:
         if args.from_ is None:
-            return OneWay("cast does not say which dtype there was before", "write `from`: the dtype before")
-        return step("cast", to=args.from_, from_=args.to, exact=holds(named(args.to), named(args.from_)), only=args.only)
+            return OneWay(
+                "cast does not say which dtype there was before", "write `from`: the dtype before"
+            )
+        return step(
+            "cast",
+            to=args.from_,
+            from_=args.to,
+            exact=holds(named(args.to), named(args.from_)),
+            only=args.only,
+        )
 
     def chunk(self, args: Args, raw: Any, spec: Spec, out: Any, meter: Meter | None) -> Any:
         source, to = spec.dtype, named(args.to)
@@ -91,7 +127,9 @@ class Cast(Elementwise):
             help="leave out `exact: true` to have it rounded" if soft else None,
         )
 
-    def eager(self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()) -> list[Array]:
+    def eager(
+        self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()
+    ) -> list[Array]:
         from ._twins import converted
 
         return [converted(a, d, named(args.to)) for a, d in zip(arrays, dtypes, strict=True)]
@@ -114,7 +152,9 @@ def named(dtype: str) -> str:
 def _loss(source: str | None, args: Any) -> Loss:
     to = named(args.to)
     # between integers every value is looked at, whatever `exact` says
-    kept = args.exact or (source is not None and (holds(to, source) or (source in INTEGERS and to in INTEGERS)))
+    kept = args.exact or (
+        source is not None and (holds(to, source) or (source in INTEGERS and to in INTEGERS))
+    )
     return Loss.LOSSLESS if kept else Loss.LOSSY
 
 
@@ -152,7 +192,9 @@ def _convert(raw: Array, source: str, to: str, exact: bool, out: Array, meter: M
             # nothing was rounded, and nothing is to be told
             return None
         refused = (raw & np.uint32(0xFFFF)) != 0 if exact else None
-    elif (source, to) == ("float32", "float16") and not np.isnan(np.maximum.reduce(raw.view("<f4"))):
+    elif (source, to) == ("float32", "float16") and not np.isnan(
+        np.maximum.reduce(raw.view("<f4"))
+    ):
         np.copyto(out.view("<f2"), raw.view("<f4"), casting="unsafe")
         refused = ~same_bits(raw.view("<f4"), out, to) if exact else None
     elif BITS[source] <= 16:
@@ -162,7 +204,9 @@ def _convert(raw: Array, source: str, to: str, exact: bool, out: Array, meter: M
     else:
         refused = _compute(raw, source, to, exact, out)
     if meter is not None:
-        tell(meter, _told(raw, source), _told(out, to), to, source in FLOATS or not _cut(raw, source))
+        tell(
+            meter, _told(raw, source), _told(out, to), to, source in FLOATS or not _cut(raw, source)
+        )
     return refused
 
 
@@ -192,7 +236,11 @@ def _compute(raw: Array, source: str, to: str, exact: bool, out: Array) -> Any:
         return _to_integers(numbers(raw, source), to, exact, out)
     whole = _integers(raw, source)
     unknown = raw > 1 if source == "bool" else None
-    refused: Any = _between_integers(whole, to, out) if to in INTEGERS else _from_integers(whole, to, exact, out)
+    refused: Any = (
+        _between_integers(whole, to, out)
+        if to in INTEGERS
+        else _from_integers(whole, to, exact, out)
+    )
     if unknown is None or refused is None:
         return refused if unknown is None else unknown
     return refused | unknown
@@ -231,7 +279,8 @@ def _to_integers(x: Array, to: str, exact: bool, out: Array) -> Any:
     import numpy as np
 
     low, high = INTEGERS[to]
-    # high + 1 is a power of two, which a float holds where it does not hold `high`; comparisons with NaN are false
+    # high + 1 is a power of two, which a float holds where it does not hold `high`; comparisons
+    # with NaN are false
     fits = (np.trunc(x) == x) & (x >= float(low)) & (x < float(high + 1))
     if exact:
         fits &= ~((x == 0) & np.signbit(x))
@@ -246,7 +295,11 @@ def _from_integers(whole: Array, to: str, exact: bool, out: Array) -> Any:
     if wide and to not in ("float32", "float64"):
         # 64 bits pass through float64, with the last bit set where something was cut off
         bits = whole.view("<u8") if whole.dtype.kind == "u" else np.abs(whole).view("<u8")
-        cut = np.where(bits >> np.uint64(53) != 0, (bits >> np.uint64(11) | (bits & np.uint64(0x7FF) != 0)) << np.uint64(11), bits)
+        cut = np.where(
+            bits >> np.uint64(53) != 0,
+            (bits >> np.uint64(11) | (bits & np.uint64(0x7FF) != 0)) << np.uint64(11),
+            bits,
+        )
         x = np.where(whole < 0, -1.0, 1.0) * cut.astype("<f8")
         x = np.where(bits >> np.uint64(53) != 0, x, whole.astype("<f8"))
     else:

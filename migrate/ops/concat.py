@@ -25,8 +25,14 @@ class Concat(Op):
     class Args:
         over: Capture = arg("the capture whose values are laid one after the other, in their order")
         dim: Integer = arg("the axis along which they are joined", default=0)
-        sizes: Sizes | None = arg("the length of each part; without it all are equal", least=0, default=None)
-        count: Integer | None = arg("how many tensors there must be; the inverse over an int capture needs it", least=1, default=None)
+        sizes: Sizes | None = arg(
+            "the length of each part; without it all are equal", least=0, default=None
+        )
+        count: Integer | None = arg(
+            "how many tensors there must be; the inverse over an int capture needs it",
+            least=1,
+            default=None,
+        )
         start: Integer = arg("the first value of an int capture", default=0)
 
     def validate(self, args: Args) -> None:
@@ -42,16 +48,27 @@ class Concat(Op):
         same_shapes(label, [v.shape for v in views], but=dim)
         lengths = tuple(v.shape[dim] for v in views)
         if args.sizes is None and len(set(lengths)) > 1:
-            message = f"{label}: the parts have {shown(lengths)} elements along axis {dim}; without `sizes` they must be equal"
-            raise OpError("M301", message, help="write `sizes`, as a list or by the capture's values")
+            message = (
+                f"{label}: the parts have {shown(lengths)} elements along axis {dim}; "
+                "without `sizes` they must be equal"
+            )
+            raise OpError(
+                "M301", message, help="write `sizes`, as a list or by the capture's values"
+            )
         if args.sizes is not None and lengths != tuple(args.sizes):
-            raise OpError("M301", f"{label}: the parts have {shown(lengths)} elements along axis {dim}, sizes are {shown(args.sizes)}")
+            raise OpError(
+                "M301",
+                f"{label}: the parts have {shown(lengths)} elements along axis {dim}, sizes are "
+                f"{shown(args.sizes)}",
+            )
         return [view.concat(views, dim)]
 
     def infer(self, args: Args, specs: Sequence[Spec], parts: int = 1) -> None:
         same_dtypes(f"concat over {{{args.over}}}", specs)
 
-    def eager(self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()) -> list[Array]:
+    def eager(
+        self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()
+    ) -> list[Array]:
         import numpy as np
 
         return [np.concatenate(arrays, args.dim)]
@@ -59,12 +76,21 @@ class Concat(Op):
     by_rows = True
 
     def rows(
-        self, args: Args, part: Callable[[int, int, int], Array], specs: Sequence[Spec], parts: int, output: int, start: int, stop: int
+        self,
+        args: Args,
+        part: Callable[[int, int, int], Array],
+        specs: Sequence[Spec],
+        parts: int,
+        output: int,
+        start: int,
+        stop: int,
     ) -> Array:
         import numpy as np
 
         if args.dim % len(specs[0].shape):
-            return np.concatenate([part(number, start, stop) for number in range(len(specs))], args.dim)
+            return np.concatenate(
+                [part(number, start, stop) for number in range(len(specs))], args.dim
+            )
         found, first = [], 0
         for number, spec in enumerate(specs):
             low, high = max(start - first, 0), min(stop - first, spec.shape[0])
@@ -75,7 +101,12 @@ class Concat(Op):
     def invert(self, args: Args, enumerated: bool = False) -> Step | OneWay:
         counted = enumerated or args.count is not None or args.sizes is not None
         return uncounted("concat", args.over, counted) or step(
-            "split", into=args.over, dim=args.dim, sizes=args.sizes, count=args.count, start=args.start
+            "split",
+            into=args.over,
+            dim=args.dim,
+            sizes=args.sizes,
+            count=args.count,
+            start=args.start,
         )
 
     def samples(self) -> Iterable[tuple[dict[str, Any], list[Shape]]]:

@@ -1,4 +1,6 @@
-"""`copy`: one tensor is written under several names, each with bytes of its own where the format cannot share them."""
+"""`copy`: one tensor is written under several names, each with bytes of its own where the format
+cannot share them.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class Copy(Op):
     def trace(self, args: Args, views: Sequence[View], parts: int = 1) -> list[View]:
         return [views[0]] * self.parts(args, views[0].shape, parts)
 
-    def eager(self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()) -> list[Array]:
+    def eager(
+        self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()
+    ) -> list[Array]:
         return [arrays[0]] * parts
 
     def invert(self, args: Args, enumerated: bool = False) -> Step:

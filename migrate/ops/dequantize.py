@@ -1,8 +1,8 @@
 """`dequantize`: the stored parts of a number format become one tensor of numbers.
 
-It joins the roles that its codec stores; a rule names them in `from` (`{weight: …, scale: …}`), and a part that is missing
-is found by the binder, which knows the key that should be there. What the codec must be told to encode again, `dequantize`
-takes too and hands to its inverse.
+It joins the roles that its codec stores; a rule names them in `from` (`{weight: …, scale: …}`), and
+a part that is missing is found by the binder, which knows the key that should be there. What the
+codec must be told to encode again, `dequantize` takes too and hands to its inverse.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ def codec_called(name: str) -> Codec:
 
 
 def roles_of(codec: str) -> tuple[str, ...]:
-    """The parts of a codec, without a name those that most have; none where there is no such codec, which `validate` reports."""
+    """The parts of a codec, without a name those that most have; none where there is no such codec,
+    which `validate` reports.
+    """
     from .. import codecs
 
     if not codec:
@@ -56,11 +58,21 @@ class Dequantize(ValueOp):
     class Args:
         codec: Text = arg("the number format, e.g. fp8-block", least=1)
         dtype: Dtype = arg("what the numbers become, e.g. bfloat16")
-        block: Integers | None = arg("rows and columns that share a scale; without it what the codec has", least=1, default=None)
+        block: Integers | None = arg(
+            "rows and columns that share a scale; without it what the codec has",
+            least=1,
+            default=None,
+        )
         like: Text | None = arg("for the inverse: whose arithmetic encodes", default=None)
         scale: Text | None = arg("for the inverse: how scales are stored", default=None)
-        scale_fmt: Text | None = arg("for the inverse: ue8m0 rounds scales up to powers of two; float does not", default=None)
-        non_finite: Text = arg("for the inverse: refuse, saturate or keep infinities and NaN", words=NON_FINITE, default="refuse")
+        scale_fmt: Text | None = arg(
+            "for the inverse: ue8m0 rounds scales up to powers of two; float does not", default=None
+        )
+        non_finite: Text = arg(
+            "for the inverse: refuse, saturate or keep infinities and NaN",
+            words=NON_FINITE,
+            default="refuse",
+        )
 
     def validate(self, args: Args) -> None:
         codec_called(args.codec).validate(options(args), False)
@@ -73,8 +85,15 @@ class Dequantize(ValueOp):
         self.validate(args)
         codec = codec_called(args.codec)
         if len(specs) != len(codec.parts):
-            there, lacking = ", ".join(codec.parts[: len(specs)]), ", ".join(codec.parts[len(specs) :])
-            raise OpError("M408", f"dequantize: {args.codec} has no numbers without its {lacking}; there is only the {there}")
+            there, lacking = (
+                ", ".join(codec.parts[: len(specs)]),
+                ", ".join(codec.parts[len(specs) :]),
+            )
+            raise OpError(
+                "M408",
+                f"dequantize: {args.codec} has no numbers without its {lacking}; there is only "
+                f"the {there}",
+            )
         return [codec.decoded(options(args), specs, args.dtype)]
 
     def needs(self, args: Args, specs: Sequence[Spec], output: int, box: Box) -> list[Box]:
@@ -85,23 +104,42 @@ class Dequantize(ValueOp):
         return codec.grain(options(args), codec.decoded(options(args), specs, args.dtype), None)
 
     def compute(
-        self, args: Args, arrays: Sequence[Any], specs: Sequence[Spec], output: int, box: Box, out: Any, meter: Meter | None = None
+        self,
+        args: Args,
+        arrays: Sequence[Any],
+        specs: Sequence[Spec],
+        output: int,
+        box: Box,
+        out: Any,
+        meter: Meter | None = None,
     ) -> None:
         codec_called(args.codec).decode(options(args), arrays, specs, args.dtype, box, out, meter)
 
     def eager(
-        self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtypes: Sequence[str] = ()
+        self,
+        args: Args,
+        arrays: Sequence[np.ndarray[Any, Any]],
+        parts: int = 1,
+        dtypes: Sequence[str] = (),
     ) -> list[np.ndarray[Any, Any]]:
         from ..core.spec import Spec
 
         specs = [Spec(d, a.shape) for d, a in zip(dtypes, arrays, strict=True)]
         return [codec_called(args.codec).reference(options(args), arrays, specs, args.dtype)]
 
-    def rounded_rows(self, args: Args, specs: Sequence[Spec], parts: int, output: int, start: int, stop: int) -> tuple[int, int]:
+    def rounded_rows(
+        self, args: Args, specs: Sequence[Spec], parts: int, output: int, start: int, stop: int
+    ) -> tuple[int, int]:
         # a box of numbers may begin anywhere in a block, but its scales are those of whole blocks
         codec, made = codec_called(args.codec), self.infer(args, specs, parts)[output]
-        boxes = codec.decode_needs(options(args), specs, ((start, stop), *((0, n) for n in made.shape[1:])))
-        found = [codec.encode_needs(options(args), made, part, box)[0] for part, box in enumerate(boxes) if box]
+        boxes = codec.decode_needs(
+            options(args), specs, ((start, stop), *((0, n) for n in made.shape[1:]))
+        )
+        found = [
+            codec.encode_needs(options(args), made, part, box)[0]
+            for part, box in enumerate(boxes)
+            if box
+        ]
         return min(low for low, _ in found), max(high for _, high in found)
 
     def eager_width(self, args: Args) -> int | None:
@@ -111,15 +149,25 @@ class Dequantize(ValueOp):
         return Loss.LOSSY
 
     def loss_on(self, args: Args, specs: Sequence[Spec]) -> Loss:
-        return Loss.LOSSLESS if codec_called(args.codec).exact(options(args), specs, args.dtype) else Loss.LOSSY
+        return (
+            Loss.LOSSLESS
+            if codec_called(args.codec).exact(options(args), specs, args.dtype)
+            else Loss.LOSSY
+        )
 
     def invert(self, args: Args, enumerated: bool = False) -> Step:
-        said = {name: getattr(args, name) for name in ("block", "like", "scale", "scale_fmt", "non_finite")}
+        said = {
+            name: getattr(args, name)
+            for name in ("block", "like", "scale", "scale_fmt", "non_finite")
+        }
         return step("quantize", codec=args.codec, from_=args.dtype, **said)
 
     def samples(self) -> Iterable[tuple[dict[str, Any], list[tuple[int, ...]]]]:
         yield {"codec": "fp8-block", "dtype": "bfloat16"}, [(576, 256), (5, 2)]
-        yield {"codec": "fp8-block", "dtype": "float32", "block": [2, 3], "scale_fmt": "ue8m0"}, [(2, 5, 7), (2, 3, 3)]
+        yield (
+            {"codec": "fp8-block", "dtype": "float32", "block": [2, 3], "scale_fmt": "ue8m0"},
+            [(2, 5, 7), (2, 3, 3)],
+        )
 
 
 OP = Dequantize()

@@ -23,7 +23,9 @@ class Drop(Op):
     def trace(self, args: Args, views: Sequence[View], parts: int = 1) -> list[View]:
         return []
 
-    def eager(self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()) -> list[Array]:
+    def eager(
+        self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()
+    ) -> list[Array]:
         return []
 
     def loss(self, args: Args) -> Loss:

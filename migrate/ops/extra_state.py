@@ -1,8 +1,9 @@
 """`extra_state`: the state that Transformer Engine hides in `_extra_state`, judged by what it is.
 
-How many tensors come out depends on the bytes of the one that goes in, so the bytes are read while planning. Nothing in them is
-executed. Whether state of delayed scaling goes on, a person says with `--allow delayed-scaling`: neither a rule nor the checkpoint nor an
-environment variable (such as the one that makes TE's own loader unpickle) can say it.
+How many tensors come out depends on the bytes of the one that goes in, so the bytes are read while
+planning. Nothing in them is executed. Whether state of delayed scaling goes on, a person says with
+`--allow delayed-scaling`: neither a rule nor the checkpoint nor an environment variable (such as
+the one that makes TE's own loader unpickle) can say it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ _FORMS = ("pickle-2.x", "tensors")
 
 @dataclass(frozen=True, slots=True)
 class Making:
-    """The arguments of a call that makes what was decided: `form` as the rule writes it, and the outputs' specs."""
+    """The arguments of a call that makes what was decided: `form` as the rule writes it, and the
+    outputs' specs.
+    """
 
     form: str
     outputs: tuple[Spec, ...]
@@ -39,7 +42,10 @@ _EMPTIED = Making("empty", (_EMPTY,))
 
 
 def _unneeded() -> str:
-    return f"if they are not needed, drop them with a rule of their own (`drop`, and {option('allow', 'drop')})"
+    return (
+        "if they are not needed, drop them with a rule of their own (`drop`, and "
+        f"{option('allow', 'drop')})"
+    )
 
 
 class ExtraState(Op):
@@ -49,31 +55,48 @@ class ExtraState(Op):
     @dataclass(frozen=True, slots=True)
     class Args:
         stateless: Literal["drop", "empty", "keep"] = arg(
-            "states that hold nothing but settings: left out, an empty tensor (as 2.18 writes them), or kept", default="drop"
+            "states that hold nothing but settings: left out, an empty tensor (as 2.18 writes "
+            "them), or kept",
+            default="drop",
         )
         delayed_scaling: Literal["refuse", "pickle-2.x", "tensors", "drop"] = arg(
-            "scales and histories: refused, or where `delayed-scaling` is allowed as 2.x writes them or as plain tensors beside "
+            "scales and histories: refused, or where `delayed-scaling` is allowed as 2.x writes "
+            "them or as plain tensors beside "
             "the module, or where `drop` is allowed left out",
             default="refuse",
         )
         legacy: Literal["refuse"] = arg("states with neither a recipe nor scales", default="refuse")
-        unknown: Literal["refuse"] = arg("states that are not understood, or hostile", default="refuse")
+        unknown: Literal["refuse"] = arg(
+            "states that are not understood, or hostile", default="refuse"
+        )
 
         @property
         def why(self) -> str:
-            lost = "; state of delayed scaling is left behind" if self.delayed_scaling == "drop" else ""
+            lost = (
+                "; state of delayed scaling is left behind"
+                if self.delayed_scaling == "drop"
+                else ""
+            )
             return f"the modules of Transformer Engine make these settings again{lost}"
 
-    def decide(self, args: Args, spec: Spec, payload: bytes, name: str, allow: frozenset[str]) -> Decided:
+    def decide(
+        self, args: Args, spec: Spec, payload: bytes, name: str, allow: frozenset[str]
+    ) -> Decided:
         from ..extra_state.verdict import DELAYED, OBJECTS, STATELESS, judged
 
         if spec.numel and (spec.dtype != "uint8" or len(spec.shape) != 1):
-            raise OpError("M950", f"{name} is {spec}; an extra state is a row of bytes (uint8)", help=_unneeded())
+            raise OpError(
+                "M950",
+                f"{name} is {spec}; an extra state is a row of bytes (uint8)",
+                help=_unneeded(),
+            )
         try:
             verdict, like, odd, _ = judged(payload, name)
         except CheckpointError as error:
             found = error.diagnostics[0]
-            raise OpError(found.code, found.message, notes=found.notes, help=found.help or _unneeded()) from None
+            raise OpError(
+                found.code, found.message, notes=found.notes, help=found.help or _unneeded()
+            ) from None
         if verdict.sort == DELAYED and args.delayed_scaling in _FORMS and ALLOWED in allow:
             carried = _carried(args.delayed_scaling, like) or Decided((("", spec),))
             return carried._replace(notes=odd) if odd else carried
@@ -97,7 +120,11 @@ class ExtraState(Op):
             raise OpError(code, f"{name}: {verdict.why}{written}", help=_unneeded())
         if args.delayed_scaling == "drop":
             return Decided((), loses=True)
-        says = "" if args.delayed_scaling in _FORMS else "with a rule that says `delayed_scaling: pickle-2.x` or `tensors`, "
+        says = (
+            ""
+            if args.delayed_scaling in _FORMS
+            else "with a rule that says `delayed_scaling: pickle-2.x` or `tensors`, "
+        )
         raise OpError(
             "M951",
             f"{name} holds state of delayed scaling: {verdict.why}{written}",
@@ -108,7 +135,9 @@ class ExtraState(Op):
     def infer(self, args: Making, specs: Sequence[Spec], parts: int = 1) -> list[Spec]:
         return list(args.outputs)
 
-    def eager(self, args: Making, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()) -> list[Array]:
+    def eager(
+        self, args: Making, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()
+    ) -> list[Array]:
         import numpy as np
 
         from ..extra_state.decode import decode
@@ -117,10 +146,17 @@ class ExtraState(Op):
         made: list[bytes | memoryview] = [b""]
         if args.form != "empty":
             record = decode(arrays[0].tobytes(), "an extra state")
-            made = [_pickled(record, "an extra state")] if args.form == "pickle-2.x" else [t.data for _, t in _tensors(record)]
+            made = (
+                [_pickled(record, "an extra state")]
+                if args.form == "pickle-2.x"
+                else [t.data for _, t in _tensors(record)]
+            )
         if [len(data) for data in made] != [s.nbytes for s in args.outputs]:
             raise OpError("M950", "an extra state is not the one that the plan was made for")
-        return [np.frombuffer(data, carrier(s.dtype)).reshape(s.shape) for data, s in zip(made, args.outputs, strict=True)]
+        return [
+            np.frombuffer(data, carrier(s.dtype)).reshape(s.shape)
+            for data, s in zip(made, args.outputs, strict=True)
+        ]
 
     def invert(self, args: Args, enumerated: bool = False) -> OneWay:
         return OneWay(
@@ -141,7 +177,9 @@ def _carried(form: str, like: Record) -> Decided | None:
     from ..extra_state.normal import is_current
 
     if form == "tensors":
-        outputs = tuple((suffix, spec(tensor.dtype, tensor.shape)) for suffix, tensor in _tensors(like))
+        outputs = tuple(
+            (suffix, spec(tensor.dtype, tensor.shape)) for suffix, tensor in _tensors(like)
+        )
     elif is_current(like):
         return None
     else:
@@ -162,7 +200,9 @@ def _tensors(record: Record) -> list[tuple[str, Tensor]]:
     from ..extra_state.normal import kept
 
     return [
-        (f".{mode}.{name}" if mode else f".{name}", state.tensors[name]) for mode, state in kept(record).items() for name in state.scaling
+        (f".{mode}.{name}" if mode else f".{name}", state.tensors[name])
+        for mode, state in kept(record).items()
+        for name in state.scaling
     ]
 
 

@@ -1,4 +1,6 @@
-"""`fill`: a new tensor of one value. It reads nothing of its input but that it exists, and runs once per input."""
+"""`fill`: a new tensor of one value. It reads nothing of its input but that it exists, and runs
+once per input.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ if TYPE_CHECKING:
 
 class Fill(Op):
     kind = "make"
-    summary = "makes a tensor of one value in place of each that the rule reads; with `keep_source: true` beside it"
+    summary = (
+        "makes a tensor of one value in place of each that the rule reads; with "
+        "`keep_source: true` beside it"
+    )
 
     @dataclass(frozen=True, slots=True)
     class Args:
@@ -31,7 +36,11 @@ class Fill(Op):
             raise OpError("M308", f"fill: `shape` is {shown(args.shape)}, lengths are 0 or more")
         dtype = ALIASES.get(args.dtype, args.dtype)
         if dtype not in BITS:
-            raise OpError("M308", f"fill: there is no dtype `{args.dtype}`", help=did_you_mean(args.dtype, [*BITS]))
+            raise OpError(
+                "M308",
+                f"fill: there is no dtype `{args.dtype}`",
+                help=did_you_mean(args.dtype, [*BITS]),
+            )
         encoded("fill: `value`", dtype, args.value)
 
     def trace(self, args: Args, views: Sequence[View], parts: int = 1) -> list[View]:
@@ -42,7 +51,9 @@ class Fill(Op):
         self.validate(args)
         return [spec(ALIASES.get(args.dtype, args.dtype), tuple(args.shape)) for _ in specs]
 
-    def eager(self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()) -> list[Array]:
+    def eager(
+        self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()
+    ) -> list[Array]:
         import numpy as np
 
         made = ALIASES.get(args.dtype, args.dtype)
@@ -54,7 +65,10 @@ class Fill(Op):
         return out
 
     def invert(self, args: Args, enumerated: bool = False) -> OneWay:
-        return OneWay("fill makes its tensor out of nothing", "with `keep_source: true` the inverse removes what the rule made")
+        return OneWay(
+            "fill makes its tensor out of nothing",
+            "with `keep_source: true` the inverse removes what the rule made",
+        )
 
     def samples(self) -> Iterable[tuple[dict[str, Any], list[Shape]]]:
         yield {"value": 0, "dtype": "int64", "shape": []}, [(4,)]

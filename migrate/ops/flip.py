@@ -24,7 +24,9 @@ class Flip(Op):
     def trace(self, args: Args, views: Sequence[View], parts: int = 1) -> list[View]:
         return [view.flip(v, axis("flip", args.dim, v.shape)) for v in views]
 
-    def eager(self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()) -> list[Array]:
+    def eager(
+        self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()
+    ) -> list[Array]:
         import numpy as np
 
         return [np.flip(a, args.dim) for a in arrays]

@@ -1,9 +1,10 @@
 """`lora_merge`: base + alpha / rank * (b @ a), a low-rank adapter made part of its weight.
 
-Decisions: sums and products are taken in float64 and the result is rounded once, so that it is the correctly rounded one
-but for sums within r * 2^-53 * sum |b||a| of half way; merging in the dtype of the weights, as training libraries do,
-rounds up to r times. Libraries add in different orders, so a GPU is not promised the CPU's bits. On one machine the bits
-do not depend on the boxes that are asked for: products are made on a fixed grid of tiles.
+Decisions: sums and products are taken in float64 and the result is rounded once, so that it is the
+correctly rounded one but for sums within r * 2^-53 * sum |b||a| of half way; merging in the dtype
+of the weights, as training libraries do, rounds up to r times. Libraries add in different orders,
+so a GPU is not promised the CPU's bits. On one machine the bits do not depend on the boxes that are
+asked for: products are made on a fixed grid of tiles.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class LoraMerge(ValueOp):
         if len(specs) == 2:
             raise OpError(
                 "M207",
-                f"lora_merge: role {_missing(args, specs)} is missing: beside base, {base}, there is only {specs[1]}",
+                f"lora_merge: role {_missing(args, specs)} is missing: beside base, {base}, there "
+                f"is only {specs[1]}",
                 help="an adapter is both `a` and `b`; a weight without an adapter has neither",
             )
         only_floats("lora_merge", specs)
@@ -57,11 +59,19 @@ class LoraMerge(ValueOp):
         a, b = specs[1:]
         said = f"base is {shown(base.shape)}, a is {shown(a.shape)}, b is {shown(b.shape)}"
         if any(len(s.shape) != 2 for s in specs):
-            raise OpError("M304", f"lora_merge: {said}; each must have two axes", help="`rearrange` or `reshape` before it")
+            raise OpError(
+                "M304",
+                f"lora_merge: {said}; each must have two axes",
+                help="`rearrange` or `reshape` before it",
+            )
         if (b.shape[0], a.shape[1]) != base.shape or a.shape[0] != b.shape[1]:
-            raise OpError("M301", f"lora_merge: {said}; they must be [out, in], [r, in] and [out, r]")
+            raise OpError(
+                "M301", f"lora_merge: {said}; they must be [out, in], [r, in] and [out, r]"
+            )
         if a.shape[0] != args.rank:
-            raise OpError("M301", f"lora_merge: {said}: the rank is {a.shape[0]}, `rank` says {args.rank}")
+            raise OpError(
+                "M301", f"lora_merge: {said}: the rank is {a.shape[0]}, `rank` says {args.rank}"
+            )
         return [spec(base.dtype, base.shape)]
 
     def loss(self, args: Args) -> Loss:
@@ -71,7 +81,10 @@ class LoraMerge(ValueOp):
         return Loss.LOSSLESS if len(specs) == 1 else Loss.LOSSY
 
     def invert(self, args: Args, enumerated: bool = False) -> OneWay:
-        return OneWay("a merged adapter cannot be told from its weight", "keep the adapter beside the merged weights")
+        return OneWay(
+            "a merged adapter cannot be told from its weight",
+            "keep the adapter beside the merged weights",
+        )
 
     def needs(self, args: Args, specs: Sequence[Spec], output: int, box: Box) -> list[Box]:
         if len(specs) == 1:
@@ -84,7 +97,14 @@ class LoraMerge(ValueOp):
         return (ROWS, COLUMNS)
 
     def compute(
-        self, args: Any, arrays: Sequence[Any], specs: Sequence[Spec], output: int, box: Box, out: Any, meter: Meter | None = None
+        self,
+        args: Any,
+        arrays: Sequence[Any],
+        specs: Sequence[Spec],
+        output: int,
+        box: Box,
+        out: Any,
+        meter: Meter | None = None,
     ) -> None:
         if len(specs) == 1:
             out[...] = arrays[0]
@@ -94,7 +114,15 @@ class LoraMerge(ValueOp):
         with np.errstate(all="ignore"):
             self._tiles(args, arrays, specs, box, out, meter)
 
-    def _tiles(self, args: Args, arrays: Sequence[Any], specs: Sequence[Spec], box: Box, out: Any, meter: Meter | None) -> None:
+    def _tiles(
+        self,
+        args: Args,
+        arrays: Sequence[Any],
+        specs: Sequence[Spec],
+        box: Box,
+        out: Any,
+        meter: Meter | None,
+    ) -> None:
         base, a, b = arrays
         (top, bottom), (left, right) = box
         dtype, first = specs[0].dtype, top // ROWS * ROWS
@@ -105,18 +133,24 @@ class LoraMerge(ValueOp):
                 product = wide_b[start - first : stop - first] @ wide_a[:, low:high]
                 near, far = max(low, left), min(high, right)
                 place = slice(upper - top, lower - top), slice(near - left, far - left)
-                delta = product[upper - start : lower - start, near - low : far - low] * (args.alpha / args.rank)
+                delta = product[upper - start : lower - start, near - low : far - low] * (
+                    args.alpha / args.rank
+                )
                 wide = _wide(base[place], dtype)
                 y = _put(wide + delta, dtype, out[place])
                 if meter is not None:
                     of_b, of_a = wide_b[upper - first : lower - first], wide_a[:, near:far]
                     finite = module(y).isfinite
                     if not finite(y).all():
-                        y = bounded(y, finite(wide) & finite(of_b).all(1)[:, None] & finite(of_a).all(0))
+                        y = bounded(
+                            y, finite(wide) & finite(of_b).all(1)[:, None] & finite(of_a).all(0)
+                        )
                     sure = not (args.alpha and bool(of_b.any()) and bool(of_a.any()))
                     tell(meter, y, _wide(out[place], dtype), dtype, sure)
 
-    def eager(self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()) -> list[Array]:
+    def eager(
+        self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()
+    ) -> list[Array]:
         import numpy as np
 
         from ._twins import quiet, rounded, values
@@ -130,10 +164,14 @@ class LoraMerge(ValueOp):
                 # each product of floats of at most 32 bits is exact in float64
                 total += b[:, k, None] * a[k]
             y = base + total * (args.alpha / args.rank)
-            return [np.where(np.isnan(y), arrays[0].dtype.type(quiet(dtypes[0])), rounded(y, dtypes[0]))]
+            return [
+                np.where(np.isnan(y), arrays[0].dtype.type(quiet(dtypes[0])), rounded(y, dtypes[0]))
+            ]
 
     def slack(self, args: Args, arrays: Sequence[Array], dtypes: Sequence[str] = ()) -> list[Array]:
-        """What sums of r + 2 float64 numbers may differ by when they are added in two orders, and one unit in the last place."""
+        """What sums of r + 2 float64 numbers may differ by when they are added in two orders, and
+        one unit in the last place.
+        """
         import numpy as np
 
         from ._twins import spacing, values

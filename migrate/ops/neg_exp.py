@@ -1,8 +1,9 @@
-"""`neg_exp`: y = -exp(x), computed in float64 and rounded once: the A of a Mamba layer from its stored logarithm.
+"""`neg_exp`: y = -exp(x), computed in float64 and rounded once: the A of a Mamba layer from its
+stored logarithm.
 
-Decision: one way. log(-y) would be right to a unit in the last place, which is not the bits that were there. Libraries
-differ in the last place of a float64 exponential too, so a GPU is not promised to give the CPU's bits; either is within
-one unit in the last place of the dtype.
+Decision: one way. log(-y) would be right to a unit in the last place, which is not the bits that
+were there. Libraries differ in the last place of a float64 exponential too, so a GPU is not
+promised to give the CPU's bits; either is within one unit in the last place of the dtype.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class NegExp(Elementwise):
     def invert(self, args: Args, enumerated: bool = False) -> OneWay:
         return OneWay(
             "-exp(x) rounds, so that x does not come back to the bit",
-            "`inverse: skip` leaves the rule out on a downgrade; `keep` what it makes, or write a file with the reversed edge",
+            "`inverse: skip` leaves the rule out on a downgrade; `keep` what it makes, or write a "
+            "file with the reversed edge",
         )
 
     def chunk(self, args: Args, raw: Any, spec: Spec, out: Any, meter: Meter | None) -> Any:
@@ -49,7 +51,9 @@ class NegExp(Elementwise):
                 _tell(meter, x[part], y[part], numbers(out[part], spec.dtype), spec.dtype)
         return None
 
-    def eager(self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()) -> list[Array]:
+    def eager(
+        self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()
+    ) -> list[Array]:
         import numpy as np
 
         from ._twins import quiet, rounded, values

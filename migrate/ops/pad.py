@@ -21,10 +21,20 @@ class Pad(Op):
     @dataclass(frozen=True, slots=True)
     class Args:
         dim: Integer = arg("the axis that grows")
-        start: Integer = arg("how many elements are put before; the others come after", least=0, default=0)
+        start: Integer = arg(
+            "how many elements are put before; the others come after", least=0, default=0
+        )
         size: Integer | None = arg("the length of the axis after", least=0, default=None)
-        multiple_of: Integer | None = arg("instead of `size`: the length after is the next multiple of this", least=1, default=None)
-        of: Integer | None = arg("the length of the axis before, checked, and what the inverse restores", least=0, default=None)
+        multiple_of: Integer | None = arg(
+            "instead of `size`: the length after is the next multiple of this",
+            least=1,
+            default=None,
+        )
+        of: Integer | None = arg(
+            "the length of the axis before, checked, and what the inverse restores",
+            least=0,
+            default=None,
+        )
         value: Number = arg("what the new elements equal", default=0)
         only: Only | None = arg("limits the op to tensors with these capture values", default=None)
 
@@ -45,15 +55,23 @@ class Pad(Op):
             size = _size(args, v.shape[dim])
             after = size - args.start - v.shape[dim]
             if after < 0:
-                before = f"{args.start} before and {v.shape[dim]}" if args.start else f"{v.shape[dim]}"
-                raise OpError("M301", f"pad: axis {dim} has {before} elements, more than size {size}; shape {shown(v.shape)}")
+                before = (
+                    f"{args.start} before and {v.shape[dim]}" if args.start else f"{v.shape[dim]}"
+                )
+                raise OpError(
+                    "M301",
+                    f"pad: axis {dim} has {before} elements, more than size {size}; shape "
+                    f"{shown(v.shape)}",
+                )
             out.append(view.pad(v, dim, args.start, after, args.value))
         return out
 
     def infer(self, args: Args, specs: Sequence[Spec], parts: int = 1) -> None:
         holds("pad: `value`", specs, args.value)
 
-    def eager(self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()) -> list[Array]:
+    def eager(
+        self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()
+    ) -> list[Array]:
         import numpy as np
 
         out = []
@@ -69,7 +87,15 @@ class Pad(Op):
         if args.of is None:
             return OneWay("pad does not say how long the axis was", "write `of`: the length before")
         size = _size(args, args.of)
-        return step("slice", dim=args.dim, start=args.start, stop=args.start + args.of, of=size, value=args.value, only=args.only)
+        return step(
+            "slice",
+            dim=args.dim,
+            start=args.start,
+            stop=args.start + args.of,
+            of=size,
+            value=args.value,
+            only=args.only,
+        )
 
     def samples(self) -> Iterable[tuple[dict[str, Any], list[Shape]]]:
         yield {"dim": 0, "size": 5, "of": 3}, [(3, 2)]

@@ -23,8 +23,13 @@ class Permute(Op):
 
     def validate(self, args: Args) -> None:
         rank = len(args.dims)
-        if {d % rank for d in args.dims} != set(range(rank)) or any(not -rank <= d < rank for d in args.dims):
-            raise OpError("M308", f"permute: `dims` is {shown(args.dims)}, it must name each of {rank} axes once")
+        if {d % rank for d in args.dims} != set(range(rank)) or any(
+            not -rank <= d < rank for d in args.dims
+        ):
+            raise OpError(
+                "M308",
+                f"permute: `dims` is {shown(args.dims)}, it must name each of {rank} axes once",
+            )
 
     def trace(self, args: Args, views: Sequence[View], parts: int = 1) -> list[View]:
         self.validate(args)
@@ -32,15 +37,23 @@ class Permute(Op):
 
     def _order(self, args: Args, shape: Shape) -> tuple[int, ...]:
         if len(args.dims) != len(shape):
-            raise OpError("M304", f"permute: `dims` names {len(args.dims)} axes, the tensor has rank {len(shape)}, shape {shown(shape)}")
+            raise OpError(
+                "M304",
+                f"permute: `dims` names {len(args.dims)} axes, the tensor has rank {len(shape)}, "
+                f"shape {shown(shape)}",
+            )
         return tuple(axis("permute", d, shape) for d in args.dims)
 
-    def eager(self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()) -> list[Array]:
+    def eager(
+        self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()
+    ) -> list[Array]:
         return [a.transpose(args.dims) for a in arrays]
 
     def invert(self, args: Args, enumerated: bool = False) -> Step:
         order = [d % len(args.dims) for d in args.dims]
-        return step("permute", dims=tuple(order.index(i) for i in range(len(order))), only=args.only)
+        return step(
+            "permute", dims=tuple(order.index(i) for i in range(len(order))), only=args.only
+        )
 
     def samples(self) -> Iterable[tuple[dict[str, Any], list[Shape]]]:
         yield {"dims": [2, 0, 1]}, [(2, 3, 4)]

@@ -1,6 +1,8 @@
-"""`quantize`: a tensor of numbers becomes the stored parts of a number format, under the roles that its codec has.
+"""`quantize`: a tensor of numbers becomes the stored parts of a number format, under the roles that
+its codec has.
 
-Whose arithmetic encodes is part of the rule (`like`): two libraries that agree on a format need not agree on a code.
+Whose arithmetic encodes is part of the rule (`like`): two libraries that agree on a format need not
+agree on a code.
 """
 
 from __future__ import annotations
@@ -26,12 +28,29 @@ class Quantize(ValueOp):
     @dataclass(frozen=True, slots=True)
     class Args:
         codec: Text = arg("the number format, e.g. fp8-block", least=1)
-        from_: Dtype | None = arg("the dtype of the numbers: checked, and what the inverse restores", alias="from", default=None)
-        block: Integers | None = arg("rows and columns that share a scale; without it what the codec has", least=1, default=None)
+        from_: Dtype | None = arg(
+            "the dtype of the numbers: checked, and what the inverse restores",
+            alias="from",
+            default=None,
+        )
+        block: Integers | None = arg(
+            "rows and columns that share a scale; without it what the codec has",
+            least=1,
+            default=None,
+        )
         like: Text | None = arg("whose arithmetic encodes, e.g. deepseek or hf", default=None)
-        scale: Text | None = arg("how scales are stored: float32 (f32), bfloat16 (bf16), float8_e8m0fnu (ue8m0), or pow2", default=None)
-        scale_fmt: Text | None = arg("ue8m0: scales are rounded up to powers of two, whatever their dtype; float: not", default=None)
-        non_finite: Text = arg("refuse, saturate or keep infinities and NaN", words=NON_FINITE, default="refuse")
+        scale: Text | None = arg(
+            "how scales are stored: float32 (f32), bfloat16 (bf16), float8_e8m0fnu (ue8m0), or "
+            "pow2",
+            default=None,
+        )
+        scale_fmt: Text | None = arg(
+            "ue8m0: scales are rounded up to powers of two, whatever their dtype; float: not",
+            default=None,
+        )
+        non_finite: Text = arg(
+            "refuse, saturate or keep infinities and NaN", words=NON_FINITE, default="refuse"
+        )
 
     def validate(self, args: Args) -> None:
         codec_called(args.codec).validate(options(args), True)
@@ -47,7 +66,9 @@ class Quantize(ValueOp):
         self.validate(args)
         if args.from_ is not None and specs[0].dtype != args.from_:
             raise OpError(
-                "M303", f"quantize: the numbers are {specs[0].dtype}, the rule says `from: {args.from_}`", help="write a `cast` before it"
+                "M303",
+                f"quantize: the numbers are {specs[0].dtype}, the rule says `from: {args.from_}`",
+                help="write a `cast` before it",
             )
         return codec_called(args.codec).encoded(options(args), specs[0])
 
@@ -64,21 +85,44 @@ class Quantize(ValueOp):
         codec = codec_called(args.codec)
         return codec.parts[output] in codec.follow
 
-    def recall(self, args: Args, specs: Sequence[Spec], output: int, box: Box, out: Any, memo: dict[str, Any]) -> bool:
+    def recall(
+        self,
+        args: Args,
+        specs: Sequence[Spec],
+        output: int,
+        box: Box,
+        out: Any,
+        memo: dict[str, Any],
+    ) -> bool:
         return codec_called(args.codec).recall(options(args), specs[0], output, box, out, memo)
 
     def compute(
-        self, args: Args, arrays: Sequence[Any], specs: Sequence[Spec], output: int, box: Box, out: Any, meter: Meter | None = None,
+        self,
+        args: Args,
+        arrays: Sequence[Any],
+        specs: Sequence[Spec],
+        output: int,
+        box: Box,
+        out: Any,
+        meter: Meter | None = None,
         memo: dict[str, Any] | None = None,
-    ) -> None:  # fmt: skip
-        codec_called(args.codec).encode(options(args), arrays[0], specs[0], output, box, out, meter, memo)
+    ) -> None:
+        codec_called(args.codec).encode(
+            options(args), arrays[0], specs[0], output, box, out, meter, memo
+        )
 
     def eager(
-        self, args: Args, arrays: Sequence[np.ndarray[Any, Any]], parts: int = 1, dtypes: Sequence[str] = ()
+        self,
+        args: Args,
+        arrays: Sequence[np.ndarray[Any, Any]],
+        parts: int = 1,
+        dtypes: Sequence[str] = (),
     ) -> list[np.ndarray[Any, Any]]:
         from ..core.spec import Spec
 
-        return codec_called(args.codec).reference_parts(options(args), arrays[0], Spec(dtypes[0], arrays[0].shape))
+        return codec_called(args.codec).reference_parts(
+            options(args), arrays[0], Spec(dtypes[0], arrays[0].shape)
+        )
 
     def eager_width(self, args: Args) -> int | None:
         return codec_called(args.codec).reference_width
@@ -88,8 +132,13 @@ class Quantize(ValueOp):
 
     def invert(self, args: Args, enumerated: bool = False) -> Step | OneWay:
         if args.from_ is None:
-            return OneWay("quantize does not say what the numbers were", "write `from`: their dtype")
-        said = {name: getattr(args, name) for name in ("block", "like", "scale", "scale_fmt", "non_finite")}
+            return OneWay(
+                "quantize does not say what the numbers were", "write `from`: their dtype"
+            )
+        said = {
+            name: getattr(args, name)
+            for name in ("block", "like", "scale", "scale_fmt", "non_finite")
+        }
         return step("dequantize", codec=args.codec, dtype=args.from_, **said)
 
     def samples(self) -> Iterable[tuple[dict[str, Any], list[tuple[int, ...]]]]:

@@ -19,8 +19,14 @@ class Rearrange(Op):
 
     @dataclass(frozen=True, slots=True)
     class Args:
-        pattern: Text = arg('axes before and after, such as "(h d two) i -> (h two d) i"', form=ONE_ARROW)
-        axes: Axes = arg("lengths of named axes; those that neither side tells are needed", least=1, default_factory=dict)
+        pattern: Text = arg(
+            'axes before and after, such as "(h d two) i -> (h two d) i"', form=ONE_ARROW
+        )
+        axes: Axes = arg(
+            "lengths of named axes; those that neither side tells are needed",
+            least=1,
+            default_factory=dict,
+        )
         only: Only | None = arg("limits the op to tensors with these capture values", default=None)
 
     def validate(self, args: Args) -> None:
@@ -30,10 +36,16 @@ class Rearrange(Op):
         out = []
         for v in views:
             recipe = _recipe(args, v.shape)
-            out.append(view.reshape(view.permute(view.reshape(v, recipe.split), recipe.order), recipe.joined))
+            out.append(
+                view.reshape(
+                    view.permute(view.reshape(v, recipe.split), recipe.order), recipe.joined
+                )
+            )
         return out
 
-    def eager(self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()) -> list[Array]:
+    def eager(
+        self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()
+    ) -> list[Array]:
         out = []
         for a in arrays:
             recipe = _recipe(args, a.shape)
@@ -45,9 +57,17 @@ class Rearrange(Op):
         missing = unknown_backwards(expression, args.axes)
         if missing:
             wanted = ", ".join(f"{name}: …" for name in missing)
-            return OneWay(f'rearrange "{args.pattern}" does not say how long {" and ".join(missing)} is', f"give `axes: {{{wanted}}}`")
+            return OneWay(
+                f'rearrange "{args.pattern}" does not say how long {" and ".join(missing)} is',
+                f"give `axes: {{{wanted}}}`",
+            )
         before, after = args.pattern.split("->")
-        return step("rearrange", pattern=f"{after.strip()} -> {before.strip()}", axes=args.axes, only=args.only)
+        return step(
+            "rearrange",
+            pattern=f"{after.strip()} -> {before.strip()}",
+            axes=args.axes,
+            only=args.only,
+        )
 
     def samples(self) -> Iterable[tuple[dict[str, Any], list[Shape]]]:
         yield {"pattern": "(h d two) i -> (h two d) i", "axes": {"h": 2, "two": 2}}, [(12, 2)]

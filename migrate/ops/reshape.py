@@ -19,32 +19,50 @@ class Reshape(Op):
 
     @dataclass(frozen=True, slots=True)
     class Args:
-        to: Integers = arg("the shape after; one length may be -1 and follows from the others", least=-1, once=-1)
+        to: Integers = arg(
+            "the shape after; one length may be -1 and follows from the others", least=-1, once=-1
+        )
         from_: Integers | None = arg(
-            "the shape before, checked, and what the inverse restores; one length may be -1", alias="from", least=-1, once=-1, default=None
+            "the shape before, checked, and what the inverse restores; one length may be -1",
+            alias="from",
+            least=-1,
+            once=-1,
+            default=None,
         )
         only: Only | None = arg("limits the op to tensors with these capture values", default=None)
 
     def validate(self, args: Args) -> None:
         for name, shape in (("to", args.to), ("from", args.from_ or ())):
             if min(shape, default=0) < -1 or shape.count(-1) > 1:
-                raise OpError("M308", f"reshape: `{name}` is {shown(shape)}; lengths are 0 or more, and one may be -1")
+                raise OpError(
+                    "M308",
+                    f"reshape: `{name}` is {shown(shape)}; lengths are 0 or more, and one may be "
+                    "-1",
+                )
 
     def trace(self, args: Args, views: Sequence[View], parts: int = 1) -> list[View]:
         self.validate(args)
         out = []
         for v in views:
             if args.from_ is not None and not _fits(v.shape, args.from_):
-                raise OpError("M307", f"reshape: the shape is {shown(v.shape)}, `from` says {shown(args.from_)}")
+                raise OpError(
+                    "M307",
+                    f"reshape: the shape is {shown(v.shape)}, `from` says {shown(args.from_)}",
+                )
             out.append(view.reshape(v, _filled_in(v.shape, args.to)))
         return out
 
-    def eager(self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()) -> list[Array]:
+    def eager(
+        self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()
+    ) -> list[Array]:
         return [a.reshape(args.to) for a in arrays]
 
     def invert(self, args: Args, enumerated: bool = False) -> Step | OneWay:
         if args.from_ is None:
-            return OneWay("reshape does not say which shape there was before", "write `from`: the shape before")
+            return OneWay(
+                "reshape does not say which shape there was before",
+                "write `from`: the shape before",
+            )
         return step("reshape", to=args.from_, from_=args.to, only=args.only)
 
     def samples(self) -> Iterable[tuple[dict[str, Any], list[Shape]]]:
@@ -55,17 +73,25 @@ class Reshape(Op):
 
 
 def _fits(shape: Shape, stated: Sequence[int]) -> bool:
-    return len(shape) == len(stated) and all(b in (-1, a) for a, b in zip(shape, stated, strict=True))
+    return len(shape) == len(stated) and all(
+        b in (-1, a) for a, b in zip(shape, stated, strict=True)
+    )
 
 
 def _filled_in(shape: Shape, to: Sequence[int]) -> Shape:
     numel, known = prod(shape), prod(n for n in to if n != -1)
     if -1 not in to:
         if numel != known:
-            raise OpError("M301", f"reshape: {shown(shape)} has {numel} elements, {shown(to)} has {known}")
+            raise OpError(
+                "M301", f"reshape: {shown(shape)} has {numel} elements, {shown(to)} has {known}"
+            )
         return tuple(to)
     if known == 0 or numel % known:
-        raise OpError("M302", f"reshape: {shown(shape)} has {numel} elements, not divisible by the {known} that {shown(to)} names")
+        raise OpError(
+            "M302",
+            f"reshape: {shown(shape)} has {numel} elements, not divisible by the {known} that "
+            f"{shown(to)} names",
+        )
     return tuple(numel // known if n == -1 else n for n in to)
 
 

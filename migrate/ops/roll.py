@@ -25,7 +25,9 @@ class Roll(Op):
     def trace(self, args: Args, views: Sequence[View], parts: int = 1) -> list[View]:
         return [view.roll(v, axis("roll", args.dim, v.shape), args.shift) for v in views]
 
-    def eager(self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()) -> list[Array]:
+    def eager(
+        self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()
+    ) -> list[Array]:
         import numpy as np
 
         return [np.roll(a, args.shift, args.dim) for a in arrays]

@@ -1,7 +1,7 @@
 """`slice`: a range of an axis stays.
 
-What is cut is gone, so the op destroys unless the rule says what was cut: `value`, which the run checks, and `of`, how
-long the axis was. With both the inverse is `pad`.
+What is cut is gone, so the op destroys unless the rule says what was cut: `value`, which the run
+checks, and `of`, how long the axis was. With both the inverse is `pad`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import view
 from ._axes import Shape, axis, below, shown, stated
-from ._op import Array, Check, Integer, Loss, Number, OneWay, Only, Op, OpError, Step, arg, dataclass, step
+from ._op import (
+    Array,
+    Check,
+    Integer,
+    Loss,
+    Number,
+    OneWay,
+    Only,
+    Op,
+    OpError,
+    Step,
+    arg,
+    dataclass,
+    step,
+)
 from ._raw import holds
 
 if TYPE_CHECKING:
@@ -26,9 +40,19 @@ class Slice(Op):
     class Args:
         dim: Integer = arg("the axis that is cut")
         start: Integer = arg("the first element that stays", least=0, default=0)
-        stop: Integer | None = arg("the first element after it that does not stay; without it all to the end stay", least=0, default=None)
-        of: Integer | None = arg("the length of the axis before, checked, and what the inverse restores", least=0, default=None)
-        value: Number | None = arg("what all cut elements must equal, checked, and what the inverse restores", default=None)
+        stop: Integer | None = arg(
+            "the first element after it that does not stay; without it all to the end stay",
+            least=0,
+            default=None,
+        )
+        of: Integer | None = arg(
+            "the length of the axis before, checked, and what the inverse restores",
+            least=0,
+            default=None,
+        )
+        value: Number | None = arg(
+            "what all cut elements must equal, checked, and what the inverse restores", default=None
+        )
         only: Only | None = arg("limits the op to tensors with these capture values", default=None)
 
     def validate(self, args: Args) -> None:
@@ -46,8 +70,12 @@ class Slice(Op):
     def infer(self, args: Args, specs: Sequence[Spec], parts: int = 1) -> None:
         holds("slice: `value`", specs, args.value)
 
-    def eager(self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()) -> list[Array]:
-        return [a.swapaxes(0, args.dim)[args.start : args.stop].swapaxes(0, args.dim) for a in arrays]
+    def eager(
+        self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()
+    ) -> list[Array]:
+        return [
+            a.swapaxes(0, args.dim)[args.start : args.stop].swapaxes(0, args.dim) for a in arrays
+        ]
 
     def checks(self, args: Args, views: Sequence[View], parts: int = 1) -> list[Check]:
         if args.value is None:
@@ -60,7 +88,14 @@ class Slice(Op):
         cut = [v for v in cut if 0 not in v.shape]
         if not cut:
             return []
-        return [Check("filled", tuple(cut), args.value, f"slice: not all elements cut from axis {args.dim} equal {args.value:g}")]
+        return [
+            Check(
+                "filled",
+                tuple(cut),
+                args.value,
+                f"slice: not all elements cut from axis {args.dim} equal {args.value:g}",
+            )
+        ]
 
     def loss(self, args: Args) -> Loss:
         known = args.of is not None and (args.value is not None or _cuts_nothing(args))
@@ -68,13 +103,26 @@ class Slice(Op):
 
     def invert(self, args: Args, enumerated: bool = False) -> Step | OneWay:
         if args.of is None:
-            return OneWay("slice does not say how long the axis was", "write `of`: the length before, and `value`: what is cut")
+            return OneWay(
+                "slice does not say how long the axis was",
+                "write `of`: the length before, and `value`: what is cut",
+            )
         if args.value is None and not _cuts_nothing(args):
-            return OneWay("slice does not say what it cuts", "write `value`: what all cut elements equal")
+            return OneWay(
+                "slice does not say what it cuts", "write `value`: what all cut elements equal"
+            )
         stays = (args.of if args.stop is None else args.stop) - args.start
         # where nothing is cut nothing is filled in either, and the value does not matter
         value = 0 if args.value is None else args.value
-        return step("pad", dim=args.dim, start=args.start, size=args.of, of=stays, value=value, only=args.only)
+        return step(
+            "pad",
+            dim=args.dim,
+            start=args.start,
+            size=args.of,
+            of=stays,
+            value=value,
+            only=args.only,
+        )
 
     def samples(self) -> Iterable[tuple[dict[str, Any], list[Shape]]]:
         yield {"dim": 0, "stop": 3, "of": 5, "value": 0}, [(5, 2)]
@@ -93,7 +141,11 @@ def _range(args: Slice.Args, shape: Shape) -> tuple[int, int, int]:
     stated("slice", dim, shape[dim], args.of)
     stop = shape[dim] if args.stop is None else args.stop
     if not 0 <= args.start <= stop <= shape[dim]:
-        raise OpError("M301", f"slice: {args.start} to {stop} does not lie in axis {dim} of {shape[dim]} elements, shape {shown(shape)}")
+        raise OpError(
+            "M301",
+            f"slice: {args.start} to {stop} does not lie in axis {dim} of {shape[dim]} elements, "
+            f"shape {shown(shape)}",
+        )
     return dim, args.start, stop
 
 

@@ -22,8 +22,12 @@ class Split(Op):
     class Args:
         into: Capture = arg("the capture that numbers the parts, or lists their names")
         dim: Integer = arg("the axis that is cut", default=0)
-        sizes: Sizes | None = arg("the length of each part; without it all are equal", least=0, default=None)
-        count: Integer | None = arg("how many parts; an int capture needs it unless there are sizes", least=1, default=None)
+        sizes: Sizes | None = arg(
+            "the length of each part; without it all are equal", least=0, default=None
+        )
+        count: Integer | None = arg(
+            "how many parts; an int capture needs it unless there are sizes", least=1, default=None
+        )
         start: Integer = arg("the first value of an int capture", default=0)
 
     def validate(self, args: Args) -> None:
@@ -39,17 +43,30 @@ class Split(Op):
         label = f"split into {{{args.into}}}"
         dim = axis("split", args.dim, views[0].shape)
         parts_of(label, parts, args.count, args.sizes)
-        return list(view.split(views[0], dim, cut(label, dim, views[0].shape[dim], parts, args.sizes)))
+        return list(
+            view.split(views[0], dim, cut(label, dim, views[0].shape[dim], parts, args.sizes))
+        )
 
-    def eager(self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()) -> list[Array]:
+    def eager(
+        self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()
+    ) -> list[Array]:
         import numpy as np
 
-        return np.split(arrays[0], parts if args.sizes is None else np.cumsum(args.sizes)[:-1], args.dim)
+        return np.split(
+            arrays[0], parts if args.sizes is None else np.cumsum(args.sizes)[:-1], args.dim
+        )
 
     by_rows, copies = True, False
 
     def rows(
-        self, args: Args, part: Callable[[int, int, int], Array], specs: Sequence[Spec], parts: int, output: int, start: int, stop: int
+        self,
+        args: Args,
+        part: Callable[[int, int, int], Array],
+        specs: Sequence[Spec],
+        parts: int,
+        output: int,
+        start: int,
+        stop: int,
     ) -> Array:
         length, dim = specs[0].shape[args.dim], args.dim % len(specs[0].shape)
         if dim:
@@ -58,7 +75,14 @@ class Split(Op):
         return part(0, first + start, first + stop)
 
     def invert(self, args: Args, enumerated: bool = False) -> Step:
-        return step("concat", over=args.into, dim=args.dim, sizes=args.sizes, count=args.count, start=args.start)
+        return step(
+            "concat",
+            over=args.into,
+            dim=args.dim,
+            sizes=args.sizes,
+            count=args.count,
+            start=args.start,
+        )
 
     def samples(self) -> Iterable[tuple[dict[str, Any], list[Shape]]]:
         yield {"into": "r", "count": 3}, [(6, 2)]

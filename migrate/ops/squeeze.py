@@ -26,11 +26,17 @@ class Squeeze(Op):
         for v in views:
             dim = axis("squeeze", args.dim, v.shape)
             if v.shape[dim] != 1:
-                raise OpError("M301", f"squeeze: axis {dim} has {v.shape[dim]} elements, only an axis of 1 can go; shape {shown(v.shape)}")
+                raise OpError(
+                    "M301",
+                    f"squeeze: axis {dim} has {v.shape[dim]} elements, only an axis of 1 can go; "
+                    f"shape {shown(v.shape)}",
+                )
             out.append(view.reshape(v, v.shape[:dim] + v.shape[dim + 1 :]))
         return out
 
-    def eager(self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()) -> list[Array]:
+    def eager(
+        self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()
+    ) -> list[Array]:
         return [a.squeeze(args.dim) for a in arrays]
 
     def invert(self, args: Args, enumerated: bool = False) -> Step:

@@ -38,7 +38,9 @@ class Stack(Op):
     def infer(self, args: Args, specs: Sequence[Spec], parts: int = 1) -> None:
         same_dtypes(f"stack over {{{args.over}}}", specs)
 
-    def eager(self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()) -> list[Array]:
+    def eager(
+        self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()
+    ) -> list[Array]:
         import numpy as np
 
         return [np.stack(arrays, args.dim)]
@@ -46,14 +48,23 @@ class Stack(Op):
     by_rows = True
 
     def rows(
-        self, args: Args, part: Callable[[int, int, int], Array], specs: Sequence[Spec], parts: int, output: int, start: int, stop: int
+        self,
+        args: Args,
+        part: Callable[[int, int, int], Array],
+        specs: Sequence[Spec],
+        parts: int,
+        output: int,
+        start: int,
+        stop: int,
     ) -> Array:
         import numpy as np
 
         shape = specs[0].shape
         if args.dim % (len(shape) + 1):
             return np.stack([part(number, start, stop) for number in range(len(specs))], args.dim)
-        return np.stack([part(number, 0, shape[0] if shape else 0) for number in range(start, stop)])
+        return np.stack(
+            [part(number, 0, shape[0] if shape else 0) for number in range(start, stop)]
+        )
 
     def invert(self, args: Args, enumerated: bool = False) -> Step:
         return step("unbind", into=args.over, dim=args.dim, count=args.count, start=args.start)

@@ -23,7 +23,11 @@ class Transpose(Op):
 
     def validate(self, args: Args) -> None:
         if len(args.dims) != 2:
-            raise OpError("M308", f"transpose: `dims` is {shown(args.dims)}, it must name two axes", help="`permute` takes any number")
+            raise OpError(
+                "M308",
+                f"transpose: `dims` is {shown(args.dims)}, it must name two axes",
+                help="`permute` takes any number",
+            )
 
     def trace(self, args: Args, views: Sequence[View], parts: int = 1) -> list[View]:
         self.validate(args)
@@ -35,7 +39,9 @@ class Transpose(Op):
             out.append(view.permute(v, tuple(order)))
         return out
 
-    def eager(self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()) -> list[Array]:
+    def eager(
+        self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()
+    ) -> list[Array]:
         return [a.swapaxes(*args.dims) for a in arrays]
 
     def invert(self, args: Args, enumerated: bool = False) -> Step:

@@ -31,18 +31,31 @@ class Unbind(Op):
 
     def parts(self, args: Args, shape: Shape, values: int | None) -> int:
         dim = axis("unbind", args.dim, shape)
-        for name, wanted in (("count says", args.count), (f"the values of {{{args.into}}} are", values)):
+        for name, wanted in (
+            ("count says", args.count),
+            (f"the values of {{{args.into}}} are", values),
+        ):
             if wanted is not None and wanted != shape[dim]:
-                raise OpError("M305", f"unbind into {{{args.into}}}: axis {dim} has {shape[dim]} elements, {name} {wanted}")
+                raise OpError(
+                    "M305",
+                    f"unbind into {{{args.into}}}: axis {dim} has {shape[dim]} elements, {name} "
+                    f"{wanted}",
+                )
         if shape[dim] == 0:
-            raise OpError("M305", f"unbind into {{{args.into}}}: axis {dim} has 0 elements, nothing would be left of the tensor")
+            raise OpError(
+                "M305",
+                f"unbind into {{{args.into}}}: axis {dim} has 0 elements, nothing would be left "
+                "of the tensor",
+            )
         return shape[dim]
 
     def trace(self, args: Args, views: Sequence[View], parts: int = 1) -> list[View]:
         self.parts(args, views[0].shape, parts)
         return list(view.unbind(views[0], axis("unbind", args.dim, views[0].shape)))
 
-    def eager(self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()) -> list[Array]:
+    def eager(
+        self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()
+    ) -> list[Array]:
         import numpy as np
 
         # with the ellipsis, what has one axis gives arrays too
@@ -51,7 +64,14 @@ class Unbind(Op):
     by_rows, copies = True, False
 
     def rows(
-        self, args: Args, part: Callable[[int, int, int], Array], specs: Sequence[Spec], parts: int, output: int, start: int, stop: int
+        self,
+        args: Args,
+        part: Callable[[int, int, int], Array],
+        specs: Sequence[Spec],
+        parts: int,
+        output: int,
+        start: int,
+        stop: int,
     ) -> Array:
         if args.dim % len(specs[0].shape):
             made: Array = part(0, start, stop).take(output, args.dim)

@@ -28,7 +28,9 @@ class Unsqueeze(Op):
             out.append(view.reshape(v, (*v.shape[:dim], 1, *v.shape[dim:])))
         return out
 
-    def eager(self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()) -> list[Array]:
+    def eager(
+        self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()
+    ) -> list[Array]:
         import numpy as np
 
         return [np.expand_dims(a, args.dim) for a in arrays]

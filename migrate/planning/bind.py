@@ -1,7 +1,9 @@
-"""One edge over one virtual index: rules take keys, ops make tensors, and every key on both sides is accounted for.
+"""One edge over one virtual index: rules take keys, ops make tensors, and every key on both sides
+is accounted for.
 
-Binding never sees a file. It maps key -> Tensor to key -> Tensor, so the next edge of a path binds to what this one
-made. Conditions on values that decide which keys come out are asked through `same_bytes`; the others become checks.
+Binding never sees a file. It maps key -> Tensor to key -> Tensor, so the next edge of a path binds
+to what this one made. Conditions on values that decide which keys come out are asked through
+`same_bytes`; the others become checks.
 """
 
 from __future__ import annotations
@@ -37,12 +39,15 @@ class Made(NamedTuple):
 
 @dataclass(slots=True)
 class Bound:
-    """What an edge makes: tensors, who made each (absent: kept as it was), what went, and what a person should know."""
+    """What an edge makes: tensors, who made each (absent: kept as it was), what went, and what a
+    person should know.
+    """
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     made: dict[str, Made] = field(default_factory=dict)
     dropped: dict[str, DirectedRule] = field(default_factory=dict)
-    # keys that went because an equal target stood there already, by the rule that would have made it
+    # keys that went because an equal target stood there already, by the rule that would have made
+    # it
     redundant: dict[str, DirectedRule] = field(default_factory=dict)
     # and the targets for whose sake they went
     settled: set[str] = field(default_factory=set)
@@ -53,8 +58,8 @@ class Bound:
     checks: list[ValueCheck] = field(default_factory=list)
     # what of it needs permission, by the rule that it goes through
     lost: dict[str, DirectedRule] = field(default_factory=dict)
-    # (key, whether it went) of the targets of keep_source rules met backwards, and of tensors whose bytes decide what
-    # becomes of them; they decide keys and enter the digest
+    # (key, whether it went) of the targets of keep_source rules met backwards, and of tensors whose
+    # bytes decide what becomes of them; they decide keys and enter the digest
     decided: dict[str, bool] = field(default_factory=dict)
     programs: dict[str, Expr] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -69,9 +74,11 @@ class Bound:
 
 
 class Questions(NamedTuple):
-    """What binding asks of its caller. `same_bytes(key, present, made)`: does the present tensor hold what the rule would make.
+    """What binding asks of its caller. `same_bytes(key, present, made)`: does the present tensor
+    hold what the rule would make.
 
-    `payload(tensor)` are the bytes of a small tensor that decide what becomes of it; None: nobody looks, and such tensors stay as they are.
+    `payload(tensor)` are the bytes of a small tensor that decide what becomes of it; None: nobody
+    looks, and such tensors stay as they are.
     """
 
     same_bytes: Callable[[str, Tensor, Tensor], bool]
@@ -92,7 +99,8 @@ def bind(
     programs: Mapping[str, Expr] | None = None,
     stay: AbstractSet[str] = frozenset(),
 ) -> Bound:
-    """Applies the rules of one edge to all keys. Problems go into the report, all of them; then the result means nothing.
+    """Applies the rules of one edge to all keys. Problems go into the report, all of them; then the
+    result means nothing.
 
     `stay`: keys that no rule takes, whatever the patterns say.
     """
@@ -115,19 +123,33 @@ def bind(
     _settle_ranks(out, tensors, report)
     out.unmatched = _unmatched_values(matching.readers)
     out.idle = _idle_alternatives(matching.readers, ask)
-    out.notes += [f"{what}, and goes on as it is: {listed(keys, 4)}" for what, keys in out.odd.items()]
+    out.notes += [
+        f"{what}, and goes on as it is: {listed(keys, 4)}" for what, keys in out.odd.items()
+    ]
     for reader in matching.readers:
-        idle = not reader.taken and not reader.rule.optional and not reader.contested and id(reader.rule) not in ask.elsewhere
-        if idle and not any(takes(pattern, key) for pattern in _read_by(reader) for key in stay if key in tensors):
+        idle = (
+            not reader.taken
+            and not reader.rule.optional
+            and not reader.contested
+            and id(reader.rule) not in ask.elsewhere
+        )
+        if idle and not any(
+            takes(pattern, key) for pattern in _read_by(reader) for key in stay if key in tensors
+        ):
             texts = " and ".join(repr(s.pattern.text) for s in reader.rule.reads)
             report.add(
                 "M206",
                 f"rule {reader.rule.name!r} matches no key: {texts}",
                 spans=(reader.rule.span,),
-                notes=(*_about_params(reader.rule), *((_why_refused(reader),) if reader.refused else ())),
+                notes=(
+                    *_about_params(reader.rule),
+                    *((_why_refused(reader),) if reader.refused else ()),
+                ),
                 help=FOREIGN
-                if any(foreign(side.pattern) for side in reader.rule.reads) or foreign_text(*_texts(reader.rule.params))
-                else "is the layout the right one? a rule that may match nothing says `optional: true`",
+                if any(foreign(side.pattern) for side in reader.rule.reads)
+                or foreign_text(*_texts(reader.rule.params))
+                else "is the layout the right one? a rule that may match nothing says `optional: "
+                "true`",
             )
     return out
 
@@ -143,22 +165,43 @@ def _unmatched_values(readers: Sequence[Reader]) -> dict[tuple[str, tuple[str, .
         for name, wanted in reader.rule.where.items():
             if isinstance(wanted, (list, tuple)) and name in reader.names:
                 at = reader.names.index(name)
-                found.setdefault((name, tuple(map(str, wanted))), set()).update(str(t.values[at]) for t in reader.taken)
-    return {(name, wanted): [v for v in wanted if v not in values] for (name, wanted), values in found.items()}
+                found.setdefault((name, tuple(map(str, wanted))), set()).update(
+                    str(t.values[at]) for t in reader.taken
+                )
+    return {
+        (name, wanted): [v for v in wanted if v not in values]
+        for (name, wanted), values in found.items()
+    }
 
 
-def _idle_alternatives(readers: Sequence[Reader], ask: Questions) -> dict[tuple[str, str], list[str]]:
-    """The alternatives that `where` does not rule out and no key has, of the rules that have keys."""
+def _idle_alternatives(
+    readers: Sequence[Reader], ask: Questions
+) -> dict[tuple[str, str], list[str]]:
+    """The alternatives that `where` does not rule out and no key has, of the rules that have
+    keys.
+    """
     found = {}
     for reader in readers:
         rule = reader.rule
-        enums = [name for name in reader.names if (kind := rule.types.get(name)) is not None and kind.kind == "enum"]
+        enums = [
+            name
+            for name in reader.names
+            if (kind := rule.types.get(name)) is not None and kind.kind == "enum"
+        ]
         if not enums or not reader.taken or rule.optional or id(rule) in ask.elsewhere:
             continue
         for name in enums:
             at, wanted = reader.names.index(name), rule.where.get(name)
-            allowed = None if wanted is None else {str(v) for v in (wanted if isinstance(wanted, (list, tuple)) else [wanted])}
-            left = {v: None for v in rule.types[name].values if v not in rule.optional_values.get(name, ()) and v in (allowed or (v,))}
+            allowed = (
+                None
+                if wanted is None
+                else {str(v) for v in (wanted if isinstance(wanted, (list, tuple)) else [wanted])}
+            )
+            left = {
+                v: None
+                for v in rule.types[name].values
+                if v not in rule.optional_values.get(name, ()) and v in (allowed or (v,))
+            }
             for key in chain(reader.taken, reader.refused, reader.yielded):
                 if not left:
                     break
@@ -168,14 +211,24 @@ def _idle_alternatives(readers: Sequence[Reader], ask: Questions) -> dict[tuple[
     return found
 
 
-def _read_forwards(derived: Sequence[Reader], rest: Sequence[str], tensors: Mapping[str, Tensor]) -> set[str]:
-    """The keys that `keep_source` rules read on the way forwards: there they were kept, so they are on the way back."""
+def _read_forwards(
+    derived: Sequence[Reader], rest: Sequence[str], tensors: Mapping[str, Tensor]
+) -> set[str]:
+    """The keys that `keep_source` rules read on the way forwards: there they were kept, so they are
+    on the way back.
+    """
     forward = [r.rule.forward for r in derived if r.rule.forward is not None]
-    return match(forward, {key: tensors[key].spec for key in rest}, Report()).read if forward else set()
+    return (
+        match(forward, {key: tensors[key].spec for key in rest}, Report()).read
+        if forward
+        else set()
+    )
 
 
 def taken(rules: Sequence[DirectedRule], tensors: Mapping[str, Tensor], views: Views) -> list[str]:
-    """Those of the keys that the rules would take, if there were no others, or refuse because they have two readings."""
+    """Those of the keys that the rules would take, if there were no others, or refuse because they
+    have two readings.
+    """
     matching, _, _ = _run_all(rules, tensors, views, Questions(lambda *_: False), Report())
     rest = set(matching.rest).difference(matching.unread)
     return [key for key in tensors if key not in rest]
@@ -195,8 +248,9 @@ def _run_all(
 ) -> tuple[Matching, list[_Finished], Bound]:
     """All rules matched and run.
 
-    A key that the ops of an inverted rule cannot take, or whose result fails `when`, is none of its matches; then all is
-    matched again without it, because the key may complete a group of another rule.
+    A key that the ops of an inverted rule cannot take, or whose result fails `when`, is none of its
+    matches; then all is matched again without it, because the key may complete a group of another
+    rule.
     """
     specs = {key: t.spec for key, t in tensors.items() if key not in stay}
     excluded: set[tuple[int, str]] = set()
@@ -206,7 +260,9 @@ def _run_all(
         finished, made = [], 0
         for reader in matching.readers:
             if not reader.rule.forward:
-                finished.append(_run_rule(reader, tensors, programs, views, ask, out, excluded, attempt))
+                finished.append(
+                    _run_rule(reader, tensors, programs, views, ask, out, excluded, attempt)
+                )
                 made += max(0, len(finished[-1][2]) - len(reader.taken))
                 if made > MOST_TENSORS:
                     _refuse_many(made, reader.rule)
@@ -224,13 +280,18 @@ def _texts(params: Mapping[str, Any]) -> Iterator[str]:
 def _about_params(rule: DirectedRule) -> Iterator[str]:
     for name, value in rule.params.items():
         words = [printable(item) or "''" for item in _texts({name: value})]
-        yield f"`${name}` is {listed(words, 8) or 'an empty list'}" if value is not None else f"`${name}` is not set"
+        yield (
+            f"`${name}` is {listed(words, 8) or 'an empty list'}"
+            if value is not None
+            else f"`${name}` is not set"
+        )
 
 
 def _refuse_many(made: int, rule: DirectedRule) -> NoReturn:
     fail(
         "M313",
-        f"the rules of the edge up to {rule.name!r} make {made:,} tensors more than they take, at most {MOST_TENSORS:,} are made",
+        f"the rules of the edge up to {rule.name!r} make {made:,} tensors more than they take, at "
+        f"most {MOST_TENSORS:,} are made",
         spans=(rule.span,),
         help="correct `count`, `sizes` or the patterns: so many are a mistake",
     )
@@ -259,7 +320,13 @@ def _run_rule(
     lone = _check_roles(reader, report) if roles else set[str]()
     keys = [t.key for t in reader.taken]
     values = [(*t.values, t.role) if roles else t.values for t in reader.taken]
-    items = records(Item, values, map(tensors.__getitem__, keys), zip(keys), repeat(None) if programs is None else map(programs.get, keys))
+    items = records(
+        Item,
+        values,
+        map(tensors.__getitem__, keys),
+        zip(keys),
+        repeat(None) if programs is None else map(programs.get, keys),
+    )
     if reader.refused:
         _check_refused(reader, report)
 
@@ -274,7 +341,13 @@ def _run_rule(
     def decide(step: CompiledStep, item: Item) -> Decided | None:
         if ask.payload is None:
             return None
-        decided = step.op.decide(step.args, item.tensor.spec, ask.payload(item.tensor), printable(item.keys[0]), ask.allow)
+        decided = step.op.decide(
+            step.args,
+            item.tensor.spec,
+            ask.payload(item.tensor),
+            printable(item.keys[0]),
+            ask.allow,
+        )
         gone = not decided.outputs
         out.decided.update(dict.fromkeys(item.keys, gone))
         if gone or decided.loses:
@@ -300,7 +373,9 @@ def _run_rule(
 
 
 def _check_refused(reader: Reader, report: Report) -> None:
-    """M207 where some members of a group are the rule's and others are refused: what they would join would lack them."""
+    """M207 where some members of a group are the rule's and others are refused: what they would
+    join would lack them.
+    """
     rule = reader.rule
     joined = {step.capture or ROLE for step in rule.steps if step.op.kind == "join"}
     if not joined:
@@ -321,17 +396,24 @@ def _check_refused(reader: Reader, report: Report) -> None:
     for group, keys in lacking.items():
         report.add(
             "M207",
-            f"rule {rule.name!r} takes {printable(groups[group])} and, by `when`, not {listed(keys, 5)} of the same group",
+            f"rule {rule.name!r} takes {printable(groups[group])} and, by `when`, not "
+            f"{listed(keys, 5)} of the same group",
             spans=(rule.span,),
             help="all members of a group must pass `when`, or none",
         )
 
 
 def _check_roles(reader: Reader, report: Report) -> set[str]:
-    """Every group of the captures that all roles share has all roles that are not optional; the keys of those that have not."""
+    """Every group of the captures that all roles share has all roles that are not optional; the
+    keys of those that have not.
+    """
     rule = reader.rule
     sides = rule.reads
-    shared = [n for n in reader.names if n == RANK or all(n in s.pattern.captures for s in sides if not s.pattern.has_flat)]
+    shared = [
+        n
+        for n in reader.names
+        if n == RANK or all(n in s.pattern.captures for s in sides if not s.pattern.has_flat)
+    ]
     at = [reader.names.index(n) for n in shared]
     groups: dict[tuple[Any, ...], dict[Any, Taken]] = {}
     for taken in reader.taken:
@@ -352,24 +434,36 @@ def _check_roles(reader: Reader, report: Report) -> set[str]:
                 expected.append(side.pattern.expand(values) + ("" if rank is None else f"@{rank}"))
             except (KeyError, ValueError, TypeError):
                 expected.append(side.pattern.text)
-        # numbers are computed of all parts or not at all, so there `optional` would only be another error
-        decoded = any(isinstance(step.op, ValueOp) and step.op.kind == "join" and step.capture in (None, ROLE) for step in rule.steps)
+        # numbers are computed of all parts or not at all, so there `optional` would only be another
+        # error
+        decoded = any(
+            isinstance(step.op, ValueOp) and step.op.kind == "join" and step.capture in (None, ROLE)
+            for step in rule.steps
+        )
         hint = "fetch the tensors that are missing, or narrow the rule by its pattern or `when`"
         report.add(
             "M207",
-            f"rule {rule.name!r}: {printable(example.key)} stands alone, missing: {listed(expected)}",
+            f"rule {rule.name!r}: {printable(example.key)} stands alone, missing: "
+            f"{listed(expected)}",
             spans=(rule.span,),
-            help=hint if decoded else f"roles that may be missing are listed as `optional: [{', '.join(str(s.role) for s in missing)}]`",
+            help=hint
+            if decoded
+            else "roles that may be missing are listed as `optional: "
+            f"[{', '.join(str(s.role) for s in missing)}]`",
         )
     return lone
 
 
-def _write(reader: Reader, names: tuple[str, ...], items: list[Item], out: Bound, report: Report) -> None:
+def _write(
+    reader: Reader, names: tuple[str, ...], items: list[Item], out: Bound, report: Report
+) -> None:
     rule = reader.rule
     if not items or not rule.writes:
         return
     role_at = names.index(ROLE) if ROLE in names and rule.writes[0].role is not None else None
-    writers: dict[Any, tuple[Callable[[tuple[Any, ...]], str], list[tuple[int, Callable[[Any], Any]]]]] = {}
+    writers: dict[
+        Any, tuple[Callable[[tuple[Any, ...]], str], list[tuple[int, Callable[[Any], Any]]]]
+    ] = {}
     for side in rule.writes:
         do = [(names.index(n), f) for n, f in side.do.items() if n in names]
         writers[side.role] = (side.pattern.expander(names), do)
@@ -389,7 +483,11 @@ def _write(reader: Reader, names: tuple[str, ...], items: list[Item], out: Bound
         try:
             key = expand(values)
         except (NegativeIndex, KeyError, TypeError, ValueError) as error:
-            report.add("M209", f"rule {rule.name!r} cannot name the output of {printable(item.keys[0])}: {error}", spans=(rule.span,))
+            report.add(
+                "M209",
+                f"rule {rule.name!r} cannot name the output of {printable(item.keys[0])}: {error}",
+                spans=(rule.span,),
+            )
             continue
         if suffix_at is not None:
             key += item.values[suffix_at]
@@ -399,17 +497,24 @@ def _write(reader: Reader, names: tuple[str, ...], items: list[Item], out: Bound
         if out.text > MOST_TEXT:
             fail(
                 "M314",
-                f"the names of what the rules make, up to rule {rule.name!r}, have more than {MOST_TEXT:,} characters together",
+                f"the names of what the rules make, up to rule {rule.name!r}, have more than "
+                f"{MOST_TEXT:,} characters together",
                 spans=(rule.span,),
                 notes=(f"one of them has {len(key):,}: {printable(key)}",),
                 help="no format holds such names; correct `to`",
             )
-        if key.count("@") > 1 and rank_of(key) is not None and rank_of(key.rpartition("@")[0]) is not None:
+        if (
+            key.count("@") > 1
+            and rank_of(key) is not None
+            and rank_of(key.rpartition("@")[0]) is not None
+        ):
             report.add(
                 "M209",
-                f"rule {rule.name!r} carries the rank of {printable(item.keys[0])} along, and `to` gives what it makes another",
+                f"rule {rule.name!r} carries the rank of {printable(item.keys[0])} along, and "
+                "`to` gives what it makes another",
                 spans=(rule.span,),
-                help="name the rank in `from` too, as `@{name:int}`, and join over it, or let `to` be without a rank",
+                help="name the rank in `from` too, as `@{name:int}`, and join over it, or let "
+                "`to` be without a rank",
             )
             continue
         if key in out.tensors:
@@ -423,7 +528,9 @@ def _write(reader: Reader, names: tuple[str, ...], items: list[Item], out: Bound
             out.programs[key] = item.program
 
 
-def _report_two_writers(key: str, first: Made | None, rule: DirectedRule, item: Item, report: Report) -> None:
+def _report_two_writers(
+    key: str, first: Made | None, rule: DirectedRule, item: Item, report: Report
+) -> None:
     notes = [f"{rule.name!r} makes it of {listed(list(item.keys), 3)}"]
     spans = [rule.span]
     if first is not None:
@@ -436,11 +543,14 @@ def _report_two_writers(key: str, first: Made | None, rule: DirectedRule, item: 
         f"{printable(key)} would be written twice",
         spans=tuple(dict.fromkeys(spans)),
         notes=tuple(notes),
-        help="drop one of the sources, or write `if_exists: keep` where an existing target may stay",
+        help="drop one of the sources, or write `if_exists: keep` where an existing target may "
+        "stay",
     )
 
 
-def _merge(kept: Sequence[str], tensors: Mapping[str, Tensor], out: Bound, ask: Questions, report: Report) -> None:
+def _merge(
+    kept: Sequence[str], tensors: Mapping[str, Tensor], out: Bound, ask: Questions, report: Report
+) -> None:
     """Puts the kept keys beside the made ones and settles `if_exists: keep` group by group."""
     clashes: dict[tuple[int, tuple[str, ...]], list[str]] = {}
     for key in kept:
@@ -476,15 +586,29 @@ def _merge(kept: Sequence[str], tensors: Mapping[str, Tensor], out: Bound, ask: 
                 if made_tensor.spec != tensors[key].spec and not ask.allow_drop:
                     report.add(
                         "M402",
-                        f"{printable(key)} exists as {tensors[key].spec} and rule {rule.name!r} would make {made_tensor.spec}",
+                        f"{printable(key)} exists as {tensors[key].spec} and rule {rule.name!r} "
+                        f"would make {made_tensor.spec}",
                         spans=(rule.span,),
                         notes=(f"made of {listed(list(where[1]), 3)}",),
                         help=f"{option('allow', 'drop')} keeps what exists and drops its sources",
                         permit="drop",
                     )
                 elif not ask.allow_drop:
-                    message = f"{printable(key)} exists and differs from what rule {rule.name!r} makes of {listed(list(where[1]), 3)}"
-                    out.checks.append(ValueCheck("equal", (tensors[key], made_tensor), None, "M404", message, rule.label, (key,)))
+                    message = (
+                        f"{printable(key)} exists and differs from what rule {rule.name!r} "
+                        f"makes of {listed(list(where[1]), 3)}"
+                    )
+                    out.checks.append(
+                        ValueCheck(
+                            "equal",
+                            (tensors[key], made_tensor),
+                            None,
+                            "M404",
+                            message,
+                            rule.label,
+                            (key,),
+                        )
+                    )
                 out.redundant.update((source, rule) for source in where[1])
                 out.settled.add(key)
             out.tensors[key] = tensors[key]
@@ -493,7 +617,9 @@ def _merge(kept: Sequence[str], tensors: Mapping[str, Tensor], out: Bound, ask: 
 
 
 def _made_as_rank_0(key: str, out: Bound) -> Made | None:
-    """What an `if_exists: keep` rule made for this key, if it spells it with `@0` and the checkpoint without, or the other way round."""
+    """What an `if_exists: keep` rule made for this key, if it spells it with `@0` and the
+    checkpoint without, or the other way round.
+    """
     other = key.removesuffix("@0") if key.endswith("@0") else f"{key}@0"
     made = out.made.get(other)
     if made is None or made.rule.if_exists != "keep":
@@ -505,10 +631,19 @@ def _made_as_rank_0(key: str, out: Bound) -> Made | None:
     return made
 
 
-def _remove_derived(derived: Sequence[Reader], tensors: Mapping[str, Tensor], out: Bound, views: Views, ask: Questions) -> None:
-    """Backwards of `keep_source`: a target goes if it holds what the rule makes of the restored keys, else it stays and is named."""
+def _remove_derived(
+    derived: Sequence[Reader],
+    tensors: Mapping[str, Tensor],
+    out: Bound,
+    views: Views,
+    ask: Questions,
+) -> None:
+    """Backwards of `keep_source`: a target goes if it holds what the rule makes of the restored
+    keys, else it stays and is named.
+    """
     targets = {t.key for r in derived for t in r.taken}
-    # what the rules read is the checkpoint without any of their targets, whichever of them is looked at first
+    # what the rules read is the checkpoint without any of their targets, whichever of them is
+    # looked at first
     restored = {key: t for key, t in out.tensors.items() if key not in targets} if targets else {}
     for reader in derived:
         rule = reader.rule.forward
@@ -520,20 +655,28 @@ def _remove_derived(derived: Sequence[Reader], tensors: Mapping[str, Tensor], ou
             _write(found, names, items, would, own)
         for taken in reader.taken:
             present, made = tensors[taken.key], would.tensors.get(taken.key)
-            gone = made is not None and made.spec == present.spec and ask.same_bytes(taken.key, present, made)
+            gone = (
+                made is not None
+                and made.spec == present.spec
+                and ask.same_bytes(taken.key, present, made)
+            )
             out.decided[taken.key] = gone
             if gone:
                 out.tensors.pop(taken.key, None)
                 out.programs.pop(taken.key, None)
                 out.dropped[taken.key] = rule
             else:
-                out.notes.append(f"{printable(taken.key)} stays: it is not what rule {rule.name!r} would make")
+                out.notes.append(
+                    f"{printable(taken.key)} stays: it is not what rule {rule.name!r} would make"
+                )
 
 
 def _settle_ranks(out: Bound, tensors: Mapping[str, Tensor], report: Report) -> None:
-    """Keys as an index of the written files would name them: `key@r` where several files have the key, else plain.
+    """Keys as an index of the written files would name them: `key@r` where several files have the
+    key, else plain.
 
-    Where nothing of a name was made and nothing of it went, it is left as it is: an `@0` may be part of a name.
+    Where nothing of a name was made and nothing of it went, it is left as it is: an `@0` may be
+    part of a name.
     """
     ranks: dict[str, list[int]] = {}
     for key in out.tensors:
@@ -543,7 +686,14 @@ def _settle_ranks(out: Bound, tensors: Mapping[str, Tensor], report: Report) -> 
     several: set[str] | None = None
     for base, found in ranks.items():
         first = f"{base}@0"
-        made = next((out.made[key] for key in (base, first, *(f"{base}@{r}" for r in found)) if key in out.made), None)
+        made = next(
+            (
+                out.made[key]
+                for key in (base, first, *(f"{base}@{r}" for r in found))
+                if key in out.made
+            ),
+            None,
+        )
         if base not in out.tensors:
             if found == [0] and made is None and several is None:
                 several = {key.rpartition("@")[0] for key in tensors if rank_of(key)}
@@ -552,7 +702,9 @@ def _settle_ranks(out: Bound, tensors: Mapping[str, Tensor], report: Report) -> 
         elif made is not None and 0 not in found:
             names[base] = first
         elif made is not None:
-            _report_two_writers(base, out.made.get(first), made.rule, Item((), out.tensors[base], made.keys), report)
+            _report_two_writers(
+                base, out.made.get(first), made.rule, Item((), out.tensors[base], made.keys), report
+            )
     if names:
         out.tensors = {names.get(key, key): tensor for key, tensor in out.tensors.items()}
         out.made = {names.get(key, key): made for key, made in out.made.items()}

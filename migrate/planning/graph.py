@@ -1,4 +1,6 @@
-"""The graph: each output key is a Tensor, that is a view over sources. Tied to no path, no format, and not to torch."""
+"""The graph: each output key is a Tensor, that is a view over sources. Tied to no path, no format,
+and not to torch.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,9 @@ from ..ops._op import Step
 class Tensor:
     """One tensor of the graph: `view` over leaves that are positions in `sources`.
 
-    A source is a stored key (str) or a computed Value. Tensors of the same rule and shapes share one view object; only
-    their sources differ. Immutable by convention; a slotted class because a plan holds one per key.
+    A source is a stored key (str) or a computed Value. Tensors of the same rule and shapes share
+    one view object; only their sources differ. Immutable by convention; a slotted class because a
+    plan holds one per key.
     """
 
     __slots__ = ("sources", "spec", "view")
@@ -26,10 +29,12 @@ class Tensor:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Value:
-    """A tensor that is computed, not copied: output number `output` of `step`'s eager form on `inputs`.
+    """A tensor that is computed, not copied: output number `output` of `step`'s eager form on
+    `inputs`.
 
-    Used for value ops, and for a layout op whose view would have too many pieces. Compared by identity; the `parts`
-    outputs of one step share one `call` object, so that they are computed once.
+    Used for value ops, and for a layout op whose view would have too many pieces. Compared by
+    identity; the `parts` outputs of one step share one `call` object, so that they are computed
+    once.
     """
 
     call: Call
@@ -39,7 +44,8 @@ class Value:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Call:
-    """A step computed on whole inputs or, for a `ValueOp`, box by box. `rule` and `keys` (of the source) are for messages and reports.
+    """A step computed on whole inputs or, for a `ValueOp`, box by box. `rule` and `keys` (of the
+    source) are for messages and reports.
 
     `lossy`: the result does not determine the input.
     """
@@ -59,7 +65,9 @@ class Read(NamedTuple):
 
 
 class Apply(NamedTuple):
-    """Eager program: output number `output` of an op's eager twin on its inputs; `dtypes` are torch's names of their elements."""
+    """Eager program: output number `output` of an op's eager twin on its inputs; `dtypes` are
+    torch's names of their elements.
+    """
 
     op: str
     args: Any
@@ -89,11 +97,14 @@ class ValueCheck(NamedTuple):
 
 @dataclass(slots=True)
 class Graph:
-    """All outputs of a run, in output order, and the conditions on values that the run must check."""
+    """All outputs of a run, in output order, and the conditions on values that the run must
+    check.
+    """
 
     outputs: dict[str, Tensor] = field(default_factory=dict)
     checks: list[ValueCheck] = field(default_factory=list)
-    # output key -> who made it (planning.bind.Origin); None for a key that a `keep` pattern carried over
+    # output key -> who made it (planning.bind.Origin); None for a key that a `keep` pattern carried
+    # over
     origin: dict[str, Any] = field(default_factory=dict)
 
 

@@ -1,8 +1,10 @@
-"""Keys that an edge left as they were although its rules, inverted, would take them: a stamp remembers them, and they stay.
+"""Keys that an edge left as they were although its rules, inverted, would take them: a stamp
+remembers them, and they stay.
 
-A rule whose `when` passes over some tensors makes the others look like them, and `keep` may let stay what a rule makes
-elsewhere. From what came out nobody can tell these keys from those that the rules made; so the entry of the edge names
-them. Mostly there are none. Where there are many they differ in layers and experts only, and are written as forms.
+A rule whose `when` passes over some tensors makes the others look like them, and `keep` may let
+stay what a rule makes elsewhere. From what came out nobody can tell these keys from those that the
+rules made; so the entry of the edge names them. Mostly there are none. Where there are many they
+differ in layers and experts only, and are written as forms.
 """
 
 from __future__ import annotations
@@ -22,9 +24,11 @@ _MOST_PLACES = 8
 
 
 def fold(keys: Iterable[str]) -> list[Any]:
-    """The keys as JSON: a key, or `[form, runs, ...]` for all keys that the form gives with integers of these runs in its places.
+    """The keys as JSON: a key, or `[form, runs, ...]` for all keys that the form gives with
+    integers of these runs in its places.
 
-    Linear in the keys, and never longer than their list. `l.{}.w{}` has runs `[[0, 3], [7, 7]]` for each `{}`.
+    Linear in the keys, and never longer than their list. `l.{}.w{}` has runs `[[0, 3], [7, 7]]` for
+    each `{}`.
     """
     out: list[Any] = []
     for template in group(keys):
@@ -46,14 +50,20 @@ def unfold(kept: Iterable[Any], most: int) -> set[str]:
         if most < 0:
             break
         first, *rest = form.split(_PLACE) if axes else [form]
-        for row in product(*(chain.from_iterable(range(low, high + 1) for low, high in runs) for runs in axes)):
-            out.add(first + "".join(f"{number}{text}" for number, text in zip(row, rest, strict=True)))
+        for row in product(
+            *(chain.from_iterable(range(low, high + 1) for low, high in runs) for runs in axes)
+        ):
+            out.add(
+                first + "".join(f"{number}{text}" for number, text in zip(row, rest, strict=True))
+            )
     return out
 
 
 def is_kept(value: Any) -> bool:
     """Whether it is what `fold` writes."""
-    return isinstance(value, list) and all(isinstance(entry, str) or _is_form(entry) for entry in value)
+    return isinstance(value, list) and all(
+        isinstance(entry, str) or _is_form(entry) for entry in value
+    )
 
 
 def _is_form(entry: Any) -> bool:
@@ -67,14 +77,21 @@ def _is_form(entry: Any) -> bool:
 
 
 def _are_runs(runs: Any) -> bool:
-    """Whether they are runs of integers, at least one, in order and apart: the limit counts what they hold before they are walked."""
+    """Whether they are runs of integers, at least one, in order and apart: the limit counts what
+    they hold before they are walked.
+    """
     if not (isinstance(runs, list) and runs and all(map(_is_run, runs))):
         return False
     return all(low > last for (_, last), (low, _) in pairwise(runs))
 
 
 def _is_run(run: Any) -> bool:
-    return isinstance(run, list) and len(run) == 2 and all(type(n) is int for n in run) and 0 <= run[0] <= run[1]
+    return (
+        isinstance(run, list)
+        and len(run) == 2
+        and all(type(n) is int for n in run)
+        and 0 <= run[0] <= run[1]
+    )
 
 
 def _runs(numbers: Sequence[int]) -> list[list[int]]:

@@ -1,6 +1,8 @@
-"""What a computed tensor costs: whether a part of it needs only parts of its inputs, and how boxes of it are cut.
+"""What a computed tensor costs: whether a part of it needs only parts of its inputs, and how boxes
+of it are cut.
 
-Both the plan, which says how much memory a run takes, and the run ask here. Only shapes are looked at.
+Both the plan, which says how much memory a run takes, and the run ask here. Only shapes are looked
+at.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ if TYPE_CHECKING:
 
 # a box with its inputs: in a last-level cache, and few enough calls
 CHUNK = 12 << 20
-# the bytes that are computed at once of results that come in blocks: their arithmetic is many calls, each of which should take longer
-# than the interpreter's lock to change hands
+# the bytes that are computed at once of results that come in blocks: their arithmetic is many
+# calls, each of which should take longer than the interpreter's lock to change hands
 BLOCKS = 4 << 20
 # inputs that are cheaper to read again than to think about
 FEW = 64 << 10
@@ -31,8 +33,9 @@ TEMPORARIES = 2
 class Kind(NamedTuple):
     """What calls of one op, arguments and specs have in common, for one output.
 
-    `shape` counts whole-byte units of `unit` = (elements, bytes); `grain` counts elements. `least` are the bytes of the
-    smallest box with its inputs and temporaries. `regional`: it is computed box by box, else whole.
+    `shape` counts whole-byte units of `unit` = (elements, bytes); `grain` counts elements. `least`
+    are the bytes of the smallest box with its inputs and temporaries. `regional`: it is computed
+    box by box, else whole.
     """
 
     op: Any
@@ -53,15 +56,21 @@ class Kind(NamedTuple):
     def cost(self, box: Box) -> int:
         """Bytes of the box and of the boxes it needs, as raw elements."""
         return _raw_bytes(self.spec.dtype, size_of(box)) + sum(
-            _raw_bytes(s.dtype, size_of(b)) for s, b in zip(self.specs, self.needs(box), strict=True)
+            _raw_bytes(s.dtype, size_of(b))
+            for s, b in zip(self.specs, self.needs(box), strict=True)
         )
 
     def rounded(self, box: Box) -> Box:
         """The smallest box on the grain that holds `box`."""
-        return tuple((a // g * g, min(n, -(-b // g) * g)) for (a, b), g, n in zip(box, self.grain, self.spec.shape, strict=True))
+        return tuple(
+            (a // g * g, min(n, -(-b // g) * g))
+            for (a, b), g, n in zip(box, self.grain, self.spec.shape, strict=True)
+        )
 
     def widened(self, box: Box, limit: int) -> Box:
-        """The box on the grain, and with its last axes whole as far as that costs at most `limit`."""
+        """The box on the grain, and with its last axes whole as far as that costs at most
+        `limit`.
+        """
         box = self.rounded(box)
         for axis in range(len(box) - 1, 0, -1):
             wider = (*box[:axis], (0, self.spec.shape[axis]), *box[axis + 1 :])
@@ -71,7 +80,9 @@ class Kind(NamedTuple):
         return box
 
     def cuts(self, box: Box, limit: int) -> Iterator[Box]:
-        """The box in parts that cost at most `limit`, cut at multiples of the grain, leading axes first."""
+        """The box in parts that cost at most `limit`, cut at multiples of the grain, leading axes
+        first.
+        """
         cost = self.cost(box)
         if cost > limit:
             for axis, ((a, b), g) in enumerate(zip(box, self.grain, strict=True)):
@@ -93,7 +104,18 @@ def kind_of(call: Call, output: int, spec: Spec) -> Kind:
     inputs = sum(_raw_bytes(s.dtype, s.numel) for s in specs)
     everything = TEMPORARIES * (inputs + _raw_bytes(spec.dtype, spec.numel))
     grain = (1,) * len(spec.shape)
-    whole = Kind(op, call.step.args, specs, output, spec, spec.shape, (elements, size), grain, everything, False)
+    whole = Kind(
+        op,
+        call.step.args,
+        specs,
+        output,
+        spec,
+        spec.shape,
+        (elements, size),
+        grain,
+        everything,
+        False,
+    )
     if not isinstance(op, ValueOp) or not spec.numel or not spec.shape or spec.shape[-1] % elements:
         return whole
     grain = tuple(op.grain(call.step.args, specs, output))

@@ -1,10 +1,13 @@
-"""Which rule takes which key. One reading, one rule: the narrower pattern wins, else it is an error that shows them.
+"""Which rule takes which key. One reading, one rule: the narrower pattern wins, else it is an error
+that shows them.
 
-Keys are grouped into templates first, so a pattern is matched once per architecture and not once per key; inside that,
-only rules whose rarest literal segment stands in the template are tried at all.
+Keys are grouped into templates first, so a pattern is matched once per architecture and not once
+per key; inside that, only rules whose rarest literal segment stands in the template are tried at
+all.
 
-Keys that stand in several files are written `key@0`, `key@1`. All keys of a template have the same rank, so a rule that
-does not speak of ranks is matched against the template without it and carries the rank along as one more value (RANK).
+Keys that stand in several files are written `key@0`, `key@1`. All keys of a template have the same
+rank, so a rule that does not speak of ranks is matched against the template without it and carries
+the rank along as one more value (RANK).
 """
 
 from __future__ import annotations
@@ -46,7 +49,8 @@ class Reader:
     rule: DirectedRule
     names: tuple[str, ...]
     taken: list[Taken] = field(default_factory=list)
-    # keys under the rule's patterns whose tensors it does not take: by `when`, or because its ops cannot
+    # keys under the rule's patterns whose tensors it does not take: by `when`, or because its ops
+    # cannot
     refused: list[Taken] = field(default_factory=list)
     # keys under the rule's patterns that a narrower rule takes
     yielded: list[Taken] = field(default_factory=list)
@@ -65,7 +69,8 @@ class Matching:
     read: set[str]
     # keys that a rule may take, and that it cannot read one way
     unread: list[str]
-    # ties of inverted rules whose `when` can still decide them; all of the rules took the keys to find out
+    # ties of inverted rules whose `when` can still decide them; all of the rules took the keys to
+    # find out
     undecided: Report
 
 
@@ -85,8 +90,14 @@ _Hit = tuple[_Entry, _Rows]
 Excluded = frozenset[tuple[int, str]]
 
 
-def match(rules: Sequence[DirectedRule], specs: Mapping[str, Spec], report: Report, excluded: Excluded = frozenset()) -> Matching:
-    """Assigns every key to at most one rule; keys under no rule are `rest`. Ambiguities go into the report.
+def match(
+    rules: Sequence[DirectedRule],
+    specs: Mapping[str, Spec],
+    report: Report,
+    excluded: Excluded = frozenset(),
+) -> Matching:
+    """Assigns every key to at most one rule; keys under no rule are `rest`. Ambiguities go into the
+    report.
 
     `excluded`: (id of a rule, key) that are no match although the patterns say so.
     """
@@ -102,7 +113,9 @@ def match(rules: Sequence[DirectedRule], specs: Mapping[str, Spec], report: Repo
 class _Matcher:
     """The rules of one edge, indexed by the literal segments their keys must contain."""
 
-    def __init__(self, rules: Sequence[DirectedRule], carries: bool, excluded: Excluded, report: Report) -> None:
+    def __init__(
+        self, rules: Sequence[DirectedRule], carries: bool, excluded: Excluded, report: Report
+    ) -> None:
         self.readers = [_reader(rule, carries) for rule in rules]
         self.rest: list[str] = []
         self.read: set[str] = set()
@@ -124,7 +137,9 @@ class _Matcher:
                 number += 1
                 entry = _entry(number, reader, side, carries)
                 anchors = sorted(side.pattern.anchors, key=lambda a: (counts[a], a))
-                (self._by_anchor.setdefault(anchors[0], []) if anchors else self._anywhere).append(entry)
+                (self._by_anchor.setdefault(anchors[0], []) if anchors else self._anywhere).append(
+                    entry
+                )
 
     def assign(self, template: Template, specs: Mapping[str, Spec]) -> None:
         """Gives the template's keys to their rules, or to `rest`."""
@@ -154,18 +169,29 @@ class _Matcher:
         taken = self._take(template, takers)
         self.rest += [key for key in template.keys if key not in taken] if taken else template.keys
 
-    def _tested(self, entry: _Entry, rows: _Rows, template: Template, specs: Mapping[str, Spec]) -> _Rows:
-        me, test, excluded, refused = id(entry.reader.rule), entry.when, self._excluded, entry.reader.refused
+    def _tested(
+        self, entry: _Entry, rows: _Rows, template: Template, specs: Mapping[str, Spec]
+    ) -> _Rows:
+        me, test, excluded, refused = (
+            id(entry.reader.rule),
+            entry.when,
+            self._excluded,
+            entry.reader.refused,
+        )
         out: _Rows = []
         for key, row in zip(template.keys, rows, strict=True):
-            if row is not None and ((me, key) in excluded or (test is not None and not test(specs[key]))):
+            if row is not None and (
+                (me, key) in excluded or (test is not None and not test(specs[key]))
+            ):
                 refused.append(Taken(key, entry.side.role, row))
                 row = None
             out.append(row)
         return out
 
     def _take(self, template: Template, hits: list[_Hit]) -> set[str]:
-        """Gives each key to the narrowest of the hits; the keys that are spoken for, those of a tie included."""
+        """Gives each key to the narrowest of the hits; the keys that are spoken for, those of a tie
+        included.
+        """
         if len(hits) > 1:
             return self._contest(template, hits)
         taken: list[Taken] = []
@@ -197,7 +223,11 @@ class _Matcher:
                 if winners[present] is None:
                     self._tie(key, [hits[n][0] for n in present], len(template.keys))
             winner = winners[present]
-            tied = [hits[n] for n in present if hits[n][0].reader.rule.backwards and hits[n][0].reader.rule.when]
+            tied = [
+                hits[n]
+                for n in present
+                if hits[n][0].reader.rule.backwards and hits[n][0].reader.rule.when
+            ]
             for entry, rows in [hits[winner]] if winner is not None else tied:
                 row = rows[position]
                 if row is not None:
@@ -216,14 +246,17 @@ class _Matcher:
     def _report_two_readings(self, entry: _Entry, error: TwoReadings) -> None:
         self._report.add(
             "M202",
-            f"{printable(error.key)} has two readings under {entry.side.pattern.text!r} of rule {entry.reader.rule.name!r}",
+            f"{printable(error.key)} has two readings under {entry.side.pattern.text!r} of rule "
+            f"{entry.reader.rule.name!r}",
             spans=(entry.reader.rule.span,),
             notes=(f"one: {_reading(error.first)}", f"other: {_reading(error.second)}"),
             help="name a literal segment between the captures",
         )
 
     def expand_flat(self, specs: Mapping[str, Spec]) -> None:
-        """Keys of `{k:flat}` roles, made from the values that the other roles found, never parsed."""
+        """Keys of `{k:flat}` roles, made from the values that the other roles found, never
+        parsed.
+        """
         waiting: set[str] | None = None
         for reader in self.readers:
             for side in reader.rule.reads:
@@ -238,14 +271,21 @@ class _Matcher:
                         waiting -= keys
                         self.rest = [key for key in self.rest if key not in keys]
 
-    def _expand_side(self, reader: Reader, side: Side, specs: Mapping[str, Spec], waiting: set[str]) -> list[Taken]:
+    def _expand_side(
+        self, reader: Reader, side: Side, specs: Mapping[str, Spec], waiting: set[str]
+    ) -> list[Taken]:
         rule = reader.rule
         captures = {*side.pattern.captures, RANK}
         test = None if rule.backwards else when_test(rule.when.get(side.role))
         made: dict[str, Taken] = {}
         origin: dict[str, str] = {}
         for taken in reader.taken:
-            row = tuple([v if n in captures else ABSENT for n, v in zip(reader.names, taken.values, strict=True)])
+            row = tuple(
+                [
+                    v if n in captures else ABSENT
+                    for n, v in zip(reader.names, taken.values, strict=True)
+                ]
+            )
             values = {n: v for n, v in zip(reader.names, row, strict=True) if v is not ABSENT}
             rank = values.pop(RANK, None)
             if len(values) < len(side.pattern.captures):
@@ -253,17 +293,29 @@ class _Matcher:
             if rule.backwards:
                 values.update({n: f(values[n]) for n, f in side.do.items() if n in values})
             plain = side.pattern.expand(values)
-            key = plain if rank is None or (rank == 0 and f"{plain}@0" not in specs) else f"{plain}@{rank}"
-            if key not in specs or (id(rule), key) in self._excluded or (test is not None and not test(specs[key])):
+            key = (
+                plain
+                if rank is None or (rank == 0 and f"{plain}@0" not in specs)
+                else f"{plain}@{rank}"
+            )
+            if (
+                key not in specs
+                or (id(rule), key) in self._excluded
+                or (test is not None and not test(specs[key]))
+            ):
                 continue
             if key in made:
                 if made[key].values != row:
-                    message = f"{printable(key)} stands for two keys, {printable(origin[key])} and {printable(taken.key)}"
+                    message = (
+                        f"{printable(key)} stands for two keys, {printable(origin[key])} "
+                        f"and {printable(taken.key)}"
+                    )
                     self._report.add("M202", message, spans=(rule.span,))
             elif key not in waiting and not _only_reads(rule):
                 self._report.add(
                     "M208",
-                    f"{printable(key)} belongs to rule {rule.name!r} by {side.pattern.text!r} and to another rule",
+                    f"{printable(key)} belongs to rule {rule.name!r} by {side.pattern.text!r} and "
+                    "to another rule",
                     spans=(rule.span,),
                 )
             else:
@@ -273,7 +325,9 @@ class _Matcher:
 
 
 def _reading(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{{{name}}} = {printable(str(value)) or repr('')}" for name, value in values.items())
+    return ", ".join(
+        f"{{{name}}} = {printable(str(value)) or repr('')}" for name, value in values.items()
+    )
 
 
 def _only_reads(rule: DirectedRule) -> bool:
@@ -297,7 +351,11 @@ def _entry(number: int, reader: Reader, side: Side, carries: bool) -> _Entry:
     rule, captures = reader.rule, side.pattern.captures
     carries = carries and not _speaks_of_ranks(rule)
     found = (*captures, RANK) if carries else captures
-    order = None if found == reader.names else tuple(found.index(n) if n in found else -1 for n in reader.names)
+    order = (
+        None
+        if found == reader.names
+        else tuple(found.index(n) if n in found else -1 for n in reader.names)
+    )
     tests = []
     for condition, wanted in rule.where.items():
         name = condition.partition("\0")[0]
@@ -328,7 +386,11 @@ def _test(at: int, wanted: Any) -> Callable[[tuple[Any, ...]], bool]:
 
         def within(row: tuple[Any, ...]) -> bool:
             value = row[at]
-            return (low is None or value >= low) and (high is None or value <= high) and (multiple is None or value % multiple == remainder)
+            return (
+                (low is None or value >= low)
+                and (high is None or value <= high)
+                and (multiple is None or value % multiple == remainder)
+            )
 
         return within
     allowed = {str(v) for v in (wanted if isinstance(wanted, (list, tuple)) else [wanted])}
@@ -336,19 +398,29 @@ def _test(at: int, wanted: Any) -> Callable[[tuple[Any, ...]], bool]:
 
 
 def _rows(entry: _Entry, template: Template, base: Template, rank: int | None) -> _Rows | None:
-    """The values of each of the template's keys (None where one does not match), or None if none can match."""
+    """The values of each of the template's keys (None where one does not match), or None if none
+    can match.
+    """
     pattern = entry.side.pattern
     template = base if entry.carries else with_rank_0(pattern, template, rank)
     binding = bind(pattern, template)
     if binding is None:
         return None
-    rows: _Rows = [pattern.match(key) for key in template.keys] if binding is PER_KEY else list(binding.rows())
+    rows: _Rows = (
+        [pattern.match(key) for key in template.keys]
+        if binding is PER_KEY
+        else list(binding.rows())
+    )
     if entry.carries:
-        # a plain key of a checkpoint of ranks stands in the file of rank 0, beside the `@0` of others
+        # a plain key of a checkpoint of ranks stands in the file of rank 0, beside the `@0` of
+        # others
         rows = [None if row is None else (*row, rank or 0) for row in rows]
     if entry.order is not None:
         order = entry.order
-        rows = [None if row is None else tuple([row[i] if i >= 0 else ABSENT for i in order]) for row in rows]
+        rows = [
+            None if row is None else tuple([row[i] if i >= 0 else ABSENT for i in order])
+            for row in rows
+        ]
     if entry.check is not None:
         check = entry.check
         rows = [None if row is None else check(row) for row in rows]
@@ -356,12 +428,19 @@ def _rows(entry: _Entry, template: Template, base: Template, rank: int | None) -
 
 
 def when_test(when: Mapping[str, Any] | None) -> Callable[[Spec], bool] | None:
-    """The test that `when` (or its part for one role) makes of a tensor: dtype and ndim among the named; None without any."""
+    """The test that `when` (or its part for one role) makes of a tensor: dtype and ndim among the
+    named; None without any.
+    """
     if not when:
         return None
-    dtypes, ndims = ({*(w if isinstance(w, (list, tuple)) else [w])} if (w := when.get(n)) is not None else None for n in ("dtype", "ndim"))
+    dtypes, ndims = (
+        {*(w if isinstance(w, (list, tuple)) else [w])} if (w := when.get(n)) is not None else None
+        for n in ("dtype", "ndim")
+    )
     names = None if dtypes is None else {ALIASES.get(d, d) for d in dtypes}
-    return lambda spec: (names is None or spec.dtype in names) and (ndims is None or len(spec.shape) in ndims)
+    return lambda spec: (
+        (names is None or spec.dtype in names) and (ndims is None or len(spec.shape) in ndims)
+    )
 
 
 def _narrowest(entries: list[_Entry], positions: tuple[int, ...]) -> int | None:
@@ -393,7 +472,11 @@ def _narrower(a: Pattern, b: Pattern) -> bool:
 
 def _report_contest(key: str, entries: list[_Entry], count: int, report: Report) -> None:
     rules = {e.reader.rule.name for e in entries}
-    what = f"rules {', '.join(repr(r) for r in sorted(rules))}" if len(rules) > 1 else f"two roles of rule {entries[0].reader.rule.name!r}"
+    what = (
+        f"rules {', '.join(repr(r) for r in sorted(rules))}"
+        if len(rules) > 1
+        else f"two roles of rule {entries[0].reader.rule.name!r}"
+    )
     files = {e.reader.rule.file for e in entries}
     mend = (
         "files of one edge must not read the same keys"
@@ -404,20 +487,33 @@ def _report_contest(key: str, entries: list[_Entry], count: int, report: Report)
         "M208",
         f"{printable(key)} is taken by {what} and neither pattern is narrower",
         spans=tuple(e.reader.rule.span for e in entries),
-        notes=tuple(e.side.pattern.text for e in entries) + ((f"{count} keys of this form",) if count > 1 else ()),
+        notes=tuple(e.side.pattern.text for e in entries)
+        + ((f"{count} keys of this form",) if count > 1 else ()),
         help=mend,
     )
 
 
-def keep_rest(keep: Sequence[Pattern], rest: Sequence[str], read: set[str], report: Report, patterns: Sequence[Pattern]) -> list[Template]:
-    """The keys of `rest` that a `keep` pattern or a `keep_source` rule lets stay; the others are unaccounted for, an error."""
+def keep_rest(
+    keep: Sequence[Pattern],
+    rest: Sequence[str],
+    read: set[str],
+    report: Report,
+    patterns: Sequence[Pattern],
+) -> list[Template]:
+    """The keys of `rest` that a `keep` pattern or a `keep_source` rule lets stay; the others are
+    unaccounted for, an error.
+    """
     kept: list[Template] = []
     for template in group(rest):
         missing = {key for key in template.keys if key not in read}
         for pattern in keep:
             if not missing:
                 break
-            missing -= {key for key, stay in zip(template.keys, fitting(pattern, template), strict=True) if stay}
+            missing -= {
+                key
+                for key, stay in zip(template.keys, fitting(pattern, template), strict=True)
+                if stay
+            }
         if missing:
             _report_unhandled([k for k in template.keys if k in missing], patterns, report)
         else:
@@ -430,7 +526,10 @@ def _report_unhandled(keys: list[str], patterns: Sequence[Pattern], report: Repo
     notes = []
     if near is not None:
         pattern, failure = near
-        notes.append(f"nearest pattern: {pattern.text!r}; it fails at {printable(failure.found)!r}, where it takes {failure.expected}")
+        notes.append(
+            f"nearest pattern: {pattern.text!r}; it fails at {printable(failure.found)!r}, where "
+            f"it takes {failure.expected}"
+        )
     if len(keys) > 1:
         notes.append(f"of the same form: {listed(keys[1:], 5)}")
     count = f" (and {len(keys) - 1} more of its form)" if len(keys) > 1 else ""

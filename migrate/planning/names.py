@@ -1,8 +1,9 @@
-"""Lists of names inside side files, such as the modules that a number format leaves out: renamed as keys are.
+"""Lists of names inside side files, such as the modules that a number format leaves out: renamed as
+keys are.
 
-A name stands for the keys below it (`model.layers.0.mlp` for `model.layers.0.mlp.up.weight`) or for a part of keys
-(`q_proj`, as adapters name their targets). It follows them where they all go one way; where they part, nobody but the
-author can say what is meant.
+A name stands for the keys below it (`model.layers.0.mlp` for `model.layers.0.mlp.up.weight`) or for
+a part of keys (`q_proj`, as adapters name their targets). It follows them where they all go one
+way; where they part, nobody but the author can say what is meant.
 """
 
 from __future__ import annotations
@@ -26,12 +27,19 @@ _PATTERN = re.compile(r"re:|.*[*?\[\]^$\\|(){}+]")
 
 
 def rename(
-    file: LoadedFile, sides: SideFiles, bound: Bound, undone: Mapping[str, Any], done: set[tuple[str, tuple[str, ...]]], report: Report
+    file: LoadedFile,
+    sides: SideFiles,
+    bound: Bound,
+    undone: Mapping[str, Any],
+    done: set[tuple[str, tuple[str, ...]]],
+    report: Report,
 ) -> list[str]:
-    """Renames the lists that the file's `names` say, but those in files that a stamp restored and those of `done`, which it adds to;
-    answers with notes. The keys of an edge move once, however many of its files name a list.
+    """Renames the lists that the file's `names` say, but those in files that a stamp restored and
+    those of `done`, which it adds to; answers with notes. The keys of an edge move once, however
+    many of its files name a list.
 
-    M515 for what is no list of names, M514 for a name whose keys part; a list that is not there, or null, is no list.
+    M515 for what is no list of names, M514 for a name whose keys part; a list that is not there, or
+    null, is no list.
     """
     notes: list[str] = []
     moves = None
@@ -53,12 +61,21 @@ def rename(
             found = alone.reason(name) or moves.of(name)
             if isinstance(found, str):
                 hint = "name what moves together, or change the list with `files:`"
-                report.add("M514", f"{printable(reference)}: `{printable(name)}` cannot be renamed: {found}", spans=(span,), help=hint)
+                report.add(
+                    "M514",
+                    f"{printable(reference)}: `{printable(name)}` cannot be renamed: {found}",
+                    spans=(span,),
+                    help=hint,
+                )
             elif found is None:
                 stay.append(name)
-            renamed.update(dict.fromkeys([name] if found is None or isinstance(found, str) else found))
+            renamed.update(
+                dict.fromkeys([name] if found is None or isinstance(found, str) else found)
+            )
         if stay:
-            notes.append(f"{printable(reference)}: {listed(stay, 4)} stay as they are: no key is below them")
+            notes.append(
+                f"{printable(reference)}: {listed(stay, 4)} stay as they are: no key is below them"
+            )
         if list(renamed) != names:
             sides.put(path, _with(sides.value(path), keys, list(renamed)))
     return notes
@@ -80,7 +97,9 @@ def _plain(key: str) -> str:
 
 
 class _Moves:
-    """Where the keys of an edge go: key -> the keys that are made of it, and key -> what else is in them."""
+    """Where the keys of an edge go: key -> the keys that are made of it, and key -> what else is in
+    them.
+    """
 
     def __init__(self, bound: Bound) -> None:
         self._to: dict[str, list[str]] = {_plain(key): [] for key in bound.dropped}
@@ -101,19 +120,27 @@ class _Moves:
         self._by_segment: dict[str, list[str]] = {}
 
     def of(self, name: str) -> list[str] | str | None:
-        """What the name becomes, why that cannot be said (text), or None if it stands for no key."""
+        """What the name becomes, why that cannot be said (text), or None if it stands for no
+        key.
+        """
         votes: dict[tuple[str, ...], str] = {}
         loose: list[str] = []
         for key, lead, rest in self.meant(name):
             made = self._to[key]
-            taken = [new[len(lead) :] if new.startswith(lead) else _last(new, name) for new in _without(made, rest)]
+            taken = [
+                new[len(lead) :] if new.startswith(lead) else _last(new, name)
+                for new in _without(made, rest)
+            ]
             if taken:
                 votes.setdefault(tuple(dict.fromkeys(taken)), key)
             elif made:
                 loose.append(key)
         if len(votes) > 1:
             (one, first), (other, second) = list(votes.items())[:2]
-            return f"{printable(first)} makes it {listed(list(one))}, {printable(second)} {listed(list(other))}"
+            return (
+                f"{printable(first)} makes it {listed(list(one))}, {printable(second)} "
+                f"{listed(list(other))}"
+            )
         goals = list(next(iter(votes), ())) or self._home(name, loose)
         for key in loose:
             if not all(any(_is_below(new, goal) for goal in goals) for new in self._to[key]):
@@ -131,17 +158,27 @@ class _Moves:
         return ((new, self._beside[new]) for new in self._to[key] if new in self._beside)
 
     def _home(self, name: str, keys: Sequence[str]) -> list[str]:
-        """What the keys become where it is the same, else the deepest name that all of it and nothing else is below."""
+        """What the keys become where it is the same, else the deepest name that all of it and
+        nothing else is below.
+        """
         made = dict.fromkeys(new for key in keys for new in self._to[key])
         if all(list(made) == self._to[key] for key in keys):
             return list(made)
         segments = zip(*(new.split(".") for new in made), strict=False)
-        home = ".".join(column[0] for column in takewhile(lambda column: len(set(column)) == 1, segments))
-        others = (key for key, goals in self._to.items() if not _is_below(key, name) and any(_is_below(new, home) for new in goals))
+        home = ".".join(
+            column[0] for column in takewhile(lambda column: len(set(column)) == 1, segments)
+        )
+        others = (
+            key
+            for key, goals in self._to.items()
+            if not _is_below(key, name) and any(_is_below(new, home) for new in goals)
+        )
         return [home] if home and next(others, None) is None else []
 
     def goals_below(self, name: str) -> list[str] | None:
-        """The names that the keys below `name` speak for, "" being the root, those that most speak for; None if there are no keys."""
+        """The names that the keys below `name` speak for, "" being the root, those that most speak
+        for; None if there are no keys.
+        """
         below = self._below(name)
         votes: Counter[str] = Counter()
         for key, _, rest in below:
@@ -185,7 +222,8 @@ class _Moves:
 
 
 def follow(bound: Bound, modules: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Where modules go on an edge, by the keys below them: a new name, the old one where no key moves, several where they part.
+    """Where modules go on an edge, by the keys below them: a new name, the old one where no key
+    moves, several where they part.
 
     None where all of its keys went.
 
@@ -207,11 +245,16 @@ def follow(bound: Bound, modules: Iterable[str]) -> dict[str, tuple[str, ...]]:
 
 
 def follow_all(bounds: Sequence[Bound], modules: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Where modules are after all edges: several names where they part on the way, none where nothing of them is left."""
+    """Where modules are after all edges: several names where they part on the way, none where
+    nothing of them is left.
+    """
     out: dict[str, tuple[str, ...]] = {name: (name,) for name in modules}
     for bound in bounds if out else ():
         step = follow(bound, {name for names in out.values() for name in names})
-        out = {name: tuple(dict.fromkeys(there for now in names for there in step[now])) for name, names in out.items()}
+        out = {
+            name: tuple(dict.fromkeys(there for now in names for there in step[now]))
+            for name, names in out.items()
+        }
     return out
 
 
@@ -227,9 +270,14 @@ class _Alone:
         for key, _, _ in self._moves.meant(name):
             for new, sources in self._moves.beside(key):
                 if new not in self._unnamed:
-                    self._unnamed[new] = next((s for s in sources if self._names.isdisjoint(_runs(s))), None)
+                    self._unnamed[new] = next(
+                        (s for s in sources if self._names.isdisjoint(_runs(s))), None
+                    )
                 if other := self._unnamed[new]:
-                    return f"{printable(new)} is made of {printable(key)} and of {printable(other)}, which the list does not name"
+                    return (
+                        f"{printable(new)} is made of {printable(key)} and of "
+                        f"{printable(other)}, which the list does not name"
+                    )
         return None
 
 
@@ -239,7 +287,9 @@ def _is_below(key: str, name: str) -> bool:
 
 def _without(keys: Sequence[str], rest: str) -> list[str]:
     """The keys that end in `rest`, without it."""
-    return [key[: len(key) - len(rest)] for key in keys if key.endswith(rest) and len(key) > len(rest)]
+    return [
+        key[: len(key) - len(rest)] for key in keys if key.endswith(rest) and len(key) > len(rest)
+    ]
 
 
 def _last(key: str, name: str) -> str:

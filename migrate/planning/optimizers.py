@@ -1,10 +1,13 @@
-"""The state of optimizers in a checkpoint: where it is, which parameters it is of, and whether a plan leaves it right.
+"""The state of optimizers in a checkpoint: where it is, which parameters it is of, and whether a
+plan leaves it right.
 
-It is found by its structure, for every framework puts it elsewhere: `state` beside `param_groups` (torch, Lightning, Megatron, FSDP), keys
-such as `optimizer.state.<name>.exp_avg`, and whatever tensors lie below a key with `optim` in it. State by name goes stale as soon as a
-parameter's name or shape changes. State by number counts the parameters in the order of the module, which no name shows: it stays right
-where tensors get other names one by one, and goes stale where their set, their shapes or their order change. A cast leaves it right:
-torch keeps moments in a dtype of their own, or casts them when it loads them.
+It is found by its structure, for every framework puts it elsewhere: `state` beside `param_groups`
+(torch, Lightning, Megatron, FSDP), keys such as `optimizer.state.<name>.exp_avg`, and whatever
+tensors lie below a key with `optim` in it. State by name goes stale as soon as a parameter's name
+or shape changes. State by number counts the parameters in the order of the module, which no name
+shows: it stays right where tensors get other names one by one, and goes stale where their set,
+their shapes or their order change. A cast leaves it right: torch keeps moments in a dtype of their
+own, or casts them when it loads them.
 """
 
 from __future__ import annotations
@@ -38,7 +41,17 @@ _LEAVES = (TensorRecord, Composite, LocalShard)
 # state among the tensors that rules see: home, then parameter and moment in either order
 _SEEN = re.compile(r"((?:.*\.)?[^.]*optim[^.]*)\.state\.(.+)", re.IGNORECASE | re.DOTALL)
 _MOMENTS = frozenset(
-    {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "exp_inf", "acc_delta", "grad_avg", "fp32_param"}
+    {
+        "exp_avg",
+        "exp_avg_sq",
+        "max_exp_avg_sq",
+        "momentum_buffer",
+        "square_avg",
+        "exp_inf",
+        "acc_delta",
+        "grad_avg",
+        "fp32_param",
+    }
 )
 _INTEGERS = re.compile(r"[0-9]+")
 # segments that only wrappers put into names
@@ -50,8 +63,9 @@ _FLOATS = ("float", "bfloat", "complex")
 class State:
     """The state of one optimizer. `place` says where it is, `path` has the keys that lead there.
 
-    `nodes` are the values of the tree that hold it, `keys` the tensors that rules see. `names` are the parameters that it names, and
-    `numbered` how many it counts without a name; `shapes` has those of each numbered one, for as long as all its tensors have one.
+    `nodes` are the values of the tree that hold it, `keys` the tensors that rules see. `names` are
+    the parameters that it names, and `numbered` how many it counts without a name; `shapes` has
+    those of each numbered one, for as long as all its tensors have one.
     """
 
     place: str
@@ -68,8 +82,9 @@ class State:
 class Verdict(NamedTuple):
     """What becomes of all state, None where there is none, and notes.
 
-    "right": it is carried, and right. "renamed": it goes by number, names change, and so it is right if the order of parameters does not.
-    "stale": it is carried and wrong, as somebody allowed. "dropped": it is left out.
+    "right": it is carried, and right. "renamed": it goes by number, names change, and so it is
+    right if the order of parameters does not. "stale": it is carried and wrong, as somebody
+    allowed. "dropped": it is left out.
     """
 
     became: str | None
@@ -97,7 +112,9 @@ def find(index: Index) -> list[State]:
     return found
 
 
-def judge(states: Sequence[State], composition: Composition, index: Index, allow: frozenset[str]) -> Verdict:
+def judge(
+    states: Sequence[State], composition: Composition, index: Index, allow: frozenset[str]
+) -> Verdict:
     """What the plan makes of them. M410 where state would go stale, unless that is allowed."""
     if not states or not composition.legs:
         return Verdict("right" if states else None)
@@ -105,7 +122,9 @@ def judge(states: Sequence[State], composition: Composition, index: Index, allow
     fates = _fates(composition, index, own)
     notes, stale, report = [], False, Report()
     renamed = False
-    undone = all(leg.backwards and leg.memory.get("optimizer") == "stale" for leg, _ in composition.legs)
+    undone = all(
+        leg.backwards and leg.memory.get("optimizer") == "stale" for leg, _ in composition.legs
+    )
     for state in states:
         broken, how = _broken(state, fates)
         if not broken:
@@ -115,22 +134,36 @@ def judge(states: Sequence[State], composition: Composition, index: Index, allow
             continue
         many = plural(len(broken), "parameter")
         if STALE in allow and undone:
-            notes.append(f"optimizer state at {state.place} is carried as it is: the stamp says that the run that is undone left it so")
+            notes.append(
+                f"optimizer state at {state.place} is carried as it is: the stamp says that the "
+                "run that is undone left it so"
+            )
         elif STALE in allow:
             stale = True
-            notes.append(f"optimizer state at {state.place} is stale and carried as it is: {many} changed: {listed(broken, 4)}")
+            notes.append(
+                f"optimizer state at {state.place} is stale and carried as it is: {many} changed: "
+                f"{listed(broken, 4)}"
+            )
         else:
             way = together(option("params", f"{PARAM}={DROP}"), option("allow", DROP))
             report.add(
                 "M410",
-                f"the optimizer state at {state.place} would go stale: the plan changes {many} of it",
+                f"the optimizer state at {state.place} would go stale: the plan changes {many} of "
+                "it",
                 spans=tuple(dict.fromkeys(_rules_of(broken, composition)))[:4],
                 notes=(
                     how,
                     listed(broken, 8),
-                    *["the stamp says that the run that is undone carried it as it was: it would fit again"] * undone,
+                    *[
+                        (
+                            "the stamp says that the run that is undone carried it as it was: it "
+                            "would fit again"
+                        )
+                    ]
+                    * undone,
                 ),
-                help=f"leave it out and begin with a new optimizer: {way}; or carry it as it is: {option('allow', STALE)}",
+                help=f"leave it out and begin with a new optimizer: {way}; or carry it as it is: "
+                f"{option('allow', STALE)}",
                 permit=STALE,
             )
     report.check()
@@ -142,7 +175,11 @@ def dropped(params: Mapping[str, Any]) -> bool:
     if PARAM not in params:
         return False
     if params[PARAM] != DROP:
-        fail("M115", f"`{PARAM}` can be `{DROP}`, not {printable(repr(params[PARAM]))}", help=f"or {option('allow', STALE)} carries it")
+        fail(
+            "M115",
+            f"`{PARAM}` can be `{DROP}`, not {printable(repr(params[PARAM]))}",
+            help=f"or {option('allow', STALE)} carries it",
+        )
     return True
 
 
@@ -150,8 +187,16 @@ def require_drop(states: Sequence[State], allow: frozenset[str]) -> None:
     """M402 unless leaving the states out is allowed."""
     if states and DROP not in allow:
         where = listed([state.place for state in states], 4)
-        what = f"{option('params', f'{PARAM}={DROP}')} leaves out {plural(sum(s.tensors for s in states), 'tensor')} of optimizer state"
-        fail("M402", f"{what}: {where}", help=f"if that is wanted: {option('allow', DROP)}", permit=DROP)
+        what = (
+            f"{option('params', f'{PARAM}={DROP}')} leaves out "
+            f"{plural(sum(s.tensors for s in states), 'tensor')} of optimizer state"
+        )
+        fail(
+            "M402",
+            f"{what}: {where}",
+            help=f"if that is wanted: {option('allow', DROP)}",
+            permit=DROP,
+        )
 
 
 def left_out(states: Sequence[State]) -> Verdict:
@@ -159,11 +204,22 @@ def left_out(states: Sequence[State]) -> Verdict:
     if not states:
         return Verdict(None, ("there is no optimizer state to leave out",))
     where = listed([state.place for state in states], 4)
-    return Verdict("dropped", (f"optimizer state is left out: {plural(sum(s.tensors for s in states), 'tensor')} at {where}",))
+    return Verdict(
+        "dropped",
+        (
+            (
+                f"optimizer state is left out: {plural(sum(s.tensors for s in states), 'tensor')} "
+                "at "
+                f"{where}"
+            ),
+        ),
+    )
 
 
 class _Search:
-    """The states below one value. Everything is looked at once, also where it is shared; `at` leads to the dict that rules work on."""
+    """The states below one value. Everything is looked at once, also where it is shared; `at` leads
+    to the dict that rules work on.
+    """
 
     def __init__(self, root: Any, rank: int | None, at: tuple[str, ...]) -> None:
         self.found: list[State] = []
@@ -179,7 +235,13 @@ class _Search:
             seen.add(id(node))
             pairs = _pairs(node)
             if _is_dict(node) and (state := self._state(dict(pairs), path, home)) is not None:
-                state.nodes = [home[1]] if home is not None else [node] if path else [v for k, v in pairs if k in _KEYS]
+                state.nodes = (
+                    [home[1]]
+                    if home is not None
+                    else [node]
+                    if path
+                    else [v for k, v in pairs if k in _KEYS]
+                )
                 held.add(id(state.nodes[0]))
                 self.found.append(state)
                 continue
@@ -188,7 +250,12 @@ class _Search:
                     continue
                 there = (*path, str(key))
                 inner = home
-                if home is None and type(key) is str and "optim" in key.lower() and at[: len(there)] != there:
+                if (
+                    home is None
+                    and type(key) is str
+                    and "optim" in key.lower()
+                    and at[: len(there)] != there
+                ):
                     inner = (there, value)
                     homes.append(inner)
                 stack.append((value, there, inner))
@@ -198,18 +265,47 @@ class _Search:
                 # of an order that only its framework knows; what it calls by a name is known
                 names = {name: [name] for name in _texts(node)}
                 place, count = _place(path, rank), len(tensors)
-                self.found.append(State(place, path, [node], names=names, numbered=count, shapes=[None], tensors=count))
+                self.found.append(
+                    State(
+                        place,
+                        path,
+                        [node],
+                        names=names,
+                        numbered=count,
+                        shapes=[None],
+                        tensors=count,
+                    )
+                )
         self.found.sort(key=lambda state: state.place)
 
     def _state(self, held: Mapping[Any, Any], path: tuple[str, ...], home: Any) -> State | None:
         """What the dict says, if it is that of an optimizer."""
         groups, entries = held.get("param_groups"), held.get("state")
-        listed_groups = [dict(_pairs(group)) for _, group in _pairs(groups)] if _is_list(groups) else []
-        flat = [key for key in held if type(key) is str and key.startswith(("state.", "param_groups."))] if home is not None else []
-        if not (any("params" in group for group in listed_groups) or flat or (home is not None and _is_dict(entries) and _pairs(entries))):
+        listed_groups = (
+            [dict(_pairs(group)) for _, group in _pairs(groups)] if _is_list(groups) else []
+        )
+        flat = (
+            [
+                key
+                for key in held
+                if type(key) is str and key.startswith(("state.", "param_groups."))
+            ]
+            if home is not None
+            else []
+        )
+        if not (
+            any("params" in group for group in listed_groups)
+            or flat
+            or (home is not None and _is_dict(entries) and _pairs(entries))
+        ):
             return None
         found = State(_place(path, self._rank), path)
-        found.tensors = sum(1 for _ in _tensors(held if path else {key: value for key, value in held.items() if key in _KEYS}))
+        found.tensors = sum(
+            1
+            for _ in _tensors(
+                held if path else {key: value for key, value in held.items() if key in _KEYS}
+            )
+        )
         for group in listed_groups:
             numbers = [number for _, number in _pairs(group.get("params"))]
             names = [name for _, name in _pairs(group.get("param_names")) if type(name) is str]
@@ -222,10 +318,20 @@ class _Search:
             if type(key) is str and not key.isdecimal():
                 # the parameter, or a moment with its parameters below
                 found.names[key] = [key]
-                found.names.update({name: [name] for name, value in moments.items() if type(name) is str and _is_tensor(value)})
+                found.names.update(
+                    {
+                        name: [name]
+                        for name, value in moments.items()
+                        if type(name) is str and _is_tensor(value)
+                    }
+                )
                 continue
             numbered += 1
-            shapes = {_shape(value) for name, value in moments.items() if name != "step" and _is_tensor(value)}
+            shapes = {
+                _shape(value)
+                for name, value in moments.items()
+                if name != "step" and _is_tensor(value)
+            }
             found.shapes.append(shapes.pop() if len(shapes) == 1 else None)
         found.numbered = max(found.numbered, numbered)
         for key in flat:
@@ -249,19 +355,27 @@ def _seen(keys: Mapping[str, Any]) -> list[State]:
         if match[2].count(".") == 1 and match[2].partition(".")[0].isdecimal():
             state.numbered += 1
         else:
-            state.names[key] = _either(match[2].rpartition("@")[0] if rank_of(key) is not None else match[2])
+            state.names[key] = _either(
+                match[2].rpartition("@")[0] if rank_of(key) is not None else match[2]
+            )
     known = _Names(set(keys).difference(key for state in homes.values() for key in state.keys)).of
     return [
         state
         for state in homes.values()
-        if state.numbered or any(map(_is_moment, state.names)) or any(map(known, chain(*state.names.values())))
+        if state.numbered
+        or any(map(_is_moment, state.names))
+        or any(map(known, chain(*state.names.values())))
     ]
 
 
 def _is_moment(key: str) -> bool:
-    """Whether the key ends, or goes on behind `state`, in what torch or Megatron keep of a parameter."""
+    """Whether the key ends, or goes on behind `state`, in what torch or Megatron keep of a
+    parameter.
+    """
     rest = _SEEN.fullmatch(key)
-    return rest is not None and not _MOMENTS.isdisjoint((rest[2].partition(".")[0], rest[2].rpartition(".")[2]))
+    return rest is not None and not _MOMENTS.isdisjoint(
+        (rest[2].partition(".")[0], rest[2].rpartition(".")[2])
+    )
 
 
 def _either(text: str) -> list[str]:
@@ -270,7 +384,9 @@ def _either(text: str) -> list[str]:
 
 
 def _place(path: Sequence[str], rank: int | None) -> str:
-    return (f"`{printable('.'.join(path))}`" if path else "the top of the file") + (f" of rank {rank}" if rank is not None else "")
+    return (f"`{printable('.'.join(path))}`" if path else "the top of the file") + (
+        f" of rank {rank}" if rank is not None else ""
+    )
 
 
 def _is_dict(node: Any) -> bool:
@@ -282,7 +398,9 @@ def _is_list(node: Any) -> bool:
 
 
 def _pairs(node: Any) -> Sequence[tuple[Any, Any]]:
-    """What a container holds, of a decoded tree or of the caller's own; nothing for any other value."""
+    """What a container holds, of a decoded tree or of the caller's own; nothing for any other
+    value.
+    """
     if type(node) is DictNode:
         return node.pairs
     if type(node) is ListNode:
@@ -294,7 +412,9 @@ def _pairs(node: Any) -> Sequence[tuple[Any, Any]]:
 
 def _is_tensor(value: Any) -> bool:
     return isinstance(value, _LEAVES) or (
-        hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, (DictNode, ListNode))
+        hasattr(value, "shape")
+        and hasattr(value, "dtype")
+        and not isinstance(value, (DictNode, ListNode))
     )
 
 
@@ -324,8 +444,9 @@ def _texts(node: Any) -> Iterator[str]:
 
 
 class _Fates(NamedTuple):
-    """`same`: key -> the outputs that are that tensor, cast or not. `others`: outputs that are made otherwise. `specs`: of the model's
-    tensors that an optimizer may have; `moved`: keys whose new names stand in another order. `known(name)`: the key that a name means.
+    """`same`: key -> the outputs that are that tensor, cast or not. `others`: outputs that are made
+    otherwise. `specs`: of the model's tensors that an optimizer may have; `moved`: keys whose new
+    names stand in another order. `known(name)`: the key that a name means.
     """
 
     same: Mapping[str, list[str]]
@@ -343,7 +464,11 @@ def _fates(composition: Composition, index: Index, own: set[str]) -> _Fates:
         source = tensor.sources[0] if len(tensor.sources) == 1 else None
         if isinstance(source, Value):
             call = source.call
-            plain = call.step.op == "cast" and tensor.view == views.stored(0, source.spec.shape) and tensor.spec == source.spec
+            plain = (
+                call.step.op == "cast"
+                and tensor.view == views.stored(0, source.spec.shape)
+                and tensor.spec == source.spec
+            )
             return origin(call.inputs[0]) if plain and len(call.inputs) == 1 else None
         if source is None:
             return None
@@ -361,7 +486,11 @@ def _fates(composition: Composition, index: Index, own: set[str]) -> _Fates:
             same.setdefault(was, []).append(key)
         elif _may_train(tensor.spec):
             others.append(key)
-    specs = {key: stored.spec for key, stored in index.tensors.items() if key not in own and _may_train(stored.spec)}
+    specs = {
+        key: stored.spec
+        for key, stored in index.tensors.items()
+        if key not in own and _may_train(stored.spec)
+    }
     return _Fates(same, others, specs, _moved(specs, same), _Names(index.tensors.keys() - own).of)
 
 
@@ -370,7 +499,9 @@ def _may_train(spec: Spec) -> bool:
 
 
 def _moved(specs: Mapping[str, Spec], same: Mapping[str, list[str]]) -> frozenset[str]:
-    """The keys whose new names stand elsewhere among the others than they did: two that change places, or count backwards."""
+    """The keys whose new names stand elsewhere among the others than they did: two that change
+    places, or count backwards.
+    """
     pairs = [(key, same[key][0]) for key in specs if len(same.get(key, ())) == 1]
     found: set[str] = set()
     # a name that was there before stood where it stood
@@ -386,7 +517,10 @@ def _moved(specs: Mapping[str, Spec], same: Mapping[str, list[str]]) -> frozense
         if key == new:
             continue
         form = _INTEGERS.sub("0", new)
-        numbers, was = [int(n) for n in _INTEGERS.findall(new)], [int(n) for n in _INTEGERS.findall(key)]
+        numbers, was = (
+            [int(n) for n in _INTEGERS.findall(new)],
+            [int(n) for n in _INTEGERS.findall(key)],
+        )
         if form in before and before[form][0] > numbers and before[form][1] <= was:
             found.add(key)
         before[form] = (numbers, was)
@@ -394,7 +528,9 @@ def _moved(specs: Mapping[str, Spec], same: Mapping[str, list[str]]) -> frozense
 
 
 class _Names:
-    """The tensors that a name in an optimizer's state speaks of: called so, or so but for wrappers, or so below a prefix."""
+    """The tensors that a name in an optimizer's state speaks of: called so, or so but for wrappers,
+    or so below a prefix.
+    """
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._keys: dict[str, str] = {}
@@ -434,27 +570,57 @@ def plain(name: str) -> str:
 
 
 def _broken(state: State, fates: _Fates) -> tuple[list[str], str]:
-    """The parameters for which the state would be wrong, and why; without any, what there is to know of it."""
+    """The parameters for which the state would be wrong, and why; without any, what there is to
+    know of it.
+    """
     if state.names:
-        spoken = {name: next((key for key in map(fates.known, maybe) if key is not None), None) for name, maybe in state.names.items()}
+        spoken = {
+            name: next((key for key in map(fates.known, maybe) if key is not None), None)
+            for name, maybe in state.names.items()
+        }
         owner = {name: key for name, key in spoken.items() if key is not None}
         kept = {key for key in state.keys if fates.same.get(key) == [key]} if state.keys else None
-        wrong = {key: None for name, key in owner.items() if not _stays(name, key, fates) and (kept is None or name in kept)}
+        wrong = {
+            key: None
+            for name, key in owner.items()
+            if not _stays(name, key, fates) and (kept is None or name in kept)
+        }
         if owner:
-            return list(wrong), "it goes by the names of parameters, and these change" if wrong else ""
+            return list(
+                wrong
+            ), "it goes by the names of parameters, and these change" if wrong else ""
     if not (state.numbered or state.names):
         return [], ""
     subject = [key for key in map(fates.known, state.called) if key is not None]
     if not subject or len(subject) < state.numbered:
         subject = _with_shapes(state, fates.specs)
-    wrong = {key: None for key in subject if len(fates.same.get(key, ())) != 1 or key in fates.moved}
+    wrong = {
+        key: None for key in subject if len(fates.same.get(key, ())) != 1 or key in fates.moved
+    }
     added = [key for key in fates.others if not wrong]
     if wrong or added:
-        return [*wrong, *added], "it goes by number, and the set, the shapes or the order of what the numbers count change"
+        return (
+            [*wrong, *added],
+            (
+                "it goes by number, and the set, the shapes or the order of what the numbers count "
+                "change"
+            ),
+        )
     if any(fates.same[key] != [key] for key in subject):
-        goes = "goes by number" if not state.names else "names no parameter of these, and is taken to follow their order"
+        goes = (
+            "goes by number"
+            if not state.names
+            else "names no parameter of these, and is taken to follow their order"
+        )
         same = "which is right where the new module has its parameters in the order of the old one"
-        return [], f"optimizer state at {state.place} {goes}, and is carried: names change one by one, {same}"
+        return (
+            [],
+            (
+                f"optimizer state at {state.place} {goes}, and is carried: names change one by "
+                "one, "
+                f"{same}"
+            ),
+        )
     return [], ""
 
 
@@ -467,7 +633,9 @@ def _stays(name: str, key: str, fates: _Fates) -> bool:
 
 
 def _with_shapes(state: State, specs: Mapping[str, Spec]) -> list[str]:
-    """The tensors that the numbers may count: those of a shape that one of them has, where each tells its shape; else all."""
+    """The tensors that the numbers may count: those of a shape that one of them has, where each
+    tells its shape; else all.
+    """
     shapes = Counter(state.shapes)
     there: Counter[tuple[int, ...] | None] = Counter(spec.shape for spec in specs.values())
     if len(state.shapes) < state.numbered or not state.shapes or None in shapes or shapes - there:
@@ -480,6 +648,12 @@ def _rules_of(keys: Iterable[str], composition: Composition) -> Iterator[Span]:
     wanted = set(keys)
     for _, bound in composition.legs:
         for new, made in bound.made.items():
-            if (new in wanted or not wanted.isdisjoint(made.keys)) and (made.rule.steps or made.keys != (new,)):
+            if (new in wanted or not wanted.isdisjoint(made.keys)) and (
+                made.rule.steps or made.keys != (new,)
+            ):
                 yield made.rule.span
-        yield from (rule.span for key, rule in (*bound.dropped.items(), *bound.redundant.items()) if key in wanted)
+        yield from (
+            rule.span
+            for key, rule in (*bound.dropped.items(), *bound.redundant.items())
+            if key in wanted
+        )

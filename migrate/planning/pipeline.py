@@ -1,7 +1,8 @@
-"""The ops of one rule over all tensors it took: grouping by capture values, tracing once per rule and shapes.
+"""The ops of one rule over all tensors it took: grouping by capture values, tracing once per rule
+and shapes.
 
-Tensors of equal geometry share one view object, so the result of an op is looked up by the identity of its input views:
-an op is traced for the first layer and merely moved to the others.
+Tensors of equal geometry share one view object, so the result of an op is looked up by the identity
+of its input views: an op is traced for the first layer and merely moved to the others.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ MOST_TENSORS = 500_000
 
 
 class Item(NamedTuple):
-    """One tensor on its way through a rule: capture values, the tensor, the keys it was made of, its eager program."""
+    """One tensor on its way through a rule: capture values, the tensor, the keys it was made of,
+    its eager program.
+    """
 
     values: tuple[Any, ...]
     tensor: Tensor
@@ -56,7 +59,9 @@ class _Refusals:
         self._refuse(refused)
 
     def explain(self, names: Sequence[str], values: Sequence[Any]) -> bool:
-        """Whether something that was refused before would have become part of the group with these values."""
+        """Whether something that was refused before would have become part of the group with these
+        values.
+        """
         group = dict(zip(names, values, strict=True))
         return any(all(group.get(n, v) == v for n, v in lost.items()) for lost in self._lost)
 
@@ -84,9 +89,15 @@ class Views:
         return self._interned.setdefault(view, view)
 
     def trace(
-        self, step: CompiledStep, tensors: Sequence[Tensor], parts: int, rule: str, keys: tuple[str, ...]
+        self,
+        step: CompiledStep,
+        tensors: Sequence[Tensor],
+        parts: int,
+        rule: str,
+        keys: tuple[str, ...],
     ) -> tuple[list[Tensor], list[tuple[Any, list[Tensor]]]]:
-        """The step's outputs on `tensors` and its checks as (check, tensors); OpError if it cannot take them.
+        """The step's outputs on `tensors` and its checks as (check, tensors); OpError if it cannot
+        take them.
 
         `rule` and `keys` say in reports where a computed tensor comes from.
         """
@@ -102,14 +113,29 @@ class Views:
         if outputs is None:
             made = self._materialise(step, tensors, parts, specs, rule, keys)
         else:
-            made = [Tensor(s, v, sources if at is None else tuple(sources[i] for i in at)) for s, v, at in outputs]
+            made = [
+                Tensor(s, v, sources if at is None else tuple(sources[i] for i in at))
+                for s, v, at in outputs
+            ]
         met = [
-            (check, [Tensor(s, v, sources if at is None else tuple(sources[i] for i in at)) for s, v, at in views])
+            (
+                check,
+                [
+                    Tensor(s, v, sources if at is None else tuple(sources[i] for i in at))
+                    for s, v, at in views
+                ],
+            )
             for check, views in checks
         ]
         return made, met
 
-    def _trace(self, step: CompiledStep, tensors: Sequence[Tensor], mapping: tuple[tuple[int, ...], ...] | None, parts: int) -> Any:
+    def _trace(
+        self,
+        step: CompiledStep,
+        tensors: Sequence[Tensor],
+        mapping: tuple[tuple[int, ...], ...] | None,
+        parts: int,
+    ) -> Any:
         views = []
         base = 0
         for number, tensor in enumerate(tensors):
@@ -123,43 +149,83 @@ class Views:
         except TooManyPieces:
             traced = None
         # a view without pieces has a shape all the same, and never too many of them
-        shapes = [v.shape for v in (traced or step.op.trace(step.args, [View(v.shape, ()) for v in views], parts))]
+        shapes = [
+            v.shape
+            for v in (traced or step.op.trace(step.args, [View(v.shape, ()) for v in views], parts))
+        ]
         inferred = step.op.infer(step.args, [t.spec for t in tensors], parts)
         specs = inferred if inferred is not None else [spec(dtype, shape) for shape in shapes]
-        outputs = None if traced is None else [self._compact(v, s, tensors, mapping) for v, s in zip(traced, specs, strict=True)]
+        outputs = (
+            None
+            if traced is None
+            else [self._compact(v, s, tensors, mapping) for v, s in zip(traced, specs, strict=True)]
+        )
         checks = [
             (check, [self._compact(v, spec(dtype, v.shape), tensors, mapping) for v in check.views])
             for check in step.op.checks(step.args, views, parts)
         ]
         return outputs, checks, specs
 
-    def materialise(self, step: CompiledStep, tensor: Tensor, specs: Sequence[Spec], rule: str, keys: tuple[str, ...]) -> list[Tensor]:
+    def materialise(
+        self,
+        step: CompiledStep,
+        tensor: Tensor,
+        specs: Sequence[Spec],
+        rule: str,
+        keys: tuple[str, ...],
+    ) -> list[Tensor]:
         """What a step makes of one tensor, computed, one output for each of `specs`."""
         return self._materialise(step, [tensor], len(specs), specs, rule, keys)
 
     def _materialise(
-        self, step: CompiledStep, tensors: Sequence[Tensor], parts: int, specs: Sequence[Spec], rule: str, keys: tuple[str, ...],
+        self,
+        step: CompiledStep,
+        tensors: Sequence[Tensor],
+        parts: int,
+        specs: Sequence[Spec],
+        rule: str,
+        keys: tuple[str, ...],
         lossy: bool = False,
-    ) -> list[Tensor]:  # fmt: skip
-        """The step computed instead of traced: what a value op is for, and for a layout op correct, but through memory."""
+    ) -> list[Tensor]:
+        """The step computed instead of traced: what a value op is for, and for a layout op correct,
+        but through memory.
+        """
         call = Call(Step(step.name, step.args), tuple(tensors), parts, rule, keys, lossy)
         return [Tensor(s, self.stored(s.shape), (Value(call, n, s),)) for n, s in enumerate(specs)]
 
     def _compute(
-        self, step: CompiledStep, op: ValueOp, tensors: Sequence[Tensor], parts: int, rule: str, keys: tuple[str, ...]
+        self,
+        step: CompiledStep,
+        op: ValueOp,
+        tensors: Sequence[Tensor],
+        parts: int,
+        rule: str,
+        keys: tuple[str, ...],
     ) -> list[Tensor]:
         given = [t.spec for t in tensors]
         if op.passes(step.args, given):
             return [tensors[0]]
         lossy = op.loss_on(step.args, given) is Loss.LOSSY
-        return self._materialise(step, tensors, parts, op.infer(step.args, given, parts), rule, keys, lossy)
+        return self._materialise(
+            step, tensors, parts, op.infer(step.args, given, parts), rule, keys, lossy
+        )
 
     def _compact(
-        self, view: View, of: Spec, tensors: Sequence[Tensor], mapping: tuple[tuple[int, ...], ...] | None
+        self,
+        view: View,
+        of: Spec,
+        tensors: Sequence[Tensor],
+        mapping: tuple[tuple[int, ...], ...] | None,
     ) -> tuple[Spec, View, tuple[int, ...] | None]:
-        """The view over its own leaves only, and which of the joined sources they are (None: all of them, in order)."""
+        """The view over its own leaves only, and which of the joined sources they are (None: all of
+        them, in order).
+        """
         used = sorted(leaves(view))
-        total = sum(len(t.sources) for t in tensors) if mapping is None else 1 + max((max(m) for m in mapping if m), default=-1)
+        total = (
+            sum(len(t.sources) for t in tensors)
+            if mapping is None
+            else 1 + max((max(m) for m in mapping if m), default=-1)
+        )
         if used == list(range(total)):
             return of, self.intern(view), None
         to = [0] * (used[-1] + 1 if used else 0)
@@ -168,8 +234,12 @@ class Views:
         return of, self.intern(relabel(view, to) if used else view), tuple(used)
 
 
-def _join_sources(tensors: Sequence[Tensor]) -> tuple[tuple[tuple[int, ...], ...] | None, tuple[str | Value, ...]]:
-    """All sources in one tuple; the mapping is None when none of them occurs twice, so that leaves only shift."""
+def _join_sources(
+    tensors: Sequence[Tensor],
+) -> tuple[tuple[tuple[int, ...], ...] | None, tuple[str | Value, ...]]:
+    """All sources in one tuple; the mapping is None when none of them occurs twice, so that leaves
+    only shift.
+    """
     if len(tensors) == 1:
         return None, tensors[0].sources
     joined: list[str | Value] = []
@@ -181,7 +251,8 @@ def _join_sources(tensors: Sequence[Tensor]) -> tuple[tuple[tuple[int, ...], ...
     return tuple(tuple(positions[s] for s in t.sources) for t in tensors), tuple(positions)
 
 
-# name of the value that an op of the kind `decide` puts behind the keys of its outputs; no capture can have it
+# name of the value that an op of the kind `decide` puts behind the keys of its outputs; no capture
+# can have it
 SUFFIX = "."
 Decide = Callable[[CompiledStep, Item], "Decided | None"]
 
@@ -195,10 +266,11 @@ def run(
     checks: list[ValueCheck],
     decide: Decide = lambda step, item: None,
 ) -> tuple[tuple[str, ...], list[Item]]:
-    """Runs the rule's ops top to bottom; the capture names bound at the end, and the items that came out.
+    """Runs the rule's ops top to bottom; the capture names bound at the end, and the items that
+    came out.
 
-    A group that an op cannot take is handed to `refuse` and left out. `decide` says what becomes of a tensor whose bytes decide that; None:
-    nobody looks at bytes here, and it goes on as it is.
+    A group that an op cannot take is handed to `refuse` and left out. `decide` says what becomes of
+    a tensor whose bytes decide that; None: nobody looks at bytes here, and it goes on as it is.
     """
     bound = names
     refusals = _Refusals(refuse)
@@ -227,7 +299,10 @@ def _each(
     refusals: _Refusals,
     checks: list[ValueCheck],
 ) -> list[Item]:
-    only = [(bound.index(n), {str(v) for v in (w if isinstance(w, (list, tuple)) else [w])}) for n, w in (step.only or {}).items()]
+    only = [
+        (bound.index(n), {str(v) for v in (w if isinstance(w, (list, tuple)) else [w])})
+        for n, w in (step.only or {}).items()
+    ]
     out = []
     for item in items:
         if only and not all(str(item.values[at]) in allowed for at, allowed in only):
@@ -236,7 +311,11 @@ def _each(
         try:
             (made,), met = views.trace(step, [item.tensor], 1, rule.label, item.keys)
         except OpError as error:
-            refusals.add(Refused(item.keys, _diagnose(rule, step, error, bound, item.values, [item])), bound, item.values)
+            refusals.add(
+                Refused(item.keys, _diagnose(rule, step, error, bound, item.values, [item])),
+                bound,
+                item.values,
+            )
             continue
         _collect(rule, met, item.keys, checks)
         program = item.program
@@ -260,17 +339,30 @@ def _decide(
         try:
             decided = decide(step, item)
         except OpError as error:
-            refusals.add(Refused(item.keys, _diagnose(rule, step, error, bound, item.values, [item])), bound, item.values)
+            refusals.add(
+                Refused(item.keys, _diagnose(rule, step, error, bound, item.values, [item])),
+                bound,
+                item.values,
+            )
             continue
         if decided is None or (decided.args is None and decided.outputs):
             out.append(item._replace(values=(*item.values, "")))
             continue
         settled = CompiledStep(step.name, step.op, decided.args, None, step.span)
-        made = views.materialise(settled, item.tensor, [spec for _, spec in decided.outputs], rule.label, item.keys)
+        made = views.materialise(
+            settled, item.tensor, [spec for _, spec in decided.outputs], rule.label, item.keys
+        )
         for number, ((suffix, _), tensor) in enumerate(zip(decided.outputs, made, strict=True)):
             program = item.program
             if program is not None:
-                program = Apply(step.name, decided.args, len(made), number, (program,), (item.tensor.spec.dtype,))
+                program = Apply(
+                    step.name,
+                    decided.args,
+                    len(made),
+                    number,
+                    (program,),
+                    (item.tensor.spec.dtype,),
+                )
             out.append(Item((*item.values, suffix), tensor, item.keys, program))
     return (*bound, SUFFIX), out
 
@@ -287,7 +379,9 @@ def _values(rule: DirectedRule, step: CompiledStep) -> list[Any] | None:
 
 
 def _require_few(rule: DirectedRule, number: int, items: Sequence[Item]) -> None:
-    """M313 if this part step and those behind it would make more than MOST_TENSORS of all items, before any is made."""
+    """M313 if this part step and those behind it would make more than MOST_TENSORS of all items,
+    before any is made.
+    """
     of_spec: dict[Spec, tuple[int, list[str]]] = {}
     total = 0
     for item in items:
@@ -299,7 +393,8 @@ def _require_few(rule: DirectedRule, number: int, items: Sequence[Item]) -> None
         _, most = max(of_spec.values())
         fail(
             "M313",
-            f"rule {rule.name!r} would make {total:,} tensors of {plural(len(items), 'tensor')}, at most {MOST_TENSORS:,} are made",
+            f"rule {rule.name!r} would make {total:,} tensors of {plural(len(items), 'tensor')}, "
+            f"at most {MOST_TENSORS:,} are made",
             spans=(rule.steps[number].span,),
             notes=(f"of one: {' x '.join(most)}",),
             help="correct `count`, `sizes` or the pattern: so many are a mistake",
@@ -307,7 +402,9 @@ def _require_few(rule: DirectedRule, number: int, items: Sequence[Item]) -> None
 
 
 def _foreseen(rule: DirectedRule, number: int, of: Spec) -> tuple[int, list[str]]:
-    """How many tensors the steps from part step `number` on make of one, before the next join; and the counts, step by step."""
+    """How many tensors the steps from part step `number` on make of one, before the next join; and
+    the counts, step by step.
+    """
     total, said = 1, []
     for step in rule.steps[number:]:
         op, parts = step.op, 1
@@ -346,12 +443,24 @@ def _part(
     out = []
     for item in items:
         try:
-            parts = step.op.parts(step.args, item.tensor.spec.shape, len(listed_values) if listed_values is not None else None)
+            parts = step.op.parts(
+                step.args,
+                item.tensor.spec.shape,
+                len(listed_values) if listed_values is not None else None,
+            )
             if parts > MOST_PARTS:
-                raise OpError("M305", f"{step.name} into {{{capture}}}: {parts} parts, at most {MOST_PARTS:,} are made of one tensor")
+                raise OpError(
+                    "M305",
+                    f"{step.name} into {{{capture}}}: {parts} parts, at most {MOST_PARTS:,} are "
+                    "made of one tensor",
+                )
             made, met = views.trace(step, [item.tensor], parts, rule.label, item.keys)
         except OpError as error:
-            refusals.add(Refused(item.keys, _diagnose(rule, step, error, bound, item.values, [item])), bound, item.values)
+            refusals.add(
+                Refused(item.keys, _diagnose(rule, step, error, bound, item.values, [item])),
+                bound,
+                item.values,
+            )
             continue
         _collect(rule, met, item.keys, checks)
         values = listed_values if listed_values is not None else range(start, start + parts)
@@ -360,10 +469,19 @@ def _part(
             made = made[:1] * parts
         before, keys, dtypes = item.values, item.keys, (item.tensor.spec.dtype,)
         if item.program is None:
-            out += records(Item, [(*before, value) for value in values], made, repeat(keys), repeat(None))
+            out += records(
+                Item, [(*before, value) for value in values], made, repeat(keys), repeat(None)
+            )
             continue
         for number, (value, tensor) in enumerate(zip(values, made, strict=True)):
-            out.append(Item((*before, value), tensor, keys, Apply(step.name, step.args, parts, number, (item.program,), dtypes)))
+            out.append(
+                Item(
+                    (*before, value),
+                    tensor,
+                    keys,
+                    Apply(step.name, step.args, parts, number, (item.program,), dtypes),
+                )
+            )
     return (*bound, capture), out
 
 
@@ -387,8 +505,17 @@ def _join(
         if members is None:
             members = groups[group] = {}
         if values[at] in members:
-            error = OpError("M207", f"{step.name} over {{{capture}}}: two members are numbered {values[at]}")
-            refusals.add(Refused(item.keys, _diagnose(rule, step, error, rest, group, [members[values[at]], item])), rest, group)
+            error = OpError(
+                "M207", f"{step.name} over {{{capture}}}: two members are numbered {values[at]}"
+            )
+            refusals.add(
+                Refused(
+                    item.keys,
+                    _diagnose(rule, step, error, rest, group, [members[values[at]], item]),
+                ),
+                rest,
+                group,
+            )
             continue
         members[values[at]] = item
     out = []
@@ -402,36 +529,57 @@ def _join(
                 if tensor.spec.dtype != dtype:
                     raise OpError(
                         "M303",
-                        f"{step.name} over {{{capture}}}: dtypes differ: {_by_value(members, lambda i: i.tensor.spec.dtype)}",
+                        f"{step.name} over {{{capture}}}: dtypes differ: "
+                        f"{_by_value(members, lambda i: i.tensor.spec.dtype)}",
                         help="write a `cast` before it; nothing is promoted silently",
                     )
             (made,), met = views.trace(step, tensors, 1, rule.label, keys)
         except OpError as error:
             keys = tuple(k for m in members.values() for k in m.keys)
             if error.code != "M207" or not refusals.explain(rest, group):
-                refusals.add(Refused(keys, _diagnose(rule, step, error, rest, group, list(members.values()))), rest, group)
+                refusals.add(
+                    Refused(
+                        keys, _diagnose(rule, step, error, rest, group, list(members.values()))
+                    ),
+                    rest,
+                    group,
+                )
             continue
         _collect(rule, met, keys, checks)
         program = None
         if ordered[0].program is not None:
             programs = tuple(m.program for m in ordered if m.program is not None)
             program = (
-                programs[0] if made is tensors[0] else Apply(step.name, step.args, 1, 0, programs, tuple(t.spec.dtype for t in tensors))
+                programs[0]
+                if made is tensors[0]
+                else Apply(
+                    step.name, step.args, 1, 0, programs, tuple(t.spec.dtype for t in tensors)
+                )
             )
         out.append(Item(group, made, keys, program))
     return rest, out
 
 
-def _complete(rule: DirectedRule, step: CompiledStep, capture: str, members: dict[Any, Item]) -> list[Item]:
-    """The members in the order of the capture's values; OpError M207 naming what is missing or too many."""
+def _complete(
+    rule: DirectedRule, step: CompiledStep, capture: str, members: dict[Any, Item]
+) -> list[Item]:
+    """The members in the order of the capture's values; OpError M207 naming what is missing or too
+    many.
+    """
     kind = rule.types[capture]
     start = getattr(step.args, "start", 0) or 0
     count = getattr(step.args, "count", None)
     if kind.kind == "enum":
         expected: Sequence[Any] = kind.values
         if capture == ROLE:
-            known = step.op.roles(getattr(step.args, "codec", "")) if isinstance(step.op, ValueOp) else expected
-            expected = [v for v in known if v in members or (v in expected and v not in rule.optional_roles)]
+            known = (
+                step.op.roles(getattr(step.args, "codec", ""))
+                if isinstance(step.op, ValueOp)
+                else expected
+            )
+            expected = [
+                v for v in known if v in members or (v in expected and v not in rule.optional_roles)
+            ]
     else:
         expected = range(start, start + (len(members) if count is None else count))
     try:
@@ -445,13 +593,18 @@ def _complete(rule: DirectedRule, step: CompiledStep, capture: str, members: dic
         expected = range(start, max((v + 1 for v in members if v is not None), default=start))
     within = sum(v in expected for v in members)
     # `len` of a range has an end, what `count` says has none
-    lacking = (max(0, expected.stop - expected.start) if isinstance(expected, range) else len(expected)) - within
+    lacking = (
+        max(0, expected.stop - expected.start) if isinstance(expected, range) else len(expected)
+    ) - within
     # a key may claim to be member a thousand million: only the first few gaps are looked for
     missing = [str(v) for v in islice((v for v in expected if v not in members), 8)]
     extra = [str(v) for v in members if v not in expected]
     said = []
     if missing:
-        said.append(f"missing {{{capture}}} = {', '.join(missing)}" + (f" and {lacking - 8} more" if lacking > 8 else ""))
+        said.append(
+            f"missing {{{capture}}} = {', '.join(missing)}"
+            + (f" and {lacking - 8} more" if lacking > 8 else "")
+        )
     if extra:
         said.append(f"unexpected {{{capture}}} = {listed(extra, 8)}")
     if count is not None and kind.kind != "enum":
@@ -466,19 +619,39 @@ def _by_value(members: dict[Any, Item], of: Callable[[Item], str]) -> str:
     return "; ".join(f"{what} for {listed(values, 5)}" for what, values in by.items())
 
 
-def _collect(rule: DirectedRule, met: list[tuple[Any, list[Tensor]]], keys: tuple[str, ...], checks: list[ValueCheck]) -> None:
+def _collect(
+    rule: DirectedRule,
+    met: list[tuple[Any, list[Tensor]]],
+    keys: tuple[str, ...],
+    checks: list[ValueCheck],
+) -> None:
     for check, tensors in met:
-        checks.append(ValueCheck(check.kind, tuple(tensors), check.value, "M404", check.message, rule.label, keys))
+        checks.append(
+            ValueCheck(
+                check.kind, tuple(tensors), check.value, "M404", check.message, rule.label, keys
+            )
+        )
 
 
 def _diagnose(
-    rule: DirectedRule, step: CompiledStep, error: OpError, bound: Sequence[str], values: tuple[Any, ...], items: list[Item]
+    rule: DirectedRule,
+    step: CompiledStep,
+    error: OpError,
+    bound: Sequence[str],
+    values: tuple[Any, ...],
+    items: list[Item],
 ) -> Diagnostic:
-    named = [(f"{{{n}}} =" if n != RANK else "rank", v) for n, v in zip(bound, values, strict=True) if v is not ABSENT]
+    named = [
+        (f"{{{n}}} =" if n != RANK else "rank", v)
+        for n, v in zip(bound, values, strict=True)
+        if v is not ABSENT
+    ]
     at = ", ".join(f"{what} {printable(str(v)) or repr('')}" for what, v in named)
     shapes: dict[str, list[str]] = {}
     for item in items:
-        shapes.setdefault(str(item.tensor.spec), []).extend(item.keys[:1] if len(item.keys) == 1 else [f"{item.keys[0]} ..."])
+        shapes.setdefault(str(item.tensor.spec), []).extend(
+            item.keys[:1] if len(item.keys) == 1 else [f"{item.keys[0]} ..."]
+        )
     ordered = sorted(shapes.items(), key=lambda pair: len(pair[1]))
     notes = [f"{shape}: {listed(keys, 8)}" for shape, keys in ordered[:6]]
     return Diagnostic(

@@ -1,8 +1,9 @@
 """The plan: the graph's account for people and machines. It is read and reviewed, never executed.
 
-What was reviewed is what runs because `apply plan.json` plans again and compares `digest`, which covers everything that
-decides the output's bytes: the source's index hash, the path, rule ids and hashes, params, allowances, the target's
-files and headers, and the conditions on values that decided which keys come out. Where the source lies is not in it.
+What was reviewed is what runs because `apply plan.json` plans again and compares `digest`, which
+covers everything that decides the output's bytes: the source's index hash, the path, rule ids and
+hashes, params, allowances, the target's files and headers, and the conditions on values that
+decided which keys come out. Where the source lies is not in it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from .kinds import BLOCKS, CHUNK, Kind, kind_of
 from .sides import SideFiles
 
 FORMAT_VERSION = "1.0"
-# source keys that are collapsed for the rows; above it a row shows the sources of one of its outputs
+# source keys that are collapsed for the rows; above it a row shows the sources of one of its
+# outputs
 MOST_COLLAPSED = 20_000
 # what a process takes before it does anything, measured; what the libraries add
 INTERPRETER, NUMPY, TORCH = 24 << 20, 10 << 20, 160 << 20
@@ -40,8 +42,8 @@ SHORT_RUN = 2048
 class Plan:
     """`document` is what `plan.json` holds; the rest is what a run needs beside it.
 
-    `sides` are the side files as they come out. `outputs` are all tensors that are written, also those that no rule sees, and
-    `checks` the conditions on values.
+    `sides` are the side files as they come out. `outputs` are all tensors that are written, also
+    those that no rule sees, and `checks` the conditions on values.
     """
 
     document: Mapping[str, Any]
@@ -53,8 +55,14 @@ class Plan:
 
     @property
     def written(self) -> Mapping[str, Tensor]:
-        """The tensors whose bytes are written: of tied ones, where the format holds them once, the first."""
-        return {placed.key: self.outputs[placed.key] for file in self.target.files for placed in file.tensors}
+        """The tensors whose bytes are written: of tied ones, where the format holds them once, the
+        first.
+        """
+        return {
+            placed.key: self.outputs[placed.key]
+            for file in self.target.files
+            for placed in file.tensors
+        }
 
     @property
     def digest(self) -> str:
@@ -82,11 +90,18 @@ def document(
     origins: Sequence[Mapping[str, Any]] = (),
     warnings: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """The plan as JSON. `source` has path, format, index_hash, tensors, bytes; `options` what `describe` was asked for."""
+    """The plan as JSON. `source` has path, format, index_hash, tensors, bytes; `options` what
+    `describe` was asked for.
+    """
     outputs = composition.graph.outputs
     path = steps_of(composition)
     files = [
-        {"name": f.name, "size": f.size, "tensors": len(f.tensors), "header_sha256": hashlib.sha256(f.fixed).hexdigest()}
+        {
+            "name": f.name,
+            "size": f.size,
+            "tensors": len(f.tensors),
+            "header_sha256": hashlib.sha256(f.fixed).hexdigest(),
+        }
         for f in target.files
     ]
     decided = {key: went for _, bound in composition.legs for key, went in bound.decided.items()}
@@ -97,12 +112,21 @@ def document(
         "params": dict(params),
         "allow": sorted(allow),
         "layouts": dict(layouts),
-        "target": {"folder": target.folder, "files": files, "small": {n: hashlib.sha256(b).hexdigest() for n, b in target.small.items()}},
+        "target": {
+            "folder": target.folder,
+            "files": files,
+            "small": {n: hashlib.sha256(b).hexdigest() for n, b in target.small.items()},
+        },
         "side_files": list(side_files),
         "patched": list(patched),
         "decided": decided,
     }
-    digest = "m1:" + hashlib.sha256(json.dumps(binding, sort_keys=True, default=str).encode("utf-8", "surrogatepass")).hexdigest()
+    digest = (
+        "m1:"
+        + hashlib.sha256(
+            json.dumps(binding, sort_keys=True, default=str).encode("utf-8", "surrogatepass")
+        ).hexdigest()
+    )
     read = _bytes_read(outputs, stored)
     return {
         "format_version": FORMAT_VERSION,
@@ -130,7 +154,8 @@ def document(
         "left_out": list(left_out),
         "patched": list(patched),
         "bytes_read": read,
-        "bytes_written": sum(f.size for f in target.files) + sum(len(b) for b in target.small.values()),
+        "bytes_written": sum(f.size for f in target.files)
+        + sum(len(b) for b in target.small.values()),
         "peak_memory": peak_memory(outputs),
         "losses": losses_of(composition),
         "checks": _checks(composition),
@@ -143,16 +168,30 @@ def document(
 
 def steps_of(composition: Composition) -> list[dict[str, Any]]:
     """The edges that are walked, in order."""
-    return [{"lineage": leg.lineage, "from": leg.start, "to": leg.goal, "backwards": leg.backwards} for leg, _ in composition.legs]
+    return [
+        {"lineage": leg.lineage, "from": leg.start, "to": leg.goal, "backwards": leg.backwards}
+        for leg, _ in composition.legs
+    ]
 
 
 def losses_of(composition: Composition) -> list[dict[str, Any]]:
     """What does not survive, by rule."""
-    return [{"kind": x.kind, "rule": x.rule.name, "at": str(x.rule.span), "why": x.why, "keys": _texts(x.keys)} for x in composition.losses]
+    return [
+        {
+            "kind": x.kind,
+            "rule": x.rule.name,
+            "at": str(x.rule.span),
+            "why": x.why,
+            "keys": _texts(x.keys),
+        }
+        for x in composition.losses
+    ]
 
 
 def _rows(leg: Leg, bound: Bound) -> list[dict[str, Any]]:
-    """One row per rule, output template and spec; in the order of the rules. With `sample`, `from` is that of one output only."""
+    """One row per rule, output template and spec; in the order of the rules. With `sample`, `from`
+    is that of one output only.
+    """
     by_rule: dict[int, tuple[DirectedRule, list[str]]] = {}
     for key, made in bound.made.items():
         by_rule.setdefault(id(made.rule), (made.rule, []))[1].append(key)
@@ -165,7 +204,10 @@ def _rows(leg: Leg, bound: Bound) -> list[dict[str, Any]]:
             made = bound.made[group.sample]
             sources, whole = made.keys, group.count == 1
             if len(groups) == 1 and group.count * len(sources) <= budget:
-                sources, whole = tuple(dict.fromkeys(s for key in specs for s in bound.made[key].keys)), True
+                sources, whole = (
+                    tuple(dict.fromkeys(s for key in specs for s in bound.made[key].keys)),
+                    True,
+                )
                 budget -= len(sources)
             rows.append(
                 {
@@ -176,7 +218,10 @@ def _rows(leg: Leg, bound: Bound) -> list[dict[str, Any]]:
                     "from": [c.text for c in collapse(list(sources))],
                     "sample": not whole,
                     "ops": [step.name for step in rule.steps],
-                    "lossy": any(call.lossy and call.rule == rule.label for call in calls([bound.tensors[group.sample]])),
+                    "lossy": any(
+                        call.lossy and call.rule == rule.label
+                        for call in calls([bound.tensors[group.sample]])
+                    ),
                     "rule": rule.name,
                     "at": str(rule.span),
                     "leg": f"{leg.lineage} {leg.start} -> {leg.goal}",
@@ -225,7 +270,9 @@ def _unchanged(composition: Composition) -> int:
     """How many outputs are a source key untouched: same name, and no rule made it on any leg."""
     keys = set(composition.graph.outputs)
     for _, bound in composition.legs:
-        keys &= bound.tensors.keys() - {k for k, m in bound.made.items() if m.rule.steps or m.keys != (k,)}
+        keys &= bound.tensors.keys() - {
+            k for k, m in bound.made.items() if m.rule.steps or m.keys != (k,)
+        }
     return len(keys)
 
 
@@ -239,17 +286,24 @@ def _checks(composition: Composition) -> list[dict[str, Any]]:
     counts: dict[tuple[str, str], list[str]] = {}
     for check in composition.graph.checks:
         counts.setdefault((check.rule, check.kind), []).extend(check.keys[:1])
-    return [{"rule": rule, "kind": kind, "count": len(keys), "sample": keys[0] if keys else ""} for (rule, kind), keys in counts.items()]
+    return [
+        {"rule": rule, "kind": kind, "count": len(keys), "sample": keys[0] if keys else ""}
+        for (rule, kind), keys in counts.items()
+    ]
 
 
 def _bytes_read(outputs: Mapping[str, Tensor], stored: Mapping[str, Stored]) -> int:
     tensors = [*outputs.values(), *(t for call in calls(outputs.values()) for t in call.inputs)]
-    seen = {source for tensor in tensors for source in tensor.sources if not isinstance(source, Value)}
+    seen = {
+        source for tensor in tensors for source in tensor.sources if not isinstance(source, Value)
+    }
     return total_bytes(stored[key].spec for key in seen)
 
 
 def peak_memory(outputs: Mapping[str, Tensor], threads: int = 2) -> int:
-    """Estimated private bytes of the process that runs this: interpreter and libraries, buffers, moved matrices, computed tensors."""
+    """Estimated private bytes of the process that runs this: interpreter and libraries, buffers,
+    moved matrices, computed tensors.
+    """
     moved = largest = 0
     short = False
     computed = _computed(outputs.values())
@@ -259,12 +313,21 @@ def peak_memory(outputs: Mapping[str, Tensor], threads: int = 2) -> int:
         if kind is None:
             kind = kinds[id(tensor.view)] = _moved(tensor)
         moved, largest, short = moved + kind[0], max(largest, kind[1]), short or kind[2]
-    libraries = (TORCH if computed.torch else 0) + (NUMPY if short or moved or computed.boxes or computed.whole else 0)
-    return INTERPRETER + libraries + threads * (STAGES + min(WINDOW, largest) + computed.boxes) + computed.whole
+    libraries = (TORCH if computed.torch else 0) + (
+        NUMPY if short or moved or computed.boxes or computed.whole else 0
+    )
+    return (
+        INTERPRETER
+        + libraries
+        + threads * (STAGES + min(WINDOW, largest) + computed.boxes)
+        + computed.whole
+    )
 
 
 class _Computed(NamedTuple):
-    """The most that a thread takes for boxes of one computed tensor, that one takes which is made whole, and whether torch is loaded."""
+    """The most that a thread takes for boxes of one computed tensor, that one takes which is made
+    whole, and whether torch is loaded.
+    """
 
     boxes: int = 0
     whole: int = 0
@@ -287,19 +350,28 @@ def _computed(tensors: Iterable[Tensor]) -> _Computed:
     kinds = known.values()
     return _Computed(
         # of blocks more goes through a thread's buffer at once
-        max((max(CHUNK, k.least) + (BLOCKS if max(k.grain) > 1 else 0) for k in kinds if k.regional), default=0),
+        max(
+            (
+                max(CHUNK, k.least) + (BLOCKS if max(k.grain) > 1 else 0)
+                for k in kinds
+                if k.regional
+            ),
+            default=0,
+        ),
         max((k.least for k in kinds if not k.regional), default=0),
         any(isinstance(k.op, ValueOp) and k.op.torch(k.args, k.specs) for k in kinds),
     )
 
 
 def _moved(tensor: Tensor) -> tuple[int, int, bool]:
-    """Bytes of the pieces whose last axis moves, of those that are read whole because a buffer of them needs far more of
-    the source, and whether any piece has short runs."""
+    """Bytes of the pieces whose last axis moves, of those that are read whole because a buffer of
+    them needs far more of the source, and whether any piece has short runs."""
     bits, moved, whole, short = BITS[tensor.spec.dtype], 0, 0, False
     for piece in tensor.view.pieces:
         moves = bool(piece.counts) and piece.src_strides[-1] != 1
-        short = short or moves or (len(piece.counts) > 1 and piece.counts[-1] * bits < 8 * SHORT_RUN)
+        short = (
+            short or moves or (len(piece.counts) > 1 and piece.counts[-1] * bits < 8 * SHORT_RUN)
+        )
         if not moves:
             continue
         filled = span = 1

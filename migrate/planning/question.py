@@ -1,4 +1,6 @@
-"""The question: what was asked, as it was asked. A saved plan holds it, so that `apply plan.json` can ask it again."""
+"""The question: what was asked, as it was asked. A saved plan holds it, so that `apply plan.json`
+can ask it again.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,15 @@ from ..core.spelling import command, option
 PLAN_VERSION = "1.0"
 # what `allow` can hold; nothing else loosens anything
 CHANGED_SOURCE = "changed-source"
-ALLOWANCES = ("lossy", "drop", "opaque", "links", "delayed-scaling", "stale-optimizer", CHANGED_SOURCE)
+ALLOWANCES = (
+    "lossy",
+    "drop",
+    "opaque",
+    "links",
+    "delayed-scaling",
+    "stale-optimizer",
+    CHANGED_SOURCE,
+)
 # what can be written, as `--output-format` and messages call it
 OUTPUT_FORMATS = ("safetensors", "torch")
 _MOST_FIELDS, _MOST_FILES = 30, 5
@@ -26,7 +36,13 @@ _STATE = {"name": str, "size": int, "mtime_ns": (int, type(None))}
 # of a file of entries
 _MOST_BYTES = 16_000_000
 # a name with one of these is that of one file
-SUFFIXES = {".safetensors": "safetensors", ".pt": "torch", ".pth": "torch", ".bin": "torch", ".ckpt": "torch"}
+SUFFIXES = {
+    ".safetensors": "safetensors",
+    ".pt": "torch",
+    ".pth": "torch",
+    ".bin": "torch",
+    ".ckpt": "torch",
+}
 # of formats that are not written, beside those that are known among side files
 _OTHERS = (".pkl", ".pickle", ".hdf5", ".keras", ".nemo", ".pt2")
 # endings of fewer letters are near to too many words that a folder may end in
@@ -39,9 +55,9 @@ PathLike = str | os.PathLike[str]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """`backwards`: a downgrade; None: whichever way leads there. `rules` are rule files, applied as they are, and at most one folder
-    of lineages. `at` is the dict in a nested checkpoint that rules work on; `output_format` the name of the format to write. None: not
-    said.
+    """`backwards`: a downgrade; None: whichever way leads there. `rules` are rule files, applied as
+    they are, and at most one folder of lineages. `at` is the dict in a nested checkpoint that rules
+    work on; `output_format` the name of the format to write. None: not said.
     """
 
     to: tuple[str, ...] = ()
@@ -88,13 +104,16 @@ def ask(
     output_format: str | None = None,
     planned: bool = False,
 ) -> Question:
-    """The question, with one word taken for a list of one. M115 for an unknown allowance or format, and for anything but text.
+    """The question, with one word taken for a list of one. M115 for an unknown allowance or format,
+    and for anything but text.
 
     `planned`: it is put beside a saved plan, the only place where a changed source can be allowed.
     """
     places = (rules,) if isinstance(rules, (str, os.PathLike)) else _items("rules", rules)
     paths = tuple(path_text("rules", r) for r in places)
-    if not isinstance(params, (Mapping, type(None))) or not all(isinstance(name, str) for name in params or ()):
+    if not isinstance(params, (Mapping, type(None))) or not all(
+        isinstance(name, str) for name in params or ()
+    ):
         fail("M115", f"`params` is a dict of values by name, not {printable(repr(params))}")
     given = dict(params or {})
     for name, value in given.items():
@@ -107,23 +126,44 @@ def ask(
             given[PARAMETER] = numbering(given[PARAMETER])
     allowed = frozenset(_texts("allow", allow))
     for word in sorted(allowed.difference(ALLOWANCES)):
-        hint = did_you_mean(word, list(ALLOWANCES)) or f"what can be allowed: {listed(list(ALLOWANCES))}"
+        hint = (
+            did_you_mean(word, list(ALLOWANCES))
+            or f"what can be allowed: {listed(list(ALLOWANCES))}"
+        )
         fail("M115", f"`{printable(word)}` is nothing that can be allowed", help=hint)
     if CHANGED_SOURCE in allowed and not planned:
-        hint = f"without one there is nothing that the source is compared with: leave {option('allow', CHANGED_SOURCE)} out"
+        hint = (
+            "without one there is nothing that the source is compared with: leave "
+            f"{option('allow', CHANGED_SOURCE)} out"
+        )
         fail("M115", f"`{CHANGED_SOURCE}` can be allowed for a saved plan only", help=hint)
     if not isinstance(at, (str, type(None))):
         fail("M115", f"`at` is the path of a dict as text, not {printable(repr(at))}")
     if output_format is not None and output_format not in OUTPUT_FORMATS:
-        fail("M115", f"`{printable(str(output_format))}` is no format that is written", help=f"one of {listed(list(OUTPUT_FORMATS))}")
-    return Question(_texts("to", to), _texts("from_", from_), paths, given, allowed, backwards, at, output_format)
+        fail(
+            "M115",
+            f"`{printable(str(output_format))}` is no format that is written",
+            help=f"one of {listed(list(OUTPUT_FORMATS))}",
+        )
+    return Question(
+        _texts("to", to),
+        _texts("from_", from_),
+        paths,
+        given,
+        allowed,
+        backwards,
+        at,
+        output_format,
+    )
 
 
 def with_permissions(question: Question, answer: Callable[[Question], T]) -> T:
-    """What `answer` says to the question; where permissions are missing, one error with all of them.
+    """What `answer` says to the question; where permissions are missing, one error with all of
+    them.
 
-    Stages of planning refuse one after the other, so that what was refused is asked again as if it were permitted, until only other
-    problems are left. Never so for what would open or execute something else.
+    Stages of planning refuse one after the other, so that what was refused is asked again as if it
+    were permitted, until only other problems are left. Never so for what would open or execute
+    something else.
     """
     try:
         return answer(question)
@@ -142,7 +182,8 @@ def with_permissions(question: Question, answer: Callable[[Question], T]) -> T:
 
 
 def _entries(name: str, path: str) -> list[str] | str:
-    """The entries of the file that `NAME=@path` means, one a line, or its text if that is a list in brackets.
+    """The entries of the file that `NAME=@path` means, one a line, or its text if that is a list in
+    brackets.
 
     `""` is the empty name, which is the root module.
     """
@@ -152,29 +193,51 @@ def _entries(name: str, path: str) -> list[str] | str:
             raw = file.read(_MOST_BYTES + 1)
         text = raw.decode()
     except (OSError, UnicodeDecodeError) as error:
-        why = "the file is not text in UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror or str(error)
-        fail("M115", f"{what} {why}", help="a value that begins with `@` is a file with an entry on each line")
+        why = (
+            "the file is not text in UTF-8"
+            if isinstance(error, UnicodeDecodeError)
+            else error.strerror or str(error)
+        )
+        fail(
+            "M115",
+            f"{what} {why}",
+            help="a value that begins with `@` is a file with an entry on each line",
+        )
     if len(raw) > _MOST_BYTES:
-        fail("M115", f"{what} the file is larger than {_MOST_BYTES} bytes", help="write patterns: `layers.{n:int}.mlp`")
+        fail(
+            "M115",
+            f"{what} the file is larger than {_MOST_BYTES} bytes",
+            help="write patterns: `layers.{n:int}.mlp`",
+        )
     text = text.removeprefix("\ufeff")
     if text.lstrip().startswith("["):
         return text.strip()
     lines = [line.strip() for line in text.split("\n")]
     entries = ["" if line == '""' else line for line in lines if line and not line.startswith("#")]
     if not entries:
-        fail("M115", f"{what} the file has no entry", help='one on each line; `""` is the root module, `#` begins a comment')
+        fail(
+            "M115",
+            f"{what} the file has no entry",
+            help='one on each line; `""` is the root module, `#` begins a comment',
+        )
     return entries
 
 
 def written_as(source_format: str, question: Question) -> str:
-    """The name of the format of the output: what was asked for, else the source's, safetensors for what lies in memory."""
-    return question.output_format or (source_format if source_format in OUTPUT_FORMATS else OUTPUT_FORMATS[0])
+    """The name of the format of the output: what was asked for, else the source's, safetensors for
+    what lies in memory.
+    """
+    return question.output_format or (
+        source_format if source_format in OUTPUT_FORMATS else OUTPUT_FORMATS[0]
+    )
 
 
 def shape_of(name: str, source_format: str, question: Question) -> tuple[bool, Question]:
-    """Whether an output of this name is a folder, and the question with the format that the name says.
+    """Whether an output of this name is a folder, and the question with the format that the name
+    says.
 
-    M115 if it says another format than the question, or, where the question says none, one that is not written or is misspelt.
+    M115 if it says another format than the question, or, where the question says none, one that is
+    not written or is misspelt.
     """
     suffix = os.path.splitext(name)[1]
     said = SUFFIXES.get(suffix)
@@ -183,27 +246,56 @@ def shape_of(name: str, source_format: str, question: Question) -> tuple[bool, Q
             _refuse_ending(name, suffix)
         return True, question
     if question.output_format not in (None, said):
-        both = f"{option('output_format', question.output_format)} and a file called `{printable(name)}`"
+        both = (
+            f"{option('output_format', question.output_format)} and a file called "
+            f"`{printable(name)}`"
+        )
         fail("M115", both, help="give it another ending, or none: a folder")
-    return False, question if said == written_as(source_format, question) else replace(question, output_format=said)
+    return False, question if said == written_as(source_format, question) else replace(
+        question, output_format=said
+    )
 
 
 def _refuse_ending(name: str, suffix: str) -> None:
-    """M115 for a name that ends like a file of weights and would be that of a folder; other dots say nothing (`Llama-3.1-8B`)."""
+    """M115 for a name that ends like a file of weights and would be that of a folder; other dots
+    say nothing (`Llama-3.1-8B`).
+    """
     from difflib import get_close_matches  # of such names only
 
     from ..source.sidefiles import WEIGHT_SUFFIXES
 
     low, endings = suffix.lower(), list(SUFFIXES)
-    other = next((ending for ending in (*WEIGHT_SUFFIXES, *_OTHERS) if name.lower().endswith(ending)), None)
+    other = next(
+        (ending for ending in (*WEIGHT_SUFFIXES, *_OTHERS) if name.lower().endswith(ending)), None
+    )
     long = [ending for ending in endings if len(ending) > _LONG]
-    near = [low] if low in SUFFIXES else get_close_matches(low, long, n=1, cutoff=0.75) if low[1:].isalpha() else []
-    near = near or [ending for ending in endings if len(ending) >= _LONG and sorted(low) == sorted(ending)]
+    near = (
+        [low]
+        if low in SUFFIXES
+        else get_close_matches(low, long, n=1, cutoff=0.75)
+        if low[1:].isalpha()
+        else []
+    )
+    near = near or [
+        ending for ending in endings if len(ending) >= _LONG and sorted(low) == sorted(ending)
+    ]
     if not (near or other):
         return
-    what = f"`{printable(name)}` ends in `{printable(suffix)}`" if near else f"`{printable(name)}` is the name of a file in another format"
-    hint = f"did you mean `{printable(name[: len(name) - len(suffix)] + near[0])}`?" if near else f"files end in {listed(endings)}"
-    fail("M115", f"{what}, and would be a folder", help=f"{hint} (with {option('output_format')} a folder of this name is made)")
+    what = (
+        f"`{printable(name)}` ends in `{printable(suffix)}`"
+        if near
+        else f"`{printable(name)}` is the name of a file in another format"
+    )
+    hint = (
+        f"did you mean `{printable(name[: len(name) - len(suffix)] + near[0])}`?"
+        if near
+        else f"files end in {listed(endings)}"
+    )
+    fail(
+        "M115",
+        f"{what}, and would be a folder",
+        help=f"{hint} (with {option('output_format')} a folder of this name is made)",
+    )
 
 
 def path_text(name: str, path: Any) -> str:
@@ -224,12 +316,17 @@ def _texts(name: str, words: Any) -> tuple[str, ...]:
     items = (words,) if isinstance(words, str) else _items(name, words)
     for word in items:
         if not isinstance(word, str):
-            fail("M115", f"`{name}` is a str or a list of them, and {printable(repr(word))} is no str")
+            fail(
+                "M115",
+                f"`{name}` is a str or a list of them, and {printable(repr(word))} is no str",
+            )
     return items
 
 
 def saved_plan(path: PathLike) -> dict[str, Any] | None:
-    """The plan document at `path`; None if the name is not that of a plan file. M115 or M903 if it holds no plan of ours."""
+    """The plan document at `path`; None if the name is not that of a plan file. M115 or M903 if it
+    holds no plan of ours.
+    """
     name = os.fspath(path)
     if not name.endswith(".json") or name.endswith(".index.json") or not os.path.isfile(name):
         return None
@@ -241,19 +338,35 @@ def saved_plan(path: PathLike) -> dict[str, Any] | None:
     if not isinstance(saved, dict) or saved.get("kind") != "plan" or not _is_whole(saved):
         fail("M115", f"{name} is not a plan", help=f"`{command('plan')}` makes plans")
     if str(saved.get("format_version")).split(".")[0] != PLAN_VERSION.split(".")[0]:
-        fail("M903", f"{name} was written in another plan format ({saved.get('format_version')})", help="plan again")
+        fail(
+            "M903",
+            f"{name} was written in another plan format ({saved.get('format_version')})",
+            help="plan again",
+        )
     return saved
 
 
 def _is_whole(saved: Mapping[str, Any]) -> bool:
     """Whether a plan has all that is read of it before it is planned again, each of its kind."""
     try:
-        read = (saved["digest"], saved["source"]["path"], saved["options"]["max_shard_size"], saved["options"]["folder"])
+        read = (
+            saved["digest"],
+            saved["source"]["path"],
+            saved["options"]["max_shard_size"],
+            saved["options"]["folder"],
+        )
         asked = saved["question"]
         lists = [asked[name] for name in ("to", "from", "rules", "allow")]
         states = saved["source"].get("states", [])
-        kinds: list[tuple[Any, Any]] = [(states, list), *((file[name], kind) for file in states for name, kind in _STATE.items())]
-        kinds += [*zip(read, (str, str, int, bool), strict=True), (asked["params"], dict), (asked["backwards"], bool)]
+        kinds: list[tuple[Any, Any]] = [
+            (states, list),
+            *((file[name], kind) for file in states for name, kind in _STATE.items()),
+        ]
+        kinds += [
+            *zip(read, (str, str, int, bool), strict=True),
+            (asked["params"], dict),
+            (asked["backwards"], bool),
+        ]
         kinds += [(asked.get(name) or "", str) for name in ("at", "output_format")]
     except (KeyError, TypeError):
         return False
@@ -263,8 +376,13 @@ def _is_whole(saved: Mapping[str, Any]) -> bool:
 
 
 def changed_files(saved: Mapping[str, Any], now: Mapping[str, Any], copied: bool) -> list[str]:
-    """What of the source's files is not as a saved plan says: sizes, and but for a copy the times of their last change."""
-    then, found = {file["name"]: file for file in saved["states"]}, {file["name"]: file for file in now["states"]}
+    """What of the source's files is not as a saved plan says: sizes, and but for a copy the times
+    of their last change.
+    """
+    then, found = (
+        {file["name"]: file for file in saved["states"]},
+        {file["name"]: file for file in now["states"]},
+    )
     if len(now["files"]) == 1 and saved["states"]:
         # a copy of a single file may be called otherwise
         then[now["files"][0]] = then.pop(saved["states"][0]["name"])
@@ -272,45 +390,78 @@ def changed_files(saved: Mapping[str, Any], now: Mapping[str, Any], copied: bool
     for name in dict.fromkeys((*found, *then)):
         before, file = then.get(name), found.get(name)
         if before is None or file is None:
-            changed.append(f"{printable(name)}: {'it was not there' if before is None else 'it is no longer there'}")
+            changed.append(
+                f"{printable(name)}: "
+                f"{'it was not there' if before is None else 'it is no longer there'}"
+            )
         elif before["size"] != file["size"]:
-            changed.append(f"{printable(name)}: its size was {before['size']} bytes and is {file['size']}")
+            changed.append(
+                f"{printable(name)}: its size was {before['size']} bytes and is {file['size']}"
+            )
         elif before["mtime_ns"] != file["mtime_ns"] and not copied:
-            changed.append(f"{printable(name)}: it was written to or replaced, for its time of modification is another")
+            changed.append(
+                f"{printable(name)}: it was written to or replaced, for its time of modification "
+                "is another"
+            )
     return changed
 
 
-def require_source(saved: Mapping[str, Any], now: Mapping[str, Any], *, copied: bool, changed: bool) -> list[str]:
-    """Notes on the files of the source that are not as a saved plan says. M903 unless that is allowed: `changed`."""
+def require_source(
+    saved: Mapping[str, Any], now: Mapping[str, Any], *, copied: bool, changed: bool
+) -> list[str]:
+    """Notes on the files of the source that are not as a saved plan says. M903 unless that is
+    allowed: `changed`.
+    """
     if "states" not in saved["source"]:
         fail(
             "M903",
-            "the plan does not say how large the files were that it was made for: an earlier version of migrate made it",
+            "the plan does not say how large the files were that it was made for: an earlier "
+            "version of migrate made it",
             help="plan again",
         )
     found = changed_files(saved["source"], now["source"], copied)
     if found and not changed:
-        where = "the copy is not what the plan was made for" if copied else "the source is not what it was when the plan was made"
-        others = f"{option('allow', CHANGED_SOURCE)} runs the plan on the files as they are, if they hold the same tensors"
+        where = (
+            "the copy is not what the plan was made for"
+            if copied
+            else "the source is not what it was when the plan was made"
+        )
+        others = (
+            f"{option('allow', CHANGED_SOURCE)} runs the plan on the files as they are, if "
+            "they hold the same tensors"
+        )
         more = (f"and {len(found) - _MOST_FILES:,} more files",) if len(found) > _MOST_FILES else ()
-        fail("M903", f"{where}: {found[0]}", notes=(*found[1:_MOST_FILES], *more), help=f"plan again, and review the new plan; {others}")
+        fail(
+            "M903",
+            f"{where}: {found[0]}",
+            notes=(*found[1:_MOST_FILES], *more),
+            help=f"plan again, and review the new plan; {others}",
+        )
     return [f"not as the plan says, which was allowed: {one}" for one in found]
 
 
 def changed_since(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The fields of a saved plan that are not what planning again gives, in the order of the new plan.
+    """The fields of a saved plan that are not what planning again gives, in the order of the new
+    plan.
 
-    Left out is what does not come from the checkpoint, the rules and the question: the version of the tool, the free
-    space, and where source and rules lie (a comment above a rule moves it).
+    Left out is what does not come from the checkpoint, the rules and the question: the version of
+    the tool, the free space, and where source and rules lie (a comment above a rule moves it).
     """
     one, other = _reviewed(saved), _reviewed(json.loads(json.dumps(now)))
-    return [name for name in {**other, **one} if name not in one or name not in other or one[name] != other[name]]
+    return [
+        name
+        for name in {**other, **one}
+        if name not in one or name not in other or one[name] != other[name]
+    ]
 
 
 _PARTS = {
-    "source": "the checkpoint", "rules": "the rules", "params": "the params", "target": "the output's files",
+    "source": "the checkpoint",
+    "rules": "the rules",
+    "params": "the params",
+    "target": "the output's files",
     "decided": "values that decide keys",
-}  # fmt: skip
+}
 
 
 # where a rule stands, at the end of a reason
@@ -318,7 +469,9 @@ _PLACE = re.compile(r" \([^()]*:\d+:\d+\)$")
 
 
 def require_unchanged(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """M903 unless a saved plan is, whole, the plan that is made now: what was reviewed is what it says."""
+    """M903 unless a saved plan is, whole, the plan that is made now: what was reviewed is what it
+    says.
+    """
     changed = changed_since(saved, now)
     if not changed:
         return
@@ -330,22 +483,48 @@ def require_unchanged(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         f"the plan does not fit any more: its digest is {one}, now it is {other}"
         if stale
         else f"the plan was edited: it says something else than planning again gives in {named}",
-        notes=(*(f"changed since: {what}" for name, what in _PARTS.items() if stale and name in changed), f"fields that differ: {named}"),
+        notes=(
+            *(
+                f"changed since: {what}"
+                for name, what in _PARTS.items()
+                if stale and name in changed
+            ),
+            f"fields that differ: {named}",
+        ),
         help="plan again, and review the new plan",
     )
 
 
 def _reviewed(plan: Mapping[str, Any]) -> dict[str, Any]:
-    out = {name: value for name, value in plan.items() if name not in ("format_version", "tool", "free")}
+    out = {
+        name: value
+        for name, value in plan.items()
+        if name not in ("format_version", "tool", "free")
+    }
     source = out.get("source")
-    if isinstance(source, dict) and isinstance(source.get("files"), list) and len(source["files"]) == 1:
+    if (
+        isinstance(source, dict)
+        and isinstance(source.get("files"), list)
+        and len(source["files"]) == 1
+    ):
         # the name of a single file is where it lies
         source = _without(source, "files")
     out["source"] = _without(_without(source, "path"), "states")
     way_back = out.get("downgrade")
     if isinstance(way_back, dict) and isinstance(way_back.get("because"), list):
-        out["downgrade"] = {**way_back, "because": [_PLACE.sub("", why) if isinstance(why, str) else why for why in way_back["because"]]}
-    for name, place in (("rows", "at"), ("losses", "at"), ("origins", "places"), ("warnings", "spans"), ("warnings", "help")):
+        out["downgrade"] = {
+            **way_back,
+            "because": [
+                _PLACE.sub("", why) if isinstance(why, str) else why for why in way_back["because"]
+            ],
+        }
+    for name, place in (
+        ("rows", "at"),
+        ("losses", "at"),
+        ("origins", "places"),
+        ("warnings", "spans"),
+        ("warnings", "help"),
+    ):
         if isinstance(out.get(name), list):
             out[name] = [_without(entry, place) for entry in out[name]]
     return out
@@ -359,6 +538,12 @@ def asked_in(saved: Mapping[str, Any]) -> Question:
     """The question that a saved plan answers."""
     asked = saved["question"]
     return ask(
-        asked["to"], asked["from"], asked["rules"], asked["params"], asked["allow"], backwards=asked["backwards"],
-        at=asked.get("at"), output_format=asked.get("output_format"),
-    )  # fmt: skip
+        asked["to"],
+        asked["from"],
+        asked["rules"],
+        asked["params"],
+        asked["allow"],
+        backwards=asked["backwards"],
+        at=asked.get("at"),
+        output_format=asked.get("output_format"),
+    )

@@ -1,7 +1,8 @@
-"""From a question to legs: where the checkpoint stands, which edges lead to where it shall go, with which rules and params.
+"""From a question to legs: where the checkpoint stands, which edges lead to where it shall go, with
+which rules and params.
 
-Where it stands is what `--from` says, else what a stamp that fits says, else what detection finds. Rule files given by
-hand are applied as they are, without lineage and without detection.
+Where it stands is what `--from` says, else what a stamp that fits says, else what detection finds.
+Rule files given by hand are applied as they are, without lineage and without detection.
 """
 
 from __future__ import annotations
@@ -21,7 +22,18 @@ from ..extra_state.age import States
 from ..rules import params as parameters
 from ..rules.compiled import CompiledRule, compile_file
 from ..rules.files import LoadedFile, load_edge
-from ..rules.lineage import LATEST, Finding, Lineage, Matcher, Near, detect, nearest, path, resolve_goal, warnings
+from ..rules.lineage import (
+    LATEST,
+    Finding,
+    Lineage,
+    Matcher,
+    Near,
+    detect,
+    nearest,
+    path,
+    resolve_goal,
+    warnings,
+)
 from ..rules.packs import Packs, find
 from ..rules.patches import leaves
 from ..source.index import Index
@@ -48,7 +60,8 @@ class Route:
     rules: tuple[Mapping[str, str], ...]
     # what `--set` says; what the legs make of it is settled when they are reached
     given: Mapping[str, Any]
-    # lineage -> the layout it ends in, also where nothing is to be done; never of rule files given by hand
+    # lineage -> the layout it ends in, also where nothing is to be done; never of rule files given
+    # by hand
     layouts: Mapping[str, str]
     entries: tuple[Mapping[str, Any], ...]
     warnings: tuple[Diagnostic, ...]
@@ -58,13 +71,19 @@ class Route:
 
     @property
     def remarks(self) -> list[str]:
-        """What is worth saying of the rules, for answers that have notes: a folder may have been found, a file was named."""
+        """What is worth saying of the rules, for answers that have notes: a folder may have been
+        found, a file was named.
+        """
         return remarks(origin for origin in self.origins if origin["origin"] != "file")
 
-    def check_output(self, outputs: Mapping[str, Tensor], read_side: ReadSide, report: Report) -> None:
-        """M506 if the planned output would be detected as another layout of its lineage than the one it shall be in.
+    def check_output(
+        self, outputs: Mapping[str, Tensor], read_side: ReadSide, report: Report
+    ) -> None:
+        """M506 if the planned output would be detected as another layout of its lineage than the
+        one it shall be in.
 
-        Ordered lineages only: a checkpoint may well mix the spellings of an unordered one, module by module.
+        Ordered lineages only: a checkpoint may well mix the spellings of an unordered one, module
+        by module.
         """
         for name, layout in self.layouts.items():
             lineage = self.lineages.get(name)
@@ -76,9 +95,11 @@ class Route:
                 evidence = [f"{f.layout}: {'; '.join(f.evidence)}" for f in findings]
                 report.add(
                     "M506",
-                    f"the planned output would be detected as {name}@{holding[0]}, not as {name}@{layout}",
+                    f"the planned output would be detected as {name}@{holding[0]}, not as "
+                    f"{name}@{layout}",
                     notes=tuple(evidence),
-                    help="a rule does less or more than its edge says, or the layout's `detect` is too wide",
+                    help="a rule does less or more than its edge says, or the layout's `detect` "
+                    "is too wide",
                 )
 
 
@@ -109,7 +130,11 @@ class _Step:
 
 def _packs(folders: Sequence[str]) -> Packs:
     if len(folders) > 1:
-        fail("M115", f"{option('rules')} names {len(folders)} folders", help="put the lineages into one folder, or run one after the other")
+        fail(
+            "M115",
+            f"{option('rules')} names {len(folders)} folders",
+            help="put the lineages into one folder, or run one after the other",
+        )
     return find(folders[0] if folders else None)
 
 
@@ -118,12 +143,18 @@ def _folders(rules: Sequence[str]) -> list[str]:
     for given in rules:
         if not Path(given).is_dir():
             what = "is a file" if Path(given).exists() else "does not exist"
-            fail("M115", f"{option('rules', printable(given, 300))} {what}, and a folder of lineages is asked for")
+            fail(
+                "M115",
+                f"{option('rules', printable(given, 300))} {what}, and a folder of lineages is "
+                "asked for",
+            )
     return list(rules)
 
 
 def known_lineages(rules: Sequence[str], only: str | None) -> list[dict[str, Any]]:
-    """All known lineages with their layouts and edges, for people and machines; `only` one of them."""
+    """All known lineages with their layouts and edges, for people and machines; `only` one of
+    them.
+    """
     packs = _packs(_folders(rules))
     names = [only] if only is not None else list(packs.lineages()[0])
     out = []
@@ -134,32 +165,62 @@ def known_lineages(rules: Sequence[str], only: str | None) -> list[dict[str, Any
                 "name": name,
                 "title": lineage.title,
                 "ordered": lineage.ordered,
-                "layouts": [{"name": x.name, "title": x.title, "status": x.status, "note": x.note} for x in lineage.layouts],
-                "edges": [{"from": e.source, "to": e.target, "files": [str(f) for f in e.files]} for e in lineage.edges],
+                "layouts": [
+                    {"name": x.name, "title": x.title, "status": x.status, "note": x.note}
+                    for x in lineage.layouts
+                ],
+                "edges": [
+                    {"from": e.source, "to": e.target, "files": [str(f) for f in e.files]}
+                    for e in lineage.edges
+                ],
             }
         )
     return out
 
 
 def layouts_of(
-    index: Index, read_side: ReadSide, rules: Sequence[str], stamped: Mapping[str, str], states: States | None = None
+    index: Index,
+    read_side: ReadSide,
+    rules: Sequence[str],
+    stamped: Mapping[str, str],
+    states: States | None = None,
 ) -> list[dict[str, Any]]:
-    """The layouts that a checkpoint is in, of all known lineages: by its stamp, or by detection with evidence."""
+    """The layouts that a checkpoint is in, of all known lineages: by its stamp, or by detection
+    with evidence.
+    """
     out = []
     match = Matcher(index, states)
     for name, lineage in _packs(_folders(rules)).lineages()[0].items():
         if name in stamped:
-            out.append({"lineage": name, "layout": stamped[name], "evidence": ["its stamp says so"], "note": ""})
+            out.append(
+                {
+                    "lineage": name,
+                    "layout": stamped[name],
+                    "evidence": ["its stamp says so"],
+                    "note": "",
+                }
+            )
             continue
         for finding in detect(lineage, index, read_side, match=match, states=states):
             if finding.holds:
                 note = lineage.layout(finding.layout).note
-                out.append({"lineage": name, "layout": finding.layout, "evidence": finding.evidence, "note": note})
+                out.append(
+                    {
+                        "lineage": name,
+                        "layout": finding.layout,
+                        "evidence": finding.evidence,
+                        "note": note,
+                    }
+                )
     return out
 
 
-def nearest_to(index: Index, read_side: ReadSide, rules: Sequence[str], states: States | None = None) -> list[dict[str, Any]]:
-    """The layouts that a checkpoint comes nearest to, of all known lineages, with what was found and what keeps them away."""
+def nearest_to(
+    index: Index, read_side: ReadSide, rules: Sequence[str], states: States | None = None
+) -> list[dict[str, Any]]:
+    """The layouts that a checkpoint comes nearest to, of all known lineages, with what was found
+    and what keeps them away.
+    """
     known = _packs(_folders(rules)).lineages()[0].values()
     return [near._asdict() for near in nearest(known, index, read_side, states)]
 
@@ -173,23 +234,30 @@ def find_route(
     applied: Sequence[Mapping[str, Any]] | None = None,
     states: States | None = None,
 ) -> Route:
-    """The way that the question asks for. `applied`: entries of a stamp that are to be walked again, instead of `to`.
+    """The way that the question asks for. `applied`: entries of a stamp that are to be walked
+    again, instead of `to`.
 
     `states` are the checkpoint's extra states, which detection may ask for.
 
-    Raises M5xx when the start, the goal or the way is not known, and every problem of the rule files at once.
+    Raises M5xx when the start, the goal or the way is not known, and every problem of the rule
+    files at once.
     """
     packs = _packs(question.folders)
     found: list[Diagnostic] = []
     reached: dict[str, str] = {}
     steps: list[_Step] = []
     if question.from_ and not question.to:
-        fail("M115", f"{option('from_')} says where a way begins, and nothing says where it goes", help=option("to", "LINEAGE@LAYOUT"))
+        fail(
+            "M115",
+            f"{option('from_')} says where a way begins, and nothing says where it goes",
+            help=option("to", "LINEAGE@LAYOUT"),
+        )
     if question.files:
         if question.to:
             fail(
                 "M115",
-                f"{option('to')} names a layout and {option('rules')} a rule file; a rule file is applied as it is",
+                f"{option('to')} names a layout and {option('rules')} a rule file; a rule file is "
+                "applied as it is",
                 help="give one of them",
             )
         steps = _by_hand(question, applied or ())
@@ -197,49 +265,90 @@ def find_route(
         steps, reached = _towards(packs, index, read_side, stamp, question, found, states)
     elif applied:
         _refuse_by_hand(packs, applied)
-        steps = [s for entry in applied for s in _walk(packs, entry["lineage"], entry["from"], entry["to"], None)]
+        steps = [
+            s
+            for entry in applied
+            for s in _walk(packs, entry["lineage"], entry["from"], entry["to"], None)
+        ]
     elif question.backwards and stamp.applied:
         undo = _last_run(stamp.applied)
         _refuse_by_hand(packs, undo)
         for entry in undo:
             lineage = packs.load_lineage(entry["lineage"])
-            steps += _walk(packs, entry["lineage"], entry["to"], entry["from"], True if lineage.ordered else None)
+            steps += _walk(
+                packs,
+                entry["lineage"],
+                entry["to"],
+                entry["from"],
+                True if lineage.ordered else None,
+            )
     elif question.output_format is not None and not question.backwards:
         pass
     elif question.backwards:
         fail(
             "M115",
-            "there is no stamp that says what the last run was, so nothing says where the downgrade goes",
+            "there is no stamp that says what the last run was, so nothing says where the "
+            "downgrade goes",
             notes=(stamp.ignored,) * bool(stamp.ignored),
             help=f"say where to go: {option('to', 'LINEAGE@LAYOUT')}",
         )
     else:
-        hint = f"{option('to', 'LINEAGE@LAYOUT')}, {option('rules', 'FILE')} or {option('output_format')}"
+        hint = (
+            f"{option('to', 'LINEAGE@LAYOUT')}, {option('rules', 'FILE')} or "
+            f"{option('output_format')}"
+        )
         hint += f"; `{command('inspect')}` and `{command('history')}` show layouts"
         fail("M115", "nothing says what to do", help=hint)
     for step in steps:
         way = "downgrade" if step.backwards else "apply"
-        log.debug("%s %s %s -> %s by %s", way, step.lineage, step.start, step.goal, listed([place(str(f.path)) for f in step.files]))
+        log.debug(
+            "%s %s %s -> %s by %s",
+            way,
+            step.lineage,
+            step.start,
+            step.goal,
+            listed([place(str(f.path)) for f in step.files]),
+        )
     edges = [({"lineage": s.lineage, "from": s.start, "to": s.goal}, s.files) for s in steps]
     check_order(stamp.applied, edges, packs, index.tensors)
     # what an integer of the file means is no param of a rule
-    given = {name: value for name, value in question.params.items() if name != OPTIMIZER and (name != PARAMETER or steps)}
+    given = {
+        name: value
+        for name, value in question.params.items()
+        if name != OPTIMIZER and (name != PARAMETER or steps)
+    }
     if not steps and given and question.backwards is not None:
         there = [f"{name}@{layout}" for name, layout in reached.items()]
-        notes = [note for name, layout in reached.items() if (note := packs.load_lineage(name).layout(layout).note)]
+        notes = [
+            note
+            for name, layout in reached.items()
+            if (note := packs.load_lineage(name).layout(layout).note)
+        ]
         fail(
             "M115",
-            f"the checkpoint counts as {listed(there)} already, so {option('params')} {listed(list(given))} would change nothing",
+            f"the checkpoint counts as {listed(there)} already, so {option('params')} "
+            f"{listed(list(given))} would change nothing",
             notes=tuple(notes),
-            help=f"say what it is in with {option('from_')} if that is wrong, or leave {option('params')} out",
+            help=f"say what it is in with {option('from_')} if that is wrong, or leave "
+            f"{option('params')} out",
         )
     if not question.files:
         reached.update((s.lineage, s.goal) for s in steps)
-    return _compile(steps, packs, given if steps else {}, (stamp.applied, applied or ()), found, reached, bool(question.files))
+    return _compile(
+        steps,
+        packs,
+        given if steps else {},
+        (stamp.applied, applied or ()),
+        found,
+        reached,
+        bool(question.files),
+    )
 
 
 def _last_run(applied: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The edges of the last run that was not undone since, the last first; undoing a downgrade would be an upgrade."""
+    """The edges of the last run that was not undone since, the last first; undoing a downgrade
+    would be an upgrade.
+    """
     here = standing(applied)
     if not here:
         fail(
@@ -262,9 +371,12 @@ def _refuse_by_hand(packs: Packs, applied: Sequence[Mapping[str, Any]]) -> None:
         if not any(entry["lineage"] in pack.lineages for pack in packs.all):
             fail(
                 "M507",
-                f"the stamp says that {printable(entry['lineage'])} {printable(entry['from'])} → {printable(entry['to'])} was applied,"
+                f"the stamp says that {printable(entry['lineage'])} {printable(entry['from'])} → "
+                f"{printable(entry['to'])} was applied,"
                 " and no lineage of this name is known",
-                notes=tuple(f"applied was rule file {printable(rule['id'])}" for rule in entry["rules"]),
+                notes=tuple(
+                    f"applied was rule file {printable(rule['id'])}" for rule in entry["rules"]
+                ),
                 help=f"name its rule file, or the folder of its lineage: {option('rules', 'PATH')}",
             )
 
@@ -290,16 +402,25 @@ def _given(question: Question) -> list[LoadedFile]:
 
 
 def _towards(
-    packs: Packs, index: Index, read_side: ReadSide, stamp: Any, question: Question, found: list[Diagnostic], states: States | None
+    packs: Packs,
+    index: Index,
+    read_side: ReadSide,
+    stamp: Any,
+    question: Question,
+    found: list[Diagnostic],
+    states: States | None,
 ) -> tuple[list[_Step], dict[str, str]]:
-    """The steps, and the layout that each lineage of a goal ends in, also where no step is needed."""
+    """The steps, and the layout that each lineage of a goal ends in, also where no step is
+    needed.
+    """
     lineages = _asked_for(packs, question)
     current: dict[str, str] = {n: v for n, v in stamp.layouts.items() if n in lineages}
     for name, layout in current.items():
         if layout not in lineages[name].names:
             fail(
                 "M505",
-                f"the checkpoint's stamp says {name}@{printable(layout)}, a layout that is not known here",
+                f"the checkpoint's stamp says {name}@{printable(layout)}, a layout that is not "
+                "known here",
                 help="it was written with newer rules; update the rule pack",
             )
     for name, layout in current.items():
@@ -308,7 +429,11 @@ def _towards(
     for text in question.from_:
         goal = resolve_goal(text, lineages, current)
         if goal.lineage in said:
-            fail("M115", f"{option('from_')} names two layouts of lineage {goal.lineage}", help="a checkpoint is in one of them")
+            fail(
+                "M115",
+                f"{option('from_')} names two layouts of lineage {goal.lineage}",
+                help="a checkpoint is in one of them",
+            )
         said.add(goal.lineage)
         current[goal.lineage] = goal.layout
     seen: dict[str, list[Finding]] = {}
@@ -318,19 +443,39 @@ def _towards(
             holding = [f.layout for f in seen[name] if f.holds]
             if len(holding) == 1:
                 current[name] = holding[0]
-                log.debug("it is in %s@%s: %s", name, holding[0], "; ".join(next(f.evidence for f in seen[name] if f.holds)))
+                log.debug(
+                    "it is in %s@%s: %s",
+                    name,
+                    holding[0],
+                    "; ".join(next(f.evidence for f in seen[name] if f.holds)),
+                )
     steps: list[_Step] = []
     reached: dict[str, str] = {}
     for text in question.to:
-        meant = {name for name, lineage in lineages.items() if "@" not in text and text not in lineages and _may_mean(text, lineage)}
-        # one that is meant alone says in M504 what keeps the checkpoint away; of nothing at all nothing is near
+        meant = {
+            name
+            for name, lineage in lineages.items()
+            if "@" not in text and text not in lineages and _may_mean(text, lineage)
+        }
+        # one that is meant alone says in M504 what keeps the checkpoint away; of nothing at all
+        # nothing is near
         if len(meant) > 1 and meant.isdisjoint(current) and index.tensors:
-            _refuse_unknown_family(text, nearest(packs.lineages()[0].values(), index, read_side, states))
+            _refuse_unknown_family(
+                text, nearest(packs.lineages()[0].values(), index, read_side, states)
+            )
         goal = resolve_goal(text, lineages, current)
         lineage = lineages[goal.lineage]
         if goal.lineage not in current:
-            _refuse_unknown_start(lineage, seen.get(goal.lineage) or detect(lineage, index, read_side, states=states))
-        steps += _walk(packs, goal.lineage, current[goal.lineage], goal.layout, question.backwards if lineage.ordered else None)
+            _refuse_unknown_start(
+                lineage, seen.get(goal.lineage) or detect(lineage, index, read_side, states=states)
+            )
+        steps += _walk(
+            packs,
+            goal.lineage,
+            current[goal.lineage],
+            goal.layout,
+            question.backwards if lineage.ordered else None,
+        )
         found += warnings(lineage, [goal.layout])
         current[goal.lineage] = reached[goal.lineage] = goal.layout
     for name in sorted(said - reached.keys()):
@@ -339,41 +484,64 @@ def _towards(
 
 
 def apart(question: Question) -> list[Question]:
-    """The question once for each layout that it leads to, with what it says of that layout's lineage; itself if it names none.
+    """The question once for each layout that it leads to, with what it says of that layout's
+    lineage; itself if it names none.
 
-    Raises M5xx for lineages and layouts that are not known, and M115 for a start in a lineage that no goal is in.
+    Raises M5xx for lineages and layouts that are not known, and M115 for a start in a lineage that
+    no goal is in.
     """
     if not question.to:
         return [question]
     lineages = _asked_for(_packs(question.folders), question)
-    home = {text: resolve_goal(text, lineages, {}).lineage for text in (*question.to, *question.from_)}
+    home = {
+        text: resolve_goal(text, lineages, {}).lineage for text in (*question.to, *question.from_)
+    }
     goals = {home[text] for text in question.to}
     for name in sorted({home[text] for text in question.from_} - goals):
         _refuse_start_elsewhere(name)
-    return [replace(question, to=(goal,), from_=tuple(t for t in question.from_ if home[t] == home[goal])) for goal in question.to]
+    return [
+        replace(
+            question, to=(goal,), from_=tuple(t for t in question.from_ if home[t] == home[goal])
+        )
+        for goal in question.to
+    ]
 
 
 def lineages_of(question: Question) -> list[Lineage]:
     """The lineages in which the layouts lie that the question leads to."""
     lineages = _asked_for(_packs(question.folders), question)
-    return [lineages[name] for name in dict.fromkeys(resolve_goal(text, lineages, {}).lineage for text in question.to)]
+    return [
+        lineages[name]
+        for name in dict.fromkeys(resolve_goal(text, lineages, {}).lineage for text in question.to)
+    ]
 
 
 def files_of(question: Question) -> list[LoadedFile]:
-    """The rule files that the question may lead through: those given by hand, or all of its lineages."""
+    """The rule files that the question may lead through: those given by hand, or all of its
+    lineages.
+    """
     if question.files:
         return _given(question)
-    return [file for lineage in lineages_of(question) for edge in lineage.edges for file in load_edge(edge.files)]
+    return [
+        file
+        for lineage in lineages_of(question)
+        for edge in lineage.edges
+        for file in load_edge(edge.files)
+    ]
 
 
 def _asked_for(packs: Packs, question: Question) -> dict[str, Lineage]:
-    """The lineages that the question names; all that are known where it names a layout without its lineage."""
+    """The lineages that the question names; all that are known where it names a layout without its
+    lineage.
+    """
     names = [text.rpartition("@")[0] for text in (*question.to, *question.from_)]
     return {name: packs.load_lineage(name) for name in names} if all(names) else packs.lineages()[0]
 
 
 def _is_meant(name: str, to: Sequence[str], lineage: Lineage) -> bool:
-    """Whether a goal could be in this lineage; detection is not run for lineages that nobody asked for."""
+    """Whether a goal could be in this lineage; detection is not run for lineages that nobody asked
+    for.
+    """
     for text in to:
         meant, at, _ = text.rpartition("@")
         if meant == name if at else text == name or text in lineage.names or text[:1] in "+-l":
@@ -389,14 +557,30 @@ def _may_mean(text: str, lineage: Lineage) -> bool:
 def _refuse_unknown_family(text: str, near: Sequence[Near]) -> NoReturn:
     notes = []
     for one in near:
-        more = f" and {len(one.against) - _MOST_SIGNS} more" if len(one.against) > _MOST_SIGNS else ""
-        notes.append(f"nearest is {one.lineage}@{one.layout}, but {'; '.join(one.against[:_MOST_SIGNS])}{more}")
+        more = (
+            f" and {len(one.against) - _MOST_SIGNS} more" if len(one.against) > _MOST_SIGNS else ""
+        )
+        notes.append(
+            f"nearest is {one.lineage}@{one.layout}, but "
+            f"{'; '.join(one.against[:_MOST_SIGNS])}{more}"
+        )
     hint = f"a checkpoint of another family needs rules of its own: {option('rules', 'FILE')}"
     if near:
-        start = together(option("to", f"{near[0].lineage}@LAYOUT"), option("from_", f"{near[0].lineage}@{near[0].layout}"))
+        start = together(
+            option("to", f"{near[0].lineage}@LAYOUT"),
+            option("from_", f"{near[0].lineage}@{near[0].layout}"),
+        )
         hint = f"if it is one of these all the same: {start}; {hint}"
-    what = f"`{printable(text)}` means a layout of the lineage that the checkpoint is in, and it is in no known one that has it"
-    fail("M520", what, notes=tuple(notes) or ("nothing in it is what any lineage asks for",), help=hint)
+    what = (
+        f"`{printable(text)}` means a layout of the lineage that the checkpoint is in, and it "
+        "is in no known one that has it"
+    )
+    fail(
+        "M520",
+        what,
+        notes=tuple(notes) or ("nothing in it is what any lineage asks for",),
+        help=hint,
+    )
 
 
 def _refuse_start_elsewhere(name: str) -> NoReturn:
@@ -406,36 +590,70 @@ def _refuse_start_elsewhere(name: str) -> NoReturn:
 
 def _refuse_unknown_start(lineage: Lineage, findings: Sequence[Finding]) -> None:
     holding = [f for f in findings if f.holds]
-    names = " or ".join(option("from_", f"{lineage.name}@{f.layout}") for f in (holding or findings))
+    names = " or ".join(
+        option("from_", f"{lineage.name}@{f.layout}") for f in (holding or findings)
+    )
     if holding:
         notes = tuple(f"{f.layout}: {'; '.join(f.evidence)}" for f in holding)
         layouts = " and ".join(f.layout for f in holding)
-        fail("M503", f"the checkpoint fits the layouts {layouts} of lineage {lineage.name}", notes=notes, help=f"say which it is: {names}")
+        fail(
+            "M503",
+            f"the checkpoint fits the layouts {layouts} of lineage {lineage.name}",
+            notes=notes,
+            help=f"say which it is: {names}",
+        )
     # what speaks against a layout decides; what would speak for it as well is noise
-    against = ((f.layout, [sign.removeprefix("not: ") for sign in f.evidence if sign.startswith("not: ")]) for f in findings)
+    against = (
+        (f.layout, [sign.removeprefix("not: ") for sign in f.evidence if sign.startswith("not: ")])
+        for f in findings
+    )
     notes = tuple(f"not {layout}: {'; '.join(signs)}" for layout, signs in against)
-    fail("M504", f"the checkpoint fits no layout of lineage {lineage.name}", notes=notes, help=f"if it is in one all the same: {names}")
+    fail(
+        "M504",
+        f"the checkpoint fits no layout of lineage {lineage.name}",
+        notes=notes,
+        help=f"if it is in one all the same: {names}",
+    )
 
 
 def _walk(packs: Packs, name: str, start: str, goal: str, down: bool | None) -> list[_Step]:
     hops = path(packs.load_lineage(name), start, goal, down=down)
-    return [_Step(name, hop.start, hop.end, hop.backwards, tuple(load_edge(hop.edge.files))) for hop in hops]
+    return [
+        _Step(name, hop.start, hop.end, hop.backwards, tuple(load_edge(hop.edge.files)))
+        for hop in hops
+    ]
 
 
-def _remembered(applied: Sequence[Mapping[str, Any]], again: Sequence[Mapping[str, Any]], step: _Step) -> dict[str, Any]:
-    """What the stamp holds of this edge: params, the latest counting; and, if it is undone, how its files were.
+def _remembered(
+    applied: Sequence[Mapping[str, Any]], again: Sequence[Mapping[str, Any]], step: _Step
+) -> dict[str, Any]:
+    """What the stamp holds of this edge: params, the latest counting; and, if it is undone, how its
+    files were.
 
     `files` and `kept` are None where no entry is undone: then nobody knows.
     """
     params: dict[str, Any] = {}
     for entry in [*applied, *again]:
-        if entry["lineage"] == step.lineage and {entry["from"], entry["to"]} == {step.start, step.goal}:
+        if entry["lineage"] == step.lineage and {entry["from"], entry["to"]} == {
+            step.start,
+            step.goal,
+        }:
             params.update(entry["params"])
-    undone = [e for e in standing(applied) if (e["lineage"], e["from"], e["to"]) == (step.lineage, step.goal, step.start)]
+    undone = [
+        e
+        for e in standing(applied)
+        if (e["lineage"], e["from"], e["to"]) == (step.lineage, step.goal, step.start)
+    ]
     before = undone[-1] if undone and step.backwards else {"files": None}
     kept = undone[-1].get("kept", []) if undone else None
     left = before.get("optimizer")
-    return {"params": params, "files": before.get("files", {}), "ranks": before.get("ranks", ""), "kept": kept, "optimizer": left}
+    return {
+        "params": params,
+        "files": before.get("files", {}),
+        "ranks": before.get("ranks", ""),
+        "kept": kept,
+        "optimizer": left,
+    }
 
 
 def _compile(
@@ -451,7 +669,9 @@ def _compile(
     for memory in memories:
         memory["params"].update({PARAMETER: given[PARAMETER]} if PARAMETER in given else {})
     edges = [edge for name in layouts for edge in packs.load_lineage(name).edges] if given else []
-    elsewhere = [name for edge in edges for file in load_edge(edge.files) for name in file.model.params]
+    elsewhere = [
+        name for edge in edges for file in load_edge(edge.files) for name in file.model.params
+    ]
     report = Report()
     legs, entries, rules = [], [], []
     origins: list[Mapping[str, Any]] = []
@@ -462,12 +682,34 @@ def _compile(
             compiled += some
             keep += patterns
             hashes.append({"id": file.model.id, "hash": file.hash})
-        unsettled: tuple[tuple[CompiledRule, Mapping[str, Any]], ...] = tuple((rule, {}) for rule in compiled)
-        legs.append(Leg(step.lineage, step.start, step.goal, step.backwards, unsettled, tuple(keep), step.files, memory))
+        unsettled: tuple[tuple[CompiledRule, Mapping[str, Any]], ...] = tuple(
+            (rule, {}) for rule in compiled
+        )
+        legs.append(
+            Leg(
+                step.lineage,
+                step.start,
+                step.goal,
+                step.backwards,
+                unsettled,
+                tuple(keep),
+                step.files,
+                memory,
+            )
+        )
         pack = _pack(step, packs, by_hand)
         entry = {"lineage": step.lineage, "from": step.start, "to": step.goal, "rules": hashes}
         # the name of a folder or a file is where it lies
-        entries.append(entry | {"pack": {name: pack[name] for name in ("origin", "name", "version") if pack.get(name)}} if pack else entry)
+        entries.append(
+            entry
+            | {
+                "pack": {
+                    name: pack[name] for name in ("origin", "name", "version") if pack.get(name)
+                }
+            }
+            if pack
+            else entry
+        )
         origins += [{"lineage": step.lineage, **pack}] if pack else []
         rules += hashes
         found += _changed(step, hashes, *applied)
@@ -475,13 +717,29 @@ def _compile(
     _check_params(legs, given, elsewhere)
     lineages = {n: packs.load_lineage(n) for n in layouts}
     distinct = [origin for number, origin in enumerate(origins) if origin not in origins[:number]]
-    return Route(tuple(legs), tuple(rules), given, layouts, tuple(entries), tuple(found), lineages, tuple(distinct))
+    return Route(
+        tuple(legs),
+        tuple(rules),
+        given,
+        layouts,
+        tuple(entries),
+        tuple(found),
+        lineages,
+        tuple(distinct),
+    )
 
 
 def _pack(step: _Step, packs: Packs, by_hand: bool) -> dict[str, Any] | None:
-    """Where the rules of the step come from; None for those that ship. A place is no name: who moves a folder changes nothing."""
+    """Where the rules of the step come from; None for those that ship. A place is no name: who
+    moves a folder changes nothing.
+    """
     if by_hand:
-        return {"origin": "file", "name": "", "version": "", "places": [os.path.abspath(f.path) for f in step.files]}
+        return {
+            "origin": "file",
+            "name": "",
+            "version": "",
+            "places": [os.path.abspath(f.path) for f in step.files],
+        }
     home = packs.home(step.lineage)
     if home.origin == "built-in":
         return None
@@ -495,9 +753,14 @@ def _pack(step: _Step, packs: Packs, by_hand: bool) -> dict[str, Any] | None:
 
 
 def _changed(
-    step: _Step, hashes: Sequence[Mapping[str, str]], applied: Sequence[Mapping[str, Any]], again: Sequence[Mapping[str, Any]]
+    step: _Step,
+    hashes: Sequence[Mapping[str, str]],
+    applied: Sequence[Mapping[str, Any]],
+    again: Sequence[Mapping[str, Any]],
 ) -> Iterator[Diagnostic]:
-    """M518 where an edge of a stamp is undone or walked again with rules that mean something else than those that were applied."""
+    """M518 where an edge of a stamp is undone or walked again with rules that mean something else
+    than those that were applied.
+    """
     there, back = (step.lineage, step.start, step.goal), (step.lineage, step.goal, step.start)
     entries = [e for e in again if (e["lineage"], e["from"], e["to"]) == there]
     if step.backwards and not entries:
@@ -507,33 +770,59 @@ def _changed(
     was = {rule["id"]: rule["hash"] for rule in entries[-1]["rules"]}
     now = {rule["id"]: rule["hash"] for rule in hashes}
     if was != now:
-        differ = [f"{name} has changed since" for name in now if was.get(name, now[name]) != now[name]]
+        differ = [
+            f"{name} has changed since" for name in now if was.get(name, now[name]) != now[name]
+        ]
         differ += [f"{name} was not there then" for name in now.keys() - was.keys()]
         differ += [f"{name} is not there any more" for name in was.keys() - now.keys()]
         edge = " → ".join(printable(entries[-1][end], 100) for end in ("from", "to"))
         yield Diagnostic(
             "M518",
-            f"the stamp says that {step.lineage} {edge} was applied with other rules than are found now",
+            f"the stamp says that {step.lineage} {edge} was applied with other rules than are "
+            "found now",
             notes=tuple(printable(line, 300) for line in sorted(differ)[:8]),
-            help=f"migrate {printable(entries[-1]['tool'])} wrote the stamp; the rules of that release make what was there",
+            help=f"migrate {printable(entries[-1]['tool'])} wrote the stamp; the rules of that "
+            "release make what was there",
         )
 
 
 def _check_params(legs: Sequence[Leg], given: Mapping[str, Any], elsewhere: Sequence[str]) -> None:
-    """Raises, before anything is bound, what is wrong with params whose values do not depend on the checkpoint's contents.
+    """Raises, before anything is bound, what is wrong with params whose values do not depend on the
+    checkpoint's contents.
 
     `elsewhere`: params of edges that need not be walked.
     """
     files = list({id(f): f for leg in legs for f in leg.files}.values())
     declared = parameters.declare(files)
-    asking = {name for leg in legs for file in leg.files for name in declared if _asks_checkpoint(leg, file, name)}
-    asking.update(name for name, param in declared.items() if parameters.has_patterns(given.get(name), param))
+    asking = {
+        name
+        for leg in legs
+        for file in leg.files
+        for name in declared
+        if _asks_checkpoint(leg, file, name)
+    }
+    asking.update(
+        name for name, param in declared.items() if parameters.has_patterns(given.get(name), param)
+    )
     alone = {name: param for name, param in declared.items() if name not in asking}
     spans = {name: f.span("params", name) for f in reversed(files) for name in f.model.params}
-    remembered = {name: value for leg in legs for name, value in leg.memory["params"].items() if name in alone}
+    remembered = {
+        name: value for leg in legs for name, value in leg.memory["params"].items() if name in alone
+    }
     asked = {name: value for name, value in given.items() if name in alone or name not in declared}
-    told = {name: parameters.untold(param.groups) for name, param in alone.items() if param.groups is not None}
-    parameters.resolve(alone, asked, [(parameters.STAMP, remembered)], spans, known=[*declared, *elsewhere, PARAMETER], told=told)
+    told = {
+        name: parameters.untold(param.groups)
+        for name, param in alone.items()
+        if param.groups is not None
+    }
+    parameters.resolve(
+        alone,
+        asked,
+        [(parameters.STAMP, remembered)],
+        spans,
+        known=[*declared, *elsewhere, PARAMETER],
+        told=told,
+    )
 
 
 def _asks_checkpoint(leg: Leg, file: LoadedFile, name: str) -> bool:
@@ -542,12 +831,22 @@ def _asks_checkpoint(leg: Leg, file: LoadedFile, name: str) -> bool:
     if param is None:
         return f"${name}" in written
     told = param.groups is not None and _tells(leg, param.groups)
-    return told or bool(param.places) or param.shape is not None or param.dtype is not None or f"${name}" in written
+    return (
+        told
+        or bool(param.places)
+        or param.shape is not None
+        or param.dtype is not None
+        or f"${name}" in written
+    )
 
 
 def _tells(leg: Leg, groups: Groups) -> bool:
-    """Whether the leg may read tensors that tell names by their numbers: it does in one of its two directions."""
+    """Whether the leg may read tensors that tell names by their numbers: it does in one of its two
+    directions.
+    """
     from ..core.overlap import apart
 
     numbered = parse(groups.key)
-    return any(pattern.ranked != numbered.ranked or not apart(pattern, numbered) for pattern in leg.reads())
+    return any(
+        pattern.ranked != numbered.ranked or not apart(pattern, numbered) for pattern in leg.reads()
+    )

@@ -1,7 +1,7 @@
 """The side files of one run, as the edges walked so far leave them.
 
-Rules ask them for params and patch them. Nothing is written here: an edge reads what the edge before it would have
-left, and what is different at the end is written with the output.
+Rules ask them for params and patch them. Nothing is written here: an edge reads what the edge
+before it would have left, and what is different at the end is written with the output.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ MAX_DEPTH = patches.MAX_DEPTH - 8
 
 
 def clash(paths: Iterable[str]) -> tuple[str, str] | None:
-    """The first path that is a file and, for another of the paths, a folder; with that other one."""
+    """The first path that is a file and, for another of the paths, a folder; with that other
+    one.
+    """
     known = set(paths)
     for path in sorted(known):
         at = path.rfind("/")
@@ -36,13 +38,21 @@ def clash(paths: Iterable[str]) -> tuple[str, str] | None:
 def refuse_clash(file: str, below: str) -> NoReturn:
     """M513: the two cannot both be written."""
     what = f"{printable(file)} would be a file and the folder of {printable(below)}"
-    fail("M513", what, help="both would stand in the output; give the file that a rule file begins another name")
+    fail(
+        "M513",
+        what,
+        help="both would stand in the output; give the file that a rule file begins another name",
+    )
 
 
 class SideFiles:
-    """JSON objects beside the tensors. `left_out` are files that are there and are not carried, `carried` those that are."""
+    """JSON objects beside the tensors. `left_out` are files that are there and are not carried,
+    `carried` those that are.
+    """
 
-    def __init__(self, read: ReadSide, left_out: Collection[str] = (), carried: Collection[str] = ()) -> None:
+    def __init__(
+        self, read: ReadSide, left_out: Collection[str] = (), carried: Collection[str] = ()
+    ) -> None:
         self._read_source, self._left_out, self._carried = read, left_out, carried
         self._values: dict[str, dict[str, Any] | None] = {}
         # path -> what stands in it now, None: it is gone; only files that differ from the source's
@@ -53,7 +63,9 @@ class SideFiles:
         return self.changed[path] if path in self.changed else self._read_source(path)
 
     def value(self, path: str) -> dict[str, Any] | None:
-        """The JSON object in the file, not to be changed; None if it is not there. M513 or M906 if it holds something else."""
+        """The JSON object in the file, not to be changed; None if it is not there. M513 or M906 if
+        it holds something else.
+        """
         if path not in self._values:
             self._values[path] = self._parsed(path)
         return self._values[path]
@@ -64,14 +76,20 @@ class SideFiles:
         for key in keys:
             if isinstance(value, dict) and key in value:
                 value = value[key]
-            elif isinstance(value, list) and key.isascii() and key.isdigit() and int(key) < len(value):
+            elif (
+                isinstance(value, list)
+                and key.isascii()
+                and key.isdigit()
+                and int(key) < len(value)
+            ):
                 value = value[int(key)]
             else:
                 return ABSENT
         return ABSENT if value is None and not keys else value
 
     def put(self, path: str, value: dict[str, Any] | None) -> None:
-        """Makes `value` what the file holds, in the style it is written in; None removes it. Equal values change no byte.
+        """Makes `value` what the file holds, in the style it is written in; None removes it. Equal
+        values change no byte.
 
         M513 for a new file whose path is a folder, or runs through a file.
         """
@@ -80,31 +98,56 @@ class SideFiles:
             return
         now = self.read(path)
         if before is None:
-            there = [p for p in (*self._carried, *self.changed) if p not in self.changed or self.changed[p] is not None]
+            there = [
+                p
+                for p in (*self._carried, *self.changed)
+                if p not in self.changed or self.changed[p] is not None
+            ]
             if found := clash([*there, path]):
                 refuse_clash(*found)
         self._values[path] = value
-        made = None if value is None else patches.text(value, None if now is None else now.decode("utf-8"))
+        made = (
+            None
+            if value is None
+            else patches.text(value, None if now is None else now.decode("utf-8"))
+        )
         self.changed[path] = made
         if self._read_source(path) == made:
             del self.changed[path]
 
     def listing(self, there: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
         """(path, size) of the files that come out, given those of the source."""
-        sizes = {**dict(there), **{path: None if content is None else len(content) for path, content in self.changed.items()}}
+        sizes = {
+            **dict(there),
+            **{
+                path: None if content is None else len(content)
+                for path, content in self.changed.items()
+            },
+        }
         return sorted((path, size) for path, size in sizes.items() if size is not None)
 
     def _parsed(self, path: str) -> dict[str, Any] | None:
         raw = self.read(path)
         if raw is None:
             if path in self._left_out:
-                fail("M513", f"{printable(path)} is needed and is not a file that is read", help="it is too large, or a link or pipe")
+                fail(
+                    "M513",
+                    f"{printable(path)} is needed and is not a file that is read",
+                    help="it is too large, or a link or pipe",
+                )
             return None
         if len(raw) > MAX_READ:
-            fail("M513", f"{printable(path)} has {len(raw)} bytes, a configuration at most {MAX_READ}")
+            fail(
+                "M513",
+                f"{printable(path)} has {len(raw)} bytes, a configuration at most {MAX_READ}",
+            )
         value = jsontext.parse(raw, printable(path), floats=True, constants=True)
         if not isinstance(value, dict):
-            fail("M513", f"{printable(path)} holds no JSON object", help="a configuration is `{…}` with names and values")
+            fail(
+                "M513",
+                f"{printable(path)} holds no JSON object",
+                help="a configuration is `{…}` with names and values",
+            )
         if patches.depth(value) > MAX_DEPTH:
             fail("M914", f"{printable(path)}: JSON nested more than {MAX_DEPTH} deep")
         return value

@@ -1,8 +1,9 @@
 """Which edges of a stamp still stand, and which of them may not be undone before a later one is.
 
-Keys that an edge left as they were are remembered under the names that they had behind it. An edge of another lineage that
-was walked afterwards may have renamed them, or others to their names. Then nobody can tell what stays, so such an edge is
-undone first: refused is the order, never the way back.
+Keys that an edge left as they were are remembered under the names that they had behind it. An edge
+of another lineage that was walked afterwards may have renamed them, or others to their names. Then
+nobody can tell what stays, so such an edge is undone first: refused is the order, never the way
+back.
 """
 
 from __future__ import annotations
@@ -25,10 +26,14 @@ Entry = Mapping[str, Any]
 
 
 def standing(applied: Iterable[Entry]) -> list[Entry]:
-    """The entries that were not undone since, oldest first: an entry is undone by the next one of its lineage, if that goes back."""
+    """The entries that were not undone since, oldest first: an entry is undone by the next one of
+    its lineage, if that goes back.
+    """
     out: list[Entry] = []
     for entry in applied:
-        at = next((n for n in reversed(range(len(out))) if out[n]["lineage"] == entry["lineage"]), None)
+        at = next(
+            (n for n in reversed(range(len(out))) if out[n]["lineage"] == entry["lineage"]), None
+        )
         if at is not None and _undoes(entry, out[at]):
             del out[at]
         else:
@@ -36,10 +41,17 @@ def standing(applied: Iterable[Entry]) -> list[Entry]:
     return out
 
 
-def check_order(applied: Sequence[Entry], steps: Sequence[tuple[Entry, Sequence[LoadedFile]]], packs: Packs, keys: Collection[str]) -> None:
-    """M405 where one of `steps` undoes an entry whose kept keys a later entry may have renamed, which still stands then.
+def check_order(
+    applied: Sequence[Entry],
+    steps: Sequence[tuple[Entry, Sequence[LoadedFile]]],
+    packs: Packs,
+    keys: Collection[str],
+) -> None:
+    """M405 where one of `steps` undoes an entry whose kept keys a later entry may have renamed,
+    which still stands then.
 
-    `steps` are (lineage, from and to; its rule files) in the order in which they are walked; `keys`: the tensors that are there.
+    `steps` are (lineage, from and to; its rule files) in the order in which they are walked;
+    `keys`: the tensors that are there.
     """
     here = standing(applied)
     walked: dict[int, Sequence[LoadedFile]] = {}
@@ -51,29 +63,48 @@ def check_order(applied: Sequence[Entry], steps: Sequence[tuple[Entry, Sequence[
             continue
         kept = here[at].get("kept") or ()
         for later in here[at + 1 :] if kept else ():
-            known = walked.get(id(later)) or _files(later, packs, [f for _, some in steps for f in some])
+            known = walked.get(id(later)) or _files(
+                later, packs, [f for _, some in steps for f in some]
+            )
             # before anything is walked, a name that is not there is one that moved
-            if names := _moved(later, known, unfold(kept, 2 * len(keys)), keys if number == 0 else None):
+            if names := _moved(
+                later, known, unfold(kept, 2 * len(keys)), keys if number == 0 else None
+            ):
                 _refuse(here[at], later, names)
         del here[at]
 
 
 def _undoes(entry: Entry, other: Entry) -> bool:
-    return (entry["lineage"], entry["from"], entry["to"]) == (other["lineage"], other["to"], other["from"])
+    return (entry["lineage"], entry["from"], entry["to"]) == (
+        other["lineage"],
+        other["to"],
+        other["from"],
+    )
 
 
 def _files(entry: Entry, packs: Packs, given: Iterable[LoadedFile]) -> list[LoadedFile]:
-    """The rule files that the entry names, as they were when it was applied; [] where they are not all known here."""
+    """The rule files that the entry names, as they were when it was applied; [] where they are not
+    all known here.
+    """
     wanted = {(rule["id"], rule["hash"]) for rule in entry["rules"]}
     known = {id(pack): pack for pack in packs.all if entry["lineage"] in pack.lineages}
     edges = packs.load_lineage(entry["lineage"]).edges if known else ()
-    there = [f for edge in edges if {edge.source, edge.target} == {entry["from"], entry["to"]} for f in load_edge(edge.files)]
+    there = [
+        f
+        for edge in edges
+        if {edge.source, edge.target} == {entry["from"], entry["to"]}
+        for f in load_edge(edge.files)
+    ]
     found = {(f.model.id, f.hash): f for f in (*given, *there)}
     return [found[rule] for rule in wanted] if wanted <= found.keys() else []
 
 
-def _moved(later: Entry, files: Sequence[LoadedFile], kept: Collection[str], keys: Collection[str] | None) -> list[str]:
-    """Those of the kept keys that the edge of `later` may have taken; all of them where its rule files are not known."""
+def _moved(
+    later: Entry, files: Sequence[LoadedFile], kept: Collection[str], keys: Collection[str] | None
+) -> list[str]:
+    """Those of the kept keys that the edge of `later` may have taken; all of them where its rule
+    files are not known.
+    """
     if not files:
         return sorted(kept)
     taking = list(_taking(later, files))
@@ -101,7 +132,8 @@ def _refuse(entry: Entry, later: Entry, names: Sequence[str]) -> None:
     back = f"{printable(later['lineage'])}@{printable(later['from'])}"
     fail(
         "M405",
-        f"{spelled(entry)} left keys as they were, and {spelled(later)}, which was applied later and stands, may have renamed them",
+        f"{spelled(entry)} left keys as they were, and {spelled(later)}, which was applied later "
+        "and stands, may have renamed them",
         notes=(f"the stamp names them as they were before it: {listed(list(names), 4)}",),
         help=f"downgrade the later edge first: {option('to', back)}",
     )

@@ -1,12 +1,15 @@
-"""Parts of one tensor that a plan would part: a weight that moves while its scale stays where no reader looks for it.
+"""Parts of one tensor that a plan would part: a weight that moves while its scale stays where no
+reader looks for it.
 
-Rules see keys, and a rule that renames `….weight` in a checkpoint of a number format may well forget `….weight_scale_inv`.
-So the codecs' tables of names are held against what went in and what comes out, whatever edges lie between. Two parts
-are well if they come out under names that belong together again, if they are decoded together, if both are dropped, or if
-both move to names that no table knows. A weight stored in a wide float is not encoded, whatever stands beside it.
+Rules see keys, and a rule that renames `….weight` in a checkpoint of a number format may well
+forget `….weight_scale_inv`. So the codecs' tables of names are held against what went in and what
+comes out, whatever edges lie between. Two parts are well if they come out under names that belong
+together again, if they are decoded together, if both are dropped, or if both move to names that no
+table knows. A weight stored in a wide float is not encoded, whatever stands beside it.
 
-Where parts were joined or cut along an axis, their blocks must have been whole: no block size may be left out of the
-question here, so only what fits no block size at all is an error, and the rest shows where the parts are decoded.
+Where parts were joined or cut along an axis, their blocks must have been whole: no block size may
+be left out of the question here, so only what fits no block size at all is an error, and the rest
+shows where the parts are decoded.
 """
 
 from __future__ import annotations
@@ -60,12 +63,23 @@ class _Table(NamedTuple):
     by_part: Mapping[str, list[tuple[str, str, str]]]
 
 
-def check(stored: Mapping[str, Stored], outputs: Mapping[str, Tensor], legs: Sequence[Bound], report: Report) -> None:
-    """M408 for each pair of parts that comes apart between `stored` and `outputs`, M310 for blocks that were cut; `legs` name the rules."""
+def check(
+    stored: Mapping[str, Stored],
+    outputs: Mapping[str, Tensor],
+    legs: Sequence[Bound],
+    report: Report,
+) -> None:
+    """M408 for each pair of parts that comes apart between `stored` and `outputs`, M310 for blocks
+    that were cut; `legs` name the rules.
+    """
     if not any(_encoded(tensor.spec) for tensor in stored.values()):
         return
     table = _table()
-    pairs = [pair for pair in _pairs(stored, table) if not all(_untouched(key, stored, outputs) for key in pair[:2])]
+    pairs = [
+        pair
+        for pair in _pairs(stored, table)
+        if not all(_untouched(key, stored, outputs) for key in pair[:2])
+    ]
     if not pairs:
         return
     users = _users(outputs, {key for pair in pairs for key in (pair.weight, pair.part)})
@@ -150,7 +164,9 @@ def _users(outputs: Mapping[str, Tensor], wanted: set[str]) -> dict[str, dict[st
     def of(call: Call) -> frozenset[str]:
         found = within.get(id(call))
         if found is None:
-            found = within[id(call)] = frozenset(key for tensor in call.inputs for key in sources(tensor))
+            found = within[id(call)] = frozenset(
+                key for tensor in call.inputs for key in sources(tensor)
+            )
         return found
 
     users: dict[str, dict[str, None]] = {}
@@ -158,20 +174,28 @@ def _users(outputs: Mapping[str, Tensor], wanted: set[str]) -> dict[str, dict[st
         found = tensor.sources
         # most tensors have one source, and there may be hundreds of thousands
         one = found[0] if len(found) == 1 else None
-        for source in sources(tensor) if not isinstance(one, str) else (one,) if one in wanted else ():
+        for source in (
+            sources(tensor) if not isinstance(one, str) else (one,) if one in wanted else ()
+        ):
             users.setdefault(source, {})[key] = None
     return users
 
 
 def _apart(fate: _Fate, planned: _Planned) -> tuple[str | None, str | None] | None:
-    """None if the parts stay together; else an output of each that is alone (None: that part is dropped)."""
+    """None if the parts stay together; else an output of each that is alone (None: that part is
+    dropped).
+    """
     pair, weights, parts = fate
     stored, outputs, _, table = planned
     if not weights and not parts:
         return None
     if not weights or not parts:
         return next(iter(weights), None), next(iter(parts), None)
-    kept = pair.weight in weights and pair.part in parts and outputs[pair.weight].spec.dtype == stored[pair.weight].spec.dtype
+    kept = (
+        pair.weight in weights
+        and pair.part in parts
+        and outputs[pair.weight].spec.dtype == stored[pair.weight].spec.dtype
+    )
     if kept:
         return None
     for key in weights:
@@ -182,29 +206,45 @@ def _apart(fate: _Fate, planned: _Planned) -> tuple[str | None, str | None] | No
         if still_encoded and any(partner in parts for partner in _partners(key, table)):
             continue
         others = [part for part in parts if part not in weights]
-        known = not still_encoded or _split(key)[1] in table.by_weight or any(_split(part)[1] in table.by_part for part in others)
+        known = (
+            not still_encoded
+            or _split(key)[1] in table.by_weight
+            or any(_split(part)[1] in table.by_part for part in others)
+        )
         if known or pair.weight == key or pair.part in others:
             return key, next(iter(others), next(iter(parts)))
     return None
 
 
-def _report(fate: _Fate, weight: str | None, part: str | None, planned: _Planned, report: Report) -> None:
+def _report(
+    fate: _Fate, weight: str | None, part: str | None, planned: _Planned, report: Report
+) -> None:
     pair = fate.pair
     rule = _rule(fate, planned.legs)
     who = f"rule {rule.name!r}" if rule is not None else "the plan"
-    label = {pair.weight: printable(pair.weight), pair.part: f"its {pair.role} {printable(pair.part)}"}
+    label = {
+        pair.weight: printable(pair.weight),
+        pair.part: f"its {pair.role} {printable(pair.part)}",
+    }
     there = {pair.weight: weight, pair.part: part}
     # what is told of first is the one that goes
-    first, second = (pair.part, pair.weight) if part is None or weight == pair.weight else (pair.weight, pair.part)
+    first, second = (
+        (pair.part, pair.weight)
+        if part is None or weight == pair.weight
+        else (pair.weight, pair.part)
+    )
     target = there[second]
     rest = "stays" if target == second else f"becomes {printable(target or '')}"
     moved = there[first]
-    does = f"drops {label[first]}" if moved is None else f"makes {printable(moved)} of {label[first]}"
+    does = (
+        f"drops {label[first]}" if moved is None else f"makes {printable(moved)} of {label[first]}"
+    )
     report.add(
         "M408",
         f"{who} {does}, and {label[second]} {rest}",
         spans=(rule.span,) if rule is not None else (),
-        help="the two are one tensor: move them alike, drop both, or decode them first with `dequantize`, as roles of one rule",
+        help="the two are one tensor: move them alike, drop both, or decode them first with "
+        "`dequantize`, as roles of one rule",
     )
 
 
@@ -235,20 +275,28 @@ def _check_blocks(fate: _Fate, planned: _Planned, report: Report) -> None:
         if len(after) < 2 or len(blocks) < 2:
             continue
         for axis in (-2, -1):
-            if after[axis] != before[axis] and not _fits(before[axis], grid[axis], after[axis], blocks[axis]):
+            if after[axis] != before[axis] and not _fits(
+                before[axis], grid[axis], after[axis], blocks[axis]
+            ):
                 rule = _rule(_Fate(pair, {key: None}, {partner: None}), legs)
                 message = (
-                    f"{printable(pair.weight)} {list(before)} has scales {list(grid)} and becomes {printable(key)} {list(after)} "
+                    f"{printable(pair.weight)} {list(before)} has scales {list(grid)} and becomes "
+                    f"{printable(key)} {list(after)} "
                     f"with {list(blocks)}: blocks along axis {axis} are cut, whatever their size"
                 )
                 report.add(
-                    "M310", message, spans=(rule.span,) if rule is not None else (), help="decode with `dequantize` before parts are joined"
+                    "M310",
+                    message,
+                    spans=(rule.span,) if rule is not None else (),
+                    help="decode with `dequantize` before parts are joined",
                 )
                 return
 
 
 def _fits(before: int, grid: int, after: int, blocks: int) -> bool:
-    """Whether some block size makes `grid` blocks of `before` elements and `blocks` of `after`, the smaller length in whole blocks."""
+    """Whether some block size makes `grid` blocks of `before` elements and `blocks` of `after`, the
+    smaller length in whole blocks.
+    """
     if not (before and grid and after and blocks):
         return True
     low = max(-(-before // grid), -(-after // blocks))

@@ -1,8 +1,10 @@
-"""Values that are no tensors, on one edge: those that a rule names obey it, all others follow the modules that they belong to.
+"""Values that are no tensors, on one edge: those that a rule names obey it, all others follow the
+modules that they belong to.
 
-A value has no dtype and no shape, so only rules that rename, drop, copy or ask for equality can take one, and only one that
-spells the value's last name: `{m...}._extra_state` does, and `{m...}.{k}` speaks of tensors. The tensors are bound without them; values
-are bound by the same matcher, on their own, as if each were a tensor without elements.
+A value has no dtype and no shape, so only rules that rename, drop, copy or ask for equality can
+take one, and only one that spells the value's last name: `{m...}._extra_state` does, and
+`{m...}.{k}` speaks of tensors. The tensors are bound without them; values are bound by the same
+matcher, on their own, as if each were a tensor without elements.
 """
 
 from __future__ import annotations
@@ -31,9 +33,11 @@ _ACCOUNTING = ("M206", "M211")
 
 
 class Values(NamedTuple):
-    """What values there are: their names now -> what they were called in the checkpoint, `ranks`: names end in `@r`.
+    """What values there are: their names now -> what they were called in the checkpoint, `ranks`:
+    names end in `@r`.
 
-    `spelled(name)` is the text of the value that the checkpoint has under this name: equal for equal values.
+    `spelled(name)` is the text of the value that the checkpoint has under this name: equal for
+    equal values.
     """
 
     names: Mapping[str, str]
@@ -46,7 +50,9 @@ class Values(NamedTuple):
 def named(rules: Iterable[DirectedRule], names: Iterable[str]) -> list[DirectedRule]:
     """The rules that take at least one of these values."""
     short = [_split(name)[0] for name in names]
-    return [rule for rule in rules if short and _takes(rule) and any(_fits(rule, key) for key in short)]
+    return [
+        rule for rule in rules if short and _takes(rule) and any(_fits(rule, key) for key in short)
+    ]
 
 
 def fitted(rules: Sequence[DirectedRule], names: Iterable[str]) -> list[str]:
@@ -61,7 +67,10 @@ def _takes(rule: DirectedRule) -> bool:
 
 
 def _fits(rule: DirectedRule, key: str) -> bool:
-    return any(_last(side.pattern) == key.rpartition(".")[2] and _matches(side.pattern, key) for side in rule.reads)
+    return any(
+        _last(side.pattern) == key.rpartition(".")[2] and _matches(side.pattern, key)
+        for side in rule.reads
+    )
 
 
 def _last(pattern: Pattern) -> str | None:
@@ -82,10 +91,18 @@ def _split(name: str) -> tuple[str, int]:
     return (name, 0) if rank is None else (name.rpartition("@")[0], rank)
 
 
-def carry(rules: Sequence[DirectedRule], bound: Bound, values: Values, report: Report, stay: AbstractSet[str] = frozenset()) -> Values:
-    """The values behind the edge that `bound` is of; what rules make and drop and what there is to know is added to `bound`.
+def carry(
+    rules: Sequence[DirectedRule],
+    bound: Bound,
+    values: Values,
+    report: Report,
+    stay: AbstractSet[str] = frozenset(),
+) -> Values:
+    """The values behind the edge that `bound` is of; what rules make and drop and what there is to
+    know is added to `bound`.
 
-    `stay`: names that no rule takes. M404 where `same` finds values that differ, M212 where a tensor is called like a value.
+    `stay`: names that no rule takes. M404 where `same` finds values that differ, M212 where a
+    tensor is called like a value.
     """
     taken = named(rules, values.names)
     out: dict[str, str] = {}
@@ -99,36 +116,72 @@ def carry(rules: Sequence[DirectedRule], bound: Bound, values: Values, report: R
             if name not in stay and any(_fits(r, _split(name)[0]) for r in taken)
         }
         problems = Report()
-        own = bind([replace(rule, optional=True, when={}) for rule in taken], [], asked, views, Questions(lambda *_: True, True), problems)
+        own = bind(
+            [replace(rule, optional=True, when={}) for rule in taken],
+            [],
+            asked,
+            views,
+            Questions(lambda *_: True, True),
+            problems,
+        )
         report.diagnostics += [d for d in problems.diagnostics if d.code not in _ACCOUNTING]
         rule_of = {(rule.id, rule.name): rule for rule in taken}
         for key, made in own.made.items():
             out[key] = values.names[made.keys[0]]
             handled.update(() if made.rule.keep_source else made.keys)
-            unlike = [k for k in made.keys if values.spelled(values.names[k]) != values.spelled(out[key])]
+            unlike = [
+                k for k in made.keys if values.spelled(values.names[k]) != values.spelled(out[key])
+            ]
             if unlike:
                 report.add(
-                    "M404", f"rule {made.rule.name!r}: the values {listed([made.keys[0], *unlike], 4)} differ", spans=(made.rule.span,)
+                    "M404",
+                    f"rule {made.rule.name!r}: the values {listed([made.keys[0], *unlike], 4)} "
+                    "differ",
+                    spans=(made.rule.span,),
                 )
         handled.update(own.dropped)
         bound.named.update(own.made)
         for listed_, missing in own.unmatched.items():
             if listed_ in bound.unmatched:
-                bound.unmatched[listed_] = [value for value in bound.unmatched[listed_] if value in missing]
-        bound.dropped.update({key: rule_of[rule.id, rule.name] for key, rule in own.dropped.items()})
-        changed = [f"{printable(made.keys[0])} is now {printable(key)}" for key, made in own.made.items() if made.keys != (key,)]
+                bound.unmatched[listed_] = [
+                    value for value in bound.unmatched[listed_] if value in missing
+                ]
+        bound.dropped.update(
+            {key: rule_of[rule.id, rule.name] for key, rule in own.dropped.items()}
+        )
+        changed = [
+            f"{printable(made.keys[0])} is now {printable(key)}"
+            for key, made in own.made.items()
+            if made.keys != (key,)
+        ]
         if changed:
             bound.notes.append(f"values that rules name: {listed(changed, 4)}")
-    out.update(_followed([name for name in values.names if name not in handled], values, bound, {*out}, report))
+    out.update(
+        _followed(
+            [name for name in values.names if name not in handled], values, bound, {*out}, report
+        )
+    )
     return values._replace(names=out, known=values.known | out.keys())
 
 
-def _followed(names: Sequence[str], values: Values, bound: Bound, made: set[str], report: Report) -> dict[str, str]:
-    """Where values are that no rule takes: with their modules, or where they were if others would be called the same."""
-    tensors = {_split(key) for key in bound.tensors} if values.ranks else {(key, 0) for key in bound.tensors}
+def _followed(
+    names: Sequence[str], values: Values, bound: Bound, made: set[str], report: Report
+) -> dict[str, str]:
+    """Where values are that no rule takes: with their modules, or where they were if others would
+    be called the same.
+    """
+    tensors = (
+        {_split(key) for key in bound.tensors}
+        if values.ranks
+        else {(key, 0) for key in bound.tensors}
+    )
     used = tensors | {_split(key) if values.ranks else (key, 0) for key in made}
     split = {name: _split(name) if values.ranks else (name, 0) for name in names}
-    moved = follow(bound, {key.rpartition(".")[0] for key, _ in split.values() if "." in key}) if bound.made else {}
+    moved = (
+        follow(bound, {key.rpartition(".")[0] for key, _ in split.values() if "." in key})
+        if bound.made
+        else {}
+    )
     there: dict[str, tuple[str, int]] = {}
     for name, (key, rank) in split.items():
         module, dot, last = key.rpartition(".")
@@ -138,14 +191,29 @@ def _followed(names: Sequence[str], values: Values, bound: Bound, made: set[str]
     stay: list[str] = []
     while True:
         count = Counter(there.values())
-        back = [name for name, goal in there.items() if goal != split[name] and (goal in used or count[goal] > 1)]
+        back = [
+            name
+            for name, goal in there.items()
+            if goal != split[name] and (goal in used or count[goal] > 1)
+        ]
         if not back:
             break
         stay += back
         there.update({name: split[name] for name in back})
     if stay:
-        bound.notes.append(f"values that keep their names, because others would be called the same: {listed(sorted(stay), 4)}")
+        bound.notes.append(
+            "values that keep their names, because others would be called the same: "
+            f"{listed(sorted(stay), 4)}"
+        )
     if both := sorted(name for name, goal in there.items() if goal in used):
-        what = f"{listed(both, 4)} would be written twice: a value that is no tensor is called so, and no rule takes it"
-        report.add("M212", what, help="name the tensor otherwise, or the value in a rule of its own")
-    return {f"{key}@{rank}" if values.ranks else key: values.names[name] for name, (key, rank) in there.items()}
+        what = (
+            f"{listed(both, 4)} would be written twice: a value that is no tensor is called "
+            "so, and no rule takes it"
+        )
+        report.add(
+            "M212", what, help="name the tensor otherwise, or the value in a rule of its own"
+        )
+    return {
+        f"{key}@{rank}" if values.ranks else key: values.names[name]
+        for name, (key, rank) in there.items()
+    }

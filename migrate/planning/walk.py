@@ -1,8 +1,10 @@
-"""One walk along a route: each edge gets its params when it is reached, and leaves the side files as the next one finds them.
+"""One walk along a route: each edge gets its params when it is reached, and leaves the side files
+as the next one finds them.
 
-An edge may ask the configuration or a tensor's shape for a param, and the edges before it change both. So params are
-settled edge by edge while the graph is composed, not before. On the way back the patch of an edge is undone before its
-params are asked for: they are those of the layout that the edge starts in.
+An edge may ask the configuration or a tensor's shape for a param, and the edges before it change
+both. So params are settled edge by edge while the graph is composed, not before. On the way back
+the patch of an edge is undone before its params are asked for: they are those of the layout that
+the edge starts in.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ Said = tuple[str, Mapping[str, Any]]
 
 
 class Walk:
-    """What the edges know beside tensors. `given` is what `--set` says; `carried`: the output has side files of its own.
+    """What the edges know beside tensors. `given` is what `--set` says; `carried`: the output has
+    side files of its own.
 
     Call sequence, for each leg: `enter` before its rules are bound, `leave` with what they made.
     """
@@ -68,58 +71,108 @@ class Walk:
         return self.sides.listing(there) if self._carried else []
 
     def enter(self, leg: Leg, tensors: Mapping[str, Tensor]) -> Leg:
-        """The leg with the params of its rules. Raises what is wrong with them or with the files they are read from."""
+        """The leg with the params of its rules. Raises what is wrong with them or with the files
+        they are read from.
+        """
         before = self._snapshot(leg)
         if leg.backwards:
             self._undo(leg)
             self._legs.append(leg)
         declared = parameters.declare(leg.files)
-        spans = {name: f.span("params", name) for f in reversed(leg.files) for name in f.model.params}
+        spans = {
+            name: f.span("params", name) for f in reversed(leg.files) for name in f.model.params
+        }
         given = {name: value for name, value in self._given.items() if name in declared}
-        said = [(parameters.STAMP, {n: v for n, v in leg.memory.get("params", {}).items() if n in declared}), *self._sources(leg, tensors)]
+        said = [
+            (
+                parameters.STAMP,
+                {n: v for n, v in leg.memory.get("params", {}).items() if n in declared},
+            ),
+            *self._sources(leg, tensors),
+        ]
         for name in given:
             at = (spans[name],) if name in spans else ()
             given[name] = parameters.expand(
-                name, given[name], declared[name], lambda: _names(tensors), at, [values.get(name) for _, values in said]
+                name,
+                given[name],
+                declared[name],
+                lambda: _names(tensors),
+                at,
+                [values.get(name) for _, values in said],
             )
         lost = self._lost(leg)
-        silent = [n for n in declared if declared[n].groups and n not in given and all(source.get(n) is None for _, source in said)]
-        told = {name: _grouped(leg, groups, tensors) for name in silent if (groups := declared[name].groups) is not None}
+        silent = [
+            n
+            for n in declared
+            if declared[n].groups
+            and n not in given
+            and all(source.get(n) is None for _, source in said)
+        ]
+        told = {
+            name: _grouped(leg, groups, tensors)
+            for name in silent
+            if (groups := declared[name].groups) is not None
+        }
         values = parameters.resolve(declared, given, said, spans, lost=lost, told=told)
         self.notes += [
-            f"nothing says `{n}` of {leg.lineage}, and the tensors tell: {listed([f or repr('') for f in found], 8)}"
+            f"nothing says `{n}` of {leg.lineage}, and the tensors tell: "
+            f"{listed([f or repr('') for f in found], 8)}"
             for n, found in told.items()
             if isinstance(found, list)
         ]
         _refuse_others(leg, values, declared)
         _refuse_new(leg, values, given, declared)
         drops = "drop" in ((declared[DELAYED].choices or ()) if DELAYED in declared else ())
-        way = f"{together(option('params', f'{DELAYED}=drop'), option('allow', 'drop'))} leaves it behind, which is what most want"
+        way = (
+            f"{together(option('params', f'{DELAYED}=drop'), option('allow', 'drop'))} leaves "
+            "it behind, which is what most want"
+        )
         self._leave = way if drops else leave()
         told = {name: found for name, found in told.items() if isinstance(found, list)}
         self._assumed = {
-            n: v for n, v in values.items() if n not in given and n not in told and all(source.get(n) is None for _, source in said)
+            n: v
+            for n, v in values.items()
+            if n not in given and n not in told and all(source.get(n) is None for _, source in said)
         }
         for name, value in ((n, v) for n, v in self._assumed.items() if n in lost):
             what = f"`{name}` is taken to be {printable(str(value), 80)}, its default: {lost[name]}"
             at = (spans[name],) if name in spans else ()
-            self.warnings.append(Diagnostic("M512", what, at, help=f"if it was another one: {option('params', f'{name}=…')}"))
+            self.warnings.append(
+                Diagnostic(
+                    "M512", what, at, help=f"if it was another one: {option('params', f'{name}=…')}"
+                )
+            )
         for name, value in values.items():
             taken = name in self.params and not patches.same(self.params[name], value)
-            self.params[f"{name} ({leg.lineage} {leg.start} -> {leg.goal})" if taken else name] = value
-        numbering = {PARAMETER: leg.memory["params"][PARAMETER]} if PARAMETER in leg.memory.get("params", {}) else {}
+            self.params[f"{name} ({leg.lineage} {leg.start} -> {leg.goal})" if taken else name] = (
+                value
+            )
+        numbering = (
+            {PARAMETER: leg.memory["params"][PARAMETER]}
+            if PARAMETER in leg.memory.get("params", {})
+            else {}
+        )
         self.params.update(numbering)
         self.remembered.append({"params": {**values, **numbering}, "before": before})
-        own = {id(f): {name: values[name] for name in f.model.params if name in values} for f in leg.files}
-        return replace(leg, rules=tuple((rule, own.get(id(rule.loaded), {})) for rule, _ in leg.rules))
+        own = {
+            id(f): {name: values[name] for name in f.model.params if name in values}
+            for f in leg.files
+        }
+        return replace(
+            leg, rules=tuple((rule, own.get(id(rule.loaded), {})) for rule, _ in leg.rules)
+        )
 
     def leave(self, leg: Leg, bound: Bound, report: Report) -> None:
         """Does to the side files what the leg's rule files say, now that its keys are known."""
         memory = self.remembered[-1]
         params, before = memory["params"], memory.pop("before")
         if not self._carried:
-            changing = [(file.model.id, paths) for file in leg.files if (paths := _patched_by(file))]
-            self.notes += [f"{who} changes {listed(paths)}, which only a folder has" for who, paths in changing]
+            changing = [
+                (file.model.id, paths) for file in leg.files if (paths := _patched_by(file))
+            ]
+            self.notes += [
+                f"{who} changes {listed(paths)}, which only a folder has" for who, paths in changing
+            ]
         undone = _undone(leg) or {}
         _refuse_contradictions(leg, params, report)
         renamed: set[tuple[str, tuple[str, ...]]] = set()
@@ -144,18 +197,30 @@ class Walk:
     def explain(self, report: Report) -> None:
         """Adds to what is wrong what the leg's params have to do with it.
 
-        With shapes, which of them nobody said: a default may be what does not fit. With delayed scaling, which of them leaves it behind.
+        With shapes, which of them nobody said: a default may be what does not fit. With delayed
+        scaling, which of them leaves it behind.
         """
-        notes = tuple(f"nothing says `{name}`, its default is {printable(str(value), 80)}" for name, value in self._assumed.items())
-        report.diagnostics = [replace(d, notes=(*d.notes, *notes)) if d.code.startswith("M3") else d for d in report.diagnostics]
+        notes = tuple(
+            f"nothing says `{name}`, its default is {printable(str(value), 80)}"
+            for name, value in self._assumed.items()
+        )
         report.diagnostics = [
-            replace(d, help=d.help.replace(leave(), self._leave)) if d.help and leave() in d.help else d for d in report.diagnostics
+            replace(d, notes=(*d.notes, *notes)) if d.code.startswith("M3") else d
+            for d in report.diagnostics
+        ]
+        report.diagnostics = [
+            replace(d, help=d.help.replace(leave(), self._leave))
+            if d.help and leave() in d.help
+            else d
+            for d in report.diagnostics
         ]
 
     def _snapshot(self, leg: Leg) -> dict[str, dict[str, Any] | None]:
         """The side files that the leg may change, as they stand."""
         paths = [path for file in leg.files for path in _patched_by(file)]
-        return {path: self.sides.value(path) for path in dict.fromkeys([*paths, *(_undone(leg) or {})])}
+        return {
+            path: self.sides.value(path) for path in dict.fromkeys([*paths, *(_undone(leg) or {})])
+        }
 
     def _patch(self, path: str, patch: Mapping[str, Any]) -> None:
         now = self.sides.value(path)
@@ -165,7 +230,9 @@ class Walk:
             self.sides.put(path, made)
 
     def _undo(self, leg: Leg) -> None:
-        """The side files as they were before the edge, where the stamp says how; else a warning that they stay as they are."""
+        """The side files as they were before the edge, where the stamp says how; else a warning
+        that they stay as they are.
+        """
         steps = _undone(leg)
         for path, undo in (steps or {}).items():
             now = self.sides.value(path)
@@ -177,17 +244,23 @@ class Walk:
                     self.warnings.append(
                         Diagnostic(
                             "M512",
-                            f"what {file.model.id} did to {printable(path)} cannot be downgraded: no stamp says what was there before",
+                            f"what {file.model.id} did to {printable(path)} cannot be downgraded: "
+                            "no stamp says what was there before",
                             (file.span("files", path),),
-                            help="it is carried as it is; correct it by hand, or write a rule file whose edge runs backwards",
+                            help="it is carried as it is; correct it by hand, or write a rule "
+                            "file whose edge runs backwards",
                         )
                     )
                     self.inexact.append(
-                        f"files of {leg.lineage} {leg.goal} -> {leg.start}: {printable(path)} is not as it was before {file.model.id}"
+                        f"files of {leg.lineage} {leg.goal} -> {leg.start}: {printable(path)} is "
+                        f"not as it was before {file.model.id}"
                     )
 
     def _touches(self, file: LoadedFile, path: str) -> bool:
-        return any(value is None or self.sides.at(path, at) is not ABSENT for at, value in patches.leaves(file.model.files[path]))
+        return any(
+            value is None or self.sides.at(path, at) is not ABSENT
+            for at, value in patches.leaves(file.model.files[path])
+        )
 
     def _sources(self, leg: Leg, tensors: Mapping[str, Tensor]) -> Iterator[Said]:
         """What the checkpoint says of the leg's params: (source for messages, {param: value})."""
@@ -196,50 +269,91 @@ class Walk:
                 yield from self._written(file, path)
             for name, param in file.model.params.items():
                 for path, keys in map(parameters.place, param.places):
-                    if not _foreign(self._legs, path, keys) and (value := self.sides.at(path, keys)) is not ABSENT:
+                    if (
+                        not _foreign(self._legs, path, keys)
+                        and (value := self.sides.at(path, keys)) is not ABSENT
+                    ):
                         yield f"{path}#{'.'.join(keys)}", {name: value}
                 if param.shape is not None:
-                    yield from ((said, {name: size}) for said, size in _sizes(leg, param.shape, tensors))
+                    yield from (
+                        (said, {name: size}) for said, size in _sizes(leg, param.shape, tensors)
+                    )
                 if param.dtype is not None:
                     known = self._given.get(name, leg.memory.get("params", {}).get(name))
-                    yield from ((said, {name: dtype}) for said, dtype in _dtypes(leg, param.dtype, tensors, known))
+                    yield from (
+                        (said, {name: dtype})
+                        for said, dtype in _dtypes(leg, param.dtype, tensors, known)
+                    )
 
     def _lost(self, leg: Leg) -> dict[str, str]:
-        """Param -> why its place in the configuration does not give it, where a leg was walked back without a stamp."""
+        """Param -> why its place in the configuration does not give it, where a leg was walked back
+        without a stamp.
+        """
         out = {}
-        for name, reference in ((n, r) for file in leg.files for n, p in file.model.params.items() for r in p.places):
+        for name, reference in (
+            (n, r) for file in leg.files for n, p in file.model.params.items() for r in p.places
+        ):
             if by := _foreign(self._legs, *parameters.place(reference)):
                 place = parameters.spelled(reference)
-                out[name] = f"it stood at {place}, which {by[0].model.id} changes on the way there, and no stamp remembers it"
+                out[name] = (
+                    f"it stood at {place}, which {by[0].model.id} changes on the way there, and "
+                    "no stamp remembers it"
+                )
         return out
 
     def _written(self, file: LoadedFile, path: str) -> Iterator[Said]:
-        """Params that the file's patch wrote into the side file, on the way back without a stamp, unless a later edge wrote over them."""
+        """Params that the file's patch wrote into the side file, on the way back without a stamp,
+        unless a later edge wrote over them.
+        """
         for at, value in patches.leaves(file.model.files[path]):
-            match = PARAM.fullmatch(value) if isinstance(value, str) and not _foreign(self._legs[:-1], path, at) else None
+            match = (
+                PARAM.fullmatch(value)
+                if isinstance(value, str) and not _foreign(self._legs[:-1], path, at)
+                else None
+            )
             if match and (found := self.sides.at(path, at)) is not ABSENT:
                 yield f"{path}#{'.'.join(at)}", {match[1]: found}
 
-    def _check_way_back(self, leg: Leg, before: Mapping[str, Any], undone: Mapping[str, Any], params: Mapping[str, Any]) -> None:
-        """A file that was edited after it was patched does not come back as it now is, once the patch is undone and done again."""
+    def _check_way_back(
+        self,
+        leg: Leg,
+        before: Mapping[str, Any],
+        undone: Mapping[str, Any],
+        params: Mapping[str, Any],
+    ) -> None:
+        """A file that was edited after it was patched does not come back as it now is, once the
+        patch is undone and done again.
+        """
         if not leg.backwards:
             return
         for path, steps in undone.items():
             gone = before[path] is None and all(step["at"] for step in steps)
             again: Any = (patches.restore({}, steps) if gone else self.sides.value(path)) or {}
             for file in leg.files:
-                again = patches.merge(again, patches.fill(file.model.files.get(path, {}), params, PARAM))
+                again = patches.merge(
+                    again, patches.fill(file.model.files.get(path, {}), params, PARAM)
+                )
             if gone and again:
-                self.inexact.append(f"files of {leg.lineage} {leg.goal} -> {leg.start}: {printable(path)} was removed since")
+                self.inexact.append(
+                    f"files of {leg.lineage} {leg.goal} -> {leg.start}: {printable(path)} was "
+                    "removed since"
+                )
             lists = {parameters.place(name) for file in leg.files for name in file.model.names}
-            edited = [c for c in patches.changes(before[path] or {}, again) if (path, c.at) not in lists]
+            edited = [
+                c for c in patches.changes(before[path] or {}, again) if (path, c.at) not in lists
+            ]
             if edited and before[path] is not None:
                 where = listed([".".join(c.at) for c in edited], 4)
-                self.inexact.append(f"files of {leg.lineage} {leg.goal} -> {leg.start}: {printable(path)} was edited since, at {where}")
+                self.inexact.append(
+                    f"files of {leg.lineage} {leg.goal} -> {leg.start}: {printable(path)} was "
+                    f"edited since, at {where}"
+                )
 
 
 def _refuse_others(leg: Leg, values: Mapping[str, Any], declared: Mapping[str, Param]) -> None:
-    """M114 where another file of the edge declares a param so that it cannot have its value, or gives it another default."""
+    """M114 where another file of the edge declares a param so that it cannot have its value, or
+    gives it another default.
+    """
     report = Report()
     for file in leg.files:
         for name, param in file.model.params.items():
@@ -253,20 +367,33 @@ def _refuse_others(leg: Leg, values: Mapping[str, Any], declared: Mapping[str, P
             if param.has_default and known.has_default and param.default != known.default:
                 one, other = (printable(str(p.default), 80) for p in (known, param))
                 report.add(
-                    "M114", f"two files of one edge give `{name}` the defaults {one} and {other}", spans=(file.span("params", name),)
+                    "M114",
+                    f"two files of one edge give `{name}` the defaults {one} and {other}",
+                    spans=(file.span("params", name),),
                 )
     report.check()
 
 
-def _refuse_new(leg: Leg, values: Mapping[str, Any], given: Mapping[str, Any], declared: Mapping[str, Param]) -> None:
-    """M510 where an edge was walked with an optional param unset, as the stamp has it, and is undone with a value for it."""
+def _refuse_new(
+    leg: Leg, values: Mapping[str, Any], given: Mapping[str, Any], declared: Mapping[str, Param]
+) -> None:
+    """M510 where an edge was walked with an optional param unset, as the stamp has it, and is
+    undone with a value for it.
+    """
     before = leg.memory.get("params", {})
-    for name in (n for n in given if _undone(leg) is not None and declared[n].optional and n not in before):
+    for name in (
+        n for n in given if _undone(leg) is not None and declared[n].optional and n not in before
+    ):
         notes = (
             f"{parameters.shown(parameters.GIVEN)} says {printable(str(values[name]), 80)}",
             f"{parameters.STAMP} says that it was not set",
         )
-        fail("M510", f"the sources of param `{name}` disagree", notes=notes, help="leave it out: the edge was walked without it")
+        fail(
+            "M510",
+            f"the sources of param `{name}` disagree",
+            notes=notes,
+            help="leave it out: the edge was walked without it",
+        )
 
 
 def _undone(leg: Leg) -> Mapping[str, Any] | None:
@@ -275,7 +402,9 @@ def _undone(leg: Leg) -> Mapping[str, Any] | None:
 
 
 def _refuse_contradictions(leg: Leg, params: Mapping[str, Any], report: Report) -> None:
-    """M516 where two files of one edge say different things of one place: their order means nothing."""
+    """M516 where two files of one edge say different things of one place: their order means
+    nothing.
+    """
     said = [
         (file, path, at, value)
         for file in leg.files
@@ -284,24 +413,41 @@ def _refuse_contradictions(leg: Leg, params: Mapping[str, Any], report: Report) 
     ]
     for (one, path, at, value), (other, elsewhere, there, known) in combinations(said, 2):
         deep = min(len(at), len(there))
-        if one is other or path != elsewhere or at[:deep] != there[:deep] or (at == there and patches.same(value, known)):
+        if (
+            one is other
+            or path != elsewhere
+            or at[:deep] != there[:deep]
+            or (at == there and patches.same(value, known))
+        ):
             continue
         spans = (one.span("files", path, *at), other.span("files", path, *there))
-        report.add("M516", f"two files of one edge change {printable(path)} at {printable('.'.join(at[:deep]))}", spans=spans)
+        report.add(
+            "M516",
+            f"two files of one edge change {printable(path)} at {printable('.'.join(at[:deep]))}",
+            spans=spans,
+        )
 
 
 def _patched_by(file: LoadedFile) -> list[str]:
     """The side files that the rule file changes."""
-    return list(dict.fromkeys([*file.model.files, *(parameters.place(name)[0] for name in file.model.names)]))
+    return list(
+        dict.fromkeys(
+            [*file.model.files, *(parameters.place(name)[0] for name in file.model.names)]
+        )
+    )
 
 
 def _leaves_patches(leg: Leg) -> bool:
-    """Whether the leg is walked back and what it once did to side files stays, because no stamp says how it is undone."""
+    """Whether the leg is walked back and what it once did to side files stays, because no stamp
+    says how it is undone.
+    """
     return leg.backwards and _undone(leg) is None
 
 
 def _foreign(legs: Sequence[Leg], path: str, keys: Sequence[str]) -> list[LoadedFile]:
-    """The rule files whose patch still decides the value at `keys`, although their edge was walked back already."""
+    """The rule files whose patch still decides the value at `keys`, although their edge was walked
+    back already.
+    """
     for leg in reversed(legs):
         if found := _patching(leg, path, keys):
             return found if _leaves_patches(leg) else []
@@ -324,8 +470,11 @@ def _patched(patch: Any, keys: Sequence[str]) -> bool:
     return True
 
 
-def _dtypes(leg: Leg, dtype: Dtype, tensors: Mapping[str, Tensor], known: Any) -> Iterator[tuple[str, str]]:
-    """(place for messages, dtype) of the tensors that are named; of those that have the same dtype only the first.
+def _dtypes(
+    leg: Leg, dtype: Dtype, tensors: Mapping[str, Tensor], known: Any
+) -> Iterator[tuple[str, str]]:
+    """(place for messages, dtype) of the tensors that are named; of those that have the same dtype
+    only the first.
 
     Where they differ, `known` says which of them counts.
     """
@@ -334,16 +483,25 @@ def _dtypes(leg: Leg, dtype: Dtype, tensors: Mapping[str, Tensor], known: Any) -
         for key in keys:
             first.setdefault(tensors[key].spec.dtype, key)
     chosen = ALIASES.get(str(known), str(known))
-    yield from ((f"the dtype of {printable(key)}", name) for name, key in first.items() if chosen not in first or name == chosen)
+    yield from (
+        (f"the dtype of {printable(key)}", name)
+        for name, key in first.items()
+        if chosen not in first or name == chosen
+    )
 
 
 def _sizes(leg: Leg, shape: Shape, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, int]]:
-    """(place for messages, size) of the tensors that are named; of those that have the same size only the first."""
+    """(place for messages, size) of the tensors that are named; of those that have the same size
+    only the first.
+    """
     seen: set[int] = set()
     for text, pattern, keys in _named(leg, shape.key, tensors):
         if shape.count is not None:
             if keys:
-                yield f"the values of {{{shape.count}}} in {text}", len(_values(pattern, shape.count, keys))
+                yield (
+                    f"the values of {{{shape.count}}} in {text}",
+                    len(_values(pattern, shape.count, keys)),
+                )
             continue
         for key in keys:
             sizes = tensors[key].spec.shape
@@ -354,7 +512,9 @@ def _sizes(leg: Leg, shape: Shape, tensors: Mapping[str, Tensor]) -> Iterator[tu
 
 
 def _names(tensors: Iterable[str]) -> Iterator[str]:
-    """The names of modules and tensors, the root's empty one included, in the order of the keys and without ranks."""
+    """The names of modules and tensors, the root's empty one included, in the order of the keys and
+    without ranks.
+    """
     known = {""}
     yield ""
     for key in tensors:
@@ -395,17 +555,31 @@ def _grouped(leg: Leg, groups: Groups, tensors: Mapping[str, Tensor]) -> list[st
         known = len(odd)
         specs = {tensors[key].spec for key in keys_of.values()}
         if len(keys_of) < 2 or sorted(keys_of) != list(range(len(keys_of))):
-            odd.append(f"{printable(name) or repr('')} has {groups.over} = {listed([str(n) for n in sorted(keys_of)], 4)}")
-        elif len(specs) > 1 or (groups.ndim is not None and groups.ndim != len(next(iter(specs)).shape)):
-            odd.append(f"{printable(name) or repr('')} has {listed([str(s) for s in sorted(map(str, specs))], 3)}")
+            odd.append(
+                f"{printable(name) or repr('')} has {groups.over} = "
+                f"{listed([str(n) for n in sorted(keys_of)], 4)}"
+            )
+        elif len(specs) > 1 or (
+            groups.ndim is not None and groups.ndim != len(next(iter(specs)).shape)
+        ):
+            odd.append(
+                f"{printable(name) or repr('')} has "
+                f"{listed([str(s) for s in sorted(map(str, specs))], 3)}"
+            )
         if len(odd) > known:
             names.pop(name, None)
     if not found:
         return parameters.untold(groups)
     if odd:
         alike = "numbered from 0 without a gap, two or more, of one shape and dtype"
-        return f"the tensors of {groups.key} do not tell it, because not all are {alike}: {listed(odd, 4)}" + (
-            f"; these are: {listed([printable(name) or repr('') for name in names], 8)}" if names else ""
+        return (
+            f"the tensors of {groups.key} do not tell it, because not all are {alike}: "
+            f"{listed(odd, 4)}"
+            + (
+                f"; these are: {listed([printable(name) or repr('') for name in names], 8)}"
+                if names
+                else ""
+            )
         )
     return list(names)
 
@@ -415,8 +589,8 @@ def _named(
 ) -> Iterator[tuple[str, Pattern, list[str]]]:
     """(text, pattern, keys) of each key or pattern that a param's place names.
 
-    Backwards a key that the edge takes and makes again is another tensor, and says nothing about the one before; unless `alike`,
-    nor does what it made under another name.
+    Backwards a key that the edge takes and makes again is another tensor, and says nothing about
+    the one before; unless `alike`, nor does what it made under another name.
     """
     templates = None
     for text in texts:
@@ -426,16 +600,27 @@ def _named(
             keys = [plain]
         else:
             templates = templates or group(tensors)
-            keys = [key for t in templates for key, fits in zip(t.keys, fitting(pattern, t), strict=True) if fits]
+            keys = [
+                key
+                for t in templates
+                for key, fits in zip(t.keys, fitting(pattern, t), strict=True)
+                if fits
+            ]
         if leg.backwards:
-            sides = [side for rule, _ in leg.rules for side in (rule.sources, *(() if alike else (rule.targets,)))]
+            sides = [
+                side
+                for rule, _ in leg.rules
+                for side in (rule.sources, *(() if alike else (rule.targets,)))
+            ]
             others = [p for side in sides for p in side.values() if not p.params]
             keys = [key for key in keys if not any(takes(p, key) for p in others)]
         yield text, pattern, keys
 
 
 def _values(pattern: Pattern, capture: str, keys: Sequence[str]) -> set[Any]:
-    """The different values of one capture in keys that the pattern fits, one way; a key that stands in one file has rank 0."""
+    """The different values of one capture in keys that the pattern fits, one way; a key that stands
+    in one file has rank 0.
+    """
     at = pattern.captures.index(capture)
     found: set[Any] = set()
     for key in keys:
@@ -448,7 +633,9 @@ def _values(pattern: Pattern, capture: str, keys: Sequence[str]) -> set[Any]:
     return found
 
 
-def _account(leg: Leg, path: str, old: dict[str, Any] | None, now: dict[str, Any] | None) -> dict[str, Any]:
+def _account(
+    leg: Leg, path: str, old: dict[str, Any] | None, now: dict[str, Any] | None
+) -> dict[str, Any]:
     """What a leg did to a side file, for the plan."""
     rows: list[dict[str, Any]] = []
     for change in patches.changes(old or {}, now or {}):
@@ -459,4 +646,9 @@ def _account(leg: Leg, path: str, old: dict[str, Any] | None, now: dict[str, Any
             row["after"] = change.after
         rows.append(row)
     kind = "added" if old is None else "removed" if now is None else "changed"
-    return {"path": path, "change": kind, "leg": f"{leg.lineage} {leg.start} -> {leg.goal}", "changes": rows}
+    return {
+        "path": path,
+        "change": kind,
+        "leg": f"{leg.lineage} {leg.start} -> {leg.goal}",
+        "changes": rows,
+    }

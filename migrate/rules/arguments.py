@@ -1,7 +1,8 @@
 """The arguments of an op, from what a rule file says to what the op gets.
 
-An op declares its arguments once, as a stdlib dataclass (`ops/_op.py`). From it come `resolve`, which fills the params in,
-and, where a file is read as its author wrote it, the pydantic model of `steps`. Ops that no file uses cost nothing.
+An op declares its arguments once, as a stdlib dataclass (`ops/_op.py`). From it come `resolve`,
+which fills the params in, and, where a file is read as its author wrote it, the pydantic model of
+`steps`. Ops that no file uses cost nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from .scalars import PARAM, whole_number
 
 
 class Argument(NamedTuple):
-    """One argument: the field of the op's dataclass, the word an author writes for it, and its written form."""
+    """One argument: the field of the op's dataclass, the word an author writes for it, and its
+    written form.
+    """
 
     field: str
     word: str
@@ -41,15 +44,28 @@ class Argument(NamedTuple):
 
 @cache
 def arguments(op: str) -> tuple[Argument, ...]:
-    """The arguments of the op called `op`, as its dataclass declares them; `default` is MISSING for a required one."""
+    """The arguments of the op called `op`, as its dataclass declares them; `default` is MISSING for
+    a required one.
+    """
     declared = ops.get(op).Args
     hints = get_type_hints(declared, include_extras=True)
     out = []
     for field in fields(declared):
         default = field.default_factory() if field.default_factory is not MISSING else field.default
         said = field.metadata
-        limits = {name: said[name] for name in ("least", "length", "finite", "distinct", "once", "words") if name in said}
-        made = Argument(field.name, said.get("alias", field.name), _form(hints[field.name]), said.get("doc", ""), default, **limits)
+        limits = {
+            name: said[name]
+            for name in ("least", "length", "finite", "distinct", "once", "words")
+            if name in said
+        }
+        made = Argument(
+            field.name,
+            said.get("alias", field.name),
+            _form(hints[field.name]),
+            said.get("doc", ""),
+            default,
+            **limits,
+        )
         out.append(made._replace(shape=said.get("form")))
     return tuple(out)
 
@@ -58,20 +74,30 @@ def used(op: str, args: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ..
     """(path below the op's name, name) of each `$param` in the arguments."""
     forms = {a.word: a.form for a in arguments(op)}
     for argument, value in args.items():
-        yield from ((path, name) for path, name in _params(value, (argument,), forms.get(argument) in ("text", "dtype", "capture", "only")))
+        yield from (
+            (path, name)
+            for path, name in _params(
+                value, (argument,), forms.get(argument) in ("text", "dtype", "capture", "only")
+            )
+        )
 
 
-def resolve(op: str, args: Mapping[str, Any], params: Mapping[str, Any], values: Sequence[Any] | None = None) -> Any:
+def resolve(
+    op: str, args: Mapping[str, Any], params: Mapping[str, Any], values: Sequence[Any] | None = None
+) -> Any:
     """The op's Args with every integer evaluated.
 
-    An argument that is exactly an unset `$param` counts as not written. Sizes that are written by capture value come out
-    in the order of `values`. Raises OpError (M114, M509) naming op and argument.
+    An argument that is exactly an unset `$param` counts as not written. Sizes that are written by
+    capture value come out in the order of `values`. Raises OpError (M114, M509) naming op and
+    argument.
     """
     made: dict[str, Any] = {}
     for argument in arguments(op):
         label = f"{op}: `{argument.word}`"
         written = args.get(argument.word)
-        value = None if written is None else _resolved(argument.form, written, params, values, label)
+        value = (
+            None if written is None else _resolved(argument.form, written, params, values, label)
+        )
         if value is not None:
             made[argument.field] = value
         elif argument.default is MISSING:
@@ -81,7 +107,8 @@ def resolve(op: str, args: Mapping[str, Any], params: Mapping[str, Any], values:
 
 
 def integer(written: Any, params: Mapping[str, Any], label: str = "") -> int | None:
-    """The integer that a number, `$param` or arithmetic stands for; None for exactly an unset `$param`.
+    """The integer that a number, `$param` or arithmetic stands for; None for exactly an unset
+    `$param`.
 
     Raises OpError (M114, M509), its message led by `label`.
     """
@@ -98,7 +125,11 @@ def integer(written: Any, params: Mapping[str, Any], label: str = "") -> int | N
     try:
         return expr.parse(written).evaluate(params)
     except expr.Unset as error:
-        raise OpError("M509", f"{lead}{written} needs ${error.name}, which has no value", help=_how_to_set(f"${error.name}")) from None
+        raise OpError(
+            "M509",
+            f"{lead}{written} needs ${error.name}, which has no value",
+            help=_how_to_set(f"${error.name}"),
+        ) from None
     except PatternError as error:
         raise OpError(error.code, f"{lead}{error.message}", help=error.help) from None
 
@@ -111,7 +142,9 @@ def _reference(written: Any, params: Mapping[str, Any]) -> Any:
     return params.get(match[1]) if match else _NO_REFERENCE
 
 
-def _resolved(form: str, written: Any, params: Mapping[str, Any], values: Sequence[Any] | None, label: str) -> Any:
+def _resolved(
+    form: str, written: Any, params: Mapping[str, Any], values: Sequence[Any] | None, label: str
+) -> Any:
     if form == "integer":
         return integer(written, params, label)
     value = _reference(written, params)
@@ -142,25 +175,37 @@ def _misfit(label: str, value: Any, wanted: str, type: str) -> OpError:
 def _needed(written: Any, params: Mapping[str, Any], label: str) -> int:
     value = integer(written, params, label)
     if value is None:
-        raise OpError("M509", f"{label} needs {written}, which has no value", help=_how_to_set(written))
+        raise OpError(
+            "M509", f"{label} needs {written}, which has no value", help=_how_to_set(written)
+        )
     return value
 
 
 def _ordered(sizes: Mapping[str, Any], values: Sequence[Any] | None, label: str) -> list[Any]:
     if values is None:
-        raise OpError("M114", f"{label} is written by value, but the capture does not list its values", help="write a list of sizes")
+        raise OpError(
+            "M114",
+            f"{label} is written by value, but the capture does not list its values",
+            help="write a list of sizes",
+        )
     names = [str(v) for v in values]
     lacking, extra = [n for n in names if n not in sizes], [n for n in sizes if n not in names]
     if lacking or extra:
         said = [f"lacks {listed(lacking)}"] if lacking else []
         said += [f"has {listed(extra)}, which the capture does not"] if extra else []
-        raise OpError("M114", f"{label} {' and '.join(said)}", help=f"the values are {listed(names)}")
+        raise OpError(
+            "M114", f"{label} {' and '.join(said)}", help=f"the values are {listed(names)}"
+        )
     return [sizes[n] for n in names]
 
 
 def unset(args: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, str]:
-    """The arguments that are a param without a value, and so count as not written, with how to give it."""
-    said = {word: PARAM.fullmatch(written) for word, written in args.items() if isinstance(written, str)}
+    """The arguments that are a param without a value, and so count as not written, with how to give
+    it.
+    """
+    said = {
+        word: PARAM.fullmatch(written) for word, written in args.items() if isinstance(written, str)
+    }
     return {
         w: f"`{w}` is {m[0]}, which has no value: {option('params', f'{m[1]}=…')}"
         for w, m in said.items()
@@ -173,7 +218,9 @@ def _how_to_set(written: Any) -> str | None:
     return option("params", f"{match[1]}=…") if match else None
 
 
-def _params(value: Any, path: tuple[str | int, ...], whole: bool) -> Iterator[tuple[tuple[str | int, ...], str]]:
+def _params(
+    value: Any, path: tuple[str | int, ...], whole: bool
+) -> Iterator[tuple[tuple[str | int, ...], str]]:
     if isinstance(value, str):
         if match := PARAM.fullmatch(value):
             yield path, match[1]
@@ -195,7 +242,11 @@ def unwrapped(hint: Any) -> Any:
 
 def _form(hint: Any) -> str:
     hint = unwrapped(hint)
-    marks = [mark for mark in get_args(hint)[1:] if isinstance(mark, Written)] if get_origin(hint) is Annotated else []
+    marks = (
+        [mark for mark in get_args(hint)[1:] if isinstance(mark, Written)]
+        if get_origin(hint) is Annotated
+        else []
+    )
     if marks:
         return marks[0].form
     return {int: "integer", str: "text", float: "number"}.get(hint, "value")

@@ -1,4 +1,6 @@
-"""Checks of a compiled rule that need no checkpoint: every capture and role is bound once, used, and of a fit kind."""
+"""Checks of a compiled rule that need no checkpoint: every capture and role is bound once, used,
+and of a fit kind.
+"""
 
 from __future__ import annotations
 
@@ -23,28 +25,59 @@ def names_help(types: Iterable[str]) -> str:
 
 
 def check_captures(compiled: CompiledRule, report: Report) -> None:
-    """What is bound by `from`, consumed by `over` and produced by `into` must end as exactly the captures of `to`."""
+    """What is bound by `from`, consumed by `over` and produced by `into` must end as exactly the
+    captures of `to`.
+    """
     rule, path, span, types = compiled.rule, compiled.path, compiled.loaded.span, compiled.types
     bound = {name for p in compiled.sources.values() for name in p.captures}
     flat = {n for p in compiled.sources.values() for n, t in p.types.items() if t.kind == "flat"}
-    for name in sorted(flat - {n for p in compiled.sources.values() for n, t in p.types.items() if t.kind == "path"}):
-        report.add("M203", f"{{{name}:flat}} needs another role with {{{name}...}}", spans=(span(*path, "from"),))
-    has_roles = None not in compiled.sources or bool(compiled.targets and None not in compiled.targets)
-    if has_roles and any(ROLE in p.captures for p in (*compiled.sources.values(), *compiled.targets.values())):
-        report.add("M204", f"{{{ROLE}}} is what the roles of this rule are called", spans=(span(*path, "from"),), help="rename the capture")
+    for name in sorted(
+        flat
+        - {n for p in compiled.sources.values() for n, t in p.types.items() if t.kind == "path"}
+    ):
+        report.add(
+            "M203",
+            f"{{{name}:flat}} needs another role with {{{name}...}}",
+            spans=(span(*path, "from"),),
+        )
+    has_roles = None not in compiled.sources or bool(
+        compiled.targets and None not in compiled.targets
+    )
+    if has_roles and any(
+        ROLE in p.captures for p in (*compiled.sources.values(), *compiled.targets.values())
+    ):
+        report.add(
+            "M204",
+            f"{{{ROLE}}} is what the roles of this rule are called",
+            spans=(span(*path, "from"),),
+            help="rename the capture",
+        )
     if None not in compiled.sources:
         bound.add(ROLE)
     dropped = False
     for number, step in enumerate(rule.via):
         place = span(*path, "via", number, step.op)
         if dropped:
-            report.add("M204", "nothing is left after drop", spans=(place,), help="drop is the last op of its rule")
+            report.add(
+                "M204",
+                "nothing is left after drop",
+                spans=(place,),
+                help="drop is the last op of its rule",
+            )
         op = ops.get(step.op)
         capture = capture_of(step.args)
         if op.kind == "end":
             dropped = True
         elif isinstance(op, ValueOp) and op.roles(_codec_of(step.args)):
-            _check_roles_of(compiled, step.op, op.roles(_codec_of(step.args)), op.kind == "join", bound, place, report)
+            _check_roles_of(
+                compiled,
+                step.op,
+                op.roles(_codec_of(step.args)),
+                op.kind == "join",
+                bound,
+                place,
+                report,
+            )
         elif op.kind == "join" and capture is not None:
             if capture not in bound:
                 names = sorted(bound)
@@ -60,14 +93,22 @@ def check_captures(compiled: CompiledRule, report: Report) -> None:
                     "M205",
                     f"{step.op} over {{{capture}}}: a plain capture has no order",
                     spans=(place,),
-                    help=f"write {{{capture}:int}} or {{{capture}:first|second}} in `from`, or give it a map",
+                    help=f"write {{{capture}:int}} or {{{capture}:first|second}} in `from`, or "
+                    "give it a map",
                 )
             bound.discard(capture)
         elif op.kind == "part" and capture is not None:
             if capture in bound:
-                report.add("M204", f"{step.op} into {{{capture}}}, which is bound already", spans=(place,))
+                report.add(
+                    "M204", f"{step.op} into {{{capture}}}, which is bound already", spans=(place,)
+                )
             elif capture not in types:
-                report.add("M203", f"{step.op} into {{{capture}}}, which `to` does not use", spans=(place,), help=names_help(types))
+                report.add(
+                    "M203",
+                    f"{step.op} into {{{capture}}}, which `to` does not use",
+                    spans=(place,),
+                    help=names_help(types),
+                )
             elif types[capture].kind not in ("int", "enum"):
                 report.add(
                     "M205",
@@ -94,9 +135,11 @@ def check_captures(compiled: CompiledRule, report: Report) -> None:
     if ROLE in bound & wanted and {str(r) for r in compiled.targets} != set(types[ROLE].values):
         report.add(
             "M203",
-            f"the roles of `to` are {_roles(compiled.targets)}, what arrives there are {', '.join(types[ROLE].values)}",
+            f"the roles of `to` are {_roles(compiled.targets)}, what arrives there are "
+            f"{', '.join(types[ROLE].values)}",
             spans=(span(*path, "to"),),
-            help="name the same roles on both sides, or make one tensor of them first, e.g. `concat: {over: role}`",
+            help="name the same roles on both sides, or make one tensor of them first, e.g. "
+            "`concat: {over: role}`",
         )
     for name in sorted(wanted - bound):
         near = did_you_mean(name, sorted(bound))
@@ -121,7 +164,13 @@ def _codec_of(args: Any) -> str:
 
 
 def _check_roles_of(
-    compiled: CompiledRule, name: str, roles: Sequence[str], joins: bool, bound: set[str], place: Span, report: Report
+    compiled: CompiledRule,
+    name: str,
+    roles: Sequence[str],
+    joins: bool,
+    bound: set[str],
+    place: Span,
+    report: Report,
 ) -> None:
     """An op that takes or makes roles finds them in `from` or in `to`, under its own names."""
     side, there = ("from", compiled.sources) if joins else ("to", compiled.targets)
@@ -131,7 +180,8 @@ def _check_roles_of(
     if odd or missing:
         report.add(
             "M203",
-            f"{name} {verb} the roles {', '.join(roles)}; `{side}` has {_roles(there) if None not in there else 'none'}",
+            f"{name} {verb} the roles {', '.join(roles)}; `{side}` has "
+            f"{_roles(there) if None not in there else 'none'}",
             spans=(place,),
             help=f"write `{side}: {{{', '.join(f'{r}: …' for r in roles)}}}`",
         )
@@ -146,21 +196,35 @@ def _roles(patterns: Iterable[str | None]) -> str:
 
 
 def _check_where(compiled: CompiledRule, report: Report) -> None:
-    """`where` names captures of `from`, with values that they can have and limits only where they are numbers."""
+    """`where` names captures of `from`, with values that they can have and limits only where they
+    are numbers.
+    """
     types, place = compiled.types, compiled.loaded.span(*compiled.path, "where")
     captures = {name for pattern in compiled.sources.values() for name in pattern.captures}
     for name, wanted in (compiled.rule.where or {}).items():
         if name.startswith("$"):
             continue
         if name not in captures:
-            hint = "`when` tests the tensor" if name in ("dtype", "ndim") else did_you_mean(name, sorted(captures)) or names_help(captures)
-            report.add("M203", f"where names {{{name}}}, which is not a capture of `from`", spans=(place,), help=hint)
+            hint = (
+                "`when` tests the tensor"
+                if name in ("dtype", "ndim")
+                else did_you_mean(name, sorted(captures)) or names_help(captures)
+            )
+            report.add(
+                "M203",
+                f"where names {{{name}}}, which is not a capture of `from`",
+                spans=(place,),
+                help=hint,
+            )
         elif not isinstance(wanted, Mapping):
             _check_values("where", name, types[name], wanted, place, report)
         elif types[name].kind != "int":
             limits = ", ".join(wanted)
             report.add(
-                "M205", f"where limits {{{name}}} by {limits}, but it is no number", spans=(place,), help=f"write {{{name}:int}} in `from`"
+                "M205",
+                f"where limits {{{name}}} by {limits}, but it is no number",
+                spans=(place,),
+                help=f"write {{{name}:int}} in `from`",
             )
 
 
@@ -168,26 +232,51 @@ def _check_optional(compiled: CompiledRule, report: Report) -> None:
     """M114 for alternatives that may be missing and that there are not."""
     said = compiled.rule.optional
     for name, words in said.items() if isinstance(said, dict) else ():
-        kind, place = compiled.types.get(name), compiled.loaded.span(*compiled.path, "optional", name)
-        bound = None not in compiled.sources if name == ROLE else any(name in p.captures for p in compiled.sources.values())
+        kind, place = (
+            compiled.types.get(name),
+            compiled.loaded.span(*compiled.path, "optional", name),
+        )
+        bound = (
+            None not in compiled.sources
+            if name == ROLE
+            else any(name in p.captures for p in compiled.sources.values())
+        )
         if kind is None or kind.kind != "enum" or not bound:
-            what = "`from` has no roles" if name == ROLE else f"{{{name}}} is not a capture of `from` with alternatives"
-            report.add("M114", f"optional: {what}", spans=(place,), help="a rule that may match nothing says `optional: true`")
+            what = (
+                "`from` has no roles"
+                if name == ROLE
+                else f"{{{name}}} is not a capture of `from` with alternatives"
+            )
+            report.add(
+                "M114",
+                f"optional: {what}",
+                spans=(place,),
+                help="a rule that may match nothing says `optional: true`",
+            )
         else:
             _check_values("optional", name, kind, words, place, report)
 
 
-def _check_values(field: str, name: str, kind: CaptureType, wanted: Any, place: Span, report: Report) -> None:
+def _check_values(
+    field: str, name: str, kind: CaptureType, wanted: Any, place: Span, report: Report
+) -> None:
     """M114 for a value that the capture can never have: the condition would silently never hold."""
     for value in wanted if isinstance(wanted, (list, tuple)) else [wanted]:
         text = str(value)
         if "$" in text:
             continue
         if kind.kind == "enum" and text not in kind.values:
-            hint = did_you_mean(text, list(kind.values)) or f"its values are {', '.join(kind.values)}"
+            hint = (
+                did_you_mean(text, list(kind.values)) or f"its values are {', '.join(kind.values)}"
+            )
             report.add("M114", f"{field}: {{{name}}} is never {text!r}", spans=(place,), help=hint)
         elif kind.kind == "int" and not text.isdecimal():
-            report.add("M114", f"{field}: {{{name}}} is never {text!r}", spans=(place,), help="it is a number")
+            report.add(
+                "M114",
+                f"{field}: {{{name}}} is never {text!r}",
+                spans=(place,),
+                help="it is a number",
+            )
 
 
 def capture_of(args: Mapping[str, Any] | None) -> str | None:

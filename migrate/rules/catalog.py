@@ -1,4 +1,6 @@
-"""What there is to know without a checkpoint: the schemas, the packs, and what codes and ops mean. `migrate.api` offers these as verbs."""
+"""What there is to know without a checkpoint: the schemas, the packs, and what codes and ops mean.
+`migrate.api` offers these as verbs.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,22 @@ _HEAD = {"format_version": "1.0"}
 
 
 def explain(word: str | None = None) -> dict[str, Any]:
-    """What a code (`M207` or `incomplete-group`), an op or a codec means; without a word, all of them. M115 for an unknown one."""
+    """What a code (`M207` or `incomplete-group`), an op or a codec means; without a word, all of
+    them. M115 for an unknown one.
+    """
     from . import reference
 
-    return {**_HEAD, "kind": "explanation", "topics": reference.topics() if word is None else [reference.explain(word)]}
+    return {
+        **_HEAD,
+        "kind": "explanation",
+        "topics": reference.topics() if word is None else [reference.explain(word)],
+    }
 
 
 def packs(rules: Iterable[str | PathLike[str]] = ()) -> dict[str, Any]:
-    """Where rules are looked for, in order, with the lineages of each place; M507 for a path that is no folder."""
+    """Where rules are looked for, in order, with the lineages of each place; M507 for a path that
+    is no folder.
+    """
     from .packs import find
 
     folders = [Path(rule) for rule in rules]
@@ -40,8 +50,11 @@ def packs(rules: Iterable[str | PathLike[str]] = ()) -> dict[str, Any]:
     return {**_HEAD, "kind": "packs", "packs": out, "warnings": warnings}
 
 
-def schema(name: str | None = None, *, folder: str | PathLike[str] | None = None, write: bool = False) -> dict[str, Any]:
-    """Which schemas there are; with a folder, whether its files are what the models give, or, with `write`, make them so.
+def schema(
+    name: str | None = None, *, folder: str | PathLike[str] | None = None, write: bool = False
+) -> dict[str, Any]:
+    """Which schemas there are; with a folder, whether its files are what the models give, or, with
+    `write`, make them so.
 
     `name` limits it to one; M115 if there is none of this name, or if the folder cannot be written.
     """
@@ -50,22 +63,53 @@ def schema(name: str | None = None, *, folder: str | PathLike[str] | None = None
 
     known = made.schemas()
     if name is not None and name not in known:
-        fail("M115", f"there is no schema `{printable(name)}`", help=did_you_mean(name, list(known)) or f"there are {listed(list(known))}")
+        fail(
+            "M115",
+            f"there is no schema `{printable(name)}`",
+            help=did_you_mean(name, list(known)) or f"there are {listed(list(known))}",
+        )
     names = list(known) if name is None else [name]
     states: dict[str, str | None] = dict.fromkeys((f"{n}{made.SUFFIX}" for n in names), None)
     if folder is not None:
         place = Path(folder)
-        wrong = {file: state for file, state in made.differences(place) if name is None or file in states}
+        wrong = {
+            file: state for file, state in made.differences(place) if name is None or file in states
+        }
         written: list[Path] = []
         if write:
             try:
                 written = made.write(place, names)
             except OSError as error:
-                fail("M115", f"cannot write to {printable(str(place))}: {error.strerror or error}", help="choose another folder")
-        states = {**dict.fromkeys(states, "current"), **wrong, **{path.name: "written" for path in written}}
+                fail(
+                    "M115",
+                    f"cannot write to {printable(str(place))}: {error.strerror or error}",
+                    help="choose another folder",
+                )
+        states = {
+            **dict.fromkeys(states, "current"),
+            **wrong,
+            **{path.name: "written" for path in written},
+        }
     out = []
     for file, state in states.items():
         own = file.removesuffix(made.SUFFIX)
-        out.append({"name": own, "file": file, "title": known[own]()["title"] if own in known else "", "state": state})
-    current = None if folder is None else all(state in ("current", "written") for state in states.values())
-    return {**_HEAD, "kind": "schemas", "folder": None if folder is None else str(folder), "current": current, "schemas": out}
+        out.append(
+            {
+                "name": own,
+                "file": file,
+                "title": known[own]()["title"] if own in known else "",
+                "state": state,
+            }
+        )
+    current = (
+        None
+        if folder is None
+        else all(state in ("current", "written") for state in states.values())
+    )
+    return {
+        **_HEAD,
+        "kind": "schemas",
+        "folder": None if folder is None else str(folder),
+        "current": current,
+        "schemas": out,
+    }

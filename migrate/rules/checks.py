@@ -1,6 +1,8 @@
-"""What can be said against a rule file that is well formed: names, params, presence. Needs the file alone.
+"""What can be said against a rule file that is well formed: names, params, presence. Needs the file
+alone.
 
-The algebra of captures (`from` against `via` against `to`) is not here but in `compiled`, which parses the patterns.
+The algebra of captures (`from` against `via` against `to`) is not here but in `compiled`, which
+parses the patterns.
 """
 
 from __future__ import annotations
@@ -35,7 +37,12 @@ def check(loaded: LoadedFile, report: Report) -> None:
     for path, name in used_params(loaded):
         if name not in file.params:
             hint = did_you_mean(name, known) or f"declare it: `params: {{{name}: {{type: int}}}}`"
-            add(report, loaded.document, path, Problem("M112", f"`${name}` is not a param of this file", hint))
+            add(
+                report,
+                loaded.document,
+                path,
+                Problem("M112", f"`${name}` is not a param of this file", hint),
+            )
 
 
 def _problems(loaded: LoadedFile) -> Iterator[tuple[_Path, Problem]]:
@@ -49,17 +56,34 @@ def _problems(loaded: LoadedFile) -> Iterator[tuple[_Path, Problem]]:
         yield from ((("params", name, *path), problem) for path, problem in _param(param))
     for number, rule in enumerate(file.rules):
         yield from ((("rules", number, *path), problem) for path, problem in _rule(rule))
-        yield from ((("rules", number, "where", name), problem) for name, problem in _params_asked(rule, file.params))
+        yield from (
+            (("rules", number, "where", name), problem)
+            for name, problem in _params_asked(rule, file.params)
+        )
     for name in file.files:
         if below := next((other for other in file.files if other.startswith(f"{name}/")), None):
-            yield ("files", name), Problem("M114", f"`{printable(name)}` cannot be a file and the folder of `{printable(below)}`", key=True)
+            yield (
+                ("files", name),
+                Problem(
+                    "M114",
+                    f"`{printable(name)}` cannot be a file and the folder of `{printable(below)}`",
+                    key=True,
+                ),
+            )
 
 
 def _repeated(kind: str, path: _Path, names: list[str]) -> Iterator[tuple[_Path, Problem]]:
     seen: set[str] = set()
     for number, name in enumerate(names):
         if name in seen:
-            yield (*path, number, "name"), Problem("M113", f"two {kind}s are called `{printable(name)}`", "give each a name of its own")
+            yield (
+                (*path, number, "name"),
+                Problem(
+                    "M113",
+                    f"two {kind}s are called `{printable(name)}`",
+                    "give each a name of its own",
+                ),
+            )
         seen.add(name)
 
 
@@ -67,23 +91,46 @@ def _param(param: Param) -> Iterator[tuple[_Path, Problem]]:
     numbers = param.type == "int" or (param.type == "list" and param.items == "int")
     for bound in ("minimum", "maximum"):
         if getattr(param, bound) is not None and not numbers:
-            yield (bound,), Problem("M114", f"`{bound}` is for integers, this is a {param.type}", key=True)
+            yield (
+                (bound,),
+                Problem("M114", f"`{bound}` is for integers, this is a {param.type}", key=True),
+            )
     if param.minimum is not None and param.maximum is not None and param.minimum > param.maximum:
         yield ("maximum",), Problem("M114", "`maximum` is below `minimum`")
     if param.items is not None and param.type != "list":
         yield ("items",), Problem("M114", f"`items` is for lists, this is a {param.type}", key=True)
     if param.shape is not None and param.type != "int":
-        yield ("shape",), Problem("M114", f"a size in a shape is an int, this is a {param.type}", key=True)
+        yield (
+            ("shape",),
+            Problem("M114", f"a size in a shape is an int, this is a {param.type}", key=True),
+        )
     if param.dtype is not None and param.type != "str":
         yield ("dtype",), Problem("M114", f"a dtype is a str, this is a {param.type}", key=True)
     for key in param.shape.key if param.shape is not None else ():
         if param.shape is not None and param.shape.count not in (None, *parse(key).captures):
-            yield ("shape", "count"), Problem("M114", f"`{printable(key)}` has no capture `{printable(str(param.shape.count))}`")
+            yield (
+                ("shape", "count"),
+                Problem(
+                    "M114",
+                    f"`{printable(key)}` has no capture `{printable(str(param.shape.count))}`",
+                ),
+            )
     if param.shape is not None and {"dim", "count"} <= param.shape.model_fields_set:
-        yield ("shape", "count"), Problem("M114", "`dim` and `count` both say what the value is", "remove one of them", key=True)
+        yield (
+            ("shape", "count"),
+            Problem(
+                "M114",
+                "`dim` and `count` both say what the value is",
+                "remove one of them",
+                key=True,
+            ),
+        )
     if param.groups is not None:
         yield from ((("groups", *path), problem) for path, problem in _groups(param, param.groups))
-    for word, value in [("default", param.default), *(("choices", choice) for choice in param.choices or ())]:
+    for word, value in [
+        ("default", param.default),
+        *(("choices", choice) for choice in param.choices or ()),
+    ]:
         if value is None:
             continue
         try:
@@ -100,11 +147,26 @@ def _groups(param: Param, groups: Groups) -> Iterator[tuple[_Path, Problem]]:
     for word in ("of", "over"):
         if (name := getattr(groups, word)) not in pattern.captures:
             hint = did_you_mean(name, list(pattern.captures))
-            yield (word,), Problem("M114", f"`{printable(groups.key)}` has no capture `{printable(name)}`", hint)
+            yield (
+                (word,),
+                Problem(
+                    "M114", f"`{printable(groups.key)}` has no capture `{printable(name)}`", hint
+                ),
+            )
         elif word == "over" and pattern.types[name].kind != "int":
-            yield (word,), Problem("M114", f"`{printable(name)}` is not an int capture", f"write {{{name}:int}}")
+            yield (
+                (word,),
+                Problem(
+                    "M114", f"`{printable(name)}` is not an int capture", f"write {{{name}:int}}"
+                ),
+            )
         elif word == "of" and pattern.types[name].kind == "int":
-            yield (word,), Problem("M114", f"`{printable(name)}` is a number, and a list of names is asked for")
+            yield (
+                (word,),
+                Problem(
+                    "M114", f"`{printable(name)}` is a number, and a list of names is asked for"
+                ),
+            )
 
 
 def _rule(rule: Rule) -> Iterator[tuple[_Path, Problem]]:
@@ -113,15 +175,36 @@ def _rule(rule: Rule) -> Iterator[tuple[_Path, Problem]]:
         hint = "only a rule that ends in drop has no `to`: `via: [{drop: {why: …}}]`"
         yield (), Problem("M101", f"rule `{printable(rule.name)}` has no `to`", hint)
     if rule.targets and "end" in kinds:
-        yield ("to",), Problem("M114", "a rule that drops its keys has no `to`", "remove `to`, or remove the drop", key=True)
+        yield (
+            ("to",),
+            Problem(
+                "M114",
+                "a rule that drops its keys has no `to`",
+                "remove `to`, or remove the drop",
+                key=True,
+            ),
+        )
     if rule.keep_source and "end" in kinds:
-        yield ("keep_source",), Problem("M114", "a rule cannot drop its keys and keep them", "remove `keep_source`", key=True)
+        yield (
+            ("keep_source",),
+            Problem(
+                "M114",
+                "a rule cannot drop its keys and keep them",
+                "remove `keep_source`",
+                key=True,
+            ),
+        )
     if isinstance(rule.optional, tuple):
         for number, role in enumerate(rule.optional):
             if role not in rule.sources:
                 roles = [str(r) for r in rule.sources if r is not None]
-                hint = did_you_mean(role, roles) or (f"the roles are {listed(roles)}" if roles else "write `optional: true`")
-                yield ("optional", number), Problem("M114", f"`from` has no role `{printable(role)}`", hint)
+                hint = did_you_mean(role, roles) or (
+                    f"the roles are {listed(roles)}" if roles else "write `optional: true`"
+                )
+                yield (
+                    ("optional", number),
+                    Problem("M114", f"`from` has no role `{printable(role)}`", hint),
+                )
     yield from _when(rule)
     for name, words in rule.map.items():
         yield from _map(rule, name, words)
@@ -131,13 +214,22 @@ def _rule(rule: Rule) -> Iterator[tuple[_Path, Problem]]:
 
 
 def _params_asked(rule: Rule, params: Mapping[str, Param]) -> Iterator[tuple[str, Problem]]:
-    """What `where` asks of params that they can never be: such a rule would never run, and nobody would say so."""
+    """What `where` asks of params that they can never be: such a rule would never run, and nobody
+    would say so.
+    """
     for name, wanted in rule.where.items():
         param = params.get(name[1:]) if name.startswith("$") else None
         if param is None:
             continue
         if param.type == "list" or isinstance(wanted, Mapping):
-            yield name, Problem("M114", f"`where` asks whether a param is one of some values; `{printable(name)}` is a {param.type}")
+            yield (
+                name,
+                Problem(
+                    "M114",
+                    f"`where` asks whether a param is one of some values; `{printable(name)}` is "
+                    f"a {param.type}",
+                ),
+            )
             continue
         for value in wanted if isinstance(wanted, (list, tuple)) else [wanted]:
             try:
@@ -152,23 +244,47 @@ def _when(rule: Rule) -> Iterator[tuple[_Path, Problem]]:
     roles = [str(r) for r in rule.sources if r is not None]
     for role in rule.when:
         if role not in roles:
-            hint = did_you_mean(role, roles) or (f"the roles are {listed(roles)}" if roles else "write `when: {dtype: …}`")
-            yield ("when", role), Problem("M114", f"`from` has no role `{printable(role)}`", hint, key=True)
+            hint = did_you_mean(role, roles) or (
+                f"the roles are {listed(roles)}" if roles else "write `when: {dtype: …}`"
+            )
+            yield (
+                ("when", role),
+                Problem("M114", f"`from` has no role `{printable(role)}`", hint, key=True),
+            )
 
 
 def _map(rule: Rule, name: str, words: Mapping[str, str | None]) -> Iterator[tuple[_Path, Problem]]:
     path = ("map", name)
-    segments = any(f"{{{name}...}}" in pattern for pattern in (*rule.sources.values(), *rule.targets.values()))
+    segments = any(
+        f"{{{name}...}}" in pattern for pattern in (*rule.sources.values(), *rule.targets.values())
+    )
     seen: dict[str, str] = {}
     for word, to in words.items():
         if not to and segments:
             continue
         if not to:
             hint = f"null removes segments of a `{{{name}...}}`; any other capture needs a value"
-            yield (*path, word), Problem("M114", f"value `{printable(word)}` of {{{printable(name)}}} is mapped to nothing", hint)
+            yield (
+                (*path, word),
+                Problem(
+                    "M114",
+                    f"value `{printable(word)}` of {{{printable(name)}}} is mapped to nothing",
+                    hint,
+                ),
+            )
         elif to in seen:
-            message = f"values `{printable(seen[to])}` and `{printable(word)}` of {{{printable(name)}}} both become `{printable(to)}`"
-            yield (*path, word), Problem("M114", message, "each needs a value of its own, or nothing could tell them apart again")
+            message = (
+                f"values `{printable(seen[to])}` and `{printable(word)}` of "
+                f"{{{printable(name)}}} both become `{printable(to)}`"
+            )
+            yield (
+                (*path, word),
+                Problem(
+                    "M114",
+                    message,
+                    "each needs a value of its own, or nothing could tell them apart again",
+                ),
+            )
         else:
             seen[to] = word
 
@@ -192,7 +308,10 @@ def used_params(loaded: LoadedFile) -> Iterator[tuple[_Path, str]]:
                 path = (*at, "where", name) if limit is None else (*at, "where", name, limit)
                 yield from ((path, found) for found in _names(value))
         for index, step in enumerate(rule.via):
-            yield from (((*at, "via", index, step.op, *path), name) for path, name in arguments.used(step.op, step.args))
+            yield from (
+                ((*at, "via", index, step.op, *path), name)
+                for path, name in arguments.used(step.op, step.args)
+            )
     for name, patch in file.files.items():
         yield from (((("files", name, *path)), found) for path, found in _references(patch))
 

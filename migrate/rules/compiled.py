@@ -1,9 +1,11 @@
-"""A rule made ready to bind: patterns parsed, ops resolved, captures accounted for; forwards and, if it can, backwards.
+"""A rule made ready to bind: patterns parsed, ops resolved, captures accounted for; forwards and,
+if it can, backwards.
 
-`compile_rule` checks the capture algebra of one rule (what is bound, consumed, produced) without looking at any key and
-without needing params; `direct` fills the params in and answers with a `DirectedRule` for one direction. Values of
-captures are always those of the `from` side: a `map` is undone when a target pattern is read and done when one is
-written, so `over`, `only`, `sizes` and `where` mean the same in both directions.
+`compile_rule` checks the capture algebra of one rule (what is bound, consumed, produced) without
+looking at any key and without needing params; `direct` fills the params in and answers with a
+`DirectedRule` for one direction. Values of captures are always those of the `from` side: a `map` is
+undone when a target pattern is read and done when one is written, so `over`, `only`, `sizes` and
+`where` mean the same in both directions.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ _NUMBER = re.compile("0|[1-9][0-9]{0,17}")
 class CompiledStep:
     """One op with its arguments resolved. `capture` is what it consumes (join) or produces (part).
 
-    `unset`: the arguments that count as not written because they are a param without a value, with how to give it.
+    `unset`: the arguments that count as not written because they are a param without a value, with
+    how to give it.
     """
 
     name: str
@@ -47,7 +50,9 @@ class CompiledStep:
     unset: Mapping[str, str] = field(default_factory=dict)
 
     def advice(self, help: str | None) -> str | None:
-        """`help` of the op; where it asks for an argument that is written, as a param without a value, how to give that."""
+        """`help` of the op; where it asks for an argument that is written, as a param without a
+        value, how to give that.
+        """
         return next((how for word, how in self.unset.items() if help == f"write `{word}`"), help)
 
     @property
@@ -57,7 +62,9 @@ class CompiledStep:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One pattern with its role; `undo` turns matched values into `from` values (None: no such value), `do` the way out."""
+    """One pattern with its role; `undo` turns matched values into `from` values (None: no such
+    value), `do` the way out.
+    """
 
     role: str | None
     pattern: Pattern
@@ -89,7 +96,8 @@ class DirectedRule:
     why: str
     # the params that the rule's patterns and `where` ask for, with their values
     params: Mapping[str, Any]
-    # backwards of a `keep_source` rule: the forward rule, run on the restored keys to see what it would make
+    # backwards of a `keep_source` rule: the forward rule, run on the restored keys to see what it
+    # would make
     forward: DirectedRule | None = None
 
     @property
@@ -99,7 +107,9 @@ class DirectedRule:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class CompiledRule:
-    """A rule whose patterns and capture algebra hold, before params are known. A `spare` one may match nothing, whatever it says."""
+    """A rule whose patterns and capture algebra hold, before params are known. A `spare` one may
+    match nothing, whatever it says.
+    """
 
     loaded: LoadedFile
     rule: Rule
@@ -126,11 +136,15 @@ def compile_file(loaded: LoadedFile, report: Report) -> tuple[list[CompiledRule]
     return rules, keep
 
 
-def compile_rule(loaded: LoadedFile, rule: Rule, path: tuple[Any, ...], report: Report) -> CompiledRule | None:
+def compile_rule(
+    loaded: LoadedFile, rule: Rule, path: tuple[Any, ...], report: Report
+) -> CompiledRule | None:
     """The rule with its patterns parsed, or None after its problems were added to the report."""
     before = len(report.diagnostics)
     span = loaded.span
-    maps: dict[str, Mapping[Any, Any]] = {name: dict(values) for name, values in (rule.map or {}).items()}
+    maps: dict[str, Mapping[Any, Any]] = {
+        name: dict(values) for name, values in (rule.map or {}).items()
+    }
     overrides = {
         name: CaptureType("enum", tuple(str(v) for v in values))
         for name, values in maps.items()
@@ -143,25 +157,36 @@ def compile_rule(loaded: LoadedFile, rule: Rule, path: tuple[Any, ...], report: 
     for name, values in maps.items():
         kind = types.get(name)
         if kind is None:
-            report.add("M203", f"map names {{{name}}}, which `from` does not define", spans=(span(*path, "map"),), help=names_help(types))
+            report.add(
+                "M203",
+                f"map names {{{name}}}, which `from` does not define",
+                spans=(span(*path, "map"),),
+                help=names_help(types),
+            )
         elif kind.kind == "path":
             continue
         else:
             if kind.kind == "enum":
                 values = _whole(loaded, (*path, "map", name), name, kind, values, report)
                 maps = {**maps, name: values}
-            if kind.kind == "int" and (unfit := [str(k) for k in values if not _NUMBER.fullmatch(str(k))]):
+            if kind.kind == "int" and (
+                unfit := [str(k) for k in values if not _NUMBER.fullmatch(str(k))]
+            ):
                 report.add(
                     "M114",
                     f"map of {{{name}}}, which is an int, has {listed(unfit)}",
                     spans=(span(*path, "map", name),),
                     help="its keys are decimal numbers without leading zeros",
                 )
-            target_types[name] = CaptureType("enum", tuple(str(values[k]) for k in _in_order(kind, values)))
+            target_types[name] = CaptureType(
+                "enum", tuple(str(values[k]) for k in _in_order(kind, values))
+            )
     targets = _parse_side(loaded, (*path, "to"), rule.targets, target_types, report)
     if len(report.diagnostics) > before:
         return None
-    types.update({n: t for n, t in _types_of(targets.values()).items() if n not in types and n not in maps})
+    types.update(
+        {n: t for n, t in _types_of(targets.values()).items() if n not in types and n not in maps}
+    )
     if None not in sources:
         types[ROLE] = CaptureType("enum", tuple(str(r) for r in sources))
     elif None not in targets and targets:
@@ -172,20 +197,32 @@ def compile_rule(loaded: LoadedFile, rule: Rule, path: tuple[Any, ...], report: 
 
 
 def _whole(
-    loaded: LoadedFile, path: tuple[Any, ...], name: str, kind: CaptureType, values: Mapping[Any, Any], report: Report
+    loaded: LoadedFile,
+    path: tuple[Any, ...],
+    name: str,
+    kind: CaptureType,
+    values: Mapping[Any, Any],
+    report: Report,
 ) -> dict[str, str]:
-    """The map of a capture with alternatives, in their order; those that it does not list stay as they are."""
+    """The map of a capture with alternatives, in their order; those that it does not list stay as
+    they are.
+    """
     listed_ = {str(word): str(to) for word, to in values.items()}
     for word in (w for w in listed_ if w not in kind.values):
-        hint = did_you_mean(word, list(kind.values)) or f"its values are {listed(list(kind.values))}"
+        hint = (
+            did_you_mean(word, list(kind.values)) or f"its values are {listed(list(kind.values))}"
+        )
         place = loaded.key_span(*path, word)
-        report.add("M114", f"map: {{{name}}} is never {printable(word)!r}", spans=(place,), help=hint)
+        report.add(
+            "M114", f"map: {{{name}}} is never {printable(word)!r}", spans=(place,), help=hint
+        )
     whole = {value: listed_.get(value, value) for value in kind.values}
     for word, to in listed_.items():
         if to in whole and to not in listed_:
             report.add(
                 "M114",
-                f"map: {printable(word)!r} of {{{name}}} becomes {printable(to)!r}, and so does {printable(to)!r}, which stays",
+                f"map: {printable(word)!r} of {{{name}}} becomes {printable(to)!r}, and so does "
+                f"{printable(to)!r}, which stays",
                 spans=(loaded.span(*path, word),),
                 help="each needs a value of its own, or nothing could tell them apart again",
             )
@@ -193,12 +230,18 @@ def _whole(
 
 
 def _declared_plain(name: str, texts: Collection[str]) -> bool:
-    return any("{" + name + "}" in text for text in texts) and not any("{" + name + ":" in text for text in texts)
+    return any("{" + name + "}" in text for text in texts) and not any(
+        "{" + name + ":" in text for text in texts
+    )
 
 
 def _in_order(kind: CaptureType, values: Mapping[Any, Any]) -> list[Any]:
     if kind.kind == "enum":
-        return [next(k for k in values if str(k) == v) for v in kind.values if v in {str(k) for k in values}]
+        return [
+            next(k for k in values if str(k) == v)
+            for v in kind.values
+            if v in {str(k) for k in values}
+        ]
     return list(values)
 
 
@@ -212,27 +255,49 @@ def _types_of(patterns: Iterable[Pattern]) -> dict[str, CaptureType]:
 
 
 def _parse_side(
-    loaded: LoadedFile, path: tuple[Any, ...], texts: Mapping[str | None, str], types: Mapping[str, CaptureType], report: Report
+    loaded: LoadedFile,
+    path: tuple[Any, ...],
+    texts: Mapping[str | None, str],
+    types: Mapping[str, CaptureType],
+    report: Report,
 ) -> dict[str | None, Pattern]:
     parsed: dict[str | None, Pattern] = {}
     known = dict(types)
     for role, text in texts.items():
-        where = path if role is None else (*path, int(role) if isinstance(role, str) and role.isdigit() else role)
+        where = (
+            path
+            if role is None
+            else (*path, int(role) if isinstance(role, str) and role.isdigit() else role)
+        )
         pattern = _parse(loaded, where, text, known, report)
         if pattern is not None:
             parsed[role] = pattern
-            known.update({n: t for n, t in pattern.types.items() if t.kind != "flat" and n not in known})
+            known.update(
+                {n: t for n, t in pattern.types.items() if t.kind != "flat" and n not in known}
+            )
     return parsed
 
 
-def _parse(loaded: LoadedFile, path: tuple[Any, ...], text: str, types: Mapping[str, CaptureType], report: Report) -> Pattern | None:
+def _parse(
+    loaded: LoadedFile,
+    path: tuple[Any, ...],
+    text: str,
+    types: Mapping[str, CaptureType],
+    report: Report,
+) -> Pattern | None:
     try:
         return parse(text, types)
     except PatternError as error:
         whole = loaded.span(*path)
         # a quoted scalar's text begins one column after its span
         shift = 1 if whole.text[whole.column - 1 : whole.column] in ("'", '"') else 0
-        place = Span(whole.file, whole.line, whole.column + shift + error.start, max(1, error.end - error.start), whole.text)
+        place = Span(
+            whole.file,
+            whole.line,
+            whole.column + shift + error.start,
+            max(1, error.end - error.start),
+            whole.text,
+        )
         report.add(error.code, error.message, spans=(place,), help=error.help)
         return None
 
@@ -252,8 +317,13 @@ def _do(values: Mapping[Any, Any], kind: CaptureType) -> Callable[[Any], Any]:
 
 
 def _segment_map(values: Mapping[str, str | None]) -> Callable[[str], str]:
-    """A function that replaces runs of whole segments of a path: leftmost, longest, once; None or "" removes the run."""
-    runs = sorted(((k.split("."), v.split(".") if v else []) for k, v in values.items()), key=lambda run: -len(run[0]))
+    """A function that replaces runs of whole segments of a path: leftmost, longest, once; None or
+    "" removes the run.
+    """
+    runs = sorted(
+        ((k.split("."), v.split(".") if v else []) for k, v in values.items()),
+        key=lambda run: -len(run[0]),
+    )
     by_first: dict[str, list[tuple[list[str], list[str]]]] = {}
     for run in runs:
         by_first.setdefault(run[0][0], []).append(run)
@@ -294,8 +364,12 @@ def _same_value(value: Any, wanted: Any) -> bool:
     return str(value) == str(wanted)
 
 
-def direct(compiled: CompiledRule, params: Mapping[str, Any], report: Report) -> DirectedRule | None:
-    """The rule forwards with its params filled in; None after its problems were added to the report."""
+def direct(
+    compiled: CompiledRule, params: Mapping[str, Any], report: Report
+) -> DirectedRule | None:
+    """The rule forwards with its params filled in; None after its problems were added to the
+    report.
+    """
     rule, path, types = compiled.rule, compiled.path, compiled.types
     steps = []
     for number, step in enumerate(rule.via):
@@ -306,13 +380,22 @@ def direct(compiled: CompiledRule, params: Mapping[str, Any], report: Report) ->
         try:
             args = resolve(step.op, step.args, params, values)
         except OpError as error:
-            report.add(error.code, error.message, spans=(place,), notes=error.notes, help=error.help)
+            report.add(
+                error.code, error.message, spans=(place,), notes=error.notes, help=error.help
+            )
             return None
-        steps.append(CompiledStep(step.op, ops.get(step.op), args, capture, place, unset(step.args, params)))
+        steps.append(
+            CompiledStep(step.op, ops.get(step.op), args, capture, place, unset(step.args, params))
+        )
     try:
         where = _where(compiled, params)
     except OpError as error:
-        report.add(error.code, error.message, spans=(compiled.loaded.span(*path, "where"),), help=error.help)
+        report.add(
+            error.code,
+            error.message,
+            spans=(compiled.loaded.span(*path, "where"),),
+            help=error.help,
+        )
         return None
     optional = compiled.spare or rule.optional is True
     return DirectedRule(
@@ -336,7 +419,9 @@ def direct(compiled: CompiledRule, params: Mapping[str, Any], report: Report) ->
         when=_when(rule, compiled.sources),
         optional=optional,
         optional_roles=frozenset(rule.optional_roles),
-        optional_values={n: frozenset(v) for n, v in rule.optional.items()} if isinstance(rule.optional, dict) else {},
+        optional_values={n: frozenset(v) for n, v in rule.optional.items()}
+        if isinstance(rule.optional, dict)
+        else {},
         keep_source=bool(rule.keep_source),
         if_exists=rule.if_exists,
         backwards=False,
@@ -351,25 +436,43 @@ def _asked_for(compiled: CompiledRule) -> list[str]:
     for name, condition in compiled.rule.where.items():
         names += [name[1:]] if name.startswith("$") else []
         values = (
-            condition.values() if isinstance(condition, Mapping) else condition if isinstance(condition, (list, tuple)) else [condition]
+            condition.values()
+            if isinstance(condition, Mapping)
+            else condition
+            if isinstance(condition, (list, tuple))
+            else [condition]
         )
-        names += [found for value in values if isinstance(value, str) for found in PARAM.findall(value)]
+        names += [
+            found for value in values if isinstance(value, str) for found in PARAM.findall(value)
+        ]
     return list(dict.fromkeys(names))
 
 
 def _where(compiled: CompiledRule, params: Mapping[str, Any]) -> dict[str, Any]:
     """The conditions on captures with params filled in (None: not written); OpError M114, M509."""
     types = compiled.types
-    out = {n: _resolved(n, types[n], w, params) for n, w in (compiled.rule.where or {}).items() if not n.startswith("$")}
+    out = {
+        n: _resolved(n, types[n], w, params)
+        for n, w in (compiled.rule.where or {}).items()
+        if not n.startswith("$")
+    }
     # a mapped int capture takes exactly the numbers its map lists, beside what `where` says of it
-    return out | {f"{n}\0map": [int(k) for k in v] for n, v in compiled.maps.items() if types[n].kind == "int"}
+    return out | {
+        f"{n}\0map": [int(k) for k in v] for n, v in compiled.maps.items() if types[n].kind == "int"
+    }
 
 
 def _resolved(name: str, kind: CaptureType, condition: Any, params: Mapping[str, Any]) -> Any:
     if isinstance(condition, Mapping):
-        limits = {k: integer(v, params, f"where: `{k}` of {{{name}}}") for k, v in condition.items()}
+        limits = {
+            k: integer(v, params, f"where: `{k}` of {{{name}}}") for k, v in condition.items()
+        }
         if (multiple := limits.get("multiple_of")) is not None and multiple < 1:
-            raise OpError("M114", f"where: `multiple_of` of {{{name}}} is {multiple}", help="give a number above 0")
+            raise OpError(
+                "M114",
+                f"where: `multiple_of` of {{{name}}} is {multiple}",
+                help="give a number above 0",
+            )
         return limits
     if not isinstance(condition, (list, tuple)):
         return _value(name, kind, condition, params)

@@ -33,8 +33,16 @@ from .fields import (
 _LIMITS: dict[str, dict[str, Any]] = {
     "min": {"description": "the least value of an int capture", **ARITHMETIC},
     "max": {"description": "the greatest value of an int capture", **ARITHMETIC, "minimum": 0},
-    "multiple_of": {"description": "the values that are multiples of this", **ARITHMETIC, "minimum": 1},
-    "remainder": {"description": "with `multiple_of`: what is left over instead of 0", **ARITHMETIC, "minimum": 0},
+    "multiple_of": {
+        "description": "the values that are multiples of this",
+        **ARITHMETIC,
+        "minimum": 1,
+    },
+    "remainder": {
+        "description": "with `multiple_of`: what is left over instead of 0",
+        **ARITHMETIC,
+        "minimum": 0,
+    },
 }
 _CONDITION = {"pattern": whole(r"\$?[A-Za-z_][A-Za-z0-9_]*")}
 
@@ -45,7 +53,15 @@ def _where(value: Any) -> dict[str, Any]:
     for name, condition in mapping(value).items():
         if not fits(_CONDITION, name):
             hint = "the name of a capture, or `$param`"
-            bad.append(Problem("M114", f"`{printable(name)}` is nothing that `where` can ask for", hint, (name,), key=True))
+            bad.append(
+                Problem(
+                    "M114",
+                    f"`{printable(name)}` is nothing that `where` can ask for",
+                    hint,
+                    (name,),
+                    key=True,
+                )
+            )
         elif name.startswith("$"):
             out[name] = _values(condition, name, bad, yaml.exact)
         elif isinstance(condition, Mapping):
@@ -60,12 +76,28 @@ def _where(value: Any) -> dict[str, Any]:
 def _values(condition: Any, name: str, bad: list[Problem], read: Any) -> Any:
     items = condition if isinstance(condition, (list, tuple)) else [condition]
     if not items:
-        bad.append(Problem("M114", "an empty list, of which nothing is one", "list the values, or remove the condition", (name,)))
+        bad.append(
+            Problem(
+                "M114",
+                "an empty list, of which nothing is one",
+                "list the values, or remove the condition",
+                (name,),
+            )
+        )
     for item in items:
         if yaml.is_null(item) or isinstance(item, (list, tuple, Mapping)):
-            bad.append(Problem("M106", f"a value or a list of values is asked for, here stands {kind_of(item)}", None, (name,)))
+            bad.append(
+                Problem(
+                    "M106",
+                    f"a value or a list of values is asked for, here stands {kind_of(item)}",
+                    None,
+                    (name,),
+                )
+            )
             return None
-    return [read(item) for item in items] if isinstance(condition, (list, tuple)) else read(condition)
+    return (
+        [read(item) for item in items] if isinstance(condition, (list, tuple)) else read(condition)
+    )
 
 
 def _capture_value(item: Any) -> Any:
@@ -77,8 +109,19 @@ def _limits(condition: Mapping[str, Any], name: str, bad: list[Problem]) -> dict
     out: dict[str, Any] = {}
     for limit, number in condition.items():
         if limit not in _LIMITS:
-            hint = did_you_mean(limit, list(_LIMITS)) or "the fields here are min, max, multiple_of, remainder"
-            bad.append(Problem("M103", f"there is no field `{printable(limit)}` here", hint, (name, limit), key=True))
+            hint = (
+                did_you_mean(limit, list(_LIMITS))
+                or "the fields here are min, max, multiple_of, remainder"
+            )
+            bad.append(
+                Problem(
+                    "M103",
+                    f"there is no field `{printable(limit)}` here",
+                    hint,
+                    (name, limit),
+                    key=True,
+                )
+            )
             continue
         try:
             out[limit] = asked = arithmetic(number)
@@ -86,7 +129,14 @@ def _limits(condition: Mapping[str, Any], name: str, bad: list[Problem]) -> dict
             bad += [p._replace(at=(name, limit)) for p in refused(error)]
             continue
         if isinstance(asked, int) and asked < (least := _LIMITS[limit]["minimum"]):
-            bad.append(Problem("M114", f"`{limit}` is {asked}, it must be at least {least}", None, (name, limit)))
+            bad.append(
+                Problem(
+                    "M114",
+                    f"`{limit}` is {asked}, it must be at least {least}",
+                    None,
+                    (name, limit),
+                )
+            )
     if "remainder" in condition and "multiple_of" not in condition:
         bad.append(Problem("M101", "`remainder` needs `multiple_of`", None, (name,)))
     return out
@@ -110,27 +160,58 @@ def _test(test: Mapping[str, Any], at: tuple[str, ...], bad: list[Problem]) -> d
     for name, written in test.items():
         items = list(written) if isinstance(written, (list, tuple)) else [written]
         if name in ("dtype", "ndim") and not items:
-            bad.append(Problem("M114", "an empty list, of which nothing is one", "list the values, or remove the condition", (*at, name)))
+            bad.append(
+                Problem(
+                    "M114",
+                    "an empty list, of which nothing is one",
+                    "list the values, or remove the condition",
+                    (*at, name),
+                )
+            )
         if name == "dtype":
             out[name] = [dtype(str(item)) or str(item) for item in items]
-            bad += [unknown_dtype(str(item), (*at, name)) for item in items if not isinstance(item, str) or dtype(item) is None]
+            bad += [
+                unknown_dtype(str(item), (*at, name))
+                for item in items
+                if not isinstance(item, str) or dtype(item) is None
+            ]
         elif name == "ndim":
             try:
                 out[name] = [count(item) for item in items]
             except PydanticCustomError:
-                message = f"a number of axes or a list of them is asked for, here stands {kind_of(written)}"
+                message = (
+                    "a number of axes or a list of them is asked for, here stands "
+                    f"{kind_of(written)}"
+                )
                 bad.append(Problem("M106", message, None, (*at, name)))
         else:
-            hint = did_you_mean(name, ["dtype", "ndim"]) or "`when` tests the tensor: dtype, ndim; `where` tests captures and params"
-            bad.append(Problem("M103", f"there is no field `{printable(name)}` here", hint, (*at, name), key=True))
+            hint = (
+                did_you_mean(name, ["dtype", "ndim"])
+                or "`when` tests the tensor: dtype, ndim; `where` tests captures and params"
+            )
+            bad.append(
+                Problem(
+                    "M103",
+                    f"there is no field `{printable(name)}` here",
+                    hint,
+                    (*at, name),
+                    key=True,
+                )
+            )
     return out
 
 
 _TEST = {
     "type": "object",
     "properties": {
-        "dtype": {"description": "a dtype or several, one of which the tensor has", **one_or_list(DTYPE)},
-        "ndim": {"description": "a number of axes or several, one of which the tensor has", **one_or_list(COUNT)},
+        "dtype": {
+            "description": "a dtype or several, one of which the tensor has",
+            **one_or_list(DTYPE),
+        },
+        "ndim": {
+            "description": "a number of axes or several, one of which the tensor has",
+            **one_or_list(COUNT),
+        },
     },
     "additionalProperties": False,
 }

@@ -1,12 +1,13 @@
 """The JSON documents that commands answer with, as JSON schemas.
 
-One file per document, `migrate/documents/<kind>.yaml`, is the single source: a new command brings one file. It holds a
-schema without what is the same in all of them: every mapping with `properties` is closed, each property is required
-unless `optional` lists it, `format_version` and `kind` come first. What several documents share stands in
-`_shared.yaml` and is taken along where `$ref` asks for it.
+One file per document, `migrate/documents/<kind>.yaml`, is the single source: a new command brings
+one file. It holds a schema without what is the same in all of them: every mapping with `properties`
+is closed, each property is required unless `optional` lists it, `format_version` and `kind` come
+first. What several documents share stands in `_shared.yaml` and is taken along where `$ref` asks
+for it.
 
-They are not pydantic models, because no code reads these documents through one: they are made as plain data, and
-building models for them would cost every command its start-up.
+They are not pydantic models, because no code reads these documents through one: they are made as
+plain data, and building models for them would cost every command its start-up.
 """
 
 from __future__ import annotations
@@ -54,7 +55,10 @@ def _closed(node: Any, names: bool = False) -> Any:
         return [_closed(item) for item in node]
     if not isinstance(node, dict):
         return node
-    out = {name: value if name == "examples" and not names else _closed(value, name == "properties") for name, value in node.items()}
+    out = {
+        name: value if name == "examples" and not names else _closed(value, name == "properties")
+        for name, value in node.items()
+    }
     if names or "properties" not in node:
         return out
     optional = out.pop("optional", [])
@@ -87,4 +91,6 @@ def _references(node: Any) -> list[str]:
     if not isinstance(node, dict):
         return []
     own = [node["$ref"].removeprefix(_WITHIN)] if isinstance(node.get("$ref"), str) else []
-    return own + [name for key, value in node.items() if key != "examples" for name in _references(value)]
+    return own + [
+        name for key, value in node.items() if key != "examples" for name in _references(value)
+    ]

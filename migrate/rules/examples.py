@@ -1,6 +1,7 @@
 """The `tests:` of a rule file: their models, and what can be said of them before anything is run.
 
-A key may stand for several: `model.layers.{i=0..1}.w` is two tensors. Real keys hold no braces, so nothing has to be escaped.
+A key may stand for several: `model.layers.{i=0..1}.w` is two tensors. Real keys hold no braces, so
+nothing has to be escaped.
 """
 
 from __future__ import annotations
@@ -105,7 +106,13 @@ def _slices(value: Any) -> dict[str, Any]:
     for written, values in mapping(value).items():
         if not re.search(_INDEXES, written):
             hint = 'numbers with commas between them: `"0, 1": [1, 2, 3]`'
-            refuse([Problem("M114", f"`{printable(written)}` are no indexes", hint, (written,), key=True)])
+            refuse(
+                [
+                    Problem(
+                        "M114", f"`{printable(written)}` are no indexes", hint, (written,), key=True
+                    )
+                ]
+            )
         out[str(written)] = _nested(values)
     return out
 
@@ -113,7 +120,11 @@ def _slices(value: Any) -> dict[str, Any]:
 def _code(value: Any) -> str:
     word = text(value)
     if not re.search(_CODE, word):
-        wrong("M114", f"`{printable(word)}` is no code of a diagnostic", "such as M207; `migrate explain` lists them")
+        wrong(
+            "M114",
+            f"`{printable(word)}` is no code of a diagnostic",
+            "such as M207; `migrate explain` lists them",
+        )
     if word not in codes():
         wrong("M114", f"there is no diagnostic {word}", "`migrate explain` lists them")
     return word
@@ -127,7 +138,11 @@ def _lists(depth: int) -> dict[str, Any]:
 
 _TOLERANCE = {"type": "number", **FINITE, "minimum": 0}
 _FILL = {"type": ["number", "boolean", "string"], "pattern": whole("iota")}
-_SLICES = {"type": "object", "propertyNames": {"pattern": _INDEXES}, "additionalProperties": _lists(MOST_AXES)}
+_SLICES = {
+    "type": "object",
+    "propertyNames": {"pattern": _INDEXES},
+    "additionalProperties": _lists(MOST_AXES),
+}
 
 Dtype = Annotated[str, BeforeValidator(_is_dtype), WithJsonSchema(DTYPE)]
 Sizes = Annotated[tuple[Annotated[int, WithJsonSchema(COUNT)], ...], BeforeValidator(_shape)]
@@ -135,7 +150,8 @@ Tolerance = Annotated[Any, BeforeValidator(_tolerance), WithJsonSchema(_TOLERANC
 Fill = Annotated[Any, BeforeValidator(_fill), WithJsonSchema(_FILL)]
 Lists = Annotated[Any, BeforeValidator(_nested), WithJsonSchema(_lists(MOST_AXES))]
 _Allowance = Annotated[
-    Literal["lossy", "drop", "opaque", "delayed-scaling"], BeforeValidator(one_of("lossy", "drop", "opaque", "delayed-scaling"))
+    Literal["lossy", "drop", "opaque", "delayed-scaling"],
+    BeforeValidator(one_of("lossy", "drop", "opaque", "delayed-scaling")),
 ]
 _BY_KEY = BeforeValidator(mapping)
 
@@ -143,9 +159,13 @@ _BY_KEY = BeforeValidator(mapping)
 class GivenTensor(Model):
     """A tensor that a test starts from."""
 
-    shape: Sizes | None = Field(None, description="may be left out beside `values`", examples=[[2, 3]])
+    shape: Sizes | None = Field(
+        None, description="may be left out beside `values`", examples=[[2, 3]]
+    )
     dtype: Dtype = Field("float32", description="a dtype by torch's name")
-    fill: Fill = Field(None, description="a number, or `iota`: 0, 1, 2, … in row-major order; 0 if nothing is said")
+    fill: Fill = Field(
+        None, description="a number, or `iota`: 0, 1, 2, … in row-major order; 0 if nothing is said"
+    )
     values: Lists = Field(None, description="nested lists, instead of fill")
 
 
@@ -157,46 +177,75 @@ class ExpectedTensor(Model):
     fill: Fill = Field(None, description="a number, or `iota`")
     values: Lists = Field(None, description="nested lists: all elements")
     slices: Annotated[dict[str, Any], BeforeValidator(_slices), WithJsonSchema(_SLICES)] = Field(
-        default_factory=dict, description="indexes of the leading axes -> nested lists, or one number for all elements there"
+        default_factory=dict,
+        description="indexes of the leading axes -> nested lists, or one number for all elements "
+        "there",
     )
     same_as: Text | None = Field(None, description="the key of a given tensor with the same bytes")
     rtol: Tolerance = Field(
-        None, description="relative tolerance, for ops whose result is not fixed to the last bit; else every bit counts"
+        None,
+        description="relative tolerance, for ops whose result is not fixed to the last bit; else "
+        "every bit counts",
     )
 
 
 class RuleTest(Model):
-    """An example that must come out as written: given tensors, expected tensors or the error that refuses them."""
+    """An example that must come out as written: given tensors, expected tensors or the error that
+    refuses them.
+    """
 
-    name: Text = Field(description="what the test shows; unique in its file", examples=["two experts, w1 above w3"])
-    params: Annotated[dict[Text, Scalars], _BY_KEY] = Field(default_factory=dict, description="as --set gives them")
-    backwards: Bool = Field(False, description="the downgrade: `given` is in the layout that the edge leads to")
-    allow: Annotated[tuple[_Allowance, ...] | None, BeforeValidator(sequence)] = Field(
-        None, description="as --allow; without it a test allows what the ops of its rules say they lose"
+    name: Text = Field(
+        description="what the test shows; unique in its file", examples=["two experts, w1 above w3"]
     )
-    given: Annotated[dict[Text, GivenTensor], _BY_KEY] = Field(description="key -> tensor; `a.{i=0..2}.b` are three keys")
+    params: Annotated[dict[Text, Scalars], _BY_KEY] = Field(
+        default_factory=dict, description="as --set gives them"
+    )
+    backwards: Bool = Field(
+        False, description="the downgrade: `given` is in the layout that the edge leads to"
+    )
+    allow: Annotated[tuple[_Allowance, ...] | None, BeforeValidator(sequence)] = Field(
+        None,
+        description="as --allow; without it a test allows what the ops of its rules say they lose",
+    )
+    given: Annotated[dict[Text, GivenTensor], _BY_KEY] = Field(
+        description="key -> tensor; `a.{i=0..2}.b` are three keys"
+    )
     side: Annotated[dict[SidePath, Value], _BY_KEY] = Field(
-        default_factory=dict, description="side files beside them: text as it is, anything else as JSON"
+        default_factory=dict,
+        description="side files beside them: text as it is, anything else as JSON",
     )
     expect: Annotated[dict[Text, ExpectedTensor] | None, _BY_KEY] = Field(
         None, description="every key that the rules make; keys that are kept may be left out"
     )
-    expect_side: Annotated[dict[SidePath, Value], _BY_KEY] = Field(default_factory=dict, description="side files that come out")
-    error: Annotated[str | None, BeforeValidator(_code), WithJsonSchema({"type": "string", "pattern": _CODE, "enum": codes()})] = Field(
-        None, description="the code of the diagnostic that refuses what is given"
+    expect_side: Annotated[dict[SidePath, Value], _BY_KEY] = Field(
+        default_factory=dict, description="side files that come out"
     )
+    error: Annotated[
+        str | None,
+        BeforeValidator(_code),
+        WithJsonSchema({"type": "string", "pattern": _CODE, "enum": codes()}),
+    ] = Field(None, description="the code of the diagnostic that refuses what is given")
     contains: Text | None = Field(None, description="text that the diagnostic must contain")
 
 
 def expand(key: str) -> list[tuple[str, dict[str, int]]]:
-    """The keys that `key` stands for, each with the values of its ranges; ValueError for an empty or a vast range."""
+    """The keys that `key` stands for, each with the values of its ranges; ValueError for an empty
+    or a vast range.
+    """
     out: list[tuple[str, dict[str, int]]] = [(key, {})]
     for name, first, last in _RANGE.findall(key):
         low, high = int(first), int(last)
         if high < low or len(out) * (high - low + 1) > MOST_KEYS:
-            raise ValueError(f"{{{name}={first}..{last}}} " + ("is empty" if high < low else f"makes more than {MOST_KEYS} keys"))
+            raise ValueError(
+                f"{{{name}={first}..{last}}} "
+                + ("is empty" if high < low else f"makes more than {MOST_KEYS} keys")
+            )
         written = f"{{{name}={first}..{last}}}"
-        out = [(text.replace(written, str(n)), {**values, name: n}) for text, values in out for n in range(low, high + 1)]
+        out = [
+            (text.replace(written, str(n)), {**values, name: n})
+            for text, values in out
+            for n in range(low, high + 1)
+        ]
     return out
 
 
@@ -214,7 +263,9 @@ def shape_of(values: Any) -> tuple[int, ...]:
     shapes = [shape_of(item) for item in values]
     for number, shape in enumerate(shapes):
         if shape != shapes[0]:
-            raise ValueError(f"item {number} has the shape {list(shape)}, item 0 has {list(shapes[0])}")
+            raise ValueError(
+                f"item {number} has the shape {list(shape)}, item 0 has {list(shapes[0])}"
+            )
     return (len(values), *(shapes[0] if shapes else ()))
 
 
@@ -238,15 +289,36 @@ def problems(file: RuleFile) -> Iterator[tuple[_Path, Problem]]:
         yield from ((("tests", number, *path), problem) for path, problem in _problems(test))
         for name in test.params:
             if name not in file.params:
-                hint = did_you_mean(name, list(file.params)) or f"the params of the file: {listed(list(file.params))}"
-                yield ("tests", number, "params", name), Problem("M112", f"there is no param `{printable(name)}`", hint, key=True)
+                hint = (
+                    did_you_mean(name, list(file.params))
+                    or f"the params of the file: {listed(list(file.params))}"
+                )
+                yield (
+                    ("tests", number, "params", name),
+                    Problem("M112", f"there is no param `{printable(name)}`", hint, key=True),
+                )
 
 
 def _problems(test: RuleTest) -> Iterator[tuple[_Path, Problem]]:
     if test.error is not None and (test.expect is not None or test.expect_side):
-        yield ("error",), Problem("M114", "a test expects tensors or an error, not both", "remove one of them", key=True)
+        yield (
+            ("error",),
+            Problem(
+                "M114",
+                "a test expects tensors or an error, not both",
+                "remove one of them",
+                key=True,
+            ),
+        )
     if test.error is None and test.expect is None and not test.expect_side:
-        yield (), Problem("M101", f"test `{printable(test.name)}` expects nothing", "write `expect`, or `error: CODE`")
+        yield (
+            (),
+            Problem(
+                "M101",
+                f"test `{printable(test.name)}` expects nothing",
+                "write `expect`, or `error: CODE`",
+            ),
+        )
     if test.contains is not None and test.error is None:
         yield ("contains",), Problem("M101", "`contains` needs `error`", key=True)
     given: dict[str, str] = {}
@@ -256,18 +328,31 @@ def _problems(test: RuleTest) -> Iterator[tuple[_Path, Problem]]:
     expected: dict[str, str] = {}
     for key, wanted in (test.expect or {}).items():
         yield from _keys(("expect", key), key, expected)
-        yield from ((("expect", key, *path), problem) for path, problem in _expected(key, wanted, given))
+        yield from (
+            (("expect", key, *path), problem) for path, problem in _expected(key, wanted, given)
+        )
 
 
 def _keys(path: _Path, written: str, seen: dict[str, str]) -> Iterator[tuple[_Path, Problem]]:
     try:
         keys = expand(written)
     except ValueError as error:
-        yield path, Problem("M114", str(error), "a range is `{i=0..3}`, both ends counted", key=True)
+        yield (
+            path,
+            Problem("M114", str(error), "a range is `{i=0..3}`, both ends counted", key=True),
+        )
         return
     for key, _ in keys:
         if seen.setdefault(key, written) != written:
-            yield path, Problem("M113", f"`{printable(key)}` is also in `{printable(seen[key])}`", "write each key once", key=True)
+            yield (
+                path,
+                Problem(
+                    "M113",
+                    f"`{printable(key)}` is also in `{printable(seen[key])}`",
+                    "write each key once",
+                    key=True,
+                ),
+            )
             return
 
 
@@ -277,28 +362,58 @@ def _given(tensor: GivenTensor) -> Iterator[tuple[_Path, Problem]]:
             yield (), Problem("M101", "`shape` is missing", "or give `values`, whose lists say it")
         return
     if tensor.fill is not None:
-        yield ("fill",), Problem("M114", "a tensor has `fill` or `values`, not both", "remove one of them", key=True)
+        yield (
+            ("fill",),
+            Problem(
+                "M114", "a tensor has `fill` or `values`, not both", "remove one of them", key=True
+            ),
+        )
     yield from _values(("values",), tensor.values, tensor.shape)
 
 
-def _expected(key: str, wanted: ExpectedTensor, given: Mapping[str, str]) -> Iterator[tuple[_Path, Problem]]:
+def _expected(
+    key: str, wanted: ExpectedTensor, given: Mapping[str, str]
+) -> Iterator[tuple[_Path, Problem]]:
     said = [name for name in ("fill", "values", "same_as") if getattr(wanted, name) is not None]
     if len(said) > 1:
-        yield (said[1],), Problem("M114", f"`{said[0]}` and `{said[1]}` both say what the tensor holds", "remove one of them", key=True)
+        yield (
+            (said[1],),
+            Problem(
+                "M114",
+                f"`{said[0]}` and `{said[1]}` both say what the tensor holds",
+                "remove one of them",
+                key=True,
+            ),
+        )
     if wanted.values is not None:
         yield from _values(("values",), wanted.values, wanted.shape)
     for written, values in wanted.slices.items():
         at = indexes(written)
         if wanted.shape is not None and len(at) > len(wanted.shape):
-            yield ("slices", written), Problem("M114", f"{len(at)} indexes into {len(wanted.shape)} axes", key=True)
-        elif wanted.shape is not None and any(not -size <= n < size for n, size in zip(at, wanted.shape, strict=False)):
-            yield ("slices", written), Problem("M114", f"`{written}` is outside of {list(wanted.shape)}", key=True)
+            yield (
+                ("slices", written),
+                Problem("M114", f"{len(at)} indexes into {len(wanted.shape)} axes", key=True),
+            )
+        elif wanted.shape is not None and any(
+            not -size <= n < size for n, size in zip(at, wanted.shape, strict=False)
+        ):
+            yield (
+                ("slices", written),
+                Problem("M114", f"`{written}` is outside of {list(wanted.shape)}", key=True),
+            )
         elif isinstance(values, list):
-            yield from _values(("slices", written), values, None if wanted.shape is None else wanted.shape[len(at) :])
+            yield from _values(
+                ("slices", written),
+                values,
+                None if wanted.shape is None else wanted.shape[len(at) :],
+            )
     for _, values in _expanded(key) if wanted.same_as is not None else ():
         if (name := fill_in(wanted.same_as or "", values)) not in given:
             hint = did_you_mean(name, list(given)) or f"given are {listed(list(given), 8)}"
-            yield ("same_as",), Problem("M114", f"no given tensor is called `{printable(name)}`", hint)
+            yield (
+                ("same_as",),
+                Problem("M114", f"no given tensor is called `{printable(name)}`", hint),
+            )
             return
 
 
@@ -309,11 +424,16 @@ def _expanded(key: str) -> list[tuple[str, dict[str, int]]]:
         return []
 
 
-def _values(path: _Path, values: Any, shape: tuple[int, ...] | None) -> Iterator[tuple[_Path, Problem]]:
+def _values(
+    path: _Path, values: Any, shape: tuple[int, ...] | None
+) -> Iterator[tuple[_Path, Problem]]:
     try:
         found = shape_of(values)
     except ValueError as error:
         yield path, Problem("M114", f"the lists are uneven: {error}")
         return
     if shape is not None and found != shape and not (prod(found) == prod(shape) == 0):
-        yield path, Problem("M114", f"the lists have the shape {list(found)}, `shape` says {list(shape)}")
+        yield (
+            path,
+            Problem("M114", f"the lists have the shape {list(found)}, `shape` says {list(shape)}"),
+        )

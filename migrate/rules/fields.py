@@ -1,12 +1,14 @@
 """The field types of what people write: text that becomes typed only where a field asks for a type.
 
-A document arrives with `Plain` for unquoted scalars. Each type here reads what its field asks for and refuses the rest
-with a `Problem`: a code, a message and the path below the field. One field can have several problems (the arguments of
-an operation), pydantic reports one error per field; so a refusal carries a list, and `found` takes both apart again.
+A document arrives with `Plain` for unquoted scalars. Each type here reads what its field asks for
+and refuses the rest with a `Problem`: a code, a message and the path below the field. One field can
+have several problems (the arguments of an operation), pydantic reports one error per field; so a
+refusal carries a list, and `found` takes both apart again.
 
-Beside each reader stands the JSON schema that says the same of what an editor's YAML 1.2 parser makes of the text: free
-text may look like a number or a truth (`2.10`), a name may not, and `8.0` and `0x10` are integers, because to an editor
-they are. `rules/schema.py` lists what a schema cannot say.
+Beside each reader stands the JSON schema that says the same of what an editor's YAML 1.2 parser
+makes of the text: free text may look like a number or a truth (`2.10`), a name may not, and `8.0`
+and `0x10` are integers, because to an editor they are. `rules/schema.py` lists what a schema cannot
+say.
 """
 
 from __future__ import annotations
@@ -34,15 +36,15 @@ _WORD = "[A-Za-z_][A-Za-z0-9_]*"
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_.+-]*[A-Za-z0-9_+-])?"
 _IDENTIFIER = re.compile(_PART)
 # what a terminal would act on or hide: control and formatting characters
-UNPRINTABLE = r"\u0000-\u001f\u007f-\u00a0\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202f\u2060-\u206f\ufeff\ufff9-\uffff"
+UNPRINTABLE = r"\u0000-\u001f\u007f-\u00a0\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202f\u2060-\u206f\ufeff\ufff9-\uffff"  # noqa: E501
 _LINE = re.compile(f"[^{UNPRINTABLE}]*")
 
 
 class Problem(NamedTuple):
     """A diagnostic without its place.
 
-    `at` is the path below the value that was refused, `key` points at the key there instead of the value, and `part`
-    narrows the place to code points (start, end) of the value's text.
+    `at` is the path below the value that was refused, `key` points at the key there instead of the
+    value, and `part` narrows the place to code points (start, end) of the value's text.
     """
 
     code: str
@@ -56,13 +58,17 @@ class Problem(NamedTuple):
 class Model(BaseModel):
     """Base of all that people write: frozen, unknown fields refused, built when first used."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, hide_input_in_errors=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", defer_build=True, hide_input_in_errors=True
+    )
 
 
 def refuse(problems: Iterable[Problem]) -> NoReturn:
     """Raises the problems as the one error that pydantic lets a validator raise."""
     found = tuple(problems)
-    raise PydanticCustomError("problems", "{text}", {"text": "; ".join(p.message for p in found), "problems": found})
+    raise PydanticCustomError(
+        "problems", "{text}", {"text": "; ".join(p.message for p in found), "problems": found}
+    )
 
 
 def refused(error: PydanticCustomError) -> tuple[Problem, ...]:
@@ -70,7 +76,9 @@ def refused(error: PydanticCustomError) -> tuple[Problem, ...]:
     return tuple((error.context or {})["problems"])
 
 
-def wrong(code: str, message: str, help: str | None = None, at: tuple[str | int, ...] = ()) -> NoReturn:
+def wrong(
+    code: str, message: str, help: str | None = None, at: tuple[str | int, ...] = ()
+) -> NoReturn:
     refuse([Problem(code, message, help, at)])
 
 
@@ -83,18 +91,29 @@ def kind_of(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return "a list"
     if isinstance(value, str):
-        return f"`{printable(value, 40)}`" if isinstance(value, yaml.Plain) else f"the text {printable(value, 40)!r}"
+        return (
+            f"`{printable(value, 40)}`"
+            if isinstance(value, yaml.Plain)
+            else f"the text {printable(value, 40)!r}"
+        )
     return f"`{value}`"
 
 
 def whole(pattern: str) -> str:
-    """`pattern` as a JSON schema must write it to match a whole text, in Python's and in JavaScript's reading."""
+    """`pattern` as a JSON schema must write it to match a whole text, in Python's and in
+    JavaScript's reading.
+    """
     return f"^(?:{pattern})$(?!\\n)"
 
 
 def fits(schema: Mapping[str, Any], written: str) -> bool:
-    """Whether text has the `pattern` and the `maxLength` of a schema; the pattern is compiled when it is first asked for."""
-    return len(written) <= schema.get("maxLength", len(written)) and re.search(schema["pattern"], written) is not None
+    """Whether text has the `pattern` and the `maxLength` of a schema; the pattern is compiled when
+    it is first asked for.
+    """
+    return (
+        len(written) <= schema.get("maxLength", len(written))
+        and re.search(schema["pattern"], written) is not None
+    )
 
 
 def _bounded(number: int) -> int:
@@ -107,8 +126,16 @@ def text(value: Any) -> str:
     if isinstance(value, str) and not (isinstance(value, yaml.Plain) and yaml.is_null(value)):
         return str(value)
     if isinstance(value, Mapping) and len(value) == 1:
-        wrong("M106", "text is asked for, here stands a mapping", "quote a pattern that starts with `{`")
-    wrong("M106", f"text is asked for, here stands {kind_of(value)}", "quote it if it is meant as text" if isinstance(value, str) else None)
+        wrong(
+            "M106",
+            "text is asked for, here stands a mapping",
+            "quote a pattern that starts with `{`",
+        )
+    wrong(
+        "M106",
+        f"text is asked for, here stands {kind_of(value)}",
+        "quote it if it is meant as text" if isinstance(value, str) else None,
+    )
 
 
 def line(value: Any) -> str:
@@ -130,7 +157,9 @@ def lone_pattern(value: Any) -> str:
 
 
 def pattern(value: Any) -> str:
-    """Text that has the form of a pattern; whether its captures hold together only those can say who know its rule."""
+    """Text that has the form of a pattern; whether its captures hold together only those can say
+    who know its rule.
+    """
     written = text(value)
     return written if fits(PATTERN, written) else lone_pattern(written)
 
@@ -138,15 +167,25 @@ def pattern(value: Any) -> str:
 def capture(value: Any) -> str:
     name = word(value)
     if not NAME.fullmatch(name):
-        wrong("M114", f"`{printable(name)}` is not the name of a capture", "write it without braces")
+        wrong(
+            "M114", f"`{printable(name)}` is not the name of a capture", "write it without braces"
+        )
     return name
 
 
 def integer(value: Any) -> int:
     if (number := whole_number(value)) is not None:
         return _bounded(number)
-    quoted = isinstance(value, str) and not isinstance(value, yaml.Plain) and yaml.integer(value) is not None
-    wrong("M106", f"an integer is asked for, here stands {kind_of(value)}", "leave the quotes out" if quoted else None)
+    quoted = (
+        isinstance(value, str)
+        and not isinstance(value, yaml.Plain)
+        and yaml.integer(value) is not None
+    )
+    wrong(
+        "M106",
+        f"an integer is asked for, here stands {kind_of(value)}",
+        "leave the quotes out" if quoted else None,
+    )
 
 
 def count(value: Any) -> int:
@@ -160,7 +199,9 @@ def arithmetic(value: Any) -> int | str:
     if (number := whole_number(value)) is not None:
         return _bounded(number)
     if not isinstance(value, str) or yaml.is_null(value):
-        wrong("M106", f"an integer, `$param` or arithmetic is asked for, here stands {kind_of(value)}")
+        wrong(
+            "M106", f"an integer, `$param` or arithmetic is asked for, here stands {kind_of(value)}"
+        )
     try:
         expr.parse(value)
     except PatternError as error:
@@ -186,7 +227,11 @@ def number(value: Any) -> int | float:
 def sequence(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return value
-    wrong("M106", f"a list is asked for, here stands {kind_of(value)}", "write `[…]`" if isinstance(value, str) else None)
+    wrong(
+        "M106",
+        f"a list is asked for, here stands {kind_of(value)}",
+        "write `[…]`" if isinstance(value, str) else None,
+    )
 
 
 def mapping(value: Any) -> Any:
@@ -200,7 +245,12 @@ def scalars(value: Any) -> Any:
     several = isinstance(value, (list, tuple))
     for number, item in enumerate(value if several else [value]):
         if isinstance(item, (list, tuple, Mapping)) or (yaml.is_null(item) and item is not None):
-            wrong("M106", f"a value or a list of values is asked for, here stands {kind_of(item)}", None, (number,) if several else ())
+            wrong(
+                "M106",
+                f"a value or a list of values is asked for, here stands {kind_of(item)}",
+                None,
+                (number,) if several else (),
+            )
     return value
 
 
@@ -208,30 +258,52 @@ def one_of(*choices: str) -> Callable[[Any], str]:
     def check(value: Any) -> str:
         word = text(value)
         if word not in choices:
-            wrong("M114", f"`{printable(word)}` is none of {listed(list(choices))}", did_you_mean(word, list(choices)))
+            wrong(
+                "M114",
+                f"`{printable(word)}` is none of {listed(list(choices))}",
+                did_you_mean(word, list(choices)),
+            )
         return word
 
     return check
 
 
 def word(value: Any) -> str:
-    """Text that YAML itself reads as text: a name that one reader takes for a number would be two names."""
-    if isinstance(value, yaml.Plain) and not yaml.is_null(value) and not isinstance(seen(value), str):
-        wrong("M106", f"a name is asked for, here stands {kind_of(value)}", "quote it if it is meant as a name")
+    """Text that YAML itself reads as text: a name that one reader takes for a number would be two
+    names.
+    """
+    if (
+        isinstance(value, yaml.Plain)
+        and not yaml.is_null(value)
+        and not isinstance(seen(value), str)
+    ):
+        wrong(
+            "M106",
+            f"a name is asked for, here stands {kind_of(value)}",
+            "quote it if it is meant as a name",
+        )
     return text(value)
 
 
 def identifier(value: Any) -> str:
     name = word(value)
     if not all(_IDENTIFIER.fullmatch(part) for part in name.split("/")):
-        wrong("M114", f"`{printable(name)}` is not a name", "letters, digits and `_ . + -`, in parts joined by `/`")
+        wrong(
+            "M114",
+            f"`{printable(name)}` is not a name",
+            "letters, digits and `_ . + -`, in parts joined by `/`",
+        )
     return name
 
 
 def plain_name(value: Any) -> str:
     name = word(value)
     if not _IDENTIFIER.fullmatch(name):
-        wrong("M114", f"`{printable(name)}` is not a name", "letters, digits and `_ . + -`; it starts and ends with a letter or digit")
+        wrong(
+            "M114",
+            f"`{printable(name)}` is not a name",
+            "letters, digits and `_ . + -`; it starts and ends with a letter or digit",
+        )
     return name
 
 
@@ -242,7 +314,9 @@ def dtype(name: str) -> str | None:
 
 
 def unknown_dtype(name: str, at: tuple[str | int, ...] = ()) -> Problem:
-    return Problem("M114", f"there is no dtype `{printable(name)}`", did_you_mean(name, [*BITS, *ALIASES]), at)
+    return Problem(
+        "M114", f"there is no dtype `{printable(name)}`", did_you_mean(name, [*BITS, *ALIASES]), at
+    )
 
 
 TEXT = {"type": ["string", "number", "boolean"]}
@@ -258,11 +332,17 @@ def _arithmetic(name: str) -> str:
 
 
 # an index speaks of a capture, and is more than its name
-_INDEX = rf"(?=(?:[^A-Za-z_$}}]|\${_WORD})*[A-Za-z_])(?![( ]*{_WORD}[) ]*\}}){_arithmetic(rf'[$]?{_WORD}')}"
-# what the notation of patterns asks for, but for the types of captures, linear indices and what stands side by side
+_INDEX = (
+    rf"(?=(?:[^A-Za-z_$}}]|\${_WORD})*[A-Za-z_])(?![( ]*{_WORD}[) "
+    rf"]*\}}){_arithmetic(rf'[$]?{_WORD}')}"
+)
+# what the notation of patterns asks for, but for the types of captures, linear indices and what
+# stands side by side
 PATTERN = {
     **TEXT,
-    "pattern": whole(rf"(?:[^{{}}]|\{{\{{|\}}\}}|\{{(?:{_WORD}(?:\.\.\.)?|{_WORD}:[^{{}}|]+(?:\|[^{{}}|]+)*|{_INDEX})\}})+"),
+    "pattern": whole(
+        rf"(?:[^{{}}]|\{{\{{|\}}\}}|\{{(?:{_WORD}(?:\.\.\.)?|{_WORD}:[^{{}}|]+(?:\|[^{{}}|]+)*|{_INDEX})\}})+"
+    ),
     "maxLength": LONGEST_PATTERN,
 }
 INTEGER = {"type": "integer", "minimum": -MOST, "maximum": MOST}
@@ -275,15 +355,26 @@ ARITHMETIC = {
     "maxLength": expr.LONGEST,
 }
 # a NaN is neither less nor greater than any number, and so the only one that lies between 1 and 0
-FINITE = {"minimum": -float_info.max, "maximum": float_info.max, "if": {"type": "number", "minimum": 1, "maximum": 0}, "then": False}
+FINITE = {
+    "minimum": -float_info.max,
+    "maximum": float_info.max,
+    "if": {"type": "number", "minimum": 1, "maximum": 0},
+    "then": False,
+}
 REFERENCE = {"pattern": whole(rf"\${_WORD}")}
 # one value, or a list of them
 SCALARS = {"type": [*TEXT["type"], "array"], "items": TEXT}
 
 
 def one_or_list(item: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of an item or a list of items; without `oneOf`, so that a mistake is reported at its place."""
-    return {"if": {"type": "array"}, "then": {"items": dict(item), "minItems": 1}, "else": dict(item)}
+    """The schema of an item or a list of items; without `oneOf`, so that a mistake is reported at
+    its place.
+    """
+    return {
+        "if": {"type": "array"},
+        "then": {"items": dict(item), "minItems": 1},
+        "else": dict(item),
+    }
 
 
 Text = Annotated[str, BeforeValidator(text), WithJsonSchema(TEXT)]
@@ -294,12 +385,21 @@ Int = Annotated[int, BeforeValidator(integer), WithJsonSchema(INTEGER)]
 Bool = Annotated[bool, BeforeValidator(boolean)]
 Number = Annotated[Any, BeforeValidator(number), WithJsonSchema({"type": "number"})]
 Value = Annotated[Any, BeforeValidator(yaml.core)]
-Scalars = Annotated[Any, BeforeValidator(lambda value: yaml.core(scalars(value))), WithJsonSchema(SCALARS)]
-Identifier = Annotated[str, BeforeValidator(identifier), WithJsonSchema({"type": "string", "pattern": whole(f"{_PART}(?:/{_PART})*")})]
+Scalars = Annotated[
+    Any, BeforeValidator(lambda value: yaml.core(scalars(value))), WithJsonSchema(SCALARS)
+]
+Identifier = Annotated[
+    str,
+    BeforeValidator(identifier),
+    WithJsonSchema({"type": "string", "pattern": whole(f"{_PART}(?:/{_PART})*")}),
+]
 Name = Annotated[str, BeforeValidator(plain_name), WithJsonSchema(NAMED)]
 
 
-_MISSING = {"from": "a rule reads keys that are there; one that adds a tensor beside each has `keep_source: true` and `fill`"}
+_MISSING = {
+    "from": "a rule reads keys that are there; one that adds a tensor beside each has "
+    "`keep_source: true` and `fill`"
+}
 
 
 class Found(NamedTuple):
@@ -310,7 +410,9 @@ class Found(NamedTuple):
 
 
 def found(error: ValidationError, model: type[BaseModel]) -> list[Found]:
-    """All that `error` reports, as problems with their paths from the root of the value that `model` validated."""
+    """All that `error` reports, as problems with their paths from the root of the value that
+    `model` validated.
+    """
     out: list[Found] = []
     items = error.errors(include_url=False, include_input=False)
     # where a field is unknown, the missing one is likely to be there, misspelt
@@ -321,15 +423,25 @@ def found(error: ValidationError, model: type[BaseModel]) -> list[Found]:
             # pydantic's word for the key of a mapping itself
             keyed = loc[-1:] == ("[key]",)
             loc = loc[:-1] if keyed else loc
-            out += [Found((*loc, *p.at), p._replace(key=True) if keyed else p) for p in context["problems"]]
+            out += [
+                Found((*loc, *p.at), p._replace(key=True) if keyed else p)
+                for p in context["problems"]
+            ]
         elif kind == "missing":
             hint = None if loc[:-1] in misspelt else _MISSING.get(str(loc[-1]))
             out.append(Found(loc[:-1], Problem("M101", f"`{loc[-1]}` is missing", hint)))
         elif kind == "extra_forbidden":
             word, known = str(loc[-1]), fields(model, loc[:-1])
             near = get_close_matches(word, known, n=1, cutoff=0.6)
-            hint = f"did you mean `{near[0]}`?" if near else f"the fields here are {listed(known, 30)}"
-            out.append(Found(loc, Problem("M103", f"there is no field `{printable(word)}` here", hint, key=True)))
+            hint = (
+                f"did you mean `{near[0]}`?" if near else f"the fields here are {listed(known, 30)}"
+            )
+            out.append(
+                Found(
+                    loc,
+                    Problem("M103", f"there is no field `{printable(word)}` here", hint, key=True),
+                )
+            )
         elif kind in ("model_type", "model_attributes_type", "dict_type", "dataclass_type"):
             out.append(Found(loc, Problem("M106", "a mapping is asked for")))
         elif kind in ("list_type", "tuple_type"):
@@ -347,17 +459,29 @@ def fields(model: type[BaseModel], loc: tuple[str | int, ...]) -> list[str]:
     at: Any = model
     for step in loc:
         if _is_model(at):
-            names = {(field.alias or name): field.annotation for name, field in at.model_fields.items()}
+            names = {
+                (field.alias or name): field.annotation for name, field in at.model_fields.items()
+            }
             at = names.get(str(step))
         else:
-            at = get_args(at)[-1] if get_origin(at) is dict else get_args(at)[0] if get_args(at) else None
+            at = (
+                get_args(at)[-1]
+                if get_origin(at) is dict
+                else get_args(at)[0]
+                if get_args(at)
+                else None
+            )
         at = _bare(at)
     return [field.alias or name for name, field in at.model_fields.items()] if _is_model(at) else []
 
 
 def _is_model(annotation: Any) -> bool:
     # in Python 3.10 `tuple[Rule, ...]` is an instance of type, and issubclass refuses it
-    return get_origin(annotation) is None and isinstance(annotation, type) and issubclass(annotation, BaseModel)
+    return (
+        get_origin(annotation) is None
+        and isinstance(annotation, type)
+        and issubclass(annotation, BaseModel)
+    )
 
 
 def _bare(annotation: Any) -> Any:

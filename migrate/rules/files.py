@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class LoadedFile:
     """A rule file and where each of its values stands.
 
-    Of a file that was read when it was packaged, `model` is what stands for the model of what its author wrote, without
-    `tests`, and `sealed` its semantic hash.
+    Of a file that was read when it was packaged, `model` is what stands for the model of what its
+    author wrote, without `tests`, and `sealed` its semantic hash.
     """
 
     path: Path
@@ -38,7 +38,9 @@ class LoadedFile:
         return semantic_hash(self.model)
 
     def span(self, *path: Any) -> Span:
-        """The place of the value at `path` (`"rules", 0, "from"`), of its nearest ancestor where nothing is written."""
+        """The place of the value at `path` (`"rules", 0, "from"`), of its nearest ancestor where
+        nothing is written.
+        """
         return self.document.span(path)
 
     def key_span(self, *path: Any) -> Span:
@@ -47,14 +49,18 @@ class LoadedFile:
 
 
 def load_edge(paths: Iterable[Path]) -> list[LoadedFile]:
-    """The rule files of an edge of a lineage; as they were packaged where they ship and are as they were then.
+    """The rule files of an edge of a lineage; as they were packaged where they ship and are as they
+    were then.
 
     Raises all problems of all of them at once (M1xx, M508), exit status 2.
     """
     wanted = list(paths)
     ready = packaged.rule_files(wanted)
     if ready is not None:
-        return [LoadedFile(path, file.model, file.document, file.hash) for path, file in zip(wanted, ready, strict=True)]
+        return [
+            LoadedFile(path, file.model, file.document, file.hash)
+            for path, file in zip(wanted, ready, strict=True)
+        ]
     from .model import load_files
 
     return load_files(wanted)

@@ -72,7 +72,9 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _some(value: Any) -> list[Any]:
-    return _listed(value) or wrong("M114", "an empty list, of which nothing is one", "list the values, or remove the condition")
+    return _listed(value) or wrong(
+        "M114", "an empty list, of which nothing is one", "list the values, or remove the condition"
+    )
 
 
 def _dtype(value: Any) -> str:
@@ -101,10 +103,17 @@ def _axis(value: Any) -> int | str | None:
     if whole_number(value) is not None:
         return count(value)
     if not isinstance(value, str):
-        wrong("M106", f"a size, a name, `$key.path` or null is asked for, here stands {kind_of(value)}")
+        wrong(
+            "M106",
+            f"a size, a name, `$key.path` or null is asked for, here stands {kind_of(value)}",
+        )
     name = word(value)
     if not fits(_AXIS, name):
-        wrong("M114", f"`{printable(name)}` is not an axis of a shape", "a size, null for any, `$key.path` in config.json, or a name")
+        wrong(
+            "M114",
+            f"`{printable(name)}` is not an axis of a shape",
+            "a size, null for any, `$key.path` in config.json, or a name",
+        )
     return name
 
 
@@ -115,7 +124,11 @@ def _config(value: Any) -> dict[str, tuple[Any, ...]]:
 def _releases(value: Any) -> str:
     written = text(value)
     if not re.fullmatch(_RELEASES, written):
-        wrong("M114", f"`{printable(written)}` names no releases", "such as `2.0 to 2.17` or `2.18 and later`")
+        wrong(
+            "M114",
+            f"`{printable(written)}` names no releases",
+            "such as `2.0 to 2.17` or `2.18 and later`",
+        )
     return written
 
 
@@ -124,7 +137,11 @@ def _layouts(value: Any) -> Any:
     if not names:
         wrong("M114", "a lineage has at least one layout")
     hint = "no `@`, no leading `+` or `-`, not `latest`"
-    bad = [Problem("M114", f"`{printable(n)}` cannot name a layout", hint, (n,), key=True) for n in names if not _NAME.fullmatch(n)]
+    bad = [
+        Problem("M114", f"`{printable(n)}` cannot name a layout", hint, (n,), key=True)
+        for n in names
+        if not _NAME.fullmatch(n)
+    ]
     if bad:
         refuse(bad)
     return names
@@ -134,12 +151,15 @@ def _layouts(value: Any) -> Any:
 _NAME = re.compile(rf"(?!latest$)[^-+@{UNPRINTABLE}][^@{UNPRINTABLE}]*")
 _RELEASES = r"[0-9]{1,3}\.[0-9]{1,3}( to [0-9]{1,3}\.[0-9]{1,3}| and later)"
 _PATTERNS = {**PATTERN, "type": [*TEXT["type"], "array"], "items": PATTERN}
-_BY_PATTERN = {"type": "object", "propertyNames": {name: PATTERN[name] for name in ("pattern", "maxLength")}}
+_BY_PATTERN = {
+    "type": "object",
+    "propertyNames": {name: PATTERN[name] for name in ("pattern", "maxLength")},
+}
 _WORDS = {**_BY_PATTERN, "additionalProperties": one_or_list(DTYPE)}
 _NUMBERS = {**_BY_PATTERN, "additionalProperties": one_or_list(COUNT)}
 # one axis of a shape
 _AXIS = {"type": ["integer", "string", "null"], "minimum": 0, "maximum": MOST,
-         "pattern": whole(rf"[A-Za-z_][A-Za-z0-9_]*|\$[^.#{UNPRINTABLE}]+(?:\.[^.#{UNPRINTABLE}]+)*")}  # fmt: skip
+         "pattern": whole(rf"[A-Za-z_][A-Za-z0-9_]*|\$[^.#{UNPRINTABLE}]+(?:\.[^.#{UNPRINTABLE}]+)*")}  # fmt: skip  # noqa: E501
 _SHAPES = {**_BY_PATTERN, "additionalProperties": {"type": "array", "items": _AXIS}}
 Patterns = Annotated[tuple[str, ...], BeforeValidator(_patterns), WithJsonSchema(_PATTERNS)]
 Counts = Annotated[dict[str, tuple[int, ...]], BeforeValidator(_counts), WithJsonSchema(_NUMBERS)]
@@ -148,32 +168,56 @@ Counts = Annotated[dict[str, tuple[int, ...]], BeforeValidator(_counts), WithJso
 class DetectFields(Model):
     """The signs by which a checkpoint shows that it is in the layout; all must hold."""
 
-    present: Patterns = Field((), description="patterns of which each fits some key", examples=["{p...}.experts.{e:int}.w1.weight"])
-    absent: Patterns = Field((), description="patterns of which none fits any key", examples=["{p...}.experts.gate_up_proj"])
-    dtype: Annotated[dict[str, tuple[str, ...]], BeforeValidator(_dtypes), WithJsonSchema(_WORDS)] = Field(
+    present: Patterns = Field(
+        (),
+        description="patterns of which each fits some key",
+        examples=["{p...}.experts.{e:int}.w1.weight"],
+    )
+    absent: Patterns = Field(
+        (),
+        description="patterns of which none fits any key",
+        examples=["{p...}.experts.gate_up_proj"],
+    )
+    dtype: Annotated[
+        dict[str, tuple[str, ...]], BeforeValidator(_dtypes), WithJsonSchema(_WORDS)
+    ] = Field(
         default_factory=dict,
         description="pattern -> dtypes, one of which some fitting key has",
         examples=[{"{p...}.weight": "float8_e4m3fn"}],
     )
     ndim: Counts = Field(
-        default_factory=dict, description="pattern -> number of axes that some fitting key has", examples=[{"{m...}.weight": 3}]
-    )
-    shape: Annotated[dict[str, tuple[int | str | None, ...]], BeforeValidator(_shapes), WithJsonSchema(_SHAPES)] = Field(
         default_factory=dict,
-        description="pattern -> shape that some fitting key has: sizes, null for any, $key.path in config.json, names for equal sizes",
+        description="pattern -> number of axes that some fitting key has",
+        examples=[{"{m...}.weight": 3}],
+    )
+    shape: Annotated[
+        dict[str, tuple[int | str | None, ...]], BeforeValidator(_shapes), WithJsonSchema(_SHAPES)
+    ] = Field(
+        default_factory=dict,
+        description="pattern -> shape that some fitting key has: sizes, null for any, $key.path "
+        "in config.json, names for equal sizes",
         examples=[{"{p...}.experts.gate_up_proj": ["experts", "$hidden_size", None]}],
     )
-    config: Annotated[dict[str, tuple[Any, ...]], BeforeValidator(_config), WithJsonSchema({"type": "object"})] = Field(
+    config: Annotated[
+        dict[str, tuple[Any, ...]], BeforeValidator(_config), WithJsonSchema({"type": "object"})
+    ] = Field(
         default_factory=dict,
         description="key.path in config.json -> value, or a list of possible ones",
         examples=[{"model_type": "mixtral"}],
     )
     module_version: Counts = Field(
-        default_factory=dict, description="pattern of module names -> version in the file's _metadata", examples=[{"{m...}.norm": 2}]
+        default_factory=dict,
+        description="pattern of module names -> version in the file's _metadata",
+        examples=[{"{m...}.norm": 2}],
     )
-    extra_state: Annotated[str, BeforeValidator(_releases), WithJsonSchema({"type": "string", "pattern": whole(_RELEASES)})] = Field(
+    extra_state: Annotated[
+        str,
+        BeforeValidator(_releases),
+        WithJsonSchema({"type": "string", "pattern": whole(_RELEASES)}),
+    ] = Field(
         "",
-        description="releases of Transformer Engine; the latest that can have written all extra states is one of them",
+        description="releases of Transformer Engine; the latest that can have written all extra "
+        "states is one of them",
         examples=["2.0 to 2.17"],
     )
 
@@ -181,22 +225,47 @@ class DetectFields(Model):
 class LayoutFields(Model):
     """One layout of a lineage."""
 
-    title: Line = Field(description="what the layout is, in one line", examples=["one weight per projection, all experts stacked"])
-    detect: DetectFields | None = Field(None, description="how it is told; without it a checkpoint is in it only if somebody says so")
-    status: Annotated[Literal["current", "supported", "deprecated"], BeforeValidator(one_of(*STATUSES))] = Field(
-        "supported", description="deprecated: each plan that touches it prints the message"
+    title: Line = Field(
+        description="what the layout is, in one line",
+        examples=["one weight per projection, all experts stacked"],
     )
-    message: Text = Field("", description="of a deprecated layout: what to use instead, printed once by each plan", examples=["use v5"])
-    note: Text = Field("", description="what detection cannot tell", examples=["some checkpoints of v1 pass for v2"])
+    detect: DetectFields | None = Field(
+        None,
+        description="how it is told; without it a checkpoint is in it only if somebody says so",
+    )
+    status: Annotated[
+        Literal["current", "supported", "deprecated"], BeforeValidator(one_of(*STATUSES))
+    ] = Field("supported", description="deprecated: each plan that touches it prints the message")
+    message: Text = Field(
+        "",
+        description="of a deprecated layout: what to use instead, printed once by each plan",
+        examples=["use v5"],
+    )
+    note: Text = Field(
+        "",
+        description="what detection cannot tell",
+        examples=["some checkpoints of v1 pass for v2"],
+    )
 
 
 class LayoutsFile(Model):
     """One independent axis of change and its layouts, the oldest first."""
 
-    lineage: Name = Field(description="the name of the axis; that of the folder", examples=["hf-mixtral"])
-    title: Line = Field(description="the axis of change, in one line", examples=["Experts of Mixtral in transformers"])
-    ordered: Bool = Field(True, description="true: releases, one after the other; false: spellings, any way goes")
-    requires: Requires | None = Field(None, description="releases of migrate that may read the file; checked first", examples=[">=0.1"])
+    lineage: Name = Field(
+        description="the name of the axis; that of the folder", examples=["hf-mixtral"]
+    )
+    title: Line = Field(
+        description="the axis of change, in one line",
+        examples=["Experts of Mixtral in transformers"],
+    )
+    ordered: Bool = Field(
+        True, description="true: releases, one after the other; false: spellings, any way goes"
+    )
+    requires: Requires | None = Field(
+        None,
+        description="releases of migrate that may read the file; checked first",
+        examples=[">=0.1"],
+    )
     layouts: Annotated[dict[Line, LayoutFields], BeforeValidator(_layouts)] = Field(
         json_schema_extra={"minProperties": 1, "propertyNames": {"pattern": whole(_NAME.pattern)}},
         description="name -> layout, the oldest first",
@@ -205,7 +274,9 @@ class LayoutsFile(Model):
 
 
 def load_layouts(path: Any, report: Report) -> Lineage | None:
-    """The lineage that a `layouts.yaml` describes, without edges; None after its problems were added to the report."""
+    """The lineage that a `layouts.yaml` describes, without edges; None after its problems were
+    added to the report.
+    """
     from .model import add, validate
     from .requires import unmet
 
@@ -228,7 +299,14 @@ def _layout(name: str, fields: LayoutFields) -> Layout:
         None
         if signs is None
         else Detect(
-            signs.present, signs.absent, signs.dtype, signs.ndim, signs.config, signs.module_version, signs.extra_state, signs.shape
+            signs.present,
+            signs.absent,
+            signs.dtype,
+            signs.ndim,
+            signs.config,
+            signs.module_version,
+            signs.extra_state,
+            signs.shape,
         )
     )
     return Layout(name, fields.title, detect, fields.status, fields.message, fields.note)

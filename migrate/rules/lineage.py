@@ -1,10 +1,11 @@
-"""Lineages: layouts, the edges between them, ways along the edges, and which layout a checkpoint is in.
+"""Lineages: layouts, the edges between them, ways along the edges, and which layout a checkpoint is
+in.
 
-A lineage is a value: tests write one down without a file. Reading `layouts.yaml` is the business of `layouts`, finding
-the folder that of `packs`.
+A lineage is a value: tests write one down without a file. Reading `layouts.yaml` is the business of
+`layouts`, finding the folder that of `packs`.
 
-Detection asks whether *some* key fits a pattern and has the dtype or the number of axes: a layout shows itself in the
-tensors that changed, and says nothing about the others.
+Detection asks whether *some* key fits a pattern and has the dtype or the number of axes: a layout
+shows itself in the tensors that changed, and says nothing about the others.
 """
 
 from __future__ import annotations
@@ -37,9 +38,11 @@ _MOST_SHAPES = 200
 
 @dataclass(frozen=True, slots=True)
 class Detect:
-    """The signs of a layout. `dtype`, `ndim` and `shape` map a pattern to what one of its keys must have.
+    """The signs of a layout. `dtype`, `ndim` and `shape` map a pattern to what one of its keys must
+    have.
 
-    An axis of `shape` is a size, None for any, `$key.path` for what config.json says there, or a name: the same size wherever it stands.
+    An axis of `shape` is a size, None for any, `$key.path` for what config.json says there, or a
+    name: the same size wherever it stands.
     """
 
     present: tuple[str, ...] = ()
@@ -54,7 +57,8 @@ class Detect:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """One arrangement of names and tensors. `status` is current, supported or deprecated, `message` what to use instead.
+    """One arrangement of names and tensors. `status` is current, supported or deprecated, `message`
+    what to use instead.
 
     `note` says what detection cannot tell.
     """
@@ -101,7 +105,9 @@ class Goal(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """One independent axis of change; `layouts` from the oldest to the latest if it is `ordered`."""
+    """One independent axis of change; `layouts` from the oldest to the latest if it is
+    `ordered`.
+    """
 
     name: str
     title: str = ""
@@ -118,31 +124,47 @@ class Lineage:
         layout = next((layout for layout in self.layouts if layout.name == name), None)
         if layout is None:
             hint = did_you_mean(name, self.names) or f"its layouts are {listed(self.names)}"
-            fail("M501", f"lineage `{printable(self.name)}` has no layout `{printable(name)}`", help=hint)
+            fail(
+                "M501",
+                f"lineage `{printable(self.name)}` has no layout `{printable(name)}`",
+                help=hint,
+            )
         return layout
 
     @property
     def latest(self) -> str:
         """The last layout of an ordered lineage; M501 for one without order."""
         if not self.ordered:
-            what = f"lineage `{printable(self.name)}` has no order, so no layout of it is the latest"
-            fail("M501", what, help=f"say which: {listed([f'{self.name}@{n}' for n in self.names])}")
+            what = (
+                f"lineage `{printable(self.name)}` has no order, so no layout of it is the latest"
+            )
+            fail(
+                "M501", what, help=f"say which: {listed([f'{self.name}@{n}' for n in self.names])}"
+            )
         return self.names[-1]
 
 
 def path(lineage: Lineage, start: str, goal: str, *, down: bool | None = None) -> list[Hop]:
     """The shortest way from `start` to `goal`; [] when they are the same.
 
-    In an ordered lineage each hop goes the way of the whole: up, or down over inverses and over files whose own edge runs
-    down. `down` states which of the two is meant, M502 where the goal lies the other way; None takes either. Where an edge
-    is written in both directions, each is used as written. M501 for an unknown layout, M502 where there is no way.
+    In an ordered lineage each hop goes the way of the whole: up, or down over inverses and over
+    files whose own edge runs down. `down` states which of the two is meant, M502 where the goal
+    lies the other way; None takes either. Where an edge is written in both directions, each is used
+    as written. M501 for an unknown layout, M502 where there is no way.
     """
-    at, end = lineage.names.index(lineage.layout(start).name), lineage.names.index(lineage.layout(goal).name)
+    at, end = (
+        lineage.names.index(lineage.layout(start).name),
+        lineage.names.index(lineage.layout(goal).name),
+    )
     if at == end:
         return []
     if lineage.ordered and down is not None and down != (end < at):
         verb, way = ("`migrate apply`", "later") if down else ("`migrate downgrade`", "earlier")
-        fail("M502", f"layout `{printable(goal)}` of {lineage.name} is {way} than `{printable(start)}`", help=f"{verb} goes that way")
+        fail(
+            "M502",
+            f"layout `{printable(goal)}` of {lineage.name} is {way} than `{printable(start)}`",
+            help=f"{verb} goes that way",
+        )
     hops = _hops(lineage)
     came: dict[str, Hop] = {}
     queue = deque([start])
@@ -156,8 +178,16 @@ def path(lineage: Lineage, start: str, goal: str, *, down: bool | None = None) -
                 queue.append(hop.end)
     if goal not in came:
         edges = listed([str(edge) for edge in lineage.edges]) or "none"
-        what = f"no way leads from `{printable(start)}` to `{printable(goal)}` in lineage `{printable(lineage.name)}`"
-        fail("M502", what, notes=(f"its edges: {edges}",), help="`migrate new` begins a rule file for the edge that is missing")
+        what = (
+            f"no way leads from `{printable(start)}` to `{printable(goal)}` in lineage "
+            f"`{printable(lineage.name)}`"
+        )
+        fail(
+            "M502",
+            what,
+            notes=(f"its edges: {edges}",),
+            help="`migrate new` begins a rule file for the edge that is missing",
+        )
     back: list[Hop] = []
     while not back or back[-1].start != start:
         back.append(came[back[-1].start if back else goal])
@@ -181,16 +211,23 @@ def warnings(lineage: Lineage, names: Sequence[str]) -> list[Diagnostic]:
     for name in names:
         layout = lineage.layout(name)
         if layout.status == "deprecated":
-            out.append(Diagnostic("M511", f"layout {lineage.name}@{name} is deprecated", help=layout.message or None))
+            out.append(
+                Diagnostic(
+                    "M511",
+                    f"layout {lineage.name}@{name} is deprecated",
+                    help=layout.message or None,
+                )
+            )
     return out
 
 
 def resolve_goal(text: str, lineages: Mapping[str, Lineage], current: Mapping[str, str]) -> Goal:
-    """The layout that `--to` or `--from` means: `lineage@layout`, a layout, a lineage (its latest), `latest`, `+1`, `-1`.
+    """The layout that `--to` or `--from` means: `lineage@layout`, a layout, a lineage (its latest),
+    `latest`, `+1`, `-1`.
 
-    `current` maps lineages to the layouts that the checkpoint is in: steps count from there, and a layout name that
-    several lineages share means the one among them. M507 for an unknown lineage; M501 for an unknown or shared layout;
-    M502 for a step past an end.
+    `current` maps lineages to the layouts that the checkpoint is in: steps count from there, and a
+    layout name that several lineages share means the one among them. M507 for an unknown lineage;
+    M501 for an unknown or shared layout; M502 for a step past an end.
     """
     name, at, wanted = text.rpartition("@")
     if at:
@@ -203,17 +240,33 @@ def resolve_goal(text: str, lineages: Mapping[str, Lineage], current: Mapping[st
         if len(ordered) == 1:
             return Goal(ordered[0], _within(lineages[ordered[0]], text, current))
         if not ordered:
-            fail("M501", f"`{text}` needs a lineage with an order, and the checkpoint is in none that is known", help="say lineage@layout")
-        fail("M501", f"`{text}` is meant in several lineages", help=f"say which: {listed([f'{n}@{text}' for n in ordered])}")
+            fail(
+                "M501",
+                f"`{text}` needs a lineage with an order, and the checkpoint is in none that is "
+                "known",
+                help="say lineage@layout",
+            )
+        fail(
+            "M501",
+            f"`{text}` is meant in several lineages",
+            help=f"say which: {listed([f'{n}@{text}' for n in ordered])}",
+        )
     if text in lineages:
         return Goal(text, lineages[text].latest)
     having = [n for n, known in lineages.items() if text in known.names]
     if len(having) > 1:  # the checkpoint can be in one of them only
         having = [n for n in having if n in current] or having
     if len(having) > 1:
-        fail("M501", f"several lineages have a layout `{printable(text)}`", help=f"say which: {listed([f'{n}@{text}' for n in having])}")
+        fail(
+            "M501",
+            f"several lineages have a layout `{printable(text)}`",
+            help=f"say which: {listed([f'{n}@{text}' for n in having])}",
+        )
     if not having:
-        known_names = [*lineages, *dict.fromkeys(n for known in lineages.values() for n in known.names)]
+        known_names = [
+            *lineages,
+            *dict.fromkeys(n for known in lineages.values() for n in known.names),
+        ]
         hint = did_you_mean(text, known_names) or f"the lineages are {listed(list(lineages))}"
         fail("M501", f"no lineage has a layout `{printable(text)}`", help=hint)
     return Goal(having[0], text)
@@ -222,7 +275,9 @@ def resolve_goal(text: str, lineages: Mapping[str, Lineage], current: Mapping[st
 def _known(name: str, lineages: Mapping[str, Lineage]) -> Lineage:
     names = list(lineages)
     if name not in lineages:
-        hint = did_you_mean(name, names) or (f"the lineages are {listed(names)}" if names else "no folder of rules was found")
+        hint = did_you_mean(name, names) or (
+            f"the lineages are {listed(names)}" if names else "no folder of rules was found"
+        )
         fail("M507", f"there is no lineage `{printable(name)}`", help=hint)
     return lineages[name]
 
@@ -233,7 +288,11 @@ def _within(lineage: Lineage, wanted: str, current: Mapping[str, str]) -> str:
     if wanted in lineage.names or not _STEPS.fullmatch(wanted):
         return lineage.layout(wanted).name
     if not lineage.ordered:
-        fail("M501", f"lineage `{lineage.name}` has no order to count `{wanted}` in", help=f"its layouts are {listed(lineage.names)}")
+        fail(
+            "M501",
+            f"lineage `{lineage.name}` has no order to count `{wanted}` in",
+            help=f"its layouts are {listed(lineage.names)}",
+        )
     if lineage.name not in current:
         fail(
             "M501",
@@ -244,13 +303,18 @@ def _within(lineage: Lineage, wanted: str, current: Mapping[str, str]) -> str:
     there = here + int(wanted)
     if not 0 <= there < len(lineage.names):
         end = "first" if there < 0 else "last"
-        what = f"`{wanted}` from `{current[lineage.name]}` is past the {end} layout of lineage `{lineage.name}`"
+        what = (
+            f"`{wanted}` from `{current[lineage.name]}` is past the {end} layout of lineage "
+            f"`{lineage.name}`"
+        )
         fail("M502", what, help=f"its layouts are {listed(lineage.names)}")
     return lineage.names[there]
 
 
 class Finding(NamedTuple):
-    """Whether the signs of a layout hold, and what was found, for people; a line that did not hold starts with `not: `."""
+    """Whether the signs of a layout hold, and what was found, for people; a line that did not hold
+    starts with `not: `.
+    """
 
     layout: str
     holds: bool
@@ -266,25 +330,39 @@ def detect(
 ) -> list[Finding]:
     """A finding for each layout of the lineage, in its order. A layout without signs never holds.
 
-    `read_side` answers with the bytes of a side file or None; `config` signs count only where there is a config.json.
-    `states` are the extra states; without them, or without module versions in the index, the signs of that kind do not count.
-    `match` is for whoever asks about several lineages: the index's keys are then grouped once.
+    `read_side` answers with the bytes of a side file or None; `config` signs count only where there
+    is a config.json. `states` are the extra states; without them, or without module versions in the
+    index, the signs of that kind do not count. `match` is for whoever asks about several lineages:
+    the index's keys are then grouped once.
     """
-    versions = index.versions if any(layout.detect and layout.detect.module_version for layout in lineage.layouts) else None
-    asks = any(layout.detect and (layout.detect.config or layout.detect.shape) for layout in lineage.layouts)
+    versions = (
+        index.versions
+        if any(layout.detect and layout.detect.module_version for layout in lineage.layouts)
+        else None
+    )
+    asks = any(
+        layout.detect and (layout.detect.config or layout.detect.shape)
+        for layout in lineage.layouts
+    )
     config = _config(read_side) if asks else None
     match = match or Matcher(index, states)
     out = []
     for layout in lineage.layouts:
-        signs = list(_signs(layout.detect, match, config, versions, states)) if layout.detect else []
+        signs = (
+            list(_signs(layout.detect, match, config, versions, states)) if layout.detect else []
+        )
         counted = [holds for holds, _ in signs if holds is not None]
-        lines = [text if holds is not False else f"not: {text}" for holds, text in signs] or ["this layout has no signs"]
+        lines = [text if holds is not False else f"not: {text}" for holds, text in signs] or [
+            "this layout has no signs"
+        ]
         out.append(Finding(layout.name, bool(counted) and all(counted), lines))
     return out
 
 
 class Near(NamedTuple):
-    """A layout that a checkpoint is not in, although something of it is there: what was found, and what keeps it away."""
+    """A layout that a checkpoint is not in, although something of it is there: what was found, and
+    what keeps it away.
+    """
 
     lineage: str
     layout: str
@@ -293,11 +371,17 @@ class Near(NamedTuple):
 
 
 def nearest(
-    lineages: Iterable[Lineage], index: Index, read_side: Callable[[str], bytes | None], states: States | None = None, most: int = 3
+    lineages: Iterable[Lineage],
+    index: Index,
+    read_side: Callable[[str], bytes | None],
+    states: States | None = None,
+    most: int = 3,
 ) -> list[Near]:
-    """The layouts that come nearest, one of a lineage, the nearest first: by the part of what they ask for that is there.
+    """The layouts that come nearest, one of a lineage, the nearest first: by the part of what they
+    ask for that is there.
 
-    A sign that something is absent brings no layout nearer. A layout of which less than half is there is left out.
+    A sign that something is absent brings no layout nearer. A layout of which less than half is
+    there is left out.
     """
     match, config = Matcher(index, states), _config(read_side)
     ranked: list[tuple[float, int, Near]] = []
@@ -306,7 +390,15 @@ def nearest(
         for layout in lineage.layouts:
             if layout.detect is None:
                 continue
-            signs = list(_signs(layout.detect, match, config, index.versions if layout.detect.module_version else None, states))
+            signs = list(
+                _signs(
+                    layout.detect,
+                    match,
+                    config,
+                    index.versions if layout.detect.module_version else None,
+                    states,
+                )
+            )
             lacking = len(layout.detect.present) + len(layout.detect.absent)
             asked = [*signs[: len(layout.detect.present)], *signs[lacking:]]
             found = [text for holds, text in asked if holds]
@@ -320,7 +412,9 @@ def nearest(
 
 
 def mixes(lineage: Lineage, index: Index) -> bool:
-    """Whether all keys that a layout asks for, and all that another one asks for instead, stand side by side."""
+    """Whether all keys that a layout asks for, and all that another one asks for instead, stand
+    side by side.
+    """
     match = Matcher(index)
     asked = [set(layout.detect.present) for layout in lineage.layouts if layout.detect]
     there = [one for one in asked if all(match.first(pattern) is not None for pattern in one)]
@@ -328,15 +422,25 @@ def mixes(lineage: Lineage, index: Index) -> bool:
 
 
 def _signs(
-    signs: Detect, match: Matcher, config: Any, module_versions: Mapping[str, int] | None, states: States | None
+    signs: Detect,
+    match: Matcher,
+    config: Any,
+    module_versions: Mapping[str, int] | None,
+    states: States | None,
 ) -> Iterator[tuple[bool | None, str]]:
     """(holds, or None where it does not count; what was found) for each sign."""
     for pattern in signs.present:
         key = match.first(pattern)
-        yield key is not None, f"{printable(key)} fits {pattern}" if key is not None else f"no key fits {pattern}"
+        yield (
+            key is not None,
+            f"{printable(key)} fits {pattern}" if key is not None else f"no key fits {pattern}",
+        )
     for pattern in signs.absent:
         key = match.first(pattern)
-        yield key is None, f"no key fits {pattern}" if key is None else f"{printable(key)} fits {pattern}"
+        yield (
+            key is None,
+            f"no key fits {pattern}" if key is None else f"{printable(key)} fits {pattern}",
+        )
     for pattern, dtypes in signs.dtype.items():
         key = match.first(pattern, partial(_has_dtype, dtypes))
         none = f"no key of those that fit {pattern} is {listed(list(dtypes))}"
@@ -344,7 +448,10 @@ def _signs(
     for pattern, numbers in signs.ndim.items():
         key = match.first(pattern, partial(_has_ndim, numbers))
         none = f"no key of those that fit {pattern} has {' or '.join(map(str, numbers))} axes"
-        yield key is not None, none if key is None else f"{printable(key)} has {match.ndim(key)} axes"
+        yield (
+            key is not None,
+            none if key is None else f"{printable(key)} has {match.ndim(key)} axes",
+        )
     if signs.shape:
         yield from _shape_signs(signs.shape, match, config)
     for dotted, values in signs.config.items():
@@ -355,13 +462,22 @@ def _signs(
         yield _age_sign(signs.extra_state, states)
 
 
-def _shape_signs(shapes: Mapping[str, tuple[int | str | None, ...]], match: Matcher, config: Any) -> Iterator[tuple[bool | None, str]]:
-    """One sign for each pattern: some key of it has this shape, whose names stand for the sizes that they have in the patterns before."""
+def _shape_signs(
+    shapes: Mapping[str, tuple[int | str | None, ...]], match: Matcher, config: Any
+) -> Iterator[tuple[bool | None, str]]:
+    """One sign for each pattern: some key of it has this shape, whose names stand for the sizes
+    that they have in the patterns before.
+    """
     named: set[tuple[tuple[str, int], ...]] = {()}
     for pattern, axes in shapes.items():
         written = f"[{', '.join('null' if axis is None else str(axis) for axis in axes)}]"
-        sizes = [_configured(axis[1:], config) if isinstance(axis, str) and axis[0] == "$" else axis for axis in axes]
-        if unsaid := [str(axis) for axis, size in zip(axes, sizes, strict=True) if size is _UNKNOWN]:
+        sizes = [
+            _configured(axis[1:], config) if isinstance(axis, str) and axis[0] == "$" else axis
+            for axis in axes
+        ]
+        if unsaid := [
+            str(axis) for axis, size in zip(axes, sizes, strict=True) if size is _UNKNOWN
+        ]:
             yield None, f"no config.json that says {listed([place[1:] for place in unsaid])}"
             continue
         fits: dict[tuple[tuple[str, int], ...], str] = {}
@@ -370,7 +486,9 @@ def _shape_signs(shapes: Mapping[str, tuple[int | str | None, ...]], match: Matc
             for known in named if len(shape) == len(sizes) else ():
                 names = dict(known)
                 agree = all(
-                    wanted is None or (names.setdefault(wanted, size) if isinstance(wanted, str) else wanted) == size
+                    wanted is None
+                    or (names.setdefault(wanted, size) if isinstance(wanted, str) else wanted)
+                    == size
                     for wanted, size in zip(sizes, shape, strict=True)
                 )
                 if agree:
@@ -379,12 +497,23 @@ def _shape_signs(shapes: Mapping[str, tuple[int | str | None, ...]], match: Matc
             yield None, f"the keys that fit {pattern} have too many different shapes to be compared"
             continue
         if not fits:
-            sized = f" with {listed([f'{n} = {s}' for n, s in next(iter(named))])}" if len(named) == 1 and named != {()} else ""
+            sized = (
+                f" with {listed([f'{n} = {s}' for n, s in next(iter(named))])}"
+                if len(named) == 1 and named != {()}
+                else ""
+            )
             yield False, f"no key of those that fit {pattern} has the shape {written}{sized}"
             return
         named = set(fits)
         key = next(iter(fits.values()))
-        yield True, f"{printable(key)} has the shape {list(match.shape(key))}, which {written} means of {pattern}"
+        yield (
+            True,
+            (
+                f"{printable(key)} has the shape {list(match.shape(key))}, which {written} means "
+                "of "
+                f"{pattern}"
+            ),
+        )
 
 
 def _configured(dotted: str, config: Any) -> Any:
@@ -410,7 +539,9 @@ def _config_sign(dotted: str, values: tuple[Any, ...], config: Any) -> tuple[boo
     return holds, said if holds else f"{said}, not {wanted}"
 
 
-def _version_sign(pattern: str, versions: tuple[int, ...], found: Mapping[str, int] | None) -> tuple[bool | None, str]:
+def _version_sign(
+    pattern: str, versions: tuple[int, ...], found: Mapping[str, int] | None
+) -> tuple[bool | None, str]:
     wanted = " or ".join(map(str, versions))
     if found is None:
         return None, f"no module versions that say {pattern} = {wanted}"
@@ -425,7 +556,9 @@ def _age_sign(wanted: str, states: States | None) -> tuple[bool | None, str]:
     if states is None:
         return None, f"no extra states that are of {wanted}"
     age = states.age()
-    holds = age.releases is not None and any(r.first <= age.releases.last <= r.last for r in ranges(wanted))
+    holds = age.releases is not None and any(
+        r.first <= age.releases.last <= r.last for r in ranges(wanted)
+    )
     return holds, age.found if holds or age.releases is None else f"{age.found}, not of {wanted}"
 
 
@@ -436,7 +569,10 @@ class Matcher:
 
     def __init__(self, index: Index, states: States | None = None) -> None:
         self._tensors, self._beside = index.tensors, states.beside if states is not None else {}
-        self._templates = [(template, without_rank(template)) for template in group([*index.tensors, *self._beside])]
+        self._templates = [
+            (template, without_rank(template))
+            for template in group([*index.tensors, *self._beside])
+        ]
         self._patterns: dict[str, Pattern] = {}
 
     def first(self, pattern: str, test: Callable[[Spec], bool] | None = None) -> str | None:
@@ -454,12 +590,16 @@ class Matcher:
         return self._tensors[key].spec if key in self._tensors else self._beside[key]
 
     def shapes(self, pattern: str) -> list[tuple[str, tuple[int, ...]]]:
-        """(key, shape) of the keys that fit the pattern, the first of each shape; not of all where there are very many."""
+        """(key, shape) of the keys that fit the pattern, the first of each shape; not of all where
+        there are very many.
+        """
         if pattern not in self._patterns:
             self._patterns[pattern] = parse(pattern)
         found: dict[tuple[int, ...], str] = {}
         for template, cut in self._templates:
-            for key, fits in zip(template.keys, fitting(self._patterns[pattern], template, cut), strict=True):
+            for key, fits in zip(
+                template.keys, fitting(self._patterns[pattern], template, cut), strict=True
+            ):
                 if fits and len(found) <= _MOST_SHAPES:
                     found.setdefault(tuple(self._spec(key).shape), key)
         return [(key, shape) for shape, key in found.items()]

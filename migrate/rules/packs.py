@@ -1,12 +1,15 @@
-"""Where rules come from: a file or folder that is named, `./rules`, what ships with migrate, installed packs.
+"""Where rules come from: a file or folder that is named, `./rules`, what ships with migrate,
+installed packs.
 
-What is named comes first. The others are equals: a checkpoint that was downloaded may have a `rules` folder beside it, and
-where that one has another lineage of a known name, neither is taken. Two homes that do the same are one, so that a checkout
-of a pack, or of migrate itself, can be worked in while it is installed.
+What is named comes first. The others are equals: a checkpoint that was downloaded may have a
+`rules` folder beside it, and where that one has another lineage of a known name, neither is taken.
+Two homes that do the same are one, so that a checkout of a pack, or of migrate itself, can be
+worked in while it is installed.
 
-A pack is a folder of `<lineage>/layouts.yaml` and `<lineage>/<to>/<slug>.yaml`, and nothing but data: an installed one is
-located without importing its package, so listing and linting packs runs no foreign code. A pack that cannot be read is
-reported and hurts nobody else. Of a lineage's rule files only the edge is looked at until a way along it is asked for.
+A pack is a folder of `<lineage>/layouts.yaml` and `<lineage>/<to>/<slug>.yaml`, and nothing but
+data: an installed one is located without importing its package, so listing and linting packs runs
+no foreign code. A pack that cannot be read is reported and hurts nobody else. Of a lineage's rule
+files only the edge is looked at until a way along it is asked for.
 """
 
 from __future__ import annotations
@@ -39,7 +42,8 @@ DEEPEST = 4
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """One folder of lineages. `origin` is local, built-in or installed; `error` says why there is nothing in it.
+    """One folder of lineages. `origin` is local, built-in or installed; `error` says why there is
+    nothing in it.
 
     `named`: somebody asked for this folder, so its lineages come before all others of their names.
     """
@@ -62,7 +66,11 @@ class Pack:
             names = sorted(os.listdir(self.folder))
         except OSError:
             return {}
-        return {name: self.folder / name for name in names if os.path.isfile(os.path.join(self.folder, name, LAYOUTS))}
+        return {
+            name: self.folder / name
+            for name in names
+            if os.path.isfile(os.path.join(self.folder, name, LAYOUTS))
+        }
 
     def __str__(self) -> str:
         return f"{self.name} {self.version}".strip()
@@ -74,23 +82,33 @@ class Pack:
         found: dict[str, list[str]] = {}
         for place, folders, names in os.walk(self.folder):
             depth = len(Path(place).relative_to(self.folder).parts)
-            folders[:] = sorted(name for name in folders if depth < DEEPEST and not name.startswith((".", "__")))
+            folders[:] = sorted(
+                name for name in folders if depth < DEEPEST and not name.startswith((".", "__"))
+            )
             if LAYOUTS in names:
                 found.setdefault(os.path.dirname(place), []).append(os.path.basename(place))
         what = f"pack {printable(str(self))} has no lineage in {printable(str(self.folder), 300)}"
-        notes = tuple(f"{printable(place, 300)} has {listed(names, 8)}" for place, names in list(found.items())[:4])
+        notes = tuple(
+            f"{printable(place, 300)} has {listed(names, 8)}"
+            for place, names in list(found.items())[:4]
+        )
         first = next(iter(found), None)
         way = f"a lineage is a folder with a {LAYOUTS}, right below the folder of the pack"
         if first is not None and self.origin == "installed":
             below = ".".join(Path(first).relative_to(self.folder).parts)
-            way = f"let the entry point of the group {GROUP} end in {below}: a colon stands before the first folder below the package"
+            way = (
+                f"let the entry point of the group {GROUP} end in {below}: a colon stands "
+                "before the first folder below the package"
+            )
         elif first is not None:
             way = f"name that folder: {option('rules', printable(first, 300))}"
         return Diagnostic("M627", what, notes=notes, help=way)
 
 
 class Packs:
-    """All packs that are searched: the one that is named, then `./rules`, built-in and installed ones as equals."""
+    """All packs that are searched: the one that is named, then `./rules`, built-in and installed
+    ones as equals.
+    """
 
     __slots__ = ("_homes", "_installed", "_loaded", "local", "scanned")
 
@@ -113,10 +131,12 @@ class Packs:
         return (*self.local, built_in(), *self.installed)
 
     def lineages(self) -> tuple[dict[str, Lineage], list[Diagnostic]]:
-        """Every lineage by name, without edges, and what is wrong with those that could not be read.
+        """Every lineage by name, without edges, and what is wrong with those that could not be
+        read.
 
-        Problems of local packs are raised, also that they have a lineage that is known otherwise; those of built-in and
-        installed ones are answered, because they belong to somebody else and must not stop work on another lineage.
+        Problems of local packs are raised, also that they have a lineage that is known otherwise;
+        those of built-in and installed ones are answered, because they belong to somebody else and
+        must not stop work on another lineage.
         """
         out: dict[str, Lineage] = {}
         problems: list[Diagnostic] = []
@@ -129,7 +149,9 @@ class Packs:
                 (report.diagnostics if ours else problems).extend(error.diagnostics)
                 continue
             own = report if pack.origin == "local" else Report()
-            lineage = packaged.lineage(pack.lineages[name]) or _layouts(name, pack.lineages[name], own)
+            lineage = packaged.lineage(pack.lineages[name]) or _layouts(
+                name, pack.lineages[name], own
+            )
             if lineage is not None:
                 out[name] = lineage
             elif own is not report:
@@ -138,10 +160,14 @@ class Packs:
         return out, problems
 
     def load_lineage(self, name: str) -> Lineage:
-        """The lineage with its edges; M507 if no pack has it, M508 if packs differ in it, M1xx for what its files hold."""
+        """The lineage with its edges; M507 if no pack has it, M508 if packs differ in it, M1xx for
+        what its files hold.
+        """
         if name not in self._loaded:
             report = Report()
-            lineage = packaged.lineage(self.folder(name)) or read_lineage(name, self.folder(name), report)
+            lineage = packaged.lineage(self.folder(name)) or read_lineage(
+                name, self.folder(name), report
+            )
             report.check()
             if lineage is None:
                 raise ValueError(f"{self.folder(name)}: nothing was read and nothing was reported")
@@ -153,18 +179,26 @@ class Packs:
         return self.home(name).lineages[name]
 
     def home(self, name: str) -> Pack:
-        """The pack that has the lineage; M507 and M508 as `load_lineage`. Of several that do the same, the one that ships is preferred."""
+        """The pack that has the lineage; M507 and M508 as `load_lineage`. Of several that do the
+        same, the one that ships is preferred.
+        """
         if name not in self._homes:
             self._homes[name] = self._found(name)
         return self._homes[name]
 
     def _found(self, name: str) -> Pack:
-        having = [pack for pack in (*self.local, built_in(), *self.installed) if name in pack.lineages]
+        having = [
+            pack for pack in (*self.local, built_in(), *self.installed) if name in pack.lineages
+        ]
         if not having:
             known = list(dict.fromkeys(n for pack in self.all for n in pack.lineages))
-            hint = did_you_mean(name, known) or (f"the lineages are {listed(known)}" if known else "no folder of rules was found")
+            hint = did_you_mean(name, known) or (
+                f"the lineages are {listed(known)}" if known else "no folder of rules was found"
+            )
             notes = [f"searched {pack.folder}" for pack in self.all if pack.folder is not None]
-            notes += [f"pack {pack} could not be read: {pack.error}" for pack in self.all if pack.error]
+            notes += [
+                f"pack {pack} could not be read: {pack.error}" for pack in self.all if pack.error
+            ]
             for lost in filter(None, (pack.astray() for pack in self.all)):
                 notes += [lost.message, *lost.notes]
             fail("M507", f"there is no lineage `{printable(name)}`", notes=tuple(notes), help=hint)
@@ -172,38 +206,65 @@ class Packs:
             return having[0]
         # those that ship were checked when they were packaged
         home = next((pack for pack in having if pack.origin == "built-in"), having[0])
-        others = [pack for pack in having if pack is not home and not _alike(name, home.lineages[name], pack.lineages[name])]
+        others = [
+            pack
+            for pack in having
+            if pack is not home and not _alike(name, home.lineages[name], pack.lineages[name])
+        ]
         if others:
             packs = [home, *others]
-            meant = " or ".join(dict.fromkeys(option("rules", printable(str(pack.lineages[name].parent), 300)) for pack in packs))
+            meant = " or ".join(
+                dict.fromkeys(
+                    option("rules", printable(str(pack.lineages[name].parent), 300))
+                    for pack in packs
+                )
+            )
             fail(
                 "M508",
-                f"lineage `{printable(name)}` is defined by {listed([str(pack) for pack in packs])}, and not alike",
-                notes=tuple(f"{pack} has it in {printable(str(pack.lineages[name]), 300)}" for pack in packs),
+                f"lineage `{printable(name)}` is defined by "
+                f"{listed([str(pack) for pack in packs])}, and not alike",
+                notes=tuple(
+                    f"{pack} has it in {printable(str(pack.lineages[name]), 300)}" for pack in packs
+                ),
                 help=f"say which one is meant: {meant}; or remove the other one",
             )
         return home
 
 
-def find(rules: Path | str | None = None, *, cwd: Path | str = ".", installed: bool = True) -> Packs:
-    """The packs to search: the folder `rules` if one is named, `./rules` if it is there, then the built-in and installed ones.
+def find(
+    rules: Path | str | None = None, *, cwd: Path | str = ".", installed: bool = True
+) -> Packs:
+    """The packs to search: the folder `rules` if one is named, `./rules` if it is there, then the
+    built-in and installed ones.
 
-    A rule file in place of a folder is for `load_files`, not for here: a path that is no folder is M507.
+    A rule file in place of a folder is for `load_files`, not for here: a path that is no folder is
+    M507.
     """
     local = []
     if rules is not None:
         if not Path(rules).is_dir():
-            fail("M507", f"{printable(str(rules))} is not a folder of rules", help=f"it holds <lineage>/{LAYOUTS}")
+            fail(
+                "M507",
+                f"{printable(str(rules))} is not a folder of rules",
+                help=f"it holds <lineage>/{LAYOUTS}",
+            )
         ships = built_in()
-        local.append(replace(ships, named=True) if _same(Path(rules), ships.folder) else Pack(str(rules), "local", Path(rules), named=True))
+        local.append(
+            replace(ships, named=True)
+            if _same(Path(rules), ships.folder)
+            else Pack(str(rules), "local", Path(rules), named=True)
+        )
     beside = Path(cwd) / "rules"
     if beside.is_dir() and not any(_same(beside, pack.folder) for pack in (*local, built_in())):
         local.append(Pack(str(beside), "local", beside))
     return Packs(tuple(local), installed)
 
 
-def describe(folders: Sequence[Path | str] = (), lineage: str | None = None) -> list[dict[str, Any]]:
-    """The lineages that are found, or the one that is named, as JSON data: layouts, and edges with their files.
+def describe(
+    folders: Sequence[Path | str] = (), lineage: str | None = None
+) -> list[dict[str, Any]]:
+    """The lineages that are found, or the one that is named, as JSON data: layouts, and edges with
+    their files.
 
     One that cannot be read is left out if it is not the one that is named.
     """
@@ -217,9 +278,21 @@ def describe(folders: Sequence[Path | str] = (), lineage: str | None = None) -> 
 
 
 def _described(lineage: Lineage) -> dict[str, Any]:
-    layouts = [{"name": n.name, "title": n.title, "status": n.status, "message": n.message, "note": n.note} for n in lineage.layouts]
-    edges = [{"from": edge.source, "to": edge.target, "files": [str(path) for path in edge.files]} for edge in lineage.edges]
-    return {"name": lineage.name, "title": lineage.title, "ordered": lineage.ordered, "layouts": layouts, "edges": edges}
+    layouts = [
+        {"name": n.name, "title": n.title, "status": n.status, "message": n.message, "note": n.note}
+        for n in lineage.layouts
+    ]
+    edges = [
+        {"from": edge.source, "to": edge.target, "files": [str(path) for path in edge.files]}
+        for edge in lineage.edges
+    ]
+    return {
+        "name": lineage.name,
+        "title": lineage.title,
+        "ordered": lineage.ordered,
+        "layouts": layouts,
+        "edges": edges,
+    }
 
 
 def is_rule_file(rules: Path | str) -> bool:
@@ -228,9 +301,17 @@ def is_rule_file(rules: Path | str) -> bool:
 
 
 def built_in() -> Pack:
-    """The rules that ship with migrate: `migrate/_rules` in a wheel, `rules/` beside the package in a source tree."""
+    """The rules that ship with migrate: `migrate/_rules` in a wheel, `rules/` beside the package in
+    a source tree.
+    """
     folder = packaged.folder()
-    return Pack("built-in", "built-in", folder if folder.is_dir() else None, "", "" if folder.is_dir() else f"{folder} is not there")
+    return Pack(
+        "built-in",
+        "built-in",
+        folder if folder.is_dir() else None,
+        "",
+        "" if folder.is_dir() else f"{folder} is not there",
+    )
 
 
 def _scan() -> Iterator[Pack]:
@@ -239,7 +320,9 @@ def _scan() -> Iterator[Pack]:
 
 
 def _located(entry: EntryPoint) -> Pack:
-    """The folder that `package` or `package:folder.below` names, found without importing anything."""
+    """The folder that `package` or `package:folder.below` names, found without importing
+    anything.
+    """
     distribution = entry.dist.name if entry.dist is not None else "an unknown distribution"
     version = entry.dist.version if entry.dist is not None else ""
     label = f"{entry.name} ({distribution})"
@@ -253,7 +336,9 @@ def _located(entry: EntryPoint) -> Pack:
         folder = Path(place, *below)
         if folder.is_dir():
             return Pack(label, "installed", folder, version)
-    return Pack(label, "installed", None, version, f"{entry.value} is not a folder of an installed package")
+    return Pack(
+        label, "installed", None, version, f"{entry.value} is not a folder of an installed package"
+    )
 
 
 def _same(one: Path, other: Path | None) -> bool:
@@ -261,7 +346,9 @@ def _same(one: Path, other: Path | None) -> bool:
 
 
 def _alike(name: str, one: Path, other: Path) -> bool:
-    """Whether two folders of a lineage do the same: their files are equal, or else their layouts and what their rules mean."""
+    """Whether two folders of a lineage do the same: their files are equal, or else their layouts
+    and what their rules mean.
+    """
     if _same(one, other):
         return True
     first, second = _contents(one), _contents(other)
@@ -274,7 +361,9 @@ def _alike(name: str, one: Path, other: Path) -> bool:
 
 
 def _contents(folder: Path) -> dict[Path, bytes] | None:
-    """The bytes of the lineage's files by their place in its folder; None if they cannot be read, or are more than anyone reviews."""
+    """The bytes of the lineage's files by their place in its folder; None if they cannot be read,
+    or are more than anyone reviews.
+    """
     out: dict[Path, bytes] = {}
     try:
         for path in (folder / LAYOUTS, *files_below(folder)):
@@ -286,20 +375,32 @@ def _contents(folder: Path) -> dict[Path, bytes] | None:
 
 
 def _meaning(name: str, folder: Path) -> Any:
-    """Layouts without prose, and the hash of each rule file's meaning; None for a folder with mistakes."""
+    """Layouts without prose, and the hash of each rule file's meaning; None for a folder with
+    mistakes.
+    """
     from .model import read_files
     from .seal import semantic_hash
 
     report = Report()
     lineage = read_lineage(name, folder, report)
-    files = read_files([path for edge in lineage.edges for path in edge.files], report) if lineage is not None else []
+    files = (
+        read_files([path for edge in lineage.edges for path in edge.files], report)
+        if lineage is not None
+        else []
+    )
     if lineage is None or report.has_errors():
         return None
-    return lineage.ordered, [(x.name, x.detect) for x in lineage.layouts], sorted(semantic_hash(file.model) for file in files)
+    return (
+        lineage.ordered,
+        [(x.name, x.detect) for x in lineage.layouts],
+        sorted(semantic_hash(file.model) for file in files),
+    )
 
 
 def read_lineage(name: str, folder: Path, report: Report) -> Lineage | None:
-    """The lineage in a folder with its edges, read as it was written; its problems go into the report."""
+    """The lineage in a folder with its edges, read as it was written; its problems go into the
+    report.
+    """
     lineage = _layouts(name, folder, report)
     edges = _edges(name, folder, lineage, report)
     return None if lineage is None else replace(lineage, edges=edges)
@@ -311,7 +412,10 @@ def _layouts(name: str, folder: Path, report: Report) -> Lineage | None:
     path = folder / LAYOUTS
     lineage = load_layouts(path, report)
     if lineage is not None and lineage.name != name:
-        what = f"{path} describes lineage `{printable(lineage.name)}`, its folder is called `{printable(name)}`"
+        what = (
+            f"{path} describes lineage `{printable(lineage.name)}`, its folder is called "
+            f"`{printable(name)}`"
+        )
         report.add("M114", what, help="rename one of the two")
         return None
     return lineage
@@ -326,19 +430,30 @@ def _edges(name: str, folder: Path, lineage: Lineage | None, report: Report) -> 
         document = yaml.read_file(path, quiet)
         data = document.data if isinstance(document.data, dict) else {}
         edge, owner = data.get("edge"), data.get("lineage")
-        if quiet.diagnostics or not isinstance(edge, list) or not _is_edge(edge) or not isinstance(owner, str):
+        if (
+            quiet.diagnostics
+            or not isinstance(edge, list)
+            or not _is_edge(edge)
+            or not isinstance(owner, str)
+        ):
             read_files([path], report)
             continue
         if owner != name:
             hint = f"move the file, or write `lineage: {name}`"
             report.add(
-                "M114", f"the file says lineage `{printable(owner)}`, it lies in `{name}`", spans=(document.span(("lineage",)),), help=hint
+                "M114",
+                f"the file says lineage `{printable(owner)}`, it lies in `{name}`",
+                spans=(document.span(("lineage",)),),
+                help=hint,
             )
             continue
         source, target = str(edge[0]), str(edge[1])
         for number, layout in enumerate((source, target)):
             if lineage is not None and layout not in lineage.names:
-                hint = did_you_mean(layout, lineage.names) or f"its layouts are {listed(lineage.names)}"
+                hint = (
+                    did_you_mean(layout, lineage.names)
+                    or f"its layouts are {listed(lineage.names)}"
+                )
                 what = f"lineage `{name}` has no layout `{printable(layout)}`"
                 report.add("M501", what, spans=(document.span(("edge", number)),), help=hint)
         found.setdefault((source, target), []).append(path)
@@ -350,9 +465,11 @@ def _is_edge(edge: list[Any]) -> bool:
 
 
 def rule_files(paths: Sequence[Path]) -> list[Path]:
-    """The rule files that `paths` name and those in the folders that they name; without paths those of `./rules`, else the built-in ones.
+    """The rule files that `paths` name and those in the folders that they name; without paths those
+    of `./rules`, else the built-in ones.
 
-    M115 for a folder without rule files; a file that is not there is for whoever reads it to report.
+    M115 for a folder without rule files; a file that is not there is for whoever reads it to
+    report.
     """
     if not paths:
         here = Path("rules")
@@ -362,6 +479,10 @@ def rule_files(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         found = files_below(path) if path.is_dir() else [path]
         if not found:
-            fail("M115", f"there is no rule file in {printable(str(path), 300)}", help="rule files end in .yaml or .yml")
+            fail(
+                "M115",
+                f"there is no rule file in {printable(str(path), 300)}",
+                help="rule files end in .yaml or .yml",
+            )
         out += found
     return list(dict.fromkeys(out))

@@ -1,7 +1,8 @@
 """Params: what a rule needs to know and the tensors' names do not tell.
 
-A value may come from several sources, and all that speak must agree: a checkpoint whose configuration contradicts the
-command line is a wrong question, not one for a precedence table. Only a default steps back.
+A value may come from several sources, and all that speak must agree: a checkpoint whose
+configuration contradicts the command line is a wrong question, not one for a precedence table. Only
+a default steps back.
 """
 
 from __future__ import annotations
@@ -30,13 +31,16 @@ CONFIG = "config.json"
 
 
 class RefusedError(ValueError):
-    """A value is not one that its param can have; the message says why, without naming the param."""
+    """A value is not one that its param can have; the message says why, without naming the
+    param.
+    """
 
 
 def declare(files: Iterable[LoadedFile]) -> dict[str, Param]:
     """The params of all files by name; a name that two files declare with different types is M114.
 
-    The first declaration counts. A param is optional only where every file that declares it says so.
+    The first declaration counts. A param is optional only where every file that declares it says
+    so.
     """
     report = Report()
     out: dict[str, Param] = {}
@@ -48,7 +52,10 @@ def declare(files: Iterable[LoadedFile]) -> dict[str, Param]:
                 first[name] = file
             elif (other.type, other.items) != (param.type, param.items):
                 spans = (file.span("params", name), first[name].span("params", name))
-                message = f"two files on this path declare `{name}` as {_type(other)} and as {_type(param)}"
+                message = (
+                    f"two files on this path declare `{name}` as {_type(other)} and as "
+                    f"{_type(param)}"
+                )
                 report.add("M114", message, spans=spans, help="give one of them another name")
             elif other.optional and not param.optional:
                 out[name] = other.model_copy(update={"optional": False})
@@ -66,20 +73,26 @@ def resolve(
     lost: Mapping[str, str] | None = None,
     told: Mapping[str, list[str] | str] | None = None,
 ) -> dict[str, Any]:
-    """The value of each param that has one, typed by its declaration; unset optional ones are absent.
+    """The value of each param that has one, typed by its declaration; unset optional ones are
+    absent.
 
-    `given` is what `--set` says, as text or typed; `extra_sources` are (name for messages, {param: value}), where None
-    and absence both mean that the source does not speak. `spans` are the declarations, for messages. `known`: names that
-    may be given although their values are asked for elsewhere. `lost`: why the configuration no longer says a param. `told`: what
-    the tensors tell where no source speaks or, as text, why they do not. Raises all problems at once: M112 a name that is no
-    param, M114 a value it cannot have, M509 no value, M510 sources that differ.
+    `given` is what `--set` says, as text or typed; `extra_sources` are (name for messages, {param:
+    value}), where None and absence both mean that the source does not speak. `spans` are the
+    declarations, for messages. `known`: names that may be given although their values are asked for
+    elsewhere. `lost`: why the configuration no longer says a param. `told`: what the tensors tell
+    where no source speaks or, as text, why they do not. Raises all problems at once: M112 a name
+    that is no param, M114 a value it cannot have, M509 no value, M510 sources that differ.
     """
     report = Report()
     known = list(dict.fromkeys([*params, *(known or ())]))
     for name in given:
         if name not in known:
-            hint = did_you_mean(name, known) or (f"the params here are {listed(known)}" if known else "these rules have no params")
-            report.add("M112", f"{shown(GIVEN)} {printable(name)}: there is no such param", help=hint)
+            hint = did_you_mean(name, known) or (
+                f"the params here are {listed(known)}" if known else "these rules have no params"
+            )
+            report.add(
+                "M112", f"{shown(GIVEN)} {printable(name)}: there is no such param", help=hint
+            )
     out: dict[str, Any] = {}
     for name, param in params.items():
         span = (spans or {}).get(name)
@@ -93,14 +106,24 @@ def resolve(
                 said.append((source, convert(values[name], param, is_text=source == GIVEN)))
             except RefusedError as error:
                 failed = True
-                report.add("M114", f"param `{name}` from {shown(source)}: {error}", spans=at, help=_takes(param))
+                report.add(
+                    "M114",
+                    f"param `{name}` from {shown(source)}: {error}",
+                    spans=at,
+                    help=_takes(param),
+                )
         if len({_comparable(value) for _, value in said}) > 1:
             notes = tuple(f"{shown(source)} says {_shown(value)}" for source, value in said)
             hint = "correct the source that is wrong; a given value does not outvote the checkpoint"
             if param.dtype is not None and not {GIVEN, STAMP} & {source for source, _ in said}:
                 names = "|".join(dict.fromkeys(str(value) for _, value in said))
-                hint = f"{option('params', f'{name}={names}')} says which one counts; on a downgrade what had another one returns in it"
-            report.add("M510", f"the sources of param `{name}` disagree", spans=at, notes=notes, help=hint)
+                hint = (
+                    f"{option('params', f'{name}={names}')} says which one counts; on a "
+                    "downgrade what had another one returns in it"
+                )
+            report.add(
+                "M510", f"the sources of param `{name}` disagree", spans=at, notes=notes, help=hint
+            )
         elif said:
             out[name] = said[0][1]
         elif failed:
@@ -114,7 +137,10 @@ def resolve(
                 "M509",
                 f"param `{name}` has no value",
                 spans=at,
-                notes=(*_about(param, (lost or {}).get(name)), *((found,) if isinstance(found, str) else ())),
+                notes=(
+                    *_about(param, (lost or {}).get(name)),
+                    *((found,) if isinstance(found, str) else ()),
+                ),
                 help=_wanted(name, param),
             )
     report.check()
@@ -133,12 +159,19 @@ def place(reference: str) -> tuple[str, tuple[str, ...]]:
 
 
 def expand(
-    name: str, value: Any, param: Param, names: Callable[[], Iterable[str]], spans: tuple[Span, ...] = (), said: Iterable[Any] = ()
+    name: str,
+    value: Any,
+    param: Param,
+    names: Callable[[], Iterable[str]],
+    spans: tuple[Span, ...] = (),
+    said: Iterable[Any] = (),
 ) -> Any:
-    """The value with the items of a list that are patterns replaced by what they fit among `names`, in their order, each once.
+    """The value with the items of a list that are patterns replaced by what they fit among `names`,
+    in their order, each once.
 
-    Where one of the values `said` by other sources is a list of the same names, it is in the order of that: patterns say none.
-    Items without braces stay as they are. M114 for an item that is not a pattern, M213 for one that fits nothing.
+    Where one of the values `said` by other sources is a list of the same names, it is in the order
+    of that: patterns say none. Items without braces stay as they are. M114 for an item that is not
+    a pattern, M213 for one that fits nothing.
     """
     if not has_patterns(value, param):
         return value
@@ -146,7 +179,9 @@ def expand(
     try:
         items = _items(value) if isinstance(value, str) else list(value)
     except RefusedError as error:
-        report.add("M114", f"param `{name}` from {shown(GIVEN)}: {error}", spans=spans, help=_takes(param))
+        report.add(
+            "M114", f"param `{name}` from {shown(GIVEN)}: {error}", spans=spans, help=_takes(param)
+        )
         report.check()
     there = list(dict.fromkeys(names()))
     out: dict[Any, None] = {}
@@ -157,9 +192,16 @@ def expand(
         try:
             pattern = parse(item)
             if pattern.params or pattern.has_flat:
-                raise PatternError("M201", "a pattern here has no params and no flat captures", 0, len(item))
+                raise PatternError(
+                    "M201", "a pattern here has no params and no flat captures", 0, len(item)
+                )
         except PatternError as error:
-            report.add("M114", f"param `{name}`: {printable(item, 120)} is not a pattern: {error.message}", spans=spans, help=error.help)
+            report.add(
+                "M114",
+                f"param `{name}`: {printable(item, 120)} is not a pattern: {error.message}",
+                spans=spans,
+                help=error.help,
+            )
             continue
         fitting = [known for known in there if matches(pattern, known)]
         if not fitting:
@@ -167,11 +209,20 @@ def expand(
         out.update(dict.fromkeys(fitting))
     report.check()
     found = sorted(map(repr, out))
-    return next((list(other) for other in said if isinstance(other, list) and sorted(map(repr, other)) == found), list(out))
+    return next(
+        (
+            list(other)
+            for other in said
+            if isinstance(other, list) and sorted(map(repr, other)) == found
+        ),
+        list(out),
+    )
 
 
 def untold(groups: Groups) -> str:
-    """Why tensors do not tell names, where none of those that are read are numbered as `groups` says."""
+    """Why tensors do not tell names, where none of those that are read are numbered as `groups`
+    says.
+    """
     return f"no tensors that are read here fit {groups.key}, so they do not tell it"
 
 
@@ -179,17 +230,49 @@ def has_patterns(value: Any, param: Param) -> bool:
     """Whether the value is a list in which an item is meant as a pattern: one with braces."""
     if param.type != "list" or param.items == "int" or not isinstance(value, (str, list, tuple)):
         return False
-    return any("{" in item or "}" in item for item in ([value] if isinstance(value, str) else value) if isinstance(item, str))
+    return any(
+        "{" in item or "}" in item
+        for item in ([value] if isinstance(value, str) else value)
+        if isinstance(item, str)
+    )
 
 
-def _report_idle(name: str, item: str, pattern: Pattern, names: Sequence[str], spans: tuple[Span, ...], report: Report) -> None:
-    near = max(((pattern.failure(t.keys[0]), t.keys[0]) for t in group(names)), key=lambda found: found[0].progress, default=None)
+def _report_idle(
+    name: str,
+    item: str,
+    pattern: Pattern,
+    names: Sequence[str],
+    spans: tuple[Span, ...],
+    report: Report,
+) -> None:
+    near = max(
+        ((pattern.failure(t.keys[0]), t.keys[0]) for t in group(names)),
+        key=lambda found: found[0].progress,
+        default=None,
+    )
     notes: tuple[str, ...] = ()
     if near is not None and near[0].progress:
         failure, known = near
-        notes = (f"nearest name: {printable(known)}; it fails at {printable(failure.found)!r}, where the pattern takes {failure.expected}",)
-    hint = FOREIGN if foreign(pattern) else "a pattern stands for names of modules and of tensors, whole; `migrate inspect` shows them"
-    report.add("M213", f"param `{name}`: no name of the checkpoint fits {printable(item, 120)}", spans=spans, notes=notes, help=hint)
+        notes = (
+            (
+                f"nearest name: {printable(known)}; it fails at {printable(failure.found)!r}, "
+                "where "
+                f"the pattern takes {failure.expected}"
+            ),
+        )
+    hint = (
+        FOREIGN
+        if foreign(pattern)
+        else "a pattern stands for names of modules and of tensors, whole; `migrate inspect` "
+        "shows them"
+    )
+    report.add(
+        "M213",
+        f"param `{name}`: no name of the checkpoint fits {printable(item, 120)}",
+        spans=spans,
+        notes=notes,
+        help=hint,
+    )
 
 
 def spelled(reference: str) -> str:
@@ -199,10 +282,11 @@ def spelled(reference: str) -> str:
 
 
 def convert(value: Any, param: Param, *, is_text: bool = False, choices: bool = True) -> Any:
-    """`value` as the param's type; RefusedError if it is not one, out of bounds, or (with `choices`) not among them.
+    """`value` as the param's type; RefusedError if it is not one, out of bounds, or (with
+    `choices`) not among them.
 
-    With `is_text` a str is read as `--set` writes it: `3`, `true`, `a,b` or a flow list; the empty text is for a list
-    the one empty name, which is the root module.
+    With `is_text` a str is read as `--set` writes it: `3`, `true`, `a,b` or a flow list; the empty
+    text is for a list the one empty name, which is the root module.
     """
     if is_text and isinstance(value, str):
         value = _from_text(value, param)
@@ -210,14 +294,19 @@ def convert(value: Any, param: Param, *, is_text: bool = False, choices: bool = 
         if not isinstance(value, (list, tuple)):
             raise RefusedError(f"{_shown(value)} is not a list")
         # each line of a file is text
-        words = [_word(item, param.items) if is_text and isinstance(item, str) else item for item in value]
+        words = [
+            _word(item, param.items) if is_text and isinstance(item, str) else item
+            for item in value
+        ]
         typed: Any = [_scalar(item, param.items, param) for item in words]
     else:
         typed = _scalar(value, param.type, param)
     if choices and param.choices is not None:
         for item in typed if isinstance(typed, list) else [typed]:
             if str(item) not in [str(choice) for choice in param.choices]:
-                raise RefusedError(f"{_shown(item)} is none of {listed([str(choice) for choice in param.choices])}")
+                raise RefusedError(
+                    f"{_shown(item)} is none of {listed([str(choice) for choice in param.choices])}"
+                )
     return typed
 
 
@@ -234,7 +323,11 @@ def _items(text: str) -> list[str]:
     report = Report()
     document = yaml.read(text, shown(GIVEN), report)
     data = document.data
-    if report.diagnostics or not isinstance(data, list) or not all(isinstance(item, str) for item in data):
+    if (
+        report.diagnostics
+        or not isinstance(data, list)
+        or not all(isinstance(item, str) for item in data)
+    ):
         raise RefusedError(f"{_shown(text)} is not a list")
     return [str(item) for item in data]
 
@@ -281,13 +374,26 @@ def _comparable(value: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
-    return printable(repr(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str), 80)
+    return printable(
+        repr(value)
+        if isinstance(value, str)
+        else json.dumps(value, ensure_ascii=False, default=str),
+        80,
+    )
 
 
 def _takes(param: Param) -> str:
     """What a value of the param is, for a help."""
-    bounds = [f"{word} {number}" for word, number in (("from", param.minimum), ("to", param.maximum)) if number is not None]
-    said = [_type(param), *bounds, *([f"one of {listed([str(choice) for choice in param.choices])}"] if param.choices else [])]
+    bounds = [
+        f"{word} {number}"
+        for word, number in (("from", param.minimum), ("to", param.maximum))
+        if number is not None
+    ]
+    said = [
+        _type(param),
+        *bounds,
+        *([f"one of {listed([str(choice) for choice in param.choices])}"] if param.choices else []),
+    ]
     return f"it takes {', '.join(said)}"
 
 
@@ -302,26 +408,46 @@ def _about(param: Param, lost: str | None) -> tuple[str, ...]:
     elif param.places:
         there = listed([spelled(reference) for reference in param.places])
         one = len(param.places) == 1
-        notes.append(f"its {'place' if one else 'places'} in the configuration {'is' if one else 'are'} {there}, and nothing stands there")
+        notes.append(
+            f"its {'place' if one else 'places'} in the configuration {'is' if one else 'are'} "
+            f"{there}, and nothing stands there"
+        )
     if param.dtype:
-        notes.append(f"it is the dtype of {listed(list(param.dtype.key))}, and no such tensor is there")
+        notes.append(
+            f"it is the dtype of {listed(list(param.dtype.key))}, and no such tensor is there"
+        )
     if param.shape:
         keys_of = listed(list(param.shape.key))
         if param.shape.count is None:
-            notes.append(f"it is axis {param.shape.dim} of {keys_of}, and no such tensor has that axis")
+            notes.append(
+                f"it is axis {param.shape.dim} of {keys_of}, and no such tensor has that axis"
+            )
         else:
-            notes.append(f"it is the number of {{{param.shape.count}}} in {keys_of}, and no such tensor is there")
+            notes.append(
+                f"it is the number of {{{param.shape.count}}} in {keys_of}, and no such tensor is "
+                "there"
+            )
     return tuple(notes)
 
 
 def _wanted(name: str, param: Param) -> str:
-    """How a value is given, and what it means; never a value, because one that is taken over without a thought can destroy weights."""
-    kind = f"one of {listed([str(choice) for choice in param.choices])}" if param.choices else _KINDS[_type(param)]
+    """How a value is given, and what it means; never a value, because one that is taken over
+    without a thought can destroy weights.
+    """
+    kind = (
+        f"one of {listed([str(choice) for choice in param.choices])}"
+        if param.choices
+        else _KINDS[_type(param)]
+    )
     meaning = f": {param.title}" if param.title else ""
     return f"{option('params', f'{name}=…')}, {kind}{meaning}"
 
 
 _KINDS = {
-    "int": "an integer", "bool": "true or false", "str": "text",
-    "list": "a list", "list of int": "a list of integers", "list of str": "a list of names",
-}  # fmt: skip
+    "int": "an integer",
+    "bool": "true or false",
+    "str": "text",
+    "list": "a list",
+    "list of int": "a list of integers",
+    "list of str": "a list of names",
+}

@@ -1,8 +1,8 @@
 """Changes of JSON documents: merge patches (RFC 7396), what they changed, and how that is undone.
 
-A merge patch cannot say "the value was null", and its inverse often must: configurations are full of explicit nulls. So
-what a stamp holds to undo a change is a list of places with the value that stood there, or none, and with the name that
-followed, so that an object has its old order again.
+A merge patch cannot say "the value was null", and its inverse often must: configurations are full
+of explicit nulls. So what a stamp holds to undo a change is a list of places with the value that
+stood there, or none, and with the name that followed, so that an object has its old order again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ ABSENT: Final[Any] = _Absent()
 
 
 class Change(NamedTuple):
-    """What stood at a place and what stands there now; ABSENT for nothing. `next`: the name that followed it before."""
+    """What stood at a place and what stands there now; ABSENT for nothing. `next`: the name that
+    followed it before.
+    """
 
     at: Path
     before: Any
@@ -36,7 +38,9 @@ class Change(NamedTuple):
 
 
 def merge(target: Any, patch: Any) -> Any:
-    """The target with the merge patch applied (RFC 7396): null removes a name, new names come last. Arguments stay as they are."""
+    """The target with the merge patch applied (RFC 7396): null removes a name, new names come last.
+    Arguments stay as they are.
+    """
     if not isinstance(patch, Mapping):
         return patch
     out = dict(target) if isinstance(target, Mapping) else {}
@@ -49,14 +53,18 @@ def merge(target: Any, patch: Any) -> Any:
 
 
 def fill(patch: Any, params: Mapping[str, Any], names: re.Pattern[str]) -> Any:
-    """The patch with each text that is wholly `$param` replaced by its value; a name or item whose param is unset is left out."""
+    """The patch with each text that is wholly `$param` replaced by its value; a name or item whose
+    param is unset is left out.
+    """
     if isinstance(patch, str) and (match := names.fullmatch(patch)):
         return params.get(match[1], ABSENT)
     if isinstance(patch, Mapping):
         filled = {name: fill(value, params, names) for name, value in patch.items()}
         return {name: value for name, value in filled.items() if value is not ABSENT}
     if isinstance(patch, (list, tuple)):
-        return [item for item in (fill(item, params, names) for item in patch) if item is not ABSENT]
+        return [
+            item for item in (fill(item, params, names) for item in patch) if item is not ABSENT
+        ]
     return patch
 
 
@@ -70,7 +78,9 @@ def leaves(patch: Any, at: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any], at: Path = ()) -> list[Change]:
-    """What differs between two objects, in the order of `before`, then what is new; as few and as deep places as there are."""
+    """What differs between two objects, in the order of `before`, then what is new; as few and as
+    deep places as there are.
+    """
     out = []
     names = list(before)
     for name, following in zip(names, [*names[1:], None], strict=False):
@@ -79,14 +89,16 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any], at: Path = ()) 
             out += changes(before[name], now, (*at, name))
         elif now is ABSENT or not same(before[name], now):
             out.append(Change((*at, name), before[name], now, following))
-    return out + [Change((*at, name), ABSENT, value) for name, value in after.items() if name not in before]
+    return out + [
+        Change((*at, name), ABSENT, value) for name, value in after.items() if name not in before
+    ]
 
 
 def undo(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> list[dict[str, Any]]:
     """What makes `before` of `after`, as a stamp holds it; None is a file that is not there.
 
-    A step has `at` and, of what was there, `was` and, if it was removed, the name that was `next`. A step whose `at` is
-    empty says that the file was not there.
+    A step has `at` and, of what was there, `was` and, if it was removed, the name that was `next`.
+    A step whose `at` is empty says that the file was not there.
     """
     out: list[dict[str, Any]] = [{"at": []}] if before is None else []
     for change in changes(before or {}, after or {}):
@@ -100,7 +112,8 @@ def undo(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> l
 
 
 def restore(value: Mapping[str, Any], steps: Sequence[Step]) -> dict[str, Any] | None:
-    """The object as it was before what `steps` undo; None if it was not there and nothing of it remains.
+    """The object as it was before what `steps` undo; None if it was not there and nothing of it
+    remains.
 
     A place whose parent is gone stays gone.
     """
@@ -147,9 +160,13 @@ def is_undo(steps: Any) -> bool:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two JSON values are equal: 1, 1.0 and true are three, the order of names means nothing."""
+    """Whether two JSON values are equal: 1, 1.0 and true are three, the order of names means
+    nothing.
+    """
     if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(same(value, other[name]) for name, value in one.items())
+        return one.keys() == other.keys() and all(
+            same(value, other[name]) for name, value in one.items()
+        )
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
         return len(one) == len(other) and all(map(same, one, other))
     return type(one) is type(other) and (one == other or (one != one and other != other))
@@ -160,15 +177,26 @@ def depth(value: Any) -> int:
     level, here = 0, [value]
     while here := [value for value in here if isinstance(value, (dict, list))]:
         level += 1
-        here = [item for value in here for item in (value.values() if isinstance(value, dict) else value)]
+        here = [
+            item
+            for value in here
+            for item in (value.values() if isinstance(value, dict) else value)
+        ]
     return level
 
 
 def text(value: Any, like: str | None = None) -> bytes:
-    """The value as JSON, in order, in the indentation, ASCII and last line of `like`; without it as Hugging Face writes it."""
+    """The value as JSON, in order, in the indentation, ASCII and last line of `like`; without it as
+    Hugging Face writes it.
+    """
     if like is None:
         return (json.dumps(value, indent=2) + "\n").encode()
     indented = re.match(r'\{\r?\n([ \t]+)"', like)
     separators = (",", ":") if not indented and ": " not in like and len(like) > 2 else None
-    made = json.dumps(value, indent=indented[1] if indented else None, separators=separators, ensure_ascii=like.isascii())
+    made = json.dumps(
+        value,
+        indent=indented[1] if indented else None,
+        separators=separators,
+        ensure_ascii=like.isascii(),
+    )
     return (made + "\n" * like.endswith("\n")).encode("utf-8", "surrogatepass")

@@ -1,7 +1,9 @@
-"""Side files, and places in them, as rule files name them: a path below the checkpoint, and `file.json#key.path`.
+"""Side files, and places in them, as rule files name them: a path below the checkpoint, and
+`file.json#key.path`.
 
-What may be named is one pattern, so that the schema refuses what the loader refuses. It leaves out what migrate writes
-itself and what a migration never carries: a rule that patched such a file would begin it anew in each output.
+What may be named is one pattern, so that the schema refuses what the loader refuses. It leaves out
+what migrate writes itself and what a migration never carries: a rule that patched such a file would
+begin it anew in each output.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ _END = "(?=#|$)"
 _NAME = rf"[^/\\#{UNPRINTABLE}]{{1,255}}"
 _FOLDER = rf"(?!\.)(?!(?:{_any_case(CACHES)})/)(?![^/#]*(?:{_any_case([PARTIAL])})/){_NAME}/"
 _OWN = "|".join(map(_literal, (HISTORY, ITEMS, METADATA)))
-_FILE = rf"(?!\.\.?{_END})(?!(?:{_OWN}){_END})(?![^/#]*(?:{_any_case(WEIGHT_SUFFIXES)}){_END}){_NAME}"
+_FILE = (
+    rf"(?!\.\.?{_END})(?!(?:{_OWN}){_END})(?![^/#]*(?:{_any_case(WEIGHT_SUFFIXES)}){_END}){_NAME}"
+)
 _PATH = rf"(?:{_FOLDER}){{0,{MAX_DEPTH}}}{_FILE}"
 _KEYS = rf"[^.#{UNPRINTABLE}]+(?:\.[^.#{UNPRINTABLE}]+)*"
 # a path that is one, whatever it names
@@ -49,8 +53,16 @@ def _path(value: Any) -> str:
     name = word(value)
     if not fits(PATH, name):
         if fits(_BELOW, name):
-            wrong("M114", f"`{printable(name)}` is no side file: migrate writes such files itself, or leaves them behind")
-        wrong("M114", f"`{printable(name)}` is not a path below the checkpoint", "name a side file, such as config.json")
+            wrong(
+                "M114",
+                f"`{printable(name)}` is no side file: migrate writes such files itself, or "
+                "leaves them behind",
+            )
+        wrong(
+            "M114",
+            f"`{printable(name)}` is not a path below the checkpoint",
+            "name a side file, such as config.json",
+        )
     return name
 
 
@@ -71,7 +83,11 @@ def _places(value: Any) -> str | tuple[str, ...]:
     """One place, or several; a list of one is that one."""
     if not isinstance(value, (list, tuple)):
         if isinstance(value, Mapping):
-            wrong("M106", f"a place or a list of places is asked for, here stands {kind_of(value)}", "[file.json#]key.path")
+            wrong(
+                "M106",
+                f"a place or a list of places is asked for, here stands {kind_of(value)}",
+                "[file.json#]key.path",
+            )
         return _place(value)
     found = tuple(each(value, _place)) or wrong("M114", "an empty list names no place")
     return found[0] if len(found) == 1 else found
@@ -80,5 +96,7 @@ def _places(value: Any) -> str | tuple[str, ...]:
 SidePath = Annotated[str, BeforeValidator(_path), WithJsonSchema(PATH)]
 Places = Annotated[str | tuple[str, ...], BeforeValidator(_places), WithJsonSchema(PLACES)]
 ListPlace = Annotated[
-    str, BeforeValidator(_reader(LIST, "does not name a list in a side file", "file.json#key.path")), WithJsonSchema(LIST)
+    str,
+    BeforeValidator(_reader(LIST, "does not name a list in a side file", "file.json#key.path")),
+    WithJsonSchema(LIST),
 ]

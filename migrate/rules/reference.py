@@ -1,7 +1,9 @@
-"""The reference of the language, `docs/reference.md`: read off the code, so that it cannot lag behind.
+"""The reference of the language, `docs/reference.md`: read off the code, so that it cannot lag
+behind.
 
-Patterns come with keys on which a test tries them, fields from the models and their schema, ops and codecs from their
-own descriptions and samples, diagnostics from their pages. `migrate explain` prints parts of it.
+Patterns come with keys on which a test tries them, fields from the models and their schema, ops and
+codecs from their own descriptions and samples, diagnostics from their pages. `migrate explain`
+prints parts of it.
 
     python -m migrate.rules.reference [--check]
 """
@@ -28,7 +30,8 @@ FILE = Path(__file__).resolve().parent.parent.parent / "docs" / "reference.md"
 
 
 class Syntax(NamedTuple):
-    """One notation of patterns: as it is written, what it means, and a key that `pattern` matches, with what it captures.
+    """One notation of patterns: as it is written, what it means, and a key that `pattern` matches,
+    with what it captures.
 
     With `to` the key is carried on: `made` is the key that comes out.
     """
@@ -43,28 +46,49 @@ class Syntax(NamedTuple):
 
 
 PATTERNS = (
-    Syntax("{name}", "one or more characters without a dot", "{layer}.weight", "fc1.weight", {"layer": "fc1"}),
-    Syntax("{name:int}", "a decimal integer, all its digits, no leading zero", "h.{i:int}.w", "h.12.w", {"i": 12}),
-    Syntax("{name:a|b.c|d}", "one of these; this is their order", "{m:attn|mlp.fc}.bias", "mlp.fc.bias", {"m": "mlp.fc"}),
-    Syntax("{name...}", "zero or more whole segments", "{p...}.norm.{k...}", "model.layers.0.norm.weight",
+    Syntax("{name}", "one or more characters without a dot", "{layer}.weight", "fc1.weight",
+    {"layer": "fc1"}),
+    Syntax("{name:int}", "a decimal integer, all its digits, no leading zero", "h.{i:int}.w",
+    "h.12.w", {"i": 12}),
+    Syntax("{name:a|b.c|d}", "one of these; this is their order", "{m:attn|mlp.fc}.bias",
+    "mlp.fc.bias", {"m": "mlp.fc"}),
+    Syntax("{name...}", "zero or more whole segments", "{p...}.norm.{k...}",
+    "model.layers.0.norm.weight",
            {"p": "model.layers.0", "k": "weight"}),
-    Syntax("{name...}", "when it is empty, the dot beside it goes too", "{m...}.weight", "weight", {"m": ""}),
-    Syntax("{name}…{name}", "what is written twice must be equal", "{a}.{k...}.{a}", "x.y.x", {"a": "x", "k": "y"}),
-    Syntax("{name:flat}", "in `to`: another capture's `{name...}` without its dots; made, never parsed", "{k...}.weight",
+    Syntax("{name...}", "when it is empty, the dot beside it goes too", "{m...}.weight", "weight",
+    {"m": ""}),
+    Syntax("{name}…{name}", "what is written twice must be equal", "{a}.{k...}.{a}", "x.y.x",
+    {"a": "x", "k": "y"}),
+    Syntax("{name:flat}", "in `to`: another capture's `{name...}` without its dots; made, never parsed", "{k...}.weight",  # noqa: E501
            "layers.0.fc.weight", {"k": "layers.0.fc"}, "ema.{k:flat}weight", "ema.layers0fcweight"),
-    Syntax("{n+1} {2*n} {n-$k}", "in `to`: a linear expression of an int capture; it is undone on a downgrade", "layers.{n:int}.w",
+    Syntax("{n+1} {2*n} {n-$k}",
+    "in `to`: a linear expression of an int capture; it is undone on a downgrade",
+    "layers.{n:int}.w",
            "layers.3.w", {"n": 3}, "blocks.{2*n+1}.w", "blocks.7.w"),
     Syntax("{{ }}", "braces", "a{{{n}}}", "a{b}", {"n": "b"}),
-    Syntax("@{r:int}", "the rank in whose file the key stands", "{k...}.weight@{r:int}", "fc.weight@1", {"k": "fc", "r": 1}),
+    Syntax("@{r:int}", "the rank in whose file the key stands", "{k...}.weight@{r:int}",
+    "fc.weight@1", {"k": "fc", "r": 1}),
 )  # fmt: skip
 
 FAMILIES = (
     ("join", "Many tensors become one", "`over` is a capture that is bound; the op unbinds it."),
-    ("part", "One tensor becomes many", "`into` is a capture that is not bound yet; the op binds it."),
-    ("each", "Each tensor by itself", "`only` limits an op to the tensors with these capture values."),
+    (
+        "part",
+        "One tensor becomes many",
+        "`into` is a capture that is not bound yet; the op binds it.",
+    ),
+    (
+        "each",
+        "Each tensor by itself",
+        "`only` limits an op to the tensors with these capture values.",
+    ),
     ("make", "New tensors", ""),
     ("end", "The end of tensors", ""),
-    ("decide", "Decided by bytes", "The tensor's bytes say how many come of it; they are read while planning."),
+    (
+        "decide",
+        "Decided by bytes",
+        "The tensor's bytes say how many come of it; they are read while planning.",
+    ),
 )
 _FORMS = {
     "integer": "integer, `$param` or arithmetic",
@@ -77,14 +101,20 @@ _FORMS = {
     "dtype": "dtype or `$param`",
     "text": "text",
 }
-_LOSSES = {Loss.LOSSLESS: "lossless", Loss.LOSSY: "lossy: values are rounded", Loss.DESTRUCTIVE: "destructive: something is gone"}
+_LOSSES = {
+    Loss.LOSSLESS: "lossless",
+    Loss.LOSSY: "lossy: values are rounded",
+    Loss.DESTRUCTIVE: "destructive: something is gone",
+}
 
 
 def text() -> str:
     """The whole page."""
     about = (
-        "Made from the code by `python -m migrate.rules.reference`; a test compares it. How to think in rules is told in "
-        "[rules.md](rules.md), how to begin in [first-rule.md](first-rule.md). `migrate explain stack` and `migrate explain M207` "
+        "Made from the code by `python -m migrate.rules.reference`; a test compares it. How to "
+        "think in rules is told in "
+        "[rules.md](rules.md), how to begin in [first-rule.md](first-rule.md). `migrate explain "
+        "stack` and `migrate explain M207` "
         "print the same, and `migrate schema rulefile` says it to an editor."
     )
     parts = [
@@ -99,8 +129,14 @@ def text() -> str:
         "## Codecs",
         *(about_codec(codecs.get(name)) for name in codecs.names()),
         "## Diagnostics",
-        "The exit status counts for errors; warnings and advice leave it alone, unless the command is `migrate lint`.",
-        _table(("code", "name", "severity", "exit"), [(p.code, p.name, p.severity, str(p.exit)) for p in pages()]),
+        (
+            "The exit status counts for errors; warnings and advice leave it alone, unless the "
+            "command is `migrate lint`."
+        ),
+        _table(
+            ("code", "name", "severity", "exit"),
+            [(p.code, p.name, p.severity, str(p.exit)) for p in pages()],
+        ),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -115,12 +151,20 @@ def about_op(op: Op) -> str:
     how = ""
     if isinstance(op, ValueOp):
         how = " Computes, on `--device`; " + (
-            "the same bits everywhere." if op.same_bits else "on the CPU unless `--device` says otherwise."
+            "the same bits everywhere."
+            if op.same_bits
+            else "on the CPU unless `--device` says otherwise."
         )
     out = [f"### `{op.name}`", f"{op.summary[:1].upper()}{op.summary[1:]}. Kind `{op.kind}`.{how}"]
     rows = []
     for a in arguments.arguments(op.name):
-        needed = "needed" if a.default is MISSING else "" if a.default in (None, (), {}) else f"`{_flow(a.default)}`"
+        needed = (
+            "needed"
+            if a.default is MISSING
+            else ""
+            if a.default in (None, (), {})
+            else f"`{_flow(a.default)}`"
+        )
         rows.append((f"`{a.word}`", _form(op.name, a), needed, a.doc))
     out += [_table(("argument", "written as", "default", "meaning"), rows)] if rows else []
     seen: set[str] = set()
@@ -135,15 +179,34 @@ def about_op(op: Op) -> str:
 
 def about_codec(codec: Codec) -> str:
     """What is to be said of a codec, as markdown."""
-    out = [f"### `{codec.name}`", f"{codec.summary[:1].upper()}{codec.summary[1:]}. Error: {codec.bound(Options())}"]
-    rows = [(leaf.producer, *(f"`{leaf.by_role[part]}`" if part in leaf.by_role else "" for part in codec.parts)) for leaf in codec.leaves]
+    out = [
+        f"### `{codec.name}`",
+        f"{codec.summary[:1].upper()}{codec.summary[1:]}. Error: {codec.bound(Options())}",
+    ]
+    rows = [
+        (
+            leaf.producer,
+            *(f"`{leaf.by_role[part]}`" if part in leaf.by_role else "" for part in codec.parts),
+        )
+        for leaf in codec.leaves
+    ]
     return "\n\n".join([*out, _table(("producer", *codec.parts), rows)])
 
 
 def topics() -> list[dict[str, Any]]:
-    """Everything that has a name of its own, for `migrate explain`: codes, ops and codecs, each with its text."""
+    """Everything that has a name of its own, for `migrate explain`: codes, ops and codecs, each
+    with its text.
+    """
     out = [
-        {"name": p.code, "about": "diagnostic", "title": p.name, "severity": p.severity, "exit": p.exit, "text": p.body} for p in pages()
+        {
+            "name": p.code,
+            "about": "diagnostic",
+            "title": p.name,
+            "severity": p.severity,
+            "exit": p.exit,
+            "text": p.body,
+        }
+        for p in pages()
     ]
     for about, registry, told in (("op", ops, about_op), ("codec", codecs, about_codec)):
         for name in registry.names():
@@ -152,7 +215,16 @@ def topics() -> list[dict[str, Any]]:
             except BrokenEntryError:
                 continue
             body = told(entry).partition("\n\n")[2]
-            out.append({"name": name, "about": about, "title": entry.summary, "severity": None, "exit": None, "text": body})
+            out.append(
+                {
+                    "name": name,
+                    "about": about,
+                    "title": entry.summary,
+                    "severity": None,
+                    "exit": None,
+                    "text": body,
+                }
+            )
     return out
 
 
@@ -160,7 +232,9 @@ def explain(word: str) -> dict[str, Any]:
     """The topic called `word`: a code or its name, an op or a codec; M115 if there is none."""
     named = {name: topic for topic in topics() for name in _names(topic)}
     if word.lower() not in named:
-        near = did_you_mean(word, [said for topic in named.values() for said in (topic["name"], *_names(topic))])
+        near = did_you_mean(
+            word, [said for topic in named.values() for said in (topic["name"], *_names(topic))]
+        )
         hint = near or "`migrate explain` lists what there is"
         fail("M115", f"there is nothing called `{printable(word)}` to explain", help=hint)
     return named[word.lower()]
@@ -178,7 +252,8 @@ def _patterns() -> list[str]:
         carried = f"; to `{s.to}`: `{s.made}`" if s.to else ""
         rows.append((f"`{s.written}`", s.meaning, f"`{s.pattern}` on `{s.key}`: {shown}{carried}"))
     about = (
-        "A pattern matches a whole key. A key has one reading under a pattern, and one rule: where several match, the narrower "
+        "A pattern matches a whole key. A key has one reading under a pattern, and one rule: "
+        "where several match, the narrower "
         "pattern takes it."
     )
     return [about, _table(("written", "means", "example"), rows)]
@@ -203,21 +278,31 @@ def _fields() -> Iterator[str]:
         model = whole if name is None else whole["$defs"][name]
         rows = []
         for word, field in model["properties"].items():
-            default = "needed" if word in model.get("required", ()) else f"`{_flow(field['default'])}`" if "default" in field else ""
+            default = (
+                "needed"
+                if word in model.get("required", ())
+                else f"`{_flow(field['default'])}`"
+                if "default" in field
+                else ""
+            )
             example = f"`{_flow(field['examples'][0])}`" if "examples" in field else ""
             rows.append((f"`{word}`", _type(field), default, field.get("description", ""), example))
         yield f"### {heading}"
         yield _table(("field", "written as", "default", "meaning", "example"), rows)
     yield (
-        "Where text is asked for, what is written counts, even where YAML sees a number or a truth: `2.10` stays `2.10`. Names "
-        '(`id`, `lineage`, captures) must be text to YAML as well: `"5"`. Where an integer is asked for, `8.0` and `0x8` are 8.'
+        "Where text is asked for, what is written counts, even where YAML sees a number or a "
+        "truth: `2.10` stays `2.10`. Names "
+        '(`id`, `lineage`, captures) must be text to YAML as well: `"5"`. Where an integer is '
+        "asked for, `8.0` and `0x8` are 8."
     )
 
 
 def _ops() -> Iterator[str]:
     yield (
-        "An argument that asks for an integer takes `$param` and arithmetic over params: `$heads // $groups * $head_dim`. One that "
-        "is exactly an unset optional `$param` counts as not written. Below each op stand samples, with shapes before and after "
+        "An argument that asks for an integer takes `$param` and arithmetic over params: `$heads "
+        "// $groups * $head_dim`. One that "
+        "is exactly an unset optional `$param` counts as not written. Below each op stand "
+        "samples, with shapes before and after "
         "where only bytes move, what is lost, and the downgrade; the tests run them."
     )
     every = [ops.get(name) for name in ops.registry.builtin()]
@@ -250,7 +335,12 @@ def _example(op: Op, written: Mapping[str, Any], shapes: Sequence[tuple[int, ...
 def _made(op: Op, args: Any, shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]] | None:
     try:
         parts = op.parts(args, shapes[0], None) if op.kind == "part" else 1
-        return [made.shape for made in op.trace(args, [view.stored(i, shape) for i, shape in enumerate(shapes)], parts)]
+        return [
+            made.shape
+            for made in op.trace(
+                args, [view.stored(i, shape) for i, shape in enumerate(shapes)], parts
+            )
+        ]
     except (OpError, NotImplementedError):
         return None
 
@@ -267,7 +357,9 @@ def _shapes(shapes: Iterable[Sequence[int]]) -> str:
     counted: dict[tuple[int, ...], int] = {}
     for shape in shapes:
         counted[tuple(shape)] = counted.get(tuple(shape), 0) + 1
-    return ", ".join(f"{n} × {list(shape)}" if n > 1 else str(list(shape)) for shape, n in counted.items())
+    return ", ".join(
+        f"{n} × {list(shape)}" if n > 1 else str(list(shape)) for shape, n in counted.items()
+    )
 
 
 def _call(op: str, written: Mapping[str, Any]) -> str:
@@ -277,12 +369,25 @@ def _call(op: str, written: Mapping[str, Any]) -> str:
 def _flow(value: Any) -> str:
     """A value as YAML writes it on one line."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_flow(str(name))}: {_flow(item)}" for name, item in value.items()) + "}"
+        return (
+            "{"
+            + ", ".join(f"{_flow(str(name))}: {_flow(item)}" for name, item in value.items())
+            + "}"
+        )
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(_flow, value)) + "]"
     if isinstance(value, str):
-        plain = value and value[0] not in "{[*&!|>'\"%@`#-?:, " and not any(c in value for c in "{}[],#") and ": " not in value
-        return value if plain and not value.replace(".", "").isdigit() else json.dumps(value, ensure_ascii=False)
+        plain = (
+            value
+            and value[0] not in "{[*&!|>'\"%@`#-?:, "
+            and not any(c in value for c in "{}[],#")
+            and ": " not in value
+        )
+        return (
+            value
+            if plain and not value.replace(".", "").isdigit()
+            else json.dumps(value, ensure_ascii=False)
+        )
     return json.dumps(value)
 
 
@@ -297,7 +402,11 @@ def _type(field: Mapping[str, Any]) -> str:
     if "const" in field:
         return f"`{field['const']}`"
     if "enum" in field:
-        return " \\| ".join(f"`{choice}`" for choice in field["enum"]) if len(field["enum"]) < 8 else "a dtype"
+        return (
+            " \\| ".join(f"`{choice}`" for choice in field["enum"])
+            if len(field["enum"]) < 8
+            else "a dtype"
+        )
     if "if" in field:
         return "mapping" if "type" in field else f"{_type(field['else'])}, or a list of them"
     if "$ref" in field:

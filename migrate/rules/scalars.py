@@ -1,6 +1,8 @@
-"""What a scalar of a rule file is: a `$param`, a number, a truth or text, as an editor's YAML 1.2 parser reads it.
+"""What a scalar of a rule file is: a `$param`, a number, a truth or text, as an editor's YAML 1.2
+parser reads it.
 
-Apart from `fields`, because runs ask it of params, and no run by rules that ship needs the models of what people write.
+Apart from `fields`, because runs ask it of params, and no run by rules that ship needs the models
+of what people write.
 """
 
 from __future__ import annotations
@@ -21,13 +23,21 @@ MOST = 2**53 - 1
 
 def seen(value: Any) -> Any:
     """What an editor's YAML 1.2 parser makes of the value."""
-    return int(value, 0) if isinstance(value, yaml.Plain) and _RADIX.fullmatch(value) else yaml.core(value)
+    return (
+        int(value, 0)
+        if isinstance(value, yaml.Plain) and _RADIX.fullmatch(value)
+        else yaml.core(value)
+    )
 
 
 def numeric(value: Any) -> Any:
     """`seen`, where an integer that no double comes near is infinite, as `1e400` is."""
     typed = seen(value)
-    return (inf if typed > 0 else -inf) if isinstance(typed, int) and abs(typed) > float_info.max else typed
+    return (
+        (inf if typed > 0 else -inf)
+        if isinstance(typed, int) and abs(typed) > float_info.max
+        else typed
+    )
 
 
 def whole_number(value: Any) -> int | None:

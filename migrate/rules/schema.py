@@ -1,14 +1,15 @@
-"""JSON schemas of what people write and of what commands answer, generated, so that they cannot say anything else.
+"""JSON schemas of what people write and of what commands answer, generated, so that they cannot say
+anything else.
 
-A step of `via` is an object with one property per op and minProperties = maxProperties = 1. A `oneOf` over the ops would
-say the same, but editors then offer the first op only and report each mistake as "valid under none of them". For
-the same reason an optional field is its type without a null beside it, and alternatives are written as a list of types
-or with `if`.
+A step of `via` is an object with one property per op and minProperties = maxProperties = 1. A
+`oneOf` over the ops would say the same, but editors then offer the first op only and report each
+mistake as "valid under none of them". For the same reason an optional field is its type without a
+null beside it, and alternatives are written as a list of types or with `if`.
 
-The schema of a rule file and the loader agree on form, whatever is written; a test changes rule files at random and
-compares the two. `BEYOND` lists what only the loader can refuse. A schema is of the data that an editor's YAML 1.2
-parser makes of the text: there `2.10` is a number, so fields of free text take numbers and truths as well, and the
-loader keeps what was written.
+The schema of a rule file and the loader agree on form, whatever is written; a test changes rule
+files at random and compares the two. `BEYOND` lists what only the loader can refuse. A schema is of
+the data that an editor's YAML 1.2 parser makes of the text: there `2.10` is a number, so fields of
+free text take numbers and truths as well, and the loader keeps what was written.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ SUFFIX = ".schema.json"
 FREE_TEXT = tuple(TEXT["type"])
 _ABOUT = "What a file may look like. Whether it holds together is for `migrate lint` to say."
 
-# Codes that the loader may give to a file that fits the schema while it reads field by field, and why a schema cannot
-# say it. Whatever else the models refuse, the schema refuses as well.
+# Codes that the loader may give to a file that fits the schema while it reads field by field, and
+# why a schema cannot say it. Whatever else the models refuse, the schema refuses as well.
 BEYOND: Mapping[str, str] = {
     "M104": "a key that is written twice is one key to a schema",
     "M105": "anchors, aliases, merge keys and tags are gone before a schema sees the data",
@@ -44,21 +45,28 @@ BEYOND: Mapping[str, str] = {
     "M108": "text that is not YAML has no data to compare",
     "M109": "the size of the text and the number of its nodes are not data",
     "M110": "an unquoted pattern is a mapping, or nothing, by the time a schema sees it",
-    "M116": "characters of comments, and how others were written, are gone before a schema sees the data",
-    "M111": "arithmetic nests parentheses, which no regular expression can follow, and an index grows with one capture",
-    "M201": "in a pattern a capture has its type where it first occurs, and what stands side by side must be told apart",
+    "M116": "characters of comments, and how others were written, are gone before a schema sees "
+    "the data",
+    "M111": "arithmetic nests parentheses, which no regular expression can follow, and an index "
+    "grows with one capture",
+    "M201": "in a pattern a capture has its type where it first occurs, and what stands side by "
+    "side must be told apart",
 }
-# Codes of meaning: given when every field is right by itself, by `checks`, `examples`, `captures` and `compiled`.
+# Codes of meaning: given when every field is right by itself, by `checks`, `examples`, `captures`
+# and `compiled`.
 MEANING: Mapping[str, str] = {
-    "M101": "whether `to` is needed depends on what the ops do; a test needs tensors to expect or an error",
+    "M101": "whether `to` is needed depends on what the ops do; a test needs tensors to expect or "
+    "an error",
     "M112": "a param is used in one place and declared in another",
     "M113": "names are unique among their siblings; a schema compares whole items only",
-    "M114": "values that contradict each other, or name a role, a key or a file of another field; ranges that end before they begin",
+    "M114": "values that contradict each other, or name a role, a key or a file of another field; "
+    "ranges that end before they begin",
     "M203": "captures of `to` and of the ops come from `from`",
     "M204": "captures of `from` go to `to` or to an op",
     "M205": "an op that counts needs a capture with an order",
     "M303": "whether a dtype can hold the `value` of `fill`",
-    "M308": "arguments of an op that no tensor could satisfy together; codecs that packages may add; the two sides of a `rearrange`",
+    "M308": "arguments of an op that no tensor could satisfy together; codecs that packages may "
+    "add; the two sides of a `rearrange`",
 }
 
 
@@ -66,6 +74,13 @@ class _Generator(GenerateJsonSchema):
     """pydantic's generator, for types that only a validator of ours reads."""
 
     ignored_warning_kinds = {"non-serializable-default"}  # noqa: RUF012 - as the base class declares it
+
+    def model_schema(self, schema: Any) -> dict[str, Any]:
+        made = super().model_schema(schema)
+        if "description" in made:
+            # a docstring, whose lines break where the source's do
+            made["description"] = " ".join(made["description"].split())
+        return made
 
     def is_instance_schema(self, schema: Any) -> dict[str, Any]:
         return {"$ref": "#/$defs/Step"}
@@ -78,8 +93,13 @@ class _Generator(GenerateJsonSchema):
         return self.generate_inner(schema["schema"])
 
     def dict_schema(self, schema: Any) -> dict[str, Any]:
-        """A key that does not fit its pattern is refused; pydantic's own `patternProperties` would let it pass."""
-        made: dict[str, Any] = {"type": "object", "additionalProperties": self.generate_inner(schema["values_schema"])}
+        """A key that does not fit its pattern is refused; pydantic's own `patternProperties` would
+        let it pass.
+        """
+        made: dict[str, Any] = {
+            "type": "object",
+            "additionalProperties": self.generate_inner(schema["values_schema"]),
+        }
         pattern = self.generate_inner(schema["keys_schema"]).get("pattern")
         return made if pattern is None else {**made, "propertyNames": {"pattern": pattern}}
 
@@ -103,7 +123,11 @@ def document(kind: str) -> dict[str, Any]:
 
 def schemas() -> dict[str, Callable[[], dict[str, Any]]]:
     """What makes each schema, by its name: `rulefile`, `layouts`, and the kinds of documents."""
-    return {"rulefile": rule_file, "layouts": layouts, **{kind: partial(document, kind) for kind in documents.kinds()}}
+    return {
+        "rulefile": rule_file,
+        "layouts": layouts,
+        **{kind: partial(document, kind) for kind in documents.kinds()},
+    }
 
 
 def text(schema: dict[str, Any]) -> str:
@@ -112,7 +136,8 @@ def text(schema: dict[str, Any]) -> str:
 
 
 def write(folder: Path, names: Iterable[str] | None = None) -> list[Path]:
-    """Writes the schemas, all or those that are named, into the folder and answers which files it wrote.
+    """Writes the schemas, all or those that are named, into the folder and answers which files it
+    wrote.
 
     Files that are right already stay as they are.
     """
@@ -128,7 +153,9 @@ def write(folder: Path, names: Iterable[str] | None = None) -> list[Path]:
 
 
 def differences(folder: Path) -> list[tuple[str, str]]:
-    """(file name, `missing`, `differs` or `unknown`) of each file that is not what the models give, sorted."""
+    """(file name, `missing`, `differs` or `unknown`) of each file that is not what the models give,
+    sorted.
+    """
     made = {f"{name}{SUFFIX}": make for name, make in schemas().items()}
     out = []
     for name, make in made.items():
@@ -150,7 +177,11 @@ def _committed(path: Path) -> str | None:
 
 def _of(model: type[BaseModel], title: str) -> dict[str, Any]:
     made = model.model_json_schema(by_alias=True, schema_generator=_Generator)
-    described = {"$schema": DIALECT, "title": title, "description": f"{made.pop('description', '')} {_ABOUT}".strip()}
+    described = {
+        "$schema": DIALECT,
+        "title": title,
+        "description": f"{made.pop('description', '')} {_ABOUT}".strip(),
+    }
     made.pop("title", None)
     return {**described, **_cleaned(made)}
 
@@ -173,11 +204,18 @@ def _step() -> dict[str, Any]:
             bare.append(name)
         example = next(iter(ops.get(name).samples()), None)
         shown = {} if example is None else {"examples": [example[0]]}
-        properties[name] = {"title": name, "description": ops.get(name).summary, **fields, "type": kind, **shown}
+        properties[name] = {
+            "title": name,
+            "description": ops.get(name).summary,
+            **fields,
+            "type": kind,
+            **shown,
+        }
     return {
         "title": "Step",
         "type": ["object", "string"],
-        "description": "One operation and its arguments; one without arguments may be its name alone",
+        "description": "One operation and its arguments; one without arguments may be its name "
+        "alone",
         "properties": properties,
         "additionalProperties": False,
         "minProperties": 1,
@@ -187,7 +225,9 @@ def _step() -> dict[str, Any]:
 
 
 def _cleaned(schema: Any, *, names: bool = False, top: bool = False) -> Any:
-    """Without the titles that pydantic makes from field names, and without null defaults; models keep theirs."""
+    """Without the titles that pydantic makes from field names, and without null defaults; models
+    keep theirs.
+    """
     if isinstance(schema, list):
         return [_cleaned(item) for item in schema]
     if not isinstance(schema, dict):
@@ -201,7 +241,9 @@ def _cleaned(schema: Any, *, names: bool = False, top: bool = False) -> Any:
         elif (key == "title" and not top) or (key == "default" and value in (None, [], {})):
             continue
         else:
-            out[key] = _cleaned(value, names=key in ("properties", "$defs", "patternProperties"), top=key == "$defs")
+            out[key] = _cleaned(
+                value, names=key in ("properties", "$defs", "patternProperties"), top=key == "$defs"
+            )
     return out
 
 

@@ -1,7 +1,8 @@
-"""The steps of `via` as authors write them: a pydantic model for each op, made when the op is first used.
+"""The steps of `via` as authors write them: a pydantic model for each op, made when the op is first
+used.
 
-It is made from the dataclass in which the op declares its arguments, and takes `$param` and arithmetic where the op asks for
-integers.
+It is made from the dataclass in which the op declares its arguments, and takes `$param` and
+arithmetic where the op asks for integers.
 """
 
 from __future__ import annotations
@@ -66,36 +67,67 @@ def model(op: str) -> type[Model]:
 
 
 def step(value: Any) -> Step:
-    """One entry of `via` as a Step: `args` are what the author wrote, typed, keyed by the author's words."""
+    """One entry of `via` as a Step: `args` are what the author wrote, typed, keyed by the author's
+    words.
+    """
     if isinstance(value, Step):
         return value
     if isinstance(value, str) and str(value) in ops.names():
         value = {str(value): {}}
     if not isinstance(value, Mapping):
-        wrong("M106", f"a step is a mapping with one operation, here stands {kind_of(value)}", "write `- stack: {over: e}`")
+        wrong(
+            "M106",
+            f"a step is a mapping with one operation, here stands {kind_of(value)}",
+            "write `- stack: {over: e}`",
+        )
     names = [str(name) for name in value]
     unknown = [name for name in names if name not in ops.names()]
     if unknown:
         known = ops.names()
         hint = "the installed operations are " + listed(known, 60)
-        refuse(Problem("M102", f"unknown operation `{printable(n)}`", did_you_mean(n, known) or hint, (n,), key=True) for n in unknown)
+        refuse(
+            Problem(
+                "M102",
+                f"unknown operation `{printable(n)}`",
+                did_you_mean(n, known) or hint,
+                (n,),
+                key=True,
+            )
+            for n in unknown
+        )
     if len(names) != 1:
-        hint = "indent the arguments below the operation's name" if not names else "give each operation an entry (`-`) of its own"
+        hint = (
+            "indent the arguments below the operation's name"
+            if not names
+            else "give each operation an entry (`-`) of its own"
+        )
         wrong("M106", f"a step has exactly one operation, here are {len(names)}", hint)
     op, written = names[0], value[names[0]]
     if yaml.is_null(written):
         written = {}
     if not isinstance(written, Mapping):
-        wrong("M106", f"the arguments of `{op}` are a mapping, here stands {kind_of(written)}", None, (op,))
+        wrong(
+            "M106",
+            f"the arguments of `{op}` are a mapping, here stands {kind_of(written)}",
+            None,
+            (op,),
+        )
     try:
         form = model(op)
     except BrokenEntryError as error:
-        wrong("M102", f"operation `{printable(op)}` cannot be loaded: {printable(str(error))}", "update or remove that package", (op,))
+        wrong(
+            "M102",
+            f"operation `{printable(op)}` cannot be loaded: {printable(str(error))}",
+            "update or remove that package",
+            (op,),
+        )
     try:
         given = form.model_validate(dict(written))
     except ValidationError as error:
         refuse(p._replace(at=(op, *path)) for path, p in found(error, form))
-    args = {a.word: getattr(given, a.field) for a in arguments(op) if a.field in given.model_fields_set}
+    args = {
+        a.word: getattr(given, a.field) for a in arguments(op) if a.field in given.model_fields_set
+    }
     if problems := list(_unknown_to_codec(op, args)):
         refuse(problems)
     return Step(op, args)
@@ -113,12 +145,22 @@ def _unknown_to_codec(op: str, args: Mapping[str, Any]) -> Iterator[Problem]:
         if said is None or is_reference(said):
             continue
         if a.word == "block" and codec.sides not in (None, len(said)):
-            yield Problem("M308", f"{op}: `block` has {len(said)} items, {codec.name} has {codec.sides}", None, (op, "block"))
+            yield Problem(
+                "M308",
+                f"{op}: `block` has {len(said)} items, {codec.name} has {codec.sides}",
+                None,
+                (op, "block"),
+            )
         known = codec.numbers if a.form == "dtype" else codec.words.get(a.word, ())
         if known and (dtype(said) if a.form == "dtype" else said) not in known:
             there = sorted(known)
             hint = did_you_mean(said, there) or f"it is one of {listed(there)}"
-            yield Problem("M308", f"{codec.name}: there is no `{a.word}: {printable(said)}`", hint, (op, a.word))
+            yield Problem(
+                "M308",
+                f"{codec.name}: there is no `{a.word}: {printable(said)}`",
+                hint,
+                (op, a.word),
+            )
 
 
 def codec_forms(op: str) -> dict[str, Any]:
@@ -135,7 +177,11 @@ def codec_forms(op: str) -> dict[str, Any]:
             if known:
                 then[a.word] = {"description": a.doc, **_choice(known)}
             elif a.word == "block" and codec.sides is not None:
-                then[a.word] = {"description": a.doc, "minItems": codec.sides, "maxItems": codec.sides}
+                then[a.word] = {
+                    "description": a.doc,
+                    "minItems": codec.sides,
+                    "maxItems": codec.sides,
+                }
         when = {"properties": {"codec": {"const": codec.name}}, "required": ["codec"]}
         made = {"if": when, "then": {"properties": then}, **({"else": made} if made else {})}
     return made
@@ -148,12 +194,21 @@ def _spelled(dtypes: Iterable[str]) -> list[str]:
 
 
 def _choice(words: Sequence[str]) -> dict[str, Any]:
-    return {"type": "string", "if": {"pattern": r"^\$"}, "then": REFERENCE, "else": {"enum": [*words]}}
+    return {
+        "type": "string",
+        "if": {"pattern": r"^\$"},
+        "then": REFERENCE,
+        "else": {"enum": [*words]},
+    }
 
 
 def fixed_problem(op: str, args: Mapping[str, Any]) -> Problem | None:
-    """What the op itself says against arguments without params; None also where only the run can tell."""
-    if any(True for _ in used(op, args)) or any(a.form == "sizes" and isinstance(args.get(a.word), Mapping) for a in arguments(op)):
+    """What the op itself says against arguments without params; None also where only the run can
+    tell.
+    """
+    if any(True for _ in used(op, args)) or any(
+        a.form == "sizes" and isinstance(args.get(a.word), Mapping) for a in arguments(op)
+    ):
         return None
     try:
         ops.get(op).validate(resolve(op, args, {}))
@@ -163,7 +218,9 @@ def fixed_problem(op: str, args: Mapping[str, Any]) -> Problem | None:
 
 
 def _plain(hint: Any) -> Any:
-    """The pydantic type of an argument that is not one of the forms: a flag, a choice, or anything."""
+    """The pydantic type of an argument that is not one of the forms: a flag, a choice, or
+    anything.
+    """
     hint = unwrapped(hint)
     if hint is bool:
         return Bool
@@ -173,7 +230,9 @@ def _plain(hint: Any) -> Any:
 
 
 def each(items: Any, read: Callable[[Any], Any]) -> Any:
-    """`items` (a list or a mapping) with each value read; all that are wrong are refused together, each at its place."""
+    """`items` (a list or a mapping) with each value read; all that are wrong are refused together,
+    each at its place.
+    """
     pairs = items.items() if isinstance(items, Mapping) else enumerate(items)
     out: dict[Any, Any] = {}
     problems: list[Problem] = []
@@ -199,7 +258,11 @@ def _sizes(value: Any) -> Any:
     if is_reference(value):
         return str(value)
     if not isinstance(value, (list, tuple, Mapping)):
-        wrong("M106", f"a list of integers, or integers by capture value, is asked for, here stands {kind_of(value)}")
+        wrong(
+            "M106",
+            "a list of integers, or integers by capture value, is asked for, here stands "
+            f"{kind_of(value)}",
+        )
     return each(value, arithmetic)
 
 
@@ -213,13 +276,22 @@ def _only(value: Any) -> Any:
         if any(yaml.is_null(one) or isinstance(one, (list, tuple, Mapping)) for one in items):
             wrong("M106", f"a value or a list of values is asked for, here stands {kind_of(item)}")
         if not items:
-            wrong("M114", "an empty list, of which nothing is one", "list the values, or remove the condition")
+            wrong(
+                "M114",
+                "an empty list, of which nothing is one",
+                "list the values, or remove the condition",
+            )
         return [yaml.exact(one) for one in items]
 
     bad = [name for name in mapping(value) if not fits(_NAMES, name)]
     if bad:
         what = "is not the name of a capture"
-        refuse(Problem("M114", f"`{printable(name)}` {what}", "write it without braces", (name,), key=True) for name in bad)
+        refuse(
+            Problem(
+                "M114", f"`{printable(name)}` {what}", "write it without braces", (name,), key=True
+            )
+            for name in bad
+        )
     return each(value, values)
 
 
@@ -242,13 +314,22 @@ def _written(op: str, argument: Argument) -> Any:
         schema = {**schema, **FINITE}
     elif least is not None:
         schema = {**schema, **({"minimum": least} if argument.form == "integer" else {})}
-        schema |= {name: {**schema[name], "minimum": least} for name in ("items", "additionalProperties") if name in schema}
+        schema |= {
+            name: {**schema[name], "minimum": least}
+            for name in ("items", "additionalProperties")
+            if name in schema
+        }
     if length is not None:
         schema = {**schema, "minItems": length, "maxItems": length}
     if argument.distinct:
         schema = {**schema, "uniqueItems": True}
     if argument.once is not None:
-        schema = {**schema, "contains": {"const": argument.once}, "minContains": 0, "maxContains": 1}
+        schema = {
+            **schema,
+            "contains": {"const": argument.once},
+            "minContains": 0,
+            "maxContains": 1,
+        }
     if argument.words:
         schema = _choice(argument.words)
     elif argument.shape is not None:
@@ -258,13 +339,28 @@ def _written(op: str, argument: Argument) -> Any:
 
     def limited(value: Any) -> Any:
         made = read(value)
-        several: Any = made.items() if isinstance(made, Mapping) else enumerate(made) if isinstance(made, list) else [(None, made)]
+        several: Any = (
+            made.items()
+            if isinstance(made, Mapping)
+            else enumerate(made)
+            if isinstance(made, list)
+            else [(None, made)]
+        )
         for at, item in several:
-            why = "it must be finite" if argument.finite and isinstance(item, float) and not isfinite(item) else ""
+            why = (
+                "it must be finite"
+                if argument.finite and isinstance(item, float) and not isfinite(item)
+                else ""
+            )
             if least is not None and isinstance(item, int) and item < least:
                 why = f"it must be at least {least}"
             if why:
-                wrong("M308", f"{op}: `{argument.word}` is {item}, {why}", None, () if at is None else (at,))
+                wrong(
+                    "M308",
+                    f"{op}: `{argument.word}` is {item}, {why}",
+                    None,
+                    () if at is None else (at,),
+                )
         if length is not None and isinstance(made, list) and len(made) != length:
             wrong("M308", f"{op}: `{argument.word}` has {len(made)} items, it must have {length}")
         label = f"{op}: `{argument.word}` is {shown(made)}"
@@ -274,7 +370,11 @@ def _written(op: str, argument: Argument) -> Any:
             wrong("M308", f"{label}, only one item may be {argument.once}")
         if isinstance(made, str) and argument.form == "text" and not is_reference(made):
             if argument.words and made not in argument.words:
-                wrong("M308", f"{label}, it is one of {listed([*argument.words])}", did_you_mean(made, [*argument.words]))
+                wrong(
+                    "M308",
+                    f"{label}, it is one of {listed([*argument.words])}",
+                    did_you_mean(made, [*argument.words]),
+                )
             if argument.shape is not None and re.fullmatch(argument.shape, made) is None:
                 wrong("M308", f"{label}, there must be one `->`")
             if least is not None and len(made) < least:
@@ -290,9 +390,24 @@ _NAMES = {"pattern": CAPTURE["pattern"]}
 _FORMS: dict[str, tuple[Callable[[Any], Any], dict[str, Any]]] = {
     "integer": (arithmetic, ARITHMETIC),
     "integers": (_integers, {"type": ["array", "string"], "items": ARITHMETIC, **REFERENCE}),
-    "sizes": (_sizes, {"type": ["array", "object", "string"], "items": ARITHMETIC, "additionalProperties": ARITHMETIC, **REFERENCE}),
+    "sizes": (
+        _sizes,
+        {
+            "type": ["array", "object", "string"],
+            "items": ARITHMETIC,
+            "additionalProperties": ARITHMETIC,
+            **REFERENCE,
+        },
+    ),
     "axes": (_axes, {"type": "object", "additionalProperties": ARITHMETIC}),
-    "only": (_only, {"type": "object", "propertyNames": _NAMES, "additionalProperties": {**SCALARS, "minItems": 1}}),
+    "only": (
+        _only,
+        {
+            "type": "object",
+            "propertyNames": _NAMES,
+            "additionalProperties": {**SCALARS, "minItems": 1},
+        },
+    ),
     "number": (_number, {"type": ["number", "string"], **REFERENCE}),
     "capture": (capture, CAPTURE),
     "dtype": (_dtype, _choice(DTYPE["enum"])),

@@ -1,4 +1,6 @@
-"""One example of a rule file, bound: the given tensors as a checkpoint, its graph, and, when asked for, the bytes that come out."""
+"""One example of a rule file, bound: the given tensors as a checkpoint, its graph, and, when asked
+for, the bytes that come out.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class Refused:
 
 @dataclass(eq=False, slots=True)
 class Attempt:
-    """An example that binds. `allow` is what the test allows, `asked` whether binding had to look at values."""
+    """An example that binds. `allow` is what the test allows, `asked` whether binding had to look
+    at values.
+    """
 
     file: LoadedFile
     number: int
@@ -70,7 +74,9 @@ class Attempt:
         return self.source.index.nbytes + sum(spec.nbytes for spec in self.specs.values())
 
     def fill(self) -> Mapping[str, memoryview]:
-        """The packed bytes of each output, made once; raises what a run would raise (M404, M9xx)."""
+        """The packed bytes of each output, made once; raises what a run would raise (M404,
+        M9xx).
+        """
         from .buffers import fill
 
         if not self._made and self.outputs:
@@ -86,17 +92,29 @@ class Attempt:
     def side_files(self) -> dict[str, bytes]:
         """The side files that come out."""
         sides = self.walk.sides
-        return {path: sides.read(path) or b"" for path, _ in sides.listing(self.source.index.side_files)}
+        return {
+            path: sides.read(path) or b"" for path, _ in sides.listing(self.source.index.side_files)
+        }
 
     def again(self, source: GivenSource, legs: Sequence[Leg]) -> Composition:
-        """The composition of these legs, which have their params, over a source; raises its problems."""
+        """The composition of these legs, which have their params, over a source; raises its
+        problems.
+        """
         return bound(source, legs, self.allow, None, prove=False)[0]
 
     def back(self) -> Attempt:
-        """The way back over what came out, as one that has the stamp would walk it; raises its problems."""
+        """The way back over what came out, as one that has the stamp would walk it; raises its
+        problems.
+        """
         source = self.result()
         legs = [
-            replace(leg, start=leg.goal, goal=leg.start, backwards=not leg.backwards, memory={"files": {}, "kept": [], **memory})
+            replace(
+                leg,
+                start=leg.goal,
+                goal=leg.start,
+                backwards=not leg.backwards,
+                memory={"files": {}, "kept": [], **memory},
+            )
             for leg, memory in zip(reversed(self.legs), reversed(self.walk.remembered), strict=True)
         ]
         walk = walk_over(source, self.test.params)
@@ -105,23 +123,37 @@ class Attempt:
         return Attempt(self.file, self.number, source, walk, composition, allow, asked)
 
     def scrambled(self) -> Attempt:
-        """The same over bytes that all differ, where no value decides and no op computes; else this attempt itself."""
+        """The same over bytes that all differ, where no value decides and no op computes; else this
+        attempt itself.
+        """
         if self.asked or self.composition.graph.checks or calls(self.outputs.values()):
             return self
-        return replace(self, source=given(self.test.given, self.test.side, scrambled=True), _made={})
+        return replace(
+            self, source=given(self.test.given, self.test.side, scrambled=True), _made={}
+        )
 
 
-def attempt(file: LoadedFile, number: int, neighbours: Sequence[Neighbour] = ()) -> Attempt | Refused:
-    """Test `number` of the file, bound to its given tensors as a checkpoint would be, or why it cannot be.
+def attempt(
+    file: LoadedFile, number: int, neighbours: Sequence[Neighbour] = ()
+) -> Attempt | Refused:
+    """Test `number` of the file, bound to its given tensors as a checkpoint would be, or why it
+    cannot be.
 
-    `neighbours` are the other files of its edge; those that speak of given keys are bound beside it.
+    `neighbours` are the other files of its edge; those that speak of given keys are bound beside
+    it.
     """
     test = file.model.tests[number]
     if found := problem(test.given):
-        return Refused(test, (unwritable(test.name, *found, file.span("tests", number, "given", found[0])),))
+        return Refused(
+            test, (unwritable(test.name, *found, file.span("tests", number, "given", found[0])),)
+        )
     source = given(test.given, test.side)
     try:
-        beside = [n.file for n in neighbours if n.speaks_of(source.index.tensors, backwards=test.backwards)]
+        beside = [
+            n.file
+            for n in neighbours
+            if n.speaks_of(source.index.tensors, backwards=test.backwards)
+        ]
         paths = tuple(str(f.path) for f in (file, *beside))
         question = Question(rules=paths, params=dict(test.params), backwards=test.backwards)
         route = find_route(source.index, side_reader(source), Stamp(), question)
@@ -142,12 +174,22 @@ def unwritable(test: str, key: str, why: str, span: Span) -> Diagnostic:
 
 def walk_over(source: GivenSource, params: Mapping[str, Any]) -> Walk:
     """A walk whose side files go with it."""
-    return Walk(params, SideFiles(side_reader(source), carried=[f.path for f in source.index.side_files]), carried=True)
+    return Walk(
+        params,
+        SideFiles(side_reader(source), carried=[f.path for f in source.index.side_files]),
+        carried=True,
+    )
 
 
 def _about(file: LoadedFile, leg: Leg) -> Leg:
     """The leg with rules that may match nothing, but for those of the file."""
-    return replace(leg, rules=tuple((rule if rule.loaded.path == file.path else spared(rule), values) for rule, values in leg.rules))
+    return replace(
+        leg,
+        rules=tuple(
+            (rule if rule.loaded.path == file.path else spared(rule), values)
+            for rule, values in leg.rules
+        ),
+    )
 
 
 def _losses(source: GivenSource, legs: Sequence[Leg], given: Mapping[str, Any]) -> frozenset[str]:
@@ -166,7 +208,12 @@ def _losses(source: GivenSource, legs: Sequence[Leg], given: Mapping[str, Any]) 
 
 
 def bound(
-    source: GivenSource, legs: Sequence[Leg], allow: frozenset[str], walk: Walk | None, *, prove: bool = True
+    source: GivenSource,
+    legs: Sequence[Leg],
+    allow: frozenset[str],
+    walk: Walk | None,
+    *,
+    prove: bool = True,
 ) -> tuple[Composition, bool]:
     """The composition over the source, and whether values were looked at; raises its problems."""
     asked = False
@@ -186,13 +233,25 @@ def bound(
         return content(tensor, source)
 
     report = Report()
-    composition = compose(source.index.tensors, legs, allow, same_bytes, report, programs=True, prove=prove, walk=walk, payload=payload)
+    composition = compose(
+        source.index.tensors,
+        legs,
+        allow,
+        same_bytes,
+        report,
+        programs=True,
+        prove=prove,
+        walk=walk,
+        payload=payload,
+    )
     report.check()
     return composition, asked
 
 
 def maker(attempt: Attempt, key: str) -> Any:
-    """The rule that made an output and the keys it made it of (planning.bind.Made); None for a key that was kept."""
+    """The rule that made an output and the keys it made it of (planning.bind.Made); None for a key
+    that was kept.
+    """
     for _, found in reversed(attempt.composition.legs):
         if key in found.made:
             return found.made[key]

@@ -28,7 +28,8 @@ def fill(
     device: Device = CPU,
     ledger: Ledger | None = None,
 ) -> None:
-    """Fills `buffers[key]` with the packed bytes of each output; checks come first and raise before anything is written.
+    """Fills `buffers[key]` with the packed bytes of each output; checks come first and raise before
+    anything is written.
 
     `ledger` is told the errors of what is computed.
     """
@@ -41,8 +42,17 @@ def fill(
     source.check_unchanged()
 
 
-def one(tensor: Tensor, source: Source, layouts: Layouts, values: Values, buffer: memoryview, max_memory: int = MAX_MEMORY) -> None:
-    """Fills the buffer with the packed bytes of one output, and lets go of what was computed for it."""
+def one(
+    tensor: Tensor,
+    source: Source,
+    layouts: Layouts,
+    values: Values,
+    buffer: memoryview,
+    max_memory: int = MAX_MEMORY,
+) -> None:
+    """Fills the buffer with the packed bytes of one output, and lets go of what was computed for
+    it.
+    """
     nbytes = tensor.spec.nbytes
     step = regions.step(tensor, layouts, values)
     gather = Gather(source, layouts, buffer, values.leaf, min(WINDOW, max_memory // 4))

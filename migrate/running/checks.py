@@ -1,4 +1,5 @@
-"""Conditions on values that a plan cannot know from headers: tensors that must be equal, elements that must be one value.
+"""Conditions on values that a plan cannot know from headers: tensors that must be equal, elements
+that must be one value.
 
 They compare bytes as the run would write them, a stage at a time, and stop at the first difference.
 """
@@ -33,7 +34,8 @@ def require(checks: Sequence[ValueCheck], source: Source, max_memory: int = MAX_
                 check.code,
                 check.message,
                 notes=(f"{check.rule}: {listed(list(check.keys))}", detail),
-                help="the checkpoint is not what the rule takes it for: correct the rule, or leave these keys to another one",
+                help="the checkpoint is not what the rule takes it for: correct the rule, or "
+                "leave these keys to another one",
             )
     report.check()
 
@@ -46,20 +48,38 @@ def evaluate(check: ValueCheck, source: Source, max_memory: int = MAX_MEMORY) ->
             unit = encode(tensor.spec.dtype, check.value or 0)
             at = reader.unlike(tensor, unit)
             if at is not None:
-                return False, f"{_name(tensor, number)} ({tensor.spec}) is not {check.value} at {_place(tensor.spec, at)}"
+                return (
+                    False,
+                    (
+                        f"{_name(tensor, number)} ({tensor.spec}) is not {check.value} at "
+                        f"{_place(tensor.spec, at)}"
+                    ),
+                )
         return True, ""
     first = check.tensors[0]
     for number, tensor in enumerate(check.tensors[1:], 1):
         if tensor.spec != first.spec:
-            return False, f"{_name(first, 0)} is {first.spec}, {_name(tensor, number)} is {tensor.spec}"
+            return (
+                False,
+                f"{_name(first, 0)} is {first.spec}, {_name(tensor, number)} is {tensor.spec}",
+            )
         at = reader.difference(first, tensor)
         if at is not None:
-            return False, f"{_name(first, 0)} and {_name(tensor, number)} ({tensor.spec}) differ first at {_place(tensor.spec, at)}"
+            return (
+                False,
+                (
+                    f"{_name(first, 0)} and {_name(tensor, number)} ({tensor.spec}) differ first "
+                    "at "
+                    f"{_place(tensor.spec, at)}"
+                ),
+            )
     return True, ""
 
 
 def _name(tensor: Tensor, number: int) -> str:
-    """The stored key that the tensor is made of; its number in the check where it is made of several, or computed."""
+    """The stored key that the tensor is made of; its number in the check where it is made of
+    several, or computed.
+    """
     only = tensor.sources[0] if len(tensor.sources) == 1 else None
     return printable(only) if isinstance(only, str) else f"tensor {number}"
 
@@ -75,12 +95,23 @@ def _place(spec: Spec, byte: int) -> list[int]:
 
 
 def content(tensor: Tensor, source: Source, most: int = MOST_CONTENT) -> bytes:
-    """The bytes of a small tensor; M950 if it has more than `most`. One that is stored as it stands is read at once."""
+    """The bytes of a small tensor; M950 if it has more than `most`. One that is stored as it stands
+    is read at once.
+    """
     if tensor.spec.nbytes > most:
-        fail("M950", f"{_name(tensor, 0)} has {tensor.spec.nbytes:,} bytes; an extra state of at most {most:,} is read")
+        fail(
+            "M950",
+            f"{_name(tensor, 0)} has {tensor.spec.nbytes:,} bytes; an extra state of at most "
+            f"{most:,} is read",
+        )
     key = tensor.sources[0] if len(tensor.sources) == 1 else None
     at = source.index.tensors.get(key) if isinstance(key, str) else None
-    if at is not None and at.strides is None and (at.spec is tensor.spec or at.spec == tensor.spec) and is_whole(tensor.view):
+    if (
+        at is not None
+        and at.strides is None
+        and (at.spec is tensor.spec or at.spec == tensor.spec)
+        and is_whole(tensor.view)
+    ):
         out = bytearray(at.spec.nbytes)
         source.blobs[at.blob].readinto(at.offset, memoryview(out))
         return bytes(out)
@@ -131,7 +162,9 @@ class _Reader:
         return None
 
     def _step(self, tensor: Tensor) -> int:
-        return min(STAGE_MAX, self._layouts.of(tensor.view, tensor.spec.dtype, tensor.spec.nbytes).step)
+        return min(
+            STAGE_MAX, self._layouts.of(tensor.view, tensor.spec.dtype, tensor.spec.nbytes).step
+        )
 
 
 def _first(a: memoryview, b: memoryview) -> int:

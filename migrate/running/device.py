@@ -1,8 +1,9 @@
 """Where ops compute: here, or on a GPU through pinned staging buffers.
 
-Boxes of the inputs are copied to the device on one stream, computed on a second, and copied back on a third. Two sets
-of buffers take turns, so that one box is read and copied while the one before it is computed. With "cpu" as device the
-same class runs without pinning and streams: that is how its control flow is tested where there is no GPU.
+Boxes of the inputs are copied to the device on one stream, computed on a second, and copied back on
+a third. Two sets of buffers take turns, so that one box is read and copied while the one before it
+is computed. With "cpu" as device the same class runs without pinning and streams: that is how its
+control flow is tested where there is no GPU.
 """
 
 from __future__ import annotations
@@ -35,11 +36,15 @@ class Device:
     every: bool = False
 
     def takes(self, op: ValueOp, dtype: np.dtype[Any]) -> bool:
-        """Whether `op` runs on this device if it is not the CPU. Elements of 16 bytes have no integers in torch."""
+        """Whether `op` runs on this device if it is not the CPU. Elements of 16 bytes have no
+        integers in torch.
+        """
         return (self.every or op.same_bits) and dtype.itemsize <= 8
 
     def lane(self) -> Lane | None:
-        """A thread's way to the device; None for the CPU, where arrays are computed on where they are."""
+        """A thread's way to the device; None for the CPU, where arrays are computed on where they
+        are.
+        """
         return Lane(self.name) if self.name != "cpu" else None
 
 
@@ -47,23 +52,36 @@ CPU = Device()
 
 
 def parse(name: str) -> Device:
-    """The device that a person means. QuestionError M115 for a name that is none, M407 if torch finds no GPU."""
+    """The device that a person means. QuestionError M115 for a name that is none, M407 if torch
+    finds no GPU.
+    """
     if name not in NAMES:
-        fail("M115", f"there is no device {printable(repr(name))}", help=f"one of {', '.join(NAMES)}")
+        fail(
+            "M115", f"there is no device {printable(repr(name))}", help=f"one of {', '.join(NAMES)}"
+        )
     if name == "cpu":
         return CPU
     import torch
 
     if not torch.cuda.is_available():
-        why = "this torch is built without CUDA" if torch.version.cuda is None else "torch finds no GPU"
-        fail("M407", f"{option('device', name)}: {why}", help=f"leave {option('device')} out: the CPU gives the same bytes")
+        why = (
+            "this torch is built without CUDA"
+            if torch.version.cuda is None
+            else "torch finds no GPU"
+        )
+        fail(
+            "M407",
+            f"{option('device', name)}: {why}",
+            help=f"leave {option('device')} out: the CPU gives the same bytes",
+        )
     return Device("cuda", name == "cuda:all")
 
 
 def place(device: Any) -> tuple[Any, Device]:
     """The torch device that tensors shall be on, and what computes for it; (None, CPU) for None.
 
-    `device` is a name as torch's, or a torch.device. QuestionError M115 for what is none, M407 if torch finds no GPU.
+    `device` is a name as torch's, or a torch.device. QuestionError M115 for what is none, M407 if
+    torch finds no GPU.
     """
     if device is None:
         return None, CPU
@@ -72,7 +90,11 @@ def place(device: Any) -> tuple[Any, Device]:
     try:
         found = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        fail("M115", f"there is no device {printable(repr(device))}: {printable(str(error), 80)}", help="a name as torch.device takes it")
+        fail(
+            "M115",
+            f"there is no device {printable(repr(device))}: {printable(str(error), 80)}",
+            help="a name as torch.device takes it",
+        )
     if found.type != "cuda":
         return found, CPU
     parse("cuda")
@@ -80,7 +102,9 @@ def place(device: Any) -> tuple[Any, Device]:
 
 
 class Lane:
-    """One thread's streams and its two sets of buffers. Call sequence: `submit` for each box, `drain` before results are used."""
+    """One thread's streams and its two sets of buffers. Call sequence: `submit` for each box,
+    `drain` before results are used.
+    """
 
     __slots__ = ("_device", "_down", "_next", "_pinned", "_sets", "_up", "_work")
 
@@ -91,10 +115,16 @@ class Lane:
         self._pinned = self._device.type == "cuda"
         self._sets = [_Set(), _Set()]
         self._next = 0
-        self._up, self._work, self._down = (torch.cuda.Stream(self._device) if self._pinned else None for _ in range(3))
+        self._up, self._work, self._down = (
+            torch.cuda.Stream(self._device) if self._pinned else None for _ in range(3)
+        )
 
-    def submit(self, arrays: list[np.ndarray[Any, Any]], run: Run, place: np.ndarray[Any, Any]) -> None:
-        """Begins to compute `place` from `arrays`, which may be reused at once; `place` is filled when `drain` returns."""
+    def submit(
+        self, arrays: list[np.ndarray[Any, Any]], run: Run, place: np.ndarray[Any, Any]
+    ) -> None:
+        """Begins to compute `place` from `arrays`, which may be reused at once; `place` is filled
+        when `drain` returns.
+        """
         import torch
 
         use = self._sets[self._next]
@@ -143,7 +173,9 @@ class Lane:
 
 
 class _Set:
-    """Buffers that one box uses: by number of the input, -1 for the output, on the host and on the device."""
+    """Buffers that one box uses: by number of the input, -1 for the output, on the host and on the
+    device.
+    """
 
     __slots__ = ("_device", "_host", "done", "pending")
 

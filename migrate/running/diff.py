@@ -1,6 +1,7 @@
 """What differs between two checkpoints: keys, specs, bytes, and for bytes how much.
 
-Bytes are compared without torch and numpy. Only what differs is measured, a stage at a time, in float64.
+Bytes are compared without torch and numpy. Only what differs is measured, a stage at a time, in
+float64.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ if TYPE_CHECKING:
 class Changed:
     """A tensor of equal spec and unequal bytes.
 
-    `index` of the first element whose bits differ, `count` of such elements, the largest absolute error, and the ratio
-    of signal to error, 10·log10(Σa² / Σ(a-b)²) in dB (infinite if only signs of zero or bits of NaNs differ). The last
-    two are None for dtypes without a value in torch, and NaN if a NaN stands against a number.
+    `index` of the first element whose bits differ, `count` of such elements, the largest absolute
+    error, and the ratio of signal to error, 10·log10(Σa² / Σ(a-b)²) in dB (infinite if only signs
+    of zero or bits of NaNs differ). The last two are None for dtypes without a value in torch, and
+    NaN if a NaN stands against a number.
     """
 
     key: str
@@ -42,7 +44,9 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Keys that only one side has, (key, spec of a, spec of b) where specs differ, and tensors whose bytes differ."""
+    """Keys that only one side has, (key, spec of a, spec of b) where specs differ, and tensors
+    whose bytes differ.
+    """
 
     only_a: tuple[str, ...]
     only_b: tuple[str, ...]
@@ -55,8 +59,12 @@ class Difference:
 
 
 @log.phase("comparing tensors")
-def diff(source_a: Source, source_b: Source, *, progress: Callable[[int, int], None] | None = None) -> Difference:
-    """The difference of two checkpoints, in the order of their keys; nothing of how they are stored counts."""
+def diff(
+    source_a: Source, source_b: Source, *, progress: Callable[[int, int], None] | None = None
+) -> Difference:
+    """The difference of two checkpoints, in the order of their keys; nothing of how they are stored
+    counts.
+    """
     a, b = source_a.index.tensors, source_b.index.tensors
     shared = [k for k in a if k in b]
     specs = tuple((k, a[k].spec, b[k].spec) for k in shared if a[k].spec != b[k].spec)
@@ -70,7 +78,9 @@ def diff(source_a: Source, source_b: Source, *, progress: Callable[[int, int], N
         done += a[key].spec.nbytes
         if progress is not None:
             progress(done, total)
-    return Difference(tuple(k for k in a if k not in b), tuple(k for k in b if k not in a), specs, tuple(changed))
+    return Difference(
+        tuple(k for k in a if k not in b), tuple(k for k in b if k not in a), specs, tuple(changed)
+    )
 
 
 class _Reader:
@@ -116,7 +126,9 @@ def _measured(readers: tuple[_Reader, _Reader], key: str, spec: Spec) -> Changed
     signal = noise = worst = 0.0
     dtype = getattr(torch, spec.dtype, None) if BITS[spec.dtype] >= 8 else None
     for pair in _pairs(readers, key):
-        n = min(len(pair.a) * 8 // BITS[spec.dtype], spec.numel - pair.start * 8 // BITS[spec.dtype])
+        n = min(
+            len(pair.a) * 8 // BITS[spec.dtype], spec.numel - pair.start * 8 // BITS[spec.dtype]
+        )
         raw_a, raw_b = (unpack(bytes(x), Spec(spec.dtype, (n,))) for x in (pair.a, pair.b))
         unlike = raw_a != raw_b
         if not unlike.any():

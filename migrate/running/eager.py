@@ -1,7 +1,9 @@
-"""Outputs made anew through the eager twins of the ops: stored tensors are read whole, ops run on whole arrays.
+"""Outputs made anew through the eager twins of the ops: stored tensors are read whole, ops run on
+whole arrays.
 
-Nothing here knows views, tiles or gathering. Reads go into memory that is kept from one tensor to the next of the same sizes, because
-fresh memory costs as much as a copy. How much memory a tensor takes is known beforehand, from specs alone.
+Nothing here knows views, tiles or gathering. Reads go into memory that is kept from one tensor to
+the next of the same sizes, because fresh memory costs as much as a copy. How much memory a tensor
+takes is known beforehand, from specs alone.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ _WIDTH = 96
 
 
 class Pool:
-    """Memory of one thread for what is read. Call sequence: `begin`, `take` for each read, `begin` again when it is used no more."""
+    """Memory of one thread for what is read. Call sequence: `begin`, `take` for each read, `begin`
+    again when it is used no more.
+    """
 
     __slots__ = ("_free", "_lent")
 
@@ -69,13 +73,16 @@ def read(source: Source, key: str, pool: Pool | None = None) -> Array:
     if at.strides is None:
         whole: Array = elements[: spec.numel].reshape(spec.shape)
         return whole
-    strided: Array = np.ndarray(spec.shape, elements.dtype, elements.data, 0, [s * elements.itemsize for s in at.strides])
+    strided: Array = np.ndarray(
+        spec.shape, elements.dtype, elements.data, 0, [s * elements.itemsize for s in at.strides]
+    )
     ordered: Array = np.array(strided)
     return ordered
 
 
 def stretch(source: Source, key: str, start: int, stop: int, packed: Array) -> Array:
-    """The raw elements from `start` to `stop`, in row-major order, of a stored tensor that lies so, read into `packed`.
+    """The raw elements from `start` to `stop`, in row-major order, of a stored tensor that lies so,
+    read into `packed`.
 
     Below a byte, `start` is a multiple of 8.
     """
@@ -83,7 +90,9 @@ def stretch(source: Source, key: str, start: int, stop: int, packed: Array) -> A
     bits = BITS[at.spec.dtype]
     into = packed[: (stop * bits + 7) // 8 - start * bits // 8]
     source.blobs[at.blob].readinto(at.offset + start * bits // 8, into.data)
-    made: Array = into.view(carrier(at.spec.dtype)) if bits >= 8 else _apart(into, bits)[: stop - start]
+    made: Array = (
+        into.view(carrier(at.spec.dtype)) if bits >= 8 else _apart(into, bits)[: stop - start]
+    )
     return made
 
 
@@ -111,7 +120,9 @@ def _apart(packed: Array, bits: int) -> Array:
 
 
 class Need(NamedTuple):
-    """What it takes to make some outputs: bytes of `memory` at once, and the `sizes` of what is read, in bytes."""
+    """What it takes to make some outputs: bytes of `memory` at once, and the `sizes` of what is
+    read, in bytes.
+    """
 
     memory: int
     sizes: tuple[int, ...]
@@ -145,7 +156,9 @@ class Specs:
         return found[1]
 
     def need(self, expressions: Sequence[Expr]) -> Need:
-        """What it takes to evaluate these one after the other, calls that several of them share once."""
+        """What it takes to evaluate these one after the other, calls that several of them share
+        once.
+        """
         sizes: list[int] = []
         kept: dict[Any, int] = {}
         most = 0
@@ -161,7 +174,9 @@ class Specs:
                 if here.parts > 1:
                     if shared(here) in kept:
                         continue
-                    copied = sum(_loose(s) for s in self.made(here)) if ops.get(here.op).copies else 0
+                    copied = (
+                        sum(_loose(s) for s in self.made(here)) if ops.get(here.op).copies else 0
+                    )
                     kept[shared(here)] = copied + self._for_itself(here)
                 else:
                     own += _loose(self.of(here)) + self._for_itself(here)
@@ -171,14 +186,20 @@ class Specs:
 
     def _unpacked(self, key: str) -> int:
         at = self._source.index.tensors[key]
-        return _loose(at.spec) * (5 if BITS[at.spec.dtype] < 8 else 1) if BITS[at.spec.dtype] < 8 or at.strides is not None else 0
+        return (
+            _loose(at.spec) * (5 if BITS[at.spec.dtype] < 8 else 1)
+            if BITS[at.spec.dtype] < 8 or at.strides is not None
+            else 0
+        )
 
     def _for_itself(self, call: Apply) -> int:
         op = ops.get(call.op)
         if not isinstance(op, ValueOp):
             return 0
         width = op.eager_width(call.args)
-        return (_WIDTH if width is None else width) * max(s.numel for s in (*self.made(call), *(self.of(e) for e in call.inputs)))
+        return (_WIDTH if width is None else width) * max(
+            s.numel for s in (*self.made(call), *(self.of(e) for e in call.inputs))
+        )
 
 
 def _made(call: Apply, specs: Sequence[Spec]) -> list[Spec]:
@@ -186,7 +207,12 @@ def _made(call: Apply, specs: Sequence[Spec]) -> list[Spec]:
     made = op.infer(call.args, specs, call.parts)
     if made is not None:
         return made
-    shapes = [v.shape for v in op.trace(call.args, [views.stored(i, s.shape) for i, s in enumerate(specs)], call.parts)]
+    shapes = [
+        v.shape
+        for v in op.trace(
+            call.args, [views.stored(i, s.shape) for i, s in enumerate(specs)], call.parts
+        )
+    ]
     return [Spec(specs[0].dtype, shape) for shape in shapes]
 
 
@@ -201,7 +227,9 @@ def shared(call: Apply) -> tuple[Any, ...]:
 
 
 def several(expression: Expr) -> list[tuple[Any, ...]]:
-    """The calls with several outputs that an expression is made of, those that are read first in front."""
+    """The calls with several outputs that an expression is made of, those that are read first in
+    front.
+    """
     out, stack = [], [expression]
     while stack:
         here = stack.pop()
@@ -213,9 +241,17 @@ def several(expression: Expr) -> list[tuple[Any, ...]]:
 
 
 class Evaluation:
-    """Makes outputs one after the other; what calls with several outputs made is kept as long as one of `uses` is left."""
+    """Makes outputs one after the other; what calls with several outputs made is kept as long as
+    one of `uses` is left.
+    """
 
-    def __init__(self, source: Source, specs: Specs, pool: Pool | None = None, uses: Mapping[tuple[Any, ...], int] | None = None) -> None:
+    def __init__(
+        self,
+        source: Source,
+        specs: Specs,
+        pool: Pool | None = None,
+        uses: Mapping[tuple[Any, ...], int] | None = None,
+    ) -> None:
         self._source, self._specs, self._pool = source, specs, pool
         self._uses = dict(uses or {})
         self._calls: dict[tuple[Any, ...], list[Array]] = {}
@@ -228,7 +264,9 @@ class Evaluation:
         if several and (kept := self._calls.get(shared(expression))) is not None:
             return kept[expression.output]
         inputs = [self(e) for e in expression.inputs]
-        outputs = ops.get(expression.op).eager(expression.args, inputs, expression.parts, expression.dtypes)
+        outputs = ops.get(expression.op).eager(
+            expression.args, inputs, expression.parts, expression.dtypes
+        )
         if several and self._uses.get(shared(expression), 0) > 1:
             self._calls[shared(expression)] = outputs
         return outputs[expression.output]
@@ -241,7 +279,9 @@ class Evaluation:
                 self._calls.pop(call, None)
 
     def rows(self, expression: Expr, start: int, stop: int) -> Array:
-        """Rows `start` to `stop` along the first axis, from no more of the inputs than the ops say they need."""
+        """Rows `start` to `stop` along the first axis, from no more of the inputs than the ops say
+        they need.
+        """
         if isinstance(expression, Read):
             return self._stored_rows(expression.key, start, stop)
         op = ops.get(expression.op)
@@ -249,10 +289,16 @@ class Evaluation:
         def part(number: int, low: int, high: int) -> Array:
             one = expression.inputs[number]
             whole = self._specs.of(one).shape
-            return self(one) if not whole or (low, high) == (0, whole[0]) else self.rows(one, low, high)
+            return (
+                self(one)
+                if not whole or (low, high) == (0, whole[0])
+                else self.rows(one, low, high)
+            )
 
         specs = [self._specs.of(e) for e in expression.inputs]
-        return op.rows(expression.args, part, specs, expression.parts, expression.output, start, stop)
+        return op.rows(
+            expression.args, part, specs, expression.parts, expression.output, start, stop
+        )
 
     def _stored_rows(self, key: str, start: int, stop: int) -> Array:
         at = self._source.index.tensors[key]
@@ -262,10 +308,14 @@ class Evaluation:
             return read(self._source, key, self._pool)[start:stop]
         nbytes = (stop - start) * each * BITS[at.spec.dtype] // 8
         packed = Pool().take(nbytes) if self._pool is None else self._pool.take(nbytes)
-        return stretch(self._source, key, start * each, stop * each, packed).reshape(stop - start, *shape[1:])
+        return stretch(self._source, key, start * each, stop * each, packed).reshape(
+            stop - start, *shape[1:]
+        )
 
     def slack(self, expression: Expr) -> tuple[str, Array] | None:
-        """The op that does not promise its bits, and how far each element may be off; None where bytes must be equal."""
+        """The op that does not promise its bits, and how far each element may be off; None where
+        bytes must be equal.
+        """
         import numpy as np
 
         if isinstance(expression, Read):
@@ -281,10 +331,16 @@ class Evaluation:
         if found is None:
             return None
         # the bounds go the way of the elements; what the op fills in comes out on both sides
-        bounds = [np.zeros(self(e).shape) if one is None else one[1] for e, one in zip(expression.inputs, inner, strict=True)]
+        bounds = [
+            np.zeros(self(e).shape) if one is None else one[1]
+            for e, one in zip(expression.inputs, inner, strict=True)
+        ]
         moved, still = (
             op.eager(
-                expression.args, [np.asarray(b, "<f8", order="C").view("<u8") for b in given], expression.parts, ["float64"] * len(given)
+                expression.args,
+                [np.asarray(b, "<f8", order="C").view("<u8") for b in given],
+                expression.parts,
+                ["float64"] * len(given),
             )
             for given in (bounds, [np.zeros_like(b) for b in bounds])
         )
@@ -302,7 +358,9 @@ def by_rows(expression: Expr) -> bool:
 
 
 def kind(expression: Expr, specs: Specs) -> tuple[Any, ...]:
-    """What outputs of one rule have in common: their ops and arguments, dtypes, and how many they are made of."""
+    """What outputs of one rule have in common: their ops and arguments, dtypes, and how many they
+    are made of.
+    """
     made: list[Any] = [specs.of(expression)]
     while isinstance(expression, Apply):
         made += [expression.op, id(expression.args), len(expression.inputs), *expression.dtypes[:1]]

@@ -1,10 +1,12 @@
-"""What value-changing ops did to the numbers: measured box by box, told tensor by tensor and rule by rule.
+"""What value-changing ops did to the numbers: measured box by box, told tensor by tensor and rule
+by rule.
 
-Sums are in float64. What is computed twice counts once: a box after a whole value was let go for memory or by two threads, and where
-a result is read in another order than it is computed in, what a box shares with earlier ones. Boxes are added up in their order,
-so that the figures do not depend on threads, the last digits of sums apart where boxes overlap. The signal-to-noise ratio is
-10·log10(Σ wanted² / Σ (wanted - got)²); an error of nothing makes it infinite, which is written as "exact" where every
-element was compared with what it should be.
+Sums are in float64. What is computed twice counts once: a box after a whole value was let go for
+memory or by two threads, and where a result is read in another order than it is computed in, what a
+box shares with earlier ones. Boxes are added up in their order, so that the figures do not depend
+on threads, the last digits of sums apart where boxes overlap. The signal-to-noise ratio is
+10·log10(Σ wanted² / Σ (wanted - got)²); an error of nothing makes it infinite, which is written as
+"exact" where every element was compared with what it should be.
 """
 
 from __future__ import annotations
@@ -35,10 +37,11 @@ _SUMS = ("count", "error", "signal", "saturated", "underflowed", "non_finite")
 class Tally:
     """The error of some elements.
 
-    `count` elements were measured; `max_abs` of wanted - got; `max_relative` to the block's largest magnitude, where blocks
-    are given, `amax` of all wanted where they are not; `error` and `signal` are Σ (wanted - got)² and Σ wanted². What is wanted or
-    became infinite or NaN is in none of these; `non_finite` elements became so and were not. `sure`: nothing but what is said
-    here may have happened to any element.
+    `count` elements were measured; `max_abs` of wanted - got; `max_relative` to the block's largest
+    magnitude, where blocks are given, `amax` of all wanted where they are not; `error` and `signal`
+    are Σ (wanted - got)² and Σ wanted². What is wanted or became infinite or NaN is in none of
+    these; `non_finite` elements became so and were not. `sure`: nothing but what is said here may
+    have happened to any element.
     """
 
     count: int = 0
@@ -61,10 +64,19 @@ class Tally:
         self.sure = self.sure and other.sure
 
     def add(
-        self, wanted: Any, got: Any, amax: Any = None, *, saturated: int = 0, underflowed: int = 0, non_finite: int | None = None,
+        self,
+        wanted: Any,
+        got: Any,
+        amax: Any = None,
+        *,
+        saturated: int = 0,
+        underflowed: int = 0,
+        non_finite: int | None = None,
         sure: bool = True,
-    ) -> None:  # fmt: skip
-        """`ops.Meter`: numpy arrays or torch tensors of one shape, `amax` of a shape that broadcasts to it."""
+    ) -> None:
+        """`ops.Meter`: numpy arrays or torch tensors of one shape, `amax` of a shape that
+        broadcasts to it.
+        """
         self.saturated += int(saturated)
         self.underflowed += int(underflowed)
         self.sure = self.sure and sure
@@ -90,7 +102,12 @@ class Tally:
             for part in _parts(wanted.shape):
                 self._part(wanted[part], got[part], None if amax is None else amax[part])
 
-    def _part(self, wanted: np.ndarray[Any, Any], got: np.ndarray[Any, Any], amax: np.ndarray[Any, Any] | None) -> None:
+    def _part(
+        self,
+        wanted: np.ndarray[Any, Any],
+        got: np.ndarray[Any, Any],
+        amax: np.ndarray[Any, Any] | None,
+    ) -> None:
         import numpy as np
 
         w = wanted.astype("f8", copy=False)
@@ -98,7 +115,9 @@ class Tally:
         error, signal = _squares(e), _squares(w)
         if not math.isfinite(error + signal):
             bad = ~(np.isfinite(w) & np.isfinite(got))
-            self.non_finite += int((~np.isfinite(got) & (w != got) & ~(np.isnan(w) & np.isnan(got))).sum())
+            self.non_finite += int(
+                (~np.isfinite(got) & (w != got) & ~(np.isnan(w) & np.isnan(got))).sum()
+            )
             self.sure = self.sure and not (bad & np.isfinite(got)).any()
             w, e = np.where(bad, 0, w), np.where(bad, 0, e)
             error, signal = _squares(e), _squares(w)
@@ -118,14 +137,18 @@ class Tally:
 
     @property
     def relative(self) -> float:
-        """The largest error relative to the block's largest magnitude, or to that of all elements where no block was told."""
+        """The largest error relative to the block's largest magnitude, or to that of all elements
+        where no block was told.
+        """
         if self.max_relative or not self.amax:
             return self.max_relative
         return self.max_abs / self.amax
 
     @property
     def exact(self) -> bool:
-        return self.sure and not (self.max_abs or self.saturated or self.underflowed or self.non_finite)
+        return self.sure and not (
+            self.max_abs or self.saturated or self.underflowed or self.non_finite
+        )
 
     @property
     def sqnr_db(self) -> float | None:
@@ -148,7 +171,9 @@ class Tally:
 
 
 def _squares(numbers: np.ndarray[Any, Any]) -> float:
-    """Σ x². Not `vdot`: OpenBLAS divides even this among threads, whose barriers take milliseconds beside a working thread."""
+    """Σ x². Not `vdot`: OpenBLAS divides even this among threads, whose barriers take milliseconds
+    beside a working thread.
+    """
     import numpy as np
 
     flat = numbers.reshape(-1)
@@ -159,7 +184,9 @@ def _array(numbers: Any) -> np.ndarray[Any, Any]:
     """Numbers of numpy or torch, of any device, as an array on the CPU."""
     import numpy as np
 
-    found: np.ndarray[Any, Any] = np.asarray(numbers.detach().cpu().numpy() if hasattr(numbers, "detach") else numbers)
+    found: np.ndarray[Any, Any] = np.asarray(
+        numbers.detach().cpu().numpy() if hasattr(numbers, "detach") else numbers
+    )
     return found
 
 
@@ -175,7 +202,9 @@ def _parts(shape: Sequence[int]) -> Iterable[tuple[Any, ...]]:
 
 
 def _enter(boxes: list[Box], box: Box) -> None:
-    """Adds a box to some, as one with those beside it, so that a tensor computed in order is one box and not thousands."""
+    """Adds a box to some, as one with those beside it, so that a tensor computed in order is one
+    box and not thousands.
+    """
     for i, other in enumerate(boxes):
         if (both := joined(other, box)) is not None:
             del boxes[i]
@@ -195,7 +224,9 @@ class _Summary:
 
 
 class Ledger:
-    """The errors of one run, for any number of threads: a tally for each box of each value that an op may have rounded."""
+    """The errors of one run, for any number of threads: a tally for each box of each value that an
+    op may have rounded.
+    """
 
     def __init__(self, outputs: Mapping[str, Tensor]) -> None:
         self._lock = threading.Lock()
@@ -227,7 +258,9 @@ class Ledger:
         return tally
 
     def claim(self, value: Value, box: Box) -> list[Box]:
-        """The elements of `box` that nobody claimed before, as boxes that share none: who asks has to measure them."""
+        """The elements of `box` that nobody claimed before, as boxes that share none: who asks has
+        to measure them.
+        """
         with self._lock:
             claimed, left = self._claimed.setdefault(id(value), []), [box]
             for other in claimed:
@@ -250,8 +283,8 @@ class Ledger:
         return total
 
     def report(self, *, complete: bool) -> dict[str, Any] | None:
-        """All figures, as the documents hold them: by rule and by output. None if the run computes nothing. `complete`: nothing
-        was taken over from an earlier run."""
+        """All figures, as the documents hold them: by rule and by output. None if the run computes
+        nothing. `complete`: nothing was taken over from an earlier run."""
         tensors, rules = [], dict[tuple[str, str], _Summary]()
         for name, (value, keys) in self._values.items():
             call = value.call
@@ -267,7 +300,15 @@ class Ledger:
             # what an earlier run computed of it may have been rounded
             exact = total.exact and (complete or not call.lossy)
             figures = {"elements": value.spec.numel, **total.to_json(), "exact": exact}
-            tensors.append({"keys": keys, "rule": call.rule, "op": call.step.op, "from": list(call.keys), **figures})
+            tensors.append(
+                {
+                    "keys": keys,
+                    "rule": call.rule,
+                    "op": call.step.op,
+                    "from": list(call.keys),
+                    **figures,
+                }
+            )
             summary = rules.setdefault((call.rule, call.step.op), _Summary())
             # the largest relative error of a rule is that of its worst tensor
             total.max_relative = total.relative

@@ -1,7 +1,8 @@
-"""What two checkpoints say of their tensors beside bytes, and where it differs: ties, flags, versions of modules, kinds of dicts, values.
+"""What two checkpoints say of their tensors beside bytes, and where it differs: ties, flags,
+versions of modules, kinds of dicts, values.
 
-Only what both can say is compared. A checkpoint without an outline is tensors by name, and to hold it against the
-kinds of a `.pt` would find a difference in every conversion.
+Only what both can say is compared. A checkpoint without an outline is tensors by name, and to hold
+it against the kinds of a `.pt` would find a difference in every conversion.
 """
 
 from __future__ import annotations
@@ -28,18 +29,28 @@ _Found = list[dict[str, str]]
 
 
 def differences(one: Source, other: Source) -> _Found:
-    """Where two checkpoints differ in ties, flags, versions and kinds; nothing if one of them has tensors alone."""
+    """Where two checkpoints differ in ties, flags, versions and kinds; nothing if one of them has
+    tensors alone.
+    """
     if one.index.outline is None or other.index.outline is None:
         return []
-    return _compare((_said_of(one.index.outline), _firsts(one.index)), (_said_of(other.index.outline), _firsts(other.index)))
+    return _compare(
+        (_said_of(one.index.outline), _firsts(one.index)),
+        (_said_of(other.index.outline), _firsts(other.index)),
+    )
 
 
 def made_differences(source: Source, composition: Composition, made: Source) -> _Found:
-    """Where an output differs so from what the rules make of its source, values among the tensors included."""
+    """Where an output differs so from what the rules make of its source, values among the tensors
+    included.
+    """
     if made.index.outline is None:
         return []
     out = outgoing(source, composition, drop=True)
-    found = _compare((_said(out.rest.parts, out.rest.names), out.rest.first), (_said_of(made.index.outline), _firsts(made.index)))
+    found = _compare(
+        (_said(out.rest.parts, out.rest.names), out.rest.first),
+        (_said_of(made.index.outline), _firsts(made.index)),
+    )
     if composition.values is None or source.index.outline is None:
         return found
     before, there = composition.values, values_of(made.index)
@@ -51,32 +62,50 @@ def made_differences(source: Source, composition: Composition, made: Source) -> 
             # its rank has no file any more, which the plan says
             continue
         if name not in there.names:
-            found.append({"key": name, "what": f"value {printable(name, 300)} is not in the output"})
+            found.append(
+                {"key": name, "what": f"value {printable(name, 300)} is not in the output"}
+            )
         elif there.spelled(name) != before.spelled(was):
             found.append({"key": name, "what": f"value {printable(name, 300)} differs"})
     more = [name for name in there.names if name not in before.names]
-    return found + [{"key": name, "what": f"value {printable(name, 300)} is in the output and nothing makes it"} for name in more]
+    return found + [
+        {"key": name, "what": f"value {printable(name, 300)} is in the output and nothing makes it"}
+        for name in more
+    ]
 
 
 def _said_of(outline: Outline) -> dict[str, str]:
     return _said(outline.parts, outline.names)
 
 
-def _compare(one: tuple[Mapping[str, str], Mapping[str, str]], other: tuple[Mapping[str, str], Mapping[str, str]]) -> _Found:
+def _compare(
+    one: tuple[Mapping[str, str], Mapping[str, str]],
+    other: tuple[Mapping[str, str], Mapping[str, str]],
+) -> _Found:
     (a, ties_a), (b, ties_b) = one, other
-    out = [{"key": what, "what": f"{printable(what, 300)} differs"} for what in sorted(a.keys() | b.keys()) if a.get(what) != b.get(what)]
+    out = [
+        {"key": what, "what": f"{printable(what, 300)} differs"}
+        for what in sorted(a.keys() | b.keys())
+        if a.get(what) != b.get(what)
+    ]
     # a tensor that is in one of them only is a difference already
     both = [key for key in ties_a if key in ties_b]
     groups_a, groups_b = _groups(both, ties_a), _groups(both, ties_b)
     return out + [
-        {"key": key, "what": f"{printable(key, 300)} is one tensor with others in one of them, and not in the other"}
+        {
+            "key": key,
+            "what": f"{printable(key, 300)} is one tensor with others in one of them, and not in "
+            "the other",
+        }
         for key in both
         if groups_a[key] != groups_b[key]
     ]
 
 
 def _groups(keys: Sequence[str], firsts: Mapping[str, str]) -> dict[str, str]:
-    """For each key the first of these keys that is one tensor with it, in the same file of a rank: equal for equal groups."""
+    """For each key the first of these keys that is one tensor with it, in the same file of a rank:
+    equal for equal groups.
+    """
     found: dict[Any, str] = {}
     return {key: found.setdefault((firsts[key], rank_of(key)), key) for key in keys}
 
@@ -92,7 +121,9 @@ def _firsts(index: Index) -> dict[str, str]:
         elif stored.storage is None or not stored.spec.nbytes:
             out[key] = key
         else:
-            out[key] = places.setdefault((stored.storage, stored.offset, stored.strides, stored.spec), key)
+            out[key] = places.setdefault(
+                (stored.storage, stored.offset, stored.strides, stored.spec), key
+            )
     return out
 
 
@@ -109,12 +140,16 @@ def _said(parts: Sequence[Part], names: Mapping[int, str]) -> dict[str, str]:
         out[f"the kind of the dict{mark}"] = table.kind
         for name, value in table.attributes.pairs if type(table.attributes) is DictNode else ():
             if type(value) is DictNode:
-                out.update({f"{name} of `{key}`{mark}": _text(held, texts) for key, held in value.pairs})
+                out.update(
+                    {f"{name} of `{key}`{mark}": _text(held, texts) for key, held in value.pairs}
+                )
             else:
                 out[f"the attribute {name}{mark}"] = _text(value, texts)
         for leaf in records([table]):
             if leaf.parameter or leaf.requires_grad or leaf.subclass is not None:
-                out[f"the flags of {names[id(leaf)]}"] = f"{leaf.parameter} {leaf.requires_grad} {leaf.subclass}"
+                out[f"the flags of {names[id(leaf)]}"] = (
+                    f"{leaf.parameter} {leaf.requires_grad} {leaf.subclass}"
+                )
     return out
 
 

@@ -1,12 +1,14 @@
 """Reads bytes of a tensor into a buffer: the length of the runs decides how.
 
     whole tensor, runs of 32 KiB and more     one preadv for each run
-    2 KiB to 32 KiB                           preadv with up to 1024 buffers; small gaps go to a waste buffer
-    shorter                                   one preadv of the span, then a strided copy in memory
-    the last axis moves                       a window of the source in memory, then transposes
+    2 KiB to 32 KiB                           preadv with up to 1024 buffers; small gaps go to a
+    waste buffer shorter                                   one preadv of the span, then a strided
+    copy in memory the last axis moves                       a window of the source in memory, then
+    transposes
 
-The list of buffers is kept for each geometry, because making it costs as much as the copy. One Gather belongs to one
-thread and one buffer; a Window may be shared by those that gather for one file.
+The list of buffers is kept for each geometry, because making it costs as much as the copy. One
+Gather belongs to one thread and one buffer; a Window may be shared by those that gather for one
+file.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ Compute: TypeAlias = "Callable[[Value | Tensor], Leaf]"
 
 
 class Leaf:
-    """Bytes that moves read from: a blob from byte `base` on, or memory, or what a subclass makes when it is read."""
+    """Bytes that moves read from: a blob from byte `base` on, or memory, or what a subclass makes
+    when it is read.
+    """
 
     __slots__ = ("base", "blob", "fd", "file", "memory")
 
@@ -50,10 +54,14 @@ class Leaf:
         self.blob, self.base, self.memory = blob, base, memory
         self.fd = blob.fileno() if blob is not None else None
         # a file that does not stay open
-        self.file = blob if blob is not None and self.fd is None and blob.identity is not None else None
+        self.file = (
+            blob if blob is not None and self.fd is None and blob.identity is not None else None
+        )
 
     def read(self, offset: int, buffer: memoryview) -> None:
-        """Fills `buffer` from `offset`; CheckpointError M905 if the bytes are not there, RunError M913 if reading fails."""
+        """Fills `buffer` from `offset`; CheckpointError M905 if the bytes are not there, RunError
+        M913 if reading fails.
+        """
         if self.memory is not None:
             buffer[:] = self.memory[offset : offset + len(buffer)]
         elif self.blob is not None:
@@ -73,7 +81,9 @@ class Leaf:
             return -1 if descriptor is None else os.preadv(descriptor, buffers, self.base + offset)
 
     def move(self, move: Move, out: memoryview, base: int) -> bool:
-        """Does a strided move in a way of its own, if it has one; `base` is added to the move's destination."""
+        """Does a strided move in a way of its own, if it has one; `base` is added to the move's
+        destination.
+        """
         return False
 
     def scatter(self, offset: int, buffers: Sequence[memoryview], nbytes: int) -> None:
@@ -105,7 +115,9 @@ def stored(source: Source, key: str) -> Leaf:
 
 
 class Shown(NamedTuple):
-    """A stretch of a tensor, laid out as `of`, whose source bytes are in the window: its layout there, over `leaves`."""
+    """A stretch of a tensor, laid out as `of`, whose source bytes are in the window: its layout
+    there, over `leaves`.
+    """
 
     tensor: Tensor
     of: Layout
@@ -116,7 +128,8 @@ class Shown(NamedTuple):
 
 
 class Window:
-    """Source bytes of a stretch of one tensor, in memory; the threads that gather for one file share it.
+    """Source bytes of a stretch of one tensor, in memory; the threads that gather for one file
+    share it.
 
     It moves on when nobody looks at it any more.
     """
@@ -128,10 +141,19 @@ class Window:
         self._changed = threading.Condition()
 
     @contextmanager
-    def showing(self, tensor: Tensor, of: Layout, start: int, stop: int, load: Callable[[], Shown]) -> Iterator[Shown]:
-        """The window over bytes `start` to `stop` of the tensor, loaded by `load` if it shows something else."""
+    def showing(
+        self, tensor: Tensor, of: Layout, start: int, stop: int, load: Callable[[], Shown]
+    ) -> Iterator[Shown]:
+        """The window over bytes `start` to `stop` of the tensor, loaded by `load` if it shows
+        something else.
+        """
         with self._changed:
-            while not ((shown := self._shown) and shown.tensor is tensor and shown.of is of and shown.start <= start < stop <= shown.stop):
+            while not (
+                (shown := self._shown)
+                and shown.tensor is tensor
+                and shown.of is of
+                and shown.start <= start < stop <= shown.stop
+            ):
                 if not self._lookers:
                     self._shown = None
                     shown = self._shown = load()
@@ -157,28 +179,53 @@ class Gather:
     """Fills ranges of `buffer`. `compute` gives the bytes of a Value that a tensor reads."""
 
     __slots__ = (
-        "_buffer", "_compute", "_kept", "_layouts", "_leaves", "_scratch", "_source", "_vectors", "_waste", "_window", "_windowed",
+        "_buffer",
+        "_compute",
+        "_kept",
+        "_layouts",
+        "_leaves",
+        "_scratch",
+        "_source",
+        "_vectors",
+        "_waste",
+        "_window",
+        "_windowed",
         "budget",
-    )  # fmt: skip
+    )
 
     def __init__(
-        self, source: Source, layouts: Layouts, buffer: memoryview, compute: Compute, budget: int = WINDOW, window: Window | None = None
+        self,
+        source: Source,
+        layouts: Layouts,
+        buffer: memoryview,
+        compute: Compute,
+        budget: int = WINDOW,
+        window: Window | None = None,
     ) -> None:
         self._source, self._layouts, self._buffer, self._compute = source, layouts, buffer, compute
         self.budget = max(budget, 2 * STAGE_MAX)
         self._scratch = memoryview(b"")
         self._waste = memoryview(bytearray(GAP))
-        self._vectors: dict[tuple[int, tuple[tuple[int, int, int], ...], int], list[tuple[int, list[memoryview], int]]] = {}
+        self._vectors: dict[
+            tuple[int, tuple[tuple[int, int, int], ...], int],
+            list[tuple[int, list[memoryview], int]],
+        ] = {}
         self._kept = 0
         self._leaves: tuple[Tensor, list[Leaf]] | None = None
         self._window = window if window is not None else Window()
 
-    def fill(self, tensor: Tensor, start: int, stop: int, at: int, layout: Layout | None = None) -> None:
-        """Puts bytes `start` to `stop` of the packed tensor at `at` of the buffer; with a `layout`, those of that part of it."""
+    def fill(
+        self, tensor: Tensor, start: int, stop: int, at: int, layout: Layout | None = None
+    ) -> None:
+        """Puts bytes `start` to `stop` of the packed tensor at `at` of the buffer; with a `layout`,
+        those of that part of it.
+        """
         if layout is None:
             layout = self._layouts.of(tensor.view, tensor.spec.dtype, tensor.spec.nbytes)
         if self._leaves is None or self._leaves[0] is not tensor:
-            made = [self._compute(tensor)] if layout.loose else [self._leaf(s) for s in tensor.sources]
+            made = (
+                [self._compute(tensor)] if layout.loose else [self._leaf(s) for s in tensor.sources]
+            )
             self._leaves = (tensor, made)
         leaves = self._leaves[1]
         if layout.whole is not None:
@@ -186,7 +233,9 @@ class Gather:
             leaves[leaf].read(offset + start, self._buffer[at : at + stop - start])
             return
         if layout.windowed:
-            with self._window.showing(tensor, layout, start, stop, lambda: self._load(tensor, layout, leaves, start, stop)) as view:
+            with self._window.showing(
+                tensor, layout, start, stop, lambda: self._load(tensor, layout, leaves, start, stop)
+            ) as view:
                 for move in view.layout.cut(start - view.start, stop - view.start):
                     self._move(move, view.leaves, self._buffer, at - (start - view.start), True)
             return
@@ -202,7 +251,9 @@ class Gather:
             return stored(self._source, source)
         return self._compute(source)
 
-    def _move(self, move: Move, leaves: Sequence[Leaf], out: memoryview, base: int, keep: bool) -> None:
+    def _move(
+        self, move: Move, leaves: Sequence[Leaf], out: memoryview, base: int, keep: bool
+    ) -> None:
         at = move.dst + base
         if move.pattern is not None:
             _fill(out, at, move, move.pattern)
@@ -223,7 +274,9 @@ class Gather:
         else:
             self._span(move, leaf, out, base)
 
-    def _scattered(self, move: Move, out: memoryview, base: int, keep: bool) -> list[tuple[int, list[memoryview], int]]:
+    def _scattered(
+        self, move: Move, out: memoryview, base: int, keep: bool
+    ) -> list[tuple[int, list[memoryview], int]]:
         """(offset from `move.lo`, buffers, bytes) of each system call."""
         key = (move.run, move.loops, move.dst + base)
         found = self._vectors.get(key) if keep else None
@@ -256,7 +309,9 @@ class Gather:
             if len(self._scratch) < span:
                 self._scratch = memoryview(bytearray(min(STAGE_MAX, max(span, 1 << 20))))
             leaf.read(move.lo, self._scratch[:span])
-            transpose.copy(out, move.dst + base, self._scratch, move.src - move.lo, move.run, move.loops)
+            transpose.copy(
+                out, move.dst + base, self._scratch, move.src - move.lo, move.run, move.loops
+            )
             return
         # too sparse to be read in one
         halves = halved(move)
@@ -265,39 +320,72 @@ class Gather:
         for half in halves:
             self._span(half, leaf, out, base)
 
-    def _load(self, tensor: Tensor, layout: Layout, leaves: list[Leaf], start: int, stop: int) -> Shown:
-        """What the next `budget` bytes of the tensor need, read into the window in the order of the source."""
+    def _load(
+        self, tensor: Tensor, layout: Layout, leaves: list[Leaf], start: int, stop: int
+    ) -> Shown:
+        """What the next `budget` bytes of the tensor need, read into the window in the order of the
+        source.
+        """
         rows = max(stop - start, self.budget // layout.step * layout.step)
         stop = min(layout.nbytes, start + rows)
         memory = self._window.room(stop - start)
         used, here = 0, []
         for move in layout.cut(start, stop):
             if move.pattern is not None or leaves[move.leaf].memory is not None:
-                here.append(Move(move.leaf, move.src, move.dst - start, move.run, move.loops, move.pattern))
+                here.append(
+                    Move(move.leaf, move.src, move.dst - start, move.run, move.loops, move.pattern)
+                )
                 continue
             packed = _packed(move)
-            self._move(Move(move.leaf, move.src, packed[0], move.run, packed[1]), leaves, memory, used, False)
+            self._move(
+                Move(move.leaf, move.src, packed[0], move.run, packed[1]),
+                leaves,
+                memory,
+                used,
+                False,
+            )
             loops = tuple((n, d, p[1]) for (n, d, _), p in zip(move.loops, packed[1], strict=True))
             here.append(Move(len(leaves), used + packed[0], move.dst - start, move.run, loops))
             used += move.nbytes
         here.sort(key=lambda m: m.dst)
-        return Shown(tensor, layout, start, stop, Layout(here, stop - start), [*leaves, Leaf(None, 0, memory)])
+        return Shown(
+            tensor,
+            layout,
+            start,
+            stop,
+            Layout(here, stop - start),
+            [*leaves, Leaf(None, 0, memory)],
+        )
 
 
 def halved(move: Move) -> list[Move]:
-    """The move as two, cut in the loop that strides farthest through the source; empty where no loop is left."""
-    j = max((i for i, loop in enumerate(move.loops) if loop[0] > 1), key=lambda i: abs(move.loops[i][2]), default=None)
+    """The move as two, cut in the loop that strides farthest through the source; empty where no
+    loop is left.
+    """
+    j = max(
+        (i for i, loop in enumerate(move.loops) if loop[0] > 1),
+        key=lambda i: abs(move.loops[i][2]),
+        default=None,
+    )
     if j is None:
         return []
     n, d, s = move.loops[j]
     return [
-        Move(move.leaf, move.src + i * s, move.dst + i * d, move.run, (*move.loops[:j], (count, d, s), *move.loops[j + 1 :]))
+        Move(
+            move.leaf,
+            move.src + i * s,
+            move.dst + i * d,
+            move.run,
+            (*move.loops[:j], (count, d, s), *move.loops[j + 1 :]),
+        )
         for i, count in ((0, n // 2), (n // 2, n - n // 2))
     ]
 
 
 def _packed(move: Move) -> tuple[int, tuple[tuple[int, int, int], ...]]:
-    """Where a compact copy in source order puts the move's first run, and its loops (n, place stride, source stride)."""
+    """Where a compact copy in source order puts the move's first run, and its loops (n, place
+    stride, source stride).
+    """
     size, strides, first = move.run, [0] * len(move.loops), 0
     for i in sorted(range(len(move.loops)), key=lambda i: abs(move.loops[i][2])):
         n, _, s = move.loops[i]
@@ -315,4 +403,6 @@ def _fill(out: memoryview, at: int, move: Move, unit: bytes) -> None:
     if not move.loops:
         out[at : at + move.run] = run
     else:
-        transpose.copy(out, at, memoryview(run), 0, move.run, tuple((n, d, 0) for n, d, _ in move.loops))
+        transpose.copy(
+            out, at, memoryview(run), 0, move.run, tuple((n, d, 0) for n, d, _ in move.loops)
+        )

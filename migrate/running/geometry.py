@@ -1,7 +1,8 @@
-"""Where the bytes of a tensor come from: its view in bytes, cut to a range, with the loops that a copy needs.
+"""Where the bytes of a tensor come from: its view in bytes, cut to a range, with the loops that a
+copy needs.
 
-A view is lowered once for all tensors that share it, and each cut of it is kept: the same expert stack in sixty layers
-costs one lowering. Everything here is arithmetic; no byte is read.
+A view is lowered once for all tensors that share it, and each cut of it is kept: the same expert
+stack in sixty layers costs one lowering. Everything here is arithmetic; no byte is read.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from ..core.spec import BITS, encode, unit
 if TYPE_CHECKING:
     from ..ops._op import Box
 
-# a fill of the stage; between 1 and 4 MiB all sizes copy equally fast, below and above they do not, and computing has fewer calls
+# a fill of the stage; between 1 and 4 MiB all sizes copy equally fast, below and above they do not,
+# and computing has fewer calls
 STAGE = 2 << 20
 # the largest fill: what a permutation may take so that its source becomes one range
 STAGE_MAX = 4 << 20
@@ -31,18 +33,32 @@ SAMPLES = 8
 
 
 class Move:
-    """One piece in bytes: `out[dst + Σ i·d] = leaf[src + Σ i·s]` over runs of `run` bytes, for (n, d, s) in `loops`.
+    """One piece in bytes: `out[dst + Σ i·d] = leaf[src + Σ i·s]` over runs of `run` bytes, for (n,
+    d, s) in `loops`.
 
-    `loops` go from the largest destination stride to the smallest. `lo` and `hi` bound the source bytes. `pattern` is
-    the repeated unit of a fill, else None.
+    `loops` go from the largest destination stride to the smallest. `lo` and `hi` bound the source
+    bytes. `pattern` is the repeated unit of a fill, else None.
     """
 
     __slots__ = ("dst", "hi", "leaf", "lo", "loops", "nbytes", "pattern", "run", "src")
 
     def __init__(
-        self, leaf: int, src: int, dst: int, run: int, loops: tuple[tuple[int, int, int], ...], pattern: bytes | None = None
+        self,
+        leaf: int,
+        src: int,
+        dst: int,
+        run: int,
+        loops: tuple[tuple[int, int, int], ...],
+        pattern: bytes | None = None,
     ) -> None:
-        self.leaf, self.src, self.dst, self.run, self.loops, self.pattern = leaf, src, dst, run, loops, pattern
+        self.leaf, self.src, self.dst, self.run, self.loops, self.pattern = (
+            leaf,
+            src,
+            dst,
+            run,
+            loops,
+            pattern,
+        )
         self.nbytes = run * prod(n for n, _, _ in loops)
         self.lo = src + sum((n - 1) * s for n, _, s in loops if s < 0)
         self.hi = src + sum((n - 1) * s for n, _, s in loops if s > 0) + run
@@ -53,7 +69,9 @@ class Move:
         return self.dst + sum((n - 1) * d for n, d, _ in self.loops) + self.run
 
     def runs(self) -> list[tuple[int, int]]:
-        """(source, destination) of each run relative to `lo` and 0, in ascending order of the source."""
+        """(source, destination) of each run relative to `lo` and 0, in ascending order of the
+        source.
+        """
         found = [(self.src - self.lo, self.dst)]
         for n, d, s in sorted(self.loops, key=lambda loop: -abs(loop[2])):
             steps = range(n) if s >= 0 else range(n - 1, -1, -1)
@@ -62,16 +80,31 @@ class Move:
 
 
 class Layout:
-    """A view in bytes. `whole` is (leaf, source offset) when the tensor is one contiguous range, else None.
+    """A view in bytes. `whole` is (leaf, source offset) when the tensor is one contiguous range,
+    else None.
 
-    `step` is the length of the ranges it should be asked for: whole rows of its loops, so that cuts repeat. `windowed`
-    tells that a short range of the result needs a long range of the source (the last axis moves). `loose` tensors move
-    elements below a byte that share bytes: they are made whole in memory first, and leaf 0 is that memory.
+    `step` is the length of the ranges it should be asked for: whole rows of its loops, so that cuts
+    repeat. `windowed` tells that a short range of the result needs a long range of the source (the
+    last axis moves). `loose` tensors move elements below a byte that share bytes: they are made
+    whole in memory first, and leaf 0 is that memory.
     """
 
-    __slots__ = ("_cuts", "_ends", "_starts", "_view", "loose", "moves", "nbytes", "step", "whole", "windowed")
+    __slots__ = (
+        "_cuts",
+        "_ends",
+        "_starts",
+        "_view",
+        "loose",
+        "moves",
+        "nbytes",
+        "step",
+        "whole",
+        "windowed",
+    )
 
-    def __init__(self, moves: Sequence[Move], nbytes: int, view: object = None, *, loose: bool = False) -> None:
+    def __init__(
+        self, moves: Sequence[Move], nbytes: int, view: object = None, *, loose: bool = False
+    ) -> None:
         self.nbytes, self.loose = nbytes, loose
         # keeps the id of a view taken as long as a table is keyed by it
         self._view = view
@@ -80,17 +113,26 @@ class Layout:
         self._ends = list(accumulate((m.end for m in moves), max))
         self._cuts: dict[tuple[int, int], list[Move]] = {}
         self.whole: tuple[int, int] | None = None
-        if len(moves) == 1 and not moves[0].loops and moves[0].pattern is None and moves[0].run == nbytes:
+        if (
+            len(moves) == 1
+            and not moves[0].loops
+            and moves[0].pattern is None
+            and moves[0].run == nbytes
+        ):
             self.whole = (moves[0].leaf, moves[0].src)
         self.windowed = self.whole is None and self._needs_window()
         self.step = STAGE if self.whole else self._rows()
 
     def cut(self, start: int, stop: int) -> list[Move]:
-        """The moves that make bytes `start` to `stop`; destinations count from the tensor's first byte."""
+        """The moves that make bytes `start` to `stop`; destinations count from the tensor's first
+        byte.
+        """
         found = self._cuts.get((start, stop))
         if found is None:
             found = []
-            for move in self.moves[bisect_right(self._ends, start) : bisect_left(self._starts, stop)]:
+            for move in self.moves[
+                bisect_right(self._ends, start) : bisect_left(self._starts, stop)
+            ]:
                 found += _narrowed(move, start, stop)
             if len(self._cuts) >= KEPT_CUTS:
                 self._cuts.clear()
@@ -98,11 +140,15 @@ class Layout:
         return found
 
     def moved(self) -> int:
-        """Bytes of the moves whose last axis moves: elements, not runs, that come from places apart."""
+        """Bytes of the moves whose last axis moves: elements, not runs, that come from places
+        apart.
+        """
         return sum(m.nbytes for m in self.moves if m.pattern is None and m.run <= 8 and m.loops)
 
     def stretches(self, least: int) -> Iterator[tuple[int, int, int, int]]:
-        """(leaf, source, destination, bytes) of what is copied in one stretch; of what loops, only runs of `least` and more."""
+        """(leaf, source, destination, bytes) of what is copied in one stretch; of what loops, only
+        runs of `least` and more.
+        """
         for move in () if self.loose else self.moves:
             if move.pattern is None and not move.loops:
                 yield move.leaf, move.src, move.dst, move.run
@@ -113,7 +159,11 @@ class Layout:
     def _needs_window(self) -> bool:
         short = [m for m in self.moves if m.pattern is None and m.run < SHORT and m.loops]
         for move in short[:: max(1, len(short) // SAMPLES)]:
-            sample = [m for m in self.cut(move.dst, min(move.dst + STAGE, self.nbytes)) if m.pattern is None]
+            sample = [
+                m
+                for m in self.cut(move.dst, min(move.dst + STAGE, self.nbytes))
+                if m.pattern is None
+            ]
             if sum(m.hi - m.lo for m in sample) > max(4 * sum(m.nbytes for m in sample), STAGE_MAX):
                 return True
         return False
@@ -122,10 +172,13 @@ class Layout:
         period = 1
         for move in self.moves:
             # a permutation reads its source in one range if a fill takes all that is permuted
-            permuted = any(abs(a[2]) < abs(b[2]) for a, b in zip(move.loops, move.loops[1:], strict=False))
+            permuted = any(
+                abs(a[2]) < abs(b[2]) for a, b in zip(move.loops, move.loops[1:], strict=False)
+            )
             limit = STAGE_MAX if permuted else STAGE
             period = max([period, *(d for n, d, _ in move.loops if n > 1 and d <= limit)])
-        # where elements move each fill reads all it permutes: the fewer fills, the less is read again
+        # where elements move each fill reads all it permutes: the fewer fills, the less is read
+        # again
         size = STAGE_MAX if self.windowed or self.moved() else STAGE
         return max(1, size // period) * period
 
@@ -149,7 +202,20 @@ def _narrowed(move: Move, start: int, stop: int) -> list[Move]:
         after = last < n and move.dst + last * d < stop
         if not before and not after:
             loops = ((last - first, d, s), *move.loops[1:])
-            return [Move(move.leaf, move.src + first * s, move.dst + first * d, move.run, loops, move.pattern)] if first < last else []
+            return (
+                [
+                    Move(
+                        move.leaf,
+                        move.src + first * s,
+                        move.dst + first * d,
+                        move.run,
+                        loops,
+                        move.pattern,
+                    )
+                ]
+                if first < last
+                else []
+            )
     clipped = views.clip((_piece(move),), start, stop)
     return [_move(p, move.pattern) for p in clipped]
 
@@ -157,7 +223,12 @@ def _narrowed(move: Move, start: int, stop: int) -> list[Move]:
 def _piece(move: Move) -> views.Piece:
     loops = [*move.loops, (move.run, 1, 1)]
     return views.Piece(
-        move.leaf, move.src, move.dst, tuple(n for n, _, _ in loops), tuple(d for _, d, _ in loops), tuple(s for _, _, s in loops)
+        move.leaf,
+        move.src,
+        move.dst,
+        tuple(n for n, _, _ in loops),
+        tuple(d for _, d, _ in loops),
+        tuple(s for _, _, s in loops),
     )
 
 
@@ -166,7 +237,14 @@ def _move(piece: views.Piece, pattern: bytes | None) -> Move:
     run = 1
     if loops and loops[-1][1] == 1 and (loops[-1][2] == 1 or pattern is not None):
         run = loops.pop()[0]
-    return Move(piece.leaf if isinstance(piece.leaf, int) else -1, piece.src, piece.dst, run, tuple(loops), pattern)
+    return Move(
+        piece.leaf if isinstance(piece.leaf, int) else -1,
+        piece.src,
+        piece.dst,
+        run,
+        tuple(loops),
+        pattern,
+    )
 
 
 def _lowered(view: views.View, dtype: str, nbytes: int) -> Layout:
@@ -175,7 +253,14 @@ def _lowered(view: views.View, dtype: str, nbytes: int) -> Layout:
         pieces = views.to_bytes(view, elements, size).pieces
     except views.SubByte:
         return Layout([Move(0, 0, 0, nbytes, ())] if nbytes else [], nbytes, view, loose=True)
-    return Layout([_move(p, encode(dtype, p.leaf.value) if isinstance(p.leaf, views.Fill) else None) for p in pieces], nbytes, view)
+    return Layout(
+        [
+            _move(p, encode(dtype, p.leaf.value) if isinstance(p.leaf, views.Fill) else None)
+            for p in pieces
+        ],
+        nbytes,
+        view,
+    )
 
 
 class Layouts:
@@ -195,7 +280,9 @@ class Layouts:
         return found
 
     def part(self, view: views.View, dtype: str, box: Box) -> tuple[views.View, Layout]:
-        """The view of a box of `view`, and its layout; the last few hundred are kept. TooManyPieces as `view.region`."""
+        """The view of a box of `view`, and its layout; the last few hundred are kept. TooManyPieces
+        as `view.region`.
+        """
         found = self._parts.get((id(view), dtype, box))
         if found is None:
             if len(self._parts) >= KEPT_PARTS:

@@ -1,4 +1,5 @@
-"""The tensors that a test of a rule file writes down, as a checkpoint: an index and bytes, without torch and without a file.
+"""The tensors that a test of a rule file writes down, as a checkpoint: an index and bytes, without
+torch and without a file.
 
 Bytes are made when they are first read, so a test that looks at headers only never makes any.
 """
@@ -48,11 +49,19 @@ class GivenSource:
     format = "given"
     history: bytes | None = None
 
-    def __init__(self, tensors: Mapping[str, tuple[Spec, Callable[[], bytes | memoryview]]], side: Mapping[str, bytes]) -> None:
-        stored = {key: Stored(of, number, 0) for number, (key, (of, _)) in enumerate(tensors.items())}
+    def __init__(
+        self,
+        tensors: Mapping[str, tuple[Spec, Callable[[], bytes | memoryview]]],
+        side: Mapping[str, bytes],
+    ) -> None:
+        stored = {
+            key: Stored(of, number, 0) for number, (key, (of, _)) in enumerate(tensors.items())
+        }
         files = tuple(SideFile(name, len(content)) for name, content in side.items())
         self.index = Index(stored, tuple(tensors), side_files=files)
-        self.blobs: Sequence[Blob] = tuple(GivenBlob(key, of.nbytes, make) for key, (of, make) in tensors.items())
+        self.blobs: Sequence[Blob] = tuple(
+            GivenBlob(key, of.nbytes, make) for key, (of, make) in tensors.items()
+        )
         self.sides = dict(side)
 
     def side_file(self, path: str) -> bytes:
@@ -74,8 +83,12 @@ class GivenSource:
         """Nothing is open."""
 
 
-def given(tensors: Mapping[str, GivenTensor], side: Mapping[str, Any], *, scrambled: bool = False) -> GivenSource:
-    """The tensors of a test. `scrambled`: bytes that differ from key to key and from element to element, in place of what is written."""
+def given(
+    tensors: Mapping[str, GivenTensor], side: Mapping[str, Any], *, scrambled: bool = False
+) -> GivenSource:
+    """The tensors of a test. `scrambled`: bytes that differ from key to key and from element to
+    element, in place of what is written.
+    """
     found: dict[str, tuple[Spec, Callable[[], bytes | memoryview]]] = {}
     for written, tensor in tensors.items():
         of = spec(tensor.dtype, shape_of(tensor.values) if tensor.shape is None else tensor.shape)
@@ -84,8 +97,12 @@ def given(tensors: Mapping[str, GivenTensor], side: Mapping[str, Any], *, scramb
     return GivenSource(found, {name: side_bytes(content) for name, content in side.items()})
 
 
-def made(specs: Mapping[str, Spec], read: Callable[[str], memoryview], side: Mapping[str, bytes]) -> GivenSource:
-    """What a run makes, as a checkpoint to be read again; `read` gives the bytes of a key when they are asked for."""
+def made(
+    specs: Mapping[str, Spec], read: Callable[[str], memoryview], side: Mapping[str, bytes]
+) -> GivenSource:
+    """What a run makes, as a checkpoint to be read again; `read` gives the bytes of a key when they
+    are asked for.
+    """
     return GivenSource({key: (of, partial(read, key)) for key, of in specs.items()}, side)
 
 
@@ -95,13 +112,19 @@ def side_bytes(content: Any) -> bytes:
 
 
 def elements(of: Spec, fill: Any, values: Any) -> bytes:
-    """The packed bytes of `values`, or of `fill` (a number or `iota`); ValueError for a number that the dtype cannot hold."""
+    """The packed bytes of `values`, or of `fill` (a number or `iota`); ValueError for a number that
+    the dtype cannot hold.
+    """
     if values is not None:
         return packed(of.dtype, flat(values))
     if fill == "iota":
         return packed(of.dtype, range(of.numel))
     one = code(of.dtype, 0 if fill is None else fill)
-    return pack(of.dtype, [one]) * of.numel if BITS[of.dtype] >= 8 else pack(of.dtype, [one] * of.numel)
+    return (
+        pack(of.dtype, [one]) * of.numel
+        if BITS[of.dtype] >= 8
+        else pack(of.dtype, [one] * of.numel)
+    )
 
 
 def packed(dtype: str, numbers: Iterable[Any]) -> bytes:
@@ -117,10 +140,14 @@ def _scrambler(key: str, of: Spec) -> Callable[[], bytes]:
     def make() -> bytes:
         nbytes, spare = of.nbytes, -of.numel * BITS[of.dtype] % 8
         seed = hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
-        blocks = (hashlib.blake2b(seed + n.to_bytes(8, "little")).digest() for n in range(-(-nbytes // 64)))
+        blocks = (
+            hashlib.blake2b(seed + n.to_bytes(8, "little")).digest()
+            for n in range(-(-nbytes // 64))
+        )
         out = bytearray(b"".join(blocks)[:nbytes])
         if spare:
-            # below a byte the last one may hold less than it could, and what it does not hold is zero
+            # below a byte the last one may hold less than it could, and what it does not hold is
+            # zero
             out[-1] &= 0xFF >> spare
         return bytes(out)
 
@@ -128,7 +155,9 @@ def _scrambler(key: str, of: Spec) -> Callable[[], bytes]:
 
 
 def problem(tensors: Mapping[str, GivenTensor]) -> tuple[str, str] | None:
-    """(key as written, why) of the first tensor whose numbers its dtype cannot hold; None if there is none."""
+    """(key as written, why) of the first tensor whose numbers its dtype cannot hold; None if there
+    is none.
+    """
     for written, tensor in tensors.items():
         of = spec(tensor.dtype, shape_of(tensor.values) if tensor.shape is None else tensor.shape)
         try:
@@ -149,4 +178,13 @@ def require_held(of: Spec, fill: Any, values: Any) -> None:
         code(of.dtype, 0 if fill is None else fill)
 
 
-__all__ = ["GivenSource", "elements", "given", "made", "packed", "problem", "require_held", "side_bytes"]
+__all__ = [
+    "GivenSource",
+    "elements",
+    "given",
+    "made",
+    "packed",
+    "problem",
+    "require_held",
+    "side_bytes",
+]

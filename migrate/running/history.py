@@ -1,9 +1,10 @@
 """The stamp: what was applied to the checkpoint it stands in.
 
-It says layouts, rules by id and semantic hash, which pack they come from unless they ship, bound params, how changes of side
-files are undone, which keys stayed as they were although the way back would take them, and index hashes of source and output.
-No time, host or path, so equal runs leave equal bytes. A stamp binds to the index hash of the output it stands in: one that does
-not fit (somebody edited the checkpoint afterwards) is ignored, with a note.
+It says layouts, rules by id and semantic hash, which pack they come from unless they ship, bound
+params, how changes of side files are undone, which keys stayed as they were although the way back
+would take them, and index hashes of source and output. No time, host or path, so equal runs leave
+equal bytes. A stamp binds to the index hash of the output it stands in: one that does not fit
+(somebody edited the checkpoint afterwards) is ignored, with a note.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ NAME = "migrate.history.json"
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """`layouts` by lineage, and the applied edges, oldest first. `ignored`: why a stamp that is there says nothing."""
+    """`layouts` by lineage, and the applied edges, oldest first. `ignored`: why a stamp that is
+    there says nothing.
+    """
 
     layouts: Mapping[str, str] = field(default_factory=dict)
     applied: tuple[Mapping[str, Any], ...] = ()
@@ -34,7 +37,9 @@ class Stamp:
 
 
 def read(raw: bytes | None, index_hash: str) -> tuple[Stamp, list[str]]:
-    """The stamp if it fits the checkpoint of this index hash, else an empty one and the reason as a note."""
+    """The stamp if it fits the checkpoint of this index hash, else an empty one and the reason as a
+    note.
+    """
     stamp = _read(raw, index_hash) if raw is not None else Stamp()
     return stamp, [stamp.ignored] if stamp.ignored else []
 
@@ -42,8 +47,14 @@ def read(raw: bytes | None, index_hash: str) -> tuple[Stamp, list[str]]:
 def _read(raw: bytes, index_hash: str) -> Stamp:
     try:
         document = json.loads(raw)
-        if document["kind"] != "history" or document["format_version"].split(".")[0] != FORMAT_VERSION.split(".")[0]:
-            return Stamp(ignored=f"the stamp is of another version ({document['format_version']}) and is ignored")
+        if (
+            document["kind"] != "history"
+            or document["format_version"].split(".")[0] != FORMAT_VERSION.split(".")[0]
+        ):
+            return Stamp(
+                ignored=f"the stamp is of another version ({document['format_version']}) and is "
+                "ignored"
+            )
         layouts, applied, output = document["layouts"], document["applied"], document["output"]
         well_formed = (
             isinstance(layouts, dict)
@@ -57,8 +68,15 @@ def _read(raw: bytes, index_hash: str) -> Stamp:
         return Stamp(ignored="the stamp cannot be read and is ignored")
     if output != index_hash:
         at = document.get("at")
-        where = f"; it is that of the dict at `{printable(at)}`, which has to be named" if _is_line(at) else ""
-        return Stamp(ignored=f"the stamp was made for other contents (the index hash differs) and is ignored{where}")
+        where = (
+            f"; it is that of the dict at `{printable(at)}`, which has to be named"
+            if _is_line(at)
+            else ""
+        )
+        return Stamp(
+            ignored="the stamp was made for other contents (the index hash differs) and is "
+            f"ignored{where}"
+        )
     return Stamp(layouts, tuple(applied))
 
 
@@ -69,28 +87,46 @@ def _is_entry(entry: Any) -> bool:
         and all(_is_line(entry.get(name)) for name in texts)
         and isinstance(entry.get("params"), dict)
         and _is_memory(entry.get("files", {}))
-        and ("ranks" not in entry or (_is_line(entry["ranks"]) and naming([entry["ranks"]]) is not None))
+        and (
+            "ranks" not in entry
+            or (_is_line(entry["ranks"]) and naming([entry["ranks"]]) is not None)
+        )
         and is_kept(entry.get("kept", []))
         and entry.get("optimizer", LASTING[0]) in LASTING
         and isinstance(entry.get("pack", {}), dict)
         and all(map(_is_line, chain.from_iterable(entry.get("pack", {}).items())))
         and isinstance(entry.get("rules"), list)
-        and all(isinstance(r, dict) and _is_line(r.get("id")) and _is_line(r.get("hash")) for r in entry["rules"])
+        and all(
+            isinstance(r, dict) and _is_line(r.get("id")) and _is_line(r.get("hash"))
+            for r in entry["rules"]
+        )
     )
 
 
 def _is_memory(files: Any) -> bool:
     """Whether it says how changes of side files are undone."""
-    return isinstance(files, dict) and all(map(_is_line, files)) and all(map(is_undo, files.values()))
+    return (
+        isinstance(files, dict) and all(map(_is_line, files)) and all(map(is_undo, files.values()))
+    )
 
 
 def _is_line(value: Any) -> bool:
-    """Whether it is text that may stand on a terminal: a stamp comes with the checkpoint, from whoever made it."""
+    """Whether it is text that may stand on a terminal: a stamp comes with the checkpoint, from
+    whoever made it.
+    """
     return isinstance(value, str) and value.isprintable()
 
 
-def write(before: Stamp, layouts: Mapping[str, str], entries: Sequence[Mapping[str, Any]], output_hash: str, at: str | None = None) -> str:
-    """The text of the new stamp: what was applied before, then `entries`. `at`: the dict that it is about, where somebody had to say it."""
+def write(
+    before: Stamp,
+    layouts: Mapping[str, str],
+    entries: Sequence[Mapping[str, Any]],
+    output_hash: str,
+    at: str | None = None,
+) -> str:
+    """The text of the new stamp: what was applied before, then `entries`. `at`: the dict that it is
+    about, where somebody had to say it.
+    """
     document: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
         "kind": "history",

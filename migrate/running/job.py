@@ -1,4 +1,6 @@
-"""A whole run into files: an opened checkpoint planned, carried out, published, and the answer to who asked."""
+"""A whole run into files: an opened checkpoint planned, carried out, published, and the answer to
+who asked.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.diagnostics import fail, printable
 from ..core.spelling import option
-from ..planning.question import PathLike, Question, path_text, require_source, require_unchanged, shape_of, written_as
+from ..planning.question import (
+    PathLike,
+    Question,
+    path_text,
+    require_source,
+    require_unchanged,
+    shape_of,
+    written_as,
+)
 from ..planning.route import remarks
 from . import limits
 from .device import parse
@@ -42,16 +52,22 @@ def write(
     dry_run: bool = False,
     changed: bool = False,
 ) -> dict[str, Any]:
-    """Migrates what `opened` answers with into `out`, and closes it. The answer says what was published.
+    """Migrates what `opened` answers with into `out`, and closes it. The answer says what was
+    published.
 
-    A checkpoint on disk that is where it shall go already is left alone: the answer's `path` is then None. `saved` is the plan that
-    must come out again (M903), and from the same files, unless they may have `changed` or are a copy of those elsewhere. With `dry_run`
-    the answer is the plan's document, and nothing is written; without `out`, that of an output which is shaped like the source.
+    A checkpoint on disk that is where it shall go already is left alone: the answer's `path` is
+    then None. `saved` is the plan that must come out again (M903), and from the same files, unless
+    they may have `changed` or are a copy of those elsewhere. With `dry_run` the answer is the
+    plan's document, and nothing is written; without `out`, that of an output which is shaped like
+    the source.
     """
     if out is None and not dry_run:
         fail("M115", "nothing says where the output goes", help="out=PATH")
     place = None if out is None else Path(path_text("out", out))
-    shard, budget = limits.size(limits.SHARD if max_shard_size is None else max_shard_size), limits.memory(max_memory)
+    shard, budget = (
+        limits.size(limits.SHARD if max_shard_size is None else max_shard_size),
+        limits.memory(max_memory),
+    )
     limits.check_threads(threads)
     where = parse(device)
     source = opened()
@@ -69,9 +85,15 @@ def write(
             made, copy_of = _taken(made, saved, changed)
         if place is None or dry_run:
             return dict(made.document)
-        if not made.document["path"] and source.format != "memory" and question.output_format is None:
+        if (
+            not made.document["path"]
+            and source.format != "memory"
+            and question.output_format is None
+        ):
             return _published(made, source, None, copy_of, RunResult({}, 0, 0))
-        side_files = [(f["path"], made.sides.read(f["path"]) or b"") for f in made.document["side_files"]]
+        side_files = [
+            (f["path"], made.sides.read(f["path"]) or b"") for f in made.document["side_files"]
+        ]
         result = run(
             made.written,
             whole(source),
@@ -99,20 +121,38 @@ def _check_shape(saved: Mapping[str, Any], out: Path, folder: bool, written: str
         what = f"the plan makes {made_as}, and {printable(str(out))} is the name of the other"
         fail("M115", what, help=f"rename it, or plan with {option('single_file', other)}")
     if saved["options"].get("format", "safetensors") != written:
-        fail("M115", f"the plan makes {saved['options']['format']}, and {printable(str(out))} is the name of the other", help="rename it")
+        fail(
+            "M115",
+            f"the plan makes {saved['options']['format']}, and {printable(str(out))} is the name "
+            "of the other",
+            help="rename it",
+        )
 
 
 def _taken(made: Plan, saved: Mapping[str, Any], changed: bool) -> tuple[Plan, str | None]:
-    """The plan with notes on its source, and where the saved plan's own source lies if this is a copy. M903 where that is not allowed."""
+    """The plan with notes on its source, and where the saved plan's own source lies if this is a
+    copy. M903 where that is not allowed.
+    """
     place, now = saved["source"]["path"], made.document["source"]["path"]
     copied = os.path.realpath(place) != os.path.realpath(now)
     notes = require_source(saved, made.document, copied=copied, changed=changed)
     if copied:
-        notes = [f"read from {printable(now)}, a copy of {printable(place)}, which the plan was made for", *notes]
-    return replace(made, document={**made.document, "notes": [*made.document["notes"], *notes]}), place if copied else None
+        notes = [
+            (
+                f"read from {printable(now)}, a copy of {printable(place)}, which the plan was "
+                "made "
+                "for"
+            ),
+            *notes,
+        ]
+    return replace(
+        made, document={**made.document, "notes": [*made.document["notes"], *notes]}
+    ), place if copied else None
 
 
-def _published(made: Plan, source: Source, path: str | None, copy_of: str | None, result: RunResult) -> dict[str, Any]:
+def _published(
+    made: Plan, source: Source, path: str | None, copy_of: str | None, result: RunResult
+) -> dict[str, Any]:
     """The answer of a run; without a `path` there was nothing to do."""
     planned = made.document
     return {
@@ -137,7 +177,16 @@ def _published(made: Plan, source: Source, path: str | None, copy_of: str | None
         "notes": [
             *planned["notes"],
             *remarks(origin for origin in planned["origins"] if origin["origin"] != "file"),
-            *([f"{printable(result.left, 300)} could not be removed, and is of no use any more: remove it"] if result.left else []),
+            *(
+                [
+                    (
+                        f"{printable(result.left, 300)} could not be removed, and is of no use any "
+                        "more: remove it"
+                    )
+                ]
+                if result.left
+                else []
+            ),
         ],
         "warnings": planned["warnings"],
         "report": result.report,

@@ -1,7 +1,9 @@
-"""States that stand beside the tensors, as an object or as nothing at all, made tensors of bytes where a rule decides about them.
+"""States that stand beside the tensors, as an object or as nothing at all, made tensors of bytes
+where a rule decides about them.
 
-Transformer Engine stored its extra state so until 1.13. Rules see tensors, and a state that no rule asks for goes on as the
-object that it was, so only keys are lifted that a rule with such an op reads.
+Transformer Engine stored its extra state so until 1.13. Rules see tensors, and a state that no rule
+asks for goes on as the object that it was, so only keys are lifted that a rule with such an op
+reads.
 """
 
 from __future__ import annotations
@@ -26,9 +28,11 @@ if TYPE_CHECKING:
 
 
 def lift(source: Source, route: Route) -> None:
-    """Puts the states that rules of the route ask for among the tensors of the source, and takes them from where they were.
+    """Puts the states that rules of the route ask for among the tensors of the source, and takes
+    them from where they were.
 
-    Calling it again changes nothing. M950 for a state that is made of what no extra state is made of.
+    Calling it again changes nothing. M950 for a state that is made of what no extra state is made
+    of.
     """
     patterns = list(_patterns(route))
     found = list(objects(source.index, lambda key: _asked(patterns, key))) if patterns else []
@@ -49,15 +53,23 @@ def lift(source: Source, route: Route) -> None:
     else:
         specs = {one.name: tensors[one.name].spec for one in found}
         paths = {_path(one, index.outline) for one in found}
-        items = {path: value for path, value in index.items.items() if not _below(path, paths, len(index.outline.parts) > 1)}
-        source.index = replace(index, tensors=tensors, items=items, outline=_without(index.outline, found, specs))
+        items = {
+            path: value
+            for path, value in index.items.items()
+            if not _below(path, paths, len(index.outline.parts) > 1)
+        }
+        source.index = replace(
+            index, tensors=tensors, items=items, outline=_without(index.outline, found, specs)
+        )
     source.blobs = tuple(blobs)
 
 
 def _patterns(route: Route) -> Iterator[Pattern]:
     for leg in route.legs:
         for compiled, _ in leg.rules:
-            if not leg.backwards and any(ops.get(step.op).kind == "decide" for step in compiled.rule.via):
+            if not leg.backwards and any(
+                ops.get(step.op).kind == "decide" for step in compiled.rule.via
+            ):
                 yield from (pattern for pattern in compiled.sources.values() if not pattern.params)
 
 
@@ -72,7 +84,9 @@ def _asked(patterns: list[Pattern], key: str) -> bool:
 
 
 def _without(outline: Outline, found: list[Object], specs: Mapping[str, Any]) -> Outline:
-    """The trees with a tensor's place in their dicts for each state, and no tensors that stood in states alone."""
+    """The trees with a tensor's place in their dicts for each state, and no tensors that stood in
+    states alone.
+    """
     names = dict(outline.names)
     parts: list[Part] = []
     for rank, part in enumerate(outline.parts):
@@ -87,7 +101,15 @@ def _without(outline: Outline, found: list[Object], specs: Mapping[str, Any]) ->
                 value = record(specs[here[key]])
                 names[id(value)] = here[key]
             pairs.append((key, value))
-        parts.append(part._replace(root=put(part.root, table, DictNode(table.kind, tuple(pairs), table.node, table.attributes))))
+        parts.append(
+            part._replace(
+                root=put(
+                    part.root,
+                    table,
+                    DictNode(table.kind, tuple(pairs), table.node, table.attributes),
+                )
+            )
+        )
     left = {id(leaf) for leaf in records([part.root for part in parts])}
     names = {number: name for number, name in names.items() if number in left}
     kept = set(names.values())

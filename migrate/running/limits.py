@@ -25,11 +25,17 @@ def memory(given: int | str) -> int:
     """Bytes of memory for a run; QuestionError M115 below `LEAST_MEMORY`."""
     found = size(given)
     if found < LEAST_MEMORY:
-        fail("M115", f"max_memory of {found} bytes is not enough for anything", help=f"give at least {LEAST_MEMORY} bytes")
+        fail(
+            "M115",
+            f"max_memory of {found} bytes is not enough for anything",
+            help=f"give at least {LEAST_MEMORY} bytes",
+        )
     return found
 
 
 def check_threads(given: Any) -> None:
     """QuestionError M115 for what is no number of threads."""
     if not isinstance(given, int) or isinstance(given, bool) or not 1 <= given <= MOST_THREADS:
-        fail("M115", f"`threads` is a number from 1 to {MOST_THREADS}, not {printable(repr(given))}")
+        fail(
+            "M115", f"`threads` is a number from 1 to {MOST_THREADS}, not {printable(repr(given))}"
+        )

@@ -60,11 +60,23 @@ def walk_for(source: Source, route: Route, folder: bool) -> Walk:
     """The walk along the route; where source and output are folders, side files go with it."""
     carried = folder and is_folder(source, None)
     there = [f.path for f in source.index.side_files] if carried else ()
-    return Walk(route.given, SideFiles(side_reader(source), frozenset(source.index.left_out), there), carried=carried)
+    return Walk(
+        route.given,
+        SideFiles(side_reader(source), frozenset(source.index.left_out), there),
+        carried=carried,
+    )
 
 
 @log.phase("composing the rules")
-def compose_for(source: Source, route: Route, question: Question, walk: Walk, *, programs: bool = False, prove: bool = True) -> Composition:
+def compose_for(
+    source: Source,
+    route: Route,
+    question: Question,
+    walk: Walk,
+    *,
+    programs: bool = False,
+    prove: bool = True,
+) -> Composition:
     lift(source, route)
 
     def same_bytes(key: str, present: Tensor, made: Tensor) -> bool:
@@ -96,20 +108,27 @@ def compose_for(source: Source, route: Route, question: Question, walk: Walk, *,
 
 
 def require_known(source: Source, question: Question) -> list[str]:
-    """M935 for what the reader had to leave out, unless that is allowed, and M939 if nothing is left; notes on it otherwise."""
+    """M935 for what the reader had to leave out, unless that is allowed, and M939 if nothing is
+    left; notes on it otherwise.
+    """
     index, report = source.index, Report()
     if index.outside and "opaque" not in question.allow:
         from ..source.pickle.policy import refusal
 
         report.diagnostics.append(refusal(index.outside, source.path))
     if not (index.tensors or index.carried):
-        report.add("M939", f"{printable(source.path, 240)}: holds no tensor", help=f"`{command('inspect')}` shows what it holds")
+        report.add(
+            "M939",
+            f"{printable(source.path, 240)}: holds no tensor",
+            help=f"`{command('inspect')}` shows what it holds",
+        )
     report.check()
     return [*index.notes]
 
 
 def without_optimizers(source: S, question: Question) -> tuple[S, optimizers.Verdict | None]:
-    """The source without optimizer state, where that is asked for, and what there is to say of it; as it is and None otherwise.
+    """The source without optimizer state, where that is asked for, and what there is to say of it;
+    as it is and None otherwise.
 
     M402 unless dropping is allowed.
     """
@@ -138,28 +157,43 @@ def _plan(source: Source, question: Question, folder: bool, max_shard_size: int)
     composition = compose_for(source, route, question, walk)
     for name, value in walk.params.items():
         log.debug("param %s is %s", name, value)
-    became = fresh or optimizers.judge(optimizers.find(source.index), composition, source.index, question.allow)
+    became = fresh or optimizers.judge(
+        optimizers.find(source.index), composition, source.index, question.allow
+    )
     notes += became.notes
     specs = {key: t.spec for key, t in composition.graph.outputs.items()}
     report = Report()
     route.check_output(composition.graph.outputs, walk.sides.read, report)
     report.check()
     known = zip(route.entries, walk.remembered, strict=True)
-    entries = [{**entry, **memory, "tool": __version__, "source": index_hash} for entry, memory in known]
+    entries = [
+        {**entry, **memory, "tool": __version__, "source": index_hash} for entry, memory in known
+    ]
     if became.lasts:
         entries = [{**entry, "optimizer": became.became} for entry in entries]
     was = naming(source.index.files) if os.path.isdir(source.path) else None
     if was is not None and entries:
         entries[0]["ranks"] = was.name(0, os.path.splitext(source.index.files[0])[1])
     ranks = _naming(was, specs, route, stamp) if folder else None
-    # a rule file applied by hand belongs to no lineage: what layouts the stamp named may not hold any more
+    # a rule file applied by hand belongs to no lineage: what layouts the stamp named may not hold
+    # any more
     before = stamps.Stamp({}, stamp.applied) if question.files else stamp
     text = stamps.write(before, route.layouts, entries, specs_hash(specs), question.at)
     written = written_as(source.format, question)
     alone = _left_behind(source, written, folder, question)
-    out = outgoing(source, composition, alone=bool(alone) and source.index.outline is not None, drop="drop" in question.allow)
+    out = outgoing(
+        source,
+        composition,
+        alone=bool(alone) and source.index.outline is not None,
+        drop="drop" in question.allow,
+    )
     rest = out.rest if source.index.outline is not None or written != OUTPUT_FORMATS[0] else None
-    notes += [*known_notes, *(out.notes if rest is not None else ()), *alone, *_ties(source.index, out.rest, written)]
+    notes += [
+        *known_notes,
+        *(out.notes if rest is not None else ()),
+        *alone,
+        *_ties(source.index, out.rest, written),
+    ]
     gone = [
         *(["what the permission `opaque` leaves out"] if source.index.outside else []),
         *(["what the permission `drop` leaves out"] if alone else []),
@@ -181,7 +215,9 @@ def _plan(source: Source, question: Question, folder: bool, max_shard_size: int)
     )
     watched = source.identities() or {}
     side_files = walk.side_files(source.index.side_files)
-    if found := clash([*(f.name for f in target.files), *target.small, *(path for path, _ in side_files)]):
+    if found := clash(
+        [*(f.name for f in target.files), *target.small, *(path for path, _ in side_files)]
+    ):
         refuse_clash(*found)
     body = document(
         tool=__version__,
@@ -194,8 +230,14 @@ def _plan(source: Source, question: Question, folder: bool, max_shard_size: int)
             "files": list(source.index.files),
             "states": [
                 # not of the blobs that hold what was lifted out of pickles
-                *(_state(name, blob.size, blob.identity) for name, blob in zip(source.index.files, source.blobs, strict=False)),
-                *(_state(f.path, f.size, watched.get(f.path)) for f in (source.index.side_files if folder else ())),
+                *(
+                    _state(name, blob.size, blob.identity)
+                    for name, blob in zip(source.index.files, source.blobs, strict=False)
+                ),
+                *(
+                    _state(f.path, f.size, watched.get(f.path))
+                    for f in (source.index.side_files if folder else ())
+                ),
             ],
         },
         stored=source.index.tensors,
@@ -221,7 +263,12 @@ def _plan(source: Source, question: Question, folder: bool, max_shard_size: int)
     room = os.statvfs(os.path.dirname(os.path.abspath(source.path)) or ".")
     body["free"] = room.f_bavail * room.f_frsize
     return Plan(
-        body, composition, target, walk.sides, out.outputs, (*composition.graph.checks, *(out.checks if written == "torch" else ()))
+        body,
+        composition,
+        target,
+        walk.sides,
+        out.outputs,
+        (*composition.graph.checks, *(out.checks if written == "torch" else ())),
     )
 
 
@@ -241,32 +288,55 @@ def _following(outputs: Mapping[str, Tensor]) -> set[str]:
     return found
 
 
-def _naming(was: Naming | None, specs: Mapping[str, Spec], route: Route, stamp: stamps.Stamp) -> Naming | None:
-    """How the files of ranks are called: as they were before the edge that is undone, else as the source's, else as a stamp says.
+def _naming(
+    was: Naming | None, specs: Mapping[str, Spec], route: Route, stamp: stamps.Stamp
+) -> Naming | None:
+    """How the files of ranks are called: as they were before the edge that is undone, else as the
+    source's, else as a stamp says.
 
-    None where the output has a single rank and nothing was called by its rank before: then it is a checkpoint like others.
+    None where the output has a single rank and nothing was called by its rank before: then it is a
+    checkpoint like others.
     """
     if route.legs and (before := naming([route.legs[-1].memory.get("ranks", "")])):
         return before
     if len(by_rank(key for key in specs if "@" in key)) < 2:
         return None
-    return was or next((naming([e["ranks"]]) for e in reversed(stamp.applied) if "ranks" in e), None) or Naming()
+    return (
+        was
+        or next((naming([e["ranks"]]) for e in reversed(stamp.applied) if "ranks" in e), None)
+        or Naming()
+    )
 
 
 def _left_behind(source: Source, written: str, folder: bool, question: Question) -> list[str]:
-    """Notes on what stays behind because the output has no place for it: nothing but tensors of a state dict. M916 without permission."""
+    """Notes on what stays behind because the output has no place for it: nothing but tensors of a
+    state dict. M916 without permission.
+    """
     index = source.index
     if index.outline is None:
         kept = held(index) if written == "torch" else {}
         lost = [key for key in index.items if key not in kept]
-        why = "safetensors holds tensors only" if written == "safetensors" else "plain values only are written from memory"
+        why = (
+            "safetensors holds tensors only"
+            if written == "safetensors"
+            else "plain values only are written from memory"
+        )
     elif written == "safetensors" and not folder and index.carried:
         lost, why = [*index.carried, *index.items], "one safetensors file holds the weights only"
     else:
         return []
     if lost and "drop" not in question.allow:
-        way = "leave them out" if index.outline is None else "write a folder, where they lie beside the weights"
-        fail("M916", f"{why}, not {_collapsed(lost)}", help=f"{way}, or {option('allow', 'drop')}", permit="drop")
+        way = (
+            "leave them out"
+            if index.outline is None
+            else "write a folder, where they lie beside the weights"
+        )
+        fail(
+            "M916",
+            f"{why}, not {_collapsed(lost)}",
+            help=f"{way}, or {option('allow', 'drop')}",
+            permit="drop",
+        )
     return [f"dropped, because {why}: {_collapsed(lost)}"] * bool(lost)
 
 
@@ -275,13 +345,25 @@ def _collapsed(keys: Sequence[str]) -> str:
 
 
 def _ties(index: Index, rest: Rest, written: str) -> list[str]:
-    """Notes on tensors that were one, where the output cannot say so, and on those that share a part of their bytes."""
+    """Notes on tensors that were one, where the output cannot say so, and on those that share a
+    part of their bytes.
+    """
     ties = sum(first != key for key, first in rest.first.items())
     shared: dict[Any, list[tuple[Any, ...]]] = {}
     for stored in (*index.tensors.values(), *index.carried.values()):
         if stored.storage is not None:
-            shared.setdefault(stored.storage, []).append((stored.spec, stored.offset, stored.strides))
-    partly = sum(len(set(views)) for views in shared.values() if len(views) > 1 and len(set(views)) > 1)
-    return [f"{plural(ties, 'tensor')} {'shares' if ties == 1 else 'share'} memory with another one; each is written"] * bool(
-        ties and written != "torch"
-    ) + [f"{partly} tensors share a part of their memory with another one; each is written apart"] * bool(partly)
+            shared.setdefault(stored.storage, []).append(
+                (stored.spec, stored.offset, stored.strides)
+            )
+    partly = sum(
+        len(set(views)) for views in shared.values() if len(views) > 1 and len(set(views)) > 1
+    )
+    return [
+        (
+            f"{plural(ties, 'tensor')} {'shares' if ties == 1 else 'share'} memory with another "
+            "one; "
+            "each is written"
+        )
+    ] * bool(ties and written != "torch") + [
+        f"{partly} tensors share a part of their memory with another one; each is written apart"
+    ] * bool(partly)

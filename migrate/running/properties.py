@@ -1,6 +1,7 @@
 """What must hold of every rule, found out from the examples it has: no author writes these down.
 
-Each property answers with diagnostics, none if it holds, or with the reason why the example says nothing about it.
+Each property answers with diagnostics, none if it holds, or with the reason why the example says
+nothing about it.
 """
 
 from __future__ import annotations
@@ -27,13 +28,24 @@ MOST_BYTES = 16 << 20
 TOO_LARGE = "the tensors are too large to be made"
 
 
-def _said(attempt: Attempt, code: str, what: str, notes: Sequence[str] = (), help: str | None = None, *more: Span) -> Diagnostic:
+def _said(
+    attempt: Attempt,
+    code: str,
+    what: str,
+    notes: Sequence[str] = (),
+    help: str | None = None,
+    *more: Span,
+) -> Diagnostic:
     span = attempt.file.span("tests", attempt.number, "name")
-    return Diagnostic(code, f"test {attempt.test.name!r}: {what}", (span, *more), tuple(notes), help)
+    return Diagnostic(
+        code, f"test {attempt.test.name!r}: {what}", (span, *more), tuple(notes), help
+    )
 
 
 def round_trip(attempt: Attempt, *, values: bool) -> list[Diagnostic] | str:
-    """M706 unless the way back returns every given tensor, bit for bit. An edge that says it is not exact is not asked."""
+    """M706 unless the way back returns every given tensor, bit for bit. An edge that says it is not
+    exact is not asked.
+    """
     if attempt.composition.inexact:
         return f"not exact: {attempt.composition.inexact[0]}"
     if not values:
@@ -45,18 +57,37 @@ def round_trip(attempt: Attempt, *, values: bool) -> list[Diagnostic] | str:
         back = tried.back()
         found = back.fill()
     except MigrateError as error:
-        return [_said(attempt, "M706", "the downgrade refuses what the way there makes", ("the reason follows",)), *error.diagnostics]
+        return [
+            _said(
+                attempt,
+                "M706",
+                "the downgrade refuses what the way there makes",
+                ("the reason follows",),
+            ),
+            *error.diagnostics,
+        ]
     out = []
     for key in dict.fromkeys([*tried.source.index.tensors, *found]):
         at = _first_difference(tried.source, key, found.get(key))
         if at is not None:
             by = maker(back, key)
             rule = () if by is None else (by.rule.span,)
-            out.append(_said(attempt, "M706", f"{printable(key)} does not return as it was: {at}", (), None, *rule))
+            out.append(
+                _said(
+                    attempt,
+                    "M706",
+                    f"{printable(key)} does not return as it was: {at}",
+                    (),
+                    None,
+                    *rule,
+                )
+            )
     sides = back.side_files()
     for name, content in attempt.source.sides.items():
         if sides.get(name) != content:
-            out.append(_said(attempt, "M706", f"side file {printable(name)} does not return as it was"))
+            out.append(
+                _said(attempt, "M706", f"side file {printable(name)} does not return as it was")
+            )
     return out[:8]
 
 
@@ -73,7 +104,9 @@ def _first_difference(source: GivenSource, key: str, returned: memoryview | None
 
 
 def twins(attempt: Attempt, *, values: bool) -> list[Diagnostic] | str:
-    """M707 where the views that a run gathers and the eager twins of the ops disagree: a fault of an op, not of the rules."""
+    """M707 where the views that a run gathers and the eager twins of the ops disagree: a fault of
+    an op, not of the rules.
+    """
     from .verify import recompute
 
     if attempt.nbytes > MOST_BYTES:
@@ -84,7 +117,11 @@ def twins(attempt: Attempt, *, values: bool) -> list[Diagnostic] | str:
         tried.fill()
     except MigrateError:
         return "the run is refused"
-    wrong = [m for m in recompute(tried.composition.programs, tried.source, tried.result()) if m.what != "near"]
+    wrong = [
+        m
+        for m in recompute(tried.composition.programs, tried.source, tried.result())
+        if m.what != "near"
+    ]
     out = []
     for found in wrong[:8]:
         at = "" if found.index is None else f", first at {list(found.index)}"
@@ -92,7 +129,15 @@ def twins(attempt: Attempt, *, values: bool) -> list[Diagnostic] | str:
         hint = "the op is at fault; `migrate.testing.opkit` tests it alone"
         rule = () if by is None else (by.rule.span,)
         out.append(
-            _said(attempt, "M707", f"{printable(found.key)} is gathered and recomputed differently: {found.detail}{at}", (), hint, *rule)
+            _said(
+                attempt,
+                "M707",
+                f"{printable(found.key)} is gathered and recomputed differently: "
+                f"{found.detail}{at}",
+                (),
+                hint,
+                *rule,
+            )
         )
     return out
 
@@ -108,21 +153,28 @@ def order(attempt: Attempt, *, values: bool) -> list[Diagnostic] | str:
             what = "the rules in another order refuse what they took"
             return [_said(attempt, "M708", what, ("the reason follows",)), *error.diagnostics]
         if again != there:
-            keys = [key for key in dict.fromkeys([*there, *again]) if there.get(key) != again.get(key)]
+            keys = [
+                key for key in dict.fromkeys([*there, *again]) if there.get(key) != again.get(key)
+            ]
             return [_said(attempt, "M708", f"the order of the rules changes {listed(keys, 8)}")]
     return []
 
 
 def _account(composition: Composition) -> dict[str, Any]:
-    """Each output with its spec and the program that makes it: equal where the same is made of the same."""
-    return {key: (tensor.spec, composition.programs.get(key)) for key, tensor in composition.graph.outputs.items()}
+    """Each output with its spec and the program that makes it: equal where the same is made of the
+    same.
+    """
+    return {
+        key: (tensor.spec, composition.programs.get(key))
+        for key, tensor in composition.graph.outputs.items()
+    }
 
 
 def twice(attempt: Attempt, *, values: bool) -> list[Diagnostic] | str:
     """M709 if the edge takes its own output and changes it once more.
 
-    A file in the folder of a lineage is safe by the stamp of what it makes; there only detection is looked at, which is
-    what decides where the stamp was lost.
+    A file in the folder of a lineage is safe by the stamp of what it makes; there only detection is
+    looked at, which is what decides where the stamp was lost.
     """
     source = attempt.result()
     try:
@@ -132,22 +184,53 @@ def twice(attempt: Attempt, *, values: bool) -> list[Diagnostic] | str:
     changed = [
         key
         for key, tensor in again.graph.outputs.items()
-        if key not in source.index.tensors or tensor.sources != (key,) or tensor.view != stored(0, source.index.tensors[key].spec.shape)
+        if key not in source.index.tensors
+        or tensor.sources != (key,)
+        or tensor.view != stored(0, source.index.tensors[key].spec.shape)
     ]
     changed += [key for key in source.index.tensors if key not in again.graph.outputs]
     if not changed:
         return []
     lineage = _lineage(attempt.file)
     if lineage is None:
-        hint = "make the patterns narrower, or put the file into the folder of a lineage: a stamp then says where a checkpoint is"
+        hint = (
+            "make the patterns narrower, or put the file into the folder of a lineage: a stamp "
+            "then says where a checkpoint is"
+        )
         notes = (f"changed once more: {listed(changed, 8)}",)
-        return [_said(attempt, "M709", "the edge takes its own output and changes it once more", notes, hint)]
+        return [
+            _said(
+                attempt,
+                "M709",
+                "the edge takes its own output and changes it once more",
+                notes,
+                hint,
+            )
+        ]
     if lineage.ordered:
         start, goal = attempt.legs[0].start, attempt.legs[-1].goal
-        findings = {f.layout: f for f in detect(lineage, source.index, lambda name: attempt.side_files().get(name))}
-        if start in findings and findings[start].holds and not (goal in findings and findings[goal].holds):
-            what = f"without its stamp the output counts as {lineage.name}@{start}, and the edge would change it once more"
-            return [_said(attempt, "M709", what, tuple(findings[start].evidence), f"narrow `detect` of {start} in {LAYOUTS}")]
+        findings = {
+            f.layout: f
+            for f in detect(lineage, source.index, lambda name: attempt.side_files().get(name))
+        }
+        if (
+            start in findings
+            and findings[start].holds
+            and not (goal in findings and findings[goal].holds)
+        ):
+            what = (
+                f"without its stamp the output counts as {lineage.name}@{start}, and the edge "
+                "would change it once more"
+            )
+            return [
+                _said(
+                    attempt,
+                    "M709",
+                    what,
+                    tuple(findings[start].evidence),
+                    f"narrow `detect` of {start} in {LAYOUTS}",
+                )
+            ]
     return []
 
 
@@ -162,12 +245,18 @@ def _lineage(file: LoadedFile) -> Lineage | None:
 
 
 def coverage(file: LoadedFile, attempts: Iterable[Attempt]) -> list[Diagnostic]:
-    """M705 for each rule that no example touches, and each op that `only` keeps from all that its rule touches."""
+    """M705 for each rule that no example touches, and each op that `only` keeps from all that its
+    rule touches.
+    """
     seen: dict[str, set[int]] = {}
     for attempt in attempts:
         for _, found in attempt.composition.legs:
             used = [(m.rule, m.keys) for m in found.made.values()]
-            used += [(rule, (key,)) for part in (found.dropped, found.redundant) for key, rule in part.items()]
+            used += [
+                (rule, (key,))
+                for part in (found.dropped, found.redundant)
+                for key, rule in part.items()
+            ]
             for walked, keys in used:
                 # a neighbour's rule may have the same name
                 if walked.file != str(file.path):
@@ -175,20 +264,40 @@ def coverage(file: LoadedFile, attempts: Iterable[Attempt]) -> list[Diagnostic]:
                 _touch(walked, keys, seen.setdefault(walked.name, set()))
     if not file.model.tests:
         what = f"{file.model.id} has no tests"
-        return [Diagnostic("M705", what, (file.span("id"),), (), "write `tests:`, with given and expected tensors")]
+        return [
+            Diagnostic(
+                "M705",
+                what,
+                (file.span("id"),),
+                (),
+                "write `tests:`, with given and expected tensors",
+            )
+        ]
     out = []
     for number, rule in enumerate(file.model.rules):
         if rule.optional is True and rule.name not in seen:
             continue
         if rule.name not in seen:
             what = f"no test of {file.model.id} touches rule {rule.name!r}"
-            out.append(Diagnostic("M705", what, (file.span("rules", number, "name"),), (), "give one a tensor that the rule takes"))
+            out.append(
+                Diagnostic(
+                    "M705",
+                    what,
+                    (file.span("rules", number, "name"),),
+                    (),
+                    "give one a tensor that the rule takes",
+                )
+            )
             continue
         for at, step in enumerate(rule.via):
             if at not in seen[rule.name]:
                 what = f"no test of {file.model.id} touches `{step.op}` of rule {rule.name!r}"
                 place = file.key_span("rules", number, "via", at, step.op)
-                out.append(Diagnostic("M705", what, (place,), (), "give one a tensor that passes its `only`"))
+                out.append(
+                    Diagnostic(
+                        "M705", what, (place,), (), "give one a tensor that passes its `only`"
+                    )
+                )
     return out
 
 
@@ -197,17 +306,25 @@ def _touch(rule: DirectedRule, keys: Iterable[str], ops: set[int]) -> None:
     last = len(rule.steps) - 1
     for number, step in enumerate(rule.steps):
         place = last - number if rule.backwards else number
-        if place not in ops and (not step.only or any(_passes(rule, step.only, key) for key in keys)):
+        if place not in ops and (
+            not step.only or any(_passes(rule, step.only, key) for key in keys)
+        ):
             ops.add(place)
 
 
 def _passes(rule: DirectedRule, only: Any, key: str) -> bool:
     for side in rule.reads:
-        if side.pattern.has_flat or (values := side.pattern.match(as_seen(side.pattern, key))) is None:
+        if (
+            side.pattern.has_flat
+            or (values := side.pattern.match(as_seen(side.pattern, key))) is None
+        ):
             continue
         found = dict(zip(side.pattern.captures, values, strict=True))
         found.update({n: undo(found[n]) for n, undo in side.undo.items() if n in found})
         # a role, or a capture that another op makes on the way, is not in the key
-        if all(n not in found or str(found[n]) in [str(w) for w in wanted] for n, wanted in only.items()):
+        if all(
+            n not in found or str(found[n]) in [str(w) for w in wanted]
+            for n, wanted in only.items()
+        ):
             return True
     return False

@@ -1,15 +1,20 @@
-"""A target appears whole or not at all: the partial folder, its journal, and the rename that replaces nothing.
+"""A target appears whole or not at all: the partial folder, its journal, and the rename that
+replaces nothing.
 
-    OUT.migrate-partial/            mode 0700, beside the target, so that the rename stays on one file system
-        journal.jsonl               what the run reads, and which tiles are written, each with its checksum
-        data/                       what becomes OUT: the folder itself, or the one file in it
+    OUT.migrate-partial/            mode 0700, beside the target, so that the rename stays on one
+    file system
+        journal.jsonl               what the run reads, and which tiles are written, each with its
+        checksum data/                       what becomes OUT: the folder itself, or the one file in
+        it
 
-The journal follows the bytes and is not trusted: a resumed run reads and hashes what is claimed again. So neither a
-kill nor a power cut can make it lie, and it needs no fsync of its own. What the bytes were made of no hash of them can tell,
-so the journal begins with the identity of every source file: a run goes on only over files that are the same.
+The journal follows the bytes and is not trusted: a resumed run reads and hashes what is claimed
+again. So neither a kill nor a power cut can make it lie, and it needs no fsync of its own. What the
+bytes were made of no hash of them can tell, so the journal begins with the identity of every source
+file: a run goes on only over files that are the same.
 
-A folder of that name may have been made by somebody else, to have a run write through a hard link or wait at a pipe. All that is
-in it is looked at before any of it is opened to be written, and again as it is opened.
+A folder of that name may have been made by somebody else, to have a run write through a hard link
+or wait at a pipe. All that is in it is looked at before any of it is opened to be written, and
+again as it is opened.
 """
 
 from __future__ import annotations
@@ -59,28 +64,49 @@ Claims = dict[tuple[str, int], tuple[int, int, str]]
 
 
 def check_place(out: Path, source: str) -> None:
-    """QuestionError M904 if `out` exists, or lies in, is, or holds the source; M115 if there is no folder to put it in."""
+    """QuestionError M904 if `out` exists, or lies in, is, or holds the source; M115 if there is no
+    folder to put it in.
+    """
     if os.path.lexists(out):
-        fail("M904", f"{_shown(out)} exists already", help="choose another place, or move it away; an existing target is never replaced")
+        fail(
+            "M904",
+            f"{_shown(out)} exists already",
+            help="choose another place, or move it away; an existing target is never replaced",
+        )
     here, there = Path(os.path.realpath(out)), Path(os.path.realpath(source))
     if here == there or there in here.parents or here in there.parents:
-        fail("M904", f"{_shown(out)} and the source {_shown(source)} overlap", help="choose a place outside the source")
+        fail(
+            "M904",
+            f"{_shown(out)} and the source {_shown(source)} overlap",
+            help="choose a place outside the source",
+        )
     if not here.parent.is_dir():
         what = "is no folder" if os.path.lexists(here.parent) else "does not exist"
-        fail("M115", f"{_shown(out)} has no place: {_shown(here.parent)} {what}", help="make that folder first, or choose another place")
+        fail(
+            "M115",
+            f"{_shown(out)} has no place: {_shown(here.parent)} {what}",
+            help="make that folder first, or choose another place",
+        )
 
 
 def write_failed(error: OSError, partial: Path, doing: str) -> NoReturn:
-    """RunError M909 for a full disk, M922 where memory was lacking, M913 for all else; they say how to go on."""
+    """RunError M909 for a full disk, M922 where memory was lacking, M913 for all else; they say how
+    to go on.
+    """
     if lacking(error):
         ran_out(error, doing.removeprefix("cannot "), partial=partial)
     code = "M909" if error.errno in _FULL else "M913"
     many = "raise the limit of open files (`ulimit -n`)" if error.errno in _MANY else None
-    again = f"{many or 'mend it'} and run the same again with {option('resume', True)}, or remove that folder"
+    again = (
+        f"{many or 'mend it'} and run the same again with {option('resume', True)}, or remove "
+        "that folder"
+    )
     fail(
         code,
         f"{doing}: {error.strerror or error}",
-        notes=(f"what was written so far is kept in {_shown(partial)}",) if partial.exists() else (),
+        notes=(f"what was written so far is kept in {_shown(partial)}",)
+        if partial.exists()
+        else (),
         help=again if partial.exists() else many or "choose another place",
     )
 
@@ -88,13 +114,22 @@ def write_failed(error: OSError, partial: Path, doing: str) -> NoReturn:
 class Partial:
     """The partial folder of one target.
 
-    Call sequence: `Partial(...)` (makes or takes over the folder), `allocate`, `open` and `claim` while writing,
-    `add` for small files, `check`, `publish`. `discard` removes everything, `close` keeps it for a later resume.
-    `begun`: a tile has been written, by this run or the one that it resumes. `source` are the identities of the source's files, by
-    name; without them nothing that an earlier run wrote is taken over, because nothing tells what it was made of.
+    Call sequence: `Partial(...)` (makes or takes over the folder), `allocate`, `open` and `claim`
+    while writing, `add` for small files, `check`, `publish`. `discard` removes everything, `close`
+    keeps it for a later resume. `begun`: a tile has been written, by this run or the one that it
+    resumes. `source` are the identities of the source's files, by name; without them nothing that
+    an earlier run wrote is taken over, because nothing tells what it was made of.
     """
 
-    def __init__(self, out: Path, target: Target, digest: str, *, resume: bool, source: Mapping[str, Identity] | None = None) -> None:
+    def __init__(
+        self,
+        out: Path,
+        target: Target,
+        digest: str,
+        *,
+        resume: bool,
+        source: Mapping[str, Identity] | None = None,
+    ) -> None:
         self.out, self.target, self.digest = out, target, digest
         self.folder = out.parent / (out.name + SUFFIX)
         self.data = self.folder / "data"
@@ -105,8 +140,16 @@ class Partial:
         self._owner: int | None = None
         # a published run could not remove its folder
         self.left = False
-        stood = None if source is None else {name: list(found[1:]) for name, found in source.items()}
-        head = {"format_version": FORMAT_VERSION, "kind": "journal", "digest": digest, "hash": HASH, "source": stood}
+        stood = (
+            None if source is None else {name: list(found[1:]) for name, found in source.items()}
+        )
+        head = {
+            "format_version": FORMAT_VERSION,
+            "kind": "journal",
+            "digest": digest,
+            "hash": HASH,
+            "source": stood,
+        }
         try:
             self._begin(head, resume)
         except OSError as error:
@@ -121,7 +164,8 @@ class Partial:
                 fail(
                     "M911",
                     f"{_shown(self.folder)} is there from an earlier run",
-                    help=f"run again with {option('resume', True)} to finish it, or remove that folder",
+                    help=f"run again with {option('resume', True)} to finish it, or remove that "
+                    "folder",
                 )
             if not self.folder.is_dir() or self.folder.is_symlink():
                 fail("M911", f"{_shown(self.folder)} is no partial folder", help="move it away")
@@ -132,13 +176,18 @@ class Partial:
         self.data.mkdir(exist_ok=True)
 
     def _take_over(self, head: Mapping[str, Any]) -> None:
-        """Goes on where an earlier run of the same plan over the same files ended; M926 if the folder is not what such a run makes."""
+        """Goes on where an earlier run of the same plan over the same files ended; M926 if the
+        folder is not what such a run makes.
+        """
         try:
             # not the user of this process: file systems may call him otherwise
             with scratch(self.folder) as made:
                 self._owner = os.fstat(made).st_uid
         except PermissionError:
-            self._refuse(self.folder, f"belongs to user {os.lstat(self.folder).st_uid}, and this run may not write in it")
+            self._refuse(
+                self.folder,
+                f"belongs to user {os.lstat(self.folder).st_uid}, and this run may not write in it",
+            )
         self._lock()
         try:
             self._require_own()
@@ -151,7 +200,9 @@ class Partial:
         self.begun = bool(self.claims)
 
     def _require_own(self) -> None:
-        """M926 unless the folder holds only what this run could have made: folders and files of its own, each with one name."""
+        """M926 unless the folder holds only what this run could have made: folders and files of its
+        own, each with one name.
+        """
         self._check(self.folder, os.lstat(self.folder))
         pending = [self.folder]
         while pending:
@@ -165,16 +216,29 @@ class Partial:
         if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
             self._refuse(path, f"is {kind_of(status.st_mode)}")
         if self._owner is not None and status.st_uid != self._owner:
-            self._refuse(path, f"belongs to user {status.st_uid}, and what is made here belongs to user {self._owner}")
+            self._refuse(
+                path,
+                f"belongs to user {status.st_uid}, and what is made here belongs to user "
+                f"{self._owner}",
+            )
         if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
-            self._refuse(path, f"has {status.st_nlink} names (hard links): writing it would change another file")
+            self._refuse(
+                path,
+                f"has {status.st_nlink} names (hard links): writing it would change another file",
+            )
 
     def _refuse(self, path: Path, why: str) -> NoReturn:
-        where = "" if path == self.folder else f"{printable(str(path.relative_to(self.folder)), 200)} in "
+        where = (
+            ""
+            if path == self.folder
+            else f"{printable(str(path.relative_to(self.folder)), 200)} in "
+        )
         fail(
             "M926",
             f"{where}{_shown(self.folder)} {why}",
-            notes=("no run of migrate leaves that behind: it was made or changed by somebody else",),
+            notes=(
+                "no run of migrate leaves that behind: it was made or changed by somebody else",
+            ),
             help="see where it comes from, remove that folder and begin anew",
         )
 
@@ -194,7 +258,11 @@ class Partial:
             fcntl.flock(self._journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.close()
-            fail("M911", f"another run is at work in {_shown(self.folder)}", help="wait until it has ended")
+            fail(
+                "M911",
+                f"another run is at work in {_shown(self.folder)}",
+                help="wait until it has ended",
+            )
 
     def _longest(self, head: Mapping[str, Any]) -> int:
         """The most bytes that runs of this plan leave in a journal."""
@@ -209,16 +277,26 @@ class Partial:
         lines = os.pread(self._journal, min(size, most), 0).split(b"\n")
         first = _parsed(lines[0])
         # one of another plan may well be larger, and is refused with what is known of it
-        another = first.get("kind") == "journal" and {**first, "source": None} != {**head, "source": None}
+        another = first.get("kind") == "journal" and {**first, "source": None} != {
+            **head,
+            "source": None,
+        }
         if size > most and not another:
-            self._refuse(self.folder / JOURNAL, f"has {size:,} bytes, and all runs of this plan together write at most {most:,}")
+            self._refuse(
+                self.folder / JOURNAL,
+                f"has {size:,} bytes, and all runs of this plan together write at most {most:,}",
+            )
         if lines[:-1] and first == head:
             claims: Claims = {}
             for line in lines[1:-1]:
                 found = _parsed(line)
                 # a torn or foreign line claims nothing
                 if {name: type(value) for name, value in found.items()} == _CLAIM:
-                    claims[found["file"], found["tile"]] = (found["offset"], found["length"], found[HASH])
+                    claims[found["file"], found["tile"]] = (
+                        found["offset"],
+                        found["length"],
+                        found[HASH],
+                    )
             if lines[-1]:
                 os.write(self._journal, b"\n")
             return claims
@@ -229,15 +307,20 @@ class Partial:
                 fail(
                     "M918",
                     f"{_shown(self.folder)} was begun by another version of migrate: "
-                    f"its journal has format version {printable(str(version))}, this one's is {FORMAT_VERSION}",
-                    help="remove that folder and begin anew, or resume with the version it was begun with",
+                    f"its journal has format version {printable(str(version))}, this one's is "
+                    f"{FORMAT_VERSION}",
+                    help="remove that folder and begin anew, or resume with the version it was "
+                    "begun with",
                 )
             if not another:
                 self._refuse_source(first.get("source"), head["source"])
             fail(
                 "M918",
                 f"{_shown(self.folder)} belongs to another plan",
-                notes=(f"digest there {printable(str(first.get('digest')))}", f"digest of this plan {self.digest}"),
+                notes=(
+                    f"digest there {printable(str(first.get('digest')))}",
+                    f"digest of this plan {self.digest}",
+                ),
                 help="remove that folder, or resume with the plan it was begun with",
             )
         # killed before the first line was whole: nothing is claimed
@@ -248,26 +331,38 @@ class Partial:
     def _refuse_source(self, was: Any, now: Mapping[str, list[int]] | None) -> NoReturn:
         """M918 naming the files that are not what they were when the folder was begun."""
         then, stands = (found if isinstance(found, dict) else {} for found in (was, now))
-        changed = [f"{printable(name)}: {_difference(then.get(name), stands.get(name))}" for name in {**stands, **then}
-                   if then.get(name) != stands.get(name)]  # fmt: skip
+        changed = [
+            f"{printable(name)}: {_difference(then.get(name), stands.get(name))}"
+            for name in {**stands, **then}
+            if then.get(name) != stands.get(name)
+        ]
         fail(
             "M918",
-            f"{_shown(self.folder)} was begun over another state of the source" + "".join(f": {one}" for one in changed[:1]),
-            notes=(*changed[1:_MOST_NAMED], *(f"and {n:,} more files" for n in (len(changed) - _MOST_NAMED,) if n > 0)),
-            help="remove that folder and begin anew: what it holds was made of the files as they were",
+            f"{_shown(self.folder)} was begun over another state of the source"
+            + "".join(f": {one}" for one in changed[:1]),
+            notes=(
+                *changed[1:_MOST_NAMED],
+                *(f"and {n:,} more files" for n in (len(changed) - _MOST_NAMED,) if n > 0),
+            ),
+            help="remove that folder and begin anew: what it holds was made of the files as they "
+            "were",
         )
 
     def require(self, side_bytes: int, shared: Shared | None = None) -> None:
-        """RunError M909 unless the file system has room for all that is still to be written. Looks, and writes nothing.
+        """RunError M909 unless the file system has room for all that is still to be written. Looks,
+        and writes nothing.
 
-        What is shared needs no room. It counts once: a file that is there from an earlier run holds it already.
+        What is shared needs no room. It counts once: a file that is there from an earlier run holds
+        it already.
         """
         there = os.statvfs(self.folder)
         need = sum(len(b) for b in self.target.small.values()) + side_bytes
         for file in self.target.files:
             path = self._path(file.name)
             have = path.stat().st_blocks * 512 if path.exists() else 0
-            need += max(0, file.size - max(have, shared.nbytes(file.name) if shared is not None else 0))
+            need += max(
+                0, file.size - max(have, shared.nbytes(file.name) if shared is not None else 0)
+            )
         free = there.f_bavail * there.f_frsize
         if need > free:
             if not self.claims:
@@ -281,8 +376,8 @@ class Partial:
     def allocate(self, shared: Shared | None = None) -> None:
         """Makes each weight file at its full size, so that a full disk shows before the first byte.
 
-        What can be shared is cloned now and only the rest allocated: blocks under a clone would be thrown away again, and
-        a clone that is refused here is space that is asked for here.
+        What can be shared is cloned now and only the rest allocated: blocks under a clone would be
+        thrown away again, and a clone that is refused here is space that is asked for here.
         """
         try:
             for file in self.target.files:
@@ -293,7 +388,11 @@ class Partial:
                     os.ftruncate(descriptor, file.size)
                     if shared is not None:
                         shared.clone(file.name, descriptor)
-                    for start, stop in ((0, file.size),) if shared is None else shared.gaps(file.name, 0, file.size):
+                    for start, stop in (
+                        ((0, file.size),)
+                        if shared is None
+                        else shared.gaps(file.name, 0, file.size)
+                    ):
                         _allocate(descriptor, start, stop - start)
                 finally:
                     os.close(descriptor)
@@ -314,7 +413,9 @@ class Partial:
         return self._opened(self._path(name), 0)
 
     def claim(self, file: str, tile: int, offset: int, length: int, checksum: str) -> None:
-        """Records that the file, up to the end of a tile, is written and has this checksum. One append, so lines of threads do not mix."""
+        """Records that the file, up to the end of a tile, is written and has this checksum. One
+        append, so lines of threads do not mix.
+        """
         self.begun = True
         os.write(self._journal, _claim(file, tile, offset, length, checksum))
 
@@ -333,7 +434,8 @@ class Partial:
             shutil.copyfile(content, path)
 
     def check(self) -> None:
-        """RunError M913 unless each weight file has its size and its header, read back, and nothing lies beside what was written.
+        """RunError M913 unless each weight file has its size and its header, read back, and nothing
+        lies beside what was written.
 
         What does is somebody else's, so that it is named and neither published nor removed.
         """
@@ -344,7 +446,11 @@ class Partial:
             finally:
                 release(descriptor)
             if size != file.size or header != file.header:
-                fail("M913", f"{printable(file.name)} was not written as planned", help=f"run the same again with {option('resume', True)}")
+                fail(
+                    "M913",
+                    f"{printable(file.name)} was not written as planned",
+                    help=f"run the same again with {option('resume', True)}",
+                )
         if self.target.folder and (strays := self._strays()):
             more = f" and {len(strays) - 1:,} more" if len(strays) > 1 else ""
             fail(
@@ -354,16 +460,24 @@ class Partial:
             )
 
     def _strays(self) -> list[str]:
-        """What would be published and is neither a file of the target nor a folder with one; links, whatever they are called."""
+        """What would be published and is neither a file of the target nor a folder with one; links,
+        whatever they are called.
+        """
         known = self._names | {folder for name in self._names for folder in name.parents}
         found = []
         for root, folders, files in os.walk(self.data):
             paths = [Path(root, name) for name in (*folders, *files)]
-            found += [str(p.relative_to(self.data)) for p in paths if p.relative_to(self.data) not in known or p.is_symlink()]
+            found += [
+                str(p.relative_to(self.data))
+                for p in paths
+                if p.relative_to(self.data) not in known or p.is_symlink()
+            ]
         return sorted(found)
 
     def publish(self, *, fsync: bool = True) -> None:
-        """Makes the target appear under its name, durably if `fsync`. QuestionError M904 if something has appeared there meanwhile."""
+        """Makes the target appear under its name, durably if `fsync`. QuestionError M904 if
+        something has appeared there meanwhile.
+        """
         made = self.data if self.target.folder else self._path(self.target.files[0].name)
         if fsync:
             for root, _, files in os.walk(self.data, topdown=False):
@@ -425,8 +539,9 @@ def sync(path: Path) -> None:
 
 
 def rename(old: Path, new: Path) -> None:
-    """Moves `old` to `new` atomically; FileExistsError if `new` exists. Where the system has no such call, a file is linked
-    and a folder renamed after a look (which leaves an instant in which an empty folder could be replaced)."""
+    """Moves `old` to `new` atomically; FileExistsError if `new` exists. Where the system has no
+    such call, a file is linked and a folder renamed after a look (which leaves an instant in which
+    an empty folder could be replaced)."""
     try:
         _rename_no_replace(old, new)
         return
@@ -467,11 +582,15 @@ def _rename_no_replace(old: Path, new: Path) -> None:
 
 
 def _allocate(descriptor: int, start: int, size: int) -> None:
-    """Gives a range of the file its blocks; does nothing where the file system cannot (glibc would write a byte a block)."""
+    """Gives a range of the file its blocks; does nothing where the file system cannot (glibc would
+    write a byte a block).
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "fallocate"):
         return
-    while libc.fallocate(ctypes.c_int(descriptor), ctypes.c_int(0), ctypes.c_longlong(start), ctypes.c_longlong(size)):
+    while libc.fallocate(
+        ctypes.c_int(descriptor), ctypes.c_int(0), ctypes.c_longlong(start), ctypes.c_longlong(size)
+    ):
         code = ctypes.get_errno()
         if code == errno.EINTR:
             continue

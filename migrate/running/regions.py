@@ -1,12 +1,15 @@
-"""Boxes of computed tensors: which box a read needs, how it is cut to fit memory, and how it is evaluated.
+"""Boxes of computed tensors: which box a read needs, how it is cut to fit memory, and how it is
+evaluated.
 
-A computed tensor is never whole in memory if its op says what a part of it needs. A read names a linear range or a
-strided move of the tensor's packed bytes; both are turned into boxes of the result, each box into boxes of the inputs,
-and those are read as every output is: through a view, gathered. So a value of values recurses by itself, and a permute
-of a cast costs no more memory than a permute.
+A computed tensor is never whole in memory if its op says what a part of it needs. A read names a
+linear range or a strided move of the tensor's packed bytes; both are turned into boxes of the
+result, each box into boxes of the inputs, and those are read as every output is: through a view,
+gathered. So a value of values recurses by itself, and a permute of a cast costs no more memory than
+a permute.
 
-A box that is what was asked is computed straight into the reader's buffer. Where an op has a coarser grain, or a move
-takes elements apart, the box goes through a chunk of this thread, which is kept: the next read is often the next part.
+A box that is what was asked is computed straight into the reader's buffer. Where an op has a
+coarser grain, or a move takes elements apart, the box goes through a chunk of this thread, which is
+kept: the next read is often the next part.
 """
 
 from __future__ import annotations
@@ -39,7 +42,9 @@ _CHUNKS = 8
 
 
 def ranges(shape: Sequence[int], start: int, stop: int) -> Iterator[Box]:
-    """Boxes of a row-major `shape` that hold elements `start` to `stop` in order, as few as there are."""
+    """Boxes of a row-major `shape` that hold elements `start` to `stop` in order, as few as there
+    are.
+    """
     if start >= stop:
         return
     if not shape:
@@ -77,8 +82,9 @@ def linear(shape: Sequence[int], box: Box) -> tuple[int, int] | None:
 
 
 class Footprint(NamedTuple):
-    """Where a strided move lies in a tensor: its bounding `box`, the index of its first element, and the step of each loop
-    as an index. Both hold in any array over a box that holds `box`, by that array's strides."""
+    """Where a strided move lies in a tensor: its bounding `box`, the index of its first element,
+    and the step of each loop as an index. Both hold in any array over a box that holds `box`, by
+    that array's strides."""
 
     box: Box
     start: tuple[int, ...]
@@ -88,22 +94,31 @@ class Footprint(NamedTuple):
 def footprint(shape: Sequence[int], start: int, loops: Sequence[tuple[int, int]]) -> Footprint:
     """The smallest box that holds elements start + Σ i·stride for (n, stride) in `loops`.
 
-    Where a loop carries from one axis into the next one, the box is a range of the first axis that changes with all of
-    the axes behind it.
+    Where a loop carries from one axis into the next one, the box is a range of the first axis that
+    changes with all of the axes behind it.
     """
     loops = [(n, s) for n, s in loops if n > 1]
     back = sum((n - 1) * -s for n, s in loops if s < 0)
     low, steps = _digits(shape, start - back), [_digits(shape, abs(s)) for _, s in loops]
-    far = [sum((n - 1) * step[i] for (n, _), step in zip(loops, steps, strict=True)) for i in range(len(shape))]
+    far = [
+        sum((n - 1) * step[i] for (n, _), step in zip(loops, steps, strict=True))
+        for i in range(len(shape))
+    ]
     if all(a + d < n for a, d, n in zip(low, far, shape, strict=True)):
         box = tuple((a, a + d + 1) for a, d in zip(low, far, strict=True))
     else:
         end = _digits(shape, start - back + sum((n - 1) * abs(s) for n, s in loops))
         axis = next(i for i, (a, b) in enumerate(zip(low, end, strict=True)) if a != b)
-        box = (*((a, a + 1) for a in low[:axis]), (low[axis], end[axis] + 1), *((0, n) for n in shape[axis + 1 :]))
+        box = (
+            *((a, a + 1) for a in low[:axis]),
+            (low[axis], end[axis] + 1),
+            *((0, n) for n in shape[axis + 1 :]),
+        )
     down = [(n, step) for (n, s), step in zip(loops, steps, strict=True) if s < 0]
     first = tuple(a + sum((n - 1) * step[i] for n, step in down) for i, a in enumerate(low))
-    signed = tuple(tuple(d if s >= 0 else -d for d in step) for (_, s), step in zip(loops, steps, strict=True))
+    signed = tuple(
+        tuple(d if s >= 0 else -d for d in step) for (_, s), step in zip(loops, steps, strict=True)
+    )
     return Footprint(box, first, signed)
 
 
@@ -133,7 +148,9 @@ class Chunk(NamedTuple):
 
 
 class Workspace:
-    """One thread's memory for computing: input boxes by depth and number, the last chunks, and what a move unpacks into."""
+    """One thread's memory for computing: input boxes by depth and number, the last chunks, and what
+    a move unpacks into.
+    """
 
     __slots__ = ("_chunks", "_slots", "_values", "depth", "lane")
 
@@ -145,7 +162,9 @@ class Workspace:
         self._slots: dict[tuple[int, int], tuple[memoryview, Gather]] = {}
 
     def input(self, number: int, tensor: Tensor, box: Box) -> np.ndarray[Any, Any]:
-        """The raw elements of a box of input `number`, good until this depth reads that input again."""
+        """The raw elements of a box of input `number`, good until this depth reads that input
+        again.
+        """
         from .values import unpack
 
         spec = Spec(tensor.spec.dtype, tuple(b - a for a, b in box))
@@ -174,7 +193,9 @@ class Workspace:
         return kept is not None and holds(kept[1].box, box)
 
     def chunk(self, value: Value, kind: Kind, box: Box) -> Chunk:
-        """A chunk that holds `box`: the last one of this value if it does, else computed now on the op's grain."""
+        """A chunk that holds `box`: the last one of this value if it does, else computed now on the
+        op's grain.
+        """
         import numpy as np
 
         kept = self._chunks.get(id(value))
@@ -189,7 +210,9 @@ class Workspace:
         else:
             memory = np.empty(0, "u1")
             while self._chunks and (
-                len(self._chunks) >= _CHUNKS or nbytes + sum(c.memory.size for _, c in self._chunks.values()) > self._values.share // 2
+                len(self._chunks) >= _CHUNKS
+                or nbytes + sum(c.memory.size for _, c in self._chunks.values())
+                > self._values.share // 2
             ):
                 memory = self._chunks.popitem(last=False)[1][1].memory
         if memory.size < nbytes:
@@ -212,7 +235,9 @@ def outside(box: Box, other: Box) -> list[Box]:
         return [box]
     found = []
     for axis, ((a, b), (c, d)) in enumerate(zip(box, other, strict=True)):
-        found += [(*box[:axis], side, *box[axis + 1 :]) for side in ((a, c), (d, b)) if side[0] < side[1]]
+        found += [
+            (*box[:axis], side, *box[axis + 1 :]) for side in ((a, c), (d, b)) if side[0] < side[1]
+        ]
         box = (*box[:axis], (max(a, c), min(b, d)), *box[axis + 1 :])
     return found
 
@@ -229,7 +254,9 @@ def joined(one: Box, other: Box) -> Box | None:
 
 
 def within(outer: Box, inner: Box) -> tuple[Any, ...]:
-    """`inner` as an index into an array that holds `outer`; what it picks is a view of that array."""
+    """`inner` as an index into an array that holds `outer`; what it picks is a view of that
+    array.
+    """
     # without the ellipsis numpy would answer with a copy of the element where there are no axes
     return (*(slice(c - a, d - a) for (a, _), (c, d) in zip(outer, inner, strict=True)), ...)
 
@@ -256,7 +283,9 @@ class Computed(Leaf):
         at = 0
         for box in ranges(self._kind.shape, offset // size, (offset + len(buffer)) // size):
             nbytes = size_of(box) * size
-            self._values.into(self._value, self._kind, self._elements(box), buffer[at : at + nbytes])
+            self._values.into(
+                self._value, self._kind, self._elements(box), buffer[at : at + nbytes]
+            )
             at += nbytes
 
     def move(self, move: Move, out: memoryview, base: int) -> bool:
@@ -282,7 +311,8 @@ class Computed(Leaf):
         places = [w * size for w in _strides([b - a for a, b in outer])]
         src = sum((i - a) * w for i, (a, _), w in zip(found.start, outer, places, strict=True))
         turned = tuple(
-            (n, d, sum(i * w for i, w in zip(step, places, strict=True))) for (n, d, _), step in zip(loops, found.steps, strict=False)
+            (n, d, sum(i * w for i, w in zip(step, places, strict=True)))
+            for (n, d, _), step in zip(loops, found.steps, strict=False)
         )
         transpose.copy(out, move.dst + base, packed, src, move.run, turned)
         return True
@@ -302,21 +332,33 @@ class Computed(Leaf):
 
 
 def step(tensor: Tensor, layouts: Layouts, values: Values | None) -> int:
-    """The length of the ranges that a tensor should be asked for: as its layout says, and of computed tensors whole boxes on
-    their op's grain, so that no two ranges compute the same block."""
+    """The length of the ranges that a tensor should be asked for: as its layout says, and of
+    computed tensors whole boxes on their op's grain, so that no two ranges compute the same
+    block."""
     layout = layouts.of(tensor.view, tensor.spec.dtype, tensor.spec.nbytes)
-    if values is None or layout.loose or layout.windowed or all(isinstance(s, str) for s in tensor.sources):
+    if (
+        values is None
+        or layout.loose
+        or layout.windowed
+        or all(isinstance(s, str) for s in tensor.sources)
+    ):
         return layout.step
     read = {n: values.kind(s) for n, s in enumerate(tensor.sources) if not isinstance(s, str)}
     # the kinds are kept by `values`, the layout by `layouts`
     key = (id(layout), *[(n, id(kind)) for n, kind in read.items()])
     found = values.steps.get(key)
     if found is None:
-        periods = [_period(move, read[move.leaf]) for move in layout.moves if move.leaf in read and read[move.leaf].regional]
+        periods = [
+            _period(move, read[move.leaf])
+            for move in layout.moves
+            if move.leaf in read and read[move.leaf].regional
+        ]
         period = max(periods, default=1)
         found = layout.step
         if period <= GRAIN_MOST:
-            found = max(1, (BLOCKS if layout.whole and period > 1 else layout.step) // period) * period
+            found = (
+                max(1, (BLOCKS if layout.whole and period > 1 else layout.step) // period) * period
+            )
         values.steps[key] = found
     return found
 
@@ -344,13 +386,19 @@ def longest_step(tensors: Iterable[Tensor], layouts: Layouts, values: Values) ->
     """The longest `step` of these tensors; 1 if there are none."""
     kinds: dict[tuple[Any, ...], Tensor] = {}
     for tensor in tensors:
-        of = [(n, id(values.kind(s))) for n, s in enumerate(tensor.sources) if not isinstance(s, str)]
+        of = [
+            (n, id(values.kind(s))) for n, s in enumerate(tensor.sources) if not isinstance(s, str)
+        ]
         kinds.setdefault((id(tensor.view), tensor.spec.dtype, *of), tensor)
     return max((step(t, layouts, values) for t in kinds.values()), default=1)
 
 
-def read(tensor: Tensor, box: Box, source: Source, *, max_memory: int = 1 << 30) -> np.ndarray[Any, Any]:
-    """The raw elements of a box of any tensor of a graph: stored, moved or computed. Who reads often keeps a `Values`."""
+def read(
+    tensor: Tensor, box: Box, source: Source, *, max_memory: int = 1 << 30
+) -> np.ndarray[Any, Any]:
+    """The raw elements of a box of any tensor of a graph: stored, moved or computed. Who reads
+    often keeps a `Values`.
+    """
     from .values import Values
 
     return Values(source, Layouts(), (), max_memory).read(tensor, box)

@@ -1,7 +1,9 @@
-"""What goes out beside the tensors that rules made: the tree around them, tensors that rules do not see, ties.
+"""What goes out beside the tensors that rules made: the tree around them, tensors that rules do not
+see, ties.
 
-The dict that rules work on is made anew: its tensors are the outputs, each where the first of its sources stood, its other values
-follow the modules that they belong to. Everything else is the tree as it came in.
+The dict that rules work on is made anew: its tensors are the outputs, each where the first of its
+sources stood, its other values follow the modules that they belong to. Everything else is the tree
+as it came in.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ S = TypeVar("S", bound="Source")
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """The whole output: `rest` for the format, all tensors by key, and what a run has to check and to say beside."""
+    """The whole output: `rest` for the format, all tensors by key, and what a run has to check and
+    to say beside.
+    """
 
     rest: Rest
     outputs: Mapping[str, Tensor]
@@ -53,11 +57,17 @@ class Outgoing:
 
 def widened(index: Index) -> Index:
     """The index with the tensors that rules do not see among the others."""
-    return replace(index, tensors={**index.tensors, **index.carried}, outline=None) if index.carried else index
+    return (
+        replace(index, tensors={**index.tensors, **index.carried}, outline=None)
+        if index.carried
+        else index
+    )
 
 
 def whole(source: Source) -> Source:
-    """The source with all its tensors among those of its index, as a run reads them. It is closed with the source."""
+    """The source with all its tensors among those of its index, as a run reads them. It is closed
+    with the source.
+    """
     if not source.index.carried:
         return source
     found = copy(source)
@@ -66,7 +76,9 @@ def whole(source: Source) -> Source:
 
 
 def without(source: S, states: Sequence[State]) -> S:
-    """The source without the state of these optimizers: neither its tensors nor what stands beside them. It is closed with the source."""
+    """The source without the state of these optimizers: neither its tensors nor what stands beside
+    them. It is closed with the source.
+    """
     if not states:
         return source
     index, gone = source.index, {key for state in states for key in state.keys}
@@ -74,35 +86,60 @@ def without(source: S, states: Sequence[State]) -> S:
     tensors = {key: at for key, at in index.tensors.items() if key not in gone}
     if index.outline is None:
         tops = {state.path[0] for state in states if state.path}
-        items = {key: value for key, value in index.items.items() if key not in tops and id(value) not in unfit}
+        items = {
+            key: value
+            for key, value in index.items.items()
+            if key not in tops and id(value) not in unfit
+        }
         made = replace(index, tensors=tensors, items=items)
     else:
         outline, several, items = index.outline, len(index.outline.parts) > 1, {}
-        homes = tuple({key[: key.lower().rindex(".state.")] + "." for key in gone if "." in key}) if gone else ()
+        homes = (
+            tuple({key[: key.lower().rindex(".state.")] + "." for key in gone if "." in key})
+            if gone
+            else ()
+        )
         parts = []
         for rank, part in enumerate(outline.parts):
             table = part.table
             root = part.root
             if table is not None and homes:
-                own = tuple(pair for pair in table.pairs if not (type(pair[0]) is str and pair[0].startswith(homes)))
+                own = tuple(
+                    pair
+                    for pair in table.pairs
+                    if not (type(pair[0]) is str and pair[0].startswith(homes))
+                )
                 root = put(root, table, DictNode(table.kind, own, table.node, table.attributes))
             parts.append(part._replace(root=pruned(root, unfit)[0]))
             mark = f"@{rank}" if several else ""
             items.update({path + mark: value for path, value in items_of(parts[-1])})
-        left = {outline.names[id(leaf)] for part in parts for leaf in records([part.root]) if id(leaf) in outline.names}
+        left = {
+            outline.names[id(leaf)]
+            for part in parts
+            for leaf in records([part.root])
+            if id(leaf) in outline.names
+        }
         carried = {key: at for key, at in outline.carried.items() if key in left}
         ties = {key: first for key, first in outline.ties.items() if key in left and first in left}
-        made = replace(index, tensors=tensors, items=items, outline=replace(outline, parts=tuple(parts), carried=carried, ties=ties))
+        made = replace(
+            index,
+            tensors=tensors,
+            items=items,
+            outline=replace(outline, parts=tuple(parts), carried=carried, ties=ties),
+        )
     found = copy(source)
     found.index = made
     return found
 
 
-def outgoing(source: Source, composition: Composition, *, alone: bool = False, drop: bool = False) -> Outgoing:
-    """What the output holds; `alone`: of a nested checkpoint nothing but the tensors that rules work on.
+def outgoing(
+    source: Source, composition: Composition, *, alone: bool = False, drop: bool = False
+) -> Outgoing:
+    """What the output holds; `alone`: of a nested checkpoint nothing but the tensors that rules
+    work on.
 
-    M916 where a rule makes a key that a tensor outside of its dict has, and for such tensors of ranks that have no file
-    any more, unless `drop`.
+    M916 where a rule makes a key that a tensor outside of its dict has, and for such tensors of
+    ranks that have no file any more, unless `drop`.
     """
     index, outputs = source.index, composition.graph.outputs
     outline = index.outline
@@ -112,15 +149,26 @@ def outgoing(source: Source, composition: Composition, *, alone: bool = False, d
         if outline is not None:
             return Outgoing(_plain(specs, first, {}, None), outputs, (), ())
         said: tuple[list[str], list[str]] = ([], [])
-        versions = _attributes(_versions(index), [bound for _, bound in composition.legs if bound.made], *said)
-        return Outgoing(_plain(specs, first, _called(held(index), composition), versions), outputs, (), *map(tuple, said))
+        versions = _attributes(
+            _versions(index), [bound for _, bound in composition.legs if bound.made], *said
+        )
+        return Outgoing(
+            _plain(specs, first, _called(held(index), composition), versions),
+            outputs,
+            (),
+            *map(tuple, said),
+        )
     lost = _lost(outline, len(by_rank(outputs)), drop)
     kept = {key: at for key, at in outline.carried.items() if key not in lost}
-    carried = {key: Tensor(at.spec, views.stored(0, at.spec.shape, at.strides), (key,)) for key, at in kept.items()}
+    carried = {
+        key: Tensor(at.spec, views.stored(0, at.spec.shape, at.strides), (key,))
+        for key, at in kept.items()
+    }
     if both := [key for key in carried if key in outputs]:
         fail(
             "M916",
-            f"rules make {listed(both)}, and a tensor outside of the dict that they work on is called so",
+            f"rules make {listed(both)}, and a tensor outside of the dict that they work on is "
+            "called so",
             help="name the key otherwise",
         )
     every = {**outputs, **carried}
@@ -133,7 +181,11 @@ def outgoing(source: Source, composition: Composition, *, alone: bool = False, d
     if _differ(index.items, len(parts), len(outline.parts)):
         gone.append("what the ranks without a file hold beside tensors, and rank 0 does not,")
     specs = {key: tensor.spec for key, tensor in carried.items()}
-    used = [check for key, check in checks.items() if first.get(key, key) != key or any(f == key for f in first.values())]
+    used = [
+        check
+        for key, check in checks.items()
+        if first.get(key, key) != key or any(f == key for f in first.values())
+    ]
     return Outgoing(Rest(parts, names, specs, first), every, tuple(used), tuple(notes), tuple(gone))
 
 
@@ -150,19 +202,28 @@ def held(index: Index) -> dict[str, Any]:
 
 def _called(items: Mapping[str, Any], composition: Composition) -> dict[str, Any]:
     """The values by what they are called now."""
-    names = composition.values.names if composition.values is not None else {key: key for key in items}
+    names = (
+        composition.values.names if composition.values is not None else {key: key for key in items}
+    )
     return {name: items[was] for name, was in names.items() if was in items}
 
 
 def _versions(index: Index) -> Any:
-    """The attributes of a state dict in memory, as those of a file's; None for a dict that has none."""
+    """The attributes of a state dict in memory, as those of a file's; None for a dict that has
+    none.
+    """
     if index.module_versions is None:
         return None
-    pairs = tuple((name, DictNode("dict", (("version", version),), None)) for name, version in index.module_versions.items())
+    pairs = tuple(
+        (name, DictNode("dict", (("version", version),), None))
+        for name, version in index.module_versions.items()
+    )
     return DictNode("dict", (("_metadata", DictNode("OrderedDict", pairs, None)),), None)
 
 
-def _plain(specs: Mapping[str, Any], first: Mapping[str, str], items: Mapping[str, Any], attributes: Any) -> Rest:
+def _plain(
+    specs: Mapping[str, Any], first: Mapping[str, str], items: Mapping[str, Any], attributes: Any
+) -> Rest:
     kind = "dict" if attributes is None else "OrderedDict"
     made: list[Part] = []
     names: dict[int, str] = {}
@@ -171,20 +232,37 @@ def _plain(specs: Mapping[str, Any], first: Mapping[str, str], items: Mapping[st
         names.update({id(leaf): key for _, leaf, key in tensors})
         taken = {short for short, _, _ in tensors}
         others = [] if made else [(key, value) for key, value in items.items() if key not in taken]
-        made.append(Part(DictNode(kind, (*((short, leaf) for short, leaf, _ in tensors), *others), None, attributes), ()))
+        made.append(
+            Part(
+                DictNode(
+                    kind,
+                    (*((short, leaf) for short, leaf, _ in tensors), *others),
+                    None,
+                    attributes,
+                ),
+                (),
+            )
+        )
     return Rest(tuple(made), names, {}, first)
 
 
 def _declare(outline: Outline, stored: dict[str, Any]) -> dict[str, ValueCheck]:
-    """Makes tensors that are said to have been one share a storage, and answers with the conditions that make it true."""
+    """Makes tensors that are said to have been one share a storage, and answers with the conditions
+    that make it true.
+    """
     checks = {}
     for key, first in outline.ties.items():
         one, other = stored[first], stored[key]
         if one.spec != other.spec:
             continue
-        tensors = tuple(Tensor(at.spec, views.stored(0, at.spec.shape, at.strides), (name,)) for name, at in ((first, one), (key, other)))
+        tensors = tuple(
+            Tensor(at.spec, views.stored(0, at.spec.shape, at.strides), (name,))
+            for name, at in ((first, one), (key, other))
+        )
         message = f"{printable(key)} and {printable(first)} were one tensor, and their bytes differ"
-        checks[key] = ValueCheck("equal", tensors, None, "M404", message, "migrate.items.json", (first, key))
+        checks[key] = ValueCheck(
+            "equal", tensors, None, "M404", message, "migrate.items.json", (first, key)
+        )
         stored[first] = one._replace(storage=Declared(first))
         stored[key] = other._replace(storage=Declared(first))
     return checks
@@ -200,7 +278,7 @@ def _differ(items: Mapping[str, Any], kept: int, ranks: int) -> bool:
 
 def _parts(
     outline: Outline, composition: Composition, notes: list[str], gone: list[str]
-) -> tuple[tuple[Part, ...], dict[int, str]]:  # fmt: skip
+) -> tuple[tuple[Part, ...], dict[int, str]]:
     """The trees of the output, and the key of each tensor in them."""
     outputs = composition.graph.outputs
     ranks = by_rank(outputs)
@@ -214,37 +292,60 @@ def _parts(
         old = part.table
         if old is None:
             if keys:
-                fail("M945", "rules make tensors, and the checkpoint has no dict of tensors to put them into")
+                fail(
+                    "M945",
+                    "rules make tensors, and the checkpoint has no dict of tensors to put them "
+                    "into",
+                )
             made.append(part)
             continue
         called: dict[str, list[str]] = {}
         for name, was in composition.values.names.items() if composition.values is not None else ():
             if not several or (rank_of(name) or 0) == here:
                 called.setdefault(_short(was, several), []).append(_short(name, several))
-        table, own = _table(_answered(part, composition), keys, outputs, rank if several else None, bounds, notes, gone, called)
+        table, own = _table(
+            _answered(part, composition),
+            keys,
+            outputs,
+            rank if several else None,
+            bounds,
+            notes,
+            gone,
+            called,
+        )
         names.update(own)
         made.append(Part(put(part.root, old, nested(table, part.nests)), part.at, part.nests))
     if len(outline.parts) > len(made):
         left = len(outline.parts) - len(made)
-        notes.append(f"no file any more for {plural(left, 'rank')}; what they held beside tensors is that of rank 0")
+        notes.append(
+            f"no file any more for {plural(left, 'rank')}; what they held beside tensors is that "
+            "of rank 0"
+        )
     return tuple(made), names
 
 
 def _answered(part: Part, composition: Composition) -> DictNode:
-    """The dict that rules work on, its objects with what the file and the person who asked tell of their numbers."""
+    """The dict that rules work on, its objects with what the file and the person who asked tell of
+    their numbers.
+    """
     said = (leg.memory.get("params", {}).get(PARAMETER) for leg, _ in composition.legs)
     known = told(part, next((numbering for numbering in said if numbering is not None), None))
     table = part.table or DictNode("dict", (), None)
     if not known:
         return table
-    pairs = tuple((key, known.get(key, value) if type(value) is Composite else value) for key, value in table.pairs)
+    pairs = tuple(
+        (key, known.get(key, value) if type(value) is Composite else value)
+        for key, value in table.pairs
+    )
     return DictNode(table.kind, pairs, table.node, table.attributes)
 
 
 def values_of(index: Index) -> Values:
     """The values that are no tensors among those that rules work on."""
     if index.outline is None:
-        return Values({key: key for key in index.items}, False, lambda name: repr(index.items[name]))
+        return Values(
+            {key: key for key in index.items}, False, lambda name: repr(index.items[name])
+        )
     several = len(index.outline.parts) > 1
     held: dict[str, Any] = {}
     for rank, part in enumerate(index.outline.parts):
@@ -268,11 +369,14 @@ def _short(name: str, several: bool) -> str:
 
 def _lost(outline: Outline, ranks: int, drop: bool) -> set[str]:
     """The carried tensors of ranks that have no file in an output of so many ranks."""
-    gone = {outline.names[id(leaf)] for part in outline.parts[ranks:] for leaf in records([part.root])} & outline.carried.keys()
+    gone = {
+        outline.names[id(leaf)] for part in outline.parts[ranks:] for leaf in records([part.root])
+    } & outline.carried.keys()
     if gone and not drop:
         fail(
             "M916",
-            f"the output has the files of {ranks} ranks; {len(gone)} tensors of other ranks stand outside of the dict that rules work on: "
+            f"the output has the files of {ranks} ranks; {len(gone)} tensors of other ranks stand "
+            "outside of the dict that rules work on: "
             f"{listed(sorted(gone))}",
             help=f"{option('allow', 'drop')} leaves them out",
             permit="drop",
@@ -290,7 +394,9 @@ def _table(
     gone: list[str],
     called: Mapping[str, Sequence[str]],
 ) -> tuple[DictNode, dict[int, str]]:
-    """The dict that rules work on with the outputs in it, and their keys by identity. `called`: what its values are called now."""
+    """The dict that rules work on with the outputs in it, and their keys by identity. `called`:
+    what its values are called now.
+    """
     places: dict[str, int] = {}
     leaves: dict[str, TensorRecord] = {}
     objects: dict[str, tuple[Composite, str]] = {}
@@ -322,10 +428,17 @@ def _table(
         from .objects import regrouped
 
         entries = regrouped(entries, made_of, notes)
-    entries += [(at, name, value) for at, key, value in others for name in (called.get(key, ()) if type(key) is str else (key,))]
+    entries += [
+        (at, name, value)
+        for at, key, value in others
+        for name in (called.get(key, ()) if type(key) is str else (key,))
+    ]
     entries.sort(key=lambda entry: entry[0])
     return DictNode(
-        old.kind, tuple((key, value) for _, key, value in entries), old.node, _attributes(old.attributes, bounds, notes, gone)
+        old.kind,
+        tuple((key, value) for _, key, value in entries),
+        old.node,
+        _attributes(old.attributes, bounds, notes, gone),
     ), names
 
 
@@ -356,9 +469,11 @@ def _sources(tensor: Tensor) -> Sequence[str]:
 
 
 def _attributes(attributes: Any, bounds: Sequence[Bound], notes: list[str], gone: list[str]) -> Any:
-    """The attributes of a state dict, with the names in `_metadata` (module -> version) as the modules are called now.
+    """The attributes of a state dict, with the names in `_metadata` (module -> version) as the
+    modules are called now.
 
-    A module that came apart has its version in each place; one that was put together has it where all parts agree.
+    A module that came apart has its version in each place; one that was put together has it where
+    all parts agree.
     """
     found = attributes.get("_metadata") if type(attributes) is DictNode else None
     if type(found) is not DictNode or not bounds:
@@ -381,11 +496,20 @@ def _attributes(attributes: Any, bounds: Sequence[Bound], notes: list[str], gone
     for there in unlike:
         del pairs[there]
     if left:
-        notes.append(f"`_metadata`: {plural(len(left), 'module')} without tensors, left out: {listed(left, 4)}")
+        notes.append(
+            f"`_metadata`: {plural(len(left), 'module')} without tensors, left out: "
+            f"{listed(left, 4)}"
+        )
     if unlike:
         gone.append("the `_metadata` of modules with different versions")
-        notes.append(f"`_metadata`: {plural(len(unlike), 'module')} made of such with other versions, left out: {listed(list(unlike), 4)}")
+        notes.append(
+            f"`_metadata`: {plural(len(unlike), 'module')} made of such with other versions, left "
+            f"out: {listed(list(unlike), 4)}"
+        )
     made = DictNode(found.kind, tuple(pairs.items()), found.node, found.attributes)
     return DictNode(
-        attributes.kind, tuple((k, made if v is found else v) for k, v in attributes.pairs), attributes.node, attributes.attributes
+        attributes.kind,
+        tuple((k, made if v is found else v) for k, v in attributes.pairs),
+        attributes.node,
+        attributes.attributes,
     )

@@ -1,13 +1,14 @@
-"""Lets the file system share the bytes that a migration only moves: XFS, Btrfs and others can put one extent into two files.
+"""Lets the file system share the bytes that a migration only moves: XFS, Btrfs and others can put
+one extent into two files.
 
-A clone needs whole blocks that lie alike in both files, so the header of the output is padded to that end when it is
-planned (`origins`), and the blocks at the edges of a run are copied. All clones are made before the first tile, in
-place of the allocation: a full disk still shows at once, and what is shared is never asked for. Each tile is read from
-the source and hashed as ever; only the write is left out. A source that changes meanwhile is found by
-`check_unchanged`, as for a copy.
+A clone needs whole blocks that lie alike in both files, so the header of the output is padded to
+that end when it is planned (`origins`), and the blocks at the edges of a run are copied. All clones
+are made before the first tile, in place of the allocation: a full disk still shows at once, and
+what is shared is never asked for. Each tile is read from the source and hashed as ever; only the
+write is left out. A source that changes meanwhile is found by `check_unchanged`, as for a copy.
 
-No clone is needed for the right bytes. Whatever the system answers, what was not cloned is written; if the disk is full
-or broken, that write says so.
+No clone is needed for the right bytes. Whatever the system answers, what was not cloned is written;
+if the disk is full or broken, that write says so.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ _CLONE_RANGE = "=qQQQ"
 
 
 class Run(NamedTuple):
-    """`nbytes` of an output file from `at` on that stand at `origin` of the source's blob number `blob`."""
+    """`nbytes` of an output file from `at` on that stand at `origin` of the source's blob number
+    `blob`.
+    """
 
     at: int
     nbytes: int
@@ -48,8 +51,12 @@ class Run(NamedTuple):
     origin: int
 
 
-def runs(file: OutputFile, outputs: Mapping[str, Tensor], source: Source, layouts: Layouts) -> list[Run]:
-    """What a file copies in one stretch, in the file's order: over the ends of tensors where both sides go on."""
+def runs(
+    file: OutputFile, outputs: Mapping[str, Tensor], source: Source, layouts: Layouts
+) -> list[Run]:
+    """What a file copies in one stretch, in the file's order: over the ends of tensors where both
+    sides go on.
+    """
     stored, stretches = source.index.tensors, _stretches(layouts)
     found: list[Run] = []
     for key, offset, _ in file.tensors:
@@ -61,18 +68,26 @@ def runs(file: OutputFile, outputs: Mapping[str, Tensor], source: Source, layout
             place = stored[name]
             run = Run(offset + at, length, place.blob, place.offset + origin)
             last = found[-1] if found else run
-            if (last.at + last.nbytes, last.blob, last.origin + last.nbytes) == (run.at, run.blob, run.origin):
+            if (last.at + last.nbytes, last.blob, last.origin + last.nbytes) == (
+                run.at,
+                run.blob,
+                run.origin,
+            ):
                 found[-1] = last._replace(nbytes=last.nbytes + length)
             else:
                 found.append(run)
     return found
 
 
-def origins(outputs: Mapping[str, Tensor], source: Source) -> Callable[[str], list[tuple[int, int]]]:
-    """For an output key: (where its first byte would stand in the source's file, bytes) of each of its stretches.
+def origins(
+    outputs: Mapping[str, Tensor], source: Source
+) -> Callable[[str], list[tuple[int, int]]]:
+    """For an output key: (where its first byte would stand in the source's file, bytes) of each of
+    its stretches.
 
-    An output file that puts the key there modulo the size of a page can share these bytes, if they lie in a file. Whether they do
-    does not count here: headers, and with them the digest, must not depend on what holds the bytes.
+    An output file that puts the key there modulo the size of a page can share these bytes, if they
+    lie in a file. Whether they do does not count here: headers, and with them the digest, must not
+    depend on what holds the bytes.
     """
     stored, stretches = source.index.tensors, _stretches(Layouts())
 
@@ -96,7 +111,9 @@ def _stretches(layouts: Layouts) -> Callable[[Tensor], list[tuple[int, int, int,
         kind = (id(tensor.view), tensor.spec.dtype)
         found = known.get(kind)
         if found is None:
-            found = known[kind] = list(layouts.of(tensor.view, tensor.spec.dtype, tensor.spec.nbytes).stretches(LEAST))
+            found = known[kind] = list(
+                layouts.of(tensor.view, tensor.spec.dtype, tensor.spec.nbytes).stretches(LEAST)
+            )
         return found
 
     return of
@@ -105,17 +122,30 @@ def _stretches(layouts: Layouts) -> Callable[[Tensor], list[tuple[int, int, int,
 class Shared:
     """What the files of one target share with the source.
 
-    Call sequence: `Shared(...)` probes once for each device of the source, `nbytes` for the space check, `clone` for each
-    file; then `gaps` says what of a file has to be allocated and written.
+    Call sequence: `Shared(...)` probes once for each device of the source, `nbytes` for the space
+    check, `clone` for each file; then `gaps` says what of a file has to be allocated and written.
     """
 
-    def __init__(self, outputs: Mapping[str, Tensor], source: Source, target: Target, layouts: Layouts, folder: Path) -> None:
+    def __init__(
+        self,
+        outputs: Mapping[str, Tensor],
+        source: Source,
+        target: Target,
+        layouts: Layouts,
+        folder: Path,
+    ) -> None:
         self._blobs = source.blobs
-        self._devices = [-1 if blob.identity is None else blob.identity.device for blob in source.blobs]
+        self._devices = [
+            -1 if blob.identity is None else blob.identity.device for blob in source.blobs
+        ]
         self._block = os.statvfs(folder).f_bsize
         self._sharing: dict[int, bool] = {}
         for blob, device in zip(source.blobs, self._devices, strict=True):
-            if blob.identity is not None and device not in self._sharing and blob.size >= self._block:
+            if (
+                blob.identity is not None
+                and device not in self._sharing
+                and blob.size >= self._block
+            ):
                 self._sharing[device] = self._probe(blob, folder)
         self._clones: dict[str, list[Run]] = {file.name: [] for file in target.files}
         for file in target.files if any(self._sharing.values()) else ():
@@ -127,7 +157,9 @@ class Shared:
         return sum(run.nbytes for run in self._clones[name])
 
     def clone(self, name: str, descriptor: int) -> None:
-        """Puts the source's extents into the file, which has its full size. A device that refuses is not asked again."""
+        """Puts the source's extents into the file, which has its full size. A device that refuses
+        is not asked again.
+        """
         made = []
         for run in self._clones[name]:
             device = self._devices[run.blob]
@@ -136,7 +168,13 @@ class Shared:
             try:
                 with self._blobs[run.blob].hold() as source:
                     for first in range(0, run.nbytes, AT_ONCE):
-                        clone(source, run.origin + first, descriptor, run.at + first, min(AT_ONCE, run.nbytes - first))
+                        clone(
+                            source,
+                            run.origin + first,
+                            descriptor,
+                            run.at + first,
+                            min(AT_ONCE, run.nbytes - first),
+                        )
                 made.append(run)
             except OSError:
                 self._sharing[device] = False
@@ -156,10 +194,16 @@ class Shared:
             yield start, stop
 
     def _blocks(self, run: Run) -> Iterator[Run]:
-        """The whole blocks of a run on a device that shares; none if they lie differently in the two files."""
+        """The whole blocks of a run on a device that shares; none if they lie differently in the
+        two files.
+        """
         head = -run.at % self._block
         nbytes = (run.nbytes - head) // self._block * self._block
-        if nbytes > 0 and (run.at - run.origin) % self._block == 0 and self._sharing.get(self._devices[run.blob]):
+        if (
+            nbytes > 0
+            and (run.at - run.origin) % self._block == 0
+            and self._sharing.get(self._devices[run.blob])
+        ):
             yield Run(run.at + head, nbytes, run.blob, run.origin + head)
 
     def _probe(self, blob: Blob, folder: Path) -> bool:
@@ -174,7 +218,9 @@ class Shared:
 
 @contextmanager
 def scratch(folder: Path) -> Iterator[int]:
-    """A new file in the folder, without a name, until the end of the context. OSError if none can be made."""
+    """A new file in the folder, without a name, until the end of the context. OSError if none can
+    be made.
+    """
     place = folder / f"scratch-{os.getpid()}"
     # what a killed process left, or somebody laid there; the file itself is not touched
     with suppress(FileNotFoundError):
@@ -188,7 +234,9 @@ def scratch(folder: Path) -> Iterator[int]:
 
 
 def clone(source: int | None, origin: int, target: int, at: int, nbytes: int) -> None:
-    """Makes `nbytes` of one file from `at` on share the extents of another from `origin` on; OSError if the system does not."""
+    """Makes `nbytes` of one file from `at` on share the extents of another from `origin` on;
+    OSError if the system does not.
+    """
     if source is None:
         raise OSError(errno.EBADF, os.strerror(errno.EBADF))
     ioctl(target, _FICLONERANGE, struct.pack(_CLONE_RANGE, source, origin, nbytes, at))

@@ -1,8 +1,10 @@
-"""A part of the outputs, chosen by chance, that `verify` looks at; and how long looking at all of them would take.
+"""A part of the outputs, chosen by chance, that `verify` looks at; and how long looking at all of
+them would take.
 
-What is chosen are tensors, and of large tensors that can be made row by row some rows; each region of some MiB is taken with the same
-chance, so that a fault that is spread over the checkpoint is found as surely as with whole tensors. Of each kind of output (a rule's ops
-on specs) at least one region is taken: a rule that is wrong is wrong everywhere.
+What is chosen are tensors, and of large tensors that can be made row by row some rows; each region
+of some MiB is taken with the same chance, so that a fault that is spread over the checkpoint is
+found as surely as with whole tensors. Of each kind of output (a rule's ops on specs) at least one
+region is taken: a rule that is wrong is wrong everywhere.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What is looked at: outputs as a `whole`, and `regions` of others. The same `share` and `seed` choose the same."""
+    """What is looked at: outputs as a `whole`, and `regions` of others. The same `share` and `seed`
+    choose the same.
+    """
 
     share: float
     seed: int
@@ -51,29 +55,43 @@ class Sample:
     def nbytes(self, output: Source) -> int:
         """The bytes that are compared."""
         there = output.index.tensors
-        return sum(there[key].spec.nbytes for key in self.whole) + sum(one.nbytes for one in self.regions.values())
+        return sum(there[key].spec.nbytes for key in self.whole) + sum(
+            one.nbytes for one in self.regions.values()
+        )
 
     def to_json(self, output: Source) -> dict[str, Any]:
         """The sample as the answer of `verify` has it."""
         return {
-            "share": self.share, "seed": self.seed, "bytes": self.nbytes(output), "tensors": len(self.whole),
+            "share": self.share, "seed": self.seed, "bytes": self.nbytes(output),
+            "tensors": len(self.whole),
             "tensors_in_part": len(self.regions),
         }  # fmt: skip
 
 
 def share_of(given: float | str) -> float:
-    """The part of the outputs that a person asks for: `5%`, `0.05`. QuestionError M115 for anything but 0 to 1."""
+    """The part of the outputs that a person asks for: `5%`, `0.05`. QuestionError M115 for anything
+    but 0 to 1.
+    """
     text = str(given).strip()
     try:
         found = float(text[:-1]) / 100 if text.endswith("%") else float(text)
     except ValueError:
         found = -1.0
     if isinstance(given, bool) or not 0 < found <= 1:
-        fail("M115", f"a sample is a part of the checkpoint, as `5%` or `0.05`, not {printable(text)}")
+        fail(
+            "M115",
+            f"a sample is a part of the checkpoint, as `5%` or `0.05`, not {printable(text)}",
+        )
     return found
 
 
-def choose(program: Mapping[str, Expr], source: Source, output: Source, share: float, seed: int | None = None) -> Sample:
+def choose(
+    program: Mapping[str, Expr],
+    source: Source,
+    output: Source,
+    share: float,
+    seed: int | None = None,
+) -> Sample:
     """A sample of the outputs that are there, chosen by `seed`, or by a new one at random."""
     seed = random.SystemRandom().randrange(1 << 32) if seed is None else seed
     chance, specs = random.Random(seed), Specs(source)
@@ -99,19 +117,42 @@ def choose(program: Mapping[str, Expr], source: Source, output: Source, share: f
     return Sample(share, seed, frozenset(whole), regions)
 
 
-def unlooked(sample: Sample, program: Mapping[str, Expr], output: Source, sums: bool) -> list[Unlooked]:
+def unlooked(
+    sample: Sample, program: Mapping[str, Expr], output: Source, sums: bool
+) -> list[Unlooked]:
     """What of the outputs the sample leaves out; `sums`: and checksums that the files record."""
     there, out = output.index.tensors, []
-    left = [key for key in program if key in there and key not in sample.whole and key not in sample.regions]
-    parts = sum(there[key].spec.nbytes for key in sample.regions) - sum(one.nbytes for one in sample.regions.values())
+    left = [
+        key
+        for key in program
+        if key in there and key not in sample.whole and key not in sample.regions
+    ]
+    parts = sum(there[key].spec.nbytes for key in sample.regions) - sum(
+        one.nbytes for one in sample.regions.values()
+    )
     if left:
         forms = listed([c.text for c in collapse(left, lambda key: there[key].spec)], 20)
         nbytes = sum(there[key].spec.nbytes for key in left)
-        out.append(Unlooked(f"{plural(len(left), 'tensor')}, {nbytes:,} bytes: {forms}", "not in the sample"))
+        out.append(
+            Unlooked(
+                f"{plural(len(left), 'tensor')}, {nbytes:,} bytes: {forms}", "not in the sample"
+            )
+        )
     if sample.regions:
-        forms = listed([c.text for c in collapse(list(sample.regions), lambda key: there[key].spec)], 20)
-        out.append(Unlooked(f"{parts:,} bytes of {plural(len(sample.regions), 'tensor')}: {forms}", "rows that are not in the sample"))
-    return out + [Unlooked("the checksums that the files record", "they are those of whole tensors")] * sums
+        forms = listed(
+            [c.text for c in collapse(list(sample.regions), lambda key: there[key].spec)], 20
+        )
+        out.append(
+            Unlooked(
+                f"{parts:,} bytes of {plural(len(sample.regions), 'tensor')}: {forms}",
+                "rows that are not in the sample",
+            )
+        )
+    return (
+        out
+        + [Unlooked("the checksums that the files record", "they are those of whole tensors")]
+        * sums
+    )
 
 
 def _regions(expression: Expr, specs: Specs) -> list[tuple[int, int]]:
@@ -125,7 +166,13 @@ def _regions(expression: Expr, specs: Specs) -> list[tuple[int, int]]:
 
 
 def _take(
-    key: str, chosen: list[tuple[int, int]], of: int, specs: Specs, expression: Expr, whole: set[str], regions: dict[str, Rows]
+    key: str,
+    chosen: list[tuple[int, int]],
+    of: int,
+    specs: Specs,
+    expression: Expr,
+    whole: set[str],
+    regions: dict[str, Rows],
 ) -> None:
     if len(chosen) == of:
         whole.add(key)
@@ -136,14 +183,19 @@ def _take(
 
 
 def estimate(work: Recomputation, threads: int) -> float | None:
-    """About how many seconds `work` takes: one region of each kind is made and compared, the kinds with most bytes first.
+    """About how many seconds `work` takes: one region of each kind is made and compared, the kinds
+    with most bytes first.
 
     None for what is too little to be measured, and where no kind can be made in part.
     """
     kinds: dict[Any, tuple[int, str]] = {}
     there = work.output.index.tensors
     todo = [(key, there[key].spec.nbytes) for job in work.jobs for key in job.keys]
-    todo += [] if work.sample is None else [(key, one.nbytes) for key, one in work.sample.regions.items()]
+    todo += (
+        []
+        if work.sample is None
+        else [(key, one.nbytes) for key, one in work.sample.regions.items()]
+    )
     total = sum(nbytes for _, nbytes in todo)
     if total < SHORT:
         return None
@@ -154,7 +206,12 @@ def estimate(work: Recomputation, threads: int) -> float | None:
     known = 0
     for nbytes, key in sorted(kinds.values(), reverse=True):
         spec = there[key].spec
-        if spent > SECONDS or not spec.nbytes or not spec.shape or work.specs.of(work.program[key]) != spec:
+        if (
+            spent > SECONDS
+            or not spec.nbytes
+            or not spec.shape
+            or work.specs.of(work.program[key]) != spec
+        ):
             continue
         start, stop = _regions(work.program[key], work.specs)[0]
         part = spec.nbytes * (stop - start) // spec.shape[0]
@@ -168,7 +225,12 @@ def estimate(work: Recomputation, threads: int) -> float | None:
     if not known:
         return None
     # threads share the memory's speed and the interpreter's lock
-    return seconds * total / known / (1 + 0.5 * (min(threads, len(work.jobs), os.cpu_count() or 1) - 1 if work.jobs else 0))
+    return (
+        seconds
+        * total
+        / known
+        / (1 + 0.5 * (min(threads, len(work.jobs), os.cpu_count() or 1) - 1 if work.jobs else 0))
+    )
 
 
 def _timed(work: Recomputation, key: str, rows: tuple[int, int]) -> float:

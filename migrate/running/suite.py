@@ -1,4 +1,6 @@
-"""The verb `test`: which rule files are meant, and the answer. What a check is stands in `trials`, loaded when there is one to run."""
+"""The verb `test`: which rule files are meant, and the answer. What a check is stands in `trials`,
+loaded when there is one to run.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,13 @@ def test(
     specs: bool = False,  # noqa: PT028
     fail_fast: bool = False,  # noqa: PT028
 ) -> dict[str, Any]:
-    """Runs the tests of rule files and what must hold of every rule; `passed` in the answer says whether all did.
+    """Runs the tests of rule files and what must hold of every rule; `passed` in the answer says
+    whether all did.
 
-    `paths` are rule files or folders; without any `./rules`, else the rules that ship with migrate. `select` keeps the
-    checks whose name, or whose file's id, contains it. `specs`: names, shapes and dtypes only; no tensor is made. Raises
-    what is wrong with the files themselves, all at once, and M115 where nothing is to be tested.
+    `paths` are rule files or folders; without any `./rules`, else the rules that ship with migrate.
+    `select` keeps the checks whose name, or whose file's id, contains it. `specs`: names, shapes
+    and dtypes only; no tensor is made. Raises what is wrong with the files themselves, all at once,
+    and M115 where nothing is to be tested.
     """
     from ..rules.packs import rule_files
     from .trials import FAILED, PASSED, SKIPPED, Trials
@@ -52,7 +56,11 @@ def test(
                 break
         described.append({"id": file.model.id, "path": str(file.path), "checks": outcomes})
     if not described:
-        fail("M115", f"no check of {len(files)} rule files is called {printable(select)!r}", help="-k takes a part of a name or of an id")
+        fail(
+            "M115",
+            f"no check of {len(files)} rule files is called {printable(select)!r}",
+            help="-k takes a part of a name or of an id",
+        )
     return {
         "format_version": FORMAT_VERSION,
         "kind": "test",

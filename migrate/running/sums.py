@@ -1,8 +1,10 @@
-"""CRC-32s on their way through a run: those that an archive records are compared, those that one needs are made.
+"""CRC-32s on their way through a run: those that an archive records are compared, those that one
+needs are made.
 
-A tensor that is copied whole passes through a buffer anyway, so the thread that fills the buffer reckons the CRC of what it
-put there, and the parts are put together in the order of the file. Whatever is cut up or computed passes in no such
-order: the records it reads are checked once before anything is written.
+A tensor that is copied whole passes through a buffer anyway, so the thread that fills the buffer
+reckons the CRC of what it put there, and the parts are put together in the order of the file.
+Whatever is cut up or computed passes in no such order: the records it reads are checked once before
+anything is written.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ class Told(NamedTuple):
 
 
 def expected(outputs: Iterable[Tensor], source: Source, layouts: Layouts) -> dict[int, Told]:
-    """The recorded checksum of each output that is all of a record, by the identity of the tensor."""
+    """The recorded checksum of each output that is all of a record, by the identity of the
+    tensor.
+    """
     sums, stored, out = source.index.sums(), source.index.tensors, dict[int, Told]()
     if not sums:
         return out
@@ -52,12 +56,16 @@ def expected(outputs: Iterable[Tensor], source: Source, layouts: Layouts) -> dic
         if told is None or told[0] != tensor.spec.nbytes:
             continue
         if layouts.of(tensor.view, tensor.spec.dtype, tensor.spec.nbytes).whole == (0, 0):
-            out[id(tensor)] = Told(source.blobs[place.blob].name, Record(_name(place.storage), place.offset, *told))
+            out[id(tensor)] = Told(
+                source.blobs[place.blob].name, Record(_name(place.storage), place.offset, *told)
+            )
     return out
 
 
 def require(outputs: Iterable[Tensor], source: Source, known: Mapping[int, Told]) -> None:
-    """CheckpointError M942 for a record that differs from its checksum, among those that the outputs read and `known` has not."""
+    """CheckpointError M942 for a record that differs from its checksum, among those that the
+    outputs read and `known` has not.
+    """
     sums = source.index.sums()
     if not sums:
         return
@@ -70,15 +78,27 @@ def require(outputs: Iterable[Tensor], source: Source, known: Mapping[int, Told]
     starts: dict[int, list[int]] = {}
     for blob, offset in sorted(sums):
         starts.setdefault(blob, []).append(offset)
-    keys = {s for tensor in tensors if id(tensor) not in known for s in tensor.sources if not isinstance(s, Value)}
-    for blob, offset in sorted({place for key in keys if (place := _start(source, key, sums, starts)) is not None}):
+    keys = {
+        s
+        for tensor in tensors
+        if id(tensor) not in known
+        for s in tensor.sources
+        if not isinstance(s, Value)
+    }
+    for blob, offset in sorted(
+        {place for key in keys if (place := _start(source, key, sums, starts)) is not None}
+    ):
         name = source.blobs[blob].name
         if (name, offset) not in covered:
-            check(source.blobs[blob], Record(f"the record at {offset}", offset, *sums[blob, offset]))
+            check(
+                source.blobs[blob], Record(f"the record at {offset}", offset, *sums[blob, offset])
+            )
 
 
 def check_all(source: Source) -> None:
-    """CheckpointError M942 for the first record of a checkpoint that differs from its checksum; reads all of them."""
+    """CheckpointError M942 for the first record of a checkpoint that differs from its checksum;
+    reads all of them.
+    """
     sums = source.index.sums()
     if not sums:
         return
@@ -89,7 +109,10 @@ def check_all(source: Source) -> None:
 
 
 def _start(
-    source: Source, key: str, sums: Mapping[tuple[int, int], tuple[int, int]], starts: Mapping[int, Sequence[int]]
+    source: Source,
+    key: str,
+    sums: Mapping[tuple[int, int], tuple[int, int]],
+    starts: Mapping[int, Sequence[int]],
 ) -> tuple[int, int] | None:
     """The (blob, offset) of the record that a tensor lies in; None where none is recorded."""
     place = source.index.tensors[key]
@@ -106,7 +129,9 @@ def _name(storage: object) -> str:
 
 
 class Sums:
-    """The CRC-32s of one output file. `of` may be called by any thread, `take` in the order of the file."""
+    """The CRC-32s of one output file. `of` may be called by any thread, `take` in the order of the
+    file.
+    """
 
     __slots__ = ("_done", "_expected", "_file", "_running", "_sealed")
 
@@ -117,26 +142,33 @@ class Sums:
         self._sealed = (0, b"")
 
     def of(self, fill: Fill, data: memoryview) -> list[int]:
-        """The CRC-32 of each part of a tensor in the buffer that is wanted; 0 for all other parts."""
+        """The CRC-32 of each part of a tensor in the buffer that is wanted; 0 for all other
+        parts.
+        """
         sealing = self._file.seal is not None
         if not sealing and not self._expected:
             return []
         return [
             crc32(data[part.at : part.at + part.stop - part.start])
-            if not isinstance(part.content, (bytes, Sealed)) and (sealing or id(part.content) in self._expected)
+            if not isinstance(part.content, (bytes, Sealed))
+            and (sealing or id(part.content) in self._expected)
             else 0
             for part in fill.parts
         ]
 
     def take(self, fill: Fill, crcs: Sequence[int], data: memoryview) -> None:
-        """Enters what `of` found, and fills in what is sealed. CheckpointError M942 where the source records something else."""
+        """Enters what `of` found, and fills in what is sealed. CheckpointError M942 where the
+        source records something else.
+        """
         for part, crc in zip(fill.parts, crcs, strict=False):
             content = part.content
             if isinstance(content, bytes):
                 continue
             length = part.stop - part.start
             if isinstance(content, Sealed):
-                data[part.at : part.at + length] = self._seal(content.tensors)[part.start : part.stop]
+                data[part.at : part.at + length] = self._seal(content.tensors)[
+                    part.start : part.stop
+                ]
                 continue
             self._running = crc if part.start == 0 else combine(self._running, crc, length)
             if part.last:

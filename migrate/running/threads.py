@@ -1,7 +1,7 @@
 """Work that several threads do, of which the caller is one: as many as can be had.
 
-Not `threading.Thread`: its `start` waits until the new thread reports, and one that finds no memory for its first steps
-never does.
+Not `threading.Thread`: its `start` waits until the new thread reports, and one that finds no memory
+for its first steps never does.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from collections.abc import Callable
 
 
 def together(work: Callable[[int], None], threads: int, stop: Callable[[], None]) -> None:
-    """Calls `work(0)` here and `work(1)` to `work(threads - 1)` in threads of their own; returns when all that began have ended.
+    """Calls `work(0)` here and `work(1)` to `work(threads - 1)` in threads of their own; returns
+    when all that began have ended.
 
-    Threads that cannot be started are left out, so `work` must not count on them; what it raises outside of the caller's thread is
-    its own to carry. `stop` is called when something interrupts the caller, and has to make the others end.
+    Threads that cannot be started are left out, so `work` must not count on them; what it raises
+    outside of the caller's thread is its own to carry. `stop` is called when something interrupts
+    the caller, and has to make the others end.
     """
     state = threading.Condition()
     running, closed = 0, False

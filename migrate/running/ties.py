@@ -1,7 +1,7 @@
 """Which outputs are one tensor under several keys.
 
-Two outputs are tied where the graph gives them equal views of tied sources, or where a `tie` op made them one. `copy`
-makes tensors of their own.
+Two outputs are tied where the graph gives them equal views of tied sources, or where a `tie` op
+made them one. `copy` makes tensors of their own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 class Declared(NamedTuple):
-    """The storage of tensors that lie apart, and of which somebody says that they were one: `key` is that of the first."""
+    """The storage of tensors that lie apart, and of which somebody says that they were one: `key`
+    is that of the first.
+    """
 
     key: str
 
@@ -33,7 +35,9 @@ def tied(outputs: Mapping[str, Tensor], stored: Mapping[str, Stored]) -> dict[st
             number = numbers[id(tensor.view)] = views.setdefault(tensor.view, len(views))
         places = tuple(_place(source, stored) for source in tensor.sources)
         shares = bool(places) and None not in places
-        name, other = groups.setdefault((number, tensor.spec.dtype, places) if shares else (key,), (key, tensor))
+        name, other = groups.setdefault(
+            (number, tensor.spec.dtype, places) if shares else (key,), (key, tensor)
+        )
         # the same source key twice is a copy, unless the op that made both handed out one tensor
         out[key] = name if other is tensor or other.sources != tensor.sources else key
     return out

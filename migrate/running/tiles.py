@@ -1,21 +1,22 @@
-"""Writes a planned checkpoint: output files cut into tiles, each gathered, hashed, written and journalled.
+"""Writes a planned checkpoint: output files cut into tiles, each gathered, hashed, written and
+journalled.
 
     run(outputs, source, target, out, digest=...)
         check_place, value checks                     nothing is written yet
-        Partial(...), require, allocate               a full disk shows here; what can be shared is cloned
-        for each file, in a thread of its own:
+        Partial(...), require, allocate               a full disk shows here; what can be shared is
+        cloned for each file, in a thread of its own:
             as far as the journal is right: read again
             for each tile after it: gather -> hash -> pwrite -> journal line
         source.check_unchanged                        a changed source removes everything
         side files, Partial.check, Partial.publish
 
-A tile is some MiB of one file: what the journal counts in, and what a kill can cost. A tile is made of fills, that is of
-what goes through the buffer at once. The cut depends on the plan alone, so a resumed run finds the same tiles. Each tile is
-journalled with the checksum of the file up to its end, because that is computed anyway; a resumed run goes on from the first
-tile that is not there.
+A tile is some MiB of one file: what the journal counts in, and what a kill can cost. A tile is made
+of fills, that is of what goes through the buffer at once. The cut depends on the plan alone, so a
+resumed run finds the same tiles. Each tile is journalled with the checksum of the file up to its
+end, because that is computed anyway; a resumed run goes on from the first tile that is not there.
 
-A thread has a file of its own, because file systems let no two write the same file. One that finds none left helps with
-another's: they gather side by side and write in turn.
+A thread has a file of its own, because file systems let no two write the same file. One that finds
+none left helps with another's: they gather side by side and write in turn.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ if TYPE_CHECKING:
 
 
 class Part(NamedTuple):
-    """Bytes `start` to `stop` of a tensor, of a header, or of a seal, at `at` of the buffer. `last`: the content ends here."""
+    """Bytes `start` to `stop` of a tensor, of a header, or of a seal, at `at` of the buffer.
+    `last`: the content ends here.
+    """
 
     content: Tensor | bytes | Sealed
     start: int
@@ -79,11 +82,13 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a run wrote. `files`: weight file -> {"size": bytes, "xxh3_128": hex digest of the whole file}.
+    """What a run wrote. `files`: weight file -> {"size": bytes, "xxh3_128": hex digest of the whole
+    file}.
 
-    `bytes_read` are the bytes of all output tensors, `bytes_written` what this run wrote: less, when it resumed.
-    `bytes_shared` of all output bytes take no space of their own: the file system shares them with the source. `report` has the
-    errors of what was computed (`errors.Ledger.report`), None if nothing was; after a resume, only of what this run computed.
+    `bytes_read` are the bytes of all output tensors, `bytes_written` what this run wrote: less,
+    when it resumed. `bytes_shared` of all output bytes take no space of their own: the file system
+    shares them with the source. `report` has the errors of what was computed
+    (`errors.Ledger.report`), None if nothing was; after a resume, only of what this run computed.
     `left`: the partial folder, if it could not be removed after all was published.
     """
 
@@ -95,8 +100,12 @@ class RunResult:
     left: str | None = None
 
 
-def tiles(file: OutputFile, outputs: Mapping[str, Tensor], layouts: Layouts, values: Values | None = None) -> Iterator[Tile]:
-    """The tiles of one file, in offset order, without a gap. ValueError if the target does not fit the outputs."""
+def tiles(
+    file: OutputFile, outputs: Mapping[str, Tensor], layouts: Layouts, values: Values | None = None
+) -> Iterator[Tile]:
+    """The tiles of one file, in offset order, without a gap. ValueError if the target does not fit
+    the outputs.
+    """
     number, first, fills = 0, 0, []
     offset = 0
     for fill in _fills(file, outputs, layouts, values):
@@ -111,13 +120,19 @@ def tiles(file: OutputFile, outputs: Mapping[str, Tensor], layouts: Layouts, val
         raise ValueError(f"{file.name}: tensors end at {offset}, the file at {file.size}")
 
 
-def _fills(file: OutputFile, outputs: Mapping[str, Tensor], layouts: Layouts, values: Values | None) -> Iterator[Fill]:
+def _fills(
+    file: OutputFile, outputs: Mapping[str, Tensor], layouts: Layouts, values: Values | None
+) -> Iterator[Fill]:
     offset = used = 0
     parts: list[Part] = []
     for content, start, nbytes in _contents(file, outputs):
         if start != offset + used:
             raise ValueError(f"{file.name}: a hole between {offset + used} and {start}")
-        step = STAGE if isinstance(content, (bytes, Sealed)) else regions.step(content, layouts, values)
+        step = (
+            STAGE
+            if isinstance(content, (bytes, Sealed))
+            else regions.step(content, layouts, values)
+        )
         if used and used + nbytes > STAGE:
             yield Fill(offset, used, parts)
             offset, parts, used = offset + used, [], 0
@@ -132,13 +147,17 @@ def _fills(file: OutputFile, outputs: Mapping[str, Tensor], layouts: Layouts, va
         yield Fill(offset, used, parts)
 
 
-def _contents(file: OutputFile, outputs: Mapping[str, Tensor]) -> Iterator[tuple[Tensor | bytes | Sealed, int, int]]:
+def _contents(
+    file: OutputFile, outputs: Mapping[str, Tensor]
+) -> Iterator[tuple[Tensor | bytes | Sealed, int, int]]:
     yield file.header, 0, len(file.header)
     stops = [placed.offset for placed in file.tensors[1:]] + [file.size]
     for number, (placed, stop) in enumerate(zip(file.tensors, stops, strict=False)):
         tensor = outputs[placed.key]
         if tensor.spec.nbytes != placed.nbytes:
-            raise ValueError(f"{placed.key!r} has {tensor.spec.nbytes} bytes, its place has {placed.nbytes}")
+            raise ValueError(
+                f"{placed.key!r} has {tensor.spec.nbytes} bytes, its place has {placed.nbytes}"
+            )
         yield tensor, placed.offset, placed.nbytes
         end = placed.offset + placed.nbytes
         if file.seal is not None and end < stop:
@@ -159,9 +178,11 @@ class Job(NamedTuple):
 
 
 class _Line:
-    """The fills of one file: handed out in order to any thread, hashed, written and journalled in the same order.
+    """The fills of one file: handed out in order to any thread, hashed, written and journalled in
+    the same order.
 
-    A file has one writer at a time, and its checksums need its bytes in order; gathering needs neither.
+    A file has one writer at a time, and its checksums need its bytes in order; gathering needs
+    neither.
     """
 
     def __init__(self, run: _Run, file: OutputFile, descriptor: int, window: Window) -> None:
@@ -181,7 +202,8 @@ class _Line:
     def _made(self) -> Iterator[Job]:
         turn, there = 0, True
         for tile in tiles(self._file, self._run.outputs, self._run.layouts, self._run.values):
-            # nothing is handed out, so nothing is hashed elsewhere, before the first that is not there
+            # nothing is handed out, so nothing is hashed elsewhere, before the first that is not
+            # there
             there = there and self._stands(tile)
             if there:
                 continue
@@ -190,7 +212,9 @@ class _Line:
                 turn += 1
 
     def _stands(self, tile: Tile) -> bool:
-        """Whether an earlier run wrote the tile, and all before it, as they are there now; enters it if so."""
+        """Whether an earlier run wrote the tile, and all before it, as they are there now; enters
+        it if so.
+        """
         claim = self._run.partial.claims.get((self._file.name, tile.number))
         if claim is None or claim[:2] != (tile.offset, tile.length):
             return False
@@ -236,7 +260,9 @@ class _Line:
                 self._turn.wait(0.5)
 
     def commit(self, job: Job, stage: memoryview, crcs: Sequence[int]) -> None:
-        """Waits for the job's turn, then seals and hashes what was gathered and writes what of it is not shared."""
+        """Waits for the job's turn, then seals and hashes what was gathered and writes what of it
+        is not shared.
+        """
         with self._turn:
             while self._next != job.turn:
                 self._turn.wait(0.5)
@@ -249,7 +275,9 @@ class _Line:
             _pwrite(self._descriptor, data[start - first : stop - first], start)
         if job.last:
             tile = job.tile
-            self._run.partial.claim(self._file.name, tile.number, tile.offset, tile.length, self.whole.hexdigest())
+            self._run.partial.claim(
+                self._file.name, tile.number, tile.offset, tile.length, self.whole.hexdigest()
+            )
             self._run.finished(tile, tile.length)
         with self._turn:
             self._next += 1
@@ -260,10 +288,26 @@ class _Run:
     """The threads of one run and what they share."""
 
     def __init__(
-        self, outputs: Mapping[str, Tensor], source: Source, partial: Partial, shared: Shared, values: Values, layouts: Layouts,
-        budget: int, fill: int, progress: Callable[[int, int], None] | None, told: Mapping[int, Told],
-    ) -> None:  # fmt: skip
-        self.outputs, self.source, self.partial, self.shared, self.values, self.layouts = outputs, source, partial, shared, values, layouts
+        self,
+        outputs: Mapping[str, Tensor],
+        source: Source,
+        partial: Partial,
+        shared: Shared,
+        values: Values,
+        layouts: Layouts,
+        budget: int,
+        fill: int,
+        progress: Callable[[int, int], None] | None,
+        told: Mapping[int, Told],
+    ) -> None:
+        self.outputs, self.source, self.partial, self.shared, self.values, self.layouts = (
+            outputs,
+            source,
+            partial,
+            shared,
+            values,
+            layouts,
+        )
         self.budget, self.fill, self.told = budget, fill, told
         self.progress = progress
         self.total = sum(f.size for f in partial.target.files)
@@ -335,7 +379,9 @@ class _Run:
             return None
 
     def _serve(self, line: _Line, stage: memoryview) -> None:
-        gather = Gather(self.source, self.layouts, stage, self.values.leaf, self.budget, line.window)
+        gather = Gather(
+            self.source, self.layouts, stage, self.values.leaf, self.budget, line.window
+        )
         while (job := line.take()) is not None:
             self.go_on()
             self._gather(job.fill, gather, stage)
@@ -372,21 +418,33 @@ class _Run:
 
 
 def run(
-    outputs: Mapping[str, Tensor], source: Source, target: Target, out: str | os.PathLike[str], *, digest: str,
-    side_files: Sequence[tuple[str, bytes | str | os.PathLike[str]]] = (), checks: Sequence[ValueCheck] = (), threads: int = 2,
-    fsync: bool = True, resume: bool = False, max_memory: int = MAX_MEMORY, progress: Callable[[int, int], None] | None = None,
+    outputs: Mapping[str, Tensor],
+    source: Source,
+    target: Target,
+    out: str | os.PathLike[str],
+    *,
+    digest: str,
+    side_files: Sequence[tuple[str, bytes | str | os.PathLike[str]]] = (),
+    checks: Sequence[ValueCheck] = (),
+    threads: int = 2,
+    fsync: bool = True,
+    resume: bool = False,
+    max_memory: int = MAX_MEMORY,
+    progress: Callable[[int, int], None] | None = None,
     device: Device = CPU,
-) -> RunResult:  # fmt: skip
+) -> RunResult:
     """Writes `outputs` to `out` as `target` says, and publishes it whole or not at all.
 
-    `digest` identifies the plan: a partial folder is resumed only by the same. `side_files` are (name, bytes or a path to
-    copy). A resumed run takes over what an earlier one wrote of the same files; of what lies in memory it writes all again.
-    `progress` is called with (bytes done, bytes in all) after each tile, from one thread at a time. Memory stays
-    under `max_memory` but for interpreter and libraries.
+    `digest` identifies the plan: a partial folder is resumed only by the same. `side_files` are
+    (name, bytes or a path to copy). A resumed run takes over what an earlier one wrote of the same
+    files; of what lies in memory it writes all again. `progress` is called with (bytes done, bytes
+    in all) after each tile, from one thread at a time. Memory stays under `max_memory` but for
+    interpreter and libraries.
 
-    Raises QuestionError M904, M911, M918, M926; CheckpointError M905 and those of failed `checks`; RunError M909, M913, M919, M922.
-    The partial folder is kept after a RunError or an interrupt, and removed after a CheckpointError, or anything unforeseen
-    before the first tile was written. ValueError if `threads` is less than one.
+    Raises QuestionError M904, M911, M918, M926; CheckpointError M905 and those of failed `checks`;
+    RunError M909, M913, M919, M922. The partial folder is kept after a RunError or an interrupt,
+    and removed after a CheckpointError, or anything unforeseen before the first tile was written.
+    ValueError if `threads` is less than one.
     """
     path = Path(os.path.abspath(out))
     if threads < 1:
@@ -396,7 +454,9 @@ def run(
     check_place(path, source.path)
     layouts = Layouts()
     ledger = Ledger(outputs)
-    values = Values(source, layouts, outputs.values(), max_memory, threads=threads, device=device, ledger=ledger)
+    values = Values(
+        source, layouts, outputs.values(), max_memory, threads=threads, device=device, ledger=ledger
+    )
     values.require(outputs.values())
     value_checks.require(checks, source, max_memory)
     told = sums.expected(outputs.values(), source, layouts)
@@ -404,11 +464,16 @@ def run(
     partial = Partial(path, target, digest, resume=resume, source=source.identities())
     try:
         shared = Shared(outputs, source, target, layouts, partial.folder)
-        partial.require(sum(len(c) if isinstance(c, bytes) else os.stat(c).st_size for _, c in side_files), shared)
+        partial.require(
+            sum(len(c) if isinstance(c, bytes) else os.stat(c).st_size for _, c in side_files),
+            shared,
+        )
         partial.allocate(shared)
         budget = min(WINDOW, max_memory // (4 * max(1, threads)))
         ahead = STAGE + max(STAGE, regions.longest_step(outputs.values(), layouts, values))
-        work = _Run(outputs, source, partial, shared, values, layouts, budget, ahead, progress, told)
+        work = _Run(
+            outputs, source, partial, shared, values, layouts, budget, ahead, progress, told
+        )
         with log.phase(f"writing {work.total} bytes"):
             work.go(threads)
         source.check_unchanged()
@@ -436,9 +501,19 @@ def run(
     finally:
         partial.close()
         values.forget()
-    read, cloned = sum(t.spec.nbytes for t in outputs.values()), sum(shared.nbytes(f.name) for f in target.files)
+    read, cloned = (
+        sum(t.spec.nbytes for t in outputs.values()),
+        sum(shared.nbytes(f.name) for f in target.files),
+    )
     report = ledger.report(complete=work.written == work.total)
-    return RunResult(work.files, read, work.written, cloned, report, str(partial.folder) if partial.left else None)
+    return RunResult(
+        work.files,
+        read,
+        work.written,
+        cloned,
+        report,
+        str(partial.folder) if partial.left else None,
+    )
 
 
 def _appeared(error: MigrateError) -> bool:

@@ -1,9 +1,10 @@
 """Rearranging bytes in memory: strided copies, and transposes of what has its last axis moved.
 
-Short runs are copied as the widest integer that divides them. A moved last axis is the one case where the choice of
-loops decides over a factor of three: moving 1- to 4-byte elements one by one costs as much each as moving 8 bytes. So a
-block of rows is first woven into 8-byte words that hold one column of 8, 4 or 2 rows, and the words are transposed. That
-is as fast as torch's blocked kernel, whose import would cost more than a gigabyte of transposes.
+Short runs are copied as the widest integer that divides them. A moved last axis is the one case
+where the choice of loops decides over a factor of three: moving 1- to 4-byte elements one by one
+costs as much each as moving 8 bytes. So a block of rows is first woven into 8-byte words that hold
+one column of 8, 4 or 2 rows, and the words are transposed. That is as fast as torch's blocked
+kernel, whose import would cost more than a gigabyte of transposes.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ _OWN = threading.local()
 
 
 def copy(dest: memoryview, dst: int, source: memoryview, src: int, run: int, loops: Loops) -> None:
-    """`dest[dst + Σ i·d] = source[src + Σ i·s]` for runs of `run` bytes over (n, d, s) in `loops`, d descending."""
+    """`dest[dst + Σ i·d] = source[src + Σ i·s]` for runs of `run` bytes over (n, d, s) in `loops`,
+    d descending.
+    """
     loops = tuple(loop for loop in loops if loop[0] != 1)
     if not loops:
         dest[dst : dst + run] = source[src : src + run]
@@ -45,7 +48,9 @@ def copy(dest: memoryview, dst: int, source: memoryview, src: int, run: int, loo
     _strided(dest, dst, source, src, run, loops)
 
 
-def _strided(dest: memoryview, dst: int, source: memoryview, src: int, run: int, loops: Loops) -> None:
+def _strided(
+    dest: memoryview, dst: int, source: memoryview, src: int, run: int, loops: Loops
+) -> None:
     import numpy as np
 
     width = next(w for w in (8, 4, 2, 1) if run % w == 0)
@@ -56,14 +61,24 @@ def _strided(dest: memoryview, dst: int, source: memoryview, src: int, run: int,
     out[...] = np.ndarray(shape, f"u{width}", source, src, back)
 
 
-def _transposed(dest: memoryview, dst: int, source: memoryview, src: int, item: int, inner: tuple[int, int], rest: Loops) -> None:
+def _transposed(
+    dest: memoryview,
+    dst: int,
+    source: memoryview,
+    src: int,
+    item: int,
+    inner: tuple[int, int],
+    rest: Loops,
+) -> None:
     """The destination's rows of `inner` = (n, source stride) items are columns of the source."""
     import numpy as np
 
     n, stride = inner
     kind = f"u{item}"
     columns = prod(loop[0] for loop in rest)
-    panel = np.ndarray((n, *(m for m, _, _ in rest)), kind, source, src, (stride, *(s for _, _, s in rest)))
+    panel = np.ndarray(
+        (n, *(m for m, _, _ in rest)), kind, source, src, (stride, *(s for _, _, s in rest))
+    )
     if len(rest) > 1 or rest[0][2] != item:
         # gathered: one column for each row of the destination, in the destination's order
         gathered = np.frombuffer(_panel(n * columns * item), kind, n * columns).reshape(n, columns)
@@ -82,7 +97,9 @@ def _transposed(dest: memoryview, dst: int, source: memoryview, src: int, item: 
 
 
 def _panel(nbytes: int) -> bytearray:
-    """Memory of this thread for a panel. Kept, because a thread's allocator gives it back and faults it in anew each time."""
+    """Memory of this thread for a panel. Kept, because a thread's allocator gives it back and
+    faults it in anew each time.
+    """
     kept: bytearray | None = getattr(_OWN, "panel", None)
     if kept is None or len(kept) < nbytes:
         kept = _OWN.panel = bytearray(nbytes)
@@ -98,7 +115,9 @@ def _dense(loops: Loops, row: int) -> bool:
 
 
 def flip(panel: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> None:
-    """Writes `panel` transposed to `out`: both 2-D, of the same unsigned integers, the last axis of each contiguous."""
+    """Writes `panel` transposed to `out`: both 2-D, of the same unsigned integers, the last axis of
+    each contiguous.
+    """
     import numpy as np
 
     rows, columns = panel.shape
@@ -111,7 +130,9 @@ def flip(panel: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> None:
         for j in range(0, columns, _COLUMNS):
             block = out[j : j + _COLUMNS, i : i + height].view("u8")
             for n in range(width):
-                woven[: height // width, : len(block), n] = panel[i + n : i + height : width, j : j + _COLUMNS]
+                woven[: height // width, : len(block), n] = panel[
+                    i + n : i + height : width, j : j + _COLUMNS
+                ]
             block[...] = words[: height // width, : len(block)].T
     for i in range(whole, rows, _COLUMNS):
         for j in range(0, columns, _COLUMNS):

@@ -1,11 +1,14 @@
-"""`migrate test`: the examples of rule files, and what must hold of any rule without being written down.
+"""`migrate test`: the examples of rule files, and what must hold of any rule without being written
+down.
 
-An example is bound exactly as a checkpoint is, gathered by the same code, and compared bit for bit. From its given tensors
-follow five checks that cost the author nothing: the way back returns the source, the traced views agree with the eager
-twins, the order of the rules means nothing, a second application is refused, and every rule and op was touched. They run
-on scrambled bytes where no op computes and nothing asks for values, because a constant hides a wrong permutation.
+An example is bound exactly as a checkpoint is, gathered by the same code, and compared bit for bit.
+From its given tensors follow five checks that cost the author nothing: the way back returns the
+source, the traced views agree with the eager twins, the order of the rules means nothing, a second
+application is refused, and every rule and op was touched. They run on scrambled bytes where no op
+computes and nothing asks for values, because a constant hides a wrong permutation.
 
-With `specs` nothing is gathered: names, shapes, dtypes and refusals only, without torch and without numpy.
+With `specs` nothing is gathered: names, shapes, dtypes and refusals only, without torch and without
+numpy.
 """
 
 from __future__ import annotations
@@ -31,7 +34,9 @@ PROPERTIES = ("round trip", TWINS, "order of rules", "applied twice")
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Something to find out about a rule file: an example of its author (`number` in the file), or a property of all examples."""
+    """Something to find out about a rule file: an example of its author (`number` in the file), or
+    a property of all examples.
+    """
 
     kind: str
     name: str
@@ -69,21 +74,36 @@ class Trials:
     _neighbours: list[Neighbour] | None = None
 
     def checks(self, select: str = "") -> list[Check]:
-        """The checks whose name, or the file's id, holds `select`, upper and lower case alike. Coverage is of the whole file only."""
+        """The checks whose name, or the file's id, holds `select`, upper and lower case alike.
+        Coverage is of the whole file only.
+        """
         tests = self.file.model.tests
-        found = [Check(EXAMPLE, test.name, self.file.span("tests", n, "name"), n) for n, test in enumerate(tests)]
+        found = [
+            Check(EXAMPLE, test.name, self.file.span("tests", n, "name"), n)
+            for n, test in enumerate(tests)
+        ]
         whole = self.file.span("id")
-        found += [Check(name, name, whole) for name in PROPERTIES if tests and not (self.specs and name == TWINS)]
+        found += [
+            Check(name, name, whole)
+            for name in PROPERTIES
+            if tests and not (self.specs and name == TWINS)
+        ]
         found.append(Check(COVERAGE, COVERAGE, whole))
         word = select.casefold()
-        return [c for c in found if not word or word in self.file.model.id.casefold() or word in c.name.casefold()]
+        return [
+            c
+            for c in found
+            if not word or word in self.file.model.id.casefold() or word in c.name.casefold()
+        ]
 
     def run(self, check: Check) -> Outcome:
         """The outcome of one check; problems of the rules are part of it and never raised."""
         if check.kind == EXAMPLE:
             return self._example(check)
         if check.kind == COVERAGE:
-            found = properties.coverage(self.file, [t for t in self._attempts() if not t.test.error])
+            found = properties.coverage(
+                self.file, [t for t in self._attempts() if not t.test.error]
+            )
             return Outcome(check, FAILED if found else PASSED, tuple(found))
         return self._property(check)
 
@@ -117,7 +137,11 @@ class Trials:
             what = f"test {test.name!r}: the rules refuse what is given"
             codes = ", ".join(dict.fromkeys(d.code for d in result.diagnostics))
             refused = Diagnostic(
-                "M704", what, (span,), (f"the reason follows: {codes}",), "if that is what the test is about: `error: CODE`"
+                "M704",
+                what,
+                (span,),
+                (f"the reason follows: {codes}",),
+                "if that is what the test is about: `error: CODE`",
             )
             return Outcome(check, FAILED, (refused, *result.diagnostics))
         found = expectations.compare(result, check.number, values=not self.specs)
@@ -145,15 +169,30 @@ class Trials:
         return Outcome(check, PASSED, reason=f"in part: {reason}" if reason else "")
 
 
-_PROPERTIES = dict(zip(PROPERTIES, (properties.round_trip, properties.twins, properties.order, properties.twice), strict=True))
+_PROPERTIES = dict(
+    zip(
+        PROPERTIES,
+        (properties.round_trip, properties.twins, properties.order, properties.twice),
+        strict=True,
+    )
+)
 
 
 def _too_large(check: Check, result: Attempt) -> list[Diagnostic]:
     if result.nbytes <= properties.MOST_BYTES:
         return []
-    what = f"test {check.name!r}: {result.nbytes} bytes are given and made, a test has at most {properties.MOST_BYTES}"
+    what = (
+        f"test {check.name!r}: {result.nbytes} bytes are given and made, a test has at most "
+        f"{properties.MOST_BYTES}"
+    )
     return [
-        Diagnostic("M710", what, (check.span,), (), f"smaller shapes show the same; {option('specs', True)} looks at shapes of any size")
+        Diagnostic(
+            "M710",
+            what,
+            (check.span,),
+            (),
+            f"smaller shapes show the same; {option('specs', True)} looks at shapes of any size",
+        )
     ]
 
 
@@ -164,10 +203,18 @@ def _refusal(check: Check, test: RuleTest, result: Attempt | Refused, specs: boo
         if specs:
             return Outcome(check, SKIPPED, reason="headers do not refuse it; values may")
         what = f"test {test.name!r}: {wanted} was expected, and nothing was refused"
-        return Outcome(check, FAILED, (Diagnostic("M703", what, (check.span,), (f"made: {listed(list(result.specs), 8)}",)),))
+        return Outcome(
+            check,
+            FAILED,
+            (Diagnostic("M703", what, (check.span,), (f"made: {listed(list(result.specs), 8)}",)),),
+        )
     for found in result.diagnostics:
         said = "\n".join((found.message, *found.notes, found.help or ""))
         if found.code == test.error and (test.contains is None or test.contains in said):
             return Outcome(check, PASSED)
     what = f"test {test.name!r}: {wanted} was expected, and it was refused for something else"
-    return Outcome(check, FAILED, (Diagnostic("M703", what, (check.span,), ("what was said follows",)), *result.diagnostics))
+    return Outcome(
+        check,
+        FAILED,
+        (Diagnostic("M703", what, (check.span,), ("what was said follows",)), *result.diagnostics),
+    )

@@ -1,8 +1,9 @@
-"""Tensors that are computed: box by box where their op says what a box needs, else whole, once, and let go after their last use.
+"""Tensors that are computed: box by box where their op says what a box needs, else whole, once, and
+let go after their last use.
 
-Arrays hold raw elements (unsigned integers, one byte each for elements below a byte), so no bit passes through a float
-unless the op itself computes with floats. Threads compute side by side; only a node that needs more than a thread's share
-of the memory has it to itself.
+Arrays hold raw elements (unsigned integers, one byte each for elements below a byte), so no bit
+passes through a float unless the op itself computes with floats. Threads compute side by side; only
+a node that needs more than a thread's share of the memory has it to itself.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ MEMOS = 32
 
 
 def unpack(packed: Any, spec: Spec) -> np.ndarray[Any, Any]:
-    """The raw elements of packed row-major bytes, in the tensor's shape. Below a byte the first element is in the low bits."""
+    """The raw elements of packed row-major bytes, in the tensor's shape. Below a byte the first
+    element is in the low bits.
+    """
     import numpy as np
 
     bits = BITS[spec.dtype]
@@ -75,14 +78,22 @@ def pack(array: np.ndarray[Any, Any], dtype: str) -> memoryview:
 class Values:
     """The computed tensors of a run, for any number of threads.
 
-    `max_memory` is that of the run: three quarters of it are for computing, the rest is the gatherers'. Whole values are
-    kept until each of `outputs` that reads them is done, or until memory is needed for others; then they are computed again.
+    `max_memory` is that of the run: three quarters of it are for computing, the rest is the
+    gatherers'. Whole values are kept until each of `outputs` that reads them is done, or until
+    memory is needed for others; then they are computed again.
     """
 
     def __init__(
-        self, source: Source, layouts: Layouts, outputs: Iterable[Tensor] = (), max_memory: int = MAX_MEMORY, *, threads: int = 1,
-        device: Device = CPU, ledger: Ledger | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        source: Source,
+        layouts: Layouts,
+        outputs: Iterable[Tensor] = (),
+        max_memory: int = MAX_MEMORY,
+        *,
+        threads: int = 1,
+        device: Device = CPU,
+        ledger: Ledger | None = None,
+    ) -> None:
         self._source, self._layouts, self._device, self._ledger = source, layouts, device, ledger
         self.max_memory, self.budget = max_memory, max_memory - max_memory // 4
         # beside one node that takes the whole budget the other threads still have theirs
@@ -97,7 +108,8 @@ class Values:
         self._inner: set[int] = set()
         # id of a call and number of its output -> the call, to keep its id taken, and the bytes
         self._kept: dict[tuple[int, int], tuple[Call, memoryview]] = {}
-        # what calls remember between their boxes, and how many bytes that is; the call keeps its id taken
+        # what calls remember between their boxes, and how many bytes that is; the call keeps its id
+        # taken
         self._memos: dict[int, tuple[Call, dict[str, Any], int]] = {}
         self._remembered = 0
         self._making: dict[int, threading.RLock] = {}
@@ -111,7 +123,9 @@ class Values:
             self._count(tensor)
 
     def forget(self) -> None:
-        """Lets go of the memory that threads compute in; it refers back to this object, and to the source with it."""
+        """Lets go of the memory that threads compute in; it refers back to this object, and to the
+        source with it.
+        """
         self._own = threading.local()
 
     def _count(self, tensor: Tensor, inner: bool = False) -> None:
@@ -128,14 +142,22 @@ class Values:
         """What the value has in common with others of its op, arguments and specs."""
         call = value.call
         # the arguments are kept beside their id
-        key = (call.step.op, id(call.step.args), value.output, value.spec, *[t.spec for t in call.inputs])
+        key = (
+            call.step.op,
+            id(call.step.args),
+            value.output,
+            value.spec,
+            *[t.spec for t in call.inputs],
+        )
         found = self._kinds.get(key)
         if found is None:
             found = self._kinds[key] = kinds.kind_of(call, value.output, value.spec)
         return found
 
     def require(self, outputs: Iterable[Tensor]) -> None:
-        """RunError M919 naming each node whose smallest box does not fit in the memory for computing."""
+        """RunError M919 naming each node whose smallest box does not fit in the memory for
+        computing.
+        """
         report, seen, todo = Report(), set[int](), list(outputs)
         told: set[tuple[str, int]] = set()
         while todo:
@@ -153,12 +175,15 @@ class Values:
     def _refuse(self, report: Report, call: Call, least: int) -> None:
         report.add(
             "M919",
-            f"{self._said(call)} takes {least} bytes at once, the limit is {self.budget}, three quarters of {option('max_memory')}",
+            f"{self._said(call)} takes {least} bytes at once, the limit is {self.budget}, three "
+            f"quarters of {option('max_memory')}",
             help=f"give {option('max_memory', -(-least * 4 // 3))} or more",
         )
 
     def _short(self, error: Exception, value: Value, kind: Kind, box: Box) -> None:
-        """RunError M922 with the bytes that the box takes with what it is computed from, if `error` is a lack of memory."""
+        """RunError M922 with the bytes that the box takes with what it is computed from, if `error`
+        is a lack of memory.
+        """
         if lacking(error):
             nbytes = kinds.TEMPORARIES * kind.cost(box) if kind.regional else kind.least
             ran_out(error, f"compute {self._said(value.call)}, {nbytes} bytes at once")
@@ -167,20 +192,27 @@ class Values:
     def _said(call: Call) -> str:
         """The op with its rule and keys, as messages name it."""
         rule = f"rule {call.rule}: " if call.rule else ""
-        return f"{rule}`{call.step.op}`" + (f" of {listed(list(call.keys), 4)}" if call.keys else "")
+        return f"{rule}`{call.step.op}`" + (
+            f" of {listed(list(call.keys), 4)}" if call.keys else ""
+        )
 
     def leaf(self, wanted: Value | Tensor) -> Leaf:
-        """The packed bytes of a value, or of a tensor whose elements below a byte move one by one."""
+        """The packed bytes of a value, or of a tensor whose elements below a byte move one by
+        one.
+        """
         if isinstance(wanted, Value):
             kind = self.kind(wanted)
             if kind.regional and not (
-                wanted.spec.nbytes <= kinds.FEW and (id(wanted.call) in self._inner or self._uses.get(id(wanted.call), 0) > 1)
+                wanted.spec.nbytes <= kinds.FEW
+                and (id(wanted.call) in self._inner or self._uses.get(id(wanted.call), 0) > 1)
             ):
                 return Computed(self, wanted, kind)
         return Leaf(None, 0, self.bytes(wanted))
 
     def bytes(self, wanted: Value | Tensor) -> memoryview:
-        """The packed bytes of a whole value, or of a tensor, in memory. RunError M919 if it does not fit."""
+        """The packed bytes of a whole value, or of a tensor, in memory. RunError M919 if it does
+        not fit.
+        """
         if not isinstance(wanted, Value):
             return pack(self._loose(wanted), wanted.spec.dtype)
         call, at = wanted.call, (id(wanted.call), wanted.output)
@@ -231,7 +263,9 @@ class Values:
             self._live -= len(self._kept.pop(at)[1])
 
     def _make_room(self, nbytes: int) -> None:
-        """Lets go of what is kept, which is then computed again, if the budget does not hold it and so many bytes."""
+        """Lets go of what is kept, which is then computed again, if the budget does not hold it and
+        so many bytes.
+        """
         if self._live + nbytes > self.budget:
             for call in {at[0] for at in self._kept}:
                 self._drop(call)
@@ -240,7 +274,9 @@ class Values:
         nbytes = sum(len(p) for p in made.values())
         with self._lock:
             self._make_room(nbytes)
-            self._kept.update({(id(call), output): (call, packed) for output, packed in made.items()})
+            self._kept.update(
+                {(id(call), output): (call, packed) for output, packed in made.items()}
+            )
             self._live += nbytes
 
     def _alone(self, call: Call, least: int) -> AbstractContextManager[Any]:
@@ -273,9 +309,15 @@ class Values:
             self._keep(call, {value.output: packed[0]})
             return packed[0]
         arrays = [self.array(t) for t in call.inputs]
-        made = kind.op.eager(call.step.args, arrays, call.parts, [t.spec.dtype for t in call.inputs])
+        made = kind.op.eager(
+            call.step.args, arrays, call.parts, [t.spec.dtype for t in call.inputs]
+        )
         specs = kind.op.infer(call.step.args, [t.spec for t in call.inputs], call.parts)
-        dtypes = [s.dtype for s in specs] if specs is not None else [call.inputs[0].spec.dtype] * len(made)
+        dtypes = (
+            [s.dtype for s in specs]
+            if specs is not None
+            else [call.inputs[0].spec.dtype] * len(made)
+        )
         packed = [pack(array, dtype) for array, dtype in zip(made, dtypes, strict=True)]
         self._keep(call, dict(enumerate(packed)))
         self._spend(call)
@@ -292,8 +334,12 @@ class Values:
         """What fills `memory` with the packed bytes of input boxes."""
         return Gather(self._source, self._layouts, memory, self.leaf, 2 * STAGE_MAX)
 
-    def compute(self, workspace: Workspace, value: Value, kind: Kind, box: Box, out: np.ndarray[Any, Any]) -> None:
-        """Fills `out` with the raw elements of a box that lies on the op's grain, in parts that fit the memory."""
+    def compute(
+        self, workspace: Workspace, value: Value, kind: Kind, box: Box, out: np.ndarray[Any, Any]
+    ) -> None:
+        """Fills `out` with the raw elements of a box that lies on the op's grain, in parts that fit
+        the memory.
+        """
         with self._alone(value.call, kind.least):
             part = box
             try:
@@ -330,7 +376,9 @@ class Values:
                 raise
 
     def packed(self, value: Value, kind: Kind, box: Box) -> tuple[memoryview, Box]:
-        """The packed bytes of a box that holds `box`, and which; good until this thread computes again."""
+        """The packed bytes of a box that holds `box`, and which; good until this thread computes
+        again.
+        """
         try:
             chunk = self.workspace().chunk(value, kind, box)
             if kind.unit[0] == 1:
@@ -340,22 +388,38 @@ class Values:
             self._short(error, value, kind, box)
             raise
 
-    def _part(self, workspace: Workspace, value: Value, kind: Kind, box: Box, place: np.ndarray[Any, Any]) -> None:
+    def _part(
+        self, workspace: Workspace, value: Value, kind: Kind, box: Box, place: np.ndarray[Any, Any]
+    ) -> None:
         """Computes one box, of a size that fits the memory, into `place`."""
         call = value.call
         on_device = workspace.lane is not None and self._device.takes(kind.op, place.dtype)
         memo = {} if on_device else self._memo(call, kind)
-        if memo and place.flags.c_contiguous and kind.op.recall(kind.args, kind.specs, kind.output, box, place, **memo):
+        if (
+            memo
+            and place.flags.c_contiguous
+            and kind.op.recall(kind.args, kind.specs, kind.output, box, place, **memo)
+        ):
             return
-        arrays = [workspace.input(i, t, b) for i, (t, b) in enumerate(zip(call.inputs, kind.needs(box), strict=True))]
+        arrays = [
+            workspace.input(i, t, b)
+            for i, (t, b) in enumerate(zip(call.inputs, kind.needs(box), strict=True))
+        ]
         told = self._ledger.claim(value, box) if self._ledger is not None and call.lossy else []
-        meter = self._ledger.meter(value, box) if self._ledger is not None and told == [box] else None
+        meter = (
+            self._ledger.meter(value, box) if self._ledger is not None and told == [box] else None
+        )
 
         def run(given: list[Any], out: Any) -> None:
             try:
                 kind.op.compute(kind.args, given, kind.specs, kind.output, box, out, meter, **memo)
             except OpError as error:
-                fail(error.code, f"{self._said(call)}: {error.message}", notes=error.notes, help=error.help)
+                fail(
+                    error.code,
+                    f"{self._said(call)}: {error.message}",
+                    notes=error.notes,
+                    help=error.help,
+                )
 
         if on_device and workspace.lane is not None:
             workspace.lane.submit(arrays, run, place)
@@ -370,17 +434,32 @@ class Values:
             for part in told:
                 self._measure(workspace, value, kind, part, self._ledger.meter(value, part), memo)
 
-    def _measure(self, workspace: Workspace, value: Value, kind: Kind, box: Box, meter: Meter, memo: dict[str, Any]) -> None:
-        """Computes a part of a box once more, for its error only: the rest of the box was measured before."""
+    def _measure(
+        self,
+        workspace: Workspace,
+        value: Value,
+        kind: Kind,
+        box: Box,
+        meter: Meter,
+        memo: dict[str, Any],
+    ) -> None:
+        """Computes a part of a box once more, for its error only: the rest of the box was measured
+        before.
+        """
         import numpy as np
 
         workspace.settle()
-        arrays = [workspace.input(i, t, b) for i, (t, b) in enumerate(zip(value.call.inputs, kind.needs(box), strict=True))]
+        arrays = [
+            workspace.input(i, t, b)
+            for i, (t, b) in enumerate(zip(value.call.inputs, kind.needs(box), strict=True))
+        ]
         made = np.empty([b - a for a, b in box], carrier(kind.spec.dtype))
         kind.op.compute(kind.args, arrays, kind.specs, kind.output, box, made, meter, **memo)
 
     def _memo(self, call: Call, kind: Kind) -> dict[str, Any]:
-        """The argument `memo` for the op of a call; none if the op has no use for it, or there is no memory."""
+        """The argument `memo` for the op of a call; none if the op has no use for it, or there is
+        no memory.
+        """
         nbytes = kind.op.remembers(kind.args, kind.specs)
         if not nbytes:
             return {}
@@ -394,7 +473,9 @@ class Values:
         return {"memo": found[1]}
 
     def fill(self, gather: Gather, tensor: Tensor, box: Box) -> bool:
-        """Puts the packed bytes of a box at the start of the gatherer's buffer; False where elements that share bytes come apart."""
+        """Puts the packed bytes of a box at the start of the gatherer's buffer; False where
+        elements that share bytes come apart.
+        """
         spec = tensor.spec
         (elements, size), sizes = unit(spec.dtype), [b - a for a, b in box]
         nbytes = (prod(sizes) * BITS[spec.dtype] + 7) // 8
@@ -425,9 +506,14 @@ class Values:
     def _rows(self, gather: Gather, tensor: Tensor, box: Box) -> None:
         """`fill`, one contiguous part after the other."""
         spec, at = tensor.spec, 0
-        inner = next(i for i in range(len(box) + 1) if regions.linear(spec.shape[i:], box[i:]) is not None)
+        inner = next(
+            i for i in range(len(box) + 1) if regions.linear(spec.shape[i:], box[i:]) is not None
+        )
         for index in product(*(range(a, b) for a, b in box[:inner])):
-            span = regions.linear(spec.shape, (*((i, i + 1) for i in index), *box[inner:])) or (0, 0)
+            span = regions.linear(spec.shape, (*((i, i + 1) for i in index), *box[inner:])) or (
+                0,
+                0,
+            )
             size = BITS[spec.dtype] // 8
             gather.fill(tensor, span[0] * size, span[1] * size, at)
             at += (span[1] - span[0]) * size
@@ -436,7 +522,11 @@ class Values:
         """The raw elements of a box of any tensor of a graph."""
         spec = Spec(tensor.spec.dtype, tuple(b - a for a, b in box))
         memory = memoryview(bytearray(spec.nbytes))
-        return unpack(memory, spec) if self.fill(self.gather(memory), tensor, box) else self.loose(tensor, box)
+        return (
+            unpack(memory, spec)
+            if self.fill(self.gather(memory), tensor, box)
+            else self.loose(tensor, box)
+        )
 
     def array(self, tensor: Tensor) -> np.ndarray[Any, Any]:
         """The raw elements of a tensor, gathered whole."""
@@ -458,12 +548,17 @@ class Values:
         out = np.zeros(tensor.spec.numel, "u1")
         bits = BITS[tensor.spec.dtype]
         for piece in tensor.view.pieces:
-            place: np.ndarray[Any, Any] = np.ndarray(piece.counts, "u1", out.data, piece.dst, piece.dst_strides)
+            place: np.ndarray[Any, Any] = np.ndarray(
+                piece.counts, "u1", out.data, piece.dst, piece.dst_strides
+            )
             if isinstance(piece.leaf, views.Fill):
                 place[...] = encode(tensor.spec.dtype, piece.leaf.value)[0] & ((1 << bits) - 1)
                 continue
             far = [(n - 1) * s for n, s in zip(piece.counts, piece.src_strides, strict=True)]
-            low, high = piece.src + sum(min(0, x) for x in far), piece.src + sum(max(0, x) for x in far) + 1
+            low, high = (
+                piece.src + sum(min(0, x) for x in far),
+                piece.src + sum(max(0, x) for x in far) + 1,
+            )
             first = low * bits // 8 // 3 * 3
             packed = bytearray((high * bits + 7) // 8 - first)
             source = tensor.sources[piece.leaf]
@@ -472,7 +567,13 @@ class Values:
             # bytes in threes hold whole elements of 4 and of 6 bits
             base = first * 8 // bits
             codes = unpack(packed, Spec(tensor.spec.dtype, (len(packed) * 8 // bits,)))
-            place[...] = np.ndarray(piece.counts, "u1", np.ascontiguousarray(codes).data, piece.src - base, piece.src_strides)
+            place[...] = np.ndarray(
+                piece.counts,
+                "u1",
+                np.ascontiguousarray(codes).data,
+                piece.src - base,
+                piece.src_strides,
+            )
         return out.reshape(tensor.spec.shape)
 
 

@@ -1,13 +1,17 @@
-"""A second way to the same bytes: outputs recomputed through the eager twins of the ops (`eager`) and compared.
+"""A second way to the same bytes: outputs recomputed through the eager twins of the ops (`eager`)
+and compared.
 
-It shares nothing with views, tiles and gathering: stored tensors are read whole, ops run on whole arrays. An error in the view algebra
-or in the writer therefore shows here. Outputs that come from one call are made together; two threads take one such job after the other,
-as long as what they hold together stays below the limit.
+It shares nothing with views, tiles and gathering: stored tensors are read whole, ops run on whole
+arrays. An error in the view algebra or in the writer therefore shows here. Outputs that come from
+one call are made together; two threads take one such job after the other, as long as what they hold
+together stays below the limit.
 
-What was written is read back a stretch at a time and compared as whole words. Elements are looked at only where words differ.
+What was written is read back a stretch at a time and compared as whole words. Elements are looked
+at only where words differ.
 
-Bytes are compared. Two ops do not promise theirs, on a GPU or where libraries add in another order (`ValueOp.same_bits`), and declare
-how far they may be off. What one of them made, moved about but not computed with again, may differ by so much and is told.
+Bytes are compared. Two ops do not promise theirs, on a GPU or where libraries add in another order
+(`ValueOp.same_bits`), and declare how far they may be off. What one of them made, moved about but
+not computed with again, may differ by so much and is told.
 """
 
 from __future__ import annotations
@@ -34,7 +38,8 @@ if TYPE_CHECKING:
     from ..source.index import Source
     from .spotcheck import Rows, Sample
 
-# bytes that are compared at a time: they stay in the processor's cache between the read and the comparison
+# bytes that are compared at a time: they stay in the processor's cache between the read and the
+# comparison
 STRETCH = 1 << 18
 # what threads may hold together where nobody says otherwise and no tensor needs more
 MEMORY = 10**9
@@ -44,9 +49,11 @@ _MOST_SAID = 7
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """An output that is not what the program makes. `index` is that of the first element that differs.
+    """An output that is not what the program makes. `index` is that of the first element that
+    differs.
 
-    `what` is "missing", "shape", "bytes", or "near": bytes that differ by no more than the op that made them says they may.
+    `what` is "missing", "shape", "bytes", or "near": bytes that differ by no more than the op that
+    made them says they may.
     """
 
     key: str
@@ -64,45 +71,71 @@ class Job(NamedTuple):
 
 
 def recompute(
-    program: Mapping[str, Expr], source: Source, output: Source, *, progress: Callable[[int, int], None] | None = None,
-    threads: int = 1, max_memory: int | None = None, sample: Sample | None = None,
-) -> list[Mismatch]:  # fmt: skip
+    program: Mapping[str, Expr],
+    source: Source,
+    output: Source,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    threads: int = 1,
+    max_memory: int | None = None,
+    sample: Sample | None = None,
+) -> list[Mismatch]:
     """Every output of `program` that differs from what `output` holds, in the program's order.
 
-    Keys of `output` that the program does not make are not looked at. `sample` says what of the outputs is looked at, without it all.
-    RunError M919 before anything is read, naming each output that takes more memory than `max_memory`.
+    Keys of `output` that the program does not make are not looked at. `sample` says what of the
+    outputs is looked at, without it all. RunError M919 before anything is read, naming each output
+    that takes more memory than `max_memory`.
     """
     return Recomputation(program, source, output, max_memory, sample).run(threads, progress)
 
 
 class Recomputation:
-    """Outputs that are to be compared: `jobs`, the `memory` that each thread's largest takes, and the way to do it."""
+    """Outputs that are to be compared: `jobs`, the `memory` that each thread's largest takes, and
+    the way to do it.
+    """
 
     def __init__(
-        self, program: Mapping[str, Expr], source: Source, output: Source, max_memory: int | None = None, sample: Sample | None = None
+        self,
+        program: Mapping[str, Expr],
+        source: Source,
+        output: Source,
+        max_memory: int | None = None,
+        sample: Sample | None = None,
     ) -> None:
         self.program, self.source, self.output, self.sample = program, source, output, sample
         self.specs = Specs(source)
         there = output.index.tensors
         self.missing = [key for key in program if key not in there]
-        chosen = [key for key in program if key in there and (sample is None or key in sample.whole)]
+        chosen = [
+            key for key in program if key in there and (sample is None or key in sample.whole)
+        ]
         self.jobs = [self._job(keys) for keys in _together(program, chosen)]
-        self.largest = max(self.jobs, key=lambda job: job.need.memory, default=Job((), Need(0, ()), 0))
+        self.largest = max(
+            self.jobs, key=lambda job: job.need.memory, default=Job((), Need(0, ()), 0)
+        )
         self.budget = max(MEMORY, self.largest.need.memory) if max_memory is None else max_memory
-        self._regions = {} if sample is None else {key: self._region(key, one) for key, one in sample.regions.items()}
+        self._regions = (
+            {}
+            if sample is None
+            else {key: self._region(key, one) for key, one in sample.regions.items()}
+        )
         self._refuse(max_memory)
 
     def memory(self, threads: int) -> int:
         """The most bytes that all threads hold at once."""
         most = sorted((job.need.memory for job in self.jobs), reverse=True)[:threads]
-        return max(min(max(self.budget, self.largest.need.memory), sum(most)), max(self._regions.values(), default=0))
+        return max(
+            min(max(self.budget, self.largest.need.memory), sum(most)),
+            max(self._regions.values(), default=0),
+        )
 
     def announced(self, threads: int, seconds: float | None) -> dict[str, Any]:
         """What is to be done, and what it takes, before it begins."""
         regions = {} if self.sample is None else self.sample.regions
         return {
             "tensors": sum(len(job.keys) for job in self.jobs) + len(regions),
-            "bytes": sum(job.nbytes for job in self.jobs) + sum(one.nbytes for one in regions.values()),
+            "bytes": sum(job.nbytes for job in self.jobs)
+            + sum(one.nbytes for one in regions.values()),
             "threads": threads,
             "memory": self.memory(threads),
             "largest": next(iter(self.largest.keys), None),
@@ -115,45 +148,76 @@ class Recomputation:
         there = [self.output.index.tensors[key] for key in keys]
         # what is stored with strides is read whole
         whole = max((2 * at.spec.nbytes for at in there if at.strides is not None), default=0)
-        inexact = max((at.spec.numel for key, at in zip(keys, there, strict=True) if _inexact(self.program[key])), default=0)
+        inexact = max(
+            (
+                at.spec.numel
+                for key, at in zip(keys, there, strict=True)
+                if _inexact(self.program[key])
+            ),
+            default=0,
+        )
         memory = 4 * STRETCH + (
-            2 * STRETCH if isinstance(self.program[keys[0]], Read) and not whole else need.memory + whole + 64 * inexact
+            2 * STRETCH
+            if isinstance(self.program[keys[0]], Read) and not whole
+            else need.memory + whole + 64 * inexact
         )
         return Job(tuple(keys), need._replace(memory=memory), sum(at.spec.nbytes for at in there))
 
     def _region(self, key: str, one: Rows) -> int:
-        """About the bytes that the largest stretch of rows takes: its part of what the whole takes, twice where blocks round it up."""
+        """About the bytes that the largest stretch of rows takes: its part of what the whole takes,
+        twice where blocks round it up.
+        """
         whole, spec = self._job([key]).need.memory, self.output.index.tensors[key].spec
-        return min(whole, 2 * whole * max(stop - start for start, stop in one.rows) // spec.shape[0])
+        return min(
+            whole, 2 * whole * max(stop - start for start, stop in one.rows) // spec.shape[0]
+        )
 
     def _refuse(self, max_memory: int | None) -> None:
-        """M919 for what takes more than that: three of each size and dtype, the largest first, and how many more."""
+        """M919 for what takes more than that: three of each size and dtype, the largest first, and
+        how many more.
+        """
         if max_memory is None:
             return
-        wanted = {job.keys: job.need.memory for job in self.jobs} | {(key,): nbytes for key, nbytes in self._regions.items()}
+        wanted = {job.keys: job.need.memory for job in self.jobs} | {
+            (key,): nbytes for key, nbytes in self._regions.items()
+        }
         alike: dict[Any, list[tuple[str, ...]]] = {}
         for keys, nbytes in wanted.items():
             if nbytes > max_memory:
                 alike.setdefault((nbytes, self.specs.of(self.program[keys[0]])), []).append(keys)
         report = Report()
-        for (nbytes, spec), found in sorted(alike.items(), key=lambda pair: -pair[0][0])[:_MOST_SAID]:
+        for (nbytes, spec), found in sorted(alike.items(), key=lambda pair: -pair[0][0])[
+            :_MOST_SAID
+        ]:
             for number, keys in enumerate(found[:3]):
                 also = f" and {len(keys) - 1} more of the same call" if len(keys) > 1 else ""
-                more = f"; so do {len(found) - 3} more like it" if number == 2 and len(found) > 3 else ""
+                more = (
+                    f"; so do {len(found) - 3} more like it"
+                    if number == 2 and len(found) > 3
+                    else ""
+                )
                 report.add(
                     "M919",
-                    f"{printable(keys[0])}{also}, {spec}: with what it is made of it takes {nbytes:,} bytes at once, "
+                    f"{printable(keys[0])}{also}, {spec}: with what it is made of it takes "
+                    f"{nbytes:,} bytes at once, "
                     f"the limit is {max_memory:,}{more}",
-                    help=f"give {option('max_memory', max(wanted.values()))} or more; verify works on whole tensors",
+                    help=f"give {option('max_memory', max(wanted.values()))} or more; verify "
+                    "works on whole tensors",
                 )
         report.check()
 
     @log.phase("recomputing and comparing")
-    def run(self, threads: int = 1, progress: Callable[[int, int], None] | None = None) -> list[Mismatch]:
+    def run(
+        self, threads: int = 1, progress: Callable[[int, int], None] | None = None
+    ) -> list[Mismatch]:
         """What differs, in the program's order."""
         regions = [] if self.sample is None else list(self.sample.regions.items())
-        count = Progress(sum(job.nbytes for job in self.jobs) + sum(r.nbytes for _, r in regions), progress)
-        found: dict[str, Mismatch] = {key: Mismatch(key, "missing", None, "is not in the output") for key in self.missing}
+        count = Progress(
+            sum(job.nbytes for job in self.jobs) + sum(r.nbytes for _, r in regions), progress
+        )
+        found: dict[str, Mismatch] = {
+            key: Mismatch(key, "missing", None, "is not in the output") for key in self.missing
+        }
         lock = threading.Lock()
 
         def compare(job: Job, pool: Pool) -> None:
@@ -185,23 +249,42 @@ class Recomputation:
 
     def _one(self, key: str, expression: Expr, evaluate: Evaluation) -> Mismatch | None:
         there = self.output.index.tensors[key]
-        if isinstance(expression, Read) and _plain(self.source, expression.key) and there.spec == self.specs.of(expression):
+        if (
+            isinstance(expression, Read)
+            and _plain(self.source, expression.key)
+            and there.spec == self.specs.of(expression)
+        ):
             made: Any = None
         else:
             made = evaluate(expression)
         wrong = self._differ(key, expression, made)
-        if wrong is not None and wrong.what == "bytes" and (slack := evaluate.slack(expression)) is not None:
-            return _excused(wrong, slack, evaluate(expression), read(self.output, key), there.spec.dtype)
+        if (
+            wrong is not None
+            and wrong.what == "bytes"
+            and (slack := evaluate.slack(expression)) is not None
+        ):
+            return _excused(
+                wrong, slack, evaluate(expression), read(self.output, key), there.spec.dtype
+            )
         return wrong
 
     def _differ(self, key: str, expression: Expr, made: Any) -> Mismatch | None:
-        """How the output differs from `made`; None for `made` stands for a stored tensor, which is then read in stretches as well."""
+        """How the output differs from `made`; None for `made` stands for a stored tensor, which is
+        then read in stretches as well.
+        """
         spec = self.output.index.tensors[key].spec
         if made is not None and made.shape != spec.shape:
-            return Mismatch(key, "shape", None, f"is {list(spec.shape)}, should be {list(made.shape)}")
+            return Mismatch(
+                key, "shape", None, f"is {list(spec.shape)}, should be {list(made.shape)}"
+            )
         if made is not None and made.dtype.itemsize != max(1, BITS[spec.dtype] // 8):
             width = max(1, BITS[spec.dtype] // 8)
-            return Mismatch(key, "bytes", None, f"has elements of {width} bytes, should have {made.dtype.itemsize}")
+            return Mismatch(
+                key,
+                "bytes",
+                None,
+                f"has elements of {width} bytes, should have {made.dtype.itemsize}",
+            )
         if not spec.numel:
             return None
         if made is None and isinstance(expression, Read):
@@ -211,20 +294,33 @@ class Recomputation:
         return _counted(key, pairs, spec.shape)
 
     def compare_rows(self, key: str, rows: Sequence[tuple[int, int]]) -> Mismatch | None:
-        """How these rows of an output differ from what the program makes of them; counted as if the others did not."""
+        """How these rows of an output differ from what the program makes of them; counted as if the
+        others did not.
+        """
         spec = self.output.index.tensors[key].spec
         each = spec.numel // spec.shape[0]
         pool = Pool()
-        evaluate, others = Evaluation(self.source, self.specs, pool), Evaluation(self.output, Specs(self.output))
+        evaluate, others = (
+            Evaluation(self.source, self.specs, pool),
+            Evaluation(self.output, Specs(self.output)),
+        )
 
         def pairs() -> Iterator[tuple[int, Any, Any]]:
             for start, stop in rows:
                 pool.begin()
-                made, there = evaluate.rows(self.program[key], start, stop), others.rows(Read(key), start, stop)
+                made, there = (
+                    evaluate.rows(self.program[key], start, stop),
+                    others.rows(Read(key), start, stop),
+                )
                 yield start * each, _flat(made), _flat(there)
 
         if self.specs.of(self.program[key]).shape != spec.shape:
-            return Mismatch(key, "shape", None, f"is {list(spec.shape)}, should be {list(self.specs.of(self.program[key]).shape)}")
+            return Mismatch(
+                key,
+                "shape",
+                None,
+                f"is {list(spec.shape)}, should be {list(self.specs.of(self.program[key]).shape)}",
+            )
         wrong = _counted(key, pairs(), spec.shape, sum(stop - start for start, stop in rows) * each)
         if wrong is not None and _inexact(self.program[key]):
             # how far elements may be off is known of whole tensors
@@ -258,7 +354,10 @@ class _Crew:
         if threads < 2 or len(self._waiting) < 2:
             self._loop()
         else:
-            workers = [threading.Thread(target=self._loop, daemon=True) for _ in range(min(threads, len(self._waiting)) - 1)]
+            workers = [
+                threading.Thread(target=self._loop, daemon=True)
+                for _ in range(min(threads, len(self._waiting)) - 1)
+            ]
             started = []
             try:
                 for worker in workers:
@@ -342,7 +441,9 @@ def _steps(numel: int, dtype: str) -> Iterator[tuple[int, int]]:
         yield start, min(numel, start + step)
 
 
-def _stored_pairs(source: Source, key: str, output: Source, other: str) -> Iterator[tuple[int, Any, Any]]:
+def _stored_pairs(
+    source: Source, key: str, output: Source, other: str
+) -> Iterator[tuple[int, Any, Any]]:
     """(first element, elements of a stored tensor, elements of the output), stretch by stretch."""
     import numpy as np
 
@@ -368,12 +469,18 @@ def _pairs(made: np.ndarray[Any, Any], output: Source, key: str) -> Iterator[tup
     start = 0
     for part in _ordered(made if BITS[spec.dtype] >= 8 else _flat(made)):
         for low, high in _steps(part.size, spec.dtype):
-            yield start + low, part[low:high], stretch(output, key, start + low, start + high, buffer)
+            yield (
+                start + low,
+                part[low:high],
+                stretch(output, key, start + low, start + high, buffer),
+            )
         start += part.size
 
 
 def _ordered(made: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:
-    """The elements in row-major order, flat; of what lies otherwise, as many rows at a time as stay in the processor's cache."""
+    """The elements in row-major order, flat; of what lies otherwise, as many rows at a time as stay
+    in the processor's cache.
+    """
     if made.flags.c_contiguous or made.ndim < 2 or not made.size:
         yield _flat(made)
     elif made[0].nbytes > STRETCH:
@@ -386,8 +493,11 @@ def _ordered(made: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:
 
 
 def _counted(
-    key: str, pairs: Iterator[tuple[int, Any, Any]], shape: tuple[int, ...], looked: int | None = None
-) -> Mismatch | None:  # fmt: skip
+    key: str,
+    pairs: Iterator[tuple[int, Any, Any]],
+    shape: tuple[int, ...],
+    looked: int | None = None,
+) -> Mismatch | None:
     """The mismatch of elements that differ; None if none does."""
     import numpy as np
 
@@ -397,7 +507,10 @@ def _counted(
             continue
         width = made.dtype.itemsize
         # 16 bytes have no comparison of their own
-        x, y = (a.view("u8").reshape(-1, 2) if width == 16 else a.view(f"u{width}").reshape(-1, 1) for a in (made, there))
+        x, y = (
+            a.view("u8").reshape(-1, 2) if width == 16 else a.view(f"u{width}").reshape(-1, 1)
+            for a in (made, there)
+        )
         differ = (x != y).any(axis=1)
         if not count:
             first = start + int(differ.argmax())
@@ -408,12 +521,18 @@ def _counted(
     total = 1
     for n in shape:
         total *= n
-    of = f"{count} of {total} elements differ" if looked is None else f"{count} of the {looked} elements that were looked at differ"
+    of = (
+        f"{count} of {total} elements differ"
+        if looked is None
+        else f"{count} of the {looked} elements that were looked at differ"
+    )
     return Mismatch(key, "bytes", index, of)
 
 
 def _equal(made: np.ndarray[Any, Any], there: np.ndarray[Any, Any]) -> bool:
-    """Whether two stretches are the same bytes: compared as whole words, and the few bytes behind them."""
+    """Whether two stretches are the same bytes: compared as whole words, and the few bytes behind
+    them.
+    """
     import numpy as np
 
     a, b = made.view("u1"), there.view("u1")
@@ -424,7 +543,11 @@ def _equal(made: np.ndarray[Any, Any], there: np.ndarray[Any, Any]) -> bool:
 
 
 def _excused(
-    wrong: Mismatch, slack: tuple[str, np.ndarray[Any, Any]], made: np.ndarray[Any, Any], there: np.ndarray[Any, Any], dtype: str
+    wrong: Mismatch,
+    slack: tuple[str, np.ndarray[Any, Any]],
+    made: np.ndarray[Any, Any],
+    there: np.ndarray[Any, Any],
+    dtype: str,
 ) -> Mismatch:
     """The mismatch, as "near" where no element is further off than `slack` lets it be."""
     import numpy as np

@@ -1,4 +1,6 @@
-"""The parser of `yaml`: events become data with places, and what the parser stumbles over is said in an author's words."""
+"""The parser of `yaml`: events become data with places, and what the parser stumbles over is said
+in an author's words.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +13,38 @@ from typing import Any, NoReturn
 import yaml
 
 from ..core.diagnostics import HIDDEN, Report, Span, printable
-from .yaml import BREAK, INTEGER, MAX_DEPTH, MAX_DIGITS, MAX_EVENTS, MAX_REFUSED, Document, Path, Place, Plain
+from .yaml import (
+    BREAK,
+    INTEGER,
+    MAX_DEPTH,
+    MAX_DIGITS,
+    MAX_EVENTS,
+    MAX_REFUSED,
+    Document,
+    Path,
+    Place,
+    Plain,
+)
 
 # libyaml where the wheel has it; both emit the same events
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-# What does not look as it is read, wherever it stands. A carriage return is a line end for YAML, and sends a terminal to the
-# beginning of the line that it just showed.
+# What does not look as it is read, wherever it stands. A carriage return is a line end for YAML,
+# and sends a terminal to the beginning of the line that it just showed.
 _HIDDEN = re.compile(rf"(?!\r\n)(?![\x85\u2028\u2029])[{HIDDEN}]")
 # line ends for YAML 1.1, and so the end of a comment; YAML 1.2 and editors read on
 _LINE_ENDS = re.compile("[\x85\u2028\u2029]")
 _EDITOR_BREAK = re.compile("\r\n|[\n\r]")
-_UNQUOTED = re.compile(r"""(?:^\s*|-\s+|:\s+|[\[,{]\s*)(?P<value>\{[^{}\s'"]*\}[^\s,\]}][^\s,\]]*)""")
+_UNQUOTED = re.compile(
+    r"""(?:^\s*|-\s+|:\s+|[\[,{]\s*)(?P<value>\{[^{}\s'"]*\}[^\s,\]}][^\s,\]]*)"""
+)
 _PATTERN_KEY = re.compile(r"\w+(\.\.\.|:\S+)")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def parsed(document: Document, text: str, report: Report) -> None:
-    """Fills the document with what stands in the text; problems go into the report, and `whole` says whether data is of use."""
+    """Fills the document with what stands in the text; problems go into the report, and `whole`
+    says whether data is of use.
+    """
     if hidden := [found.start() for found in islice(_HIDDEN.finditer(text), MAX_REFUSED)]:
         _refuse_hidden(document, text, hidden, report)
         return
@@ -44,7 +61,11 @@ def parsed(document: Document, text: str, report: Report) -> None:
     except (ValueError, OverflowError):
         # what chr() says of an escape where the parser is not libyaml
         document.whole, read_to = False, builder.read_to
-        report.add("M108", "an escape in the text does not stand for a character", spans=(Span(document.name, 1, 1),))
+        report.add(
+            "M108",
+            "an escape in the text does not stand for a character",
+            spans=(Span(document.name, 1, 1),),
+        )
     ends = (found.start() for found in _LINE_ENDS.finditer(text, 0, read_to))
     if unquoted := list(islice((at for at in ends if not builder.is_quoted(at)), MAX_REFUSED)):
         _refuse_hidden(document, text, unquoted, report)
@@ -55,7 +76,9 @@ class _Stop(Exception):  # noqa: N818 (control flow inside this module, never se
 
 
 class _Builder:
-    """Turns events into data. A stack machine of its own, so that depth is a number and not Python's stack."""
+    """Turns events into data. A stack machine of its own, so that depth is a number and not
+    Python's stack.
+    """
 
     __slots__ = ("anchors", "document", "events", "quoted", "read_to", "refused", "report")
 
@@ -73,11 +96,25 @@ class _Builder:
             if isinstance(event, yaml.DocumentStartEvent):
                 documents += 1
                 if documents > 1:
-                    self._refuse(event, "a second document starts here", "one file holds one document; move it to a file of its own")
+                    self._refuse(
+                        event,
+                        "a second document starts here",
+                        "one file holds one document; move it to a file of its own",
+                    )
                     raise _Stop
                 if event.version or event.tags:
-                    self._refuse(event, "YAML directives are not read", "remove the line that starts with %")
-            elif isinstance(event, (yaml.ScalarEvent, yaml.SequenceStartEvent, yaml.MappingStartEvent, yaml.AliasEvent)):
+                    self._refuse(
+                        event, "YAML directives are not read", "remove the line that starts with %"
+                    )
+            elif isinstance(
+                event,
+                (
+                    yaml.ScalarEvent,
+                    yaml.SequenceStartEvent,
+                    yaml.MappingStartEvent,
+                    yaml.AliasEvent,
+                ),
+            ):
                 self.document.data = self._node(event, stream, (), 0)
         if not documents:
             self.report.add("M108", "the file is empty", spans=(Span(self.document.name, 1, 1),))
@@ -96,7 +133,9 @@ class _Builder:
                 place = _place(event)
                 if event.style in "'\"":
                     self.quoted.append((start, self.read_to))
-                self.document._texts.append(place._replace(line=place.line + 1, column=0) if event.style in "|>" else place)
+                self.document._texts.append(
+                    place._replace(line=place.line + 1, column=0) if event.style in "|>" else place
+                )
             if self.events > MAX_EVENTS:
                 self._limit(event, f"the file has more than {MAX_EVENTS:,} YAML events")
             yield event
@@ -107,9 +146,17 @@ class _Builder:
             return self._alias(event)
         if event.anchor is not None:
             self.anchors.add(event.anchor)
-            self._refuse(event, f"anchor `&{printable(event.anchor)}`", "write the value out; quote it if it is text that starts with &")
+            self._refuse(
+                event,
+                f"anchor `&{printable(event.anchor)}`",
+                "write the value out; quote it if it is text that starts with &",
+            )
         if event.tag is not None:
-            self._refuse(event, f"tag `{printable(event.tag)}`", "leave the tag out; quote the value if it is text that starts with !")
+            self._refuse(
+                event,
+                f"tag `{printable(event.tag)}`",
+                "leave the tag out; quote the value if it is text that starts with !",
+            )
         if isinstance(event, yaml.ScalarEvent):
             return self._scalar(event)
         if depth >= MAX_DEPTH:
@@ -121,7 +168,11 @@ class _Builder:
     def _scalar(self, event: Any) -> str:
         if not event.value.isascii() and _SURROGATE.search(event.value):
             self.document.whole = False
-            self.report.add("M108", "half a character, which UTF-8 cannot hold", spans=(self.document._at(_place(event)),))
+            self.report.add(
+                "M108",
+                "half a character, which UTF-8 cannot hold",
+                spans=(self.document._at(_place(event)),),
+            )
         if event.style:
             return str(event.value)
         if len(event.value) > MAX_DIGITS and INTEGER.fullmatch(event.value):
@@ -164,12 +215,18 @@ class _Builder:
 
     def _key(self, event: Any, stream: Iterator[Any], path: Path, depth: int) -> str | None:
         if not isinstance(event, yaml.ScalarEvent):
-            self._refuse(event, "a key that is not text", "quote the key if it starts with `{`, `[` or `*`")
+            self._refuse(
+                event, "a key that is not text", "quote the key if it starts with `{`, `[` or `*`"
+            )
             self._node(event, stream, (*path, -1), depth)
             self.document.whole = False
             return None
         if event.anchor is not None or event.tag is not None:
-            self._refuse(event, "an anchor or tag on a key", "leave it out; quote the key if it is text that starts with & or !")
+            self._refuse(
+                event,
+                "an anchor or tag on a key",
+                "leave it out; quote the key if it is text that starts with & or !",
+            )
         if not event.style and event.value == "<<":
             self._refuse(event, "merge key `<<`", "write the fields out")
             self.document.whole = False
@@ -188,12 +245,19 @@ class _Builder:
     def _duplicate(self, key: str, path: Path, place: Place) -> None:
         first = self.document._at(self.document._keys[path], "first written here")
         again = self.document._at(place, "and here again")
-        self.report.add("M104", f"key `{printable(key)}` is written twice", spans=(again, first), help="remove one of the two")
+        self.report.add(
+            "M104",
+            f"key `{printable(key)}` is written twice",
+            spans=(again, first),
+            help="remove one of the two",
+        )
         self._count()
 
     def _close(self, path: Path, event: Any) -> None:
         place = self.document._values[path]
-        self.document._values[path] = place._replace(end_line=event.end_mark.line, end_column=event.end_mark.column)
+        self.document._values[path] = place._replace(
+            end_line=event.end_mark.line, end_column=event.end_mark.column
+        )
 
     def _refuse(self, event: Any, what: str, help: str) -> None:
         text = what if what.endswith(("read", "here")) else f"{what} is not allowed"
@@ -212,7 +276,10 @@ class _Builder:
 
 def _place(event: Any) -> Place:
     start, end = event.start_mark, event.end_mark
-    if isinstance(event, (yaml.SequenceStartEvent, yaml.MappingStartEvent)) and not event.flow_style:
+    if (
+        isinstance(event, (yaml.SequenceStartEvent, yaml.MappingStartEvent))
+        and not event.flow_style
+    ):
         return Place(start.line, start.column, start.line + 1, 0)
     return Place(start.line, start.column, end.line, end.column)
 
@@ -227,9 +294,11 @@ def _refuse_hidden(document: Document, text: str, places: list[int], report: Rep
         character = text[at]
         report.add(
             "M116",
-            f"U+{ord(character):04X} ({_named(character)}) makes the text look other than it is read",
+            f"U+{ord(character):04X} ({_named(character)}) makes the text look other than it is "
+            "read",
             spans=(Span(document.name, line, at - start + 1, 1, rest),),
-            help=f'remove it; in text that is meant to hold it write an escape, in double quotes: "{_escape(character)}"',
+            help="remove it; in text that is meant to hold it write an escape, in double quotes: "
+            f'"{_escape(character)}"',
         )
 
 
@@ -251,7 +320,10 @@ def _escape(character: str) -> str:
 
 def _unquoted(document: Document, place: Place, value: str, report: Report) -> None:
     span = document._at(place)
-    if any(d.code == "M110" and (d.spans[0].line, d.spans[0].column) == (span.line, span.column) for d in report.diagnostics):
+    if any(
+        d.code == "M110" and (d.spans[0].line, d.spans[0].column) == (span.line, span.column)
+        for d in report.diagnostics
+    ):
         return  # the mapping that it opened was reported, now the parser stumbles over what follows
     report.add(
         "M110",
@@ -269,34 +341,64 @@ def _explain(document: Document, text: str, error: yaml.YAMLError, report: Repor
         line = len(BREAK.findall(before))
         column = len(before) - max((m.end() for m in BREAK.finditer(before)), default=0)
         place = Place(line, column, line, column + 1)
-        report.add("M108", "a character that YAML does not allow", spans=(document._at(place),), help="remove the control character")
+        report.add(
+            "M108",
+            "a character that YAML does not allow",
+            spans=(document._at(place),),
+            help="remove the control character",
+        )
         return
     line = min(mark.line, len(document._lines) - 1)
     source = document._lines[line]
-    place = Place(line, mark.column, line, mark.column + 1) if line == mark.line else Place(line, 0, line, 1)
+    place = (
+        Place(line, mark.column, line, mark.column + 1)
+        if line == mark.line
+        else Place(line, 0, line, 1)
+    )
     for found in _UNQUOTED.finditer(source):
         start, before = found.start("value"), source[: found.start("value")]
         if start <= place.column and before.count('"') % 2 == 0 and before.count("'") % 2 == 0:
-            _unquoted(document, Place(line, start, line, found.end("value")), found["value"], report)
+            _unquoted(
+                document, Place(line, start, line, found.end("value")), found["value"], report
+            )
             return
     problem = str(getattr(error, "problem", None) or error)
     rest = source[place.column :].split(" #")[0].rstrip()
-    if "anchor" in str(getattr(error, "context", "")) or "alias" in str(getattr(error, "context", "")):
+    if "anchor" in str(getattr(error, "context", "")) or "alias" in str(
+        getattr(error, "context", "")
+    ):
         start = source.rfind("*", 0, place.column + 1) if "alias" in str(error) else -1
         if start >= 0:
             value = source[start:].split()[0].rstrip(",]}")
             _unquoted(document, Place(line, start, line, start + len(value)), value, report)
             return
-    if "\t" in source[: place.column + 1] and ("tab" in problem or rest.startswith("\t") or not rest):
+    if "\t" in source[: place.column + 1] and (
+        "tab" in problem or rest.startswith("\t") or not rest
+    ):
         column = source.index("\t")
-        report.add("M108", "a tab cannot indent", spans=(document._at(Place(line, column, line, column + 1)),), help="indent with spaces")
+        report.add(
+            "M108",
+            "a tab cannot indent",
+            spans=(document._at(Place(line, column, line, column + 1)),),
+            help="indent with spaces",
+        )
     elif "cannot start any token" in problem and rest[:1] == "@":
         _unquoted(document, Place(line, place.column, line, place.column + len(rest)), rest, report)
     elif "cannot start any token" in problem:
-        report.add("M108", f"a value cannot start with `{printable(rest[:1])}`", spans=(document._at(place),), help="quote the value")
+        report.add(
+            "M108",
+            f"a value cannot start with `{printable(rest[:1])}`",
+            spans=(document._at(place),),
+            help="quote the value",
+        )
     elif "mapping values are not allowed" in problem:
         message = "a colon and a blank inside a value that is not quoted"
-        report.add("M108", message, spans=(document._at(place),), help="quote the value, or put the field on a line of its own")
+        report.add(
+            "M108",
+            message,
+            spans=(document._at(place),),
+            help="quote the value, or put the field on a line of its own",
+        )
     else:
         _syntax(document, place, problem, error, report)
 
@@ -304,6 +406,13 @@ def _explain(document: Document, text: str, error: yaml.YAMLError, report: Repor
 def _syntax(document: Document, place: Place, problem: str, error: Any, report: Report) -> None:
     spans = [document._at(place)]
     context, mark = getattr(error, "context", None), getattr(error, "context_mark", None)
-    if context and mark is not None and mark.line != place.line and mark.line < len(document._lines):
-        spans.append(document._at(Place(mark.line, mark.column, mark.line, mark.column + 1), str(context)))
+    if (
+        context
+        and mark is not None
+        and mark.line != place.line
+        and mark.line < len(document._lines)
+    ):
+        spans.append(
+            document._at(Place(mark.line, mark.column, mark.line, mark.column + 1), str(context))
+        )
     report.add("M108", f"not valid YAML: {printable(problem)}", spans=tuple(spans))

@@ -1,9 +1,10 @@
 """Files that are read by descriptor and watched for change.
 
-Nothing is mapped: a mapped file that is cut short kills the process, a `pread` that comes back short is an error with
-a name. The first files of a checkpoint are opened once and stay open. A checkpoint of more files than a process may have
-open is read all the same: the others are opened when they are read, and each opening compares what has the name now with
-what had it first, because between two opens another file can take the name.
+Nothing is mapped: a mapped file that is cut short kills the process, a `pread` that comes back
+short is an error with a name. The first files of a checkpoint are opened once and stay open. A
+checkpoint of more files than a process may have open is read all the same: the others are opened
+when they are read, and each opening compares what has the name now with what had it first, because
+between two opens another file can take the name.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from ..core.diagnostics import Report, fail, listed, printable
 from .index import Blob, Index
 
 CHANGED_HELP = "let whatever writes to the checkpoint finish, then run again"
-# files of one checkpoint that stay open, and how many more are open at a time, where the process may have 1,024 or more
+# files of one checkpoint that stay open, and how many more are open at a time, where the process
+# may have 1,024 or more
 KEPT, LENT = 256, 64
 
 
@@ -36,11 +38,15 @@ class Identity(NamedTuple):
 
 def identity(status: os.stat_result) -> Identity:
     """The identity in a stat result."""
-    return Identity(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    return Identity(
+        status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    )
 
 
 def _room() -> tuple[int, int]:
-    """How many files of a checkpoint stay open, and how many more may be: a part of what the process may have open in all."""
+    """How many files of a checkpoint stay open, and how many more may be: a part of what the
+    process may have open in all.
+    """
     try:
         import resource
     except ImportError:
@@ -52,10 +58,11 @@ def _room() -> tuple[int, int]:
 
 
 class Shelf:
-    """Keeps the first files of a checkpoint open, and lends out the others: those that were read last stay open, up to a number.
+    """Keeps the first files of a checkpoint open, and lends out the others: those that were read
+    last stay open, up to a number.
 
-    `reopen` opens a file by its name. Thread-safe. A file that is being read is never closed, so that there may be as many
-    more open as there are threads.
+    `reopen` opens a file by its name. Thread-safe. A file that is being read is never closed, so
+    that there may be as many more open as there are threads.
     """
 
     def __init__(self, reopen: Callable[[str], int]) -> None:
@@ -80,7 +87,9 @@ class Shelf:
             self._lent[blob] = (descriptor, 0)
 
     def take(self, blob: FileBlob) -> int:
-        """A descriptor of the file, until `give`. OSError if it cannot be opened, M905 if it is no longer the same file."""
+        """A descriptor of the file, until `give`. OSError if it cannot be opened, M905 if it is no
+        longer the same file.
+        """
         with self._lock:
             found = self._lent.pop(blob, None)
             if found is None:
@@ -126,14 +135,21 @@ class Shelf:
 
 
 class FileBlob:
-    """A regular file, held by its descriptor or, with a `shelf` that is full, opened again when it is read.
+    """A regular file, held by its descriptor or, with a `shelf` that is full, opened again when it
+    is read.
 
     `locate` gives the identity of what has its name now, or None.
     """
 
     __slots__ = ("_descriptor", "_locate", "_shelf", "identity", "name", "size")
 
-    def __init__(self, name: str, descriptor: int, locate: Callable[[str], Identity | None], shelf: Shelf | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        descriptor: int,
+        locate: Callable[[str], Identity | None],
+        shelf: Shelf | None = None,
+    ) -> None:
         self.name = name
         self.identity = identity(os.fstat(descriptor))
         self.size = self.identity.size
@@ -148,7 +164,9 @@ class FileBlob:
 
     @contextmanager
     def hold(self) -> Iterator[int]:
-        """The file's descriptor, open for as long. OSError if it cannot be opened again, M905 if the file is not what it was."""
+        """The file's descriptor, open for as long. OSError if it cannot be opened again, M905 if
+        the file is not what it was.
+        """
         if self._descriptor is not None:
             yield self._descriptor
             return
@@ -161,7 +179,9 @@ class FileBlob:
             self._shelf.give(self)
 
     def readinto(self, offset: int, buffer: memoryview) -> None:
-        """Fills `buffer` from `offset`; M905 if the file ends before, M901 if the system cannot read. Thread-safe."""
+        """Fills `buffer` from `offset`; M905 if the file ends before, M901 if the system cannot
+        read. Thread-safe.
+        """
         left = buffer if buffer.format == "B" and buffer.ndim == 1 else buffer.cast("B")
         try:
             if self._descriptor is not None:
@@ -170,13 +190,22 @@ class FileBlob:
                 with self.hold() as descriptor:
                     self._fill(descriptor, offset, left)
         except OSError as error:
-            fail("M901", f"{printable(self.name)}: cannot read {left.nbytes} bytes at {offset}: {error.strerror}")
+            fail(
+                "M901",
+                f"{printable(self.name)}: cannot read {left.nbytes} bytes at {offset}: "
+                f"{error.strerror}",
+            )
 
     def _fill(self, descriptor: int, offset: int, left: memoryview) -> None:
         while left.nbytes:
             count = os.preadv(descriptor, [left], offset)
             if count == 0:
-                fail("M905", f"{printable(self.name)}: ends at {offset}, but was {self.size} bytes when it was opened", help=CHANGED_HELP)
+                fail(
+                    "M905",
+                    f"{printable(self.name)}: ends at {offset}, but was {self.size} bytes when it "
+                    "was opened",
+                    help=CHANGED_HELP,
+                )
             offset += count
             left = left[count:]
 
@@ -188,7 +217,11 @@ class FileBlob:
         """What differs from the moment of opening, or None."""
         if self._descriptor is None and self._shelf is None:
             return None
-        held = None if self._descriptor is None else difference(self.identity, identity(os.fstat(self._descriptor)))
+        held = (
+            None
+            if self._descriptor is None
+            else difference(self.identity, identity(os.fstat(self._descriptor)))
+        )
         return held or difference(self.identity, self._locate(self.name))
 
     def close(self) -> None:
@@ -231,13 +264,16 @@ class BytesBlob:
 
 
 def read(blob: Blob, offset: int, size: int) -> bytes:
-    """`size` bytes of any blob from `offset`, held once. The caller has compared `size` with the blob's."""
+    """`size` bytes of any blob from `offset`, held once. The caller has compared `size` with the
+    blob's.
+    """
     if sys.version_info >= (3, 15):
         made = bytearray(size)
         with memoryview(made) as view:
             blob.readinto(offset, view)
         return made.take_bytes()
-    # a BytesIO hands out the bytes that it was filled through, where bytes() of a bytearray would be a second copy
+    # a BytesIO hands out the bytes that it was filled through, where bytes() of a bytearray would
+    # be a second copy
     out = io.BytesIO(bytes(size))
     with out.getbuffer() as buffer:
         blob.readinto(offset, buffer)
@@ -264,8 +300,8 @@ def _changed(name: str, change: str) -> str:
 class FileSource:
     """A Source over files: what every format on disk returns.
 
-    `side` reads one side file; `watched` are the identities of side files, by path, and `locate` gives what they are now. `release`
-    closes what else is open.
+    `side` reads one side file; `watched` are the identities of side files, by path, and `locate`
+    gives what they are now. `release` closes what else is open.
     """
 
     def __init__(
@@ -287,23 +323,34 @@ class FileSource:
         self.history = history
         self._files = tuple(blobs)
         self.blobs: Sequence[Blob] = self._files
-        self._side, self._watched, self._locate, self._release = side, watched or {}, locate, release
+        self._side, self._watched, self._locate, self._release = (
+            side,
+            watched or {},
+            locate,
+            release,
+        )
 
     def side_file(self, path: str) -> bytes:
-        """The bytes of one of `index.side_files`; KeyError for any other path, M905 if it changed since it was listed."""
+        """The bytes of one of `index.side_files`; KeyError for any other path, M905 if it changed
+        since it was listed.
+        """
         if self._side is None:
             raise KeyError(path)
         return self._side(path)
 
     def identities(self) -> Mapping[str, Identity]:
-        """What each file was when it was opened, side files when they were listed, by its path in the checkpoint."""
+        """What each file was when it was opened, side files when they were listed, by its path in
+        the checkpoint.
+        """
         return {**{blob.name: blob.identity for blob in self._files}, **self._watched}
 
     def check_unchanged(self) -> None:
         """M905 naming every file that is not what it was when it was opened."""
         report = Report()
         changes = [(blob.name, blob.change()) for blob in self._files]
-        changes += [(path, difference(then, self._locate(path))) for path, then in self._watched.items()]
+        changes += [
+            (path, difference(then, self._locate(path))) for path, then in self._watched.items()
+        ]
         for name, change in changes:
             if change:
                 report.add("M905", _changed(name, change), help=CHANGED_HELP)
@@ -322,4 +369,7 @@ class FileSource:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<{self.format} {listed([self.path])}: {len(self.index.tensors)} tensors in {len(self._files)} files>"
+        return (
+            f"<{self.format} {listed([self.path])}: {len(self.index.tensors)} tensors in "
+            f"{len(self._files)} files>"
+        )

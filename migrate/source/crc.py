@@ -1,8 +1,9 @@
 """CRC-32 as zip archives record it, and the CRC of parts put together.
 
-ISA-L folds 128 bits at a time and is several times faster than the zlib of most systems, which stands in where it cannot be loaded.
-A CRC is the remainder of the data, read as a polynomial over GF(2), so the CRC of two parts in a row follows from the CRC
-and length of each: tiles may be hashed by different threads, in any order, or by a run that was killed and resumed.
+ISA-L folds 128 bits at a time and is several times faster than the zlib of most systems, which
+stands in where it cannot be loaded. A CRC is the remainder of the data, read as a polynomial over
+GF(2), so the CRC of two parts in a row follows from the CRC and length of each: tiles may be hashed
+by different threads, in any order, or by a run that was killed and resumed.
 """
 
 from __future__ import annotations
@@ -56,9 +57,11 @@ def _shift(length: int) -> int:
 
 
 def combine(first: int, second: int, length: int) -> int:
-    """The CRC-32 of two parts in a row, from the CRC-32 of each and the `length` of the second in bytes.
+    """The CRC-32 of two parts in a row, from the CRC-32 of each and the `length` of the second in
+    bytes.
 
-    Microseconds for a length that was met before, some hundred for a new one. The formula is that of zlib's `crc32_combine`.
+    Microseconds for a length that was met before, some hundred for a new one. The formula is that
+    of zlib's `crc32_combine`.
     """
     return _times(_shift(length), first) ^ second
 

@@ -1,4 +1,6 @@
-"""Names of checkpoints that lie elsewhere: URLs and ids of the Hugging Face Hub. Only files are read, so that they are downloaded first."""
+"""Names of checkpoints that lie elsewhere: URLs and ids of the Hugging Face Hub. Only files are
+read, so that they are downloaded first.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,16 @@ def is_url(text: str) -> bool:
 
 
 def how_to_fetch(text: str) -> str | None:
-    """The command that downloads what a URL or an id of the Hub names, as help for the one who gave it; None for any other name."""
+    """The command that downloads what a URL or an id of the Hub names, as help for the one who gave
+    it; None for any other name.
+    """
     found = _SCHEME.fullmatch(text)
     if found is None:
-        return f"if this is a model on the Hugging Face Hub, download it first:  {_hub(text)}" if _HUB_ID.fullmatch(text) else None
+        return (
+            f"if this is a model on the Hugging Face Hub, download it first:  {_hub(text)}"
+            if _HUB_ID.fullmatch(text)
+            else None
+        )
     scheme, rest = found[1].lower(), found[2]
     here = shlex.quote(rest.rstrip("/").rpartition("/")[2] or "CKPT")
     url = shlex.quote(text)

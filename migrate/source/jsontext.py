@@ -1,8 +1,10 @@
-"""JSON from a checkpoint, read strictly: one reading only, bounded, and every failure is a diagnostic.
+"""JSON from a checkpoint, read strictly: one reading only, bounded, and every failure is a
+diagnostic.
 
-Python's json accepts what other readers refuse or read differently: duplicate names (the last wins), NaN, lone
-surrogates, integers of any length. Two programs that read one header differently are an attack, so all of that is
-refused here. The cyclic collector is paused while large headers are parsed: it doubles the time and finds nothing.
+Python's json accepts what other readers refuse or read differently: duplicate names (the last
+wins), NaN, lone surrogates, integers of any length. Two programs that read one header differently
+are an attack, so all of that is refused here. The cyclic collector is paused while large headers
+are parsed: it doubles the time and finds nothing.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ class _RefusedError(ValueError):
 def collector_paused() -> Iterator[None]:
     """No cyclic garbage collection inside; afterwards as before.
 
-    What was made inside joins the oldest generation unseen: it is large and kept, and looking at it takes a third of the time
-    that it took to make.
+    What was made inside joins the oldest generation unseen: it is large and kept, and looking at it
+    takes a third of the time that it took to make.
     """
     running = gc.isenabled()
     gc.disable()
@@ -41,18 +43,24 @@ def collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def parse(data: bytes | bytearray, where: str, *, floats: bool = False, constants: bool = False) -> Any:
-    """The JSON value in `data`. M906 if it is not strict JSON in UTF-8, M914 if it is too deep or too large to hold.
+def parse(
+    data: bytes | bytearray, where: str, *, floats: bool = False, constants: bool = False
+) -> Any:
+    """The JSON value in `data`. M906 if it is not strict JSON in UTF-8, M914 if it is too deep or
+    too large to hold.
 
-    Objects come as dicts, in the file's order. Numbers are integers unless `floats`; `where` names the file in messages.
-    `constants`: NaN and Infinity are read, which Python writes into configurations.
+    Objects come as dicts, in the file's order. Numbers are integers unless `floats`; `where` names
+    the file in messages. `constants`: NaN and Infinity are read, which Python writes into
+    configurations.
     """
-    # brackets become containers of 60 to 100 bytes each: a text of little else is meant to fill the memory
+    # brackets become containers of 60 to 100 bytes each: a text of little else is meant to fill the
+    # memory
     if data.count(b"[") + data.count(b"{") > len(data) // 8 + 1000:
         fail("M914", f"{where}: JSON that consists of brackets")
     try:
         text = data.decode("utf-8")
-        # int() is quadratic: Python limits its digits itself since 3.10.7 unless somebody lifted the limit
+        # int() is quadratic: Python limits its digits itself since 3.10.7 unless somebody lifted
+        # the limit
         if not getattr(sys, "get_int_max_str_digits", int)() and re.search(rb"[0-9]{4301}", data):
             raise _RefusedError("a number of more than 4300 digits")
         with collector_paused():
@@ -68,11 +76,16 @@ def parse(data: bytes | bytearray, where: str, *, floats: bool = False, constant
     except UnicodeDecodeError as error:
         fail("M906", f"{where}: JSON that is not UTF-8, at byte {error.start}")
     except UnicodeEncodeError as error:
-        fail("M906", f"{where}: JSON with half a surrogate pair, {printable(error.object[error.start : error.end])}")
+        fail(
+            "M906",
+            f"{where}: JSON with half a surrogate pair, "
+            f"{printable(error.object[error.start : error.end])}",
+        )
     except json.JSONDecodeError as error:
         fail(
             "M906",
-            f"{where}: not JSON: {error.msg[:1].lower()}{error.msg[1:]} at line {error.lineno}, column {error.colno}",
+            f"{where}: not JSON: {error.msg[:1].lower()}{error.msg[1:]} at line {error.lineno}, "
+            f"column {error.colno}",
             help="correct the file there, or fetch it again",
         )
     except _RefusedError as error:

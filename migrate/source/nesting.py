@@ -1,8 +1,9 @@
-"""A state dict made of dicts, as old Megatron writes it: seen flat by rules, and nested again on its way out.
+"""A state dict made of dicts, as old Megatron writes it: seen flat by rules, and nested again on
+its way out.
 
-Rules name tensors by one key, so the keys on the way to a tensor are joined by dots, as torch itself calls the parameters of modules
-inside modules. Each dict on the way is remembered, also when it is emptied: a key that comes back to it on a downgrade lies
-in it again.
+Rules name tensors by one key, so the keys on the way to a tensor are joined by dots, as torch
+itself calls the parameters of modules inside modules. Each dict on the way is remembered, also when
+it is emptied: a key that comes back to it on a downgrade lies in it again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ MAX_TEXT = 64 << 20
 
 
 class Nest(NamedTuple):
-    """A dict inside the one that rules work on: the keys that lead to it, and the dict as it was."""
+    """A dict inside the one that rules work on: the keys that lead to it, and the dict as it
+    was.
+    """
 
     path: tuple[str, ...]
     was: DictNode
@@ -47,16 +50,21 @@ def is_state(key: str) -> bool:
 
 
 def is_object(key: Any, value: Any) -> bool:
-    """Whether it is an extra state that is a list or a dict: one value, whatever tensors it holds."""
-    return (type(value) is DictNode or type(value) is ListNode) and type(key) is str and is_state(key)
+    """Whether it is an extra state that is a list or a dict: one value, whatever tensors it
+    holds.
+    """
+    return (
+        (type(value) is DictNode or type(value) is ListNode) and type(key) is str and is_state(key)
+    )
 
 
 def leaves_of(node: Any) -> list[Any] | None:
-    """The values in this dict and in all dicts inside it that are reached through dicts of text keys; None if it is no such dict.
+    """The values in this dict and in all dicts inside it that are reached through dicts of text
+    keys; None if it is no such dict.
 
     Extra states that are lists or dicts are left out.
-    None also where one dict stands in two places, or names are very long: a few bytes could name more places, or spell longer
-    keys, than any machine can hold.
+    None also where one dict stands in two places, or names are very long: a few bytes could name
+    more places, or spell longer keys, than any machine can hold.
     """
     if type(node) is not DictNode or not _plain(node):
         return None
@@ -85,12 +93,15 @@ def _plain(node: DictNode) -> bool:
 
 
 def _enters(key: str, value: Any) -> bool:
-    """Whether it is a dict whose entries are seen; not one whose name holds a dot, for it could not be told from two names."""
+    """Whether it is a dict whose entries are seen; not one whose name holds a dot, for it could not
+    be told from two names.
+    """
     return type(value) is DictNode and "." not in key and key != STATE and _plain(value)
 
 
 def flattened(node: DictNode, label: str) -> tuple[DictNode, tuple[Nest, ...]]:
-    """The dict with the entries of all dicts inside it among its own, under keys joined by dots, and those dicts.
+    """The dict with the entries of all dicts inside it among its own, under keys joined by dots,
+    and those dicts.
 
     For one that `leaves_of` has values of. M945 if the way back could not tell where a key belongs.
     """
@@ -108,7 +119,10 @@ def flattened(node: DictNode, label: str) -> tuple[DictNode, tuple[Nest, ...]]:
             unclear.append(key)
         flat[key] = value
     if unclear:
-        what = f"{label}: keys of nested dicts hold dots themselves, and it is not clear which dict they belong to: {listed(unclear, 4)}"
+        what = (
+            f"{label}: keys of nested dicts hold dots themselves, and it is not clear which "
+            f"dict they belong to: {listed(unclear, 4)}"
+        )
         fail("M945", what, help=f"say with {option('at')} which one of the dicts is meant")
     return DictNode(node.kind, tuple(flat.items()), node.node, node.attributes), nests
 
@@ -123,7 +137,9 @@ def _entries(node: DictNode, path: tuple[str, ...]) -> Iterator[tuple[tuple[str,
 
 
 def _places(nests: tuple[Nest, ...]) -> _Place:
-    """The outermost place, with those of all dicts inside; a dict stands behind those around it in `nests`."""
+    """The outermost place, with those of all dicts inside; a dict stands behind those around it in
+    `nests`.
+    """
     root = _Place(())
     for nest in nests:
         around = root
@@ -136,13 +152,18 @@ def _places(nests: tuple[Nest, ...]) -> _Place:
 def _home(key: str, places: _Place) -> tuple[_Place, str]:
     """The innermost dict that the key belongs to, and what it is called there."""
     home, start = places, 0
-    while (dot := key.find(".", start)) >= 0 and dot + 1 < len(key) and (inner := home.inner.get(key[start:dot])) is not None:
+    while (
+        (dot := key.find(".", start)) >= 0
+        and dot + 1 < len(key)
+        and (inner := home.inner.get(key[start:dot])) is not None
+    ):
         home, start = inner, dot + 1
     return home, key[start:]
 
 
 def nested(table: DictNode, nests: tuple[Nest, ...]) -> DictNode:
-    """The flat dict with its entries in the dicts that they belong to; one without entries stays, empty.
+    """The flat dict with its entries in the dicts that they belong to; one without entries stays,
+    empty.
 
     M916 if a tensor or value is called like one of these dicts.
     """
@@ -160,19 +181,28 @@ def nested(table: DictNode, nests: tuple[Nest, ...]) -> DictNode:
     for nest in nests:
         _show(places, nest.path)
     if twice:
-        fail("M916", f"rules make {listed(twice)}, and a dict is called so", help=f"name {printable(twice[0])} otherwise")
+        fail(
+            "M916",
+            f"rules make {listed(twice)}, and a dict is called so",
+            help=f"name {printable(twice[0])} otherwise",
+        )
     was = {nest.path: nest.was for nest in nests}
 
     def build(place: _Place) -> DictNode:
         like = was.get(place.path, table)
-        pairs = tuple((key, build(value) if type(value) is _Place else value) for key, value in place.held.items())
+        pairs = tuple(
+            (key, build(value) if type(value) is _Place else value)
+            for key, value in place.held.items()
+        )
         return DictNode(like.kind, pairs, like.node, like.attributes)
 
     return build(places)
 
 
 def _show(places: _Place, path: tuple[str, ...]) -> None:
-    """Gives the dict at a path, and those around it, their turn among the entries, if they have none."""
+    """Gives the dict at a path, and those around it, their turn among the entries, if they have
+    none.
+    """
     around = places
     for name in path:
         inner = around.inner[name]

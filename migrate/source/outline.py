@@ -1,9 +1,11 @@
-"""What a checkpoint holds beside the tensors that rules work on: nested dicts, other tensors, values that are no tensors.
+"""What a checkpoint holds beside the tensors that rules work on: nested dicts, other tensors,
+values that are no tensors.
 
-Rules work on one flat dict of tensors. Everything around it is kept as the tree that was decoded, with tensors as leaves that are
-known by name; whoever writes puts new tensors into that one dict and leaves the rest as it stands. Which dict it is, is said by
-`--at`, or found where the tree leaves no choice: a training script has its weights under a name that everybody uses, or
-nothing else in its file looks like a state dict.
+Rules work on one flat dict of tensors. Everything around it is kept as the tree that was decoded,
+with tensors as leaves that are known by name; whoever writes puts new tensors into that one dict
+and leaves the rest as it stands. Which dict it is, is said by `--at`, or found where the tree
+leaves no choice: a training script has its weights under a name that everybody uses, or nothing
+else in its file looks like a state dict.
 """
 
 from __future__ import annotations
@@ -19,7 +21,18 @@ from .index import Stored
 from .nesting import Nest, flattened, is_object, is_state, leaves_of
 from .pickle.encodings import Encoding, answered
 from .pickle.nodes import Set
-from .pickle.tree import Composite, DictNode, ListNode, LocalShard, Opaque, TensorRecord, holders, inside, joined, segment
+from .pickle.tree import (
+    Composite,
+    DictNode,
+    ListNode,
+    LocalShard,
+    Opaque,
+    TensorRecord,
+    holders,
+    inside,
+    joined,
+    segment,
+)
 
 # where training scripts and their frameworks put the weights
 USUAL = ("state_dict", "model", "model_state_dict", "module", "net", "weights")
@@ -30,9 +43,11 @@ _CONTAINERS = frozenset({dict, OrderedDict, list, tuple, set, frozenset})
 
 
 class Part(NamedTuple):
-    """What one file, or the files of one rank, hold: the tree, and the path of the dict that rules work on; None without one.
+    """What one file, or the files of one rank, hold: the tree, and the path of the dict that rules
+    work on; None without one.
 
-    `nests` are the dicts whose entries stand in that one for as long as rules work on it (`nesting`).
+    `nests` are the dicts whose entries stand in that one for as long as rules work on it
+    (`nesting`).
     """
 
     root: Any
@@ -49,9 +64,9 @@ class Part(NamedTuple):
 class Outline:
     """The trees of a checkpoint, by rank.
 
-    `names` has the key of each tensor in them, by the record's identity: of `carried`, or of the index's tensors. `carried` are
-    the tensors outside of the dicts that rules work on. `ties`: a key -> the key whose bytes it shared before the two were written one
-    by one.
+    `names` has the key of each tensor in them, by the record's identity: of `carried`, or of the
+    index's tensors. `carried` are the tensors outside of the dicts that rules work on. `ties`: a
+    key -> the key whose bytes it shared before the two were written one by one.
     """
 
     parts: tuple[Part, ...]
@@ -61,12 +76,16 @@ class Outline:
 
     @property
     def versions(self) -> Mapping[str, int] | None:
-        """Module -> its version, as the `_metadata` of the dicts that rules work on has them; None where none has."""
+        """Module -> its version, as the `_metadata` of the dicts that rules work on has them; None
+        where none has.
+        """
         found: dict[str, int] = {}
         seen = False
         for part in self.parts:
             attributes = part.table.attributes if part.table is not None else None
-            metadata = dict(attributes.pairs).get("_metadata") if type(attributes) is DictNode else None
+            metadata = (
+                dict(attributes.pairs).get("_metadata") if type(attributes) is DictNode else None
+            )
             for name, entry in metadata.pairs if type(metadata) is DictNode else ():
                 version = dict(entry.pairs).get("version") if type(entry) is DictNode else None
                 if type(name) is str and type(version) is int:
@@ -76,24 +95,36 @@ class Outline:
 
 
 def encodings(outline: Outline | None, numbering: str | None = None) -> dict[str, Encoding]:
-    """What the tensors are that are objects, by the path of each, with its rank where there are several.
+    """What the tensors are that are objects, by the path of each, with its rank where there are
+    several.
 
-    Those of one part are read together; `numbering` is what a person says of integers with two meanings, see `encodings.answered`.
+    Those of one part are read together; `numbering` is what a person says of integers with two
+    meanings, see `encodings.answered`.
     """
     found: dict[str, Encoding] = {}
     parts = () if outline is None else outline.parts
     for rank, part in enumerate(parts):
         mark = f"@{rank}" if len(parts) > 1 else ""
-        found.update({f"{path}{mark}": value.encoding for path, value in told(part, numbering).items()})
+        found.update(
+            {f"{path}{mark}": value.encoding for path, value in told(part, numbering).items()}
+        )
     return found
 
 
 def told(part: Part, numbering: str | None) -> dict[str, Composite]:
-    """The objects of one part by path, from the dict that rules work on where they stand in it, with what the whole part tells of each."""
+    """The objects of one part by path, from the dict that rules work on where they stand in it,
+    with what the whole part tells of each.
+    """
     inside_table = len(part.at or ())
     objects: dict[str, Composite] = {}
     for path, value in objects_of(part.root):
-        objects[".".join(path[inside_table:] if part.at is not None and path[:inside_table] == part.at else path)] = value
+        objects[
+            ".".join(
+                path[inside_table:]
+                if part.at is not None and path[:inside_table] == part.at
+                else path
+            )
+        ] = value
     known = answered({path: value.encoding for path, value in objects.items()}, numbering)
     return {path: replace(value, encoding=known[path]) for path, value in objects.items()}
 
@@ -107,7 +138,9 @@ def at_path(root: Any, path: tuple[str, ...]) -> DictNode | None:
 
 
 def flat(part: Part, label: str) -> Part:
-    """The part with a flat dict in place of the nested one that rules work on; as it is where that is flat. M945 if it cannot be."""
+    """The part with a flat dict in place of the nested one that rules work on; as it is where that
+    is flat. M945 if it cannot be.
+    """
     table = part.table
     if table is None or _flat(table) or not _workable(table):
         return part
@@ -125,14 +158,18 @@ def put(root: Any, old: DictNode, new: DictNode) -> Any:
         if id(node) not in made:
             pairs = tuple((key, visit(value)) for key, value in node.pairs)
             same = all(a[1] is b[1] for a, b in zip(pairs, node.pairs, strict=True))
-            made[id(node)] = node if same else DictNode(node.kind, pairs, node.node, node.attributes)
+            made[id(node)] = (
+                node if same else DictNode(node.kind, pairs, node.node, node.attributes)
+            )
         return made[id(node)]
 
     return visit(root)
 
 
 def tensors_of(table: DictNode | None) -> list[tuple[str, TensorRecord]]:
-    """The tensors of a dict by the keys that rules see, in order: of an object made of tensors, each under its own attribute's name."""
+    """The tensors of a dict by the keys that rules see, in order: of an object made of tensors,
+    each under its own attribute's name.
+    """
     if table is None:
         return []
     held: list[tuple[str, TensorRecord]] = []
@@ -156,13 +193,18 @@ def objects_of(root: Any) -> Iterator[tuple[tuple[str, ...], Composite]]:
             yield path, node
         elif (kind is DictNode or kind is ListNode) and id(node) not in seen:
             seen.add(id(node))
-            stack += [(child, (*path, segment(key))) for key, child in reversed(inside(node)) if type(child) in _HOLDING]
+            stack += [
+                (child, (*path, segment(key)))
+                for key, child in reversed(inside(node))
+                if type(child) in _HOLDING
+            ]
 
 
 def choose(  # noqa: RET503 - what fails does not return
     root: Any, at: str | None, label: str
 ) -> tuple[str, ...] | None:
-    """The path of the dict that rules work on; None where the file has no tensors in dicts of text keys.
+    """The path of the dict that rules work on; None where the file has no tensors in dicts of text
+    keys.
 
     M945 if `at` leads to none, or if several could be meant.
     """
@@ -170,12 +212,20 @@ def choose(  # noqa: RET503 - what fails does not return
     if at is not None:
         path = _given(root, at)
         if path is None or (found and path not in found and not _workable(at_path(root, path))):
-            held = f"there is {listed([_shown(p) for p in found], 8)}" if found else "the file has no dict of tensors by name"
+            held = (
+                f"there is {listed([_shown(p) for p in found], 8)}"
+                if found
+                else "the file has no dict of tensors by name"
+            )
             what = f"{label}: no dict of tensors by name is at `{printable(at)}`"
-            fail("M945", what, notes=(held,), help=f"leave {option('at')} out, or name one of these")
+            fail(
+                "M945", what, notes=(held,), help=f"leave {option('at')} out, or name one of these"
+            )
         return path
     usual: list[tuple[str, ...]] = [path for path in found if len(path) == 1 and path[0] in USUAL]
-    homes = usual or [path for path in dict.fromkeys(path[:1] for path in found) if path and path[0] in USUAL]
+    homes = usual or [
+        path for path in dict.fromkeys(path[:1] for path in found) if path and path[0] in USUAL
+    ]
     if len(homes) == 1 and _workable(at_path(root, homes[0])):
         return homes[0]
     if len(found) <= 1:
@@ -184,15 +234,24 @@ def choose(  # noqa: RET503 - what fails does not return
     if _workable(at_path(root, ())):
         notes += (f"{option('at', '.')} takes them all, with their keys joined by dots",)
     raise_help = f"say which one: {option('at', _shown(max(found, key=found.__getitem__)))}"
-    fail("M945", f"{label}: {len(found)} dicts of tensors, and rules work on one", notes=notes, help=raise_help)
+    fail(
+        "M945",
+        f"{label}: {len(found)} dicts of tensors, and rules work on one",
+        notes=notes,
+        help=raise_help,
+    )
 
 
 def _workable(node: DictNode | None) -> bool:
-    """Whether rules can work on this dict: flat, or made of dicts in which all its tensors have names."""
+    """Whether rules can work on this dict: flat, or made of dicts in which all its tensors have
+    names.
+    """
     if _flat(node):
         return True
     held = leaves_of(node)
-    return held is not None and _flat(DictNode("dict", tuple((str(number), value) for number, value in enumerate(held)), None))
+    return held is not None and _flat(
+        DictNode("dict", tuple((str(number), value) for number, value in enumerate(held)), None)
+    )
 
 
 def _given(root: Any, at: str) -> tuple[str, ...] | None:
@@ -219,7 +278,9 @@ def _shown(path: tuple[str, ...]) -> str:
 
 
 def _candidates(root: Any) -> dict[tuple[str, ...], int]:
-    """The paths of flat dicts of tensors with how many they hold, none of them in the state of an optimizer; one dict counts once."""
+    """The paths of flat dicts of tensors with how many they hold, none of them in the state of an
+    optimizer; one dict counts once.
+    """
     out: dict[tuple[str, ...], int] = {}
     seen: set[int] = set()
     holding = holders(root, _TENSORS)
@@ -230,18 +291,21 @@ def _candidates(root: Any) -> dict[tuple[str, ...], int]:
             continue
         seen.add(id(node))
         if _flat(node, holding):
-            out[path] = sum(type(value) is TensorRecord or type(value) is Composite for _, value in node.pairs)
+            out[path] = sum(
+                type(value) is TensorRecord or type(value) is Composite for _, value in node.pairs
+            )
             continue
         stack += [
             (value, (*path, key))
             for key, value in reversed(node.pairs)
             if type(key) is str and "optim" not in key.lower() and not is_state(key)
-        ]  # fmt: skip
+        ]
     return out
 
 
 def _flat(node: DictNode | None, holding: Container[int] | None = None) -> bool:
-    """Whether the dict has text keys alone, a tensor, and no tensors below its other values but extra states.
+    """Whether the dict has text keys alone, a tensor, and no tensors below its other values but
+    extra states.
 
     `holding` are the values that have some below them.
     """
@@ -255,7 +319,11 @@ def _flat(node: DictNode | None, holding: Container[int] | None = None) -> bool:
         kind = type(value)
         if kind is TensorRecord or kind is Composite:
             tensors = True
-        elif (kind is DictNode or kind is ListNode) and id(value) in holding and not is_object(key, value):
+        elif (
+            (kind is DictNode or kind is ListNode)
+            and id(value) in holding
+            and not is_object(key, value)
+        ):
             return False
     return tensors
 
@@ -280,7 +348,9 @@ _HOLDING = frozenset({TensorRecord, Composite, DictNode, ListNode, LocalShard})
 
 
 class Leaf(NamedTuple):
-    """A value of the tree that is no tensor, or a tensor, with the path to it; `words` are the segments of the path."""
+    """A value of the tree that is no tensor, or a tensor, with the path to it; `words` are the
+    segments of the path.
+    """
 
     words: tuple[str, ...]
     value: Any
@@ -291,7 +361,9 @@ class Leaf(NamedTuple):
 
 
 def leaves(root: Any, stop: DictNode | None, most: int = 1_000_000) -> Iterator[Leaf]:
-    """The leaves of a tree, in order, each container entered once; those of the dict `stop` that are tensors are left out."""
+    """The leaves of a tree, in order, each container entered once; those of the dict `stop` that
+    are tensors are left out.
+    """
     seen: set[int] = set()
     stack: list[tuple[Any, tuple[str, ...]]] = [(root, ())]
     count = 0
@@ -313,7 +385,9 @@ def leaves(root: Any, stop: DictNode | None, most: int = 1_000_000) -> Iterator[
 
 
 class Gone(NamedTuple):
-    """An entry that was left out: its path, its key and its value. The key is None where it is not an entry of a dict."""
+    """An entry that was left out: its path, its key and its value. The key is None where it is not
+    an entry of a dict.
+    """
 
     path: str
     key: Any
@@ -321,10 +395,12 @@ class Gone(NamedTuple):
 
 
 def pruned(root: Any, unfit: Mapping[int, str]) -> tuple[Any, list[Gone]]:
-    """The tree without the entries of dicts that hold a value of these identities, and these entries.
+    """The tree without the entries of dicts that hold a value of these identities, and these
+    entries.
 
-    What stands in a list takes the nearest dict entry around the list with it: the places of the others would change. So do the
-    attributes of a dict, and the whole file where there is no dict around it.
+    What stands in a list takes the nearest dict entry around the list with it: the places of the
+    others would change. So do the attributes of a dict, and the whole file where there is no dict
+    around it.
     """
     gone: list[Gone] = []
     made: dict[int, Any] = {}
@@ -348,13 +424,19 @@ def pruned(root: Any, unfit: Mapping[int, str]) -> tuple[Any, list[Gone]]:
                     gone.append(Gone(joined((*path, key), 300), key, value))
                 else:
                     pairs.append((key, new))
-            attributes = None if node.attributes is None else visit(node.attributes, (*path, ".state"))
+            attributes = (
+                None if node.attributes is None else visit(node.attributes, (*path, ".state"))
+            )
             if bad.get(id(node.attributes)):
                 attributes = None
                 gone.append(Gone(joined((*path, ".state"), 300), None, node.attributes))
-            same = len(pairs) == len(node.pairs) and all(a[1] is b[1] for a, b in zip(pairs, node.pairs, strict=True))
+            same = len(pairs) == len(node.pairs) and all(
+                a[1] is b[1] for a, b in zip(pairs, node.pairs, strict=True)
+            )
             same = same and attributes is node.attributes
-            made[id(node)] = node if same else DictNode(node.kind, tuple(pairs), node.node, attributes)
+            made[id(node)] = (
+                node if same else DictNode(node.kind, tuple(pairs), node.node, attributes)
+            )
         elif kind is ListNode:
             items = [visit(item, (*path, str(number))) for number, item in enumerate(node.items)]
             bad[id(node)] = any(bad.get(id(item)) for item in node.items)
@@ -371,17 +453,27 @@ def pruned(root: Any, unfit: Mapping[int, str]) -> tuple[Any, list[Gone]]:
 
 
 def tree_of(value: Any, depth: int = 0) -> Any:
-    """A plain Python value as a tree. TypeError naming the class of what is no plain data, or is nested too deep."""
+    """A plain Python value as a tree. TypeError naming the class of what is no plain data, or is
+    nested too deep.
+    """
     kind = type(value)
     if kind in _PLAIN:
         return value
     if depth > MAX_DEPTH or kind not in _CONTAINERS:
-        raise TypeError(f"an object of the class {kind.__qualname__}" if kind not in _CONTAINERS else "a value that is nested too deep")
+        raise TypeError(
+            f"an object of the class {kind.__qualname__}"
+            if kind not in _CONTAINERS
+            else "a value that is nested too deep"
+        )
     if kind is dict or kind is OrderedDict:
-        pairs = tuple((tree_of(key, depth + 1), tree_of(held, depth + 1)) for key, held in value.items())
+        pairs = tuple(
+            (tree_of(key, depth + 1), tree_of(held, depth + 1)) for key, held in value.items()
+        )
         return DictNode(kind.__name__, pairs, None)
     items = tuple(tree_of(item, depth + 1) for item in value)
-    return ListNode(kind.__name__, items, Set(kind is frozenset, []) if kind in (set, frozenset) else None)
+    return ListNode(
+        kind.__name__, items, Set(kind is frozenset, []) if kind in (set, frozenset) else None
+    )
 
 
 def dropped(gone: list[str]) -> str:

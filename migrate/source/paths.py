@@ -1,9 +1,10 @@
 """Folders held by descriptor: nothing in a checkpoint can lead the reader outside of it.
 
-Every file is opened relative to a directory descriptor, without following a link, and must be a regular file. The one
-link that needs no permission is the one huggingface_hub makes, `snapshots/<rev>/…/name -> ../…/blobs/<hash>`; its text
-is taken apart and walked by descriptor, so the system never resolves what an attacker wrote. `allow_links` (the
-operator's `--allow links`) lets the system follow other links to regular files; folders that are links never count.
+Every file is opened relative to a directory descriptor, without following a link, and must be a
+regular file. The one link that needs no permission is the one huggingface_hub makes,
+`snapshots/<rev>/…/name -> ../…/blobs/<hash>`; its text is taken apart and walked by descriptor, so
+the system never resolves what an attacker wrote. `allow_links` (the operator's `--allow links`)
+lets the system follow other links to regular files; folders that are links never count.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def _link_help() -> str:
 
 
 def plain_name(name: str, suffix: str = "") -> bool:
-    """Whether `name` is the name of a file in the same folder and nothing else, on any system, and ends in `suffix`."""
+    """Whether `name` is the name of a file in the same folder and nothing else, on any system, and
+    ends in `suffix`.
+    """
     if not name.endswith(suffix) or name in ("", ".", "..", suffix) or len(name) > 255:
         return False
     try:
@@ -54,7 +57,9 @@ def same_when_folded(names: list[str]) -> list[list[str]]:
 
 
 class Folder:
-    """A directory by its descriptor. Paths given to its methods are relative to it, with `/` between the parts."""
+    """A directory by its descriptor. Paths given to its methods are relative to it, with `/`
+    between the parts.
+    """
 
     __slots__ = ("_descriptor", "_shelf", "allow_links", "path")
 
@@ -85,27 +90,39 @@ class Folder:
         except OSError as error:
             fail("M901", f"{self.label(below)}: cannot be listed: {error.strerror}")
         if len(found) > MAX_ENTRIES:
-            fail("M914", f"{self.label(below)}: holds {len(found)} entries, more than {MAX_ENTRIES}")
+            fail(
+                "M914", f"{self.label(below)}: holds {len(found)} entries, more than {MAX_ENTRIES}"
+            )
         return found
 
     def open(self, path: str) -> FileBlob:
-        """The regular file at `path`, opened. M907 for a link that is not allowed or anything but a regular file, else M901.
+        """The regular file at `path`, opened. M907 for a link that is not allowed or anything but a
+        regular file, else M901.
 
         Of many files, only the first stay open; the others are opened again when they are read.
         """
         try:
             descriptor, status = self._regular(path)
         except OSError as error:
-            many = "raise the limit of open files (`ulimit -n`)" if error.errno in (errno.EMFILE, errno.ENFILE) else None
+            many = (
+                "raise the limit of open files (`ulimit -n`)"
+                if error.errno in (errno.EMFILE, errno.ENFILE)
+                else None
+            )
             fail("M901", f"{self.label(path)}: cannot be opened: {error.strerror}", help=many)
-        if status.st_size < pointers.LARGEST and (stands_for := pointers.read(descriptor)) is not None:
+        if (
+            status.st_size < pointers.LARGEST
+            and (stands_for := pointers.read(descriptor)) is not None
+        ):
             release(descriptor)
             self._refuse_pointer(path, stands_for)
         log.trace("opened %s, %d bytes", self.label(path), status.st_size)
         return FileBlob(path, descriptor, self.locate, self._shelf)
 
     def _regular(self, path: str) -> tuple[int, os.stat_result]:
-        """A descriptor of the regular file at `path`, and what it says of it. OSError if it cannot be opened, M907 as `open`."""
+        """A descriptor of the regular file at `path`, and what it says of it. OSError if it cannot
+        be opened, M907 as `open`.
+        """
         parts = path.split("/")
         if any(p in ("", ".", "..") or "\0" in p for p in parts):
             fail("M907", f"{self.label(path)}: not a path inside the checkpoint")
@@ -120,13 +137,23 @@ class Folder:
     def _refuse_pointer(self, path: str, stands_for: int) -> NoReturn:
         below, _, name = path.rpartition("/")
         with self.entered(below.split("/") if below else []) as inside:
-            others = [other for other in sorted(os.listdir(inside)) if other != name and pointers.is_one(other, inside)]
-        more = (f"so {'is' if len(others) == 1 else 'are'} {listed(others, 4)} beside it",) if others else ()
+            others = [
+                other
+                for other in sorted(os.listdir(inside))
+                if other != name and pointers.is_one(other, inside)
+            ]
+        more = (
+            (f"so {'is' if len(others) == 1 else 'are'} {listed(others, 4)} beside it",)
+            if others
+            else ()
+        )
         fail(
             "M966",
-            f"{self.label(path)}: a pointer of Git LFS, and not the {stands_for:,} bytes that it stands for",
+            f"{self.label(path)}: a pointer of Git LFS, and not the {stands_for:,} bytes that it "
+            "stands for",
             notes=more,
-            help=f"fetch what it points at:  git -C {shlex.quote(printable(self.path, 400))} lfs pull",
+            help=f"fetch what it points at:  git -C {shlex.quote(printable(self.path, 400))} lfs "
+            "pull",
         )
 
     def _open(self, inside: int, name: str, path: str) -> int:
@@ -147,15 +174,29 @@ class Folder:
             return os.open(name, READ, dir_fd=inside)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.EMLINK):
-                fail("M907", f"{self.label(path)}: became a link while it was opened", help=_link_help())
+                fail(
+                    "M907",
+                    f"{self.label(path)}: became a link while it was opened",
+                    help=_link_help(),
+                )
             raise
 
     def _open_cached(self, inside: int, name: str, path: str) -> int:
-        """Follows `../…/blobs/<hash>` out of `snapshots/<rev>/…` as huggingface_hub lays it out, refuses any other link."""
+        """Follows `../…/blobs/<hash>` out of `snapshots/<rev>/…` as huggingface_hub lays it out,
+        refuses any other link.
+        """
         target = os.readlink(name, dir_fd=inside)
         *climb, beside, blob = target.split("/") if target.count("/") >= 3 else ["", ""]
-        refusal = f"{self.label(path)}: a link to {printable(target)}, which may lead outside the checkpoint"
-        if beside != "blobs" or set(climb) != {".."} or len(climb) > _MAX_CLIMB or not plain_name(blob):
+        refusal = (
+            f"{self.label(path)}: a link to {printable(target)}, which may lead outside the "
+            "checkpoint"
+        )
+        if (
+            beside != "blobs"
+            or set(climb) != {".."}
+            or len(climb) > _MAX_CLIMB
+            or not plain_name(blob)
+        ):
             fail("M907", refusal, help=_link_help())
         opened = [os.dup(inside)]
         try:
@@ -169,15 +210,25 @@ class Folder:
                 if stat.S_ISREG(kind):
                     return os.open(blob, READ, dir_fd=opened[-1])
             except OSError as error:
-                fail("M907", f"{self.label(path)}: its blob {printable(target)} cannot be opened: {error.strerror}")
-            fail("M907", f"{self.label(path)}: its blob {printable(target)} is not a regular file but {kind_of(kind)}")
+                fail(
+                    "M907",
+                    f"{self.label(path)}: its blob {printable(target)} cannot be opened: "
+                    f"{error.strerror}",
+                )
+            fail(
+                "M907",
+                f"{self.label(path)}: its blob {printable(target)} is not a regular file but "
+                f"{kind_of(kind)}",
+            )
         finally:
             for descriptor in opened:
                 release(descriptor)
 
     @contextmanager
     def entered(self, parts: list[str]) -> Iterator[int]:
-        """The descriptor of the folder `parts` below this one; a link on the way is refused, with any permission."""
+        """The descriptor of the folder `parts` below this one; a link on the way is refused, with
+        any permission.
+        """
         here = os.dup(self.descriptor)
         try:
             for part in parts:
@@ -185,7 +236,11 @@ class Folder:
                     below = os.open(part, ENTER, dir_fd=here)
                 except OSError as error:
                     if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENOTDIR):
-                        fail("M907", f"{self.label('/'.join(parts))}: {printable(part)} is not a folder of the checkpoint")
+                        fail(
+                            "M907",
+                            f"{self.label('/'.join(parts))}: {printable(part)} is not a folder of "
+                            "the checkpoint",
+                        )
                     raise
                 release(here)
                 here = below
@@ -218,7 +273,12 @@ def _is_called(name: str, child: int, parent: int) -> bool:
 
 def kind_of(mode: int) -> str:
     """What a file of this mode is called, if it is no regular file."""
-    for test, word in ((stat.S_ISDIR, "a folder"), (stat.S_ISLNK, "a link"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket")):
+    for test, word in (
+        (stat.S_ISDIR, "a folder"),
+        (stat.S_ISLNK, "a link"),
+        (stat.S_ISFIFO, "a pipe"),
+        (stat.S_ISSOCK, "a socket"),
+    ):
         if test(mode):
             return word
     return "a device"
@@ -226,7 +286,8 @@ def kind_of(mode: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What the operator pointed at: a folder, or one `file` in it (already open). Formats sniff and open it.
+    """What the operator pointed at: a folder, or one `file` in it (already open). Formats sniff and
+    open it.
 
     `at` is the dict in a nested checkpoint that rules shall work on; None if that was not said.
     """
@@ -248,7 +309,9 @@ class Place:
 
 
 def find(path: str | os.PathLike[str], allow_links: bool = False, at: str | None = None) -> Place:
-    """The place at `path`, opened; M917 if there is nothing, M907 if it is neither a folder nor a regular file."""
+    """The place at `path`, opened; M917 if there is nothing, M907 if it is neither a folder nor a
+    regular file.
+    """
     where = os.fspath(path)
     try:
         kind = os.stat(where).st_mode
@@ -256,11 +319,23 @@ def find(path: str | os.PathLike[str], allow_links: bool = False, at: str | None
         if os.path.islink(where):
             fail("M907", f"{printable(where, 240)}: a link that leads nowhere")
         if elsewhere.is_url(where):
-            fail("M917", f"{printable(where, 240)}: a URL, and only files are read", help=elsewhere.how_to_fetch(where))
-        fail("M917", f"{printable(where, 240)}: there is nothing with this name", help=_nearest(where) or elsewhere.how_to_fetch(where))
+            fail(
+                "M917",
+                f"{printable(where, 240)}: a URL, and only files are read",
+                help=elsewhere.how_to_fetch(where),
+            )
+        fail(
+            "M917",
+            f"{printable(where, 240)}: there is nothing with this name",
+            help=_nearest(where) or elsewhere.how_to_fetch(where),
+        )
     except (OSError, ValueError) as error:
         code = "M907" if getattr(error, "errno", None) == errno.ELOOP else "M901"
-        fail(code, f"{printable(where, 240)}: cannot be opened: {getattr(error, 'strerror', None) or error}")
+        fail(
+            code,
+            f"{printable(where, 240)}: cannot be opened: "
+            f"{getattr(error, 'strerror', None) or error}",
+        )
     if stat.S_ISDIR(kind):
         folder = Folder(where, allow_links)
         try:
@@ -288,12 +363,15 @@ def _nearest(path: str) -> str | None:
 
 
 def check_weight_names(folder: Folder, where: str, names: list[str], suffix: str) -> None:
-    """M907 naming every name that is not a plain file name ending in `suffix`; `where` says which file lists them."""
+    """M907 naming every name that is not a plain file name ending in `suffix`; `where` says which
+    file lists them.
+    """
     report = Report()
     for name in [n for n in names if not plain_name(n, suffix)][:20]:
         report.add(
             "M907",
-            f"{folder.label(where)}: {printable(name) or 'an empty name'} is not a plain file name ending in {suffix}",
+            f"{folder.label(where)}: {printable(name) or 'an empty name'} is not a plain file "
+            f"name ending in {suffix}",
             help="an index may only name files in its own folder",
         )
     report.check()

@@ -1,8 +1,9 @@
 """Built-in and third-party extensions under one roof: ops, formats, codecs.
 
-A built-in is known by the name of its module file, so listing the names imports nothing and a new one needs no table.
-Entry points are scanned only when a name is not built in or when all names are wanted: the scan costs milliseconds per
-installed distribution. A third party never replaces a built-in, and one that fails harms nobody but itself.
+A built-in is known by the name of its module file, so listing the names imports nothing and a new
+one needs no table. Entry points are scanned only when a name is not built in or when all names are
+wanted: the scan costs milliseconds per installed distribution. A third party never replaces a
+built-in, and one that fails harms nobody but itself.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ T = TypeVar("T")
 
 
 class Broken(NamedTuple):
-    """A third-party entry that cannot be used: its name, the distribution that declares it, and why."""
+    """A third-party entry that cannot be used: its name, the distribution that declares it, and
+    why.
+    """
 
     name: str
     distribution: str
@@ -41,7 +44,8 @@ class BrokenEntryError(LookupError):
 
 
 class Registry(Generic[T]):
-    """The objects called `attribute` in the modules of `package`, and those that entry points of `group` name.
+    """The objects called `attribute` in the modules of `package`, and those that entry points of
+    `group` name.
 
     Modules whose name starts with `_` are not entries.
     """
@@ -59,7 +63,9 @@ class Registry(Generic[T]):
         if self._builtin is None:
             found = importlib.util.find_spec(self.package)
             where = list(found.submodule_search_locations or ()) if found else []
-            self._builtin = tuple(sorted(m.name for m in pkgutil.iter_modules(where) if not m.name.startswith("_")))
+            self._builtin = tuple(
+                sorted(m.name for m in pkgutil.iter_modules(where) if not m.name.startswith("_"))
+            )
         return self._builtin
 
     def names(self) -> list[str]:
@@ -67,7 +73,9 @@ class Registry(Generic[T]):
         return sorted({*self.builtin(), *self._third_party()})
 
     def get(self, name: str) -> T:
-        """The entry called `name`, imported on first use. KeyError if there is none, BrokenEntryError if it does not load."""
+        """The entry called `name`, imported on first use. KeyError if there is none,
+        BrokenEntryError if it does not load.
+        """
         with self._lock:
             if name not in self._loaded:
                 self._loaded[name] = self._load(name)
@@ -99,7 +107,9 @@ class Registry(Generic[T]):
             loaded = entry.load()
         # importing foreign code may raise anything
         except Exception as error:
-            raise BrokenEntryError(self._report(entry, f"{type(error).__name__}: {error}")) from error
+            raise BrokenEntryError(
+                self._report(entry, f"{type(error).__name__}: {error}")
+            ) from error
         return loaded
 
     def _third_party(self) -> dict[str, EntryPoint]:
@@ -111,7 +121,9 @@ class Registry(Generic[T]):
                 elif entry.name not in entries:
                     entries[entry.name] = entry
                 elif entry.value != entries[entry.name].value:
-                    self._report(entry, f"{_distribution(entries[entry.name])} declares the same name")
+                    self._report(
+                        entry, f"{_distribution(entries[entry.name])} declares the same name"
+                    )
             self._entries = entries
         return self._entries
 
@@ -124,8 +136,8 @@ class Registry(Generic[T]):
 def declared(group: str) -> list[EntryPoint]:
     """The entry points of a group, sorted by name, distribution and value.
 
-    `importlib.metadata` costs as much as the rest of a small command, and mostly there is nothing to find: so the files
-    that would declare the group are looked through as text first.
+    `importlib.metadata` costs as much as the rest of a small command, and mostly there is nothing
+    to find: so the files that would declare the group are looked through as text first.
     """
     if not any(_may_declare(folder, group) for folder in sys.path):
         return []
@@ -135,7 +147,9 @@ def declared(group: str) -> list[EntryPoint]:
 
 
 def _may_declare(folder: str, group: str) -> bool:
-    """Whether a distribution in `folder` could declare entries of the group; True where that cannot be seen from here."""
+    """Whether a distribution in `folder` could declare entries of the group; True where that cannot
+    be seen from here.
+    """
     place = folder or "."
     try:
         names = os.listdir(place)

@@ -1,4 +1,6 @@
-"""What a format promises about its output before a byte is read: every file, every header, every offset."""
+"""What a format promises about its output before a byte is read: every file, every header, every
+offset.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ if TYPE_CHECKING:
 
 
 class Placed(NamedTuple):
-    """One output tensor: its packed row-major bytes lie at `offset` (from the start of the file), `nbytes` long."""
+    """One output tensor: its packed row-major bytes lie at `offset` (from the start of the file),
+    `nbytes` long.
+    """
 
     key: str
     offset: int
@@ -23,9 +27,9 @@ class Placed(NamedTuple):
 class OutputFile:
     """One weight file: `header` stands at offset 0, the tensors follow in offset order.
 
-    Without a `seal` they cover the rest without a hole. With one, something may follow each of them that depends on what was
-    written before: `seal(crcs)`, given the CRC-32 of the first tensors, is what stands behind the last of these, up to the
-    next one or to the end of the file.
+    Without a `seal` they cover the rest without a hole. With one, something may follow each of them
+    that depends on what was written before: `seal(crcs)`, given the CRC-32 of the first tensors, is
+    what stands behind the last of these, up to the next one or to the end of the file.
     """
 
     name: str
@@ -36,7 +40,9 @@ class OutputFile:
 
     @property
     def fixed(self) -> bytes:
-        """What is known of the file before a tensor is read, but for checksums: equal for equal plans."""
+        """What is known of the file before a tensor is read, but for checksums: equal for equal
+        plans.
+        """
         if self.seal is None or not self.tensors:
             return self.header
         return self.header + self.seal([0] * len(self.tensors))
@@ -44,7 +50,9 @@ class OutputFile:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The whole output. `folder` is False for a checkpoint that is one file; `small` are small files written as they are."""
+    """The whole output. `folder` is False for a checkpoint that is one file; `small` are small
+    files written as they are.
+    """
 
     files: tuple[OutputFile, ...]
     folder: bool
@@ -55,8 +63,9 @@ class Target:
 class Rest:
     """What an output holds beside rules' tensors, for the formats that can hold it.
 
-    `parts` are its trees, by rank, and `names` has the key of each tensor in them, by the record's identity. `carried` are the
-    specs of tensors outside of the dicts that rules work on. `first` has for each key the first key that shares its bytes: often itself.
+    `parts` are its trees, by rank, and `names` has the key of each tensor in them, by the record's
+    identity. `carried` are the specs of tensors outside of the dicts that rules work on. `first`
+    has for each key the first key that shares its bytes: often itself.
     """
 
     parts: tuple[Part, ...]

@@ -1,7 +1,9 @@
-"""Entries of a checkpoint that are not decoded, so that no output can hold them: what they are called, and what they hold.
+"""Entries of a checkpoint that are not decoded, so that no output can hold them: what they are
+called, and what they hold.
 
-They are never unpickled. Two of them are compared by the canonical digest of their nodes (`pickle.canonical`), and where these
-are too many to be looked at one by one, by the bytes of the whole stream and of the storages that nothing else refers to.
+They are never unpickled. Two of them are compared by the canonical digest of their nodes
+(`pickle.canonical`), and where these are too many to be looked at one by one, by the bytes of the
+whole stream and of the storages that nothing else refers to.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ class Written(NamedTuple):
 
 
 class Unread(NamedTuple):
-    """An entry that is not decoded: `name` says what stands there, `node` are its key and value as inert nodes."""
+    """An entry that is not decoded: `name` says what stands there, `node` are its key and value as
+    inert nodes.
+    """
 
     name: str
     node: Any
@@ -40,7 +44,9 @@ class Unread(NamedTuple):
 
 
 class Content(NamedTuple):
-    """What an entry holds: `digest`, and whether it is that of all `bytes` of its stream, because it is too large."""
+    """What an entry holds: `digest`, and whether it is that of all `bytes` of its stream, because
+    it is too large.
+    """
 
     name: str
     digest: bytes
@@ -57,7 +63,11 @@ def left(gone: Iterable[Gone], written: Written) -> dict[str, Unread]:
             counts[path] = counts.get(path, 1) + 1
             name = f"{path}#{counts[path]}"
         node = getattr(value, "node", value)
-        out[name] = Unread(_called(value), node if type(key) is str or key is None else (getattr(key, "node", key), node), written)
+        out[name] = Unread(
+            _called(value),
+            node if type(key) is str or key is None else (getattr(key, "node", key), node),
+            written,
+        )
     return out
 
 
@@ -67,7 +77,9 @@ def _called(value: Any) -> str:
 
 
 def contents(source: Source) -> dict[str, Content]:
-    """What each entry of the checkpoint holds that is not decoded, by path; reads the storages that they refer to, each once."""
+    """What each entry of the checkpoint holds that is not decoded, by path; reads the storages that
+    they refer to, each once.
+    """
     files: dict[int, _File] = {}
     out = {}
     for path, one in source.index.unread.items():
@@ -90,7 +102,10 @@ class _File:
             try:
                 return Content(one.name, self._canonical.digest(one.node), False)
             except TooManyError:
-                hidden = b"".join(self._storage(key) or b"" for key in sorted(self._written.hidden, key=lambda k: (len(k), k)))
+                hidden = b"".join(
+                    self._storage(key) or b""
+                    for key in sorted(self._written.hidden, key=lambda k: (len(k), k))
+                )
                 self._whole = self._read(*self._written.stream) + hidden
         return Content(one.name, self._whole, True)
 

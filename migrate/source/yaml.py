@@ -1,10 +1,10 @@
 """YAML as data that remembers where it stood, for files that people write.
 
-The text is read as parser events, never as objects: no tag, anchor or alias can build anything, sizes and depth are
-limited before a value exists, and each problem gets a line. A scalar stays text until somebody asks for a type,
-because YAML's guesses lose what was written (`2.10` is a version, `no` is a word); `Plain` marks the unquoted ones,
-`core` types them by the YAML 1.2 core schema. The parser is apart, in `_yamlparse`: what reads no rule file that people
-wrote needs no PyYAML.
+The text is read as parser events, never as objects: no tag, anchor or alias can build anything,
+sizes and depth are limited before a value exists, and each problem gets a line. A scalar stays text
+until somebody asks for a type, because YAML's guesses lose what was written (`2.10` is a version,
+`no` is a word); `Plain` marks the unquoted ones, `core` types them by the YAML 1.2 core schema. The
+parser is apart, in `_yamlparse`: what reads no rule file that people wrote needs no PyYAML.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ MAX_EVENTS = 100_000
 MAX_DEPTH = 32
 # int() takes a few more; to read them all would take time that grows with the square
 MAX_DIGITS = 4000
-# of one file, after which it is read no further: a file of anchors and aliases would be answered with a book
+# of one file, after which it is read no further: a file of anchors and aliases would be answered
+# with a book
 MAX_REFUSED = 50
 
 Path = tuple["str | int", ...]
@@ -49,9 +50,11 @@ class Place(NamedTuple):
 
 
 class Document:
-    """One parsed file: `data` of dicts, lists, `str` (quoted) and `Plain` (not), and where each node stood.
+    """One parsed file: `data` of dicts, lists, `str` (quoted) and `Plain` (not), and where each
+    node stood.
 
-    `whole` is False when something could not be read (an alias, a merge key): `data` is then of no use beyond messages.
+    `whole` is False when something could not be read (an alias, a merge key): `data` is then of no
+    use beyond messages.
     """
 
     __slots__ = ("_keys", "_lines", "_texts", "_values", "data", "name", "whole")
@@ -67,7 +70,9 @@ class Document:
 
     @classmethod
     def of(cls, name: str, text: str, values: Iterable[Any], keys: Iterable[Any]) -> Document:
-        """A document without data, whose places are known: what `places` gave of a document of this text."""
+        """A document without data, whose places are known: what `places` gave of a document of this
+        text.
+        """
         document = cls(name, text)
         document._values = {tuple(path): Place(*place) for path, place in values}
         document._keys = {tuple(path): Place(*place) for path, place in keys}
@@ -90,12 +95,16 @@ class Document:
         return self._at(self._values.get((), Place(0, 0, 0, 1)))
 
     def key_span(self, path: Path) -> Span:
-        """The place of the key that leads to `path`; of the value where the last step is a list index."""
+        """The place of the key that leads to `path`; of the value where the last step is a list
+        index.
+        """
         place = self._keys.get(tuple(path))
         return self._at(place) if place else self.span(path)
 
     def is_text(self, line: int, column: int) -> bool:
-        """Whether the character at this line and column, from 1, lies in a quoted or a block scalar; a `#` there begins no comment."""
+        """Whether the character at this line and column, from 1, lies in a quoted or a block
+        scalar; a `#` there begins no comment.
+        """
         here = (line - 1, column - 1)
         return any((t.line, t.column) <= here < (t.end_line, t.end_column) for t in self._texts)
 
@@ -105,11 +114,15 @@ class Document:
     def _at(self, place: Place, label: str = "") -> Span:
         text = self._lines[place.line] if place.line < len(self._lines) else ""
         end = place.end_column if place.end_line == place.line else len(text.rstrip())
-        return Span(self.name, place.line + 1, place.column + 1, max(1, end - place.column), text, label)
+        return Span(
+            self.name, place.line + 1, place.column + 1, max(1, end - place.column), text, label
+        )
 
 
 def parse(text: str, name: str) -> Document:
-    """The document in `text`; raises all its problems at once (M104, M105, M108, M109, M110, M116), exit status 2."""
+    """The document in `text`; raises all its problems at once (M104, M105, M108, M109, M110, M116),
+    exit status 2.
+    """
     report = Report()
     document = read(text, name, report)
     report.check()
@@ -131,22 +144,38 @@ def read_file(path: FilePath | str, report: Report) -> Document:
         if len(raw) > MAX_BYTES:
             return read("#" * (MAX_BYTES + 1), name, report)
         line = raw.count(b"\n", 0, error.start) + 1
-        report.add("M108", "the file is not UTF-8 text", spans=(Span(name, line, 1),), help="save it as UTF-8")
+        report.add(
+            "M108",
+            "the file is not UTF-8 text",
+            spans=(Span(name, line, 1),),
+            help="save it as UTF-8",
+        )
         return nothing(name, "")
 
 
 def read(text: str, name: str, report: Report) -> Document:
-    """The document in `text`, its problems added to `report`; `whole` says whether `data` can be used."""
+    """The document in `text`, its problems added to `report`; `whole` says whether `data` can be
+    used.
+    """
     document = Document(name, text)
     try:
         size = len(text.encode("utf-8"))
     except UnicodeEncodeError as error:
         line = len(BREAK.findall(text, 0, error.start)) + 1
-        report.add("M108", "the text holds a lone surrogate, which UTF-8 cannot", spans=(Span(name, line, 1),))
+        report.add(
+            "M108",
+            "the text holds a lone surrogate, which UTF-8 cannot",
+            spans=(Span(name, line, 1),),
+        )
         document.whole = False
         return document
     if size > MAX_BYTES:
-        report.add("M109", f"the file has more than {MAX_BYTES:,} bytes", spans=(Span(name, 1, 1),), help="split it into several files")
+        report.add(
+            "M109",
+            f"the file has more than {MAX_BYTES:,} bytes",
+            spans=(Span(name, 1, 1),),
+            help="split it into several files",
+        )
         return nothing(name, text)
     from ._yamlparse import parsed
 
@@ -155,7 +184,9 @@ def read(text: str, name: str, report: Report) -> Document:
 
 
 def core(node: Any) -> Any:
-    """`node` with each `Plain` typed by the YAML 1.2 core schema (null, true, false, decimal ints, floats); keys stay text."""
+    """`node` with each `Plain` typed by the YAML 1.2 core schema (null, true, false, decimal ints,
+    floats); keys stay text.
+    """
     if isinstance(node, Plain):
         if node in _NULLS:
             return None
@@ -173,7 +204,9 @@ def core(node: Any) -> Any:
 
 
 def exact(node: Any) -> Any:
-    """Like `core`, but only what can be written back as it was: `1.10`, `007` and `+1` stay text."""
+    """Like `core`, but only what can be written back as it was: `1.10`, `007` and `+1` stay
+    text.
+    """
     if isinstance(node, Plain):
         typed = core(node)
         if typed is None or isinstance(typed, bool):

@@ -10,8 +10,8 @@
     def test_my_codec_is_described():
         codeckit.check_description("my-codec")
 
-Each sample is encoded and decoded whole, box by box, from and into arrays with gaps, and once more by the codec's
-reference; the bits must be the same each time. Failures are AssertionErrors.
+Each sample is encoded and decoded whole, box by box, from and into arrays with gaps, and once more
+by the codec's reference; the bits must be the same each time. Failures are AssertionErrors.
 """
 
 from __future__ import annotations
@@ -38,13 +38,19 @@ DECODED = ("float32", "bfloat16", "float16")
 
 
 def cases(names: Iterable[str] | None = None) -> list[tuple[str, int]]:
-    """(name, number of the sample) of each sample of the codecs called `names` (default: all), for parametrize."""
+    """(name, number of the sample) of each sample of the codecs called `names` (default: all), for
+    parametrize.
+    """
     chosen = codecs.names() if names is None else list(names)
-    return [(name, number) for name in chosen for number, _ in enumerate(codecs.get(name).samples())]
+    return [
+        (name, number) for name in chosen for number, _ in enumerate(codecs.get(name).samples())
+    ]
 
 
 def numbers(spec: Spec, seed: int = 0) -> Array:
-    """Raw elements of `spec`, a float dtype: small normal numbers, and among them zeros of both signs, subnormals and an outlier."""
+    """Raw elements of `spec`, a float dtype: small normal numbers, and among them zeros of both
+    signs, subnormals and an outlier.
+    """
     import numpy as np
 
     rng = np.random.default_rng(seed)
@@ -68,12 +74,21 @@ def encoded(codec: Codec, options: Options, array: Array, spec: Spec) -> list[Ar
     for number, part in enumerate(codec.encoded(options, spec)):
         whole = _whole(part)
         made = np.empty(part.shape, carrier(part.dtype))
-        codec.encode(options, _cut(array, codec.encode_needs(options, spec, number, whole)), spec, number, whole, made)
+        codec.encode(
+            options,
+            _cut(array, codec.encode_needs(options, spec, number, whole)),
+            spec,
+            number,
+            whole,
+            made,
+        )
         out.append(made)
     return out
 
 
-def decoded(codec: Codec, options: Options, parts: Sequence[Array], specs: Sequence[Spec], dtype: str) -> Array:
+def decoded(
+    codec: Codec, options: Options, parts: Sequence[Array], specs: Sequence[Spec], dtype: str
+) -> Array:
     """All numbers of a tensor."""
     import numpy as np
 
@@ -107,7 +122,9 @@ def check_encoding(codec: Codec, options: Options, array: Array, spec: Spec) -> 
 
     specs, made = codec.encoded(options, spec), encoded(codec, options, array, spec)
     label = f"{codec.name} {options} of {spec}"
-    _require(len(specs) == len(codec.parts), f"{label}: {len(specs)} parts, the codec has {codec.parts}")
+    _require(
+        len(specs) == len(codec.parts), f"{label}: {len(specs)} parts, the codec has {codec.parts}"
+    )
     wanted = codec.reference_parts(options, array, spec)
     for number, (part, one, other) in enumerate(zip(specs, made, wanted, strict=True)):
         role = codec.parts[number]
@@ -116,10 +133,16 @@ def check_encoding(codec: Codec, options: Options, array: Array, spec: Spec) -> 
             needed = codec.encode_needs(options, spec, number, box)
             out = _with_gaps(tuple(high - low for low, high in box), one.dtype)
             codec.encode(options, _with_gaps_of(_cut(array, needed)), spec, number, box, out)
-            _same(f"{label}: {role} in {box}", np.ascontiguousarray(out), np.ascontiguousarray(_cut(one, box)))
+            _same(
+                f"{label}: {role} in {box}",
+                np.ascontiguousarray(out),
+                np.ascontiguousarray(_cut(one, box)),
+            )
 
 
-def check_decoding(codec: Codec, options: Options, parts: Sequence[Array], specs: Sequence[Spec], dtype: str) -> None:
+def check_decoding(
+    codec: Codec, options: Options, parts: Sequence[Array], specs: Sequence[Spec], dtype: str
+) -> None:
     """The numbers are those of the reference, whole and box by box."""
     import numpy as np
 
@@ -130,17 +153,29 @@ def check_decoding(codec: Codec, options: Options, parts: Sequence[Array], specs
     for box in boxes(spec, codec.grain(options, spec, None)):
         needed = codec.decode_needs(options, specs, box)
         out = _with_gaps(tuple(high - low for low, high in box), made.dtype)
-        codec.decode(options, [_with_gaps_of(_cut(a, b)) for a, b in zip(parts, needed, strict=True)], specs, dtype, box, out)
+        codec.decode(
+            options,
+            [_with_gaps_of(_cut(a, b)) for a, b in zip(parts, needed, strict=True)],
+            specs,
+            dtype,
+            box,
+            out,
+        )
         _same(f"{label} in {box}", np.ascontiguousarray(out), np.ascontiguousarray(_cut(made, box)))
 
 
 def check_description(name: str) -> None:
-    """The codec is called what its registry calls it, says what it does, and names its parts and their bound."""
+    """The codec is called what its registry calls it, says what it does, and names its parts and
+    their bound.
+    """
     codec = codecs.get(name)
     _require(isinstance(codec, Codec), f"{name} is {codec!r}, not a Codec")
     _require(codec.name == name, f"{name} calls itself {codec.name}")
     _require(bool(codec.summary.strip()), f"{name} has no summary")
-    _require(bool(codec.parts) and len(set(codec.parts)) == len(codec.parts), f"{name} has the parts {codec.parts}")
+    _require(
+        bool(codec.parts) and len(set(codec.parts)) == len(codec.parts),
+        f"{name} has the parts {codec.parts}",
+    )
     _require(bool(codec.leaves), f"{name} does not say how its parts are called on disk")
     for leaves in codec.leaves:
         odd = set(leaves.by_role) - set(codec.parts)
@@ -148,9 +183,19 @@ def check_description(name: str) -> None:
     samples = list(codec.samples())
     _require(bool(samples), f"{name} has no samples")
     for options, spec in samples:
-        _require(bool(codec.bound(options).strip()), f"{name} does not say how large the error of {options} is")
-        _require(len(codec.encoded(options, spec)) == len(codec.parts), f"{name}: {options} makes other parts than {codec.parts}")
-        for odd_options in (replace(options, like="nobody"), replace(options, scale="nothing"), replace(options, non_finite="whatever")):
+        _require(
+            bool(codec.bound(options).strip()),
+            f"{name} does not say how large the error of {options} is",
+        )
+        _require(
+            len(codec.encoded(options, spec)) == len(codec.parts),
+            f"{name}: {options} makes other parts than {codec.parts}",
+        )
+        for odd_options in (
+            replace(options, like="nobody"),
+            replace(options, scale="nothing"),
+            replace(options, non_finite="whatever"),
+        ):
             try:
                 codec.validate(odd_options, True)
             except OpError as error:
@@ -160,14 +205,19 @@ def check_description(name: str) -> None:
 
 
 def boxes(spec: Spec, grain: Sequence[int]) -> Iterator[Box]:
-    """Boxes of a tensor: parts of its middle, its corners, one element, and one that begins and ends at the grain."""
+    """Boxes of a tensor: parts of its middle, its corners, one element, and one that begins and
+    ends at the grain.
+    """
     shape = spec.shape
     if not prod(shape):
         return
     yield tuple((n // 3, max(n // 3 + 1, n - n // 4)) for n in shape)
     yield tuple((0, max(1, n // 2)) for n in shape)
     yield tuple((n - 1, n) for n in shape)
-    yield tuple(((n // 2) // g * g, min(n, (n // 2) // g * g + g)) for n, g in zip(shape, grain, strict=True))
+    yield tuple(
+        ((n // 2) // g * g, min(n, (n // 2) // g * g + g))
+        for n, g in zip(shape, grain, strict=True)
+    )
 
 
 def _whole(spec: Spec) -> Box:

@@ -10,9 +10,10 @@
     def test_my_op_is_described():
         opkit.check_description("my_op")
 
-The samples of an op are both its documentation and its test cases: each is traced and the view is carried out on numpy
-arrays of raw elements, which must be what the op's eager twin makes of them; the inverse must bring the first arrays
-back; and wrong arguments must be refused in words that hold the numbers. Failures are AssertionErrors.
+The samples of an op are both its documentation and its test cases: each is traced and the view is
+carried out on numpy arrays of raw elements, which must be what the op's eager twin makes of them;
+the inverse must bring the first arrays back; and wrong arguments must be refused in words that hold
+the numbers. Failures are AssertionErrors.
 """
 
 from __future__ import annotations
@@ -39,25 +40,35 @@ DTYPES = ("bfloat16", "bool", "float32", "float4_e2m1fn", "int64", "complex128")
 
 
 def is_layout(op: Op) -> bool:
-    """Whether the op is described by views alone; ops that compute are checked by a kit of their own."""
+    """Whether the op is described by views alone; ops that compute are checked by a kit of their
+    own.
+    """
     return type(op).trace is not Op.trace
 
 
 def cases(names: Iterable[str] | None = None) -> list[tuple[str, int]]:
-    """(name, number of the sample) of each sample of the layout ops called `names` (default: all), for parametrize."""
+    """(name, number of the sample) of each sample of the layout ops called `names` (default: all),
+    for parametrize.
+    """
     chosen = ops.names() if names is None else list(names)
-    return [(n, i) for n in chosen if is_layout(ops.get(n)) for i, _ in enumerate(ops.get(n).samples())]
+    return [
+        (n, i) for n in chosen if is_layout(ops.get(n)) for i, _ in enumerate(ops.get(n).samples())
+    ]
 
 
 def arguments(op: Op, written: dict[str, Any]) -> Any:
-    """The op's Args of `written`, a mapping as an author would write it with all numbers plain: lists become tuples."""
+    """The op's Args of `written`, a mapping as an author would write it with all numbers plain:
+    lists become tuples.
+    """
     known = {f.metadata.get("alias", f.name): f.name for f in fields(op.Args)}
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in written.items()}
     return op.Args(**{known[k]: v for k, v in values.items()})
 
 
 def elements(shape: Sequence[int], dtype: str = "int64", first: int = 0) -> Array:
-    """Raw elements of `shape` that count from `first`, so that as few are equal as the dtype's width allows."""
+    """Raw elements of `shape` that count from `first`, so that as few are equal as the dtype's
+    width allows.
+    """
     import numpy as np
 
     counted = np.arange(first, first + prod(shape), dtype="<u8").reshape(shape)
@@ -69,10 +80,11 @@ def elements(shape: Sequence[int], dtype: str = "int64", first: int = 0) -> Arra
 
 
 def realise(view: View, arrays: Sequence[Array], dtype: str = "int64") -> Array:
-    """The tensor that `view` describes, leaf i being `arrays[i]`; raw elements, fills encoded as `dtype`.
+    """The tensor that `view` describes, leaf i being `arrays[i]`; raw elements, fills encoded as
+    `dtype`.
 
-    Each piece is carried out loop by loop, without numpy's strides, so that it shares nothing with what it checks.
-    AssertionError if the pieces do not write every element exactly once.
+    Each piece is carried out loop by loop, without numpy's strides, so that it shares nothing with
+    what it checks. AssertionError if the pieces do not write every element exactly once.
     """
     import numpy as np
 
@@ -82,7 +94,11 @@ def realise(view: View, arrays: Sequence[Array], dtype: str = "int64") -> Array:
     out = np.zeros(prod(view.shape), held)
     for piece in view.pieces:
         source, target = _addresses(piece)
-        out[target] = raw(dtype, piece.leaf.value) if isinstance(piece.leaf, Fill) else flat[piece.leaf][source]
+        out[target] = (
+            raw(dtype, piece.leaf.value)
+            if isinstance(piece.leaf, Fill)
+            else flat[piece.leaf][source]
+        )
     return out.reshape(view.shape)
 
 
@@ -99,62 +115,115 @@ def check_sample(name: str, number: int) -> None:
 
 
 def check_twin(op: Op, args: Any, shapes: Sequence[tuple[int, ...]], dtype: str = "int64") -> None:
-    """The traced views, carried out, are bit for bit what the eager twin makes, and the specs are those that are inferred."""
+    """The traced views, carried out, are bit for bit what the eager twin makes, and the specs are
+    those that are inferred.
+    """
     arrays, views, parts = _inputs(op, args, shapes, dtype)
     traced = op.trace(args, views, parts)
     expected = op.eager(args, arrays, parts, [dtype] * len(arrays))
     inferred = op.infer(args, [spec(dtype, s) for s in shapes], parts)
     wanted = {"join": 1, "part": parts, "each": len(shapes), "make": len(shapes), "end": 0}[op.kind]
-    _require(len(traced) == wanted, f"{op.name} is of kind {op.kind} and made {len(traced)} tensors, not {wanted}")
-    _require(len(traced) == len(expected), f"{op.name} traced {len(traced)} tensors, its eager twin made {len(expected)}")
+    _require(
+        len(traced) == wanted,
+        f"{op.name} is of kind {op.kind} and made {len(traced)} tensors, not {wanted}",
+    )
+    _require(
+        len(traced) == len(expected),
+        f"{op.name} traced {len(traced)} tensors, its eager twin made {len(expected)}",
+    )
     for number, (view, twin) in enumerate(zip(traced, expected, strict=True)):
         made = inferred[number] if inferred is not None else spec(dtype, view.shape)
         got = realise(view, arrays if made.dtype == dtype else [], made.dtype)
         label = f"{op.name} {args} on {list(shapes)} of {dtype}: output {number}"
-        _require(made.shape == view.shape, f"{label}: the view is {view.shape}, the spec says {made.shape}")
+        _require(
+            made.shape == view.shape,
+            f"{label}: the view is {view.shape}, the spec says {made.shape}",
+        )
         _require(got.shape == twin.shape, f"{label}: traced {got.shape}, eager {twin.shape}")
         _require(got.dtype == twin.dtype, f"{label}: traced {got.dtype}, eager {twin.dtype}")
         _require(_equal(got, twin), f"{label}: traced and eager differ:\n{got}\n{twin}")
         check_rows(op, args, arrays, [spec(dtype, s) for s in shapes], parts, number, twin)
 
 
-def check_rows(op: Op, args: Any, arrays: Sequence[Array], specs: Sequence[Spec], parts: int, output: int, whole: Array) -> None:
+def check_rows(
+    op: Op,
+    args: Any,
+    arrays: Sequence[Array],
+    specs: Sequence[Spec],
+    parts: int,
+    output: int,
+    whole: Array,
+) -> None:
     """Any rows that `rows` makes are those of the `whole` output, which `eager` made."""
     count = len(whole) if whole.ndim else 0
-    for start, stop in {(0, count), (0, min(1, count)), (count // 2, count), (count // 3, count // 2), (count - 1, count)}:
+    for start, stop in {
+        (0, count),
+        (0, min(1, count)),
+        (count // 2, count),
+        (count // 3, count // 2),
+        (count - 1, count),
+    }:
         if not 0 <= start < stop:
             continue
-        made = op.rows(args, lambda number, low, high: arrays[number][low:high] if specs[number].shape else arrays[number],
-                       specs, parts, output, start, stop)  # fmt: skip
-        label = f"{op.name} {args} on {[str(s) for s in specs]}: output {output}: rows {start} to {stop}"
+        made = op.rows(
+            args,
+            lambda number, low, high: (
+                arrays[number][low:high] if specs[number].shape else arrays[number]
+            ),
+            specs,
+            parts,
+            output,
+            start,
+            stop,
+        )
+        label = (
+            f"{op.name} {args} on {[str(s) for s in specs]}: output {output}: rows {start} to "
+            f"{stop}"
+        )
         _require(_equal(made, whole[start:stop]), f"{label} differ:\n{made}\n{whole[start:stop]}")
 
 
-def check_inverse(op: Op, args: Any, shapes: Sequence[tuple[int, ...]], dtype: str = "int64") -> None:
-    """The inverse brings back the inputs and has an inverse that does what the op does; or the op says why there is none."""
+def check_inverse(
+    op: Op, args: Any, shapes: Sequence[tuple[int, ...]], dtype: str = "int64"
+) -> None:
+    """The inverse brings back the inputs and has an inverse that does what the op does; or the op
+    says why there is none.
+    """
     arrays, views, parts = _inputs(op, args, shapes, dtype)
     inverse = op.invert(args, enumerated=True)
     if isinstance(inverse, OneWay):
         _require(bool(inverse.because.strip()), f"{op.name} does not say why it is one-way")
         return
-    _require(op.loss(args) is not Loss.DESTRUCTIVE, f"{op.name} {args} destroys, yet has an inverse")
+    _require(
+        op.loss(args) is not Loss.DESTRUCTIVE, f"{op.name} {args} destroys, yet has an inverse"
+    )
     traced = op.trace(args, views, parts)
     back = _call(inverse, traced, len(views))
     label = f"{op.name} {args} on {list(shapes)}: its inverse {inverse.op} {inverse.args}"
     _require(len(back) == len(arrays), f"{label} makes {len(back)} tensors of {len(arrays)}")
     for number, (view, array) in enumerate(zip(back, arrays, strict=True)):
-        _require(view.shape == array.shape, f"{label} makes {view.shape} of input {number}, {array.shape}")
-        _require(_equal(realise(view, arrays, dtype), array), f"{label} does not bring back input {number}")
+        _require(
+            view.shape == array.shape,
+            f"{label} makes {view.shape} of input {number}, {array.shape}",
+        )
+        _require(
+            _equal(realise(view, arrays, dtype), array),
+            f"{label} does not bring back input {number}",
+        )
     again = ops.get(inverse.op).invert(inverse.args, enumerated=True)
     _require(isinstance(again, Step), f"{label} has no inverse of its own")
     if isinstance(again, Step):
         redone = [realise(v, arrays, dtype) for v in _call(again, back, parts)]
-        same = all(_equal(a, realise(v, arrays, dtype)) for a, v in zip(redone, traced, strict=True))
+        same = all(
+            _equal(a, realise(v, arrays, dtype)) for a, v in zip(redone, traced, strict=True)
+        )
         _require(same, f"{label}, undone again as {again}, is not what the op does")
 
 
 def check_refusals(op: Op, args: Any, shapes: Sequence[tuple[int, ...]]) -> None:
-    """A missing axis, a wrong count and parts of unequal shape are refused, in messages that name the numbers."""
+    """A missing axis, a wrong count and parts of unequal shape are refused, in messages that name
+    the numbers.
+    """
     named = {f.name for f in fields(op.Args)}
     parts = _parts(op, args, shapes)
     if "dim" in named:
@@ -162,14 +231,18 @@ def check_refusals(op: Op, args: Any, shapes: Sequence[tuple[int, ...]]) -> None
             _refused(op, replace(args, dim=dim), shapes, parts, "M304", [str(dim)])
     if "count" in named:
         there = len(shapes) if op.kind == "join" else parts
-        _refused(op, replace(args, count=there + 1), shapes, parts, "M305", [str(there), str(there + 1)])
+        _refused(
+            op, replace(args, count=there + 1), shapes, parts, "M305", [str(there), str(there + 1)]
+        )
     if op.kind == "join" and len(shapes) > 1:
         odd = (*shapes[-1], 7)
         _refused(op, args, [*shapes[:-1], odd], parts, "M301", [_shown(shapes[0]), _shown(odd)])
 
 
 def check_description(name: str) -> None:
-    """The op is called what its registry calls it, says what it does, and documents and marks each argument."""
+    """The op is called what its registry calls it, says what it does, and documents and marks each
+    argument.
+    """
     op = ops.get(name)
     _require(isinstance(op, Op), f"{name} is {op!r}, not an Op")
     _require(op.name == name, f"{name} calls itself {op.name}")
@@ -179,21 +252,38 @@ def check_description(name: str) -> None:
     _require(frozen, f"the Args of {name} are no frozen dataclass")
     hints = typing.get_type_hints(op.Args, include_extras=True)
     for field in fields(op.Args):
-        _require(bool(field.metadata.get("doc", "").strip()), f"{name}: argument {field.name} has no description")
+        _require(
+            bool(field.metadata.get("doc", "").strip()),
+            f"{name}: argument {field.name} has no description",
+        )
         hint = hints[field.name]
         # a choice is written as one of its words
         choice = typing.get_origin(hint) is typing.Literal
         marked = hint is bool or choice or any(isinstance(m, Written) for m in _metadata(hint))
-        _require(marked, f"{name}: argument {field.name} is annotated {hints[field.name]}, which does not say how it is written")
-    needed = {f.metadata.get("alias", f.name) for f in fields(op.Args) if f.default is MISSING and f.default_factory is MISSING}
+        _require(
+            marked,
+            f"{name}: argument {field.name} is annotated {hints[field.name]}, which does not say "
+            "how it is written",
+        )
+    needed = {
+        f.metadata.get("alias", f.name)
+        for f in fields(op.Args)
+        if f.default is MISSING and f.default_factory is MISSING
+    }
     samples = list(op.samples())
     _require(bool(samples), f"{name} has no samples")
     for written, _ in samples:
-        _require(needed <= set(written), f"{name}: sample {written} lacks {sorted(needed - set(written))}")
+        _require(
+            needed <= set(written),
+            f"{name}: sample {written} lacks {sorted(needed - set(written))}",
+        )
         arguments(op, written)
     capture = {"join": "over", "part": "into"}.get(op.kind)
     by_role = isinstance(op, ValueOp) and bool(op.roles())
-    _require(capture is None or capture in needed or by_role, f"{name} is of kind {op.kind} and has no `{capture}`")
+    _require(
+        capture is None or capture in needed or by_role,
+        f"{name} is of kind {op.kind} and has no `{capture}`",
+    )
 
 
 def settle(checks: Iterable[Check], arrays: Sequence[Array], dtype: str) -> None:
@@ -211,10 +301,14 @@ def settle(checks: Iterable[Check], arrays: Sequence[Array], dtype: str) -> None
             for view in check.views:
                 for piece in view.pieces:
                     if not isinstance(piece.leaf, Fill):
-                        arrays[piece.leaf].reshape(-1)[_addresses(piece)[0]] = raw(dtype, check.value or 0)
+                        arrays[piece.leaf].reshape(-1)[_addresses(piece)[0]] = raw(
+                            dtype, check.value or 0
+                        )
 
 
-def _inputs(op: Op, args: Any, shapes: Sequence[tuple[int, ...]], dtype: str) -> tuple[list[Array], list[View], int]:
+def _inputs(
+    op: Op, args: Any, shapes: Sequence[tuple[int, ...]], dtype: str
+) -> tuple[list[Array], list[View], int]:
     """Arrays that meet the op's checks, views of them, and how many parts the op makes."""
     arrays: list[Array] = []
     for shape in shapes:
@@ -236,14 +330,23 @@ def _call(step: Step, views: Sequence[View], parts: int) -> list[View]:
     return op.trace(step.args, views, parts)
 
 
-def _refused(op: Op, args: Any, shapes: Sequence[tuple[int, ...]], parts: int, code: str, words: Sequence[str]) -> None:
+def _refused(
+    op: Op,
+    args: Any,
+    shapes: Sequence[tuple[int, ...]],
+    parts: int,
+    code: str,
+    words: Sequence[str],
+) -> None:
     label = f"{op.name} {args} on {list(shapes)}"
     try:
         if op.kind == "part":
             op.parts(args, shapes[0], None)
         op.trace(args, [stored(i, s) for i, s in enumerate(shapes)], parts)
     except OpError as error:
-        _require(error.code == code, f"{label} was refused as {error.code}, not {code}: {error.message}")
+        _require(
+            error.code == code, f"{label} was refused as {error.code}, not {code}: {error.message}"
+        )
         missing = [w for w in words if w not in error.message]
         _require(not missing, f"{label}: the message does not name {missing}: {error.message}")
     else:
@@ -262,7 +365,9 @@ def _addresses(piece: Piece) -> tuple[list[int], list[int]]:
 def _metadata(hint: Any) -> list[Any]:
     """The marks of an annotation, those of the members of a union included."""
     own = list(getattr(hint, "__metadata__", ()))
-    return own + [m for member in typing.get_args(hint) for m in getattr(member, "__metadata__", ())]
+    return own + [
+        m for member in typing.get_args(hint) for m in getattr(member, "__metadata__", ())
+    ]
 
 
 def _equal(a: Array, b: Array) -> bool:

@@ -1,8 +1,9 @@
-"""A pytest plugin: `pytest rules/` runs the tests of rule files and shows what `migrate test` would say.
+"""A pytest plugin: `pytest rules/` runs the tests of rule files and shows what `migrate test` would
+say.
 
-It is loaded in every pytest run of an environment that has migrate, so it costs nothing and takes nothing until it meets a
-rule file: a YAML file below a folder called `rules`, or one named on the command line, that begins like one.
-`-p no:migrate` switches it off.
+It is loaded in every pytest run of an environment that has migrate, so it costs nothing and takes
+nothing until it meets a rule file: a YAML file below a folder called `rules`, or one named on the
+command line, that begins like one. `-p no:migrate` switches it off.
 """
 
 from __future__ import annotations
@@ -26,21 +27,31 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Fil
     """A collector for a rule file; None for everything else."""
     if file_path.suffix not in _SUFFIXES:
         return None
-    folders = file_path.relative_to(parent.config.rootpath).parts[:-1] if file_path.is_relative_to(parent.config.rootpath) else ()
+    folders = (
+        file_path.relative_to(parent.config.rootpath).parts[:-1]
+        if file_path.is_relative_to(parent.config.rootpath)
+        else ()
+    )
     if "rules" not in folders and not _is_named(file_path, parent):
         return None
-    collector: pytest.File | None = RuleTests.from_parent(parent, path=file_path) if is_rule_file(file_path) else None
+    collector: pytest.File | None = (
+        RuleTests.from_parent(parent, path=file_path) if is_rule_file(file_path) else None
+    )
     return collector
 
 
 def _is_named(path: Path, parent: pytest.Collector) -> bool:
     """Whether the command line names the file, or a folder called `rules` that it lies in."""
     session = parent.session
-    return session.isinitpath(path) or any(folder.name == "rules" and session.isinitpath(folder) for folder in path.parents)
+    return session.isinitpath(path) or any(
+        folder.name == "rules" and session.isinitpath(folder) for folder in path.parents
+    )
 
 
 def is_rule_file(path: Path) -> bool:
-    """Whether the file begins like a rule file: `id`, `lineage` and `edge` at the margin. Nothing is parsed."""
+    """Whether the file begins like a rule file: `id`, `lineage` and `edge` at the margin. Nothing
+    is parsed.
+    """
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD)

@@ -5,9 +5,10 @@
     def test_my_op():
         valuekit.check("my_op")
 
-The samples of an op are its test cases. On each, in every dtype that the op takes, the whole result must be what the eager
-twin makes, a box must be what was cut from the whole, strided memory and torch tensors must make no difference, an inverse
-must bring the first bits back, and the meter must be told of what rounds. Failures are AssertionErrors.
+The samples of an op are its test cases. On each, in every dtype that the op takes, the whole result
+must be what the eager twin makes, a box must be what was cut from the whole, strided memory and
+torch tensors must make no difference, an inverse must bring the first bits back, and the meter must
+be told of what rounds. Failures are AssertionErrors.
 """
 
 from __future__ import annotations
@@ -33,9 +34,22 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 DTYPES = (
-    "bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e8m0fnu", "float4_e2m1fn",
-    "int16", "int64", "uint64", "uint8", "bool", "complex64",
-)  # fmt: skip
+    "bfloat16",
+    "float16",
+    "float32",
+    "float64",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float8_e4m3fnuz",
+    "float8_e8m0fnu",
+    "float4_e2m1fn",
+    "int16",
+    "int64",
+    "uint64",
+    "uint8",
+    "bool",
+    "complex64",
+)
 BOXES = 6
 
 
@@ -47,15 +61,20 @@ class Told:
         self.calls = 0
 
     def add(self, wanted: Any, got: Any, amax: Any = None, **counts: Any) -> None:
-        _require(wanted.shape == got.shape, f"the meter was told of {tuple(wanted.shape)} and {tuple(got.shape)} numbers")
+        _require(
+            wanted.shape == got.shape,
+            f"the meter was told of {tuple(wanted.shape)} and {tuple(got.shape)} numbers",
+        )
         self.calls += 1
         self.count += prod(wanted.shape)
 
 
 def check(name: str, dtypes: Iterable[str | tuple[str, ...]] = DTYPES, seed: int = 0) -> int:
-    """Checks the op called `name` on all its samples; how many (sample, dtypes) there were, at least one a sample.
+    """Checks the op called `name` on all its samples; how many (sample, dtypes) there were, at
+    least one a sample.
 
-    An entry of `dtypes` is that of all inputs, or one for each. What the op refuses by OpError is left out.
+    An entry of `dtypes` is that of all inputs, or one for each. What the op refuses by OpError is
+    left out.
     """
     op = ops.get(name)
     _require(isinstance(op, ValueOp), f"{name} does not compute")
@@ -88,56 +107,94 @@ def check_one(op: ValueOp, args: Any, specs: Sequence[Spec], dice: random.Random
     parts = _parts(op, args, specs)
     made = op.infer(args, specs, parts)
     if op.passes(args, specs):
-        _require(made[0] == specs[0], f"{label}: the input goes on as it is, yet {specs[0]} is said to become {made[0]}")
+        _require(
+            made[0] == specs[0],
+            f"{label}: the input goes on as it is, yet {specs[0]} is said to become {made[0]}",
+        )
         return
     for wild in (True, False):
-        arrays = [inputs(s, dice, wild) if op.same_bits or not wild else ordinary(s, dice) for s in specs]
+        arrays = [
+            inputs(s, dice, wild) if op.same_bits or not wild else ordinary(s, dice) for s in specs
+        ]
         try:
             twins = op.eager(args, arrays, parts, [s.dtype for s in specs])
             wholes = [compute(op, args, arrays, specs, n, _all(s)) for n, s in enumerate(made)]
         except OpError as error:
             _require(wild, f"{label} refuses small whole numbers: {error.message}")
-            _require(error.code == "M406", f"{label} refuses values as {error.code}: {error.message}")
+            _require(
+                error.code == "M406", f"{label} refuses values as {error.code}: {error.message}"
+            )
             continue
         for number, (whole, twin, of) in enumerate(zip(wholes, twins, made, strict=True)):
             said = f"{label}: output {number}"
-            _require(twin.shape == of.shape, f"{said}: the eager twin makes {twin.shape}, inferred is {of}")
+            _require(
+                twin.shape == of.shape,
+                f"{said}: the eager twin makes {twin.shape}, inferred is {of}",
+            )
             off = _slack(op, args, arrays, specs, number)
             if op.same_bits:
                 check_rows(op, args, arrays, specs, parts, number, twin)
-            _require(near(whole, twin, of, off), f"{said}: compute and eager differ:\n{whole}\n{twin}")
+            _require(
+                near(whole, twin, of, off), f"{said}: compute and eager differ:\n{whole}\n{twin}"
+            )
             _check_boxes(op, args, arrays, specs, number, whole, dice, wild, said)
             _check_torch(op, args, arrays, specs, number, of, whole, said)
         _check_inverse(op, args, arrays, specs, made, wholes, label)
     _check_shapes(op, args, specs, label)
 
 
-def compute(op: ValueOp, args: Any, arrays: Sequence[Array], specs: Sequence[Spec], output: int, box: Box, meter: Any = None) -> Array:
-    """Box `box` of an output, computed from the boxes that the op says it needs, the memory around them being out of reach."""
+def compute(
+    op: ValueOp,
+    args: Any,
+    arrays: Sequence[Array],
+    specs: Sequence[Spec],
+    output: int,
+    box: Box,
+    meter: Any = None,
+) -> Array:
+    """Box `box` of an output, computed from the boxes that the op says it needs, the memory around
+    them being out of reach.
+    """
     import numpy as np
 
     given = []
     needed = op.needs(args, specs, output, box)
-    _require(len(needed) == len(specs), f"{op.name} needs {len(needed)} boxes of {len(specs)} inputs")
+    _require(
+        len(needed) == len(specs), f"{op.name} needs {len(needed)} boxes of {len(specs)} inputs"
+    )
     for need, array in zip(needed, arrays, strict=True):
-        inside = len(need) == array.ndim and all(0 <= a <= b <= n for (a, b), n in zip(need, array.shape, strict=True))
-        _require(inside, f"{op.name} needs {need} of an input of shape {shown(array.shape)} for {box}")
+        inside = len(need) == array.ndim and all(
+            0 <= a <= b <= n for (a, b), n in zip(need, array.shape, strict=True)
+        )
+        _require(
+            inside, f"{op.name} needs {need} of an input of shape {shown(array.shape)} for {box}"
+        )
         given.append(array[_index(need)].copy())
     kept = [g.copy() for g in given]
-    out = np.empty([b - a for a, b in box], carrier(op.infer(args, specs, _parts(op, args, specs))[output].dtype))
+    out = np.empty(
+        [b - a for a, b in box],
+        carrier(op.infer(args, specs, _parts(op, args, specs))[output].dtype),
+    )
     op.compute(args, given, specs, output, box, out, meter)
-    _require(all(_equal(a, b) for a, b in zip(given, kept, strict=True)), f"{op.name} writes into its inputs")
+    _require(
+        all(_equal(a, b) for a, b in zip(given, kept, strict=True)),
+        f"{op.name} writes into its inputs",
+    )
     return out
 
 
 def inputs(of: Spec, dice: random.Random, wild: bool) -> Array:
-    """Raw elements. Wild ones are any bits, with those at the ends among them; tame ones are small powers of two."""
+    """Raw elements. Wild ones are any bits, with those at the ends among them; tame ones are small
+    powers of two.
+    """
     import numpy as np
 
     source = np.random.default_rng(dice.randrange(1 << 30))
     if not wild:
         held = [raw(of.dtype, v) for v in ((0, 1) if of.dtype == "bool" else (1, 2, 4))]
-        return np.array([held[i] for i in source.integers(0, len(held), of.numel)], carrier(of.dtype)).reshape(of.shape)
+        return np.array(
+            [held[i] for i in source.integers(0, len(held), of.numel)], carrier(of.dtype)
+        ).reshape(of.shape)
     width = max(BITS[of.dtype], 8)
     made = source.integers(0, 256, (of.numel, width // 8), dtype="u1").view(carrier(of.dtype))[:, 0]
     if BITS[of.dtype] < 8:
@@ -152,7 +209,9 @@ def inputs(of: Spec, dice: random.Random, wild: bool) -> Array:
 
 
 def ordinary(of: Spec, dice: random.Random) -> Array:
-    """Raw elements of a float dtype, normally distributed: for ops whose error grows with the numbers that they add."""
+    """Raw elements of a float dtype, normally distributed: for ops whose error grows with the
+    numbers that they add.
+    """
     import numpy as np
 
     drawn = np.random.default_rng(dice.randrange(1 << 30)).standard_normal(of.numel)
@@ -160,7 +219,9 @@ def ordinary(of: Spec, dice: random.Random) -> Array:
 
 
 def near(a: Array, b: Array, of: Spec, slack: Array | None) -> bool:
-    """Whether raw elements are equal; with `slack`, whether numbers are no further apart than it says of their element."""
+    """Whether raw elements are equal; with `slack`, whether numbers are no further apart than it
+    says of their element.
+    """
     import numpy as np
 
     if a.shape != b.shape or a.dtype != b.dtype or slack is None:
@@ -170,40 +231,86 @@ def near(a: Array, b: Array, of: Spec, slack: Array | None) -> bool:
         return bool(((a == b) | (abs(p - q) <= slack)).all())
 
 
-def _slack(op: ValueOp, args: Any, arrays: Sequence[Array], specs: Sequence[Spec], output: int) -> Array | None:
+def _slack(
+    op: ValueOp, args: Any, arrays: Sequence[Array], specs: Sequence[Spec], output: int
+) -> Array | None:
     """How far the op says that its elements may be off; None where it promises their bits."""
     return None if op.same_bits else op.slack(args, arrays, [s.dtype for s in specs])[output]
 
 
 def _check_boxes(
-    op: ValueOp, args: Any, arrays: Sequence[Array], specs: Sequence[Spec], output: int, whole: Array, dice: random.Random, wild: bool,
+    op: ValueOp,
+    args: Any,
+    arrays: Sequence[Array],
+    specs: Sequence[Spec],
+    output: int,
+    whole: Array,
+    dice: random.Random,
+    wild: bool,
     said: str,
-) -> None:  # fmt: skip
+) -> None:
     import numpy as np
 
     of = op.infer(args, specs, _parts(op, args, specs))[output]
     grain = op.grain(args, specs, output)
-    _require(len(grain) == len(of.shape) and min(grain, default=1) >= 1, f"{said}: the grain is {grain}, the shape {shown(of.shape)}")
+    _require(
+        len(grain) == len(of.shape) and min(grain, default=1) >= 1,
+        f"{said}: the grain is {grain}, the shape {shown(of.shape)}",
+    )
     lossy = op.loss_on(args, specs) is Loss.LOSSY
     for turn in range(BOXES):
-        box = tuple(_range(n, g if turn % 2 else 1, dice) for n, g in zip(of.shape, grain, strict=True))
+        box = tuple(
+            _range(n, g if turn % 2 else 1, dice) for n, g in zip(of.shape, grain, strict=True)
+        )
         told = Told()
         got = compute(op, args, arrays, specs, output, box, told)
-        _require(_equal(got, whole[_index(box)]), f"{said}: box {box} differs from the whole:\n{got}\n{whole[_index(box)]}")
+        _require(
+            _equal(got, whole[_index(box)]),
+            f"{said}: box {box} differs from the whole:\n{got}\n{whole[_index(box)]}",
+        )
         _require(lossy or not told.calls, f"{said} is lossless, yet tells of errors")
-        _require(told.count <= got.size or op.kind == "part", f"{said}: the meter was told of {told.count} numbers, there are {got.size}")
+        _require(
+            told.count <= got.size or op.kind == "part",
+            f"{said}: the meter was told of {told.count} numbers, there are {got.size}",
+        )
     told = Told()
     compute(op, args, arrays, specs, output, _all(of), told)
-    _require(not (lossy and wild) or not whole.size or told.calls > 0, f"{said} is lossy, and the meter is told of nothing")
-    strided = [np.asfortranarray(np.repeat(a, 2, axis=-1))[..., ::2] if a.ndim else a for a in arrays]
+    _require(
+        not (lossy and wild) or not whole.size or told.calls > 0,
+        f"{said} is lossy, and the meter is told of nothing",
+    )
+    strided = [
+        np.asfortranarray(np.repeat(a, 2, axis=-1))[..., ::2] if a.ndim else a for a in arrays
+    ]
     needed = op.needs(args, specs, output, _all(of))
-    room = np.empty((*of.shape[:-1], 2 * of.shape[-1]), whole.dtype)[..., ::2] if of.shape else np.empty((), whole.dtype)
-    op.compute(args, [a[_index(b)] for a, b in zip(strided, needed, strict=True)], specs, output, _all(of), room)
-    _require(_equal(np.ascontiguousarray(room).reshape(of.shape), whole), f"{said}: strided memory makes a difference")
+    room = (
+        np.empty((*of.shape[:-1], 2 * of.shape[-1]), whole.dtype)[..., ::2]
+        if of.shape
+        else np.empty((), whole.dtype)
+    )
+    op.compute(
+        args,
+        [a[_index(b)] for a, b in zip(strided, needed, strict=True)],
+        specs,
+        output,
+        _all(of),
+        room,
+    )
+    _require(
+        _equal(np.ascontiguousarray(room).reshape(of.shape), whole),
+        f"{said}: strided memory makes a difference",
+    )
 
 
 def _check_torch(
-    op: ValueOp, args: Any, arrays: Sequence[Array], specs: Sequence[Spec], output: int, of: Spec, whole: Array, said: str
+    op: ValueOp,
+    args: Any,
+    arrays: Sequence[Array],
+    specs: Sequence[Spec],
+    output: int,
+    of: Spec,
+    whole: Array,
+    said: str,
 ) -> None:
     import torch
 
@@ -215,11 +322,20 @@ def _check_torch(
     out.view(torch.uint8).fill_(0x5A) if out.dim() else out.fill_(0x5A)
     op.compute(args, given, specs, output, _all(of), out, Told())
     off = _slack(op, args, arrays, specs, output)
-    _require(near(out.numpy(), whole, of, off), f"{said}: torch tensors give other bits:\n{out.numpy()}\n{whole}")
+    _require(
+        near(out.numpy(), whole, of, off),
+        f"{said}: torch tensors give other bits:\n{out.numpy()}\n{whole}",
+    )
 
 
 def _check_inverse(
-    op: ValueOp, args: Any, arrays: Sequence[Array], specs: Sequence[Spec], made: Sequence[Spec], wholes: Sequence[Array], label: str
+    op: ValueOp,
+    args: Any,
+    arrays: Sequence[Array],
+    specs: Sequence[Spec],
+    made: Sequence[Spec],
+    wholes: Sequence[Array],
+    label: str,
 ) -> None:
     inverse = op.invert(args, enumerated=True)
     if isinstance(inverse, OneWay):
@@ -229,17 +345,26 @@ def _check_inverse(
     back = ops.get(inverse.op)
     back.validate(inverse.args)
     _require(isinstance(back, ValueOp), f"{label}: its inverse {inverse.op} does not compute")
-    _require(isinstance(back.invert(inverse.args, enumerated=True), Step), f"{label}: its inverse {inverse} has none of its own")
+    _require(
+        isinstance(back.invert(inverse.args, enumerated=True), Step),
+        f"{label}: its inverse {inverse} has none of its own",
+    )
     if not isinstance(back, ValueOp) or op.loss_on(args, specs) is not Loss.LOSSLESS:
         return
     if back.loss_on(inverse.args, made) is Loss.LOSSY and back.kind == "part":
         # parts that decode to the same numbers need not be the parts that an encoder makes of them
         return
     returned = back.infer(inverse.args, made, _parts(back, inverse.args, made))
-    _require(list(returned) == list(specs), f"{label}: its inverse {inverse} makes {[str(s) for s in returned]}")
+    _require(
+        list(returned) == list(specs),
+        f"{label}: its inverse {inverse} makes {[str(s) for s in returned]}",
+    )
     for number, (array, of) in enumerate(zip(arrays, returned, strict=True)):
         got = compute(back, inverse.args, wholes, made, number, _all(of))
-        _require(_equal(got, array), f"{label}: its inverse {inverse} does not bring back input {number}:\n{got}\n{array}")
+        _require(
+            _equal(got, array),
+            f"{label}: its inverse {inverse} does not bring back input {number}:\n{got}\n{array}",
+        )
 
 
 def _check_shapes(op: ValueOp, args: Any, specs: Sequence[Spec], label: str) -> None:
@@ -251,7 +376,10 @@ def _check_shapes(op: ValueOp, args: Any, specs: Sequence[Spec], label: str) -> 
         try:
             op.infer(args, [*specs[:number], odd, *specs[number + 1 :]])
         except OpError as error:
-            _require(shown(odd.shape) in error.message, f"{label}: the refusal does not name {shown(odd.shape)}: {error.message}")
+            _require(
+                shown(odd.shape) in error.message,
+                f"{label}: the refusal does not name {shown(odd.shape)}: {error.message}",
+            )
         else:
             raise AssertionError(f"{label} takes {odd} as input {number}")
 
@@ -261,7 +389,9 @@ def _parts(op: ValueOp, args: Any, specs: Sequence[Spec]) -> int:
 
 
 def _range(size: int, grain: int, dice: random.Random) -> tuple[int, int]:
-    """A range within `size` that begins and ends at multiples of `grain`; not empty, as nobody asks for nothing."""
+    """A range within `size` that begins and ends at multiples of `grain`; not empty, as nobody asks
+    for nothing.
+    """
     a, b = sorted((dice.randint(0, size), dice.randint(0, size)))
     a, b = a // grain * grain, min(-(-b // grain) * grain, size)
     return (a, b) if a < b else (0, size)

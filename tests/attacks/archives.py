@@ -1,4 +1,6 @@
-"""Zip archives written byte by byte as torch.save writes them, with every field free to lie; and the other containers of weights."""
+"""Zip archives written byte by byte as torch.save writes them, with every field free to lie; and
+the other containers of weights.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ import opcodes as o
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One member. What is None is as it should be; `local` overrides fields of the local header alone."""
+    """One member. What is None is as it should be; `local` overrides fields of the local header
+    alone.
+    """
 
     name: str | bytes
     data: bytes = b""
@@ -36,11 +40,19 @@ class Member:
 
 
 def data_pkl(
-    pickle: bytes, storages: Mapping[str, bytes] | None = None, root: str = "archive", byteorder: bytes = b"little"
+    pickle: bytes,
+    storages: Mapping[str, bytes] | None = None,
+    root: str = "archive",
+    byteorder: bytes = b"little",
 ) -> list[Member]:
     """The members of a torch.save archive."""
     held = {"0": bytes(16)} if storages is None else storages
-    records = {"data.pkl": pickle, ".format_version": b"1", ".storage_alignment": b"64", "byteorder": byteorder}
+    records = {
+        "data.pkl": pickle,
+        ".format_version": b"1",
+        ".storage_alignment": b"64",
+        "byteorder": byteorder,
+    }
     records |= {f"data/{key}": raw for key, raw in held.items()} | {"version": b"3\n"}
     return [Member(f"{root}/{name}", raw) for name, raw in records.items()]
 
@@ -63,8 +75,9 @@ def archive(
     hidden: Sequence[Member] = (),
     between: bytes = b"",
 ) -> bytes:
-    """The archive. `hidden` members have no entry in the directory, `zip64` adds the zip64 end record with fields of its own choice,
-    `end` overrides fields of the end record, `between` stands between the members and the directory."""
+    """The archive. `hidden` members have no entry in the directory, `zip64` adds the zip64 end
+    record with fields of its own choice, `end` overrides fields of the end record, `between` stands
+    between the members and the directory."""
     out = bytearray(before)
     entries = []
     for member in (*members, *hidden):
@@ -74,7 +87,18 @@ def archive(
         room = (-(at + 30 + len(here.raw_name) + 4)) % 64 if not here.extra else 0
         extra = here.extra or b"FB" + struct.pack("<H", room) + b"Z" * room
         out += struct.pack(
-            "<IHHHHHIIIHH", 0x04034B50, 0, here.flags, here.method, 0, 0x21, crc, length, size, len(here.raw_name), len(extra)
+            "<IHHHHHIIIHH",
+            0x04034B50,
+            0,
+            here.flags,
+            here.method,
+            0,
+            0x21,
+            crc,
+            length,
+            size,
+            len(here.raw_name),
+            len(extra),
         )
         out += here.raw_name + extra + packed
         if member not in hidden:
@@ -84,16 +108,55 @@ def archive(
     for member, at in entries:
         packed, crc, length, size = _header(member)
         out += struct.pack(
-            "<IHHHHHHIIIHHHHHII", 0x02014B50, 0, 0, member.flags, member.method, 0, 0x21, crc, length, size, len(member.raw_name),
-            len(member.extra), len(member.comment), 0, 0, member.attributes, at,
-        )  # fmt: skip
+            "<IHHHHHHIIIHHHHHII",
+            0x02014B50,
+            0,
+            0,
+            member.flags,
+            member.method,
+            0,
+            0x21,
+            crc,
+            length,
+            size,
+            len(member.raw_name),
+            len(member.extra),
+            len(member.comment),
+            0,
+            0,
+            member.attributes,
+            at,
+        )
         out += member.raw_name + member.extra + member.comment
     length = len(out) - start
     if zip64 is not None:
-        told = {"entries": len(entries), "length": length, "start": start, "record": len(out)} | zip64
-        out += struct.pack("<IQHHIIQQQQ", 0x06064B50, 44, 45, 45, 0, 0, told["entries"], told["entries"], told["length"], told["start"])
+        told = {
+            "entries": len(entries),
+            "length": length,
+            "start": start,
+            "record": len(out),
+        } | zip64
+        out += struct.pack(
+            "<IQHHIIQQQQ",
+            0x06064B50,
+            44,
+            45,
+            45,
+            0,
+            0,
+            told["entries"],
+            told["entries"],
+            told["length"],
+            told["start"],
+        )
         out += struct.pack("<IIQI", 0x07064B50, 0, told["record"], 1)
-    told = {"disk": 0, "entries": len(entries), "length": length, "start": start, "comment": len(comment)} | (end or {})
+    told = {
+        "disk": 0,
+        "entries": len(entries),
+        "length": length,
+        "start": start,
+        "comment": len(comment),
+    } | (end or {})
     out += struct.pack(
         "<IHHHHIIH",
         0x06054B50,
@@ -116,7 +179,9 @@ def changed(members: Sequence[Member], name: str, **fields: object) -> list[Memb
 def genuine_pickle(value: bytes | None = None) -> bytes:
     """The data.pkl of `{"w": four floats}`, and of a value beside it."""
     held = {"w": o.tensor()}
-    return o.stream(o.value(held), 2) if value is None else o.stream(o.value({**held, "epoch": value}))
+    return (
+        o.stream(o.value(held), 2) if value is None else o.stream(o.value({**held, "epoch": value}))
+    )
 
 
 def tar_of(files: Mapping[str, bytes]) -> bytes:
@@ -129,7 +194,9 @@ def tar_of(files: Mapping[str, bytes]) -> bytes:
     return out.getvalue()
 
 
-def safetensors(tensors: Mapping[str, bytes | Sequence[object]], metadata: Mapping[str, str] | None = None) -> bytes:
+def safetensors(
+    tensors: Mapping[str, bytes | Sequence[object]], metadata: Mapping[str, str] | None = None
+) -> bytes:
     """A safetensors file of U8 tensors with these bytes."""
     header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     at = 0

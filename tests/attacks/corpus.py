@@ -1,11 +1,13 @@
-"""The table of hostile inputs: every one has a name, the rows of the threat table in docs/security.md, a kind, and a builder.
+"""The table of hostile inputs: every one has a name, the rows of the threat table in
+docs/security.md, a kind, and a builder.
 
-    pt             a .pt archive                  legacy     a torch.save stream of before 1.6, a raw pickle
-    safetensors    a file, an index or a folder   dcp        a folder with .metadata
+    pt             a .pt archive                  legacy     a torch.save stream of before 1.6, a
+    raw pickle safetensors    a file, an index or a folder   dcp        a folder with .metadata
     rules          a rule file
 
-A live one does something when it is read the usual way: it creates the file whose path (the canary) its builder was
-given. Whatever is stored in the repository is text that builds it; the bytes exist in a temporary folder only.
+A live one does something when it is read the usual way: it creates the file whose path (the canary)
+its builder was given. Whatever is stored in the repository is text that builds it; the bytes exist
+in a temporary folder only.
 """
 
 from __future__ import annotations
@@ -23,9 +25,11 @@ import hostile_safetensors
 from archives import archive, data_pkl, genuine_pickle
 from hostile_streams import STREAMS, Stream
 
-# kinds that the commands read; any other is no checkpoint to them (exit status 2), whatever it holds
+# kinds that the commands read; any other is no checkpoint to them (exit status 2), whatever it
+# holds
 READ = {"safetensors", "rules", "pt", "legacy", "dcp"}
-# streams that make a sound archive: bytes that nobody loads later, and values that are small and have 2 ** 50 places
+# streams that make a sound archive: bytes that nobody loads later, and values that are small and
+# have 2 ** 50 places
 DOUBLED = tuple(f"{kind}-doubled-through-the-memo" for kind in ("tuples", "lists", "dicts"))
 SOUND = {"bytesio-that-is-loaded-later", *DOUBLED}
 MISSING_FORMAT = 2
@@ -33,11 +37,13 @@ MISSING_FORMAT = 2
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """One hostile input. `build(folder, canary)` makes it in an empty folder and gives the path that a user would pass.
+    """One hostile input. `build(folder, canary)` makes it in an empty folder and gives the path
+    that a user would pass.
 
-    `exit` is what every command must leave with. `carried`: nothing is wrong with the file but a value in it that is not known, so
-    that what only looks may answer, and a plan and a run must refuse. `late`: what is wrong shows only when the bytes of a tensor
-    are read, so that a plan may answer as well.
+    `exit` is what every command must leave with. `carried`: nothing is wrong with the file but a
+    value in it that is not known, so that what only looks may answer, and a plan and a run must
+    refuse. `late`: what is wrong shows only when the bytes of a tensor are read, so that a plan may
+    answer as well.
     """
 
     name: str
@@ -64,7 +70,9 @@ def _file(name: str, make: Callable[[str], bytes]) -> Callable[[Path, str], Path
 
 
 def _planted(stream: Stream) -> Callable[[str], bytes]:
-    """The archive that holds the stream: as data.pkl itself, or as a value beside a genuine tensor."""
+    """The archive that holds the stream: as data.pkl itself, or as a value beside a genuine
+    tensor.
+    """
 
     def make(canary: str) -> bytes:
         body = stream.build(canary)
@@ -75,7 +83,14 @@ def _planted(stream: Stream) -> Callable[[str], bytes]:
 
 def _attacks() -> list[Attack]:
     out = [
-        Attack(f"pt-{s.name}", s.rows, "pt", s.live and s.torch_runs, _file("m.pt", _planted(s)), carried=s.machine != "refuse")
+        Attack(
+            f"pt-{s.name}",
+            s.rows,
+            "pt",
+            s.live and s.torch_runs,
+            _file("m.pt", _planted(s)),
+            carried=s.machine != "refuse",
+        )
         for s in STREAMS
         if s.name not in SOUND
     ]
@@ -96,9 +111,18 @@ def _attacks() -> list[Attack]:
         for name, rows, live, make, carried in hostile_legacy.FILES
     ]
     folders = (*hostile_safetensors.FOLDERS, *hostile_items.FOLDERS)
-    out += [Attack(f"safetensors-{name}", rows, "safetensors", False, build) for name, rows, build in folders]
-    out += [Attack(f"dcp-{name}", rows, "dcp", live, build) for name, rows, live, build in hostile_dcp.FOLDERS]
-    out += [Attack(f"rules-{name}", rows, "rules", live, build, exit=2) for name, rows, live, build in hostile_rules.FILES]
+    out += [
+        Attack(f"safetensors-{name}", rows, "safetensors", False, build)
+        for name, rows, build in folders
+    ]
+    out += [
+        Attack(f"dcp-{name}", rows, "dcp", live, build)
+        for name, rows, live, build in hostile_dcp.FOLDERS
+    ]
+    out += [
+        Attack(f"rules-{name}", rows, "rules", live, build, exit=2)
+        for name, rows, live, build in hostile_rules.FILES
+    ]
     return out
 
 

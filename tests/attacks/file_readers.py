@@ -1,4 +1,5 @@
-"""The parts of our readers put together without a command: container, machine, decoders. What a run refuses, these refuse.
+"""The parts of our readers put together without a command: container, machine, decoders. What a run
+refuses, these refuse.
 
 They read from bytes as well, so that thousands of mutants need no file.
 """
@@ -41,14 +42,19 @@ class Bytes:
 
 def read_torch(blob: Any) -> Any:
     """The tree of a .pt file, every CRC compared; raises what a run would raise."""
-    head, tail = (bytes(blob.read(at, size)) for at, size in ((0, min(512, blob.size)), (max(0, blob.size - 22), min(22, blob.size))))
+    head, tail = (
+        bytes(blob.read(at, size))
+        for at, size in ((0, min(512, blob.size)), (max(0, blob.size - 22), min(22, blob.size)))
+    )
     found = _kinds.kind(head, blob.size, tail)
     if found == "zip":
         return read_zip(blob, 0, blob.size)
     if found != "legacy":
         _kinds.refuse(blob.name, found)
     legacy = _legacy.read(blob)
-    return known(legacy.value, blob.name, {key: record.size for key, record in legacy.records.items()})
+    return known(
+        legacy.value, blob.name, {key: record.size for key, record in legacy.records.items()}
+    )
 
 
 def read_zip(blob: Any, start: int, size: int) -> Any:
@@ -56,7 +62,11 @@ def read_zip(blob: Any, start: int, size: int) -> Any:
     pickle = _zip.content(blob, archive.records["data.pkl"], ARCHIVE.size)
     for record in archive.records.values():
         _zip.check(blob, record)
-    records = {name.removeprefix("data/"): r.size for name, r in archive.records.items() if name.startswith("data/")}
+    records = {
+        name.removeprefix("data/"): r.size
+        for name, r in archive.records.items()
+        if name.startswith("data/")
+    }
     return known(machine.read(pickle, ARCHIVE, name=blob.name, persistent=True), blob.name, records)
 
 
@@ -80,8 +90,12 @@ def read_extra_state(blob: Any) -> Any:
 
 
 FROM_BYTES = {
-    "pt": read_torch, "legacy": read_torch, "metadata": read_metadata, "safetensors": read_safetensors, "extra state": read_extra_state,
-}  # fmt: skip
+    "pt": read_torch,
+    "legacy": read_torch,
+    "metadata": read_metadata,
+    "safetensors": read_safetensors,
+    "extra state": read_extra_state,
+}
 
 
 def read_path(path: Path) -> Any:
@@ -106,7 +120,9 @@ def read_folder(folder: Folder) -> Any:
         sizes = {name: blob.size for name, blob in blobs.items()}
         found = dcp_metadata.read(bytes(meta.read(0, meta.size)), folder.label(".metadata"), sizes)
         meta.close()
-        for part in [p for entry in found.tensors.values() for p in entry.parts] + [entry.part for entry in found.bytes.values()]:
+        for part in [p for entry in found.tensors.values() for p in entry.parts] + [
+            entry.part for entry in found.bytes.values()
+        ]:
             read_zip(blobs[part.file], part.offset, part.length)
         return found
     finally:

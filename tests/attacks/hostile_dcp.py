@@ -1,4 +1,6 @@
-"""Hostile torch.distributed.checkpoint folders (D1 to D5): calls in .metadata and in byte entries, places outside, chunks that lie."""
+"""Hostile torch.distributed.checkpoint folders (D1 to D5): calls in .metadata and in byte entries,
+places outside, chunks that lie.
+"""
 
 from __future__ import annotations
 
@@ -37,36 +39,76 @@ def live(name: str, rows: str, build: Callable[[Path, str], Path]) -> None:
     FOLDERS.append((name, rows, True, build))
 
 
-def dead(name: str, rows: str, meta: Callable[[], bytes], files: dict[str, bytes] | None = None) -> None:
+def dead(
+    name: str, rows: str, meta: Callable[[], bytes], files: dict[str, bytes] | None = None
+) -> None:
     FOLDERS.append((name, rows, False, lambda folder, canary: written(folder, meta(), files)))
 
 
 def bytes_item(folder: Path, canary: str) -> Path:
-    """A call in the item of a byte entry, which torch unpickles although the tensors are read with weights_only."""
+    """A call in the item of a byte entry, which torch unpickles although the tensors are read with
+    weights_only.
+    """
     raw = archive(data_pkl(o.stream(o.value([1, touch(canary)]))))
     entries = {"w": tensor_entry(), "step": bytes_entry()}
-    places = {where("w"): stored(length=len(ITEM)), where("step", None): stored(offset=len(ITEM), length=len(raw))}
-    return written(folder, good(entries, places, {"w": ("w",), "step": ("step",)}), {"__0_0.distcp": ITEM + raw})
+    places = {
+        where("w"): stored(length=len(ITEM)),
+        where("step", None): stored(offset=len(ITEM), length=len(raw)),
+    }
+    return written(
+        folder,
+        good(entries, places, {"w": ("w",), "step": ("step",)}),
+        {"__0_0.distcp": ITEM + raw},
+    )
 
 
-live("call-in-planner-data", "D1 P1", lambda f, c: written(f, good(planner={"w": ("w",), "x": touch(c)})))
+live(
+    "call-in-planner-data",
+    "D1 P1",
+    lambda f, c: written(f, good(planner={"w": ("w",), "x": touch(c)})),
+)
 live("call-in-storage-meta", "D1 P1", lambda f, c: written(f, good(storage_meta=touch(c))))
 live("call-as-version", "D1 P1", lambda f, c: written(f, good(version=touch(c))))
 live("call-as-whole", "D1 P1", lambda f, c: written(f, o.stream(touch(c))))
-live("call-popped", "D1 P4", lambda f, c: written(f, good(planner=touch(c) + o.POP + o.value({"w": ("w",)}))))
-live("call-through-inst", "D1 P1", lambda f, c: written(f, good(planner=o.MARK + o.text(c) + b"iposix\nmknod\n")))
-live("call-in-protocol-0", "D1 P1", lambda f, c: written(f, b"cposix\nmknod\n(V" + c.encode() + b"\ntR."))
+live(
+    "call-popped",
+    "D1 P4",
+    lambda f, c: written(f, good(planner=touch(c) + o.POP + o.value({"w": ("w",)}))),
+)
+live(
+    "call-through-inst",
+    "D1 P1",
+    lambda f, c: written(f, good(planner=o.MARK + o.text(c) + b"iposix\nmknod\n")),
+)
+live(
+    "call-in-protocol-0",
+    "D1 P1",
+    lambda f, c: written(f, b"cposix\nmknod\n(V" + c.encode() + b"\ntR."),
+)
 live("call-in-a-byte-entry", "D1 P1 P2", bytes_item)
-live("call-as-path", "D1 P1", lambda f, c: written(f, good(places={where("w"): stored(path=touch(c), length=len(ITEM))})))
+live(
+    "call-as-path",
+    "D1 P1",
+    lambda f, c: written(f, good(places={where("w"): stored(path=touch(c), length=len(ITEM))})),
+)
 dead("no-metadata-object", "D1", lambda: o.stream(o.value({"w": 1})))
 dead("empty", "D1", lambda: b"")
 dead("second-pickle", "D1 P7", lambda: good() + good())
-dead("fields-missing", "D1", lambda: o.stream(o.new("torch.distributed.checkpoint.metadata", "Metadata", {})))
+dead(
+    "fields-missing",
+    "D1",
+    lambda: o.stream(o.new("torch.distributed.checkpoint.metadata", "Metadata", {})),
+)
 dead("field-unknown", "D1", lambda: good(evil=1))
 
 
 def place(name: str, rows: str, files: dict[str, bytes] | None = None, **fields: Any) -> None:
-    dead(name, rows, lambda: good(places={where("w"): stored(**{"length": len(ITEM), **fields})}), files)
+    dead(
+        name,
+        rows,
+        lambda: good(places={where("w"): stored(**{"length": len(ITEM), **fields})}),
+        files,
+    )
 
 
 place("path-that-climbs", "D2", path="../outside.distcp")
@@ -96,7 +138,11 @@ def chunks(name: str, rows: str, *held: bytes, shape: bytes | None = None) -> No
 dead(
     "places-overlap",
     "D2",
-    lambda: good(TWO, {where("v"): stored(length=len(ITEM)), where("w"): stored(offset=8, length=len(ITEM) - 8)}, BOTH),
+    lambda: good(
+        TWO,
+        {where("v"): stored(length=len(ITEM)), where("w"): stored(offset=8, length=len(ITEM) - 8)},
+        BOTH,
+    ),
 )
 chunks("chunk-with-a-hole", "D3", chunk(0, 2))
 chunks("chunks-that-overlap", "D3", chunk(0, 3), chunk(1, 3))
@@ -105,17 +151,42 @@ chunks("chunk-negative", "D3", chunk(-2, 4))
 chunks(
     "chunk-of-another-rank",
     "D3",
-    o.new("torch.distributed.checkpoint.metadata", "ChunkStorageMetadata", {"offsets": size(0, 0), "sizes": size(4, 1)}),
+    o.new(
+        "torch.distributed.checkpoint.metadata",
+        "ChunkStorageMetadata",
+        {"offsets": size(0, 0), "sizes": size(4, 1)},
+    ),
 )
 chunks("no-chunks", "D3")
 chunks("huge-shape", "D3 P8", chunk(0, 2**62), shape=size(2**62))
 chunks("shape-beyond-64-bits", "D3 P8", chunk(0, 2**70), shape=size(2**70))
 chunks("shape-negative", "D3", shape=size(-4))
-dead("place-of-nobody", "D4", lambda: good(places={where("w"): stored(length=len(ITEM)), where("v"): stored(offset=len(ITEM), length=0)}))
+dead(
+    "place-of-nobody",
+    "D4",
+    lambda: good(
+        places={
+            where("w"): stored(length=len(ITEM)),
+            where("v"): stored(offset=len(ITEM), length=0),
+        }
+    ),
+)
 dead("entry-without-place", "D4", lambda: good(places={}))
-dead("place-at-another-offset", "D4", lambda: good(places={where("w", 2): stored(length=len(ITEM))}))
-dead("place-twice", "D4", lambda: good(places=o.EMPTY_DICT + o.MARK + (where("w") + stored(length=len(ITEM))) * 2 + o.SETITEMS))
-dead("entry-twice", "D4 T3", lambda: good(entries=o.EMPTY_DICT + o.MARK + (o.value("w") + tensor_entry()) * 2 + o.SETITEMS))
+dead(
+    "place-at-another-offset", "D4", lambda: good(places={where("w", 2): stored(length=len(ITEM))})
+)
+dead(
+    "place-twice",
+    "D4",
+    lambda: good(
+        places=o.EMPTY_DICT + o.MARK + (where("w") + stored(length=len(ITEM))) * 2 + o.SETITEMS
+    ),
+)
+dead(
+    "entry-twice",
+    "D4 T3",
+    lambda: good(entries=o.EMPTY_DICT + o.MARK + (o.value("w") + tensor_entry()) * 2 + o.SETITEMS),
+)
 dead("file-of-nobody", "D4", good, {"__0_0.distcp": ITEM, "__1_0.distcp": ITEM})
 dead("list-index-of-a-billion", "D5", lambda: good(planner={"w": ("w", 10**9)}))
 dead("list-index-negative", "D5", lambda: good(planner={"w": ("w", -1)}))
@@ -123,7 +194,11 @@ dead("path-of-nobody", "D5", lambda: good(planner={"w": ("w",), "v": ("v",)}))
 dead(
     "paths-that-collide",
     "D5",
-    lambda: good(TWO, {where("v"): stored(length=len(ITEM)), where("w"): stored(length=len(ITEM))}, {"v": ("a",), "w": ("a",)}),
+    lambda: good(
+        TWO,
+        {where("v"): stored(length=len(ITEM)), where("w"): stored(length=len(ITEM))},
+        {"v": ("a",), "w": ("a",)},
+    ),
 )
 dead("path-through-another", "D5", lambda: good(TWO, None, {"v": ("a",), "w": ("a", "b")}))
 dead("path-of-nothing", "D5", lambda: good(planner={"w": ()}))

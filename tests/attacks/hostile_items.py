@@ -1,4 +1,6 @@
-"""Side files of migrate's own that somebody else wrote: `migrate.items.json` beside sound tensors, its hash right."""
+"""Side files of migrate's own that somebody else wrote: `migrate.items.json` beside sound tensors,
+its hash right.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,12 @@ def called(module: str, name: str, *arguments: Any, **more: Any) -> dict[str, An
 
 
 def items(
-    name: str, root: Callable[[str], Any], *, at: Any = (), parts: list[Any] | None = None, keys: tuple[str, ...] = ("a", "b")
+    name: str,
+    root: Callable[[str], Any],
+    *,
+    at: Any = (),
+    parts: list[Any] | None = None,
+    keys: tuple[str, ...] = ("a", "b"),
 ) -> None:
     def build(folder: Path, canary: str) -> Path:
         inside = folder / "ckpt"
@@ -31,7 +38,13 @@ def items(
         (inside / "model.safetensors").write_bytes(safetensors(dict.fromkeys(keys, b"abcd")))
         held = [{"at": list(at), "root": root(canary)}] if parts is None else parts
         output = specs_hash({key: spec("uint8", (4,)) for key in keys})
-        document = {"format_version": "1.0", "kind": "items", "output": output, "carried": [], "parts": held}
+        document = {
+            "format_version": "1.0",
+            "kind": "items",
+            "output": output,
+            "carried": [],
+            "parts": held,
+        }
         (inside / ITEMS).write_text(json.dumps(document))
         return inside
 
@@ -53,21 +66,73 @@ def touch(canary: str) -> dict[str, Any]:
 
 
 def dtype(canary: str) -> dict[str, Any]:
-    return called("numpy", "dtype", "f4", False, True, state={"tuple": [3, "<", None, None, None, -1, -1, touch(canary)]})
+    return called(
+        "numpy",
+        "dtype",
+        "f4",
+        False,
+        True,
+        state={"tuple": [3, "<", None, None, None, -1, -1, touch(canary)]},
+    )
 
 
 SHARD = called(
-    "torch._tensor", "_rebuild_from_type_v2", {"name": ["torch._utils", "_rebuild_wrapper_subclass"]},
+    "torch._tensor",
+    "_rebuild_from_type_v2",
+    {"name": ["torch._utils", "_rebuild_wrapper_subclass"]},
     {"name": [f"{MODULE}.tensor", "DTensor"]},
-    {"tuple": [{"name": [f"{MODULE}.tensor", "DTensor"]}, {"name": ["torch", "uint8"]},
-    {"tuple": [4]}, {"tuple": [1]}, 0, None, None, False]},
-    {"dict": [["_local_tensor", {"tensor": "a"}], ["_spec", called(f"{MODULE}.tensor._dtensor_spec", "DTensorSpec", how="newobj", state={
-        "dict": [["placements", {"tuple": [called(f"{MODULE}.tensor.placement_types", "Replicate", how="newobj")]}]]})]]},
-)  # fmt: skip
+    {
+        "tuple": [
+            {"name": [f"{MODULE}.tensor", "DTensor"]},
+            {"name": ["torch", "uint8"]},
+            {"tuple": [4]},
+            {"tuple": [1]},
+            0,
+            None,
+            None,
+            False,
+        ]
+    },
+    {
+        "dict": [
+            ["_local_tensor", {"tensor": "a"}],
+            [
+                "_spec",
+                called(
+                    f"{MODULE}.tensor._dtensor_spec",
+                    "DTensorSpec",
+                    how="newobj",
+                    state={
+                        "dict": [
+                            [
+                                "placements",
+                                {
+                                    "tuple": [
+                                        called(
+                                            f"{MODULE}.tensor.placement_types",
+                                            "Replicate",
+                                            how="newobj",
+                                        )
+                                    ]
+                                },
+                            ]
+                        ]
+                    },
+                ),
+            ],
+        ]
+    },
+)
 
 items("call", beside(touch))
 items(
-    "call-as-state", lambda canary: {"dict": [["a", {"tensor": "a", "parameter": True, "state": {"dict": [["q", touch(canary)]]}}], ["b"]]}
+    "call-as-state",
+    lambda canary: {
+        "dict": [
+            ["a", {"tensor": "a", "parameter": True, "state": {"dict": [["q", touch(canary)]]}}],
+            ["b"],
+        ]
+    },
 )
 items("call-in-a-numpy-dtype", beside(dtype))
 items("no-part", lambda canary: None, parts=[])
@@ -75,7 +140,14 @@ items("no-part-and-no-tensor", lambda canary: None, parts=[], keys=())
 items("dtensor", around(SHARD), at=["m"])
 items(
     "mesh-of-a-tensor",
-    around(called(f"{MODULE}.device_mesh", "DeviceMesh", how="newobj", state={"dict": [["mesh", {"tensor": "a"}]]})),
+    around(
+        called(
+            f"{MODULE}.device_mesh",
+            "DeviceMesh",
+            how="newobj",
+            state={"dict": [["mesh", {"tensor": "a"}]]},
+        )
+    ),
     at=["m"],
 )
 items("tensor-as-a-key", around({"dict": [[{"tensor": "a"}, 1]]}), at=["m"])

@@ -1,4 +1,6 @@
-"""Hostile rule files (Y1 and its neighbours): tags that construct, expressions, what grows when it is read."""
+"""Hostile rule files (Y1 and its neighbours): tags that construct, expressions, what grows when it
+is read.
+"""
 
 from __future__ import annotations
 
@@ -31,35 +33,70 @@ def rule(name: str, rows: str, text: str) -> None:
 
 
 tag("object-apply", lambda c: f"!!python/object/apply:posix.mknod [{c!r}]")
-tag("object-new", lambda c: f"!!python/object/new:tuple [!!python/object/new:map [!!python/name:posix.mknod '', [{c!r}]]]")
-tag("object-apply-with-state", lambda c: f"!!python/object/apply:builtins.exec [\"open({c!r}, 'w').close()\"]")
+tag(
+    "object-new",
+    lambda c: (
+        "!!python/object/new:tuple [!!python/object/new:map [!!python/name:posix.mknod '', "
+        f"[{c!r}]]]"
+    ),
+)
+tag(
+    "object-apply-with-state",
+    lambda c: f"!!python/object/apply:builtins.exec [\"open({c!r}, 'w').close()\"]",
+)
 tag("module", lambda c: "!!python/module:attack_touches_on_import")
 tag("name", lambda c: "!!python/name:attack_touches_on_import.nothing")
-add("whole-file-a-call", "Y1", lambda c: f"!!python/object/apply:os.system [\"touch '{c}'\"]\n", live=True)
+add(
+    "whole-file-a-call",
+    "Y1",
+    lambda c: f"!!python/object/apply:os.system [\"touch '{c}'\"]\n",
+    live=True,
+)
 add(
     "tag-with-a-directive",
     "Y1",
-    lambda c: f"%TAG !e! tag:yaml.org,2002:python/\n---\n{HEAD}why: !e!object/apply:posix.mknod [{c!r}]\n{BODY}",
+    lambda c: (
+        f"%TAG !e! tag:yaml.org,2002:python/\n---\n{HEAD}why: !e!object/apply:posix.mknod "
+        f"[{c!r}]\n{BODY}"
+    ),
     live=True,
 )
 add("include", "Y1", lambda c: f"{HEAD}why: !include /etc/passwd\n{BODY}")
 add("environment", "Y1", lambda c: f"{HEAD}why: !ENV ${{HOME}}\n{BODY}")
 rule(
-    "expression-that-calls", "Y1", '{name: r, from: "a.{n}", to: "b.{n}", via: [{reshape: {to: ["__import__(\'os\').system(\'true\')"]}}]}'
+    "expression-that-calls",
+    "Y1",
+    '{name: r, from: "a.{n}", to: "b.{n}", via: [{reshape: {to: '
+    "[\"__import__('os').system('true')\"]}}]}",
 )
-rule("expression-with-attributes", "Y1", '{name: r, from: "a.{n}", to: "b.{n}", via: [{slice: {dim: 0, start: 0, stop: "().__class__"}}]}')
+rule(
+    "expression-with-attributes",
+    "Y1",
+    '{name: r, from: "a.{n}", to: "b.{n}", via: [{slice: {dim: 0, start: 0, stop: '
+    '"().__class__"}}]}',
+)
 rule("format-string", "Y1", '{name: r, from: "a.{n}", to: "b.{n.__class__}"}')
 rule("format-string-with-index", "Y1", '{name: r, from: "a.{n}", to: "b.{n[0]}"}')
 rule("unknown-op", "Y1", '{name: r, from: "a.{n}", to: "b.{n}", via: [{python: "import os"}]}')
 add(
     "alias-bomb",
     "Y2",
-    lambda c: HEAD + "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 20)) + BODY,
+    lambda c: (
+        HEAD
+        + "a0: &a0 [x]\n"
+        + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 20))
+        + BODY
+    ),
 )
 add(
     "merge-bomb",
     "Y2",
-    lambda c: HEAD + "a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}\n" for i in range(1, 30)) + BODY,
+    lambda c: (
+        HEAD
+        + "a0: &a0 {x: 1}\n"
+        + "".join(f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}\n" for i in range(1, 30))
+        + BODY
+    ),
 )
 add("alias-of-itself", "Y2", lambda c: f"{HEAD}why: &a [*a]\n{BODY}")
 add("twenty-thousand-deep", "Y2", lambda c: f"{HEAD}why: {'[' * 20_000}{']' * 20_000}\n{BODY}")
@@ -71,6 +108,19 @@ add("utf-16", "Y2", lambda c: f"{HEAD}{BODY}".encode("utf-16"))
 add("not-utf-8", "Y2", lambda c: f"{HEAD}{BODY}".encode() + b"\xff")
 add("endless-integer", "Y3", lambda c: f"{HEAD}requires: {'9' * 100_000}\n{BODY}")
 add("unknown-field", "Y3", lambda c: f"{HEAD}run: rm\n{BODY}")
-rule("hundred-captures", "Y4", '{name: r, from: "' + ".".join(f"{{c{i}...}}" for i in range(100)) + '", to: "b"}')
-rule("count-of-a-billion", "Y5", '{name: r, from: "a.{n}", to: "b.{n}.{i}", via: [{unbind: {into: i, dim: 0, count: 1000000000}}]}')
-rule("reshape-to-a-number-of-many-digits", "Y5", f'{{name: r, from: "a.{{n}}", to: "b.{{n}}", via: [{{reshape: {{to: [{"9" * 5000}]}}}}]}}')
+rule(
+    "hundred-captures",
+    "Y4",
+    '{name: r, from: "' + ".".join(f"{{c{i}...}}" for i in range(100)) + '", to: "b"}',
+)
+rule(
+    "count-of-a-billion",
+    "Y5",
+    '{name: r, from: "a.{n}", to: "b.{n}.{i}", via: [{unbind: {into: i, dim: 0, count: '
+    "1000000000}}]}",
+)
+rule(
+    "reshape-to-a-number-of-many-digits",
+    "Y5",
+    f'{{name: r, from: "a.{{n}}", to: "b.{{n}}", via: [{{reshape: {{to: [{"9" * 5000}]}}}}]}}',
+)

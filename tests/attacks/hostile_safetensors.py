@@ -1,6 +1,7 @@
 """Hostile safetensors files (S1 to S3), indexes (I1, I3) and folders of links and devices (I2).
 
-`test_safetensors_headers.py` has the headers one by one; here stands one of each kind, to go through every command.
+`test_safetensors_headers.py` has the headers one by one; here stands one of each kind, to go
+through every command.
 """
 
 from __future__ import annotations
@@ -42,33 +43,68 @@ def folder(name: str, rows: str, fill: Callable[[Path], Any]) -> None:
     FOLDERS.append((name, rows, build))
 
 
-def entry(begin: int = 0, end: int = 4, dtype: str = "U8", shape: Any = (4,), **more: Any) -> dict[str, Any]:
+def entry(
+    begin: int = 0, end: int = 4, dtype: str = "U8", shape: Any = (4,), **more: Any
+) -> dict[str, Any]:
     return {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end], **more}
 
 
 file("header-beyond-the-limit", "S1", lambda: struct.pack("<Q", 2**63) + b"{}")
 file("header-longer-than-the-file", "S1", lambda: struct.pack("<Q", 90_000_000) + b"{}")
-file("header-of-brackets", "S1", lambda: with_header(b'{"a":' + b"[" * 3_000_000 + b"]" * 3_000_000 + b"}"))
-file("header-too-deep", "S1", lambda: with_header(b'{"a":' + b"[" * 2000 + b"]" * 2000 + b" " * 40000 + b"}"))
+file(
+    "header-of-brackets",
+    "S1",
+    lambda: with_header(b'{"a":' + b"[" * 3_000_000 + b"]" * 3_000_000 + b"}"),
+)
+file(
+    "header-too-deep",
+    "S1",
+    lambda: with_header(b'{"a":' + b"[" * 2000 + b"]" * 2000 + b" " * 40000 + b"}"),
+)
 file("header-not-utf-8", "S1", lambda: with_header(b'{"\xff":{}}'))
-file("header-of-half-a-pair", "S1 P9", lambda: with_header(rb'{"\ud800":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}'))
-file("header-with-nan", "S1", lambda: with_header(b'{"a":{"dtype":"U8","shape":[NaN],"data_offsets":[0,0]}}'))
+file(
+    "header-of-half-a-pair",
+    "S1 P9",
+    lambda: with_header(rb'{"\ud800":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}'),
+)
+file(
+    "header-with-nan",
+    "S1",
+    lambda: with_header(b'{"a":{"dtype":"U8","shape":[NaN],"data_offsets":[0,0]}}'),
+)
 file("a-pickle", "S1 P1", lambda: b"\x80\x04cposix\nmknod\n(X\x04\0\0\0evilR.")
-file("key-twice-by-escape", "S2", lambda: with_header(
-    b'{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"\\u0061":{"dtype":"I8","shape":[0],"data_offsets":[0,0]}}'))  # fmt: skip
+file(
+    "key-twice-by-escape",
+    "S2",
+    lambda: with_header(
+        b'{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"\\u0061":{"dtype":"I8","shape":[0],"data_offsets":[0,0]}}'
+    ),
+)
 file("overlap", "S3", lambda: with_header({"a": entry(), "b": entry(2, 6)}, bytes(6)))
 file("hole", "S3", lambda: with_header({"a": entry(), "b": entry(6, 10)}, bytes(10)))
 file("tail", "S3", lambda: with_header({"a": entry()}, bytes(5)))
-file("overflow-behind-a-zero", "S3", lambda: with_header({"a": entry(0, 0, shape=[0, 2**32, 2**32])}))
-file("rank-of-five-thousand", "S3", lambda: with_header({"a": entry(shape=[1] * 5000 + [4])}, bytes(4)))
+file(
+    "overflow-behind-a-zero", "S3", lambda: with_header({"a": entry(0, 0, shape=[0, 2**32, 2**32])})
+)
+file(
+    "rank-of-five-thousand",
+    "S3",
+    lambda: with_header({"a": entry(shape=[1] * 5000 + [4])}, bytes(4)),
+)
 file("unknown-dtype", "S3", lambda: with_header({"a": entry(dtype="OBJECT")}, bytes(4)))
-file("names-that-drive-a-terminal", "S3 P9", lambda: with_header({"\x1b[31mred\u202e\n": entry(0, 5)}, bytes(5)))
+file(
+    "names-that-drive-a-terminal",
+    "S3 P9",
+    lambda: with_header({"\x1b[31mred\u202e\n": entry(0, 5)}, bytes(5)),
+)
 
 
 def index(name: str, value: Any, rows: str = "I1") -> None:
     def fill(where: Path) -> None:
         (where / "model-00001-of-00001.safetensors").write_bytes(GOOD)
-        (where / INDEX).write_text(json.dumps({"weight_map": {"x": "model-00001-of-00001.safetensors", "y": value}}))
+        (where / INDEX).write_text(
+            json.dumps({"weight_map": {"x": "model-00001-of-00001.safetensors", "y": value}})
+        )
 
     folder(f"index-{name}", rows, fill)
 
@@ -95,15 +131,50 @@ def mapped(where: Path, stems: list[str], entries: str) -> None:
     (where / INDEX).write_text(f'{{"weight_map":{{{entries}}}}}')
 
 
-folder("index-without-a-map", "I3", lambda f: ((f / "m.safetensors").write_bytes(GOOD), (f / INDEX).write_text("{}")))
-folder("index-of-a-list", "I3", lambda f: ((f / "m.safetensors").write_bytes(GOOD), (f / INDEX).write_text("[]")))
-folder("index-with-a-key-twice", "I3 S2", lambda f: mapped(f, ["m"], '"x":"m.safetensors","x":"n.safetensors"'))
+folder(
+    "index-without-a-map",
+    "I3",
+    lambda f: ((f / "m.safetensors").write_bytes(GOOD), (f / INDEX).write_text("{}")),
+)
+folder(
+    "index-of-a-list",
+    "I3",
+    lambda f: ((f / "m.safetensors").write_bytes(GOOD), (f / INDEX).write_text("[]")),
+)
+folder(
+    "index-with-a-key-twice",
+    "I3 S2",
+    lambda f: mapped(f, ["m"], '"x":"m.safetensors","x":"n.safetensors"'),
+)
 folder("index-of-another-key", "I3", lambda f: mapped(f, ["m"], '"y":"m.safetensors"'))
-folder("index-of-a-missing-file", "I3", lambda f: (f / INDEX).write_text('{"weight_map":{"x":"m.safetensors"}}'))
-folder("two-indexes", "I3", lambda f: (mapped(f, ["m"], '"x":"m.safetensors"'), (f / f"n{INDEX}").write_text((f / INDEX).read_text())))
-folder("key-in-two-shards", "I3", lambda f: [(f / f"model-0000{i}-of-00002.safetensors").write_bytes(GOOD) for i in (1, 2)])
-folder("shard-of-a-hundred-thousand", "I3 P8", lambda f: (f / "model-000001-of-100000.safetensors").write_bytes(GOOD))
-folder("names-equal-but-for-case", "I3", lambda f: mapped(f, ["m", "M"], '"x":"m.safetensors","y":"M.safetensors"'))
+folder(
+    "index-of-a-missing-file",
+    "I3",
+    lambda f: (f / INDEX).write_text('{"weight_map":{"x":"m.safetensors"}}'),
+)
+folder(
+    "two-indexes",
+    "I3",
+    lambda f: (
+        mapped(f, ["m"], '"x":"m.safetensors"'),
+        (f / f"n{INDEX}").write_text((f / INDEX).read_text()),
+    ),
+)
+folder(
+    "key-in-two-shards",
+    "I3",
+    lambda f: [(f / f"model-0000{i}-of-00002.safetensors").write_bytes(GOOD) for i in (1, 2)],
+)
+folder(
+    "shard-of-a-hundred-thousand",
+    "I3 P8",
+    lambda f: (f / "model-000001-of-100000.safetensors").write_bytes(GOOD),
+)
+folder(
+    "names-equal-but-for-case",
+    "I3",
+    lambda f: mapped(f, ["m", "M"], '"x":"m.safetensors","y":"M.safetensors"'),
+)
 
 
 def weight(name: str, make: Callable[[Path], Any]) -> None:
@@ -132,8 +203,21 @@ weight("a-socket", bound)
 folder(
     "side-file-is-a-link-outside",
     "I2",
-    lambda f: ((f / "model.safetensors").write_bytes(GOOD), (f / "config.json").symlink_to("/etc/passwd")),
+    lambda f: (
+        (f / "model.safetensors").write_bytes(GOOD),
+        (f / "config.json").symlink_to("/etc/passwd"),
+    ),
 )
-folder("stamp-is-a-link-outside", "I2", lambda f: (
-    (f / "model.safetensors").write_bytes(GOOD), (f / "migrate.history.json").symlink_to("/etc/passwd")))  # fmt: skip
-folder("index-is-a-link-outside", "I2", lambda f: ((f / "model.safetensors").write_bytes(GOOD), (f / INDEX).symlink_to("/etc/passwd")))
+folder(
+    "stamp-is-a-link-outside",
+    "I2",
+    lambda f: (
+        (f / "model.safetensors").write_bytes(GOOD),
+        (f / "migrate.history.json").symlink_to("/etc/passwd"),
+    ),
+)
+folder(
+    "index-is-a-link-outside",
+    "I2",
+    lambda f: ((f / "model.safetensors").write_bytes(GOOD), (f / INDEX).symlink_to("/etc/passwd")),
+)

@@ -1,4 +1,5 @@
-"""Sound archives in which a few bytes are used many times, so that a reader which looks twice at what is shared takes minutes or gigabytes.
+"""Sound archives in which a few bytes are used many times, so that a reader which looks twice at
+what is shared takes minutes or gigabytes.
 
 Each of them took more than a second, or more than 300 MB, in some earlier reader.
 """
@@ -15,10 +16,34 @@ from archives import archive, data_pkl
 ORDERED = o.old("collections", "OrderedDict")
 # a tensor whose parts are entries 0 to 4 of the memo, and one more of the same parts
 FIRST = (
-    o.old("torch._utils", "_rebuild_tensor_v2") + o.MEMOIZE + o.MARK + o.storage() + o.MEMOIZE + b"K\0" + o.value((4,)) + o.MEMOIZE
-    + o.value((1,)) + o.MEMOIZE + b"\x89" + o.call(ORDERED) + o.MEMOIZE + o.TUPLE + o.REDUCE
-)  # fmt: skip
-AGAIN = o.memoised(0) + o.MARK + o.memoised(1) + b"K\0" + o.memoised(2) + o.memoised(3) + b"\x89" + o.memoised(4) + o.TUPLE + o.REDUCE
+    o.old("torch._utils", "_rebuild_tensor_v2")
+    + o.MEMOIZE
+    + o.MARK
+    + o.storage()
+    + o.MEMOIZE
+    + b"K\0"
+    + o.value((4,))
+    + o.MEMOIZE
+    + o.value((1,))
+    + o.MEMOIZE
+    + b"\x89"
+    + o.call(ORDERED)
+    + o.MEMOIZE
+    + o.TUPLE
+    + o.REDUCE
+)
+AGAIN = (
+    o.memoised(0)
+    + o.MARK
+    + o.memoised(1)
+    + b"K\0"
+    + o.memoised(2)
+    + o.memoised(3)
+    + b"\x89"
+    + o.memoised(4)
+    + o.TUPLE
+    + o.REDUCE
+)
 EMPTIES = o.EMPTY_LIST + o.MARK + o.EMPTY_TUPLE * 60_000 + o.APPENDS
 
 
@@ -41,22 +66,55 @@ def other_tensors(outer: str, keys: list[Any]) -> bytes:
 
 
 def dicts_around_one_list() -> bytes:
-    shared = pairs("t", o.tensor() + o.put(1), "inner", pairs("z", o.memoised(1)) + o.put(2), "big", EMPTIES + o.put(0))
-    many = [part for i in range(400) for part in (f"d{i}", pairs("t", o.memoised(1), "big", o.memoised(0), "z", o.memoised(2)))]
+    shared = pairs(
+        "t",
+        o.tensor() + o.put(1),
+        "inner",
+        pairs("z", o.memoised(1)) + o.put(2),
+        "big",
+        EMPTIES + o.put(0),
+    )
+    many = [
+        part
+        for i in range(400)
+        for part in (f"d{i}", pairs("t", o.memoised(1), "big", o.memoised(0), "z", o.memoised(2)))
+    ]
     return pairs("first", shared, *many)
 
 
 def parameters_with_one_state() -> bytes:
     call = o.old("torch._utils", "_rebuild_parameter_with_state")
-    made = [call + o.value((o.memoised(0), True, o.call(ORDERED), o.memoised(1))) + o.REDUCE for _ in range(300)]
+    made = [
+        call + o.value((o.memoised(0), True, o.call(ORDERED), o.memoised(1))) + o.REDUCE
+        for _ in range(300)
+    ]
     start = ("w", o.tensor() + o.put(0), "state", pairs("big", EMPTIES) + o.put(1))
-    return pairs(*start, *[part for i, parameter in enumerate(made) for part in (f"p{i}", parameter)])
+    return pairs(
+        *start, *[part for i, parameter in enumerate(made) for part in (f"p{i}", parameter)]
+    )
 
 
 def versions_of_one_list() -> bytes:
     many = [part for i in range(200) for part in (f"m{i}", o.memoised(0))]
-    versions = ORDERED + o.EMPTY_TUPLE + o.REDUCE + o.MARK + b"".join(map(o.value, ("m", EMPTIES + o.put(0), *many))) + o.SETITEMS
-    return ORDERED + o.EMPTY_TUPLE + o.REDUCE + o.MARK + o.value("m.w") + o.tensor() + o.SETITEMS + pairs("_metadata", versions) + o.BUILD
+    versions = (
+        ORDERED
+        + o.EMPTY_TUPLE
+        + o.REDUCE
+        + o.MARK
+        + b"".join(map(o.value, ("m", EMPTIES + o.put(0), *many)))
+        + o.SETITEMS
+    )
+    return (
+        ORDERED
+        + o.EMPTY_TUPLE
+        + o.REDUCE
+        + o.MARK
+        + o.value("m.w")
+        + o.tensor()
+        + o.SETITEMS
+        + pairs("_metadata", versions)
+        + o.BUILD
+    )
 
 
 def calls_below_long_keys() -> bytes:
@@ -74,17 +132,30 @@ BODIES: dict[str, Callable[[], bytes]] = {
     "text-in-3000-places": lambda: beside("x", listed(TEXT, o.memoised(0) * 3000)),
     "a-long-key-over-3000-values": lambda: beside(LONG, listed(b"N" * 3000)),
     "a-long-key-over-3000-calls": lambda: beside(
-        LONG, pairs("z", o.found("posix", "mknod") + o.put(0) + b")R", *[p for i in range(3000) for p in (i, o.memoised(0) + b")R")])
+        LONG,
+        pairs(
+            "z",
+            o.found("posix", "mknod") + o.put(0) + b")R",
+            *[p for i in range(3000) for p in (i, o.memoised(0) + b")R")],
+        ),
     ),
     "calls-below-forty-long-keys": calls_below_long_keys,
-    "tensors-with-paths-that-begin-alike": lambda: other_tensors("q" * 600, [str(i) for i in range(6000)]),
-    "tensors-under-a-key-of-300-kilobytes": lambda: other_tensors("q" * 300_000, [str(i) for i in range(6000)]),
+    "tensors-with-paths-that-begin-alike": lambda: other_tensors(
+        "q" * 600, [str(i) for i in range(6000)]
+    ),
+    "tensors-under-a-key-of-300-kilobytes": lambda: other_tensors(
+        "q" * 300_000, [str(i) for i in range(6000)]
+    ),
     "tensors-under-floats": lambda: other_tensors("", [i + 0.5 for i in range(6000)]),
     "dicts-around-one-list": dicts_around_one_list,
     "parameters-with-one-state": parameters_with_one_state,
     "versions-of-one-list": versions_of_one_list,
-    "a-key-of-100000-dots": lambda: pairs("w", o.tensor(), "sub", pairs("a" + ".a" * 100_000, o.tensor(), "b", o.tensor())),
-    "keys-of-50000-numbers": lambda: pairs("a" + ".1" * 50_000, o.tensor(), "a" + ".2" * 50_000, o.tensor()),
+    "a-key-of-100000-dots": lambda: pairs(
+        "w", o.tensor(), "sub", pairs("a" + ".a" * 100_000, o.tensor(), "b", o.tensor())
+    ),
+    "keys-of-50000-numbers": lambda: pairs(
+        "a" + ".1" * 50_000, o.tensor(), "a" + ".2" * 50_000, o.tensor()
+    ),
 }
 
 

@@ -1,7 +1,8 @@
 """Run as a process of its own: reads mutants of small genuine files and counts what came of them.
 
-Arguments: a JSON file of {"files": {kind: path}, "flips": number of mutants of each kind, "seed": number}. Standard output: for each
-kind how many were opened and refused, what escaped, the dearest in yardsticks, and the peak of memory in MB.
+Arguments: a JSON file of {"files": {kind: path}, "flips": number of mutants of each kind, "seed":
+number}. Standard output: for each kind how many were opened and refused, what escaped, the dearest
+in yardsticks, and the peak of memory in MB.
 """
 
 from __future__ import annotations
@@ -30,8 +31,14 @@ MOST_ESCAPES = 5
 
 
 def read_data_pkl(data: bytes) -> Any:
-    """data.pkl without its archive, whose CRC would refuse every mutant before the machine sees it."""
-    return known(machine.read(data, ARCHIVE, name="data.pkl", persistent=True), "data.pkl", {"0": 16, "1": 24})
+    """data.pkl without its archive, whose CRC would refuse every mutant before the machine sees
+    it.
+    """
+    return known(
+        machine.read(data, ARCHIVE, name="data.pkl", persistent=True),
+        "data.pkl",
+        {"0": 16, "1": 24},
+    )
 
 
 def from_place(path: Path, opened: Path) -> Callable[[bytes], Any]:
@@ -60,12 +67,20 @@ def cut(raw: bytes) -> Iterator[bytes]:
 
 
 def flipped(raw: bytes, chance: random.Random, count: int) -> Iterator[bytes]:
-    """Mutants of one to three bytes: any byte, a neighbour of what stood there, or one that stands elsewhere in the file."""
+    """Mutants of one to three bytes: any byte, a neighbour of what stood there, or one that stands
+    elsewhere in the file.
+    """
     for _ in range(count):
         mutant = bytearray(raw)
         for _ in range(chance.choice((1, 1, 1, 2, 3))):
             at = chance.randrange(len(raw))
-            mutant[at] = chance.choice((chance.randrange(256), mutant[at] ^ (1 << chance.randrange(8)), raw[chance.randrange(len(raw))]))
+            mutant[at] = chance.choice(
+                (
+                    chance.randrange(256),
+                    mutant[at] ^ (1 << chance.randrange(8)),
+                    raw[chance.randrange(len(raw))],
+                )
+            )
         yield bytes(mutant)
 
 
@@ -82,14 +97,20 @@ def survey(read: Callable[[bytes], Any], mutants: Iterator[bytes]) -> dict[str, 
         except MigrateError as error:
             refused += 1
             said = str(error)
-            if error.exit_code != 3 or len(said) > 20_000 or not all(c.isprintable() or c == "\n" for c in said):
+            if (
+                error.exit_code != 3
+                or len(said) > 20_000
+                or not all(c.isprintable() or c == "\n" for c in said)
+            ):
                 escaped.append(f"exit {error.exit_code}: {said[:300]}")
         except BaseException:  # noqa: BLE001 - whatever else comes out is the finding
             escaped.append(f"{mutant.hex()[:2000]}\n{traceback.format_exc()[-1500:]}")
 
     yardstick = work.processor(work.loop)
     for mutant in mutants:
-        dearest = max(dearest, work.processor(lambda mutant=mutant: look(mutant), best_of=1) / yardstick)
+        dearest = max(
+            dearest, work.processor(lambda mutant=mutant: look(mutant), best_of=1) / yardstick
+        )
         if len(escaped) >= MOST_ESCAPES:
             break
     return {"opened": opened, "refused": refused, "escaped": escaped, "dearest": dearest}
@@ -105,7 +126,11 @@ def main(asked: dict[str, Any]) -> dict[str, Any]:
         read = reader_of(kind, Path(path))
         read(raw)
         chance = random.Random(f"{asked['seed']} {kind}")
-        out[kind] = {"cut": survey(read, cut(raw)), "flipped": survey(read, flipped(raw, chance, asked["flips"])), "size": len(raw)}
+        out[kind] = {
+            "cut": survey(read, cut(raw)),
+            "flipped": survey(read, flipped(raw, chance, asked["flips"])),
+            "size": len(raw),
+        }
     return out | {"memory": peak()}
 
 

@@ -1,4 +1,6 @@
-"""An assembler for pickle streams, genuine and hostile, and what torch writes in them. Made by hand, so that every byte can lie."""
+"""An assembler for pickle streams, genuine and hostile, and what torch writes in them. Made by
+hand, so that every byte can lie.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,37 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-MARK, STOP, POP, POP_MARK, DUP, REDUCE, BUILD, NEWOBJ, NEWOBJ_EX = b"(", b".", b"0", b"1", b"2", b"R", b"b", b"\x81", b"\x92"
-STACK_GLOBAL, MEMOIZE, EMPTY_TUPLE, EMPTY_DICT, EMPTY_LIST, SETITEM, SETITEMS = b"\x93", b"\x94", b")", b"}", b"]", b"s", b"u"
-APPEND, APPENDS, TUPLE, TUPLE1, PERSID, BINPERSID, EMPTY_SET, ADDITEMS, OBJ = b"a", b"e", b"t", b"\x85", b"P", b"Q", b"\x8f", b"\x90", b"o"
+MARK, STOP, POP, POP_MARK, DUP, REDUCE, BUILD, NEWOBJ, NEWOBJ_EX = (
+    b"(",
+    b".",
+    b"0",
+    b"1",
+    b"2",
+    b"R",
+    b"b",
+    b"\x81",
+    b"\x92",
+)
+STACK_GLOBAL, MEMOIZE, EMPTY_TUPLE, EMPTY_DICT, EMPTY_LIST, SETITEM, SETITEMS = (
+    b"\x93",
+    b"\x94",
+    b")",
+    b"}",
+    b"]",
+    b"s",
+    b"u",
+)
+APPEND, APPENDS, TUPLE, TUPLE1, PERSID, BINPERSID, EMPTY_SET, ADDITEMS, OBJ = (
+    b"a",
+    b"e",
+    b"t",
+    b"\x85",
+    b"P",
+    b"Q",
+    b"\x8f",
+    b"\x90",
+    b"o",
+)
 
 
 def stream(body: bytes, protocol: int = 4) -> bytes:
@@ -21,7 +51,9 @@ def text(value: str) -> bytes:
 
 
 def value(thing: Any) -> bytes:
-    """The opcodes that push a value; bytes stand for opcodes that push one already, a bytearray for bytes."""
+    """The opcodes that push a value; bytes stand for opcodes that push one already, a bytearray for
+    bytes.
+    """
     if isinstance(thing, bytes):
         return thing
     if isinstance(thing, bytearray):
@@ -75,7 +107,9 @@ def put(index: int) -> bytes:
 # torch
 
 
-def storage(key: Any = "0", numel: Any = 4, kind: str = "FloatStorage", location: Any = "cpu") -> bytes:
+def storage(
+    key: Any = "0", numel: Any = 4, kind: str = "FloatStorage", location: Any = "cpu"
+) -> bytes:
     return value(("storage", old("torch", kind), key, location, numel)) + BINPERSID
 
 
@@ -88,14 +122,33 @@ def tensor(
 ) -> bytes:
     hooks = call(old("collections", "OrderedDict"))
     function = old("torch._utils", rebuild)
-    return call(function, storage() if held is None else held, offset, tuple(shape), tuple(strides), False, hooks)
+    return call(
+        function,
+        storage() if held is None else held,
+        offset,
+        tuple(shape),
+        tuple(strides),
+        False,
+        hooks,
+    )
 
 
 def legacy(
-    body: bytes, *, magic: bytes | None = None, system: bytes | None = None, keys: bytes | None = None, data: bytes | None = None
+    body: bytes,
+    *,
+    magic: bytes | None = None,
+    system: bytes | None = None,
+    keys: bytes | None = None,
+    data: bytes | None = None,
 ) -> bytes:
-    """A torch.save stream of before 1.6: five pickles, then for each storage a count and its bytes."""
-    facts = {"protocol_version": 1001, "little_endian": True, "type_sizes": {"short": 2, "int": 4, "long": 4}}
+    """A torch.save stream of before 1.6: five pickles, then for each storage a count and its
+    bytes.
+    """
+    facts = {
+        "protocol_version": 1001,
+        "little_endian": True,
+        "type_sizes": {"short": 2, "int": 4, "long": 4},
+    }
     parts = (
         stream(value(0x1950A86A20F9469CFC6C)) if magic is None else magic,
         stream(value(1001)),
@@ -128,9 +181,19 @@ def chunk(offset: Any = 0, length: Any = 4) -> bytes:
 def tensor_entry(shape: bytes | None = None, chunks: Any = None) -> bytes:
     layout = call(found("torch.serialization", "_get_layout"), "torch.strided")
     form = call(found(_DCP, "_MEM_FORMAT_ENCODING"), 0)
-    facts = found(_DCP, "TensorProperties") + EMPTY_TUPLE + NEWOBJ + value((found("torch", "float32"), layout, False, form, False)) + BUILD
+    facts = (
+        found(_DCP, "TensorProperties")
+        + EMPTY_TUPLE
+        + NEWOBJ
+        + value((found("torch", "float32"), layout, False, form, False))
+        + BUILD
+    )
     held = value([chunk()] if chunks is None else chunks)
-    return new(_DCP, "TensorStorageMetadata", {"properties": facts, "size": size(4) if shape is None else shape, "chunks": held})
+    return new(
+        _DCP,
+        "TensorStorageMetadata",
+        {"properties": facts, "size": size(4) if shape is None else shape, "chunks": held},
+    )
 
 
 def bytes_entry() -> bytes:
@@ -153,5 +216,11 @@ def stored(path: Any = "__0_0.distcp", offset: Any = 0, length: Any = 0, **more:
 
 def metadata(entries: Any, places: Any, planner: Any = None, **more: Any) -> bytes:
     """A .metadata file. `entries` and `places` are dicts or opcodes; a key may be opcodes."""
-    state = {"state_dict_metadata": value(entries), "planner_data": planner, "storage_data": value(places), "storage_meta": None, **more}
+    state = {
+        "state_dict_metadata": value(entries),
+        "planner_data": planner,
+        "storage_data": value(places),
+        "storage_meta": None,
+        **more,
+    }
     return stream(new(_DCP, "Metadata", state))

@@ -1,4 +1,6 @@
-"""What stands in a checkpoint as text (keys, metadata, stamps, configurations, file names) misleads no terminal and breaks no command."""
+"""What stands in a checkpoint as text (keys, metadata, stamps, configurations, file names) misleads
+no terminal and breaks no command.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,31 @@ from archives import safetensors
 from commandline import done, mixtral, run
 from commandline import safetensors as described
 
-RULES = 'id: demo/v2/x\ntitle: A change\nlineage: demo\nedge: [v1, v2]\nkeep: ["{k...}"]\nrules:\n  - {name: r, from: x, to: y}\n'
+RULES = (
+    "id: demo/v2/x\ntitle: A change\nlineage: demo\nedge: [v1, v2]\nkeep: "
+    '["{k...}"]\nrules:\n  - {name: r, from: x, to: y}\n'
+)
 KEYS = [
-    "\x1b[31mred", "a" * 100_000, "", "a\nerror[M901]: b", "../../x", "{x}", ".".join("a" * 1500), "a..b", "\u202e", "x\0y", "\ud7ff", "~",
+    "\x1b[31mred", "a" * 100_000, "", "a\nerror[M901]: b", "../../x", "{x}", ".".join("a" * 1500),
+    "a..b", "\u202e", "x\0y", "\ud7ff", "~",
     "%s%n", ".",
 ]  # fmt: skip
-VALUES = [None, -1, 10**30, "\x1b[31m", "x" * 200_000, [], {}, True, 1.5, [None], "../../etc/passwd"]
+VALUES = [
+    None,
+    -1,
+    10**30,
+    "\x1b[31m",
+    "x" * 200_000,
+    [],
+    {},
+    True,
+    1.5,
+    [None],
+    "../../etc/passwd",
+]
 BROKEN = [
-    b"", b"{", b"\xff", b"[]" * 10, b'{"a":' * 5000, b"[" * 200_000, b'{"a":1,"a":2}', b'{"a":NaN}', b"null", b"9" * 10_000,
+    b"", b"{", b"\xff", b"[]" * 10, b'{"a":' * 5000, b"[" * 200_000, b'{"a":1,"a":2}', b'{"a":NaN}',
+    b"null", b"9" * 10_000,
     b'{"format_version":"\\ud800"}', b" " * 1_000_000,
 ]  # fmt: skip
 
@@ -47,9 +66,15 @@ def test_any_key_goes_through_every_command(tmp_path: Path, rules: Path, key: st
     path, made = tmp_path / "m.safetensors", tmp_path / "made"
     path.write_bytes(safetensors({key: b"abcd", "x": b"abcd"}, {"\x1b]0;x\x07": "\x1b[2J" * 100}))
     for command in (
-        ("inspect", path), ("inspect", path, "--all"), ("inspect", path, "--format", "json"), ("plan", path, "--rules", rules),
-        ("apply", path, "-o", made, "--rules", rules, "-q"), ("verify", made, "--source", path), ("diff", path, made), ("history", made),
-    ):  # fmt: skip
+        ("inspect", path),
+        ("inspect", path, "--all"),
+        ("inspect", path, "--format", "json"),
+        ("plan", path, "--rules", rules),
+        ("apply", path, "-o", made, "--rules", rules, "-q"),
+        ("verify", made, "--source", path),
+        ("diff", path, made),
+        ("history", made),
+    ):
         told(*command)
 
 
@@ -59,14 +84,24 @@ def test_names_of_files_are_escaped(tmp_path: Path, rules: Path) -> None:
     (path / "model.safetensors").write_bytes(safetensors({"x": b"abcd"}))
     for name in ("side\x1b[32m\n.json", "stays\x1b[32m\n.bin"):
         (path / name).write_text("{}")
-    for command in (("inspect", path), ("plan", path, "--rules", rules), ("apply", path, "-o", tmp_path / "made", "--rules", rules, "-q")):
+    for command in (
+        ("inspect", path),
+        ("plan", path, "--rules", rules),
+        ("apply", path, "-o", tmp_path / "made", "--rules", rules, "-q"),
+    ):
         told(*command)
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     if path:
         yield path
-    for key, below in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+    for key, below in (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    ):
         yield from places(below, (*path, key))
 
 
@@ -85,7 +120,14 @@ def test_a_stamp_may_hold_anything(tmp_path: Path, rules: Path) -> None:
     done("apply", path, "-o", made, "--rules", rules, "-q")
     stamp = made / "migrate.history.json"
     whole = json.loads(stamp.read_text())
-    for raw in (*BROKEN, *(json.dumps(replaced(whole, place, value)).encode() for place in places(whole) for value in VALUES)):
+    for raw in (
+        *BROKEN,
+        *(
+            json.dumps(replaced(whole, place, value)).encode()
+            for place in places(whole)
+            for value in VALUES
+        ),
+    ):
         stamp.write_bytes(raw)
         for command in (("history", made), ("verify", made, "--source", path)):
             told(*command)
@@ -94,8 +136,15 @@ def test_a_stamp_may_hold_anything(tmp_path: Path, rules: Path) -> None:
 def test_a_configuration_may_hold_anything(tmp_path: Path) -> None:
     path, made = tmp_path / "src", tmp_path / "made"
     described(path / "model.safetensors", mixtral())
-    good = {"model_type": "mixtral", "num_local_experts": 2, "architectures": ["MixtralForCausalLM"]}
-    for raw in (*BROKEN, *(json.dumps({**good, key: value}).encode() for key in good for value in VALUES)):
+    good = {
+        "model_type": "mixtral",
+        "num_local_experts": 2,
+        "architectures": ["MixtralForCausalLM"],
+    }
+    for raw in (
+        *BROKEN,
+        *(json.dumps({**good, key: value}).encode() for key in good for value in VALUES),
+    ):
         (path / "config.json").write_bytes(raw)
         told("inspect", path)
         if told("apply", path, "-o", made, "--to", "hf-mixtral@v5", "-q") == 0:

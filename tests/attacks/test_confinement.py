@@ -1,4 +1,6 @@
-"""Which links a command follows: those of the Hugging Face cache always, any other with `--allow links`, none out of an index."""
+"""Which links a command follows: those of the Hugging Face cache always, any other with
+`--allow links`, none out of an index.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,10 @@ import pytest
 from archives import archive, data_pkl, genuine_pickle, safetensors
 from commandline import contents, done, run
 
-RULES = "id: demo/v2/x\ntitle: a change\nlineage: demo\nedge: [v1, v2]\nrules:\n  - {name: r, from: x, to: y}\n"
+RULES = (
+    "id: demo/v2/x\ntitle: a change\nlineage: demo\nedge: [v1, v2]\nrules:\n  - {name: r, "
+    "from: x, to: y}\n"
+)
 GOOD = safetensors({"x": b"abcd"})
 
 
@@ -46,7 +51,9 @@ def snapshot(root: Path, blob: bytes = GOOD) -> Path:
     return folder
 
 
-def test_a_cache_snapshot_goes_through_every_command_without_a_flag(tmp_path: Path, rules: Path) -> None:
+def test_a_cache_snapshot_goes_through_every_command_without_a_flag(
+    tmp_path: Path, rules: Path
+) -> None:
     path = snapshot(tmp_path)
     for command in commands(path, tmp_path / "made", rules):
         done(*command)
@@ -55,11 +62,15 @@ def test_a_cache_snapshot_goes_through_every_command_without_a_flag(tmp_path: Pa
     assert not [p for p in (tmp_path / "made").iterdir() if p.is_symlink()]
 
 
-def test_a_snapshot_of_torch_shards_goes_through_every_command_without_a_flag(tmp_path: Path, rules: Path) -> None:
+def test_a_snapshot_of_torch_shards_goes_through_every_command_without_a_flag(
+    tmp_path: Path, rules: Path
+) -> None:
     path = snapshot(tmp_path)
     (path / "model.safetensors").unlink()
     (path.parents[1] / "blobs" / "f00d").write_bytes(archive(data_pkl(genuine_pickle())))
-    (path.parents[1] / "blobs" / "1dea").write_text(json.dumps({"weight_map": {"w": "pytorch_model-00001-of-00001.bin"}}))
+    (path.parents[1] / "blobs" / "1dea").write_text(
+        json.dumps({"weight_map": {"w": "pytorch_model-00001-of-00001.bin"}})
+    )
     (path / "pytorch_model-00001-of-00001.bin").symlink_to("../../blobs/f00d")
     (path / "pytorch_model.bin.index.json").symlink_to("../../blobs/1dea")
     rules.write_text(RULES.replace("from: x", "from: w"))
@@ -91,13 +102,21 @@ def pipe(folder: Path) -> Path:
     return folder / "m.pt"
 
 
-@pytest.mark.parametrize("build", [piped, linked_rank, linked_folder, pipe, lambda folder: Path("/dev/zero")])
-def test_a_rank_or_a_file_that_is_no_file_is_refused_without_waiting(build: Callable[[Path], Path], tmp_path: Path, rules: Path) -> None:
+@pytest.mark.parametrize(
+    "build", [piped, linked_rank, linked_folder, pipe, lambda folder: Path("/dev/zero")]
+)
+def test_a_rank_or_a_file_that_is_no_file_is_refused_without_waiting(
+    build: Callable[[Path], Path], tmp_path: Path, rules: Path
+) -> None:
     folder = tmp_path / "ckpt"
     folder.mkdir()
     (folder / "consolidated.00.pth").write_bytes(archive(data_pkl(genuine_pickle())))
     path = build(folder)
-    for command in (["inspect", path], ["plan", path, "--rules", rules], ["apply", path, "-o", tmp_path / "made", "--rules", rules]):
+    for command in (
+        ["inspect", path],
+        ["plan", path, "--rules", rules],
+        ["apply", path, "-o", tmp_path / "made", "--rules", rules],
+    ):
         refused = run(*command, "--format", "json")
         assert (refused.exit, refused.codes) == (3, ["M907"])
     assert not (tmp_path / "made").exists()
@@ -133,14 +152,20 @@ def almost_cached(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("build", [linked, beside, almost_cached])
-def test_any_other_link_needs_permission_in_every_command(tmp_path: Path, rules: Path, build: Callable[[Path], Path]) -> None:
+def test_any_other_link_needs_permission_in_every_command(
+    tmp_path: Path, rules: Path, build: Callable[[Path], Path]
+) -> None:
     path = build(tmp_path)
     made = tmp_path / "made"
     for command in commands(path, made, rules):
         if command[0] == "verify":
             continue
         result = run(*command)
-        assert (result.exit, "M907" in result.err, "--allow links" in result.err) == (3, True, True), result
+        assert (result.exit, "M907" in result.err, "--allow links" in result.err) == (
+            3,
+            True,
+            True,
+        ), result
     assert not made.exists()
     for command in commands(path, made, rules):
         done(*command, "--allow", "links")
@@ -148,7 +173,9 @@ def test_any_other_link_needs_permission_in_every_command(tmp_path: Path, rules:
 
 
 @pytest.mark.parametrize("command", ["history", "lint"])
-def test_commands_that_only_look_take_the_permission_too(tmp_path: Path, rules: Path, command: str) -> None:
+def test_commands_that_only_look_take_the_permission_too(
+    tmp_path: Path, rules: Path, command: str
+) -> None:
     path = linked(tmp_path)
     question = ["history", path] if command == "history" else ["lint", rules, "--index", path]
     assert run(*question).exit == 3
@@ -166,7 +193,9 @@ def test_no_permission_lets_an_index_lead_out_of_its_folder(tmp_path: Path, rule
             assert (result.exit, "M907" in result.err) == (3, True), result
 
 
-def test_no_folder_that_is_a_link_is_entered_even_with_permission(tmp_path: Path, rules: Path) -> None:
+def test_no_folder_that_is_a_link_is_entered_even_with_permission(
+    tmp_path: Path, rules: Path
+) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "secret.json").write_text("{}")
     path = tmp_path / "ckpt"

@@ -1,4 +1,6 @@
-"""Every hostile stream dressed as extra state: refused by the op, whatever a rule asks for and a person allows, and nothing is run."""
+"""Every hostile stream dressed as extra state: refused by the op, whatever a rule asks for and a
+person allows, and nothing is run.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,10 @@ def dressings(stream: Stream, canary: str) -> list[bytes]:
         {"recipe": RECIPE, "scale_fwd": body},
         {"forward": body},
     ]
-    states += [{"recipe": o.new("transformer_engine.common.recipe", "DelayedScaling", {"margin": body})}, {"global_fp8_buffer": body}]
+    states += [
+        {"recipe": o.new("transformer_engine.common.recipe", "DelayedScaling", {"margin": body})},
+        {"global_fp8_buffer": body},
+    ]
     return [stream.pickle(canary), *(o.stream(o.value(state)) for state in states)]
 
 
@@ -44,7 +49,13 @@ def test_a_hostile_stream_is_refused_by_the_op(stream: Stream, tmp_path: Path) -
             continue
         for form in ("pickle-2.x", "tensors", "drop"):
             try:
-                decided = op.decide(op.Args(delayed_scaling=form), spec("uint8", (len(payload),)), payload, "x", EVERYTHING)
+                decided = op.decide(
+                    op.Args(delayed_scaling=form),
+                    spec("uint8", (len(payload),)),
+                    payload,
+                    "x",
+                    EVERYTHING,
+                )
             except OpError as error:
                 codes.add(error.code)
             else:
@@ -54,5 +65,8 @@ def test_a_hostile_stream_is_refused_by_the_op(stream: Stream, tmp_path: Path) -
     assert not {m for m in set(sys.modules) - before if not m.startswith(("migrate.", "numpy"))}
     if stream.live:
         assert not accepted
-    # no bytes at all are what TE writes where there is nothing; whatever else does nothing never goes silently
-    assert stream.name == "no-bytes" or all(decided.outputs or decided.loses for _, _, decided in accepted)
+    # no bytes at all are what TE writes where there is nothing; whatever else does nothing never
+    # goes silently
+    assert stream.name == "no-bytes" or all(
+        decided.outputs or decided.loses for _, _, decided in accepted
+    )

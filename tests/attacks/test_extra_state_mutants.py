@@ -1,7 +1,8 @@
-"""Genuine extra states, changed: whatever is still read is what an unpickler that runs nothing makes of it.
+"""Genuine extra states, changed: whatever is still read is what an unpickler that runs nothing
+makes of it.
 
-Nothing that has scales, tensors, bytes or names of its own in it may count as stateless, because that goes without a question. Seeded, so
-that a failure comes again.
+Nothing that has scales, tensors, bytes or names of its own in it may count as stateless, because
+that goes without a question. Seeded, so that a failure comes again.
 """
 
 from __future__ import annotations
@@ -21,19 +22,51 @@ from migrate.core.errors import CheckpointError
 from migrate.extra_state.decode import decode
 from migrate.extra_state.verdict import judge, judged
 
-VECTORS = sorted(p for p in (Path(__file__).resolve().parents[1] / "data" / "te").iterdir() if p.name.endswith((".pkl", ".bytesio.pt")))
+VECTORS = sorted(
+    p
+    for p in (Path(__file__).resolve().parents[1] / "data" / "te").iterdir()
+    if p.name.endswith((".pkl", ".bytesio.pt"))
+)
 EACH = 300
 TE = "transformer_engine.common.recipe"
 SCALES = {"scale_fwd", "amax_history_fwd", "scale_bwd", "amax_history_bwd"}
-STATE = SCALES | {"scale_inv_fwd", "scale_inv_bwd", "global_fp8_buffer", "global_fp8_recompute_buffer", "global_fp8_state"}
-CLASSES = ("MXFP8BlockScaling", "Float8CurrentScaling", "Float8BlockScaling", "NVFP4BlockScaling", "CustomRecipe", "MMParams", "QParams")
+STATE = SCALES | {
+    "scale_inv_fwd",
+    "scale_inv_bwd",
+    "global_fp8_buffer",
+    "global_fp8_recompute_buffer",
+    "global_fp8_state",
+}
+CLASSES = (
+    "MXFP8BlockScaling",
+    "Float8CurrentScaling",
+    "Float8BlockScaling",
+    "NVFP4BlockScaling",
+    "CustomRecipe",
+    "MMParams",
+    "QParams",
+)
 # what may stand in a state that keeps nothing
-KNOWN = {(TE, name) for name in (*CLASSES, "Format", "_FormatHelper")} | {("collections", "OrderedDict"), ("builtins", "getattr")}
-WORDS = (*sorted(SCALES), "recipe", "MXFP8BlockScaling", "DelayedScaling", "extra_fp8_variables", "num_gemms", "forward", "local_recipes")
+KNOWN = {(TE, name) for name in (*CLASSES, "Format", "_FormatHelper")} | {
+    ("collections", "OrderedDict"),
+    ("builtins", "getattr"),
+}
+WORDS = (
+    *sorted(SCALES),
+    "recipe",
+    "MXFP8BlockScaling",
+    "DelayedScaling",
+    "extra_fp8_variables",
+    "num_gemms",
+    "forward",
+    "local_recipes",
+)
 
 
 def held(root: Any) -> Iterator[tuple[Any, str, Any]]:
-    """(value, key, owner) of all that can be reached: the text key that it stands under, and the class in whose fields."""
+    """(value, key, owner) of all that can be reached: the text key that it stands under, and the
+    class in whose fields.
+    """
     seen: set[int] = set()
     stack: list[tuple[Any, str, Any]] = [(root, "", None)]
     while stack:
@@ -46,12 +79,19 @@ def held(root: Any) -> Iterator[tuple[Any, str, Any]]:
             pairs = [*value.items()]
         elif isinstance(value, Stub):
             pairs = [*value.pairs, *(("", v) for v in (*value.arguments, *value.items))]
-            stack += [(v, k, type(value)) for state in value.states if isinstance(state, dict) for k, v in state.items()]
+            stack += [
+                (v, k, type(value))
+                for state in value.states
+                if isinstance(state, dict)
+                for k, v in state.items()
+            ]
             stack += [(state, "", None) for state in value.states if not isinstance(state, dict)]
             yield type(value), "", None
         else:
             pairs = [("", v) for v in (value.identity if isinstance(value, Pid) else value)]
-        stack += [(v, k if isinstance(k, str) else "", None) for k, v in pairs] + [(k, "", None) for k, _ in pairs]
+        stack += [(v, k if isinstance(k, str) else "", None) for k, v in pairs] + [
+            (k, "", None) for k, _ in pairs
+        ]
 
 
 def kept(payload: bytes) -> set[str]:
@@ -60,7 +100,9 @@ def kept(payload: bytes) -> set[str]:
     if payload.startswith(b"PK"):
         with zipfile.ZipFile(io.BytesIO(payload)) as archive:
             found |= {"a storage" for name in archive.namelist() if "/data/" in name}
-            payload = archive.read(next(name for name in archive.namelist() if name.endswith("data.pkl")))
+            payload = archive.read(
+                next(name for name in archive.namelist() if name.endswith("data.pkl"))
+            )
     if not payload:
         return found
     unpickler = Oracle(payload)
@@ -71,7 +113,11 @@ def kept(payload: bytes) -> set[str]:
         if isinstance(value, Recording):
             factory = key == "qfactory" and owner is not None and owner.name == "CustomRecipe"
             own |= {(value.module, value.name)} if factory else set()
-            found |= set() if factory or (value.module, value.name) in KNOWN else {f"{value.module}.{value.name}"}
+            found |= (
+                set()
+                if factory or (value.module, value.name) in KNOWN
+                else {f"{value.module}.{value.name}"}
+            )
         elif isinstance(value, (bytes, bytearray, Pid, set, frozenset)):
             found.add(type(value).__name__)
     # names that were looked up and are nowhere to be seen
@@ -79,7 +125,9 @@ def kept(payload: bytes) -> set[str]:
 
 
 def mutants(raw: bytes, chance: random.Random, count: int) -> Iterator[bytes]:
-    """The pickle with bytes changed, cut, with opcodes swapped, left out or doubled, with one word for another."""
+    """The pickle with bytes changed, cut, with opcodes swapped, left out or doubled, with one word
+    for another.
+    """
     try:
         ops = [(op, at) for op, _, at in pickletools.genops(raw)]
     except ValueError:
@@ -100,11 +148,22 @@ def mutants(raw: bytes, chance: random.Random, count: int) -> Iterator[bytes]:
         elif way < 7:
             first = chance.randrange(len(ops) - 2)
             start, end, after = (at for _, at in ops[first : first + 3])
-            made[start:after] = chance.choice((raw[end:after], raw[start:end] * 2 + raw[end:after], raw[end:after] + raw[start:end]))
+            made[start:after] = chance.choice(
+                (
+                    raw[end:after],
+                    raw[start:end] * 2 + raw[end:after],
+                    raw[end:after] + raw[start:end],
+                )
+            )
         else:
             old, new = (chance.choice(WORDS).encode() for _ in range(2))
             made = made.replace(b"\x8c%c%s" % (len(old), old), b"\x8c%c%s" % (len(new), new), 1)
-        if raw[2:3] == b"\x95" and made[2:3] == b"\x95" and len(made) > 11 and chance.random() < 0.7:
+        if (
+            raw[2:3] == b"\x95"
+            and made[2:3] == b"\x95"
+            and len(made) > 11
+            and chance.random() < 0.7
+        ):
             made[3:11] = (len(made) - 11).to_bytes(8, "little")
         yield bytes(made)
 
@@ -123,13 +182,17 @@ def cases(path: Path, count: int) -> Iterator[bytes]:
     raw, chance = path.read_bytes(), random.Random(path.name)
     if raw.startswith(b"PK"):
         with zipfile.ZipFile(io.BytesIO(raw)) as archive:
-            inner = archive.read(next(name for name in archive.namelist() if name.endswith("data.pkl")))
+            inner = archive.read(
+                next(name for name in archive.namelist() if name.endswith("data.pkl"))
+            )
         yield from (wrapped(raw, made) for made in mutants(inner, chance, count))
     elif raw:
         yield from mutants(raw, chance, count)
 
 
-def survey(path: Path, verdict: Callable[[bytes], str], count: int) -> tuple[list[tuple[str, set[str], bytes]], int]:
+def survey(
+    path: Path, verdict: Callable[[bytes], str], count: int
+) -> tuple[list[tuple[str, set[str], bytes]], int]:
     """What is wrong with verdicts on mutants, and how many were stateless."""
     wrong, stateless = [], 0
     for payload in cases(path, count):
@@ -140,7 +203,11 @@ def survey(path: Path, verdict: Callable[[bytes], str], count: int) -> tuple[lis
         stateless += sort == "stateless"
         held = kept(payload)
         delayed = bool(held & SCALES) or any(name.endswith("DelayedScaling") for name in held)
-        if (sort == "stateless" and held) or (sort == "legacy" and held & SCALES) or (sort == "delayed" and not delayed):
+        if (
+            (sort == "stateless" and held)
+            or (sort == "legacy" and held & SCALES)
+            or (sort == "delayed" and not delayed)
+        ):
             wrong.append((sort, held, payload))
     return wrong, stateless
 
@@ -152,7 +219,14 @@ def test_nothing_that_keeps_state_is_called_stateless(path: Path) -> None:
 
 
 def test_some_mutants_are_still_stateless() -> None:
-    assert sum(survey(path, lambda payload: judge(decode(payload, "x")).sort, EACH)[1] for path in VECTORS if "MXFP8" in path.name) > 50
+    assert (
+        sum(
+            survey(path, lambda payload: judge(decode(payload, "x")).sort, EACH)[1]
+            for path in VECTORS
+            if "MXFP8" in path.name
+        )
+        > 50
+    )
 
 
 def test_a_verdict_that_does_not_look_is_caught() -> None:
@@ -161,10 +235,16 @@ def test_a_verdict_that_does_not_look_is_caught() -> None:
         return "stateless"
 
     caught = [path.name for path in VECTORS if survey(path, careless, 40)[0]]
-    assert {"v2.17_linear_DelayedScaling.pkl", "v1.13_linear_DelayedScaling.bytesio.pt", "crafted_scale_inv_only.pkl"} <= {*caught}
+    assert {
+        "v2.17_linear_DelayedScaling.pkl",
+        "v1.13_linear_DelayedScaling.bytesio.pt",
+        "crafted_scale_inv_only.pkl",
+    } <= {*caught}
 
 
-@pytest.mark.parametrize("path", [p for p in VECTORS if "Delayed" in p.name], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", [p for p in VECTORS if "Delayed" in p.name], ids=lambda path: path.name
+)
 def test_a_mutant_is_judged_alike_after_its_like_and_alone(path: Path) -> None:
     judged(path.read_bytes(), "x")
     for payload in cases(path, EACH // 2):

@@ -1,4 +1,6 @@
-"""The control: every attack that is called live does something when it is read the usual way. One child process reads them all."""
+"""The control: every attack that is called live does something when it is read the usual way. One
+child process reads them all.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,13 @@ from work import HANG
 
 HERE = Path(__file__).parent
 # since 3.14 Python refuses it too
-LIVE_STREAMS = [s for s in STREAMS if s.live and (s.name != "frame-too-short" or sys.version_info < (3, 14))]
+LIVE_STREAMS = [
+    s for s in STREAMS if s.live and (s.name != "frame-too-short" or sys.version_info < (3, 14))
+]
 LIVE_FILES = [a for a in ATTACKS if a.live]
 
-# modules that payloads name, written where the child finds them: one does its harm when it is imported alone,
-# the other stands for an allowed module that imports os
+# modules that payloads name, written where the child finds them: one does its harm when it is
+# imported alone, the other stands for an allowed module that imports os
 TOUCHES = "import os\nopen(os.environ['ATTACK_CANARY'], 'w').close()\n"
 RECIPES = "import os\nclass Float8CurrentScaling: pass\n"
 
@@ -48,7 +52,15 @@ def touched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[bool]]:
     (where / "jobs.json").write_text(json.dumps(jobs))
     environment = {**os.environ, "PYTHONPATH": str(where), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, str(HERE / "unsafe_reader.py"), "jobs.json"]
-    done = subprocess.run(command, cwd=where, env=environment, capture_output=True, text=True, timeout=HANG, check=False)
+    done = subprocess.run(
+        command,
+        cwd=where,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.rpartition("\n{")[2].join(["{", ""]))
 
@@ -59,7 +71,9 @@ def test_plain_unpickling_touches_the_canary(touched: dict[str, list[bool]], nam
 
 
 @pytest.mark.parametrize("name", [a.name for a in LIVE_FILES])
-def test_reading_the_usual_way_touches_the_canary(touched: dict[str, list[bool]], name: str) -> None:
+def test_reading_the_usual_way_touches_the_canary(
+    touched: dict[str, list[bool]], name: str
+) -> None:
     assert touched[name][:2] == [False, True], touched[name]
 
 

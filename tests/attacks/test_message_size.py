@@ -1,4 +1,6 @@
-"""No message over 20,000 bytes, in text or JSON, whatever the checkpoint and the command line hold."""
+"""No message over 20,000 bytes, in text or JSON, whatever the checkpoint and the command line
+hold.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,17 @@ from marks import thorough
 from migrate.core.diagnostics import Diagnostic, Span, bounded, written
 
 MOST = 20_000
-ODD = ["x" * 1_000_000, "\U0001f600" * 100_000, '"\\' * 100_000, "\x00\x1b" * 100_000, "a\n" * 100_000]
-RULES = "id: t/x\ntitle: t\nlineage: t\nedge: [a, b]\nparams:\n  n: {type: int, config: n, optional: true}\nrules:\n"
+ODD = [
+    "x" * 1_000_000,
+    "\U0001f600" * 100_000,
+    '"\\' * 100_000,
+    "\x00\x1b" * 100_000,
+    "a\n" * 100_000,
+]
+RULES = (
+    "id: t/x\ntitle: t\nlineage: t\nedge: [a, b]\nparams:\n  n: {type: int, config: n, "
+    "optional: true}\nrules:\n"
+)
 
 
 @pytest.mark.parametrize("text", ODD, ids=["long", "wide", "quoted", "control", "lines"])
@@ -35,18 +46,34 @@ def test_what_is_cut_is_as_long_as_may_be(text, most):
     assert bounded("short", most) == "short"
 
 
-KEYS = {"long": f"l.0.{ODD[0]}", "digits": f"l.{'9' * 5000}.w", "dots": "." * 100_000, "wide": f"l.0.{ODD[1][:20_000]}"}
+KEYS = {
+    "long": f"l.0.{ODD[0]}",
+    "digits": f"l.{'9' * 5000}.w",
+    "dots": "." * 100_000,
+    "wide": f"l.0.{ODD[1][:20_000]}",
+}
 
 
 @pytest.mark.parametrize("key", thorough(KEYS.values()), ids=KEYS)
 def test_messages_about_hostile_checkpoints_are_small(tmp_path: Path, key: str):
     folder = tmp_path / "in"
-    safetensors(folder / "model.safetensors", {key: ("F32", [2]), "l.1.w": ("F32", [2]), "other": ("F32", [2])})
+    safetensors(
+        folder / "model.safetensors",
+        {key: ("F32", [2]), "l.1.w": ("F32", [2]), "other": ("F32", [2])},
+    )
     (folder / "config.json").write_text(json.dumps({"model_type": ODD[0], "n": ODD[1]}))
-    rule = "  - {name: r, from: 'l.{i:int}.{k...}', to: 'm.{k}', via: [{stack: {over: i, count: $n}}]}\n"
+    rule = (
+        "  - {name: r, from: 'l.{i:int}.{k...}', to: 'm.{k}', via: [{stack: {over: i, count: "
+        "$n}}]}\n"
+    )
     (tmp_path / "r.yaml").write_text(RULES + rule)
     plan = ["plan", folder]
-    for arguments in ([*plan, "--rules", tmp_path / "r.yaml"], [*plan, "--to", "latest"], [*plan, "--to", key], ["inspect", folder]):
+    for arguments in (
+        [*plan, "--rules", tmp_path / "r.yaml"],
+        [*plan, "--to", "latest"],
+        [*plan, "--to", key],
+        ["inspect", folder],
+    ):
         text = run(*arguments)
         assert text.exit in (0, 2, 3)
         assert all(len(one.encode()) <= MOST for one in text.err.split("\n\n"))

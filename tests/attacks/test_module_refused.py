@@ -1,4 +1,6 @@
-"""Hostile files streamed into a live module: the same readers, so the same refusals, and nothing in the module has changed."""
+"""Hostile files streamed into a live module: the same readers, so the same refusals, and nothing in
+the module has changed.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ SOME = FILES[::6]
 
 
 @pytest.fixture(scope="module", params=thorough(["some", "all"]))
-def loads(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Acts]:
+def loads(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Acts]:
     where = tmp_path_factory.mktemp("loads")
     out: dict[str, Acts] = {}
     for attack in FILES if request.param == "all" else SOME:

@@ -1,4 +1,6 @@
-"""A folder of rules that came with a checkpoint replaces nothing that is known, whichever command meets it."""
+"""A folder of rules that came with a checkpoint replaces nothing that is known, whichever command
+meets it.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def downloaded(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_it_is_refused_by_every_command_that_would_use_it(downloaded: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_it_is_refused_by_every_command_that_would_use_it(
+    downloaded: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     apart = tmp_path_factory.mktemp("apart")
     old = downloaded / "old.safetensors"
     done("apply", old, "-o", downloaded / "new.safetensors", "--to", GOAL, cwd=apart)
@@ -48,7 +52,17 @@ def test_it_is_refused_by_every_command_that_would_use_it(downloaded: Path, tmp_
 def test_the_way_out_names_what_ships_as_well(downloaded: Path) -> None:
     text = run("plan", "old.safetensors", "--to", GOAL, cwd=downloaded).err
     assert f"--rules {ROOT / 'rules'} or --rules rules" in text
-    plan = done("plan", "old.safetensors", "--to", GOAL, "--rules", ROOT / "rules", "--format", "json", cwd=downloaded).json
+    plan = done(
+        "plan",
+        "old.safetensors",
+        "--to",
+        GOAL,
+        "--rules",
+        ROOT / "rules",
+        "--format",
+        "json",
+        cwd=downloaded,
+    ).json
     assert plan["origins"] == []
 
 
@@ -63,14 +77,26 @@ def test_it_is_refused_in_python_as_well(downloaded: Path, monkeypatch: pytest.M
         migrate.load(module, "old.safetensors", to=GOAL)
 
 
-def test_named_it_is_used_and_said(downloaded: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    rules, old, new = downloaded / "rules", downloaded / "old.safetensors", downloaded / "new.safetensors"
+def test_named_it_is_used_and_said(
+    downloaded: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    rules, old, new = (
+        downloaded / "rules",
+        downloaded / "old.safetensors",
+        downloaded / "new.safetensors",
+    )
     text = done("plan", old, "--to", GOAL, "--rules", rules, cwd=downloaded).out
     assert text.splitlines()[1] == "the rules of hf-mixtral do not ship with migrate: folder rules"
     saved = downloaded / "plan.json"
     done("plan", old, "--to", GOAL, "--rules", rules, "-o", saved)
     assert json.loads(saved.read_text())["origins"] == [
-        {"lineage": "hf-mixtral", "origin": "folder", "name": "", "version": "", "places": [str(rules)]}
+        {
+            "lineage": "hf-mixtral",
+            "origin": "folder",
+            "name": "",
+            "version": "",
+            "places": [str(rules)],
+        }
     ]
     published = done("apply", old, "-o", new, "--to", GOAL, "--rules", rules)
     assert "do not ship with migrate" in published.out
@@ -79,7 +105,8 @@ def test_named_it_is_used_and_said(downloaded: Path, tmp_path_factory: pytest.Te
     assert "not shipped with migrate" in done("history", new).out
     answer = done("verify", new, "--source", old, "--rules", rules, "--format", "json").json
     assert any("do not ship" in note for note in answer["notes"])
-    # with the rules that ship it is another checkpoint, and that the rules are others is said beside it
+    # with the rules that ship it is another checkpoint, and that the rules are others is said
+    # beside it
     apart = tmp_path_factory.mktemp("apart")
     wrong = done("verify", new, "--source", old, "--format", "json", cwd=apart, exit=1).json
     assert any("applied with other rules" in note for note in wrong["notes"])
@@ -89,7 +116,9 @@ def test_named_it_is_used_and_said(downloaded: Path, tmp_path_factory: pytest.Te
     assert "hf-mixtral/v5/fuse-experts has changed since" in back.err
 
 
-def test_what_ships_needs_no_word(downloaded: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_what_ships_needs_no_word(
+    downloaded: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     apart = tmp_path_factory.mktemp("apart")
     old, new = downloaded / "old.safetensors", apart / "new.safetensors"
     plan = done("plan", old, "--to", GOAL, "--format", "json", cwd=apart).json
@@ -99,8 +128,13 @@ def test_what_ships_needs_no_word(downloaded: Path, tmp_path_factory: pytest.Tem
     assert "pack" not in entry
     # equal rules beside are the same lineage
     shutil.copytree(ROOT / "rules", apart / "rules")
-    assert done("plan", old, "--to", GOAL, "--format", "json", cwd=apart).json["digest"] == plan["digest"]
-    assert done("downgrade", new, "-o", apart / "back.safetensors", cwd=apart).err.count("M518") == 0
+    assert (
+        done("plan", old, "--to", GOAL, "--format", "json", cwd=apart).json["digest"]
+        == plan["digest"]
+    )
+    assert (
+        done("downgrade", new, "-o", apart / "back.safetensors", cwd=apart).err.count("M518") == 0
+    )
 
 
 def test_a_rule_file_is_said_too(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
-"""No command of ours, no function, and no part of our readers does what a hostile input wants, and every one says why not.
+"""No command of ours, no function, and no part of our readers does what a hostile input wants, and
+every one says why not.
 
-All inputs go through one child process with the tripwire; each test looks at the answers for one of them.
+All inputs go through one child process with the tripwire; each test looks at the answers for one of
+them.
 """
 
 from __future__ import annotations
@@ -63,7 +65,13 @@ class Acts:
             str(self.folder / "out.safetensors"),
             str(self.folder / "out.safetensors.migrate-partial"),
         ]
-        job = {"act": act, "arguments": list(arguments), "canary": self.canary, "allowed": str(self.folder), "absent": absent}
+        job = {
+            "act": act,
+            "arguments": list(arguments),
+            "canary": self.canary,
+            "allowed": str(self.folder),
+            "absent": absent,
+        }
         self.jobs.append(job)
 
     def command(self, *arguments: object) -> None:
@@ -82,7 +90,15 @@ def run(acts: dict[str, Acts], where: Path) -> None:
     # a module's first import would write beside it
     environment["PYTHONDONTWRITEBYTECODE"] = "1"
     command = [sys.executable, str(HERE / "tripwire.py"), "jobs.json", "answers.json"]
-    done = subprocess.run(command, cwd=where, env=environment, capture_output=True, text=True, timeout=HANG, check=False)
+    done = subprocess.run(
+        command,
+        cwd=where,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     assert not done.stdout, done.stdout[:2000]
     answers = iter(json.loads((where / "answers.json").read_text()))
@@ -160,7 +176,14 @@ def test_the_machine_runs_nothing(machine_acts: dict[str, Acts], stream: Stream)
 def test_the_tripwire_trips(tmp_path: Path) -> None:
     """Read the usual way, the same streams are seen in every way that the tripwire has."""
     acts = {}
-    for name in ("reduce-global", "os-system", "builtins-open", "subprocess", "import-alone", "timeit"):
+    for name in (
+        "reduce-global",
+        "os-system",
+        "builtins-open",
+        "subprocess",
+        "import-alone",
+        "timeit",
+    ):
         (stream,) = (s for s in STREAMS if s.name == name)
         acts[name] = one = Acts(str(tmp_path / f"{name}.canary"), tmp_path / "nowhere")
         (tmp_path / name).write_bytes(stream.pickle(one.canary))
@@ -181,8 +204,12 @@ def test_the_tripwire_trips(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module", params=thorough(["in turn", "all"]))
-def acts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Acts]:
-    """Every hostile input given to every command and function that reads one; by default to `apply` and to another, in turn."""
+def acts(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Acts]:
+    """Every hostile input given to every command and function that reads one; by default to `apply`
+    and to another, in turn.
+    """
     where = tmp_path_factory.mktemp("attacks")
     good = where / "good.safetensors"
     good.write_bytes(safetensors({"x": b"abcd"}))
@@ -197,11 +224,29 @@ def acts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         folder.mkdir()
         out[attack.name] = one = Acts(str(where / f"{attack.name}.canary"), folder)
         path = attack.build(folder, one.canary)
-        ask_rules(one, path, other) if attack.kind == "rules" else ask(one, path, good, where / "made.safetensors", rules)
+        ask_rules(one, path, other) if attack.kind == "rules" else ask(
+            one, path, good, where / "made.safetensors", rules
+        )
         if attack.carried:
             for name in ("dropped.safetensors", "dropped.pt"):
-                one.command("apply", path, "-o", folder / name, "--rules", rules, "-q", "--allow", "opaque", "--allow", "drop")
-        if attack.kind != "rules" and attack.name not in BEYOND_METADATA and attack.name.removeprefix("pt-") not in DECODED:
+                one.command(
+                    "apply",
+                    path,
+                    "-o",
+                    folder / name,
+                    "--rules",
+                    rules,
+                    "-q",
+                    "--allow",
+                    "opaque",
+                    "--allow",
+                    "drop",
+                )
+        if (
+            attack.kind != "rules"
+            and attack.name not in BEYOND_METADATA
+            and attack.name.removeprefix("pt-") not in DECODED
+        ):
             one.add("container", str(path))
         if request.param == "in turn":
             (first, *_) = (job for job in one.jobs if job["arguments"][0][0] == "apply")
@@ -217,7 +262,19 @@ def ask(one: Acts, path: Path, good: Path, made: Path, rules: Path) -> None:
     one.command("history", path)
     one.command("plan", path, "--rules", rules)
     one.command("apply", path, "-o", target, "--rules", rules, "-q")
-    one.command("apply", path, "-o", f"{target}.safetensors", "--rules", rules, "-q", "--allow", "drop", "--allow", "lossy")
+    one.command(
+        "apply",
+        path,
+        "-o",
+        f"{target}.safetensors",
+        "--rules",
+        rules,
+        "-q",
+        "--allow",
+        "drop",
+        "--allow",
+        "lossy",
+    )
     one.command("downgrade", path, "-o", target, "--rules", rules, "-q")
     one.command("verify", path, "--source", good, "--rules", rules, "-q")
     one.command("verify", made, "--source", path, "--rules", rules, "-q")
@@ -241,7 +298,9 @@ def ask_rules(one: Acts, path: Path, good: Path) -> None:
 
 
 def may_answer(attack: Attack, job: dict[str, Any]) -> bool:
-    """Whether the act makes nothing from the file, and may answer where a plan and a run must refuse."""
+    """Whether the act makes nothing from the file, and may answer where a plan and a run must
+    refuse.
+    """
     verb = job["arguments"][0] if job["act"] == "api" else job["arguments"][0][0]
     looks = {"inspect", "history", "lint", "diff", "verify"} | ({"plan"} if attack.late else set())
     return attack.kind in READ and (attack.carried or attack.late) and verb in looks
@@ -256,7 +315,9 @@ def test_no_command_does_what_it_wants(acts: dict[str, Acts], name: str) -> None
         elif "opaque" in job["arguments"][0] and answer["exit"] == 0:
             harmless(job, answer)
             written = Path(job["arguments"][0][3]).read_bytes()
-            assert not any(word in written for word in (b"mknod", b"posix", b"attack_", one.canary.encode()))
+            assert not any(
+                word in written for word in (b"mknod", b"posix", b"attack_", one.canary.encode())
+            )
         elif answer["exit"] in (0, 1) and may_answer(attack, job):
             harmless(job, answer)
             printable(answer["out"] + answer["err"], short(job, answer))
@@ -274,9 +335,15 @@ def exits_of(attack: Attack, job: dict[str, Any]) -> set[int]:
 # what is accepted and dense
 
 
-@pytest.mark.parametrize("unit", thorough([b"}NNN", b"]NNN", b"N\x85NN", b"}K\x01Ns"]), ids=["dicts", "lists", "tuples", "full dicts"])
+@pytest.mark.parametrize(
+    "unit",
+    thorough([b"}NNN", b"]NNN", b"N\x85NN", b"}K\x01Ns"]),
+    ids=["dicts", "lists", "tuples", "full dicts"],
+)
 def test_memory_grows_with_the_file_and_no_faster(tmp_path: Path, unit: bytes) -> None:
-    """One container for each four bytes is what is still read; it takes less than 150 bytes for each byte."""
+    """One container for each four bytes is what is still read; it takes less than 150 bytes for
+    each byte.
+    """
     size = 400_000
     body = o.EMPTY_LIST + (o.MARK + unit * 1000 + o.APPENDS) * (size // (1000 * len(unit)))
     one = Acts(str(tmp_path / "canary"), tmp_path / "nowhere")
@@ -292,17 +359,37 @@ def test_memory_grows_with_the_file_and_no_faster(tmp_path: Path, unit: bytes) -
 
 @pytest.mark.parametrize("name", thorough([DOUBLED[0], *BODIES, *DOUBLED[1:]], default=2))
 def test_a_value_of_few_bytes_and_many_places_costs_nothing(tmp_path: Path, name: str) -> None:
-    """Sound files: what they hold may be written again as it is shared, or refused as too large, at once."""
+    """Sound files: what they hold may be written again as it is shared, or refused as too large, at
+    once.
+    """
     one = Acts(str(tmp_path / "canary"), tmp_path)
     path, rules = tmp_path / "m.pt", tmp_path / "rules.yaml"
     streams = {s.name: s for s in STREAMS}
-    path.write_bytes(sharing(name) if name in BODIES else archive(data_pkl(genuine_pickle(streams[name].build("")))))
+    path.write_bytes(
+        sharing(name)
+        if name in BODIES
+        else archive(data_pkl(genuine_pickle(streams[name].build(""))))
+    )
     rules.write_text(RULES)
     one.command("inspect", path)
     one.command("inspect", path, "--format", "json")
     one.command("plan", path, "--rules", rules)
-    one.command("apply", path, "-o", tmp_path / "made.pt", "--rules", rules, "-q", "--allow", "opaque")
-    one.command("apply", path, "-o", tmp_path / "folder", "--rules", rules, "-q", "--allow", "opaque", "--output-format", "safetensors")
+    one.command(
+        "apply", path, "-o", tmp_path / "made.pt", "--rules", rules, "-q", "--allow", "opaque"
+    )
+    one.command(
+        "apply",
+        path,
+        "-o",
+        tmp_path / "folder",
+        "--rules",
+        rules,
+        "-q",
+        "--allow",
+        "opaque",
+        "--output-format",
+        "safetensors",
+    )
     one.command("apply", path, "-o", tmp_path / "made", "--rules", rules, "-q", "--allow", "drop")
     one.command("verify", tmp_path / "made.pt", "--source", path, "--rules", rules, "-q")
     one.command("diff", path, path, "-q")
@@ -317,7 +404,9 @@ def test_a_value_of_few_bytes_and_many_places_costs_nothing(tmp_path: Path, name
 
 
 def test_hostile_extra_state_is_carried_byte_for_byte_and_never_read(tmp_path: Path) -> None:
-    """Every stream as the extra state of a module: bytes are bytes, and TE's own switch for unsafe pickles changes nothing."""
+    """Every stream as the extra state of a module: bytes are bytes, and TE's own switch for unsafe
+    pickles changes nothing.
+    """
     one = Acts(str(tmp_path / "canary"), tmp_path)
     source, rules, made = tmp_path / "model.safetensors", tmp_path / "keep.yaml", tmp_path / "made"
     states = {f"layer.{n}._extra_state": s.pickle(one.canary) for n, s in enumerate(STREAMS)}
@@ -337,4 +426,6 @@ def test_hostile_extra_state_is_carried_byte_for_byte_and_never_read(tmp_path: P
         assert not answer["seen"], (job, answer)
         assert not answer["there"], (job, answer)
     assert {key: raw for key, (_, _, raw) in contents(made).items() if key != "y"} == states
-    assert {key: raw for key, (_, _, raw) in contents(tmp_path / "back").items() if key != "x"} == states
+    assert {
+        key: raw for key, (_, _, raw) in contents(tmp_path / "back").items() if key != "x"
+    } == states

@@ -1,4 +1,6 @@
-"""What stands in a rule file never drives a terminal and never buries the message, wherever it stands."""
+"""What stands in a rule file never drives a terminal and never buries the message, wherever it
+stands.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", thorough(HOSTILE))
-def test_no_text_of_a_rule_file_reaches_the_terminal_raw_or_without_end(tmp_path: Path, name: str) -> None:
+def test_no_text_of_a_rule_file_reaches_the_terminal_raw_or_without_end(
+    tmp_path: Path, name: str
+) -> None:
     good, path = tmp_path / "good.safetensors", tmp_path / "rules.yaml"
     good.write_bytes(safetensors({"a.0": b"abcd", "c.0": b"abcd"}))
     for place in PLACES:
@@ -84,11 +88,18 @@ def test_the_rule_file_is_a_good_one(tmp_path: Path) -> None:
 def test_no_rule_hides_in_a_comment(tmp_path: Path, end: str) -> None:
     good, path = tmp_path / "good.safetensors", tmp_path / "rules.yaml"
     good.write_bytes(safetensors({"a.0": b"abcd", "c.0": b"abcd"}))
-    hidden = f"  # the router stays as it is{end}  - {{name: gone, from: 'c.0', via: [{{drop: {{why: unused}}}}]}}\n"
+    hidden = (
+        f"  # the router stays as it is{end}  - {{name: gone, from: 'c.0', via: [{{drop: "
+        "{why: unused}}]}\n"
+    )
     text = RULES.replace('keep:\n  - "c.{n}"\n', "").replace("rules:\n", "rules:\n" + hidden)
     path.write_text(text)
     line = text.count("\n", 0, text.index(end)) + 1
-    for command in (["plan", good, "--rules", path, "--allow", "drop"], ["lint", path], ["test", path]):
+    for command in (
+        ["plan", good, "--rules", path, "--allow", "drop"],
+        ["lint", path],
+        ["test", path],
+    ):
         result = run(*command)
         assert result.exit in (1, 2)
         assert f"M116]: U+{ord(end):04X}" in result.out + result.err

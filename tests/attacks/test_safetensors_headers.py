@@ -1,4 +1,6 @@
-"""Headers made to mislead: always a named refusal, or the very reading that the safetensors library has."""
+"""Headers made to mislead: always a named refusal, or the very reading that the safetensors library
+has.
+"""
 
 import json
 import random
@@ -48,11 +50,19 @@ LYING = {
     "inside another": ({"a": entry(0, 8, shape=[8]), "b": entry(2, 6)}, b"x" * 8, "it overlaps a"),
     "hole": ({"a": entry(), "b": entry(6, 10)}, b"x" * 10, "2 unclaimed bytes lie before it"),
     "gap at the start": ({"a": entry(1, 5)}, b"x" * 5, "1 unclaimed bytes lie before it"),
-    "empty tensor outside": ({"a": entry(), "b": entry(9, 9, shape=[0])}, b"x" * 4, "5 unclaimed bytes"),
+    "empty tensor outside": (
+        {"a": entry(), "b": entry(9, 9, shape=[0])},
+        b"x" * 4,
+        "5 unclaimed bytes",
+    ),
     "trailing bytes": ({"a": entry()}, b"x" * 5, "1 unclaimed bytes follow"),
     "truncated": ({"a": entry()}, b"x" * 3, "ends at 4 of the data, and the file has 3"),
     "reversed": ({"a": entry(4, 0)}, b"x" * 4, r"[4, 0] are not a range"),
-    "shape too large": ({"a": entry(shape=[5])}, b"x" * 4, "is 5 bytes, but its data_offsets [0, 4] hold 4"),
+    "shape too large": (
+        {"a": entry(shape=[5])},
+        b"x" * 4,
+        "is 5 bytes, but its data_offsets [0, 4] hold 4",
+    ),
     "dtype too large": ({"a": entry(dtype="F64")}, b"x" * 4, "is 32 bytes"),
     "unknown dtype": ({"a": entry(dtype="F128")}, b"x" * 4, "unknown dtype F128"),
     "dtype of another type": ({"a": entry(dtype=["U8"])}, b"x" * 4, "unknown dtype"),
@@ -81,15 +91,35 @@ LYING = {
     "null offsets": ({"a": entry() | {"data_offsets": [None, 4]}}, b"x" * 4, "are not a range"),
     "huge": ({"a": entry(shape=[10**400])}, b"x" * 4, "of more than 30 digits"),
     "huge offset": ({"a": entry(0, 10**400)}, b"x" * 4, "are not a range"),
-    "product overflow": ({"a": entry(0, 0, shape=[2**32, 2**32])}, b"", "more elements than can be counted"),
-    "product overflow behind a zero": ({"a": entry(0, 0, shape=[0, 2**32, 2**32])}, b"", "more elements than can be counted"),
+    "product overflow": (
+        {"a": entry(0, 0, shape=[2**32, 2**32])},
+        b"",
+        "more elements than can be counted",
+    ),
+    "product overflow behind a zero": (
+        {"a": entry(0, 0, shape=[0, 2**32, 2**32])},
+        b"",
+        "more elements than can be counted",
+    ),
     "rank": ({"a": entry(shape=[1] * 64 + [4])}, b"x" * 4, "65 dimensions"),
     "half a byte": ({"a": entry(0, 2, dtype="F4", shape=[3])}, b"xx", "12 bits, not whole bytes"),
-    "six bits": ({"a": entry(0, 3, dtype="F6_E2M3", shape=[3])}, b"xxx", "18 bits, not whole bytes"),
-    "metadata number": ({"__metadata__": {"a": 1}}, b"", "__metadata__ is not an object of strings"),
+    "six bits": (
+        {"a": entry(0, 3, dtype="F6_E2M3", shape=[3])},
+        b"xxx",
+        "18 bits, not whole bytes",
+    ),
+    "metadata number": (
+        {"__metadata__": {"a": 1}},
+        b"",
+        "__metadata__ is not an object of strings",
+    ),
     "metadata list": ({"__metadata__": ["a"]}, b"", "__metadata__ is not an object of strings"),
     "metadata null": ({"__metadata__": None}, b"", "__metadata__ is not an object of strings"),
-    "metadata nested": ({"__metadata__": {"a": {"b": "c"}}}, b"", "__metadata__ is not an object of strings"),
+    "metadata nested": (
+        {"__metadata__": {"a": {"b": "c"}}},
+        b"",
+        "__metadata__ is not an object of strings",
+    ),
 }
 
 
@@ -112,21 +142,53 @@ BROKEN = {
     "cut": (content(b'{"a":{"dtype":"U8"}'), "not JSON"),
     "not UTF-8": (content(b'{"\xff":{}}'), "not UTF-8, at byte 2"),
     "UTF-16": (content("{}".encode("utf-16-le") + b"}"), "not JSON"),
-    "surrogate": (content(rb'{"\ud800":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}'), "half a surrogate pair"),
+    "surrogate": (
+        content(rb'{"\ud800":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}'),
+        "half a surrogate pair",
+    ),
     "NaN": (content(b'{"a":{"dtype":"U8","shape":[NaN],"data_offsets":[0,0]}}'), "NaN is not JSON"),
-    "Infinity": (content(b'{"a":{"dtype":"U8","shape":[-Infinity],"data_offsets":[0,0]}}'), "-Infinity is not JSON"),
-    "fraction": (content(b'{"a":{"dtype":"U8","shape":[0.0],"data_offsets":[0,0]}}'), "0.0 where only integers"),
-    "exponent": (content(b'{"a":{"dtype":"U8","shape":[0e9],"data_offsets":[0,0]}}'), "0e9 where only integers"),
-    "minus zero": (content(b'{"a":{"dtype":"U8","shape":[-0],"data_offsets":[0,0]}}'), "-0 where only integers"),
-    "endless number": (content(b'{"a":{"dtype":"U8","shape":[' + b"9" * 5000 + b'],"data_offsets":[0,0]}}'), "more than 4300 digits"),
-    "key twice": (content(b'{"a":{"dtype":"U8"},"a":{"dtype":"U8"}}'), "the same name twice in one JSON object: a"),
-    "key twice by escape": (
-        content(b'{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"\\u0061":{"dtype":"I8","shape":[0],"data_offsets":[0,0]}}'),
+    "Infinity": (
+        content(b'{"a":{"dtype":"U8","shape":[-Infinity],"data_offsets":[0,0]}}'),
+        "-Infinity is not JSON",
+    ),
+    "fraction": (
+        content(b'{"a":{"dtype":"U8","shape":[0.0],"data_offsets":[0,0]}}'),
+        "0.0 where only integers",
+    ),
+    "exponent": (
+        content(b'{"a":{"dtype":"U8","shape":[0e9],"data_offsets":[0,0]}}'),
+        "0e9 where only integers",
+    ),
+    "minus zero": (
+        content(b'{"a":{"dtype":"U8","shape":[-0],"data_offsets":[0,0]}}'),
+        "-0 where only integers",
+    ),
+    "endless number": (
+        content(b'{"a":{"dtype":"U8","shape":[' + b"9" * 5000 + b'],"data_offsets":[0,0]}}'),
+        "more than 4300 digits",
+    ),
+    "key twice": (
+        content(b'{"a":{"dtype":"U8"},"a":{"dtype":"U8"}}'),
         "the same name twice in one JSON object: a",
     ),
-    "field twice": (content(b'{"a":{"dtype":"U8","dtype":"I8","shape":[0],"data_offsets":[0,0]}}'), "twice in one JSON object: dtype"),
-    "metadata twice": (content(b'{"__metadata__":{},"__metadata__":{}}'), "twice in one JSON object: __metadata__"),
-    "metadata entry twice": (content(b'{"__metadata__":{"a":"1","a":"2"}}'), "twice in one JSON object: a"),
+    "key twice by escape": (
+        content(
+            b'{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"\\u0061":{"dtype":"I8","shape":[0],"data_offsets":[0,0]}}'
+        ),
+        "the same name twice in one JSON object: a",
+    ),
+    "field twice": (
+        content(b'{"a":{"dtype":"U8","dtype":"I8","shape":[0],"data_offsets":[0,0]}}'),
+        "twice in one JSON object: dtype",
+    ),
+    "metadata twice": (
+        content(b'{"__metadata__":{},"__metadata__":{}}'),
+        "twice in one JSON object: __metadata__",
+    ),
+    "metadata entry twice": (
+        content(b'{"__metadata__":{"a":"1","a":"2"}}'),
+        "twice in one JSON object: a",
+    ),
 }
 
 
@@ -149,7 +211,9 @@ def test_a_header_beyond_a_limit_is_refused_before_it_costs_anything(path, raw, 
     said = []
     # since 3.13 Python's parser goes that deep, and what it reads is no entry
     deep = words == "nested too deeply" and sys.version_info >= (3, 13)
-    assert times(lambda: said.append(refused(path, raw, "M906" if deep else "M914")), best_of=1) < 100
+    assert (
+        times(lambda: said.append(refused(path, raw, "M906" if deep else "M914")), best_of=1) < 100
+    )
     assert ("its entry is not an object" if deep else words) in said[0]
 
 
@@ -166,7 +230,11 @@ def test_names_that_would_drive_a_terminal_are_escaped(path):
 
 
 def test_space_padding_and_any_order_of_fields_and_tensors_are_genuine(path):
-    header = {"b": {"data_offsets": [4, 8], "shape": [], "dtype": "F32"}, "a": entry(), "z": entry(4, 4, shape=[0, 5])}
+    header = {
+        "b": {"data_offsets": [4, 8], "shape": [], "dtype": "F32"},
+        "a": entry(),
+        "z": entry(4, 4, shape=[0, 5]),
+    }
     path.write_bytes(content(header, b"x" * 8, pad=b" " * 77))
     with formats.open(path) as source:
         assert {k: (t.spec.dtype, t.spec.shape) for k, t in source.index.tensors.items()} == {
@@ -190,7 +258,9 @@ def small_file() -> bytes:
 
 
 def agrees(path: Path, raw: bytes) -> bool:
-    """Whether the file opens; if it does, asserts that the library reads the same. Any error but ours comes through."""
+    """Whether the file opens; if it does, asserts that the library reads the same. Any error but
+    ours comes through.
+    """
     path.write_bytes(raw)
     try:
         source = formats.open(path)
@@ -204,7 +274,10 @@ def agrees(path: Path, raw: bytes) -> bool:
             buffer = bytearray(stored.spec.nbytes)
             source.blobs[0].readinto(stored.offset, memoryview(buffer))
             ours[key] = (NAMES[stored.spec.dtype], stored.spec.shape, bytes(buffer))
-    theirs = {name: (e["dtype"], tuple(e["shape"]), bytes(e["data"])) for name, e in safetensors.deserialize(raw)}
+    theirs = {
+        name: (e["dtype"], tuple(e["shape"]), bytes(e["data"]))
+        for name, e in safetensors.deserialize(raw)
+    }
     assert ours == theirs
     return True
 
@@ -224,7 +297,9 @@ def test_flipped_bytes_are_refused_or_read_as_the_library_reads_them(path, flips
     for _ in range(flips):
         mutant = bytearray(raw)
         for _ in range(chance.choice((1, 1, 1, 2, 3))):
-            mutant[chance.randrange(length)] = chance.choice((chance.randrange(256), ord(chance.choice('{}[]",:0123456789-eE.\\ '))))
+            mutant[chance.randrange(length)] = chance.choice(
+                (chance.randrange(256), ord(chance.choice('{}[]",:0123456789-eE.\\ ')))
+            )
         opened += agrees(path, bytes(mutant))
     assert flips // 100 < opened < flips * 9 // 10
 
@@ -233,7 +308,9 @@ def test_spliced_headers_are_refused_or_read_as_the_library_reads_them(path):
     raw = small_file()
     length = int.from_bytes(raw[:8], "little")
     header, data = raw[8 : 8 + length].rstrip(), raw[8 + length :]
-    words = b'null|true|-0|1e0|[]|{}|""|0|18446744073709551616|"\\ud800"|\xff|\\u0000| |\t'.split(b"|")
+    words = b'null|true|-0|1e0|[]|{}|""|0|18446744073709551616|"\\ud800"|\xff|\\u0000| |\t'.split(
+        b"|"
+    )
     chance = random.Random(21)
     for _ in range(2_000):
         start = chance.randrange(len(header))

@@ -1,4 +1,6 @@
-"""The genuine twins of the hostile files are read: a reader that refuses everything would pass all the other tests."""
+"""The genuine twins of the hostile files are read: a reader that refuses everything would pass all
+the other tests.
+"""
 
 from __future__ import annotations
 
@@ -77,20 +79,33 @@ def test_a_safetensors_file_and_a_pickle_are_read(tmp_path: Path) -> None:
 
 
 def described(tree: object) -> dict[str, tuple[str, tuple[int, ...], tuple[int, ...]]]:
-    """Key -> dtype, shape and strides of the tensors of a flat dict, as our decoders or torch have it."""
+    """Key -> dtype, shape and strides of the tensors of a flat dict, as our decoders or torch have
+    it.
+    """
     if isinstance(tree, DictNode):
         records = {key: value for key, value in tree.pairs if isinstance(value, TensorRecord)}
-        return {key: (record.dtype, record.shape, record.strides) for key, record in records.items()}
+        return {
+            key: (record.dtype, record.shape, record.strides) for key, record in records.items()
+        }
     assert isinstance(tree, dict)
     tensors = {key: value for key, value in tree.items() if isinstance(value, torch.Tensor)}
-    return {key: (str(value.dtype)[6:], tuple(value.shape), value.stride()) for key, value in tensors.items()}
+    return {
+        key: (str(value.dtype)[6:], tuple(value.shape), value.stride())
+        for key, value in tensors.items()
+    }
 
 
 @pytest.mark.parametrize("zipped", [True, False])
 def test_a_mutant_that_is_opened_is_what_torch_takes_it_for(zipped: bool) -> None:
-    """Two readings of one file would be an attack. torch may refuse what we open (an unknown device), never read it otherwise."""
+    """Two readings of one file would be an attack. torch may refuse what we open (an unknown
+    device), never read it otherwise.
+    """
     out = io.BytesIO()
-    torch.save({"w": torch.arange(4.0), "b": torch.ones(3, dtype=torch.int64)}, out, _use_new_zipfile_serialization=zipped)
+    torch.save(
+        {"w": torch.arange(4.0), "b": torch.ones(3, dtype=torch.int64)},
+        out,
+        _use_new_zipfile_serialization=zipped,
+    )
     compared = 0
     for mutant in flipped(out.getvalue(), random.Random(7), 1500):
         try:

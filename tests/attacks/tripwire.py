@@ -1,8 +1,9 @@
-"""Run as a process of its own: gives hostile inputs to our readers and commands under an audit hook, and writes down what happened.
+"""Run as a process of its own: gives hostile inputs to our readers and commands under an audit
+hook, and writes down what happened.
 
-The hook sees what an attack needs whatever its disguise: pickle's lookups, processes, sockets, files opened for writing,
-imports of modules that the payloads name. It cannot be taken out again, hence the process of its own.
-Arguments: a JSON file of jobs (see `main`) and one for the answers.
+The hook sees what an attack needs whatever its disguise: pickle's lookups, processes, sockets,
+files opened for writing, imports of modules that the payloads name. It cannot be taken out again,
+hence the process of its own. Arguments: a JSON file of jobs (see `main`) and one for the answers.
 """
 
 from __future__ import annotations
@@ -23,17 +24,38 @@ import work
 
 # what payloads name and nothing of ours needs
 NAMED = {
-    "attack_touches_on_import", "transformer_engine", "megatron", "timeit", "runpy", "marshal", "shelve", "pty", "commands", "nt",
-    "torch.jit", "distutils", "webbrowser", "sqlite3", "ctypes.util", "code", "pdb",
-}  # fmt: skip
+    "attack_touches_on_import",
+    "transformer_engine",
+    "megatron",
+    "timeit",
+    "runpy",
+    "marshal",
+    "shelve",
+    "pty",
+    "commands",
+    "nt",
+    "torch.jit",
+    "distutils",
+    "webbrowser",
+    "sqlite3",
+    "ctypes.util",
+    "code",
+    "pdb",
+}
 EVENTS = (
-    "pickle.", "subprocess.", "os.exec", "os.posix_spawn", "os.spawn", "os.system", "os.fork", "os.startfile", "socket.", "ctypes.", "pty.",
-    "webbrowser.", "urllib.", "ftplib.", "http.", "sqlite3.", "os.chmod", "os.link", "os.symlink", "setopencodehook",
+    "pickle.", "subprocess.", "os.exec", "os.posix_spawn", "os.spawn", "os.system", "os.fork",
+    "os.startfile", "socket.", "ctypes.", "pty.",
+    "webbrowser.", "urllib.", "ftplib.", "http.", "sqlite3.", "os.chmod", "os.link", "os.symlink",
+    "setopencodehook",
 )  # fmt: skip
 CHANGES = ("os.mkdir", "os.remove", "os.rmdir", "os.rename", "os.truncate", "shutil.")
 # what a run itself asks the system's library for
 OWN = ("fallocate", "renameat2")
-ADDRESSES = {ctypes.cast(getattr(ctypes.CDLL(None), name), ctypes.c_void_p).value for name in OWN if hasattr(ctypes.CDLL(None), name)}
+ADDRESSES = {
+    ctypes.cast(getattr(ctypes.CDLL(None), name), ctypes.c_void_p).value
+    for name in OWN
+    if hasattr(ctypes.CDLL(None), name)
+}
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 seen: list[str] = []
@@ -56,7 +78,11 @@ def hook(event: str, arguments: tuple[Any, ...]) -> None:
         or (event == "ctypes.call_function" and arguments[0] in ADDRESSES)
     ):
         return
-    elif event in ("ctypes.cdata", "ctypes.cdata/buffer") and sys.version_info >= (3, 15) and state["act"] == "command":
+    elif (
+        event in ("ctypes.cdata", "ctypes.cdata/buffer")
+        and sys.version_info >= (3, 15)
+        and state["act"] == "command"
+    ):
         # the addresses of the arguments of these
         return
     elif event == "ctypes.cdata" and state["act"] == "load":
@@ -67,11 +93,17 @@ def hook(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def inside(path: Any) -> bool:
-    """Whether the path lies in the folder that may be written to; a name relative to a descriptor has no slash."""
+    """Whether the path lies in the folder that may be written to; a name relative to a descriptor
+    has no slash.
+    """
     if isinstance(path, int):
         return True
     text = os.fsdecode(path)
-    return text.startswith(state["allowed"]) if text.startswith("/") else "/" not in text and text not in ("", ".", "..")
+    return (
+        text.startswith(state["allowed"])
+        if text.startswith("/")
+        else "/" not in text and text not in ("", ".", "..")
+    )
 
 
 def command(arguments: list[str]) -> dict[str, Any]:
@@ -97,7 +129,9 @@ def api(verb: str, arguments: list[Any], keywords: dict[str, Any]) -> dict[str, 
 
 
 def load(path: str, allow: list[str]) -> dict[str, Any]:
-    """The file streamed into a live module that takes whatever fits it; whether its one parameter was touched is the output."""
+    """The file streamed into a live module that takes whatever fits it; whether its one parameter
+    was touched is the output.
+    """
     import torch
 
     import migrate
@@ -110,7 +144,11 @@ def load(path: str, allow: list[str]) -> dict[str, Any]:
         migrate.load(model, path, strict=False, allow=allow)
     except MigrateError as error:
         status, said = error.exit_code, str(error)[:20_000]
-    return {"exit": status, "out": "" if torch.equal(model.w, torch.full((4,), 7.0)) else "written", "err": said}
+    return {
+        "exit": status,
+        "out": "" if torch.equal(model.w, torch.full((4,), 7.0)) else "written",
+        "err": said,
+    }
 
 
 def stream(path: str, limits: str) -> dict[str, Any]:
@@ -118,7 +156,14 @@ def stream(path: str, limits: str) -> dict[str, Any]:
     from migrate.source.pickle import limits as presets
     from migrate.source.pickle.machine import read
 
-    return reader(lambda: read(Path(path).read_bytes(), getattr(presets, limits), name="stream", persistent=limits == "ARCHIVE"))
+    return reader(
+        lambda: read(
+            Path(path).read_bytes(),
+            getattr(presets, limits),
+            name="stream",
+            persistent=limits == "ARCHIVE",
+        )
+    )
 
 
 def container(path: str) -> dict[str, Any]:
@@ -143,12 +188,19 @@ def reader(call: Callable[[], Any]) -> dict[str, Any]:
     try:
         made = call()
     except MigrateError as error:
-        return {"exit": error.exit_code, "out": "", "err": str(error)[:20_000], "code": error.diagnostics[0].code}
+        return {
+            "exit": error.exit_code,
+            "out": "",
+            "err": str(error)[:20_000],
+            "code": error.diagnostics[0].code,
+        }
     return {"exit": 0, "out": type(made).__name__, "err": "", "code": ""}
 
 
 def peak() -> int:
-    """The most memory this process has had, in MB. Not ru_maxrss, which begins with what the parent had."""
+    """The most memory this process has had, in MB. Not ru_maxrss, which begins with what the parent
+    had.
+    """
     found = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
     return int(found[1]) // 1024 if found else 0
 
@@ -172,9 +224,11 @@ def act(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The answers to `{"act": …, "arguments": […], "canary": path, "allowed": folder, "absent": [paths]}`, in order.
+    """The answers to `{"act": …, "arguments": […], "canary": path, "allowed": folder, "absent":
+    [paths]}`, in order.
 
-    Each answer has the exit status, the output, the cost in yardsticks, what the tripwire saw, and which of `absent` and the canary exist.
+    Each answer has the exit status, the output, the cost in yardsticks, what the tripwire saw, and
+    which of `absent` and the canary exist.
     """
     answers: list[dict[str, Any]] = []
     if any(job["act"] == "load" for job in jobs):

@@ -1,7 +1,9 @@
-"""Run as a process of its own: reads hostile files the usual way, and says which of them did something.
+"""Run as a process of its own: reads hostile files the usual way, and says which of them did
+something.
 
-The control of the whole experiment. A file that does nothing here would prove nothing when it does nothing to us.
-Arguments: a JSON file of [[name, kind, path, canary], …]; standard output: {name: [canary before, canary after]}.
+The control of the whole experiment. A file that does nothing here would prove nothing when it does
+nothing to us. Arguments: a JSON file of [[name, kind, path, canary], …]; standard output: {name:
+[canary before, canary after]}.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from typing import Any
 
 
 def extra_state(path: Path) -> None:
-    """As frameworks read extra state: a pickle, and if that gives a file, the torch.save archive in it."""
+    """As frameworks read extra state: a pickle, and if that gives a file, the torch.save archive in
+    it.
+    """
     import torch
 
     made = pickle.loads(path.read_bytes())
@@ -46,8 +50,12 @@ def rule_file(path: Path) -> None:
 
 
 READERS: dict[str, Callable[[Path], None]] = {
-    "extra state": extra_state, "pt": torch_file, "legacy": torch_file, "dcp": checkpoint_folder, "rules": rule_file,
-}  # fmt: skip
+    "extra state": extra_state,
+    "pt": torch_file,
+    "legacy": torch_file,
+    "dcp": checkpoint_folder,
+    "rules": rule_file,
+}
 
 
 def main(jobs: list[list[str]]) -> dict[str, Any]:

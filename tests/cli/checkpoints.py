@@ -14,7 +14,9 @@ MOVE = "rules: [{name: move, from: old.weight, to: new.weight}]\n"
 
 
 def folder(path: Path, tensors: Any, **sides: Any) -> Path:
-    """A checkpoint folder; each side file as text, or as a value written the way Hugging Face does."""
+    """A checkpoint folder; each side file as text, or as a value written the way Hugging Face
+    does.
+    """
     safetensors(path / "model.safetensors", tensors)
     for name, value in sides.items():
         text = value if isinstance(value, str) else json.dumps(value, indent=2) + "\n"
@@ -42,11 +44,19 @@ def stamp(path: Path) -> Any:
 
 
 def files(path: Path) -> dict[str, bytes]:
-    return {p.name: p.read_bytes() for p in path.iterdir() if p.suffix == ".json" and p.name != "migrate.history.json"}
+    return {
+        p.name: p.read_bytes()
+        for p in path.iterdir()
+        if p.suffix == ".json" and p.name != "migrate.history.json"
+    }
 
 
-def round_trip(source: Path, tmp: Path, *question: object, back: tuple[object, ...] | None = None) -> Path:
-    """Forwards, verified, and back without a flag but the rule file; source and return are equal, side files to the byte."""
+def round_trip(
+    source: Path, tmp: Path, *question: object, back: tuple[object, ...] | None = None
+) -> Path:
+    """Forwards, verified, and back without a flag but the rule file; source and return are equal,
+    side files to the byte.
+    """
     before = fingerprint(source)
     new, old = tmp / "there", tmp / "back"
     done("apply", source, "-o", new, *question)

@@ -1,4 +1,6 @@
-"""Checkpoints made with the standard library alone, and the command line run on them, in this process or in one of its own."""
+"""Checkpoints made with the standard library alone, and the command line run on them, in this
+process or in one of its own.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,15 @@ Tensors = Mapping[str, "tuple[str, Sequence[int]] | tuple[str, Sequence[int], by
 
 
 # what nothing of ours does, and what a payload would have to do
-WIRED = ("pickle.find_class", "subprocess.Popen", "os.system", "os.exec", "os.fork", "os.posix_spawn", "os.spawn")
+WIRED = (
+    "pickle.find_class",
+    "subprocess.Popen",
+    "os.system",
+    "os.exec",
+    "os.fork",
+    "os.posix_spawn",
+    "os.spawn",
+)
 _tripped: list[str] | None = None
 
 
@@ -93,7 +103,9 @@ def spawn(*arguments: object, cwd: Path | None = None, **keywords: Any) -> subpr
     """`python -m migrate …` as a process of its own, its output in pipes."""
     pipe = subprocess.PIPE
     command = [sys.executable, "-m", "migrate", *(str(a) for a in arguments)]
-    return subprocess.Popen(command, cwd=cwd, env=environment(), stdout=pipe, stderr=pipe, text=True, **keywords)
+    return subprocess.Popen(
+        command, cwd=cwd, env=environment(), stdout=pipe, stderr=pipe, text=True, **keywords
+    )
 
 
 def shell(*arguments: object, cwd: Path | None = None) -> Result:
@@ -113,16 +125,26 @@ def length(dtype: str, shape: Sequence[int]) -> int:
 def content(name: str, nbytes: int) -> bytes:
     """Bytes that depend on the name, different in every block."""
     seed = hashlib.sha256(name.encode()).digest()
-    blocks = (hashlib.blake2b(seed + i.to_bytes(8, "little")).digest() for i in range(-(-nbytes // 64)))
+    blocks = (
+        hashlib.blake2b(seed + i.to_bytes(8, "little")).digest() for i in range(-(-nbytes // 64))
+    )
     return b"".join(blocks)[:nbytes]
 
 
-def safetensors(path: Path, tensors: Tensors, metadata: Mapping[str, str] | None = None, *, holes: bool = False) -> Path:
-    """Writes a .safetensors file. `holes` leaves the data to the file system: zeros that take no room."""
+def safetensors(
+    path: Path, tensors: Tensors, metadata: Mapping[str, str] | None = None, *, holes: bool = False
+) -> Path:
+    """Writes a .safetensors file. `holes` leaves the data to the file system: zeros that take no
+    room.
+    """
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
     for name, (dtype, shape, *_) in tensors.items():
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + length(dtype, shape)]}
+        header[name] = {
+            "dtype": dtype,
+            "shape": list(shape),
+            "data_offsets": [offset, offset + length(dtype, shape)],
+        }
         offset += length(dtype, shape)
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
@@ -146,7 +168,9 @@ def shards(folder: Path, parts: Sequence[Tensors], *, holes: bool = False) -> Pa
         for key, (dtype, shape, *_) in tensors.items():
             weights[key] = name
             total += length(dtype, shape)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weights}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {"total_size": total}, "weight_map": weights})
+    )
     return folder
 
 
@@ -175,11 +199,15 @@ def rules(folder: Path, text: str, name: str = "rules.yaml") -> Path:
     """A rule file of edge demo v1 -> v2; `text` is everything from `rules:` on."""
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"id: demo/v2/{path.stem}\ntitle: a change\nlineage: demo\nedge: [v1, v2]\n{text}")
+    path.write_text(
+        f"id: demo/v2/{path.stem}\ntitle: a change\nlineage: demo\nedge: [v1, v2]\n{text}"
+    )
     return path
 
 
-def mixtral(layers: int = 2, experts: int = 2, hidden: int = 4, middle: int = 6) -> dict[str, tuple[str, list[int]]]:
+def mixtral(
+    layers: int = 2, experts: int = 2, hidden: int = 4, middle: int = 6
+) -> dict[str, tuple[str, list[int]]]:
     """The keys of a small Mixtral in the old layout."""
     out: dict[str, tuple[str, list[int]]] = {"model.embed_tokens.weight": ("BF16", [8, hidden])}
     for i in range(layers):
@@ -189,7 +217,11 @@ def mixtral(layers: int = 2, experts: int = 2, hidden: int = 4, middle: int = 6)
             out[f"{at}.self_attn.{w}_proj.weight"] = ("BF16", [hidden, hidden])
         out[f"{at}.block_sparse_moe.gate.weight"] = ("BF16", [experts, hidden])
         for e in range(experts):
-            for w, shape in (("w1", [middle, hidden]), ("w2", [hidden, middle]), ("w3", [middle, hidden])):
+            for w, shape in (
+                ("w1", [middle, hidden]),
+                ("w2", [hidden, middle]),
+                ("w3", [middle, hidden]),
+            ):
                 out[f"{at}.block_sparse_moe.experts.{e}.{w}.weight"] = ("BF16", shape)
     out["model.norm.weight"] = ("BF16", [hidden])
     out["lm_head.weight"] = ("BF16", [8, hidden])

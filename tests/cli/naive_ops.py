@@ -1,4 +1,6 @@
-"""The ops of the rule language over whole tensors in memory, for the witness in `naive_rules`: written from docs/rules.md alone."""
+"""The ops of the rule language over whole tensors in memory, for the witness in `naive_rules`:
+written from docs/rules.md alone.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ class Refused(Exception):
     """What docs/rules.md calls an error; the text is the kind of problem."""
 
 
-# --- dtypes -------------------------------------------------------------------------------------------------------------------------------
+# --- dtypes ---------------------------------------------------------------------------------------
 
 # bits, bits of the exponent, bits of the mantissa, has infinities
 FLOATS = {
@@ -28,7 +30,14 @@ FLOATS = {
     "float8_e5m2": (8, 5, 2, True),
     "float8_e4m3fn": (8, 4, 3, False),
 }
-INTEGERS = {"int8": (8, True), "int16": (16, True), "int32": (32, True), "int64": (64, True), "uint8": (8, False), "bool": (8, False)}
+INTEGERS = {
+    "int8": (8, True),
+    "int16": (16, True),
+    "int32": (32, True),
+    "int64": (64, True),
+    "uint8": (8, False),
+    "bool": (8, False),
+}
 BITS = {name: bits for name, (bits, *_) in (FLOATS | INTEGERS).items()}
 
 
@@ -46,7 +55,11 @@ class Tensor:
         return self.bits.shape
 
     def equals(self, other: Tensor) -> bool:
-        return self.dtype == other.dtype and self.shape == other.shape and bool((self.bits == other.bits).all())
+        return (
+            self.dtype == other.dtype
+            and self.shape == other.shape
+            and bool((self.bits == other.bits).all())
+        )
 
     def with_bits(self, bits: np.ndarray) -> Tensor:
         return Tensor(self.dtype, bits)
@@ -54,7 +67,9 @@ class Tensor:
 
 @functools.cache
 def positive_numbers(dtype: str) -> np.ndarray:
-    """The finite numbers of 0 and more of a float dtype of 16 bits or fewer, in the order of their codes."""
+    """The finite numbers of 0 and more of a float dtype of 16 bits or fewer, in the order of their
+    codes.
+    """
     bits, exponents, mantissa, infinities = FLOATS[dtype]
     bias = 2 ** (exponents - 1) - 1
     out = []
@@ -68,7 +83,9 @@ def positive_numbers(dtype: str) -> np.ndarray:
 
 
 def nan_fields(dtype: str) -> tuple[int, int, int]:
-    """(the code of the exponent of NaNs, mantissa bits, the sign bit) of a float dtype with infinities."""
+    """(the code of the exponent of NaNs, mantissa bits, the sign bit) of a float dtype with
+    infinities.
+    """
     bits, exponents, mantissa, _ = FLOATS[dtype]
     return (2**exponents - 1) << mantissa, mantissa, 1 << (bits - 1)
 
@@ -97,7 +114,9 @@ def is_nan(tensor: Tensor) -> np.ndarray:
 
 
 def encode_float(x: np.ndarray, dtype: str) -> np.ndarray:
-    """The codes of float64 numbers (no NaN among them that counts), rounded to the nearest, ties to even."""
+    """The codes of float64 numbers (no NaN among them that counts), rounded to the nearest, ties to
+    even.
+    """
     bits, _, _, infinities = FLOATS[dtype]
     if dtype == "float64":
         return np.array(x, "<f8").view("<u8")
@@ -121,7 +140,9 @@ def encode_float(x: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def carried_nans(tensor: Tensor, dtype: str) -> np.ndarray:
-    """For each element the code in `dtype` of the NaN that it is; what is no NaN becomes anything."""
+    """For each element the code in `dtype` of the NaN that it is; what is no NaN becomes
+    anything.
+    """
     bits = tensor.bits.astype(np.uint64)
     width = BITS[tensor.dtype]
     sign = (bits >> np.uint64(width - 1)) << np.uint64(BITS[dtype] - 1)
@@ -142,7 +163,13 @@ def carried_nans(tensor: Tensor, dtype: str) -> np.ndarray:
 
 def from_integers(values: np.ndarray, dtype: str) -> np.ndarray:
     bits, signed = INTEGERS[dtype]
-    low, high = (0, 1) if dtype == "bool" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
+    low, high = (
+        (0, 1)
+        if dtype == "bool"
+        else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+        if signed
+        else (0, 2**bits - 1)
+    )
     if values.size and (values.min() < low or values.max() > high):
         raise Refused("an integer beyond the dtype")
     return values.astype(f"<{'i' if signed else 'u'}{bits // 8}").view(unsigned(dtype))
@@ -154,7 +181,9 @@ def cast(tensor: Tensor, dtype: str, exact: bool) -> Tensor:
     x = numbers(tensor)
     if dtype in INTEGERS:
         if tensor.dtype in FLOATS:
-            if not (np.isfinite(x).all() and (x == np.trunc(x)).all() and (np.abs(x) < 2.0**62).all()):
+            if not (
+                np.isfinite(x).all() and (x == np.trunc(x)).all() and (np.abs(x) < 2.0**62).all()
+            ):
                 raise Refused("a number that is no such integer")
             if (np.signbit(x) & (x == 0)).any():
                 raise Refused("a zero with a sign, which integers do not have")
@@ -185,7 +214,9 @@ def affine(tensor: Tensor, mul: float, add: float, exact: bool) -> Tensor:
     bits = encode_float(y.astype(np.float64), tensor.dtype)
     sign = np.array(1 << (BITS[tensor.dtype] - 1), unsigned(tensor.dtype))
     nan = is_nan(tensor)
-    bits = np.where(nan, tensor.bits ^ (sign if mul < 0 else sign * 0), bits).astype(tensor.bits.dtype)
+    bits = np.where(nan, tensor.bits ^ (sign if mul < 0 else sign * 0), bits).astype(
+        tensor.bits.dtype
+    )
     out = tensor.with_bits(bits)
     if np.isnan(y[~nan]).any():
         raise NotImplementedError("the sets make no new NaN")
@@ -206,11 +237,19 @@ def one_number(value: float, dtype: str) -> np.ndarray:
     return bits
 
 
-ALLOWED = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod}
+ALLOWED = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
 
 
 def integer(said: Any, params: Mapping[str, Any]) -> int:
-    """An integer, or what arithmetic over params makes; a division that leaves a rest is refused."""
+    """An integer, or what arithmetic over params makes; a division that leaves a rest is
+    refused.
+    """
     if isinstance(said, int):
         return said
 
@@ -224,7 +263,11 @@ def integer(said: Any, params: Mapping[str, Any]) -> int:
             return -value(node.operand)
         return int(node.value)  # type: ignore[attr-defined]
 
-    return value(ast.parse(re.sub(r"\$(\w+)", lambda m: str(params[m[1]]), str(said)).strip(), mode="eval").body)
+    return value(
+        ast.parse(
+            re.sub(r"\$(\w+)", lambda m: str(params[m[1]]), str(said)).strip(), mode="eval"
+        ).body
+    )
 
 
 def resolved(said: Any, params: Mapping[str, Any]) -> Any:
@@ -238,7 +281,9 @@ def axis(said: Any, ndim: int, params: Mapping[str, Any]) -> int:
     return dim % ndim
 
 
-def wanted_sizes(arguments: Mapping[str, Any], params: Mapping[str, Any], values: Sequence[Any]) -> list[int] | None:
+def wanted_sizes(
+    arguments: Mapping[str, Any], params: Mapping[str, Any], values: Sequence[Any]
+) -> list[int] | None:
     sizes = resolved(arguments.get("sizes"), params)
     if sizes is None:
         return None
@@ -254,14 +299,24 @@ def wanted_sizes(arguments: Mapping[str, Any], params: Mapping[str, Any], values
     return [integer(size, params) for size in sizes]
 
 
-def stack(members: list[Tensor], arguments: Mapping[str, Any], params: Mapping[str, Any], values: Sequence[Any]) -> Tensor:
+def stack(
+    members: list[Tensor],
+    arguments: Mapping[str, Any],
+    params: Mapping[str, Any],
+    values: Sequence[Any],
+) -> Tensor:
     if len({t.shape for t in members}) > 1:
         raise Refused("shapes that differ")
     dim = axis(arguments.get("dim", 0), len(members[0].shape) + 1, params)
     return members[0].with_bits(np.stack([t.bits for t in members], dim))
 
 
-def concat(members: list[Tensor], arguments: Mapping[str, Any], params: Mapping[str, Any], values: Sequence[Any]) -> Tensor:
+def concat(
+    members: list[Tensor],
+    arguments: Mapping[str, Any],
+    params: Mapping[str, Any],
+    values: Sequence[Any],
+) -> Tensor:
     if len({len(t.shape) for t in members}) > 1:
         raise Refused("shapes that differ")
     dim = axis(arguments.get("dim", 0), len(members[0].shape), params)
@@ -274,13 +329,23 @@ def concat(members: list[Tensor], arguments: Mapping[str, Any], params: Mapping[
     return members[0].with_bits(np.concatenate([t.bits for t in members], dim))
 
 
-def same(members: list[Tensor], arguments: Mapping[str, Any], params: Mapping[str, Any], values: Sequence[Any]) -> Tensor:
+def same(
+    members: list[Tensor],
+    arguments: Mapping[str, Any],
+    params: Mapping[str, Any],
+    values: Sequence[Any],
+) -> Tensor:
     if not all(t.equals(members[0]) for t in members):
         raise Refused("members that are not equal")
     return members[0]
 
 
-def unbind(tensor: Tensor, arguments: Mapping[str, Any], params: Mapping[str, Any], values: Sequence[Any] | None) -> list[Tensor]:
+def unbind(
+    tensor: Tensor,
+    arguments: Mapping[str, Any],
+    params: Mapping[str, Any],
+    values: Sequence[Any] | None,
+) -> list[Tensor]:
     dim = axis(arguments.get("dim", 0), len(tensor.shape), params)
     length = tensor.shape[dim]
     if length == 0 or (values is not None and length != len(values)):
@@ -288,7 +353,12 @@ def unbind(tensor: Tensor, arguments: Mapping[str, Any], params: Mapping[str, An
     return [tensor.with_bits(np.take(tensor.bits, i, dim)) for i in range(length)]
 
 
-def split(tensor: Tensor, arguments: Mapping[str, Any], params: Mapping[str, Any], values: Sequence[Any] | None) -> list[Tensor]:
+def split(
+    tensor: Tensor,
+    arguments: Mapping[str, Any],
+    params: Mapping[str, Any],
+    values: Sequence[Any] | None,
+) -> list[Tensor]:
     assert values is not None
     dim = axis(arguments.get("dim", 0), len(tensor.shape), params)
     length, sizes = tensor.shape[dim], wanted_sizes(arguments, params, values)
@@ -305,7 +375,12 @@ def split(tensor: Tensor, arguments: Mapping[str, Any], params: Mapping[str, Any
     return out
 
 
-def copy(tensor: Tensor, arguments: Mapping[str, Any], params: Mapping[str, Any], values: Sequence[Any] | None) -> list[Tensor]:
+def copy(
+    tensor: Tensor,
+    arguments: Mapping[str, Any],
+    params: Mapping[str, Any],
+    values: Sequence[Any] | None,
+) -> list[Tensor]:
     assert values is not None
     return [tensor] * len(values)
 
@@ -313,41 +388,55 @@ def copy(tensor: Tensor, arguments: Mapping[str, Any], params: Mapping[str, Any]
 Each = Callable[[Tensor, Mapping[str, Any], Mapping[str, Any], Sequence[str]], Tensor]
 
 
-def transpose(t: Tensor, a: Mapping[str, Any], params: Mapping[str, Any], allow: Sequence[str]) -> Tensor:
+def transpose(
+    t: Tensor, a: Mapping[str, Any], params: Mapping[str, Any], allow: Sequence[str]
+) -> Tensor:
     one, other = (axis(d, len(t.shape), params) for d in a["dims"])
     return t.with_bits(np.swapaxes(t.bits, one, other))
 
 
-def permute(t: Tensor, a: Mapping[str, Any], params: Mapping[str, Any], allow: Sequence[str]) -> Tensor:
+def permute(
+    t: Tensor, a: Mapping[str, Any], params: Mapping[str, Any], allow: Sequence[str]
+) -> Tensor:
     dims = [axis(d, len(t.shape), params) for d in a["dims"]]
     if sorted(dims) != list(range(len(t.shape))):
         raise Refused("axes that are not all of them")
     return t.with_bits(np.transpose(t.bits, dims))
 
 
-def flip(t: Tensor, a: Mapping[str, Any], params: Mapping[str, Any], allow: Sequence[str]) -> Tensor:
+def flip(
+    t: Tensor, a: Mapping[str, Any], params: Mapping[str, Any], allow: Sequence[str]
+) -> Tensor:
     return t.with_bits(np.flip(t.bits, axis(a["dim"], len(t.shape), params)))
 
 
-def roll(t: Tensor, a: Mapping[str, Any], params: Mapping[str, Any], allow: Sequence[str]) -> Tensor:
+def roll(
+    t: Tensor, a: Mapping[str, Any], params: Mapping[str, Any], allow: Sequence[str]
+) -> Tensor:
     dim = axis(a["dim"], len(t.shape), params)
     length = t.shape[dim]
     source = [(i - integer(a["shift"], params)) % length for i in range(length)]
     return t.with_bits(np.take(t.bits, source, dim)) if length else t
 
 
-def squeeze(t: Tensor, a: Mapping[str, Any], params: Mapping[str, Any], allow: Sequence[str]) -> Tensor:
+def squeeze(
+    t: Tensor, a: Mapping[str, Any], params: Mapping[str, Any], allow: Sequence[str]
+) -> Tensor:
     dim = axis(a["dim"], len(t.shape), params)
     if t.shape[dim] != 1:
         raise Refused("an axis of another length than 1")
     return t.with_bits(np.squeeze(t.bits, dim))
 
 
-def unsqueeze(t: Tensor, a: Mapping[str, Any], params: Mapping[str, Any], allow: Sequence[str]) -> Tensor:
+def unsqueeze(
+    t: Tensor, a: Mapping[str, Any], params: Mapping[str, Any], allow: Sequence[str]
+) -> Tensor:
     return t.with_bits(np.expand_dims(t.bits, axis(a["dim"], len(t.shape) + 1, params)))
 
 
-def reshape(t: Tensor, a: Mapping[str, Any], params: Mapping[str, Any], allow: Sequence[str]) -> Tensor:
+def reshape(
+    t: Tensor, a: Mapping[str, Any], params: Mapping[str, Any], allow: Sequence[str]
+) -> Tensor:
     def shape(said: Any) -> list[int]:
         sizes = [integer(one, params) for one in resolved(said, params)]
         known = int(np.prod([size for size in sizes if size != -1], dtype=np.int64))
@@ -363,9 +452,14 @@ def reshape(t: Tensor, a: Mapping[str, Any], params: Mapping[str, Any], allow: S
     return t.with_bits(np.ascontiguousarray(t.bits).reshape(to))
 
 
-def rearrange(t: Tensor, a: Mapping[str, Any], params: Mapping[str, Any], allow: Sequence[str]) -> Tensor:
+def rearrange(
+    t: Tensor, a: Mapping[str, Any], params: Mapping[str, Any], allow: Sequence[str]
+) -> Tensor:
     left, right = (
-        [word[1:-1].split() if word.startswith("(") else [word] for word in re.findall(r"\([^()]*\)|\.\.\.|\w+", side)]
+        [
+            word[1:-1].split() if word.startswith("(") else [word]
+            for word in re.findall(r"\([^()]*\)|\.\.\.|\w+", side)
+        ]
         for side in a["pattern"].split("->")
     )
     sizes = {name: integer(size, params) for name, size in a.get("axes", {}).items()}
@@ -376,14 +470,21 @@ def rearrange(t: Tensor, a: Mapping[str, Any], params: Mapping[str, Any], allow:
         if len(t.shape) < fixed:
             raise Refused("fewer axes than the pattern has")
         others = [[f"... {i}"] for i in range(len(t.shape) - fixed)]
-        left, right = ([g for group in side for g in (others if group == ["..."] else [group])] for side in (left, right))
+        left, right = (
+            [g for group in side for g in (others if group == ["..."] else [group])]
+            for side in (left, right)
+        )
     if len(left) != len(t.shape):
         raise Refused("another number of axes")
     for group, length in zip(left, t.shape, strict=True):
         names = [name for name in group if name != "1"]
         unknown = [name for name in names if name not in sizes]
         known = int(np.prod([sizes[name] for name in names if name in sizes], dtype=np.int64))
-        if len(unknown) > 1 or (unknown and (known == 0 or length % known)) or (not unknown and known != length):
+        if (
+            len(unknown) > 1
+            or (unknown and (known == 0 or length % known))
+            or (not unknown and known != length)
+        ):
             raise Refused("lengths that do not fit")
         if unknown:
             sizes[unknown[0]] = length // known
@@ -391,11 +492,16 @@ def rearrange(t: Tensor, a: Mapping[str, Any], params: Mapping[str, Any], allow:
     after = [name for group in right for name in group if name != "1"]
     bits = np.ascontiguousarray(t.bits).reshape([sizes[name] for name in order])
     bits = np.transpose(bits, [order.index(name) for name in after])
-    shape = [int(np.prod([sizes[name] for name in group if name != "1"], dtype=np.int64)) for group in right]
+    shape = [
+        int(np.prod([sizes[name] for name in group if name != "1"], dtype=np.int64))
+        for group in right
+    ]
     return t.with_bits(np.ascontiguousarray(bits).reshape(shape))
 
 
-def cut_out(t: Tensor, a: Mapping[str, Any], params: Mapping[str, Any], allow: Sequence[str]) -> Tensor:
+def cut_out(
+    t: Tensor, a: Mapping[str, Any], params: Mapping[str, Any], allow: Sequence[str]
+) -> Tensor:
     dim = axis(a["dim"], len(t.shape), params)
     length = t.shape[dim]
     start, stop = integer(a.get("start", 0), params), integer(a.get("stop", length), params)
@@ -432,7 +538,9 @@ def pad(t: Tensor, a: Mapping[str, Any], params: Mapping[str, Any], allow: Seque
     return t.with_bits(bits)
 
 
-def do_cast(t: Tensor, a: Mapping[str, Any], params: Mapping[str, Any], allow: Sequence[str]) -> Tensor:
+def do_cast(
+    t: Tensor, a: Mapping[str, Any], params: Mapping[str, Any], allow: Sequence[str]
+) -> Tensor:
     if "from" in a and a["from"] != t.dtype:
         raise Refused("another dtype before")
     if t.dtype in FLOATS and a["to"] in FLOATS and not a.get("exact"):
@@ -442,26 +550,46 @@ def do_cast(t: Tensor, a: Mapping[str, Any], params: Mapping[str, Any], allow: S
     return cast(t, a["to"], bool(a.get("exact")))
 
 
-def do_affine(t: Tensor, a: Mapping[str, Any], params: Mapping[str, Any], allow: Sequence[str]) -> Tensor:
+def do_affine(
+    t: Tensor, a: Mapping[str, Any], params: Mapping[str, Any], allow: Sequence[str]
+) -> Tensor:
     if t.dtype not in FLOATS or FLOATS[t.dtype][0] < 16:
         raise Refused("a dtype that affine does not compute with")
-    mul, add, exact = resolved(a.get("mul", 1), params), resolved(a.get("add", 0), params), bool(a.get("exact"))
+    mul, add, exact = (
+        resolved(a.get("mul", 1), params),
+        resolved(a.get("add", 0), params),
+        bool(a.get("exact")),
+    )
     if not exact and (add or mul not in (1, -1)) and "lossy" not in allow:
         raise Refused("rounding is not allowed")
     return affine(t, mul, add, exact)
 
 
-def fill(t: Tensor, a: Mapping[str, Any], params: Mapping[str, Any], allow: Sequence[str]) -> Tensor:
+def fill(
+    t: Tensor, a: Mapping[str, Any], params: Mapping[str, Any], allow: Sequence[str]
+) -> Tensor:
     value = one_number(resolved(a["value"], params), a["dtype"])
-    return Tensor(a["dtype"], np.full([integer(size, params) for size in resolved(a["shape"], params)], value, unsigned(a["dtype"])))
+    return Tensor(
+        a["dtype"],
+        np.full(
+            [integer(size, params) for size in resolved(a["shape"], params)],
+            value,
+            unsigned(a["dtype"]),
+        ),
+    )
 
 
-JOIN: dict[str, Callable[[list[Tensor], Mapping[str, Any], Mapping[str, Any], Sequence[Any]], Tensor]] = {
+JOIN: dict[
+    str, Callable[[list[Tensor], Mapping[str, Any], Mapping[str, Any], Sequence[Any]], Tensor]
+] = {
     "stack": stack,
     "concat": concat,
     "same": same,
 }
-PART: dict[str, Callable[[Tensor, Mapping[str, Any], Mapping[str, Any], Sequence[Any] | None], list[Tensor]]] = {
+PART: dict[
+    str,
+    Callable[[Tensor, Mapping[str, Any], Mapping[str, Any], Sequence[Any] | None], list[Tensor]],
+] = {
     "unbind": unbind,
     "split": split,
     "copy": copy,

@@ -1,8 +1,10 @@
-"""A naive witness of the rule language, written from docs/rules.md alone: it imports nothing of migrate.
+"""A naive witness of the rule language, written from docs/rules.md alone: it imports nothing of
+migrate.
 
-`converted` matches each key against each pattern by backtracking, decides which pattern is narrower by trying sample keys, and runs the
-ops one after the other over whole tensors in memory. A tensor is its dtype and an array of its elements as unsigned integers, so that
-every op that moves elements moves bits."""
+`converted` matches each key against each pattern by backtracking, decides which pattern is narrower
+by trying sample keys, and runs the ops one after the other over whole tensors in memory. A tensor
+is its dtype and an array of its elements as unsigned integers, so that every op that moves elements
+moves bits."""
 
 from __future__ import annotations
 
@@ -21,12 +23,14 @@ from naive_ops import EACH, JOIN, PART, Refused, Tensor, integer, resolved
 Captures = dict[str, Any]
 
 
-# --- patterns -----------------------------------------------------------------------------------------------------------------------------
+# --- patterns -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of a pattern: text, or a capture (plain, int, alternatives, path, flat), or arithmetic over an int capture."""
+    """A piece of a pattern: text, or a capture (plain, int, alternatives, path, flat), or
+    arithmetic over an int capture.
+    """
 
     kind: str
     text: str = ""  # of text: itself; else the capture's name
@@ -118,11 +122,19 @@ def shortened(parts: tuple[Part, ...]) -> Iterator[tuple[Part, ...]]:
         first, *others = part.text.split(".")
         segments[-1].append(Part("text", first))
         segments += [[Part("text", other)] for other in others]
-    segments = [[part for part in segment if part.kind != "text" or part.text] for segment in segments]
-    paths = sorted({segment[0].text for segment in segments if segment and segment[0].kind == "path"})
+    segments = [
+        [part for part in segment if part.kind != "text" or part.text] for segment in segments
+    ]
+    paths = sorted(
+        {segment[0].text for segment in segments if segment and segment[0].kind == "path"}
+    )
     for empty in itertools.product((False, True), repeat=len(paths)):
         gone = {path for path, out in zip(paths, empty, strict=True) if out}
-        left = [segment for segment in segments if not (segment and segment[0].kind == "path" and segment[0].text in gone)]
+        left = [
+            segment
+            for segment in segments
+            if not (segment and segment[0].kind == "path" and segment[0].text in gone)
+        ]
         joined: list[Part] = []
         for number, segment in enumerate(left):
             joined += [Part("text", "."), *segment] if number else segment
@@ -189,14 +201,22 @@ def written(pattern: Pattern, values: Mapping[str, Any]) -> tuple[str, int | Non
             texts.append(str(value))
     key = "".join(texts)
     while "\0" in key:  # an empty path, and the dot beside it
-        key = key.replace("\0.", "", 1) if "\0." in key else key.replace(".\0", "", 1) if ".\0" in key else key.replace("\0", "", 1)
+        key = (
+            key.replace("\0.", "", 1)
+            if "\0." in key
+            else key.replace(".\0", "", 1)
+            if ".\0" in key
+            else key.replace("\0", "", 1)
+        )
     rank = values.get("@") if pattern.rank is None else int(values[pattern.rank.text])
     return key, rank
 
 
 @functools.cache
 def narrower(one: Pattern, other: Pattern) -> bool:
-    """Whether all keys that `one` can match `other` can match too, and not the other way round; tried on sample keys."""
+    """Whether all keys that `one` can match `other` can match too, and not the other way round;
+    tried on sample keys.
+    """
     return within(one, other) and not within(other, one)
 
 
@@ -213,7 +233,9 @@ def samples(pattern: Pattern, other: Pattern) -> list[str]:
         for word in text.split(".")
     }
     words = {word for word in words if word} | {"zq", "Zw9", "7", "07"}
-    numbers = sorted({0, 5, 12} | {int(word) for word in words if re.fullmatch(r"0|[1-9][0-9]*", word, re.ASCII)})
+    numbers = sorted(
+        {0, 5, 12} | {int(word) for word in words if re.fullmatch(r"0|[1-9][0-9]*", word, re.ASCII)}
+    )
     texts = {
         text
         for p in (other,)
@@ -230,7 +252,15 @@ def samples(pattern: Pattern, other: Pattern) -> list[str]:
         elif part.kind == "alternatives":
             pools[part.text] = list(part.alternatives)
         elif part.kind == "path":
-            pools[part.text] = ["", "zq", "zq.Zw9", "7", *sorted(words), *sorted(texts), *(f"zq.{text}.7" for text in sorted(texts))]
+            pools[part.text] = [
+                "",
+                "zq",
+                "zq.Zw9",
+                "7",
+                *sorted(words),
+                *sorted(texts),
+                *(f"zq.{text}.7" for text in sorted(texts)),
+            ]
     every = itertools.product(*pools.values())
     count = functools.reduce(operator.mul, map(len, pools.values()), 1)
     if count > 3000:
@@ -240,12 +270,14 @@ def samples(pattern: Pattern, other: Pattern) -> list[str]:
     return [written(unranked, dict(zip(pools, values, strict=True)))[0] for values in every]
 
 
-# --- rules --------------------------------------------------------------------------------------------------------------------------------
+# --- rules ----------------------------------------------------------------------------------------
 
 
 @dataclass
 class Item:
-    """A tensor on its way through a rule: what its captures are, and the keys that it was made of."""
+    """A tensor on its way through a rule: what its captures are, and the keys that it was made
+    of.
+    """
 
     values: Captures
     tensor: Tensor
@@ -258,7 +290,9 @@ class Rule:
     roles: dict[str, Pattern]  # "" where the rule has none
     to: dict[str, Pattern]
     said: Mapping[str, Any]
-    orders: dict[str, tuple[Any, ...] | None] = field(default_factory=dict)  # of captures with an order that is written
+    orders: dict[str, tuple[Any, ...] | None] = field(
+        default_factory=dict
+    )  # of captures with an order that is written
     maps: dict[str, dict[Any, Any]] = field(default_factory=dict)
 
     @property
@@ -267,7 +301,12 @@ class Rule:
 
 
 def unset(said: Any, params: Mapping[str, Any]) -> bool:
-    return isinstance(said, str) and said.startswith("$") and said[1:] in params and params[said[1:]] is None
+    return (
+        isinstance(said, str)
+        and said.startswith("$")
+        and said[1:] in params
+        and params[said[1:]] is None
+    )
 
 
 def filled(said: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
@@ -288,7 +327,13 @@ def loaded(said: Mapping[str, Any], params: Mapping[str, Any]) -> Rule:
     typed: dict[str, Part] = {}
 
     def roles(side: Any) -> dict[str, Pattern]:
-        named = side if isinstance(side, Mapping) else {str(i): p for i, p in enumerate(side)} if isinstance(side, list) else {"": side}
+        named = (
+            side
+            if isinstance(side, Mapping)
+            else {str(i): p for i, p in enumerate(side)}
+            if isinstance(side, list)
+            else {"": side}
+        )
         out = {}
         for role, text in named.items():
             out[str(role)] = pattern = parse(text, params, typed)
@@ -313,8 +358,14 @@ def loaded(said: Mapping[str, Any], params: Mapping[str, Any]) -> Rule:
             raise Refused("two values that become one")
         if part.kind == "plain":  # takes exactly these values, as if they were its alternatives
             enumerated = Part("alternatives", name, tuple(map(str, possible)))
-            replace = lambda p, name=name, enumerated=enumerated: enumerated if p.kind == "plain" and p.text == name else p  # noqa: E731
-            rule.roles = {role: Pattern(tuple(map(replace, p.parts)), p.rank) for role, p in rule.roles.items()}
+
+            def replace(p, name=name, enumerated=enumerated):
+                return enumerated if p.kind == "plain" and p.text == name else p
+
+            rule.roles = {
+                role: Pattern(tuple(map(replace, p.parts)), p.rank)
+                for role, p in rule.roles.items()
+            }
             typed[name] = enumerated
     rule.to = roles(said["to"]) if "to" in said else {}
     captures_add_up(rule)
@@ -326,9 +377,15 @@ def loaded(said: Mapping[str, Any], params: Mapping[str, Any]) -> Rule:
 
 
 def captures_add_up(rule: Rule) -> None:
-    """Each capture of `from` is written in `to` or consumed, each other capture of `to` produced, and what is produced is in `to`."""
-    bound = {name for pattern in rule.roles.values() for name in pattern.names()} | ({"role"} if "" not in rule.roles else set())
-    to = {name for pattern in rule.to.values() for name in pattern.names()} | ({"role"} if set(rule.to) - {""} else set())
+    """Each capture of `from` is written in `to` or consumed, each other capture of `to` produced,
+    and what is produced is in `to`.
+    """
+    bound = {name for pattern in rule.roles.values() for name in pattern.names()} | (
+        {"role"} if "" not in rule.roles else set()
+    )
+    to = {name for pattern in rule.to.values() for name in pattern.names()} | (
+        {"role"} if set(rule.to) - {""} else set()
+    )
     for op in rule.said.get("via", []):
         for name, arguments in op.items():
             if name == "drop":
@@ -337,7 +394,11 @@ def captures_add_up(rule: Rule) -> None:
                 raise Refused("into a capture that is bound, or that `to` does not have")
             if "over" in arguments and arguments["over"] not in bound:
                 raise Refused("over a capture that is not bound")
-            bound = (bound | {arguments["into"]}) if "into" in arguments else bound - {arguments.get("over")}
+            bound = (
+                (bound | {arguments["into"]})
+                if "into" in arguments
+                else bound - {arguments.get("over")}
+            )
     if bound != to:
         raise Refused("captures of `from` and `to` that do not add up")
 
@@ -345,7 +406,11 @@ def captures_add_up(rule: Rule) -> None:
 def present(rule: Rule, params: Mapping[str, Any]) -> bool:
     """Whether the conditions on params let the rule be there."""
     for name, wanted in rule.said.get("where", {}).items():
-        if name.startswith("$") and not unset(name, params) and params[name[1:]] not in items_of(wanted, params):
+        if (
+            name.startswith("$")
+            and not unset(name, params)
+            and params[name[1:]] not in items_of(wanted, params)
+        ):
             return False
     return True
 
@@ -356,14 +421,24 @@ def where_holds(rule: Rule, values: Captures, params: Mapping[str, Any]) -> bool
             continue
         value = values[name]
         if isinstance(wanted, Mapping):
-            limits = {word: integer(limit, params) for word, limit in wanted.items() if not unset(limit, params)}
+            limits = {
+                word: integer(limit, params)
+                for word, limit in wanted.items()
+                if not unset(limit, params)
+            }
             if value < limits.get("min", value) or value > limits.get("max", value):
                 return False
-            if "multiple_of" in limits and value % limits["multiple_of"] != limits.get("remainder", 0):
+            if "multiple_of" in limits and value % limits["multiple_of"] != limits.get(
+                "remainder", 0
+            ):
                 return False
-        elif str(value) not in [str(one) for one in items_of(wanted, params) if not unset(one, params)]:
+        elif str(value) not in [
+            str(one) for one in items_of(wanted, params) if not unset(one, params)
+        ]:
             return False
-    return all(values[n] in m for n, m in rule.maps.items() if n in values and isinstance(values[n], int))
+    return all(
+        values[n] in m for n, m in rule.maps.items() if n in values and isinstance(values[n], int)
+    )
 
 
 def when_holds(rule: Rule, role: str, tensor: Tensor) -> bool:
@@ -388,12 +463,18 @@ def flat(pattern: Pattern) -> bool:
     return any(part.kind == "flat" for part in pattern.parts)
 
 
-def flat_reading(rule: Rule, pattern: Pattern, key: str, others: Mapping[str, Tensor]) -> Captures | None:
+def flat_reading(
+    rule: Rule, pattern: Pattern, key: str, others: Mapping[str, Tensor]
+) -> Captures | None:
     """The values of another role's key from which the pattern makes this one."""
     found: list[Captures] = []
     for other, role in itertools.product(others, rule.roles.values()):
         values = None if flat(role) else the_reading(role, other)
-        if values is not None and named(*written(pattern, values)) == named(*bare(key)) and values not in found:
+        if (
+            values is not None
+            and named(*written(pattern, values)) == named(*bare(key))
+            and values not in found
+        ):
             found.append(values)
     if len(found) > 1:
         raise Refused("two readings")
@@ -402,17 +483,30 @@ def flat_reading(rule: Rule, pattern: Pattern, key: str, others: Mapping[str, Te
 
 def consumed(rule: Rule) -> set[str]:
     """Captures that an op unbinds, so that tensors which differ in them belong to one group."""
-    out = {arguments["over"] for op in rule.said.get("via", []) for arguments in op.values() if "over" in arguments}
+    out = {
+        arguments["over"]
+        for op in rule.said.get("via", [])
+        for arguments in op.values()
+        if "over" in arguments
+    }
     return out | {"role"}
 
 
 def group_of(rule: Rule, values: Captures) -> tuple[Any, ...]:
     """What the members of a group have in common; a key without rank lies in the file of rank 0."""
     gone = consumed(rule)
-    return tuple(sorted((name, str(value or 0 if name == "@" else value)) for name, value in values.items() if name not in gone))
+    return tuple(
+        sorted(
+            (name, str(value or 0 if name == "@" else value))
+            for name, value in values.items()
+            if name not in gone
+        )
+    )
 
 
-def taken(rules: Sequence[Rule], tensors: Mapping[str, Tensor], params: Mapping[str, Any]) -> dict[str, list[Item]]:
+def taken(
+    rules: Sequence[Rule], tensors: Mapping[str, Tensor], params: Mapping[str, Any]
+) -> dict[str, list[Item]]:
     """For each rule the tensors that it takes or reads."""
     out: dict[str, list[Item]] = {rule.name: [] for rule in rules}
     found: dict[str, list[tuple[Rule, str, Captures]]] = defaultdict(list)
@@ -420,7 +514,11 @@ def taken(rules: Sequence[Rule], tensors: Mapping[str, Tensor], params: Mapping[
         passed: dict[tuple[Any, ...], set[bool]] = defaultdict(set)
         for key, tensor in tensors.items():
             for role, pattern in rule.roles.items():
-                values = flat_reading(rule, pattern, key, tensors) if flat(pattern) else the_reading(pattern, key)
+                values = (
+                    flat_reading(rule, pattern, key, tensors)
+                    if flat(pattern)
+                    else the_reading(pattern, key)
+                )
                 if values is None or not where_holds(rule, values, params):
                     continue
                 if role:
@@ -438,7 +536,11 @@ def taken(rules: Sequence[Rule], tensors: Mapping[str, Tensor], params: Mapping[
         ]:
             if not own:
                 continue
-            best = [c for c in own if all(d is c or narrower(c[0].roles[c[1]], d[0].roles[d[1]]) for d in own)]
+            best = [
+                c
+                for c in own
+                if all(d is c or narrower(c[0].roles[c[1]], d[0].roles[d[1]]) for d in own)
+            ]
             if not best:
                 raise Refused("two rules for one key")
             rule, _, values = best[0]
@@ -451,11 +553,25 @@ def complete_sets(rule: Rule, items: Sequence[Item]) -> None:
     if set(rule.roles) == {""}:
         return
     optional = rule.said.get("optional", False)
-    may = optional.get("role", []) if isinstance(optional, Mapping) else optional if isinstance(optional, list) else []
-    shared = set.intersection(*({*pattern.names(), *(() if pattern.rank else ("@",))} for pattern in rule.roles.values()))
+    may = (
+        optional.get("role", [])
+        if isinstance(optional, Mapping)
+        else optional
+        if isinstance(optional, list)
+        else []
+    )
+    shared = set.intersection(
+        *({*pattern.names(), *(() if pattern.rank else ("@",))} for pattern in rule.roles.values())
+    )
     sets: dict[tuple[Any, ...], set[str]] = defaultdict(set)
     for item in items:
-        sets[tuple(sorted((n, str(item.values[n] or 0 if n == "@" else item.values[n])) for n in shared))].add(item.values["role"])
+        sets[
+            tuple(
+                sorted(
+                    (n, str(item.values[n] or 0 if n == "@" else item.values[n])) for n in shared
+                )
+            )
+        ].add(item.values["role"])
     for there in sets.values():
         if set(rule.roles) - set(map(str, may)) - there:
             raise Refused("a role is missing")
@@ -489,13 +605,26 @@ def translated_path(path: str, change: Mapping[str, str | None]) -> str:
     return ".".join(out)
 
 
-def converted(file: Mapping[str, Any], tensors: Mapping[str, Tensor], params: Mapping[str, Any], allow: Sequence[str]) -> dict[str, Tensor]:
-    """What the rule file makes of the tensors, by key (`key@1` for that of rank 1); `Refused` where the page says that it is an error."""
+def converted(
+    file: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    params: Mapping[str, Any],
+    allow: Sequence[str],
+) -> dict[str, Tensor]:
+    """What the rule file makes of the tensors, by key (`key@1` for that of rank 1); `Refused` where
+    the page says that it is an error.
+    """
     rules = [loaded(said, params) for said in file["rules"]]
     rules = [rule for rule in rules if present(rule, params)]
     keep = [parse(text, params) for text in file.get("keep", [])]
     items = taken(rules, tensors, params)
-    gone = {key for rule in rules if not rule.reads_only for item in items[rule.name] for key in item.sources}
+    gone = {
+        key
+        for rule in rules
+        if not rule.reads_only
+        for item in items[rule.name]
+        for key in item.sources
+    }
     read = {key for rule in rules for item in items[rule.name] for key in item.sources}
     stays = {}
     for key, tensor in tensors.items():
@@ -548,7 +677,9 @@ def sets_of(made: Made) -> list[dict[str, Tensor]]:
     return [outputs for _, outputs in groups]
 
 
-def finished(rule: Rule, items: list[Item], params: Mapping[str, Any], allow: Sequence[str]) -> Made:
+def finished(
+    rule: Rule, items: list[Item], params: Mapping[str, Any], allow: Sequence[str]
+) -> Made:
     """The rule's ops over all its tensors, and the keys that come out."""
     for op in rule.said.get("via", []):
         ((name, said),) = op.items()
@@ -565,7 +696,10 @@ def finished(rule: Rule, items: list[Item], params: Mapping[str, Any], allow: Se
             only = arguments.pop("only", {})
             items = [
                 Item(item.values, EACH[name](item.tensor, arguments, params, allow), item.sources)
-                if all(str(item.values[n]) in [str(one) for one in items_of(v, params)] for n, v in only.items())
+                if all(
+                    str(item.values[n]) in [str(one) for one in items_of(v, params)]
+                    for n, v in only.items()
+                )
                 else item
                 for item in items
             ]
@@ -579,7 +713,13 @@ def finished(rule: Rule, items: list[Item], params: Mapping[str, Any], allow: Se
     return out
 
 
-def complete(rule: Rule, capture: str, values: Sequence[Any], arguments: Mapping[str, Any], params: Mapping[str, Any]) -> list[Any]:
+def complete(
+    rule: Rule,
+    capture: str,
+    values: Sequence[Any],
+    arguments: Mapping[str, Any],
+    params: Mapping[str, Any],
+) -> list[Any]:
     """The values that a group must have, in their order."""
     order = rule.orders.get(capture)
     if order is not None:
@@ -597,7 +737,9 @@ def complete(rule: Rule, capture: str, values: Sequence[Any], arguments: Mapping
     return expected
 
 
-def joined(rule: Rule, op: str, arguments: Mapping[str, Any], items: list[Item], params: Mapping[str, Any]) -> list[Item]:
+def joined(
+    rule: Rule, op: str, arguments: Mapping[str, Any], items: list[Item], params: Mapping[str, Any]
+) -> list[Item]:
     over = arguments["over"]
     groups: dict[tuple[Any, ...], list[Item]] = defaultdict(list)
     for item in items:
@@ -616,7 +758,9 @@ def joined(rule: Rule, op: str, arguments: Mapping[str, Any], items: list[Item],
     return out
 
 
-def parted(rule: Rule, op: str, arguments: Mapping[str, Any], items: list[Item], params: Mapping[str, Any]) -> list[Item]:
+def parted(
+    rule: Rule, op: str, arguments: Mapping[str, Any], items: list[Item], params: Mapping[str, Any]
+) -> list[Item]:
     into = arguments["into"]
     order = rule.orders.get(into) if into != "role" else tuple(rule.to)
     out = []
@@ -630,8 +774,17 @@ def parted(rule: Rule, op: str, arguments: Mapping[str, Any], items: list[Item],
         if count is None and sizes is not None:
             count = len(resolved(sizes, params))
         start = integer(arguments.get("start", 0), params)
-        values = list(order) if order is not None else None if count is None else list(range(start, start + count))
+        values = (
+            list(order)
+            if order is not None
+            else None
+            if count is None
+            else list(range(start, start + count))
+        )
         parts = PART[op](item.tensor, arguments, params, values)
         names = values if values is not None else list(range(start, start + len(parts)))
-        out += [Item({**item.values, into: name}, part, item.sources) for name, part in zip(names, parts, strict=True)]
+        out += [
+            Item({**item.values, into: name}, part, item.sources)
+            for name, part in zip(names, parts, strict=True)
+        ]
     return out

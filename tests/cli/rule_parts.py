@@ -1,4 +1,6 @@
-"""Captures, patterns, tensors and chains of ops by chance: what the templates of `rule_sets` are made of."""
+"""Captures, patterns, tensors and chains of ops by chance: what the templates of `rule_sets` are
+made of.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ RANKED = ("consolidated.safetensors", "consolidated.pth", "mp_rank.safetensors",
 
 @dataclass
 class RuleSet:
-    """A rule file, the checkpoint's tensors by key (`key@1` of rank 1), and how it is stored and called."""
+    """A rule file, the checkpoint's tensors by key (`key@1` of rank 1), and how it is stored and
+    called.
+    """
 
     number: int
     file: dict[str, Any]
@@ -45,14 +49,24 @@ class Named:
     @property
     def ordered(self) -> bool:
         return self.kind == "alternatives" or (
-            self.kind == "int" and self.values == list(range(self.values[0], self.values[0] + len(self.values)))
+            self.kind == "int"
+            and self.values == list(range(self.values[0], self.values[0] + len(self.values)))
         )
 
 
 class Parts:
     def __init__(self, number: int) -> None:
         self.dice = random.Random(f"rule set {number}")
-        self.set = RuleSet(number, {"id": "demo/v2/random", "title": "A random change", "lineage": "demo", "edge": ["v1", "v2"]}, {})
+        self.set = RuleSet(
+            number,
+            {
+                "id": "demo/v2/random",
+                "title": "A random change",
+                "lineage": "demo",
+                "edge": ["v1", "v2"],
+            },
+            {},
+        )
         self.rules: list[dict[str, Any]] = []
         self.keep: list[str] = []
         self.declared: dict[str, dict[str, Any]] = {}
@@ -104,28 +118,56 @@ class Parts:
         return [rows, *([middle] if middle > 1 else []), elements // rows // middle]
 
     def tensor(self, dtype: str, shape: Sequence[int], numbers: str = "") -> Tensor:
-        """Random bits, or random numbers where an op computes: `floats`, or `integers`, which every dtype holds."""
+        """Random bits, or random numbers where an op computes: `floats`, or `integers`, which every
+        dtype holds.
+        """
         seed = np.random.default_rng(self.dice.getrandbits(64))
         if dtype == "bool":
             return Tensor(dtype, seed.integers(0, 2, shape, dtype=np.uint8))
         if numbers == "integers":
             values = seed.integers(0, 2 if dtype == "bool" else 9, shape)
-            return Tensor(dtype, from_integers(values, dtype) if dtype in INTEGERS else encode_float(values.astype(float), dtype))
+            return Tensor(
+                dtype,
+                from_integers(values, dtype)
+                if dtype in INTEGERS
+                else encode_float(values.astype(float), dtype),
+            )
         if numbers == "floats" and dtype in FLOATS:
-            values = seed.normal(size=shape) * 2.0 ** seed.integers(-40, 40 if FLOATS[dtype][1] > 5 else 6, shape)
+            values = seed.normal(size=shape) * 2.0 ** seed.integers(
+                -40, 40 if FLOATS[dtype][1] > 5 else 6, shape
+            )
             bits = encode_float(np.asarray(values, np.float64), dtype)
             odd = self.odd_codes(dtype)
             where = seed.random(size=shape) < 0.1
-            return Tensor(dtype, np.where(where, odd[seed.integers(0, len(odd), shape)], bits).astype(unsigned(dtype)))
-        return Tensor(dtype, seed.integers(0, 2 ** BITS[dtype] - 1, shape, dtype=np.uint64, endpoint=True).astype(unsigned(dtype)))
+            return Tensor(
+                dtype,
+                np.where(where, odd[seed.integers(0, len(odd), shape)], bits).astype(
+                    unsigned(dtype)
+                ),
+            )
+        return Tensor(
+            dtype,
+            seed.integers(0, 2 ** BITS[dtype] - 1, shape, dtype=np.uint64, endpoint=True).astype(
+                unsigned(dtype)
+            ),
+        )
 
     @staticmethod
     def odd_codes(dtype: str) -> np.ndarray:
-        """Zeros of both signs, the smallest and the largest numbers, and a quiet NaN of each sign."""
+        """Zeros of both signs, the smallest and the largest numbers, and a quiet NaN of each
+        sign.
+        """
         bits, exponents, mantissa, infinities = FLOATS[dtype]
         sign = 1 << (bits - 1)
         top = (2**exponents - 1) << mantissa
-        codes = [0, 1, 3, 1 << mantissa, top - 1 if infinities else 0x7E, top | 1 << (mantissa - 1) if infinities else 0x7F]
+        codes = [
+            0,
+            1,
+            3,
+            1 << mantissa,
+            top - 1 if infinities else 0x7E,
+            top | 1 << (mantissa - 1) if infinities else 0x7F,
+        ]
         return np.array([code | s for code in codes for s in (0, sign)], dtype=np.uint64)
 
     def dtype(self) -> str:
@@ -140,18 +182,28 @@ class Parts:
         for name in names[:count]:
             if name in "ne":
                 start, length = self.pick([0, 0, 0, 1]), self.pick([1, 2, 2, 3, 4, 11])
-                values: list[Any] = list(range(start, start + length)) if self.chance(0.8) else sorted(self.dice.sample(range(30), 3))
+                values: list[Any] = (
+                    list(range(start, start + length))
+                    if self.chance(0.8)
+                    else sorted(self.dice.sample(range(30), 3))
+                )
                 out.append(Named(f"{{{name}:int}}", name, values, "int"))
             elif name in "wu":
                 values = list(self.pick(ALTERNATIVES))
                 out.append(Named(f"{{{name}:{'|'.join(values)}}}", name, values, "alternatives"))
             else:
-                out.append(Named(f"{{{name}}}", name, self.dice.sample(PLAIN, self.pick([1, 2, 3])), "plain"))
+                out.append(
+                    Named(
+                        f"{{{name}}}", name, self.dice.sample(PLAIN, self.pick([1, 2, 3])), "plain"
+                    )
+                )
         self.note(*(c.kind for c in out))
         return out
 
     def pattern(self, prefix: str, captures: Sequence[Named]) -> tuple[str, list[Named]]:
-        """A pattern with the captures in any order behind a path, and the path's captures beside them."""
+        """A pattern with the captures in any order behind a path, and the path's captures beside
+        them.
+        """
         segments = [prefix]
         out = list(captures)
         for c in captures:
@@ -163,7 +215,14 @@ class Parts:
             segments.insert(0, "{p...}")
         if self.chance(0.3):
             segments.append("tail")
-            out.append(Named("{k...}", "k", self.dice.sample(["", "weight", "a.b", "c.0.weight"], self.pick([1, 2])), "path"))
+            out.append(
+                Named(
+                    "{k...}",
+                    "k",
+                    self.dice.sample(["", "weight", "a.b", "c.0.weight"], self.pick([1, 2])),
+                    "path",
+                )
+            )
             segments.append("{k...}")
         else:
             segments.append(self.pick(["weight", "bias", "w{{0}}", "scale*"]))
@@ -181,7 +240,9 @@ class Parts:
                 marked = marked.replace(text, str(values[c.name]))
         return marked.replace("\1", "{").replace("\2", "}")
 
-    def to_pattern(self, prefix: str, left: Sequence[Named], rule: dict[str, Any], made: Sequence[str]) -> str:
+    def to_pattern(
+        self, prefix: str, left: Sequence[Named], rule: dict[str, Any], made: Sequence[str]
+    ) -> str:
         """A pattern of the captures that are left, in another order, with arithmetic and `map`."""
         segments = []
         for c in self.dice.sample(list(left), len(left)):
@@ -203,7 +264,10 @@ class Parts:
             if c.kind == "path":
                 segments.append(f"s{len(segments)}")
         segments += list(made)
-        segments.insert(self.dice.randint(0, len(segments)) if not any(c.kind == "path" for c in left) else 0, prefix)
+        segments.insert(
+            self.dice.randint(0, len(segments)) if not any(c.kind == "path" for c in left) else 0,
+            prefix,
+        )
         if not segments or segments[-1].endswith("}"):
             segments.append("w")
         return ".".join(segments)
@@ -214,7 +278,11 @@ class Parts:
             if self.chance(0.3) and len(c.values) > 1:
                 change = {c.values[0]: c.values[1], c.values[1]: c.values[0]}
             else:
-                change = {value: f"t{i}{self.pick(['', '.z'])}" for i, value in enumerate(c.values) if self.chance(0.7)}
+                change = {
+                    value: f"t{i}{self.pick(['', '.z'])}"
+                    for i, value in enumerate(c.values)
+                    if self.chance(0.7)
+                }
             if self.chance(0.05) and len(c.values) > 1:
                 change[c.values[0]] = c.values[1]
         elif c.kind == "plain":
@@ -237,7 +305,9 @@ class Parts:
     def ops(
         self, shape: list[int], dtype: str, captures: list[Named], most: int, numbers: str
     ) -> tuple[list[dict[str, Any]], list[Named], list[str], dict[str, Any]]:
-        """Ops for tensors of this shape: (ops, captures that are left, captures that `to` types, what the tensors must be)."""
+        """Ops for tensors of this shape: (ops, captures that are left, captures that `to` types,
+        what the tensors must be).
+        """
         out: list[dict[str, Any]] = []
         left, made = list(captures), []
         need: dict[str, Any] = {}
@@ -252,11 +322,25 @@ class Parts:
             choices += ["stack", "stack", "concat", "concat", "concat"] if joinable else []
             choices += ["same", "same"] if joinable and not out else []
             if ndim:
-                choices += ["flip", "roll", "slice", "pad", "rearrange", "split", "split", "transpose", "permute"]
+                choices += [
+                    "flip",
+                    "roll",
+                    "slice",
+                    "pad",
+                    "rearrange",
+                    "split",
+                    "split",
+                    "transpose",
+                    "permute",
+                ]
                 choices += ["unbind"] if 1 <= shape[dim] <= 4 else []
                 choices += ["squeeze"] if 1 in shape else []
             if numbers == "floats":
-                choices += ["cast", "cast", *(["affine"] if BITS[dtype] > 8 or self.chance(0.05) else [])]
+                choices += [
+                    "cast",
+                    "cast",
+                    *(["affine"] if BITS[dtype] > 8 or self.chance(0.05) else []),
+                ]
             if numbers == "integers":
                 choices += ["cast", "cast", "cast"]
             op = self.pick(choices)
@@ -289,7 +373,9 @@ class Parts:
                         arguments["sizes"] = sizes
                     elif self.chance(0.3):
                         arguments["sizes"] = sizes
-                    if "sizes" in arguments and self.chance(0.4 if c.kind == "alternatives" else 0.03):
+                    if "sizes" in arguments and self.chance(
+                        0.4 if c.kind == "alternatives" else 0.03
+                    ):
                         arguments["sizes"] = dict(zip(c.values, sizes, strict=True))
                     shape[dim] = sum(sizes)
                 else:
@@ -306,7 +392,11 @@ class Parts:
                     count = self.pick([k for k in (1, 2, 3, 4) if shape[dim] % k == 0])
                     arguments["dim"] = sign(dim, ndim)
                     if self.chance(0.25):
-                        sizes = [shape[dim] - 0, 0] if self.chance(0.2) else [shape[dim] // count] * count
+                        sizes = (
+                            [shape[dim] - 0, 0]
+                            if self.chance(0.2)
+                            else [shape[dim] // count] * count
+                        )
                         count = len(sizes)
                         arguments["sizes"] = sizes
                         shape[dim] = sizes[0]
@@ -367,7 +457,10 @@ class Parts:
                 before, size = shape[dim], shape[dim] + start + behind
                 if self.chance(0.3):
                     unit = self.pick([2, 4, 5])
-                    arguments["multiple_of"], size = self.number(unit), -(-(before + start) // unit) * unit
+                    arguments["multiple_of"], size = (
+                        self.number(unit),
+                        -(-(before + start) // unit) * unit,
+                    )
                 else:
                     arguments["size"] = self.number(size)
                 if self.chance(0.6):
@@ -378,7 +471,13 @@ class Parts:
                 shape[dim] = size
                 out.append({op: arguments})
                 self.note(op)
-                padded = {"dim": dim, "start": start, "stop": start + before, "of": size, "value": value}
+                padded = {
+                    "dim": dim,
+                    "start": start,
+                    "stop": start + before,
+                    "of": size,
+                    "value": value,
+                }
                 continue
             elif op == "slice":
                 if padded is not None:
@@ -394,7 +493,13 @@ class Parts:
                         arguments["of"] = shape[dim]
                     shape[dim] = stop - start
             elif op == "cast":
-                to = self.pick([d for d in (FLOATS if numbers == "floats" or self.chance(0.5) else INTEGERS) if d not in (dtype, "bool")])
+                to = self.pick(
+                    [
+                        d
+                        for d in (FLOATS if numbers == "floats" or self.chance(0.5) else INTEGERS)
+                        if d not in (dtype, "bool")
+                    ]
+                )
                 if numbers == "floats" and not FLOATS[to][3]:
                     to = self.pick(["bfloat16", "float32", "float16"])
                 arguments = {"to": to}
@@ -405,13 +510,23 @@ class Parts:
                 dtype = to
             elif op == "affine":
                 arguments = self.pick(
-                    [{"mul": -1}, {"mul": 2}, {"mul": 0.5}, {"mul": -4, "add": 1}, {"add": 0.25}, {"mul": 0.1}, {"mul": 0.5, "exact": True}]
+                    [
+                        {"mul": -1},
+                        {"mul": 2},
+                        {"mul": 0.5},
+                        {"mul": -4, "add": 1},
+                        {"add": 0.25},
+                        {"mul": 0.1},
+                        {"mul": 0.5, "exact": True},
+                    ]
                 )
                 arguments = dict(arguments)
             if op in ("flip", "roll", "affine") and left and self.chance(0.25):
                 c = self.pick(left)
                 if c.kind != "path":
-                    arguments["only"] = {c.name: self.dice.sample(c.values, self.dice.randint(1, len(c.values)))}
+                    arguments["only"] = {
+                        c.name: self.dice.sample(c.values, self.dice.randint(1, len(c.values)))
+                    }
                     self.note("only")
             padded = None
             out.append({op: arguments})
@@ -469,7 +584,14 @@ class Parts:
         new = [int(np.prod([lengths[name] for name in group], dtype=np.int64)) for group in after]
 
         def say(side: Sequence[list[str]]) -> str:
-            words = (group[0] if len(group) == 1 else f"({' '.join(group)})" if group else self.pick(["1", "()"]) for group in side)
+            words = (
+                group[0]
+                if len(group) == 1
+                else f"({' '.join(group)})"
+                if group
+                else self.pick(["1", "()"])
+                for group in side
+            )
             return " ".join(words)
 
         left, right = say(groups), say(after)

@@ -1,7 +1,8 @@
 """Random rule sets with checkpoints that they take, by number: the same number makes the same set.
 
-A set is one rule file and one checkpoint. It is built of templates, each with keys and rules of its own prefix, so that most sets are
-accepted; a third is changed afterwards, and the witness says what becomes of it."""
+A set is one rule file and one checkpoint. It is built of templates, each with keys and rules of its
+own prefix, so that most sets are accepted; a third is changed afterwards, and the witness says what
+becomes of it."""
 
 from __future__ import annotations
 
@@ -38,7 +39,13 @@ class Maker(Parts):
         return rule
 
     def fill_keys(
-        self, pattern: str, captures: Sequence[Named], dtype: str, shape: list[int], need: Mapping[str, Any], numbers: str
+        self,
+        pattern: str,
+        captures: Sequence[Named],
+        dtype: str,
+        shape: list[int],
+        need: Mapping[str, Any],
+        numbers: str,
     ) -> list[str]:
         keys = []
         equal: dict[tuple[Any, ...], Tensor] = {}
@@ -60,7 +67,11 @@ class Maker(Parts):
     def add_general(self, prefix: str, other: str) -> None:
         """Any captures, any ops."""
         numbers = self.pick(["", "", "floats", "integers"])
-        dtype = self.pick([d for d in FLOATS if d != "float8_e4m3fn"]) if numbers == "floats" else self.dtype()
+        dtype = (
+            self.pick([d for d in FLOATS if d != "float8_e4m3fn"])
+            if numbers == "floats"
+            else self.dtype()
+        )
         large, self.large = self.large, False
         if large:
             dtype = self.pick(["float32", "bfloat16", "float64", "uint8"])
@@ -79,7 +90,9 @@ class Maker(Parts):
         shape = self.large_shape(dtype) if large else self.shape()
         base = list(shape)
         self.large = large
-        via, left, made, need = self.ops(shape, dtype, captures, self.pick([0, 1, 1, 2, 2, 3, 4]), numbers)
+        via, left, made, need = self.ops(
+            shape, dtype, captures, self.pick([0, 1, 1, 2, 2, 3, 4]), numbers
+        )
         self.large = False
         rule = self.rule(pattern)
         if via:
@@ -110,7 +123,10 @@ class Maker(Parts):
             )
         else:
             some = self.dice.sample(c.values, self.dice.randint(1, len(c.values)))
-            one, two = some if len(some) > 1 else self.pick([some, some[0]]), [v for v in c.values if v not in some]
+            one, two = (
+                some if len(some) > 1 else self.pick([some, some[0]]),
+                [v for v in c.values if v not in some],
+            )
             if self.chance(0.2):
                 self.declared["listed"] = {"type": "list", "items": "str"}
                 self.set.params["listed"] = list(some)
@@ -143,14 +159,22 @@ class Maker(Parts):
         keys = self.fill_keys(pattern, captures, "bfloat16", [2, 2], {}, "floats")
         for key in keys:
             if self.chance(0.5):
-                self.set.tensors[key] = self.tensor(*self.pick([("float32", [2, 2]), ("bfloat16", []), ("bfloat16", [3])]), "floats")
+                self.set.tensors[key] = self.tensor(
+                    *self.pick([("float32", [2, 2]), ("bfloat16", []), ("bfloat16", [3])]), "floats"
+                )
         self.note("when")
         first = self.rule(
-            pattern, when=self.pick([{"dtype": "bfloat16"}, {"dtype": ["bfloat16"], "ndim": [0, 2]}, {"ndim": 2}]), optional=True
+            pattern,
+            when=self.pick(
+                [{"dtype": "bfloat16"}, {"dtype": ["bfloat16"], "ndim": [0, 2]}, {"ndim": 2}]
+            ),
+            optional=True,
         )
         if self.chance(0.5):
             first["via"] = (
-                [{"cast": {"to": "float32", "from": "bfloat16"}}] if "dtype" in first["when"] else [{"transpose": {"dims": [0, 1]}}]
+                [{"cast": {"to": "float32", "from": "bfloat16"}}]
+                if "dtype" in first["when"]
+                else [{"transpose": {"dims": [0, 1]}}]
             )
             self.note(*first["via"][0])
         elif self.chance(0.3) and any(c.ordered for c in captures):
@@ -162,7 +186,11 @@ class Maker(Parts):
 
     def add_narrow(self, prefix: str, other: str) -> None:
         """A broad pattern and narrower ones, one of which may leave its keys where they are."""
-        one = self.captures(1, taken="xynew")[0] if self.chance(0.3) else Named("{x}", "x", ["q", "k", "norm", "a7", "7"], "plain")
+        one = (
+            self.captures(1, taken="xynew")[0]
+            if self.chance(0.3)
+            else Named("{x}", "x", ["q", "k", "norm", "a7", "7"], "plain")
+        )
         broad = f"{prefix}.{one.written}.{{k...}}"
         tails = Named("{k...}", "k", ["weight", "a.b", ""], "path")
         rule = self.rule(broad)
@@ -182,20 +210,40 @@ class Maker(Parts):
         again = narrow.replace(":int", "").replace(":q|k", "").replace("...", "")
         self.rule(narrow, to=again if self.chance(0.3) else f"{other}n.{again}")
         if self.chance(0.3):
-            third = self.pick([f"{prefix}.q.weight", f"{prefix}.{{w:q|k}}.weight", f"{prefix}.{{x}}.a.b", f"{{p...}}.{prefix}.q.{{k...}}"])
-            self.rule(third, to=f"{other}t.{third.replace(':q|k', '').replace('...', '')}", optional=self.chance(0.8))
+            third = self.pick(
+                [
+                    f"{prefix}.q.weight",
+                    f"{prefix}.{{w:q|k}}.weight",
+                    f"{prefix}.{{x}}.a.b",
+                    f"{{p...}}.{prefix}.q.{{k...}}",
+                ]
+            )
+            self.rule(
+                third,
+                to=f"{other}t.{third.replace(':q|k', '').replace('...', '')}",
+                optional=self.chance(0.8),
+            )
         self.note("narrower", "path", "plain")
         self.fill_keys(broad, [one, tails], self.dtype(), self.shape(), {}, "")
 
     def add_swap(self, prefix: str, other: str) -> None:
         """Names that change places."""
         self.rule(f"{prefix}.{{k...}}.one", to=f"{prefix}.{{k}}.two")
-        self.rule(f"{prefix}.{{k...}}.two", to=f"{prefix}.{{k}}.one", via=[{"flip": {"dim": 0}}] if self.chance(0.3) else [])
+        self.rule(
+            f"{prefix}.{{k...}}.two",
+            to=f"{prefix}.{{k}}.one",
+            via=[{"flip": {"dim": 0}}] if self.chance(0.3) else [],
+        )
         if not self.rules[-1]["via"]:
             del self.rules[-1]["via"]
         for tail in ("one", "two"):
             self.fill_keys(
-                f"{prefix}.{{k...}}.{tail}", [Named("{k...}", "k", ["a", "b.c"], "path")], self.dtype(), [3, *self.shape()][:3], {}, ""
+                f"{prefix}.{{k...}}.{tail}",
+                [Named("{k...}", "k", ["a", "b.c"], "path")],
+                self.dtype(),
+                [3, *self.shape()][:3],
+                {},
+                "",
             )
         self.note("swap", "path", "flip")
 
@@ -204,8 +252,13 @@ class Maker(Parts):
         pattern, captures = self.pattern(prefix, self.captures(1))
         reading = self.rule(pattern, keep_source=True)
         if self.chance(0.4):
-            dtype, shape = self.pick(["float32", "int64", "bfloat16", "bool"]), self.pick([[], [2], [0], [2, 3]])
-            reading["via"] = [{"fill": {"value": self.pick([0, 1]), "dtype": dtype, "shape": shape}}]
+            dtype, shape = (
+                self.pick(["float32", "int64", "bfloat16", "bool"]),
+                self.pick([[], [2], [0], [2, 3]]),
+            )
+            reading["via"] = [
+                {"fill": {"value": self.pick([0, 1]), "dtype": dtype, "shape": shape}}
+            ]
             self.note("fill")
         reading["to"] = self.to_pattern(other, captures, reading, [])
         way = self.pick(["keep", "taken", "alone"])
@@ -220,7 +273,14 @@ class Maker(Parts):
     def add_exists(self, prefix: str, other: str) -> None:
         """Targets that may be there."""
         dtype, shape = self.dtype(), self.shape()
-        sources = self.fill_keys(f"{prefix}.{{n:int}}.old", [Named("{n:int}", "n", [0, 1, 2], "int")], dtype, shape, {}, "")
+        sources = self.fill_keys(
+            f"{prefix}.{{n:int}}.old",
+            [Named("{n:int}", "n", [0, 1, 2], "int")],
+            dtype,
+            shape,
+            {},
+            "",
+        )
         rule = self.rule(f"{prefix}.{{n:int}}.old", to=f"{other}.{{n}}.new", if_exists="keep")
         parts = self.chance(0.3)
         if parts:
@@ -231,8 +291,15 @@ class Maker(Parts):
         self.keep.append(f"{other}.{{k...}}")
         for number, source in enumerate(sources):
             for tail in ("a", "b") if parts else ("new",):
-                if self.chance(0.5) or (parts and tail == "b" and f"{other}.{number}.a" in self.set.tensors and self.chance(0.8)):
-                    there = self.set.tensors[source] if self.chance(0.85) else self.tensor(dtype, shape)
+                if self.chance(0.5) or (
+                    parts
+                    and tail == "b"
+                    and f"{other}.{number}.a" in self.set.tensors
+                    and self.chance(0.8)
+                ):
+                    there = (
+                        self.set.tensors[source] if self.chance(0.85) else self.tensor(dtype, shape)
+                    )
                     self.set.tensors[f"{other}.{number}.{tail}"] = there
         self.note("if_exists", "int")
 
@@ -241,28 +308,38 @@ class Maker(Parts):
         self.rule(pattern, via=[{"drop": {"why": "the model computes it again"}}])
         self.note("drop")
         self.fill_keys(pattern, captures, self.dtype(), self.shape(), {}, "")
-        if self.set.form.endswith("pt"):  # what holds no tensor any more is no dict of tensors to its readers
+        if self.set.form.endswith(
+            "pt"
+        ):  # what holds no tensor any more is no dict of tensors to its readers
             self.keep.append(f"{prefix}stays")
             self.set.tensors[f"{prefix}stays"] = self.tensor("float32", [2])
 
     def add_roles(self, prefix: str, other: str) -> None:
         """Roles that stay roles, are joined, or are made."""
         shape, dtype = self.shape(), self.dtype()
-        items = [Named("{k...}", "k", ["", "a", "b.c"], "path"), Named("{n:int}", "n", [0, 1], "int")]
+        items = [
+            Named("{k...}", "k", ["", "a", "b.c"], "path"),
+            Named("{n:int}", "n", [0, 1], "int"),
+        ]
         start = f"{prefix}.{{k...}}.s{{n:int}}"
         way = self.pick(["stay", "stay", "join", "make", "list", "flat"])
         self.note(f"roles {way}", "path", "int")
         if way == "make":
             into = f"{other}.{{n}}.s.{{k}}"
             length = 2 * self.pick([1, 2, 3])
-            op = {"split": {"into": "role", "dim": 0}} if self.chance(0.7) else {"copy": {"into": "role"}}
+            op = (
+                {"split": {"into": "role", "dim": 0}}
+                if self.chance(0.7)
+                else {"copy": {"into": "role"}}
+            )
             self.note(*op)
             self.rule(f"{start}.w", to={"up": f"{into}.up", "down": f"{into}.down"}, via=[op])
             self.fill_keys(f"{start}.w", items, dtype, [length, *shape[:2]], {}, "")
             return
         if way == "flat":
             self.rule(
-                {"w": f"{prefix}.{{k...}}.w", "ema": f"ema{prefix}_{{k:flat}}"}, to={"w": f"{other}.{{k}}.w", "ema": f"{other}ema.{{k}}.z"}
+                {"w": f"{prefix}.{{k...}}.w", "ema": f"ema{prefix}_{{k:flat}}"},
+                to={"w": f"{other}.{{k}}.w", "ema": f"{other}ema.{{k}}.z"},
             )
             for path in ("a", "b.c"):
                 self.set.tensors[f"{prefix}.{path}.w"] = self.tensor(dtype, shape)
@@ -276,7 +353,14 @@ class Maker(Parts):
         if way == "stay":
             rule["to"] = {role: f"{other}.s{{n}}.{{k}}.{role}2" for role in roles}
             if self.chance(0.4):
-                rule["via"] = [self.pick([{"unsqueeze": {"dim": 0, "only": {"role": [roles[0]]}}}, {"reshape": {"to": [-1]}}])]
+                rule["via"] = [
+                    self.pick(
+                        [
+                            {"unsqueeze": {"dim": 0, "only": {"role": [roles[0]]}}},
+                            {"reshape": {"to": [-1]}},
+                        ]
+                    )
+                ]
                 self.note("only", *rule["via"][0])
             if self.chance(0.4):
                 rule["optional"] = self.pick([[roles[1]], {"role": [roles[1]]}])
@@ -326,7 +410,9 @@ class Maker(Parts):
         for key in self.fill_keys(f"{prefix}.{names.written}", [names], dtype, shape, {}, ""):
             tensor = self.set.tensors.pop(key)
             for rank in range(self.ranks):
-                self.set.tensors[f"{key}@{rank}"] = tensor if way == "same" else self.tensor(dtype, shape)
+                self.set.tensors[f"{key}@{rank}"] = (
+                    tensor if way == "same" else self.tensor(dtype, shape)
+                )
 
     def add_cut(self, prefix: str, other: str) -> None:
         """One tensor that goes to the files of several ranks."""
@@ -340,20 +426,47 @@ class Maker(Parts):
             via=[{into: {"into": "r", "count": count, **({"dim": 0} if into == "split" else {})}}],
         )
         self.fill_keys(
-            f"{prefix}.{{x}}", [Named("{x}", "x", ["a", "b"], "plain")], dtype, [count if into == "unbind" else 2 * count, 3], {}, ""
+            f"{prefix}.{{x}}",
+            [Named("{x}", "x", ["a", "b"], "plain")],
+            dtype,
+            [count if into == "unbind" else 2 * count, 3],
+            {},
+            "",
         )
 
     # --- the set
 
     def make(self) -> RuleSet:
-        self.set.form = self.pick(["safetensors", "safetensors", "shards", "shards", "pt", "nested pt", *RANKED[:2], *RANKED[2:]])
+        self.set.form = self.pick(
+            [
+                "safetensors",
+                "safetensors",
+                "shards",
+                "shards",
+                "pt",
+                "nested pt",
+                *RANKED[:2],
+                *RANKED[2:],
+            ]
+        )
         if self.set.form in RANKED:
             self.ranks = self.pick([1, 2, 2, 3])
             self.note("ranks")
         self.large = self.chance(0.07)
         if self.large:
             self.template("general")
-        kinds = ["general"] * 6 + ["where", "when", "narrow", "swap", "source", "exists", "drop", "roles", "roles", "keep"]
+        kinds = ["general"] * 6 + [
+            "where",
+            "when",
+            "narrow",
+            "swap",
+            "source",
+            "exists",
+            "drop",
+            "roles",
+            "roles",
+            "keep",
+        ]
         for _ in range(self.pick([1, 2, 2, 3, 4])):
             self.template(self.pick(kinds))
         if self.ranks:
@@ -372,29 +485,44 @@ class Maker(Parts):
         self.set.file = copy.deepcopy(self.set.file)
         if self.ranks:
             self.spread()
-        self.set.shards = min(self.pick([2, 3]), len(self.set.tensors)) if self.set.form == "shards" else 1
+        self.set.shards = (
+            min(self.pick([2, 3]), len(self.set.tensors)) if self.set.form == "shards" else 1
+        )
         if self.set.form not in RANKED and self.set.form != "nested pt" and self.chance(0.4):
             most = max((t.bits.nbytes for t in self.set.tensors.values()), default=0)
             self.set.max_shard = self.pick([max(64, most // 2), max(300, most + 1000), 4096])
             self.note("several shards asked for")
         shapes = [t.shape for t in self.set.tensors.values()]
-        self.note(*("scalar" for shape in shapes if shape == ()), *("empty tensor" for shape in shapes if 0 in shape))
-        self.note(*("several tiles" for t in self.set.tensors.values() if t.bits.nbytes > TILE), f"form {self.set.form}")
+        self.note(
+            *("scalar" for shape in shapes if shape == ()),
+            *("empty tensor" for shape in shapes if 0 in shape),
+        )
+        self.note(
+            *("several tiles" for t in self.set.tensors.values() if t.bits.nbytes > TILE),
+            f"form {self.set.form}",
+        )
         self.note(*(t.dtype for t in self.set.tensors.values()))
         return self.set
 
     def spread(self) -> None:
-        """Keys without a rank: of a key that several files have a tensor each; and the names that the language sees."""
+        """Keys without a rank: of a key that several files have a tensor each; and the names that
+        the language sees.
+        """
         out: dict[str, Tensor] = {}
         for key, tensor in self.set.tensors.items():
             name, rank = bare(key)
             if rank is None and not self.chance(0.5):
                 for r in range(self.ranks):
-                    out[f"{name}@{r}"] = tensor if r == 0 else Tensor(tensor.dtype, np.array(np.flip(tensor.bits)))
+                    out[f"{name}@{r}"] = (
+                        tensor if r == 0 else Tensor(tensor.dtype, np.array(np.flip(tensor.bits)))
+                    )
             else:
                 out[f"{name}@{rank or 0}"] = tensor
         held = Counter(bare(key)[0] for key in out)
-        self.set.tensors = {bare(key)[0] if key.endswith("@0") and held[bare(key)[0]] == 1 else key: tensor for key, tensor in out.items()}
+        self.set.tensors = {
+            bare(key)[0] if key.endswith("@0") and held[bare(key)[0]] == 1 else key: tensor
+            for key, tensor in out.items()
+        }
 
     def mutate(self) -> None:
         """One change that may make the set wrong."""
@@ -428,7 +556,9 @@ class Maker(Parts):
         elif way == "dtype" and key:
             tensors[key] = self.tensor("int16", tensors[key].shape, "integers")
         elif way == "shape" and key:
-            tensors[key] = self.tensor(tensors[key].dtype, [*tensors[key].shape, 2][-3:], "integers")
+            tensors[key] = self.tensor(
+                tensors[key].dtype, [*tensors[key].shape, 2][-3:], "integers"
+            )
         elif way == "rule twice" and rule:
             rules.append({**copy.deepcopy(rule), "name": "twice"})
         elif way == "count" and rule:

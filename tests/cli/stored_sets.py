@@ -1,4 +1,6 @@
-"""The checkpoints of `rule_sets`: written as every form of file, and read again, without anything of migrate."""
+"""The checkpoints of `rule_sets`: written as every form of file, and read again, without anything
+of migrate.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class Plainly(yaml.SafeDumper):
 
 
 def write_rules(path: Path, file: Mapping[str, Any]) -> Path:
-    path.write_text(yaml.dump(dict(file), Dumper=Plainly, width=10**6, sort_keys=False, allow_unicode=True))
+    path.write_text(
+        yaml.dump(dict(file), Dumper=Plainly, width=10**6, sort_keys=False, allow_unicode=True)
+    )
     return path
 
 
@@ -46,7 +50,11 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     header, offset, data = {}, 0, []
     for key, tensor in tensors.items():
         raw = np.ascontiguousarray(tensor.bits).tobytes()
-        header[key] = {"dtype": SAFETENSORS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, offset + len(raw)]}
+        header[key] = {
+            "dtype": SAFETENSORS[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, offset + len(raw)],
+        }
         offset += len(raw)
         data.append(raw)
     text = json.dumps(header).encode()
@@ -65,7 +73,9 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     for key, entry in header.items():
         start, stop = (8 + length + at for at in entry["data_offsets"])
         dtype = names[entry["dtype"]]
-        out[key] = Tensor(dtype, np.frombuffer(raw[start:stop], unsigned(dtype)).reshape(entry["shape"]))
+        out[key] = Tensor(
+            dtype, np.frombuffer(raw[start:stop], unsigned(dtype)).reshape(entry["shape"])
+        )
     return out
 
 
@@ -76,7 +86,9 @@ def write_torch(path: Path, tensors: Mapping[str, Tensor], *, nested: bool = Fal
     for key, tensor in tensors.items():
         dtype = getattr(torch, tensor.dtype)
         raw = bytearray(np.ascontiguousarray(tensor.bits).tobytes())
-        state[key] = (torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)).reshape(tensor.shape)
+        state[key] = (
+            torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)
+        ).reshape(tensor.shape)
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.save({"model": state, "epoch": 3} if nested else state, path)
 
@@ -89,7 +101,11 @@ def read_torch(path: Path) -> dict[str, Tensor]:
     out = {}
     for key, tensor in state.items():
         dtype = str(tensor.dtype).removeprefix("torch.")
-        raw = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+        raw = (
+            tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            if tensor.numel()
+            else b""
+        )
         out[key] = Tensor(dtype, np.frombuffer(raw, unsigned(dtype)).reshape(tuple(tensor.shape)))
     return out
 
@@ -105,10 +121,19 @@ def store(folder: Path, made: RuleSet) -> Path:
     where = folder / "old"
     if made.form == "shards":
         keys = sorted(made.tensors)
-        names = {key: f"model-{i % made.shards + 1:05}-of-{made.shards:05}.safetensors" for i, key in enumerate(keys)}
-        for name in sorted(f"model-{i + 1:05}-of-{made.shards:05}.safetensors" for i in range(made.shards)):
-            write_safetensors(where / name, {key: made.tensors[key] for key in keys if names[key] == name})
-        (where / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
+        names = {
+            key: f"model-{i % made.shards + 1:05}-of-{made.shards:05}.safetensors"
+            for i, key in enumerate(keys)
+        }
+        for name in sorted(
+            f"model-{i + 1:05}-of-{made.shards:05}.safetensors" for i in range(made.shards)
+        ):
+            write_safetensors(
+                where / name, {key: made.tensors[key] for key in keys if names[key] == name}
+            )
+        (where / "model.safetensors.index.json").write_text(
+            json.dumps({"metadata": {}, "weight_map": names})
+        )
         return where
     ranks: dict[int, dict[str, Tensor]] = {}
     for key, tensor in made.tensors.items():
@@ -129,14 +154,27 @@ def store(folder: Path, made: RuleSet) -> Path:
 
 def stored(path: Path) -> dict[str, Tensor]:
     """Every tensor of a checkpoint by key and rank, `key@0` where there are no ranks."""
-    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.suffix in (".safetensors", ".pt", ".pth", ".bin"))
+    files = (
+        [path]
+        if path.is_file()
+        else sorted(
+            p for p in path.rglob("*") if p.suffix in (".safetensors", ".pt", ".pth", ".bin")
+        )
+    )
     out: dict[str, Tensor] = {}
     for file in files:
         inside = str(file.relative_to(path.parent))
         rank = next(
-            (int(found) for word in ("consolidated.", "mp_rank_") if word in inside and (found := inside.split(word)[1][:2]).isdigit()), 0
+            (
+                int(found)
+                for word in ("consolidated.", "mp_rank_")
+                if word in inside and (found := inside.split(word)[1][:2]).isdigit()
+            ),
+            0,
         )
-        for key, tensor in (read_safetensors(file) if file.suffix == ".safetensors" else read_torch(file)).items():
+        for key, tensor in (
+            read_safetensors(file) if file.suffix == ".safetensors" else read_torch(file)
+        ).items():
             name = f"{key}@{rank}"
             assert name not in out, f"{name} stands in several files"
             out[name] = tensor

@@ -1,4 +1,6 @@
-"""Bad input end to end: the documented exit status, a diagnostic that names the culprit, the source untouched, nothing left."""
+"""Bad input end to end: the documented exit status, a diagnostic that names the culprit, the source
+untouched, nothing left.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,17 @@ KEEP = "keep: ['{k...}']\nrules: [{name: r, from: a, to: c, optional: true}]\n"
 
 def everything(folder: Path) -> dict[str, str]:
     """All that lies in a folder, links by where they point."""
-    found = {str(p): str(os.readlink(p)) if p.is_symlink() else "dir" for p in folder.rglob("*") if p.is_symlink() or p.is_dir()}
+    found = {
+        str(p): str(os.readlink(p)) if p.is_symlink() else "dir"
+        for p in folder.rglob("*")
+        if p.is_symlink() or p.is_dir()
+    }
     return {**fingerprint(folder), **found}
 
 
-def refused(source: Path, *question: object, status: int, code: str, said: str | list[str], out: str = "out") -> Result:
+def refused(
+    source: Path, *question: object, status: int, code: str, said: str | list[str], out: str = "out"
+) -> Result:
     """`apply` refuses with this status, code and words; nothing in the folder has changed."""
     folder = source.parent
     before = everything(folder)
@@ -43,10 +51,16 @@ def raw(path: Path, header: bytes, data: bytes = b"", n: int | None = None) -> P
 
 
 def entry(start: int, stop: int, shape: list[int] | None = None) -> str:
-    return json.dumps({"dtype": "U8", "shape": [stop - start] if shape is None else shape, "data_offsets": [start, stop]})
+    return json.dumps(
+        {
+            "dtype": "U8",
+            "shape": [stop - start] if shape is None else shape,
+            "data_offsets": [start, stop],
+        }
+    )
 
 
-# ---- headers ----------------------------------------------------------------------------------------------------------
+# ---- headers -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -54,17 +68,31 @@ def entry(start: int, stop: int, shape: list[int] | None = None) -> str:
     [
         pytest.param(f'{{"a":{entry(0, 4)},"b":{entry(2, 6)}}}', 6, "b", id="overlapping tensors"),
         pytest.param(f'{{"a":{entry(0, 4)},"a":{entry(4, 8)}}}', 8, "a", id="duplicate keys"),
-        pytest.param('{"a":{"dtype":"U8","dtype":"U8","shape":[4],"data_offsets":[0,4]}}', 4, "dtype", id="duplicate fields"),
+        pytest.param(
+            '{"a":{"dtype":"U8","dtype":"U8","shape":[4],"data_offsets":[0,4]}}',
+            4,
+            "dtype",
+            id="duplicate fields",
+        ),
         pytest.param(f'{{"a":{entry(0, 400)}}}', 4, "a", id="offsets past the end"),
         pytest.param(f'{{"a":{entry(0, 4, [9])}}}', 4, "a", id="shape and offsets disagree"),
         pytest.param(f'{{"a":{entry(0, 4)}', 4, "in.safetensors", id="JSON cut short"),
         pytest.param("[]", 0, "in.safetensors", id="no object"),
-        pytest.param('{"a":{"dtype":"F33","shape":[1],"data_offsets":[0,4]}}', 4, "F33", id="unknown dtype"),
+        pytest.param(
+            '{"a":{"dtype":"F33","shape":[1],"data_offsets":[0,4]}}', 4, "F33", id="unknown dtype"
+        ),
     ],
 )
 def test_a_bad_header_is_refused(tmp_path: Path, header: str, data: int, said: str) -> None:
     source = raw(tmp_path / "in.safetensors", header.encode(), bytes(data))
-    refused(source, "--rules", rules(tmp_path, KEEP), status=3, code="M906", said=[said, "in.safetensors"])
+    refused(
+        source,
+        "--rules",
+        rules(tmp_path, KEEP),
+        status=3,
+        code="M906",
+        said=[said, "in.safetensors"],
+    )
 
 
 @pytest.mark.parametrize("kept", [0, 4, 8, 40])
@@ -85,7 +113,7 @@ def test_a_header_longer_than_the_file_is_refused(tmp_path: Path) -> None:
     refused(source, "--rules", rules(tmp_path, KEEP), status=3, code="M914", said="in.safetensors")
 
 
-# ---- folders ----------------------------------------------------------------------------------------------------------
+# ---- folders -------------------------------------------------------------------------------------
 
 
 def edit_index(folder: Path, change: Callable[[dict], None]) -> None:
@@ -95,12 +123,16 @@ def edit_index(folder: Path, change: Callable[[dict], None]) -> None:
     path.write_text(json.dumps(document))
 
 
-@pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/hostname", "sub/../../outside.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["../outside.safetensors", "/etc/hostname", "sub/../../outside.safetensors"]
+)
 def test_an_index_that_names_files_outside_its_folder_is_refused(tmp_path: Path, name: str) -> None:
     folder = shards(tmp_path / "ckpt", [{"a": ("F32", [2])}, {"b": ("F32", [2])}])
     safetensors(tmp_path / "outside.safetensors", {"b": ("F32", [2])})
     edit_index(folder, lambda d: d["weight_map"].update(b=name))
-    refused(folder, "--rules", rules(tmp_path, KEEP), status=3, code="M907", said=os.path.basename(name))
+    refused(
+        folder, "--rules", rules(tmp_path, KEEP), status=3, code="M907", said=os.path.basename(name)
+    )
 
 
 def test_a_link_out_of_the_folder_is_refused_unless_allowed(tmp_path: Path) -> None:
@@ -109,8 +141,17 @@ def test_a_link_out_of_the_folder_is_refused_unless_allowed(tmp_path: Path) -> N
     shutil.move(second, tmp_path / "elsewhere.safetensors")
     second.symlink_to(tmp_path / "elsewhere.safetensors")
     rule = rules(tmp_path, KEEP)
-    refused(folder, "--rules", rule, status=3, code="M907", said=["model-00002-of-00002.safetensors", "--allow links"])
-    assert run("apply", folder, "-o", tmp_path / "new", "--rules", rule, "--allow", "links").exit == 0
+    refused(
+        folder,
+        "--rules",
+        rule,
+        status=3,
+        code="M907",
+        said=["model-00002-of-00002.safetensors", "--allow links"],
+    )
+    assert (
+        run("apply", folder, "-o", tmp_path / "new", "--rules", rule, "--allow", "links").exit == 0
+    )
 
 
 def test_all_missing_shards_are_named_at_once(tmp_path: Path) -> None:
@@ -118,14 +159,25 @@ def test_all_missing_shards_are_named_at_once(tmp_path: Path) -> None:
     (folder / "model-00002-of-00004.safetensors").unlink()
     (folder / "model-00004-of-00004.safetensors").unlink()
     rule = rules(tmp_path, KEEP)
-    refused(folder, "--rules", rule, status=3, code="M908", said=["model-00002-of-00004.safetensors", "model-00004-of-00004.safetensors"])
+    refused(
+        folder,
+        "--rules",
+        rule,
+        status=3,
+        code="M908",
+        said=["model-00002-of-00004.safetensors", "model-00004-of-00004.safetensors"],
+    )
 
 
 def test_an_index_with_duplicate_keys_is_refused(tmp_path: Path) -> None:
     folder = shards(tmp_path / "ckpt", [{"a": ("F32", [2])}])
     name = "model-00001-of-00001.safetensors"
-    (folder / "model.safetensors.index.json").write_text(f'{{"weight_map": {{"a": "{name}", "a": "{name}"}}}}')
-    result = refused(folder, "--rules", rules(tmp_path, KEEP), status=3, code="M906", said="index.json")
+    (folder / "model.safetensors.index.json").write_text(
+        f'{{"weight_map": {{"a": "{name}", "a": "{name}"}}}}'
+    )
+    result = refused(
+        folder, "--rules", rules(tmp_path, KEEP), status=3, code="M906", said="index.json"
+    )
     assert result.json["diagnostics"][0]["message"].endswith(": a")
 
 
@@ -135,7 +187,7 @@ def test_an_index_that_says_another_file_than_the_key_stands_in_is_refused(tmp_p
     refused(folder, "--rules", rules(tmp_path, KEEP), status=3, code="M915", said="b")
 
 
-# ---- rule files -------------------------------------------------------------------------------------------------------
+# ---- rule files ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -153,7 +205,9 @@ def test_an_index_that_says_another_file_than_the_key_stands_in_is_refused(tmp_p
         pytest.param("rules: [{name: r, from: a, to: '{x}'}]\n", "M203", id="undefined capture"),
     ],
 )
-def test_a_bad_rule_file_is_refused_with_line_and_caret(tmp_path: Path, text: str, code: str) -> None:
+def test_a_bad_rule_file_is_refused_with_line_and_caret(
+    tmp_path: Path, text: str, code: str
+) -> None:
     source = safetensors(tmp_path / "in.safetensors", TWO)
     rule = rules(tmp_path, text)
     result = refused(source, "--rules", rule, status=2, code=code, said="rules.yaml")
@@ -164,7 +218,7 @@ def test_a_bad_rule_file_is_refused_with_line_and_caret(tmp_path: Path, text: st
     assert "^" in rendered
 
 
-# ---- rules and checkpoint ---------------------------------------------------------------------------------------------
+# ---- rules and checkpoint ------------------------------------------------------------------------
 
 STACK = "rules: [{name: fuse, from: 'e.{i:int}.w', to: w, via: [{stack: {over: i}}]}]\n"
 
@@ -172,15 +226,38 @@ STACK = "rules: [{name: fuse, from: 'e.{i:int}.w', to: w, via: [{stack: {over: i
 @pytest.mark.parametrize(
     ("tensors", "text", "code", "said"),
     [
-        pytest.param({f"e.{i}.w": ("F32", [2]) for i in (0, 1, 3)}, STACK, "M207", ["{i} = 2", "fuse"], id="gap"),
-        pytest.param({f"e.{i}.w": ("F32", [2]) for i in (1, 2)}, STACK, "M207", ["{i} = 0"], id="does not start at 0"),
         pytest.param(
-            {f"e.{i}.w": ("F32", [3 if i in (2, 5) else 2]) for i in range(6)}, STACK, "M301", ["e.2.w", "e.5.w"], id="unequal shapes"
+            {f"e.{i}.w": ("F32", [2]) for i in (0, 1, 3)},
+            STACK,
+            "M207",
+            ["{i} = 2", "fuse"],
+            id="gap",
         ),
-        pytest.param({f"e.{i}.w": ("F16" if i == 1 else "F32", [2]) for i in range(3)}, STACK, "M303", ["e.1.w"], id="dtype mismatch"),
+        pytest.param(
+            {f"e.{i}.w": ("F32", [2]) for i in (1, 2)},
+            STACK,
+            "M207",
+            ["{i} = 0"],
+            id="does not start at 0",
+        ),
+        pytest.param(
+            {f"e.{i}.w": ("F32", [3 if i in (2, 5) else 2]) for i in range(6)},
+            STACK,
+            "M301",
+            ["e.2.w", "e.5.w"],
+            id="unequal shapes",
+        ),
+        pytest.param(
+            {f"e.{i}.w": ("F16" if i == 1 else "F32", [2]) for i in range(3)},
+            STACK,
+            "M303",
+            ["e.1.w"],
+            id="dtype mismatch",
+        ),
         pytest.param(
             {"x.one": ("F32", [2])},
-            "rules: [{name: p, from: 'x.{a}', to: 'y.{a}'}, {name: q, from: '{b}.one', to: '{b}.two'}]\n",
+            "rules: [{name: p, from: 'x.{a}', to: 'y.{a}'}, {name: q, from: '{b}.one', to: "
+            "'{b}.two'}]\n",
             "M208",
             ["x.one", "p", "q"],
             id="two rules for one key",
@@ -206,38 +283,59 @@ STACK = "rules: [{name: fuse, from: 'e.{i:int}.w', to: w, via: [{stack: {over: i
             ["c", "p", "q"],
             id="two writers",
         ),
-        pytest.param(TWO, "keep: ['{k...}']\nrules: [{name: lost, from: z, to: y}]\n", "M206", ["lost"], id="rule matches nothing"),
         pytest.param(
-            TWO, "keep: [b]\nrules: [{name: gone, from: a, via: [{drop: {why: unused}}]}]\n", "M402", ["gone", "unused"], id="drop"
+            TWO,
+            "keep: ['{k...}']\nrules: [{name: lost, from: z, to: y}]\n",
+            "M206",
+            ["lost"],
+            id="rule matches nothing",
+        ),
+        pytest.param(
+            TWO,
+            "keep: [b]\nrules: [{name: gone, from: a, via: [{drop: {why: unused}}]}]\n",
+            "M402",
+            ["gone", "unused"],
+            id="drop",
         ),
     ],
 )
-def test_what_rules_and_checkpoint_do_not_agree_on_is_named(tmp_path: Path, tensors: dict, text: str, code: str, said: list[str]) -> None:
+def test_what_rules_and_checkpoint_do_not_agree_on_is_named(
+    tmp_path: Path, tensors: dict, text: str, code: str, said: list[str]
+) -> None:
     source = safetensors(tmp_path / "in.safetensors", tensors)
     refused(source, "--rules", rules(tmp_path, text), status=3, code=code, said=said)
 
 
 def test_all_problems_of_a_checkpoint_come_at_once(tmp_path: Path) -> None:
-    tensors = {f"e.{i}.w": ("F32", [2]) for i in (0, 2)} | {f"g.{i}.w": ("F32", [i + 1]) for i in range(2)} | {"stray": ("U8", [1])}
+    tensors = (
+        {f"e.{i}.w": ("F32", [2]) for i in (0, 2)}
+        | {f"g.{i}.w": ("F32", [i + 1]) for i in range(2)}
+        | {"stray": ("U8", [1])}
+    )
     text = (
         "rules:\n"
         "  - {name: e, from: 'e.{i:int}.w', to: e, via: [{stack: {over: i}}]}\n"
         "  - {name: g, from: 'g.{i:int}.w', to: g, via: [{stack: {over: i}}]}\n"
     )
     source = safetensors(tmp_path / "in.safetensors", tensors)
-    result = refused(source, "--rules", rules(tmp_path, text), status=3, code="M211", said=["stray"])
+    result = refused(
+        source, "--rules", rules(tmp_path, text), status=3, code="M211", said=["stray"]
+    )
     assert {"M207", "M301", "M211"} <= set(result.codes)
 
 
 def test_control_characters_of_a_key_do_not_reach_the_terminal(tmp_path: Path) -> None:
     source = safetensors(tmp_path / "in.safetensors", {"a\x1b[31m\u202e": ("U8", [1])})
-    for arguments in (["inspect", source], ["plan", source, "--rules", rules(tmp_path, KEEP.replace("{k...}", "b"))]):
+    for arguments in (
+        ["inspect", source],
+        ["plan", source, "--rules", rules(tmp_path, KEEP.replace("{k...}", "b"))],
+    ):
         result = run(*arguments)
         assert "\x1b" not in result.out + result.err
         assert "\u202e" not in result.out + result.err
 
 
-# ---- places -----------------------------------------------------------------------------------------------------------
+# ---- places --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["file", "full folder", "empty folder", "dangling link"])
@@ -266,7 +364,9 @@ def test_an_output_inside_the_source_is_refused(tmp_path: Path) -> None:
 
 def test_an_output_in_a_folder_that_is_not_there_says_so(tmp_path: Path) -> None:
     source, rule = safetensors(tmp_path / "in.safetensors", TWO), rules(tmp_path, KEEP)
-    result = run("apply", source, "-o", tmp_path / "no" / "out", "--rules", rule, "--format", "json")
+    result = run(
+        "apply", source, "-o", tmp_path / "no" / "out", "--rules", rule, "--format", "json"
+    )
     assert result.exit in (2, 4)
     assert str(tmp_path / "no") in result.out
 
@@ -278,7 +378,9 @@ def test_a_size_that_is_none_is_refused(tmp_path: Path, size: str) -> None:
 
 
 def after(monkeypatch: pytest.MonkeyPatch, step: str, action: Callable[[], object]) -> None:
-    """Lets something happen right after a step of publishing: `allocate` is before the first byte, `check` after the last."""
+    """Lets something happen right after a step of publishing: `allocate` is before the first byte,
+    `check` after the last.
+    """
     from migrate.running.publish import Partial
 
     original = getattr(Partial, step)
@@ -290,7 +392,7 @@ def after(monkeypatch: pytest.MonkeyPatch, step: str, action: Callable[[], objec
     monkeypatch.setattr(Partial, step, stepped)
 
 
-# ---- while it runs ----------------------------------------------------------------------------------------------------
+# ---- while it runs -------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -299,7 +401,12 @@ def small_disk(tmp_path: Path):
     disk = tmp_path / "disk"
     disk.mkdir()
     try:
-        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True, text=True, check=False)
+        mounted = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     except OSError as error:
         pytest.skip(f"there is no mount command: {error}")
     if mounted.returncode:
@@ -311,40 +418,72 @@ def small_disk(tmp_path: Path):
 def test_a_full_disk_is_seen_before_the_first_byte(tmp_path: Path, small_disk: Path) -> None:
     source = safetensors(tmp_path / "in.safetensors", {"a": ("U8", [3 << 20])}, holes=True)
     before = fingerprint(source)
-    result = run("apply", source, "-o", small_disk / "out.safetensors", "--rules", rules(tmp_path, KEEP), "--format", "json")
+    result = run(
+        "apply",
+        source,
+        "-o",
+        small_disk / "out.safetensors",
+        "--rules",
+        rules(tmp_path, KEEP),
+        "--format",
+        "json",
+    )
     assert (result.exit, result.codes) == (4, ["M909"])
     assert list(small_disk.iterdir()) == []
     assert fingerprint(source) == before
     fits = safetensors(tmp_path / "fits.safetensors", {"a": ("U8", [1 << 19])})
-    assert run("apply", fits, "-o", small_disk / "out.safetensors", "--rules", tmp_path / "rules.yaml").exit == 0
+    assert (
+        run(
+            "apply", fits, "-o", small_disk / "out.safetensors", "--rules", tmp_path / "rules.yaml"
+        ).exit
+        == 0
+    )
 
 
 def test_a_disk_that_fills_up_after_the_look_is_seen_when_files_are_allocated(
     tmp_path: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, rule = safetensors(tmp_path / "in.safetensors", {"a": ("U8", [1 << 19])}), rules(tmp_path, KEEP)
+    source, rule = (
+        safetensors(tmp_path / "in.safetensors", {"a": ("U8", [1 << 19])}),
+        rules(tmp_path, KEEP),
+    )
     filler = small_disk / "filler"
     with monkeypatch.context() as patched:
         after(patched, "require", lambda: filler.write_bytes(bytes(3 << 18)))
-        result = run("apply", source, "-o", small_disk / "out.safetensors", "--rules", rule, "--format", "json")
+        result = run(
+            "apply",
+            source,
+            "-o",
+            small_disk / "out.safetensors",
+            "--rules",
+            rule,
+            "--format",
+            "json",
+        )
     assert (result.exit, result.codes) == (4, ["M909"])
     assert list(small_disk.iterdir()) == [filler]
     filler.unlink()
     assert run("apply", source, "-o", small_disk / "out.safetensors", "--rules", rule).exit == 0
 
 
-def test_a_source_cut_short_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_cut_short_while_it_is_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tensors = {f"a.{i}": ("U8", [1 << 20]) for i in range(8)}
     source = safetensors(tmp_path / "in.safetensors", tensors, holes=True)
     rule = rules(tmp_path, "rules: [{name: r, from: 'a.{i:int}', to: 'b.{i}'}]\n")
     after(monkeypatch, "allocate", lambda: os.truncate(source, source.stat().st_size - (3 << 20)))
-    result = run("apply", source, "-o", tmp_path / "out.safetensors", "--rules", rule, "--format", "json")
+    result = run(
+        "apply", source, "-o", tmp_path / "out.safetensors", "--rules", rule, "--format", "json"
+    )
     assert (result.exit, result.codes) == (3, ["M905"])
     assert "in.safetensors" in result.out
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in.safetensors", "rules.yaml"]
 
 
-def test_a_source_written_to_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_written_to_while_it_is_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = safetensors(tmp_path / "in.safetensors", mixtral())
 
     def write() -> None:
@@ -354,13 +493,17 @@ def test_a_source_written_to_while_it_is_read_is_refused(tmp_path: Path, monkeyp
         os.utime(source, ns=(1, 1))
 
     after(monkeypatch, "allocate", write)
-    result = run("apply", source, "-o", tmp_path / "new", "--to", "hf-mixtral@v5", "--format", "json")
+    result = run(
+        "apply", source, "-o", tmp_path / "new", "--to", "hf-mixtral@v5", "--format", "json"
+    )
     assert (result.exit, result.codes) == (3, ["M905"])
     assert "in.safetensors" in result.out
     assert [p.name for p in tmp_path.iterdir()] == ["in.safetensors"]
 
 
-def test_a_source_replaced_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_replaced_while_it_is_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = shards(tmp_path / "ckpt", [{"a": ("F32", [2])}, {"b": ("F32", [2])}])
     file = folder / "model-00002-of-00002.safetensors"
 
@@ -368,14 +511,25 @@ def test_a_source_replaced_while_it_is_read_is_refused(tmp_path: Path, monkeypat
         os.replace(safetensors(folder / "x", {"b": ("F32", [2], bytes(length("F32", [2])))}), file)
 
     after(monkeypatch, "allocate", replace)
-    result = run("apply", folder, "-o", tmp_path / "out", "--rules", rules(tmp_path, KEEP), "--format", "json")
+    result = run(
+        "apply",
+        folder,
+        "-o",
+        tmp_path / "out",
+        "--rules",
+        rules(tmp_path, KEEP),
+        "--format",
+        "json",
+    )
     assert (result.exit, result.codes) == (3, ["M905"])
     assert file.name in result.out
     assert not (tmp_path / "out").exists()
     assert not (tmp_path / "out.migrate-partial").exists()
 
 
-def test_a_target_that_appears_meanwhile_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_target_that_appears_meanwhile_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source, rule = safetensors(tmp_path / "in.safetensors", TWO), rules(tmp_path, KEEP)
     out = tmp_path / "out"
     with monkeypatch.context() as patched:
@@ -387,7 +541,9 @@ def test_a_target_that_appears_meanwhile_is_not_replaced(tmp_path: Path, monkeyp
     assert run("apply", source, "-o", out, "--rules", rule, "--resume").exit == 0
 
 
-def test_a_partial_of_another_plan_is_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partial_of_another_plan_is_not_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source, rule = safetensors(tmp_path / "in.safetensors", TWO), rules(tmp_path, KEEP)
 
     def stop() -> None:
@@ -397,6 +553,8 @@ def test_a_partial_of_another_plan_is_not_resumed(tmp_path: Path, monkeypatch: p
         after(patched, "check", stop)
         assert run("apply", source, "-o", tmp_path / "out", "--rules", rule).exit == 4
     other = rules(tmp_path, KEEP.replace("to: c", "to: d"), "other.yaml")
-    result = run("apply", source, "-o", tmp_path / "out", "--rules", other, "--resume", "--format", "json")
+    result = run(
+        "apply", source, "-o", tmp_path / "out", "--rules", other, "--resume", "--format", "json"
+    )
     assert (result.exit, result.codes) == (2, ["M918"])
     assert run("apply", source, "-o", tmp_path / "out", "--rules", rule, "--resume").exit == 0

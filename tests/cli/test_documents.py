@@ -1,4 +1,6 @@
-"""The contract of every command: stdout is the answer, stderr the rest, and each JSON document says what it is and fits its schema."""
+"""The contract of every command: stdout is the answer, stderr the rest, and each JSON document says
+what it is and fits its schema.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,26 @@ from typing import Any
 
 import jsonschema
 import pytest
-from commandline import DATA, ROOT, Result, content, contents, done, mixtral, rules, run, safetensors
+from commandline import (
+    DATA,
+    ROOT,
+    Result,
+    content,
+    contents,
+    done,
+    mixtral,
+    rules,
+    run,
+    safetensors,
+)
 
 from migrate.rules import documents
 
 HUB = DATA / "mixtral__v4" / "hub"
-SCHEMAS = {path.name.removesuffix(".schema.json"): json.loads(path.read_text()) for path in (ROOT / "schemas").glob("*.schema.json")}
+SCHEMAS = {
+    path.name.removesuffix(".schema.json"): json.loads(path.read_text())
+    for path in (ROOT / "schemas").glob("*.schema.json")
+}
 KINDS = documents.kinds()
 
 
@@ -78,9 +94,16 @@ def test_apply_and_downgrade(pair: tuple[Path, Path], tmp_path: Path) -> None:
     old, new = pair
     result = done("apply", old, "-o", tmp_path / "new", "--to", "hf-mixtral@v5", "--format", "json")
     document = check(result.json, "published")
-    assert document["steps"] == [{"lineage": "hf-mixtral", "from": "v4", "to": "v5", "backwards": False}]
+    assert document["steps"] == [
+        {"lineage": "hf-mixtral", "from": "v4", "to": "v5", "backwards": False}
+    ]
     assert set(document["files"]) == {"model.safetensors"}
-    check(done("apply", new, "-o", tmp_path / "x", "--to", "hf-mixtral@v5", "--format", "json", exit=1).json, "published")
+    check(
+        done(
+            "apply", new, "-o", tmp_path / "x", "--to", "hf-mixtral@v5", "--format", "json", exit=1
+        ).json,
+        "published",
+    )
     check(done("downgrade", new, "-o", tmp_path / "back", "--format", "json").json, "published")
     text = done("downgrade", new, "-o", tmp_path / "back2")
     assert text.out.startswith(f"published {tmp_path / 'back2'}")
@@ -92,9 +115,18 @@ def test_apply_and_downgrade(pair: tuple[Path, Path], tmp_path: Path) -> None:
 def test_a_file_hash_is_that_of_the_whole_file(pair: tuple[Path, Path], tmp_path: Path) -> None:
     import xxhash
 
-    files = done("apply", pair[0], "-o", tmp_path / "new", "--to", "hf-mixtral@v5", "--max-shard-size", "200B", "--format", "json").json[
-        "files"
-    ]
+    files = done(
+        "apply",
+        pair[0],
+        "-o",
+        tmp_path / "new",
+        "--to",
+        "hf-mixtral@v5",
+        "--max-shard-size",
+        "200B",
+        "--format",
+        "json",
+    ).json["files"]
     assert len(files) > 3
     for name, entry in files.items():
         raw = (tmp_path / "new" / name).read_bytes()
@@ -119,13 +151,22 @@ def test_verify(pair: tuple[Path, Path], tmp_path: Path) -> None:
 def test_diff(tmp_path: Path) -> None:
     shared = {"same": ("F32", [4]), "kind": ("F32", [2])}
     changed = content("one", 16)
-    one = safetensors(tmp_path / "a.safetensors", {**shared, "only.a": ("U8", [1]), "bits": ("F32", [4], changed)})
-    other = {**shared, "kind": ("BF16", [4]), "only.b": ("U8", [1]), "bits": ("F32", [4], changed[:12] + bytes(4))}
+    one = safetensors(
+        tmp_path / "a.safetensors", {**shared, "only.a": ("U8", [1]), "bits": ("F32", [4], changed)}
+    )
+    other = {
+        **shared,
+        "kind": ("BF16", [4]),
+        "only.b": ("U8", [1]),
+        "bits": ("F32", [4], changed[:12] + bytes(4)),
+    }
     text, document = both("diff", one, safetensors(tmp_path / "b.safetensors", other), exit=1)
     check(document, "difference")
     assert (document["only_a"], document["only_b"]) == (["only.a"], ["only.b"])
     assert document["specs"] == [{"key": "kind", "a": "float32 [2]", "b": "bfloat16 [4]"}]
-    assert [(d["key"], d["index"], d["count"]) for d in document["bytes_differ"]] == [("bits", [3], 1)]
+    assert [(d["key"], d["index"], d["count"]) for d in document["bytes_differ"]] == [
+        ("bits", [3], 1)
+    ]
     for said in ("only in A: only.a", "only in B: only.b", "kind", "bits"):
         assert said in text.out
     text, document = both("diff", one, one)
@@ -143,23 +184,37 @@ def test_history(pair: tuple[Path, Path]) -> None:
     with new.open("rb") as file:
         n = int.from_bytes(file.read(8), "little")
         stamp = json.loads(file.read(n))["__metadata__"]
-    jsonschema.Draft202012Validator(SCHEMAS["history"]).validate(json.loads(next(v for v in stamp.values() if '"history"' in v)))
+    jsonschema.Draft202012Validator(SCHEMAS["history"]).validate(
+        json.loads(next(v for v in stamp.values() if '"history"' in v))
+    )
 
 
 def test_a_plan_with_everything_in_it_fits_its_schema(tmp_path: Path) -> None:
-    source = safetensors(tmp_path / "in.safetensors", {"a.0": ("F32", [2, 2]), "a.1": ("F32", [2, 2]), "b": ("F32", [6]), "c": ("U8", [1])})
+    source = safetensors(
+        tmp_path / "in.safetensors",
+        {"a.0": ("F32", [2, 2]), "a.1": ("F32", [2, 2]), "b": ("F32", [6]), "c": ("U8", [1])},
+    )
     rule = rules(
         tmp_path,
         "params: {n: {type: int, default: 2}, names: {type: list, items: str, optional: true}}\n"
         "rules:\n"
         "  - {name: one, from: 'a.{i:int}', to: a, via: [{stack: {over: i, count: $n}}]}\n"
-        "  - {name: cut, from: b, to: bb, via: [{slice: {dim: 0, start: 0, stop: 4, of: 6, value: 0}}]}\n"
+        "  - {name: cut, from: b, to: bb, via: [{slice: {dim: 0, start: 0, stop: 4, of: 6, value: "
+        "0}}]}\n"
         "  - {name: gone, from: c, via: [{drop: {why: nobody reads it}}]}\n"
-        "  - {name: new, from: b, to: d, keep_source: true, via: [{fill: {value: 1, dtype: float32, shape: [2]}}]}\n",
+        "  - {name: new, from: b, to: d, keep_source: true, via: [{fill: {value: 1, dtype: "
+        "float32, shape: [2]}}]}\n",
     )
-    document = done("plan", source, "--rules", rule, "--allow", "drop", "--set", "names=x,y", "--format", "json").json
+    document = done(
+        "plan", source, "--rules", rule, "--allow", "drop", "--set", "names=x,y", "--format", "json"
+    ).json
     check(document, "plan")
-    assert {row["change"] for row in document["rows"]} == {"merged", "rearranged", "dropped", "added"}
+    assert {row["change"] for row in document["rows"]} == {
+        "merged",
+        "rearranged",
+        "dropped",
+        "added",
+    }
     assert {loss["kind"] for loss in document["losses"]} == {"drop"}
     assert document["params"] == {"n": 2, "names": ["x", "y"]}
     assert document["downgrade"]["exact"] is False
@@ -187,7 +242,9 @@ def test_a_plan_with_everything_in_it_fits_its_schema(tmp_path: Path) -> None:
         ["unknown"],
     ],
 )
-def test_a_problem_is_a_document_on_stdout_or_text_on_stderr(tmp_path: Path, arguments: list[str]) -> None:
+def test_a_problem_is_a_document_on_stdout_or_text_on_stderr(
+    tmp_path: Path, arguments: list[str]
+) -> None:
     result = run(*arguments, "--format", "json", cwd=tmp_path)
     assert result.exit == 2
     assert check(result.json, "problems")["exit"] == 2
@@ -201,11 +258,19 @@ def test_a_problem_is_a_document_on_stdout_or_text_on_stderr(tmp_path: Path, arg
 def test_every_problem_of_all_rule_files_is_in_one_report(tmp_path: Path) -> None:
     source = safetensors(tmp_path / "in.safetensors", {"a": ("U8", [1])})
     one = rules(tmp_path, "rules: [{name: r, form: a, to: b}]\n", "one.yaml")
-    two = rules(tmp_path, "rules: [{name: r, from: a, to: '{x}'}, {name: s, from: c, to: d, via: [{stak: {over: e}}]}]\n", "two.yaml")
+    two = rules(
+        tmp_path,
+        "rules: [{name: r, from: a, to: '{x}'}, {name: s, from: c, to: d, via: [{stak: {over: "
+        "e}}]}]\n",
+        "two.yaml",
+    )
     result = run("plan", source, "--rules", one, "--rules", two, "--format", "json")
     found = check(result.json, "problems")["diagnostics"]
     assert result.exit == 2
-    assert {Path(d["spans"][0]["file"]).name for d in found if d["spans"]} == {"one.yaml", "two.yaml"}
+    assert {Path(d["spans"][0]["file"]).name for d in found if d["spans"]} == {
+        "one.yaml",
+        "two.yaml",
+    }
     assert {"M103", "M102"} <= {d["code"] for d in found}
     text = run("plan", source, "--rules", one, "--rules", two).err
     assert f"{len(found)} errors" in text

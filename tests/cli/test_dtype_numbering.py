@@ -1,6 +1,8 @@
-"""The integer of a dtype that Transformer Engine renumbered: asked for where it decides something, from the command line to the decoder.
+"""The integer of a dtype that Transformer Engine renumbered: asked for where it decides something,
+from the command line to the decoder.
 
-7 is E5M2 until 2.3 and E4M3 since 2.4; a Float8Tensor of five arguments, and a Float8BlockwiseQTensor of nine, were written by both.
+7 is E5M2 until 2.3 and E4M3 since 2.4; a Float8Tensor of five arguments, and a
+Float8BlockwiseQTensor of nine, were written by both.
 """
 
 from __future__ import annotations
@@ -21,8 +23,14 @@ from migrate.core.errors import CheckpointError
 MEANINGS = {"0.8": "float8_e5m2", "2.4": "float8_e4m3fn"}
 HEAD = "id: demo/2/x\ntitle: x\nlineage: demo\nedge: ['1', '2']\n"
 RENAME = HEAD + 'rules:\n  - {name: r, from: "a.{k...}", to: "b.{k}"}\n'
-APART = HEAD + 'rules:\n  - {name: r, from: "a.w._data", to: "a.data"}\n  - {name: s, from: "a.w._scale_inv", to: "a.scale"}\n'
-GROUP = HEAD + 'rules:\n  - {name: g, from: "a.w{e:int}.{k}", to: "a.w.{k}", via: [{stack: {over: e}}]}\n'
+APART = (
+    HEAD + 'rules:\n  - {name: r, from: "a.w._data", to: "a.data"}\n  - {name: s, from: '
+    '"a.w._scale_inv", to: "a.scale"}\n'
+)
+GROUP = (
+    HEAD
+    + 'rules:\n  - {name: g, from: "a.w{e:int}.{k}", to: "a.w.{k}", via: [{stack: {over: e}}]}\n'
+)
 
 
 @pytest.fixture
@@ -41,9 +49,21 @@ def float8(te: dict[str, ModuleType], code: int) -> Made:
 def blockwise(te: dict[str, ModuleType], seed: int) -> Made:
     torch.manual_seed(seed)
     number = te["transformer_engine_torch"].DType(7)
-    quantizer = te["float8_blockwise_tensor"].Float8BlockQuantizer(dtype=number, block_scaling_dim=2)
+    quantizer = te["float8_blockwise_tensor"].Float8BlockQuantizer(
+        dtype=number, block_scaling_dim=2
+    )
     data, scale = torch.randint(0, 256, (128, 128), dtype=torch.uint8), torch.rand(1, 4)
-    arguments = (torch.Size((128, 128)), data, scale, None, None, number, torch.bfloat16, quantizer, True)
+    arguments = (
+        torch.Size((128, 128)),
+        data,
+        scale,
+        None,
+        None,
+        number,
+        torch.bfloat16,
+        quantizer,
+        True,
+    )
     return Made(te["float8_blockwise_tensor"].Float8BlockwiseQTensor._make_in_reduce_ex, arguments)
 
 
@@ -66,26 +86,38 @@ def test_inspect_shows_both_readings_and_takes_the_answer(te: Any, tmp_path: Pat
     assert "float8_e5m2 (0.8) or float8_e4m3fn (2.4)" in text
     assert "--set te_dtype_numbering=0.8 or =2.4" in text
     for said, number in MEANINGS.items():
-        (told,) = done("inspect", source, "--set", f"te_dtype_numbering={said}", "--format", "json").json["objects"]
+        (told,) = done(
+            "inspect", source, "--set", f"te_dtype_numbering={said}", "--format", "json"
+        ).json["objects"]
         assert (told["number"], told["readings"]) == (number, {})
-        assert migrate.inspect(source, params={"te_dtype_numbering": float(said)})["objects"] == [told]
+        assert migrate.inspect(source, params={"te_dtype_numbering": float(said)})["objects"] == [
+            told
+        ]
 
 
 def test_an_object_that_stays_what_it_is_needs_no_answer(te: Any, tmp_path: Path) -> None:
     assert asked(saved(tmp_path, w=float8(te, 7)), RENAME).exit == 0
 
 
-def test_an_object_that_comes_apart_is_asked_about_and_both_answers_are_taken(te: Any, tmp_path: Path) -> None:
+def test_an_object_that_comes_apart_is_asked_about_and_both_answers_are_taken(
+    te: Any, tmp_path: Path
+) -> None:
     source = saved(tmp_path, w=float8(te, 7))
     found = asked(source, APART)
     assert (found.exit, found.codes) == (3, ["M955"])
-    assert "float8_e5m2 in 0.8 and later, float8_e4m3fn in 2.4 and later" in found.json["diagnostics"][0]["message"]
+    assert (
+        "float8_e5m2 in 0.8 and later, float8_e4m3fn in 2.4 and later"
+        in found.json["diagnostics"][0]["message"]
+    )
     assert "--set te_dtype_numbering=0.8" in found.json["diagnostics"][0]["help"]
     for said, number in MEANINGS.items():
         words = ("--rules", tmp_path / "rules.yaml", "--set", f"te_dtype_numbering={said}")
         plan = asked(source, APART, *words[2:]).json
         assert plan["params"] == {"te_dtype_numbering": said}
-        assert any(note.startswith("plain tensors") and note.endswith(f"of their data are {number}") for note in plan["notes"])
+        assert any(
+            note.startswith("plain tensors") and note.endswith(f"of their data are {number}")
+            for note in plan["notes"]
+        )
         out = tmp_path / f"out{said}.pt"
         done("apply", source, "-o", out, *words, "-q")
         # the stamp remembers the answer
@@ -93,12 +125,16 @@ def test_an_object_that_comes_apart_is_asked_about_and_both_answers_are_taken(te
         done("downgrade", out, "-o", tmp_path / f"back{said}.pt", *words[:2], "-q")
 
 
-def test_members_are_a_group_only_where_the_answer_says_that_the_group_means_the_same(te: Any, tmp_path: Path) -> None:
+def test_members_are_a_group_only_where_the_answer_says_that_the_group_means_the_same(
+    te: Any, tmp_path: Path
+) -> None:
     source = saved(tmp_path, w0=blockwise(te, 0), w1=blockwise(te, 1))
     assert asked(source, GROUP).codes == ["M955"]
     for said in MEANINGS:
         out = tmp_path / f"out{said}.pt"
-        migrate.apply(source, out, rules=[tmp_path / "rules.yaml"], params={"te_dtype_numbering": said})
+        migrate.apply(
+            source, out, rules=[tmp_path / "rules.yaml"], params={"te_dtype_numbering": said}
+        )
         made = torch.load(out, weights_only=False)
         if said == "2.4":
             assert list(made) == ["a.w"]

@@ -1,4 +1,6 @@
-"""Several rule files of one edge, and what a rule file may not ask for: each thing is done once, or refused before anything is read."""
+"""Several rule files of one edge, and what a rule file may not ask for: each thing is done once, or
+refused before anything is read.
+"""
 
 from __future__ import annotations
 
@@ -46,23 +48,40 @@ def test_a_list_of_names_that_two_files_of_an_edge_name_is_renamed_once(tmp_path
 
 def test_a_list_that_one_file_names_twice_is_renamed_once(tmp_path: Path) -> None:
     text = "names: [config.json#skip, config.json#skip]\nkeep: ['l.{n:int}.z']\n" + moves("w")
-    source = folder(tmp_path / "old", {k: v for k, v in LAYERS.items() if k.endswith("w")}, config={"skip": ["l.0"]})
+    source = folder(
+        tmp_path / "old",
+        {k: v for k, v in LAYERS.items() if k.endswith("w")},
+        config={"skip": ["l.0"]},
+    )
     done("apply", source, "-o", tmp_path / "new", "--rules", rules(tmp_path, text))
     assert side(tmp_path / "new")["skip"] == ["l.1"]
 
 
 @pytest.mark.parametrize(
     ("more", "words"),
-    [("minimum: 10", "4 is below the minimum 10"), ("choices: [1, 2]", "4 is none of 1, 2"), ("default: 7", "the defaults 5 and 7")],
+    [
+        ("minimum: 10", "4 is below the minimum 10"),
+        ("choices: [1, 2]", "4 is none of 1, 2"),
+        ("default: 7", "the defaults 5 and 7"),
+    ],
 )
 def test_a_param_has_to_suit_every_file_of_the_edge(tmp_path: Path, more: str, words: str) -> None:
     asked = 'where: {$n: [4]}, name: s, from: "l.{n:int}.z", to: "l.{n+1}.z"'
     both = edge(
         tmp_path,
         first="params: {n: {type: int, config: n, default: 5}}\n" + moves("w"),
-        second=f"params: {{n: {{type: int, {more}}}}}\nkeep: ['l.{{n:int}}.z']\nrules: [{{{asked}}}]\n",
+        second=f"params: {{n: {{type: int, {more}}}}}\nkeep: ['l.{{n:int}}.z']\nrules: "
+        f"[{{{asked}}}]\n",
     )
-    found = refusal("plan", folder(tmp_path / "old", LAYERS, config={"n": 4}), "--rules", both, "--to", "demo@v2", exit=2)
+    found = refusal(
+        "plan",
+        folder(tmp_path / "old", LAYERS, config={"n": 4}),
+        "--rules",
+        both,
+        "--to",
+        "demo@v2",
+        exit=2,
+    )
     assert (found["code"], words in found["message"]) == ("M114", True), found["message"]
     assert found["spans"][0]["file"].endswith("second.yaml")
 
@@ -75,7 +94,7 @@ def test_ranks_that_were_counted_under_a_key_that_keeps_its_name_come_back(tmp_p
 rules:
   - {name: same, from: "{p...}.g@{r:int}", to: "{p}.g", via: [{same: {over: r, count: $n}}]}
   - {name: rows, from: "{p...}.w@{r:int}", to: "{p}.w", via: [{concat: {over: r, dim: 0, count: $n}}]}
-"""
+"""  # noqa: E501
     question = ("--rules", rules(tmp_path, text))
     done("apply", tmp_path / "old", "-o", tmp_path / "new", *question)
     assert set(contents(tmp_path / "new")) == {"n.g", "n.w"}
@@ -83,9 +102,22 @@ rules:
     done("diff", tmp_path / "old", tmp_path / "back")
 
 
-def test_a_side_file_that_was_removed_since_does_not_come_back_and_that_is_said(tmp_path: Path) -> None:
-    file = rules(tmp_path, 'files: {config.json: {kind: new}}\nkeep: ["{k...}"]\nrules: [{name: m, from: old.weight, to: new.weight}]\n')
-    done("apply", small(tmp_path / "old", config={"kind": "old", "size": 2}), "-o", tmp_path / "new", "--rules", file)
+def test_a_side_file_that_was_removed_since_does_not_come_back_and_that_is_said(
+    tmp_path: Path,
+) -> None:
+    file = rules(
+        tmp_path,
+        'files: {config.json: {kind: new}}\nkeep: ["{k...}"]\nrules: [{name: m, from: old.weight, '
+        "to: new.weight}]\n",
+    )
+    done(
+        "apply",
+        small(tmp_path / "old", config={"kind": "old", "size": 2}),
+        "-o",
+        tmp_path / "new",
+        "--rules",
+        file,
+    )
     (tmp_path / "new" / "config.json").unlink()
     plan = done("plan", "--downgrade", tmp_path / "new", "--rules", file, "--format", "json").json
     assert plan["downgrade"]["exact"] is False
@@ -94,24 +126,43 @@ def test_a_side_file_that_was_removed_since_does_not_come_back_and_that_is_said(
 
 @pytest.mark.parametrize(
     ("condition", "words"),
-    [("$l: [4, 6]", "`$l` is a list"), ("$flag: 1", "is neither true nor false"), ("$n: many", "is not an integer")],
+    [
+        ("$l: [4, 6]", "`$l` is a list"),
+        ("$flag: 1", "is neither true nor false"),
+        ("$n: many", "is not an integer"),
+    ],
 )
-def test_a_condition_that_no_value_of_its_param_meets_is_refused(tmp_path: Path, condition: str, words: str) -> None:
+def test_a_condition_that_no_value_of_its_param_meets_is_refused(
+    tmp_path: Path, condition: str, words: str
+) -> None:
     text = f"""params: {{l: {{type: list, items: int, default: [4, 6]}}, flag: {{type: bool, default: true}}, n: {{type: int, default: 1}}}}
 keep: ["{{k...}}"]
 rules: [{{name: m, from: old.weight, to: new.weight, where: {{{condition}}}}}]
-"""
+"""  # noqa: E501
     found = refusal("plan", small(tmp_path / "old"), "--rules", rules(tmp_path, text), exit=2)
     assert (found["code"], words in found["message"]) == ("M114", True), found["message"]
 
 
 @pytest.mark.parametrize(
     "patches",
-    ["migrate.items.json: {a: 1}", ".git/x.json: {a: 1}", "__pycache__/x.json: {a: 1}", "a.json: {a: 1}, a.json/b.json: {a: 1}"],
+    [
+        "migrate.items.json: {a: 1}",
+        ".git/x.json: {a: 1}",
+        "__pycache__/x.json: {a: 1}",
+        "a.json: {a: 1}, a.json/b.json: {a: 1}",
+    ],
 )
-def test_a_side_file_that_would_be_in_the_way_or_left_behind_is_refused(tmp_path: Path, patches: str) -> None:
-    text = f'files: {{{patches}}}\nkeep: ["{{k...}}"]\nrules: [{{name: m, from: old.weight, to: new.weight}}]\n'
-    assert refusal("plan", small(tmp_path / "old"), "--rules", rules(tmp_path, text), exit=2)["code"] == "M114"
+def test_a_side_file_that_would_be_in_the_way_or_left_behind_is_refused(
+    tmp_path: Path, patches: str
+) -> None:
+    text = (
+        f'files: {{{patches}}}\nkeep: ["{{k...}}"]\nrules: [{{name: m, from: old.weight, to: '
+        "new.weight}]\n"
+    )
+    assert (
+        refusal("plan", small(tmp_path / "old"), "--rules", rules(tmp_path, text), exit=2)["code"]
+        == "M114"
+    )
 
 
 @pytest.mark.parametrize(
@@ -123,13 +174,21 @@ def test_a_side_file_that_would_be_in_the_way_or_left_behind_is_refused(tmp_path
     ],
 )
 @pytest.mark.parametrize("verb", ["plan", "apply"])
-def test_a_side_file_in_the_way_of_another_is_refused_before_anything_is_written(tmp_path: Path, verb: str, path: str, words: str) -> None:
-    text = f'files: {{{path}: {{a: 1}}}}\nkeep: ["{{k...}}"]\nrules: [{{name: m, from: old.weight, to: new.weight}}]\n'
+def test_a_side_file_in_the_way_of_another_is_refused_before_anything_is_written(
+    tmp_path: Path, verb: str, path: str, words: str
+) -> None:
+    text = (
+        f'files: {{{path}: {{a: 1}}}}\nkeep: ["{{k...}}"]\nrules: [{{name: m, from: '
+        "old.weight, to: new.weight}]\n"
+    )
     if path == "mp_rank_00":
         ranks = (("old.weight", "x"), ("old.weight", "x"))
         for number, keys in enumerate(ranks):
             (tmp_path / "old" / f"mp_rank_{number:02}").mkdir(parents=True)
-            safetensors(tmp_path / "old" / f"mp_rank_{number:02}" / "model.safetensors", {key: ("F32", [2]) for key in keys})
+            safetensors(
+                tmp_path / "old" / f"mp_rank_{number:02}" / "model.safetensors",
+                {key: ("F32", [2]) for key in keys},
+            )
         (tmp_path / "old" / "config.json").write_text("{}")
     else:
         (small(tmp_path / "old", config={"b": 1}) / "text").mkdir()
@@ -148,7 +207,10 @@ keep: ["{k...}"]
 rules: [{name: m, from: old.weight, to: new.weight, via: [{roll: {dim: 0, shift: $n // 2}}]}]
 """
     found = refusal("plan", small(tmp_path / "old"), "--rules", rules(tmp_path, text), exit=2)
-    assert (found["code"], "7 does not divide by 2 in `$n // 2`" in found["message"]) == ("M111", True)
+    assert (found["code"], "7 does not divide by 2 in `$n // 2`" in found["message"]) == (
+        "M111",
+        True,
+    )
 
 
 def test_a_folder_without_rule_files_is_not_clean(tmp_path: Path) -> None:

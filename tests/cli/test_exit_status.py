@@ -9,7 +9,19 @@ import time
 from pathlib import Path
 
 import pytest
-from commandline import DATA, ROOT, Result, environment, fingerprint, mixtral, rules, run, safetensors, shell, spawn
+from commandline import (
+    DATA,
+    ROOT,
+    Result,
+    environment,
+    fingerprint,
+    mixtral,
+    rules,
+    run,
+    safetensors,
+    shell,
+    spawn,
+)
 from work import HANG
 
 HUB = DATA / "mixtral__v4" / "hub"
@@ -31,7 +43,12 @@ def test_1_and_no_output_when_the_layout_is_the_wanted_one_already(tmp_path: Pat
     result = shell("apply", there, "-o", "new", "--to", "hf-mixtral@v5", cwd=tmp_path)
     assert (result.exit, result.err) == (1, "")
     assert result.out.startswith("nothing to do: ")
-    assert shell("apply", there, "-o", "new", "--to", "hf-mixtral@v5", "--if-needed", cwd=tmp_path).exit == 0
+    assert (
+        shell(
+            "apply", there, "-o", "new", "--to", "hf-mixtral@v5", "--if-needed", cwd=tmp_path
+        ).exit
+        == 0
+    )
     assert not list(tmp_path.iterdir())
 
 
@@ -57,13 +74,28 @@ def test_4_when_it_failed_while_running(tmp_path: Path) -> None:
         "os.pwrite = os.pwritev = full\n"
         "sys.exit(run(sys.argv[1:]))\n"
     )
-    command = [sys.executable, "-c", code, "apply", str(source), "-o", "new", "--to", "hf-mixtral@v5"]
-    child = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        "apply",
+        str(source),
+        "-o",
+        "new",
+        "--to",
+        "hf-mixtral@v5",
+    ]
+    child = subprocess.run(
+        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
+    )
     assert child.returncode == 4, child.stderr
     assert "error[M913]" in child.stderr
     assert "--resume" in child.stderr
     assert not (tmp_path / "new").exists()
-    assert shell("apply", source, "-o", "new", "--to", "hf-mixtral@v5", "--resume", cwd=tmp_path).exit == 0
+    assert (
+        shell("apply", source, "-o", "new", "--to", "hf-mixtral@v5", "--resume", cwd=tmp_path).exit
+        == 0
+    )
 
 
 def test_70_when_it_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +116,9 @@ def interrupt(source: Path, rule: Path, out: Path) -> Result:
     """Ctrl-C as soon as the journal shows that the run is under way."""
     child = spawn("apply", source, "-o", out, "--rules", rule, "--no-fsync", "--threads", "1")
     journal = out.with_name(out.name + ".migrate-partial") / "journal.jsonl"
-    while child.poll() is None and not (journal.exists() and journal.read_bytes().count(b"\n") >= 3):
+    while child.poll() is None and not (
+        journal.exists() and journal.read_bytes().count(b"\n") >= 3
+    ):
         time.sleep(0.0005)
     if child.poll() is None:
         child.send_signal(signal.SIGINT)
@@ -121,11 +155,15 @@ def test_130_when_it_is_interrupted_and_resume_ends_in_the_same_bytes(tmp_path: 
     assert not partial.exists()
     done = shell("apply", source, "-o", tmp_path / "whole.safetensors", "--rules", rule)
     assert done.exit == 0
-    assert list(fingerprint(out).values()) == list(fingerprint(tmp_path / "whole.safetensors").values())
+    assert list(fingerprint(out).values()) == list(
+        fingerprint(tmp_path / "whole.safetensors").values()
+    )
     assert fingerprint(source) == before
 
 
-def test_an_interrupt_before_anything_is_written_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_interrupt_before_anything_is_written_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     from migrate import api
 
     def interrupted(*arguments: object, **keywords: object) -> None:
@@ -137,9 +175,20 @@ def test_an_interrupt_before_anything_is_written_says_so(monkeypatch: pytest.Mon
 
 
 def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
-    source = safetensors(tmp_path / "in.safetensors", {f"k{i}.{'x' * 50}{i}": ("U8", [1]) for i in range(4000)})
-    command = f"{sys.executable} -m migrate inspect --all {source} | head -1; exit ${{PIPESTATUS[0]}}"
-    child = subprocess.run(["bash", "-c", command], cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    source = safetensors(
+        tmp_path / "in.safetensors", {f"k{i}.{'x' * 50}{i}": ("U8", [1]) for i in range(4000)}
+    )
+    command = (
+        f"{sys.executable} -m migrate inspect --all {source} | head -1; exit ${{PIPESTATUS[0]}}"
+    )
+    child = subprocess.run(
+        ["bash", "-c", command],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (child.returncode, child.stderr) == (0, "")
     assert child.stdout.count("\n") == 1
 

@@ -1,7 +1,8 @@
-"""The lists and dicts of 0.1 to 0.5, None, and what only looks like them: states that are objects in a `.pt` file, reached by rules.
+"""The lists and dicts of 0.1 to 0.5, None, and what only looks like them: states that are objects
+in a `.pt` file, reached by rules.
 
-The numbers are those of the vector of 0.8, whose dict is the one that 0.3 to 0.5 stored, pickled; their hashes were worked out by a
-script of its own.
+The numbers are those of the vector of 0.8, whose dict is the one that 0.3 to 0.5 stored, pickled;
+their hashes were worked out by a script of its own.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ HASHES = {name: EXPECTED[name]["sha256"] for name in SCALING}
 def as_dict(**more: Any) -> dict[str, Any]:
     """The dict of 0.3 to 0.5."""
     held: dict[str, Any] = pickle.loads((VECTORS / NAME).read_bytes())
-    return {key: value for key, value in held.items() if "inv" not in key} | {"global_fp8_buffer": {"FWD_AMAX_1": [torch.ones(3)]}, **more}
+    return {key: value for key, value in held.items() if "inv" not in key} | {
+        "global_fp8_buffer": {"FWD_AMAX_1": [torch.ones(3)]},
+        **more,
+    }
 
 
 def as_list() -> list[Any]:
@@ -45,7 +49,12 @@ FORMS = {"dict": as_dict, "list": as_list}
 
 
 def model(state: Any) -> dict[str, Any]:
-    return {"a.weight": torch.ones(2, 2), "a._extra_state": state, "b.weight": torch.zeros(3), "b._extra_state": None}
+    return {
+        "a.weight": torch.ones(2, 2),
+        "a._extra_state": state,
+        "b.weight": torch.zeros(3),
+        "b._extra_state": None,
+    }
 
 
 def saved(path: Path, value: Any, **options: Any) -> Path:
@@ -70,18 +79,35 @@ def hashes(tensors: dict[str, torch.Tensor]) -> dict[str, str]:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("policy", ["refuse", "pickle-2.x", "tensors"])
-def test_delayed_scaling_in_an_object_waits_for_a_person(form: str, policy: str, tmp_path: Path) -> None:
+def test_delayed_scaling_in_an_object_waits_for_a_person(
+    form: str, policy: str, tmp_path: Path
+) -> None:
     source, file = saved(tmp_path, model(FORMS[form]())), rules(tmp_path, delayed_scaling=policy)
-    found = run("apply", source, "-o", tmp_path / "out.pt", "--rules", file, "--allow", "drop", "--format", "json")
+    found = run(
+        "apply",
+        source,
+        "-o",
+        tmp_path / "out.pt",
+        "--rules",
+        file,
+        "--allow",
+        "drop",
+        "--format",
+        "json",
+    )
     assert "M951" in found.codes
     assert "a._extra_state" in found.json["diagnostics"][0]["message"]
-    assert ("0.3 to 0.5" if form == "dict" else "0.1 to 0.2") in found.json["diagnostics"][0]["message"]
+    assert ("0.3 to 0.5" if form == "dict" else "0.1 to 0.2") in found.json["diagnostics"][0][
+        "message"
+    ]
     assert not (tmp_path / "out.pt").exists()
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("out", ["out.pt", "out.safetensors"])
-def test_an_object_becomes_plain_tensors_with_the_same_bits(form: str, out: str, tmp_path: Path) -> None:
+def test_an_object_becomes_plain_tensors_with_the_same_bits(
+    form: str, out: str, tmp_path: Path
+) -> None:
     source, file = saved(tmp_path, model(FORMS[form]())), rules(tmp_path, delayed_scaling="tensors")
     done("apply", source, "-o", tmp_path / out, "--rules", file, "--allow", "delayed-scaling", "-q")
     done("verify", tmp_path / out, "--source", source, "--rules", file, "-q")
@@ -90,12 +116,27 @@ def test_an_object_becomes_plain_tensors_with_the_same_bits(form: str, out: str,
         assert hashes({name: made[f"a._extra_state.{name}"] for name in SCALING}) == HASHES
     else:
         made = contents(tmp_path / out)
-    assert sorted(made) == sorted(["a.weight", "b.weight", *(f"a._extra_state.{name}" for name in SCALING)])
+    assert sorted(made) == sorted(
+        ["a.weight", "b.weight", *(f"a._extra_state.{name}" for name in SCALING)]
+    )
 
 
 def test_a_dict_becomes_the_pickle_of_2_x(tmp_path: Path) -> None:
-    source, file = saved(tmp_path, model(as_dict())), rules(tmp_path, stateless="empty", delayed_scaling="pickle-2.x")
-    done("apply", source, "-o", tmp_path / "out.pt", "--rules", file, "--allow", "delayed-scaling", "-q")
+    source, file = (
+        saved(tmp_path, model(as_dict())),
+        rules(tmp_path, stateless="empty", delayed_scaling="pickle-2.x"),
+    )
+    done(
+        "apply",
+        source,
+        "-o",
+        tmp_path / "out.pt",
+        "--rules",
+        file,
+        "--allow",
+        "delayed-scaling",
+        "-q",
+    )
     made = torch.load(tmp_path / "out.pt", weights_only=True)
     assert list(made) == list(model(None))
     assert made["b._extra_state"].dtype == torch.uint8
@@ -107,7 +148,16 @@ def test_a_dict_becomes_the_pickle_of_2_x(tmp_path: Path) -> None:
 
 def test_a_list_does_not_say_its_format_and_no_recipe_is_guessed(tmp_path: Path) -> None:
     source = saved(tmp_path, model(as_list()))
-    found = run("plan", source, "--to", "te-extra-state@2.18", "--allow", "delayed-scaling", "--format", "json")
+    found = run(
+        "plan",
+        source,
+        "--to",
+        "te-extra-state@2.18",
+        "--allow",
+        "delayed-scaling",
+        "--format",
+        "json",
+    )
     assert found.codes == ["M950"]
     assert "nothing says the largest numbers" in found.json["diagnostics"][0]["message"]
     assert "--set delayed_scaling=drop --allow drop" in found.json["diagnostics"][0]["help"]
@@ -116,7 +166,9 @@ def test_a_list_does_not_say_its_format_and_no_recipe_is_guessed(tmp_path: Path)
 @pytest.mark.parametrize("form", FORMS)
 def test_an_object_is_left_behind_with_its_tensors(form: str, tmp_path: Path) -> None:
     source, file = saved(tmp_path, model(FORMS[form]())), rules(tmp_path, delayed_scaling="drop")
-    assert run("plan", source, "--rules", file, "--allow", "delayed-scaling", "--format", "json").codes == ["M402"]
+    assert run(
+        "plan", source, "--rules", file, "--allow", "delayed-scaling", "--format", "json"
+    ).codes == ["M402"]
     done("apply", source, "-o", tmp_path / "out.pt", "--rules", file, "--allow", "drop", "-q")
     done("verify", tmp_path / "out.pt", "--source", source, "--rules", file, "-q")
     assert list(torch.load(tmp_path / "out.pt", weights_only=True)) == ["a.weight", "b.weight"]
@@ -124,20 +176,35 @@ def test_an_object_is_left_behind_with_its_tensors(form: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("where", ["flat", "nested", "dicts", "old"])
-def test_an_object_is_found_wherever_the_state_dict_is_and_belongs_to_0_x(form: str, where: str, tmp_path: Path) -> None:
+def test_an_object_is_found_wherever_the_state_dict_is_and_belongs_to_0_x(
+    form: str, where: str, tmp_path: Path
+) -> None:
     value: Any = model(FORMS[form]())
     if where == "nested":
-        value = {"model": value, "optimizer": {"state": {0: {"exp_avg": torch.ones(2)}}}, "iteration": 3}
+        value = {
+            "model": value,
+            "optimizer": {"state": {0: {"exp_avg": torch.ones(2)}}},
+            "iteration": 3,
+        }
     elif where == "dicts":
-        value = {"model": {"a": {"weight": torch.ones(2, 2), "_extra_state": FORMS[form]()}, "b": {"weight": torch.ones(3)}}}
+        value = {
+            "model": {
+                "a": {"weight": torch.ones(2, 2), "_extra_state": FORMS[form]()},
+                "b": {"weight": torch.ones(3)},
+            }
+        }
     source = saved(tmp_path, value, _use_new_zipfile_serialization=where != "old")
     layouts = done("inspect", source, "--format", "json").json["layouts"]
-    assert {"te-extra-state": "0.x", "te-missing-state": "complete"}.items() <= {x["lineage"]: x["layout"] for x in layouts}.items()
+    assert {"te-extra-state": "0.x", "te-missing-state": "complete"}.items() <= {
+        x["lineage"]: x["layout"] for x in layouts
+    }.items()
     question = ("--to", "te-extra-state@2.18", "--set", "delayed_scaling=drop", "--allow", "drop")
     done("apply", source, "-o", tmp_path / "out.pt", *question, "-q")
     made = torch.load(tmp_path / "out.pt", weights_only=True)
     table = made.get("model", made)
-    assert list(table) == (["a", "b"] if where == "dicts" else ["a.weight", "b.weight", "b._extra_state"])
+    assert list(table) == (
+        ["a", "b"] if where == "dicts" else ["a.weight", "b.weight", "b._extra_state"]
+    )
     if where == "nested":
         assert torch.equal(made["optimizer"]["state"][0]["exp_avg"], torch.ones(2))
         assert made["iteration"] == 3
@@ -163,7 +230,9 @@ def test_an_object_that_no_such_rule_reads_stays_what_it_is(form: str, tmp_path:
         assert same(torch.load(tmp_path / name, weights_only=True), model(FORMS[form]()))
 
 
-def test_a_tensor_that_two_states_share_stays_with_the_one_that_no_rule_reads(tmp_path: Path) -> None:
+def test_a_tensor_that_two_states_share_stays_with_the_one_that_no_rule_reads(
+    tmp_path: Path,
+) -> None:
     shared = torch.arange(3.0)
     value = {
         "w": torch.ones(1),
@@ -171,8 +240,22 @@ def test_a_tensor_that_two_states_share_stays_with_the_one_that_no_rule_reads(tm
         "c._extra_state": as_dict(global_fp8_buffer={"x": [shared]}),
     }
     file = rules(tmp_path, delayed_scaling="drop")
-    file.write_text(file.read_text().replace("'{m...}._extra_state'", "'a._extra_state'").replace("'{m}._extra_state'", "'a._extra_state'"))
-    done("apply", saved(tmp_path, value), "-o", tmp_path / "out.pt", "--rules", file, "--allow", "drop", "-q")
+    file.write_text(
+        file.read_text()
+        .replace("'{m...}._extra_state'", "'a._extra_state'")
+        .replace("'{m}._extra_state'", "'a._extra_state'")
+    )
+    done(
+        "apply",
+        saved(tmp_path, value),
+        "-o",
+        tmp_path / "out.pt",
+        "--rules",
+        file,
+        "--allow",
+        "drop",
+        "-q",
+    )
     made = torch.load(tmp_path / "out.pt", weights_only=True)
     assert list(made) == ["w", "c._extra_state"]
     assert same(made["c._extra_state"], value["c._extra_state"])
@@ -196,11 +279,24 @@ ODD: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("what", ODD)
-def test_an_object_that_is_not_understood_to_its_last_value_is_refused(what: str, tmp_path: Path) -> None:
+def test_an_object_that_is_not_understood_to_its_last_value_is_refused(
+    what: str, tmp_path: Path
+) -> None:
     source = saved(tmp_path, model(ODD[what]()))
     for policy in ("drop", "tensors"):
         file = rules(tmp_path, delayed_scaling=policy)
-        found = run("plan", source, "--rules", file, "--allow", "drop", "--allow", "delayed-scaling", "--format", "json")
+        found = run(
+            "plan",
+            source,
+            "--rules",
+            file,
+            "--allow",
+            "drop",
+            "--allow",
+            "delayed-scaling",
+            "--format",
+            "json",
+        )
         assert (found.exit, found.codes) == (3, ["M950"])
         assert "a._extra_state" in found.json["diagnostics"][0]["message"]
 
@@ -213,13 +309,21 @@ class Evil:
 
 
 def test_an_object_with_a_call_in_it_is_refused_and_the_call_is_not_made(tmp_path: Path) -> None:
-    source, file = saved(tmp_path, model(as_dict(global_fp8_state=Evil()))), rules(tmp_path, delayed_scaling="tensors")
-    assert run("plan", source, "--rules", file, "--allow", "delayed-scaling", "--format", "json").codes == ["M935"]
+    source, file = (
+        saved(tmp_path, model(as_dict(global_fp8_state=Evil()))),
+        rules(tmp_path, delayed_scaling="tensors"),
+    )
+    assert run(
+        "plan", source, "--rules", file, "--allow", "delayed-scaling", "--format", "json"
+    ).codes == ["M935"]
 
 
 def test_bytes_of_a_checkpoint_never_pass_for_an_object(tmp_path: Path) -> None:
     packed = bytes(16) + pickle.dumps(None)
-    source, file = saved(tmp_path, model(torch.frombuffer(bytearray(packed), dtype=torch.uint8))), rules(tmp_path)
+    source, file = (
+        saved(tmp_path, model(torch.frombuffer(bytearray(packed), dtype=torch.uint8))),
+        rules(tmp_path),
+    )
     assert run("plan", source, "--rules", file, "--format", "json").codes == ["M930"]
     with pytest.raises(CheckpointError):
         decode(pickle.dumps(as_list()), "x")
@@ -231,7 +335,9 @@ def test_an_object_of_a_state_dict_in_memory_goes_the_same_way(form: str, tmp_pa
     with pytest.raises(CheckpointError, match="M951"):
         migrate.apply(given, rules=[file])
     made = migrate.apply(given, rules=[file], allow={"delayed-scaling"})
-    assert sorted(made) == sorted(["a.weight", "b.weight", *(f"a._extra_state.{name}" for name in SCALING)])
+    assert sorted(made) == sorted(
+        ["a.weight", "b.weight", *(f"a._extra_state.{name}" for name in SCALING)]
+    )
     assert hashes({name: made[f"a._extra_state.{name}"] for name in SCALING}) == HASHES
     for odd in ODD.values():
         with pytest.raises(CheckpointError):
@@ -242,9 +348,18 @@ def test_odd_numbers_are_carried_and_said(tmp_path: Path) -> None:
     state = as_dict()
     state["scale_fwd"][1], state["amax_history_bwd"][0, 0] = float("inf"), float("nan")
     source, file = saved(tmp_path, model(state)), rules(tmp_path, delayed_scaling="tensors")
-    notes = done("plan", source, "--rules", file, "--allow", "delayed-scaling", "--format", "json").json["notes"]
-    assert "scale_fwd holds numbers that are not finite, and goes on as it is: a._extra_state" in notes
-    assert "amax_history_bwd holds numbers that are not finite, and goes on as it is: a._extra_state" in notes
+    notes = done(
+        "plan", source, "--rules", file, "--allow", "delayed-scaling", "--format", "json"
+    ).json["notes"]
+    assert (
+        "scale_fwd holds numbers that are not finite, and goes on as it is: a._extra_state" in notes
+    )
+    assert (
+        "amax_history_bwd holds numbers that are not finite, and goes on as it is: a._extra_state"
+        in notes
+    )
     file = rules(tmp_path, delayed_scaling="drop")
-    notes = done("plan", source, "--rules", file, "--allow", "drop", "--format", "json").json["notes"]
+    notes = done("plan", source, "--rules", file, "--allow", "drop", "--format", "json").json[
+        "notes"
+    ]
     assert not any("not finite" in note for note in notes)

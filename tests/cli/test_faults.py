@@ -1,8 +1,10 @@
-"""A system call fails: every call of ours on every file of a run, one run per fault, injected from outside by strace.
+"""A system call fails: every call of ours on every file of a run, one run per fault, injected from
+outside by strace.
 
-First a run is traced, so that the list of calls is what the program does and not what somebody wrote down. Then each call
-fails once: the exit status is documented, no traceback is shown, an output is whole or absent, a partial folder is named
-and can be resumed to the same bytes, and the source stays as it was.
+First a run is traced, so that the list of calls is what the program does and not what somebody
+wrote down. Then each call fails once: the exit status is documented, no traceback is shown, an
+output is whole or absent, a partial folder is named and can be resumed to the same bytes, and the
+source stays as it was.
 """
 
 from __future__ import annotations
@@ -24,14 +26,27 @@ from commandline import Result, environment, fingerprint, rules, run, safetensor
 from migrate.core.diagnostics import page
 
 FAULTS = ("ENOSPC", "EIO", "EMFILE", "EACCES")
-# what ends a call on a file that we make or read; calls that only ask about the process are left out
+# what ends a call on a file that we make or read; calls that only ask about the process are left
+# out
 CALLS = (
     "openat,read,pread64,preadv,preadv2,write,pwrite64,pwritev,fsync,fdatasync,ftruncate,fallocate,renameat2,renameat,rename,link,linkat,"
     "mkdir,mkdirat,rmdir,unlink,unlinkat,newfstatat,fstat,lstat,stat,statx,statfs,fstatfs,getdents64,flock,ioctl,copy_file_range,sendfile,"
     "readlink,readlinkat,access,faccessat,faccessat2,utimensat,fchmod,chmod,close"
 )
 # those whose first two arguments are a folder and a name in it
-AT = {"openat", "newfstatat", "unlinkat", "mkdirat", "renameat", "renameat2", "linkat", "statx", "readlinkat", "faccessat", "faccessat2"}
+AT = {
+    "openat",
+    "newfstatat",
+    "unlinkat",
+    "mkdirat",
+    "renameat",
+    "renameat2",
+    "linkat",
+    "statx",
+    "readlinkat",
+    "faccessat",
+    "faccessat2",
+}
 RULES = """rules:
   - {name: fuse, from: 'l.{i:int}.e.{e:int}', to: 'l.{i}.e', via: [{stack: {over: e}}]}
   - {name: widen, from: 'l.{i:int}.r', to: 'l.{i}.w', via: [{cast: {to: float32, from: bfloat16}}]}
@@ -89,7 +104,9 @@ def traced(scene: Scene, *options: str, more: tuple[str, ...] = ()) -> Result:
 
 
 def subject(call: str, rest: str, folder: str) -> str | None:
-    """What `strace -P` has to be given for a traced call on something below `folder`: the name as it was passed, or a descriptor's path."""
+    """What `strace -P` has to be given for a traced call on something below `folder`: the name as
+    it was passed, or a descriptor's path.
+    """
     folders = re.match(r'(AT_FDCWD|\d+)<([^<>]*)>, "([^"]*)"', rest) if call in AT else None
     if folders is not None:
         whole, given = os.path.join(folders[2], folders[3]), folders[3] or folders[2]
@@ -138,7 +155,15 @@ def same(made: Path, wanted: Path) -> bool:
 
 def complaint(scene: Scene, fault: Fault) -> str | None:
     """What is wrong with how a run took the fault; None if nothing is."""
-    result = traced(scene, "-o", "/dev/null", "-P", fault.path, "-e", f"inject={fault.call}:error={fault.error}:when={fault.number}")
+    result = traced(
+        scene,
+        "-o",
+        "/dev/null",
+        "-P",
+        fault.path,
+        "-e",
+        f"inject={fault.call}:error={fault.error}:when={fault.number}",
+    )
     said = f"{result.out}{result.err}"[:1500]
     there, partial = scene.made.exists(), scene.partial.exists()
     codes = re.findall(r"error\[(M\d+)\]", result.err)
@@ -173,11 +198,16 @@ def scenes(root: Path) -> Iterator[tuple[str, Scene]]:
         rule = rules(folder, RULES, "fuse.yaml")
         if kind == "folder":
             half = len(tensors) // 2
-            source = shards(folder / "in", [dict(list(tensors.items())[:half]), dict(list(tensors.items())[half:])])
+            source = shards(
+                folder / "in",
+                [dict(list(tensors.items())[:half]), dict(list(tensors.items())[half:])],
+            )
             (source / "config.json").write_text('{"model_type": "none"}\n')
         else:
             source = safetensors(folder / "in.safetensors", tensors)
-        made = folder / ("out" if kind == "folder" else "out.safetensors" if kind == "file" else "out.pt")
+        made = folder / (
+            "out" if kind == "folder" else "out.safetensors" if kind == "file" else "out.pt"
+        )
         arguments = ("apply", source.name, "-o", made.name, "--rules", rule.name, "-q")
         yield kind, Scene(folder, arguments, made, folder.parent / f"wanted{made.suffix}")
 
@@ -186,7 +216,15 @@ def scenes(root: Path) -> Iterator[tuple[str, Scene]]:
 READING = {
     "inspect": ("inspect", "new.safetensors"),
     "plan": ("plan", "in.safetensors", "--rules", "fuse.yaml"),
-    "verify": ("verify", "new.safetensors", "--source", "in.safetensors", "--rules", "fuse.yaml", "-q"),
+    "verify": (
+        "verify",
+        "new.safetensors",
+        "--source",
+        "in.safetensors",
+        "--rules",
+        "fuse.yaml",
+        "-q",
+    ),
     "diff": ("diff", "new.safetensors", "new.safetensors", "-q"),
     "history": ("history", "new.safetensors"),
 }
@@ -197,7 +235,9 @@ def reading(root: Path, command: str) -> Scene:
     first = dict(scenes(root))["file"]
     arguments = ("apply", "in.safetensors", "-o", "new.safetensors", "--rules", "fuse.yaml", "-q")
     assert run(*arguments, cwd=first.folder).exit == 0
-    return Scene(first.folder, READING[command], first.folder / "nothing", first.folder / "nothing-either")
+    return Scene(
+        first.folder, READING[command], first.folder / "nothing", first.folder / "nothing-either"
+    )
 
 
 def prepared(root: Path, kind: str) -> tuple[Scene, Counter[tuple[str, str]]]:
@@ -215,7 +255,9 @@ def prepared(root: Path, kind: str) -> tuple[Scene, Counter[tuple[str, str]]]:
 @pytest.mark.parametrize("kind", ["folder", "file", "torch", *READING])
 def test_each_system_call_may_fail(tmp_path: Path, kind: str) -> None:
     scene, found = prepared(tmp_path, kind)
-    assert ({"openat"} if kind in READING else {"openat", "fsync", "pwrite64"}) <= {call for call, _ in found}
+    assert ({"openat"} if kind in READING else {"openat", "fsync", "pwrite64"}) <= {
+        call for call, _ in found
+    }
     before = fingerprint(scene.folder)
     complaints, tried = [], 0
     for (call, path), count in sorted(found.items()):

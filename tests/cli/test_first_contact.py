@@ -1,4 +1,6 @@
-"""What somebody meets who has not read the manual: files that are no weights yet, names that are no files, families that are not known."""
+"""What somebody meets who has not read the manual: files that are no weights yet, names that are no
+files, families that are not known.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ import migrate
 from migrate.core.errors import MigrateError
 from migrate.source.elsewhere import how_to_fetch
 
-POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize 4976698672\n".format("4d7a2146" * 8)
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize 4976698672\n".format(
+    "4d7a2146" * 8
+)
 
 
 def pointer(path: Path) -> Path:
@@ -21,12 +25,24 @@ def pointer(path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "weights.pt", "pytorch_model.bin", "model.safetensors.index.json", "adapter.ckpt"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.safetensors",
+        "weights.pt",
+        "pytorch_model.bin",
+        "model.safetensors.index.json",
+        "adapter.ckpt",
+    ],
+)
 def test_a_pointer_of_git_lfs_says_how_to_fetch_the_file(tmp_path: Path, name: str) -> None:
     for given in (pointer(tmp_path / "clone" / name), tmp_path / "clone"):
         result = run("inspect", given)
         assert result.exit == 3
-        assert f"error[M966]: {tmp_path}/clone/{name}: a pointer of Git LFS, and not the 4,976,698,672 bytes" in result.err
+        assert (
+            f"error[M966]: {tmp_path}/clone/{name}: a pointer of Git LFS, and not the "
+            "4,976,698,672 bytes" in result.err
+        )
         assert f"git -C {tmp_path}/clone lfs pull" in result.err
 
 
@@ -52,21 +68,37 @@ def test_a_side_file_that_is_a_pointer_does_not_travel(tmp_path: Path, name: str
 
 def test_small_files_that_are_no_pointers_are_read(tmp_path: Path) -> None:
     safetensors(tmp_path / "in" / "model.safetensors", {"a": ("U8", [1])})
-    (tmp_path / "in" / "notes.txt").write_text("version https://git-lfs.github.com/spec/v1 is what a pointer begins with\n")
-    assert run("inspect", tmp_path / "in", "--format", "json").json["side_files"] == [{"path": "notes.txt", "size": 73}]
+    (tmp_path / "in" / "notes.txt").write_text(
+        "version https://git-lfs.github.com/spec/v1 is what a pointer begins with\n"
+    )
+    assert run("inspect", tmp_path / "in", "--format", "json").json["side_files"] == [
+        {"path": "notes.txt", "size": 73}
+    ]
 
 
 FETCHED = [
     ("org/model", "hf download org/model --local-dir model"),
     ("hf://org/model", "hf download org/model --local-dir model"),
-    ("hf://org/model@dev/a/b.safetensors", "hf download org/model a/b.safetensors --revision dev --local-dir model"),
+    (
+        "hf://org/model@dev/a/b.safetensors",
+        "hf download org/model a/b.safetensors --revision dev --local-dir model",
+    ),
     ("https://huggingface.co/org/model", "hf download org/model --local-dir model"),
     ("https://huggingface.co/org/model/tree/main", "hf download org/model --local-dir model"),
-    ("https://huggingface.co/org/model/resolve/v2/x.safetensors?download=true", "hf download org/model x.safetensors --revision v2"),
-    ("https://huggingface.co/datasets/org/data", "hf download org/data --repo-type dataset --local-dir data"),
+    (
+        "https://huggingface.co/org/model/resolve/v2/x.safetensors?download=true",
+        "hf download org/model x.safetensors --revision v2",
+    ),
+    (
+        "https://huggingface.co/datasets/org/data",
+        "hf download org/data --repo-type dataset --local-dir data",
+    ),
     ("s3://bucket/run/step 5", "aws s3 cp --recursive 's3://bucket/run/step 5' 'step 5'"),
     ("gs://bucket/run/", "gcloud storage cp --recursive gs://bucket/run/ run"),
-    ("https://example.com/x.safetensors", "curl -L -o x.safetensors https://example.com/x.safetensors"),
+    (
+        "https://example.com/x.safetensors",
+        "curl -L -o x.safetensors https://example.com/x.safetensors",
+    ),
     ("s3:/bucket/run", "aws s3 cp --recursive s3:/bucket/run run"),
     ("ftp://host/x", "download it first, and give the path of the folder"),
     ("file:///data/x", "give the path without `file://`"),
@@ -74,14 +106,18 @@ FETCHED = [
 
 
 @pytest.mark.parametrize(("name", "command"), FETCHED)
-def test_what_lies_elsewhere_is_told_with_the_command_that_fetches_it(tmp_path: Path, name: str, command: str) -> None:
+def test_what_lies_elsewhere_is_told_with_the_command_that_fetches_it(
+    tmp_path: Path, name: str, command: str
+) -> None:
     result = run("inspect", name, cwd=tmp_path)
     assert result.exit == 2
     assert "error[M917]" in result.err
     assert command in result.err
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "a/b/c", "/abs/path", "../up", "C:/x", "org/", "/x", "a b/c"])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "a/b/c", "/abs/path", "../up", "C:/x", "org/", "/x", "a b/c"]
+)
 def test_a_path_that_is_not_there_is_no_name_of_the_hub(name: str) -> None:
     assert how_to_fetch(name) is None
 
@@ -98,11 +134,17 @@ def test_a_path_that_is_there_is_a_path(tmp_path: Path) -> None:
 def test_a_family_that_is_not_known_is_told_what_it_comes_nearest_to(tmp_path: Path) -> None:
     odd = {**mixtral(), "model.layers.0.self_attn.q_norm.weight": ("BF16", [4])}
     source = safetensors(tmp_path / "in.safetensors", odd)
-    away = "model.layers.0.self_attn.q_norm.weight fits {p...}.self_attn.{w:q_norm|k_norm|qkv_proj}.weight"
+    away = (
+        "model.layers.0.self_attn.q_norm.weight fits "
+        "{p...}.self_attn.{w:q_norm|k_norm|qkv_proj}.weight"
+    )
     for goal in ("latest", "v5", "+1"):
         result = run("plan", source, "--to", goal)
         assert result.exit == 2
-        assert f"error[M520]: `{goal}` means a layout of the lineage that the checkpoint is in" in result.err
+        assert (
+            f"error[M520]: `{goal}` means a layout of the lineage that the checkpoint is in"
+            in result.err
+        )
         assert f"nearest is hf-mixtral@v4, but {away}" in result.err
         assert "--to hf-mixtral@LAYOUT --from hf-mixtral@v4" in result.err
     with pytest.raises(MigrateError, match='to="hf-mixtral@LAYOUT", from_="hf-mixtral@v4"'):
@@ -123,11 +165,14 @@ def test_a_checkpoint_in_a_known_layout_has_nothing_nearest(tmp_path: Path) -> N
 
 def test_a_word_that_is_no_layout_is_told_as_one(tmp_path: Path) -> None:
     source = safetensors(tmp_path / "in.safetensors", {"a": ("U8", [1])})
-    assert "error[M501]: no lineage has a layout `later`" in run("plan", source, "--to", "later").err
+    assert (
+        "error[M501]: no lineage has a layout `later`" in run("plan", source, "--to", "later").err
+    )
 
 
 LOSSES = (
-    "rules:\n  - {name: gone, from: a, via: [{drop: {why: unused}}]}\n  - {name: small, from: b, to: b, via: [{cast: {to: float16}}]}\n"
+    "rules:\n  - {name: gone, from: a, via: [{drop: {why: unused}}]}\n  - {name: small, "
+    "from: b, to: b, via: [{cast: {to: float16}}]}\n"
 )
 
 
@@ -137,19 +182,31 @@ def test_all_permissions_that_are_missing_are_told_at_once(tmp_path: Path) -> No
 
     rule = rules(tmp_path, LOSSES)
     source = tmp_path / "in.pt"
-    torch.save({"model": {"a": torch.zeros(2), "b": torch.zeros(2)}, "args": argparse.Namespace(lr=1)}, source)
+    torch.save(
+        {"model": {"a": torch.zeros(2), "b": torch.zeros(2)}, "args": argparse.Namespace(lr=1)},
+        source,
+    )
     question = ["plan", source, "--rules", rule]
     result = run(*question)
     assert result.exit == 3
-    assert [code for code in ("M935", "M402", "M401") if f"error[{code}]" in result.err] == ["M935", "M402", "M401"]
-    line = next(line for line in result.err.splitlines() if line.startswith("to permit all of this: "))
+    assert [code for code in ("M935", "M402", "M401") if f"error[{code}]" in result.err] == [
+        "M935",
+        "M402",
+        "M401",
+    ]
+    line = next(
+        line for line in result.err.splitlines() if line.startswith("to permit all of this: ")
+    )
     words = line.removeprefix("to permit all of this: ").split()
     assert words == ["--allow", "opaque", "--allow", "drop", "--allow", "lossy"]
     assert run(*question, *words).exit == 0
     assert run(*question, "--format", "json").json["permits"] == ["opaque", "drop", "lossy"]
-    with pytest.raises(MigrateError, match=re.escape('to permit all of this: allow={"opaque", "drop", "lossy"}')):
+    with pytest.raises(
+        MigrateError, match=re.escape('to permit all of this: allow={"opaque", "drop", "lossy"}')
+    ):
         migrate.plan(source, rules=rule)
-    # what is permitted already is not asked for again, and one that is missing alone stands in its own help
+    # what is permitted already is not asked for again, and one that is missing alone stands in its
+    # own help
     alone = run(*question, "--allow", "drop", "--allow", "opaque")
     assert "if that is wanted: --allow lossy" in alone.err
     assert "to permit all" not in alone.err
@@ -157,7 +214,9 @@ def test_all_permissions_that_are_missing_are_told_at_once(tmp_path: Path) -> No
 
 def test_a_link_is_not_followed_to_see_what_else_is_missing(tmp_path: Path) -> None:
     rule = rules(tmp_path, LOSSES)
-    outside = safetensors(tmp_path / "outside.safetensors", {"a": ("F32", [2], content("a", 8)), "b": ("F32", [2])})
+    outside = safetensors(
+        tmp_path / "outside.safetensors", {"a": ("F32", [2], content("a", 8)), "b": ("F32", [2])}
+    )
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "model.safetensors").symlink_to(outside)
     result = run("plan", tmp_path / "in", "--rules", rule, "--format", "json")
@@ -168,7 +227,9 @@ def test_a_link_is_not_followed_to_see_what_else_is_missing(tmp_path: Path) -> N
 def told(*arguments: object) -> Result:
     """What a command line that must succeed says, but for the space that is free at the moment."""
     result = done(*arguments)
-    return Result(result.exit, re.sub(r", [\d.]+ \w+ free beside the source", "", result.out), result.err)
+    return Result(
+        result.exit, re.sub(r", [\d.]+ \w+ free beside the source", "", result.out), result.err
+    )
 
 
 def test_a_dry_run_is_the_plan(tmp_path: Path) -> None:
@@ -180,14 +241,19 @@ def test_a_dry_run_is_the_plan(tmp_path: Path) -> None:
     assert told("apply", *question, "--dry-run", "-o", tmp_path / "new") == planned
     assert sorted(tmp_path.rglob("*")) == before
     assert done("apply", *question, "--dry-run", "--format", "json").json["kind"] == "plan"
-    one = done("apply", *question, "--dry-run", "-o", tmp_path / "new.safetensors", "--format", "json").json
+    one = done(
+        "apply", *question, "--dry-run", "-o", tmp_path / "new.safetensors", "--format", "json"
+    ).json
     assert not one["options"]["folder"]
     # and its exit status
     for wrong in (["--to", "v9"], ["--to", "v5", "--set", "nothing=1"]):
         assert run("apply", source, "--dry-run", *wrong) == run("plan", source, *wrong)
     assert run("apply", *question, "--dry-run", "-o", source).exit == 2
     assert run("apply", *question).exit == 2
-    documents = migrate.apply(source, to="hf-mixtral@v5", dry_run=True), dict(migrate.plan(source, to="hf-mixtral@v5").document)
+    documents = (
+        migrate.apply(source, to="hf-mixtral@v5", dry_run=True),
+        dict(migrate.plan(source, to="hf-mixtral@v5").document),
+    )
     assert {**documents[0], "free": 0} == {**documents[1], "free": 0}
 
 
@@ -197,14 +263,21 @@ def test_a_dry_run_of_a_downgrade_and_of_a_saved_plan(tmp_path: Path) -> None:
     planned = told("plan", source, "--to", "hf-mixtral@v5", "-o", saved)
     assert told("apply", saved, "--dry-run").out == planned.out
     done("apply", saved, "-o", tmp_path / "new")
-    assert told("downgrade", tmp_path / "new", "--dry-run") == told("plan", tmp_path / "new", "--downgrade")
+    assert told("downgrade", tmp_path / "new", "--dry-run") == told(
+        "plan", tmp_path / "new", "--downgrade"
+    )
     safetensors(source / "model.safetensors", {**mixtral(), "more.weight": ("BF16", [1])})
     stale = run("apply", saved, "--dry-run")
-    assert (stale.exit, "error[M" in stale.err) == (run("apply", saved, "-o", tmp_path / "again").exit, True)
+    assert (stale.exit, "error[M" in stale.err) == (
+        run("apply", saved, "-o", tmp_path / "again").exit,
+        True,
+    )
     assert stale.exit != 0
 
 
-def test_rules_of_a_lineage_are_named_by_it_wherever_they_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rules_of_a_lineage_are_named_by_it_wherever_they_lie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = safetensors(tmp_path / "old.safetensors", mixtral())
     monkeypatch.chdir(tmp_path)
     planned = done("plan", source, "--to", "hf-mixtral@v5")
@@ -212,10 +285,18 @@ def test_rules_of_a_lineage_are_named_by_it_wherever_they_lie(tmp_path: Path, mo
     wrong = run("plan", source, "--to", "hf-mixtral@v5", "--set", "num_experts=x")
     assert " --> hf-mixtral/v5/fuse-experts.yaml:9:" in wrong.err
     rows = run("plan", source, "--to", "hf-mixtral@v5", "--format", "json").json["rows"]
-    assert {row["at"].partition(":")[0] for row in rows if row["at"]} == {"hf-mixtral/v5/fuse-experts.yaml"}
-    assert "     v4 → v5   hf-mixtral/v5/fuse-experts.yaml\n" in done("history", "--lineage", "hf-mixtral").out
+    assert {row["at"].partition(":")[0] for row in rows if row["at"]} == {
+        "hf-mixtral/v5/fuse-experts.yaml"
+    }
+    assert (
+        "     v4 → v5   hf-mixtral/v5/fuse-experts.yaml\n"
+        in done("history", "--lineage", "hf-mixtral").out
+    )
     # a file of no lineage is where it is, from here
-    rule = rules(tmp_path / "mine", "keep: ['{k...}']\nrules: [{name: r, from: lm_head.weight, to: head.weight}]\n")
+    rule = rules(
+        tmp_path / "mine",
+        "keep: ['{k...}']\nrules: [{name: r, from: lm_head.weight, to: head.weight}]\n",
+    )
     assert "rule r, mine/rules.yaml:6\n" in done("plan", source, "--rules", rule).out
 
 
@@ -230,13 +311,19 @@ def test_history_is_a_table_that_marks_where_the_checkpoint_stands(tmp_path: Pat
         document = run("history", path, "--format", "json").json
         assert document["standing"] == {"hf-mixtral": here}
         assert [lineage["name"] for lineage in document["lineages"]] == ["hf-mixtral"]
-    assert "\napplied, the oldest first:\n  hf-mixtral v4 → v5   migrate " in done("history", tmp_path / "new.safetensors").out
+    assert (
+        "\napplied, the oldest first:\n  hf-mixtral v4 → v5   migrate "
+        in done("history", tmp_path / "new.safetensors").out
+    )
 
 
 def test_inspect_counts_parameters_and_dtypes(tmp_path: Path) -> None:
     tensors = {"a": ("BF16", [3, 4]), "b": ("F32", [2, 2]), "c": ("F32", []), "d": ("U8", [0])}
     source = safetensors(tmp_path / "in.safetensors", tensors)
-    assert "\nholds    17 parameters: bf16 12 in 1 tensor, f32 5 in 2 tensors, uint8 0 in 1 tensor\n" in done("inspect", source).out
+    assert (
+        "\nholds    17 parameters: bf16 12 in 1 tensor, f32 5 in 2 tensors, uint8 0 in 1 tensor\n"
+        in done("inspect", source).out
+    )
     document = run("inspect", source, "--format", "json").json
     assert document["parameters"] == 17
     assert document["dtypes"] == [
@@ -244,17 +331,25 @@ def test_inspect_counts_parameters_and_dtypes(tmp_path: Path) -> None:
         {"dtype": "float32", "tensors": 2, "parameters": 5, "bytes": 20},
         {"dtype": "uint8", "tensors": 1, "parameters": 0, "bytes": 0},
     ]
-    assert "\nholds    0 parameters\n" in done("inspect", safetensors(tmp_path / "none.safetensors", {})).out
+    assert (
+        "\nholds    0 parameters\n"
+        in done("inspect", safetensors(tmp_path / "none.safetensors", {})).out
+    )
 
 
-def test_windows_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_windows_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from migrate.cli import main
 
     monkeypatch.setattr(main.os, "name", "nt")
     with pytest.raises(SystemExit) as left:
         main.main()
     assert left.value.code == 2
-    assert capsys.readouterr().err == "migrate runs on Linux and macOS, and not on Windows; WSL is a Linux\n"
+    assert (
+        capsys.readouterr().err
+        == "migrate runs on Linux and macOS, and not on Windows; WSL is a Linux\n"
+    )
 
 
 def test_sizes_are_decimal_in_every_help_text() -> None:

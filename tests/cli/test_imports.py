@@ -11,7 +11,18 @@ from commandline import DATA, environment, mixtral, rules, safetensors
 from marks import thorough
 
 HUB = DATA / "mixtral__v4" / "hub"
-HEAVY = {"torch", "numpy", "jsonschema", "pydantic", "yaml", "rich", "click", "xxhash", "safetensors", "einops"}
+HEAVY = {
+    "torch",
+    "numpy",
+    "jsonschema",
+    "pydantic",
+    "yaml",
+    "rich",
+    "click",
+    "xxhash",
+    "safetensors",
+    "einops",
+}
 
 CODE = """
 import sys
@@ -23,23 +34,46 @@ sys.exit(status)
 """
 
 
-def loaded(*arguments: object, status: int = 0, cwd: Path | None = None, wanted: set[str] = HEAVY) -> set[str]:
+def loaded(
+    *arguments: object, status: int = 0, cwd: Path | None = None, wanted: set[str] = HEAVY
+) -> set[str]:
     """Those of the wanted modules that a command line has loaded when it ends."""
     command = [sys.executable, "-c", CODE, ",".join(wanted), *(str(a) for a in arguments)]
-    child = subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, check=False)
+    child = subprocess.run(
+        command, cwd=cwd, env=environment(), capture_output=True, text=True, check=False
+    )
     assert child.returncode == status, child.stderr
     return set(child.stderr.splitlines()[-1].split()[1:])
 
 
 def test_import_migrate_loads_nothing() -> None:
-    code = f"import sys, migrate; print(sorted({HEAVY!r} & set(sys.modules)), [m for m in sys.modules if m.startswith('migrate.')])"
-    child = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
+    code = (
+        f"import sys, migrate; print(sorted({HEAVY!r} & set(sys.modules)), [m for m in "
+        "sys.modules if m.startswith('migrate.')])"
+    )
+    child = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
+    )
     assert child.stdout.strip() == "[] []"
 
 
 @pytest.mark.parametrize(
     "command",
-    thorough([[], ["apply"], ["inspect"], ["plan"], ["downgrade"], ["verify"], ["diff"], ["history"], ["test"], ["lint"]], default=2),
+    thorough(
+        [
+            [],
+            ["apply"],
+            ["inspect"],
+            ["plan"],
+            ["downgrade"],
+            ["verify"],
+            ["diff"],
+            ["history"],
+            ["test"],
+            ["lint"],
+        ],
+        default=2,
+    ),
 )
 def test_help_loads_click_alone(command: list[str]) -> None:
     assert loaded(*command, "--help") == {"click"}
@@ -58,7 +92,9 @@ def test_help_loads_click_alone(command: list[str]) -> None:
         default=2,
     ),
 )
-def test_what_reads_headers_only_loads_neither_torch_nor_numpy_nor_jsonschema(arguments: list[object]) -> None:
+def test_what_reads_headers_only_loads_neither_torch_nor_numpy_nor_jsonschema(
+    arguments: list[object],
+) -> None:
     assert not loaded(*arguments) & {"torch", "numpy", "jsonschema", "rich", "xxhash"}
 
 
@@ -79,9 +115,19 @@ def test_a_run_by_rules_that_ship_builds_no_models_of_what_people_write(tmp_path
 
 
 def test_no_command_imports_another_one_nor_what_only_other_formats_need() -> None:
-    others = {f"migrate.cli.{name}" for name in ("diff", "downgrade", "explain", "inspect", "lint", "schema", "test", "verify")}
-    pickles = {f"migrate.source.pickle.{name}" for name in ("machine", "policy", "decoding", "te_tensors", "emit")}
-    torch_files = {"migrate.formats._torchread", "migrate.formats._torchwrite", "migrate.formats._legacy"}
+    others = {
+        f"migrate.cli.{name}"
+        for name in ("diff", "downgrade", "explain", "inspect", "lint", "schema", "test", "verify")
+    }
+    pickles = {
+        f"migrate.source.pickle.{name}"
+        for name in ("machine", "policy", "decoding", "te_tensors", "emit")
+    }
+    torch_files = {
+        "migrate.formats._torchread",
+        "migrate.formats._torchwrite",
+        "migrate.formats._legacy",
+    }
     wanted = HEAVY | others | pickles | torch_files
     assert loaded("plan", HUB, "--to", "hf-mixtral@v5", wanted=wanted) == {"click"}
 
@@ -98,12 +144,29 @@ KEEPING = """rules:
 
 def test_moving_bytes_that_keep_the_last_axis_loads_no_torch(tmp_path: Path) -> None:
     tensors = {f"{letter}.{i}.w": ("BF16", [8, 4096]) for letter in "abcdef" for i in range(2)}
-    source, question = safetensors(tmp_path / "in.safetensors", tensors), ["--rules", rules(tmp_path, KEEPING)]
+    source, question = (
+        safetensors(tmp_path / "in.safetensors", tensors),
+        ["--rules", rules(tmp_path, KEEPING)],
+    )
     out, back = tmp_path / "out.safetensors", tmp_path / "back.safetensors"
-    assert not loaded("apply", source, "-o", out, *question) & {"torch", "numpy", "jsonschema", "rich"}
-    assert not loaded("downgrade", out, "-o", back, *question) & {"torch", "numpy", "jsonschema", "rich"}
+    assert not loaded("apply", source, "-o", out, *question) & {
+        "torch",
+        "numpy",
+        "jsonschema",
+        "rich",
+    }
+    assert not loaded("downgrade", out, "-o", back, *question) & {
+        "torch",
+        "numpy",
+        "jsonschema",
+        "rich",
+    }
     assert not loaded("diff", source, back) & {"torch", "numpy", "jsonschema", "rich"}
-    assert not loaded("verify", out, "--source", source, *question) & {"torch", "jsonschema", "rich"}
+    assert not loaded("verify", out, "--source", source, *question) & {
+        "torch",
+        "jsonschema",
+        "rich",
+    }
 
 
 def test_the_first_migration_of_the_readme_loads_no_torch(tmp_path: Path) -> None:
@@ -115,7 +178,12 @@ def test_the_first_migration_of_the_readme_loads_no_torch(tmp_path: Path) -> Non
 
 
 def test_a_wrong_question_is_refused_without_anything_heavy(tmp_path: Path) -> None:
-    assert not loaded("plan", "nowhere", "--to", "latest", status=2, cwd=tmp_path) & {"torch", "numpy", "jsonschema", "rich"}
+    assert not loaded("plan", "nowhere", "--to", "latest", status=2, cwd=tmp_path) & {
+        "torch",
+        "numpy",
+        "jsonschema",
+        "rich",
+    }
     assert loaded("unknown", status=2) == {"click"}
 
 

@@ -1,4 +1,6 @@
-"""Keys that stayed on the way there stay on the way back: files, ranks, folders, archives and state dicts, without a flag."""
+"""Keys that stayed on the way there stay on the way back: files, ranks, folders, archives and state
+dicts, without a flag.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ from commandline import contents, done, rules, safetensors, shards
 
 from migrate import api
 
-MIXED = 'keep: ["{p...}.new.weight", "{k...}.bias"]\nrules: [{name: r, from: "{p...}.old.weight", to: "{p}.new.weight"}]\n'
+MIXED = (
+    'keep: ["{p...}.new.weight", "{k...}.bias"]\nrules: [{name: r, from: "{p...}.old.weight", '
+    'to: "{p}.new.weight"}]\n'
+)
 TENSORS = {
     **{f"l.{n}.old.weight": ("F32", [2, 2]) for n in range(4)},
     **{f"l.{n}.new.weight": ("F32", [2, 2]) for n in range(4, 12)},
@@ -36,7 +41,9 @@ def test_a_mixed_checkpoint_comes_back_as_it_was(tmp_path: Path) -> None:
 
 def test_where_nothing_stays_the_stamp_says_nothing(tmp_path: Path) -> None:
     rule = rules(tmp_path, MIXED)
-    source = folder(tmp_path / "old", {key: spec for key, spec in TENSORS.items() if "new" not in key})
+    source = folder(
+        tmp_path / "old", {key: spec for key, spec in TENSORS.items() if "new" not in key}
+    )
     assert "kept" not in stamp(round_trip(source, tmp_path, "--rules", rule))["applied"][0]
 
 
@@ -46,24 +53,40 @@ def test_history_names_what_stays_as_its_schema_says(tmp_path: Path) -> None:
     done("apply", single, "-o", tmp_path / "new.safetensors", "--rules", rule)
     document = done("history", tmp_path / "new.safetensors", "--format", "json").json
     assert fits(document, "history")["applied"][0]["kept"] == KEPT
-    assert "    stays in a downgrade: l.{}.new.weight\n" in done("history", tmp_path / "new.safetensors").out
-    done("downgrade", tmp_path / "new.safetensors", "-o", tmp_path / "back.safetensors", "--rules", rule)
+    assert (
+        "    stays in a downgrade: l.{}.new.weight\n"
+        in done("history", tmp_path / "new.safetensors").out
+    )
+    done(
+        "downgrade",
+        tmp_path / "new.safetensors",
+        "-o",
+        tmp_path / "back.safetensors",
+        "--rules",
+        rule,
+    )
     assert contents(tmp_path / "back.safetensors") == contents(single)
 
 
 def edges(path: Path) -> Path:
-    """A lineage whose first edge leaves some keys as they are, and whose second renames all of them."""
+    """A lineage whose first edge leaves some keys as they are, and whose second renames all of
+    them.
+    """
     texts = {
-        "v2/x.yaml": 'edge: [v1, v2]\nkeep: ["{p...}.new"]\nrules: [{name: r, from: "{p...}.old", to: "{p}.new"}]\n',
+        "v2/x.yaml": 'edge: [v1, v2]\nkeep: ["{p...}.new"]\nrules: [{name: r, from: "{p...}.old", '
+        'to: "{p}.new"}]\n',
         "v3/y.yaml": 'edge: [v2, v3]\nrules: [{name: r, from: "{p...}.new", to: "{p}.newer"}]\n',
         "layouts.yaml": "".join(
-            f'  v{n}: {{title: layout {n}, detect: {{present: "{{p...}}.{leaf}"}}}}\n' for n, leaf in ((1, "old"), (2, "new"), (3, "newer"))
+            f'  v{n}: {{title: layout {n}, detect: {{present: "{{p...}}.{leaf}"}}}}\n'
+            for n, leaf in ((1, "old"), (2, "new"), (3, "newer"))
         ),
     }
     for name, text in texts.items():
         file = path / "demo" / name
         file.parent.mkdir(parents=True, exist_ok=True)
-        head = "lineage: demo\ntitle: a change\n" + ("ordered: true\nlayouts:\n" if name == "layouts.yaml" else f"id: demo/{name[:-5]}\n")
+        head = "lineage: demo\ntitle: a change\n" + (
+            "ordered: true\nlayouts:\n" if name == "layouts.yaml" else f"id: demo/{name[:-5]}\n"
+        )
         file.write_text(head + text)
     return path
 
@@ -82,7 +105,10 @@ def test_over_several_edges_at_once_and_one_after_the_other(tmp_path: Path) -> N
 def test_keys_of_ranks_stay_each_in_its_file(tmp_path: Path) -> None:
     source = tmp_path / "old"
     for rank in range(2):
-        tensors = {"a.old.weight": ("F32", [2], bytes([rank]) * 8), "b.new.weight": ("F32", [2], bytes([rank + 8]) * 8)}
+        tensors = {
+            "a.old.weight": ("F32", [2], bytes([rank]) * 8),
+            "b.new.weight": ("F32", [2], bytes([rank + 8]) * 8),
+        }
         safetensors(source / f"consolidated.{rank:02}.safetensors", tensors)
     rule = rules(tmp_path, MIXED)
     done("apply", source, "-o", tmp_path / "new", "--rules", rule)
@@ -94,7 +120,9 @@ def test_keys_of_ranks_stay_each_in_its_file(tmp_path: Path) -> None:
 
 def test_shards_and_saved_plans_remember_alike(tmp_path: Path) -> None:
     rule = rules(tmp_path, MIXED)
-    halves = [{k: v for n, (k, v) in enumerate(TENSORS.items()) if n % 2 == part} for part in range(2)]
+    halves = [
+        {k: v for n, (k, v) in enumerate(TENSORS.items()) if n % 2 == part} for part in range(2)
+    ]
     source = shards(tmp_path / "old", halves)
     done("plan", source, "--rules", rule, "-o", tmp_path / "plan.json")
     done("apply", tmp_path / "plan.json", "-o", tmp_path / "new")
@@ -110,11 +138,20 @@ def test_a_state_dict_and_the_values_beside_its_tensors(tmp_path: Path) -> None:
     text += '  - {name: r, from: "{p...}.old.weight", to: "{p}.new.weight"}\n'
     text += '  - {name: s, from: "{p...}.old.step", to: "{p}.new.step"}\n'
     rule = rules(tmp_path, text)
-    state = {f"{m}.{x}": torch.full((2,), n) for n, (m, x) in enumerate([("a.old", "weight"), ("b.new", "weight")])}
+    state = {
+        f"{m}.{x}": torch.full((2,), n)
+        for n, (m, x) in enumerate([("a.old", "weight"), ("b.new", "weight")])
+    }
     state |= {"a.old.step": 1, "b.new.step": 2}
     for name in ("new.pt", "new"):
         api.apply(state, tmp_path / name, rules=[rule], fsync=False, output_format="torch")
-        api.downgrade(tmp_path / name, tmp_path / f"{name}.back.pt", rules=[rule], fsync=False, output_format="torch")
+        api.downgrade(
+            tmp_path / name,
+            tmp_path / f"{name}.back.pt",
+            rules=[rule],
+            fsync=False,
+            output_format="torch",
+        )
         back = torch.load(tmp_path / f"{name}.back.pt", weights_only=True)
         assert {key: v if isinstance(v, int) else v.tolist() for key, v in back.items()} == {
             key: v if isinstance(v, int) else v.tolist() for key, v in state.items()
@@ -125,23 +162,48 @@ def test_without_the_stamp_the_plan_says_that_some_may_have_stayed(tmp_path: Pat
     rule = rules(tmp_path, MIXED)
     done("apply", folder(tmp_path / "old", TENSORS), "-o", tmp_path / "new", "--rules", rule)
     (tmp_path / "new" / "migrate.history.json").unlink()
-    notes = done("plan", "--downgrade", tmp_path / "new", "--rules", rule, "--format", "json").json["notes"]
-    assert len([note for note in notes if "which `keep` may have left as they were on the way there: no stamp says so" in note]) == 1
+    notes = done("plan", "--downgrade", tmp_path / "new", "--rules", rule, "--format", "json").json[
+        "notes"
+    ]
+    assert (
+        len(
+            [
+                note
+                for note in notes
+                if "which `keep` may have left as they were on the way there: no stamp says so"
+                in note
+            ]
+        )
+        == 1
+    )
 
 
-@pytest.mark.parametrize(("keep", "told"), [("{p...}.{w:new|other}", True), ("{p...}.{k}", False), ("{k...}", False)])
-def test_only_a_keep_for_anything_says_nothing_of_what_may_have_stayed(tmp_path: Path, keep: str, told: bool) -> None:
-    rule = rules(tmp_path, f'keep: ["{keep}"]\nrules: [{{name: r, from: "{{p...}}.old", to: "{{p}}.new"}}]\n')
+@pytest.mark.parametrize(
+    ("keep", "told"), [("{p...}.{w:new|other}", True), ("{p...}.{k}", False), ("{k...}", False)]
+)
+def test_only_a_keep_for_anything_says_nothing_of_what_may_have_stayed(
+    tmp_path: Path, keep: str, told: bool
+) -> None:
+    rule = rules(
+        tmp_path, f'keep: ["{keep}"]\nrules: [{{name: r, from: "{{p...}}.old", to: "{{p}}.new"}}]\n'
+    )
     source = folder(tmp_path / "new", {"a.new": ("F32", [2])})
     notes = done("plan", "--downgrade", source, "--rules", rule, "--format", "json").json["notes"]
     assert any("which `keep` may have left" in note for note in notes) is told
 
 
 def test_a_key_of_two_readings_that_stayed_stays(tmp_path: Path) -> None:
-    rule = rules(tmp_path, 'keep: ["{k...}"]\nrules: [{name: r, from: "o.{a...}.m.{b...}", to: "{a}.m.{b}"}]\n')
+    rule = rules(
+        tmp_path,
+        'keep: ["{k...}"]\nrules: [{name: r, from: "o.{a...}.m.{b...}", to: "{a}.m.{b}"}]\n',
+    )
     source = folder(tmp_path / "old", {"o.x.m.y": ("F32", [2]), "p.m.q.m.r": ("F32", [1])})
-    assert done("plan", source, "--rules", rule, "--format", "json").json["downgrade"]["exact"] is True
-    assert stamp(round_trip(source, tmp_path, "--rules", rule))["applied"][0]["kept"] == ["p.m.q.m.r"]
+    assert (
+        done("plan", source, "--rules", rule, "--format", "json").json["downgrade"]["exact"] is True
+    )
+    assert stamp(round_trip(source, tmp_path, "--rules", rule))["applied"][0]["kept"] == [
+        "p.m.q.m.r"
+    ]
 
 
 @pytest.mark.parametrize("kept", [{}, [3], [["l.{}.new.weight", [[5, 4]]]], [["l.{}.new.weight"]]])
@@ -151,7 +213,9 @@ def test_a_stamp_whose_keys_are_none_is_ignored(tmp_path: Path, kept: object) ->
     written = stamp(tmp_path / "new")
     written["applied"][0]["kept"] = kept
     (tmp_path / "new" / "migrate.history.json").write_text(json.dumps(written))
-    assert done("history", tmp_path / "new", "--format", "json").json["notes"] == ["the stamp cannot be read and is ignored"]
+    assert done("history", tmp_path / "new", "--format", "json").json["notes"] == [
+        "the stamp cannot be read and is ignored"
+    ]
 
 
 def test_a_stamp_that_speaks_of_endless_keys_costs_nothing(tmp_path: Path) -> None:
@@ -163,14 +227,24 @@ def test_a_stamp_that_speaks_of_endless_keys_costs_nothing(tmp_path: Path) -> No
     written["applied"][0]["kept"] = [["l.{}.new.{}", [[0, 10**12]], [[0, 10**12]]]]
     (hostile / "migrate.history.json").write_text(json.dumps(written))
     done("downgrade", hostile, "-o", tmp_path / "back", "--rules", rule)
-    assert set(contents(tmp_path / "back")) == {*(f"l.{n}.old.weight" for n in range(12)), "head.bias"}
+    assert set(contents(tmp_path / "back")) == {
+        *(f"l.{n}.old.weight" for n in range(12)),
+        "head.bias",
+    }
 
 
 def lineage(path: Path, name: str, edge: str, layouts: dict[str, str]) -> None:
-    """An ordered lineage of two layouts, `detect` of each if it has one, and the edge between them."""
+    """An ordered lineage of two layouts, `detect` of each if it has one, and the edge between
+    them.
+    """
     (path / name / "x").mkdir(parents=True)
-    rows = "".join(f"  {layout}: {{title: t{detect and ', detect: ' + detect}}}\n" for layout, detect in layouts.items())
-    (path / name / "layouts.yaml").write_text(f"lineage: {name}\ntitle: t\nordered: true\nlayouts:\n{rows}")
+    rows = "".join(
+        f"  {layout}: {{title: t{detect and ', detect: ' + detect}}}\n"
+        for layout, detect in layouts.items()
+    )
+    (path / name / "layouts.yaml").write_text(
+        f"lineage: {name}\ntitle: t\nordered: true\nlayouts:\n{rows}"
+    )
     head = f"id: {name}/x\nlineage: {name}\ntitle: t\nedge: [{', '.join(layouts)}]\n"
     (path / name / "x" / "x.yaml").write_text(head + edge)
 
@@ -186,43 +260,118 @@ def crossed(path: Path, later: str) -> Path:
 SHIFT = 'keep: ["{k...}"]\nrules: [{name: s, from: "l.{n:int}.{w:new|old}", to: "l.{n+1}.{w}"}]\n'
 INTO = 'rules: [{name: s, from: "{p...}.{w:new|old}", to: "m.{p}.{w}"}]\n'
 ASIDE = 'keep: ["{k...}"]\nrules: [{name: s, from: "l.0.b", to: "m.0.b"}]\n'
-SOURCE = {"l.0.old": ("F32", [2], bytes(8)), "l.1.new": ("F32", [2], bytes([1]) * 8), "l.0.b": ("F32", [2], bytes([2]) * 8)}
+SOURCE = {
+    "l.0.old": ("F32", [2], bytes(8)),
+    "l.1.new": ("F32", [2], bytes([1]) * 8),
+    "l.0.b": ("F32", [2], bytes([2]) * 8),
+}
 
 
 @pytest.mark.parametrize("edge", [SHIFT, INTO.replace("new|old", "new|old|b")])
-def test_an_edge_is_not_undone_while_a_later_one_stands_that_may_have_renamed_what_stayed(tmp_path: Path, edge: str) -> None:
+def test_an_edge_is_not_undone_while_a_later_one_stands_that_may_have_renamed_what_stayed(
+    tmp_path: Path, edge: str
+) -> None:
     pack = ("--rules", crossed(tmp_path / "rules", edge))
     source = folder(tmp_path / "old", SOURCE)
     done("apply", source, "-o", tmp_path / "one", *pack, "--from", "first@v1", "--to", "first@v2")
-    done("apply", tmp_path / "one", "-o", tmp_path / "two", *pack, "--from", "later@w1", "--to", "later@w2")
+    done(
+        "apply",
+        tmp_path / "one",
+        "-o",
+        tmp_path / "two",
+        *pack,
+        "--from",
+        "later@w1",
+        "--to",
+        "later@w2",
+    )
     for question in (["--to", "first@v1"], ["--to", "first@v1", "--to", "later@w1"]):
-        said = refusal("downgrade", tmp_path / "two", "-o", tmp_path / "no", *pack, *question, exit=3)
+        said = refusal(
+            "downgrade", tmp_path / "two", "-o", tmp_path / "no", *pack, *question, exit=3
+        )
         assert said["code"] == "M405"
         assert said["message"].startswith("first v1 → v2 left keys as they were, and later w1 → w2")
         assert said["help"] == "downgrade the later edge first: --to later@w1"
-    done("downgrade", tmp_path / "two", "-o", tmp_path / "back", *pack, "--to", "later@w1", "--to", "first@v1")
+    done(
+        "downgrade",
+        tmp_path / "two",
+        "-o",
+        tmp_path / "back",
+        *pack,
+        "--to",
+        "later@w1",
+        "--to",
+        "first@v1",
+    )
     assert contents(tmp_path / "back") == contents(source)
 
 
 def test_a_later_edge_that_is_not_known_here_counts_as_one_that_renames(tmp_path: Path) -> None:
     pack = crossed(tmp_path / "rules", ASIDE)
     source = folder(tmp_path / "old", SOURCE)
-    question = ("--rules", pack, "--from", "first@v1", "--to", "first@v2", "--from", "later@w1", "--to", "later@w2")
+    question = (
+        "--rules",
+        pack,
+        "--from",
+        "first@v1",
+        "--to",
+        "first@v2",
+        "--from",
+        "later@w1",
+        "--to",
+        "later@w2",
+    )
     done("apply", source, "-o", tmp_path / "new", *question)
-    done("downgrade", tmp_path / "new", "-o", tmp_path / "back", "--rules", pack, "--to", "first@v1")
+    done(
+        "downgrade", tmp_path / "new", "-o", tmp_path / "back", "--rules", pack, "--to", "first@v1"
+    )
     assert set(contents(tmp_path / "back")) == {"l.0.old", "l.1.new", "m.0.b"}
     shutil.rmtree(pack / "later")
-    assert refusal("downgrade", tmp_path / "new", "-o", tmp_path / "no", "--rules", pack, "--to", "first@v1", exit=3)["code"] == "M405"
+    assert (
+        refusal(
+            "downgrade",
+            tmp_path / "new",
+            "-o",
+            tmp_path / "no",
+            "--rules",
+            pack,
+            "--to",
+            "first@v1",
+            exit=3,
+        )["code"]
+        == "M405"
+    )
 
 
 def test_the_newest_entry_of_an_edge_says_what_stayed(tmp_path: Path) -> None:
     pack = ("--rules", crossed(tmp_path / "rules", ASIDE))
     start = folder(tmp_path / "0", {**SOURCE, "l.2.new": ("F32", [2])})
-    ways = ["apply first@v2", "apply later@w2", "downgrade first@v1", "apply first@v2", "downgrade first@v1"]
+    ways = [
+        "apply first@v2",
+        "apply later@w2",
+        "downgrade first@v1",
+        "apply first@v2",
+        "downgrade first@v1",
+    ]
     for number, way in enumerate(ways):
         verb, goal = way.split()
-        origin = ["--from", "later@w1"] if goal == "later@w2" else ["--from", "first@v1"] if goal == "first@v2" else []
-        done(verb, tmp_path / str(number), "-o", tmp_path / str(number + 1), *pack, *origin, "--to", goal)
+        origin = (
+            ["--from", "later@w1"]
+            if goal == "later@w2"
+            else ["--from", "first@v1"]
+            if goal == "first@v2"
+            else []
+        )
+        done(
+            verb,
+            tmp_path / str(number),
+            "-o",
+            tmp_path / str(number + 1),
+            *pack,
+            *origin,
+            "--to",
+            goal,
+        )
     assert set(contents(tmp_path / "5")) == {"l.0.old", "l.1.new", "l.2.new", "m.0.b"}
     # undone is the last run that stands
     done("downgrade", tmp_path / "5", "-o", tmp_path / "6", *pack)

@@ -1,6 +1,8 @@
-"""kill -9 at random moments: the target is whole or absent, the source untouched, and --resume ends in the same bytes.
+"""kill -9 at random moments: the target is whole or absent, the source untouched, and --resume ends
+in the same bytes.
 
-Three kills in every run of the suite, ten under the mark `thorough`, two hundred under `make campaign`. The seed of each is its number.
+Three kills in every run of the suite, ten under the mark `thorough`, two hundred under
+`make campaign`. The seed of each is its number.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ RULES = """rules:
 
 @dataclass(frozen=True)
 class Scene:
-    """A checkpoint of about 64 MB, its rules, what comes of it, how long that takes in all and from the first sign on."""
+    """A checkpoint of about 64 MB, its rules, what comes of it, how long that takes in all and from
+    the first sign on.
+    """
 
     folder: Path
     source: Path
@@ -38,7 +42,18 @@ class Scene:
     lines: int
 
     def arguments(self, out: Path) -> list[object]:
-        return ["apply", self.source, "-o", out, "--rules", self.rule, "--max-shard-size", "9MB", "--no-fsync", "-q"]
+        return [
+            "apply",
+            self.source,
+            "-o",
+            out,
+            "--rules",
+            self.rule,
+            "--max-shard-size",
+            "9MB",
+            "--no-fsync",
+            "-q",
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +67,11 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
                 tensors[f"l.{i}.e.{e}.{w}"] = ("U8", [1 << 20], bits.randbytes(1 << 20))
         tensors[f"l.{i}.t"] = ("BF16", [640, 800], bits.randbytes(640 * 800 * 2))
         tensors[f"l.{i}.r"] = ("U8", [1 << 20], bits.randbytes(1 << 20))
-    source, rule, wanted = safetensors(folder / "in.safetensors", tensors), rules(folder, RULES), folder / "wanted"
+    source, rule, wanted = (
+        safetensors(folder / "in.safetensors", tensors),
+        rules(folder, RULES),
+        folder / "wanted",
+    )
     scene = Scene(folder, source, rule, wanted, 0, 0, 0)
     started = time.monotonic()
     child = spawn(*scene.arguments(wanted))
@@ -83,7 +102,9 @@ def wait_for(path: Path, child: object, lines: int = 0) -> None:
 
 
 def kill(scene: Scene, out: Path, chance: random.Random, *more: str) -> None:
-    """Starts a run and kills it: at any moment, some time after its first sign, or after some lines of its journal."""
+    """Starts a run and kills it: at any moment, some time after its first sign, or after some lines
+    of its journal.
+    """
     child = spawn(*scene.arguments(out), *more)
     moment = chance.randrange(3)
     if moment == 0:
@@ -106,7 +127,9 @@ def assert_whole(scene: Scene, out: Path) -> None:
 
 
 def one(scene: Scene, seed: int) -> str:
-    """One kill (or several on end) and the resumed run; what the kill found: absent, begun or whole."""
+    """One kill (or several on end) and the resumed run; what the kill found: absent, begun or
+    whole.
+    """
     chance = random.Random(seed)
     out = scene.folder / f"out{seed}"
     kill(scene, out, chance)

@@ -1,4 +1,6 @@
-"""`migrate lint` as a command: its three forms, its exit status, and that the rules that ship are clean."""
+"""`migrate lint` as a command: its three forms, its exit status, and that the rules that ship are
+clean.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ from work import times
 from migrate.rules.model import load_files
 
 SCHEMA = json.loads((ROOT / "schemas" / "lint.schema.json").read_text())
-HEAD = '# yaml-language-server: $schema=x\nid: x/y/z\ntitle: Some rules\nlineage: x\nedge: [a, b]\nrequires: ">=0.1"\n'
+HEAD = (
+    "# yaml-language-server: $schema=x\nid: x/y/z\ntitle: Some rules\nlineage: x\nedge: [a, "
+    'b]\nrequires: ">=0.1"\n'
+)
 CLEAN = """rules:
   - {name: a, from: "old.{i:int}.w", to: "new.{i}.w"}
 tests:
@@ -44,7 +49,12 @@ def test_it_takes_a_small_multiple_of_loading_the_rules(tmp_path: Path) -> None:
 def test_it_loads_neither_torch_nor_numpy(tmp_path: Path) -> None:
     path = write(tmp_path, CLEAN)
     assert not loaded("lint", path) & {"torch", "numpy", "jsonschema", "rich", "xxhash"}
-    assert not loaded("lint", path, "--index", DATA / "mixtral__v4" / "hub", status=1) & {"torch", "numpy", "jsonschema", "rich"}
+    assert not loaded("lint", path, "--index", DATA / "mixtral__v4" / "hub", status=1) & {
+        "torch",
+        "numpy",
+        "jsonschema",
+        "rich",
+    }
 
 
 def test_findings_are_drawn_with_their_place_and_counted(tmp_path: Path) -> None:
@@ -79,13 +89,17 @@ def test_github_annotations_are_one_line_each(tmp_path: Path) -> None:
     write(tmp_path, 'keep: ["{k...}"]\n' + CLEAN, "50%, of: it.yaml")
     (line,) = done("lint", ".", "--format", "github", exit=1, cwd=tmp_path).out.splitlines()
     place, _, message = line.removeprefix("::warning ").partition("::")
-    assert place == "file=50%25%2C of%3A it.yaml,line=7,col=8,endColumn=16,title=M612 keeps-everything"
+    assert (
+        place == "file=50%25%2C of%3A it.yaml,line=7,col=8,endColumn=16,title=M612 keeps-everything"
+    )
     assert message.startswith("`{k...}` keeps everything: ")
     assert "%0Ahelp: " in message
     assert done("lint", write(tmp_path / "..", CLEAN, "clean.yaml"), "--format", "github").out == ""
 
 
-def test_a_file_that_does_not_load_is_the_wrong_question_and_the_others_are_linted(tmp_path: Path) -> None:
+def test_a_file_that_does_not_load_is_the_wrong_question_and_the_others_are_linted(
+    tmp_path: Path,
+) -> None:
     write(tmp_path, "rulez: []\n", "a.yaml")
     write(tmp_path, 'keep: ["{k...}"]\n' + CLEAN, "b.yaml")
     document = done("lint", tmp_path, "--format", "json", exit=2).json
@@ -114,13 +128,19 @@ def test_a_wrong_question(tmp_path: Path, arguments: list[str], said: str) -> No
 def test_findings_about_siblings_are_left_out(tmp_path: Path) -> None:
     home = tmp_path / "x"
     (home / "b").mkdir(parents=True)
-    (home / "layouts.yaml").write_text("lineage: x\ntitle: x\nlayouts: {a: {title: a}, b: {title: b}}\n")
+    (home / "layouts.yaml").write_text(
+        "lineage: x\ntitle: x\nlayouts: {a: {title: a}, b: {title: b}}\n"
+    )
     write(home / "b", CLEAN.replace("{i:int}", "{i}"), "z.yaml")
     (home / "b" / "other.yaml").write_text((HEAD + CLEAN).replace("x/y/z", "x/b/other"))
     asked = home / "b" / "other.yaml"
     # its test does not bind, because the sibling takes its keys as well
-    assert [d["code"] for d in done("lint", asked, "--format", "json", exit=1).json["diagnostics"]] == ["M621", "M615"]
-    every = {d["code"] for d in done("lint", tmp_path, "--format", "json", exit=1).json["diagnostics"]}
+    assert [
+        d["code"] for d in done("lint", asked, "--format", "json", exit=1).json["diagnostics"]
+    ] == ["M621", "M615"]
+    every = {
+        d["code"] for d in done("lint", tmp_path, "--format", "json", exit=1).json["diagnostics"]
+    }
     assert {"M604", "M610", "M640", "M615"} <= every
     (home / "b" / "z.yaml").write_text("rulez: []\n")
     assert done("lint", asked).out == "1 file: nothing found\n"
@@ -128,8 +148,12 @@ def test_findings_about_siblings_are_left_out(tmp_path: Path) -> None:
 
 def test_rules_are_held_against_a_checkpoint(tmp_path: Path) -> None:
     hub = DATA / "mixtral__v4" / "hub"
-    assert done("lint", ROOT / "rules" / "hf-mixtral", "--index", hub).out.startswith("2 files: nothing found")
-    result = done("lint", write(tmp_path, CLEAN), "--index", hub, "--select", "M660,keys-without-rule", exit=1)
+    assert done("lint", ROOT / "rules" / "hf-mixtral", "--index", hub).out.startswith(
+        "2 files: nothing found"
+    )
+    result = done(
+        "lint", write(tmp_path, CLEAN), "--index", hub, "--select", "M660,keys-without-rule", exit=1
+    )
     assert "are taken by no rule" in result.out
 
 

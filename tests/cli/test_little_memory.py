@@ -1,4 +1,6 @@
-"""Little memory, and no threads: refused as M922 with exit status 4 wherever it shows, never a bug, a hang, or another answer."""
+"""Little memory, and no threads: refused as M922 with exit status 4 wherever it shows, never a bug,
+a hang, or another answer.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,13 @@ RULES = """
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of 12 MB in two files' worth of layers, and rules that move and compute."""
     folder = tmp_path_factory.mktemp("memory")
-    safetensors(folder / "in.safetensors", {f"l.{i}.{x}": ("BF16", [1024, 1024]) for i in range(3) for x in "wc"})
-    (folder / "rules.yaml").write_text(f"id: t/x\ntitle: t\nlineage: t\nedge: [a, b]\nrules:{RULES}")
+    safetensors(
+        folder / "in.safetensors",
+        {f"l.{i}.{x}": ("BF16", [1024, 1024]) for i in range(3) for x in "wc"},
+    )
+    (folder / "rules.yaml").write_text(
+        f"id: t/x\ntitle: t\nlineage: t\nedge: [a, b]\nrules:{RULES}"
+    )
     return folder
 
 
@@ -48,7 +55,17 @@ def wanted(made: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, ob
 
 
 def apply(made: Path, out: Path, *more: object) -> object:
-    return run("apply", made / "in.safetensors", "-o", out, *question(made), "--threads", 3, "--no-fsync", *more)
+    return run(
+        "apply",
+        made / "in.safetensors",
+        "-o",
+        out,
+        *question(made),
+        "--threads",
+        3,
+        "--no-fsync",
+        *more,
+    )
 
 
 def no_thread(*_: object) -> int:
@@ -69,7 +86,9 @@ def test_what_no_other_thread_can_do_the_first_one_does(made, wanted, tmp_path, 
 
 def test_a_thread_that_comes_when_all_is_done_finds_nothing_to_do(monkeypatch):
     late: list[object] = []
-    monkeypatch.setattr(threads._thread, "start_new_thread", lambda work, given: late.append((work, given)))
+    monkeypatch.setattr(
+        threads._thread, "start_new_thread", lambda work, given: late.append((work, given))
+    )
     did: list[int] = []
     threads.together(did.append, 4, lambda: None)
     for work, given in late:
@@ -104,9 +123,14 @@ def test_a_module_is_loaded_without_other_threads(made, monkeypatch):
     state = formats_state(made)
     model.l = torch.nn.ModuleList([torch.nn.Module() for _ in range(3)])
     for key, value in state.items():
-        model.l[int(key.split(".")[1])].register_parameter(key[-1], torch.nn.Parameter(torch.zeros_like(value)))
+        model.l[int(key.split(".")[1])].register_parameter(
+            key[-1], torch.nn.Parameter(torch.zeros_like(value))
+        )
     migrate.load(model, made / "in.safetensors", threads=4)
-    assert all(torch.equal(value.view(torch.int16), state[key].view(torch.int16)) for key, value in model.state_dict().items())
+    assert all(
+        torch.equal(value.view(torch.int16), state[key].view(torch.int16))
+        for key, value in model.state_dict().items()
+    )
 
 
 def formats_state(made: Path) -> dict[str, object]:
@@ -134,7 +158,9 @@ def test_no_memory_for_a_box_names_rule_op_key_and_bytes(made, tmp_path, monkeyp
     assert found["code"] == "M922"
     assert "rule cast (" in found["message"]
     assert "`cast` of l." in found["message"]
-    said = re.search(r", (\d+) bytes at once: Unable to allocate 4.00 MiB for an array$", found["message"])
+    said = re.search(
+        r", (\d+) bytes at once: Unable to allocate 4.00 MiB for an array$", found["message"]
+    )
     # a box of whole rows, with its input and what the op lays out
     assert said is not None
     assert 0 < int(said[1]) <= 2 * (2 + 4) << 20
@@ -144,7 +170,9 @@ def test_no_memory_for_a_box_names_rule_op_key_and_bytes(made, tmp_path, monkeyp
     assert not out.exists()
 
 
-def test_what_was_written_before_memory_ran_out_is_kept_and_resumed(made, wanted, tmp_path, monkeypatch):
+def test_what_was_written_before_memory_ran_out_is_kept_and_resumed(
+    made, wanted, tmp_path, monkeypatch
+):
     from migrate.running.tiles import _Run
 
     gather = _Run._gather
@@ -175,7 +203,12 @@ def refused(*_: object, **__: object) -> None:
 @pytest.mark.parametrize("verb", ["plan", "inspect", "apply", "verify", "diff", "downgrade"])
 def test_in_python_too_it_is_an_error_of_the_run(made, tmp_path, monkeypatch, verb):
     monkeypatch.setattr(formats, "open", refused)
-    given = {"apply": {"out": tmp_path / "o"}, "downgrade": {"out": tmp_path / "o"}, "verify": {"source": "x"}, "diff": {"b": "x"}}
+    given = {
+        "apply": {"out": tmp_path / "o"},
+        "downgrade": {"out": tmp_path / "o"},
+        "verify": {"source": "x"},
+        "diff": {"b": "x"},
+    }
     with pytest.raises(RunError, match="M922") as caught:
         getattr(migrate, verb)(made / "in.safetensors", **given.get(verb, {}))
     assert caught.value.exit_code == 4
@@ -200,7 +233,13 @@ def test_an_import_that_fails_for_want_of_memory_is_no_bug(made, monkeypatch):
         (MemoryError(), True),
         (OSError(12, "Cannot allocate memory"), True),
         (RuntimeError("can't start new thread"), True),
-        (RuntimeError("[enforce fail at alloc_cpu.cpp:119] . DefaultCPUAllocator: can't allocate memory: you tried"), True),
+        (
+            RuntimeError(
+                "[enforce fail at alloc_cpu.cpp:119] . DefaultCPUAllocator: can't allocate "
+                "memory: you tried"
+            ),
+            True,
+        ),
         (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
         (SystemError("error return without exception set"), False),
         (OSError(28, "No space left on device"), False),
@@ -224,7 +263,9 @@ def test_a_bug_stays_a_bug(made, monkeypatch):
 def test_where_there_is_no_memory_to_tell_it_the_status_tells_it(made, monkeypatch, capfd):
     monkeypatch.setattr(formats, "open", refused)
     monkeypatch.setattr(main, "_report", refused)
-    assert main.run(["plan", str(made / "in.safetensors"), "--rules", str(made / "rules.yaml")]) == 4
+    assert (
+        main.run(["plan", str(made / "in.safetensors"), "--rules", str(made / "rules.yaml")]) == 4
+    )
     assert "error[M922]" in capfd.readouterr().err
 
 
@@ -238,17 +279,28 @@ def test_the_progress_bar_goes_without_its_thread(monkeypatch):
         bar.update(2, 2)
 
 
-def limited(megabytes: int | None, *command: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def limited(
+    megabytes: int | None, *command: str, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     def limit() -> None:
         if megabytes is not None:
             resource.setrlimit(resource.RLIMIT_AS, (megabytes << 20, megabytes << 20))
 
     # a hang is what the limit on time is for
-    return subprocess.run([sys.executable, *command], preexec_fn=limit, capture_output=True, text=True, timeout=300, env=environment())
+    return subprocess.run(
+        [sys.executable, *command],
+        preexec_fn=limit,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=environment(),
+    )
 
 
 @pytest.mark.parametrize(
-    ("megabytes", "end", "status"), [(1000, "exit", 4), (1000, "abort", 4), (None, "exit", 1)], ids=["exit", "abort", "unlimited"]
+    ("megabytes", "end", "status"),
+    [(1000, "exit", 4), (1000, "abort", 4), (None, "exit", 1)],
+    ids=["exit", "abort", "unlimited"],
 )
 def test_a_library_that_ends_the_process_does_not_choose_the_status(megabytes, end, status):
     program = f"""
@@ -278,8 +330,14 @@ def under(made: Path, wanted: Path, folder: Path, command: str, megabytes: int) 
     }[command]
     source = fingerprint(made)
     found = limited(megabytes, "-m", "migrate", command, *map(str, given))
-    what = f"{command} in {megabytes} MB: {found.returncode}\n{found.stdout[-500:]}{found.stderr[-2000:]}"
-    if found.returncode == 127 and "cannot allocate memory for thread-local data: ABORT" in found.stderr:
+    what = (
+        f"{command} in {megabytes} MB: "
+        f"{found.returncode}\n{found.stdout[-500:]}{found.stderr[-2000:]}"
+    )
+    if (
+        found.returncode == 127
+        and "cannot allocate memory for thread-local data: ABORT" in found.stderr
+    ):
         # the loader of the system ends the process by itself; nothing of ours is asked
         assert not out.exists(), what
         return
@@ -288,7 +346,11 @@ def under(made: Path, wanted: Path, folder: Path, command: str, megabytes: int) 
         assert "error[M922]" in found.stderr or "error[M919]" in found.stderr, what
         assert not out.exists(), what
         partial = Path(f"{out}.migrate-partial")
-        assert not partial.exists() or partial.name in found.stderr or "OUT.migrate-partial" in found.stderr, what
+        assert (
+            not partial.exists()
+            or partial.name in found.stderr
+            or "OUT.migrate-partial" in found.stderr
+        ), what
     elif command == "apply":
         assert contents(out) == contents(wanted), what
         os.unlink(out)
@@ -308,7 +370,10 @@ def test_little_memory_is_told(made, verified, tmp_path, command, megabytes):
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("megabytes", [*range(40, 120, 4), *range(120, 300, 10), *range(300, 760, 20), *range(800, 2001, 200)])
+@pytest.mark.parametrize(
+    "megabytes",
+    [*range(40, 120, 4), *range(120, 300, 10), *range(300, 760, 20), *range(800, 2001, 200)],
+)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_any_limit_on_memory_is_told(made, verified, tmp_path, command, megabytes):
     under(made, verified, tmp_path, command, megabytes)

@@ -18,17 +18,30 @@ def old(tmp_path: Path) -> Path:
     return safetensors(tmp_path / "old" / "model.safetensors", mixtral()).parent
 
 
-def test_verbose_says_decisions_and_times_on_stderr_and_leaves_the_answer(tmp_path: Path, old: Path) -> None:
+def test_verbose_says_decisions_and_times_on_stderr_and_leaves_the_answer(
+    tmp_path: Path, old: Path
+) -> None:
     plain = done("apply", old, "-o", tmp_path / "a", "--to", "hf-mixtral@v5", "-q")
     told = done("apply", old, "-o", tmp_path / "b", "--to", "hf-mixtral@v5", "-q", "-v")
     assert told.out == plain.out.replace(str(tmp_path / "a"), str(tmp_path / "b"))
     assert plain.err == ""
     said = [line.partition(" ms  ")[2] for line in told.err.splitlines()]
     assert f"{old} is safetensors: 1 file, 27 tensors" in said
-    assert any(line.startswith("it is in hf-mixtral@v4: model.layers.0.block_sparse_moe.") for line in said)
+    assert any(
+        line.startswith("it is in hf-mixtral@v4: model.layers.0.block_sparse_moe.") for line in said
+    )
     assert "apply hf-mixtral v4 -> v5 by hf-mixtral/v5/fuse-experts.yaml" in said
-    for phase in (f"reading the headers of {old}", "finding the way", "composing the rules", "planning", "publishing"):
-        assert any(line.startswith(f"{phase} took ") and line.endswith(" s of processor time") for line in said), phase
+    for phase in (
+        f"reading the headers of {old}",
+        "finding the way",
+        "composing the rules",
+        "planning",
+        "publishing",
+    ):
+        assert any(
+            line.startswith(f"{phase} took ") and line.endswith(" s of processor time")
+            for line in said
+        ), phase
     assert not any(line.startswith("opened ") for line in said)
 
 
@@ -76,12 +89,26 @@ def test_python_hears_it_where_it_listens(old: Path, caplog: pytest.LogCaptureFi
     assert not caplog.records
     with caplog.at_level(logging.DEBUG, logger="migrate"):
         migrate.plan(old, to="hf-mixtral@v5")
-    assert any(record.getMessage().startswith("it is in hf-mixtral@v4: ") for record in caplog.records)
+    assert any(
+        record.getMessage().startswith("it is in hf-mixtral@v4: ") for record in caplog.records
+    )
     assert logging.getLogger("migrate").handlers == handlers
 
 
 def test_a_command_that_does_not_log_does_not_import_logging(old: Path) -> None:
-    code = "import sys; from migrate.cli.main import run; run(sys.argv[1:]); print('logging' in sys.modules)"
-    for arguments, wanted in ((["inspect", str(old)], "False"), (["inspect", str(old), "-v"], "True")):
-        child = subprocess.run([sys.executable, "-c", code, *arguments], env=environment(), capture_output=True, text=True, check=True)
+    code = (
+        "import sys; from migrate.cli.main import run; run(sys.argv[1:]); print('logging' in "
+        "sys.modules)"
+    )
+    for arguments, wanted in (
+        (["inspect", str(old)], "False"),
+        (["inspect", str(old), "-v"], "True"),
+    ):
+        child = subprocess.run(
+            [sys.executable, "-c", code, *arguments],
+            env=environment(),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         assert child.stdout.splitlines()[-1] == wanted

@@ -1,4 +1,6 @@
-"""Checkpoints of more files than a process may have open: read, written and compared with a few open at a time."""
+"""Checkpoints of more files than a process may have open: read, written and compared with a few
+open at a time.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ from migrate.source import blobs
 
 OPEN = 48
 SHARDS = 150
-RULES = "rules: [{name: r, from: 'a.{i:int}.{w}', to: 'b.{i}.{w}'}, {name: s, from: 'c.{i:int}', to: 'd', via: [{stack: {over: i}}]}]\n"
+RULES = (
+    "rules: [{name: r, from: 'a.{i:int}.{w}', to: 'b.{i}.{w}'}, {name: s, from: 'c.{i:int}', "
+    "to: 'd', via: [{stack: {over: i}}]}]\n"
+)
 
 
 def parts(count: int) -> list[Tensors]:
@@ -41,14 +46,18 @@ def rule(checkpoint: Path) -> Path:
 
 def limited(*arguments: object) -> str:
     """A command in a process that may have few files open; its answer."""
-    child = spawn(*arguments, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN, OPEN)))
+    child = spawn(
+        *arguments, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN, OPEN))
+    )
     out, err = child.communicate(timeout=HANG)
     assert child.returncode == 0, err
     return out
 
 
 @pytest.mark.parametrize("form", ["safetensors", "torch"])
-def test_more_files_than_may_be_open_are_read_written_and_compared(checkpoint: Path, rule: Path, tmp_path: Path, form: str) -> None:
+def test_more_files_than_may_be_open_are_read_written_and_compared(
+    checkpoint: Path, rule: Path, tmp_path: Path, form: str
+) -> None:
     out = tmp_path / "out"
     question = ("--rules", rule, "--max-shard-size", "30", "--output-format", form)
     limited("apply", checkpoint, "-o", out, *question, "-q")
@@ -82,7 +91,8 @@ def test_a_run_has_a_bounded_number_of_files_open(
 
     monkeypatch.setattr(os, "open", watched)
     migrate.apply(checkpoint, tmp_path / "out", rules=[rule], max_shard_size=30, threads=threads)
-    # the files of the source, those that are written, and the folder, the journal and what is open for an instant
+    # the files of the source, those that are written, and the folder, the journal and what is open
+    # for an instant
     assert most[0] - before <= 3 + 4 + 2 * threads + 6
     assert open_now() == before
     opened = contents(tmp_path / "out")
@@ -92,7 +102,19 @@ def test_a_run_has_a_bounded_number_of_files_open(
     assert opened["d"][2] == b"".join(source[f"c.{i}"][2] for i in range(SHARDS))
 
 
-CALLS = ("open", "close", "dup", "stat", "fstat", "lstat", "preadv", "pread", "readlink", "listdir", "scandir")
+CALLS = (
+    "open",
+    "close",
+    "dup",
+    "stat",
+    "fstat",
+    "lstat",
+    "preadv",
+    "pread",
+    "readlink",
+    "listdir",
+    "scandir",
+)
 
 
 def calls(action: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
@@ -113,16 +135,30 @@ def calls(action: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> Coun
     return found
 
 
-def test_planning_opens_each_file_once_and_asks_little_of_the_system(rule: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planning_opens_each_file_once_and_asks_little_of_the_system(
+    rule: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(blobs, "KEPT", 3)
     monkeypatch.setattr(blobs, "LENT", 2)
     few, many = shards(tmp_path / "few", parts(20)), shards(tmp_path / "many", parts(60))
     migrate.plan(few, rules=[rule])
-    counted = [calls(lambda at=at: migrate.plan(at, rules=[rule]), monkeypatch) for at in (few, many)]
+    counted = [
+        calls(lambda at=at: migrate.plan(at, rules=[rule]), monkeypatch) for at in (few, many)
+    ]
     each = {name: (counted[1][name] - counted[0][name]) / 40 for name in CALLS}
-    # a file is looked at by its name, opened, looked at twice by its descriptor, read twice (how long its header is, the header), once
-    # more if it is as small as a pointer of Git LFS, and closed; the descriptor of its folder is duplicated for as long as it is opened
-    assert each == {**dict.fromkeys(CALLS, 0), "open": 1, "close": 2, "dup": 1, "stat": 1, "fstat": 2, "preadv": 2, "pread": 1}
+    # a file is looked at by its name, opened, looked at twice by its descriptor, read twice (how
+    # long its header is, the header), once more if it is as small as a pointer of Git LFS, and
+    # closed; the descriptor of its folder is duplicated for as long as it is opened
+    assert each == {
+        **dict.fromkeys(CALLS, 0),
+        "open": 1,
+        "close": 2,
+        "dup": 1,
+        "stat": 1,
+        "fstat": 2,
+        "preadv": 2,
+        "pread": 1,
+    }
 
 
 def test_a_run_opens_a_file_again_only_when_it_is_read(
@@ -162,25 +198,39 @@ def test_a_file_that_is_replaced_between_two_openings_publishes_nothing(
         real(self, shared)
 
     monkeypatch.setattr(publish.Partial, "allocate", replaced)
-    with pytest.raises(CheckpointError, match=r"model-00003-of-00005\.safetensors: changed while it was read: another file") as caught:
+    with pytest.raises(
+        CheckpointError,
+        match=r"model-00003-of-00005\.safetensors: changed while it was read: another file",
+    ) as caught:
         migrate.apply(source, tmp_path / "out", rules=[rule])
     assert [d.code for d in caught.value.diagnostics] == ["M905"]
     assert sorted(f.name for f in tmp_path.iterdir()) == ["in", "other"]
 
 
 RANKS = 60
-JOIN = "rules: [{name: r, from: 'l.{i:int}.w@{r:int}', to: 'm.{i}.w', via: [{concat: {over: r, dim: 0, count: 60}}]}]\n"
-CUT = "rules: [{name: r, from: 'm.{i:int}.w', to: 'l.{i}.w@{r:int}', via: [{split: {dim: 0, into: r, count: 60}}]}]\n"
+JOIN = (
+    "rules: [{name: r, from: 'l.{i:int}.w@{r:int}', to: 'm.{i}.w', via: [{concat: {over: r, "
+    "dim: 0, count: 60}}]}]\n"
+)
+CUT = (
+    "rules: [{name: r, from: 'm.{i:int}.w', to: 'l.{i}.w@{r:int}', via: [{split: {dim: 0, into: "
+    "r, count: 60}}]}]\n"
+)
 
 
-def test_ranks_of_torch_are_joined_and_cut_with_few_files_open_and_their_values_verified(tmp_path: Path) -> None:
+def test_ranks_of_torch_are_joined_and_cut_with_few_files_open_and_their_values_verified(
+    tmp_path: Path,
+) -> None:
     source, joined, cut = tmp_path / "in", tmp_path / "joined", tmp_path / "cut"
     for rank in range(RANKS):
         folder = source / f"mp_rank_{rank:02}"
         folder.mkdir(parents=True)
         model = {f"l.{i}.w": torch.full((1, 3), float(100 * rank + i)) for i in range(2)}
         torch.save({"model": model, "iteration": 5}, folder / "model_optim_rng.pt")
-    for before, after, text, name in ((source, joined, JOIN, "join.yaml"), (joined, cut, CUT, "cut.yaml")):
+    for before, after, text, name in (
+        (source, joined, JOIN, "join.yaml"),
+        (joined, cut, CUT, "cut.yaml"),
+    ):
         question = ("--rules", rules(tmp_path, text, name), "--at", "model")
         limited("apply", before, "-o", after, *question, "-q")
         assert "every byte equal" in limited("verify", after, "--source", before, *question)
@@ -191,4 +241,7 @@ def test_ranks_of_torch_are_joined_and_cut_with_few_files_open_and_their_values_
     # what stands beside the tensors is looked at in the file that is left of sixty
     torch.save({**whole, "iteration": 6}, joined / "pytorch_model.bin")
     question = ("--rules", tmp_path / "join.yaml", "--at", "model")
-    assert "value iteration differs" in done("verify", joined, "--source", source, *question, exit=1).out
+    assert (
+        "value iteration differs"
+        in done("verify", joined, "--source", source, *question, exit=1).out
+    )

@@ -1,8 +1,10 @@
-"""A power cut at any moment of a run: the disk is left as it was at that instant, and the output is absent or complete.
+"""A power cut at any moment of a run: the disk is left as it was at that instant, and the output is
+absent or complete.
 
-The output lies on an ext4 image on an XFS image: a clone of the inner image is what a disk would hold when the power goes,
-all that the kernel had not written yet is missing in it. The clone is mounted and looked at. A run without fsync is the
-control: there the same look has to find an output that is damaged, or it would find nothing anywhere.
+The output lies on an ext4 image on an XFS image: a clone of the inner image is what a disk would
+hold when the power goes, all that the kernel had not written yet is missing in it. The clone is
+mounted and looked at. A run without fsync is the control: there the same look has to find an output
+that is damaged, or it would find nothing anywhere.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ def system(*command: object) -> None:
 
 
 class Disk:
-    """An ext4 file system at `path` whose power can be cut: `cut()` mounts what would be left of it at `after`.
+    """An ext4 file system at `path` whose power can be cut: `cut()` mounts what would be left of it
+    at `after`.
 
     ext4 commits every second, so that a name may well be on the disk before the bytes behind it.
     """
@@ -93,7 +96,11 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 def checkpoint(tmp_path: Path) -> tuple[Path, Path]:
     """A checkpoint of 48 MB and a rule for it, on the machine's own disk."""
     bits = random.Random(0)
-    tensors = {f"l.{i}.e.{e}": ("U8", [4 * MIB], bits.randbytes(4 * MIB)) for i in range(4) for e in range(3)}
+    tensors = {
+        f"l.{i}.e.{e}": ("U8", [4 * MIB], bits.randbytes(4 * MIB))
+        for i in range(4)
+        for e in range(3)
+    }
     return safetensors(tmp_path / "in.safetensors", tensors), rules(tmp_path, RULES)
 
 
@@ -105,7 +112,9 @@ def whole(out: Path, wanted: dict) -> bool:
 
 
 @pytest.mark.campaign
-def test_thirty_power_cuts_leave_an_output_that_is_absent_or_complete(disk: Disk, checkpoint: tuple[Path, Path], tmp_path: Path) -> None:
+def test_thirty_power_cuts_leave_an_output_that_is_absent_or_complete(
+    disk: Disk, checkpoint: tuple[Path, Path], tmp_path: Path
+) -> None:
     source, rule = checkpoint
     arguments = ("apply", source, "--rules", rule, "--max-shard-size", "13MB", "-q", "-o")
     started = time.monotonic()

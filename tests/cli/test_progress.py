@@ -15,18 +15,25 @@ from commandline import environment, rules, run, safetensors
 
 from migrate.cli import progress
 
-LINE = re.compile(r"writing +(\d+) %  [\d.]+ [kMG]?B of [\d.]+ [kMG]?B  [\d.]+ [kMGT]?B/s, \d+ s left, private memory [\d.]+ [kMG]?B")
+LINE = re.compile(
+    r"writing +(\d+) %  [\d.]+ [kMG]?B of [\d.]+ [kMG]?B  [\d.]+ [kMGT]?B/s, \d+ s left, private "
+    r"memory [\d.]+ [kMG]?B"
+)
 
 
 @pytest.fixture
 def large(tmp_path: Path) -> list[object]:
     """The arguments of a run over 200 MB."""
-    source = safetensors(tmp_path / "in.safetensors", {f"a.{i}": ("U8", [1 << 20]) for i in range(200)}, holes=True)
+    source = safetensors(
+        tmp_path / "in.safetensors", {f"a.{i}": ("U8", [1 << 20]) for i in range(200)}, holes=True
+    )
     rule = rules(tmp_path, "rules: [{name: r, from: 'a.{i:int}', to: 'b.{i}'}]\n")
     return ["apply", source, "-o", tmp_path / "out.safetensors", "--rules", rule, "--no-fsync"]
 
 
-def test_a_log_has_a_line_per_ten_percent(large: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_has_a_line_per_ten_percent(
+    large: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(progress, "_PATIENCE", 0.0)
     lines = [line for line in run(*large).err.splitlines() if line.startswith("writing")]
     said = [int(LINE.fullmatch(line)[1]) for line in lines]
@@ -60,7 +67,9 @@ def test_a_terminal_has_a_bar_with_speed_time_left_and_memory(large: list[object
     assert re.search(r"private memory [\d.]+ MB", text)
 
 
-def test_a_log_has_no_line_of_a_run_that_is_soon_over(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_has_no_line_of_a_run_that_is_soon_over(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     now = [100.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     shown = progress.Progress("writing", quiet=False)
@@ -75,7 +84,9 @@ def test_macos_tells_the_most_memory_that_was_resident(monkeypatch: pytest.Monke
     import resource
 
     monkeypatch.setattr(progress.sys, "platform", "darwin")
-    monkeypatch.setattr(resource, "getrusage", lambda who: type("Usage", (), {"ru_maxrss": 123_400_000})())
+    monkeypatch.setattr(
+        resource, "getrusage", lambda who: type("Usage", (), {"ru_maxrss": 123_400_000})()
+    )
     assert progress.memory() == "peak memory 123.40 MB"
 
 
@@ -87,7 +98,9 @@ def test_a_system_that_tells_no_memory_is_not_quoted(monkeypatch: pytest.MonkeyP
     assert progress.memory() == ""
 
 
-def test_verbose_has_lines_instead_of_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verbose_has_lines_instead_of_a_bar(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     drawn: list[int] = []
     monkeypatch.setattr(progress.Progress, "_draw", lambda self, done, total: drawn.append(done))
     monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True, raising=False)

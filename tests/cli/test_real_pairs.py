@@ -1,4 +1,6 @@
-"""Checkpoints that transformers 4 saved and transformers 5 loaded: the shipped rules give what transformers gives, and take it back."""
+"""Checkpoints that transformers 4 saved and transformers 5 loaded: the shipped rules give what
+transformers gives, and take it back.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def hub(lineage: str) -> Path:
 
 def assert_equal(made: Path, wanted: Path) -> None:
     """Bit for bit, as the safetensors library reads the two files."""
-    one, other = (safetensors.torch.load_file(path / "model.safetensors") for path in (made, wanted))
+    one, other = (
+        safetensors.torch.load_file(path / "model.safetensors") for path in (made, wanted)
+    )
     assert one.keys() == other.keys()
     for key in other:
         assert one[key].dtype == other[key].dtype
@@ -37,7 +41,9 @@ def assert_equal(made: Path, wanted: Path) -> None:
         assert torch.equal(one[key].view(torch.uint8), other[key].view(torch.uint8)), key
 
 
-def test_the_new_layout_is_what_transformers_5_makes_and_the_way_back_is_exact(lineage: str, hub: Path, tmp_path: Path) -> None:
+def test_the_new_layout_is_what_transformers_5_makes_and_the_way_back_is_exact(
+    lineage: str, hub: Path, tmp_path: Path
+) -> None:
     before = fingerprint(hub)
     new, back, named = tmp_path / "new", tmp_path / "back", tmp_path / "named"
     done("apply", hub, "-o", new, "--to", f"{lineage}@v5")
@@ -57,7 +63,9 @@ def test_the_new_layout_is_what_transformers_5_makes_and_the_way_back_is_exact(l
     assert fingerprint(hub) == before
 
 
-def test_the_file_of_transformers_5_goes_back_to_the_file_of_transformers_4(lineage: str, hub: Path, tmp_path: Path) -> None:
+def test_the_file_of_transformers_5_goes_back_to_the_file_of_transformers_4(
+    lineage: str, hub: Path, tmp_path: Path
+) -> None:
     v5 = tmp_path / "v5"
     shutil.copytree(PAIRS[lineage] / "v5", v5)
     shutil.copy(hub / "config.json", v5)
@@ -76,12 +84,16 @@ def test_history_tells_what_was_applied(lineage: str, hub: Path, tmp_path: Path)
     assert told["applied"][0]["rules"][0]["id"] == f"{lineage}/v5/fuse-experts"
     stamp = json.loads((new / "migrate.history.json").read_text())
     assert {k: told[k] for k in stamp} == stamp
-    assert [(e["from"], e["to"]) for e in done("history", back, "--format", "json").json["applied"]] == [("v4", "v5"), ("v5", "v4")]
+    assert [
+        (e["from"], e["to"]) for e in done("history", back, "--format", "json").json["applied"]
+    ] == [("v4", "v5"), ("v5", "v4")]
     assert str(tmp_path) not in (new / "migrate.history.json").read_text()
 
 
 @pytest.mark.parametrize("goal", ["{}@v5", "{}", "v5", "latest", "+1", "{}@latest", "{}@+1"])
-def test_a_goal_may_be_written_in_many_ways(lineage: str, hub: Path, tmp_path: Path, goal: str) -> None:
+def test_a_goal_may_be_written_in_many_ways(
+    lineage: str, hub: Path, tmp_path: Path, goal: str
+) -> None:
     done("apply", hub, "-o", tmp_path / "new", "--to", goal.format(lineage))
     assert_equal(tmp_path / "new", PAIRS[lineage] / "v5")
 
@@ -89,7 +101,16 @@ def test_a_goal_may_be_written_in_many_ways(lineage: str, hub: Path, tmp_path: P
 @pytest.mark.parametrize("goal", ["-1", "{}@-1", "v4"])
 def test_a_step_back_is_a_downgrade(lineage: str, hub: Path, tmp_path: Path, goal: str) -> None:
     done("apply", hub, "-o", tmp_path / "new", "--to", lineage)
-    refused = run("apply", tmp_path / "new", "-o", tmp_path / "back", "--to", goal.format(lineage), "--format", "json")
+    refused = run(
+        "apply",
+        tmp_path / "new",
+        "-o",
+        tmp_path / "back",
+        "--to",
+        goal.format(lineage),
+        "--format",
+        "json",
+    )
     assert (refused.exit, refused.codes) == (2, ["M502"])
     done("downgrade", tmp_path / "new", "-o", tmp_path / "back", "--to", goal.format(lineage))
     assert_equal(tmp_path / "back", hub)
@@ -118,7 +139,9 @@ def test_a_downgrade_is_not_undone_by_another(lineage: str, hub: Path, tmp_path:
     assert not (tmp_path / "back2").exists()
 
 
-def test_a_planned_downgrade_runs_as_it_was_planned(lineage: str, hub: Path, tmp_path: Path) -> None:
+def test_a_planned_downgrade_runs_as_it_was_planned(
+    lineage: str, hub: Path, tmp_path: Path
+) -> None:
     done("apply", hub, "-o", tmp_path / "new", "--to", lineage)
     done("plan", tmp_path / "new", "--downgrade", "-o", tmp_path / "plan.json")
     done("apply", tmp_path / "plan.json", "-o", tmp_path / "back")
@@ -128,12 +151,20 @@ def test_a_planned_downgrade_runs_as_it_was_planned(lineage: str, hub: Path, tmp
 def test_shards_and_single_files_hold_the_same(lineage: str, hub: Path, tmp_path: Path) -> None:
     done("apply", hub, "-o", tmp_path / "one.safetensors", "--to", lineage)
     done("apply", hub, "-o", tmp_path / "many", "--to", lineage, "--max-shard-size", "10kB")
-    assert contents(tmp_path / "many") == contents(PAIRS[lineage] / "v5") == contents(tmp_path / "one.safetensors")
+    assert (
+        contents(tmp_path / "many")
+        == contents(PAIRS[lineage] / "v5")
+        == contents(tmp_path / "one.safetensors")
+    )
     index = json.loads((tmp_path / "many" / "model.safetensors.index.json").read_text())
     files = sorted((tmp_path / "many").glob("*.safetensors"))
     assert len(files) > 2
-    assert index["metadata"]["total_size"] == sum(len(raw) for _, _, raw in contents(tmp_path / "many").values())
-    assert index["weight_map"] == {key: f.name for f in files for key in safetensors.torch.load_file(f)}
+    assert index["metadata"]["total_size"] == sum(
+        len(raw) for _, _, raw in contents(tmp_path / "many").values()
+    )
+    assert index["weight_map"] == {
+        key: f.name for f in files for key in safetensors.torch.load_file(f)
+    }
     done("verify", tmp_path / "one.safetensors", "--source", hub)
     done("downgrade", tmp_path / "one.safetensors", "-o", tmp_path / "back")
     assert contents(tmp_path / "back") == contents(hub)
@@ -144,20 +175,56 @@ def test_several_lineages_are_walked_at_once(tmp_path: Path) -> None:
     local = tmp_path / "rules"
     for name, start, end in (("alpha", "model.norm", "model.final"), ("beta", "lm_head", "head")):
         (local / name / "v2").mkdir(parents=True)
-        signs = [f"  v{i}: {{title: t, status: current, detect: {{present: '{key}.weight'}}}}" for i, key in ((1, start), (2, end))]
-        (local / name / "layouts.yaml").write_text(f"lineage: {name}\ntitle: {name}\nordered: true\nlayouts:\n" + "\n".join(signs) + "\n")
+        signs = [
+            f"  v{i}: {{title: t, status: current, detect: {{present: '{key}.weight'}}}}"
+            for i, key in ((1, start), (2, end))
+        ]
+        (local / name / "layouts.yaml").write_text(
+            f"lineage: {name}\ntitle: {name}\nordered: true\nlayouts:\n" + "\n".join(signs) + "\n"
+        )
         (local / name / "v2" / "rename.yaml").write_text(
             f"id: {name}/v2/rename\ntitle: t\nlineage: {name}\nedge: [v1, v2]\nkeep: ['{{k...}}']\n"
             f"rules: [{{name: r, from: {start}.weight, to: {end}.weight}}]\n"
         )
     goals = ["--to", "beta", "--to", "hf-mixtral@v5", "--to", "alpha@v2"]
-    refused = run("apply", hub, "-o", tmp_path / "new", "--rules", local, *goals, "--format", "json")
+    refused = run(
+        "apply", hub, "-o", tmp_path / "new", "--rules", local, *goals, "--format", "json"
+    )
     assert refused.codes == ["M211"], "hf-mixtral does not know the name that beta gave"
-    planned = done("plan", hub, "--rules", local, "--to", "hf-mixtral@v5", "--to", "beta", "--to", "alpha", "--format", "json").json
+    planned = done(
+        "plan",
+        hub,
+        "--rules",
+        local,
+        "--to",
+        "hf-mixtral@v5",
+        "--to",
+        "beta",
+        "--to",
+        "alpha",
+        "--format",
+        "json",
+    ).json
     assert [step["lineage"] for step in planned["path"]] == ["hf-mixtral", "beta", "alpha"]
-    done("apply", hub, "-o", tmp_path / "new", "--rules", local, "--to", "hf-mixtral@v5", "--to", "beta", "--to", "alpha")
+    done(
+        "apply",
+        hub,
+        "-o",
+        tmp_path / "new",
+        "--rules",
+        local,
+        "--to",
+        "hf-mixtral@v5",
+        "--to",
+        "beta",
+        "--to",
+        "alpha",
+    )
     made, wanted = contents(tmp_path / "new"), contents(PAIRS["hf-mixtral"] / "v5")
-    wanted["model.final.weight"], wanted["head.weight"] = wanted.pop("model.norm.weight"), wanted.pop("lm_head.weight")
+    wanted["model.final.weight"], wanted["head.weight"] = (
+        wanted.pop("model.norm.weight"),
+        wanted.pop("lm_head.weight"),
+    )
     assert made == wanted
     told = done("history", tmp_path / "new", "--format", "json").json
     assert told["layouts"] == {"alpha": "v2", "beta": "v2", "hf-mixtral": "v5"}
@@ -196,7 +263,11 @@ def test_what_transformers_lets_through_is_refused_by_name(
     elif change == "mixed dtypes":
         found[one] = ("BF16", shape, raw[: len(raw) // 2])
     elif change == "unequal shapes":
-        found[one] = (dtype, (shape[0] - 1, *shape[1:]), raw[: len(raw) // shape[0] * (shape[0] - 1)])
+        found[one] = (
+            dtype,
+            (shape[0] - 1, *shape[1:]),
+            raw[: len(raw) // shape[0] * (shape[0] - 1)],
+        )
     elif change == "two keys for one target":
         found["model.layers.0.mlp.experts.gate_up_proj"] = (dtype, shape, raw)
     else:
@@ -204,15 +275,29 @@ def test_what_transformers_lets_through_is_refused_by_name(
     write(tmp_path / "ckpt" / "model.safetensors", found)
     shutil.copy(hub / "config.json", tmp_path / "ckpt")
     start = ["--from", f"{lineage}@v4"]
-    result = run("apply", tmp_path / "ckpt", "-o", tmp_path / "new", "--to", f"{lineage}@v5", *start, "--format", "json")
+    result = run(
+        "apply",
+        tmp_path / "ckpt",
+        "-o",
+        tmp_path / "new",
+        "--to",
+        f"{lineage}@v5",
+        *start,
+        "--format",
+        "json",
+    )
     assert result.exit == 3
     assert code in result.codes
-    said = [d["message"] + " ".join(d["notes"]) for d in result.json["diagnostics"] if d["code"] == code]
+    said = [
+        d["message"] + " ".join(d["notes"]) for d in result.json["diagnostics"] if d["code"] == code
+    ]
     assert any(culprit in text for text in said), said
     assert sorted(p.name for p in tmp_path.iterdir()) == ["ckpt"]
 
 
-def test_a_cache_snapshot_of_links_is_read_as_a_folder(lineage: str, hub: Path, tmp_path: Path) -> None:
+def test_a_cache_snapshot_of_links_is_read_as_a_folder(
+    lineage: str, hub: Path, tmp_path: Path
+) -> None:
     repository = tmp_path / "models--x--y"
     snapshot = repository / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
@@ -229,5 +314,14 @@ def test_an_index_of_shards_is_a_checkpoint_too(lineage: str, hub: Path, tmp_pat
     items = list(contents(hub).items())
     folder = shards(tmp_path / "sharded", [dict(items[::2]), dict(items[1::2])])
     shutil.copy(hub / "config.json", folder)
-    done("apply", folder / "model.safetensors.index.json", "-o", tmp_path / "new", "--to", f"{lineage}@v5", "--from", f"{lineage}@v4")
+    done(
+        "apply",
+        folder / "model.safetensors.index.json",
+        "-o",
+        tmp_path / "new",
+        "--to",
+        f"{lineage}@v5",
+        "--from",
+        f"{lineage}@v4",
+    )
     assert contents(tmp_path / "new") == contents(PAIRS[lineage] / "v5")

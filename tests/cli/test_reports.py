@@ -1,4 +1,6 @@
-"""What a run that changes values says of them: a line for each op of a rule, and a document with all tensors."""
+"""What a run that changes values says of them: a line for each op of a rule, and a document with
+all tensors.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,17 @@ from test_imports import loaded
 from migrate import api
 
 SCHEMAS = {
-    kind: json.loads((ROOT / "schemas" / f"{kind}.schema.json").read_text()) for kind in ("report", "published", "plan", "verification")
+    kind: json.loads((ROOT / "schemas" / f"{kind}.schema.json").read_text())
+    for kind in ("report", "published", "plan", "verification")
 }
-UP = "rules:\n  - {name: up, from: 'a.{i:int}', to: 'a.{i}', via: [{cast: {from: bfloat16, to: float32}}]}\n"
-DOWN = "rules:\n  - {name: down, from: 'a.{i:int}', to: 'a.{i}', via: [{cast: {from: float32, to: bfloat16}}]}\n"
+UP = (
+    "rules:\n  - {name: up, from: 'a.{i:int}', to: 'a.{i}', via: [{cast: {from: bfloat16, to: "
+    "float32}}]}\n"
+)
+DOWN = (
+    "rules:\n  - {name: down, from: 'a.{i:int}', to: 'a.{i}', via: [{cast: {from: float32, to: "
+    "bfloat16}}]}\n"
+)
 
 
 def floats(*values: float) -> bytes:
@@ -37,13 +46,18 @@ def checked(document: Any, kind: str) -> Any:
 def wide(tmp_path: Path) -> Path:
     """Two float32 tensors, of which the second fits bfloat16."""
     first = floats(1.0, 1.0 + 2**-9, -2.0, 1e-45, *[0.5] * 4)
-    return safetensors(tmp_path / "wide.safetensors", {"a.0": ("F32", [2, 4], first), "a.1": ("F32", [2], floats(1.5, -3.0))})
+    return safetensors(
+        tmp_path / "wide.safetensors",
+        {"a.0": ("F32", [2, 4], first), "a.1": ("F32", [2], floats(1.5, -3.0))},
+    )
 
 
 def test_a_rounding_run_prints_a_line_and_saves_every_tensor(tmp_path: Path, wide: Path) -> None:
     question = ["--rules", rules(tmp_path, DOWN), "--allow", "lossy"]
     saved = tmp_path / "report.json"
-    said = done("apply", wide, "-o", tmp_path / "out.safetensors", *question, "--report", saved, "-q").out.splitlines()
+    said = done(
+        "apply", wide, "-o", tmp_path / "out.safetensors", *question, "--report", saved, "-q"
+    ).out.splitlines()
     (line,) = [text for text in said if text.startswith("values:")]
     assert ": cast of 2 tensors: max error 0.00195, 0.000977 of the tensor's amax, SQNR " in line
     # the second tensor fits, so that nothing was to be measured in it
@@ -52,21 +66,44 @@ def test_a_rounding_run_prints_a_line_and_saves_every_tensor(tmp_path: Path, wid
     report = checked(json.loads(saved.read_text()), "report")
     assert report["complete"] is True
     first, second = report["tensors"]
-    assert (first["keys"], first["from"], first["op"], first["exact"]) == (["a.0"], ["a.0"], "cast", False)
+    assert (first["keys"], first["from"], first["op"], first["exact"]) == (
+        ["a.0"],
+        ["a.0"],
+        "cast",
+        False,
+    )
     assert first["max_abs_error"] == 2**-9
-    assert first["sqnr_db"] == pytest.approx(10 * math.log10((1 + (1 + 2**-9) ** 2 + 4 + 1) / 2**-18), abs=1e-6)
+    assert first["sqnr_db"] == pytest.approx(
+        10 * math.log10((1 + (1 + 2**-9) ** 2 + 4 + 1) / 2**-18), abs=1e-6
+    )
     assert (first["underflowed"], first["saturated"], first["non_finite"]) == (1, 0, 0)
     assert second["exact"] is True
     assert second["sqnr_db"] is None
-    published = done("apply", wide, "-o", tmp_path / "json.safetensors", *question, "--format", "json").json
-    assert checked(published, "published")["report"] == {name: report[name] for name in ("complete", "rules", "tensors")}
-    again = done("apply", wide, "-o", tmp_path / "more.safetensors", *question, "--report", saved, "--threads", "1")
+    published = done(
+        "apply", wide, "-o", tmp_path / "json.safetensors", *question, "--format", "json"
+    ).json
+    assert checked(published, "published")["report"] == {
+        name: report[name] for name in ("complete", "rules", "tensors")
+    }
+    again = done(
+        "apply",
+        wide,
+        "-o",
+        tmp_path / "more.safetensors",
+        *question,
+        "--report",
+        saved,
+        "--threads",
+        "1",
+    )
     assert json.loads(saved.read_text())["tensors"] == report["tensors"]
     assert again.exit == 0
 
 
 def test_a_widening_run_is_exact_loads_no_torch_and_comes_back(tmp_path: Path) -> None:
-    narrow = safetensors(tmp_path / "narrow.safetensors", {f"a.{i}": ("BF16", [64, 300]) for i in range(3)})
+    narrow = safetensors(
+        tmp_path / "narrow.safetensors", {f"a.{i}": ("BF16", [64, 300]) for i in range(3)}
+    )
     question = ["--rules", rules(tmp_path, UP)]
     out, back = tmp_path / "out.safetensors", tmp_path / "back.safetensors"
     assert "torch" not in loaded("plan", narrow, *question)
@@ -97,8 +134,12 @@ def test_a_plan_says_what_is_computed_and_what_rounds(tmp_path: Path, wide: Path
         (k, "computed", ["cast"], True) for k in ("a.0", "a.1")
     ]
     assert "cast of a.0  (rounds)" in done("plan", wide, *question).out
-    narrow = safetensors(tmp_path / "narrow.safetensors", {"a.0": ("BF16", [4096, 4096], bytes(1 << 25))})
-    document = done("plan", narrow, "--rules", rules(tmp_path, UP, "up.yaml"), "--format", "json").json
+    narrow = safetensors(
+        tmp_path / "narrow.safetensors", {"a.0": ("BF16", [4096, 4096], bytes(1 << 25))}
+    )
+    document = done(
+        "plan", narrow, "--rules", rules(tmp_path, UP, "up.yaml"), "--format", "json"
+    ).json
     assert document["rows"][0]["lossy"] is False
     # neither torch nor a tensor is held
     assert document["peak_memory"] < 64 << 20
@@ -107,24 +148,40 @@ def test_a_plan_says_what_is_computed_and_what_rounds(tmp_path: Path, wide: Path
 def test_a_run_that_only_moves_says_nothing_of_values(tmp_path: Path, wide: Path) -> None:
     saved = tmp_path / "report.json"
     rule = rules(tmp_path, "rules: [{name: r, from: 'a.{i:int}', to: 'b.{i}'}]\n")
-    said = done("apply", wide, "-o", tmp_path / "out.safetensors", "--rules", rule, "--report", saved).out
+    said = done(
+        "apply", wide, "-o", tmp_path / "out.safetensors", "--rules", rule, "--report", saved
+    ).out
     assert "values:" not in said
     assert checked(json.loads(saved.read_text()), "report")["tensors"] == []
 
 
 @pytest.mark.parametrize("where", ["taken.txt", "nowhere/report.json", "wide.safetensors", "."])
-def test_a_report_has_its_place_before_the_run_begins(tmp_path: Path, wide: Path, where: str) -> None:
+def test_a_report_has_its_place_before_the_run_begins(
+    tmp_path: Path, wide: Path, where: str
+) -> None:
     (tmp_path / "taken.txt").write_text("mine")
     before = wide.read_bytes()
     question = ["--rules", rules(tmp_path, DOWN), "--allow", "lossy"]
-    result = run("apply", wide, "-o", tmp_path / "out.safetensors", *question, "--report", tmp_path / where, "--format", "json")
+    result = run(
+        "apply",
+        wide,
+        "-o",
+        tmp_path / "out.safetensors",
+        *question,
+        "--report",
+        tmp_path / where,
+        "--format",
+        "json",
+    )
     assert (result.exit, result.codes) == (2, ["M115"])
     assert not (tmp_path / "out.safetensors").exists()
     assert (tmp_path / "taken.txt").read_text() == "mine"
     assert wide.read_bytes() == before
 
 
-def test_a_device_that_is_not_there_is_refused_before_the_run_begins(tmp_path: Path, wide: Path) -> None:
+def test_a_device_that_is_not_there_is_refused_before_the_run_begins(
+    tmp_path: Path, wide: Path
+) -> None:
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
@@ -134,9 +191,20 @@ def test_a_device_that_is_not_there_is_refused_before_the_run_begins(tmp_path: P
     assert sorted(p.suffix for p in tmp_path.iterdir()) == [".safetensors", ".yaml"]
 
 
-def test_numbers_that_an_op_refuses_stop_the_run_with_the_checkpoints_status(tmp_path: Path, wide: Path) -> None:
+def test_numbers_that_an_op_refuses_stop_the_run_with_the_checkpoints_status(
+    tmp_path: Path, wide: Path
+) -> None:
     exact = DOWN.replace("to: bfloat16", "to: bfloat16, exact: true")
-    result = run("apply", wide, "-o", tmp_path / "out.safetensors", "--rules", rules(tmp_path, exact), "--format", "json")
+    result = run(
+        "apply",
+        wide,
+        "-o",
+        tmp_path / "out.safetensors",
+        "--rules",
+        rules(tmp_path, exact),
+        "--format",
+        "json",
+    )
     assert (result.exit, result.codes) == (3, ["M406"])
     (found,) = result.json["diagnostics"]
     assert found["message"].startswith("rule down (")
@@ -154,14 +222,24 @@ def test_in_memory_the_same_values_come_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("units", "status"), [(1, 0), (2, 1)])
-def test_verify_names_what_is_only_near_and_refuses_what_is_further_off(tmp_path: Path, units: int, status: int) -> None:
-    source = safetensors(tmp_path / "in.safetensors", {"A_log": ("F32", [3], floats(0.0, 0.0, 0.0))})
+def test_verify_names_what_is_only_near_and_refuses_what_is_further_off(
+    tmp_path: Path, units: int, status: int
+) -> None:
+    source = safetensors(
+        tmp_path / "in.safetensors", {"A_log": ("F32", [3], floats(0.0, 0.0, 0.0))}
+    )
     rule = rules(tmp_path, "rules:\n  - {name: a, from: A_log, to: A, via: [neg_exp]}\n")
     # bits of -1, which every library makes of 0
     one = 0xBF800000
-    made = safetensors(tmp_path / "out.safetensors", {"A": ("F32", [3], struct.pack("<3I", one, one + units, one))})
+    made = safetensors(
+        tmp_path / "out.safetensors", {"A": ("F32", [3], struct.pack("<3I", one, one + units, one))}
+    )
     asked = ("verify", made, "--source", source, "--rules", rule)
-    said = "near: A: 1 of 3 elements differ, by no more" if units == 1 else "differs: A: 1 of 3 elements differ, by more"
+    said = (
+        "near: A: 1 of 3 elements differ, by no more"
+        if units == 1
+        else "differs: A: 1 of 3 elements differ, by more"
+    )
     out = done(*asked, exit=status).out
     assert f"{said} than neg_exp may, first at [1]" in out
     assert ("every byte equal but for 1 tensor\n" in out) is (units == 1)

@@ -1,5 +1,6 @@
-"""Random rule sets through files, against a witness written from docs/rules.md alone: keys, dtypes, shapes and bytes of what
-`apply` writes, what it refuses, what `verify` says, and the way back where the plan calls it exact."""
+"""Random rule sets through files, against a witness written from docs/rules.md alone: keys, dtypes,
+shapes and bytes of what `apply` writes, what it refuses, what `verify` says, and the way back where
+the plan calls it exact."""
 
 from __future__ import annotations
 
@@ -62,7 +63,9 @@ EVERY = (
 
 
 def differences(got: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:
-    out = [f"{key} is missing" for key in sorted(set(wanted) - set(got))] + [f"{key} is too many" for key in sorted(set(got) - set(wanted))]
+    out = [f"{key} is missing" for key in sorted(set(wanted) - set(got))] + [
+        f"{key} is too many" for key in sorted(set(got) - set(wanted))
+    ]
     for key in sorted(set(wanted) & set(got)):
         one, other = got[key], wanted[key]
         if (one.dtype, one.shape) != (other.dtype, other.shape):
@@ -73,7 +76,9 @@ def differences(got: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> list
 
 
 def compared(made: RuleSet, folder: Path) -> str:
-    """Runs a set and compares; the outcome: refused, accepted or exact (with the way back). An AssertionError names the set."""
+    """Runs a set and compares; the outcome: refused, accepted or exact (with the way back). An
+    AssertionError names the set.
+    """
     told = f"set {made.number} (RULE_SET={made.number} pytest {Path(__file__).name}), in {folder}"
     rules = write_rules(folder / "rules.yaml", made.file)
     old = store(folder, made)
@@ -94,7 +99,9 @@ def compared(made: RuleSet, folder: Path) -> str:
     answer = run("apply", old, "-o", new, *common, *limit)
     said = f"{answer.out}{answer.err}"
     if refused:
-        assert answer.exit in (2, 3), f"{told}\nthe page refuses this ({refused}), apply left with {answer.exit}\n{said}"
+        assert answer.exit in (2, 3), (
+            f"{told}\nthe page refuses this ({refused}), apply left with {answer.exit}\n{said}"
+        )
         assert "error[M" in said, f"{told}\n{said}"
         left = sorted(path.name for path in folder.iterdir() if path not in (rules, old))
         assert not left, f"{told}\nrefused, and left {left}"
@@ -107,8 +114,13 @@ def compared(made: RuleSet, folder: Path) -> str:
         return "accepted"
     back = folder / f"back{old.suffix}"
     returned = run("downgrade", new, "-o", back, *common)
-    assert returned.exit == 0, f"{told}\nthe plan called the downgrade exact, it left with {returned.exit}\n{returned.out}{returned.err}"
-    assert not (wrong := differences(stored(back), before)), f"{told}\non the way back:\n" + "\n".join(wrong)
+    assert returned.exit == 0, (
+        f"{told}\nthe plan called the downgrade exact, it left with "
+        f"{returned.exit}\n{returned.out}{returned.err}"
+    )
+    assert not (wrong := differences(stored(back), before)), (
+        f"{told}\non the way back:\n" + "\n".join(wrong)
+    )
     return "exact"
 
 
@@ -149,9 +161,21 @@ def test_a_thousand_rule_sets_give_what_the_page_says(tmp_path: Path) -> None:
 
 def test_every_op_of_the_page_is_in_the_sets() -> None:
     told = set(
-        re.findall(r"^\| `(\w+)", (ROOT / "docs" / "rules.md").read_text().split("## Ops")[1].split("## The downgrade")[0], re.MULTILINE)
+        re.findall(
+            r"^\| `(\w+)",
+            (ROOT / "docs" / "rules.md")
+            .read_text()
+            .split("## Ops")[1]
+            .split("## The downgrade")[0],
+            re.MULTILINE,
+        )
     )
-    elsewhere = {"neg_exp", "lora_merge", "dequantize", "extra_state"}  # no exact numbers, or a page of their own
+    elsewhere = {
+        "neg_exp",
+        "lora_merge",
+        "dequantize",
+        "extra_state",
+    }  # no exact numbers, or a page of their own
     assert told - elsewhere <= {*EACH, *JOIN, *PART, "drop"}
     assert set(EVERY) >= {*EACH, *JOIN, *PART, "drop"}
 
@@ -159,15 +183,31 @@ def test_every_op_of_the_page_is_in_the_sets() -> None:
 @pytest.mark.parametrize(
     ("op", "of", "instead"),
     [
-        pytest.param("concat", JOIN, lambda members, *rest: concat(members[::-1], *rest), id="parts in another order"),
+        pytest.param(
+            "concat",
+            JOIN,
+            lambda members, *rest: concat(members[::-1], *rest),
+            id="parts in another order",
+        ),
         pytest.param("flip", EACH, lambda tensor, *rest: tensor, id="an op left out"),
-        pytest.param("unbind", PART, lambda *given: unbind(*given)[::-1], id="another tensor for each name"),
+        pytest.param(
+            "unbind", PART, lambda *given: unbind(*given)[::-1], id="another tensor for each name"
+        ),
     ],
 )
 def test_a_difference_is_found(
-    op: str, of: dict[str, Any], instead: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    op: str,
+    of: dict[str, Any],
+    instead: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A witness that does one thing otherwise than the page is contradicted by the first sets that have it."""
+    """A witness that does one thing otherwise than the page is contradicted by the first sets that
+    have it.
+    """
     monkeypatch.setitem(of, op, instead)
-    numbers = itertools.islice((n for n in range(SETS) if rule_set(n).seen[op] and not rule_set(n).seen["several tiles"]), 8)
+    numbers = itertools.islice(
+        (n for n in range(SETS) if rule_set(n).seen[op] and not rule_set(n).seen["several tiles"]),
+        8,
+    )
     assert outcomes(numbers, tmp_path)[2]

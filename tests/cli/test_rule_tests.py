@@ -1,4 +1,6 @@
-"""`migrate test` on the command line: which files, which answer, which exit status, and what it may load."""
+"""`migrate test` on the command line: which files, which answer, which exit status, and what it may
+load.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,10 @@ def test_the_rules_that_ship_pass(tmp_path: Path) -> None:
     made = document(cwd=tmp_path)
     assert made["passed"] is True
     assert names(made, "failed") == []
-    assert {f["id"] for f in made["files"]} >= {"hf-mixtral/v5/fuse-experts", "te-grouped-bias/multi/bias-per-gemm"}
+    assert {f["id"] for f in made["files"]} >= {
+        "hf-mixtral/v5/fuse-experts",
+        "te-grouped-bias/multi/bias-per-gemm",
+    }
 
 
 def test_rules_beside_the_user_come_before_those_that_ship(tmp_path: Path) -> None:
@@ -66,7 +71,10 @@ def test_a_failure_is_told_with_both_lines_and_exit_1(tmp_path: Path) -> None:
 
 
 def test_a_folder_a_file_and_both(tmp_path: Path) -> None:
-    one, other = rules(tmp_path / "more", GOOD, "one.yaml"), rules(tmp_path / "more" / "deep", GOOD, "two.yaml")
+    one, other = (
+        rules(tmp_path / "more", GOOD, "one.yaml"),
+        rules(tmp_path / "more" / "deep", GOOD, "two.yaml"),
+    )
     assert len(document(tmp_path / "more")["files"]) == 2
     assert [f["path"] for f in document(one)["files"]] == [str(one)]
     assert len(document(one, other, tmp_path / "more")["files"]) == 2
@@ -115,7 +123,9 @@ def test_fail_fast_stops_at_the_first_failure(tmp_path: Path) -> None:
         (GOOD.replace("given: {c", "allow: [everything], given: {c"), "M114"),
     ],
 )
-def test_a_rule_file_that_is_wrong_is_a_wrong_question(tmp_path: Path, text: str, code: str) -> None:
+def test_a_rule_file_that_is_wrong_is_a_wrong_question(
+    tmp_path: Path, text: str, code: str
+) -> None:
     refused = run("test", rules(tmp_path, text), "--format", "json")
     assert refused.exit == 2
     assert refused.codes == [code]
@@ -129,7 +139,15 @@ def test_no_rule_file_is_a_wrong_question(tmp_path: Path) -> None:
 
 
 def test_what_is_read_from_rule_files_is_made_printable(tmp_path: Path) -> None:
-    text = run("test", rules(tmp_path, GOOD.replace("it is renamed", '"a\\u001b[31mb"').replace("{values: [0, 1]}", "{fill: 9}")))
+    text = run(
+        "test",
+        rules(
+            tmp_path,
+            GOOD.replace("it is renamed", '"a\\u001b[31mb"').replace(
+                "{values: [0, 1]}", "{fill: 9}"
+            ),
+        ),
+    )
     assert text.exit == 1
     assert "\x1b" not in text.out
 
@@ -140,14 +158,21 @@ from migrate.cli.main import run
 status = run(sys.argv[1:])
 print(*sorted({"torch", "numpy", "jsonschema", "rich", "xxhash"} & set(sys.modules)), file=sys.stderr)
 sys.exit(status)
-"""
+"""  # noqa: E501
 
 
 def spawned(*arguments: object) -> tuple[Result, set[str]]:
     child = subprocess.run(
-        [sys.executable, "-c", CODE, *map(str, arguments)], env=environment(), capture_output=True, text=True, check=False, cwd=ROOT
+        [sys.executable, "-c", CODE, *map(str, arguments)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
     )
-    return Result(child.returncode, child.stdout, child.stderr), set(child.stderr.splitlines()[-1].split())
+    return Result(child.returncode, child.stdout, child.stderr), set(
+        child.stderr.splitlines()[-1].split()
+    )
 
 
 def test_specs_of_all_shipped_rules_load_neither_torch_nor_numpy() -> None:

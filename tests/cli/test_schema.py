@@ -39,7 +39,9 @@ def test_the_files_of_a_folder_are_written_and_checked(tmp_path: Path) -> None:
     said = done("schema", "--check", "-o", folder, exit=1).out
     assert said.count("is missing") == len(schema.schemas())
     assert done("schema", "-o", folder).out.count("written") == len(schema.schemas())
-    assert {p.name: p.read_bytes() for p in folder.iterdir()} == {p.name: p.read_bytes() for p in SCHEMAS.iterdir()}
+    assert {p.name: p.read_bytes() for p in folder.iterdir()} == {
+        p.name: p.read_bytes() for p in SCHEMAS.iterdir()
+    }
     assert done("schema", "--check", "-o", folder).out.startswith(str(folder))
     (folder / "plan.schema.json").write_text("{}")
     (folder / "old.schema.json").write_text("{}")
@@ -50,8 +52,9 @@ def test_the_files_of_a_folder_are_written_and_checked(tmp_path: Path) -> None:
     document = done("schema", "--check", "-o", folder, "--format", "json", exit=1).json
     fits(document)
     assert {s["file"]: s["state"] for s in document["schemas"] if s["state"] != "current"} == {
-        "plan.schema.json": "differs", "old.schema.json": "unknown",
-    }  # fmt: skip
+        "plan.schema.json": "differs",
+        "old.schema.json": "unknown",
+    }
     assert done("schema", "layouts", "--check", "-o", folder).exit == 0
     assert done("schema", "plan", "--check", "-o", folder, exit=1).exit == 1
     done("schema", "plan", "-o", folder)
@@ -65,7 +68,9 @@ def test_check_looks_at_the_schemas_beside_and_else_at_the_shipped_ones(tmp_path
     assert "is missing" in done("schema", "--check", cwd=tmp_path, exit=1).out
 
 
-def test_a_schema_that_is_not_there_and_a_folder_that_cannot_be_written_are_wrong_questions(tmp_path: Path) -> None:
+def test_a_schema_that_is_not_there_and_a_folder_that_cannot_be_written_are_wrong_questions(
+    tmp_path: Path,
+) -> None:
     result = run("schema", "rulefiel", "--format", "json")
     assert (result.exit, result.codes) == (2, ["M115"])
     assert "rulefile" in result.json["diagnostics"][0]["help"]
@@ -77,7 +82,9 @@ def test_every_code_op_and_codec_is_explained() -> None:
     document = done("explain", "--format", "json").json
     fits(document)
     by_name = {topic["name"]: topic for topic in document["topics"]}
-    assert {"stack", "drop", "fp8-block"} | {page.stem for page in PAGES.glob("M*.md")} <= set(by_name)
+    assert {"stack", "drop", "fp8-block"} | {page.stem for page in PAGES.glob("M*.md")} <= set(
+        by_name
+    )
     assert len(done("explain").out.splitlines()) == len(by_name)
     one = done("explain", "stack", "--format", "json").json
     fits(one)
@@ -104,12 +111,18 @@ def test_packs_are_listed_in_the_order_in_which_they_are_searched(tmp_path: Path
     assert "\n  hf-mixtral\n" in text.out
     document = done("packs", "--rules", "other", "--format", "json", cwd=tmp_path).json
     fits(document)
-    assert [(p["name"], p["origin"]) for p in document["packs"]] == [("other", "local"), ("rules", "local"), ("built-in", "built-in")]
+    assert [(p["name"], p["origin"]) for p in document["packs"]] == [
+        ("other", "local"),
+        ("rules", "local"),
+        ("built-in", "built-in"),
+    ]
     assert run("packs", "--rules", "nowhere", "--format", "json", cwd=tmp_path).codes == ["M507"]
 
 
 @pytest.mark.parametrize("arguments", [["schema", "-o", "made"], ["explain"], ["packs"]])
-def test_neither_torch_nor_numpy_nor_jsonschema_is_loaded(arguments: list[str], tmp_path: Path) -> None:
+def test_neither_torch_nor_numpy_nor_jsonschema_is_loaded(
+    arguments: list[str], tmp_path: Path
+) -> None:
     assert not loaded(*arguments, cwd=tmp_path) & {"torch", "numpy", "jsonschema", "rich", "xxhash"}
 
 
@@ -124,6 +137,9 @@ def test_where_the_shipped_schemas_lie_is_said_for_an_editors_settings(tmp_path:
     assert json.loads(place.read_text())["title"] == "migrate rule file"
     document = done("schema", "rulefile", "--path", "--format", "json", cwd=tmp_path).json
     fits(document)
-    assert (document["folder"], [s["file"] for s in document["schemas"]]) == (str(SCHEMAS), [place.name])
+    assert (document["folder"], [s["file"] for s in document["schemas"]]) == (
+        str(SCHEMAS),
+        [place.name],
+    )
     assert run("schema", "--path", "--check").exit == 2
     assert run("schema", "rulefiel", "--path").exit == 2

@@ -1,4 +1,6 @@
-"""What a checkpoint or a rule file says never drives the terminal: names are escaped wherever text is written."""
+"""What a checkpoint or a rule file says never drives the terminal: names are escaped wherever text
+is written.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def folder(tmp_path: Path) -> Path:
     """A checkpoint whose keys, side file, place and metadata are hostile."""
     home = tmp_path / f"in{EVIL.replace('/', '')}"
     safetensors(
-        home / "model.safetensors", {"a": ("U8", [2]), f"k{EVIL}.0": ("U8", [2]), f"k{EVIL}.1": ("U8", [2]), "": ("U8", [1])}, {"m": EVIL}
+        home / "model.safetensors",
+        {"a": ("U8", [2]), f"k{EVIL}.0": ("U8", [2]), f"k{EVIL}.1": ("U8", [2]), "": ("U8", [1])},
+        {"m": EVIL},
     )
     (home / f"side{EVIL}.json").write_text("{}")
     return home
@@ -52,13 +56,18 @@ def test_every_command_writes_hostile_names_escaped(tmp_path: Path, folder: Path
     gone = rules(tmp_path, TEXT + drop.replace("NAME", "gone"), "gone.yaml")
     named = rules(tmp_path, TEXT + drop.replace("NAME", escaped(EVIL)), "named.yaml")
     renamed = rules(tmp_path, TEXT + RENAME, "renamed.yaml").rename(tmp_path / f"ren{EVIL}.yaml")
-    wrong = rules(tmp_path, TEXT + "  - {nam: r}\n", "wrong.yaml").rename(tmp_path / f"wrong{EVIL}.yaml")
+    wrong = rules(tmp_path, TEXT + "  - {nam: r}\n", "wrong.yaml").rename(
+        tmp_path / f"wrong{EVIL}.yaml"
+    )
     out, other = tmp_path / f"out{EVIL}", tmp_path / "other"
     lines = [
-        ["inspect", folder], ["inspect", folder, "--all"], ["history", folder], ["plan", folder, "--rules", gone, "--allow", "drop"],
-        ["plan", folder, "--rules", gone], ["plan", folder, "--rules", wrong], ["plan", folder, "--rules", named],
+        ["inspect", folder], ["inspect", folder, "--all"], ["history", folder],
+        ["plan", folder, "--rules", gone, "--allow", "drop"],
+        ["plan", folder, "--rules", gone], ["plan", folder, "--rules", wrong],
+        ["plan", folder, "--rules", named],
         ["plan", folder, "--rules", renamed, "-o", tmp_path / f"plan{EVIL}.json"],
-        ["apply", folder, "--rules", renamed, "-o", out], ["verify", out, "--source", folder, "--rules", renamed],
+        ["apply", folder, "--rules", renamed, "-o", out],
+        ["verify", out, "--source", folder, "--rules", renamed],
         ["history", out], ["apply", folder, "--rules", gone, "--allow", "drop", "-o", other],
     ]  # fmt: skip
     for line in lines:
@@ -68,7 +77,11 @@ def test_every_command_writes_hostile_names_escaped(tmp_path: Path, folder: Path
     assert out.exists(), out
     assert other.exists(), other
     (other / f"side{EVIL}.json").write_text("[]")
-    for line in (["diff", folder, other], ["diff", out, folder], ["verify", other, "--source", folder, "--rules", renamed]):
+    for line in (
+        ["diff", folder, other],
+        ["diff", out, folder],
+        ["verify", other, "--source", folder, "--rules", renamed],
+    ):
         result = run(*line)
         assert result.exit == 1
         assert_tame(result)
@@ -82,7 +95,9 @@ def on_a_terminal(*arguments: object, **variables: str) -> bytes:
     control, terminal = pty.openpty()
     plain = {name: value for name, value in environment().items() if name not in COLOURS}
     command = [sys.executable, "-m", "migrate", *map(str, arguments)]
-    child = subprocess.Popen(command, env={**plain, "TERM": "xterm", **variables}, stdout=terminal, stderr=terminal)
+    child = subprocess.Popen(
+        command, env={**plain, "TERM": "xterm", **variables}, stdout=terminal, stderr=terminal
+    )
     child.wait(timeout=HANG)
     os.close(terminal)
     said = b""
@@ -117,9 +132,12 @@ def test_a_terminal_has_colours_that_no_color_takes_away(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("variables", "terminal", "coloured"),
     [
-        ({}, True, True), ({}, False, False), ({"NO_COLOR": ""}, True, True), ({"NO_COLOR": "1"}, True, False),
-        ({"FORCE_COLOR": "1"}, False, True), ({"CLICOLOR_FORCE": "1"}, False, True), ({"CLICOLOR_FORCE": "0"}, False, False),
-        ({"CLICOLOR": "0"}, True, False), ({"TERM": "dumb"}, True, False), ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, True, False),
+        ({}, True, True), ({}, False, False), ({"NO_COLOR": ""}, True, True),
+        ({"NO_COLOR": "1"}, True, False),
+        ({"FORCE_COLOR": "1"}, False, True), ({"CLICOLOR_FORCE": "1"}, False, True),
+        ({"CLICOLOR_FORCE": "0"}, False, False),
+        ({"CLICOLOR": "0"}, True, False), ({"TERM": "dumb"}, True, False),
+        ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, True, False),
     ],
 )  # fmt: skip
 def test_the_usual_variables_decide_on_colour(
@@ -136,7 +154,11 @@ def test_the_usual_variables_decide_on_colour(
 
 def test_colour_changes_no_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = safetensors(tmp_path / "in.safetensors", {"a": ("U8", [2])})
-    lines = [["plan", source, "--rules", rules(tmp_path, TEXT + RENAME)], ["plan", source, "--to", "v9"], ["inspect", source]]
+    lines = [
+        ["plan", source, "--rules", rules(tmp_path, TEXT + RENAME)],
+        ["plan", source, "--to", "v9"],
+        ["inspect", source],
+    ]
     for line in lines:
         monkeypatch.delenv("FORCE_COLOR", raising=False)
         plain = run(*line)
@@ -165,21 +187,42 @@ def test_the_next_line_can_be_copied_whatever_the_names(tmp_path: Path) -> None:
 def test_the_next_line_repeats_what_no_stamp_holds(tmp_path: Path) -> None:
     weights = {"a": torch.ones(2)}
     state = {"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": [{"params": [0]}]}
-    torch.save({"model": weights, "optimizer": state, "args": argparse.Namespace(lr=1)}, tmp_path / "old.pt")
+    torch.save(
+        {"model": weights, "optimizer": state, "args": argparse.Namespace(lr=1)},
+        tmp_path / "old.pt",
+    )
     (tmp_path / "links").mkdir()
     (tmp_path / "links" / "old.pt").symlink_to(tmp_path / "old.pt")
     result = run(
-        "apply", "links/old.pt", "-o", "new.safetensors", "--output-format", "safetensors", "--set", "optimizer=drop",
-        "--allow", "drop", "--allow", "opaque", "--allow", "links", cwd=tmp_path,
-    )  # fmt: skip
-    command = shlex.split(next(line for line in result.err.splitlines() if line.startswith("next:")).removeprefix("next:"))
+        "apply",
+        "links/old.pt",
+        "-o",
+        "new.safetensors",
+        "--output-format",
+        "safetensors",
+        "--set",
+        "optimizer=drop",
+        "--allow",
+        "drop",
+        "--allow",
+        "opaque",
+        "--allow",
+        "links",
+        cwd=tmp_path,
+    )
+    command = shlex.split(
+        next(line for line in result.err.splitlines() if line.startswith("next:")).removeprefix(
+            "next:"
+        )
+    )
     assert command[-6:] == ["--set", "optimizer=drop", "--allow", "links", "--allow", "opaque"]
     assert run(*command[1:], cwd=tmp_path).exit == 0
 
 
 def test_what_is_shared_is_told_and_only_then() -> None:
     document = {
-        "path": "out", "tensors": 1, "files": {"f": {"size": 10_000}}, "bytes_shared": 8_000, "steps": [], "notes": [], "report": None,
+        "path": "out", "tensors": 1, "files": {"f": {"size": 10_000}}, "bytes_shared": 8_000,
+        "steps": [], "notes": [], "report": None,
         "downgrade": {"exact": True, "because": []},
     }  # fmt: skip
     assert ", 8.00 kB of it shared with the source by the file system" in render.published(document)

@@ -1,4 +1,6 @@
-"""The command line on .pt files: what it shows, what it asks, what it loads into its own process, and a kill in the middle."""
+"""The command line on .pt files: what it shows, what it asks, what it loads into its own process,
+and a kill in the middle.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,10 @@ def training(tmp_path: Path) -> Path:
     optimizer = torch.optim.SGD(model.parameters(), momentum=0.5)
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3}, tmp_path / "in.pt")
+    torch.save(
+        {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3},
+        tmp_path / "in.pt",
+    )
     return tmp_path / "in.pt"
 
 
@@ -54,55 +59,123 @@ def test_inspect_tells_which_dict_rules_work_on_and_what_is_beside_it(training: 
 
 
 def test_inspect_lists_what_it_refuses_to_read_and_apply_refuses_it(tmp_path: Path) -> None:
-    torch.save({"model": {"w": torch.ones(1)}, "args": argparse.Namespace(lr=1)}, tmp_path / "in.pt")
-    assert "argparse.Namespace (the arguments of the program; save vars(args)) at args" in done("inspect", tmp_path / "in.pt").out
-    failed = run("apply", tmp_path / "in.pt", "-o", tmp_path / "out", "--output-format", "safetensors")
+    torch.save(
+        {"model": {"w": torch.ones(1)}, "args": argparse.Namespace(lr=1)}, tmp_path / "in.pt"
+    )
+    assert (
+        "argparse.Namespace (the arguments of the program; save vars(args)) at args"
+        in done("inspect", tmp_path / "in.pt").out
+    )
+    failed = run(
+        "apply", tmp_path / "in.pt", "-o", tmp_path / "out", "--output-format", "safetensors"
+    )
     assert failed.exit == 3
     assert "error[M935]" in failed.err
     assert "at args" in failed.err
-    done("apply", tmp_path / "in.pt", "-o", tmp_path / "out", "--output-format", "safetensors", "--allow", "opaque")
+    done(
+        "apply",
+        tmp_path / "in.pt",
+        "-o",
+        tmp_path / "out",
+        "--output-format",
+        "safetensors",
+        "--allow",
+        "opaque",
+    )
 
 
-def test_a_plan_says_what_it_converts_and_runs_as_it_was_reviewed(training: Path, rule: Path, tmp_path: Path) -> None:
-    shown = done("plan", training, "--rules", rule, "--output-format", "safetensors", "--folder", "-o", tmp_path / "plan.json").out
+def test_a_plan_says_what_it_converts_and_runs_as_it_was_reviewed(
+    training: Path, rule: Path, tmp_path: Path
+) -> None:
+    shown = done(
+        "plan",
+        training,
+        "--rules",
+        rule,
+        "--output-format",
+        "safetensors",
+        "--folder",
+        "-o",
+        tmp_path / "plan.json",
+    ).out
     assert "torch → safetensors" in shown
     done("apply", tmp_path / "plan.json", "-o", tmp_path / "new")
     done("verify", tmp_path / "new", "--source", training, "--rules", rule)
     done("downgrade", tmp_path / "new", "-o", tmp_path / "back.pt", "--rules", rule)
     assert done("diff", training, tmp_path / "back.pt").out
-    assert done("plan", training, "--output-format", "torch", "--check", exit=1).out.startswith("torch → torch")
+    assert done("plan", training, "--output-format", "torch", "--check", exit=1).out.startswith(
+        "torch → torch"
+    )
 
 
 def test_the_name_of_the_output_says_its_format(training: Path, tmp_path: Path) -> None:
     torch.save(torch.load(training, weights_only=True)["model"], tmp_path / "m.pt")
-    done("apply", tmp_path / "m.pt", "-o", tmp_path / "m.safetensors", "--output-format", "safetensors")
-    done("apply", tmp_path / "m.safetensors", "-o", tmp_path / "back.pth", "--output-format", "torch")
+    done(
+        "apply",
+        tmp_path / "m.pt",
+        "-o",
+        tmp_path / "m.safetensors",
+        "--output-format",
+        "safetensors",
+    )
+    done(
+        "apply", tmp_path / "m.safetensors", "-o", tmp_path / "back.pth", "--output-format", "torch"
+    )
     torch.load(tmp_path / "back.pth", weights_only=True)
-    assert run("apply", training, "-o", tmp_path / "x.safetensors", "--output-format", "torch").exit == 2
+    assert (
+        run("apply", training, "-o", tmp_path / "x.safetensors", "--output-format", "torch").exit
+        == 2
+    )
 
 
 def test_two_dicts_of_tensors_are_told_apart_by_at(tmp_path: Path, rule: Path) -> None:
-    torch.save({"gen": {"a.weight": torch.ones(1)}, "critic": {"b.weight": torch.ones(1)}}, tmp_path / "in.pt")
+    torch.save(
+        {"gen": {"a.weight": torch.ones(1)}, "critic": {"b.weight": torch.ones(1)}},
+        tmp_path / "in.pt",
+    )
     failed = run("inspect", tmp_path / "in.pt")
     assert (failed.exit, "M945" in failed.err, "--at" in failed.err) == (3, True, True)
     done("apply", tmp_path / "in.pt", "-o", tmp_path / "out.pt", "--rules", rule, "--at", "critic")
     made = torch.load(tmp_path / "out.pt", weights_only=True)
-    assert {name: list(held) for name, held in made.items()} == {"gen": ["a.weight"], "critic": ["b.kernel"]}
-    done("verify", tmp_path / "out.pt", "--source", tmp_path / "in.pt", "--rules", rule, "--at", "critic")
+    assert {name: list(held) for name, held in made.items()} == {
+        "gen": ["a.weight"],
+        "critic": ["b.kernel"],
+    }
+    done(
+        "verify",
+        tmp_path / "out.pt",
+        "--source",
+        tmp_path / "in.pt",
+        "--rules",
+        rule,
+        "--at",
+        "critic",
+    )
 
 
-def test_nothing_of_torch_or_numpy_is_loaded_to_read_or_write_these_files(training: Path, rule: Path, tmp_path: Path) -> None:
+def test_nothing_of_torch_or_numpy_is_loaded_to_read_or_write_these_files(
+    training: Path, rule: Path, tmp_path: Path
+) -> None:
     heavy = {"torch", "numpy"}
     assert not loaded("inspect", training) & heavy
     assert not loaded("plan", training, "--rules", rule) & heavy
     assert not loaded("apply", training, "-o", tmp_path / "a.pt", "--rules", rule) & heavy
-    assert not loaded("apply", training, "-o", tmp_path / "b", "--output-format", "safetensors") & heavy
-    assert not loaded("apply", tmp_path / "b", "-o", tmp_path / "c.pt", "--output-format", "torch") & heavy
+    assert (
+        not loaded("apply", training, "-o", tmp_path / "b", "--output-format", "safetensors")
+        & heavy
+    )
+    assert (
+        not loaded("apply", tmp_path / "b", "-o", tmp_path / "c.pt", "--output-format", "torch")
+        & heavy
+    )
 
 
 def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     bits = random.Random(1)
-    state = {f"w.{i}": torch.frombuffer(bytearray(bits.randbytes(6 << 20)), dtype=torch.uint8) for i in range(6)}
+    state = {
+        f"w.{i}": torch.frombuffer(bytearray(bits.randbytes(6 << 20)), dtype=torch.uint8)
+        for i in range(6)
+    }
     torch.save(state, tmp_path / "in.pt")
     arguments = ["apply", tmp_path / "in.pt", "--output-format", "torch", "--no-fsync", "-q", "-o"]
     assert shell(*arguments, tmp_path / "wanted.pt").exit == 0
@@ -121,27 +194,50 @@ def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
 def test_what_to_run_next_names_the_dict_that_was_asked_for(tmp_path: Path, rule: Path) -> None:
     weights = {"a.weight": torch.ones(2), "a.bias": torch.ones(1)}
     torch.save({"model": weights, "my ema": dict(weights)}, tmp_path / "in.pt")
-    told = done("apply", tmp_path / "in.pt", "-o", tmp_path / "out.pt", "--rules", rule, "--at", "my ema").err
+    told = done(
+        "apply", tmp_path / "in.pt", "-o", tmp_path / "out.pt", "--rules", rule, "--at", "my ema"
+    ).err
     assert told.rstrip().endswith("--at 'my ema'")
     failed = run("downgrade", tmp_path / "out.pt", "-o", tmp_path / "back.pt")
     assert "it is that of the dict at `my ema`, which has to be named" in failed.err
 
 
 def test_values_are_shown_as_people_write_them(tmp_path: Path) -> None:
-    held = {"w": torch.ones(1), "dtype": torch.float16, "device": torch.device("cuda", 1), "raw": b"abcd", "none": (), "empty": {}}
+    held = {
+        "w": torch.ones(1),
+        "dtype": torch.float16,
+        "device": torch.device("cuda", 1),
+        "raw": b"abcd",
+        "none": (),
+        "empty": {},
+    }
     torch.save({**held, "text": "é"}, tmp_path / "in.pt")
     out = done("inspect", tmp_path / "in.pt").out
-    for line in ("dtype = torch.float16", 'device = torch.device("cuda", 1)', "raw = bytes, 4 B", "none = ()", "empty = {}"):
+    for line in (
+        "dtype = torch.float16",
+        'device = torch.device("cuda", 1)',
+        "raw = bytes, 4 B",
+        "none = ()",
+        "empty = {}",
+    ):
         assert f"  {line}\n" in f"{out}\n"
 
 
 def test_lint_looks_at_the_dict_that_is_named(tmp_path: Path, rule: Path) -> None:
-    torch.save({"one": {"a.weight": torch.ones(2), "a.bias": torch.ones(1)}, "two": {"b.x": torch.ones(1)}}, tmp_path / "in.pt")
+    torch.save(
+        {
+            "one": {"a.weight": torch.ones(2), "a.bias": torch.ones(1)},
+            "two": {"b.x": torch.ones(1)},
+        },
+        tmp_path / "in.pt",
+    )
     assert "M945" in run("lint", rule, "--index", tmp_path / "in.pt").err
     assert "M945" not in run("lint", rule, "--index", tmp_path / "in.pt", "--at", "one").err
 
 
-def test_a_torch_dist_folder_and_a_file_without_tensors_make_no_output(rule: Path, tmp_path: Path) -> None:
+def test_a_torch_dist_folder_and_a_file_without_tensors_make_no_output(
+    rule: Path, tmp_path: Path
+) -> None:
     folder, out = tmp_path / "iter_0000010", tmp_path / "out"
     folder.mkdir()
     for name in (".metadata", "__0_0.distcp"):
@@ -149,12 +245,39 @@ def test_a_torch_dist_folder_and_a_file_without_tensors_make_no_output(rule: Pat
     torch.save({"args": argparse.Namespace(rank=0), "iteration": 10}, folder / "common.pt")
     for asked in ((), ("--rules", rule)):
         for command in ("inspect", "plan"):
-            failed = run(command, folder, "--allow", "opaque", *asked) if command == "plan" else run(command, folder)
-            assert (failed.exit, "error[M937]" in failed.err, "(DCP)" in failed.err) == (3, True, True)
-        failed = run("apply", folder, "-o", out, "--allow", "opaque", "--output-format", "safetensors", *asked)
+            failed = (
+                run(command, folder, "--allow", "opaque", *asked)
+                if command == "plan"
+                else run(command, folder)
+            )
+            assert (failed.exit, "error[M937]" in failed.err, "(DCP)" in failed.err) == (
+                3,
+                True,
+                True,
+            )
+        failed = run(
+            "apply",
+            folder,
+            "-o",
+            out,
+            "--allow",
+            "opaque",
+            "--output-format",
+            "safetensors",
+            *asked,
+        )
         assert (failed.exit, "error[M937]" in failed.err) == (3, True)
     done("inspect", folder / "common.pt")
-    failed = run("apply", folder / "common.pt", "-o", out, "--allow", "opaque", "--output-format", "safetensors")
+    failed = run(
+        "apply",
+        folder / "common.pt",
+        "-o",
+        out,
+        "--allow",
+        "opaque",
+        "--output-format",
+        "safetensors",
+    )
     assert (failed.exit, "error[M939]" in failed.err) == (3, True)
     for value in ({}, [], {"optimizer": {"state": {}, "param_groups": []}}):
         torch.save(value, tmp_path / "none.pt")

@@ -1,4 +1,6 @@
-"""Golden transcripts: what a user types and reads, whole. UPDATE_GOLDEN=1 writes them again; then read the difference."""
+"""Golden transcripts: what a user types and reads, whole. UPDATE_GOLDEN=1 writes them again; then
+read the difference.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ GOLDEN = Path(__file__).parent / "golden"
 # what depends on the machine or the moment, and what stands for it
 CHANGING = [
     (re.compile(re.escape(str(ROOT))), "<root>"),
-    (re.compile(r"peak memory about [\d.]+ [kMGT]?B, [\d.]+ [kMGT]?B free"), "peak memory about <size>, <size> free"),
+    (
+        re.compile(r"peak memory about [\d.]+ [kMGT]?B, [\d.]+ [kMGT]?B free"),
+        "peak memory about <size>, <size> free",
+    ),
     (re.compile(r"\b(writing|verifying|comparing) .* private memory .*\n"), ""),
     (re.compile(r"m1:[0-9a-f]+…"), "m1:<hash>…"),
     (re.compile(r"migrate \d+\.\d+\.\d+"), "migrate <version>"),
@@ -39,7 +44,9 @@ def played(lines: list[str], folder: Path) -> str:
     out = []
     for line in lines:
         result = run(*shlex.split(line), cwd=folder)
-        said = section("stdout", stable(result.out, folder)) + section("stderr", stable(result.err, folder))
+        said = section("stdout", stable(result.out, folder)) + section(
+            "stderr", stable(result.err, folder)
+        )
         out.append(f"$ migrate {line}\n{said}--- exit {result.exit}\n")
     return "\n".join(out)
 
@@ -100,8 +107,17 @@ def wrong_questions(folder: Path) -> list[str]:
 
 def wrong_rules(folder: Path) -> list[str]:
     safetensors(folder / "in.safetensors", {"a.0.w": ("F32", [2]), "a.1.w": ("F32", [2])})
-    rules(folder, "rules:\n  - name: r\n    from: 'a.{i:int}.w'\n    to: 'b.{j}'\n    via: [{stak: {over: i}}]\n", "typo.yaml")
-    rules(folder, "rules:\n  - {name: r, form: a, to: b}\n  - {name: r, from: 'a.{i', to: b}\n", "several.yaml")
+    rules(
+        folder,
+        "rules:\n  - name: r\n    from: 'a.{i:int}.w'\n    to: 'b.{j}'\n    via: [{stak: {over: "
+        "i}}]\n",
+        "typo.yaml",
+    )
+    rules(
+        folder,
+        "rules:\n  - {name: r, form: a, to: b}\n  - {name: r, from: 'a.{i', to: b}\n",
+        "several.yaml",
+    )
     rules(folder, "keep: &x ['{k...}']\nrules: []\nrules: []\n", "strict.yaml")
     rules(folder, "rules:\n  - {name: r, from: {p...}.w, to: b}\n", "unquoted.yaml")
     return [
@@ -113,15 +129,35 @@ def wrong_rules(folder: Path) -> list[str]:
 
 
 def wrong_checkpoints(folder: Path) -> list[str]:
-    stacked = "rules:\n  - name: fuse\n    from: 'e.{i:int}.w'\n    to: w\n    via: [{stack: {over: i}}]\n"
+    stacked = (
+        "rules:\n  - name: fuse\n    from: 'e.{i:int}.w'\n    to: w\n    via: [{stack: "
+        "{over: i}}]\n"
+    )
     rules(folder, stacked, "stack.yaml")
     rules(folder, "rules:\n  - {name: q, from: 'm.attn.{w}.weight', to: 'n.{w}'}\n", "near.yaml")
-    rules(folder, "rules:\n  - {name: p, from: 'm.{w}.b', to: 'n.{w}'}\n  - {name: q, from: '{m}.q.b', to: 'o.{m}'}\n", "two.yaml")
-    rules(folder, "rules:\n  - {name: gone, from: 'e.{i:int}.w', via: [{drop: {why: nobody reads it}}]}\n", "drop.yaml")
+    rules(
+        folder,
+        "rules:\n  - {name: p, from: 'm.{w}.b', to: 'n.{w}'}\n  - {name: q, from: '{m}.q.b', to: "
+        "'o.{m}'}\n",
+        "two.yaml",
+    )
+    rules(
+        folder,
+        "rules:\n  - {name: gone, from: 'e.{i:int}.w', via: [{drop: {why: nobody reads it}}]}\n",
+        "drop.yaml",
+    )
     safetensors(folder / "gap.safetensors", {f"e.{i}.w": ("F32", [2]) for i in (0, 1, 3)})
-    safetensors(folder / "shapes.safetensors", {f"e.{i}.w": ("F32", [3 if i == 4 else 2]) for i in range(6)})
-    safetensors(folder / "dtypes.safetensors", {f"e.{i}.w": ("F16" if i == 1 else "F32", [2]) for i in range(3)})
-    safetensors(folder / "stray.safetensors", {"m.attn.q.weight": ("F32", [2]), "m.atn.k.weight": ("F32", [2])})
+    safetensors(
+        folder / "shapes.safetensors", {f"e.{i}.w": ("F32", [3 if i == 4 else 2]) for i in range(6)}
+    )
+    safetensors(
+        folder / "dtypes.safetensors",
+        {f"e.{i}.w": ("F16" if i == 1 else "F32", [2]) for i in range(3)},
+    )
+    safetensors(
+        folder / "stray.safetensors",
+        {"m.attn.q.weight": ("F32", [2]), "m.atn.k.weight": ("F32", [2])},
+    )
     safetensors(folder / "both.safetensors", {"m.q.b": ("F32", [2])})
     shards(folder / "missing", [{f"k{i}": ("U8", [1])} for i in range(3)])
     (folder / "missing" / "model-00001-of-00003.safetensors").unlink()
@@ -145,8 +181,10 @@ def losses_and_ways_back(folder: Path) -> list[str]:
         "keep: [norm.weight]\n"
         "rules:\n"
         "  - {name: one, from: 'e.{i:int}.w', to: w, via: [{same: {over: i}}]}\n"
-        "  - {name: cut, from: padded, to: cut, via: [{slice: {dim: 0, start: 0, stop: $rows, of: 6, value: 0}}]}\n"
-        "  - {name: gone, from: 'cache.{k...}', via: [{drop: {why: made again when the model is built}}]}\n"
+        "  - {name: cut, from: padded, to: cut, via: [{slice: {dim: 0, start: 0, stop: $rows, of: "
+        "6, value: 0}}]}\n"
+        "  - {name: gone, from: 'cache.{k...}', via: [{drop: {why: made again when the model is "
+        "built}}]}\n"
         "  - {name: qkv, from: qkv, to: '{w:q|k|v}', via: [{split: {into: w, dim: 0}}]}\n"
     )
     rules(folder, text, "change.yaml")
@@ -159,7 +197,9 @@ def losses_and_ways_back(folder: Path) -> list[str]:
         "norm.weight": ("F32", [2]),
     }
     safetensors(folder / "in.safetensors", {**tensors, **more})
-    safetensors(folder / "unequal.safetensors", {**tensors, "e.1.w": ("F32", [2], bytes(8)), **more})
+    safetensors(
+        folder / "unequal.safetensors", {**tensors, "e.1.w": ("F32", [2], bytes(8)), **more}
+    )
     return [
         "plan in.safetensors --rules change.yaml",
         "plan in.safetensors --rules change.yaml --allow drop",
@@ -171,7 +211,9 @@ def losses_and_ways_back(folder: Path) -> list[str]:
 
 
 def grouped_linear(folder: Path) -> list[str]:
-    tensors = {f"fc.weight{i}": ("BF16", [4, 2]) for i in range(3)} | {f"fc.bias{i}": ("BF16", [4]) for i in range(3)}
+    tensors = {f"fc.weight{i}": ("BF16", [4, 2]) for i in range(3)} | {
+        f"fc.bias{i}": ("BF16", [4]) for i in range(3)
+    }
     safetensors(folder / "multi.safetensors", {**tensors, "norm.weight": ("BF16", [4])})
     question = "--to te-grouped-weight@single --to te-grouped-bias@single"
     return [
@@ -185,17 +227,38 @@ def grouped_linear(folder: Path) -> list[str]:
 
 
 def help_texts(folder: Path) -> list[str]:
-    commands = ("inspect", "plan", "apply", "downgrade", "verify", "diff", "history", "test", "lint", "schema", "explain", "packs")
+    commands = (
+        "inspect",
+        "plan",
+        "apply",
+        "downgrade",
+        "verify",
+        "diff",
+        "history",
+        "test",
+        "lint",
+        "schema",
+        "explain",
+        "packs",
+    )
     return ["--help", *(f"{c} --help" for c in commands), "history"]
 
 
 SCENES: list[Callable[[Path], list[str]]] = [
-    first_migration, wrong_questions, wrong_rules, wrong_checkpoints, losses_and_ways_back, grouped_linear, help_texts,
-]  # fmt: skip
+    first_migration,
+    wrong_questions,
+    wrong_rules,
+    wrong_checkpoints,
+    losses_and_ways_back,
+    grouped_linear,
+    help_texts,
+]
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__.replace("_", "-"))
-def test_a_user_reads_what_the_transcript_says(scene: Callable[[Path], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_reads_what_the_transcript_says(
+    scene: Callable[[Path], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     text = played(scene(tmp_path), tmp_path)
     golden = GOLDEN / f"{scene.__name__.replace('_', '-')}.txt"
@@ -206,4 +269,6 @@ def test_a_user_reads_what_the_transcript_says(scene: Callable[[Path], list[str]
 
 
 def test_no_transcript_is_left_over() -> None:
-    assert {p.stem for p in GOLDEN.glob("*.txt")} == {scene.__name__.replace("_", "-") for scene in SCENES}
+    assert {p.stem for p in GOLDEN.glob("*.txt")} == {
+        scene.__name__.replace("_", "-") for scene in SCENES
+    }

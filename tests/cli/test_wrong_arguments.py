@@ -19,8 +19,10 @@ HUB = DATA / "mixtral__v4" / "hub"
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"threads": 0}, {"threads": -1}, {"threads": 1.5}, {"threads": True}, {"threads": 65}, {"max_memory": 0}, {"max_memory": 1000},
-        {"max_memory": 1.5}, {"max_memory": None}, {"max_shard_size": 2.5}, {"out": b"new"}, {"out": 7}, {"to": 5}, {"path": b"hub"},
+        {"threads": 0}, {"threads": -1}, {"threads": 1.5}, {"threads": True}, {"threads": 65},
+        {"max_memory": 0}, {"max_memory": 1000},
+        {"max_memory": 1.5}, {"max_memory": None}, {"max_shard_size": 2.5}, {"out": b"new"},
+        {"out": 7}, {"to": 5}, {"path": b"hub"},
         {"path": 5}, {"rules": 5}, {"allow": 5},
     ],
     ids=str,
@@ -54,8 +56,13 @@ def test_verify_of_an_output_without_a_stamp_asks_what_was_applied(tmp_path: Pat
         assert "give --to LINEAGE@LAYOUT or --rules FILE" in result.err
 
 
-def test_an_output_that_is_called_like_a_file_of_another_format_is_not_made_as_a_folder(tmp_path: Path) -> None:
-    for name, hint in (("y.gguf", "files end in .safetensors"), ("new.safetensor", "did you mean `new.safetensors`?")):
+def test_an_output_that_is_called_like_a_file_of_another_format_is_not_made_as_a_folder(
+    tmp_path: Path,
+) -> None:
+    for name, hint in (
+        ("y.gguf", "files end in .safetensors"),
+        ("new.safetensor", "did you mean `new.safetensors`?"),
+    ):
         result = run("apply", HUB, "-o", tmp_path / name, "--to", "hf-mixtral@v5")
         assert (result.exit, hint in result.err) == (2, True)
         with pytest.raises(QuestionError, match="would be a folder"):
@@ -66,7 +73,9 @@ def test_an_output_that_is_called_like_a_file_of_another_format_is_not_made_as_a
 
 
 @pytest.mark.parametrize("command", ["apply", "downgrade"])
-def test_an_output_in_a_folder_that_is_not_there_is_a_wrong_question(tmp_path: Path, command: str) -> None:
+def test_an_output_in_a_folder_that_is_not_there_is_a_wrong_question(
+    tmp_path: Path, command: str
+) -> None:
     result = run(command, HUB, "-o", tmp_path / "nodir" / "new", "--to", "v5", "--format", "json")
     assert (result.exit, result.codes) == (2, ["M115"])
     assert "nodir does not exist" in result.out
@@ -81,13 +90,17 @@ def test_the_history_of_a_lineage_that_is_not_known_is_refused(tmp_path: Path) -
         assert (result.exit, result.codes) == (2, ["M507"])
         assert "did you mean `hf-mixtral`?" in result.out
         done("history", checkpoint, "--lineage", "hf-mixtral")
-    assert done("history", tmp_path / "new.safetensors", "--lineage", "hf-mixtral", "--format", "json").json["applied"]
+    assert done(
+        "history", tmp_path / "new.safetensors", "--lineage", "hf-mixtral", "--format", "json"
+    ).json["applied"]
 
 
 def test_a_published_document_says_what_is_shared(tmp_path: Path) -> None:
     rule = rules(tmp_path, "keep: ['{k...}']\nrules: [{name: r, from: a, to: b}]\n")
     source = safetensors(tmp_path / "in.safetensors", {"a": ("U8", [2])})
-    document = done("apply", source, "-o", tmp_path / "out.safetensors", "--rules", rule, "--format", "json").json
+    document = done(
+        "apply", source, "-o", tmp_path / "out.safetensors", "--rules", rule, "--format", "json"
+    ).json
     assert 0 <= document["bytes_shared"] <= document["bytes_read"]
 
 

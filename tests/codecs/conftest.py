@@ -10,15 +10,32 @@ from migrate.codecs import _e4m3_torch, get
 
 @pytest.fixture
 def other_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`fp8-block` is given torch tensors, and takes them for another device's: torch's own casts, no look at the elements between."""
+    """`fp8-block` is given torch tensors, and takes them for another device's: torch's own casts,
+    no look at the elements between.
+    """
     kind = type(get("fp8-block"))
     encode, decode = kind.encode, kind.decode
 
-    def encoded(self: Any, options: Any, array: Any, spec: Any, part: int, box: Any, out: Any, *rest: Any) -> None:
-        encode(self, options, torch.from_numpy(array), spec, part, box, torch.from_numpy(out), *rest)
+    def encoded(
+        self: Any, options: Any, array: Any, spec: Any, part: int, box: Any, out: Any, *rest: Any
+    ) -> None:
+        encode(
+            self, options, torch.from_numpy(array), spec, part, box, torch.from_numpy(out), *rest
+        )
 
-    def decoded(self: Any, options: Any, arrays: Any, specs: Any, dtype: str, box: Any, out: Any, *rest: Any) -> None:
-        decode(self, options, [torch.from_numpy(a) for a in arrays], specs, dtype, box, torch.from_numpy(out), *rest)
+    def decoded(
+        self: Any, options: Any, arrays: Any, specs: Any, dtype: str, box: Any, out: Any, *rest: Any
+    ) -> None:
+        decode(
+            self,
+            options,
+            [torch.from_numpy(a) for a in arrays],
+            specs,
+            dtype,
+            box,
+            torch.from_numpy(out),
+            *rest,
+        )
 
     monkeypatch.setattr(_e4m3_torch, "_on_cpu", lambda tensor: False)
     monkeypatch.setattr(kind, "encode", encoded)

@@ -1,4 +1,6 @@
-"""The arithmetic of e4m3 blocks in numpy: scales against torch's, and zeros against a look at each element."""
+"""The arithmetic of e4m3 blocks in numpy: scales against torch's, and zeros against a look at each
+element.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,18 @@ AMAX = torch.cat(
         torch.arange(0, 0x7F800001, 1 << 19, dtype=torch.int64).to(torch.int32).view(torch.float32),
         (torch.arange(1, 256, dtype=torch.int32) << 23).view(torch.float32),
         ((torch.arange(0, 255, dtype=torch.int32) << 23) + 0x7FFFFF).view(torch.float32),
-        torch.tensor([1, 2, 0x7F7FFFFF, 0x7F800000, 0x7FC00000, 0x3F808000, 0x3F818000], dtype=torch.int32).view(torch.float32),
+        torch.tensor(
+            [1, 2, 0x7F7FFFFF, 0x7F800000, 0x7FC00000, 0x3F808000, 0x3F818000], dtype=torch.int32
+        ).view(torch.float32),
         torch.rand(4096, generator=torch.Generator().manual_seed(0)),
     ]
 )
 
 
 def torchs(amax: torch.Tensor, like: str, stored: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """DeepGEMM's per_block_cast_to_fp8 and transformers' Fp8Quantize as they are written, with what is stored rounded by torch."""
+    """DeepGEMM's per_block_cast_to_fp8 and transformers' Fp8Quantize as they are written, with what
+    is stored rounded by torch.
+    """
     if like == "deepseek":
         scale = amax.clamp(min=1e-4) / 448.0
     else:
@@ -35,9 +41,12 @@ def torchs(amax: torch.Tensor, like: str, stored: str) -> tuple[torch.Tensor, to
         scale = scale.bfloat16().float()
     else:
         mantissa, exponent = torch.frexp(scale.double())
-        # what is not finite has no exponent: DeepGEMM's bits give it the largest one, transformers' logarithm NaN
+        # what is not finite has no exponent: DeepGEMM's bits give it the largest one, transformers'
+        # logarithm NaN
         odd = float("nan") if like == "hf" else 2.0**127
-        power = torch.ldexp(mantissa.sign(), exponent - (mantissa == 0.5).int()).clamp(2.0**-126, 2.0**127)
+        power = torch.ldexp(mantissa.sign(), exponent - (mantissa == 0.5).int()).clamp(
+            2.0**-126, 2.0**127
+        )
         scale = torch.where(scale.isfinite(), power, odd).float()
     return scale, 1.0 / scale
 
@@ -45,7 +54,9 @@ def torchs(amax: torch.Tensor, like: str, stored: str) -> tuple[torch.Tensor, to
 def same(got: np.ndarray[Any, Any], wanted: torch.Tensor) -> bool:
     """Bit for bit, any NaN for any other."""
     numbers = wanted.numpy()
-    return bool(((got.view("u4") == numbers.view("u4")) | (np.isnan(got) & np.isnan(numbers))).all())
+    return bool(
+        ((got.view("u4") == numbers.view("u4")) | (np.isnan(got) & np.isnan(numbers))).all()
+    )
 
 
 @pytest.mark.parametrize("stored", ["f32", "bf16", "pow2"])
@@ -61,7 +72,9 @@ def test_scales_and_factors_are_torchs_bit_for_bit(like: str, stored: str) -> No
 def test_numbers_are_widened_as_torch_widens_them(dtype: str) -> None:
     kind = getattr(torch, dtype)
     bits = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32)
-    numbers = (bits << 16).view(torch.float32) if dtype == "float32" else bits.to(torch.int16).view(kind)
+    numbers = (
+        (bits << 16).view(torch.float32) if dtype == "float32" else bits.to(torch.int16).view(kind)
+    )
     raw = numbers.view(torch.int32 if dtype == "float32" else torch.int16).numpy()
     assert same(_e4m3.widened(raw.view(f"u{raw.itemsize}"), dtype), numbers.float())
 

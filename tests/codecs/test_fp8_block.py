@@ -1,4 +1,6 @@
-"""`fp8-block` against what DeepGEMM, transformers, torch's DCP reader, compressed-tensors and ModelOpt made of the same bytes."""
+"""`fp8-block` against what DeepGEMM, transformers, torch's DCP reader, compressed-tensors and
+ModelOpt made of the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ INFINITY = {"float32": 0x7F800000, "bfloat16": 0x7F80, "float16": 0x7C00}
 def raw(tensor: torch.Tensor) -> tuple[np.ndarray, Spec]:
     name = str(tensor.dtype).removeprefix("torch.")
     integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[tensor.element_size()]
-    return tensor.contiguous().view(integers).numpy().view(carrier(name)), Spec(name, tuple(tensor.shape))
+    return tensor.contiguous().view(integers).numpy().view(carrier(name)), Spec(
+        name, tuple(tensor.shape)
+    )
 
 
 def is_nan(bits: np.ndarray, dtype: str) -> np.ndarray:
@@ -62,7 +66,8 @@ def test_decoding_is_bit_for_bit_what_the_libraries_decode(path: Path, dtype: st
     made = codeckit.decoded(CODEC, Options(), parts, specs, dtype)
     compared = 0
     for key, wanted in held.items():
-        # a result of float32, rounded, is what they round to; one of bfloat16 says nothing about others
+        # a result of float32, rounded, is what they round to; one of bfloat16 says nothing about
+        # others
         if not key.startswith("dq/") or (wanted.dtype is torch.bfloat16 and dtype != "bfloat16"):
             continue
         bits, _ = raw(wanted.to(getattr(torch, dtype)))
@@ -71,16 +76,26 @@ def test_decoding_is_bit_for_bit_what_the_libraries_decode(path: Path, dtype: st
         assert np.array_equal(made[~nan], bits[~nan])
         compared += 1
     assert compared or path.parent.name == "ct_fp8_block"
-    assert set(made[is_nan(made, dtype)].tolist()) <= {{"float32": 0x7FC00000, "bfloat16": 0x7FC0, "float16": 0x7E00}[dtype]}
+    assert set(made[is_nan(made, dtype)].tolist()) <= {
+        {"float32": 0x7FC00000, "bfloat16": 0x7FC0, "float16": 0x7E00}[dtype]
+    }
     assert np.array_equal(made, CODEC.reference(Options(), parts, specs, dtype))
 
 
 @pytest.mark.parametrize(
-    "path", [f for f in FILES if f.parent.name.startswith(("deepgemm", "hf"))], ids=lambda f: f"{f.parent.name}/{f.stem}"
+    "path",
+    [f for f in FILES if f.parent.name.startswith(("deepgemm", "hf"))],
+    ids=lambda f: f"{f.parent.name}/{f.stem}",
 )
 def test_encoding_is_bit_for_bit_what_the_library_encodes(path: Path) -> None:
     held, parts, specs = parts_of(path)
-    scale = "ue8m0" if specs[1].dtype == "float8_e8m0fnu" else "pow2" if path.parent.name.endswith("ue8m0") else "f32"
+    scale = (
+        "ue8m0"
+        if specs[1].dtype == "float8_e8m0fnu"
+        else "pow2"
+        if path.parent.name.endswith("ue8m0")
+        else "f32"
+    )
     like = "hf" if path.parent.name.startswith("hf") else "deepseek"
     options = Options(like=like, scale=scale, non_finite="keep" if "inf" in path.stem else "refuse")
     numbers, spec = raw(held["input"])
@@ -92,7 +107,9 @@ def test_encoding_is_bit_for_bit_what_the_library_encodes(path: Path) -> None:
 
 @pytest.mark.parametrize("scale", ["float32", "bfloat16", "float8_e8m0fnu"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_every_code_with_every_kind_of_scale_decodes_as_the_formula_says(scale: str, dtype: str) -> None:
+def test_every_code_with_every_kind_of_scale_decodes_as_the_formula_says(
+    scale: str, dtype: str
+) -> None:
     codes = np.tile(np.arange(256, dtype="u1"), (64, 1))
     bits = {"float32": 32, "bfloat16": 16, "float8_e8m0fnu": 8}[scale]
     # all exponents and some mantissas: subnormal, huge, infinite and NaN scales of both signs
@@ -102,13 +119,18 @@ def test_every_code_with_every_kind_of_scale_decodes_as_the_formula_says(scale: 
     specs = [Spec("float8_e4m3fn", (64, 256)), Spec(scale, (64, 1))]
     options = Options(block=(1, 256))
     parts = [codes, picked.reshape(64, 1)]
-    assert np.array_equal(codeckit.decoded(CODEC, options, parts, specs, dtype), CODEC.reference(options, parts, specs, dtype))
+    assert np.array_equal(
+        codeckit.decoded(CODEC, options, parts, specs, dtype),
+        CODEC.reference(options, parts, specs, dtype),
+    )
 
 
 @pytest.mark.parametrize("like", ["deepseek", "hf"])
 @pytest.mark.parametrize("scale", ["f32", "bf16", "pow2", "ue8m0"])
 @pytest.mark.parametrize("non_finite", ["saturate", "keep"])
-def test_all_bfloat16_patterns_encode_as_the_reference(like: str, scale: str, non_finite: str) -> None:
+def test_all_bfloat16_patterns_encode_as_the_reference(
+    like: str, scale: str, non_finite: str
+) -> None:
     patterns = np.arange(65536, dtype="<u2").reshape(256, 256)
     spec = Spec("bfloat16", (256, 256))
     options = Options(block=(16, 8), like=like, scale=scale, non_finite=non_finite)
@@ -132,19 +154,26 @@ def test_all_bfloat16_patterns_encode_as_the_reference(like: str, scale: str, no
         (Options(scale="float8_e8m0fnu", scale_fmt="ue8m0"), Options(scale="ue8m0")),
     ],
 )
-def test_a_scale_may_be_said_by_its_dtype_and_its_format(like: str, one: Options, other: Options) -> None:
+def test_a_scale_may_be_said_by_its_dtype_and_its_format(
+    like: str, one: Options, other: Options
+) -> None:
     array, spec = raw(torch.randn(40, 24, generator=torch.Generator().manual_seed(5)))
     one, other = (replace(options, block=(8, 8), like=like) for options in (one, other))
     assert CODEC.encoded(one, spec) == CODEC.encoded(other, spec)
     assert CODEC.bound(one) == CODEC.bound(other)
-    for a, b in zip(codeckit.encoded(CODEC, one, array, spec), codeckit.encoded(CODEC, other, array, spec), strict=True):
+    for a, b in zip(
+        codeckit.encoded(CODEC, one, array, spec),
+        codeckit.encoded(CODEC, other, array, spec),
+        strict=True,
+    ):
         assert np.array_equal(a, b)
 
 
 def test_a_power_of_two_is_one_in_bfloat16_too() -> None:
     array, spec = raw(torch.randn(40, 24, generator=torch.Generator().manual_seed(5)))
     wide, narrow = (
-        codeckit.encoded(CODEC, Options(block=(8, 8), scale=scale, scale_fmt="ue8m0"), array, spec) for scale in ("f32", "bf16")
+        codeckit.encoded(CODEC, Options(block=(8, 8), scale=scale, scale_fmt="ue8m0"), array, spec)
+        for scale in ("f32", "bf16")
     )
     assert np.array_equal(wide[0], narrow[0])
     assert np.array_equal(wide[1].view("<u4") >> 16, narrow[1])
@@ -152,11 +181,21 @@ def test_a_power_of_two_is_one_in_bfloat16_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "stored"), [("f32", "bfloat16"), ("pow2", "float8_e8m0fnu"), ("bf16", "float32"), ("float8_e8m0fnu", "float32")]
+    ("said", "stored"),
+    [
+        ("f32", "bfloat16"),
+        ("pow2", "float8_e8m0fnu"),
+        ("bf16", "float32"),
+        ("float8_e8m0fnu", "float32"),
+    ],
 )
-def test_a_scale_of_another_dtype_than_the_rule_says_is_read_by_its_own(said: str, stored: str) -> None:
+def test_a_scale_of_another_dtype_than_the_rule_says_is_read_by_its_own(
+    said: str, stored: str
+) -> None:
     specs = [Spec("float8_e4m3fn", (4, 4)), Spec(stored, (1, 1))]
-    assert CODEC.decoded(Options(scale=said), specs, "bfloat16") == CODEC.decoded(Options(), specs, "bfloat16")
+    assert CODEC.decoded(Options(scale=said), specs, "bfloat16") == CODEC.decoded(
+        Options(), specs, "bfloat16"
+    )
 
 
 @pytest.mark.parametrize("scale", ["f32", "pow2", "ue8m0"])
@@ -164,7 +203,9 @@ def test_a_scale_of_another_dtype_than_the_rule_says_is_read_by_its_own(said: st
 def test_no_error_of_encoding_is_beyond_the_bound(like: str, scale: str) -> None:
     generator = torch.Generator().manual_seed(3)
     # many magnitudes in one block, so that subnormal codes occur
-    numbers = torch.randn(64, 64, generator=generator) * torch.exp(-12 * torch.rand(64, 64, generator=generator))
+    numbers = torch.randn(64, 64, generator=generator) * torch.exp(
+        -12 * torch.rand(64, 64, generator=generator)
+    )
     array, spec = raw(numbers)
     options = Options(block=(16, 16), like=like, scale=scale)
     parts, specs = codeckit.encoded(CODEC, options, array, spec), CODEC.encoded(options, spec)
@@ -183,14 +224,21 @@ def test_the_last_blocks_may_be_ragged() -> None:
     weight, scale = CODEC.encoded(Options(), spec)
     assert (weight.shape, scale.shape) == ((576, 7168), (5, 56))
     assert CODEC.decoded(Options(), [weight, scale], "bfloat16") == spec
-    assert CODEC.decode_needs(Options(), [weight, scale], ((500, 576), (0, 130))) == [((500, 576), (0, 130)), ((3, 5), (0, 2))]
+    assert CODEC.decode_needs(Options(), [weight, scale], ((500, 576), (0, 130))) == [
+        ((500, 576), (0, 130)),
+        ((3, 5), (0, 2)),
+    ]
     assert CODEC.encode_needs(Options(), spec, 0, ((500, 576), (0, 130))) == ((384, 576), (0, 256))
     assert CODEC.encode_needs(Options(), spec, 1, ((4, 5), (0, 56))) == ((512, 576), (0, 7168))
 
 
-def test_a_scale_that_does_not_fit_is_refused_with_both_shapes_and_the_block_that_would_fit() -> None:
+def test_a_scale_that_does_not_fit_is_refused_with_both_shapes_and_the_block_that_would_fit() -> (
+    None
+):
     with pytest.raises(OpError) as caught:
-        CODEC.decoded(Options(), [Spec("float8_e4m3fn", (12, 16)), Spec("float32", (3, 4))], "bfloat16")
+        CODEC.decoded(
+            Options(), [Spec("float8_e4m3fn", (12, 16)), Spec("float32", (3, 4))], "bfloat16"
+        )
     page(caught.value.code)
     assert (caught.value.code, caught.value.message) == (
         "M310",
@@ -199,21 +247,32 @@ def test_a_scale_that_does_not_fit_is_refused_with_both_shapes_and_the_block_tha
     assert caught.value.help is not None
     assert caught.value.help.startswith("`block: [4, 4]` would fit")
     with pytest.raises(OpError) as caught:
-        CODEC.decoded(Options(), [Spec("float8_e4m3fn", (2, 12, 16)), Spec("float32", (3, 1, 1))], "bfloat16")
+        CODEC.decoded(
+            Options(), [Spec("float8_e4m3fn", (2, 12, 16)), Spec("float32", (3, 1, 1))], "bfloat16"
+        )
     assert caught.value.help is not None
     assert caught.value.help.startswith("no block fits")
 
 
 @pytest.mark.parametrize(
     ("weight", "grid", "block"),
-    [((576, 256), (4, 2), [144, 128]), ((576, 256), (5, 3), [128, 86]), ((7, 100000), (7, 1), [1, 100000]), ((10, 4), (7, 1), None)],
+    [
+        ((576, 256), (4, 2), [144, 128]),
+        ((576, 256), (5, 3), [128, 86]),
+        ((7, 100000), (7, 1), [1, 100000]),
+        ((10, 4), (7, 1), None),
+    ],
 )
-def test_a_block_that_is_no_power_of_two_is_found_too(weight: tuple[int, int], grid: tuple[int, int], block: list[int] | None) -> None:
+def test_a_block_that_is_no_power_of_two_is_found_too(
+    weight: tuple[int, int], grid: tuple[int, int], block: list[int] | None
+) -> None:
     specs = [Spec("float8_e4m3fn", weight), Spec("float32", grid)]
     with pytest.raises(OpError) as caught:
         CODEC.decoded(Options(), specs, "bfloat16")
     assert caught.value.help is not None
-    assert caught.value.help.startswith(f"`block: {block}` would fit, as others may" if block else "no block fits")
+    assert caught.value.help.startswith(
+        f"`block: {block}` would fit, as others may" if block else "no block fits"
+    )
     if block:
         CODEC.decoded(Options(block=tuple(block)), specs, "bfloat16")
 
@@ -228,7 +287,9 @@ def test_a_block_that_is_no_power_of_two_is_found_too(weight: tuple[int, int], g
         (Spec("float8_e4m3fn", (2, 2)), Spec("float32", (1, 1, 1)), "bfloat16", "M310"),
     ],
 )
-def test_parts_of_another_form_are_refused(weight: Spec, scale: Spec, dtype: str, code: str) -> None:
+def test_parts_of_another_form_are_refused(
+    weight: Spec, scale: Spec, dtype: str, code: str
+) -> None:
     with pytest.raises(OpError) as caught:
         CODEC.decoded(Options(), [weight, scale], dtype)
     assert caught.value.code == code
@@ -242,7 +303,9 @@ def test_a_block_that_is_none_is_refused(block: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
-def test_a_number_that_is_not_finite_is_refused_with_its_index_in_the_whole_tensor(value: str) -> None:
+def test_a_number_that_is_not_finite_is_refused_with_its_index_in_the_whole_tensor(
+    value: str,
+) -> None:
     numbers = torch.zeros(3, 6, 10, dtype=torch.bfloat16)
     numbers[2, 5, 7] = float(value)
     numbers[2, 5, 9] = float("inf")
@@ -253,38 +316,60 @@ def test_a_number_that_is_not_finite_is_refused_with_its_index_in_the_whole_tens
     part = array[tuple(slice(a, b) for a, b in needed)]
     with pytest.raises(OpError) as caught:
         CODEC.encode(options, part, spec, 0, box, np.empty((2, 2, 3), "u1"))
-    assert (caught.value.code, caught.value.message) == ("M406", f"quantize: the number at [2, 5, 7] is {value}")
+    assert (caught.value.code, caught.value.message) == (
+        "M406",
+        f"quantize: the number at [2, 5, 7] is {value}",
+    )
     with pytest.raises(OpError, match=r"\[2, 5, 7\]"):
-        CODEC.encode(options, array[2:, 4:, 4:8], spec, 1, ((2, 3), (2, 3), (1, 2)), np.empty((1, 1, 1), "<u4"))
+        CODEC.encode(
+            options,
+            array[2:, 4:, 4:8],
+            spec,
+            1,
+            ((2, 3), (2, 3), (1, 2)),
+            np.empty((1, 1, 1), "<u4"),
+        )
 
 
 def test_saturation_keeps_a_block_whose_numbers_are_not_all_finite() -> None:
     numbers = torch.full((4, 4), 2.0)
     numbers[0, 0], numbers[1, 1], numbers[2, 2] = float("inf"), float("-inf"), float("nan")
     array, spec = raw(numbers)
-    codes, scale = codeckit.encoded(CODEC, Options(block=(4, 4), non_finite="saturate"), array, spec)
+    codes, scale = codeckit.encoded(
+        CODEC, Options(block=(4, 4), non_finite="saturate"), array, spec
+    )
     assert scale.view("<f4") == np.float32(2.0) / np.float32(448)
     assert (codes[0, 0], codes[1, 1], codes[2, 2], codes[3, 3]) == (0x7E, 0xFE, 0x7F, 0x7E)
 
 
-def test_a_scale_that_float32_cannot_hold_448_times_is_refused_where_decoding_is_called_exact() -> None:
+def test_a_scale_that_float32_cannot_hold_448_times_is_refused_where_decoding_is_called_exact() -> (
+    None
+):
     specs = [Spec("float8_e4m3fn", (2, 4)), Spec("float8_e8m0fnu", (2, 1))]
     options = Options(block=(1, 4))
     assert CODEC.exact(options, specs, "float32")
     assert not CODEC.exact(options, specs, "bfloat16")
     assert not CODEC.exact(options, [specs[0], Spec("float32", (2, 1))], "float32")
     codes = np.full((2, 4), 0x7E, "u1")
-    made = codeckit.decoded(CODEC, options, [codes, np.array([[0], [246]], "u1")], specs, "float32").view("<f4")
+    made = codeckit.decoded(
+        CODEC, options, [codes, np.array([[0], [246]], "u1")], specs, "float32"
+    ).view("<f4")
     assert (made == np.array([[448 * 2.0**-127], [448 * 2.0**119]], "f8")).all()
     with pytest.raises(OpError) as caught:
         codeckit.decoded(CODEC, options, [codes, np.array([[127], [247]], "u1")], specs, "float32")
-    assert (caught.value.code, caught.value.message[:38]) == ("M406", "dequantize: the scale at [1, 0] is 1.3")
+    assert (caught.value.code, caught.value.message[:38]) == (
+        "M406",
+        "dequantize: the scale at [1, 0] is 1.3",
+    )
 
 
-# magnitudes from the least subnormal on, on both sides of where the factor of `hf` and its bfloat16 scale end, and up to the largest
+# magnitudes from the least subnormal on, on both sides of where the factor of `hf` and its bfloat16
+# scale end, and up to the largest
 ENDS = [
-    [1e-40, 2e-37, 1e-36, 0.0], [0.0, -1e-45, 1e-30, 0.0], [1.3165e-36, -0.0, 1e-36, 0.0], [1.3168e-36, 0.0, -1e-36, 1e-40],
-    [1.32e-36, 0.0, 0.0, 0.0], [3.4028235e38, -3.4e38, 1.0, 0.0], [3.3e38, 1e38, -0.0, 1e-45], [2.0**-126, 2.0**-149, 0.0, -(2.0**-127)],
+    [1e-40, 2e-37, 1e-36, 0.0], [0.0, -1e-45, 1e-30, 0.0], [1.3165e-36, -0.0, 1e-36, 0.0],
+    [1.3168e-36, 0.0, -1e-36, 1e-40],
+    [1.32e-36, 0.0, 0.0, 0.0], [3.4028235e38, -3.4e38, 1.0, 0.0], [3.3e38, 1e38, -0.0, 1e-45],
+    [2.0**-126, 2.0**-149, 0.0, -(2.0**-127)],
 ]  # fmt: skip
 
 
@@ -292,23 +377,33 @@ ENDS = [
 @pytest.mark.parametrize("non_finite", ["saturate", "keep"])
 @pytest.mark.parametrize("scale", ["f32", "bf16", "pow2", "ue8m0"])
 @pytest.mark.parametrize("like", ["deepseek", "hf"])
-def test_blocks_of_the_smallest_and_largest_numbers_encode_as_the_reference(like, scale, non_finite, dtype) -> None:
+def test_blocks_of_the_smallest_and_largest_numbers_encode_as_the_reference(
+    like, scale, non_finite, dtype
+) -> None:
     array, spec = raw(torch.tensor(ENDS).to(dtype))
     options = Options(block=(1, 2), like=like, scale=scale, non_finite=non_finite)
     wanted = CODEC.reference_parts(options, array, spec)
-    assert all(np.array_equal(got, part) for got, part in zip(codeckit.encoded(CODEC, options, array, spec), wanted, strict=True))
+    assert all(
+        np.array_equal(got, part)
+        for got, part in zip(codeckit.encoded(CODEC, options, array, spec), wanted, strict=True)
+    )
 
 
 def test_hf_encodes_as_transformers_computes_down_to_the_smallest_block() -> None:
-    # Fp8Quantize: torch takes 448.0 / x for a product with a reciprocal, and 0 times infinity is x86's negative NaN
+    # Fp8Quantize: torch takes 448.0 / x for a product with a reciprocal, and 0 times infinity is
+    # x86's negative NaN
     random = torch.randn(500, 4, generator=torch.Generator().manual_seed(5))
     numbers = torch.cat((torch.tensor(ENDS), random))
     amax = numbers.abs().amax(1, keepdim=True)
     factor = torch.where(amax > 0, 448.0 / torch.where(amax > 0, amax, 1.0), 1.0)
     array, spec = raw(numbers)
-    codes, scales = codeckit.encoded(CODEC, Options(block=(1, 4), like="hf", non_finite="keep"), array, spec)
+    codes, scales = codeckit.encoded(
+        CODEC, Options(block=(1, 4), like="hf", non_finite="keep"), array, spec
+    )
     assert np.array_equal(scales.view("<f4"), (1.0 / factor).numpy())
-    made = torch.clamp(numbers * factor, -448, 448).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+    made = (
+        torch.clamp(numbers * factor, -448, 448).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+    )
     assert np.array_equal(np.where(codes == 0xFF, 0x7F, codes), np.where(made == 0xFF, 0x7F, made))
     assert (codes[0] == [126, 126, 126, 255]).all()
 
@@ -327,10 +422,16 @@ def test_a_block_that_hf_has_no_scale_for_is_refused_by_its_place(scale: str, pa
     with pytest.raises(OpError) as caught:
         CODEC.encode(options, array[tuple(slice(a, b) for a, b in needed)], spec, part, box, out)
     assert caught.value.code == "M406"
-    assert caught.value.message.startswith("quantize: block [1, 1, 2], from [1, 4, 8] on, has no scale: its largest magnitude is 1e-37")
+    assert caught.value.message.startswith(
+        "quantize: block [1, 1, 2], from [1, 4, 8] on, has no scale: its largest magnitude is 1e-37"
+    )
     # zeros have the scale 1, and the other kinds of scales end nowhere
     assert codeckit.encoded(CODEC, options, *raw(numbers[:1]))[1].size == 6
-    for other in (Options(block=(4, 4), like="hf", scale="ue8m0"), Options(block=(4, 4), like="hf", scale="pow2"), Options(block=(4, 4))):
+    for other in (
+        Options(block=(4, 4), like="hf", scale="ue8m0"),
+        Options(block=(4, 4), like="hf", scale="pow2"),
+        Options(block=(4, 4)),
+    ):
         codeckit.encoded(CODEC, other, array, spec)
 
 
@@ -343,10 +444,15 @@ def test_parts_that_share_a_memo_are_the_same_and_look_at_each_number_once(
 
     spec, options, looked = Spec("bfloat16", (3, 70, 50)), Options(block=(16, 32), like=like), []
     amax = _blocks.amax
-    monkeypatch.setattr(_blocks, "amax", lambda bits, *rest: looked.append(bits.size) or amax(bits, *rest))
+    monkeypatch.setattr(
+        _blocks, "amax", lambda bits, *rest: looked.append(bits.size) or amax(bits, *rest)
+    )
     array = codeckit.numbers(spec)
     made, memo = [np.empty((3, 70, 50), "u1"), np.empty((3, 5, 2), "<u4")], dict[str, Any]()
-    boxes = [[((0, 3), (0, 32), (0, 50)), ((0, 3), (32, 70), (0, 50))], [((0, 3), (0, 2), (0, 2)), ((0, 3), (2, 5), (0, 2))]]
+    boxes = [
+        [((0, 3), (0, 32), (0, 50)), ((0, 3), (32, 70), (0, 50))],
+        [((0, 3), (0, 2), (0, 2)), ((0, 3), (2, 5), (0, 2))],
+    ]
     for part in order:
         for box in boxes[part]:
             here = tuple(slice(a, b) for a, b in box)
@@ -355,34 +461,64 @@ def test_parts_that_share_a_memo_are_the_same_and_look_at_each_number_once(
             CODEC.encode(options, array[needed], spec, part, box, out, None, memo)
             made[part][here] = out
     assert sum(looked) == array.size
-    assert all(np.array_equal(got, wanted) for got, wanted in zip(made, CODEC.reference_parts(options, array, spec), strict=True))
+    assert all(
+        np.array_equal(got, wanted)
+        for got, wanted in zip(made, CODEC.reference_parts(options, array, spec), strict=True)
+    )
 
 
 @pytest.mark.parametrize("non_finite", ["saturate", "keep"])
 @pytest.mark.parametrize("scale", ["f32", "bf16", "pow2", "ue8m0"])
 @pytest.mark.parametrize("like", ["deepseek", "hf"])
-def test_scales_are_recalled_from_the_codes_alone_and_only_where_these_are_known(like: str, scale: str, non_finite: str) -> None:
-    spec, options = Spec("bfloat16", (3, 70, 50)), Options(block=(16, 32), like=like, scale=scale, non_finite=non_finite)
+def test_scales_are_recalled_from_the_codes_alone_and_only_where_these_are_known(
+    like: str, scale: str, non_finite: str
+) -> None:
+    spec, options = (
+        Spec("bfloat16", (3, 70, 50)),
+        Options(block=(16, 32), like=like, scale=scale, non_finite=non_finite),
+    )
     array, memo = codeckit.numbers(spec), dict[str, Any]()
     array[1, 20, 3], array[2, 0, 0] = 0x7F80, 0xFFC1
     wanted = CODEC.reference_parts(options, array, spec)[1]
     box, whole = ((0, 3), (0, 2), (0, 2)), ((0, 3), (0, 5), (0, 2))
     out = np.empty(wanted.shape, wanted.dtype)
     assert not CODEC.recall(options, spec, 1, box, out[:, :2], memo)
-    CODEC.encode(options, array[:, :32], spec, 0, ((0, 3), (0, 32), (0, 50)), np.empty((3, 32, 50), "u1"), None, memo)
+    CODEC.encode(
+        options,
+        array[:, :32],
+        spec,
+        0,
+        ((0, 3), (0, 32), (0, 50)),
+        np.empty((3, 32, 50), "u1"),
+        None,
+        memo,
+    )
     assert not CODEC.recall(options, spec, 1, whole, out, memo)
-    assert not CODEC.recall(options, spec, 0, ((0, 3), (0, 32), (0, 50)), np.empty((3, 32, 50), "u1"), memo)
+    assert not CODEC.recall(
+        options, spec, 0, ((0, 3), (0, 32), (0, 50)), np.empty((3, 32, 50), "u1"), memo
+    )
     part = np.empty((3, 2, 2), wanted.dtype)
     assert CODEC.recall(options, spec, 1, box, part, memo)
     assert np.array_equal(part, wanted[:, :2])
-    CODEC.encode(options, array[:, 32:], spec, 0, ((0, 3), (32, 70), (0, 50)), np.empty((3, 38, 50), "u1"), None, memo)
+    CODEC.encode(
+        options,
+        array[:, 32:],
+        spec,
+        0,
+        ((0, 3), (32, 70), (0, 50)),
+        np.empty((3, 38, 50), "u1"),
+        None,
+        memo,
+    )
     assert CODEC.recall(options, spec, 1, whole, out, memo)
     assert np.array_equal(out, wanted)
 
 
 @pytest.mark.parametrize("chunk", [1, 700, 5000, 1 << 20])
 @pytest.mark.parametrize("shape", [(3, 2000), (2000, 7), (1, 1), (0, 4), (300, 513)])
-def test_chunks_leave_no_seam(shape: tuple[int, int], chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_leave_no_seam(
+    shape: tuple[int, int], chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from migrate.codecs import _blocks
 
     monkeypatch.setattr(_blocks, "CHUNK", chunk)
@@ -396,24 +532,36 @@ def test_chunks_leave_no_seam(shape: tuple[int, int], chunk: int, monkeypatch: p
     for top, left in ((0, 0), (5, 3), (20, 100)):
         box = ((min(top, shape[0]), shape[0]), (min(left, shape[1]), shape[1]))
         needed = CODEC.decode_needs(options, specs, box)
-        given = [part[tuple(slice(a, b) for a, b in need)] for part, need in zip(parts, needed, strict=True)]
+        given = [
+            part[tuple(slice(a, b) for a, b in need)]
+            for part, need in zip(parts, needed, strict=True)
+        ]
         made = np.empty([b - a for a, b in box], "<u2")
         CODEC.decode(options, given, specs, "bfloat16", box, made)
         assert np.array_equal(made, reference[box[0][0] :, box[1][0] :])
 
 
 @pytest.mark.parametrize(("name", "number"), codeckit.cases(["fp8-block"]))
-def test_the_way_of_other_devices_makes_the_same_bits(name: str, number: int, other_device: None) -> None:
+def test_the_way_of_other_devices_makes_the_same_bits(
+    name: str, number: int, other_device: None
+) -> None:
     codeckit.check_sample(name, number)
 
 
 def test_planning_with_a_codec_imports_neither_numpy_nor_torch() -> None:
     code = (
-        "import sys; from migrate.codecs import get; from migrate.codecs._codec import Options; from migrate.core.spec import Spec;"
-        "c = get('fp8-block'); c.decoded(Options(), c.encoded(Options(), Spec('bfloat16', (576, 4))), 'bfloat16');"
+        "import sys; from migrate.codecs import get; from migrate.codecs._codec import Options; "
+        "from migrate.core.spec import Spec;"
+        "c = get('fp8-block'); c.decoded(Options(), c.encoded(Options(), Spec('bfloat16', (576, "
+        "4))), 'bfloat16');"
         "print(sorted({'numpy', 'torch', 'pydantic'} & set(sys.modules)))"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "[]\n"
+    )
 
 
 # the kit must be able to fail
@@ -427,7 +575,9 @@ def test_the_kit_notices_a_codec_that_decodes_wrongly(monkeypatch: pytest.Monkey
         codeckit.check_sample("fp8-block", 0)
 
 
-def test_the_kit_notices_a_box_that_is_computed_from_the_wrong_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kit_notices_a_box_that_is_computed_from_the_wrong_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     # a box that begins inside a block, as if it began with one
     kind = type(CODEC)
     encode_needs = kind.encode_needs

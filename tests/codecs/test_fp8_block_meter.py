@@ -1,4 +1,6 @@
-"""What `fp8-block` tells of errors: a sample of them, and all of what saturates or becomes zero, infinite or NaN."""
+"""What `fp8-block` tells of errors: a sample of them, and all of what saturates or becomes zero,
+infinite or NaN.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ CODEC = get("fp8-block")
 
 def raw(tensor: torch.Tensor) -> tuple[np.ndarray, Spec]:
     name = str(tensor.dtype).removeprefix("torch.")
-    return tensor.contiguous().view(torch.uint8).numpy().view(carrier(name)), Spec(name, tuple(tensor.shape))
+    return tensor.contiguous().view(torch.uint8).numpy().view(carrier(name)), Spec(
+        name, tuple(tensor.shape)
+    )
 
 
 class Told:
@@ -30,16 +34,26 @@ class Told:
         self.count = self.saturated = self.underflowed = self.non_finite = 0
         self.sure = True
 
-    def add(self, wanted, got, amax=None, *, saturated=0, underflowed=0, non_finite=0, sure=True) -> None:
+    def add(
+        self, wanted, got, amax=None, *, saturated=0, underflowed=0, non_finite=0, sure=True
+    ) -> None:
         self.sure, self.non_finite = self.sure and sure, self.non_finite + non_finite
-        self.saturated, self.underflowed = self.saturated + saturated, self.underflowed + underflowed
-        wanted, got, amax = (None if x is None else torch.as_tensor(x).double() for x in (wanted, got, amax))
+        self.saturated, self.underflowed = (
+            self.saturated + saturated,
+            self.underflowed + underflowed,
+        )
+        wanted, got, amax = (
+            None if x is None else torch.as_tensor(x).double() for x in (wanted, got, amax)
+        )
         if not wanted.numel():
             return
         error = (wanted - got).abs()
         self.worst = max(self.worst, float(error.max()))
         self.relative = max(self.relative, float((error / amax).max()))
-        self.error, self.signal = self.error + float((error**2).sum()), self.signal + float((wanted**2).sum())
+        self.error, self.signal = (
+            self.error + float((error**2).sum()),
+            self.signal + float((wanted**2).sum()),
+        )
         self.count += wanted.numel()
 
 
@@ -66,7 +80,15 @@ def test_the_meter_of_a_saturating_quantize_counts_what_saturates() -> None:
     numbers[1, 1], numbers[2, 2], numbers[5, 5] = float("inf"), float("-inf"), float("nan")
     array, spec = raw(numbers)
     told = Told()
-    CODEC.encode(Options(block=(8, 8), non_finite="saturate"), array, spec, 0, ((0, 8), (0, 8)), np.empty((8, 8), "u1"), told)
+    CODEC.encode(
+        Options(block=(8, 8), non_finite="saturate"),
+        array,
+        spec,
+        0,
+        ((0, 8), (0, 8)),
+        np.empty((8, 8), "u1"),
+        told,
+    )
     assert told.saturated == 2
 
 
@@ -94,15 +116,30 @@ def box_by_box(shape: tuple[int, int], at: Any) -> Told:
     return told
 
 
-def decoded(codes: np.ndarray, scales: np.ndarray, dtype: str) -> tuple[Told, np.ndarray, np.ndarray]:
-    """What a meter is told of blocks of 64 x 64 that are decoded box by box, the true products, and what torch makes of them."""
+def decoded(
+    codes: np.ndarray, scales: np.ndarray, dtype: str
+) -> tuple[Told, np.ndarray, np.ndarray]:
+    """What a meter is told of blocks of 64 x 64 that are decoded box by box, the true products, and
+    what torch makes of them.
+    """
     options, parts = Options(block=(64, 64)), [codes, scales.view("<u4")]
     specs = [Spec("float8_e4m3fn", codes.shape), Spec("float32", scales.shape)]
 
     def at(box, told) -> None:
         needed = CODEC.decode_needs(options, specs, box)
-        given = [part[tuple(slice(a, b) for a, b in need)] for part, need in zip(parts, needed, strict=True)]
-        CODEC.decode(options, given, specs, dtype, box, np.empty([b - a for a, b in box], carrier(dtype)), told)
+        given = [
+            part[tuple(slice(a, b) for a, b in need)]
+            for part, need in zip(parts, needed, strict=True)
+        ]
+        CODEC.decode(
+            options,
+            given,
+            specs,
+            dtype,
+            box,
+            np.empty([b - a for a, b in box], carrier(dtype)),
+            told,
+        )
 
     told = box_by_box(codes.shape, at)
     with np.errstate(all="ignore"):
@@ -139,7 +176,9 @@ def test_the_meter_of_a_dequantize_is_told_of_every_finite_number_that_became_in
     ],
     ids=repr,
 )
-def test_the_meter_of_a_quantize_is_told_of_every_number_that_comes_back_infinite_or_undefined(options: Options, dtype: str) -> None:
+def test_the_meter_of_a_quantize_is_told_of_every_number_that_comes_back_infinite_or_undefined(
+    options: Options, dtype: str
+) -> None:
     shape = (1024, 512)
     numbers = torch.randn(shape, generator=torch.Generator().manual_seed(6))
     numbers[70, 70], numbers[200, 200], numbers[201, 3] = float("inf"), float("nan"), float("-inf")
@@ -162,7 +201,9 @@ def test_the_meter_of_a_quantize_is_told_of_every_number_that_comes_back_infinit
     assert told.non_finite == lost.sum()
 
 
-def test_a_tame_tensor_is_not_looked_at_for_what_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tame_tensor_is_not_looked_at_for_what_is_not_finite(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     counts = []
     for name in ("decode", "encode"):
         function = getattr(_e4m3_torch, name)
@@ -176,8 +217,18 @@ def test_a_tame_tensor_is_not_looked_at_for_what_is_not_finite(monkeypatch: pyte
     array = codeckit.numbers(spec)
     parts = CODEC.reference_parts(Options(), array, spec)
     for options in (Options(scale="pow2"), Options(non_finite="saturate")):
-        CODEC.encode(options, array, spec, 0, ((0, 256), (0, 256)), np.empty(spec.shape, "u1"), Told())
-    CODEC.decode(Options(), parts, CODEC.encoded(Options(), spec), "bfloat16", ((0, 256), (0, 256)), np.empty(spec.shape, "<u2"), Told())
+        CODEC.encode(
+            options, array, spec, 0, ((0, 256), (0, 256)), np.empty(spec.shape, "u1"), Told()
+        )
+    CODEC.decode(
+        Options(),
+        parts,
+        CODEC.encoded(Options(), spec),
+        "bfloat16",
+        ((0, 256), (0, 256)),
+        np.empty(spec.shape, "<u2"),
+        Told(),
+    )
     assert counts == [False, False, False]
 
 
@@ -190,7 +241,9 @@ def test_of_a_large_box_a_few_rows_of_each_block_are_measured() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("options", [Options(block=(64, 64)), Options(block=(64, 64), scale="pow2", like="hf")], ids=repr)
+@pytest.mark.parametrize(
+    "options", [Options(block=(64, 64)), Options(block=(64, 64), scale="pow2", like="hf")], ids=repr
+)
 @pytest.mark.parametrize("device", ["cpu", "other"])
 def test_the_meter_of_a_quantize_is_told_of_every_number_that_becomes_zero(
     options: Options, dtype: str, device: str, request: pytest.FixtureRequest
@@ -198,7 +251,9 @@ def test_the_meter_of_a_quantize_is_told_of_every_number_that_becomes_zero(
     if device == "other":
         request.getfixturevalue("other_device")
     shape = (1024, 512)
-    numbers = torch.randn(shape, generator=torch.Generator().manual_seed(8)).to(getattr(torch, dtype))
+    numbers = torch.randn(shape, generator=torch.Generator().manual_seed(8)).to(
+        getattr(torch, dtype)
+    )
     # rows of a large tensor that are not in the sample
     numbers[100:160] *= 1e-5
     numbers[100, ::2] = 0
@@ -206,7 +261,15 @@ def test_the_meter_of_a_quantize_is_told_of_every_number_that_becomes_zero(
 
     def at(box, told) -> None:
         needed = CODEC.encode_needs(options, spec, 0, box)
-        CODEC.encode(options, array[tuple(slice(a, b) for a, b in needed)], spec, 0, box, np.empty([b - a for a, b in box], "u1"), told)
+        CODEC.encode(
+            options,
+            array[tuple(slice(a, b) for a, b in needed)],
+            spec,
+            0,
+            box,
+            np.empty([b - a for a, b in box], "u1"),
+            told,
+        )
 
     told = box_by_box(shape, at)
     codes = CODEC.reference_parts(options, array, spec)[0]
@@ -226,7 +289,11 @@ def test_the_meter_of_a_dequantize_is_told_of_every_product_that_becomes_zero(
     codes = np.random.default_rng(3).integers(0, 256, (1024, 512)).astype("u1")
     scales = np.full((16, 8), 1.0, "<f4")
     # what float32 rounds down to half of the least number of the dtype, a tie, is among them
-    scales[1, 2] = {"float16": 2.0**-16, "bfloat16": 2.0**-125 * (1 + 2.0**-23), "float32": 2.0**-141}[dtype]
+    scales[1, 2] = {
+        "float16": 2.0**-16,
+        "bfloat16": 2.0**-125 * (1 + 2.0**-23),
+        "float32": 2.0**-141,
+    }[dtype]
     scales[3, 3], scales[4, 1], scales[5, 5] = 0, np.nan, -scales[1, 2] / 4
     told, true, made = decoded(codes, scales, dtype)
     lost = int(((made == 0) & (true != 0)).sum())
@@ -234,7 +301,9 @@ def test_the_meter_of_a_dequantize_is_told_of_every_product_that_becomes_zero(
     assert told.underflowed == lost
 
 
-def test_products_are_looked_at_for_zeros_only_where_a_scale_is_small_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_are_looked_at_for_zeros_only_where_a_scale_is_small_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     looked, decode = [], _e4m3_torch.decode
 
     def noted(*args):
@@ -245,7 +314,9 @@ def test_products_are_looked_at_for_zeros_only_where_a_scale_is_small_enough(mon
     specs = [Spec("float8_e4m3fn", (4, 4)), Spec("float32", (1, 1))]
     for scale in (2.0**-15, 2.0**-16, 0.0, np.nan):
         parts = [np.ones((4, 4), "u1"), np.array([[scale]], "<f4").view("<u4")]
-        CODEC.decode(Options(), parts, specs, "float16", ((0, 4), (0, 4)), np.empty((4, 4), "<u2"), Told())
+        CODEC.decode(
+            Options(), parts, specs, "float16", ((0, 4), (0, 4)), np.empty((4, 4), "<u2"), Told()
+        )
     assert looked == [False, True, False, False]
 
 

@@ -1,7 +1,8 @@
 """An exhaustive matcher and a generator of patterns, in other terms than the ones under test.
 
-A pattern is a list of pieces: a string of literal text, or (kind, name, values). A reading is found by trying every
-length for every piece; paths are tried present and absent by rewriting the text around them.
+A pattern is a list of pieces: a string of literal text, or (kind, name, values). A reading is found
+by trying every length for every piece; paths are tried present and absent by rewriting the text
+around them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,24 @@ from __future__ import annotations
 import random
 from itertools import product
 
-WORDS = ["x", "y", "0", "10", "01", "x_y", "x_y_x", "w3", "w10", "z", "7", "a.b", "", "²", "x@1", "norm2"]
+WORDS = [
+    "x",
+    "y",
+    "0",
+    "10",
+    "01",
+    "x_y",
+    "x_y_x",
+    "w3",
+    "w10",
+    "z",
+    "7",
+    "a.b",
+    "",
+    "²",
+    "x@1",
+    "norm2",
+]
 
 
 def text_of(pieces):
@@ -20,7 +38,8 @@ def text_of(pieces):
             continue
         kind, name, values = piece
         out.append(
-            {"plain": f"{{{name}}}", "int": f"{{{name}:int}}", "path": f"{{{name}...}}"}.get(kind) or f"{{{name}:{'|'.join(values)}}}"
+            {"plain": f"{{{name}}}", "int": f"{{{name}:int}}", "path": f"{{{name}...}}"}.get(kind)
+            or f"{{{name}:{'|'.join(values)}}}"
         )
     return "".join(out)
 
@@ -41,7 +60,12 @@ def readings(pieces, key):
             elif i and isinstance(flat[i - 1], str):
                 flat[i - 1] = flat[i - 1][:-1]
         for values in _ways(flat, key, 0):
-            if all(values[a] == values[b] for a in range(len(values)) for b in range(a) if values[a][0] == values[b][0]):
+            if all(
+                values[a] == values[b]
+                for a in range(len(values))
+                for b in range(a)
+                if values[a][0] == values[b][0]
+            ):
                 read = dict(values)
                 found.add(tuple(read[name] for name in names))
     return found
@@ -70,7 +94,12 @@ def _ways(pieces, key, at):
         elif kind == "int":
             digits = "0123456789"
             around = key[max(0, at - 1) : at] + key[end : end + 1]
-            fits = part != "" and all(c in digits for c in part) and str(int(part)) == part and not any(c in digits for c in around)
+            fits = (
+                part != ""
+                and all(c in digits for c in part)
+                and str(int(part)) == part
+                and not any(c in digits for c in around)
+            )
             value = int(part) if fits else None
         else:
             fits = part in values
@@ -95,13 +124,20 @@ def random_pieces(rng: random.Random, repeat=False):
         elif form == 4:
             segments.append([("int", name, ())])
         elif form == 5:
-            segments.append([("enum", name, tuple(rng.sample(["x", "y", "x_y", "a.b", "y_x", "7", "norm"], 3)))])
+            segments.append(
+                [("enum", name, tuple(rng.sample(["x", "y", "x_y", "a.b", "y_x", "7", "norm"], 3)))]
+            )
         elif form == 6:
             segments.append([("plain", name, ()), "_", ("plain", next(names), ())])
         elif form == 7:
             segments.append([rng.choice(["w", "x", "norm"]), ("int", name, ())])
         else:
-            segments.append([("enum", name, ("x", "norm", "x_")), (rng.choice(["int", "plain"]), next(names), ())])
+            segments.append(
+                [
+                    ("enum", name, ("x", "norm", "x_")),
+                    (rng.choice(["int", "plain"]), next(names), ()),
+                ]
+            )
     pieces = []
     for segment in segments:
         if pieces:
@@ -126,7 +162,9 @@ def random_pieces(rng: random.Random, repeat=False):
 
 
 def random_key(rng: random.Random):
-    key = ".".join(rng.choice(WORDS[:12] if rng.random() < 0.9 else WORDS) for _ in range(rng.randint(1, 6)))
+    key = ".".join(
+        rng.choice(WORDS[:12] if rng.random() < 0.9 else WORDS) for _ in range(rng.randint(1, 6))
+    )
     return key + rng.choice(["", "", "", "", "@0", "@12"])
 
 
@@ -141,7 +179,9 @@ def likely_key(rng: random.Random, pieces):
         choice = {
             "plain": lambda: rng.choice(["x", "y", "x_y", "0", "w3", "7"]),
             "int": lambda: str(rng.choice([0, 1, 2, 7, 10, 31])),
-            "path": lambda: ".".join(rng.choice(["x", "y", "0", "x_y", "w3"]) for _ in range(rng.randint(1, 3))),
+            "path": lambda: ".".join(
+                rng.choice(["x", "y", "0", "x_y", "w3"]) for _ in range(rng.randint(1, 3))
+            ),
         }.get(kind, lambda alternatives=alternatives: rng.choice(alternatives))()
         out.append(values.setdefault(name, choice))
     return "".join(out)

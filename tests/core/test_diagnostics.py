@@ -2,7 +2,17 @@
 
 import pytest
 
-from migrate.core.diagnostics import Diagnostic, Report, Span, condensed, did_you_mean, fail, listed, page, printable
+from migrate.core.diagnostics import (
+    Diagnostic,
+    Report,
+    Span,
+    condensed,
+    did_you_mean,
+    fail,
+    listed,
+    page,
+    printable,
+)
 from migrate.core.errors import CheckpointError, QuestionError
 
 
@@ -16,7 +26,9 @@ def test_a_code_is_its_page():
 
 def test_it_is_drawn_as_rustc_would():
     span = Span("a.yaml", 12, 5, 6, "  - splitt:", "not an operation")
-    drawn = Diagnostic("M102", "unknown operation `splitt`", (span,), ("a note",), "did you mean `split`?").render()
+    drawn = Diagnostic(
+        "M102", "unknown operation `splitt`", (span,), ("a note",), "did you mean `split`?"
+    ).render()
     assert drawn.splitlines() == [
         "error[M102]: unknown operation `splitt`",
         "  --> a.yaml:12:5",
@@ -52,7 +64,9 @@ def test_a_warning_alone_raises_nothing():
 
 def test_what_repeats_at_one_place_is_said_three_times_and_counted():
     here, there = Span("a.yaml", 1, 1), Span("a.yaml", 2, 1)
-    many = [Diagnostic("M207", f"group {n}", (here,)) for n in range(60)] + [Diagnostic("M207", "elsewhere", (there,))]
+    many = [Diagnostic("M207", f"group {n}", (here,)) for n in range(60)] + [
+        Diagnostic("M207", "elsewhere", (there,))
+    ]
     kept = condensed(many)
     assert [d.message for d in kept] == ["group 0", "group 1", "group 2", "elsewhere"]
     assert kept[2].notes == ("and 57 more like this",)
@@ -61,13 +75,22 @@ def test_what_repeats_at_one_place_is_said_three_times_and_counted():
 
 
 def test_what_repeats_without_a_place_is_said_twenty_times_and_counted():
-    many = [Diagnostic("M211", f"key {n}") for n in range(20_000)] + [Diagnostic("M212", "something else")]
+    many = [Diagnostic("M211", f"key {n}") for n in range(20_000)] + [
+        Diagnostic("M212", "something else")
+    ]
     kept = condensed(many)
     assert [d.message for d in kept] == [f"key {n}" for n in range(20)] + ["something else"]
     assert kept[18].notes == ()
     assert kept[19].notes == ("and 19,980 more like this",)
-    permitted = [Diagnostic("M211", f"{word} {n}", permit=word) for n in range(25) for word in ("drop", "lossy")]
-    assert [sum(d.permit == word for d in condensed(permitted)) for word in ("drop", "lossy")] == [20, 20]
+    permitted = [
+        Diagnostic("M211", f"{word} {n}", permit=word)
+        for n in range(25)
+        for word in ("drop", "lossy")
+    ]
+    assert [sum(d.permit == word for d in condensed(permitted)) for word in ("drop", "lossy")] == [
+        20,
+        20,
+    ]
 
 
 def test_of_a_very_long_line_only_what_is_about_the_caret_is_drawn():

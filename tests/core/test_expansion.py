@@ -42,7 +42,9 @@ def test_a_capture_without_a_value_is_a_key_error():
         parse("{a}.{b}").expand({"a": "x"})
 
 
-@pytest.mark.parametrize(("pattern", "value"), [("x.{n:int}", -1), ("x.{n-3}", 2), ("x.{2*n-1}", 0), ("x.{n+5}", -2)])
+@pytest.mark.parametrize(
+    ("pattern", "value"), [("x.{n:int}", -1), ("x.{n-3}", 2), ("x.{2*n-1}", 0), ("x.{n+5}", -2)]
+)
 def test_a_negative_integer_is_never_written(pattern, value):
     with pytest.raises(NegativeIndex):
         parse(pattern).expander(("n",))((value,))

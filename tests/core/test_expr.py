@@ -48,16 +48,26 @@ def test_random_expressions_agree_with_python():
             return Whole(int(self) // int(other))
 
     for name in ("__add__", "__sub__", "__mul__", "__mod__", "__neg__"):
-        setattr(Whole, name, lambda *operands, name=name: Whole(getattr(int, name)(*map(int, operands))))
+        setattr(
+            Whole, name, lambda *operands, name=name: Whole(getattr(int, name)(*map(int, operands)))
+        )
 
     refused = {ZeroDivisionError: 0, OverflowError: 0}
     for _ in range(3000):
         text = some(4)
         try:
-            expected = eval(re.sub("[0-9]+", r"Whole(\g<0>)", text.replace("$", "")), {"a": Whole(-7), "b": Whole(12), "Whole": Whole})
+            expected = eval(
+                re.sub("[0-9]+", r"Whole(\g<0>)", text.replace("$", "")),
+                {"a": Whole(-7), "b": Whole(12), "Whole": Whole},
+            )
         except (ZeroDivisionError, OverflowError) as error:
             refused[type(error)] += 1
-            with pytest.raises(PatternError, match="division by zero" if type(error) is ZeroDivisionError else "does not divide by"):
+            with pytest.raises(
+                PatternError,
+                match="division by zero"
+                if type(error) is ZeroDivisionError
+                else "does not divide by",
+            ):
                 parse(text).evaluate({"a": -7, "b": 12})
             continue
         assert parse(text).evaluate({"a": -7, "b": 12}) == expected, text
@@ -142,15 +152,43 @@ def test_random_linear_indexes_have_the_value_of_the_text():
     rng = random.Random(5)
     for _ in range(2000):
         a, b, c = rng.randint(1, 5), rng.randint(0, 9), rng.randint(1, 4)
-        text = rng.choice([f"{a}*n+{b}-$p", f"{c}*({a}*n-{b})+$p", f"$p-{b}+n*{a}", f"{a}*n-({b}-$p)*{c}", f"-({b}-{a}*n) + $p // {c}"])
+        text = rng.choice(
+            [
+                f"{a}*n+{b}-$p",
+                f"{c}*({a}*n-{b})+$p",
+                f"$p-{b}+n*{a}",
+                f"{a}*n-({b}-$p)*{c}",
+                f"-({b}-{a}*n) + $p // {c}",
+            ]
+        )
         capture, factor, offset = parse_index(text)
         assert capture == "n"
         for n in (0, 1, 7):
-            value = factor * n + (offset.evaluate({"p": 12}) if isinstance(offset, Expr) else offset)
+            value = factor * n + (
+                offset.evaluate({"p": 12}) if isinstance(offset, Expr) else offset
+            )
             assert value == eval(text.replace("$", ""), {"n": n, "p": 12}), text
 
 
-@pytest.mark.parametrize("text", ["5-n", "0*n", "n-n", "n*n", "n//2", "n%2", "2//n", "n*$k", "$k*n", "(n+1)*(n)", "n+m", "3", "$k", "-n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "5-n",
+        "0*n",
+        "n-n",
+        "n*n",
+        "n//2",
+        "n%2",
+        "2//n",
+        "n*$k",
+        "$k*n",
+        "(n+1)*(n)",
+        "n+m",
+        "3",
+        "$k",
+        "-n",
+    ],
+)
 def test_an_index_that_cannot_be_read_backwards_is_refused(text):
     with pytest.raises(PatternError) as caught:
         parse_index(text)

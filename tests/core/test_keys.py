@@ -8,13 +8,25 @@ from work import steps, times
 
 from migrate.core.errors import PatternError
 from migrate.core.expr import Unset
-from migrate.core.keys import CaptureType, NegativeIndex, TwoReadings, narrower, narrower_any, nearest, parse
+from migrate.core.keys import (
+    CaptureType,
+    NegativeIndex,
+    TwoReadings,
+    narrower,
+    narrower_any,
+    nearest,
+    parse,
+)
 
 
 @pytest.mark.parametrize(
     ("pattern", "key", "expected"),
     [
-        ("{p...}.experts.{e:int}.{w:w1|w3}.weight", "model.0.experts.12.w3.weight", ("model.0", 12, "w3")),
+        (
+            "{p...}.experts.{e:int}.{w:w1|w3}.weight",
+            "model.0.experts.12.w3.weight",
+            ("model.0", 12, "w3"),
+        ),
         ("{p...}.experts.{e:int}.{w:w1|w3}.weight", "experts.12.w3.weight", ("", 12, "w3")),
         ("{m...}.weight", "weight", ("",)),
         ("{m...}.weight", "a.b.weight", ("a.b",)),
@@ -32,9 +44,21 @@ from migrate.core.keys import CaptureType, NegativeIndex, TwoReadings, narrower,
         ("a.{k...}.b", "a..b", None),
         ("{a}", "", None),
         ("{a}", "x.y", None),
-        ("{p...}.denselayer{n:int}.{w:norm|relu|conv}.{i:1|2}.{leaf}", "f.denselayer3.norm.1.weight", ("f", 3, "norm", "1", "weight")),
-        ("{p...}.denselayer{n:int}.{w:norm|relu|conv}.{i:1|2}.{leaf}", "denselayer16.conv.2.weight", ("", 16, "conv", "2", "weight")),
-        ("{p...}.denselayer{n:int}.{w:norm|relu|conv}{i:1|2}.{leaf}", "f.denselayer3.norm1.weight", ("f", 3, "norm", "1", "weight")),
+        (
+            "{p...}.denselayer{n:int}.{w:norm|relu|conv}.{i:1|2}.{leaf}",
+            "f.denselayer3.norm.1.weight",
+            ("f", 3, "norm", "1", "weight"),
+        ),
+        (
+            "{p...}.denselayer{n:int}.{w:norm|relu|conv}.{i:1|2}.{leaf}",
+            "denselayer16.conv.2.weight",
+            ("", 16, "conv", "2", "weight"),
+        ),
+        (
+            "{p...}.denselayer{n:int}.{w:norm|relu|conv}{i:1|2}.{leaf}",
+            "f.denselayer3.norm1.weight",
+            ("f", 3, "norm", "1", "weight"),
+        ),
         ("{m...}.weight{i:int}", "a.weight12", ("a", 12)),
         ("{m...}.weight{i:int}", "weight0", ("", 0)),
         ("{m...}.weight{i:int}", "a.weight", None),
@@ -104,7 +128,9 @@ def test_a_key_is_read_as_written(pattern, key, expected):
 def test_two_readings_are_an_error_that_shows_both(pattern, key, one, other):
     with pytest.raises(TwoReadings) as caught:
         parse(pattern).match(key)
-    assert {tuple(sorted(r.items())) for r in (caught.value.first, caught.value.second)} == {tuple(sorted(r.items())) for r in (one, other)}
+    assert {tuple(sorted(r.items())) for r in (caught.value.first, caught.value.second)} == {
+        tuple(sorted(r.items())) for r in (one, other)
+    }
     assert (caught.value.key, caught.value.pattern) == (key, pattern)
 
 
@@ -128,7 +154,9 @@ def test_matching_agrees_with_an_exhaustive_matcher(repeat):
             try:
                 found = pattern.match(key)
             except TwoReadings as error:
-                shown = {tuple(r[name] for name in pattern.captures) for r in (error.first, error.second)}
+                shown = {
+                    tuple(r[name] for name in pattern.captures) for r in (error.first, error.second)
+                }
                 assert len(shown) == 2, (text, key)
                 assert shown <= expected, (text, key)
                 ambiguous += 1
@@ -190,7 +218,11 @@ def test_too_many_disagreeing_cuts_are_an_error_and_no_guess():
 def test_types_come_from_other_patterns_where_the_text_declares_none():
     types = parse("{p...}.{w:q|k}.{n:int}").types
     target = parse("{p}.{w}_proj.{n+1}", types)
-    assert {name: kind.kind for name, kind in target.types.items()} == {"p": "path", "w": "enum", "n": "int"}
+    assert {name: kind.kind for name, kind in target.types.items()} == {
+        "p": "path",
+        "w": "enum",
+        "n": "int",
+    }
     assert target.match("a.b.k_proj.3") == ("a.b", "k", 2)
     assert target.match("a.b.v_proj.3") is None
     assert target.expand({"p": "", "w": "q", "n": 0}) == "q_proj.1"
@@ -264,8 +296,20 @@ def test_what_the_index_of_rules_needs_is_known(pattern, anchors, touches, ranke
 @pytest.mark.parametrize(
     ("pattern", "key", "position", "found", "expected"),
     [
-        ("{p...}.mlp.experts.{e:int}.{w:w1|w3}.weight", "m.0.mlp.experts.3.w4.weight", 18, "w4", "{w:w1|w3}"),
-        ("{p...}.mlp.experts.{e:int}.w2.weight", "m.0.mlp.expert.3.w2.weight", 14, "expert", "experts"),
+        (
+            "{p...}.mlp.experts.{e:int}.{w:w1|w3}.weight",
+            "m.0.mlp.experts.3.w4.weight",
+            18,
+            "w4",
+            "{w:w1|w3}",
+        ),
+        (
+            "{p...}.mlp.experts.{e:int}.w2.weight",
+            "m.0.mlp.expert.3.w2.weight",
+            14,
+            "expert",
+            "experts",
+        ),
         ("model.layers.{n:int}.x", "model.layers.a.x", 13, "a", "{n:int}"),
         ("model.x", "model.x.y", 7, "y", "the end of the key"),
         ("model.x", "model.xy", 7, "xy", "x"),
@@ -274,7 +318,9 @@ def test_what_the_index_of_rules_needs_is_known(pattern, anchors, touches, ranke
         ("a.linear_{i:int}.{leaf}", "a.linear_x.weight", 9, "linear_x", "linear_{i:int}"),
     ],
 )
-def test_a_key_that_does_not_match_says_where_it_left_the_pattern(pattern, key, position, found, expected):
+def test_a_key_that_does_not_match_says_where_it_left_the_pattern(
+    pattern, key, position, found, expected
+):
     failure = parse(pattern).failure(key)
     assert (failure.position, failure.found, failure.expected) == (position, found, expected)
 
@@ -302,7 +348,13 @@ def test_failure_is_total_on_keys_that_do_not_match():
 
 def test_the_nearest_pattern_is_the_one_with_most_text_in_common():
     patterns = [
-        parse(p) for p in ("lm_head.weight", "{p...}.self_attn.{w:q|k}_proj.weight", "{p...}.mlp.{w:gate|up}_proj.weight", "{n:int}")
+        parse(p)
+        for p in (
+            "lm_head.weight",
+            "{p...}.self_attn.{w:q|k}_proj.weight",
+            "{p...}.mlp.{w:gate|up}_proj.weight",
+            "{n:int}",
+        )
     ]
     found = nearest(patterns, "model.layers.0.self_attn.v_proj.weight")
     assert found is not None

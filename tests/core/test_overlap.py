@@ -1,4 +1,6 @@
-"""Whether two patterns share a key: what `common` denies no key shows, and what it answers is such a key."""
+"""Whether two patterns share a key: what `common` denies no key shows, and what it answers is such
+a key.
+"""
 
 from __future__ import annotations
 
@@ -54,17 +56,26 @@ def test_patterns_that_share_a_key(one: str, other: str, key: str) -> None:
 
 
 def test_both_patterns_match_the_key_that_is_found() -> None:
-    one, other = parse("model.{p...}.experts.{e:int}.{w:w1|w3}.weight"), parse("{q...}.experts.{n}.w3.{leaf}")
+    one, other = (
+        parse("model.{p...}.experts.{e:int}.{w:w1|w3}.weight"),
+        parse("{q...}.experts.{n}.w3.{leaf}"),
+    )
     key = common(one.parts, other.parts)
     assert key is not None
     assert one.match(key) is not None
     assert other.match(key) is not None
 
 
-SEGMENTS = st.sampled_from(["a", "b", "a1", "7", "{n}", "{i:int}", "{w:a|b.c}", "x{m}", "{v:a|b.c}2"])
+SEGMENTS = st.sampled_from(
+    ["a", "b", "a1", "7", "{n}", "{i:int}", "{w:a|b.c}", "x{m}", "{v:a|b.c}2"]
+)
 MIDDLES = st.lists(SEGMENTS, min_size=1, max_size=3, unique=True).map(".".join)
-PATTERNS = st.tuples(st.sampled_from(["", "{p...}."]), MIDDLES, st.sampled_from(["", ".{k...}"])).map("".join)
-KEYS = st.lists(st.sampled_from(["a", "b", "c", "a1", "7", "12", "xa", "x7", "a2"]), min_size=1, max_size=5).map(".".join)
+PATTERNS = st.tuples(
+    st.sampled_from(["", "{p...}."]), MIDDLES, st.sampled_from(["", ".{k...}"])
+).map("".join)
+KEYS = st.lists(
+    st.sampled_from(["a", "b", "c", "a1", "7", "12", "xa", "x7", "a2"]), min_size=1, max_size=5
+).map(".".join)
 
 
 def matches(text: str, key: str) -> bool:
@@ -127,7 +138,9 @@ def test_index_expressions_are_solved(one: str, other: str, key: str | None) -> 
 
 
 INTS = {name: parse(f"{{{name}:int}}").types[name] for name in "ij"}
-NUMBERS = st.tuples(st.integers(1, 6), st.integers(0, 9)).map(lambda ab: "{i}" if ab == (1, 0) else f"{{{ab[0]}*i+{ab[1]}}}")
+NUMBERS = st.tuples(st.integers(1, 6), st.integers(0, 9)).map(
+    lambda ab: "{i}" if ab == (1, 0) else f"{{{ab[0]}*i+{ab[1]}}}"
+)
 
 
 @given(NUMBERS, NUMBERS, NUMBERS)

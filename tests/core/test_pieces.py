@@ -1,4 +1,6 @@
-"""Cutting and joining strided copies, also those whose loops do not nest, and how much work it is."""
+"""Cutting and joining strided copies, also those whose loops do not nest, and how much work it
+is.
+"""
 
 import itertools
 
@@ -17,7 +19,14 @@ def tangled(r):
         loops = r.randint(0, 4)
         counts = tuple(r.randint(1, 5) for _ in range(loops))
         strides = tuple(r.randint(1, 40) for _ in range(loops))
-        p = Piece(0, r.randint(0, 9), r.randint(0, 50), counts, strides, tuple(r.randint(-9, 9) for _ in range(loops)))
+        p = Piece(
+            0,
+            r.randint(0, 9),
+            r.randint(0, 50),
+            counts,
+            strides,
+            tuple(r.randint(-9, 9) for _ in range(loops)),
+        )
         places = [d for d, _ in elements(p)]
         if len(set(places)) == len(places):
             return p
@@ -25,7 +34,10 @@ def tangled(r):
 
 def elements(p):
     for index in itertools.product(*map(range, p.counts)):
-        yield p.dst + sum(map(int.__mul__, index, p.dst_strides)), p.src + sum(map(int.__mul__, index, p.src_strides))
+        yield (
+            p.dst + sum(map(int.__mul__, index, p.dst_strides)),
+            p.src + sum(map(int.__mul__, index, p.src_strides)),
+        )
 
 
 @programs
@@ -43,7 +55,11 @@ def test_refined_loops_never_carry_and_copy_the_same_elements(r):
 
 def test_a_stretch_that_starts_inside_a_row_keeps_its_whole_rows():
     found = refine(Piece(0, 0, 3, (60,), (1,), (1,)), (6,), 100)
-    assert sorted((p.dst, tuple(n for n in p.counts if n > 1)) for p in found) == [(3, (3,)), (6, (9, 6)), (60, (3,))]
+    assert sorted((p.dst, tuple(n for n in p.counts if n > 1)) for p in found) == [
+        (3, (3,)),
+        (6, (9, 6)),
+        (60, (3,)),
+    ]
 
 
 @programs
@@ -51,7 +67,12 @@ def test_cut_puts_each_element_into_its_interval(r):
     p = tangled(r)
     edges = sorted(r.choices(range(260), k=r.randint(2, 6)))
     got = [(k, e) for k, q in cut(p, p.dst, p.dst_strides, edges) for e in elements(q)]
-    want = [(k, e) for e in elements(p) for k, (a, b) in enumerate(itertools.pairwise(edges)) if a <= e[0] < b]
+    want = [
+        (k, e)
+        for e in elements(p)
+        for k, (a, b) in enumerate(itertools.pairwise(edges))
+        if a <= e[0] < b
+    ]
     assert sorted(got) == sorted(want)
 
 
@@ -87,7 +108,8 @@ def test_negative_zero_is_another_fill():
 
 
 def test_an_op_that_shreds_its_tensor_gives_up():
-    # rows of two leaves, looked at in other rows that share no factor: nearly every row is cut at a place of its own
+    # rows of two leaves, looked at in other rows that share no factor: nearly every row is cut at a
+    # place of its own
     columns = V.concat([V.stored(0, (5003, 3000)), V.stored(1, (5003, 3007))], 1)
     with pytest.raises(TooManyPieces):
         V.permute(V.reshape(columns, (6007, 5003)), (1, 0))
@@ -108,11 +130,13 @@ def test_bringing_thousands_of_tensors_together_does_not():
     assert V.unbind(v, 0)[77] == V.stored(77, (2, 3))
 
 
-# ---- work grows with what is touched -------------------------------------------------------------------------------
+# ---- work grows with what is touched -------------------------------------------------------------
 
 
 def test_a_clip_looks_only_at_pieces_near_its_tile(monkeypatch):
-    wide = V.concat([V.stored(0, (4000, 2)), V.stack([V.stored(k, (2,)) for k in range(1, 4001)], 0)], 1)
+    wide = V.concat(
+        [V.stored(0, (4000, 2)), V.stack([V.stored(k, (2,)) for k in range(1, 4001)], 0)], 1
+    )
     seen = []
     monkeypatch.setattr(V, "cut", lambda piece, *rest: seen.append(piece) or cut(piece, *rest))
     for tile in range(0, 16_000, 160):

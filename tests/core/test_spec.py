@@ -16,13 +16,26 @@ def test_equal_specs_made_by_spec_are_one_object():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "shape", "nbytes"), [("bfloat16", (3, 5), 30), ("float4_e2m1fn", (3, 3), 5), ("float6_e2m3fn", (4,), 3), ("int64", (), 8)]
+    ("dtype", "shape", "nbytes"),
+    [
+        ("bfloat16", (3, 5), 30),
+        ("float4_e2m1fn", (3, 3), 5),
+        ("float6_e2m3fn", (4,), 3),
+        ("int64", (), 8),
+    ],
 )
 def test_bytes_are_packed_and_rounded_up(dtype, shape, nbytes):
     assert Spec(dtype, shape).nbytes == nbytes
 
 
-@pytest.mark.parametrize("dtype", [n for n in TORCH if n not in ("float8_e8m0fnu", "complex32", "bool") and not n.startswith("uint")])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        n
+        for n in TORCH
+        if n not in ("float8_e8m0fnu", "complex32", "bool") and not n.startswith("uint")
+    ],
+)
 @pytest.mark.parametrize("value", [0.0, -0.0, 1.0, -1.0, 2.0, 0.5, -1.5, 448.0])
 def test_an_element_is_encoded_as_torch_does_or_refused(dtype, value):
     kind = getattr(torch, dtype)
@@ -40,7 +53,15 @@ def test_an_element_is_encoded_as_torch_does_or_refused(dtype, value):
 
 @pytest.mark.parametrize(
     ("dtype", "value"),
-    [("uint8", 256), ("uint8", -1), ("int8", 0.5), ("bool", 2), ("int32", math.inf), ("bfloat16", 1.001), ("float8_e4m3fn", 480.0)],
+    [
+        ("uint8", 256),
+        ("uint8", -1),
+        ("int8", 0.5),
+        ("bool", 2),
+        ("int32", math.inf),
+        ("bfloat16", 1.001),
+        ("float8_e4m3fn", 480.0),
+    ],
 )
 def test_what_a_dtype_cannot_hold_is_refused(dtype, value):
     with pytest.raises(ValueError, match=dtype):

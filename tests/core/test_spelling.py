@@ -25,7 +25,9 @@ SPELLED = [
 
 
 @pytest.mark.parametrize(("words", "flags", "keywords"), SPELLED)
-def test_an_argument_is_spelled_for_its_front_end(words: tuple[str, ...], flags: str, keywords: str) -> None:
+def test_an_argument_is_spelled_for_its_front_end(
+    words: tuple[str, ...], flags: str, keywords: str
+) -> None:
     name, *values = words
     assert option(name, *values) == keywords
     with on_command_line():
@@ -49,7 +51,9 @@ def test_a_caller_in_python_reads_no_flag(tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors.numpy")
     import numpy as np
 
-    safetensors.save_file({"a": np.zeros(2, "f4"), "b": np.zeros(2, "f4")}, tmp_path / "in.safetensors")
+    safetensors.save_file(
+        {"a": np.zeros(2, "f4"), "b": np.zeros(2, "f4")}, tmp_path / "in.safetensors"
+    )
     (tmp_path / "gone.yaml").write_text(
         "id: demo/v2/x\ntitle: x\nlineage: demo\nedge: [v1, v2]\nkeep: [b]\n"
         "rules:\n  - {name: gone, from: a, via: [{drop: {why: unused}}]}\n"
@@ -59,8 +63,14 @@ def test_a_caller_in_python_reads_no_flag(tmp_path: Path) -> None:
         'to="LINEAGE@LAYOUT"': {},
         'from_="hf-mixtral@v4"': {"to": "hf-mixtral@v5"},
         'allow={"drop"}': {"rules": tmp_path / "gone.yaml"},
-        "`params` nn: there is no such param": {"rules": tmp_path / "gone.yaml", "params": {"nn": 1}},
-        "`to` names a layout and `rules` a rule file": {"rules": tmp_path / "gone.yaml", "to": "v5"},
+        "`params` nn: there is no such param": {
+            "rules": tmp_path / "gone.yaml",
+            "params": {"nn": 1},
+        },
+        "`to` names a layout and `rules` a rule file": {
+            "rules": tmp_path / "gone.yaml",
+            "to": "v5",
+        },
     }
     for words, question in asked.items():
         with pytest.raises(MigrateError) as caught:

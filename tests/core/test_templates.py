@@ -46,8 +46,19 @@ def test_whole_segments_that_are_integers_become_slots():
     ]
     templates = group(keys)
     assert [t.text.replace(SLOT, "#") for t in templates] == [
-        "a.#.b", "a.b", "a.007.b", "a.x1.b", "a.#.#", "#", "a.².b", "a.٣.b", "a.00.b", "", "a..b", "a.#.é.#",
-    ]  # fmt: skip
+        "a.#.b",
+        "a.b",
+        "a.007.b",
+        "a.x1.b",
+        "a.#.#",
+        "#",
+        "a.².b",
+        "a.٣.b",
+        "a.00.b",
+        "",
+        "a..b",
+        "a.#.é.#",
+    ]
     assert templates[0].keys == ["a.0.b", "a.17.b", "a.3.b"]
     assert templates[0].ints == [(0,), (17,), (3,)]
     assert templates[4].ints == [(0, 1)]
@@ -72,7 +83,9 @@ def test_a_key_that_holds_the_slot_character_is_a_template_of_its_own():
 def test_grouping_keeps_every_key_once_and_in_order():
     rng = random.Random(4)
     words = ["a", "0", "7", "12", "007", "w1", "1w", "100", "x.y", "", "é", "１２", "\ud800"]
-    keys = list(dict.fromkeys(".".join(rng.choices(words, k=rng.randint(1, 5))) for _ in range(5000)))
+    keys = list(
+        dict.fromkeys(".".join(rng.choices(words, k=rng.randint(1, 5))) for _ in range(5000))
+    )
     templates = group(keys)
     place = {key: i for i, key in enumerate(keys)}
     assert sorted(key for t in templates for key in t.keys) == sorted(keys)
@@ -84,13 +97,20 @@ def test_grouping_keeps_every_key_once_and_in_order():
             numbers = iter(ints)
             assert key == "".join(str(next(numbers)) if c == SLOT else c for c in t.text)
             pieces = zip(key.split("."), t.text.split("."), strict=True)
-            assert all((form == SLOT) == (piece.isascii() and piece.isdigit() and str(int(piece)) == piece) for piece, form in pieces)
+            assert all(
+                (form == SLOT) == (piece.isascii() and piece.isdigit() and str(int(piece)) == piece)
+                for piece, form in pieces
+            )
 
 
 @pytest.mark.parametrize(
     ("pattern", "keys", "expected"),
     [
-        ("{p...}.{e:int}.w", ["a.0.1.w", "a.5.2.w", "b.3.w", "a.b.w"], [("a.0", 1), ("a.5", 2), ("b", 3), None]),
+        (
+            "{p...}.{e:int}.w",
+            ["a.0.1.w", "a.5.2.w", "b.3.w", "a.b.w"],
+            [("a.0", 1), ("a.5", 2), ("b", 3), None],
+        ),
         ("l.{x}.w", ["l.0.w", "l.11.w", "l.a.w"], [("0",), ("11",), ("a",)]),
         ("{k...}", ["a.1", "1", "1.2.3"], [("a.1",), ("1",), ("1.2.3",)]),
         ("{n:int}.{n}", ["1.1", "1.2", "7.7"], [(1,), None, (7,)]),
@@ -129,7 +149,9 @@ def test_rows_agree_with_matching_key_by_key_on_random_keys():
             pattern = parse(text)
         except PatternError:
             continue
-        keys = list(dict.fromkeys(".".join(rng.choices(words, k=rng.randint(1, 5))) for _ in range(30)))
+        keys = list(
+            dict.fromkeys(".".join(rng.choices(words, k=rng.randint(1, 5))) for _ in range(30))
+        )
         for template in group(keys):
             per_key = []
             for key in template.keys:
@@ -180,7 +202,12 @@ def test_an_unset_param_is_reported_not_ignored():
 
 
 def test_many_keys_are_grouped_bound_and_collapsed_in_a_few_steps_each():
-    keys = [f"model.layers.{n}.mlp.experts.{e}.{w}.weight" for n in range(26) for e in range(64) for w in ("w1", "w2", "w3")]
+    keys = [
+        f"model.layers.{n}.mlp.experts.{e}.{w}.weight"
+        for n in range(26)
+        for e in range(64)
+        for w in ("w1", "w2", "w3")
+    ]
     pattern = parse("{p...}.mlp.experts.{e:int}.{w:w1|w2|w3}.weight")
     templates, rows, lines = [], [], []
     grouping = steps(lambda: templates.extend(group(keys)))

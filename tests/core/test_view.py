@@ -1,10 +1,25 @@
-"""The view algebra against numpy: every view here is realised from its pieces and compared element for element."""
+"""The view algebra against numpy: every view here is realised from its pieces and compared element
+for element.
+"""
 
 import itertools
 
 import numpy as np
 import pytest
-from view_oracle import PAD, bounds, check, factors, layout, leaf, programs, realise, run, source, step, write
+from view_oracle import (
+    PAD,
+    bounds,
+    check,
+    factors,
+    layout,
+    leaf,
+    programs,
+    realise,
+    run,
+    source,
+    step,
+    write,
+)
 
 from migrate.core import view as V
 from migrate.core.view import Fill, Piece, View
@@ -51,7 +66,9 @@ def test_runs_are_the_same_copies_one_contiguous_stretch_at_a_time(r):
         out = np.full(a.size, -7, np.int64)
         for leaf_, src, dst, length in V.runs(v.pieces):
             assert length > 0
-            out[dst : dst + length] = leaf_.value if isinstance(leaf_, Fill) else data[leaf_][src : src + length]
+            out[dst : dst + length] = (
+                leaf_.value if isinstance(leaf_, Fill) else data[leaf_][src : src + length]
+            )
         assert (out.reshape(a.shape) == a).all()
         assert V.covers(v)
 
@@ -72,7 +89,14 @@ def chunked(r, data, shape):
             r.shuffle(order)
         memory = np.ascontiguousarray(part.transpose(order))
         strides = [memory.strides[order.index(a)] // 8 for a in range(part.ndim)]
-        chunks.append((len(data), [b[0] for b in box], part.shape, None if order == sorted(order) else strides))
+        chunks.append(
+            (
+                len(data),
+                [b[0] for b in box],
+                part.shape,
+                None if order == sorted(order) else strides,
+            )
+        )
         data.append(memory.reshape(-1))
     r.shuffle(chunks)
     return V.assemble(shape, chunks), array
@@ -88,7 +112,9 @@ def test_a_region_of_chunked_tensors_is_written_into_a_strided_target(r):
     dim = r.randint(0, len(shape))
     v, a = V.stack(views, dim), np.stack(arrays, dim)
     for _ in range(r.randint(0, 3)):
-        v, a = (step(r, r.choice(["permute", "reshape", "flip", "roll", "split"]), v, a, []) or [(v, a)])[0]
+        v, a = (
+            step(r, r.choice(["permute", "reshape", "flip", "roll", "split"]), v, a, []) or [(v, a)]
+        )[0]
     box = []
     for n in a.shape:
         start = r.randint(0, n)
@@ -99,7 +125,9 @@ def test_a_region_of_chunked_tensors_is_written_into_a_strided_target(r):
     gap, start = r.choice([1, 2]), r.choice([0, 7])
     memory = np.full(start + int(np.prod([n * gap for n in a.shape])), -1)
     base = memory[start:].reshape([a.shape[i] * gap for i in order])
-    target = base[tuple(slice(None, None, -gap if r.random() < 0.2 else gap) for _ in order)].transpose(np.argsort(order))
+    target = base[
+        tuple(slice(None, None, -gap if r.random() < 0.2 else gap) for _ in order)
+    ].transpose(np.argsort(order))
     offset = (target.__array_interface__["data"][0] - memory.__array_interface__["data"][0]) // 8
     written = 0
     for p in V.into(v, [x // 8 for x in target.strides], offset):
@@ -110,7 +138,7 @@ def test_a_region_of_chunked_tensors_is_written_into_a_strided_target(r):
     assert (target == a).all()
 
 
-# ---- laws ----------------------------------------------------------------------------------------------------------
+# ---- laws ----------------------------------------------------------------------------------------
 
 
 @programs
@@ -132,7 +160,11 @@ def test_taking_a_stored_tensor_apart_and_putting_it_together_leaves_one_piece(r
 
 def there_and_back(r, shape):
     """(forth, back): one op on views of `shape` and the op that undoes it."""
-    op = r.choice(["reshape", "permute", "flip", "roll", "pad", "split", "unbind"]) if shape else "reshape"
+    op = (
+        r.choice(["reshape", "permute", "flip", "roll", "pad", "split", "unbind"])
+        if shape
+        else "reshape"
+    )
     if op == "reshape":
         other = factors(r, int(np.prod(shape)))
         return lambda v: V.reshape(v, other), lambda v: V.reshape(v, shape)
@@ -212,13 +244,17 @@ def test_irregular_rows_of_one_leaf_keep_their_long_runs():
     assert [(run[1], run[3]) for run in V.runs(v.pieces)] == [(32, 4), (0, 12)]
 
 
-# ---- relabelling ---------------------------------------------------------------------------------------------------
+# ---- relabelling ---------------------------------------------------------------------------------
 
 
 @programs
 def test_relabelling_reads_the_other_leaves(r):
     pool, data = run(r, 5)
-    other = [r.randrange(len(data)) for _ in data] if r.random() < 0.5 else r.sample(range(len(data)), len(data))
+    other = (
+        [r.randrange(len(data)) for _ in data]
+        if r.random() < 0.5
+        else r.sample(range(len(data)), len(data))
+    )
     longest = max(x.size for x in data)
     alike = [np.resize(x, longest) for x in data]
     for v, _ in pool:
@@ -231,7 +267,9 @@ def test_leaves_that_become_one_are_joined():
     halves = V.concat([V.stored(0, (3, 4)), V.stored(1, (3, 4), offset=12)], 0)
     assert len(halves.pieces) == 2
     assert V.relabel(halves, [5, 5]) == V.stored(5, (6, 4))
-    assert V.relabel(halves, [7, 5]) == View((6, 4), tuple(p._replace(leaf=[7, 5][p.leaf]) for p in halves.pieces))
+    assert V.relabel(halves, [7, 5]) == View(
+        (6, 4), tuple(p._replace(leaf=[7, 5][p.leaf]) for p in halves.pieces)
+    )
 
 
 def test_a_leaf_may_become_a_fill():
@@ -240,10 +278,13 @@ def test_a_leaf_may_become_a_fill():
 
 
 def test_leaves_are_those_that_are_read():
-    assert V.leaves(V.pad(V.concat([V.stored(3, (2,)), V.stored(5, (1,))], 0), 0, 1, 0, 9)) == {3, 5}
+    assert V.leaves(V.pad(V.concat([V.stored(3, (2,)), V.stored(5, (1,))], 0), 0, 1, 0, 9)) == {
+        3,
+        5,
+    }
 
 
-# ---- empty tensors and scalars -------------------------------------------------------------------------------------
+# ---- empty tensors and scalars -------------------------------------------------------------------
 
 
 def test_a_scalar_is_one_piece_without_loops():
@@ -264,7 +305,9 @@ def test_an_empty_tensor_goes_through_every_op(shape):
     assert V.covers(v)
     for dim, n in enumerate(shape):
         assert [x.shape for x in V.unbind(v, dim)] == [x.shape for x in np.moveaxis(a, dim, 0)]
-        assert [x.shape for x in V.split(v, dim, (0, n, 0))] == [x.shape for x in np.split(a, (0, n), dim)]
+        assert [x.shape for x in V.split(v, dim, (0, n, 0))] == [
+            x.shape for x in np.split(a, (0, n), dim)
+        ]
         width = [(0, 0)] * len(shape)
         width[dim] = (1, 2)
         check(V.pad(v, dim, 1, 2, PAD), np.pad(a, width, constant_values=PAD), [])
@@ -283,7 +326,7 @@ def test_empty_parts_of_a_split_are_empty_views():
     assert V.concat(parts, 0) == V.stored(0, (4, 2))
 
 
-# ---- wholeness -----------------------------------------------------------------------------------------------------
+# ---- wholeness -----------------------------------------------------------------------------------
 
 
 def test_only_the_untouched_tensor_is_whole():
@@ -305,7 +348,7 @@ def test_covers_sees_holes_and_overlaps():
     assert not V.covers(View((4,), (piece, Piece(0, 0, 3, (), (), ()))))
 
 
-# ---- what does not fit ---------------------------------------------------------------------------------------------
+# ---- what does not fit ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

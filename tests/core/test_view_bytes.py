@@ -22,7 +22,9 @@ def bytes_of(v, data, unit):
             at = layout(p, np.arange(v.shape[0]), p.dst, p.dst_strides)
             to[...] = raw[at % len(raw)]
         else:
-            layout(p, out, p.dst, p.dst_strides)[...] = layout(p, data[p.leaf], p.src, p.src_strides)
+            layout(p, out, p.dst, p.dst_strides)[...] = layout(
+                p, data[p.leaf], p.src, p.src_strides
+            )
     return out
 
 
@@ -35,7 +37,8 @@ def test_a_byte_view_moves_the_bytes_of_the_elements(r):
         raw = [x.astype(dtype).view(np.uint8) for x in data]
         b = V.to_bytes(v, 1, dtype.itemsize)
         assert (
-            bytes_of(b, raw, lambda value: encode(name, value)) == np.ascontiguousarray(a).astype(dtype).reshape(-1).view(np.uint8)
+            bytes_of(b, raw, lambda value: encode(name, value))
+            == np.ascontiguousarray(a).astype(dtype).reshape(-1).view(np.uint8)
         ).all()
         assert V.covers(b)
         assert all(p == normalise(p) for p in b.pieces)
@@ -48,7 +51,9 @@ def packed(values, elements, size):
     bits = 8 * size // elements
     groups = np.asarray(values, np.int64).reshape(-1, elements)
     words = sum(groups[:, i] << (bits * i) for i in range(elements))
-    return np.stack([(words >> (8 * i)) & 255 for i in range(size)], -1).astype(np.uint8).reshape(-1)
+    return (
+        np.stack([(words >> (8 * i)) & 255 for i in range(size)], -1).astype(np.uint8).reshape(-1)
+    )
 
 
 @programs
@@ -56,7 +61,8 @@ def test_a_sub_byte_view_moves_whole_groups_or_says_that_it_cannot(r):
     elements, size = r.choice([(2, 1), (4, 3)])
     bits = 8 * size // elements
     pool, data = run(r, 4, (1, 2, 4, 8, 12))
-    # stored bytes are whole, so every leaf is cut to whole groups; what lies beyond is never read by a whole-group view
+    # stored bytes are whole, so every leaf is cut to whole groups; what lies beyond is never read
+    # by a whole-group view
     values = [x[: x.size // elements * elements] % 2**bits for x in data]
     raw = [packed(x, elements, size) for x in values]
     for v, a in pool:
@@ -66,10 +72,14 @@ def test_a_sub_byte_view_moves_whole_groups_or_says_that_it_cannot(r):
             b = V.to_bytes(v, elements, size)
         except SubByte:
             assert a.size % elements or any(
-                not p.counts or any(x % elements for x in (p.src, p.dst, p.counts[-1], *p.dst_strides[:-1], *p.src_strides[:-1]))
+                not p.counts
+                or any(
+                    x % elements
+                    for x in (p.src, p.dst, p.counts[-1], *p.dst_strides[:-1], *p.src_strides[:-1])
+                )
                 or (p.dst_strides[-1], p.src_strides[-1]) != (1, 1)
                 for p in v.pieces
-            )  # fmt: skip
+            )
         else:
             assert (bytes_of(b, raw, None) == packed(a % 2**bits, elements, size)).all()
 
@@ -78,7 +88,11 @@ def test_fills_of_a_sub_byte_dtype_are_whole_groups():
     v = V.pad(V.stored(0, (3, 4)), 1, 0, 4, 1.0)
     data = [np.arange(6, dtype=np.uint8)]
     got = bytes_of(V.to_bytes(v, 2, 1), data, lambda value: encode("float4_e2m1fn", value))
-    assert got.reshape(3, 4).tolist() == [[0, 1, 0x22, 0x22], [2, 3, 0x22, 0x22], [4, 5, 0x22, 0x22]]
+    assert got.reshape(3, 4).tolist() == [
+        [0, 1, 0x22, 0x22],
+        [2, 3, 0x22, 0x22],
+        [4, 5, 0x22, 0x22],
+    ]
     with pytest.raises(SubByte, match="15 elements are no multiple of 2"):
         V.to_bytes(V.pad(V.stored(0, (3, 4)), 1, 0, 1, 1.0), 2, 1)
 

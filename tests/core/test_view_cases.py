@@ -6,7 +6,7 @@ import pytest
 
 from migrate.core import view as V
 
-# ---- real migrations -----------------------------------------------------------------------------------------------
+# ---- real migrations -----------------------------------------------------------------------------
 
 
 def counted(shape):
@@ -42,20 +42,31 @@ def gqa():
 
 
 def gqa_back():
-    return V.reshape(V.slice_(V.reshape(V.stored(0, (6144, 4096)), (8, 6, 128, 4096)), 1, 0, 4), (4096, 4096))
+    return V.reshape(
+        V.slice_(V.reshape(V.stored(0, (6144, 4096)), (8, 6, 128, 4096)), 1, 0, 4), (4096, 4096)
+    )
 
 
 def rope():
-    return V.reshape(V.permute(V.reshape(V.stored(0, (4096, 4096)), (32, 2, 64, 4096)), (0, 2, 1, 3)), (4096, 4096))
+    return V.reshape(
+        V.permute(V.reshape(V.stored(0, (4096, 4096)), (32, 2, 64, 4096)), (0, 2, 1, 3)),
+        (4096, 4096),
+    )
 
 
 def glu():
     s = counted((14336, 4096))
-    return V.reshape(V.permute(V.reshape(V.concat([s(), s()], 0), (2, 448, 32, 4096)), (1, 0, 2, 3)), (28672, 4096))
+    return V.reshape(
+        V.permute(V.reshape(V.concat([s(), s()], 0), (2, 448, 32, 4096)), (1, 0, 2, 3)),
+        (28672, 4096),
+    )
 
 
 def deinterleave():
-    return V.reshape(V.permute(V.reshape(V.stored(0, (16, 2880, 64)), (16, 1440, 2, 64)), (0, 2, 1, 3)), (16, 2880, 64))
+    return V.reshape(
+        V.permute(V.reshape(V.stored(0, (16, 2880, 64)), (16, 1440, 2, 64)), (0, 2, 1, 3)),
+        (16, 2880, 64),
+    )
 
 
 def tensor_parallel():
@@ -65,12 +76,16 @@ def tensor_parallel():
 
 def tensor_parallel_glu():
     shards = [V.stored(k, (3584, 4096)) for k in range(8)]
-    return V.concat([V.concat([V.split(s, 0, (1792, 1792))[half] for s in shards], 0) for half in (0, 1)], 0)
+    return V.concat(
+        [V.concat([V.split(s, 0, (1792, 1792))[half] for s in shards], 0) for half in (0, 1)], 0
+    )
 
 
 GOLDEN = {
-    gate_up: (32, 32), unfuse: (1, 1), identity: (1, 1), restack: (1, 1), gqa: (3, 24), gqa_back: (1, 8), rope: (1, 4096),
-    glu: (2, 896), deinterleave: (1, 46080), tensor_parallel: (8, 32768), tensor_parallel_glu: (8, 16),
+    gate_up: (32, 32), unfuse: (1, 1), identity: (1, 1), restack: (1, 1), gqa: (3, 24),
+    gqa_back: (1, 8), rope: (1, 4096),
+    glu: (2, 896), deinterleave: (1, 46080), tensor_parallel: (8, 32768),
+    tensor_parallel_glu: (8, 16),
 }  # fmt: skip
 
 
@@ -87,5 +102,9 @@ def test_inverse_migrations_cancel():
     assert V.is_whole(q)
     back = V.reshape(V.permute(V.reshape(rope(), (32, 64, 2, 4096)), (0, 2, 1, 3)), (4096, 4096))
     assert V.is_whole(back)
-    halves = V.split(V.reshape(V.permute(V.reshape(glu(), (448, 2, 32, 4096)), (1, 0, 2, 3)), (28672, 4096)), 0, (14336, 14336))
+    halves = V.split(
+        V.reshape(V.permute(V.reshape(glu(), (448, 2, 32, 4096)), (1, 0, 2, 3)), (28672, 4096)),
+        0,
+        (14336, 14336),
+    )
     assert halves == [V.stored(0, (14336, 4096)), V.stored(1, (14336, 4096))]

@@ -29,7 +29,10 @@ def program(rng):
         elif step == "slice":
             start = rng.randrange(size)
             stop = rng.randint(start + 1, size)
-            view, array = views.slice_(view, dim, start, stop), array.take(range(start, stop), axis=dim)
+            view, array = (
+                views.slice_(view, dim, start, stop),
+                array.take(range(start, stop), axis=dim),
+            )
         elif step == "merge" and array.ndim > dim + 1:
             shape = (*array.shape[:dim], size * array.shape[dim + 1], *array.shape[dim + 2 :])
             view, array = views.reshape(view, shape), array.reshape(shape)
@@ -46,7 +49,9 @@ def test_a_strided_stretch_reads_what_the_view_is():
         if place is not None:
             leaf, offset, strides = place
             assert leaf == 0
-            read = np.lib.stride_tricks.as_strided(base[offset:], array.shape, [8 * s for s in strides])
+            read = np.lib.stride_tricks.as_strided(
+                base[offset:], array.shape, [8 * s for s in strides]
+            )
             assert np.array_equal(read, array)
             found += 1
     assert found > 4000

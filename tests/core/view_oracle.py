@@ -1,4 +1,6 @@
-"""What the tests of the view algebra share: realising a view from its pieces, and random programs run on views and numpy arrays alike."""
+"""What the tests of the view algebra share: realising a view from its pieces, and random programs
+run on views and numpy arrays alike.
+"""
 
 import numpy as np
 from hypothesis import given, settings
@@ -71,7 +73,11 @@ def leaf(r, data, shape):
     offset = r.choice([0, 0, 0, 5])
     flat = np.arange(max(size, 1) + offset) + 10_000 * len(data)
     data.append(flat)
-    array = as_strided(flat[offset:], shape, [8 * s for s in strides]) if 0 not in shape else np.zeros(shape, np.int64)
+    array = (
+        as_strided(flat[offset:], shape, [8 * s for s in strides])
+        if 0 not in shape
+        else np.zeros(shape, np.int64)
+    )
     return V.stored(len(data) - 1, shape, strides, offset), array
 
 
@@ -95,11 +101,23 @@ def bounds(r, size, parts):
     return [b - a for a, b in zip([0, *cuts], [*cuts, size])]
 
 
-OPS = ["roll", "pad", "flip", "slice", "select", "split", "unbind", *["concat", "stack"] * 2, *["reshape", "permute"] * 3]
+OPS = [
+    "roll",
+    "pad",
+    "flip",
+    "slice",
+    "select",
+    "split",
+    "unbind",
+    *["concat", "stack"] * 2,
+    *["reshape", "permute"] * 3,
+]
 
 
 def fits(shape, other, dim):
-    return len(shape) == len(other) and all(a == b for k, (a, b) in enumerate(zip(shape, other, strict=True)) if k != dim)
+    return len(shape) == len(other) and all(
+        a == b for k, (a, b) in enumerate(zip(shape, other, strict=True)) if k != dim
+    )
 
 
 def step(r, op, v, a, pool):
@@ -113,7 +131,11 @@ def step(r, op, v, a, pool):
         return [(V.permute(v, dims), a.transpose(dims))]
     if op in ("concat", "stack"):
         dim = r.randint(0, max(0, a.ndim - (op == "concat")))
-        same = [x for x in pool if x[1].shape == a.shape or (op == "concat" and fits(x[1].shape, a.shape, dim))]
+        same = [
+            x
+            for x in pool
+            if x[1].shape == a.shape or (op == "concat" and fits(x[1].shape, a.shape, dim))
+        ]
         parts = [(v, a), *(r.choice(same) for _ in range(r.randint(1, 3)))]
         views, arrays = zip(*parts)
         if op == "stack":
@@ -148,16 +170,23 @@ def step(r, op, v, a, pool):
 
 
 def run(r, most=12, axis=(1, 2, 3, 4, 5, 6, 7, 8, 12), each=None):
-    """A random program; every intermediate result is compared. Returns the pool and the leaves' data."""
+    """A random program; every intermediate result is compared. Returns the pool and the leaves'
+    data.
+    """
     data, pool = [], []
     for _ in range(r.randint(1, 3)):
-        shape = tuple(0 if r.random() < 0.02 else r.choice(axis) for _ in range(r.choice([0, 1, 2, 2, 2, 3, 3])))
+        shape = tuple(
+            0 if r.random() < 0.02 else r.choice(axis)
+            for _ in range(r.choice([0, 1, 2, 2, 2, 3, 3]))
+        )
         pool += [leaf(r, data, shape) for _ in range(r.randint(1, 3))]
     for v, a in pool:
         check(v, a, data)
     for _ in range(r.randint(1, most)):
         # mostly go on with what is broken up already, or the views stay simple
-        v, a = max(r.sample(pool, min(len(pool), r.choice([1, 3, 6]))), key=lambda x: len(x[0].pieces))
+        v, a = max(
+            r.sample(pool, min(len(pool), r.choice([1, 3, 6]))), key=lambda x: len(x[0].pieces)
+        )
         results = step(r, r.choice(OPS), v, a, pool)
         if any(x[1].size > 3000 for x in results):
             continue

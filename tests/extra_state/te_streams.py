@@ -1,4 +1,6 @@
-"""Extra state made by hand: what releases write, in any protocol, and what only an attacker writes."""
+"""Extra state made by hand: what releases write, in any protocol, and what only an attacker
+writes.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,15 @@ import torch
 VECTORS = Path(__file__).resolve().parents[1] / "data" / "te"
 TE = "transformer_engine.common.recipe"
 NAMES = (
-    "DelayedScaling", "MXFP8BlockScaling", "Float8CurrentScaling", "Float8BlockScaling", "NVFP4BlockScaling", "CustomRecipe", "MMParams",
+    "DelayedScaling",
+    "MXFP8BlockScaling",
+    "Float8CurrentScaling",
+    "Float8BlockScaling",
+    "NVFP4BlockScaling",
+    "CustomRecipe",
+    "MMParams",
     "NewRecipe",
-)  # fmt: skip
+)
 
 
 def vector(name: str) -> bytes:
@@ -55,7 +63,10 @@ def transformer_engine() -> Iterator[ModuleType]:
         setattr(module, name, type(name, (), {"__module__": TE}))
     for name, base in (("_FormatHelper", _Helper), ("Format", _Format)):
         setattr(module, name, type(name, (base,), {"__module__": TE}))
-    before = {name: sys.modules.get(name) for name in ("transformer_engine", "transformer_engine.common", TE)}
+    before = {
+        name: sys.modules.get(name)
+        for name in ("transformer_engine", "transformer_engine.common", TE)
+    }
     sys.modules.update(dict.fromkeys(before, module))
     try:
         yield module
@@ -69,13 +80,22 @@ def transformer_engine() -> Iterator[ModuleType]:
 
 def recipe(module: ModuleType, name: str, **fields: Any) -> Any:
     made = getattr(module, name)()
-    made.__dict__ = {"fp8_format": module.Format(module._FormatHelper(448, 57344)), "fp8_dpa": False, **fields}
+    made.__dict__ = {
+        "fp8_format": module.Format(module._FormatHelper(448, 57344)),
+        "fp8_dpa": False,
+        **fields,
+    }
     return made
 
 
 def scaling(rows: int = 4, forward: int = 3, backward: int = 2) -> dict[str, torch.Tensor]:
     """Scales and histories, no two numbers equal."""
-    sizes = {"scale_fwd": (forward,), "amax_history_fwd": (rows, forward), "scale_bwd": (backward,), "amax_history_bwd": (rows, backward)}
+    sizes = {
+        "scale_fwd": (forward,),
+        "amax_history_fwd": (rows, forward),
+        "scale_bwd": (backward,),
+        "amax_history_bwd": (rows, backward),
+    }
     return {
         name: torch.arange(1, 1 + torch.Size(shape).numel(), dtype=torch.float32).reshape(shape) + n
         for n, (name, shape) in enumerate(sizes.items())

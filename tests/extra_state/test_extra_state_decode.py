@@ -1,4 +1,6 @@
-"""Every form is decoded to one record, and the numbers in it are those of an independent reading."""
+"""Every form is decoded to one record, and the numbers in it are those of an independent
+reading.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,20 @@ from typing import Any
 
 import pytest
 import torch
-from te_streams import TE, VECTORS, archive, dumps, made, mapping, recipe, scaling, stream, text, transformer_engine, vector
+from te_streams import (
+    TE,
+    VECTORS,
+    archive,
+    dumps,
+    made,
+    mapping,
+    recipe,
+    scaling,
+    stream,
+    text,
+    transformer_engine,
+    vector,
+)
 
 from migrate.core.errors import CheckpointError
 from migrate.extra_state.decode import decode, of_nodes
@@ -37,10 +52,18 @@ def described(record: Record) -> dict[str, Any]:
     out = {}
     for mode, state in record.states.items():
         assert state is not None
-        tensors = {n: {"shape": list(t.shape), "sha256": hashlib.sha256(t.data).hexdigest()} for n, t in state.tensors.items()}
+        tensors = {
+            n: {"shape": list(t.shape), "sha256": hashlib.sha256(t.data).hexdigest()}
+            for n, t in state.tensors.items()
+        }
         pair = state.format
         name = None if state.recipe is None else state.recipe.name
-        out[mode] = {"recipe": name, "format": pair and pair.name, "history": state.history, "tensors": tensors}
+        out[mode] = {
+            "recipe": name,
+            "format": pair and pair.name,
+            "history": state.history,
+            "tensors": tensors,
+        }
     return out
 
 
@@ -57,21 +80,33 @@ def test_a_vector_holds_what_an_independent_reading_of_it_found(name: str) -> No
     if not found:
         assert [mode["tensors"] for mode in expected.values()] == [{}]
     else:
-        assert found == {mode: {k: v for k, v in held.items() if k != "sort"} for mode, held in expected.items()}
+        assert found == {
+            mode: {k: v for k, v in held.items() if k != "sort"} for mode, held in expected.items()
+        }
 
 
 def test_the_independent_reading_is_the_one_that_is_checked_in() -> None:
     before = (VECTORS / "expected.json").read_text()
-    program = f"import runpy, pathlib\nm = runpy.run_path({str(VECTORS / 'worked_out.py')!r})\nimport json\n"
+    program = (
+        "import runpy, pathlib\nm = "
+        f"runpy.run_path({str(VECTORS / 'worked_out.py')!r})\nimport json\n"
+    )
     program += "files = sorted([*m['HERE'].glob('*.pkl'), *m['HERE'].glob('*.bytesio.pt')])\n"
     program += "print(json.dumps({p.name: m['read'](p) for p in files}, indent=1))\n"
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == before
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        ).stdout
+        == before
+    )
 
 
 # Where Transformer Engine's own verdict differs, why ours is right
 DIFFERENT = {
-    "crafted_memo_stateless_then_delayed.pkl": "it spells the module of DelayedScaling by the memo, which TE's scanner does not follow",
-    "crafted_evil_with_mxfp8_recipe.pkl": "TE ignores what it takes for stateless; a call of posix.system is nothing to drop silently",
+    "crafted_memo_stateless_then_delayed.pkl": "it spells the module of DelayedScaling by the "
+    "memo, which TE's scanner does not follow",
+    "crafted_evil_with_mxfp8_recipe.pkl": "TE ignores what it takes for stateless; a call of "
+    "posix.system is nothing to drop silently",
 }
 
 
@@ -122,11 +157,16 @@ def raw(tensor: torch.Tensor) -> bytes:
 
 def test_a_state_is_read_in_every_protocol_and_container() -> None:
     tensors = scaling()
-    held = {**tensors, "extra_fp8_variables": {"num_gemms": 1, "fp8_max_fwd": 448, "fp8_max_bwd": 448}}
+    held = {
+        **tensors,
+        "extra_fp8_variables": {"num_gemms": 1, "fp8_max_fwd": 448, "fp8_max_bwd": 448},
+    }
     for payload in (*(dumps(held, p) for p in (2, 3, 4, 5)), archive(held)):
         state = decode(payload, "x").states[""]
         assert state is not None
-        assert state.tensors == {name: Tensor("float32", tuple(t.shape), raw(t)) for name, t in tensors.items()}
+        assert state.tensors == {
+            name: Tensor("float32", tuple(t.shape), raw(t)) for name, t in tensors.items()
+        }
         assert state.format == Format(448, 448)
 
 
@@ -136,14 +176,18 @@ def nodes(tensors: dict[str, torch.Tensor], storages: dict[str, bytes]) -> dict[
     for name, tensor in tensors.items():
         key = str(len(storages))
         storages[key] = raw(tensor)
-        storage = Persistent(("storage", Global("torch", "FloatStorage"), key, "cuda:0", tensor.numel()))
+        storage = Persistent(
+            ("storage", Global("torch", "FloatStorage"), key, "cuda:0", tensor.numel())
+        )
         hooks = Call("reduce", Global("collections", "OrderedDict"), ())
         arguments = (storage, 0, tuple(tensor.shape), tensor.stride(), False, hooks)
         out[name] = Call("reduce", Global("torch._utils", "_rebuild_tensor_v2"), arguments)
     return out
 
 
-def test_the_list_of_the_first_releases_and_the_dict_of_the_next_are_read_from_the_checkpoint_around_them() -> None:
+def test_the_list_of_the_first_releases_and_the_dict_of_the_next_are_read_from_the_checkpoint_around_them() -> (  # noqa: E501
+    None
+):
     storages: dict[str, bytes] = {}
     tensors = scaling(forward=2, backward=1)
     held = nodes(tensors, storages)
@@ -154,7 +198,11 @@ def test_the_list_of_the_first_releases_and_the_dict_of_the_next_are_read_from_t
     assert state is not None
     assert {n: t.data for n, t in state.tensors.items()} == {n: raw(t) for n, t in tensors.items()}
     assert state.extras["autocast_id_bwd"] == 3
-    record = of_nodes(Dict([*held.items(), ("extra_fp8_variables", Dict([("num_gemms", 1)]))]), "x", storages.__getitem__)
+    record = of_nodes(
+        Dict([*held.items(), ("extra_fp8_variables", Dict([("num_gemms", 1)]))]),
+        "x",
+        storages.__getitem__,
+    )
     assert (record.form, record.releases) == ("dict", "0.3 to 0.5")
     assert of_nodes(None, "x").states == {}
     with pytest.raises(CheckpointError, match="a list of 9 items"):
@@ -170,7 +218,8 @@ def test_operations_of_2_0_have_modes_and_no_recipe() -> None:
 
 def test_megatrons_storages_and_recipe_are_read_like_transformer_engines() -> None:
     payload = vector("v2.17_linear_DelayedScaling.pkl").replace(
-        b"\x8c\rtorch.storage\x94\x8c\x10_load_from_bytes", b"\x8c\x1amegatron.core.safe_globals\x94\x8c\x14safe_load_from_bytes"
+        b"\x8c\rtorch.storage\x94\x8c\x10_load_from_bytes",
+        b"\x8c\x1amegatron.core.safe_globals\x94\x8c\x14safe_load_from_bytes",
     )
     # without its frame, whose length is another now
     payload = payload[:2] + payload[11:]
@@ -179,12 +228,17 @@ def test_megatrons_storages_and_recipe_are_read_like_transformer_engines() -> No
     assert state is not None
     assert plain is not None
     assert state.tensors == plain.tensors
-    for module in ("megatron.core.extensions.transformer_engine", "megatron.core.transformer.custom_layers.transformer_engine"):
+    for module in (
+        "megatron.core.extensions.transformer_engine",
+        "megatron.core.transformer.custom_layers.transformer_engine",
+    ):
         own = stream(mapping({"recipe": made("TEDelayedScaling", {"margin": b"K\x00"}, module)}))
         assert judge(decode(own, "x")).sort == "delayed"
 
 
-def test_an_unknown_recipe_is_refused_with_a_line_that_says_how_to_add_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_recipe_is_refused_with_a_line_that_says_how_to_add_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with transformer_engine() as te:
         payload = dumps({"recipe": recipe(te, "NewRecipe"), "extra_fp8_variables": {}})
     error = refused(payload).diagnostics[0]
@@ -222,7 +276,9 @@ def test_bytes_of_a_storage_that_do_not_add_up_are_refused() -> None:
     payload = dumps({"scale_fwd": torch.ones(3)})
     numbers = raw(torch.ones(3))
     at = payload.index(numbers)
-    assert "elements with" in str(refused(payload[: at - 8] + (4).to_bytes(8, "little") + payload[at:]))
+    assert "elements with" in str(
+        refused(payload[: at - 8] + (4).to_bytes(8, "little") + payload[at:])
+    )
     assert "reaches to element" in str(refused(payload.replace(b"K\x03\x85", b"K\x04\x85")))
     # a storage that is listed under another key than its own
     key = payload[payload.index(b"storageq\x00") :].split(b"X", 2)[1][4:18]
@@ -233,10 +289,17 @@ def test_bytes_of_a_storage_that_do_not_add_up_are_refused() -> None:
 
 def test_a_storage_of_an_archive_that_no_tensor_has_is_refused() -> None:
     payload = dumps({"extra_fp8_variables": {}}, 2)
-    for names, expected in (((), None), (("data/0",), "storage 0 of the archive belongs to no tensor")):
+    for names, expected in (
+        ((), None),
+        (("data/0",), "storage 0 of the archive belongs to no tensor"),
+    ):
         buffer = io.BytesIO()
         writer = torch._C.PyTorchFileWriter(buffer)
-        for record, held in (("data.pkl", payload), ("byteorder", b"little"), *((name, b"hide") for name in names)):
+        for record, held in (
+            ("data.pkl", payload),
+            ("byteorder", b"little"),
+            *((name, b"hide") for name in names),
+        ):
             writer.write_record(record, held, len(held))
         writer.write_end_of_file()
         if expected is None:
@@ -247,20 +310,39 @@ def test_a_storage_of_an_archive_that_no_tensor_has_is_refused() -> None:
 
 def test_an_unread_field_of_a_recipe_hides_nothing() -> None:
     hidden = {
-        "tensor": torch.ones(3), "a list": [1.0, 2.0], "a tuple": (1.0,), "a dict": {"scale": 1.0}, "bytes": b"state",
+        "tensor": torch.ones(3), "a list": [1.0, 2.0], "a tuple": (1.0,), "a dict": {"scale": 1.0},
+        "bytes": b"state",
     }  # fmt: skip
     with transformer_engine() as te:
         for what, value in hidden.items():
-            payload = dumps({"recipe": recipe(te, "MXFP8BlockScaling", x=value), "extra_fp8_variables": {}})
+            payload = dumps(
+                {"recipe": recipe(te, "MXFP8BlockScaling", x=value), "extra_fp8_variables": {}}
+            )
             assert code(payload) == "M950", what
         nested = dumps({"recipe": recipe(te, "MXFP8BlockScaling", x=recipe(te, "DelayedScaling"))})
     assert code(nested) == "M950"
     named = {"amax_compute_algo": b"cmath\nsin\n", "margin": b"cmath\nsin\n"}
     assert (
-        judge(decode(stream(mapping({"recipe": made("DelayedScaling", {"amax_compute_algo": named["amax_compute_algo"]})})), "x")).sort
+        judge(
+            decode(
+                stream(
+                    mapping(
+                        {
+                            "recipe": made(
+                                "DelayedScaling", {"amax_compute_algo": named["amax_compute_algo"]}
+                            )
+                        }
+                    )
+                ),
+                "x",
+            )
+        ).sort
         == "delayed"
     )
-    assert code(stream(mapping({"recipe": made("DelayedScaling", {"margin": named["margin"]})}))) == "M950"
+    assert (
+        code(stream(mapping({"recipe": made("DelayedScaling", {"margin": named["margin"]})})))
+        == "M950"
+    )
 
 
 def test_a_mistyped_text_is_no_recipe() -> None:

@@ -1,4 +1,6 @@
-"""A state that is compared with a known one is judged as if it had been decoded, whichever of its bytes is another."""
+"""A state that is compared with a known one is judged as if it had been decoded, whichever of its
+bytes is another.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,24 @@ def plain(value: Any) -> Any:
         return value.module, value.name, plain(dict(value.fields))
     if isinstance(value, dict):
         return [(key, plain(held)) for key, held in value.items()]
-    return [plain(v) for v in value] if isinstance(value, list) else value if not isinstance(value, Function) else tuple(value)
+    return (
+        [plain(v) for v in value]
+        if isinstance(value, list)
+        else value
+        if not isinstance(value, Function)
+        else tuple(value)
+    )
 
 
 def structure(record: Record) -> Any:
     states = {
-        mode: s and (plain(s.recipe), {k: (t.dtype, t.shape) for k, t in s.tensors.items()}, plain(dict(s.extras)), s.buffers)
+        mode: s
+        and (
+            plain(s.recipe),
+            {k: (t.dtype, t.shape) for k, t in s.tensors.items()},
+            plain(dict(s.extras)),
+            s.buffers,
+        )
         for mode, s in record.states.items()
     }
     return record.form, record.api, record.releases, states
@@ -53,7 +67,14 @@ def decoded(payload: bytes) -> verdict.Judged:
 
 
 @pytest.mark.parametrize(
-    "name", thorough(["v0.8_linear_DelayedScaling.pkl", "HEAD_linear_DelayedScaling.pkl", "v1.13_ops_basic_linear_DelayedScaling.pkl"])
+    "name",
+    thorough(
+        [
+            "v0.8_linear_DelayedScaling.pkl",
+            "HEAD_linear_DelayedScaling.pkl",
+            "v1.13_ops_basic_linear_DelayedScaling.pkl",
+        ]
+    ),
 )
 def test_one_byte_that_is_another_changes_what_decoding_it_would_change(name: str) -> None:
     payload = vector(name)
@@ -63,12 +84,17 @@ def test_one_byte_that_is_another_changes_what_decoding_it_would_change(name: st
     for at in range(0, len(payload), 1 if name.startswith("HEAD") else 4):
         changed = bytearray(payload)
         changed[at] ^= 1 << dice.randrange(8)
-        assert outcome(lambda p: verdict.judged(p, "x"), bytes(changed)) == outcome(decoded, bytes(changed)), at
+        assert outcome(lambda p: verdict.judged(p, "x"), bytes(changed)) == outcome(
+            decoded, bytes(changed)
+        ), at
 
 
 def test_other_numbers_and_other_keys_make_a_twin() -> None:
     payloads = [dumps({**scaling(), "extra_fp8_variables": {"num_gemms": 1}}) for _ in range(2)]
-    payloads += [dumps({**{k: t * n for k, t in scaling().items()}, "extra_fp8_variables": {"num_gemms": 1}}) for n in range(3)]
+    payloads += [
+        dumps({**{k: t * n for k, t in scaling().items()}, "extra_fp8_variables": {"num_gemms": 1}})
+        for n in range(3)
+    ]
     first = verdict.judged(payloads[0], "x")
     same_length = [p for p in payloads if len(p) == len(payloads[0])]
     assert len(same_length) > 1
@@ -91,7 +117,9 @@ def test_other_numbers_and_other_keys_make_a_twin() -> None:
         ("amax_history_fwd", 0.0, None),
     ],
 )
-def test_odd_numbers_are_found_in_a_state_that_is_decoded_and_in_one_that_is_compared(name: str, number: float, what: str | None) -> None:
+def test_odd_numbers_are_found_in_a_state_that_is_decoded_and_in_one_that_is_compared(
+    name: str, number: float, what: str | None
+) -> None:
     def state() -> bytes:
         tensors = scaling()
         tensors[name].view(-1)[-1] = number
@@ -123,7 +151,14 @@ def test_a_stream_that_stands_in_two_places_is_not_remembered() -> None:
     payload = dumps({"scale_bwd": torch.ones(1)})
     _, held = examined(payload, "x")
     stream = held[0].stream
-    hidden = payload[:-2] + b"\x8c\x13extra_fp8_variables}\x8c\x01x" + b"B" + len(stream).to_bytes(4, "little") + stream + b"ss."
+    hidden = (
+        payload[:-2]
+        + b"\x8c\x13extra_fp8_variables}\x8c\x01x"
+        + b"B"
+        + len(stream).to_bytes(4, "little")
+        + stream
+        + b"ss."
+    )
     body = hidden[11:]
     unframed = hidden[:2] + body
     twins: Twins[int] = Twins()

@@ -1,4 +1,6 @@
-"""What goes on is what Transformer Engine 2.x writes itself, and holds the numbers that were read."""
+"""What goes on is what Transformer Engine 2.x writes itself, and holds the numbers that were
+read.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +23,26 @@ from migrate.extra_state.record import Format, Record, State, Tensor
 from migrate.extra_state.write import pickled
 
 GENUINE = [
-    "HEAD_linear_DelayedScaling.pkl", "v2.17_linear_DelayedScaling.pkl", "v2.0_linear_DelayedScaling.pkl", "crafted_delayed_proto4.pkl",
-    "v2.17_linear_MXFP8BlockScaling.pkl", "v2.17_linear_NVFP4BlockScaling.pkl", "crafted_memo_stateless_then_delayed.pkl",
-]  # fmt: skip
+    "HEAD_linear_DelayedScaling.pkl",
+    "v2.17_linear_DelayedScaling.pkl",
+    "v2.0_linear_DelayedScaling.pkl",
+    "crafted_delayed_proto4.pkl",
+    "v2.17_linear_MXFP8BlockScaling.pkl",
+    "v2.17_linear_NVFP4BlockScaling.pkl",
+    "crafted_memo_stateless_then_delayed.pkl",
+]
 OLD = [
-    "v0.8_linear_DelayedScaling.pkl", "v1.13_linear_DelayedScaling.bytesio.pt", "v1.13_linear_DelayedScaling_cuda0.bytesio.pt",
+    "v0.8_linear_DelayedScaling.pkl",
+    "v1.13_linear_DelayedScaling.bytesio.pt",
+    "v1.13_linear_DelayedScaling_cuda0.bytesio.pt",
     "v1.13_linear_DelayedScaling_hist1024.bytesio.pt",
-]  # fmt: skip
+]
 
 
 def opcodes(payload: bytes) -> list[tuple[str, Any]]:
-    """The opcodes with their arguments; the keys of storages, which are addresses, and the lengths that follow from them, made alike."""
+    """The opcodes with their arguments; the keys of storages, which are addresses, and the lengths
+    that follow from them, made alike.
+    """
     out = []
     for opcode, argument, _ in pickletools.genops(payload):
         name = "BYTES" if isinstance(argument, bytes) else opcode.name
@@ -51,11 +62,21 @@ def states(payload: bytes) -> dict[str, State]:
     return {mode: state for mode, state in decode(payload, "x").states.items() if state is not None}
 
 
-@pytest.mark.parametrize("name", [*GENUINE, *OLD, "v1.13_ops_basic_linear_DelayedScaling.pkl", "HEAD_dpa_CurrentScaling_local_recipes.pkl"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *GENUINE,
+        *OLD,
+        "v1.13_ops_basic_linear_DelayedScaling.pkl",
+        "HEAD_dpa_CurrentScaling_local_recipes.pkl",
+    ],
+)
 def test_what_is_written_decodes_to_the_same_scales_and_amaxes_bit_for_bit(name: str) -> None:
     record = decode(vector(name), name)
     again = states(pickled(record, name))
-    assert {mode: state.tensors for mode, state in again.items()} == {mode: dict(s.tensors) for mode, s in normal(record).items()}
+    assert {mode: state.tensors for mode, state in again.items()} == {
+        mode: dict(s.tensors) for mode, s in normal(record).items()
+    }
     if record.api == "module":
         (state,) = record.states.values()
         assert state is not None
@@ -69,12 +90,22 @@ def test_a_state_of_1_x_gets_the_recipe_that_its_shapes_and_numbers_say(name: st
     assert found.recipe.name == "DelayedScaling"
     assert found.recipe.fields["amax_history_len"] == (1024 if "1024" in name else 16)
     assert found.recipe.format == Format(448, 57344)
-    assert dict(found.extras) == {"fp8_checkpoint": True, "num_gemms": 1, "fp8_max_fwd": 448, "fp8_max_bwd": 57344}
+    assert dict(found.extras) == {
+        "fp8_checkpoint": True,
+        "num_gemms": 1,
+        "fp8_max_fwd": 448,
+        "fp8_max_bwd": 57344,
+    }
 
 
-@pytest.mark.parametrize(("pair", "name"), [((448, 57344), "HYBRID"), ((448, 448), "E4M3"), ((57344, 57344), "E5M2")])
+@pytest.mark.parametrize(
+    ("pair", "name"), [((448, 57344), "HYBRID"), ((448, 448), "E4M3"), ((57344, 57344), "E5M2")]
+)
 def test_the_format_is_told_by_the_largest_numbers(pair: tuple[int, int], name: str) -> None:
-    held = {**scaling(), "extra_fp8_variables": dict(zip(("fp8_max_fwd", "fp8_max_bwd"), pair, strict=True))}
+    held = {
+        **scaling(),
+        "extra_fp8_variables": dict(zip(("fp8_max_fwd", "fp8_max_bwd"), pair, strict=True)),
+    }
     found = normal(decode(archive(held), "x"))[""].format
     assert found is not None
     assert found.name == name
@@ -98,10 +129,15 @@ def columns(tensor: Tensor) -> list[list[float]]:
 def test_two_slots_forwards_become_three_and_one_backwards_two() -> None:
     tensors = scaling(rows=2, forward=4, backward=2)
     variables = {"num_gemms": 2, "fp8_max_fwd": 448, "fp8_max_bwd": 57344}
-    found = normal(decode(dumps({**tensors, "global_fp8_buffer": {}, "extra_fp8_variables": variables}), "x"))[""].tensors
+    found = normal(
+        decode(dumps({**tensors, "global_fp8_buffer": {}, "extra_fp8_variables": variables}), "x")
+    )[""].tensors
     assert {name: t.shape for name, t in found.items()} == {
-        "scale_fwd": (6,), "amax_history_fwd": (2, 6), "scale_bwd": (4,), "amax_history_bwd": (2, 4),
-    }  # fmt: skip
+        "scale_fwd": (6,),
+        "amax_history_fwd": (2, 6),
+        "scale_bwd": (4,),
+        "amax_history_bwd": (2, 4),
+    }
     one, none = [1.0], [0.0, 0.0]
     old = {name: t.reshape(-1, t.shape[-1]).T.tolist() for name, t in tensors.items()}
     for name, new in (("scale_fwd", one), ("amax_history_fwd", none)):
@@ -118,7 +154,9 @@ def test_input_and_parameter_of_1_13_are_the_two_slots_of_forward() -> None:
     assert list(after) == ["forward", "backward"]
     for name in ("scale_fwd", "amax_history_fwd"):
         parts = [before[mode] for mode in ("input", "param")]
-        assert columns(after["forward"].tensors[name]) == [columns(p.tensors[name])[0] for p in parts if p is not None]
+        assert columns(after["forward"].tensors[name]) == [
+            columns(p.tensors[name])[0] for p in parts if p is not None
+        ]
     last = before["grad_output"]
     assert last is not None
     assert after["backward"].tensors["amax_history_bwd"] == last.tensors["amax_history_bwd"]
@@ -141,8 +179,8 @@ def test_a_state_that_holds_nothing_is_written_as_nothing() -> None:
         assert pickled(decode(payload, "x"), "x") == b""
 
 
-# What Transformer Engine does with the bytes, with stubs in place of its classes: plain pickle, the keys that its loader reads, and the
-# shapes that it copies into.
+# What Transformer Engine does with the bytes, with stubs in place of its classes: plain pickle, the
+# keys that its loader reads, and the shapes that it copies into.
 LOADER = """
 import json, pickle, sys, types
 import torch
@@ -187,10 +225,17 @@ print(json.dumps(out))
 """
 
 
-def test_plain_pickle_finds_the_structure_of_transformer_engine_in_what_is_written(tmp_path: Path) -> None:
+def test_plain_pickle_finds_the_structure_of_transformer_engine_in_what_is_written(
+    tmp_path: Path,
+) -> None:
     names = [
         n
-        for n in (*GENUINE, *OLD, "v1.13_ops_basic_linear_DelayedScaling.pkl", "HEAD_dpa_CurrentScaling_local_recipes.pkl")
+        for n in (
+            *GENUINE,
+            *OLD,
+            "v1.13_ops_basic_linear_DelayedScaling.pkl",
+            "HEAD_dpa_CurrentScaling_local_recipes.pkl",
+        )
         if "FP" not in n
     ]
     names.remove("crafted_memo_stateless_then_delayed.pkl")
@@ -198,7 +243,9 @@ def test_plain_pickle_finds_the_structure_of_transformer_engine_in_what_is_writt
     for name in names:
         records[str(tmp_path / name)] = record = decode(vector(name), name)
         (tmp_path / name).write_bytes(pickled(record, name))
-    ran = subprocess.run([sys.executable, "-c", LOADER, *records], capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-c", LOADER, *records], capture_output=True, text=True, check=False
+    )
     assert ran.returncode == 0, ran.stderr
     for path, found in json.loads(ran.stdout).items():
         for mode, state in normal(records[path]).items():
@@ -206,4 +253,6 @@ def test_plain_pickle_finds_the_structure_of_transformer_engine_in_what_is_writt
             assert found[mode]["recipe"] == "DelayedScaling"
             assert found[mode]["format"] == [448, 57344]
             assert found[mode]["history"] == state.history
-            assert found[mode]["tensors"] == {k: [list(t.shape), t.data.hex()] for k, t in state.tensors.items()}
+            assert found[mode]["tensors"] == {
+                k: [list(t.shape), t.data.hex()] for k, t in state.tensors.items()
+            }

@@ -1,4 +1,6 @@
-"""Zip archives made by hand, with a knob for every field: what the tests of the strict reader are fed with."""
+"""Zip archives made by hand, with a knob for every field: what the tests of the strict reader are
+fed with.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from typing import Any
 
 @dataclass
 class Member:
-    """One record as torch writes it. `local` and `central` replace fields by name; the extra fields and the descriptor can be given."""
+    """One record as torch writes it. `local` and `central` replace fields by name; the extra fields
+    and the descriptor can be given.
+    """
 
     name: str | bytes
     data: bytes = b""
@@ -63,10 +67,25 @@ def build(
         if extra is None:
             padding = -(at + 34 + len(name)) % 64
             extra = b"FB" + struct.pack("<H", padding) + b"Z" * padding
-        fields = {"sign": 0x04034B50, "need": 0, "flags": flags, "method": 0, "time": 0, "date": 0, "crc": 0, "packed": 0, "size": 0}
+        fields = {
+            "sign": 0x04034B50,
+            "need": 0,
+            "flags": flags,
+            "method": 0,
+            "time": 0,
+            "date": 0,
+            "crc": 0,
+            "packed": 0,
+            "size": 0,
+        }
         fields |= {"name": name} | member.local
         written = fields.pop("name")
-        record = struct.pack("<IHHHHHIIIHH", *fields.values(), len(written), len(extra)) + written + extra + member.data
+        record = (
+            struct.pack("<IHHHHHIIIHH", *fields.values(), len(written), len(extra))
+            + written
+            + extra
+            + member.data
+        )
         if member.descriptor is not None:
             record += member.descriptor
         elif fields["flags"] & 8:
@@ -75,9 +94,21 @@ def build(
             out += record
         if not member.listed:
             continue
-        fields = {"sign": 0x02014B50, "made": 0, "need": 0, "flags": flags, "method": 0, "time": 0, "date": 0, "crc": crc}
+        fields = {
+            "sign": 0x02014B50,
+            "made": 0,
+            "need": 0,
+            "flags": flags,
+            "method": 0,
+            "time": 0,
+            "date": 0,
+            "crc": crc,
+        }
         fields |= {"packed": size, "size": size, "disk": 0, "internal": 0, "attributes": 0}
-        fields |= {"header": at if member.header is None else member.header, "name": name} | member.central
+        fields |= {
+            "header": at if member.header is None else member.header,
+            "name": name,
+        } | member.central
         written = fields.pop("name")
         values = list(fields.values())
         lengths = (len(written), len(member.central_extra), len(member.comment))
@@ -88,12 +119,29 @@ def build(
     out += directory + behind_directory
     if zip64:
         at = len(out)
-        fields = {"sign": 0x06064B50, "own": 44, "made": 0x031E, "need": 45, "disk": 0, "start": 0, "here": count, "count": count}
+        fields = {
+            "sign": 0x06064B50,
+            "own": 44,
+            "made": 0x031E,
+            "need": 45,
+            "disk": 0,
+            "start": 0,
+            "here": count,
+            "count": count,
+        }
         fields |= {"length": length, "begin": begin} | (end64 or {})
         out += struct.pack("<IQHHIIQQQQ", *fields.values())
         fields = {"sign": 0x07064B50, "disk": 0, "at": at, "disks": 1} | (locator or {})
         out += struct.pack("<IIQI", *fields.values())
-    fields = {"sign": 0x06054B50, "disk": 0, "start": 0, "here": count, "count": count, "length": length, "begin": begin}
+    fields = {
+        "sign": 0x06054B50,
+        "disk": 0,
+        "start": 0,
+        "here": count,
+        "count": count,
+        "length": length,
+        "begin": begin,
+    }
     fields |= {"comment": b""} | (end or {})
     comment = fields.pop("comment")
     out += struct.pack("<IHHHHIIH", *fields.values(), len(comment)) + comment

@@ -39,7 +39,12 @@ def test_the_surest_format_opens_and_no_other_tries_after_it(tmp_path, monkeypat
         def open(self, place):
             raise CheckpointError([])
 
-    known = {"a": Other("a", 1), "b": Other("b", 3), "c": None, "safetensors": formats.get("safetensors")}
+    known = {
+        "a": Other("a", 1),
+        "b": Other("b", 3),
+        "c": None,
+        "safetensors": formats.get("safetensors"),
+    }
     monkeypatch.setattr(formats.FORMATS, "builtin", lambda: tuple(known))
     monkeypatch.setattr(formats.FORMATS, "get", known.__getitem__)
     with pytest.raises(CheckpointError):
@@ -78,7 +83,9 @@ class TestFoldersOfDistributedCheckpoints:
 
     @pytest.fixture
     def folder(self, tmp_path):
-        torch.distributed.checkpoint.save({"model": {"w": torch.ones(2)}}, checkpoint_id=tmp_path / "iter_0000010")
+        torch.distributed.checkpoint.save(
+            {"model": {"w": torch.ones(2)}}, checkpoint_id=tmp_path / "iter_0000010"
+        )
         return tmp_path / "iter_0000010"
 
     def refused(self, path):
@@ -90,12 +97,19 @@ class TestFoldersOfDistributedCheckpoints:
     def test_are_named_and_not_read_as_a_file_beside_their_metadata(self, folder):
         code, said = self.refused(folder)
         assert code == "M937"
-        assert "iter_0000010: a folder of torch.distributed.checkpoint (DCP), which cannot be read yet" in said
+        assert (
+            "iter_0000010: a folder of torch.distributed.checkpoint (DCP), which cannot be read yet"
+            in said
+        )
         assert "1 .distcp file" in said
         assert "dcp_to_torch" in said
         torch.save({"args": {"w": torch.ones(1)}, "iteration": 10}, folder / "common.pt")
         code, said = self.refused(folder)
-        assert (code, "torch_dist" in said, "ckpt_convert_format (torch)" in said) == ("M937", True, True)
+        assert (code, "torch_dist" in said, "ckpt_convert_format (torch)" in said) == (
+            "M937",
+            True,
+            True,
+        )
         save_file({"x": torch.ones(1)}, folder / "model.safetensors")
         assert self.refused(folder)[0] == "M937"
 
@@ -128,5 +142,7 @@ class TestFoldersOfDistributedCheckpoints:
         opened = SimpleNamespace(format="dcp", index=SimpleNamespace(files=(), tensors={}))
         reader, builtin, get = Reader(), formats.FORMATS.builtin(), formats.FORMATS.get
         monkeypatch.setattr(formats.FORMATS, "names", lambda: [*builtin, "dcp"])
-        monkeypatch.setattr(formats.FORMATS, "get", lambda name: reader if name == "dcp" else get(name))
+        monkeypatch.setattr(
+            formats.FORMATS, "get", lambda name: reader if name == "dcp" else get(name)
+        )
         assert formats.open(folder) is opened

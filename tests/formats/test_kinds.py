@@ -1,4 +1,6 @@
-"""What a file is, told from its first and last bytes, and said by name when it is not one of torch's containers."""
+"""What a file is, told from its first and last bytes, and said by name when it is not one of
+torch's containers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Files of torch.save before 1.6: where each storage lies, and nothing read that contradicts itself."""
+"""Files of torch.save before 1.6: where each storage lies, and nothing read that contradicts
+itself.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +41,21 @@ def stream(
 ) -> bytes:
     """A legacy file of one storage with three floats, or with any of its parts replaced."""
     if system is None:
-        system = {"protocol_version": 1001, "little_endian": True, "type_sizes": {"short": 2, "int": 4, "long": 4}}
+        system = {
+            "protocol_version": 1001,
+            "little_endian": True,
+            "type_sizes": {"short": 2, "int": 4, "long": 4},
+        }
     if object_ is None:
         object_ = {"w": Stored("1", 3)}
     file = io.BytesIO()
     for part in (magic, protocol, system):
         pickle.dump(part, file, protocol=2)
-    pickler = type("P", (pickle.Pickler,), {"persistent_id": lambda _, o: o.identity if type(o) is Stored else None})
+    pickler = type(
+        "P",
+        (pickle.Pickler,),
+        {"persistent_id": lambda _, o: o.identity if type(o) is Stored else None},
+    )
     pickler(file, protocol=2).dump(object_)
     pickle.dump(list(keys) if type(keys) is tuple else keys, file, protocol=2)
     file.write(struct.pack("<q3f", count, 1, 2, 3) if tail is None else tail)
@@ -59,13 +69,27 @@ class Stored:
         self.identity = ("storage", cls, key, "cpu", count, None)
 
 
-DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64, torch.uint16]
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+    torch.uint16,
+]
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_the_storages_of_a_legacy_file_are_found(protocol: int) -> None:
     state = {str(d): torch.tensor([1, 0, 3]).to(d) for d in DTYPES}
-    state |= {"none": torch.empty(0), "scalar": torch.tensor(7.0), "view": state["torch.float32"][1:]}
+    state |= {
+        "none": torch.empty(0),
+        "scalar": torch.tensor(7.0),
+        "view": state["torch.float32"][1:],
+    }
     data = saved(state, pickle_protocol=protocol)
     assert is_legacy(data[:32])
     blob = BytesBlob("x", data)
@@ -82,7 +106,9 @@ def test_a_module_with_its_state_dict_inside_a_larger_blob_is_found() -> None:
     data = saved(torch.nn.Linear(3, 2).state_dict())
     whole = read(BytesBlob("x", data))
     inside = read(BytesBlob("x", b"before" + data + b"behind"), start=6, size=len(data))
-    assert {k: r.offset - 6 for k, r in inside.records.items()} == {k: r.offset for k, r in whole.records.items()}
+    assert {k: r.offset - 6 for k, r in inside.records.items()} == {
+        k: r.offset for k, r in whole.records.items()
+    }
 
 
 def test_an_object_larger_than_the_first_window_is_read() -> None:
@@ -113,20 +139,40 @@ REFUSED = {
     "keys that are numbers": (stream(keys=[1]), "M940", "no list of text"),
     "a key twice": (stream(keys=("1", "1")), "M940", "storage 1 is there twice"),
     "a key that nothing uses": (stream(keys=("1", "2")), "M940", "storage 2 is used by nothing"),
-    "a storage without bytes": (stream(keys=(), tail=b""), "M940", "storage 1 is used and not in the file"),
+    "a storage without bytes": (
+        stream(keys=(), tail=b""),
+        "M940",
+        "storage 1 is used and not in the file",
+    ),
     "another count": (stream(count=4), "M940", "has 4 elements, its tensors say 3"),
     "a negative count": (stream(count=-3), "M940", "has -3 elements"),
     "a storage that is cut off": (stream(tail=struct.pack("<q2f", 3, 1, 2)), "M940", "is cut off"),
     "a count that is cut off": (stream(tail=b"\3\0\0"), "M940", "is cut off"),
     "bytes behind": (stream() + b"evil", "M940", "4 unclaimed bytes follow"),
-    "a count beyond the file": (stream({"w": Stored("1", 1 << 61)}, count=1 << 61), "M940", "is cut off"),
+    "a count beyond the file": (
+        stream({"w": Stored("1", 1 << 61)}, count=1 << 61),
+        "M940",
+        "is cut off",
+    ),
     "a count of 65 bits": (stream({"w": Stored("1", 1 << 65)}), "M940", "of another type"),
     "a negative element count": (stream({"w": Stored("1", -1)}), "M940", "of another type"),
     "a key that is a number": (stream({"w": Stored(1, 3)}), "M940", "of another type"),
     "two counts": (stream({"w": [Stored("1", 3), Stored("1", 2)]}), "M940", "described twice"),
-    "two dtypes": (stream({"w": [Stored("1", 3), Stored("1", 3, torch.DoubleStorage)]}), "M940", "described twice"),
-    "an unknown class": (stream({"w": Stored("1", 3, Float)}), "M941", "class that is not known: test_legacy.Float"),
-    "no class": (stream({"w": Stored("1", 3, "torch.FloatStorage")}), "M941", "class that is not known: no name"),
+    "two dtypes": (
+        stream({"w": [Stored("1", 3), Stored("1", 3, torch.DoubleStorage)]}),
+        "M940",
+        "described twice",
+    ),
+    "an unknown class": (
+        stream({"w": Stored("1", 3, Float)}),
+        "M941",
+        "class that is not known: test_legacy.Float",
+    ),
+    "no class": (
+        stream({"w": Stored("1", 3, "torch.FloatStorage")}),
+        "M941",
+        "class that is not known: no name",
+    ),
 }
 
 

@@ -16,7 +16,9 @@ def raw(tensor: torch.Tensor) -> bytes:
 
 
 def gathered(source, key: str) -> bytes:
-    """The tensor's elements in row-major order, taken from its storage by offset and strides alone."""
+    """The tensor's elements in row-major order, taken from its storage by offset and strides
+    alone.
+    """
     stored = source.index.tensors[key]
     blob = source.blobs[stored.blob]
     whole = bytearray(blob.size)
@@ -34,8 +36,10 @@ def gathered(source, key: str) -> bytes:
 
 BASE = torch.arange(24, dtype=torch.int16).view(4, 6)
 VIEWS = {
-    "whole": BASE, "transposed": BASE.t(), "part": BASE[1:3, 2:5], "steps": BASE[::2, ::3], "row": BASE[2], "one": BASE[3, 3],
-    "wide": BASE[:, :1].expand(4, 5), "reshaped": BASE.view(2, 2, 6).permute(2, 0, 1), "parameter": torch.nn.Parameter(BASE, False),
+    "whole": BASE, "transposed": BASE.t(), "part": BASE[1:3, 2:5], "steps": BASE[::2, ::3],
+    "row": BASE[2], "one": BASE[3, 3],
+    "wide": BASE[:, :1].expand(4, 5), "reshaped": BASE.view(2, 2, 6).permute(2, 0, 1),
+    "parameter": torch.nn.Parameter(BASE, False),
     "buffer": torch.nn.Buffer(BASE),
 }  # fmt: skip
 
@@ -56,7 +60,9 @@ def test_views_of_one_storage_share_a_blob_and_say_where_they_lie():
 
 @pytest.mark.parametrize("dtype", [d for d in BITS if hasattr(torch, d)])
 def test_every_dtype_of_torch_is_read_bit_for_bit(dtype):
-    bits = torch.randint(0, 2 if dtype == "bool" else 256, (3, 4 * getattr(torch, dtype).itemsize), dtype=torch.uint8)
+    bits = torch.randint(
+        0, 2 if dtype == "bool" else 256, (3, 4 * getattr(torch, dtype).itemsize), dtype=torch.uint8
+    )
     source = memory.open({"x": bits.view(getattr(torch, dtype))})
     assert source.index.tensors["x"].spec == Spec(dtype, (3, 4))
     assert gathered(source, "x") == raw(bits)
@@ -74,7 +80,16 @@ def test_packed_floats_have_their_logical_shape():
 
 
 def test_zero_byte_storages_and_empty_views_are_never_ties():
-    source = memory.open({"a": torch.empty(0), "b": torch.empty(0, 3), "c": BASE[:0], "d": BASE[:0], "e": np.empty(0), "f": np.empty(0)})
+    source = memory.open(
+        {
+            "a": torch.empty(0),
+            "b": torch.empty(0, 3),
+            "c": BASE[:0],
+            "d": BASE[:0],
+            "e": np.empty(0),
+            "f": np.empty(0),
+        }
+    )
     assert all(t.storage is None for t in source.index.tensors.values())
     assert all(gathered(source, k) == b"" for k in source.index.tensors)
 
@@ -88,10 +103,13 @@ def test_ties_are_seen_and_equal_copies_are_none():
 
 ARRAY = np.arange(24, dtype=np.int16).reshape(4, 6)
 ARRAYS = {
-    "whole": ARRAY, "part": ARRAY[1:, 2:4], "t": ARRAY.T, "fortran": np.asfortranarray(ARRAY), "back": ARRAY[::-1],
+    "whole": ARRAY, "part": ARRAY[1:, 2:4], "t": ARRAY.T, "fortran": np.asfortranarray(ARRAY),
+    "back": ARRAY[::-1],
     "big": ARRAY.astype(">i2"),
-    "zero_d": np.array(7, np.int16), "big_zero_d": np.array(7, ">i2"), "wide": np.broadcast_to(ARRAY[0], (3, 6)),
-    "torch": torch.arange(4, dtype=torch.int16).numpy(), "bytes": np.frombuffer(b"abcdef", np.int16),
+    "zero_d": np.array(7, np.int16), "big_zero_d": np.array(7, ">i2"),
+    "wide": np.broadcast_to(ARRAY[0], (3, 6)),
+    "torch": torch.arange(4, dtype=torch.int16).numpy(),
+    "bytes": np.frombuffer(b"abcdef", np.int16),
     "window": np.lib.stride_tricks.sliding_window_view(ARRAY[0], 3),
 }  # fmt: skip
 
@@ -154,7 +172,11 @@ def test_a_storage_that_shrank_is_noticed():
 
 @pytest.mark.parametrize("dtype", [d for d in BITS if not d.startswith("float6")])
 def test_new_tensors_are_written_through_their_buffers(dtype):
-    specs = {"x": spec(dtype, (2, 6)), "empty": spec(dtype, (0, 2)), **({} if "float4" in dtype else {"one": spec(dtype, ())})}
+    specs = {
+        "x": spec(dtype, (2, 6)),
+        "empty": spec(dtype, (0, 2)),
+        **({} if "float4" in dtype else {"one": spec(dtype, ())}),
+    }
     tensors, buffers = memory.allocate(specs)
     for key, wanted in specs.items():
         assert len(buffers[key]) == wanted.nbytes
@@ -162,7 +184,9 @@ def test_new_tensors_are_written_through_their_buffers(dtype):
         assert tensors[key].dtype == (PACKED if "float4" in dtype else getattr(torch, dtype))
         assert raw(tensors[key]) == bytes(buffers[key])
         assert tensors[key]._base is None or dtype == "complex32"
-        assert tuple(tensors[key].shape) == ((*wanted.shape[:-1], wanted.shape[-1] // 2) if "float4" in dtype else wanted.shape)
+        assert tuple(tensors[key].shape) == (
+            (*wanted.shape[:-1], wanted.shape[-1] // 2) if "float4" in dtype else wanted.shape
+        )
     again = memory.open(tensors)
     assert {k: t.spec for k, t in again.index.tensors.items()} == specs
 
@@ -175,7 +199,13 @@ def test_a_buffer_keeps_its_tensor_s_memory():
 
 def test_what_torch_has_no_tensor_for_is_named():
     with pytest.raises(CheckpointError) as caught:
-        memory.allocate({"six": spec("float6_e2m3fn", (4,)), "odd": spec("float4_e2m1fn", (2, 3)), "fine": spec("int8", (1,))})
+        memory.allocate(
+            {
+                "six": spec("float6_e2m3fn", (4,)),
+                "odd": spec("float4_e2m1fn", (2, 3)),
+                "fine": spec("int8", (1,)),
+            }
+        )
     assert "six" in str(caught.value)
     assert "odd" in str(caught.value)
     assert "fine" not in str(caught.value)

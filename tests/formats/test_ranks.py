@@ -1,4 +1,6 @@
-"""Checkpoints that several ranks wrote: which files are theirs, what keys are called, and how files are called on the way out."""
+"""Checkpoints that several ranks wrote: which files are theirs, what keys are called, and how files
+are called on the way out.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,13 @@ from migrate.formats.safetensors import describe
 
 def save(path: Path, **tensors: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file({name.replace("__", "."): torch.full((2,), value, dtype=torch.int64) for name, value in tensors.items()}, path)
+    save_file(
+        {
+            name.replace("__", "."): torch.full((2,), value, dtype=torch.int64)
+            for name, value in tensors.items()
+        },
+        path,
+    )
 
 
 def held(path: Path) -> dict[str, int]:
@@ -42,7 +50,9 @@ def refused(path: Path, code: str) -> str:
     return caught.value.diagnostics[0].message
 
 
-def test_a_key_of_several_files_has_its_rank_and_one_of_the_first_file_alone_has_none(tmp_path: Path) -> None:
+def test_a_key_of_several_files_has_its_rank_and_one_of_the_first_file_alone_has_none(
+    tmp_path: Path,
+) -> None:
     save(tmp_path / "consolidated.00.safetensors", both__w=0, first__w=1)
     save(tmp_path / "consolidated.01.safetensors", both__w=10, second__w=11)
     (tmp_path / "params.json").write_text("{}")
@@ -73,7 +83,10 @@ def test_a_folder_for_each_rank_holds_one_file(tmp_path: Path, name: str) -> Non
     assert held(tmp_path) == {"w@0": 0, "w@1": 1}
     source = formats.open(tmp_path)
     assert source.index.files == (f"mp_rank_00/{name}", f"mp_rank_01/{name}")
-    assert [f.path for f in source.index.side_files] == ["mp_rank_00/args.json", "mp_rank_01/args.json"]
+    assert [f.path for f in source.index.side_files] == [
+        "mp_rank_00/args.json",
+        "mp_rank_01/args.json",
+    ]
     source.close()
 
 
@@ -82,7 +95,9 @@ def sharded(folder: Path, start: int, index: bool) -> None:
     save(folder / names[0], a=start)
     save(folder / names[1], b=start + 1)
     if index:
-        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict(zip("ab", names, strict=True))}))
+        (folder / "model.safetensors.index.json").write_text(
+            json.dumps({"weight_map": dict(zip("ab", names, strict=True))})
+        )
 
 
 @pytest.mark.parametrize("index", [True, False])
@@ -97,24 +112,42 @@ def test_a_folder_for_each_rank_holds_shards(tmp_path: Path, index: bool) -> Non
     assert "model-00002-of-00002.safetensors" in refused(tmp_path, "M908")
 
 
-def test_an_index_of_one_rank_that_disagrees_with_its_files_is_refused_by_its_path(tmp_path: Path) -> None:
+def test_an_index_of_one_rank_that_disagrees_with_its_files_is_refused_by_its_path(
+    tmp_path: Path,
+) -> None:
     for rank in range(2):
         sharded(tmp_path / f"mp_rank_{rank:02}", 10 * rank, True)
-    wrong = {"a": "model-00002-of-00002.safetensors", "b": "model-00002-of-00002.safetensors", "c": "model-00001-of-00002.safetensors"}
-    (tmp_path / "mp_rank_01" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": wrong}))
+    wrong = {
+        "a": "model-00002-of-00002.safetensors",
+        "b": "model-00002-of-00002.safetensors",
+        "c": "model-00001-of-00002.safetensors",
+    }
+    (tmp_path / "mp_rank_01" / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": wrong})
+    )
     with pytest.raises(MigrateError) as caught:
         formats.open(tmp_path)
     assert {d.code for d in caught.value.diagnostics} == {"M915"}
-    assert all("mp_rank_01/model.safetensors.index.json" in d.message for d in caught.value.diagnostics)
+    assert all(
+        "mp_rank_01/model.safetensors.index.json" in d.message for d in caught.value.diagnostics
+    )
 
 
-@pytest.mark.parametrize(("present", "absent"), [((0, 2, 5), (1, 3, 4)), ((1, 2), (0,)), ((3,), (0, 1, 2))])
-@pytest.mark.parametrize("form", ["consolidated.{:02}.safetensors", "mp_rank_{:02}/model.safetensors"])
-def test_all_ranks_that_are_missing_are_named_at_once(tmp_path: Path, present: tuple[int, ...], absent: tuple[int, ...], form: str) -> None:
+@pytest.mark.parametrize(
+    ("present", "absent"), [((0, 2, 5), (1, 3, 4)), ((1, 2), (0,)), ((3,), (0, 1, 2))]
+)
+@pytest.mark.parametrize(
+    "form", ["consolidated.{:02}.safetensors", "mp_rank_{:02}/model.safetensors"]
+)
+def test_all_ranks_that_are_missing_are_named_at_once(
+    tmp_path: Path, present: tuple[int, ...], absent: tuple[int, ...], form: str
+) -> None:
     for rank in present:
         save(tmp_path / form.format(rank), w=rank)
     message = refused(tmp_path, "M920")
-    assert message.endswith(f"ranks are missing: {', '.join(form.format(r).partition('/')[0] for r in absent)}")
+    assert message.endswith(
+        f"ranks are missing: {', '.join(form.format(r).partition('/')[0] for r in absent)}"
+    )
 
 
 def test_a_folder_of_a_rank_without_weights_is_missing(tmp_path: Path) -> None:
@@ -125,9 +158,17 @@ def test_a_folder_of_a_rank_without_weights_is_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "other", ["model.safetensors", "model.safetensors.index.json", "consolidated.safetensors", "mp_rank_00/model.safetensors"]
+    "other",
+    [
+        "model.safetensors",
+        "model.safetensors.index.json",
+        "consolidated.safetensors",
+        "mp_rank_00/model.safetensors",
+    ],
 )
-def test_other_weights_beside_those_of_ranks_are_ambiguous_and_named(tmp_path: Path, other: str) -> None:
+def test_other_weights_beside_those_of_ranks_are_ambiguous_and_named(
+    tmp_path: Path, other: str
+) -> None:
     for rank in range(2):
         save(tmp_path / f"consolidated.{rank:02}.safetensors", w=rank)
     save(tmp_path / other, w=2)
@@ -161,7 +202,10 @@ def test_a_vast_rank_is_refused_and_not_counted_to(tmp_path: Path) -> None:
 
 def test_a_key_of_a_file_that_ends_like_a_rank_is_refused_by_name(tmp_path: Path) -> None:
     for rank in range(2):
-        save_file({"w@1": torch.zeros(1), "x@01": torch.zeros(1)}, tmp_path / f"consolidated.{rank:02}.safetensors")
+        save_file(
+            {"w@1": torch.zeros(1), "x@01": torch.zeros(1)},
+            tmp_path / f"consolidated.{rank:02}.safetensors",
+        )
     message = refused(tmp_path, "M921")
     assert "w@1" in message
     assert "x@01" not in message
@@ -179,10 +223,13 @@ def test_a_key_in_two_shards_of_one_rank_is_refused_and_in_two_ranks_is_not(tmp_
         sharded(tmp_path / f"mp_rank_{rank:02}", 10 * rank, False)
     save(tmp_path / "mp_rank_01" / "model-00002-of-00002.safetensors", a=5)
     message = refused(tmp_path, "M915")
-    assert "a (in mp_rank_01/model-00001-of-00002.safetensors and mp_rank_01/model-00002-of-00002.safetensors)" in message
+    assert (
+        "a (in mp_rank_01/model-00001-of-00002.safetensors and "
+        "mp_rank_01/model-00002-of-00002.safetensors)" in message
+    )
 
 
-# ------------------------------------------------------------------------------------------------- the way out
+# ---------------------------------------------------------------------- the way out
 
 
 def target(keys: list[str], ranks: Naming | None = None, **options):
@@ -191,14 +238,18 @@ def target(keys: list[str], ranks: Naming | None = None, **options):
     return describe(specs, ranks=ranks, **settings)
 
 
-def test_each_rank_has_its_file_whatever_its_size_and_keys_stand_in_it_without_their_rank(tmp_path: Path) -> None:
+def test_each_rank_has_its_file_whatever_its_size_and_keys_stand_in_it_without_their_rank(
+    tmp_path: Path,
+) -> None:
     made = target(["a", "b@0", "b@1", "c@2"], stamp="{}")
     assert [f.name for f in made.files] == [f"consolidated.{r:02}.safetensors" for r in range(3)]
     assert [[p.key for p in f.tensors] for f in made.files] == [["a", "b@0"], ["b@1"], ["c@2"]]
     assert list(made.small) == ["migrate.history.json"]
     for file in made.files:
         (tmp_path / file.name).write_bytes(file.header + bytes(file.size - len(file.header)))
-        assert set(load_file(tmp_path / file.name)) == {p.key.partition("@")[0] for p in file.tensors}
+        assert set(load_file(tmp_path / file.name)) == {
+            p.key.partition("@")[0] for p in file.tensors
+        }
     source = formats.open(tmp_path)
     assert set(source.index.tensors) == {"a", "b@0", "b@1", "c@2"}
     source.close()
@@ -211,7 +262,9 @@ def test_a_rank_between_others_that_holds_nothing_has_an_empty_file() -> None:
 
 def test_files_are_called_as_is_asked_for_even_a_single_one() -> None:
     called = Naming("mp_rank_", 2, "/model_states")
-    assert [f.name for f in target(["a@0", "a@1"], called).files] == [f"mp_rank_{r:02}/model_states.safetensors" for r in range(2)]
+    assert [f.name for f in target(["a@0", "a@1"], called).files] == [
+        f"mp_rank_{r:02}/model_states.safetensors" for r in range(2)
+    ]
     assert [f.name for f in target(["a"], called).files] == ["mp_rank_00/model_states.safetensors"]
     assert [f.name for f in target(["a"]).files] == ["model.safetensors"]
 
@@ -248,8 +301,17 @@ def test_the_headers_of_ranks_are_padded_like_the_source() -> None:
     [
         (["consolidated.00.pth", "consolidated.01.pth"], Naming("consolidated.", 2, "")),
         (["consolidated.000.safetensors"], Naming("consolidated.", 3, "")),
-        (["mp_rank_00/model_optim_rng.pt", "mp_rank_01/model_optim_rng.pt"], Naming("mp_rank_", 2, "/model_optim_rng")),
-        (["mp_rank_00/model-00001-of-00002.safetensors", "mp_rank_00/model-00002-of-00002.safetensors"], Naming("mp_rank_", 2, "/model")),
+        (
+            ["mp_rank_00/model_optim_rng.pt", "mp_rank_01/model_optim_rng.pt"],
+            Naming("mp_rank_", 2, "/model_optim_rng"),
+        ),
+        (
+            [
+                "mp_rank_00/model-00001-of-00002.safetensors",
+                "mp_rank_00/model-00002-of-00002.safetensors",
+            ],
+            Naming("mp_rank_", 2, "/model"),
+        ),
         (["mp_rank_00/../x.safetensors"], None),
         (["mp_rank_00/..safetensors"], None),
         (["mp_rank_00.safetensors"], None),

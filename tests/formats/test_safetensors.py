@@ -23,7 +23,13 @@ GB = 10**9
 
 def sample(dtype: str, seed: int = 0) -> torch.Tensor:
     """A [4, 6] tensor of any bits."""
-    raw = torch.randint(0, 256, (4, 6 * TORCH[dtype].itemsize), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    raw = torch.randint(
+        0,
+        256,
+        (4, 6 * TORCH[dtype].itemsize),
+        dtype=torch.uint8,
+        generator=torch.Generator().manual_seed(seed),
+    )
     return (raw & 1).bool() if dtype == "bool" else raw.view(TORCH[dtype])
 
 
@@ -71,23 +77,35 @@ def refused(path, code: str, **options) -> str:
 
 def sharded(folder: Path) -> dict[str, torch.Tensor]:
     folder.mkdir(exist_ok=True)
-    tensors = {"a": torch.arange(4), "b": torch.ones(2, 3), "c": torch.zeros(5, dtype=torch.bfloat16)}
+    tensors = {
+        "a": torch.arange(4),
+        "b": torch.ones(2, 3),
+        "c": torch.zeros(5, dtype=torch.bfloat16),
+    }
     save_file({"a": tensors["a"], "b": tensors["b"]}, folder / "model-00001-of-00002.safetensors")
     save_file({"c": tensors["c"]}, folder / "model-00002-of-00002.safetensors")
-    files = {"a": "model-00001-of-00002.safetensors", "b": "model-00001-of-00002.safetensors", "c": "model-00002-of-00002.safetensors"}
+    files = {
+        "a": "model-00001-of-00002.safetensors",
+        "b": "model-00001-of-00002.safetensors",
+        "c": "model-00002-of-00002.safetensors",
+    }
     index(folder, files)
     return tensors
 
 
 def index(folder: Path, weight_map, name: str = "model.safetensors.index.json") -> None:
-    (folder / name).write_text(json.dumps({"metadata": {"total_size": 1.0}, "weight_map": weight_map}))
+    (folder / name).write_text(
+        json.dumps({"metadata": {"total_size": 1.0}, "weight_map": weight_map})
+    )
 
 
 # reading
 
 
 def test_the_dtype_table_is_the_library_s_own(tmp_path):
-    path = raw_file(tmp_path / "x.safetensors", {"a": {"dtype": "NONE", "shape": [], "data_offsets": [0, 0]}})
+    path = raw_file(
+        tmp_path / "x.safetensors", {"a": {"dtype": "NONE", "shape": [], "data_offsets": [0, 0]}}
+    )
     with pytest.raises(safetensors.SafetensorError) as caught:
         safetensors.safe_open(path, "pt")
     text = str(caught.value)
@@ -99,7 +117,14 @@ def test_the_dtype_table_is_the_library_s_own(tmp_path):
 @pytest.mark.parametrize("dtype", [d for d in NAMES if TORCH[d] is not None])
 def test_every_dtype_that_the_library_writes_is_read_bit_for_bit(tmp_path, dtype):
     tensor = sample(dtype)
-    save_file({"x": tensor, "empty": tensor[:0], "row": tensor[0].view(torch.uint8).clone().view(tensor.dtype)}, tmp_path / "m.safetensors")
+    save_file(
+        {
+            "x": tensor,
+            "empty": tensor[:0],
+            "row": tensor[0].view(torch.uint8).clone().view(tensor.dtype),
+        },
+        tmp_path / "m.safetensors",
+    )
     with formats.open(tmp_path / "m.safetensors") as source:
         logical = (4, 12) if dtype == "float4_e2m1fn" else (4, 6)
         assert source.index.tensors["x"].spec == Spec(dtype, logical)
@@ -112,13 +137,17 @@ def test_every_dtype_that_the_library_writes_is_read_bit_for_bit(tmp_path, dtype
 @pytest.mark.parametrize("dtype", sorted(NAMES))
 def test_every_dtype_is_written_so_that_the_library_reads_it(tmp_path, dtype):
     shape = (4, 8)
-    data = bytes(i % 2 if dtype == "bool" else i * 37 % 256 for i in range(spec(dtype, shape).nbytes))
-    target = describe({"x": spec(dtype, shape)}, folder=False, max_shard_size=GB, metadata={}, stamp=None)
+    data = bytes(
+        i % 2 if dtype == "bool" else i * 37 % 256 for i in range(spec(dtype, shape).nbytes)
+    )
+    target = describe(
+        {"x": spec(dtype, shape)}, folder=False, max_shard_size=GB, metadata={}, stamp=None
+    )
     write(tmp_path, target, {"x": data})
     raw = safetensors.deserialize((tmp_path / "model.safetensors").read_bytes())
-    assert [(name, entry["dtype"], tuple(entry["shape"]), bytes(entry["data"])) for name, entry in raw] == [
-        ("x", NAMES[dtype], shape, data)
-    ]
+    assert [
+        (name, entry["dtype"], tuple(entry["shape"]), bytes(entry["data"])) for name, entry in raw
+    ] == [("x", NAMES[dtype], shape, data)]
     if TORCH[dtype] is not None:
         loaded = load_file(tmp_path / "model.safetensors")["x"]
         assert loaded.dtype == TORCH[dtype]
@@ -126,7 +155,11 @@ def test_every_dtype_is_written_so_that_the_library_reads_it(tmp_path, dtype):
 
 
 def test_metadata_is_read_without_the_stamp(tmp_path):
-    save_file({"x": torch.ones(1)}, tmp_path / "m.safetensors", metadata={"format": "pt", "migrate.history": '{"a": 1}', "ü": "\n"})
+    save_file(
+        {"x": torch.ones(1)},
+        tmp_path / "m.safetensors",
+        metadata={"format": "pt", "migrate.history": '{"a": 1}', "ü": "\n"},
+    )
     with formats.open(tmp_path / "m.safetensors") as source:
         assert source.index.metadata == {"format": "pt", "ü": "\n"}
         assert source.history == b'{"a": 1}'
@@ -145,7 +178,10 @@ def test_a_folder_an_index_and_its_path_give_the_same_checkpoint(tmp_path):
         with formats.open(path) as source:
             assert set(source.index.tensors) == set(tensors)
             assert list(source.index.tensors)[-1] == "c"
-            assert source.index.files == ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+            assert source.index.files == (
+                "model-00001-of-00002.safetensors",
+                "model-00002-of-00002.safetensors",
+            )
             for key, tensor in tensors.items():
                 assert read(source, key) == packed(tensor)
 
@@ -177,7 +213,9 @@ def test_files_that_nothing_joins_are_refused(tmp_path):
 
 def test_a_numbered_file_beyond_its_total_is_refused(tmp_path):
     for number in (1, 2, 3):
-        save_file({str(number): torch.ones(1)}, tmp_path / f"model-{number:05}-of-00002.safetensors")
+        save_file(
+            {str(number): torch.ones(1)}, tmp_path / f"model-{number:05}-of-00002.safetensors"
+        )
     refused(tmp_path, "M915")
 
 
@@ -198,7 +236,14 @@ def test_an_empty_file_and_an_empty_folder_and_nothing_are_no_checkpoints(tmp_pa
 
 def test_all_missing_shards_are_named_at_once(tmp_path):
     tensors = sharded(tmp_path)
-    index(tmp_path, {**dict.fromkeys(tensors, "x.safetensors"), "d": "y.safetensors", "e": "model-00001-of-00002.safetensors"})
+    index(
+        tmp_path,
+        {
+            **dict.fromkeys(tensors, "x.safetensors"),
+            "d": "y.safetensors",
+            "e": "model-00001-of-00002.safetensors",
+        },
+    )
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
     message = refused(tmp_path, "M908")
     assert "x.safetensors" in message
@@ -217,8 +262,13 @@ def test_keys_that_index_and_files_do_not_share_are_named_on_either_side(tmp_pat
 
 def test_a_key_in_two_files_is_named_with_both(tmp_path):
     sharded(tmp_path)
-    save_file({"c": torch.ones(1), "a": torch.ones(1)}, tmp_path / "model-00002-of-00002.safetensors")
-    assert "a (in model-00001-of-00002.safetensors and model-00002-of-00002.safetensors)" in refused(tmp_path, "M915")
+    save_file(
+        {"c": torch.ones(1), "a": torch.ones(1)}, tmp_path / "model-00002-of-00002.safetensors"
+    )
+    assert (
+        "a (in model-00001-of-00002.safetensors and model-00002-of-00002.safetensors)"
+        in refused(tmp_path, "M915")
+    )
 
 
 def test_two_indexes_are_ambiguous_until_one_is_passed(tmp_path):
@@ -239,7 +289,9 @@ def test_files_beside_an_index_that_could_be_meant_are_refused_and_others_listed
     assert "does not name model.safetensors" in refused(tmp_path, "M915")
 
 
-def test_shards_of_another_number_beside_an_index_could_be_meant_unless_the_index_is_passed(tmp_path):
+def test_shards_of_another_number_beside_an_index_could_be_meant_unless_the_index_is_passed(
+    tmp_path,
+):
     sharded(tmp_path)
     stale = tmp_path / "model-00003-of-00003.safetensors"
     save_file({"x": torch.ones(1)}, stale)
@@ -280,7 +332,9 @@ def test_shards_and_index_are_huggingface_hub_s(tmp_path):
     write(tmp_path, target, data)
     tensors = {k: torch.zeros(s.shape, dtype=torch.uint8) for k, s in specs.items()}
     theirs = hub.split_torch_state_dict_into_shards(tensors, max_shard_size=50)
-    assert {f.name: {t.key for t in f.tensors} for f in target.files} == {n: set(k) for n, k in theirs.filename_to_tensors.items()}
+    assert {f.name: {t.key for t in f.tensors} for f in target.files} == {
+        n: set(k) for n, k in theirs.filename_to_tensors.items()
+    }
     content = json.loads(target.small["model.safetensors.index.json"])
     assert content["metadata"] == {"total_size": sum(s.nbytes for s in specs.values())}
     assert list(content["weight_map"]) == sorted(specs)
@@ -291,7 +345,9 @@ def test_shards_and_index_are_huggingface_hub_s(tmp_path):
         assert source.index.side_files == ()
         assert source.index.metadata == {"format": "pt"}
     for file in target.files:
-        assert {k: packed(v) for k, v in load_file(tmp_path / file.name).items()} == {t.key: data[t.key] for t in file.tensors}
+        assert {k: packed(v) for k, v in load_file(tmp_path / file.name).items()} == {
+            t.key: data[t.key] for t in file.tensors
+        }
 
 
 def test_tensors_of_a_file_lie_aligned_to_their_elements_and_data_to_64():
@@ -303,11 +359,17 @@ def test_tensors_of_a_file_lie_aligned_to_their_elements_and_data_to_64():
 
 
 def test_a_header_is_padded_so_that_most_bytes_lie_as_in_the_source_within_their_page(tmp_path):
-    specs = {"a": spec("bfloat16", (1 << 20,)), "b": spec("bfloat16", (3 << 19,)), "c": spec("bfloat16", (10,))}
+    specs = {
+        "a": spec("bfloat16", (1 << 20,)),
+        "b": spec("bfloat16", (3 << 19,)),
+        "c": spec("bfloat16", (10,)),
+    }
     plain = describe(specs, folder=False, max_shard_size=1, metadata={}, stamp=None)
     # a and b stand in two files of other phases, b is the larger
     places = {"a": [(8 + 80, 2 << 20)], "b": [(1000, 5 << 19), (2000, 1 << 19)], "c": []}
-    target = describe(specs, folder=False, max_shard_size=1, metadata={}, stamp=None, origins=places.__getitem__)
+    target = describe(
+        specs, folder=False, max_shard_size=1, metadata={}, stamp=None, origins=places.__getitem__
+    )
     (file,) = target.files
     starts = {p.key: p.offset for p in file.tensors}
     assert starts["b"] % 4096 == 1000
@@ -318,8 +380,12 @@ def test_a_header_is_padded_so_that_most_bytes_lie_as_in_the_source_within_their
     data = {k: bytes(s.nbytes) for k, s in specs.items()}
     write(tmp_path, target, data)
     assert load_file(tmp_path / "model.safetensors").keys() == specs.keys()
-    assert {k: t.offset for k, t in formats.open(tmp_path / "model.safetensors").index.tensors.items()} == starts
-    again = describe(specs, folder=False, max_shard_size=1, metadata={}, stamp=None, origins=places.__getitem__)
+    assert {
+        k: t.offset for k, t in formats.open(tmp_path / "model.safetensors").index.tensors.items()
+    } == starts
+    again = describe(
+        specs, folder=False, max_shard_size=1, metadata={}, stamp=None, origins=places.__getitem__
+    )
     assert again.files == target.files
 
 
@@ -327,7 +393,9 @@ def test_a_header_is_padded_so_that_most_bytes_lie_as_in_the_source_within_their
 def test_a_header_is_as_ever_when_little_could_be_shared_or_elements_would_lie_unaligned(place):
     specs = {"a": spec("float64", (1 << 18,))}
     plain = describe(specs, folder=False, max_shard_size=1, metadata={}, stamp=None)
-    asked = describe(specs, folder=False, max_shard_size=1, metadata={}, stamp=None, origins=lambda key: [place])
+    asked = describe(
+        specs, folder=False, max_shard_size=1, metadata={}, stamp=None, origins=lambda key: [place]
+    )
     assert asked.files == plain.files
 
 
@@ -335,14 +403,27 @@ def test_every_phase_of_a_page_is_reached_with_less_than_a_page():
     specs = {"a": spec("uint8", (1 << 20,))}
     for phase in range(0, 4096, 8):
         places = [(phase + 8192, 1 << 20)]
-        (file,) = describe(specs, folder=False, max_shard_size=1, metadata={}, stamp=None, origins=lambda key, p=places: p).files
+        (file,) = describe(
+            specs,
+            folder=False,
+            max_shard_size=1,
+            metadata={},
+            stamp=None,
+            origins=lambda key, p=places: p,
+        ).files
         assert len(file.header) % 4096 == phase
         assert int.from_bytes(file.header[:8], "little") == len(file.header) - 8
         assert len(file.header) - len(file.header.rstrip(b" ")) < 4096
 
 
 def test_the_stamp_of_one_file_stands_in_its_metadata_and_the_source_s_metadata_stays():
-    target = describe({}, folder=False, max_shard_size=1, metadata={"format": "np", "migrate.history": "old", "x": "ü"}, stamp="new")
+    target = describe(
+        {},
+        folder=False,
+        max_shard_size=1,
+        metadata={"format": "np", "migrate.history": "old", "x": "ü"},
+        stamp="new",
+    )
     header = json.loads(target.files[0].header[8:])
     assert header == {"__metadata__": {"format": "np", "x": "ü", "migrate.history": "new"}}
     assert target.small == {}
@@ -384,7 +465,21 @@ def test_a_header_above_the_format_s_limit_is_refused():
 
 
 def test_keys_of_any_text_survive(tmp_path):
-    specs = {k: spec("uint8", (1,)) for k in ("", "a\nb", '"', "\\", "ü", "\U0001f600", "../../x", "\x00", "\u202e", "__metadata__x")}
+    specs = {
+        k: spec("uint8", (1,))
+        for k in (
+            "",
+            "a\nb",
+            '"',
+            "\\",
+            "ü",
+            "\U0001f600",
+            "../../x",
+            "\x00",
+            "\u202e",
+            "__metadata__x",
+        )
+    }
     data = {k: bytes([i]) for i, k in enumerate(specs)}
     write(tmp_path, describe(specs, folder=False, max_shard_size=1, metadata={}, stamp=None), data)
     assert {k: packed(v) for k, v in load_file(tmp_path / "model.safetensors").items()} == data
@@ -397,9 +492,11 @@ def test_neither_torch_nor_numpy_is_imported_to_read_and_write(tmp_path):
 
     save_file({"x": torch.ones(1)}, tmp_path / "m.safetensors")
     code = (
-        "import sys; from migrate import formats; from migrate.formats.safetensors import describe; from migrate.core.spec import spec;"
+        "import sys; from migrate import formats; from migrate.formats.safetensors import "
+        "describe; from migrate.core.spec import spec;"
         f"formats.open({str(tmp_path)!r}).close();"
-        "describe({'a': spec('uint8', (1,))}, folder=True, max_shard_size=9, metadata={}, stamp=None);"
+        "describe({'a': spec('uint8', (1,))}, folder=True, max_shard_size=9, metadata={}, "
+        "stamp=None);"
         "sys.exit(bool({'torch', 'numpy', 'safetensors'} & set(sys.modules)))"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])

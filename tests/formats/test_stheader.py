@@ -1,4 +1,6 @@
-"""The two ways through a header: the quick one must find what the long one finds, or leave it to the long one."""
+"""The two ways through a header: the quick one must find what the long one finds, or leave it to
+the long one.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,15 @@ def header(metadata: dict[str, str]) -> tuple[bytes, int]:
 
 
 def long_way(data: bytes, size: int) -> object:
-    return _validated(parse(data, "x"), 3, START, size, "x", booleans=b"true" in data or b"false" in data)
+    return _validated(
+        parse(data, "x"), 3, START, size, "x", booleans=b"true" in data or b"false" in data
+    )
 
 
-@pytest.mark.parametrize("metadata", [{}, {"format": "pt"}, {"stamp": '{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},'}])
+@pytest.mark.parametrize(
+    "metadata",
+    [{}, {"format": "pt"}, {"stamp": '{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},'}],
+)
 def test_a_header_as_we_write_it_takes_the_quick_way(metadata: dict[str, str]) -> None:
     data, size = header(metadata)
     quick = _canonical(data, 3, START, size, "x")
@@ -58,7 +65,10 @@ def test_what_the_quick_way_accepts_the_long_way_accepts_alike(seed: int) -> Non
                 mutated.insert(at, rng.choice(b'0,"{}[] '))
             else:
                 other = rng.randrange(len(mutated))
-                mutated[at : at + 20], mutated[other : other + 20] = mutated[other : other + 20], mutated[at : at + 20]
+                mutated[at : at + 20], mutated[other : other + 20] = (
+                    mutated[other : other + 20],
+                    mutated[at : at + 20],
+                )
         text = bytes(mutated)
         quick = _canonical(text, 3, START, size, "x")
         if quick is not None:
@@ -89,19 +99,28 @@ def test_what_is_wrong_is_left_to_the_long_way_that_says_so(old: bytes, new: byt
 
 
 def test_entries_in_another_order_than_their_data_take_the_long_way() -> None:
-    data = b'{"b":{"dtype":"U8","shape":[2],"data_offsets":[2,4]},"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}'
+    data = b'{"b":{"dtype":"U8","shape":[2],"data_offsets":[2,4]},"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}'  # noqa: E501
     assert _canonical(data, 3, START, START + 4, "x") is None
     assert list(long_way(data, START + 4).tensors) == ["b", "a"]  # type: ignore[attr-defined]
 
 
 def test_what_is_to_come_last_comes_last_where_it_lies_aligned() -> None:
-    specs = {"a": spec("float32", (3,)), "b": spec("float8_e4m3fn", (2, 4)), "c": spec("bfloat16", (2,)), "d": spec("float64", (1,))}
+    specs = {
+        "a": spec("float32", (3,)),
+        "b": spec("float8_e4m3fn", (2, 4)),
+        "c": spec("bfloat16", (2,)),
+        "d": spec("float64", (1,)),
+    }
     last = {"a", "d"}
     file = write_header("x", list(specs), specs, {}, None, last)
-    assert [placed.key for placed in file.tensors] == ["d", "a", "c", "b"], "12 bytes before an element of 8"
+    assert [placed.key for placed in file.tensors] == ["d", "a", "c", "b"], (
+        "12 bytes before an element of 8"
+    )
     specs["c"] = spec("bfloat16", (4,))
     file = write_header("x", list(specs), specs, {}, None, last)
     assert [placed.key for placed in file.tensors] == ["c", "b", "d", "a"]
     assert all(placed.offset % (BITS[specs[placed.key].dtype] // 8) == 0 for placed in file.tensors)
     data = file.header[8:]
-    assert list(_validated(parse(data, "x"), 0, len(file.header), file.size, "x", booleans=False).tensors) == ["c", "b", "d", "a"]
+    assert list(
+        _validated(parse(data, "x"), 0, len(file.header), file.size, "x", booleans=False).tensors
+    ) == ["c", "b", "d", "a"]

@@ -1,4 +1,6 @@
-"""Twenty kinds of .pt files, as torch writes them, to torch, to safetensors and back: torch.load says what each holds."""
+"""Twenty kinds of .pt files, as torch writes them, to torch, to safetensors and back: torch.load
+says what each holds.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from torch_kinds import KINDS, loaded
 
 import migrate
 
-# what torch itself does not load with weights_only=True; it is loaded here because this file wrote it
+# what torch itself does not load with weights_only=True; it is loaded here because this file wrote
+# it
 TRUSTED = {"protocol_five"}
 
 
@@ -29,7 +32,11 @@ def out_name(source: Path) -> str:
 def test_a_kind_is_written_again_as_torch_loads_it(name: str, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     source = KINDS[name](tmp_path / "in")
-    migrate.apply(source, tmp_path / "folder" if source.is_dir() else tmp_path / source.name, output_format="torch")
+    migrate.apply(
+        source,
+        tmp_path / "folder" if source.is_dir() else tmp_path / source.name,
+        output_format="torch",
+    )
     made = tmp_path / out_name(source)
     before, after = load(source, name), loaded(made)
     assert before.keys() == after.keys()
@@ -61,7 +68,9 @@ def test_torch_maps_what_was_written_and_sees_its_shapes_alone(name: str, tmp_pa
     source = KINDS[name](tmp_path / "in")
     made = tmp_path / (source.name if source.is_file() else "out")
     migrate.apply(source, made, output_format="torch")
-    for file in [made] if made.is_file() else sorted([*made.glob("**/*.pth"), *made.glob("**/*.bin")]):
+    for file in (
+        [made] if made.is_file() else sorted([*made.glob("**/*.pth"), *made.glob("**/*.bin")])
+    ):
         whole = torch.load(file, weights_only=True)
         same(whole, torch.load(file, weights_only=True, mmap=True))
         torch.load(file, weights_only=True, map_location="meta")

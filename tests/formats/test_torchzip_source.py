@@ -1,4 +1,6 @@
-"""What is read from .pt files: where tensors lie, which dict rules work on, what is refused and by what name."""
+"""What is read from .pt files: where tensors lie, which dict rules work on, what is refused and by
+what name.
+"""
 
 from __future__ import annotations
 
@@ -39,27 +41,46 @@ def refused(path: Path, at: str | None = None) -> list[Any]:
 @pytest.mark.parametrize("zipped", [True, False])
 def test_each_tensor_is_where_torch_put_it(zipped: bool, tmp_path: Path) -> None:
     base = torch.arange(24.0).reshape(4, 6)
-    held = {"t": base.t(), "part": base[1:, ::2], "other": torch.arange(5, dtype=torch.int16), "zero": torch.tensor(7)}
+    held = {
+        "t": base.t(),
+        "part": base[1:, ::2],
+        "other": torch.arange(5, dtype=torch.int16),
+        "zero": torch.tensor(7),
+    }
     path = write(tmp_path / "m.pt", held, _use_new_zipfile_serialization=zipped)
     source = formats.open(path)
     try:
         assert list(source.index.tensors) == list(held)
         for key, tensor in held.items():
             at = source.index.tensors[key]
-            assert (at.spec.dtype, at.spec.shape) == (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+            assert (at.spec.dtype, at.spec.shape) == (
+                str(tensor.dtype).removeprefix("torch."),
+                tuple(tensor.shape),
+            )
             assert (at.strides or tensor.contiguous().stride()) == tensor.stride()
             last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
             raw = bytearray((last + 1) * tensor.itemsize)
             source.blobs[0].readinto(at.offset, memoryview(raw))
-            assert torch.equal(torch.frombuffer(raw, dtype=tensor.dtype).as_strided(tensor.shape, tensor.stride()), tensor)
-        assert source.index.tensors["t"].storage == source.index.tensors["part"].storage != source.index.tensors["other"].storage
+            assert torch.equal(
+                torch.frombuffer(raw, dtype=tensor.dtype).as_strided(tensor.shape, tensor.stride()),
+                tensor,
+            )
+        assert (
+            source.index.tensors["t"].storage
+            == source.index.tensors["part"].storage
+            != source.index.tensors["other"].storage
+        )
     finally:
         source.close()
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_every_protocol_of_the_pickle_inside_is_read(protocol: int, tmp_path: Path) -> None:
-    path = write(tmp_path / "m.pt", {"model": nn.Linear(2, 3).state_dict(), "epoch": 4}, pickle_protocol=protocol)
+    path = write(
+        tmp_path / "m.pt",
+        {"model": nn.Linear(2, 3).state_dict(), "epoch": 4},
+        pickle_protocol=protocol,
+    )
     found = index_of(path)
     assert list(found.tensors) == ["weight", "bias"]
     assert found.items == {"epoch": 4}
@@ -70,7 +91,10 @@ def test_every_protocol_of_the_pickle_inside_is_read(protocol: int, tmp_path: Pa
     [
         ({"w": torch.ones(1)}, ()),
         ({"model": {"w": torch.ones(1)}, "step": 1}, ("model",)),
-        ({"state_dict": {"w": torch.ones(1)}, "callbacks": {"best": {"score": torch.ones(1)}}}, ("state_dict",)),
+        (
+            {"state_dict": {"w": torch.ones(1)}, "callbacks": {"best": {"score": torch.ones(1)}}},
+            ("state_dict",),
+        ),
         ({"a": {"b": {"c": {"w": torch.ones(1)}}}}, ("a", "b", "c")),
         ({"x": {"w": torch.ones(1)}, "optimizer": {"state": {"w": {"m": torch.ones(1)}}}}, ("x",)),
         ({"x": {"w": torch.ones(1)}, "rng": torch.ones(1)}, ("x",)),
@@ -79,14 +103,19 @@ def test_every_protocol_of_the_pickle_inside_is_read(protocol: int, tmp_path: Pa
         ({"epoch": 3}, None),
     ],
 )
-def test_the_dict_that_rules_work_on_is_found(value: Any, at: tuple[str, ...] | None, tmp_path: Path) -> None:
+def test_the_dict_that_rules_work_on_is_found(
+    value: Any, at: tuple[str, ...] | None, tmp_path: Path
+) -> None:
     outline = index_of(write(tmp_path / "m.pt", value)).outline
     assert outline is not None
     assert [part.at for part in outline.parts] == [at]
 
 
 def test_two_dicts_of_tensors_are_a_question_that_at_answers(tmp_path: Path) -> None:
-    path = write(tmp_path / "m.pt", {"generator": {"w": torch.ones(1)}, "critic": {"v": torch.ones(2), "u": torch.ones(3)}})
+    path = write(
+        tmp_path / "m.pt",
+        {"generator": {"w": torch.ones(1)}, "critic": {"v": torch.ones(2), "u": torch.ones(3)}},
+    )
     (found,) = refused(path)
     assert found.code == "M945"
     assert "2 dicts of tensors" in found.message
@@ -97,7 +126,9 @@ def test_two_dicts_of_tensors_are_a_question_that_at_answers(tmp_path: Path) -> 
 
 
 def test_at_may_name_keys_that_hold_dots(tmp_path: Path) -> None:
-    path = write(tmp_path / "m.pt", {"a.b": {"c": {"w": torch.ones(1)}}, "a": {"x": {"w": torch.ones(1)}}})
+    path = write(
+        tmp_path / "m.pt", {"a.b": {"c": {"w": torch.ones(1)}}, "a": {"x": {"w": torch.ones(1)}}}
+    )
     assert index_of(path, at="a.b.c").outline.parts[0].at == ("a.b", "c")  # type: ignore[union-attr]
     assert refused(path, at="a.b.d")[0].code == "M945"
     assert refused(path, at="nowhere")[0].code == "M945"
@@ -113,8 +144,15 @@ class Config:
     """Stands for a class of somebody's program."""
 
 
-def test_what_is_outside_the_allow_list_is_listed_with_its_places_and_refused_by_name(tmp_path: Path) -> None:
-    value = {"model": {"w": torch.ones(2)}, "args": argparse.Namespace(lr=1), "config": {"deep": [1, Config()]}, "epoch": 3}
+def test_what_is_outside_the_allow_list_is_listed_with_its_places_and_refused_by_name(
+    tmp_path: Path,
+) -> None:
+    value = {
+        "model": {"w": torch.ones(2)},
+        "args": argparse.Namespace(lr=1),
+        "config": {"deep": [1, Config()]},
+        "epoch": 3,
+    }
     path = write(tmp_path / "m.pt", value)
     found = migrate.inspect(path)
     assert {(o["name"], *o["paths"]) for o in found["outside"]} == {
@@ -127,17 +165,36 @@ def test_what_is_outside_the_allow_list_is_listed_with_its_places_and_refused_by
     assert not (tmp_path / "out").exists()
 
 
-def test_with_permission_entries_that_hold_something_opaque_are_dropped_and_named(tmp_path: Path) -> None:
-    value = {"model": {"w": torch.ones(2)}, "args": argparse.Namespace(lr=1), "config": {"deep": [1, Config()], "lr": 2}, "epoch": 3}
-    answer = migrate.apply(write(tmp_path / "m.pt", value), tmp_path / "out.pt", output_format="torch", allow=["opaque"])
-    assert any("dropped" in note and "args" in note and "config.deep" in note for note in answer["notes"])
+def test_with_permission_entries_that_hold_something_opaque_are_dropped_and_named(
+    tmp_path: Path,
+) -> None:
+    value = {
+        "model": {"w": torch.ones(2)},
+        "args": argparse.Namespace(lr=1),
+        "config": {"deep": [1, Config()], "lr": 2},
+        "epoch": 3,
+    }
+    answer = migrate.apply(
+        write(tmp_path / "m.pt", value),
+        tmp_path / "out.pt",
+        output_format="torch",
+        allow=["opaque"],
+    )
+    assert any(
+        "dropped" in note and "args" in note and "config.deep" in note for note in answer["notes"]
+    )
     made = torch.load(tmp_path / "out.pt", weights_only=True)
     assert list(made) == ["model", "config", "epoch"]
     assert made["config"] == {"lr": 2}
 
 
-@pytest.mark.parametrize("tensor", [torch.ones(2, dtype=torch.complex64).conj(), torch.ones(2, dtype=torch.complex64).conj().imag])
-def test_numbers_that_are_not_what_their_bytes_say_are_refused(tensor: torch.Tensor, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.ones(2, dtype=torch.complex64).conj(), torch.ones(2, dtype=torch.complex64).conj().imag],
+)
+def test_numbers_that_are_not_what_their_bytes_say_are_refused(
+    tensor: torch.Tensor, tmp_path: Path
+) -> None:
     path = write(tmp_path / "m.pt", {"w": torch.ones(1), "c": tensor})
     (outside,) = migrate.inspect(path)["outside"]
     assert "pending" in outside["reason"]
@@ -146,7 +203,10 @@ def test_numbers_that_are_not_what_their_bytes_say_are_refused(tensor: torch.Ten
 
 def test_shards_without_an_index_belong_together_by_their_numbers(tmp_path: Path) -> None:
     for number in (1, 2):
-        write(tmp_path / f"pytorch_model-0000{number}-of-00002.bin", {f"w{number}": torch.ones(number)})
+        write(
+            tmp_path / f"pytorch_model-0000{number}-of-00002.bin",
+            {f"w{number}": torch.ones(number)},
+        )
     assert list(index_of(tmp_path).tensors) == ["w1", "w2"]
     (tmp_path / "pytorch_model-00002-of-00002.bin").unlink()
     assert refused(tmp_path)[0].code == "M908"
@@ -162,7 +222,9 @@ def test_shards_without_an_index_belong_together_by_their_numbers(tmp_path: Path
         (lambda m: m.update(w3="x.bin"), "M908"),
     ],
 )
-def test_an_index_that_says_something_else_than_its_files_is_refused(change: Any, code: str, tmp_path: Path) -> None:
+def test_an_index_that_says_something_else_than_its_files_is_refused(
+    change: Any, code: str, tmp_path: Path
+) -> None:
     weight_map = {}
     for number in (1, 2):
         name = f"pytorch_model-0000{number}-of-00002.bin"
@@ -177,7 +239,9 @@ def test_an_index_that_says_something_else_than_its_files_is_refused(change: Any
 
 
 @pytest.mark.parametrize("suffix", [".bin", ".safetensors"])
-def test_an_index_may_not_name_what_some_file_systems_take_for_one_file(suffix: str, tmp_path: Path) -> None:
+def test_an_index_may_not_name_what_some_file_systems_take_for_one_file(
+    suffix: str, tmp_path: Path
+) -> None:
     index = tmp_path / f"model{suffix}.index.json"
     names = (f"model-00001-of-00002{suffix}", f"Model-00001-of-00002{suffix}", f"other{suffix}")
     index.write_text(json.dumps({"weight_map": {name: name for name in names}}))
@@ -191,7 +255,9 @@ def test_an_index_may_not_name_what_some_file_systems_take_for_one_file(suffix: 
 
 def test_a_whole_file_beside_an_index_that_does_not_name_it_could_be_meant(tmp_path: Path) -> None:
     write(tmp_path / "a.bin", {"w": torch.ones(1)})
-    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": {"w": "a.bin"}}))
+    (tmp_path / "pytorch_model.bin.index.json").write_text(
+        json.dumps({"weight_map": {"w": "a.bin"}})
+    )
     assert list(index_of(tmp_path).tensors) == ["w"]
     write(tmp_path / "pytorch_model.bin", {"w": torch.zeros(1)})
     (found,) = refused(tmp_path)
@@ -210,7 +276,10 @@ def test_what_is_wrong_with_a_file_is_said_with_its_folder(zipped: bool, tmp_pat
 
 def test_a_nested_file_cannot_be_a_shard(tmp_path: Path) -> None:
     for number in (1, 2):
-        write(tmp_path / f"pytorch_model-0000{number}-of-00002.bin", {"model": {f"w{number}": torch.ones(number)}})
+        write(
+            tmp_path / f"pytorch_model-0000{number}-of-00002.bin",
+            {"model": {f"w{number}": torch.ones(number)}},
+        )
     assert {d.code for d in refused(tmp_path)} <= {"M915", "M945"}
 
 
@@ -221,9 +290,14 @@ def shards(path: Path, *held: Any) -> Path:
 
 
 def test_a_value_that_stands_in_two_shards_is_refused(tmp_path: Path) -> None:
-    (found,) = refused(shards(tmp_path, {"a": torch.ones(1), "epoch": 1}, {"b": torch.ones(1), "epoch": 2}))
+    (found,) = refused(
+        shards(tmp_path, {"a": torch.ones(1), "epoch": 1}, {"b": torch.ones(1), "epoch": 2})
+    )
     assert found.code == "M915"
-    assert "epoch (in pytorch_model-00001-of-00002.bin and pytorch_model-00002-of-00002.bin)" in found.message
+    assert (
+        "epoch (in pytorch_model-00001-of-00002.bin and pytorch_model-00002-of-00002.bin)"
+        in found.message
+    )
 
 
 def test_a_value_may_not_be_called_like_a_tensor_of_another_shard(tmp_path: Path) -> None:
@@ -232,7 +306,9 @@ def test_a_value_may_not_be_called_like_a_tensor_of_another_shard(tmp_path: Path
 
 
 @pytest.mark.parametrize("value", [[torch.ones(1)], {1: 2}])
-def test_a_shard_holds_no_tensors_below_its_values_and_values_of_different_shards_stay(value: Any, tmp_path: Path) -> None:
+def test_a_shard_holds_no_tensors_below_its_values_and_values_of_different_shards_stay(
+    value: Any, tmp_path: Path
+) -> None:
     folder = shards(tmp_path, {"a": torch.ones(1), "x": value}, {"b": torch.ones(1), "step": 2})
     if isinstance(value, list):
         assert [d.code for d in refused(folder)] == ["M915"]
@@ -250,16 +326,26 @@ def test_the_attributes_of_shards_are_one_or_they_are_refused(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("indexed", [False, True])
-def test_extra_states_that_are_dicts_stand_in_shards_as_in_one_file(indexed: bool, tmp_path: Path) -> None:
+def test_extra_states_that_are_dicts_stand_in_shards_as_in_one_file(
+    indexed: bool, tmp_path: Path
+) -> None:
     def state(number: float) -> dict[str, Any]:
         return {"scale_fwd": torch.full((3,), number), "extra_fp8_variables": {"fp8_max_fwd": 448}}
 
     folder, out = tmp_path / "in", tmp_path / "out.pt"
     folder.mkdir()
-    shards(folder, {"a.weight": torch.ones(2), "a._extra_state": state(2.0)}, {"b.weight": torch.ones(2), "b._extra_state": state(3.0)})
+    shards(
+        folder,
+        {"a.weight": torch.ones(2), "a._extra_state": state(2.0)},
+        {"b.weight": torch.ones(2), "b._extra_state": state(3.0)},
+    )
     if indexed:
         names = [f"pytorch_model-0000{number}-of-00002.bin" for number in (1, 2)]
-        weight_map = {f"{m}.{last}": name for m, name in zip("ab", names, strict=True) for last in ("weight", "_extra_state")}
+        weight_map = {
+            f"{m}.{last}": name
+            for m, name in zip("ab", names, strict=True)
+            for last in ("weight", "_extra_state")
+        }
         (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
     migrate.apply(folder, out, output_format="torch")
     migrate.verify(out, source=folder)
@@ -337,7 +423,12 @@ def test_tensors_that_the_index_does_not_name_are_refused_with_their_shard(tmp_p
 
 
 def test_an_index_of_one_nested_file_names_all_its_tensors_or_none_are_read(tmp_path: Path) -> None:
-    write(tmp_path / "pytorch_model.bin", {"model": {"a": torch.ones(1)}, "ema": {"shadow": torch.ones(1)}})
-    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": {"a": "pytorch_model.bin"}}))
+    write(
+        tmp_path / "pytorch_model.bin",
+        {"model": {"a": torch.ones(1)}, "ema": {"shadow": torch.ones(1)}},
+    )
+    (tmp_path / "pytorch_model.bin.index.json").write_text(
+        json.dumps({"weight_map": {"a": "pytorch_model.bin"}})
+    )
     (found,) = refused(tmp_path)
     assert found.message.endswith("keys that it does not name: ema.shadow (in pytorch_model.bin)")

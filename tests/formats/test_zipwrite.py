@@ -1,4 +1,6 @@
-"""Archives as planned: byte for byte what torch writes, and read by torch, by Python's zipfile and by the strict reader."""
+"""Archives as planned: byte for byte what torch writes, and read by torch, by Python's zipfile and
+by the strict reader.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,13 @@ from migrate.formats._zipwrite import Plan, descriptor, directory, local_header,
 from migrate.source.blobs import BytesBlob, FileBlob, identity
 from migrate.source.crc import zeros
 
-STATE = {"a": torch.arange(12.0), "none": torch.empty(0), "b": torch.ones(5, dtype=torch.bfloat16), "n": 3, "t": torch.tensor(7)}
+STATE = {
+    "a": torch.arange(12.0),
+    "none": torch.empty(0),
+    "b": torch.ones(5, dtype=torch.bfloat16),
+    "n": 3,
+    "t": torch.tensor(7),
+}
 
 
 def written(archive: Plan, contents: Sequence[bytes], crc: bool = True) -> bytes:
@@ -40,27 +48,42 @@ def written(archive: Plan, contents: Sequence[bytes], crc: bool = True) -> bytes
 
 def contents_of(data: bytes) -> tuple[str, list[tuple[str, bytes]]]:
     found = _zip.read(BytesBlob("x", data))
-    return found.root, [(r.name, data[r.offset : r.offset + r.size]) for r in found.records.values()]
+    return found.root, [
+        (r.name, data[r.offset : r.offset + r.size]) for r in found.records.values()
+    ]
 
 
 @pytest.fixture
 def settings() -> Any:
     from torch.utils.serialization import config
 
-    before = config.save.compute_crc32, config.save.storage_alignment, config.load.calculate_storage_offsets
+    before = (
+        config.save.compute_crc32,
+        config.save.storage_alignment,
+        config.load.calculate_storage_offsets,
+    )
     yield config
-    config.save.compute_crc32, config.save.storage_alignment, config.load.calculate_storage_offsets = before
+    (
+        config.save.compute_crc32,
+        config.save.storage_alignment,
+        config.load.calculate_storage_offsets,
+    ) = before
 
 
 @pytest.mark.parametrize("alignment", [1, 64, 4096, 32768])
 @pytest.mark.parametrize("name", ["m", "a model", "x" * 70])
-def test_the_records_of_a_file_of_torch_give_that_file(settings: Any, alignment: int, name: str, tmp_path: Path) -> None:
+def test_the_records_of_a_file_of_torch_give_that_file(
+    settings: Any, alignment: int, name: str, tmp_path: Path
+) -> None:
     settings.save.storage_alignment = alignment
     torch.save(STATE, tmp_path / f"{name}.pt")
     data = (tmp_path / f"{name}.pt").read_bytes()
     root, records = contents_of(data)
     assert root == name
-    assert written(plan(root, [(n, len(c)) for n, c in records], alignment), [c for _, c in records]) == data
+    assert (
+        written(plan(root, [(n, len(c)) for n, c in records], alignment), [c for _, c in records])
+        == data
+    )
 
 
 def test_records_without_crc_give_the_file_of_torch_without_crc(settings: Any) -> None:
@@ -68,15 +91,23 @@ def test_records_without_crc_give_the_file_of_torch_without_crc(settings: Any) -
     file = io.BytesIO()
     torch.save(STATE, file)
     root, records = contents_of(file.getvalue())
-    assert written(plan(root, [(n, len(c)) for n, c in records]), [c for _, c in records], crc=False) == file.getvalue()
+    assert (
+        written(plan(root, [(n, len(c)) for n, c in records]), [c for _, c in records], crc=False)
+        == file.getvalue()
+    )
 
 
-def test_what_is_written_is_read_by_torch_by_zipfile_and_by_the_strict_reader(settings: Any, tmp_path: Path, monkeypatch: Any) -> None:
+def test_what_is_written_is_read_by_torch_by_zipfile_and_by_the_strict_reader(
+    settings: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
     file = io.BytesIO()
     torch.save(STATE, file)
     _, records = contents_of(file.getvalue())
-    # another folder, a stamp at the end, without the records that only torch's writer knows how to make
-    records = [(n, c) for n, c in records if n != ".data/serialization_id"] + [("migrate.history.json", b"{}")]
+    # another folder, a stamp at the end, without the records that only torch's writer knows how to
+    # make
+    records = [(n, c) for n, c in records if n != ".data/serialization_id"] + [
+        ("migrate.history.json", b"{}")
+    ]
     archive = plan("output", [(n, len(c)) for n, c in records])
     path = tmp_path / "other.pt"
     path.write_bytes(written(archive, [c for _, c in records]))
@@ -87,7 +118,11 @@ def test_what_is_written_is_read_by_torch_by_zipfile_and_by_the_strict_reader(se
             loaded = torch.load(path, weights_only=True, mmap=mmap)
             assert loaded.keys() == STATE.keys()
             for key, value in STATE.items():
-                assert torch.equal(loaded[key], value) if isinstance(value, torch.Tensor) else loaded[key] == value
+                assert (
+                    torch.equal(loaded[key], value)
+                    if isinstance(value, torch.Tensor)
+                    else loaded[key] == value
+                )
     meta = torch.load(path, weights_only=True, map_location="meta")
     offsets = [meta[k].untyped_storage()._checkpoint_offset for k in ("a", "none", "b", "t")]
     if torch.__version__.startswith("2.8."):
@@ -96,13 +131,21 @@ def test_what_is_written_is_read_by_torch_by_zipfile_and_by_the_strict_reader(se
     with zipfile.ZipFile(path) as oracle:
         assert oracle.testzip() is None
         assert oracle.namelist() == [f"output/{n}" for n, _ in records]
-        assert all(info.header_offset == slot.header for info, slot in zip(oracle.infolist(), archive.slots, strict=True))
+        assert all(
+            info.header_offset == slot.header
+            for info, slot in zip(oracle.infolist(), archive.slots, strict=True)
+        )
     assert contents_of(path.read_bytes()) == ("output", records)
 
 
 def test_a_file_beyond_four_gib_is_the_one_of_torch_and_maps(tmp_path: Path) -> None:
     large = (1 << 32) + 5
-    state = {"a": torch.zeros(3), "big": torch.empty(large, dtype=torch.uint8), "none": torch.empty(0), "b": torch.zeros(7)}
+    state = {
+        "a": torch.zeros(3),
+        "big": torch.empty(large, dtype=torch.uint8),
+        "none": torch.empty(0),
+        "b": torch.zeros(7),
+    }
     with torch.serialization.skip_data():
         torch.save(state, tmp_path / "m.pt")
     theirs = open_blob(tmp_path / "m.pt")
@@ -114,7 +157,9 @@ def test_a_file_beyond_four_gib_is_the_one_of_torch_and_maps(tmp_path: Path) -> 
         sums = []
         for slot, record in zip(archive.slots, records, strict=True):
             # storages stay holes, and a hole has a CRC too
-            content = None if slot.name.startswith("data/") else theirs.read(record.offset, record.size)
+            content = (
+                None if slot.name.startswith("data/") else theirs.read(record.offset, record.size)
+            )
             sums.append(zeros(slot.size) if content is None else zlib.crc32(content))
             header = local_header(archive, slot)
             assert header == theirs.read(slot.header, len(header))
@@ -122,14 +167,19 @@ def test_a_file_beyond_four_gib_is_the_one_of_torch_and_maps(tmp_path: Path) -> 
             os.pwrite(out.fileno(), descriptor(slot, sums[-1]), slot.offset + slot.size)
         tail = directory(archive, sums)
         os.pwrite(out.fileno(), tail, archive.directory)
-    unrecorded = directory(archive, [0 if s.name.startswith("data/") else c for s, c in zip(archive.slots, sums, strict=True)])
+    unrecorded = directory(
+        archive,
+        [0 if s.name.startswith("data/") else c for s, c in zip(archive.slots, sums, strict=True)],
+    )
     assert theirs.size == archive.size
     assert unrecorded == theirs.read(archive.directory, archive.size - archive.directory)
     theirs.close()
 
     ours = open_blob(path)
     found = _zip.read(ours)
-    assert [(r.offset, r.size) for r in found.records.values()] == [(s.offset, s.size) for s in archive.slots]
+    assert [(r.offset, r.size) for r in found.records.values()] == [
+        (s.offset, s.size) for s in archive.slots
+    ]
     for record in found.records.values():
         if record.size < 1 << 20:
             _zip.check(ours, record)
@@ -143,7 +193,10 @@ def test_a_file_beyond_four_gib_is_the_one_of_torch_and_maps(tmp_path: Path) -> 
     meta = torch.load(path, weights_only=True, mmap=True, map_location="meta")
     if torch.__version__.startswith("2.8."):
         pytest.skip("torch 2.8 tells no offsets; all else was compared")
-    assert meta["b"].untyped_storage()._checkpoint_offset == archive.slots[[s.name for s in archive.slots].index("data/3")].offset
+    assert (
+        meta["b"].untyped_storage()._checkpoint_offset
+        == archive.slots[[s.name for s in archive.slots].index("data/3")].offset
+    )
 
 
 def open_blob(path: Path) -> FileBlob:
@@ -163,12 +216,16 @@ def test_more_records_than_16_bits_count_are_read_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [(1 << 32) - 2, (1 << 32) - 1, 1 << 32])
 def test_the_edge_of_32_bits_is_where_torch_has_it(size: int, tmp_path: Path) -> None:
     with torch.serialization.skip_data():
-        torch.save({"big": torch.empty(size, dtype=torch.uint8), "b": torch.zeros(7)}, tmp_path / "m.pt")
+        torch.save(
+            {"big": torch.empty(size, dtype=torch.uint8), "b": torch.zeros(7)}, tmp_path / "m.pt"
+        )
     blob = open_blob(tmp_path / "m.pt")
     records = list(_zip.read(blob).records.values())
     archive = plan("m", [(r.name, r.size) for r in records])
     assert archive.size == blob.size
-    assert directory(archive, [r.crc or 0 for r in records]) == blob.read(archive.directory, archive.size - archive.directory)
+    assert directory(archive, [r.crc or 0 for r in records]) == blob.read(
+        archive.directory, archive.size - archive.directory
+    )
     for slot in archive.slots:
         header = local_header(archive, slot)
         assert header == blob.read(slot.header, len(header))
@@ -179,6 +236,8 @@ def test_the_edge_of_32_bits_is_where_torch_has_it(size: int, tmp_path: Path) ->
     ("root", "records", "alignment"),
     [("m", [("x" * 65_534, 1)], 64), ("m", [("a", -1)], 64), ("m", [], 0), ("m", [], 1 << 16)],
 )
-def test_what_no_archive_can_hold_is_no_plan(root: str, records: list[tuple[str, int]], alignment: int) -> None:
+def test_what_no_archive_can_hold_is_no_plan(
+    root: str, records: list[tuple[str, int]], alignment: int
+) -> None:
     with pytest.raises(ValueError):
         plan(root, records, alignment)

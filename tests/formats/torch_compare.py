@@ -1,4 +1,6 @@
-"""Whether two values that torch loaded are the same: bits, kinds, flags, attributes, and which tensors are one."""
+"""Whether two values that torch loaded are the same: bits, kinds, flags, attributes, and which
+tensors are one.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,11 @@ def same(a: Any, b: Any, path: str = "") -> None:
         assert getattr(a, "_is_buffer", False) == getattr(b, "_is_buffer", False), path
     elif isinstance(a, dict):
         # a plain dict that lost its order is the same dict
-        assert (list(a) == list(b)) if "Ordered" in type(a).__name__ else (set(a) == set(b)), (path, list(a), list(b))
+        assert (list(a) == list(b)) if "Ordered" in type(a).__name__ else (set(a) == set(b)), (
+            path,
+            list(a),
+            list(b),
+        )
         for key, value in a.items():
             same(value, b[key], f"{path}.{key}")
         assert getattr(a, "_metadata", None) == getattr(b, "_metadata", None), path

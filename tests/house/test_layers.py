@@ -1,4 +1,6 @@
-"""Imports run only downwards, and what is heavy is imported only where it may be. Source files are read, not imported."""
+"""Imports run only downwards, and what is heavy is imported only where it may be. Source files are
+read, not imported.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,41 @@ FLOORS = {
     "testing": 8,
 }  # fmt: skip
 # folders of one floor that may use each other: (who, whom)
-BESIDE = {("ops", "codecs"), ("ops", "extra_state"), ("extra_state", "formats"), ("cli", "api"), ("__main__", "cli"), ("__init__", "api")}
-# the lowest floor that may import each distribution at module level, and the lowest that may import it at all
-AT_MODULE_LEVEL = {"yaml": 1, "pydantic": 3, "click": 7, "rich": 7, "jsonschema": 7, "torch": 6, "numpy": 6, "xxhash": 6}
-AT_ALL = {"yaml": 1, "pydantic": 3, "click": 7, "rich": 7, "jsonschema": 3, "torch": 2, "numpy": 2, "xxhash": 2}
+BESIDE = {
+    ("ops", "codecs"),
+    ("ops", "extra_state"),
+    ("extra_state", "formats"),
+    ("cli", "api"),
+    ("__main__", "cli"),
+    ("__init__", "api"),
+}
+# the lowest floor that may import each distribution at module level, and the lowest that may import
+# it at all
+AT_MODULE_LEVEL = {
+    "yaml": 1,
+    "pydantic": 3,
+    "click": 7,
+    "rich": 7,
+    "jsonschema": 7,
+    "torch": 6,
+    "numpy": 6,
+    "xxhash": 6,
+}
+AT_ALL = {
+    "yaml": 1,
+    "pydantic": 3,
+    "click": 7,
+    "rich": 7,
+    "jsonschema": 3,
+    "torch": 2,
+    "numpy": 2,
+    "xxhash": 2,
+}
 # planning decides on headers alone: nothing that could read or compute a value, and no format
-NEVER = {"planning": {"torch", "numpy", "migrate.formats"}, "lints": {"torch", "numpy", "migrate.formats"}}
+NEVER = {
+    "planning": {"torch", "numpy", "migrate.formats"},
+    "lints": {"torch", "numpy", "migrate.formats"},
+}
 # test tools belong to the kits, the libraries that are oracles to the tests
 ONLY_IN_TESTING = {"pytest", "hypothesis", "safetensors", "einops", "transformers"}
 
@@ -53,7 +84,9 @@ def floor_name(module: str) -> str:
 
 
 def imports(file: Path, package: Path = PACKAGE) -> Iterator[Import]:
-    """Every import of `file`, those under `if TYPE_CHECKING` left out; `from . import x` counts as an import of x."""
+    """Every import of `file`, those under `if TYPE_CHECKING` left out; `from . import x` counts as
+    an import of x.
+    """
     here = [package.name, *file.relative_to(package).with_suffix("").parts]
 
     def walk(node: ast.AST, lazy: bool) -> Iterator[Import]:
@@ -65,7 +98,10 @@ def imports(file: Path, package: Path = PACKAGE) -> Iterator[Import]:
                 base = here[: -child.level] if child.level else []
                 module = ".".join([*base, *(child.module.split(".") if child.module else [])])
                 if child.module is None or is_package(module, package):
-                    yield from (Import(file, child.lineno, f"{module}.{name.name}", lazy) for name in child.names)
+                    yield from (
+                        Import(file, child.lineno, f"{module}.{name.name}", lazy)
+                        for name in child.names
+                    )
                 else:
                     yield Import(file, child.lineno, module, lazy)
             elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
@@ -96,19 +132,24 @@ def problems(package: Path = PACKAGE) -> list[str]:
         for found in imports(file, package):
             top = found.module.split(".")[0]
             where = f"{'/'.join(relative)}.py:{found.line}: {name} (floor {floor})"
-            if any(found.module == n or found.module.startswith(f"{n}.") for n in NEVER.get(name, ())):
+            if any(
+                found.module == n or found.module.startswith(f"{n}.") for n in NEVER.get(name, ())
+            ):
                 out.append(f"{where} never imports {found.module}")
             if top == package.name:
                 other = floor_name(found.module)
                 if other == "__init__" or other not in FLOORS:
-                    # `from .. import __version__`: a name of the package itself, which is lazy and costs nothing
+                    # `from .. import __version__`: a name of the package itself, which is lazy and
+                    # costs nothing
                     continue
                 if other != name and FLOORS[other] >= floor and (name, other) not in BESIDE:
                     out.append(f"{where} imports {found.module} (floor {FLOORS[other]})")
             elif top in ONLY_IN_TESTING and name != "testing":
                 out.append(f"{where} imports {top}, which only tests may")
             elif floor < (AT_ALL if found.lazy else AT_MODULE_LEVEL).get(top, 0):
-                out.append(f"{where} imports {found.module}{'' if found.lazy else ' at module level'}")
+                out.append(
+                    f"{where} imports {found.module}{'' if found.lazy else ' at module level'}"
+                )
     return out
 
 
@@ -119,8 +160,19 @@ def test_imports_run_only_downwards_and_heavy_ones_stay_where_they_may_be() -> N
 
 def test_the_command_line_imports_nothing_heavy_at_module_level() -> None:
     heavy = {"torch", "numpy", "pydantic", "jsonschema", "xxhash"}
-    files = [*(PACKAGE / "cli").glob("*.py"), PACKAGE / "api.py", PACKAGE / "__init__.py", PACKAGE / "__main__.py"]
-    found = [str(i) for f in files if f.exists() for i in imports(f) if i.module.split(".")[0] in heavy and not i.lazy]
+    files = [
+        *(PACKAGE / "cli").glob("*.py"),
+        PACKAGE / "api.py",
+        PACKAGE / "__init__.py",
+        PACKAGE / "__main__.py",
+    ]
+    found = [
+        str(i)
+        for f in files
+        if f.exists()
+        for i in imports(f)
+        if i.module.split(".")[0] in heavy and not i.lazy
+    ]
     assert not found, "\n".join(found)
 
 
@@ -134,7 +186,11 @@ def test_the_command_line_imports_nothing_heavy_at_module_level() -> None:
         ("ops/a.py", "from ..formats import memory", "imports migrate.formats"),
         ("ops/a.py", "if True:\n    from ..running import tiles", "imports migrate.running"),
         ("planning/a.py", "def f():\n    import torch", "never imports torch"),
-        ("planning/a.py", "from ..formats.safetensors import open", "never imports migrate.formats"),
+        (
+            "planning/a.py",
+            "from ..formats.safetensors import open",
+            "never imports migrate.formats",
+        ),
         ("running/a.py", "import torch.nn", "imports torch.nn at module level"),
         ("running/a.py", "from .. import live", "imports migrate.live"),
         ("live/a.py", "import safetensors", "only tests may"),

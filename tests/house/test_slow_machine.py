@@ -1,4 +1,6 @@
-"""The default tests on a machine that is busy with something else: nothing in them depends on how fast it is."""
+"""The default tests on a machine that is busy with something else: nothing in them depends on how
+fast it is.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,11 @@ BUSY = "while True: pass"
 
 @pytest.mark.campaign
 def test_the_suite_passes_beside_a_busy_loop_on_each_core() -> None:
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    cores = (
+        sorted(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else range(os.cpu_count() or 1)
+    )
     loops = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in cores]
     try:
         if hasattr(os, "sched_setaffinity"):

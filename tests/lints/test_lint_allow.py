@@ -53,7 +53,9 @@ def test_a_line_may_hold_two_suppressions(lineage: Lineage, above: bool) -> None
     said = "# migrate: allow M613 because it is so # migrate: allow M622 because it does nothing"
     lineage.rules(f"{rules % ''}")
     assert lineage.codes() == ["M613", "M622"]
-    lineage.rules(rules.replace(f"  - {BOTH}", f"  {said}\n  - {BOTH}") % "" if above else rules % f"  {said}")
+    lineage.rules(
+        rules.replace(f"  - {BOTH}", f"  {said}\n  - {BOTH}") % "" if above else rules % f"  {said}"
+    )
     result = lineage.lint()
     assert (result.found, result.suppressed) == ((), 2)
 
@@ -66,15 +68,29 @@ def test_a_line_may_hold_two_suppressions(lineage: Lineage, above: bool) -> None
         ("M612 because x, M613 because y", ["M602"]),
     ],
 )
-def test_what_is_not_read_of_two_suppressions_is_told(lineage: Lineage, comment: str, codes: list[str]) -> None:
+def test_what_is_not_read_of_two_suppressions_is_told(
+    lineage: Lineage, comment: str, codes: list[str]
+) -> None:
     write(lineage, f"# migrate: allow {comment}", KEEP)
     assert lineage.codes() == codes
 
 
 @pytest.mark.parametrize(
-    "comment", ["M612", "M612 because", "M612 because   ", "because I say so", "", "M612: never mind", "M999 because x", "M211 because x"]
+    "comment",
+    [
+        "M612",
+        "M612 because",
+        "M612 because   ",
+        "because I say so",
+        "",
+        "M612: never mind",
+        "M999 because x",
+        "M211 because x",
+    ],
 )
-def test_a_comment_without_code_and_reason_suppresses_nothing(lineage: Lineage, comment: str) -> None:
+def test_a_comment_without_code_and_reason_suppresses_nothing(
+    lineage: Lineage, comment: str
+) -> None:
     write(lineage, f"# migrate: allow {comment}", KEEP)
     assert lineage.codes() == ["M602", "M612"]
 
@@ -109,7 +125,9 @@ def test_one_comment_with_two_codes_may_be_half_unused(lineage: Lineage) -> None
 def test_select_and_ignore_choose_what_is_shown_and_all_is_looked_for(lineage: Lineage) -> None:
     unused = "# migrate: allow M612 because the names do not tell"
     write(lineage, unused)
-    assert [d.message for d in lineage.lint(select=["M603"]).found] == ["nothing here is M612 any more"]
+    assert [d.message for d in lineage.lint(select=["M603"]).found] == [
+        "nothing here is M612 any more"
+    ]
     assert [d.code for d in lineage.lint(select=["M603,M605"], ignore=["M612"]).found] == ["M603"]
     assert lineage.lint(ignore=["M603"]).found == lineage.lint(select=["M605"]).found == ()
     # what is found and allowed is needed, and counted where it would have been shown
@@ -152,10 +170,20 @@ def test_a_key_that_looks_like_a_comment_allows_nothing(lineage: Lineage) -> Non
     assert lineage.codes() == ["M621"]
 
 
-@pytest.mark.parametrize("before", ["why: |   %s\n  text", "why: |\n  text\n%s", "why: >-\n  text\n\n%s", 'why: "text\n  more"   %s'])
+@pytest.mark.parametrize(
+    "before",
+    [
+        "why: |   %s\n  text",
+        "why: |\n  text\n%s",
+        "why: >-\n  text\n\n%s",
+        'why: "text\n  more"   %s',
+    ],
+)
 def test_a_comment_beside_a_long_text_is_one(lineage: Lineage, before: str) -> None:
     write(lineage, before % "# migrate: allow M612 because of the names" + "\n" + KEEP)
-    assert [d.code for d in lineage.found("M602", "M603", "M612")] == ([] if before.endswith("\n%s") else ["M603", "M612"])
+    assert [d.code for d in lineage.found("M602", "M603", "M612")] == (
+        [] if before.endswith("\n%s") else ["M603", "M612"]
+    )
 
 
 def test_an_empty_line_below_a_suppression_does_not_part_it_from_its_line(lineage: Lineage) -> None:
@@ -176,13 +204,21 @@ def test_layouts_can_be_allowed_things_too(lineage: Lineage) -> None:
     text = (lineage.root / "demo" / "layouts.yaml").read_text()
     lineage.layouts(text + "  v3: {title: third, note: to come}\n")
     assert lineage.codes() == ["M642"]
-    lineage.layouts(text + "  # migrate: allow M642 because its rules come with the next release\n  v3: {title: third, note: to come}\n")
+    lineage.layouts(
+        text
+        + "  # migrate: allow M642 because its rules come with the next release\n  v3: {title: "
+        "third, note: to come}\n"
+    )
     assert lineage.codes() == []
 
 
 def test_every_finding_is_in_the_docs_under_its_name() -> None:
     root = Path(__file__).resolve().parents[2]
-    rows = [line.split("|") for line in (root / "docs" / "lint.md").read_text().splitlines() if line.startswith("| M6")]
+    rows = [
+        line.split("|")
+        for line in (root / "docs" / "lint.md").read_text().splitlines()
+        if line.startswith("| M6")
+    ]
     assert {row[1].strip(): row[2].strip() for row in rows} == codes()
 
 

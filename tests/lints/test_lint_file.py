@@ -25,7 +25,10 @@ def test_the_id_is_that_of_the_place(lineage: Lineage) -> None:
     path = lineage.rules(RULES)
     path.rename(path.with_name("second.yaml"))
     (finding,) = lineage.found()
-    assert (finding.code, finding.message) == ("M604", "the id `demo/v2/first` is not that of the file's place, `demo/v2/second`")
+    assert (finding.code, finding.message) == (
+        "M604",
+        "the id `demo/v2/first` is not that of the file's place, `demo/v2/second`",
+    )
     assert finding.spans[0].line == 2
 
 
@@ -54,7 +57,9 @@ def test_a_loose_file_has_no_place(tmp_path: Path, lineage: Lineage) -> None:
         ("Fuse Expert Weights Into Stacked Tensors", "has capitals like a headline"),
     ],
 )
-def test_a_title_is_written_like_a_sentence(lineage: Lineage, title: str, wrong: str | None) -> None:
+def test_a_title_is_written_like_a_sentence(
+    lineage: Lineage, title: str, wrong: str | None
+) -> None:
     lineage.rules(RULES, head=f"{MODELINE}id: demo/v2/first\ntitle: {title}\n")
     assert [d.message for d in lineage.found("M605")] == ([f"the title {wrong}"] if wrong else [])
 
@@ -70,7 +75,11 @@ def test_a_file_says_which_migrate_it_needs(lineage: Lineage) -> None:
     [
         'rules:\n  - {name: a, from: "old.{i:int}.w", to: "new.{i-$n}.w"}\n',
         'rules:\n  - {name: a, from: "old.{i:int}.w", to: "new.{i}.w", where: {i: {max: $n}}}\n',
-        'rules:\n  - {name: a, from: "old.{i:int}.w", to: new.0.w, via: [{stack: {over: i, count: $n}}]}\n',
+        (
+            'rules:\n  - {name: a, from: "old.{i:int}.w", to: new.0.w, via: [{stack: {over: i, '
+            "count: "
+            "$n}}]}\n"
+        ),
         "files: {config.json: {n: $n}}\n" + RULES,
     ],
 )
@@ -80,10 +89,20 @@ def test_a_param_that_is_used_anywhere_is_used(lineage: Lineage, use: str) -> No
 
 
 def test_a_layout_that_looks_like_a_number_is_quoted(lineage: Lineage) -> None:
-    text = "lineage: demo\ntitle: Demo\nlayouts:\n  2.9: {title: a, note: n}\n  '2.10': {title: b, note: n}\n"
+    text = (
+        "lineage: demo\ntitle: Demo\nlayouts:\n  2.9: {title: a, note: n}\n  '2.10': {title: "
+        "b, note: n}\n"
+    )
     lineage.layouts(f"# yaml-language-server: $schema=x\n{text}")
-    folder = lineage.rules(RULES, edge=("2.9", "'2.10'"), head=f"{MODELINE}id: demo/2.10/first\ntitle: Some rules\n").parent
+    folder = lineage.rules(
+        RULES, edge=("2.9", "'2.10'"), head=f"{MODELINE}id: demo/2.10/first\ntitle: Some rules\n"
+    ).parent
     folder.rename(lineage.root / "demo" / "2.10")
-    places = [(d.spans[0].file.rpartition("/")[2], d.spans[0].text.strip()) for d in lineage.found("M609")]
-    assert places == [("first.yaml", "edge: [2.9, '2.10']"), ("layouts.yaml", "2.9: {title: a, note: n}")]
+    places = [
+        (d.spans[0].file.rpartition("/")[2], d.spans[0].text.strip()) for d in lineage.found("M609")
+    ]
+    assert places == [
+        ("first.yaml", "edge: [2.9, '2.10']"),
+        ("layouts.yaml", "2.9: {title: a, note: n}"),
+    ]
     assert lineage.codes() == ["M609", "M609"]

@@ -7,7 +7,10 @@ from written_rules import Lineage
 
 
 def found(lineage: Lineage, via: str, extra: str = "", rule: str = "") -> list[str]:
-    lineage.rules(f"{extra}rules:\n  - {{name: r, from: old.0.w, {'' if 'drop' in via else 'to: new.0.w, '}via: [{via}]{rule}}}\n")
+    lineage.rules(
+        f"{extra}rules:\n  - {{name: r, from: old.0.w, "
+        f"{'' if 'drop' in via else 'to: new.0.w, '}via: [{via}]{rule}}}\n"
+    )
     return [d.code for d in lineage.found("M606", "M630", "M631", "M632")]
 
 
@@ -28,7 +31,9 @@ WHY = "why: the new layout has no room for it\n"
         ("{cast: {to: float32}}", ["M632"]),
     ],
 )
-def test_a_loss_or_a_way_that_ends_has_to_be_said(lineage: Lineage, via: str, codes: list[str]) -> None:
+def test_a_loss_or_a_way_that_ends_has_to_be_said(
+    lineage: Lineage, via: str, codes: list[str]
+) -> None:
     assert [c for c in found(lineage, via) if c != "M606"] == codes
 
 
@@ -43,11 +48,18 @@ def test_values_that_change_need_a_reason(lineage: Lineage) -> None:
 
 
 def test_a_way_back_that_is_written_down_needs_no_inverse(lineage: Lineage) -> None:
-    lineage.rules("rules: [{name: back, from: new.0.w, to: old.0.w, via: [{reshape: {to: [2, 2], from: [4]}}]}]\n", "back", ("v2", "v1"))
+    lineage.rules(
+        "rules: [{name: back, from: new.0.w, to: old.0.w, via: [{reshape: {to: [2, 2], from: "
+        "[4]}}]}]\n",
+        "back",
+        ("v2", "v1"),
+    )
     assert found(lineage, "{reshape: {to: [4]}}") == []
 
 
-def test_the_finding_is_at_the_op_that_ends_the_way_and_says_how_to_mend_it(lineage: Lineage) -> None:
+def test_the_finding_is_at_the_op_that_ends_the_way_and_says_how_to_mend_it(
+    lineage: Lineage,
+) -> None:
     found(lineage, "{flip: {dim: 0}}, {reshape: {to: [4]}}")
     (finding,) = lineage.found("M632")
     span = finding.spans[0]

@@ -1,4 +1,6 @@
-"""Thousands of rules that are all alike: work that is counted and bounded, and what was not looked at is said."""
+"""Thousands of rules that are all alike: work that is counted and bounded, and what was not looked
+at is said.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ HEAD = "id: t/b/many\ntitle: many rules\nlineage: t\nedge: [a, b]\nrules:\n"
 def many(folder: Path, count: int, source: str, target: str) -> Path:
     path = folder / "many.yaml"
     rules = (
-        f"  - {{name: r{i}, from: '{source % i}', to: '{target % i if '%' in target else target}', optional: true}}\n" for i in range(count)
+        f"  - {{name: r{i}, from: '{source % i}', to: "
+        f"'{target % i if '%' in target else target}', optional: true}}\n"
+        for i in range(count)
     )
     path.write_text(HEAD + "".join(rules))
     return path
@@ -26,7 +30,12 @@ def many(folder: Path, count: int, source: str, target: str) -> Path:
 class Counted:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls = 0
-        for module, name in ((matching, "common"), (matching, "shared_key"), (matching, "narrower"), (matching, "takes")):
+        for module, name in (
+            (matching, "common"),
+            (matching, "shared_key"),
+            (matching, "narrower"),
+            (matching, "takes"),
+        ):
             self._count(monkeypatch, module, name)
 
     def _count(self, monkeypatch: pytest.MonkeyPatch, module: object, name: str) -> None:
@@ -48,7 +57,13 @@ def codes(answer: dict[str, object]) -> dict[str, int]:
 
 @pytest.mark.parametrize(
     ("source", "target"),
-    thorough([("{p...}.m%d.{k...}", "{p}.n%d.{k}"), ("l.{a}.m%d.{b}.{c}", "l.{a}.n%d.{b}.{c}"), ("{a}.{b:b%d|c}", "{a}.{b}")]),
+    thorough(
+        [
+            ("{p...}.m%d.{k...}", "{p}.n%d.{k}"),
+            ("l.{a}.m%d.{b}.{c}", "l.{a}.n%d.{b}.{c}"),
+            ("{a}.{b:b%d|c}", "{a}.{b}"),
+        ]
+    ),
 )
 def test_the_work_does_not_grow_with_the_square_of_the_rules(tmp_path, monkeypatch, source, target):
     counted = Counted(monkeypatch)
@@ -59,28 +74,39 @@ def test_the_work_does_not_grow_with_the_square_of_the_rules(tmp_path, monkeypat
         looked.append(counted.calls)
     # the square would be four times as many
     assert looked[1] <= 2.5 * max(looked[0], 1000), looked
-    # each check compares so many pairs, of which each takes a few questions, and asks of what it found who else takes the key
+    # each check compares so many pairs, of which each takes a few questions, and asks of what it
+    # found who else takes the key
     assert looked[1] <= 12 * matching.MOST_PAIRS + 2 * matching.MOST_FOUND * 500, looked
 
 
-def test_two_thousand_overlapping_rules_are_named_in_part_and_the_rest_is_said(tmp_path, monkeypatch):
+def test_two_thousand_overlapping_rules_are_named_in_part_and_the_rest_is_said(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(matching, "MOST_PAIRS", 300)
     monkeypatch.setattr(matching, "MOST_FOUND", 20)
     counted = Counted(monkeypatch)
     found = codes(migrate.lint([many(tmp_path, 2000, "{p...}.m%d.{k...}", "{p}.n%d.{k}")]))
     assert (found["M615"], found["M617"], found["M618"]) == (20, 20, 1)
-    # two million pairs are not looked at; of each problem that is named, all rules are asked who else takes the key
+    # two million pairs are not looked at; of each problem that is named, all rules are asked who
+    # else takes the key
     assert counted.calls < 12 * 300 + 2 * 2 * 20 * 2000
 
 
 def test_rules_that_are_told_apart_by_their_ends_or_segments_are_all_compared(tmp_path):
-    for source, target in (("m%d.{k...}", "n%d.{k}"), ("{p...}.m%d", "{p}.n%d"), ("l.{a}.m%d.{b}.{c}", "l.{a}.n%d.{b}.{c}")):
+    for source, target in (
+        ("m%d.{k...}", "n%d.{k}"),
+        ("{p...}.m%d", "{p}.n%d"),
+        ("l.{a}.m%d.{b}.{c}", "l.{a}.n%d.{b}.{c}"),
+    ):
         assert "M618" not in codes(migrate.lint([many(tmp_path, 300, source, target)]))
 
 
 def test_a_pair_among_many_is_found(tmp_path):
     path = many(tmp_path, 300, "l.{a}.m%d.{b}.{c}", "l.{a}.n%d.{b}.{c}")
-    path.write_text(path.read_text() + "  - {name: odd, from: 'l.x.{a}.{b}.z', to: 'o.{a}.{b}.z', optional: true}\n")
+    path.write_text(
+        path.read_text()
+        + "  - {name: odd, from: 'l.x.{a}.{b}.z', to: 'o.{a}.{b}.z', optional: true}\n"
+    )
     answer = migrate.lint([path])
     assert codes(answer)["M615"] == matching.MOST_FOUND
     assert all("`odd`" in d["message"] for d in answer["diagnostics"] if d["code"] == "M615")

@@ -19,7 +19,9 @@ layouts:
 
 
 class Lineage:
-    """A lineage `demo` in a folder; what is not said in a rule file is said as a careful author would."""
+    """A lineage `demo` in a folder; what is not said in a rule file is said as a careful author
+    would.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root / "rules"
@@ -29,11 +31,21 @@ class Lineage:
         (self.root / "demo").mkdir(parents=True, exist_ok=True)
         (self.root / "demo" / "layouts.yaml").write_text(text)
 
-    def rules(self, body: str, slug: str = "first", edge: tuple[str, str] = ("v1", "v2"), head: str | None = None) -> Path:
-        made = MODELINE + f"id: demo/{edge[1]}/{slug}\ntitle: Some rules\n" if head is None else head
+    def rules(
+        self,
+        body: str,
+        slug: str = "first",
+        edge: tuple[str, str] = ("v1", "v2"),
+        head: str | None = None,
+    ) -> Path:
+        made = (
+            MODELINE + f"id: demo/{edge[1]}/{slug}\ntitle: Some rules\n" if head is None else head
+        )
         path = self.root / "demo" / edge[1] / f"{slug}.yaml"
         path.parent.mkdir(exist_ok=True)
-        path.write_text(made + f'lineage: demo\nedge: [{edge[0]}, {edge[1]}]\nrequires: ">=0.1"\n{body}')
+        path.write_text(
+            made + f'lineage: demo\nedge: [{edge[0]}, {edge[1]}]\nrequires: ">=0.1"\n{body}'
+        )
         return path
 
     def lint(self, **keywords: object) -> Findings:
@@ -42,7 +54,9 @@ class Lineage:
     def found(self, *only: str) -> list[Diagnostic]:
         """The findings, or those with these codes."""
         result = self.lint()
-        assert not [d for d in result.problems if d.severity == "error"], [d.render() for d in result.problems]
+        assert not [d for d in result.problems if d.severity == "error"], [
+            d.render() for d in result.problems
+        ]
         return [d for d in result.found if not only or d.code in only]
 
     def codes(self) -> list[str]:

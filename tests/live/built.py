@@ -17,7 +17,9 @@ def state_of(folder):
 
 
 def module(state, device="cpu", fill=7):
-    """A module whose parameters have these names, shapes and dtypes; what stands in them is `fill`."""
+    """A module whose parameters have these names, shapes and dtypes; what stands in them is
+    `fill`.
+    """
     root = torch.nn.Module()
     for key, tensor in state.items():
         *path, last = key.split(".")
@@ -27,7 +29,10 @@ def module(state, device="cpu", fill=7):
                 owner.add_module(name, torch.nn.Module())
             owner = owner._modules[name]
         made = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
-        owner.register_parameter(last, torch.nn.Parameter(made if device == "meta" else made.fill_(fill), requires_grad=False))
+        owner.register_parameter(
+            last,
+            torch.nn.Parameter(made if device == "meta" else made.fill_(fill), requires_grad=False),
+        )
     return root
 
 
@@ -35,12 +40,17 @@ def same(model, state):
     """Whether the module holds exactly these bits."""
     held = model.state_dict()
     return held.keys() == state.keys() and all(
-        held[key].dtype == one.dtype and held[key].shape == one.shape and raw(held[key]) == raw(one) for key, one in state.items()
+        held[key].dtype == one.dtype and held[key].shape == one.shape and raw(held[key]) == raw(one)
+        for key, one in state.items()
     )
 
 
 def raw(tensor):
-    return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+    return (
+        tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        if tensor.numel()
+        else b""
+    )
 
 
 def untouched(model, fill=7):

@@ -10,7 +10,9 @@ from ranks import Ranks
 
 @pytest.fixture(scope="session")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], Ranks]]:
-    """`ranks(world).run(module, function, …)`: processes that are started once for each number of them."""
+    """`ranks(world).run(module, function, …)`: processes that are started once for each number of
+    them.
+    """
     started: dict[int, Ranks] = {}
 
     def of(world: int) -> Ranks:

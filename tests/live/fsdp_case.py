@@ -46,7 +46,10 @@ def sharded(device: str) -> Model:
 
 
 def whole(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {key: one.full_tensor() if isinstance(one, DTensor) else one for key, one in model.state_dict().items()}
+    return {
+        key: one.full_tensor() if isinstance(one, DTensor) else one
+        for key, one in model.state_dict().items()
+    }
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
@@ -64,9 +67,16 @@ def refused(call: object, *arguments: object) -> str:
 def written(folder: Path) -> None:
     """A checkpoint for the model in an older layout."""
     generator = torch.Generator().manual_seed(0)
-    made = {key: torch.randn(one.shape, generator=generator) for key, one in Model().state_dict().items()}
+    made = {
+        key: torch.randn(one.shape, generator=generator)
+        for key, one in Model().state_dict().items()
+    }
     save_file(
-        {key.replace("b.", "blocks.", 1) if key.startswith("b.") else key: one for key, one in made.items()}, folder / "old.safetensors"
+        {
+            key.replace("b.", "blocks.", 1) if key.startswith("b.") else key: one
+            for key, one in made.items()
+        },
+        folder / "old.safetensors",
     )
 
 
@@ -81,10 +91,17 @@ def loads_its_part(rank: int, place: str) -> None:
     for device in ("cpu", "meta"):
         for source in (folder / "old.safetensors", old):
             model, seen = sharded(device), []
-            answer = migrate.load(model, source, rules=rule, progress=lambda done, total, seen=seen: seen.append((done, total)))
+            answer = migrate.load(
+                model,
+                source,
+                rules=rule,
+                progress=lambda done, total, seen=seen: seen.append((done, total)),
+            )
             assert all(isinstance(one, DTensor) for one in model.parameters())
             assert same(whole(model), new)
-            held = sum(one.to_local().nbytes for one in model.parameters()) + sum(one.nbytes for one in model.buffers())
+            held = sum(one.to_local().nbytes for one in model.parameters()) + sum(
+                one.nbytes for one in model.buffers()
+            )
             assert answer["bytes_written"] == held
             assert seen[-1][0] == seen[-1][1]
             assert torch.equal(model(x), reference(x))
@@ -101,8 +118,12 @@ def loads_its_part(rank: int, place: str) -> None:
     migrate.convert_module(model, other)
     assert same(whole(other), new)
     assert "other processes hold parts" in refused(migrate.convert_module, model, Model())
-    assert "other processes hold parts" in refused(migrate.save, model, folder / "refused.safetensors")
-    state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    assert "other processes hold parts" in refused(
+        migrate.save, model, folder / "refused.safetensors"
+    )
+    state = get_model_state_dict(
+        model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
+    )
     if rank == 0:
         migrate.downgrade(state, folder / "back.safetensors", rules=rule)
         assert same(load_file(folder / "back.safetensors"), old)

@@ -1,8 +1,9 @@
 """Stand-ins for Transformer Engine's GroupedLinear and its tensor classes, small and on the CPU.
 
-The multi layout has `weight0`, `bias0`, … ; the single one has `weight` [GEMMs, out, in] as one parameter of a wrapper class that
-holds its rows flat, and `bias` [GEMMs, out]. Each can be chosen alone. `Remapping` reads the other layout by itself, as the module
-API does; the plain one reads its own only, as the operations API does.
+The multi layout has `weight0`, `bias0`, … ; the single one has `weight` [GEMMs, out, in] as one
+parameter of a wrapper class that holds its rows flat, and `bias` [GEMMs, out]. Each can be chosen
+alone. `Remapping` reads the other layout by itself, as the module API does; the plain one reads its
+own only, as the operations API does.
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ aten = torch.ops.aten
 
 
 class Wrapper(torch.Tensor):
-    """A tensor whose elements lie in other tensors. Operations work on the elements, as plain tensors."""
+    """A tensor whose elements lie in other tensors. Operations work on the elements, as plain
+    tensors.
+    """
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @classmethod
     def shell(cls, shape, dtype, device="cpu", requires_grad=False):
-        return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device, requires_grad=requires_grad)
+        return torch.Tensor._make_wrapper_subclass(
+            cls, shape, dtype=dtype, device=device, requires_grad=requires_grad
+        )
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
@@ -32,7 +37,11 @@ class Wrapper(torch.Tensor):
             return args[0].twin(args[0].held())
         if func in (aten.empty_like.default, aten.clone.default):
             fresh = args[0].twin({name: t.clone() for name, t in args[0].held().items()})
-            return fresh if func is aten.clone.default or kwargs.get("device") in (None, args[0].device) else NotImplemented
+            return (
+                fresh
+                if func is aten.clone.default or kwargs.get("device") in (None, args[0].device)
+                else NotImplemented
+            )
         return func(*[plain(a) for a in args], **{name: plain(a) for name, a in kwargs.items()})
 
     def held(self):
@@ -40,7 +49,9 @@ class Wrapper(torch.Tensor):
 
     def twin(self, held):
         made = self.shell(self.shape, self.dtype, self.device)
-        vars(made).update({name: value for name, value in vars(self).items() if name != "_is_param"}, **held)
+        vars(made).update(
+            {name: value for name, value in vars(self).items() if name != "_is_param"}, **held
+        )
         return made
 
     def __repr__(self):
@@ -60,7 +71,9 @@ class GroupedTensor(Wrapper):
     def of(cls, tensor, scale=None):
         made = cls.shell(tensor.shape, tensor.dtype)
         made.num_tensors, made.scale = len(tensor), scale
-        made.rowwise_data = torch.empty(tensor.numel(), dtype=tensor.dtype if scale is None else torch.uint8)
+        made.rowwise_data = torch.empty(
+            tensor.numel(), dtype=tensor.dtype if scale is None else torch.uint8
+        )
         made.fill(tensor)
         return made
 
@@ -69,7 +82,11 @@ class GroupedTensor(Wrapper):
         self.rowwise_data.copy_(flat if self.scale is None else quantized(flat, self.scale))
 
     def dequantize(self):
-        rows = self.rowwise_data if self.scale is None else dequantized(self.rowwise_data, self.scale, self.dtype)
+        rows = (
+            self.rowwise_data
+            if self.scale is None
+            else dequantized(self.rowwise_data, self.scale, self.dtype)
+        )
         return rows.view(self.shape)
 
 
@@ -100,7 +117,18 @@ def dequantized(data, scale, dtype):
 class GroupedLinear(nn.Module):
     """`gemms` linear maps from `width` to `height`."""
 
-    def __init__(self, gemms, width, height, *, single_weight=False, single_bias=False, bias=True, scale=None, dtype=torch.float32):
+    def __init__(
+        self,
+        gemms,
+        width,
+        height,
+        *,
+        single_weight=False,
+        single_bias=False,
+        bias=True,
+        scale=None,
+        dtype=torch.float32,
+    ):
         super().__init__()
         self.gemms = gemms
         weights = torch.zeros(gemms, height, width, dtype=dtype)
@@ -129,7 +157,11 @@ class GroupedLinear(nn.Module):
         def of(name):
             if name in names:
                 return plain(names[name].detach())
-            parts = [plain(names[f"{name}{i}"].detach()) for i in range(self.gemms) if f"{name}{i}" in names]
+            parts = [
+                plain(names[f"{name}{i}"].detach())
+                for i in range(self.gemms)
+                if f"{name}{i}" in names
+            ]
             return torch.stack(parts) if parts else None
 
         return of("weight"), of("bias")
@@ -143,7 +175,9 @@ class Remapping(GroupedLinear):
             single, parts = f"{prefix}{name}", [f"{prefix}{name}{i}" for i in range(self.gemms)]
             if name in self._parameters:
                 if single not in state_dict and all(part in state_dict for part in parts):
-                    state_dict[single] = torch.stack([plain(state_dict.pop(part)) for part in parts])
+                    state_dict[single] = torch.stack(
+                        [plain(state_dict.pop(part)) for part in parts]
+                    )
             elif single in state_dict and not all(part in state_dict for part in parts):
                 state_dict.update(zip(parts, plain(state_dict.pop(single)).unbind(0), strict=True))
         super()._load_from_state_dict(state_dict, prefix, *rest)

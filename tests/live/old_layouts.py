@@ -1,4 +1,6 @@
-"""A small model, its state dict in an older layout, and what must hold of a module before and after a load."""
+"""A small model, its state dict in an older layout, and what must hold of a module before and after
+a load.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ rules:
   - {name: fuse, from: "{p...}.half{i:int}", to: "{p}.weight", via: [{concat: {over: i, dim: 0, count: 2}}]}
   - {name: norm, from: "{p...}.ln.{k}", to: "{p}.norm.{k}", optional: true}
 keep: ["{p...}.bias"]
-"""
+"""  # noqa: E501
 
 
 class Block(nn.Module):
@@ -51,7 +53,9 @@ def old(layers=2, size=4, lead=""):
 def wanted(state, layers=2, lead=""):
     out = {}
     for i in range(layers):
-        out[f"{lead}layers.{i}.proj.weight"] = torch.cat([state[f"{lead}layers.{i}.proj.half{h}"] for h in range(2)])
+        out[f"{lead}layers.{i}.proj.weight"] = torch.cat(
+            [state[f"{lead}layers.{i}.proj.half{h}"] for h in range(2)]
+        )
         out[f"{lead}layers.{i}.proj.bias"] = state[f"{lead}layers.{i}.proj.bias"]
         for k in ("weight", "bias"):
             out[f"{lead}layers.{i}.norm.{k}"] = state[f"{lead}layers.{i}.ln.{k}"]
@@ -60,12 +64,20 @@ def wanted(state, layers=2, lead=""):
 
 def photo(module):
     """What must not change when nothing may change."""
-    tensors = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
-    return [(name, id(t), t.data_ptr(), t._version, t.requires_grad, id(t.grad), t.detach().clone()) for name, t in tensors]
+    tensors = [
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ]
+    return [
+        (name, id(t), t.data_ptr(), t._version, t.requires_grad, id(t.grad), t.detach().clone())
+        for name, t in tensors
+    ]
 
 
 def same(a, b):
-    return len(a) == len(b) and all(x[:-1] == y[:-1] and torch.equal(x[-1], y[-1]) for x, y in zip(a, b, strict=True))
+    return len(a) == len(b) and all(
+        x[:-1] == y[:-1] and torch.equal(x[-1], y[-1]) for x, y in zip(a, b, strict=True)
+    )
 
 
 def holds(module, tensors):

@@ -1,7 +1,9 @@
-"""Ranks of torch.distributed (gloo), started once for each number of them and then sent cases: a case is a function of a module here.
+"""Ranks of torch.distributed (gloo), started once for each number of them and then sent cases: a
+case is a function of a module here.
 
-Run as a process of its own, `ranks.py WORLD FOLDER`: it imports torch once and forks. A line of its standard input is a JSON list of
-module, function and arguments; the line that answers holds what went wrong in a rank, or null.
+Run as a process of its own, `ranks.py WORLD FOLDER`: it imports torch once and forks. A line of its
+standard input is a JSON list of module, function and arguments; the line that answers holds what
+went wrong in a rank, or null.
 """
 
 from __future__ import annotations
@@ -25,14 +27,18 @@ class Ranks:
         paths = os.pathsep.join(map(str, (HERE.parents[1], HERE, HERE.parent, HERE.parent / "cli")))
         environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, str(HERE / "ranks.py"), str(world), str(folder)]
-        self.child = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.child = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
     @property
     def alive(self) -> bool:
         return self.child.poll() is None
 
     def run(self, module: str, function: str, *arguments: str) -> None:
-        """Calls `function(rank, *arguments)` in every rank; AssertionError with the trace of the first that fails."""
+        """Calls `function(rank, *arguments)` in every rank; AssertionError with the trace of the
+        first that fails.
+        """
         assert self.child.stdin is not None
         assert self.child.stdout is not None
         self.child.stdin.write(json.dumps([module, function, arguments]) + "\n")
@@ -53,7 +59,9 @@ def member(rank: int, world: int, folder: str, cases: connection.Connection) -> 
     """The life of one rank: what goes wrong in each case, or None."""
     import torch.distributed as dist
 
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world
+    )
     while case := cases.recv():
         module, function, arguments = case
         try:
@@ -71,7 +79,10 @@ def main() -> None:
     world, folder = int(sys.argv[1]), sys.argv[2]
     context = get_context("fork")
     ends = [context.Pipe() for _ in range(world)]
-    ranks = [context.Process(target=member, args=(n, world, folder, theirs), daemon=True) for n, (_, theirs) in enumerate(ends)]
+    ranks = [
+        context.Process(target=member, args=(n, world, folder, theirs), daemon=True)
+        for n, (_, theirs) in enumerate(ends)
+    ]
     for rank in ranks:
         rank.start()
     ours = [end for end, _ in ends]

@@ -27,9 +27,20 @@ def bits(tensor):
 
 def test_an_adapter_is_merged_in_memory():
     torch.manual_seed(0)
-    base, a, b = torch.randn(130, 70).bfloat16(), torch.randn(4, 70).bfloat16(), torch.randn(130, 4).bfloat16()
-    s = {"m.q.weight": base, "base_model.model.m.q.lora_A.weight": a, "base_model.model.m.q.lora_B.weight": b, "m.n.weight": torch.ones(3)}
-    out = migrate.apply(s, rules=[CASES / "c17-lora-merge.yaml"], params={"alpha": 6, "rank": 4}, allow=["lossy"])
+    base, a, b = (
+        torch.randn(130, 70).bfloat16(),
+        torch.randn(4, 70).bfloat16(),
+        torch.randn(130, 4).bfloat16(),
+    )
+    s = {
+        "m.q.weight": base,
+        "base_model.model.m.q.lora_A.weight": a,
+        "base_model.model.m.q.lora_B.weight": b,
+        "m.n.weight": torch.ones(3),
+    }
+    out = migrate.apply(
+        s, rules=[CASES / "c17-lora-merge.yaml"], params={"alpha": 6, "rank": 4}, allow=["lossy"]
+    )
     assert sorted(out) == ["m.n.weight", "m.q.weight"]
     wanted = (base.double() + (b.double() @ a.double()) * 1.5).bfloat16()
     assert torch.equal(out["m.q.weight"], wanted)
@@ -42,13 +53,20 @@ def test_a_decay_rate_is_computed_in_memory(tmp_path):
 
 
 def test_bfloat16_goes_to_float32_files_and_comes_back(tmp_path):
-    every = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).reshape(256, 256)
+    every = (
+        torch.arange(65536, dtype=torch.int32)
+        .to(torch.int16)
+        .view(torch.bfloat16)
+        .reshape(256, 256)
+    )
     save_file({"w": every, "n": torch.ones(3, dtype=torch.bfloat16)}, tmp_path / "a.safetensors")
     files = rules(tmp_path, "{cast: {to: float32, from: bfloat16}}")
     migrate.apply(tmp_path / "a.safetensors", out=tmp_path / "b.safetensors", rules=files)
     wide = load_file(tmp_path / "b.safetensors")
     assert torch.equal(wide["w"].view(torch.int32), every.view(torch.int16).to(torch.int32) << 16)
-    assert migrate.verify(tmp_path / "b.safetensors", source=tmp_path / "a.safetensors", rules=files)["equal"]
+    assert migrate.verify(
+        tmp_path / "b.safetensors", source=tmp_path / "a.safetensors", rules=files
+    )["equal"]
     migrate.downgrade(tmp_path / "b.safetensors", out=tmp_path / "c.safetensors", rules=files)
     back = load_file(tmp_path / "c.safetensors")
     assert torch.equal(bits(back["w"]), bits(every))
@@ -56,14 +74,32 @@ def test_bfloat16_goes_to_float32_files_and_comes_back(tmp_path):
 
 def test_computed_files_are_verified_by_another_route(tmp_path):
     torch.manual_seed(1)
-    s = {"m.q.weight": torch.randn(200, 300), "base_model.model.m.q.lora_A.weight": torch.randn(8, 300)}
-    save_file(s | {"base_model.model.m.q.lora_B.weight": torch.randn(200, 8)}, tmp_path / "a.safetensors")
-    said = {"rules": [CASES / "c17-lora-merge.yaml"], "params": {"alpha": 6, "rank": 8}, "allow": ["lossy"]}
+    s = {
+        "m.q.weight": torch.randn(200, 300),
+        "base_model.model.m.q.lora_A.weight": torch.randn(8, 300),
+    }
+    save_file(
+        s | {"base_model.model.m.q.lora_B.weight": torch.randn(200, 8)}, tmp_path / "a.safetensors"
+    )
+    said = {
+        "rules": [CASES / "c17-lora-merge.yaml"],
+        "params": {"alpha": 6, "rank": 8},
+        "allow": ["lossy"],
+    }
     migrate.apply(tmp_path / "a.safetensors", out=tmp_path / "b.safetensors", **said)
-    assert migrate.verify(tmp_path / "b.safetensors", source=tmp_path / "a.safetensors", **said)["equal"]
-    said = {"rules": rules(tmp_path, "{affine: {mul: 0.3, add: 1}}, {neg_exp: {}}, {cast: {to: float16}}"), "allow": ["lossy"]}
+    assert migrate.verify(tmp_path / "b.safetensors", source=tmp_path / "a.safetensors", **said)[
+        "equal"
+    ]
+    said = {
+        "rules": rules(
+            tmp_path, "{affine: {mul: 0.3, add: 1}}, {neg_exp: {}}, {cast: {to: float16}}"
+        ),
+        "allow": ["lossy"],
+    }
     migrate.apply(tmp_path / "b.safetensors", out=tmp_path / "c.safetensors", **said)
-    assert migrate.verify(tmp_path / "c.safetensors", source=tmp_path / "b.safetensors", **said)["equal"]
+    assert migrate.verify(tmp_path / "c.safetensors", source=tmp_path / "b.safetensors", **said)[
+        "equal"
+    ]
 
 
 def test_a_tensor_that_was_changed_does_not_go_back_silently(tmp_path):
@@ -77,12 +113,22 @@ def test_a_tensor_that_was_changed_does_not_go_back_silently(tmp_path):
 
 @pytest.fixture
 def merged(tmp_path):
-    """Files of float64, whose sums depend on the order in which a library adds, and what verifies them."""
+    """Files of float64, whose sums depend on the order in which a library adds, and what verifies
+    them.
+    """
     torch.manual_seed(2)
     kinds = {"weight": (90, 70), "A": (16, 70), "B": (90, 16)}
-    save_file({f"m.{name}": torch.randn(*shape, dtype=torch.float64) for name, shape in kinds.items()}, tmp_path / "a.safetensors")
+    save_file(
+        {f"m.{name}": torch.randn(*shape, dtype=torch.float64) for name, shape in kinds.items()},
+        tmp_path / "a.safetensors",
+    )
     keys = "{base: '{k...}.weight', a: '{k}.A', b: '{k}.B'}"
-    files = rules(tmp_path, "{lora_merge: {alpha: 2, rank: 16}}, {transpose: {dims: [0, 1]}}, {slice: {dim: 0, start: 3, stop: 60}}", keys)
+    files = rules(
+        tmp_path,
+        "{lora_merge: {alpha: 2, rank: 16}}, {transpose: {dims: [0, 1]}}, {slice: {dim: 0, start: "
+        "3, stop: 60}}",
+        keys,
+    )
     said = {"rules": files, "allow": ["lossy", "drop"]}
     migrate.apply(tmp_path / "a.safetensors", out=tmp_path / "b.safetensors", **said)
     return lambda made: migrate.verify(made, source=tmp_path / "a.safetensors", **said)
@@ -113,20 +159,30 @@ def test_what_is_further_off_than_the_bound_is_a_difference(tmp_path, merged, wr
 def test_a_result_that_is_computed_with_again_is_compared_by_its_bytes(tmp_path):
     files = rules(tmp_path, "{neg_exp: {}}, {affine: {mul: 3}}")
     save_file({"w": torch.linspace(-1, 1, 9)}, tmp_path / "a.safetensors")
-    migrate.apply(tmp_path / "a.safetensors", out=tmp_path / "b.safetensors", rules=files, allow="lossy")
-    assert migrate.verify(tmp_path / "b.safetensors", source=tmp_path / "a.safetensors", rules=files)["equal"]
+    migrate.apply(
+        tmp_path / "a.safetensors", out=tmp_path / "b.safetensors", rules=files, allow="lossy"
+    )
+    assert migrate.verify(
+        tmp_path / "b.safetensors", source=tmp_path / "a.safetensors", rules=files
+    )["equal"]
     tensor = load_file(tmp_path / "b.safetensors")["w"]
     tensor[4] = tensor[4].nextafter(torch.tensor(torch.inf))
     save_file({"w": tensor}, tmp_path / "c.safetensors")
-    answer = migrate.verify(tmp_path / "c.safetensors", source=tmp_path / "a.safetensors", rules=files)
+    answer = migrate.verify(
+        tmp_path / "c.safetensors", source=tmp_path / "a.safetensors", rules=files
+    )
     assert [d["what"] for d in answer["differences"]] == ["1 of 9 elements differ, first at [4]"]
 
 
 def test_the_bound_of_scalars_that_are_stacked_is_known_by_element(tmp_path):
-    files = rules(tmp_path, "{neg_exp: {}}, {permute: {dims: []}}, {stack: {over: k}}", "'b.{k:x|y}'")
+    files = rules(
+        tmp_path, "{neg_exp: {}}, {permute: {dims: []}}, {stack: {over: k}}", "'b.{k:x|y}'"
+    )
     files[0].write_text(files[0].read_text().replace("to: '{k}'", "to: s"))
     save_file({"b.x": torch.tensor(0.25), "b.y": torch.tensor(-1.5)}, tmp_path / "a.safetensors")
-    migrate.apply(tmp_path / "a.safetensors", out=tmp_path / "b.safetensors", rules=files, allow="lossy")
+    migrate.apply(
+        tmp_path / "a.safetensors", out=tmp_path / "b.safetensors", rules=files, allow="lossy"
+    )
     tensor = load_file(tmp_path / "b.safetensors")["s"]
     assert torch.equal(tensor, (-torch.exp(torch.tensor([0.25, -1.5]).double())).float())
     for up, differences, near in ((1, 0, 1), (3, 1, 0)):
@@ -134,5 +190,7 @@ def test_the_bound_of_scalars_that_are_stacked_is_known_by_element(tmp_path):
         for _ in range(up):
             other[1] = other[1].nextafter(torch.tensor(torch.inf))
         save_file({"s": other}, tmp_path / "c.safetensors")
-        answer = migrate.verify(tmp_path / "c.safetensors", source=tmp_path / "a.safetensors", rules=files)
+        answer = migrate.verify(
+            tmp_path / "c.safetensors", source=tmp_path / "a.safetensors", rules=files
+        )
         assert (len(answer["differences"]), len(answer["near"])) == (differences, near)

@@ -28,7 +28,9 @@ def test_the_state_of_a_module_moves_into_another_layout(old, new):
     fits(answer, "loaded")
     assert same(made, new)
     assert same(source, old)
-    assert not {one.data_ptr() for one in source.parameters()} & {one.data_ptr() for one in made.parameters()}
+    assert not {one.data_ptr() for one in source.parameters()} & {
+        one.data_ptr() for one in made.parameters()
+    }
     back = module(old, "meta")
     migrate.convert_module(made, back, "hf-mixtral@v4")
     assert same(back, old)
@@ -47,7 +49,8 @@ def test_extra_states_and_configuration_go_from_module_to_module(tmp_path):
     rule = rules(
         tmp_path,
         "params: {n: {type: int, config: n_parts}}\n"
-        "rules:\n  - {name: r, from: 'inner.{k...}', to: 'core.{k}', via: [{reshape: {from: [$n], to: [$n, 1]}}]}\n",
+        "rules:\n  - {name: r, from: 'inner.{k...}', to: 'core.{k}', via: [{reshape: {from: [$n], "
+        "to: [$n, 1]}}]}\n",
     )
     source = torch.nn.ModuleDict({"inner": Counting()})
     source.config = {"n_parts": 2}

@@ -1,8 +1,9 @@
-"""Every op that computes and every codec, on tensors of 0 to 4 axes and of sizes from 0, through every way in and out.
+"""Every op that computes and every codec, on tensors of 0 to 4 axes and of sizes from 0, through
+every way in and out.
 
-What must come out is what the eager twins make of whole arrays. Ops and codecs are those of the registries, with their own
-samples as arguments, so that a new one is tried without a line here. A codec with a scale for a whole tensor is one of
-them: no shipped codec has parts without axes.
+What must come out is what the eager twins make of whole arrays. Ops and codecs are those of the
+registries, with their own samples as arguments, so that a new one is tried without a line here. A
+codec with a scale for a whole tensor is one of them: no shipped codec has parts without axes.
 """
 
 from __future__ import annotations
@@ -34,9 +35,11 @@ AXES = 5
 ALLOW = ["lossy"]
 # what a tensor of torch can be, of those that the kits use
 DTYPES = tuple(d for d in valuekit.DTYPES if BITS[d] >= 8)
-# an op above or below, so that what is computed is also read by another op, and a view of what is computed is read
+# an op above or below, so that what is computed is also read by another op, and a view of what is
+# computed is read
 BETWEEN: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("cast", {"to": "float32"}), ("affine", {"mul": 2}), ("cast", {"to": "float4_e2m1fn"}), ("unsqueeze", {"dim": 0}),
+    ("cast", {"to": "float32"}), ("affine", {"mul": 2}), ("cast", {"to": "float4_e2m1fn"}),
+    ("unsqueeze", {"dim": 0}),
     ("reshape", {"to": [-1]}),
 )  # fmt: skip
 
@@ -95,14 +98,18 @@ def per_tensor():
     with pytest.MonkeyPatch.context() as patch:
         names, get = codecs.names(), codecs.get
         patch.setattr(codecs, "names", lambda: [*names, "per-tensor"])
-        patch.setattr(codecs, "get", lambda name: PerTensor() if name == "per-tensor" else get(name))
+        patch.setattr(
+            codecs, "get", lambda name: PerTensor() if name == "per-tensor" else get(name)
+        )
         dequantize.codec_called.cache_clear()
         yield
     dequantize.codec_called.cache_clear()
 
 
 class Case(NamedTuple):
-    """One rule: `steps` as they are written, the inputs by role ("" where there is one), and outputs as (spec, elements, slack)."""
+    """One rule: `steps` as they are written, the inputs by role ("" where there is one), and
+    outputs as (spec, elements, slack).
+    """
 
     steps: tuple[tuple[str, dict[str, Any]], ...]
     given: dict[str, tuple[Spec, Any]]
@@ -110,7 +117,9 @@ class Case(NamedTuple):
 
 
 def samples() -> list[tuple[Op, dict[str, Any], list[Any]]]:
-    """(op, arguments, what its sample is): shapes of the inputs, or the spec of the numbers of a codec."""
+    """(op, arguments, what its sample is): shapes of the inputs, or the spec of the numbers of a
+    codec.
+    """
     found: list[Any] = []
     for name in ops.names():
         op = ops.get(name)
@@ -118,25 +127,46 @@ def samples() -> list[tuple[Op, dict[str, Any], list[Any]]]:
             found += [(op, written, shapes) for written, shapes in op.samples()]
     for name in codecs.names():
         for options, numbers in codecs.get(name).samples():
-            said = {key: getattr(options, key) for key in ("block", "like", "scale", "scale_fmt", "non_finite")}
-            said = {key: list(v) if isinstance(v, tuple) else v for key, v in said.items() if v is not None}
+            said = {
+                key: getattr(options, key)
+                for key in ("block", "like", "scale", "scale_fmt", "non_finite")
+            }
+            said = {
+                key: list(v) if isinstance(v, tuple) else v
+                for key, v in said.items()
+                if v is not None
+            }
             found.append((ops.get("quantize"), {"codec": name, **said}, [numbers]))
-            found.append((ops.get("dequantize"), {"codec": name, "dtype": "float32", **said}, [numbers]))
+            found.append(
+                (ops.get("dequantize"), {"codec": name, "dtype": "float32", **said}, [numbers])
+            )
     return found
 
 
 def elements(of: Spec, dice: random.Random) -> np.ndarray:
-    """Whole numbers from 1 on that the dtype holds, and so does what ops make of them: memory that was not written shows."""
+    """Whole numbers from 1 on that the dtype holds, and so does what ops make of them: memory that
+    was not written shows.
+    """
     most = {"bool": 1, "float8_e8m0fnu": 1}.get(of.dtype, 4 if BITS[of.dtype] <= 8 else 15)
     held = [raw(of.dtype, n) for n in range(1, most + 1)]
-    return np.array([held[dice.randrange(most)] for _ in range(of.numel)], carrier(of.dtype)).reshape(of.shape)
+    return np.array(
+        [held[dice.randrange(most)] for _ in range(of.numel)], carrier(of.dtype)
+    ).reshape(of.shape)
 
 
-def shapes_like(shapes: list[Any], args: Any, axes: int, dice: random.Random) -> list[tuple[int, ...]]:
-    """Of one input any shape with so many axes; of several, the sample's with other sizes, the same for the same, and axes in front."""
+def shapes_like(
+    shapes: list[Any], args: Any, axes: int, dice: random.Random
+) -> list[tuple[int, ...]]:
+    """Of one input any shape with so many axes; of several, the sample's with other sizes, the same
+    for the same, and axes in front.
+    """
     if len(shapes) == 1:
         return [tuple(dice.choice([0, 1, 1, 2, 3, 5]) for _ in range(axes))]
-    said = {getattr(args, name) for name in args.__dataclass_fields__ if isinstance(getattr(args, name), int)}
+    said = {
+        getattr(args, name)
+        for name in args.__dataclass_fields__
+        if isinstance(getattr(args, name), int)
+    }
     sizes = {n: n if n in said else dice.choice([0, 1, 2, 7]) for shape in shapes for n in shape}
     return [(2,) * max(0, axes - 2) + tuple(sizes[n] for n in shape) for shape in shapes]
 
@@ -148,7 +178,10 @@ def infer(op: Op, args: Any, specs: list[Spec]) -> list[Spec]:
     if found is None:
         from migrate.core import view
 
-        found = [spec(specs[0].dtype, v.shape) for v in op.trace(args, [view.stored(0, s.shape) for s in specs])]
+        found = [
+            spec(specs[0].dtype, v.shape)
+            for v in op.trace(args, [view.stored(0, s.shape) for s in specs])
+        ]
     return found
 
 
@@ -157,7 +190,11 @@ def chained(steps: Any, given: list[tuple[Spec, Any]]) -> list[tuple[Spec, Any, 
     held: list[tuple[Spec, Any, Any]] = [(of, array, None) for of, array in given]
     for name, written in steps:
         op = ops.get(name)
-        args, specs, arrays = arguments(op, written), [s for s, _, _ in held], [a for _, a, _ in held]
+        args, specs, arrays = (
+            arguments(op, written),
+            [s for s, _, _ in held],
+            [a for _, a, _ in held],
+        )
         dtypes = [s.dtype for s in specs]
         made = infer(op, args, specs)
         twins = op.eager(args, arrays, len(made), dtypes)
@@ -167,7 +204,8 @@ def chained(steps: Any, given: list[tuple[Spec, Any]]) -> list[tuple[Spec, Any, 
         held = list(zip(made, twins, slack, strict=True))
         for of, array, _ in held:
             assert np.shape(array) == of.shape, (
-                f"the eager twin of {name} makes {np.shape(array)} of {[str(s) for s in specs]}, {of} is inferred"
+                f"the eager twin of {name} makes {np.shape(array)} of {[str(s) for s in specs]}, "
+                f"{of} is inferred"
             )
     return held
 
@@ -176,8 +214,12 @@ def holdable(of: Spec) -> bool:
     return BITS[of.dtype] >= 8
 
 
-def case(op: Op, written: dict[str, Any], sample: list[Any], axes: int, dice: random.Random) -> Case | list[Spec]:
-    """A case of the sample with so many axes; where the op does not take any such input, one that it refuses."""
+def case(
+    op: Op, written: dict[str, Any], sample: list[Any], axes: int, dice: random.Random
+) -> Case | list[Spec]:
+    """A case of the sample with so many axes; where the op does not take any such input, one that
+    it refuses.
+    """
     args, roles = arguments(op, written), ("",)
     if "codec" in written:
         codec = codecs.get(written["codec"])
@@ -188,7 +230,13 @@ def case(op: Op, written: dict[str, Any], sample: list[Any], axes: int, dice: ra
                 specs = codec.encoded(dequantize.options(args), numbers)
             except OpError:
                 return [numbers, spec("float32", ())]
-            given = list(zip(specs, codec.reference_parts(dequantize.options(args), given[0][1], numbers), strict=True))
+            given = list(
+                zip(
+                    specs,
+                    codec.reference_parts(dequantize.options(args), given[0][1], numbers),
+                    strict=True,
+                )
+            )
             roles = codec.parts
     else:
         shapes = shapes_like(sample, args, axes, dice)
@@ -216,19 +264,37 @@ def case(op: Op, written: dict[str, Any], sample: list[Any], axes: int, dice: ra
             if holdable(longer[0][0]):
                 steps, made = wider, longer
     out = op.roles(written.get("codec", "")) if op.kind == "part" else ("",)  # type: ignore[attr-defined]
-    return Case(tuple(steps), dict(zip(roles, given, strict=True)), dict(zip(out, made, strict=True)))
+    return Case(
+        tuple(steps), dict(zip(roles, given, strict=True)), dict(zip(out, made, strict=True))
+    )
 
 
 def rule(number: int, steps: Any, given: Any, made: Any) -> dict[str, Any]:
     # a role that is missing is written all the same
-    asked = [*given, *(role for op, written in steps if ops.get(op).kind == "join" for role in ops.get(op).roles(written.get("codec", "")))]
+    asked = [
+        *given,
+        *(
+            role
+            for op, written in steps
+            if ops.get(op).kind == "join"
+            for role in ops.get(op).roles(written.get("codec", ""))
+        ),
+    ]
     sides = [
-        f"{letter}{number}" if list(roles) == [""] else {role: f"{letter}{number}.{role}" for role in roles}
+        f"{letter}{number}"
+        if list(roles) == [""]
+        else {role: f"{letter}{number}.{role}" for role in roles}
         for letter, roles in (("in", dict.fromkeys(asked)), ("out", made))
     ]
     missing = [role for role in asked if role not in given]
     via = [{op: written} for op, written in steps]
-    return {"name": f"r{number}", "from": sides[0], "to": sides[1], "via": via, **({"optional": missing} if missing else {})}
+    return {
+        "name": f"r{number}",
+        "from": sides[0],
+        "to": sides[1],
+        "via": via,
+        **({"optional": missing} if missing else {}),
+    }
 
 
 def named(letter: str, number: int, role: str) -> str:
@@ -236,7 +302,9 @@ def named(letter: str, number: int, role: str) -> str:
 
 
 def tensor(of: Spec, array: Any) -> torch.Tensor:
-    made = typed(np.array(array, carrier(of.dtype), order="C").reshape(-1), of.dtype).reshape(of.shape)
+    made = typed(np.array(array, carrier(of.dtype), order="C").reshape(-1), of.dtype).reshape(
+        of.shape
+    )
     assert (str(made.dtype), tuple(made.shape)) == (f"torch.{of.dtype}", of.shape)
     return made
 
@@ -245,29 +313,55 @@ def bits(one: torch.Tensor, of: Spec) -> np.ndarray:
     assert (str(one.dtype), tuple(one.shape)) == (f"torch.{of.dtype}", of.shape)
     if not one.numel():
         return np.zeros(of.shape, carrier(of.dtype))
-    return one.detach().contiguous().reshape(-1).view(torch.uint8).numpy().view(carrier(of.dtype)).reshape(of.shape)
+    return (
+        one.detach()
+        .contiguous()
+        .reshape(-1)
+        .view(torch.uint8)
+        .numpy()
+        .view(carrier(of.dtype))
+        .reshape(of.shape)
+    )
 
 
 def check(way: str, found: Any, cases: list[Case]) -> None:
     """Whether a state dict is what the twins make, and nothing else."""
-    wanted = {named("out", n, role): (c, *one) for n, c in enumerate(cases) for role, one in c.made.items()}
+    wanted = {
+        named("out", n, role): (c, *one)
+        for n, c in enumerate(cases)
+        for role, one in c.made.items()
+    }
     assert sorted(found) == sorted(wanted), way
     for key, (of_case, of, array, slack) in wanted.items():
         got = bits(found[key], of)
         said = [(role, str(s)) for role, (s, _) in of_case.given.items()]
-        assert valuekit.near(got, np.asarray(array), of, slack), f"{way}: {of_case.steps} of {said}: {key} is {got}, should be {array}"
+        assert valuekit.near(got, np.asarray(array), of, slack), (
+            f"{way}: {of_case.steps} of {said}: {key} is {got}, should be {array}"
+        )
 
 
 def through(folder: Path, cases: list[Case]) -> None:
     """Every way in and out."""
-    state = {named("in", n, role): tensor(of, array) for n, c in enumerate(cases) for role, (of, array) in c.given.items()}
-    written = HEAD + "rules: " + json.dumps([rule(n, c.steps, c.given, c.made) for n, c in enumerate(cases)])
+    state = {
+        named("in", n, role): tensor(of, array)
+        for n, c in enumerate(cases)
+        for role, (of, array) in c.given.items()
+    }
+    written = (
+        HEAD
+        + "rules: "
+        + json.dumps([rule(n, c.steps, c.given, c.made) for n, c in enumerate(cases)])
+    )
     text = folder / "rule.yaml"
     text.write_text(written)
     how: dict[str, Any] = {"rules": [text], "allow": ALLOW}
     save_file(state, folder / "a.safetensors")
     torch.save(state, folder / "a.pt")
-    wanted = {named("out", n, role): tensor(of, array) for n, c in enumerate(cases) for role, (of, array, _) in c.made.items()}
+    wanted = {
+        named("out", n, role): tensor(of, array)
+        for n, c in enumerate(cases)
+        for role, (of, array, _) in c.made.items()
+    }
 
     check("a state dict", migrate.apply(state, **how), cases)
     files: list[tuple[str, Any, str]] = [
@@ -279,9 +373,24 @@ def through(folder: Path, cases: list[Case]) -> None:
         ("a state dict to .pt", state, "d.pt"),
     ]
     for way, source, name in files:
-        migrate.apply(source, folder / name, **how, fsync=False, output_format="torch" if name.endswith(".pt") else "safetensors")
-        check(way, load_file(folder / name) if name.endswith("safetensors") else torch.load(folder / name), cases)
-    assert migrate.verify(folder / "b.safetensors", source=folder / "a.safetensors", **how)["differences"] == []
+        migrate.apply(
+            source,
+            folder / name,
+            **how,
+            fsync=False,
+            output_format="torch" if name.endswith(".pt") else "safetensors",
+        )
+        check(
+            way,
+            load_file(folder / name) if name.endswith("safetensors") else torch.load(folder / name),
+            cases,
+        )
+    assert (
+        migrate.verify(folder / "b.safetensors", source=folder / "a.safetensors", **how)[
+            "differences"
+        ]
+        == []
+    )
     assert migrate.verify(folder / "c.pt", source=folder / "a.pt", **how)["differences"] == []
 
     model = module(wanted, fill=0)
@@ -295,7 +404,9 @@ def through(folder: Path, cases: list[Case]) -> None:
 
 
 def every(seed: int, turn: int) -> tuple[list[Case], list[tuple[Any, Any, list[Spec]]]]:
-    """A case of every sample, the number of axes going round from `turn` on; and what was refused, as (op, arguments, inputs)."""
+    """A case of every sample, the number of axes going round from `turn` on; and what was refused,
+    as (op, arguments, inputs).
+    """
     dice, cases, refused = random.Random(seed), [], []
     for number, (op, written, sample) in enumerate(samples()):
         found = case(op, written, sample, (number + turn) % AXES, dice)
@@ -311,7 +422,9 @@ def tried(folder: Path, seed: int) -> None:
     cases, refused = every(seed, seed % AXES)
     through(folder, cases)
     for op, written, specs in refused:
-        (folder / "refused.yaml").write_text(HEAD + "rules: " + json.dumps([refused_rule(op, written, specs)]))
+        (folder / "refused.yaml").write_text(
+            HEAD + "rules: " + json.dumps([refused_rule(op, written, specs)])
+        )
         state = {
             named("in", 0, role): tensor(of, elements(of, random.Random(seed)))
             for role, of in zip(roles_in(op, written, specs), specs, strict=True)
@@ -333,7 +446,9 @@ def test_every_number_of_axes_is_tried_on_every_op_that_is_elementwise():
     tried_on: dict[str, set[int]] = {}
     for turn in range(AXES):
         for of in every(0, turn)[0]:
-            tried_on.setdefault(of.steps[-1][0], set()).update(len(s.shape) for s, _ in of.given.values())
+            tried_on.setdefault(of.steps[-1][0], set()).update(
+                len(s.shape) for s, _ in of.given.values()
+            )
     for name in ("cast", "affine", "neg_exp"):
         assert tried_on[name] == set(range(AXES)), name
 

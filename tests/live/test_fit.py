@@ -1,4 +1,6 @@
-"""What a comparison of migrated tensors with a module says: places, names left over, shapes, casts."""
+"""What a comparison of migrated tensors with a module says: places, names left over, shapes,
+casts.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +16,29 @@ NONE = frozenset()
 
 def test_equal_specs_have_a_place_and_nothing_to_say():
     module = nn.Linear(3, 2)
-    found = fit({"weight": spec("float32", (2, 3)), "bias": spec("float32", (2,))}, (), slots(module), NONE)
+    found = fit(
+        {"weight": spec("float32", (2, 3)), "bias": spec("float32", (2,))}, (), slots(module), NONE
+    )
     assert found.places == {"weight": "weight", "bias": "bias"}
     assert (found.missing, found.unexpected, found.problems, found.notes) == ((), (), (), ())
     assert found.left_over() is None
 
 
 def test_names_left_over_are_told_both_ways_with_the_nearest():
-    found = fit({"wieght": spec("float32", (2, 3)), "bias": spec("float32", (2,))}, ["extra"], slots(nn.Linear(3, 2)), NONE)
+    found = fit(
+        {"wieght": spec("float32", (2, 3)), "bias": spec("float32", (2,))},
+        ["extra"],
+        slots(nn.Linear(3, 2)),
+        NONE,
+    )
     assert (found.missing, found.unexpected) == (("weight",), ("wieght", "extra"))
     said = found.left_over()
     assert said.code == "M960"
-    assert said.message == "1 key of the module would not be filled and 2 keys of the checkpoint would have no place"
+    assert (
+        said.message
+        == "1 key of the module would not be filled and 2 keys of the checkpoint would have no "
+        "place"
+    )
     text = said.render()
     assert "the module has, and the migrated checkpoint has not: weight" in text
     assert "the migrated checkpoint has, and the module has not: {wieght,extra}" in text
@@ -49,7 +62,9 @@ def test_a_dtype_that_holds_all_values_is_said_and_one_that_rounds_is_refused():
     allowed = fit({"weight": spec("float64", (2, 3))}, (), slots(module), frozenset({"lossy"}))
     assert allowed.problems == ()
     assert allowed.notes == ("cast float64 -> float32: weight",)
-    assert fit({"weight": spec("float64", (2, 3))}, (), slots(module), NONE, cast=False).problems == ()
+    assert (
+        fit({"weight": spec("float64", (2, 3))}, (), slots(module), NONE, cast=False).problems == ()
+    )
 
 
 def test_a_lazy_parameter_takes_any_shape():
@@ -60,7 +75,12 @@ def test_a_lazy_parameter_takes_any_shape():
 
 def test_an_output_goes_to_the_slot_that_the_wrapper_named():
     module = nn.Sequential(torch.compile(nn.Linear(3, 2), backend="eager"))
-    found = fit({"0.weight": spec("float32", (2, 3)), "0.bias": spec("float32", (2,))}, (), slots(module), NONE)
+    found = fit(
+        {"0.weight": spec("float32", (2, 3)), "0.bias": spec("float32", (2,))},
+        (),
+        slots(module),
+        NONE,
+    )
     assert found.places == {"0.weight": "0._orig_mod.weight", "0.bias": "0._orig_mod.bias"}
     assert found.left_over() is None
 
@@ -69,5 +89,13 @@ def test_a_value_that_is_no_tensor_is_none_for_a_parameter():
     module = nn.Linear(3, 2)
     found = fit({"weight": spec("float32", (2, 3))}, ["bias"], slots(module), NONE)
     assert [d.code for d in found.problems] == ["M960"]
-    assert "values that are no tensors stand for parameters or buffers of the module: bias" in found.problems[0].render()
-    assert fit({"weight": spec("float32", (2, 3))}, ["bias"], slots(module), NONE, loose={"bias"}).problems == ()
+    assert (
+        "values that are no tensors stand for parameters or buffers of the module: bias"
+        in found.problems[0].render()
+    )
+    assert (
+        fit(
+            {"weight": spec("float32", (2, 3))}, ["bias"], slots(module), NONE, loose={"bias"}
+        ).problems
+        == ()
+    )

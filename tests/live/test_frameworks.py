@@ -1,4 +1,6 @@
-"""The blocks of docs/frameworks.md, run as they stand; each framework's own code says what is right."""
+"""The blocks of docs/frameworks.md, run as they stand; each framework's own code says what is
+right.
+"""
 
 from __future__ import annotations
 
@@ -92,9 +94,15 @@ def test_lightning_migrates_in_its_own_hook(place):
     )
     (folder / "fuse.yaml").write_text(
         'id: demo/v2/fuse\ntitle: t\nwhy: t\nlineage: demo\nedge: [v1, v2]\nrequires: ">=0.1"\n'
-        'rules: [{name: r, from: "{w:gate|up}.weight", to: gate_up.weight, via: [{concat: {over: w, dim: 0}}]}]\n'
+        'rules: [{name: r, from: "{w:gate|up}.weight", to: gate_up.weight, via: [{concat: {over: '
+        "w, dim: 0}}]}]\n"
     )
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
     trainer = pl.Trainer(max_epochs=1, accelerator="cpu", **quiet)
     old = Old()
     trainer.fit(old)
@@ -103,18 +111,35 @@ def test_lightning_migrates_in_its_own_hook(place):
     loaded = new.load_from_checkpoint("old.ckpt", weights_only=True)
     assert torch.equal(loaded.gate_up.weight, torch.cat([old.gate.weight, old.up.weight]))
     # what is new already passes
-    torch.save({"state_dict": loaded.state_dict(), "pytorch-lightning_version": pl.__version__}, "new.ckpt")
-    assert torch.equal(new.load_from_checkpoint("new.ckpt", weights_only=True).gate_up.weight, loaded.gate_up.weight)
+    torch.save(
+        {"state_dict": loaded.state_dict(), "pytorch-lightning_version": pl.__version__}, "new.ckpt"
+    )
+    assert torch.equal(
+        new.load_from_checkpoint("new.ckpt", weights_only=True).gate_up.weight,
+        loaded.gate_up.weight,
+    )
     # the page says that migrate takes the file itself
     with pytest.raises(migrate.MigrateError, match="M410"):
         migrate.apply("old.ckpt", "migrated.ckpt", to="demo@v2", rules=["rules"])
-    migrate.apply("old.ckpt", "migrated.ckpt", to="demo@v2", rules=["rules"], params={"optimizer": "drop"}, allow={"drop"})
-    assert torch.equal(torch.load("migrated.ckpt", weights_only=True)["state_dict"]["gate_up.weight"], loaded.gate_up.weight)
+    migrate.apply(
+        "old.ckpt",
+        "migrated.ckpt",
+        to="demo@v2",
+        rules=["rules"],
+        params={"optimizer": "drop"},
+        allow={"drop"},
+    )
+    assert torch.equal(
+        torch.load("migrated.ckpt", weights_only=True)["state_dict"]["gate_up.weight"],
+        loaded.gate_up.weight,
+    )
 
 
 def test_diffusers_gets_what_its_own_conversion_gives(place):
     diffusers = pytest.importorskip("diffusers")
-    model = diffusers.AutoencoderKL(block_out_channels=(8,), norm_num_groups=4, latent_channels=2, sample_size=8)
+    model = diffusers.AutoencoderKL(
+        block_out_channels=(8,), norm_num_groups=4, latent_channels=2, sample_size=8
+    )
     model.save_pretrained("OLD")
     file = place / "OLD" / "diffusion_pytorch_model.safetensors"
     names = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"}
@@ -136,7 +161,9 @@ class Blocks(nn.Module):
     def __init__(self, name):
         super().__init__()
         self.name = name
-        self.add_module(name, nn.ModuleList([nn.ModuleDict({"q_proj": nn.Linear(4, 4)}) for _ in range(2)]))
+        self.add_module(
+            name, nn.ModuleList([nn.ModuleDict({"q_proj": nn.Linear(4, 4)}) for _ in range(2)])
+        )
 
     def forward(self, x):
         for block in getattr(self, self.name):
@@ -148,7 +175,9 @@ def test_peft_loads_an_adapter_of_the_old_names(place):
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(target_modules=["q_proj"], r=2, init_lora_weights=False)
     base, renamed = Blocks("h"), Blocks("layers")
-    renamed.load_state_dict({key.replace("h.", "layers."): tensor for key, tensor in base.state_dict().items()})
+    renamed.load_state_dict(
+        {key.replace("h.", "layers."): tensor for key, tensor in base.state_dict().items()}
+    )
     old = peft.get_peft_model(base, config)
     (place / "OLD").mkdir()
     save_file(peft.get_peft_model_state_dict(old), "OLD/adapter_model.safetensors")
@@ -162,17 +191,29 @@ def test_peft_loads_an_adapter_of_the_old_names(place):
 
 
 def test_torchtune_gets_what_its_own_function_gives(place):
-    pytest.importorskip("torchtune", reason="torchtune is not installed: its last release needs torchao 0.9", exc_type=ImportError)
+    pytest.importorskip(
+        "torchtune",
+        reason="torchtune is not installed: its last release needs torchao 0.9",
+        exc_type=ImportError,
+    )
     from torchtune.models.convert_weights import meta_to_tune
     from torchtune.models.llama3 import llama3
 
     def build():
-        return llama3(vocab_size=32, num_layers=2, num_heads=4, num_kv_heads=2, embed_dim=16, max_seq_len=32)
+        return llama3(
+            vocab_size=32, num_layers=2, num_heads=4, num_kv_heads=2, embed_dim=16, max_seq_len=32
+        )
 
     names = {
-        "attn.q_proj": "attention.wq", "attn.k_proj": "attention.wk", "attn.v_proj": "attention.wv", "attn.output_proj": "attention.wo",
-        "mlp.": "feed_forward.", "sa_norm.scale": "attention_norm.weight", "mlp_norm.scale": "ffn_norm.weight", "norm.scale": "norm.weight",
-    }  # fmt: skip
+        "attn.q_proj": "attention.wq",
+        "attn.k_proj": "attention.wk",
+        "attn.v_proj": "attention.wv",
+        "attn.output_proj": "attention.wo",
+        "mlp.": "feed_forward.",
+        "sa_norm.scale": "attention_norm.weight",
+        "mlp_norm.scale": "ffn_norm.weight",
+        "norm.scale": "norm.weight",
+    }
     old = {}
     for key, tensor in build().state_dict().items():
         for tune, meta in names.items():

@@ -20,11 +20,15 @@ def test_intervals_overlap_by_what_they_share():
     assert overlap([(0, 10), (20, 30)], [(5, 25)]) == 10
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: the overlap of reading and copying is not traced")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no GPU: the overlap of reading and copying is not traced"
+)
 def test_reading_goes_on_while_the_bytes_read_before_travel(tmp_path, monkeypatch):
     state = {f"w{i}": torch.randn(4096, 4096) for i in range(4)}
     save_file(state, tmp_path / "w.safetensors")
-    model = torch.nn.ParameterDict({key: torch.empty_like(one, device="cuda") for key, one in state.items()})
+    model = torch.nn.ParameterDict(
+        {key: torch.empty_like(one, device="cuda") for key, one in state.items()}
+    )
     migrate.load(model, tmp_path / "w.safetensors")
     fill = gather.Gather.fill
 

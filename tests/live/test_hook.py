@@ -46,7 +46,9 @@ def test_a_dict_that_fits_passes_untouched_and_unmentioned(fuse, caplog):
     said = []
     migrate.attach(model, rules=fuse, inform=said.append)
     seen = []
-    model.layers[0].proj.register_load_state_dict_pre_hook(lambda m, state, prefix, *_: seen.append(dict(state)))
+    model.layers[0].proj.register_load_state_dict_pre_hook(
+        lambda m, state, prefix, *_: seen.append(dict(state))
+    )
     state = Model().state_dict()
     with caplog.at_level(logging.DEBUG, "migrate"):
         model.load_state_dict(state)
@@ -109,7 +111,10 @@ def test_names_left_over_are_torchs_answer_without_strict(fuse):
     state["layers.0.ln.weigth"] = state["layers.0.ln.bias"]
     missing, unexpected = model.load_state_dict(state, strict=False)
     assert (missing, unexpected) == (["layers.1.norm.weight"], ["layers.0.norm.weigth"])
-    assert torch.equal(model.layers[1].proj.weight, torch.cat([state["layers.1.proj.half0"], state["layers.1.proj.half1"]]))
+    assert torch.equal(
+        model.layers[1].proj.weight,
+        torch.cat([state["layers.1.proj.half0"], state["layers.1.proj.half1"]]),
+    )
 
 
 @pytest.mark.parametrize("strict", [True, False])
@@ -167,7 +172,9 @@ def test_detection_finds_the_layout_and_its_refusal_is_said():
     migrate.attach(model, to="hf-mixtral@v5")
     model.load_state_dict(state)
     at = "model.layers.0.block_sparse_moe.experts"
-    ups = torch.stack([torch.cat([state[f"{at}.{e}.w1.weight"], state[f"{at}.{e}.w3.weight"]]) for e in range(4)])
+    ups = torch.stack(
+        [torch.cat([state[f"{at}.{e}.w1.weight"], state[f"{at}.{e}.w3.weight"]]) for e in range(4)]
+    )
     assert torch.equal(model.state_dict()["model.layers.0.mlp.experts.gate_up_proj"], ups)
     del state[f"{at}.2.w2.weight"]
     assert "missing {e} = 2" in refused(model, state, "M207")
@@ -200,7 +207,11 @@ rules: [{name: fuse, from: "w.half{i:int}", to: "weight", via: [{concat: {over: 
 
 
 def test_a_condition_on_values_is_checked_before_anything_is_written(tmp_path):
-    file = rule(tmp_path, 'rules: [{name: one, from: "w{i:int}", to: weight, via: [{same: {over: i}}]}, {name: b, from: bb, to: bias}]\n')
+    file = rule(
+        tmp_path,
+        'rules: [{name: one, from: "w{i:int}", to: weight, via: [{same: {over: i}}]}, {name: b, '
+        "from: bb, to: bias}]\n",
+    )
     model = nn.Linear(2, 2)
     migrate.attach(model, rules=file)
     state = {"bb": torch.ones(2), "w0": torch.ones(2, 2), "w1": torch.ones(2, 2)}
@@ -235,7 +246,8 @@ def test_a_wrong_question_is_an_error_when_it_is_asked(call):
 def test_a_param_that_nothing_will_tell_is_an_error_when_it_is_asked(tmp_path):
     file = rule(
         tmp_path,
-        'params: {n: {type: int}}\nrules: [{name: r, from: "w{i:int}", to: weight, via: [{stack: {over: i, count: $n}}]}]\n',
+        'params: {n: {type: int}}\nrules: [{name: r, from: "w{i:int}", to: weight, via: [{stack: '
+        "{over: i, count: $n}}]}]\n",
     )
     model = Model()
     with pytest.raises(MigrateError, match="M509") as caught:
@@ -274,7 +286,10 @@ def test_loading_twice_is_the_same_and_is_planned_once(fuse, monkeypatch):
         model.load_state_dict(state)
         holds(model, wanted(state))
     assert len(calls) == 1
-    strided = {key: torch.randn(4, 2, 2)[:, :, 0].T if "half" in key else value for key, value in old().items()}
+    strided = {
+        key: torch.randn(4, 2, 2)[:, :, 0].T if "half" in key else value
+        for key, value in old().items()
+    }
     model.load_state_dict(strided)
     holds(model, wanted(strided))
     assert len(calls) == 2
@@ -319,7 +334,13 @@ def test_a_wrapper_itself_can_be_the_root(fuse):
     for lead in ("module.", ""):
         state = old(lead=lead)
         model.load_state_dict(state)
-        holds(model, {f"module.{key.removeprefix('module.')}": value for key, value in wanted(state, lead=lead).items()})
+        holds(
+            model,
+            {
+                f"module.{key.removeprefix('module.')}": value
+                for key, value in wanted(state, lead=lead).items()
+            },
+        )
 
 
 def test_a_dict_of_a_wrapped_model_goes_into_the_plain_one(fuse):
@@ -345,7 +366,13 @@ def test_compiled_modules_have_a_segment_of_their_own(fuse):
     inner.layers[0] = torch.compile(inner.layers[0], backend="eager")
     migrate.attach(inner, rules=fuse)
     inner.load_state_dict(state)
-    holds(inner, {key.replace("layers.0.", "layers.0._orig_mod."): value for key, value in wanted(state).items()})
+    holds(
+        inner,
+        {
+            key.replace("layers.0.", "layers.0._orig_mod."): value
+            for key, value in wanted(state).items()
+        },
+    )
 
 
 @pytest.mark.parametrize("strict", [True, False])
@@ -358,14 +385,21 @@ def test_a_nested_model_is_migrated_below_its_prefix(fuse, strict):
     holds(outer, {**wanted(state, lead="student."), **head})
     del state["student.layers.0.ln.bias"]
     if strict:
-        assert "layers.0.norm.bias" in refused(outer["student"], {key[8:]: value for key, value in state.items()}, "M960")
+        assert "layers.0.norm.bias" in refused(
+            outer["student"], {key[8:]: value for key, value in state.items()}, "M960"
+        )
     else:
-        assert outer.load_state_dict({**state, **head}, strict=False) == (["student.layers.0.norm.bias"], [])
+        assert outer.load_state_dict({**state, **head}, strict=False) == (
+            ["student.layers.0.norm.bias"],
+            [],
+        )
 
 
 def test_a_hook_on_a_part_and_on_the_root_work_together(fuse, tmp_path):
     outer = nn.ModuleDict({"student": Model()})
-    outer_rule = rule(tmp_path, 'rules: [{name: r, from: "net.{k...}", to: "student.{k}"}]\n', "outer.yaml")
+    outer_rule = rule(
+        tmp_path, 'rules: [{name: r, from: "net.{k...}", to: "student.{k}"}]\n', "outer.yaml"
+    )
     migrate.attach(outer["student"], rules=fuse)
     migrate.attach(outer, rules=outer_rule)
     state = old(lead="net.")
@@ -380,11 +414,18 @@ def test_a_hook_on_a_part_and_on_the_root_work_together(fuse, tmp_path):
 
 
 def test_a_submodule_that_is_registered_twice_is_filled_under_both_names(tmp_path):
-    file = rule(tmp_path, 'rules: [{name: r, from: "{m:x|y}.w", to: "{m}.weight"}]\nkeep: ["{m:x|y}.bias"]\n')
+    file = rule(
+        tmp_path,
+        'rules: [{name: r, from: "{m:x|y}.w", to: "{m}.weight"}]\nkeep: ["{m:x|y}.bias"]\n',
+    )
     linear = nn.Linear(2, 2)
     model = nn.ModuleDict({"x": linear, "y": linear})
     migrate.attach(model, rules=file)
-    state = {f"{m}.{k}": torch.full((2, 2) if k == "w" else (2,), float(n)) for n, m in enumerate("xy", 1) for k in ("w", "bias")}
+    state = {
+        f"{m}.{k}": torch.full((2, 2) if k == "w" else (2,), float(n))
+        for n, m in enumerate("xy", 1)
+        for k in ("w", "bias")
+    }
     model.load_state_dict(state)
     assert torch.equal(linear.weight, torch.full((2, 2), 2.0))
     model.load_state_dict(state, assign=True)

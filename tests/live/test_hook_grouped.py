@@ -1,4 +1,6 @@
-"""The hook with modules like Transformer Engine's GroupedLinear: each remark in the review of the change that brought it is a test."""
+"""The hook with modules like Transformer Engine's GroupedLinear: each remark in the review of the
+change that brought it is a test.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def refused(module, state, code, root=None, **how):
     before = photo(module)
     with pytest.raises(RuntimeError) as caught:
         (root or module).load_state_dict(state, **how)
-    assert same([(*b[:-1], plain(b[-1])) for b in before], [(*b[:-1], plain(b[-1])) for b in photo(module)])
+    assert same(
+        [(*b[:-1], plain(b[-1])) for b in before], [(*b[:-1], plain(b[-1])) for b in photo(module)]
+    )
     text = str(caught.value)
     assert f"error[{code}]" in text
     return text
@@ -70,7 +74,9 @@ def refused(module, state, code, root=None, **how):
 @pytest.mark.parametrize("here", [(False, False), (True, False), (False, True), (True, True)])
 def test_each_layout_is_read_by_each_module(kind, here, there, assign):
     module = kind(N, IN, OUT, single_weight=here[0], single_bias=here[1])
-    root = attached(nn.ModuleDict({"fc": module}), ["fc"], weight=layout(here[0]), bias=layout(here[1]))
+    root = attached(
+        nn.ModuleDict({"fc": module}), ["fc"], weight=layout(here[0]), bias=layout(here[1])
+    )
     weights, biases = values()
     state = dict_of(weights, biases, single_weight=there[0], single_bias=there[1], prefix="fc.")
     kept = [(key, id(value), value._version, value.clone()) for key, value in state.items()]
@@ -78,7 +84,9 @@ def test_each_layout_is_read_by_each_module(kind, here, there, assign):
     assert root.load_state_dict(state, assign=assign) == ([], [])
     holds(module, weights, biases)
     # the caller's dict is as it was, and a second load does the same
-    assert [(key, id(value), value._version) for key, value in state.items()] == [k[:3] for k in kept]
+    assert [(key, id(value), value._version) for key, value in state.items()] == [
+        k[:3] for k in kept
+    ]
     assert all(torch.equal(state[key], value) for key, _, _, value in kept)
     root.load_state_dict(state, assign=assign)
     holds(module, weights, biases)
@@ -91,7 +99,9 @@ def test_each_layout_is_read_by_each_module(kind, here, there, assign):
 def test_nothing_is_remapped_twice(single):
     module = Remapping(N, IN, OUT, single_weight=single, single_bias=single)
     attached(module, weight=layout(single), bias=layout(single))
-    outer = attached(nn.ModuleDict({"fc": module}), ["fc"], weight=layout(single), bias=layout(single))
+    outer = attached(
+        nn.ModuleDict({"fc": module}), ["fc"], weight=layout(single), bias=layout(single)
+    )
     weights, biases = values()
     for there in (single, not single):
         state = dict_of(weights, biases, single_weight=there, single_bias=there, prefix="fc.")
@@ -102,7 +112,9 @@ def test_nothing_is_remapped_twice(single):
 
 
 def test_without_biases_only_the_weights_are_migrated():
-    module = attached(GroupedLinear(N, IN, OUT, single_weight=True, bias=False), weight="single", bias="single")
+    module = attached(
+        GroupedLinear(N, IN, OUT, single_weight=True, bias=False), weight="single", bias="single"
+    )
     weights, _ = values()
     module.load_state_dict(dict_of(weights, None))
     holds(module, weights, None)
@@ -115,7 +127,10 @@ def test_modules_in_modules_are_found_by_their_names(single):
     class Mlp(nn.Module):
         def __init__(self):
             super().__init__()
-            self.fc1, self.fc2 = (GroupedLinear(N, IN, OUT, single_weight=single, single_bias=single) for _ in range(2))
+            self.fc1, self.fc2 = (
+                GroupedLinear(N, IN, OUT, single_weight=single, single_bias=single)
+                for _ in range(2)
+            )
             self.conv = nn.Conv1d(IN, OUT, 3)
 
     model = nn.ModuleDict({"layers": nn.ModuleList([nn.ModuleDict({"mlp": Mlp()})])})
@@ -123,13 +138,19 @@ def test_modules_in_modules_are_found_by_their_names(single):
     state, wanted = OrderedDict(), {}
     for name in names:
         wanted[name] = values()
-        state.update(dict_of(*wanted[name], single_weight=not single, single_bias=not single, prefix=f"{name}."))
+        state.update(
+            dict_of(
+                *wanted[name], single_weight=not single, single_bias=not single, prefix=f"{name}."
+            )
+        )
     state["layers.0.mlp.conv.weight"] = torch.randn(OUT, IN, 3)
     state["layers.0.mlp.conv.bias"] = torch.randn(OUT)
     assert model.load_state_dict(state) == ([], [])
     for name in names:
         holds(model.get_submodule(name), *wanted[name])
-    assert torch.equal(model.get_submodule("layers.0.mlp.conv").weight, state["layers.0.mlp.conv.weight"])
+    assert torch.equal(
+        model.get_submodule("layers.0.mlp.conv").weight, state["layers.0.mlp.conv.weight"]
+    )
 
 
 @pytest.mark.parametrize("single", [False, True])
@@ -151,21 +172,35 @@ def test_the_number_of_gemms_can_be_said(single):
     module = GroupedLinear(N, IN, OUT, single_weight=single, single_bias=single)
     to = [f"{lineage}@{layout(single)}" for lineage in BOTH]
     migrate.attach(module, to=to, params={"modules": [""], "gemms": N})
-    refused(module, dict_of(*values(N + 1), single_weight=not single, single_bias=not single), "M207" if single else "M305")
+    refused(
+        module,
+        dict_of(*values(N + 1), single_weight=not single, single_bias=not single),
+        "M207" if single else "M305",
+    )
     weights, biases = values()
-    module.load_state_dict(dict_of(weights, biases, single_weight=not single, single_bias=not single))
+    module.load_state_dict(
+        dict_of(weights, biases, single_weight=not single, single_bias=not single)
+    )
     holds(module, weights, biases)
 
 
 def test_a_gemm_that_is_missing_is_named():
-    module = attached(GroupedLinear(N, IN, OUT, single_weight=True, single_bias=True), weight="single", bias="single")
+    module = attached(
+        GroupedLinear(N, IN, OUT, single_weight=True, single_bias=True),
+        weight="single",
+        bias="single",
+    )
     state = dict_of(*values())
     del state["weight1"]
     assert "missing {i} = 1" in refused(module, state, "M207")
 
 
 def test_dtypes_are_not_promoted():
-    module = attached(GroupedLinear(N, IN, OUT, single_weight=True, single_bias=True), weight="single", bias="single")
+    module = attached(
+        GroupedLinear(N, IN, OUT, single_weight=True, single_bias=True),
+        weight="single",
+        bias="single",
+    )
     state = dict_of(*values())
     state["weight1"] = state["weight1"].bfloat16()
     with pytest.raises(RuntimeError, match=r"error\[M206\]"):
@@ -206,7 +241,9 @@ def exact(shape):
 def test_a_grouped_tensor_comes_apart_into_plain_weights(assign):
     module = attached(GroupedLinear(N, IN, OUT))
     weights, biases = values()
-    state = dict_of(GroupedTensor.of(weights), GroupedTensor.of(biases), single_weight=True, single_bias=True)
+    state = dict_of(
+        GroupedTensor.of(weights), GroupedTensor.of(biases), single_weight=True, single_bias=True
+    )
     module.load_state_dict(state, assign=assign)
     holds(module, weights, biases)
     assert all(type(p) is nn.Parameter for p in module.parameters())
@@ -218,7 +255,9 @@ def test_quantized_members_become_one_only_if_that_is_allowed(kind, assign):
     one = kind(N, IN, OUT, single_weight=True, bias=False, scale=0.25)
     root = nn.ModuleDict({"fc": one})
     weights = exact((N, OUT, IN))
-    state = {f"fc.weight{i}": Float8.of(weights[i]) for i in range(N)} | {"fc._extra_state": torch.empty(0, dtype=torch.uint8)}
+    state = {f"fc.weight{i}": Float8.of(weights[i]) for i in range(N)} | {
+        "fc._extra_state": torch.empty(0, dtype=torch.uint8)
+    }
     strict = migrate.attach(root, to="te-grouped-weight@single", params={"modules": ["fc"]})
     assert "weight0" in refused(one, state, "M401", root, assign=assign)
     strict.remove()
@@ -233,7 +272,10 @@ def test_quantized_members_become_one_only_if_that_is_allowed(kind, assign):
 def test_a_quantized_group_comes_apart_only_if_that_is_allowed(assign):
     weights = exact((N, OUT, IN))
     module = GroupedLinear(N, IN, OUT, bias=False, scale=0.25)
-    state = {"weight": GroupedTensor.of(weights, 0.25), "_extra_state": torch.empty(0, dtype=torch.uint8)}
+    state = {
+        "weight": GroupedTensor.of(weights, 0.25),
+        "_extra_state": torch.empty(0, dtype=torch.uint8),
+    }
     handle = migrate.attach(module, to="te-grouped-weight@multi", params={"modules": [""]})
     refused(module, state, "M401", assign=assign)
     handle.remove()
@@ -245,14 +287,19 @@ def test_a_quantized_group_comes_apart_only_if_that_is_allowed(assign):
 
 def test_quantized_tensors_that_are_only_renamed_go_on_as_they_are(tmp_path):
     file = tmp_path / "rename.yaml"
-    file.write_text('id: t/r\ntitle: t\nlineage: t\nedge: [a, b]\nrules: [{name: r, from: "old.{k...}", to: "fc.{k}"}]\n')
+    file.write_text(
+        'id: t/r\ntitle: t\nlineage: t\nedge: [a, b]\nrules: [{name: r, from: "old.{k...}", to: '
+        '"fc.{k}"}]\n'
+    )
     module = GroupedLinear(N, IN, OUT, bias=False, scale=0.25)
     outer = nn.ModuleDict({"fc": module})
     migrate.attach(outer, rules=file)
     seen = {}
     module.register_load_state_dict_pre_hook(lambda m, state, *_: seen.update(state))
     weights = exact((N, OUT, IN))
-    state = {f"old.weight{i}": Float8.of(weights[i]) for i in range(N)} | {"old._extra_state": torch.empty(0, dtype=torch.uint8)}
+    state = {f"old.weight{i}": Float8.of(weights[i]) for i in range(N)} | {
+        "old._extra_state": torch.empty(0, dtype=torch.uint8)
+    }
     outer.load_state_dict(state)
     assert all(seen[f"fc.weight{i}"] is state[f"old.weight{i}"] for i in range(N))
     holds(module, weights, None)

@@ -1,4 +1,6 @@
-"""With a migration attached that changes nothing, modules of many kinds load as they would without: results, and the very same errors."""
+"""With a migration attached that changes nothing, modules of many kinds load as they would without:
+results, and the very same errors.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,11 @@ lineage: t
 edge: [a, b]
 keep: ["{k...}"]
 rules: [{name: same, from: "{k...}.nothing_is_called_so", to: "{k}.nothing_is_called_so", optional: true}]
-"""
-RENAMED = RULES.replace('keep: ["{k...}"]\n', "").split("rules:")[0] + 'rules: [{name: all, from: "{k...}", to: "{k}"}]\n'
+"""  # noqa: E501
+RENAMED = (
+    RULES.replace('keep: ["{k...}"]\n', "").split("rules:")[0]
+    + 'rules: [{name: all, from: "{k...}", to: "{k}"}]\n'
+)
 
 
 class Tied(nn.Module):
@@ -51,7 +56,9 @@ class Itself(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(3))
 
-    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs):
+    def _load_from_state_dict(
+        self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+    ):
         with torch.no_grad():
             self.weight.copy_(state_dict.pop(f"{prefix}half").repeat(3))
 
@@ -72,7 +79,9 @@ def renaming():
 
 
 def transformer():
-    return nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), 2, enable_nested_tensor=False)
+    return nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), 2, enable_nested_tensor=False
+    )
 
 
 KINDS = {
@@ -86,23 +95,34 @@ KINDS = {
     "tied": Tied,
     "weight norm": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(2, 3)),
     "lazy": lambda: nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d()),
-    "nested": lambda: nn.ModuleDict({"a": nn.ModuleList([nn.Linear(2, 2), nn.Sequential()]), "b": nn.PReLU()}),
+    "nested": lambda: nn.ModuleDict(
+        {"a": nn.ModuleList([nn.Linear(2, 2), nn.Sequential()]), "b": nn.PReLU()}
+    ),
     "twice": lambda: nn.ModuleDict(dict.fromkeys("ab", nn.Linear(2, 2))),
     "extra state": lambda: nn.Sequential(Stateful(2, 2)),
     "loads itself": lambda: nn.ModuleDict({"x": Itself()}),
     "own hook": renaming,
-    "scalars": lambda: nn.ParameterDict({"s": nn.Parameter(torch.zeros(())), "n": nn.Parameter(torch.zeros(2))}),
+    "scalars": lambda: nn.ParameterDict(
+        {"s": nn.Parameter(torch.zeros(())), "n": nn.Parameter(torch.zeros(2))}
+    ),
     "meta": lambda: nn.Linear(2, 2, device="meta"),
     "bfloat16": lambda: nn.Linear(2, 2, dtype=torch.bfloat16),
     "grouped": lambda: GroupedLinear(2, 3, 4),
-    "grouped single": lambda: nn.ModuleDict({"fc": Remapping(2, 3, 4, single_weight=True, single_bias=True)}),
+    "grouped single": lambda: nn.ModuleDict(
+        {"fc": Remapping(2, 3, 4, single_weight=True, single_bias=True)}
+    ),
     "quantized": lambda: nn.Sequential(GroupedLinear(2, 3, 4, bias=False, scale=0.25)),
 }
 
 
 def random(state):
     return OrderedDict(
-        (k, torch.randn(v.shape).to(v.dtype) if type(v) is torch.Tensor and v.is_floating_point() and not v.is_meta else v)
+        (
+            k,
+            torch.randn(v.shape).to(v.dtype)
+            if type(v) is torch.Tensor and v.is_floating_point() and not v.is_meta
+            else v,
+        )
         for k, v in state.items()
     )
 
@@ -124,7 +144,9 @@ def twin(make):
 
 
 def copied(state):
-    made = OrderedDict((k, v.clone() if isinstance(v, torch.Tensor) else v) for k, v in state.items())
+    made = OrderedDict(
+        (k, v.clone() if isinstance(v, torch.Tensor) else v) for k, v in state.items()
+    )
     if hasattr(state, "_metadata"):
         made._metadata = copy.deepcopy(state._metadata)
     return made
@@ -139,20 +161,35 @@ DICTS = {
     "no metadata": lambda s: dict(s),
     "empty": lambda s: {},
     "part": lambda s: dict([*s.items()][1:]),
-    "strange keys": lambda s: {**s, "stray": torch.zeros(1), "a.b.c": torch.zeros(2), "": torch.zeros(1)},
+    "strange keys": lambda s: {
+        **s,
+        "stray": torch.zeros(1),
+        "a.b.c": torch.zeros(2),
+        "": torch.zeros(1),
+    },
     "other shape": lambda s: {**s, first(s): torch.zeros(7, 7)},
-    "scalar in a row": lambda s: {k: v.reshape(1) if type(v) is torch.Tensor and v.ndim == 0 else v for k, v in s.items()},
+    "scalar in a row": lambda s: {
+        k: v.reshape(1) if type(v) is torch.Tensor and v.ndim == 0 else v for k, v in s.items()
+    },
     "no tensor": lambda s: {**s, first(s): "text"},
     "none": lambda s: {**s, first(s): None},
     "array": lambda s: {
-        k: v.numpy() if type(v) is torch.Tensor and v.dtype == torch.float32 and not v.is_meta else v for k, v in s.items()
+        k: v.numpy()
+        if type(v) is torch.Tensor and v.dtype == torch.float32 and not v.is_meta
+        else v
+        for k, v in s.items()
     },
-    "other dtype": lambda s: {k: v.double() if type(v) is torch.Tensor and v.is_floating_point() else v for k, v in s.items()},
+    "other dtype": lambda s: {
+        k: v.double() if type(v) is torch.Tensor and v.is_floating_point() else v
+        for k, v in s.items()
+    },
     "sparse": lambda s: {**s, "stray": torch.eye(2).to_sparse()},
     "complex": lambda s: {**s, "stray": torch.ones(2, dtype=torch.complex64).conj()},
     "prefixed": lambda s: {f"module.{k}": v for k, v in s.items()},
     "quantized stray": lambda s: {**s, "stray": Float8.of(torch.ones(2))},
-    "meta values": lambda s: {k: v.to("meta") if type(v) is torch.Tensor else v for k, v in s.items()},
+    "meta values": lambda s: {
+        k: v.to("meta") if type(v) is torch.Tensor else v for k, v in s.items()
+    },
     "numbered": lambda s: {**s, 7: torch.zeros(1)},
     "kernel": lambda s: {k.replace("weight", "kernel"): v for k, v in s.items()},
 }
@@ -166,10 +203,19 @@ def outcome(module, state, **how):
             answer = tuple(map(list, module.load_state_dict(state, **how)))
         except Exception as error:  # noqa: BLE001 - compared
             answer = (type(error), str(error))
-    tensors = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    tensors = [
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ]
     now = [(name, type(t), t.requires_grad, t._version, spelled(t)) for name, t in tensors]
     ties = [[i for i, (_, other) in enumerate(tensors) if other is t] for _, t in tensors]
-    return answer, [str(w.message) for w in heard], now, ties, [getattr(m, "state", None) for m in module.modules()]
+    return (
+        answer,
+        [str(w.message) for w in heard],
+        now,
+        ties,
+        [getattr(m, "state", None) for m in module.modules()],
+    )
 
 
 def spelled(tensor):
@@ -185,7 +231,9 @@ HOWS = ({}, {"strict": False}, {"assign": True})
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("text", "how"), thorough([(text, how) for how in HOWS for text in (RULES, RENAMED)], default=2))
+@pytest.mark.parametrize(
+    ("text", "how"), thorough([(text, how) for how in HOWS for text in (RULES, RENAMED)], default=2)
+)
 def test_a_migration_that_changes_nothing_is_not_noticed(tmp_path, kind, text, how):
     file = tmp_path / "identity.yaml"
     file.write_text(text)

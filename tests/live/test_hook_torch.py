@@ -1,4 +1,6 @@
-"""The hook in torch's own ways of loading: assigned, swapped, lazy, on the meta device, in threads, and broken off in the middle."""
+"""The hook in torch's own ways of loading: assigned, swapped, lazy, on the meta device, in threads,
+and broken off in the middle.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,11 @@ def test_tied_parameters_stay_tied_when_they_are_assigned(tmp_path):
             self.head = nn.Linear(2, 3, bias=False)
             self.head.weight = self.embed.weight
 
-    file = rule(tmp_path, "rules: [{name: e, from: wte, to: embed.weight}, {name: h, from: wout, to: head.weight, optional: true}]\n")
+    file = rule(
+        tmp_path,
+        "rules: [{name: e, from: wte, to: embed.weight}, {name: h, from: wout, to: head.weight, "
+        "optional: true}]\n",
+    )
     for strict in (True, False):
         model = Tied()
         migrate.attach(model, rules=file)
@@ -66,7 +72,9 @@ def test_a_meta_module_is_filled_by_assign(fuse):
 
 
 def test_what_is_copied_out_twice_is_not_tied_by_assign(tmp_path):
-    file = rule(tmp_path, 'rules: [{name: c, from: w, to: "{n:x|y}.weight", via: [{copy: {into: n}}]}]\n')
+    file = rule(
+        tmp_path, 'rules: [{name: c, from: w, to: "{n:x|y}.weight", via: [{copy: {into: n}}]}]\n'
+    )
     model = nn.ModuleDict({n: nn.Linear(2, 2, bias=False) for n in "xy"})
     migrate.attach(model, rules=file)
     model.load_state_dict({"w": torch.ones(2, 2)}, assign=True)
@@ -90,9 +98,13 @@ class Tagged(nn.Parameter):
 @pytest.mark.parametrize("assign", [True, False])
 @pytest.mark.parametrize("kind", [Scaled, Tagged])
 def test_a_parameter_of_a_subclass_keeps_its_class(tmp_path, kind, assign):
-    file = rule(tmp_path, 'rules: [{name: c, from: "w{i:int}", to: weight, via: [{stack: {over: i}}]}]\n')
+    file = rule(
+        tmp_path, 'rules: [{name: c, from: "w{i:int}", to: weight, via: [{stack: {over: i}}]}]\n'
+    )
     model = nn.Module()
-    model.weight = nn.Parameter(Scaled(torch.zeros(2, 3))) if kind is Scaled else Tagged(torch.zeros(2, 3))
+    model.weight = (
+        nn.Parameter(Scaled(torch.zeros(2, 3))) if kind is Scaled else Tagged(torch.zeros(2, 3))
+    )
     model.weight.tag = "here"
     migrate.attach(model, rules=file)
     state = {f"w{i}": torch.randn(3) for i in range(2)}
@@ -143,7 +155,11 @@ def test_buffers_are_filled_and_a_counter_is_made_up_as_torch_does(tmp_path):
 
 
 def test_a_lazy_module_takes_its_shape_from_what_is_migrated(tmp_path):
-    file = rule(tmp_path, 'rules: [{name: r, from: "w{i:int}", to: weight, via: [{stack: {over: i}}]}]\nkeep: [bias]\n')
+    file = rule(
+        tmp_path,
+        'rules: [{name: r, from: "w{i:int}", to: weight, via: [{stack: {over: i}}]}]\nkeep: '
+        "[bias]\n",
+    )
     for assign in (False, True):
         model = nn.LazyLinear(2)
         migrate.attach(model, rules=file)
@@ -208,7 +224,9 @@ def test_a_load_that_breaks_off_says_what_was_written(fuse, at):
     migrate.attach(model, rules=fuse)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     good = wanted({key: value.clone() for key, value in state.items()})
-    ours = model.layers[at].proj.register_load_state_dict_pre_hook(lambda *_: state[f"layers.{at}.proj.half1"].untyped_storage().resize_(0))
+    ours = model.layers[at].proj.register_load_state_dict_pre_hook(
+        lambda *_: state[f"layers.{at}.proj.half1"].untyped_storage().resize_(0)
+    )
     # a hook in torch's own name is none that renames
     model.layers[at].proj._load_state_dict_pre_hooks[ours.id].hook.__module__ = "torch.test"
     with pytest.raises(RuntimeError) as caught:
@@ -255,7 +273,9 @@ def test_threads_load_side_by_side(fuse):
         except Exception as error:  # noqa: BLE001 - told to the main thread
             failed.append(error)
 
-    threads = [threading.Thread(target=load, args=pair) for pair in zip(models, states, strict=True)]
+    threads = [
+        threading.Thread(target=load, args=pair) for pair in zip(models, states, strict=True)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -274,12 +294,18 @@ def test_tensors_on_the_meta_device_are_named_where_their_elements_are_needed(fu
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_a_tensor_on_the_meta_device_is_refused_before_a_parameter_changes(tmp_path, strict):
-    file = rule(tmp_path, 'rules: [{name: r, from: "old.{k}", to: "new.{k}"}]\nkeep: ["kept.{k}"]\n')
+    file = rule(
+        tmp_path, 'rules: [{name: r, from: "old.{k}", to: "new.{k}"}]\nkeep: ["kept.{k}"]\n'
+    )
     for absent in ("old.weight", "old.bias", "kept.weight"):
         model = nn.ModuleDict({"new": nn.Linear(2, 2), "kept": nn.Linear(2, 2, bias=False)})
         before = {key: value.clone() for key, value in model.state_dict().items()}
         migrate.attach(model, rules=file)
-        state = {"old.weight": torch.ones(2, 2), "old.bias": torch.ones(2), "kept.weight": torch.ones(2, 2)}
+        state = {
+            "old.weight": torch.ones(2, 2),
+            "old.bias": torch.ones(2),
+            "kept.weight": torch.ones(2, 2),
+        }
         state[absent] = state[absent].to("meta")
         with pytest.raises(RuntimeError, match="M916") as caught:
             model.load_state_dict(state, strict=strict)
@@ -297,11 +323,15 @@ def test_a_tensor_on_the_meta_device_is_refused_before_a_parameter_changes(tmp_p
 
 
 def test_tensors_that_rules_cannot_take_go_with_their_modules(tmp_path):
-    file = rule(tmp_path, 'rules: [{name: r, from: "old.{k}", to: "new.{k}"}]\nkeep: ["other.{k}"]\n')
+    file = rule(
+        tmp_path, 'rules: [{name: r, from: "old.{k}", to: "new.{k}"}]\nkeep: ["other.{k}"]\n'
+    )
     model = nn.ModuleDict({"new": nn.Linear(2, 2, bias=False)})
     migrate.attach(model, rules=file)
     sparse = torch.eye(3).to_sparse()
-    missing, unexpected = model.load_state_dict({"old.weight": torch.ones(2, 2), "other.x": sparse}, strict=False)
+    missing, unexpected = model.load_state_dict(
+        {"old.weight": torch.ones(2, 2), "other.x": sparse}, strict=False
+    )
     assert (missing, unexpected) == ([], ["other.x"])
     assert torch.equal(model["new"].weight, torch.ones(2, 2))
 
@@ -319,8 +349,12 @@ def test_what_no_parameter_can_be_filled_from_is_refused_before_anything_is_writ
 
 TE = Path(__file__).parent.parent / "data" / "te"
 STATES = {
-    "2.0, a tensor of bytes": lambda: torch.frombuffer(bytearray((TE / "v2.0_linear_DelayedScaling.pkl").read_bytes()), dtype=torch.uint8),
-    "1.13, an archive": lambda: io.BytesIO((TE / "v1.13_linear_DelayedScaling.bytesio.pt").read_bytes()),
+    "2.0, a tensor of bytes": lambda: torch.frombuffer(
+        bytearray((TE / "v2.0_linear_DelayedScaling.pkl").read_bytes()), dtype=torch.uint8
+    ),
+    "1.13, an archive": lambda: io.BytesIO(
+        (TE / "v1.13_linear_DelayedScaling.bytesio.pt").read_bytes()
+    ),
 }
 
 
@@ -332,7 +366,11 @@ def test_the_policies_of_extra_states_hold_in_the_hook_although_all_names_fit(ag
         return made
 
     def state():
-        return {"0.weight": torch.ones(2, 2), "0.bias": torch.ones(2), "0._extra_state": STATES[age]()}
+        return {
+            "0.weight": torch.ones(2, 2),
+            "0.bias": torch.ones(2),
+            "0._extra_state": STATES[age](),
+        }
 
     strict = module()
     migrate.attach(strict, to="te-extra-state@2.18")
@@ -343,13 +381,17 @@ def test_the_policies_of_extra_states_hold_in_the_hook_although_all_names_fit(ag
     assert strict[0].state is None
     loose = module()
     migrate.attach(loose, to="te-extra-state@2.18", allow={"delayed-scaling"})
-    wanted = dict(migrate.migrate_state_dict(state(), to="te-extra-state@2.18", allow={"delayed-scaling"}))["0._extra_state"]
+    wanted = dict(
+        migrate.migrate_state_dict(state(), to="te-extra-state@2.18", allow={"delayed-scaling"})
+    )["0._extra_state"]
     for _ in range(2):
         loose.load_state_dict(state())
         assert loose[0].state.dtype is torch.uint8
         assert torch.equal(loose[0].state, wanted)
     dropped = module()
-    migrate.attach(dropped, to="te-extra-state@2.18", allow={"drop"}, params={"delayed_scaling": "drop"})
+    migrate.attach(
+        dropped, to="te-extra-state@2.18", allow={"drop"}, params={"delayed_scaling": "drop"}
+    )
     with pytest.raises(RuntimeError, match=r"M960.*\n.*0\._extra_state"):
         dropped.load_state_dict(state())
     assert dropped.load_state_dict(state(), strict=False) == (["0._extra_state"], [])
@@ -379,7 +421,10 @@ def test_a_sharded_module_takes_its_part_of_each_tensor(fuse):
         got = {key: value.full_tensor() for key, value in model.state_dict().items()}
         assert all(torch.equal(got[key], value) for key, value in wanted(state).items())
         assert all(isinstance(p, DTensor) for p in model.parameters())
-        halves = {k: distribute_tensor(v, mesh, [Replicate()]) if "half" in k else v for k, v in old().items()}
+        halves = {
+            k: distribute_tensor(v, mesh, [Replicate()]) if "half" in k else v
+            for k, v in old().items()
+        }
         with pytest.raises(RuntimeError, match="M916") as caught:
             model.load_state_dict(halves)
         assert "layers.{0,1}.proj.half{0,1}" in str(caught.value)
@@ -388,16 +433,24 @@ def test_a_sharded_module_takes_its_part_of_each_tensor(fuse):
 
 
 def test_what_calls_the_modules_own_method_gets_a_migration_too(tmp_path):
-    """Some packages load module by module, without `load_state_dict`: then what hooks are told counts."""
-    file = rule(tmp_path, 'rules: [{name: r, from: "w{i:int}", to: weight, via: [{stack: {over: i}}]}]\n')
+    """Some packages load module by module, without `load_state_dict`: then what hooks are told
+    counts.
+    """
+    file = rule(
+        tmp_path, 'rules: [{name: r, from: "w{i:int}", to: weight, via: [{stack: {over: i}}]}]\n'
+    )
     model = nn.Linear(3, 2)
     migrate.attach(model, rules=file)
     for assign in (False, True):
         state, messages = {f"fc.w{i}": torch.randn(3) for i in range(2)}, []
         made = torch.stack([*state.values()])
         # strict, as torch tells all hooks
-        model._load_from_state_dict(dict(state), "fc.", {"assign_to_params_buffers": assign}, True, [], [], messages)
+        model._load_from_state_dict(
+            dict(state), "fc.", {"assign_to_params_buffers": assign}, True, [], [], messages
+        )
         assert len(messages) == 1
         assert "bias" in messages[0]
-        model._load_from_state_dict(dict(state), "fc.", {"assign_to_params_buffers": assign}, False, [], [], messages[:0])
+        model._load_from_state_dict(
+            dict(state), "fc.", {"assign_to_params_buffers": assign}, False, [], [], messages[:0]
+        )
         assert torch.equal(model.weight, made)

@@ -1,4 +1,6 @@
-"""The hook with dicts and modules as they are found: arrays, small dtypes, both layouts at once, real wrappers; and what it holds on to."""
+"""The hook with dicts and modules as they are found: arrays, small dtypes, both layouts at once,
+real wrappers; and what it holds on to.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def reshaped(state):
 
 
 @pytest.mark.parametrize("assign", thorough([False, True]))
-@pytest.mark.parametrize("change", [None, without("layers.0.proj.half0"), without("layers.0.ln.bias"), reshaped])
+@pytest.mark.parametrize(
+    "change", [None, without("layers.0.proj.half0"), without("layers.0.ln.bias"), reshaped]
+)
 def test_nothing_of_a_state_dict_is_held_once_it_is_loaded_or_refused(fuse, change, assign):
     gc.collect()
     gc.disable()
@@ -119,10 +123,18 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / (wide * wi
 @pytest.mark.parametrize(("more", "value"), thorough([("", 1), (", {affine: {mul: 3}}", 3)]))
 def test_the_peak_is_one_tensor_above_the_dict_and_the_module(tmp_path, more, value):
     file = rule(
-        tmp_path, f'rules: [{{name: r, from: "{{l}}.w{{i:int}}", to: "{{l}}.weight", via: [{{concat: {{over: i, dim: 0}}}}{more}]}}]\n'
+        tmp_path,
+        'rules: [{name: r, from: "{l}.w{i:int}", to: "{l}.weight", via: [{concat: '
+        f"{{over: i, dim: 0}}}}{more}]}}]\n",
     )
     root = str(Path(migrate.__file__).parents[1])
-    child = subprocess.run([sys.executable, "-c", PEAK, str(file), str(value)], capture_output=True, text=True, cwd=root, check=False)
+    child = subprocess.run(
+        [sys.executable, "-c", PEAK, str(file), str(value)],
+        capture_output=True,
+        text=True,
+        cwd=root,
+        check=False,
+    )
     assert child.returncode == 0, child.stderr
     # in tensors of the module, of which there are eight
     assert float(child.stdout) < 2
@@ -171,7 +183,18 @@ def test_arrays_in_an_old_dict_are_read_whatever_their_order(fuse, assign):
         assert all(torch.equal(new[key], value) for key, value in wanted(state).items())
 
 
-DTYPES = ["float4_e2m1fn_x2", "float8_e4m3fn", "float8_e8m0fnu", "complex64", "complex128", "bool", "uint16", "int8", "bfloat16", "float16"]
+DTYPES = [
+    "float4_e2m1fn_x2",
+    "float8_e4m3fn",
+    "float8_e8m0fnu",
+    "complex64",
+    "complex128",
+    "bool",
+    "uint16",
+    "int8",
+    "bfloat16",
+    "float16",
+]
 
 
 @pytest.mark.parametrize("assign", [False, True])
@@ -183,11 +206,17 @@ def test_all_dtypes_and_shapes_go_through(tmp_path, name, shape, assign):
         pytest.skip("torch holds pairs of these, and one number is none")
 
     if name.startswith("float4") and not assign and torch.__version__.startswith("2.8."):
-        pytest.skip("torch 2.8 copies no float4, so that loading without assign is impossible there")
+        pytest.skip(
+            "torch 2.8 copies no float4, so that loading without assign is impossible there"
+        )
 
     def filled(shape, value):
         of_bytes = torch.full(shape, value, dtype=torch.uint8)
-        return of_bytes.view(dtype) if dtype.itemsize == 1 and not name.startswith("bool") else of_bytes.to(dtype)
+        return (
+            of_bytes.view(dtype)
+            if dtype.itemsize == 1 and not name.startswith("bool")
+            else of_bytes.to(dtype)
+        )
 
     def bits(tensor):
         return tensor.contiguous().view(-1).view(torch.uint8).tolist() if tensor.numel() else []
@@ -216,7 +245,11 @@ def test_a_dict_that_is_loaded_again_after_it_was_assigned_gives_the_same(fuse):
 def both(state, new, how):
     if how == "all of both":
         return {**state, **new}
-    return {key: value for key, value in {**state, **new}.items() if ("layers.0" in key) == ("block_sparse_moe" in key)}
+    return {
+        key: value
+        for key, value in {**state, **new}.items()
+        if ("layers.0" in key) == ("block_sparse_moe" in key)
+    }
 
 
 @pytest.mark.parametrize("strict", [True, False])
@@ -225,7 +258,11 @@ def test_a_dict_in_which_two_layouts_of_a_lineage_stand_side_by_side_is_refused(
     state = {}
     for i in range(2):
         at = f"model.layers.{i}.block_sparse_moe"
-        state |= {f"{at}.experts.{e}.{w}.weight": torch.randn(2, 2) for e in range(2) for w in ("w1", "w2", "w3")}
+        state |= {
+            f"{at}.experts.{e}.{w}.weight": torch.randn(2, 2)
+            for e in range(2)
+            for w in ("w1", "w2", "w3")
+        }
         state[f"{at}.gate.weight"] = torch.randn(2, 2)
     new = dict(migrate.migrate_state_dict(state, to="hf-mixtral@v5"))
     model = module(new)
@@ -240,14 +277,18 @@ def test_a_dict_that_may_be_in_either_layout_is_refused(tmp_path):
     home = tmp_path / "rules" / "demo"
     (home / "v2").mkdir(parents=True)
     (home / "layouts.yaml").write_text(
-        "lineage: demo\ntitle: t\nlayouts:\n  v1: {title: a, detect: {present: '{m}.w'}}\n  v2: {title: b, detect: {present: '{m}.{k}'}}\n"
+        "lineage: demo\ntitle: t\nlayouts:\n  v1: {title: a, detect: {present: '{m}.w'}}\n  v2: "
+        "{title: b, detect: {present: '{m}.{k}'}}\n"
     )
     (home / "v2" / "r.yaml").write_text(
-        "id: demo/v2/r\ntitle: t\nlineage: demo\nedge: [v1, v2]\nrules: [{name: r, from: '{m}.w', to: '{m}.v'}]\n"
+        "id: demo/v2/r\ntitle: t\nlineage: demo\nedge: [v1, v2]\nrules: [{name: r, from: '{m}.w', "
+        "to: '{m}.v'}]\n"
     )
     model = nn.ModuleDict({"m": nn.ParameterDict({"v": torch.zeros(2)})})
     migrate.attach(model, to="demo@v2", rules=tmp_path / "rules")
-    assert "fits the layouts v1 and v2" in refused(model, {"m.w": torch.ones(2)}, "M503", strict=False)
+    assert "fits the layouts v1 and v2" in refused(
+        model, {"m.w": torch.ones(2)}, "M503", strict=False
+    )
 
 
 # modules
@@ -270,8 +311,12 @@ def test_a_renamed_module_of_any_kind_is_what_torch_loads_by_the_new_names(tmp_p
     state = KINDS[kind]().state_dict()
     migrated, plain = (nn.ModuleDict({"new": KINDS[kind]()}) for _ in range(2))
     migrate.attach(migrated, rules=file)
-    migrated.load_state_dict({f"old.{key}": value.clone() for key, value in state.items()}, assign=assign)
-    plain.load_state_dict({f"new.{key}": value.clone() for key, value in state.items()}, assign=assign)
+    migrated.load_state_dict(
+        {f"old.{key}": value.clone() for key, value in state.items()}, assign=assign
+    )
+    plain.load_state_dict(
+        {f"new.{key}": value.clone() for key, value in state.items()}, assign=assign
+    )
     holds(migrated, plain.state_dict())
 
 
@@ -312,7 +357,9 @@ def test_a_sharded_module_stays_sharded_when_it_is_assigned(fuse, world, device)
     state = old()
     model.load_state_dict(state, assign=True)
     assert all(isinstance(p, DTensor) and isinstance(p, nn.Parameter) for p in model.parameters())
-    assert all(torch.equal(p.full_tensor(), wanted(state)[name]) for name, p in model.named_parameters())
+    assert all(
+        torch.equal(p.full_tensor(), wanted(state)[name]) for name, p in model.named_parameters()
+    )
 
 
 def test_modules_that_attach_a_hook_to_themselves_are_named_when_they_refuse(fuse):
@@ -323,7 +370,9 @@ def test_modules_that_attach_a_hook_to_themselves_are_named_when_they_refuse(fus
 
     root = nn.ModuleDict({"a": Own(), "b": Own()})
     states = {name: old() for name in "ab"}
-    joined = {f"{name}.{key}": value for name, state in states.items() for key, value in state.items()}
+    joined = {
+        f"{name}.{key}": value for name, state in states.items() for key, value in state.items()
+    }
     root.load_state_dict(joined)
     for name, state in states.items():
         holds(root[name], wanted(state))
@@ -346,9 +395,12 @@ def test_an_old_handle_does_not_take_off_a_newer_hook(fuse):
 
 
 USES = {
-    "times": lambda w: w * 2, "minus": lambda w: 1 - w, "compared": lambda w: (w > 0).float(), "negated": lambda w: -w,
-    "multiplied": lambda w: w @ torch.eye(3), "array": lambda w: torch.from_numpy(np.asarray(w)), "rows": lambda w: torch.stack(list(w)),
-    "asked": lambda w: w if w.sum() != 0 else None, "torch's": lambda w: torch.cat(torch.split(w, 1)), "method": lambda w: w.double(),
+    "times": lambda w: w * 2, "minus": lambda w: 1 - w, "compared": lambda w: (w > 0).float(),
+    "negated": lambda w: -w,
+    "multiplied": lambda w: w @ torch.eye(3), "array": lambda w: torch.from_numpy(np.asarray(w)),
+    "rows": lambda w: torch.stack(list(w)),
+    "asked": lambda w: w if w.sum() != 0 else None,
+    "torch's": lambda w: torch.cat(torch.split(w, 1)), "method": lambda w: w.double(),
 }  # fmt: skip
 
 

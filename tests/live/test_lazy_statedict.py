@@ -1,4 +1,6 @@
-"""`migrate_state_dict`: views of the caller's tensors, values made when asked for, and nothing of the caller's changed."""
+"""`migrate_state_dict`: views of the caller's tensors, values made when asked for, and nothing of
+the caller's changed.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def mixtral(layers=2, experts=4):
     for i in range(layers):
         for e in range(experts):
             for w, shape in (("w1", (6, 4)), ("w2", (4, 6)), ("w3", (6, 4))):
-                made[f"model.layers.{i}.block_sparse_moe.experts.{e}.{w}.weight"] = torch.randn(shape)
+                made[f"model.layers.{i}.block_sparse_moe.experts.{e}.{w}.weight"] = torch.randn(
+                    shape
+                )
         made[f"model.layers.{i}.block_sparse_moe.gate.weight"] = torch.randn(experts, 4)
     return made
 
@@ -36,7 +40,9 @@ def mixtral(layers=2, experts=4):
 def test_what_is_only_renamed_is_the_callers_own_object():
     old = mixtral()
     new = migrate.migrate_state_dict(old, to="hf-mixtral@v5")
-    assert new["model.layers.1.mlp.gate.weight"] is old["model.layers.1.block_sparse_moe.gate.weight"]
+    assert (
+        new["model.layers.1.mlp.gate.weight"] is old["model.layers.1.block_sparse_moe.gate.weight"]
+    )
 
 
 def test_stacked_experts_are_what_torch_makes_of_them_and_come_apart_as_views():
@@ -44,16 +50,24 @@ def test_stacked_experts_are_what_torch_makes_of_them_and_come_apart_as_views():
     new = migrate.migrate_state_dict(old, to="hf-mixtral@v5")
     for i in range(2):
         at = f"model.layers.{i}.block_sparse_moe.experts"
-        ups = [torch.cat([old[f"{at}.{e}.w1.weight"], old[f"{at}.{e}.w3.weight"]]) for e in range(4)]
+        ups = [
+            torch.cat([old[f"{at}.{e}.w1.weight"], old[f"{at}.{e}.w3.weight"]]) for e in range(4)
+        ]
         assert torch.equal(new[f"model.layers.{i}.mlp.experts.gate_up_proj"], torch.stack(ups))
-        assert torch.equal(new[f"model.layers.{i}.mlp.experts.down_proj"], torch.stack([old[f"{at}.{e}.w2.weight"] for e in range(4)]))
+        assert torch.equal(
+            new[f"model.layers.{i}.mlp.experts.down_proj"],
+            torch.stack([old[f"{at}.{e}.w2.weight"] for e in range(4)]),
+        )
     held = dict(new)
     back = migrate.migrate_state_dict(held, to="hf-mixtral@v4")
     assert set(back) == set(old)
     for key, tensor in old.items():
         assert torch.equal(back[key], tensor)
     part = back["model.layers.0.block_sparse_moe.experts.2.w3.weight"]
-    assert part.untyped_storage().data_ptr() == held["model.layers.0.mlp.experts.gate_up_proj"].untyped_storage().data_ptr()
+    assert (
+        part.untyped_storage().data_ptr()
+        == held["model.layers.0.mlp.experts.gate_up_proj"].untyped_storage().data_ptr()
+    )
 
 
 VIEWS = {
@@ -74,10 +88,14 @@ def test_a_layout_that_is_a_view_shares_the_callers_memory(tmp_path, name):
     assert not made.any()
 
 
-@pytest.mark.parametrize("strided", [lambda x: x.t(), lambda x: x[::2, 1:], lambda x: x[2:3].expand(5, 6)])
+@pytest.mark.parametrize(
+    "strided", [lambda x: x.t(), lambda x: x[::2, 1:], lambda x: x[2:3].expand(5, 6)]
+)
 def test_a_view_of_a_strided_tensor_is_right(tmp_path, strided):
     weight = strided(torch.randn(6, 6))
-    file = rule(tmp_path, "rules: [{name: r, from: w, to: v, via: [{transpose: {dims: [0, 1]}}]}]\n")
+    file = rule(
+        tmp_path, "rules: [{name: r, from: w, to: v, via: [{transpose: {dims: [0, 1]}}]}]\n"
+    )
     assert torch.equal(migrate.migrate_state_dict({"w": weight}, rules=file)["v"], weight.T)
 
 
@@ -102,14 +120,21 @@ def test_a_value_is_made_on_access_and_kept_by_nobody_but_whoever_asked():
 
 
 def test_tied_outputs_that_are_made_are_one_tensor_while_both_live(tmp_path):
-    file = rule(tmp_path, "rules: [{name: r, from: 'w{i:int}', to: '{n:x|y}', via: [{stack: {over: i}}, {tie: {into: n}}]}]\n")
+    file = rule(
+        tmp_path,
+        "rules: [{name: r, from: 'w{i:int}', to: '{n:x|y}', via: [{stack: {over: i}}, {tie: "
+        "{into: n}}]}]\n",
+    )
     new = migrate.migrate_state_dict({"w0": torch.zeros(2), "w1": torch.ones(2)}, rules=file)
     one, other = new["x"], new["y"]
     assert one is other
 
 
 def test_computed_values_are_bit_equal_to_those_of_a_run_into_files(tmp_path):
-    file = rule(tmp_path, "rules: [{name: r, from: w, to: v, via: [{cast: {to: bfloat16, from: float32}}]}]\n")
+    file = rule(
+        tmp_path,
+        "rules: [{name: r, from: w, to: v, via: [{cast: {to: bfloat16, from: float32}}]}]\n",
+    )
     weight = torch.randn(64, 64)
     with pytest.raises(MigrateError) as caught:
         migrate.migrate_state_dict({"w": weight}, rules=file)
@@ -120,7 +145,9 @@ def test_computed_values_are_bit_equal_to_those_of_a_run_into_files(tmp_path):
 
 def test_the_callers_dict_its_tensors_and_metadata_stay_what_they_are(tmp_path):
     old = mixtral()
-    old._metadata = OrderedDict({"": {"version": 1}, "model.layers.0.block_sparse_moe": {"version": 3}})
+    old._metadata = OrderedDict(
+        {"": {"version": 1}, "model.layers.0.block_sparse_moe": {"version": 3}}
+    )
     copies = {key: tensor.clone() for key, tensor in old.items()}
     metadata = {name: dict(entry) for name, entry in old._metadata.items()}
     new = migrate.migrate_state_dict(old, to="hf-mixtral@v5")
@@ -134,7 +161,10 @@ def test_the_callers_dict_its_tensors_and_metadata_stay_what_they_are(tmp_path):
 
 
 def test_modules_of_different_versions_that_become_one_have_none(tmp_path):
-    file = rule(tmp_path, "rules: [{name: r, from: '{m:a|b}.w', to: c.w, via: [{concat: {over: m, dim: 0}}]}]\n")
+    file = rule(
+        tmp_path,
+        "rules: [{name: r, from: '{m:a|b}.w', to: c.w, via: [{concat: {over: m, dim: 0}}]}]\n",
+    )
     for versions, expected in (((1, 2), {"": {}}), ((2, 2), {"": {}, "c": {"version": 2}})):
         state = OrderedDict({"a.w": torch.ones(2), "b.w": torch.ones(2)})
         state._metadata = {"": {}, "a": {"version": versions[0]}, "b": {"version": versions[1]}}
@@ -156,7 +186,10 @@ def test_values_that_are_no_tensors_follow_their_module_and_arrays_are_taken(tmp
 
 def test_a_condition_on_values_is_checked_before_anything_is_made(tmp_path):
     file = rule(tmp_path, "rules: [{name: r, from: '{n:a|b}', to: c, via: [{same: {over: n}}]}]\n")
-    assert torch.equal(migrate.migrate_state_dict({"a": torch.ones(2), "b": torch.ones(2)}, rules=file)["c"], torch.ones(2))
+    assert torch.equal(
+        migrate.migrate_state_dict({"a": torch.ones(2), "b": torch.ones(2)}, rules=file)["c"],
+        torch.ones(2),
+    )
     with pytest.raises(MigrateError, match="differ first at"):
         migrate.migrate_state_dict({"a": torch.ones(2), "b": torch.zeros(2)}, rules=file)
 
@@ -189,7 +222,9 @@ def test_a_gpu_that_there_is_not_is_refused():
     assert caught.value.diagnostics[0].code == "M407"
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: the CUDA path of state dicts is not run")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no GPU: the CUDA path of state dicts is not run"
+)
 def test_values_on_a_gpu_are_bit_equal_to_those_of_the_cpu():
     old = mixtral()
     new = migrate.migrate_state_dict(old, to="hf-mixtral@v5")

@@ -1,4 +1,6 @@
-"""A checkpoint streamed into a live module: every source, every kind of target, and what the answer says."""
+"""A checkpoint streamed into a live module: every source, every kind of target, and what the answer
+says.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +43,18 @@ def shards(folder, state):
         name = f"model-{number + 1:05d}-of-00003.safetensors"
         save_file({key: state[key] for key in keys[number::3]}, folder / name)
         weight_map |= dict.fromkeys(keys[number::3], name)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": weight_map})
+    )
     (folder / "config.json").write_text((V4 / "config.json").read_text())
     return folder
 
 
 def training(folder, state):
-    torch.save({"epoch": 3, "model": state, "optimizer": {"state": {0: {"m": torch.ones(3)}}}}, folder / "train.pt")
+    torch.save(
+        {"epoch": 3, "model": state, "optimizer": {"state": {0: {"m": torch.ones(3)}}}},
+        folder / "train.pt",
+    )
     return folder / "train.pt"
 
 
@@ -61,13 +68,17 @@ def in_memory(folder, state):
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-@pytest.mark.parametrize("source", [lambda folder, state: V4, single, shards, training, plain, in_memory])
+@pytest.mark.parametrize(
+    "source", [lambda folder, state: V4, single, shards, training, plain, in_memory]
+)
 def test_a_checkpoint_of_any_kind_is_loaded_migrated(tmp_path, old, new, source, device):
     model = module(new, device)
     answer = migrate.load(model, source(tmp_path, old), "hf-mixtral@v5", params={"num_experts": 4})
     assert same(model, new)
     fits(answer, "loaded")
-    assert [(step["from"], step["to"], step["backwards"]) for step in answer["steps"]] == [("v4", "v5", False)]
+    assert [(step["from"], step["to"], step["backwards"]) for step in answer["steps"]] == [
+        ("v4", "v5", False)
+    ]
     assert answer["tensors"] == len(new)
     assert answer["bytes_written"] == sum(one.nbytes for one in new.values())
     assert (answer["missing"], answer["unexpected"], answer["left_on_meta"]) == ([], [], [])
@@ -91,11 +102,16 @@ def test_without_a_goal_the_checkpoint_is_loaded_as_it_is(old):
 def test_files_of_ranks_become_one_module(tmp_path):
     state = {"fc.weight": torch.arange(24.0).reshape(6, 4), "norm.weight": torch.ones(4)}
     for rank, part in enumerate(state["fc.weight"].chunk(2)):
-        torch.save({"fc.weight": part.clone(), "norm.weight": state["norm.weight"]}, tmp_path / f"consolidated.{rank:02d}.pth")
+        torch.save(
+            {"fc.weight": part.clone(), "norm.weight": state["norm.weight"]},
+            tmp_path / f"consolidated.{rank:02d}.pth",
+        )
     rule = rules(
         tmp_path,
-        "rules:\n  - {name: fc, from: 'fc.weight@{r:int}', to: fc.weight, via: [{concat: {over: r, dim: 0}}]}\n"
-        "  - {name: norm, from: 'norm.weight@{r:int}', to: norm.weight, via: [{same: {over: r}}]}\n",
+        "rules:\n  - {name: fc, from: 'fc.weight@{r:int}', to: fc.weight, via: [{concat: {over: "
+        "r, dim: 0}}]}\n"
+        "  - {name: norm, from: 'norm.weight@{r:int}', to: norm.weight, via: [{same: {over: "
+        "r}}]}\n",
     )
     model = module(state)
     migrate.load(model, tmp_path, rules=rule)
@@ -110,12 +126,18 @@ def test_a_stamp_says_where_the_checkpoint_is(tmp_path, new):
 
 
 def test_tensors_are_read_in_the_order_in_which_they_lie(tmp_path, monkeypatch):
-    state = {f"{name}.weight": torch.full((3,), float(number)) for number, name in enumerate("edcba")}
+    state = {
+        f"{name}.weight": torch.full((3,), float(number)) for number, name in enumerate("edcba")
+    }
     torch.save(state, tmp_path / "in.pt")
     order = []
     model = module(dict(sorted(state.items())))
     opened = targets.Targets.open
-    monkeypatch.setattr(targets.Targets, "open", lambda self, slot: (order.append(slot.plain), opened(self, slot))[1])
+    monkeypatch.setattr(
+        targets.Targets,
+        "open",
+        lambda self, slot: (order.append(slot.plain), opened(self, slot))[1],
+    )
     migrate.load(model, tmp_path / "in.pt", threads=1)
     assert order == [f"{name}.weight" for name in "edcba"]
     assert same(model, dict(sorted(state.items())))
@@ -126,7 +148,13 @@ def test_any_number_of_threads_and_ranges_gives_the_same_bits(monkeypatch, new, 
     monkeypatch.setattr(filling, "RANGE", 100)
     model = module(new)
     seen = []
-    migrate.load(model, V4, "hf-mixtral@v5", threads=threads, progress=lambda done, total: seen.append((done, total)))
+    migrate.load(
+        model,
+        V4,
+        "hf-mixtral@v5",
+        threads=threads,
+        progress=lambda done, total: seen.append((done, total)),
+    )
     assert same(model, new)
     assert seen[-1][0] == seen[-1][1] == sum(one.nbytes for one in new.values())
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
@@ -137,14 +165,19 @@ def test_the_path_through_buffers_gives_the_same_bits(monkeypatch, new):
     monkeypatch.setattr(stager, "direct", lambda tensor, target: False)
     turns = []
     turn = stager.Stager._turn
-    monkeypatch.setattr(stager.Stager, "_turn", lambda self, *given: turns.append(self._next) or turn(self, *given))
+    monkeypatch.setattr(
+        stager.Stager, "_turn", lambda self, *given: turns.append(self._next) or turn(self, *given)
+    )
     model = module(new)
     migrate.load(model, V4, "hf-mixtral@v5", threads=1)
     assert same(model, new)
     assert turns[:4] == [0, 1, 0, 1]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: loading onto one through pinned buffers is not run")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(),
+    reason="no GPU: loading onto one through pinned buffers is not run",
+)
 @pytest.mark.parametrize("dtype", [None, torch.float64])
 def test_a_module_on_a_gpu_holds_the_same_bits(new, dtype):
     wanted = new if dtype is None else {key: one.to(dtype) for key, one in new.items()}
@@ -162,22 +195,33 @@ COMPUTED = """rules:
 
 @pytest.mark.parametrize("staged", [False, True])
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_what_is_computed_or_turned_is_what_apply_makes_of_it(tmp_path, monkeypatch, staged, on_disk):
+def test_what_is_computed_or_turned_is_what_apply_makes_of_it(
+    tmp_path, monkeypatch, staged, on_disk
+):
     if staged:
         monkeypatch.setattr(stager, "direct", lambda tensor, target: False)
     generator = torch.Generator().manual_seed(1)
-    state = {**{f"c.{i}": torch.randn(300, 70, generator=generator) for i in range(3)}, "t": torch.randn(700, 900, generator=generator)}
+    state = {
+        **{f"c.{i}": torch.randn(300, 70, generator=generator) for i in range(3)},
+        "t": torch.randn(700, 900, generator=generator),
+    }
     rule = rules(tmp_path, COMPUTED)
     wanted = migrate.apply(state, rules=rule, allow="lossy")
     model = module(wanted)
-    answer = migrate.load(model, single(tmp_path, state) if on_disk else state, rules=rule, allow="lossy", max_memory="4MiB")
+    answer = migrate.load(
+        model,
+        single(tmp_path, state) if on_disk else state,
+        rules=rule,
+        allow="lossy",
+        max_memory="4MiB",
+    )
     assert same(model, wanted)
     fits(answer, "loaded")
     assert answer["report"]["rules"][0]["op"] == "cast"
     assert [loss["kind"] for loss in answer["losses"]] == ["lossy"]
 
 
-# -- targets ------------------------------------------------------------------------------------------------------------------
+# -- targets ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -223,7 +267,10 @@ def test_lazy_parameters_get_their_shape(tmp_path):
     state = {"0.weight": torch.randn(3, 5), "0.bias": torch.randn(3)}
     migrate.load(model, single(tmp_path, state))
     assert same(model, state)
-    assert torch.equal(model(torch.ones(2, 5)), torch.nn.functional.linear(torch.ones(2, 5), state["0.weight"], state["0.bias"]))
+    assert torch.equal(
+        model(torch.ones(2, 5)),
+        torch.nn.functional.linear(torch.ones(2, 5), state["0.weight"], state["0.bias"]),
+    )
     narrow = torch.nn.Sequential(torch.nn.LazyLinear(3, dtype=torch.float16))
     with pytest.raises(MigrateError, match="M961"):
         migrate.load(narrow, single(tmp_path, state))
@@ -232,7 +279,11 @@ def test_lazy_parameters_get_their_shape(tmp_path):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_wrappers_around_the_model_are_looked_through(new):
-    for wrap in (torch.compile, torch.nn.DataParallel, lambda model: torch.nn.DataParallel(torch.compile(model))):
+    for wrap in (
+        torch.compile,
+        torch.nn.DataParallel,
+        lambda model: torch.nn.DataParallel(torch.compile(model)),
+    ):
         model = module(new)
         migrate.load(wrap(model), V4, "hf-mixtral@v5")
         assert same(model, new)
@@ -240,7 +291,9 @@ def test_wrappers_around_the_model_are_looked_through(new):
 
 def test_a_state_dict_saved_from_a_wrapped_model_is_known(old, new):
     model = module(new)
-    migrate.load(model, {f"module._orig_mod.{key}": one for key, one in old.items()}, "hf-mixtral@v5")
+    migrate.load(
+        model, {f"module._orig_mod.{key}": one for key, one in old.items()}, "hf-mixtral@v5"
+    )
     assert same(model, new)
 
 
@@ -260,7 +313,9 @@ def test_one_tensor_under_two_names_needs_one_of_the_checkpoint(tmp_path):
     assert torch.equal(model.head.weight, weight)
     migrate.load(model, {"embed.weight": weight + 1, "head.weight": weight + 1})
     assert torch.equal(model.head.weight, weight + 1)
-    with pytest.raises(MigrateError, match=r"M960.*\n?.*different tensors for embed.weight, head.weight"):
+    with pytest.raises(
+        MigrateError, match=r"M960.*\n?.*different tensors for embed.weight, head.weight"
+    ):
         migrate.load(model, {"embed.weight": weight, "head.weight": weight + 2})
     assert torch.equal(model.head.weight, weight + 1)
     migrate.load(model, {"embed.weight": weight, "head.weight": weight + 2}, strict=False)
@@ -280,7 +335,7 @@ def test_a_submodule_that_is_registered_twice_is_loaded_once(tmp_path):
     assert torch.equal(model["b"].weight, state["a.weight"])
 
 
-# -- the meta device ----------------------------------------------------------------------------------------------------------
+# -- the meta device -------------------------------------------------------------------------------
 
 
 class Rotary(torch.nn.Module):
@@ -304,7 +359,11 @@ def test_tensors_on_the_meta_device_get_memory_and_keep_class_dtype_and_flags(tm
     answer = migrate.load(model, single(tmp_path, state), strict=False)
     assert answer["left_on_meta"] == ["freq"]
     assert type(model.fc.weight) is torch.nn.Parameter
-    assert (model.fc.weight.dtype, model.fc.weight.requires_grad, model.fc.bias.requires_grad) == (torch.float64, True, False)
+    assert (model.fc.weight.dtype, model.fc.weight.requires_grad, model.fc.bias.requires_grad) == (
+        torch.float64,
+        True,
+        False,
+    )
     assert model.fc.weight.shard == 3
     assert torch.equal(model.fc.weight, state["fc.weight"].double())
     assert torch.equal(model.steps, state["steps"])
@@ -314,7 +373,9 @@ def test_tensors_on_the_meta_device_get_memory_and_keep_class_dtype_and_flags(tm
 def test_tensors_on_the_meta_device_go_where_the_others_are_or_where_one_says(tmp_path):
     state = {"0.weight": torch.randn(2, 2), "1.weight": torch.randn(2, 2)}
     file = single(tmp_path, state)
-    model = torch.nn.Sequential(*(torch.nn.Linear(2, 2, bias=False, device=d) for d in ("meta", "cpu")))
+    model = torch.nn.Sequential(
+        *(torch.nn.Linear(2, 2, bias=False, device=d) for d in ("meta", "cpu"))
+    )
     kept = model[1].weight
     migrate.load(model, file)
     assert model[1].weight is kept
@@ -326,7 +387,7 @@ def test_tensors_on_the_meta_device_go_where_the_others_are_or_where_one_says(tm
         migrate.load(model, file, device="nowhere")
 
 
-# -- values that are no tensors -----------------------------------------------------------------------------------------------
+# -- values that are no tensors --------------------------------------------------------------------
 
 
 STATES = [
@@ -363,8 +424,14 @@ def told(value):
     if isinstance(value, io.BytesIO):
         return value.getvalue(), value.tell()
     if isinstance(value, dict):
-        return type(value), getattr(value, "default_factory", None), [(key, told(one)) for key, one in value.items()]
-    return (type(value), [told(one) for one in value]) if isinstance(value, (list, tuple)) else value
+        return (
+            type(value),
+            getattr(value, "default_factory", None),
+            [(key, told(one)) for key, one in value.items()],
+        )
+    return (
+        (type(value), [told(one) for one in value]) if isinstance(value, (list, tuple)) else value
+    )
 
 
 def test_an_extra_state_follows_its_module(tmp_path):
@@ -374,7 +441,7 @@ def test_an_extra_state_follows_its_module(tmp_path):
     assert model["new"].got == [({"calls": 5}, [1.0, 1.0])]
 
 
-# -- memory, processes --------------------------------------------------------------------------------------------------------
+# -- memory, processes -----------------------------------------------------------------------------
 
 MEMORY = """
 import os, sys, threading
@@ -394,14 +461,19 @@ def look(done, total):
 migrate.load(model, sys.argv[1], progress=look)
 assert all(float(getattr(model, f"w{n}")[-1]) == n + 2 for n in range(3))
 print(peak - before)
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.thorough
 def test_never_more_than_a_tensor_is_held_beside_the_module(tmp_path):
     state = {f"w{n}": torch.full((20_000_000,), float(n + 2)) for n in range(3)}
     save_file({**state, "s": torch.zeros(4_000, 5_000)}, tmp_path / "in.safetensors")
-    done = subprocess.run([sys.executable, "-c", MEMORY, tmp_path / "in.safetensors"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY, tmp_path / "in.safetensors"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     # the largest that cannot be written in place has 80 MB
     assert int(done.stdout) < 180_000_000
@@ -437,13 +509,18 @@ for device in ("cpu", "meta"):
         held = getattr(model, name)
         assert type(held.data).__name__ == "DTensor" and held.placements == tuple(places[name]), name
         assert torch.equal(held.to_local(), one), (name, held.to_local(), one)
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.ranks
 def test_of_a_distributed_tensor_the_part_that_lies_here_is_read(tmp_path):
     full = {"a": torch.arange(35.0).reshape(7, 5), "b": torch.arange(6.0), "c": torch.arange(3.0)}
-    done = subprocess.run([sys.executable, "-c", SHARDED, single(tmp_path, full)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", SHARDED, single(tmp_path, full)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -457,7 +534,10 @@ def test_two_threads_load_two_models(old, new):
         except Exception as error:  # noqa: BLE001 - a thread cannot raise
             failures.append(error)
 
-    threads = [threading.Thread(target=go, args=a) for a in ((models[0], V4, "hf-mixtral@v5"), (models[1], V5, "hf-mixtral@v4"))]
+    threads = [
+        threading.Thread(target=go, args=a)
+        for a in ((models[0], V4, "hf-mixtral@v5"), (models[1], V5, "hf-mixtral@v4"))
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

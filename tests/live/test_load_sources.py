@@ -1,4 +1,6 @@
-"""Checkpoints as they lie about: nested, linked, quantized, incomplete, hostile; and every dtype that parameters have."""
+"""Checkpoints as they lie about: nested, linked, quantized, incomplete, hostile; and every dtype
+that parameters have.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ import migrate
 from migrate.core.errors import MigrateError
 
 DTYPES = [
-    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int64, torch.uint16, torch.uint32, torch.float16, torch.bfloat16, torch.float64,
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int64, torch.uint16, torch.uint32,
+    torch.float16, torch.bfloat16, torch.float64,
     torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu, torch.complex64, torch.complex128,
 ]  # fmt: skip
 
@@ -29,13 +32,21 @@ def bits(dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_every_dtype_is_loaded_bit_for_bit_without_dimensions_and_empty_too(tmp_path, dtype, device):
-    state = {"w": bits(dtype), "scalar": bits(dtype)[1, 2].clone(), "empty": bits(dtype)[:0].clone()}
+def test_every_dtype_is_loaded_bit_for_bit_without_dimensions_and_empty_too(
+    tmp_path, dtype, device
+):
+    state = {
+        "w": bits(dtype),
+        "scalar": bits(dtype)[1, 2].clone(),
+        "empty": bits(dtype)[:0].clone(),
+    }
     torch.save(state, tmp_path / "in.pt")
     for source in (state, tmp_path / "in.pt"):
         model = torch.nn.Module()
         for name, one in state.items():
-            model.register_buffer(name, torch.zeros(one.shape, dtype=torch.uint8).to(dtype).to(device))
+            model.register_buffer(
+                name, torch.zeros(one.shape, dtype=torch.uint8).to(dtype).to(device)
+            )
         migrate.load(model, source)
         assert same(model, state)
 
@@ -66,14 +77,18 @@ def test_a_snapshot_of_the_hub_s_cache_is_a_folder_of_links(tmp_path):
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_fp8_blocks_are_dequantized_into_the_module_as_apply_does_it(tmp_path, threads, device):
     old = DATA / "fp8_dequant_deepseek_v3" / "hub"
-    migrate.apply(old, tmp_path / "new.safetensors", to="deepseek-v3@bf16", allow={"lossy"}, fsync=False)
+    migrate.apply(
+        old, tmp_path / "new.safetensors", to="deepseek-v3@bf16", allow={"lossy"}, fsync=False
+    )
     wanted = load_file(tmp_path / "new.safetensors")
     model = module(wanted, device)
     if device == "cpu":
         with pytest.raises(MigrateError, match="lossy"):
             migrate.load(model, old, "deepseek-v3@bf16")
         assert untouched(model)
-    answer = migrate.load(model, old, "deepseek-v3@bf16", allow={"lossy"}, threads=threads, max_memory="1MiB")
+    answer = migrate.load(
+        model, old, "deepseek-v3@bf16", allow={"lossy"}, threads=threads, max_memory="1MiB"
+    )
     assert same(model, wanted)
     assert answer["report"]["rules"]
 
@@ -81,7 +96,9 @@ def test_fp8_blocks_are_dequantized_into_the_module_as_apply_does_it(tmp_path, t
 def missing(folder, state):
     save_file({"a": state["a"]}, folder / "model-00001-of-00002.safetensors")
     weight_map = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": weight_map})
+    )
     return folder
 
 
@@ -115,10 +132,20 @@ class Hostile:
 @pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize("key", ["_extra_state", "x"])
 def test_nothing_of_a_hostile_file_is_executed(tmp_path, key, zipped, strict):
-    torch.save({"w": torch.ones(2), key: Hostile()}, tmp_path / "in.pt", _use_new_zipfile_serialization=zipped)
+    torch.save(
+        {"w": torch.ones(2), key: Hostile()},
+        tmp_path / "in.pt",
+        _use_new_zipfile_serialization=zipped,
+    )
     seen = []
     listening = True
-    sys.addaudithook(lambda event, _: seen.append(event) if listening and event in ("os.system", "pickle.find_class") else None)
+    sys.addaudithook(
+        lambda event, _: (
+            seen.append(event)
+            if listening and event in ("os.system", "pickle.find_class")
+            else None
+        )
+    )
     model = Refusing()
     with pytest.raises(MigrateError, match="M935"):
         migrate.load(model, tmp_path / "in.pt", strict=strict)

@@ -1,4 +1,6 @@
-"""What can be wrong with a load: it is said before anything changes, or it is said exactly what was written."""
+"""What can be wrong with a load: it is said before anything changes, or it is said exactly what was
+written.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ def refused(model, *arguments, **named):
 
 
 def test_names_without_a_partner_are_told_both_ways_with_the_nearest(new):
-    renamed = {("model.embed_token.weight" if key == "model.embed_tokens.weight" else key): one for key, one in new.items()}
+    renamed = {
+        ("model.embed_token.weight" if key == "model.embed_tokens.weight" else key): one
+        for key, one in new.items()
+    }
     model = module(renamed)
     found = refused(model, V4, "hf-mixtral@v5")["M960"]
     text = found.render()
@@ -42,7 +47,10 @@ def test_names_without_a_partner_are_told_both_ways_with_the_nearest(new):
     assert "the migrated checkpoint has, and the module has not: model.embed_tokens.weight" in text
     assert "did you mean" in text
     answer = migrate.load(model, V4, "hf-mixtral@v5", strict=False)
-    assert (answer["missing"], answer["unexpected"]) == (["model.embed_token.weight"], ["model.embed_tokens.weight"])
+    assert (answer["missing"], answer["unexpected"]) == (
+        ["model.embed_token.weight"],
+        ["model.embed_tokens.weight"],
+    )
     assert not same(model, renamed)
     assert bool((model.model.embed_token.weight == 7).all())
 
@@ -55,7 +63,9 @@ def test_shapes_that_differ_are_named_all_at_once_and_even_without_strict(new):
 
 def test_shape_dtype_and_names_are_told_in_one_go():
     state = {"a": torch.ones(2), "b": torch.ones(2) + 2**-20, "c": torch.ones(2)}
-    model = module({"a": torch.ones(3), "b": torch.ones(2, dtype=torch.float16), "d": torch.ones(2)})
+    model = module(
+        {"a": torch.ones(3), "b": torch.ones(2, dtype=torch.float16), "d": torch.ones(2)}
+    )
     assert refused(model, state).keys() == {"M960", "M961"}
 
 
@@ -65,12 +75,19 @@ def test_a_dict_that_mixes_both_layouts_is_refused(old, new):
 
 
 def test_a_partial_group_is_refused(old, new):
-    gone = {key: one for key, one in old.items() if "layers.1.block_sparse_moe.experts.2.w1" not in key}
+    gone = {
+        key: one for key, one in old.items() if "layers.1.block_sparse_moe.experts.2.w1" not in key
+    }
     found = refused(module(new), gone, "hf-mixtral@v5", params={"num_experts": 4})
-    assert any("experts" in d.message or any("experts" in note for note in d.notes) for d in found.values())
+    assert any(
+        "experts" in d.message or any("experts" in note for note in d.notes) for d in found.values()
+    )
 
 
-PARAM = "params: {n: {type: int, config: n_parts}}\nrules:\n  - {name: r, from: w, to: p, via: [{reshape: {from: [6], to: [$n, -1]}}]}\n"
+PARAM = (
+    "params: {n: {type: int, config: n_parts}}\nrules:\n  - {name: r, from: w, to: p, via: "
+    "[{reshape: {from: [6], to: [$n, -1]}}]}\n"
+)
 
 
 def test_a_param_that_nobody_gave_is_taken_from_the_configuration_of_the_model(tmp_path):
@@ -102,9 +119,14 @@ def test_the_configuration_of_the_checkpoint_comes_before_that_of_the_model(tmp_
 
 
 def test_a_condition_on_values_is_checked_first(tmp_path):
-    rule = rules(tmp_path, "rules:\n  - {name: r, from: '{k:a|b}', to: one, via: [{same: {over: k}}]}\nkeep: [z]\n")
+    rule = rules(
+        tmp_path,
+        "rules:\n  - {name: r, from: '{k:a|b}', to: one, via: [{same: {over: k}}]}\nkeep: [z]\n",
+    )
     model = module({"one": torch.ones(2), "z": torch.ones(2)})
-    assert "M404" in refused(model, {"z": torch.ones(2), "a": torch.ones(2), "b": torch.zeros(2)}, rules=rule)
+    assert "M404" in refused(
+        model, {"z": torch.ones(2), "a": torch.ones(2), "b": torch.zeros(2)}, rules=rule
+    )
 
 
 def test_a_damaged_file_is_noticed_first(tmp_path):
@@ -120,7 +142,8 @@ def test_a_damaged_file_is_noticed_first(tmp_path):
 def test_a_module_is_not_loaded_from_its_own_memory(tmp_path):
     rule = rules(
         tmp_path,
-        "rules:\n  - {name: r, from: '{k:a|b}', to: '{k}', via: [{reshape: {from: [4], to: [2, 2]}}, {transpose: {dims: [0, 1]}}]}\n",
+        "rules:\n  - {name: r, from: '{k:a|b}', to: '{k}', via: [{reshape: {from: [4], to: [2, "
+        "2]}}, {transpose: {dims: [0, 1]}}]}\n",
     )
     model = module({"a": torch.ones(2, 2), "b": torch.ones(2, 2)})
     flat = {"a": model.a.detach().view(-1), "b": torch.ones(4)}
@@ -135,7 +158,7 @@ def test_too_little_memory_is_known_first(new):
     assert "M115" in refused(module(new), V4, "hf-mixtral@v5", threads=0)
 
 
-# -- in the middle --------------------------------------------------------------------------------------------------------------
+# -- in the middle ---------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -156,7 +179,9 @@ def breaking(monkeypatch):
     return arrange
 
 
-@pytest.mark.parametrize("error", [OSError("the disk is on fire"), torch.OutOfMemoryError("no memory"), MemoryError()])
+@pytest.mark.parametrize(
+    "error", [OSError("the disk is on fire"), torch.OutOfMemoryError("no memory"), MemoryError()]
+)
 def test_a_load_that_breaks_says_what_is_written(breaking, new, error):
     breaking(error)
     model = module(new)
@@ -173,7 +198,11 @@ def test_a_load_that_breaks_says_what_is_written(breaking, new, error):
     assert sorted(said["written"]) == sorted(written)
     assert len(written) == 3
     assert len(said["written in part"]) == 1
-    assert all(bool((held[key] == 7).all()) for key in new if key not in (*written, *said["written in part"]))
+    assert all(
+        bool((held[key] == 7).all())
+        for key in new
+        if key not in (*written, *said["written in part"])
+    )
 
 
 def test_the_diagnostics_of_the_cause_come_with_it(breaking, new):
@@ -224,7 +253,9 @@ def test_a_progress_that_raises_stops_the_load(new):
 
 
 def test_a_value_that_nobody_here_makes_is_named_first(tmp_path):
-    torch.save({"w": torch.ones(2), "_extra_state": {"made": torch.nn.Linear(1, 1)}}, tmp_path / "in.pt")
+    torch.save(
+        {"w": torch.ones(2), "_extra_state": {"made": torch.nn.Linear(1, 1)}}, tmp_path / "in.pt"
+    )
     assert "M935" in refused(Refusing(), tmp_path / "in.pt")
 
 

@@ -1,4 +1,6 @@
-"""The slots of a module are the keys of its state dict, by both names: the wrappers' and the model's own."""
+"""The slots of a module are the keys of its state dict, by both names: the wrappers' and the
+model's own.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ MODULES = {
     "tied": tied,
     "parametrized": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)),
     "compiled": lambda: torch.compile(nn.Sequential(nn.Linear(2, 2)), backend="eager"),
-    "inside": lambda: nn.Sequential(torch.compile(nn.Linear(2, 2), backend="eager"), nn.Linear(2, 2)),
+    "inside": lambda: nn.Sequential(
+        torch.compile(nn.Linear(2, 2), backend="eager"), nn.Linear(2, 2)
+    ),
     "checkpointed": lambda: nn.Sequential(checkpoint_wrapper(nn.Linear(2, 2))),
     "parallel": lambda: nn.DataParallel(nn.Sequential(nn.Linear(2, 2))),
     "parameters": lambda: nn.ParameterDict({"x": torch.ones(1)}),
@@ -65,16 +69,26 @@ def test_a_state_has_the_versions_that_the_state_dict_has(name):
     inner = {"compiled": "_orig_mod", "parallel": "module"}.get(name)
     expected = (model if inner is None else getattr(model, inner)).state_dict()._metadata
     if name in ("inside", "checkpointed"):
-        expected = {key.replace("._orig_mod", "").replace("._checkpoint_wrapped_module", ""): said for key, said in expected.items()}
+        expected = {
+            key.replace("._orig_mod", "").replace("._checkpoint_wrapped_module", ""): said
+            for key, said in expected.items()
+        }
     assert state(model)._metadata == expected
 
 
 @pytest.mark.parametrize("name", ["compiled", "inside", "checkpointed", "parallel"])
 def test_the_plain_names_are_those_of_the_model_without_wrappers(name):
-    plain = {"compiled": "0.weight", "inside": "0.weight", "checkpointed": "0.weight", "parallel": "0.weight"}[name]
+    plain = {
+        "compiled": "0.weight",
+        "inside": "0.weight",
+        "checkpointed": "0.weight",
+        "parallel": "0.weight",
+    }[name]
     found = slots(MODULES[name]())
     assert plain in {slot.plain for slot in found.values()}
-    assert not any("_orig_mod" in slot.plain or slot.plain.startswith("module.") for slot in found.values())
+    assert not any(
+        "_orig_mod" in slot.plain or slot.plain.startswith("module.") for slot in found.values()
+    )
 
 
 def test_a_submodule_called_module_is_no_wrapper():
@@ -90,7 +104,10 @@ def test_keys_lose_the_segments_of_wrappers_and_no_others():
     keys = {"_orig_mod.a._orig_mod.w": 1, "module.b": 2}
     assert list(unwrapped(keys, parallel=True).values()) == ["a.w", "module.b"]
     assert list(unwrapped({"module.a": 1, "module.b": 2}, parallel=True).values()) == ["a", "b"]
-    assert list(unwrapped({"module.a": 1, "module.b": 2}, parallel=False).values()) == ["module.a", "module.b"]
+    assert list(unwrapped({"module.a": 1, "module.b": 2}, parallel=False).values()) == [
+        "module.a",
+        "module.b",
+    ]
     assert list(unwrapped({"my_orig_mod_x.w": 1}, parallel=True).values()) == ["my_orig_mod_x.w"]
 
 
@@ -98,7 +115,9 @@ def test_what_has_no_fixed_spec_has_none():
     assert spec_of(None) is None
     assert spec_of(nn.LazyLinear(3).weight) is None
     assert spec_of(torch.empty(2, dtype=torch.float16)) == spec("float16", (2,))
-    assert spec_of(torch.empty(2, 3, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)) == spec("float4_e2m1fn", (2, 6))
+    assert spec_of(torch.empty(2, 3, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)) == spec(
+        "float4_e2m1fn", (2, 6)
+    )
 
 
 def test_the_configuration_is_that_of_the_model_inside_its_wrappers():
@@ -110,7 +129,10 @@ def test_the_configuration_is_that_of_the_model_inside_its_wrappers():
     assert sides(model) == {}
     model.config = Config()
     for one in (model, torch.compile(model, backend="eager"), nn.DataParallel(model)):
-        assert json.loads(sides(one)["config.json"]) == {"model_type": "mixtral", "dtype": "torch.bfloat16"}
+        assert json.loads(sides(one)["config.json"]) == {
+            "model_type": "mixtral",
+            "dtype": "torch.bfloat16",
+        }
     model.config = {"a": 1}
     assert json.loads(sides(model)["config.json"]) == {"a": 1}
     model.config = "none of ours"

@@ -1,4 +1,6 @@
-"""Block FP8 weights and their scales become bfloat16 and the same codes again, against the published kernel's arithmetic."""
+"""Block FP8 weights and their scales become bfloat16 and the same codes again, against the
+published kernel's arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ import migrate
 
 CASE = Path(__file__).parents[1] / "data" / "cases" / "c14-fp8.yaml"
 FP8 = torch.float8_e4m3fn
-LINEARS = [f"self_attn.{n}_proj" for n in ("q_a", "q_b", "kv_b", "o")] + ["self_attn.kv_a_proj_with_mqa"]
+LINEARS = [f"self_attn.{n}_proj" for n in ("q_a", "q_b", "kv_b", "o")] + [
+    "self_attn.kv_a_proj_with_mqa"
+]
 LINEARS += [f"mlp.{n}_proj" for n in ("gate", "up", "down")] + ["mlp.experts.10.gate_proj"]
 BLOCK = (4, 3)
 
@@ -20,7 +24,8 @@ BLOCK = (4, 3)
 def pair(seed):
     """An [11, 8] weight and its [3, 3] scales, ragged on both sides.
 
-    Every block has the largest code, 448, and the scales are powers of two: a quantizer then finds the same scales and codes again.
+    Every block has the largest code, 448, and the scales are powers of two: a quantizer then finds
+    the same scales and codes again.
     """
     generator = torch.Generator().manual_seed(seed)
     codes = torch.randn(11, 8, generator=generator).to(FP8)
@@ -29,7 +34,9 @@ def pair(seed):
 
 
 def dequantized(codes, scales):
-    """deepseek-ai DeepSeek-V3 inference/kernel.py::weight_dequant: each element times the scale of its block, then rounded."""
+    """deepseek-ai DeepSeek-V3 inference/kernel.py::weight_dequant: each element times the scale of
+    its block, then rounded.
+    """
     out = torch.empty(codes.shape, dtype=torch.bfloat16)
     for i in range(codes.shape[0]):
         for j in range(codes.shape[1]):
@@ -38,7 +45,13 @@ def dequantized(codes, scales):
 
 
 def checkpoint():
-    source, target = {"model.norm.weight": torch.ones(3), "lm_head.weight": torch.ones(2, 3, dtype=torch.bfloat16)}, {}
+    source, target = (
+        {
+            "model.norm.weight": torch.ones(3),
+            "lm_head.weight": torch.ones(2, 3, dtype=torch.bfloat16),
+        },
+        {},
+    )
     target |= source
     for n, name in enumerate(LINEARS):
         codes, scales = pair(n)
@@ -49,7 +62,10 @@ def checkpoint():
 
 
 def bits(state):
-    return {key: (t.dtype, t.shape, t.contiguous().flatten().view(torch.uint8).tolist()) for key, t in state.items()}
+    return {
+        key: (t.dtype, t.shape, t.contiguous().flatten().view(torch.uint8).tolist())
+        for key, t in state.items()
+    }
 
 
 def options(rule=CASE):
@@ -69,7 +85,13 @@ def test_a_downgrade_finds_the_codes_and_the_scales_again(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "mistake", [("|up_proj", ""), ("block: $block", "block: [5, 3]"), ("dtype: bfloat16", "dtype: float32"), ("|kv_b_proj", "")]
+    "mistake",
+    [
+        ("|up_proj", ""),
+        ("block: $block", "block: [5, 3]"),
+        ("dtype: bfloat16", "dtype: float32"),
+        ("|kv_b_proj", ""),
+    ],
 )
 def test_a_mistake_in_the_rule_is_seen(tmp_path, mistake):
     source, target = checkpoint()

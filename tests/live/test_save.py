@@ -1,4 +1,6 @@
-"""A live module written in another layout, and state dicts and modules where a checkpoint is asked for."""
+"""A live module written in another layout, and state dicts and modules where a checkpoint is asked
+for.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def live(state):
 
 
 def equal(one, other):
-    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) and one[key].dtype == other[key].dtype for key in one)
+    return one.keys() == other.keys() and all(
+        torch.equal(one[key], other[key]) and one[key].dtype == other[key].dtype for key in one
+    )
 
 
 @pytest.mark.parametrize("name", ["old.safetensors", "old.pt"])
@@ -57,9 +61,23 @@ def test_and_in_the_layout_after(tmp_path, old, new):
 
 
 def test_a_folder_has_the_configuration_as_the_rules_change_it(tmp_path, old):
-    rule = rules(tmp_path, "files: {config.json: {tie_word_embeddings: false}}\nrules:\n  - {name: r, from: w, to: v}\n")
+    rule = rules(
+        tmp_path,
+        "files: {config.json: {tie_word_embeddings: false}}\nrules:\n  - {name: r, from: w, to: "
+        "v}\n",
+    )
     model = module({"w": torch.ones(2)}, fill=1)
-    model.config = type("Config", (), {"to_dict": lambda self: {"model_type": "x", "tie_word_embeddings": True, "dtype": torch.float32}})()
+    model.config = type(
+        "Config",
+        (),
+        {
+            "to_dict": lambda self: {
+                "model_type": "x",
+                "tie_word_embeddings": True,
+                "dtype": torch.float32,
+            }
+        },
+    )()
     answer = migrate.save(model, tmp_path / "out", rules=rule)
     assert json.loads((tmp_path / "out" / "config.json").read_text()) == {
         "model_type": "x",
@@ -132,12 +150,21 @@ RENAMED = "rules:\n  - {name: r, from: 'inner.{k...}', to: 'core.{k}'}\n"
 
 def test_an_extra_state_and_the_versions_follow_their_module(tmp_path):
     rule = rules(tmp_path, RENAMED)
-    model = torch.nn.ModuleDict({"inner": torch.nn.ModuleDict({"s": Stateful(), "norm": torch.nn.BatchNorm1d(2)})})
+    model = torch.nn.ModuleDict(
+        {"inner": torch.nn.ModuleDict({"s": Stateful(), "norm": torch.nn.BatchNorm1d(2)})}
+    )
     migrate.save(model, tmp_path / "out.pt", rules=rule)
     made = torch.load(tmp_path / "out.pt", weights_only=True)
     assert made["core.s._extra_state"] == {"calls": 4}
-    assert made._metadata == {"": {"version": 1}, "core": {"version": 1}, "core.s": {"version": 1}, "core.norm": {"version": 2}}
-    again = torch.nn.ModuleDict({"core": torch.nn.ModuleDict({"s": Stateful(), "norm": torch.nn.BatchNorm1d(2)})})
+    assert made._metadata == {
+        "": {"version": 1},
+        "core": {"version": 1},
+        "core.s": {"version": 1},
+        "core.norm": {"version": 2},
+    }
+    again = torch.nn.ModuleDict(
+        {"core": torch.nn.ModuleDict({"s": Stateful(), "norm": torch.nn.BatchNorm1d(2)})}
+    )
     again.load_state_dict(made)
     # by way of its state dict too, and a dict without versions stays one
     migrate.apply(model.state_dict(), tmp_path / "dict.pt", rules=rule)
@@ -148,7 +175,11 @@ def test_an_extra_state_and_the_versions_follow_their_module(tmp_path):
 
 def test_versions_have_no_place_in_safetensors_and_are_no_matter(tmp_path):
     rule = rules(tmp_path, RENAMED)
-    answer = migrate.save(torch.nn.ModuleDict({"inner": torch.nn.BatchNorm1d(2), "act": torch.nn.ReLU()}), tmp_path / "out", rules=rule)
+    answer = migrate.save(
+        torch.nn.ModuleDict({"inner": torch.nn.BatchNorm1d(2), "act": torch.nn.ReLU()}),
+        tmp_path / "out",
+        rules=rule,
+    )
     assert answer["notes"] == []
     assert not (tmp_path / "out" / "migrate.items.json").exists()
 
@@ -158,7 +189,9 @@ def test_versions_are_by_the_names_of_the_model_inside_its_wrappers(tmp_path):
     model = torch.nn.Sequential(torch.nn.BatchNorm1d(2))
     wrapped = torch.nn.DataParallel(torch.compile(model, backend="eager"))
     migrate.save(wrapped, tmp_path / "out.pt")
-    assert torch.load(tmp_path / "out.pt", weights_only=True)._metadata == model.state_dict()._metadata
+    assert (
+        torch.load(tmp_path / "out.pt", weights_only=True)._metadata == model.state_dict()._metadata
+    )
 
 
 def test_a_module_goes_back_by_a_rule_file(tmp_path):
@@ -171,7 +204,7 @@ def test_a_module_goes_back_by_a_rule_file(tmp_path):
         assert equal(made, {f"inner.{k}": t.detach() for k, t in model["core"].named_parameters()})
 
 
-# -- state dicts and modules where a checkpoint is asked for -------------------------------------------------------------------
+# -- state dicts and modules where a checkpoint is asked for ---------------------------------------
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
@@ -188,7 +221,10 @@ def test_what_lies_in_memory_is_inspected_and_planned(new, device, kind):
     plan = migrate.plan(given, to="hf-mixtral@v4", backwards=True)
     fits(plan.document, "plan")
     assert plan.document["source"]["path"] == "<memory>"
-    assert plan.document["path"] == migrate.plan(V5, to="hf-mixtral@v4", backwards=True).document["path"]
+    assert (
+        plan.document["path"]
+        == migrate.plan(V5, to="hf-mixtral@v4", backwards=True).document["path"]
+    )
     assert plan.document["target"]["tensors"] == len(state_of(V4))
 
 

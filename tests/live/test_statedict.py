@@ -1,4 +1,6 @@
-"""State dicts in memory: what is tied stays tied, what is copied is not, and nothing of the caller's is touched."""
+"""State dicts in memory: what is tied stays tied, what is copied is not, and nothing of the
+caller's is touched.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ def kept(state):
     """The graph that keeps a state dict as it is."""
     source = memory.open(state)
     views = Views()
-    tensors = {k: Tensor(s.spec, views.stored(s.spec.shape, s.strides), (k,)) for k, s in source.index.tensors.items()}
+    tensors = {
+        k: Tensor(s.spec, views.stored(s.spec.shape, s.strides), (k,))
+        for k, s in source.index.tensors.items()
+    }
     return Graph(tensors), source
 
 
@@ -66,7 +71,8 @@ def test_what_a_run_into_files_would_answer_is_told_in_memory_too(tmp_path):
     file = tmp_path / "rule.yaml"
     file.write_text(
         HEAD + "files: {config.json: {dtype: bfloat16}}\nparams: {n: {type: int}}\n"
-        "rules:\n  - {name: r, from: '{k}', to: '{k}', where: {k: [w]}, via: [{cast: {to: bfloat16}}]}\nkeep: ['{k:n|m}']\n"
+        "rules:\n  - {name: r, from: '{k}', to: '{k}', where: {k: [w]}, via: [{cast: {to: "
+        "bfloat16}}]}\nkeep: ['{k:n|m}']\n"
     )
     state = {"w": torch.tensor([1.0, 1.0 + 2**-10]), "n": torch.zeros(1)}
     said = []
@@ -78,7 +84,9 @@ def test_what_a_run_into_files_would_answer_is_told_in_memory_too(tmp_path):
     assert [(loss["kind"], loss["keys"]) for loss in told["losses"]] == [("lossy", ["w"])]
     (rule,) = told["report"]["rules"]
     assert (rule["op"], rule["max_abs_error"]) == ("cast", 2**-10)
-    answer = migrate.apply(state, tmp_path / "out.safetensors", rules=file, params={"n": 3}, allow="lossy")
+    answer = migrate.apply(
+        state, tmp_path / "out.safetensors", rules=file, params={"n": 3}, allow="lossy"
+    )
     assert told == {name: answer[name] if name != "params" else {"n": 3} for name in told}
 
 
@@ -92,10 +100,12 @@ def test_an_output_that_counts_as_the_older_layout_is_refused_in_memory_too(tmp_
     home = tmp_path / "rules" / "demo"
     (home / "v2").mkdir(parents=True)
     (home / "layouts.yaml").write_text(
-        "lineage: demo\ntitle: t\nlayouts:\n  v1: {title: a, detect: {present: '{k...}.w'}}\n  v2: {title: b, detect: {present: x}}\n"
+        "lineage: demo\ntitle: t\nlayouts:\n  v1: {title: a, detect: {present: '{k...}.w'}}\n  "
+        "v2: {title: b, detect: {present: x}}\n"
     )
     (home / "v2" / "r.yaml").write_text(
-        "id: demo/v2/r\ntitle: t\nlineage: demo\nedge: [v1, v2]\nrules: [{name: r, from: 'l.w', to: 'm.w'}]\n"
+        "id: demo/v2/r\ntitle: t\nlineage: demo\nedge: [v1, v2]\nrules: [{name: r, from: 'l.w', "
+        "to: 'm.w'}]\n"
     )
     with pytest.raises(MigrateError, match="M506"):
         migrate.apply({"l.w": torch.zeros(1)}, to="demo@v2", rules=tmp_path / "rules")

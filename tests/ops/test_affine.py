@@ -1,4 +1,6 @@
-"""Powers of two that float32 does not hold, and what affine, neg_exp and lora_merge tell of their errors."""
+"""Powers of two that float32 does not hold, and what affine, neg_exp and lora_merge tell of their
+errors.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,12 @@ CAST, AFFINE, NEG_EXP, LORA = (ops.get(n) for n in ("cast", "affine", "neg_exp",
 
 def bits(dtype, *values):
     """Raw elements of float values, by torch."""
-    return torch.tensor(values, dtype=torch.float64).to(getattr(torch, dtype)).view(getattr(torch, f"uint{BITS[dtype]}")).numpy()
+    return (
+        torch.tensor(values, dtype=torch.float64)
+        .to(getattr(torch, dtype))
+        .view(getattr(torch, f"uint{BITS[dtype]}"))
+        .numpy()
+    )
 
 
 def run(op, args, arrays, dtypes, meter=None):
@@ -46,13 +53,24 @@ def refused(call, code="M406"):
 @pytest.mark.parametrize("power", [-1070, -290, -149, -130, -128, -127, 127, 128, 130, 277, 1023])
 def test_powers_of_two_that_float32_does_not_hold_round_once_and_come_back(dtype, power):
     if dtype != "float64" and abs(power) > 300:
-        assert "cannot hold" in refused(lambda: AFFINE.infer(AFFINE.Args(2.0**power), [spec(dtype, (2,))]), "M303").message
+        assert (
+            "cannot hold"
+            in refused(
+                lambda: AFFINE.infer(AFFINE.Args(2.0**power), [spec(dtype, (2,))]), "M303"
+            ).message
+        )
         return
     if BITS[dtype] == 16:
         raw = np.arange(1 << 16).astype("u2")
     else:
-        raw = np.random.default_rng(7).integers(0, 256, 3000 * BITS[dtype] // 8, dtype="u1").view(carrier(dtype))
-    raw = np.append(raw, cast(np.array([1, -(2.0 ** -(power // 2)), 0, 2.0**-140]).view("u8"), "float64", dtype))
+        raw = (
+            np.random.default_rng(7)
+            .integers(0, 256, 3000 * BITS[dtype] // 8, dtype="u1")
+            .view(carrier(dtype))
+        )
+    raw = np.append(
+        raw, cast(np.array([1, -(2.0 ** -(power // 2)), 0, 2.0**-140]).view("u8"), "float64", dtype)
+    )
     with np.errstate(all="ignore"):
         x = _numbers.numbers(raw, dtype).astype("f8")
         wanted = cast(np.ldexp(x, power).view("u8"), "float64", dtype)
@@ -62,7 +80,11 @@ def test_powers_of_two_that_float32_does_not_hold_round_once_and_come_back(dtype
         assert (there[~numbers] == raw[~numbers]).all()
         made = _numbers.numbers(there, dtype).astype("f8")
         # exactly in integers: both are finite, and one is the other with another exponent
-        fits = ~np.isfinite(x) | (x == 0) | (np.isfinite(made) & (np.frexp(made)[0] == np.frexp(x)[0]) & (made != 0))
+        fits = (
+            ~np.isfinite(x)
+            | (x == 0)
+            | (np.isfinite(made) & (np.frexp(made)[0] == np.frexp(x)[0]) & (made != 0))
+        )
         if abs(power) > 1022:
             return
         assert (affine(raw[fits], dtype, mul=2.0**power, exact=True) == there[fits]).all()
@@ -75,7 +97,12 @@ def test_the_way_back_of_a_power_that_float32_does_not_hold_is_accepted():
     back = AFFINE.invert(AFFINE.Args(2.0**-130, exact=True))
     assert AFFINE.infer(back.args, [spec("float32", (2,))])
     one = bits("float32", 1.0)
-    assert (affine(affine(one, "float32", mul=2.0**-130, exact=True), "float32", mul=2.0**130, exact=True) == one).all()
+    assert (
+        affine(
+            affine(one, "float32", mul=2.0**-130, exact=True), "float32", mul=2.0**130, exact=True
+        )
+        == one
+    ).all()
     # no float64 is its inverse
     refused(lambda: AFFINE.validate(AFFINE.Args(2.0**-1074, exact=True)), "M308")
 
@@ -85,9 +112,15 @@ class Sure(valuekit.Told):
         super().__init__()
         self.sure, self.lost, self.vanished, self.worst = True, 0, 0, 0.0
 
-    def add(self, wanted, got, amax=None, *, saturated=0, underflowed=0, non_finite=None, sure=True):
+    def add(
+        self, wanted, got, amax=None, *, saturated=0, underflowed=0, non_finite=None, sure=True
+    ):
         super().add(wanted, got)
-        self.sure, self.lost, self.vanished = self.sure and sure, self.lost + saturated, self.vanished + underflowed
+        self.sure, self.lost, self.vanished = (
+            self.sure and sure,
+            self.lost + saturated,
+            self.vanished + underflowed,
+        )
         if wanted.size:
             self.worst = max(self.worst, float(np.nan_to_num(abs(wanted - got), posinf=0).max()))
 
@@ -101,10 +134,15 @@ def told(op, args, arrays, dtypes):
 def test_affine_is_measured_against_the_factor_that_the_rule_says():
     x = bits("float32", 1, 3, 5)
     meter = told(AFFINE, AFFINE.Args(0.1), [x], ["float32"])
-    assert meter.worst == max(abs(v * 0.1 - float(np.float32(v) * np.float32(0.1))) for v in (1, 3, 5))
+    assert meter.worst == max(
+        abs(v * 0.1 - float(np.float32(v) * np.float32(0.1))) for v in (1, 3, 5)
+    )
     assert told(AFFINE, AFFINE.Args(2, 1), [x], ["float32"]).sure
     assert not told(AFFINE, AFFINE.Args(1, 2.0**-60), [x], ["float32"]).sure
-    assert told(AFFINE, AFFINE.Args(2.0**130), [bits("float32", 2.0**-140, 1e30)], ["float32"]).lost == 1
+    assert (
+        told(AFFINE, AFFINE.Args(2.0**130), [bits("float32", 2.0**-140, 1e30)], ["float32"]).lost
+        == 1
+    )
     assert told(AFFINE, AFFINE.Args(3), [bits("float32", 3e38, np.inf)], ["float32"]).lost == 1
 
 
@@ -118,7 +156,9 @@ def test_the_exponential_of_zero_alone_is_exact_and_what_float64_does_not_hold_i
     assert told(NEG_EXP, NEG_EXP.Args(), [bits("float32", 0, -0.0, -np.inf)], ["float32"]).sure
     meter = told(NEG_EXP, NEG_EXP.Args(), [bits("float32", 2.0**-70)], ["float32"])
     assert (meter.worst, meter.sure) == (0, False)
-    meter = told(NEG_EXP, NEG_EXP.Args(), [bits("float32", 1000, 100, -1000, -200, 0.5)], ["float32"])
+    meter = told(
+        NEG_EXP, NEG_EXP.Args(), [bits("float32", 1000, 100, -1000, -200, 0.5)], ["float32"]
+    )
     assert (meter.lost, meter.vanished) == (2, 2)
 
 
@@ -137,10 +177,21 @@ def test_numbers_of_which_each_is_nan_or_infinite_or_zero_are_scaled_exactly():
 
 
 def test_a_merge_is_exact_only_where_the_adapter_is_zero():
-    base, a, b = (bits("float32", *v).reshape(s) for v, s in (((1, 2, 3, 4), (2, 2)), ((1, 1), (1, 2)), ((0, 0), (2, 1))))
+    base, a, b = (
+        bits("float32", *v).reshape(s)
+        for v, s in (((1, 2, 3, 4), (2, 2)), ((1, 1), (1, 2)), ((0, 0), (2, 1)))
+    )
     assert told(LORA, LORA.Args(1, 1), [base, a, b], ["float32"] * 3).sure
-    tiny = told(LORA, LORA.Args(1, 1), [base, a, bits("float32", 0, 2.0**-100).reshape(2, 1)], ["float32"] * 3)
+    tiny = told(
+        LORA,
+        LORA.Args(1, 1),
+        [base, a, bits("float32", 0, 2.0**-100).reshape(2, 1)],
+        ["float32"] * 3,
+    )
     assert (tiny.worst, tiny.sure) == (0, False)
-    wide = [np.array(v).reshape(s).view("u8") for v, s in (((1, 2.0, 3, 1e308), (2, 2)), ((1, 1e308), (1, 2)), ((0, 1e10), (2, 1)))]
+    wide = [
+        np.array(v).reshape(s).view("u8")
+        for v, s in (((1, 2.0, 3, 1e308), (2, 2)), ((1, 1e308), (1, 2)), ((0, 1e10), (2, 1)))
+    ]
     meter = told(LORA, LORA.Args(1, 1), wide, ["float64"] * 3)
     assert (meter.count, meter.sure, meter.lost) == (0, False, 1)

@@ -1,4 +1,6 @@
-"""The op by itself: what it decides, what it makes of what was decided, and what it says of itself."""
+"""The op by itself: what it decides, what it makes of what was decided, and what it says of
+itself.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def vector(name: str) -> bytes:
 
 def decided(name: str, allow: frozenset[str] = ALLOWED, **policies: str) -> Decided:
     payload = vector(name)
-    return OP.decide(OP.Args(**policies), spec("uint8", (len(payload),)), payload, "layer._extra_state", allow)
+    return OP.decide(
+        OP.Args(**policies), spec("uint8", (len(payload),)), payload, "layer._extra_state", allow
+    )
 
 
 def test_the_op_is_described() -> None:
@@ -46,8 +50,12 @@ def test_the_shapes_that_are_decided_are_those_that_are_made() -> None:
             found = decided(name, delayed_scaling=form)
             array = np.frombuffer(vector(name), np.uint8)
             made = OP.eager(found.args, [array], len(found.outputs))
-            assert OP.infer(found.args, [spec("uint8", array.shape)]) == [of for _, of in found.outputs]
-            assert [(m.shape, m.nbytes) for m in made] == [(of.shape, of.nbytes) for _, of in found.outputs]
+            assert OP.infer(found.args, [spec("uint8", array.shape)]) == [
+                of for _, of in found.outputs
+            ]
+            assert [(m.shape, m.nbytes) for m in made] == [
+                (of.shape, of.nbytes) for _, of in found.outputs
+            ]
 
 
 def test_an_empty_tensor_is_made_of_settings() -> None:
@@ -59,7 +67,11 @@ def test_an_empty_tensor_is_made_of_settings() -> None:
 def test_a_state_that_is_another_than_was_planned_is_refused_in_the_run() -> None:
     found = decided("v0.8_linear_DelayedScaling.pkl", delayed_scaling="tensors")
     with pytest.raises(OpError, match="not the one that the plan was made for"):
-        OP.eager(found.args, [np.frombuffer(vector("v1.13_linear_DelayedScaling_hist1024.bytesio.pt"), np.uint8)], 4)
+        OP.eager(
+            found.args,
+            [np.frombuffer(vector("v1.13_linear_DelayedScaling_hist1024.bytesio.pt"), np.uint8)],
+            4,
+        )
     shorter = Making("pickle-2.x", (spec("uint8", (7,)),))
     with pytest.raises(OpError, match="not the one that the plan was made for"):
         OP.eager(shorter, [np.frombuffer(vector("v0.8_linear_DelayedScaling.pkl"), np.uint8)])
@@ -71,7 +83,10 @@ def test_an_archive_that_holds_nothing_is_not_kept_as_bytes() -> None:
 
 
 def test_only_the_word_for_it_allows_delayed_scaling() -> None:
-    for allow in (frozenset[str](), frozenset({"drop", "lossy", "opaque", "links", "delayed_scaling"})):
+    for allow in (
+        frozenset[str](),
+        frozenset({"drop", "lossy", "opaque", "links", "delayed_scaling"}),
+    ):
         with pytest.raises(OpError) as caught:
             decided("HEAD_linear_DelayedScaling.pkl", allow, delayed_scaling="tensors")
         assert caught.value.code == "M951"

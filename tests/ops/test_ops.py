@@ -15,14 +15,17 @@ from migrate.ops._op import Loss, OneWay, Op, OpError, Step
 from migrate.testing import opkit
 
 LAYOUT = [
-    "concat", "copy", "drop", "fill", "flip", "pad", "permute", "rearrange", "reshape", "roll", "same", "slice", "split", "squeeze",
+    "concat", "copy", "drop", "fill", "flip", "pad", "permute", "rearrange", "reshape", "roll",
+    "same", "slice", "split", "squeeze",
     "stack", "tie", "transpose", "unbind", "unsqueeze",
 ]  # fmt: skip
 
 
 def call(name: str, *shapes: tuple[int, ...], parts: int = 1, **written: object) -> list:
     op = ops.get(name)
-    return op.trace(opkit.arguments(op, written), [stored(i, s) for i, s in enumerate(shapes)], parts)
+    return op.trace(
+        opkit.arguments(op, written), [stored(i, s) for i, s in enumerate(shapes)], parts
+    )
 
 
 def refusal(name: str, *shapes: tuple[int, ...], parts: int = 1, **written: object) -> OpError:
@@ -59,19 +62,32 @@ def test_all_layout_ops_are_found_by_their_file_names():
 
 def test_importing_ops_imports_no_op_and_nothing_heavy():
     code = (
-        "import sys, migrate.ops as o; o.registry.builtin(); heavy = {'numpy', 'torch', 'pydantic', 'yaml', 'importlib.metadata'};"
-        "print(sorted(heavy & set(sys.modules)), sorted(m for m in sys.modules if m.startswith('migrate.ops.')))"
+        "import sys, migrate.ops as o; o.registry.builtin(); heavy = {'numpy', 'torch', "
+        "'pydantic', 'yaml', 'importlib.metadata'};"
+        "print(sorted(heavy & set(sys.modules)), sorted(m for m in sys.modules if "
+        "m.startswith('migrate.ops.')))"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[] []\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "[] []\n"
+    )
 
 
 def test_layout_ops_trace_without_numpy():
     code = (
         "import sys; from migrate import ops; [ops.get(n) for n in ops.registry.builtin()];"
         "from migrate.core.view import stored; op = ops.get('pad'); args = op.Args(dim=0, size=4);"
-        "op.trace(args, [stored(0, (2,))]); print(sorted({'numpy', 'torch', 'pydantic', 'yaml'} & set(sys.modules)))"
+        "op.trace(args, [stored(0, (2,))]); print(sorted({'numpy', 'torch', 'pydantic', 'yaml'} & "
+        "set(sys.modules)))"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "[]\n"
+    )
 
 
 # the kit must be able to fail
@@ -116,13 +132,20 @@ def test_the_kit_notices_an_axis_that_is_not_refused():
 
 def test_stack_names_both_shapes():
     error = refusal("stack", (2, 3), (2, 3), (2, 4), over="e")
-    assert (error.code, error.message) == ("M301", "stack over {e}: tensor 0 is [2, 3] and tensor 2 is [2, 4]; they differ")
+    assert (error.code, error.message) == (
+        "M301",
+        "stack over {e}: tensor 0 is [2, 3] and tensor 2 is [2, 4]; they differ",
+    )
 
 
 def test_concat_without_sizes_names_all_part_sizes():
     error = refusal("concat", (4, 2), (1, 2), (1, 2), over="w")
     assert error.code == "M301"
-    assert error.message == "concat over {w}: the parts have [4, 1, 1] elements along axis 0; without `sizes` they must be equal"
+    assert (
+        error.message
+        == "concat over {w}: the parts have [4, 1, 1] elements along axis 0; without `sizes` they "
+        "must be equal"
+    )
 
 
 def test_concat_takes_exactly_its_sizes():
@@ -142,19 +165,30 @@ def test_concat_parts_may_not_differ_elsewhere():
 def test_joined_tensors_agree_in_dtype(name):
     op = ops.get(name)
     with pytest.raises(OpError) as caught:
-        op.infer(op.Args(over="w"), [spec("bfloat16", (2,)), spec("bfloat16", (2,)), spec("float32", (2,))])
+        op.infer(
+            op.Args(over="w"),
+            [spec("bfloat16", (2,)), spec("bfloat16", (2,)), spec("float32", (2,))],
+        )
     assert caught.value.code == "M303"
-    assert caught.value.message == f"{name} over {{w}}: tensor 0 is bfloat16 and tensor 2 is float32"
+    assert (
+        caught.value.message == f"{name} over {{w}}: tensor 0 is bfloat16 and tensor 2 is float32"
+    )
 
 
 def test_split_names_the_remainder():
     error = refusal("split", (7,), into="r", count=2, parts=2)
-    assert (error.code, error.message) == ("M302", "split into {r}: axis 0 has 7 elements, not divisible into 2 equal parts")
+    assert (error.code, error.message) == (
+        "M302",
+        "split into {r}: axis 0 has 7 elements, not divisible into 2 equal parts",
+    )
 
 
 def test_split_sizes_must_make_up_the_axis():
     error = refusal("split", (2, 7), into="w", dim=-1, sizes=[4, 2], parts=2)
-    assert (error.code, error.message) == ("M301", "split into {w}: sizes [4, 2] add up to 6, axis 1 has 7 elements")
+    assert (error.code, error.message) == (
+        "M301",
+        "split into {w}: sizes [4, 2] add up to 6, axis 1 has 7 elements",
+    )
     assert refusal("split", (7,), into="w", sizes=[9, -2], parts=2).code == "M301"
 
 
@@ -189,7 +223,10 @@ def test_an_axis_is_counted_where_the_op_stands():
 
 def test_squeeze_refuses_an_axis_that_holds_something():
     error = refusal("squeeze", (2, 3), dim=1)
-    assert (error.code, error.message) == ("M301", "squeeze: axis 1 has 3 elements, only an axis of 1 can go; shape [2, 3]")
+    assert (error.code, error.message) == (
+        "M301",
+        "squeeze: axis 1 has 3 elements, only an axis of 1 can go; shape [2, 3]",
+    )
 
 
 @pytest.mark.parametrize(
@@ -224,18 +261,30 @@ def test_arguments_that_no_tensor_could_satisfy_are_wrong_before_any_is_seen(nam
 
 
 def test_the_state_before_is_checked():
-    assert refusal("slice", (8,), dim=0, stop=4, of=9).message == "slice: axis 0 has 8 elements, `of` says 9"
+    assert (
+        refusal("slice", (8,), dim=0, stop=4, of=9).message
+        == "slice: axis 0 has 8 elements, `of` says 9"
+    )
     assert refusal("pad", (8,), dim=0, size=12, of=9).code == "M307"
     error = refusal("reshape", (2, 3), to=[6], **{"from": [3, -1]})
-    assert (error.code, error.message) == ("M307", "reshape: the shape is [2, 3], `from` says [3, -1]")
+    assert (error.code, error.message) == (
+        "M307",
+        "reshape: the shape is [2, 3], `from` says [3, -1]",
+    )
 
 
 def test_a_slice_lies_within_its_axis():
-    assert refusal("slice", (4, 2), dim=0, start=2, stop=5).message == "slice: 2 to 5 does not lie in axis 0 of 4 elements, shape [4, 2]"
+    assert (
+        refusal("slice", (4, 2), dim=0, start=2, stop=5).message
+        == "slice: 2 to 5 does not lie in axis 0 of 4 elements, shape [4, 2]"
+    )
 
 
 def test_pad_does_not_shrink():
-    assert refusal("pad", (8,), dim=0, size=6).message == "pad: axis 0 has 8 elements, more than size 6; shape [8]"
+    assert (
+        refusal("pad", (8,), dim=0, size=6).message
+        == "pad: axis 0 has 8 elements, more than size 6; shape [8]"
+    )
     assert refusal("pad", (8,), dim=0, start=2, size=9).code == "M301"
 
 
@@ -258,7 +307,9 @@ def test_a_value_must_be_exact_in_the_dtype():
 
 def test_fill_takes_torchs_other_spellings():
     fill = ops.get("fill")
-    assert fill.infer(fill.Args(value=0, dtype="half", shape=(2,)), [spec("int64", ())]) == [spec("float16", (2,))]
+    assert fill.infer(fill.Args(value=0, dtype="half", shape=(2,)), [spec("int64", ())]) == [
+        spec("float16", (2,))
+    ]
     assert call("fill", (3,), value=0, dtype="long", shape=[2]) == [filled((2,), 0)]
 
 
@@ -277,7 +328,11 @@ def test_slice_with_a_value_asks_for_it_in_all_that_it_cuts():
     op = ops.get("slice")
     args = op.Args(dim=1, start=1, stop=3, of=5, value=0)
     (check,) = op.checks(args, [stored(0, (2, 5))])
-    assert (check.kind, check.value, [v.shape for v in check.views]) == ("filled", 0, [(2, 1), (2, 2)])
+    assert (check.kind, check.value, [v.shape for v in check.views]) == (
+        "filled",
+        0,
+        [(2, 1), (2, 2)],
+    )
     assert op.checks(op.Args(dim=1, start=1), [stored(0, (2, 5))]) == []
     assert op.checks(op.Args(dim=1, stop=5, of=5, value=0), [stored(0, (2, 5))]) == []
 
@@ -298,7 +353,9 @@ def test_what_slice_cuts_is_lost_unless_it_is_known():
 
 def test_slice_and_pad_undo_each_other():
     step = inverse("slice", dim=-1, start=2, stop=5, of=8, value=1, only={"w": ["q"]})
-    assert step == Step("pad", ops.get("pad").Args(dim=-1, start=2, size=8, of=3, value=1, only={"w": ["q"]}))
+    assert step == Step(
+        "pad", ops.get("pad").Args(dim=-1, start=2, size=8, of=3, value=1, only={"w": ["q"]})
+    )
     step = inverse("pad", dim=0, start=1, multiple_of=4, of=6, value=1)
     assert step == Step("slice", ops.get("slice").Args(dim=0, start=1, stop=7, of=8, value=1))
 
@@ -324,10 +381,18 @@ def test_an_inverse_that_is_missing_names_the_argument_that_would_make_it(name, 
 
 
 def test_a_capture_that_lists_its_values_needs_no_count_backwards():
-    assert inverse("concat", enumerated=True, over="w") == Step("split", ops.get("split").Args(into="w"))
-    assert inverse("same", enumerated=True, over="w") == Step("copy", ops.get("copy").Args(into="w"))
-    assert inverse("concat", over="r", sizes=[1, 2]) == Step("split", ops.get("split").Args(into="r", sizes=(1, 2)))
-    assert inverse("stack", over="e", count=4, start=1) == Step("unbind", ops.get("unbind").Args(into="e", count=4, start=1))
+    assert inverse("concat", enumerated=True, over="w") == Step(
+        "split", ops.get("split").Args(into="w")
+    )
+    assert inverse("same", enumerated=True, over="w") == Step(
+        "copy", ops.get("copy").Args(into="w")
+    )
+    assert inverse("concat", over="r", sizes=[1, 2]) == Step(
+        "split", ops.get("split").Args(into="r", sizes=(1, 2))
+    )
+    assert inverse("stack", over="e", count=4, start=1) == Step(
+        "unbind", ops.get("unbind").Args(into="e", count=4, start=1)
+    )
 
 
 def test_a_pair_of_inverse_ops_leaves_nothing_behind():

@@ -1,4 +1,6 @@
-"""Random programs of ops: what the views say against what numpy does, step by step and undone again."""
+"""Random programs of ops: what the views say against what numpy does, step by step and undone
+again.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,11 @@ def written(draw, name: str, shape: tuple[int, ...]) -> tuple[dict, int] | None:
     if name == "transpose":
         return {"dims": [dim, draw(st.integers(-rank, rank - 1))]}, 1
     if name == "permute":
-        return {"dims": [d - draw(st.sampled_from([0, rank])) for d in draw(st.permutations(range(rank)))]}, 1
+        return {
+            "dims": [
+                d - draw(st.sampled_from([0, rank])) for d in draw(st.permutations(range(rank)))
+            ]
+        }, 1
     if name == "split":
         if draw(st.booleans()):
             parts = draw(st.sampled_from([k for k in range(1, max(size, 3) + 1) if size % k == 0]))
@@ -64,8 +70,20 @@ def written(draw, name: str, shape: tuple[int, ...]) -> tuple[dict, int] | None:
     if name == "pad":
         start = draw(st.integers(0, 2))
         if draw(st.booleans()):
-            return {"dim": dim, "start": start, "multiple_of": draw(st.integers(1, 4)), "of": size, "value": 7}, 1
-        return {"dim": dim, "start": start, "size": size + start + draw(st.integers(0, 2)), "of": size, "value": 7}, 1
+            return {
+                "dim": dim,
+                "start": start,
+                "multiple_of": draw(st.integers(1, 4)),
+                "of": size,
+                "value": 7,
+            }, 1
+        return {
+            "dim": dim,
+            "start": start,
+            "size": size + start + draw(st.integers(0, 2)),
+            "of": size,
+            "value": 7,
+        }, 1
     if name == "rearrange":
         names = [chr(97 + i) for i in range(rank)]
         k = draw(st.sampled_from([k for k in range(1, max(shape[0], 3) + 1) if shape[0] % k == 0]))
@@ -75,9 +93,24 @@ def written(draw, name: str, shape: tuple[int, ...]) -> tuple[dict, int] | None:
 
 
 NAMES = [
-    "concat", "copy", "flip", "pad", "permute", "rearrange", "reshape", "roll", "same", "slice", "split", "squeeze", "stack", "tie",
-    "transpose", "unbind", "unsqueeze",
-]  # fmt: skip
+    "concat",
+    "copy",
+    "flip",
+    "pad",
+    "permute",
+    "rearrange",
+    "reshape",
+    "roll",
+    "same",
+    "slice",
+    "split",
+    "squeeze",
+    "stack",
+    "tie",
+    "transpose",
+    "unbind",
+    "unsqueeze",
+]
 
 
 @given(st.data())
@@ -101,7 +134,10 @@ def test_a_program_of_ops_is_what_numpy_makes(data):
         inputs = [(view, array)]
         if op.kind == "join":
             alike = [x for x in pool if x[1].shape == array.shape]
-            inputs += [draw(st.sampled_from(alike)) for _ in range((parts if op.name == "same" else draw(st.integers(1, 3))) - 1)]
+            inputs += [
+                draw(st.sampled_from(alike))
+                for _ in range((parts if op.name == "same" else draw(st.integers(1, 3))) - 1)
+            ]
         views, arrays = [list(x) for x in zip(*inputs, strict=True)]
         if sum(a.size for a in arrays) > 2000:
             continue

@@ -40,25 +40,60 @@ def test_roles_are_the_parts_of_the_codec():
 def test_a_codec_that_does_not_exist_is_refused_with_the_nearest():
     for op, more in ((DEQUANTIZE, {"dtype": "bfloat16"}), (QUANTIZE, {})):
         error = refused(lambda op=op, more=more: op.validate(op.Args(codec="fp8_blocks", **more)))
-        assert (error.code, error.message, error.help) == ("M308", "there is no codec 'fp8_blocks'", "did you mean `fp8-block`?")
+        assert (error.code, error.message, error.help) == (
+            "M308",
+            "there is no codec 'fp8_blocks'",
+            "did you mean `fp8-block`?",
+        )
 
 
 def test_options_are_checked_without_a_tensor():
     error = refused(lambda: QUANTIZE.validate(QUANTIZE.Args(codec="fp8-block", scale_fmt="e8m0")))
-    assert (error.code, error.message, error.help) == ("M308", "fp8-block: there is no `scale_fmt: e8m0`", "it is one of ue8m0, float")
+    assert (error.code, error.message, error.help) == (
+        "M308",
+        "fp8-block: there is no `scale_fmt: e8m0`",
+        "it is one of ue8m0, float",
+    )
     error = refused(lambda: QUANTIZE.validate(QUANTIZE.Args(codec="fp8-block", like="deepsek")))
     assert (error.code, error.message) == ("M308", "fp8-block: there is no `like: deepsek`")
-    assert refused(lambda: DEQUANTIZE.validate(DEQUANTIZE.Args(codec="fp8-block", dtype="bfloat16", block=(0, 1)))).code == "M308"
+    assert (
+        refused(
+            lambda: DEQUANTIZE.validate(
+                DEQUANTIZE.Args(codec="fp8-block", dtype="bfloat16", block=(0, 1))
+            )
+        ).code
+        == "M308"
+    )
 
 
 def test_arguments_that_came_from_a_param_are_checked_where_they_meet_a_tensor() -> None:
     parts = [spec("float8_e4m3fn", (4, 4)), spec("float32", (1, 1))]
-    assert refused(lambda: DEQUANTIZE.infer(DEQUANTIZE.Args(codec="fp8-block", dtype="bfloat16", block=(128,)), parts)).code == "M308"
-    assert refused(lambda: QUANTIZE.infer(QUANTIZE.Args(codec="fp8-block", block=(128,)), [spec("bfloat16", (4, 4))])).code == "M308"
+    assert (
+        refused(
+            lambda: DEQUANTIZE.infer(
+                DEQUANTIZE.Args(codec="fp8-block", dtype="bfloat16", block=(128,)), parts
+            )
+        ).code
+        == "M308"
+    )
+    assert (
+        refused(
+            lambda: QUANTIZE.infer(
+                QUANTIZE.Args(codec="fp8-block", block=(128,)), [spec("bfloat16", (4, 4))]
+            )
+        ).code
+        == "M308"
+    )
 
 
 def test_each_is_the_inverse_of_the_other_and_keeps_every_option():
-    said = {"block": (4, 8), "like": "hf", "scale": "bf16", "scale_fmt": "ue8m0", "non_finite": "saturate"}
+    said = {
+        "block": (4, 8),
+        "like": "hf",
+        "scale": "bf16",
+        "scale_fmt": "ue8m0",
+        "non_finite": "saturate",
+    }
     there = DEQUANTIZE.Args(codec="fp8-block", dtype="float16", **said)
     back = DEQUANTIZE.invert(there)
     assert back == Step("quantize", QUANTIZE.Args(codec="fp8-block", from_="float16", **said))
@@ -72,23 +107,56 @@ def test_quantize_without_the_dtype_before_is_one_way():
 
 
 @pytest.mark.parametrize(
-    ("option", "stored"), [(None, "float32"), ("f32", "float32"), ("pow2", "float32"), ("bf16", "bfloat16"), ("ue8m0", "float8_e8m0fnu")]
+    ("option", "stored"),
+    [
+        (None, "float32"),
+        ("f32", "float32"),
+        ("pow2", "float32"),
+        ("bf16", "bfloat16"),
+        ("ue8m0", "float8_e8m0fnu"),
+    ],
 )
 def test_the_scale_is_stored_as_the_option_says(option, stored):
-    made = QUANTIZE.infer(QUANTIZE.Args(codec="fp8-block", scale=option), [spec("bfloat16", (576, 130))], 2)
+    made = QUANTIZE.infer(
+        QUANTIZE.Args(codec="fp8-block", scale=option), [spec("bfloat16", (576, 130))], 2
+    )
     assert made == [spec(CODES, (576, 130)), spec(stored, (5, 2))]
 
 
 def test_the_dtype_before_is_checked():
-    error = refused(lambda: QUANTIZE.infer(QUANTIZE.Args(codec="fp8-block", from_="float16"), [spec("bfloat16", (2, 2))]))
-    assert (error.code, error.message) == ("M303", "quantize: the numbers are bfloat16, the rule says `from: float16`")
-    assert refused(lambda: QUANTIZE.infer(QUANTIZE.Args(codec="fp8-block"), [spec("int8", (2, 2))])).code == "M303"
-    assert refused(lambda: QUANTIZE.infer(QUANTIZE.Args(codec="fp8-block"), [spec("bfloat16", (2,))])).code == "M304"
+    error = refused(
+        lambda: QUANTIZE.infer(
+            QUANTIZE.Args(codec="fp8-block", from_="float16"), [spec("bfloat16", (2, 2))]
+        )
+    )
+    assert (error.code, error.message) == (
+        "M303",
+        "quantize: the numbers are bfloat16, the rule says `from: float16`",
+    )
+    assert (
+        refused(
+            lambda: QUANTIZE.infer(QUANTIZE.Args(codec="fp8-block"), [spec("int8", (2, 2))])
+        ).code
+        == "M303"
+    )
+    assert (
+        refused(
+            lambda: QUANTIZE.infer(QUANTIZE.Args(codec="fp8-block"), [spec("bfloat16", (2,))])
+        ).code
+        == "M304"
+    )
 
 
 def test_a_weight_alone_has_no_numbers():
-    error = refused(lambda: DEQUANTIZE.infer(DEQUANTIZE.Args(codec="fp8-block", dtype="bfloat16"), [spec(CODES, (2, 2))]))
-    assert (error.code, error.message) == ("M408", "dequantize: fp8-block has no numbers without its scale; there is only the weight")
+    error = refused(
+        lambda: DEQUANTIZE.infer(
+            DEQUANTIZE.Args(codec="fp8-block", dtype="bfloat16"), [spec(CODES, (2, 2))]
+        )
+    )
+    assert (error.code, error.message) == (
+        "M408",
+        "dequantize: fp8-block has no numbers without its scale; there is only the weight",
+    )
 
 
 def test_dequantize_loses_unless_the_specs_prove_that_it_does_not():
@@ -100,7 +168,9 @@ def test_dequantize_loses_unless_the_specs_prove_that_it_does_not():
     assert loss("bfloat16", "float8_e8m0fnu") is Loss.LOSSY
     assert loss("float32", "float32") is Loss.LOSSY
     assert DEQUANTIZE.loss(DEQUANTIZE.Args(codec="fp8-block", dtype="float32")) is Loss.LOSSY
-    assert QUANTIZE.loss_on(QUANTIZE.Args(codec="fp8-block"), [spec("float32", (2, 2))]) is Loss.LOSSY
+    assert (
+        QUANTIZE.loss_on(QUANTIZE.Args(codec="fp8-block"), [spec("float32", (2, 2))]) is Loss.LOSSY
+    )
 
 
 def test_a_codec_of_numbers_that_it_made_itself_gives_the_same_codes_again():
@@ -113,5 +183,9 @@ def test_a_codec_of_numbers_that_it_made_itself_gives_the_same_codes_again():
     specs = [spec(CODES, (8, 8)), spec("float32", (2, 2))]
     numbers = valuekit.compute(DEQUANTIZE, there, [codes, scale], specs, 0, ((0, 8), (0, 8)))
     back, of = DEQUANTIZE.invert(there).args, [spec("bfloat16", (8, 8))]
-    assert np.array_equal(valuekit.compute(QUANTIZE, back, [numbers], of, 0, ((0, 8), (0, 8))), codes)
-    assert np.array_equal(valuekit.compute(QUANTIZE, back, [numbers], of, 1, ((0, 2), (0, 2))), scale)
+    assert np.array_equal(
+        valuekit.compute(QUANTIZE, back, [numbers], of, 0, ((0, 8), (0, 8))), codes
+    )
+    assert np.array_equal(
+        valuekit.compute(QUANTIZE, back, [numbers], of, 1, ((0, 2), (0, 2))), scale
+    )

@@ -26,7 +26,12 @@ GOLDEN = [
     ("gpt-oss, gate and up de-interleaved", "e (i two) h -> e (two i) h", {"two": 2}, (4, 12, 5)),
     ("GLU in blocks of 32", "(two b k) h -> (b two k) h", {"two": 2, "k": 32}, (256, 3)),
     ("GLU in blocks, back", "(b two k) h -> (two b k) h", {"two": 2, "k": 32}, (256, 3)),
-    ("tensor parallel, ranks of a fused weight", "(two r x) h -> (r two x) h", {"two": 2, "r": 4}, (48, 3)),
+    (
+        "tensor parallel, ranks of a fused weight",
+        "(two r x) h -> (r two x) h",
+        {"two": 2, "r": 4},
+        (48, 3),
+    ),
     ("Mamba norm in groups", "(g d) -> g d", {"g": 4}, (16,)),
     ("MLA, heads first", "(a x) k -> a x k", {"a": 4}, (24, 3)),
     ("GPT-2 style Conv1D", "i o -> o i", {}, (3, 5)),
@@ -45,12 +50,16 @@ def realised(pattern: str, axes: dict[str, int], array: np.ndarray) -> np.ndarra
     return opkit.realise(view, [array])
 
 
-@pytest.mark.parametrize(("pattern", "axes", "shape"), [case[1:] for case in GOLDEN], ids=[case[0] for case in GOLDEN])
+@pytest.mark.parametrize(
+    ("pattern", "axes", "shape"), [case[1:] for case in GOLDEN], ids=[case[0] for case in GOLDEN]
+)
 def test_it_is_what_einops_makes(pattern, axes, shape):
     array = opkit.elements(shape)
     expected = einops.rearrange(array, pattern, **axes)
     np.testing.assert_array_equal(realised(pattern, axes, array), expected, strict=True)
-    np.testing.assert_array_equal(OP.eager(OP.Args(pattern, axes), [array])[0], expected, strict=True)
+    np.testing.assert_array_equal(
+        OP.eager(OP.Args(pattern, axes), [array])[0], expected, strict=True
+    )
 
 
 @st.composite
@@ -68,7 +77,9 @@ def patterns(draw):
         return groups
 
     left, right = side(), side()
-    text = " -> ".join(" ".join(g[0] if len(g) == 1 else f"({' '.join(g)})" for g in s) for s in (left, right))
+    text = " -> ".join(
+        " ".join(g[0] if len(g) == 1 else f"({' '.join(g)})" for g in s) for s in (left, right)
+    )
     return text, lengths, tuple(int(np.prod([lengths[n] for n in g])) for g in left)
 
 
@@ -80,7 +91,9 @@ def test_any_pattern_is_what_einops_makes_and_its_inverse_undoes_it(case):
     np.testing.assert_array_equal(moved, einops.rearrange(array, pattern, **lengths), strict=True)
     inverse = OP.invert(OP.Args(pattern, lengths))
     assert isinstance(inverse, Step)
-    np.testing.assert_array_equal(realised(inverse.args.pattern, inverse.args.axes, moved), array, strict=True)
+    np.testing.assert_array_equal(
+        realised(inverse.args.pattern, inverse.args.axes, moved), array, strict=True
+    )
 
 
 @given(patterns(), st.data())
@@ -108,17 +121,49 @@ def test_with_fewer_lengths_it_is_exact_backwards_or_says_what_it_needs(case, da
 @pytest.mark.parametrize(
     ("pattern", "axes", "shape", "code", "words"),
     [
-        ("(h d) i -> h d i", {"h": 5}, (12, 2), "M302", ["axis 0 of shape [12, 2] has 12 elements", "divisible by 5 (h = 5) to give d"]),
+        (
+            "(h d) i -> h d i",
+            {"h": 5},
+            (12, 2),
+            "M302",
+            ["axis 0 of shape [12, 2] has 12 elements", "divisible by 5 (h = 5) to give d"],
+        ),
         ("(h d) i -> h d i", {"h": 0}, (12, 2), "M302", ["divisible by 0 (h = 0)"]),
-        ("(h d) i -> h d i", {"h": 3, "d": 5}, (12, 2), "M301", ["12 elements, h = 3, d = 5 makes 15"]),
+        (
+            "(h d) i -> h d i",
+            {"h": 3, "d": 5},
+            (12, 2),
+            "M301",
+            ["12 elements, h = 3, d = 5 makes 15"],
+        ),
         ("h i -> i h", {"h": 3}, (12, 2), "M301", ["12 elements, h = 3 makes 3"]),
-        ("h 1 -> h", {}, (12, 2), "M301", ["axis 1 of shape [12, 2] has 2 elements, 1 in the pattern makes 1"]),
-        ("(h d) i -> h d i", {}, (12, 2), "M301", ["lengths of h and d in axis 0 of shape [12, 2] are not known"]),
-        ("a b c -> c b a", {}, (12, 2), "M304", ["names 3 axes, the tensor has rank 2, shape [12, 2]"]),
+        (
+            "h 1 -> h",
+            {},
+            (12, 2),
+            "M301",
+            ["axis 1 of shape [12, 2] has 2 elements, 1 in the pattern makes 1"],
+        ),
+        (
+            "(h d) i -> h d i",
+            {},
+            (12, 2),
+            "M301",
+            ["lengths of h and d in axis 0 of shape [12, 2] are not known"],
+        ),
+        (
+            "a b c -> c b a",
+            {},
+            (12, 2),
+            "M304",
+            ["names 3 axes, the tensor has rank 2, shape [12, 2]"],
+        ),
         ("a b ... -> b a ...", {}, (12,), "M304", ["names at least 2 axes, the tensor has rank 1"]),
     ],
 )
-def test_a_shape_that_does_not_fit_is_told_with_axis_numbers_and_pattern(pattern, axes, shape, code, words):
+def test_a_shape_that_does_not_fit_is_told_with_axis_numbers_and_pattern(
+    pattern, axes, shape, code, words
+):
     with pytest.raises(OpError) as caught:
         OP.trace(OP.Args(pattern, axes), [stored(0, shape)])
     assert caught.value.code == code

@@ -1,4 +1,6 @@
-"""A rule file applied to numpy arrays: through the binder's views, and through the eager programs as the oracle."""
+"""A rule file applied to numpy arrays: through the binder's views, and through the eager programs
+as the oracle.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,29 @@ from migrate.rules.model import load_files, load_text
 from migrate.source.index import Stored
 
 CASES = Path(__file__).parent.parent / "data" / "cases"
-DTYPES = {"float32": "<u4", "float16": "<u2", "bfloat16": "<u2", "int64": "<u8", "uint8": "u1", "float8_e4m3fn": "u1"}
+DTYPES = {
+    "float32": "<u4",
+    "float16": "<u2",
+    "bfloat16": "<u2",
+    "int64": "<u8",
+    "uint8": "u1",
+    "float8_e4m3fn": "u1",
+}
 
 
 class Checkpoint(dict):
-    """key -> numpy array of float32, int64 or uint8; its specs, and its elements as raw integers."""
+    """key -> numpy array of float32, int64 or uint8; its specs, and its elements as raw
+    integers.
+    """
 
     def specs(self):
-        names = {"float32": "float32", "int64": "int64", "uint8": "uint8", "uint16": "bfloat16", "float16": "float16"}
+        names = {
+            "float32": "float32",
+            "int64": "int64",
+            "uint8": "uint8",
+            "uint16": "bfloat16",
+            "float16": "float16",
+        }
         return {k: spec(names[str(a.dtype)], a.shape) for k, a in self.items()}
 
     def raw(self, key):
@@ -47,11 +64,17 @@ def realise(tensor: Tensor, ckpt: Checkpoint) -> np.ndarray:
             index_dst = index_dst[..., None] + np.arange(n) * d
             index_src = index_src[..., None] + np.arange(n) * s
         if isinstance(piece.leaf, Fill):
-            out[index_dst] = np.frombuffer(encode(tensor.spec.dtype, piece.leaf.value), out.dtype)[0]
+            out[index_dst] = np.frombuffer(encode(tensor.spec.dtype, piece.leaf.value), out.dtype)[
+                0
+            ]
         else:
             source = tensor.sources[piece.leaf]
             if source not in flats:
-                flats[source] = eager_value(source, ckpt).ravel() if isinstance(source, Value) else ckpt.raw(source).ravel()
+                flats[source] = (
+                    eager_value(source, ckpt).ravel()
+                    if isinstance(source, Value)
+                    else ckpt.raw(source).ravel()
+                )
             out[index_dst] = flats[source][index_src]
     return out.reshape(tensor.spec.shape)
 
@@ -59,7 +82,9 @@ def realise(tensor: Tensor, ckpt: Checkpoint) -> np.ndarray:
 def eager_value(value: Value, ckpt: Checkpoint) -> np.ndarray:
     arrays = [realise(t, ckpt) for t in value.call.inputs]
     step = value.call.step
-    return ops.get(step.op).eager(step.args, arrays, value.call.parts, [t.spec.dtype for t in value.call.inputs])[value.output]
+    return ops.get(step.op).eager(
+        step.args, arrays, value.call.parts, [t.spec.dtype for t in value.call.inputs]
+    )[value.output]
 
 
 def run_program(expr, ckpt: Checkpoint) -> np.ndarray:
@@ -74,7 +99,9 @@ class Applied(dict):
 
 
 class Engine:
-    """Loads rule files and applies them; `apply` returns raw arrays and raises what the tool would raise."""
+    """Loads rule files and applies them; `apply` returns raw arrays and raises what the tool would
+    raise.
+    """
 
     def leg(self, files, params=None, backwards=False):
         report = Report()
@@ -95,10 +122,15 @@ class Engine:
     def case(self, *names):
         return load_files([CASES / f"{n}.yaml" for n in names])
 
-    def apply(self, files, ckpt, params=None, *, backwards=False, allow=("drop",), prove=False, kept=None):
+    def apply(
+        self, files, ckpt, params=None, *, backwards=False, allow=("drop",), prove=False, kept=None
+    ):
         ckpt = Checkpoint(ckpt)
         report = Report()
-        leg = replace(self.leg(files, params, backwards), memory={"kept": None if kept is None else fold(kept)})
+        leg = replace(
+            self.leg(files, params, backwards),
+            memory={"kept": None if kept is None else fold(kept)},
+        )
         stored = {k: Stored(s, 0, 0) for k, s in ckpt.specs().items()}
 
         def same(key, present, made):
@@ -130,14 +162,23 @@ class Engine:
         stored = {k: Stored(s, 0, 0) for k, s in ckpt.specs().items()}
         done = compose(stored, legs, frozenset(), lambda *_: True, report)
         report.check()
-        return done, {key: realise(tensor, ckpt).view(np.float32) for key, tensor in done.graph.outputs.items()}
+        return done, {
+            key: realise(tensor, ckpt).view(np.float32)
+            for key, tensor in done.graph.outputs.items()
+        }
 
     def rules(self, *rules, keep=(), params="", name="rule.yaml", edge="[v1, v2]"):
-        """A loaded rule file of these rules, each the inside of a flow mapping without its name (r0, r1, …)."""
+        """A loaded rule file of these rules, each the inside of a flow mapping without its name
+        (r0, r1, …).
+        """
         body = "".join(f"  - {{name: r{n}, {rule}}}\n" for n, rule in enumerate(rules))
         kept = "".join(f"  - '{pattern}'\n" for pattern in keep)
         text = f"id: t/{name.partition('.')[0]}\ntitle: t\nlineage: t\nedge: {edge}\n"
-        text += f"params: {{{params}}}\n" * bool(params) + f"keep:\n{kept}" * bool(keep) + f"rules:\n{body}"
+        text += (
+            f"params: {{{params}}}\n" * bool(params)
+            + f"keep:\n{kept}" * bool(keep)
+            + f"rules:\n{body}"
+        )
         return [load_text(text, name)]
 
     def refusals(self, files, ckpt, params=None, **kwargs):
@@ -148,7 +189,9 @@ class Engine:
 
     def moves(self, files, keys, params=None, **kwargs):
         """source key -> the key its one element arrives at, for rules that only rename and drop."""
-        out = self.apply(files, {key: np.float32([n]) for n, key in enumerate(keys)}, params, **kwargs)
+        out = self.apply(
+            files, {key: np.float32([n]) for n, key in enumerate(keys)}, params, **kwargs
+        )
         where = {int(array.view(np.float32)[0]): key for key, array in out.items()}
         assert len(where) == len(out)
         return {key: where[n] for n, key in enumerate(keys) if n in where}

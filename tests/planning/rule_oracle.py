@@ -1,4 +1,6 @@
-"""Random rule files over random checkpoints, and what they must do, said eagerly: numpy arrays, key by key, no templates, no views."""
+"""Random rule files over random checkpoints, and what they must do, said eagerly: numpy arrays, key
+by key, no templates, no views.
+"""
 
 import json
 
@@ -12,14 +14,25 @@ ALTERNATIVES = ("q", "k")
 
 def document(rules, keep=(), edge=("v1", "v2")):
     """The rule file as text; JSON is YAML."""
-    return json.dumps({"id": "t/random", "title": "t", "lineage": "t", "edge": list(edge), "keep": list(keep), "rules": rules})
+    return json.dumps(
+        {
+            "id": "t/random",
+            "title": "t",
+            "lineage": "t",
+            "edge": list(edge),
+            "keep": list(keep),
+            "rules": rules,
+        }
+    )
 
 
-# ------------------------------------------------------------------------------------------------- the oracle
+# ---------------------------------------------------------------------- the oracle
 
 
 def naive(rules, checkpoint):
-    """The checkpoint after the rules; every key is taken by the most special rule that matches it, keys under none stay."""
+    """The checkpoint after the rules; every key is taken by the most special rule that matches it,
+    keys under none stay.
+    """
     out = {}
     taken = [[] for _ in rules]
     for key, array in checkpoint.items():
@@ -59,7 +72,9 @@ def _read(rule, key):
         if str(values[name]) not in words and pattern.types[name].kind != "enum":
             return None
     for name, test in rule.get("where", {}).items():
-        if isinstance(test, dict) and not test.get("min", 0) <= values[name] <= test.get("max", 10**9):
+        if isinstance(test, dict) and not test.get("min", 0) <= values[name] <= test.get(
+            "max", 10**9
+        ):
             return None
         if isinstance(test, list) and values[name] not in test:
             return None
@@ -75,7 +90,9 @@ def _write(rule, values):
         text = text.replace("{" + name + "}", str(value))
         for a in (1, 2, 3):
             for b in range(6):
-                text = text.replace(index(name, a, b), str(a * value + b) if isinstance(value, int) else "?")
+                text = text.replace(
+                    index(name, a, b), str(a * value + b) if isinstance(value, int) else "?"
+                )
     return text.strip(".").replace("..", ".")
 
 
@@ -95,7 +112,9 @@ def _groups(items, over):
 
 
 def _joined(function):
-    return lambda items, args: [(rest, function(arrays, args)) for rest, arrays in _groups(items, args["over"])]
+    return lambda items, args: [
+        (rest, function(arrays, args)) for rest, arrays in _groups(items, args["over"])
+    ]
 
 
 def _parted(function):
@@ -103,8 +122,15 @@ def _parted(function):
         out = []
         for values, array in items:
             parts = function(array, args)
-            names = ALTERNATIVES if args["into"] == "w" else range(args.get("start", 0), args.get("start", 0) + len(parts))
-            out += [({**values, args["into"]: name}, part) for name, part in zip(names, parts, strict=True)]
+            names = (
+                ALTERNATIVES
+                if args["into"] == "w"
+                else range(args.get("start", 0), args.get("start", 0) + len(parts))
+            )
+            out += [
+                ({**values, args["into"]: name}, part)
+                for name, part in zip(names, parts, strict=True)
+            ]
         return out
 
     return run
@@ -113,7 +139,10 @@ def _parted(function):
 def _each(function):
     def run(items, args):
         only = args.get("only", {})
-        return [(v, function(a, args) if all(v[n] in allowed for n, allowed in only.items()) else a) for v, a in items]
+        return [
+            (v, function(a, args) if all(v[n] in allowed for n, allowed in only.items()) else a)
+            for v, a in items
+        ]
 
     return run
 
@@ -135,7 +164,11 @@ def _pad(array, args):
 OPS = {
     "stack": _joined(lambda arrays, args: np.stack(arrays, args["dim"])),
     "concat": _joined(lambda arrays, args: np.concatenate(arrays, args["dim"])),
-    "unbind": _parted(lambda array, args: [np.take(array, i, args["dim"]) for i in range(array.shape[args["dim"]])]),
+    "unbind": _parted(
+        lambda array, args: [
+            np.take(array, i, args["dim"]) for i in range(array.shape[args["dim"]])
+        ]
+    ),
     "split": _parted(_split),
     "transpose": _each(lambda a, args: a.swapaxes(*args["dims"])),
     "permute": _each(lambda a, args: a.transpose(args["dims"])),
@@ -143,12 +176,16 @@ OPS = {
     "roll": _each(lambda a, args: np.roll(a, args["shift"], args["dim"])),
     "unsqueeze": _each(lambda a, args: np.expand_dims(a, args["dim"])),
     "reshape": _each(lambda a, args: a.reshape(args["to"])),
-    "rearrange": _each(lambda a, args: a.reshape(args["axes"]["x"], -1, *a.shape[1:]).swapaxes(0, 1).reshape(-1, *a.shape[1:])),
+    "rearrange": _each(
+        lambda a, args: (
+            a.reshape(args["axes"]["x"], -1, *a.shape[1:]).swapaxes(0, 1).reshape(-1, *a.shape[1:])
+        )
+    ),
     "pad": _each(_pad),
 }
 
 
-# ------------------------------------------------------------------------------------------------- random rules
+# ---------------------------------------------------------------------- random rules
 
 
 @st.composite
@@ -157,9 +194,17 @@ def axis_ops(draw, shape, most=2):
     steps = []
     for _ in range(draw(st.integers(0, most))):
         dim = draw(st.integers(0, len(shape) - 1))
-        kind = draw(st.sampled_from(["transpose", "permute", "flip", "roll", "unsqueeze", "reshape", "rearrange", "pad"]))
+        kind = draw(
+            st.sampled_from(
+                ["transpose", "permute", "flip", "roll", "unsqueeze", "reshape", "rearrange", "pad"]
+            )
+        )
         if kind == "transpose":
-            other = draw(st.integers(0, len(shape) - 1).filter(lambda d, dim=dim: d != dim or len(shape) == 1))
+            other = draw(
+                st.integers(0, len(shape) - 1).filter(
+                    lambda d, dim=dim: d != dim or len(shape) == 1
+                )
+            )
             if other == dim:
                 continue
             after = list(shape)
@@ -212,29 +257,71 @@ def subtree(draw, n, fill):
     """(rule, checkpoint) below the prefix `s{n}`, written below `t{n}`."""
     s, t = f"s{n}", f"t{n}"
     shape = draw(shapes)
-    kind = draw(st.sampled_from(["path", "plain map", "int map", "part of a map", "index", "join", "part"]))
+    kind = draw(
+        st.sampled_from(["path", "plain map", "int map", "part of a map", "index", "join", "part"])
+    )
     name = f"{kind} {n}"
     if kind == "path":
         steps, _ = draw(axis_ops(shape))
-        paths = draw(st.sets(st.sampled_from(["", "a", "a.b", "b.a", "0.a", "1.a", "a.12.c", "c"]), min_size=1))
+        paths = draw(
+            st.sets(
+                st.sampled_from(["", "a", "a.b", "b.a", "0.a", "1.a", "a.12.c", "c"]), min_size=1
+            )
+        )
         rule = {"name": name, "from": s + ".{k...}.w", "to": t + ".{k}.v", "via": steps}
         return rule, {".".join(x for x in (s, p, "w") if x): fill(shape) for p in paths}
     if kind == "plain map":
         steps, _ = draw(axis_ops(shape))
-        rule = {"name": name, "from": s + ".{m}.w", "to": t + ".{m}", "via": steps, "map": {"m": {"a": "b", "b": "x.y", "c.d": "a"}}}
-        return rule, {f"{s}.{m}.w": fill(shape) for m in draw(st.sets(st.sampled_from(["a", "b", "c.d"]), min_size=1))}
+        rule = {
+            "name": name,
+            "from": s + ".{m}.w",
+            "to": t + ".{m}",
+            "via": steps,
+            "map": {"m": {"a": "b", "b": "x.y", "c.d": "a"}},
+        }
+        return rule, {
+            f"{s}.{m}.w": fill(shape)
+            for m in draw(st.sets(st.sampled_from(["a", "b", "c.d"]), min_size=1))
+        }
     if kind == "part of a map":
         steps, _ = draw(axis_ops(shape))
-        words = draw(st.sampled_from([{"a": "x"}, {"a": "b", "b": "a"}, {"c.d": "y.z", "b": "0"}, {"a": "a", "b": "c"}]))
-        rule = {"name": name, "from": s + ".{m:a|b|c.d}.w", "to": t + ".{m}", "via": steps, "map": {"m": words}}
-        return rule, {f"{s}.{m}.w": fill(shape) for m in draw(st.sets(st.sampled_from(["a", "b", "c.d"]), min_size=1))}
+        words = draw(
+            st.sampled_from(
+                [{"a": "x"}, {"a": "b", "b": "a"}, {"c.d": "y.z", "b": "0"}, {"a": "a", "b": "c"}]
+            )
+        )
+        rule = {
+            "name": name,
+            "from": s + ".{m:a|b|c.d}.w",
+            "to": t + ".{m}",
+            "via": steps,
+            "map": {"m": words},
+        }
+        return rule, {
+            f"{s}.{m}.w": fill(shape)
+            for m in draw(st.sets(st.sampled_from(["a", "b", "c.d"]), min_size=1))
+        }
     if kind == "int map":
-        rule = {"name": name, "from": s + ".{i:int}", "to": t + ".{i}", "map": {"i": {"0": "7", "3": "0", "12": "last"}}}
-        return rule, {f"{s}.{i}": fill(shape) for i in draw(st.sets(st.sampled_from([0, 3, 12]), min_size=1))}
+        rule = {
+            "name": name,
+            "from": s + ".{i:int}",
+            "to": t + ".{i}",
+            "map": {"i": {"0": "7", "3": "0", "12": "last"}},
+        }
+        return rule, {
+            f"{s}.{i}": fill(shape) for i in draw(st.sets(st.sampled_from([0, 3, 12]), min_size=1))
+        }
     if kind == "index":
         a, b, low = draw(st.integers(1, 3)), draw(st.integers(0, 5)), draw(st.integers(0, 2))
-        rule = {"name": name, "from": s + ".{i:int}.w", "to": f"{t}.{index('i', a, b)}.w", "where": {"i": {"min": low}}}
-        return rule, {f"{s}.{i}.w": fill(shape) for i in draw(st.sets(st.integers(0, 11), min_size=1)) | {low}}
+        rule = {
+            "name": name,
+            "from": s + ".{i:int}.w",
+            "to": f"{t}.{index('i', a, b)}.w",
+            "where": {"i": {"min": low}},
+        }
+        return rule, {
+            f"{s}.{i}.w": fill(shape) for i in draw(st.sets(st.integers(0, 11), min_size=1)) | {low}
+        }
     experts, start = draw(st.integers(1, 12)), draw(st.integers(0, 2))
     outer = draw(st.sampled_from(["e", "w"]))
     order = [outer, "w" if outer == "e" else "e"]
@@ -242,12 +329,16 @@ def subtree(draw, n, fill):
     if kind == "join":
         steps = []
         if draw(st.booleans()):
-            steps.append({"flip": {"dim": draw(st.integers(0, len(shape) - 1)), "only": {"w": ["q"]}}})
+            steps.append(
+                {"flip": {"dim": draw(st.integers(0, len(shape) - 1)), "only": {"w": ["q"]}}}
+            )
         at = shape
         for over in order:
             count = experts if over == "e" else 2
             dim = draw(st.integers(0, len(at) - 1))
-            args = {"over": over, "dim": dim} | ({"start": start, "count": experts} if over == "e" else {})
+            args = {"over": over, "dim": dim} | (
+                {"start": start, "count": experts} if over == "e" else {}
+            )
             if draw(st.booleans()):
                 steps.append({"stack": args})
                 at = (*at[:dim], count, *at[dim:])
@@ -257,7 +348,16 @@ def subtree(draw, n, fill):
             more, at = draw(axis_ops(at, 1))
             steps += more
         rule = {"name": name, "from": s + ".{p}.{e:int}.{w:q|k}", "to": t + ".{p}", "via": steps}
-        keys = draw(st.permutations([f"{s}.{p}.{e}.{w}" for p in sorted(layers) for e in range(start, start + experts) for w in "qk"]))
+        keys = draw(
+            st.permutations(
+                [
+                    f"{s}.{p}.{e}.{w}"
+                    for p in sorted(layers)
+                    for e in range(start, start + experts)
+                    for w in "qk"
+                ]
+            )
+        )
         return rule, {key: fill(shape) for key in keys}
     steps, at = [], (experts, *shape)
     for into in order:
@@ -284,7 +384,9 @@ def subtree(draw, n, fill):
 
 @st.composite
 def edges(draw):
-    """(rules, checkpoint): one rule for each of some subtrees, perhaps one that takes all the rest, and keys beside."""
+    """(rules, checkpoint): one rule for each of some subtrees, perhaps one that takes all the rest,
+    and keys beside.
+    """
     fill, rules, checkpoint = Filler(), [], {}
     for n in range(draw(st.integers(1, 4))):
         rule, part = draw(subtree(n, fill))

@@ -1,4 +1,6 @@
-"""What rules make of the keys they took: groups, roles, maps, collisions, keys that are read and left, targets that exist."""
+"""What rules make of the keys they took: groups, roles, maps, collisions, keys that are read and
+left, targets that exist.
+"""
 
 import numpy as np
 import pytest
@@ -22,7 +24,7 @@ def typed(out, dtype=F):
 STACK = 'from: "x.{e:int}", to: y, via: [{stack: {over: e}}]'
 
 
-# ------------------------------------------------------------------------------------------------- groups
+# ---------------------------------------------------------------------- groups
 
 
 @pytest.mark.parametrize(
@@ -67,7 +69,9 @@ def test_a_group_begins_where_start_says(engine):
     ckpt = {f"x.{e}": one(2, fill=e) for e in (3, 1, 2)}
     out = engine.apply(files, ckpt)
     assert out["y"].view(F)[:, 0].tolist() == [1, 2, 3]
-    assert {k: v.tobytes() for k, v in engine.apply(files, typed(out), backwards=True).items()} == {k: v.tobytes() for k, v in ckpt.items()}
+    assert {k: v.tobytes() for k, v in engine.apply(files, typed(out), backwards=True).items()} == {
+        k: v.tobytes() for k, v in ckpt.items()
+    }
     found = engine.refusals(files, {f"x.{e}": one(2) for e in range(3)})[0]
     assert "unexpected {e} = 0" in found.message
 
@@ -76,11 +80,16 @@ def test_numbers_order_as_numbers_and_alternatives_as_written(engine):
     ckpt = {f"x.{e}": one(1, fill=e) for e in (10, 9, 2, 1, 0, 3, 4, 5, 6, 7, 8)}
     assert engine.apply(engine.rules(STACK), ckpt)["y"].view(F).ravel().tolist() == list(range(11))
     files = engine.rules('from: "x.{w:b|a}", to: y, via: [{concat: {over: w}}]')
-    assert engine.apply(files, {"x.a": one(1, fill=1), "x.b": one(1, fill=2)})["y"].view(F).tolist() == [2, 1]
+    assert engine.apply(files, {"x.a": one(1, fill=1), "x.b": one(1, fill=2)})["y"].view(
+        F
+    ).tolist() == [2, 1]
 
 
 def test_alternatives_that_an_op_consumes_must_be_complete(engine):
-    found = engine.refusals(engine.rules('from: "{p}.{w:q|k|v}", to: "{p}", via: [{concat: {over: w}}]'), {"a.q": one(1), "a.v": one(1)})
+    found = engine.refusals(
+        engine.rules('from: "{p}.{w:q|k|v}", to: "{p}", via: [{concat: {over: w}}]'),
+        {"a.q": one(1), "a.v": one(1)},
+    )
     assert codes(found) == ["M207"]
     assert "missing {w} = k" in found[0].message
     assert "{p} = a" in found[0].message
@@ -91,8 +100,13 @@ def test_alternatives_that_no_op_consumes_need_not_be_complete(engine):
 
 
 def test_groups_join_on_values_and_never_on_position(engine):
-    files = engine.rules('from: "{p}.{e:int}.{w:w1|w3}", to: "{p}", via: [{stack: {over: e}}, {concat: {over: w, dim: 1}}]')
-    ckpt = {f"l.{e}.{w}": one(1, fill=10 * e + n) for e in (2, 0, 1) for n, w in ((3, "w3"), (1, "w1"))}
+    files = engine.rules(
+        'from: "{p}.{e:int}.{w:w1|w3}", to: "{p}", via: [{stack: {over: e}}, {concat: {over: w, '
+        "dim: 1}}]"
+    )
+    ckpt = {
+        f"l.{e}.{w}": one(1, fill=10 * e + n) for e in (2, 0, 1) for n, w in ((3, "w3"), (1, "w1"))
+    }
     assert engine.apply(files, ckpt)["l"].view(F).tolist() == [[1, 3], [11, 13], [21, 23]]
     del ckpt["l.1.w1"]
     (found,) = engine.refusals(files, ckpt)
@@ -125,20 +139,26 @@ def test_each_broken_group_is_named(engine):
     assert {"{p} = a", "{p} = c"} == {d.message.split("at ")[1].split(":")[0] for d in found}
 
 
-# ------------------------------------------------------------------------------------------------- roles
+# ---------------------------------------------------------------------- roles
 
 
-PAIR = 'from: {weight: "{m...}.weight", scale: "{m...}.scale"}, to: {weight: "{m}.w", scale: "{m}.s"}'
+PAIR = (
+    'from: {weight: "{m...}.weight", scale: "{m...}.scale"}, to: {weight: "{m}.w", scale: "{m}.s"}'
+)
 
 
 def test_roles_travel_together(engine):
     keys = {"a.weight": "a.w", "a.scale": "a.s", "weight": "w", "scale": "s"}
     assert engine.moves(engine.rules(PAIR), list(keys)) == keys
-    assert engine.moves(engine.rules(PAIR), list(keys.values()), backwards=True) == {v: k for k, v in keys.items()}
+    assert engine.moves(engine.rules(PAIR), list(keys.values()), backwards=True) == {
+        v: k for k, v in keys.items()
+    }
 
 
 def test_a_missing_role_is_named_with_the_key_it_should_have(engine):
-    (found,) = engine.refusals(engine.rules(PAIR), {"a.weight": one(1), "a.scale": one(1), "b.weight": one(1)})
+    (found,) = engine.refusals(
+        engine.rules(PAIR), {"a.weight": one(1), "a.scale": one(1), "b.weight": one(1)}
+    )
     assert found.code == "M207"
     assert "b.weight" in found.message
     assert "b.scale" in found.message
@@ -147,7 +167,11 @@ def test_a_missing_role_is_named_with_the_key_it_should_have(engine):
 
 def test_an_optional_role_may_be_missing_and_nothing_is_made_up(engine):
     files = engine.rules(PAIR + ", optional: [scale]")
-    assert engine.moves(files, ["a.weight", "b.weight", "b.scale"]) == {"a.weight": "a.w", "b.weight": "b.w", "b.scale": "b.s"}
+    assert engine.moves(files, ["a.weight", "b.weight", "b.scale"]) == {
+        "a.weight": "a.w",
+        "b.weight": "b.w",
+        "b.scale": "b.s",
+    }
     (found,) = engine.refusals(files, {"a.scale": one(1)})
     assert "a.weight" in found.message
 
@@ -162,53 +186,75 @@ def test_roles_as_a_list_are_joined_in_their_order(engine):
 
 
 def test_one_tensor_is_split_into_roles(engine):
-    files = engine.rules('from: "{p}.qkv", to: {q: "{p}.q", k: "{p}.k"}, via: [{split: {into: role, dim: 0, sizes: {q: 2, k: 1}}}]')
+    files = engine.rules(
+        'from: "{p}.qkv", to: {q: "{p}.q", k: "{p}.k"}, via: [{split: {into: role, dim: 0, sizes: '
+        "{q: 2, k: 1}}}]"
+    )
     out = engine.apply(files, {"a.qkv": np.arange(3, dtype=F)})
     assert {k: v.view(F).tolist() for k, v in out.items()} == {"a.q": [0, 1], "a.k": [2]}
     assert engine.apply(files, typed(out), backwards=True)["a.qkv"].view(F).tolist() == [0, 1, 2]
 
 
 def test_a_join_over_roles_leaves_out_an_optional_one_that_is_missing(engine):
-    files = engine.rules('from: {a: "{p}.a", b: "{p}.b"}, to: "{p}", optional: [b], via: [{concat: {over: role}}]')
+    files = engine.rules(
+        'from: {a: "{p}.a", b: "{p}.b"}, to: "{p}", optional: [b], via: [{concat: {over: role}}]'
+    )
     out = engine.apply(files, {"x.a": one(1), "y.a": one(1), "y.b": one(1)})
     assert {k: v.shape for k, v in out.items()} == {"x": (1,), "y": (2,)}
 
 
-# ------------------------------------------------------------------------------------------------- maps
+# ---------------------------------------------------------------------- maps
 
 
 @pytest.mark.parametrize(
     ("rule", "keys"),
     [
-        ('from: "x.{w:w1|w2}", to: "y.{w}", map: {w: {w1: gate, w2: down}}', {"x.w1": "y.gate", "x.w2": "y.down"}),
-        ('from: "x.{w}", to: "y.{w}", map: {w: {a.b: c, d: e.f}}', {"x.a.b": "y.c", "x.d": "y.e.f"}),
+        (
+            'from: "x.{w:w1|w2}", to: "y.{w}", map: {w: {w1: gate, w2: down}}',
+            {"x.w1": "y.gate", "x.w2": "y.down"},
+        ),
+        (
+            'from: "x.{w}", to: "y.{w}", map: {w: {a.b: c, d: e.f}}',
+            {"x.a.b": "y.c", "x.d": "y.e.f"},
+        ),
         ('from: "x.{n:int}", to: "y.{n}", map: {n: {0: 5, 1: 0}}', {"x.0": "y.5", "x.1": "y.0"}),
-        ('from: "{k...}.w", to: "{k}.v", map: {k: {a: b, b: a, c.d: e}}', {"a.b.w": "b.a.v", "c.d.c.w": "e.c.v", "w": "v"}),
+        (
+            'from: "{k...}.w", to: "{k}.v", map: {k: {a: b, b: a, c.d: e}}',
+            {"a.b.w": "b.a.v", "c.d.c.w": "e.c.v", "w": "v"},
+        ),
         ('from: "x.{w:a|b}", to: "y.{w}", map: {w: {a: b, b: a}}', {"x.a": "y.b", "x.b": "y.a"}),
     ],
 )
 def test_a_map_translates_on_the_way_to_the_target_and_back(engine, rule, keys):
     files = engine.rules(rule)
     assert engine.moves(files, list(keys)) == keys
-    assert engine.moves(files, list(keys.values()), backwards=True) == {v: k for k, v in keys.items()}
+    assert engine.moves(files, list(keys.values()), backwards=True) == {
+        v: k for k, v in keys.items()
+    }
 
 
 @pytest.mark.parametrize("kind", ["{w}", "{n:int}"])
 def test_a_mapped_capture_takes_exactly_the_values_that_the_map_lists(engine, kind):
     name = kind[1]
-    files = engine.rules(f'from: "x.{kind}", to: "y.{{{name}}}", map: {{{name}: {{1: 7}}}}', keep=["{k...}"])
+    files = engine.rules(
+        f'from: "x.{kind}", to: "y.{{{name}}}", map: {{{name}: {{1: 7}}}}', keep=["{k...}"]
+    )
     assert engine.moves(files, ["x.1", "x.2"]) == {"x.1": "y.7", "x.2": "x.2"}
     assert engine.moves(files, ["y.7", "y.1"], backwards=True) == {"y.7": "x.1", "y.1": "y.1"}
 
 
 def test_null_removes_segments(engine):
     files = engine.rules('from: "{k...}", to: "{k}", map: {k: {module: null, a.b: null}}')
-    assert engine.moves(files, ["module.x.module.w", "a.b.q"]) == {"module.x.module.w": "x.w", "a.b.q": "q"}
+    assert engine.moves(files, ["module.x.module.w", "a.b.q"]) == {
+        "module.x.module.w": "x.w",
+        "a.b.q": "q",
+    }
 
 
 def test_over_only_sizes_and_where_speak_of_from_values(engine):
     rule = (
-        'from: "x.{w:b|a}.{n:int}", to: "y.{n}", map: {w: {a: z, b: q}, n: {0: 8, 1: 9}}, where: {n: [1]}, '
+        'from: "x.{w:b|a}.{n:int}", to: "y.{n}", map: {w: {a: z, b: q}, n: {0: 8, 1: 9}}, where: '
+        "{n: [1]}, "
         "via: [{flip: {dim: 0, only: {w: [a]}}}, {concat: {over: w, sizes: {a: 2, b: 1}}}]"
     )
     files = engine.rules(rule, keep=["x.{w}.0"])
@@ -219,18 +265,22 @@ def test_over_only_sizes_and_where_speak_of_from_values(engine):
     assert {k: v.tobytes() for k, v in back.items()} == {k: v.tobytes() for k, v in ckpt.items()}
 
 
-def test_an_index_expression_that_comes_out_negative_is_an_error_forwards_and_no_match_backwards(engine):
+def test_an_index_expression_that_comes_out_negative_is_an_error_forwards_and_no_match_backwards(
+    engine,
+):
     files = engine.rules('from: "x.{n:int}", to: "y.{n-2}"', keep=["y.{n:int}"])
     assert codes(engine.refusals(files, {"x.2": one(1), "x.1": one(1)})) == ["M209"]
     files = engine.rules('from: "x.{n:int}", to: "y.{n+2}"', keep=["y.{n:int}"])
     assert engine.moves(files, ["y.5", "y.1"], backwards=True) == {"y.5": "x.3", "y.1": "y.1"}
 
 
-# ------------------------------------------------------------------------------------------------- collisions
+# ---------------------------------------------------------------------- collisions
 
 
 def test_two_rules_that_write_one_key_are_an_error_with_both(engine):
-    (found,) = engine.refusals(engine.rules("from: a, to: c", "from: b, to: c"), {"a": one(1), "b": one(1)})
+    (found,) = engine.refusals(
+        engine.rules("from: a, to: c", "from: b, to: c"), {"a": one(1), "b": one(1)}
+    )
     assert found.code == "M212"
     assert any("'r0'" in n and "a" in n for n in found.notes)
     assert any("'r1'" in n and "b" in n for n in found.notes)
@@ -244,16 +294,21 @@ def test_one_rule_that_writes_a_key_twice_is_an_error(engine):
 
 
 def test_a_rule_that_writes_a_kept_key_is_an_error(engine):
-    (found,) = engine.refusals(engine.rules("from: a, to: b", keep=["b"]), {"a": one(1), "b": one(1)})
+    (found,) = engine.refusals(
+        engine.rules("from: a, to: b", keep=["b"]), {"a": one(1), "b": one(1)}
+    )
     assert found.code == "M212"
     assert "kept" in str(found.notes)
 
 
-# ------------------------------------------------------------------------------------------------- keep_source
+# ---------------------------------------------------------------------- keep_source
 
 
 def test_keys_read_by_keep_source_only_are_kept(engine):
-    assert set(engine.apply(engine.rules("from: a, to: b, keep_source: true"), {"a": one(1)})) == {"a", "b"}
+    assert set(engine.apply(engine.rules("from: a, to: b, keep_source: true"), {"a": one(1)})) == {
+        "a",
+        "b",
+    }
 
 
 def test_keys_read_by_keep_source_go_where_another_rule_takes_them(engine):
@@ -297,11 +352,19 @@ def test_two_keep_source_rules_may_read_one_key(engine):
 
 
 def test_between_roles_of_a_reading_rule_the_narrower_reads_the_key(engine):
-    files = engine.rules('from: {x: "{k...}.{l}", y: "{k...}.b"}, to: {x: "n.{k}.{l}", y: "m.{k}.b"}, keep_source: true')
-    assert set(engine.apply(files, {"q.a": one(1), "q.b": one(1)})) == {"q.a", "q.b", "n.q.a", "m.q.b"}
+    files = engine.rules(
+        'from: {x: "{k...}.{l}", y: "{k...}.b"}, to: {x: "n.{k}.{l}", y: "m.{k}.b"}, keep_source: '
+        "true"
+    )
+    assert set(engine.apply(files, {"q.a": one(1), "q.b": one(1)})) == {
+        "q.a",
+        "q.b",
+        "n.q.a",
+        "m.q.b",
+    }
 
 
-# ------------------------------------------------------------------------------------------------- if_exists
+# ---------------------------------------------------------------------- if_exists
 
 
 COPIES = 'from: "{p}.w", to: "{p}.{e:int}", if_exists: keep, via: [{unbind: {into: e}}]'
@@ -347,7 +410,7 @@ def test_with_keep_source_an_existing_target_is_compared_with_nothing(engine):
     assert engine.apply(files, typed(out), backwards=True).keys() == {"a", "b"}
 
 
-# ------------------------------------------------------------------------------------------------- loss and the way back
+# ---------------------------------------------------------------------- loss and the way back
 
 
 def test_a_dropped_tensor_needs_allow_drop_and_the_message_says_why(engine):
@@ -368,7 +431,9 @@ def test_a_slice_that_does_not_say_what_it_cuts_needs_allow_drop(engine):
 
 
 def test_a_one_way_rule_stops_the_downgrade_and_is_named(engine):
-    files = engine.rules("from: a, via: [{drop: {why: gone}}]", "from: b, to: c, via: [{slice: {dim: 0, stop: 2}}]")
+    files = engine.rules(
+        "from: a, via: [{drop: {why: gone}}]", "from: b, to: c, via: [{slice: {dim: 0, stop: 2}}]"
+    )
     found = engine.refusals(files, {"c": one(2)}, backwards=True)
     assert codes(found) == ["M405", "M405"]
     assert "'r0'" in found[0].message
@@ -377,7 +442,9 @@ def test_a_one_way_rule_stops_the_downgrade_and_is_named(engine):
 
 def test_inverse_skip_leaves_a_rule_out_backwards(engine):
     files = engine.rules(
-        "from: a, via: [{drop: {why: gone}}], inverse: skip", "from: b, to: c", "from: old, to: c, inverse: skip, optional: true"
+        "from: a, via: [{drop: {why: gone}}], inverse: skip",
+        "from: b, to: c",
+        "from: old, to: c, inverse: skip, optional: true",
     )
     assert engine.moves(files, ["a", "b"]) == {"b": "c"}
     assert engine.moves(files, ["c"], backwards=True) == {"c": "b"}
@@ -385,7 +452,8 @@ def test_inverse_skip_leaves_a_rule_out_backwards(engine):
 
 def test_a_rule_that_is_skipped_backwards_needs_no_params_there(engine):
     files = engine.rules(
-        'from: "a.{e:int}", to: b, inverse: skip, optional: true, via: [{stack: {over: e, count: $n + 1}}]',
+        'from: "a.{e:int}", to: b, inverse: skip, optional: true, via: [{stack: {over: e, count: '
+        "$n + 1}}]",
         "from: c, to: d",
         params="n: {type: int, optional: true}",
     )

@@ -23,9 +23,11 @@ def iota(*shape):
 def test_an_edge_and_its_inverse_leave_every_tensor_one_stored_piece(engine):
     files = engine.rules(
         'from: "{p}.{e:int}.{w:a|b}", to: "{p}", '
-        "via: [{transpose: {dims: [0, 1]}}, {stack: {over: e, dim: 1}}, {concat: {over: w, dim: 2}}]",
+        "via: [{transpose: {dims: [0, 1]}}, {stack: {over: e, dim: 1}}, {concat: {over: w, dim: "
+        "2}}]",
         'from: "{p}.qkv", to: "{p}.{x:q|k|v}", '
-        'via: [{rearrange: {pattern: "(g m d) i -> (m g d) i", axes: {g: 2, m: 3}}}, {split: {into: x, dim: 0}}]',
+        'via: [{rearrange: {pattern: "(g m d) i -> (m g d) i", axes: {g: 2, m: 3}}}, {split: '
+        "{into: x, dim: 0}}]",
     )
     ckpt = {f"l.{e}.{w}": iota(3, 4) for e in range(5) for w in "ab"} | {"m.qkv": iota(12, 2)}
     done, out = engine.walk([engine.leg(files), engine.leg(files, backwards=True)], ckpt)
@@ -81,30 +83,56 @@ class _Broken(dict):
 def test_a_strided_source_is_read_with_its_strides(engine):
     report = Report()
     stored = {"a": Stored(spec("float32", (2, 3)), 0, 0, (1, 2))}
-    done = compose(stored, [engine.leg(engine.rules("from: a, to: b"))], frozenset(), lambda *_: True, report)
+    done = compose(
+        stored, [engine.leg(engine.rules("from: a, to: b"))], frozenset(), lambda *_: True, report
+    )
     (piece,) = done.graph.outputs["b"].view.pieces
     assert sorted(zip(piece.dst_strides, piece.src_strides, strict=True)) == [(1, 2), (3, 1)]
     assert done.inexact == []
 
 
-# ------------------------------------------------------------------------------------------------- the proof
+# ---------------------------------------------------------------------- the proof
 
 
 @pytest.mark.parametrize(
     ("rule", "ckpt", "said"),
     [
-        ('from: "{k...}", to: "{k}", map: {k: {module: null}}', {"module.a": (1,)}, "not restored: module.a"),
+        (
+            'from: "{k...}", to: "{k}", map: {k: {module: null}}',
+            {"module.a": (1,)},
+            "not restored: module.a",
+        ),
         ("from: a, via: [{drop: {why: w}}]", {"a": (1,)}, "no exact inverse"),
-        ("from: a, via: [{drop: {why: w}}], inverse: skip", {"a": (1,), "z": (1,)}, "not restored: a"),
+        (
+            "from: a, via: [{drop: {why: w}}], inverse: skip",
+            {"a": (1,), "z": (1,)},
+            "not restored: a",
+        ),
         ("from: a, to: b, via: [{slice: {dim: 0, stop: 1}}]", {"a": (3,)}, "no exact inverse"),
-        ('from: "x.{w:a|b}", to: y, via: [{same: {over: w}}], inverse: skip', {"x.a": (1,), "x.b": (1,)}, "y is handled by no rule"),
+        (
+            'from: "x.{w:a|b}", to: y, via: [{same: {over: w}}], inverse: skip',
+            {"x.a": (1,), "x.b": (1,)},
+            "y is handled by no rule",
+        ),
         ('from: "x.{e:int}", to: "y.{e}", where: {e: {max: 0}}', {"x.0": (1,), "y.1": (1,)}, ""),
-        ('from: "x.{e:int}", to: "y.{e}", if_exists: keep', {"x.0": (1,), "y.0": (1,)}, "not restored: y.0"),
+        (
+            'from: "x.{e:int}", to: "y.{e}", if_exists: keep',
+            {"x.0": (1,), "y.0": (1,)},
+            "not restored: y.0",
+        ),
         ("from: a, to: b, keep_source: true", {"a": (2,)}, ""),
         ("from: a, to: b, keep_source: true, if_exists: keep", {"a": (2,), "b": (3,)}, ""),
         ("from: a, to: b, keep_source: true, if_exists: keep", {"a": (2,), "b": (2,)}, ""),
-        ('from: {w: "{p...}.w", s: "{p...}.s"}, to: {w: "{p}.a", s: "{p}.b"}, optional: [s]', {"x.w": (1,), "y.w": (1,), "y.s": (1,)}, ""),
-        ('from: "{k...}.w", to: "{k}.v", when: {ndim: 2}', {"a.w": (1, 1), "b.w": (1,), "c.v": (1,)}, ""),
+        (
+            'from: {w: "{p...}.w", s: "{p...}.s"}, to: {w: "{p}.a", s: "{p}.b"}, optional: [s]',
+            {"x.w": (1,), "y.w": (1,), "y.s": (1,)},
+            "",
+        ),
+        (
+            'from: "{k...}.w", to: "{k}.v", when: {ndim: 2}',
+            {"a.w": (1, 1), "b.w": (1,), "c.v": (1,)},
+            "",
+        ),
         ('from: "{k...}.w", to: "{k}.v", when: {ndim: 2}', {"a.w": (1, 1), "c.v": (1, 1)}, ""),
     ],
 )
@@ -118,7 +146,9 @@ def test_the_plan_says_whether_it_can_be_undone_and_by_which_rule(engine, rule, 
 
 
 def test_an_existing_target_returns_and_an_equal_one_needs_the_stamp_for_it(engine):
-    files = engine.rules("from: a, to: b, keep_source: true, if_exists: keep, via: [{flip: {dim: 0}}]", keep=["b"])
+    files = engine.rules(
+        "from: a, to: b, keep_source: true, if_exists: keep, via: [{flip: {dim: 0}}]", keep=["b"]
+    )
     differs = engine.apply(files, {"a": F([1, 2]), "b": F([1, 2])}, prove=True)
     equal = engine.apply(files, {"a": F([1, 2]), "b": F([2, 1])}, prove=True)
     assert differs.composition.inexact == []
@@ -150,7 +180,10 @@ RULES = [
 KEYS = ["a", "b", "b0", "k.x", "m.k.x", "k", "c.0", "c.1", "c.2", "d.x", "d.y"]
 
 
-@given(st.sets(st.sampled_from(range(len(RULES))), min_size=1, max_size=3), st.sets(st.sampled_from(KEYS), min_size=1))
+@given(
+    st.sets(st.sampled_from(range(len(RULES))), min_size=1, max_size=3),
+    st.sets(st.sampled_from(KEYS), min_size=1),
+)
 def test_exact_is_said_exactly_when_the_way_back_restores_all_keys_and_specs(engine, chosen, keys):
     files = engine.rules(*(RULES[n] for n in sorted(chosen)), keep=["{k...}"])
     ckpt = {key: np.zeros(3, F) for key in sorted(keys)}
@@ -159,25 +192,32 @@ def test_exact_is_said_exactly_when_the_way_back_restores_all_keys_and_specs(eng
     except Exception:  # noqa: BLE001 - an edge that is refused forwards has no way back to be true about
         return
     try:
-        back = engine.apply(files, {k: v.view(F) for k, v in out.items()}, backwards=True, kept=out.composition.kept[0])
+        back = engine.apply(
+            files,
+            {k: v.view(F) for k, v in out.items()},
+            backwards=True,
+            kept=out.composition.kept[0],
+        )
         restored = {k: v.shape for k, v in back.items()} == {k: v.shape for k, v in ckpt.items()}
     except Exception:  # noqa: BLE001
         restored = False
     assert (out.composition.inexact == []) is restored
 
 
-# ------------------------------------------------------------------------------------------------- losses
+# ---------------------------------------------------------------------- losses
 
 
 def test_a_rule_that_both_drops_and_changes_needs_both_allowances(engine):
-    files = engine.rules("from: a, to: b, via: [{cast: {to: bfloat16, from: float32}}, {slice: {dim: 0, stop: 1}}]")
+    files = engine.rules(
+        "from: a, to: b, via: [{cast: {to: bfloat16, from: float32}}, {slice: {dim: 0, stop: 1}}]"
+    )
     assert [d.code for d in engine.refusals(files, {"a": iota(3)}, allow=())] == ["M402", "M401"]
     assert [d.code for d in engine.refusals(files, {"a": iota(3)}, allow=("drop",))] == ["M401"]
     assert [d.code for d in engine.refusals(files, {"a": iota(3)}, allow=("lossy",))] == ["M402"]
     assert set(engine.apply(files, {"a": iota(3)}, allow=("lossy", "drop"))) == {"b"}
 
 
-# ------------------------------------------------------------------------------------------------- many keys
+# ---------------------------------------------------------------------- many keys
 
 
 def test_binding_is_linear_in_keys_and_no_key_meets_a_rule_of_another_form(engine):
@@ -193,15 +233,23 @@ def composing(engine, unused, layers, experts=16):
     files = engine.rules(
         'from: "{p...}.experts.{e:int}.{w:gate_proj|up_proj}.weight", to: "{p}.gate_up", '
         "via: [{stack: {over: e}}, {concat: {over: w, dim: 1}}]",
-        'from: "{p...}.experts.{e:int}.down_proj.weight", to: "{p}.down", via: [{stack: {over: e}}]',
-        *(f'from: "{{p...}}.unused{i}.{{x:int}}.{{y}}.weight", to: "{{p}}.u{i}.{{x}}.{{y}}", optional: true' for i in range(unused)),
+        'from: "{p...}.experts.{e:int}.down_proj.weight", to: "{p}.down", via: [{stack: {over: '
+        "e}}]",
+        *(
+            f'from: "{{p...}}.unused{i}.{{x:int}}.{{y}}.weight", to: "{{p}}.u{i}.{{x}}.{{y}}", '
+            "optional: true"
+            for i in range(unused)
+        ),
     )
     leg = engine.leg(files)
     assert isinstance(leg, Leg)
     weight = spec("bfloat16", (2048, 7168))
     names = ("gate_proj", "up_proj", "down_proj")
     stored = {
-        f"model.layers.{n}.experts.{e}.{w}.weight": Stored(weight, 0, 0) for n in range(layers) for e in range(experts) for w in names
+        f"model.layers.{n}.experts.{e}.{w}.weight": Stored(weight, 0, 0)
+        for n in range(layers)
+        for e in range(experts)
+        for w in names
     }
     report = Report()
 

@@ -15,16 +15,24 @@ def back(engine, rule):
 
 def test_ops_are_inverted_in_reverse_order_with_the_same_captures(engine):
     rule = back(
-        engine, 'from: "x.{e:int}.{w:a|b}", to: y, via: [{stack: {over: e}}, {concat: {over: w, dim: 1}}, {transpose: {dims: [0, 1]}}]'
+        engine,
+        'from: "x.{e:int}.{w:a|b}", to: y, via: [{stack: {over: e}}, {concat: {over: w, dim: 1}}, '
+        "{transpose: {dims: [0, 1]}}]",
     )
-    assert [(s.name, s.capture) for s in rule.steps] == [("transpose", None), ("split", "w"), ("unbind", "e")]
+    assert [(s.name, s.capture) for s in rule.steps] == [
+        ("transpose", None),
+        ("split", "w"),
+        ("unbind", "e"),
+    ]
     assert [s.pattern.text for s in rule.reads] == ["y"]
     assert rule.backwards
 
 
 def test_the_inverse_of_the_inverse_does_what_the_rule_does(engine):
     ((compiled, params),) = engine.leg(
-        engine.rules('from: "x.{e:int}", to: y, via: [{stack: {over: e, count: 3}}, {flip: {dim: 0}}]')
+        engine.rules(
+            'from: "x.{e:int}", to: y, via: [{stack: {over: e, count: 3}}, {flip: {dim: 0}}]'
+        )
     ).rules
     rule = direct(compiled, params, Report())
     twice = invert(invert(rule))
@@ -48,8 +56,12 @@ def test_a_one_way_rule_says_which_op_and_why(engine, rule, said):
 
 
 def test_an_enumerated_capture_needs_no_count_to_come_back(engine):
-    assert not isinstance(back(engine, 'from: "x.{w:a|b}", to: y, via: [{concat: {over: w}}]'), OneWay)
-    assert not isinstance(back(engine, 'from: "x.{e:int}", to: y, via: [{concat: {over: e, count: 2}}]'), OneWay)
+    assert not isinstance(
+        back(engine, 'from: "x.{w:a|b}", to: y, via: [{concat: {over: w}}]'), OneWay
+    )
+    assert not isinstance(
+        back(engine, 'from: "x.{e:int}", to: y, via: [{concat: {over: e, count: 2}}]'), OneWay
+    )
 
 
 def test_backwards_a_keep_source_rule_only_looks_at_its_targets(engine):

@@ -1,4 +1,6 @@
-"""Cases at their edges: what a target holds already, names two keys share, both layouts at once; their values are in test_case_*.py."""
+"""Cases at their edges: what a target holds already, names two keys share, both layouts at once;
+their values are in test_case_*.py.
+"""
 
 import numpy as np
 import pytest
@@ -36,7 +38,12 @@ def ckpt_dtype(out, key):
 
 
 def test_missing_counters_are_added_and_go_again_while_they_are_zero(engine):
-    s = {"bn.running_mean": r(2), "bn2.running_mean": r(2), "bn2.num_batches_tracked": np.array(7), "running_mean": r(1)}
+    s = {
+        "bn.running_mean": r(2),
+        "bn2.running_mean": r(2),
+        "bn2.num_batches_tracked": np.array(7),
+        "running_mean": r(1),
+    }
     out = engine.apply(engine.case("c04-batchnorm"), s)
     equal(out, {**s, "bn.num_batches_tracked": np.array(0), "num_batches_tracked": np.array(0)})
     typed = {k: v.view(ckpt_dtype(out, k)) for k, v in out.items()}
@@ -64,14 +71,25 @@ def test_ema_shadows_get_their_dots_back(engine):
         "model_ema.num_updates": r(1),
     }
     out = back_and_forth(engine, engine.case("c19-ema"), s)
-    assert out["ema.diffusion_model.input_blocks.0.0.weight"].tobytes() == s["model_ema.diffusion_modelinput_blocks00weight"].tobytes()
+    assert (
+        out["ema.diffusion_model.input_blocks.0.0.weight"].tobytes()
+        == s["model_ema.diffusion_modelinput_blocks00weight"].tobytes()
+    )
     back_and_forth(engine, engine.case("c19-ema"), {**s, "model.buffer": r(1)})
     with pytest.raises(MigrateError, match="stands for two keys"):
-        engine.apply(engine.case("c19-ema"), {**s, "model.diffusion_model.input_blocks.00.weight": r(1)})
+        engine.apply(
+            engine.case("c19-ema"), {**s, "model.diffusion_model.input_blocks.00.weight": r(1)}
+        )
 
 
 def grouped():
-    s = {"weight": r(3, 2, 2), "bias": r(3, 1, 2), "a.b.weight": r(3, 2, 2), "a.b.bias": r(3, 2), "conv.weight": r(4, 1, 3)}
+    s = {
+        "weight": r(3, 2, 2),
+        "bias": r(3, 1, 2),
+        "a.b.weight": r(3, 2, 2),
+        "a.b.bias": r(3, 2),
+        "conv.weight": r(4, 1, 3),
+    }
     s["a.b._extra_state"] = np.zeros(0, np.uint8)
     return s
 
@@ -89,14 +107,25 @@ def test_the_redundant_layout_goes_where_both_are_present_and_equal(engine):
     s = grouped()
     both = {**s, **{f"a.b.weight{i}": s["a.b.weight"][i] for i in range(3)}}
     files = engine.case("te-grouped-weight", "te-grouped-bias")
-    back_and_forth(engine, files, both, {"modules": ["", "a.b"], "gemms": 3}, back={**s, "bias": s["bias"][:, 0]})
+    back_and_forth(
+        engine,
+        files,
+        both,
+        {"modules": ["", "a.b"], "gemms": 3},
+        back={**s, "bias": s["bias"][:, 0]},
+    )
 
 
 def test_both_layouts_present_and_different_are_refused(engine):
     s = grouped()
     both = {**s, **{f"a.b.weight{i}": r(2, 2) for i in range(3)}}
     with pytest.raises(AssertionError, match="differs from what rule"):
-        engine.apply(engine.case("te-grouped-weight", "te-grouped-bias"), both, {"modules": ["", "a.b"]}, allow=())
+        engine.apply(
+            engine.case("te-grouped-weight", "te-grouped-bias"),
+            both,
+            {"modules": ["", "a.b"]},
+            allow=(),
+        )
 
 
 def test_a_partial_second_layout_is_an_error(engine):

@@ -18,7 +18,9 @@ THREE = "{k}.{a:int}.{b:int}.{c:int}"
 
 def rule(tmp_path, via, to=THREE, name="r", key="{k...}.w"):
     path = tmp_path / f"{name}.yaml"
-    path.write_text(f"{HEAD}  - name: {name}\n    from: '{key}'\n    to: '{to}'\n    via: [{via}]\n")
+    path.write_text(
+        f"{HEAD}  - name: {name}\n    from: '{key}'\n    to: '{to}'\n    via: [{via}]\n"
+    )
     return path
 
 
@@ -35,18 +37,43 @@ def refused(state, *rules):
 @pytest.mark.parametrize(
     ("via", "shape"),
     [
-        ("{copy: {into: a, count: 1000}}, {tie: {into: b, count: 1000}}, {copy: {into: c, count: 1000}}", (2,)),
-        ("{unbind: {into: a, dim: 0}}, {unbind: {into: b, dim: 0}}, {unbind: {into: c, dim: 0}}", (1000, 1000, 1000)),
-        ("{split: {into: a, dim: 0, count: 1000}}, {split: {into: b, dim: 1, count: 1000}}, {copy: {into: c, count: 1000}}", (1000, 1000)),
-        ("{unbind: {into: a, dim: 1}}, {cast: {to: float32}}, {unbind: {into: b, dim: 0}}, {copy: {into: c, count: 1000}}", (1000, 1000)),
+        (
+            (
+                "{copy: {into: a, count: 1000}}, {tie: {into: b, count: 1000}}, {copy: {into: c, "
+                "count: 1000}}"
+            ),
+            (2,),
+        ),
+        (
+            "{unbind: {into: a, dim: 0}}, {unbind: {into: b, dim: 0}}, {unbind: {into: c, dim: 0}}",
+            (1000, 1000, 1000),
+        ),
+        (
+            (
+                "{split: {into: a, dim: 0, count: 1000}}, {split: {into: b, dim: 1, count: 1000}}, "
+                "{copy: {into: c, count: 1000}}"
+            ),
+            (1000, 1000),
+        ),
+        (
+            (
+                "{unbind: {into: a, dim: 1}}, {cast: {to: float32}}, {unbind: {into: b, dim: 0}}, "
+                "{copy: {into: c, count: 1000}}"
+            ),
+            (1000, 1000),
+        ),
     ],
 )
-def test_steps_that_make_a_thousand_million_are_refused_with_the_product(tmp_path, monkeypatch, via, shape):
+def test_steps_that_make_a_thousand_million_are_refused_with_the_product(
+    tmp_path, monkeypatch, via, shape
+):
     made = []
     records = pipeline.records
     monkeypatch.setattr(pipeline, "records", lambda *given: made.append(1) or records(*given))
     dtype = torch.bfloat16
-    error, most = refused({"x.w": torch.empty(shape, dtype=dtype, device="meta")}, rule(tmp_path, via))
+    error, most = refused(
+        {"x.w": torch.empty(shape, dtype=dtype, device="meta")}, rule(tmp_path, via)
+    )
     (found,) = error.diagnostics
     assert (found.code, error.exit_code) == ("M313", 2)
     assert "rule 'r' would make 1,000,000,000 tensors of 1 tensor" in found.message
@@ -65,10 +92,15 @@ def test_the_tensors_of_all_keys_count_together(tmp_path, monkeypatch):
 
 def test_the_tensors_of_all_rules_count_together(tmp_path, monkeypatch):
     monkeypatch.setattr(bind, "MOST_TENSORS", 100)
-    rules = [rule(tmp_path, "{copy: {into: a, count: 40}}", f"{n}.{{k}}.{{a:int}}", n, f"{{k...}}.{n}") for n in ("one", "two", "three")]
+    rules = [
+        rule(tmp_path, "{copy: {into: a, count: 40}}", f"{n}.{{k}}.{{a:int}}", n, f"{{k...}}.{n}")
+        for n in ("one", "two", "three")
+    ]
     text = HEAD + "".join(path.read_text().removeprefix(HEAD) for path in rules)
     (tmp_path / "all.yaml").write_text(text)
-    error, _ = refused({f"x.{n}": torch.zeros(2) for n in ("one", "two", "three")}, tmp_path / "all.yaml")
+    error, _ = refused(
+        {f"x.{n}": torch.zeros(2) for n in ("one", "two", "three")}, tmp_path / "all.yaml"
+    )
     (found,) = error.diagnostics
     assert found.code == "M313"
     assert "up to 'three' make 117 tensors more than they take" in found.message
@@ -95,5 +127,8 @@ def test_the_shapes_are_foreseen_without_pieces(tmp_path, monkeypatch):
             return View(shape, pieces)
 
     monkeypatch.setattr(pipeline, "View", Noted)
-    migrate.plan({"x.w": torch.zeros(4, 2)}, rules=[rule(tmp_path, "{unbind: {into: a, dim: 0}}", "{k}.{a:int}")])
+    migrate.plan(
+        {"x.w": torch.zeros(4, 2)},
+        rules=[rule(tmp_path, "{unbind: {into: a, dim: 0}}", "{k}.{a:int}")],
+    )
     assert set(seen) == {()}

@@ -1,4 +1,6 @@
-"""Which rule takes which key: the sentences of the rule language about reading, narrowness, conditions and keeping."""
+"""Which rule takes which key: the sentences of the rule language about reading, narrowness,
+conditions and keeping.
+"""
 
 import random
 
@@ -16,7 +18,7 @@ def one(*shape, dtype=np.float32):
     return np.ones(shape, dtype)
 
 
-# ------------------------------------------------------------------------------------------------- one key, one rule
+# ---------------------------------------------------------------------- one key, one rule
 
 
 def test_rules_see_source_keys_only_so_a_swap_works(engine):
@@ -27,7 +29,11 @@ def test_rules_see_source_keys_only_so_a_swap_works(engine):
 
 def test_a_chain_of_names_moves_each_key_once(engine):
     files = engine.rules('from: "l.{n:int}.w", to: "l.{n+1}.w"')
-    assert engine.moves(files, ["l.0.w", "l.1.w", "l.2.w"]) == {"l.0.w": "l.1.w", "l.1.w": "l.2.w", "l.2.w": "l.3.w"}
+    assert engine.moves(files, ["l.0.w", "l.1.w", "l.2.w"]) == {
+        "l.0.w": "l.1.w",
+        "l.1.w": "l.2.w",
+        "l.2.w": "l.3.w",
+    }
 
 
 def test_the_order_of_rules_means_nothing(engine):
@@ -39,7 +45,12 @@ def test_the_order_of_rules_means_nothing(engine):
         "from: q, to: r",
         "from: r, to: q",
     ]
-    ckpt = {k: np.float32([i]) for i, k in enumerate(["x.1.w", "x.3.w", "z.w", "w", "q", "r", *(f"m.experts.{e}.b" for e in range(12))])}
+    ckpt = {
+        k: np.float32([i])
+        for i, k in enumerate(
+            ["x.1.w", "x.3.w", "z.w", "w", "q", "r", *(f"m.experts.{e}.b" for e in range(12))]
+        )
+    }
     want = None
     for seed in range(6):
         random.Random(seed).shuffle(rules)
@@ -51,8 +62,16 @@ def test_the_order_of_rules_means_nothing(engine):
 
 
 def test_the_narrower_pattern_takes_the_key(engine):
-    files = engine.rules('from: "{k...}", to: "m.{k}"', 'from: "a.{k...}", to: "n.{k}"', 'from: "a.{x:b|c}.w", to: "o.{x}"')
-    assert engine.moves(files, ["z.w", "a.z", "a.b.w"]) == {"z.w": "m.z.w", "a.z": "n.z", "a.b.w": "o.b"}
+    files = engine.rules(
+        'from: "{k...}", to: "m.{k}"',
+        'from: "a.{k...}", to: "n.{k}"',
+        'from: "a.{x:b|c}.w", to: "o.{x}"',
+    )
+    assert engine.moves(files, ["z.w", "a.z", "a.b.w"]) == {
+        "z.w": "m.z.w",
+        "a.z": "n.z",
+        "a.b.w": "o.b",
+    }
 
 
 def test_a_rule_from_x_to_x_exempts_a_subtree(engine):
@@ -65,21 +84,34 @@ def test_the_narrower_inverted_rule_takes_the_key(engine):
     files = engine.rules('from: "m.{k...}", to: "{k}"', 'from: "n.{k...}", to: "a.{k}"')
     keys = {"m.z.w": "z.w", "n.z": "a.z"}
     assert engine.moves(files, list(keys)) == keys
-    assert engine.moves(files, list(keys.values()), backwards=True) == {v: k for k, v in keys.items()}
+    assert engine.moves(files, list(keys.values()), backwards=True) == {
+        v: k for k, v in keys.items()
+    }
 
 
 def test_a_rule_with_several_roles_is_narrow_key_by_key(engine):
-    files = engine.rules('from: {w: "x.{n:int}.w", b: "y.{n}.b"}, to: {w: "{n}.w", b: "{n}.b"}', 'from: "{p...}.w", to: "{p}.weight"')
-    assert engine.moves(files, ["x.1.w", "y.1.b", "q.w"]) == {"x.1.w": "1.w", "y.1.b": "1.b", "q.w": "q.weight"}
+    files = engine.rules(
+        'from: {w: "x.{n:int}.w", b: "y.{n}.b"}, to: {w: "{n}.w", b: "{n}.b"}',
+        'from: "{p...}.w", to: "{p}.weight"',
+    )
+    assert engine.moves(files, ["x.1.w", "y.1.b", "q.w"]) == {
+        "x.1.w": "1.w",
+        "y.1.b": "1.b",
+        "q.w": "q.weight",
+    }
 
 
 def test_between_two_roles_the_narrower_pattern_takes_the_key(engine):
-    files = engine.rules('from: {rest: "{p...}.{x}", scale: "{p...}.scale"}, to: {rest: "{p}.r.{x}", scale: "{p}.s"}')
+    files = engine.rules(
+        'from: {rest: "{p...}.{x}", scale: "{p...}.scale"}, to: {rest: "{p}.r.{x}", scale: "{p}.s"}'
+    )
     assert engine.moves(files, ["a.w", "a.scale"]) == {"a.w": "a.r.w", "a.scale": "a.s"}
 
 
 def test_two_equally_narrow_rules_are_an_error_that_shows_both(engine):
-    (found,) = engine.refusals(engine.rules('from: "a.{x}", to: "b.{x}"', 'from: "{x}.w", to: "c.{x}"'), {"a.w": one(1)})
+    (found,) = engine.refusals(
+        engine.rules('from: "a.{x}", to: "b.{x}"', 'from: "{x}.w", to: "c.{x}"'), {"a.w": one(1)}
+    )
     assert found.code == "M208"
     assert "'r0'" in found.message
     assert "'r1'" in found.message
@@ -94,14 +126,18 @@ def test_two_equally_narrow_roles_are_an_error(engine):
 
 def test_an_error_between_rules_is_said_once_for_all_keys_of_a_form(engine):
     ckpt = {f"a.{n}.w": one(1) for n in range(50)}
-    files = engine.rules('from: "a.{n:int}.{y}", to: "b.{n}.{y}"', 'from: "{x}.{n:int}.w", to: "c.{x}.{n}"')
+    files = engine.rules(
+        'from: "a.{n:int}.{y}", to: "b.{n}.{y}"', 'from: "{x}.{n:int}.w", to: "c.{x}.{n}"'
+    )
     (found,) = engine.refusals(files, ckpt)
     assert found.code == "M208"
     assert any("50 keys" in note for note in found.notes)
 
 
 def test_files_of_one_edge_must_not_read_the_same_keys_however_narrow(engine):
-    files = engine.rules('from: "{k...}", to: "m.{k}"', name="one.yaml") + engine.rules("from: a, to: b", name="two.yaml")
+    files = engine.rules('from: "{k...}", to: "m.{k}"', name="one.yaml") + engine.rules(
+        "from: a, to: b", name="two.yaml"
+    )
     (found,) = [d for d in engine.refusals(files, {"a": one(1), "c": one(1)}) if d.code == "M208"]
     assert "files of one edge" in found.help
 
@@ -113,20 +149,28 @@ def test_files_of_one_edge_may_read_the_same_keys_by_keep_source(engine):
 
 
 def test_any_rule_is_narrower_than_keep(engine):
-    assert engine.moves(engine.rules('from: "{k...}.w", to: "{k}.v"', keep=["a.w", "{k...}"]), ["a.w", "b"]) == {"a.w": "a.v", "b": "b"}
+    assert engine.moves(
+        engine.rules('from: "{k...}.w", to: "{k}.v"', keep=["a.w", "{k...}"]), ["a.w", "b"]
+    ) == {"a.w": "a.v", "b": "b"}
 
 
 def test_keep_of_all_files_of_an_edge_counts(engine):
-    files = engine.rules("from: a, to: b", keep=["x"], name="one.yaml") + engine.rules("from: c, to: d", keep=["y"], name="two.yaml")
+    files = engine.rules("from: a, to: b", keep=["x"], name="one.yaml") + engine.rules(
+        "from: c, to: d", keep=["y"], name="two.yaml"
+    )
     assert set(engine.moves(files, ["a", "c", "x", "y"]).values()) == {"b", "d", "x", "y"}
 
 
-# ------------------------------------------------------------------------------------------------- readings
+# ---------------------------------------------------------------------- readings
 
 
 def test_a_key_with_two_readings_is_an_error_that_shows_both(engine):
     (found,) = [
-        d for d in engine.refusals(engine.rules('from: "{a...}.x.{b...}", to: "{a}.y.{b}"'), {"p.x.q.x.r": one(1)}) if d.code == "M202"
+        d
+        for d in engine.refusals(
+            engine.rules('from: "{a...}.x.{b...}", to: "{a}.y.{b}"'), {"p.x.q.x.r": one(1)}
+        )
+        if d.code == "M202"
     ]
     assert "p.x.q.x.r" in found.message
     assert any("{a} = p," in note and "q.x.r" in note for note in found.notes)
@@ -139,7 +183,7 @@ def test_what_keep_matches_in_two_ways_is_kept(engine):
     assert set(engine.moves(files, ["a", *keys])) == {"a", *keys}
 
 
-# ------------------------------------------------------------------------------------------------- where
+# ---------------------------------------------------------------------- where
 
 
 @pytest.mark.parametrize(
@@ -160,8 +204,13 @@ def test_what_keep_matches_in_two_ways_is_kept(engine):
     ],
 )
 def test_where_narrows_by_the_values_of_an_int(engine, where, taken):
-    params = "n: {type: int, default: 3}, unset: {type: int, optional: true}, some: {type: list, items: int, default: [2, 5]}"
-    files = engine.rules(f'from: "x.{{e:int}}", to: "y.{{e}}", where: {where}', keep=["x.{e:int}"], params=params)
+    params = (
+        "n: {type: int, default: 3}, unset: {type: int, optional: true}, some: {type: list, "
+        "items: int, default: [2, 5]}"
+    )
+    files = engine.rules(
+        f'from: "x.{{e:int}}", to: "y.{{e}}", where: {where}', keep=["x.{e:int}"], params=params
+    )
     moves = engine.moves(files, [f"x.{e}" for e in range(6)])
     assert {int(k[2:]) for k, v in moves.items() if v[0] == "y"} == taken
     back = engine.moves(files, [f"y.{e}" for e in taken], backwards=True)
@@ -175,14 +224,18 @@ def test_where_backwards_leaves_targets_that_the_rule_cannot_have_made(engine):
 
 def test_where_by_a_list_of_paths_takes_the_empty_path_too(engine):
     params = "modules: {type: list, items: str}"
-    files = engine.rules('from: "{m...}.weight", to: "{m}.w", where: {m: $modules}', keep=["{k...}"], params=params)
+    files = engine.rules(
+        'from: "{m...}.weight", to: "{m}.w", where: {m: $modules}', keep=["{k...}"], params=params
+    )
     moves = engine.moves(files, ["weight", "a.b.weight", "c.weight"], {"modules": ["", "a.b"]})
     assert moves == {"weight": "w", "a.b.weight": "a.b.w", "c.weight": "c.weight"}
 
 
 def test_a_flag_switches_a_rule_off_and_it_then_need_not_match(engine):
     params = "tied: {type: bool, optional: true}"
-    files = engine.rules("from: head, to: h, where: {$tied: false}", "from: a, to: b", params=params, keep=["head"])
+    files = engine.rules(
+        "from: head, to: h, where: {$tied: false}", "from: a, to: b", params=params, keep=["head"]
+    )
     assert engine.moves(files, ["head", "a"], {"tied": False})["head"] == "h"
     assert engine.moves(files, ["head", "a"], {"tied": True})["head"] == "head"
     assert engine.moves(files, ["a"], {"tied": True}) == {"a": "b"}
@@ -190,7 +243,10 @@ def test_a_flag_switches_a_rule_off_and_it_then_need_not_match(engine):
 
 
 def test_an_argument_that_is_an_unset_optional_param_counts_as_not_written(engine):
-    files = engine.rules('from: "x.{e:int}", to: y, via: [{stack: {over: e, count: $n}}]', params="n: {type: int, optional: true}")
+    files = engine.rules(
+        'from: "x.{e:int}", to: y, via: [{stack: {over: e, count: $n}}]',
+        params="n: {type: int, optional: true}",
+    )
     ckpt = {f"x.{e}": one(2) for e in range(3)}
     assert engine.apply(files, ckpt)["y"].shape == (3, 2)
     assert engine.apply(files, ckpt, {"n": 3})["y"].shape == (3, 2)
@@ -199,28 +255,53 @@ def test_an_argument_that_is_an_unset_optional_param_counts_as_not_written(engin
     assert "missing {e} = 3" in found.message
 
 
-# ------------------------------------------------------------------------------------------------- when
+# ---------------------------------------------------------------------- when
 
 
 def test_when_narrows_by_dtype_and_ndim(engine):
-    files = engine.rules('from: "{k...}.w", to: "{k}.v", when: {dtype: [float32, half], ndim: 2}', keep=["{k...}"])
-    ckpt = {"a.w": one(2, 2), "b.w": one(2), "c.w": one(2, 2, dtype=np.int64), "d.w": one(2, 2, dtype=np.float16)}
+    files = engine.rules(
+        'from: "{k...}.w", to: "{k}.v", when: {dtype: [float32, half], ndim: 2}', keep=["{k...}"]
+    )
+    ckpt = {
+        "a.w": one(2, 2),
+        "b.w": one(2),
+        "c.w": one(2, 2, dtype=np.int64),
+        "d.w": one(2, 2, dtype=np.float16),
+    }
     assert set(engine.apply(files, ckpt)) == {"a.v", "b.w", "c.w", "d.v"}
 
 
 def test_when_decides_between_rules_with_the_same_pattern(engine):
-    files = engine.rules('from: "{k...}.w", to: "{k}.two", when: {ndim: 2}', 'from: "{k...}.w", to: "{k}.one", when: {ndim: [0, 1]}')
-    assert set(engine.apply(files, {"a.w": one(2, 2), "b.w": one(2), "c.w": one()})) == {"a.two", "b.one", "c.one"}
+    files = engine.rules(
+        'from: "{k...}.w", to: "{k}.two", when: {ndim: 2}',
+        'from: "{k...}.w", to: "{k}.one", when: {ndim: [0, 1]}',
+    )
+    assert set(engine.apply(files, {"a.w": one(2, 2), "b.w": one(2), "c.w": one()})) == {
+        "a.two",
+        "b.one",
+        "c.one",
+    }
 
 
 def test_when_per_role_tests_only_that_role(engine):
-    rule = 'from: {w: "{p...}.w", b: "{p...}.b"}, to: {w: "{p}.weight", b: "{p}.bias"}, when: {w: {ndim: 2}}, optional: [b]'
+    rule = (
+        'from: {w: "{p...}.w", b: "{p...}.b"}, to: {w: "{p}.weight", b: "{p}.bias"}, when: {w: '
+        "{ndim: 2}}, optional: [b]"
+    )
     files = engine.rules(rule, keep=["{k...}"])
-    assert set(engine.apply(files, {"a.w": one(2, 2), "a.b": one(2), "c.w": one(3)})) == {"a.weight", "a.bias", "c.w"}
+    assert set(engine.apply(files, {"a.w": one(2, 2), "a.b": one(2), "c.w": one(3)})) == {
+        "a.weight",
+        "a.bias",
+        "c.w",
+    }
 
 
 def test_backwards_when_is_tested_on_the_inferred_result(engine):
-    files = engine.rules('from: "{k...}.w", to: "{k}.v", when: {ndim: 3}, via: [{reshape: {from: [2, 2, 1], to: [4]}}]', keep=["{k...}"])
+    files = engine.rules(
+        'from: "{k...}.w", to: "{k}.v", when: {ndim: 3}, via: [{reshape: {from: [2, 2, 1], to: '
+        "[4]}}]",
+        keep=["{k...}"],
+    )
     assert set(engine.apply(files, {"a.w": one(2, 2, 1), "b.w": one(4)})) == {"a.v", "b.w"}
     out = engine.apply(files, {"a.v": one(4), "b.v": one(5), "c.v": one(2, 2, 1)}, backwards=True)
     assert {k: v.shape for k, v in out.items() if k != "c.w"} == {"a.w": (2, 2, 1), "b.v": (5,)} | (
@@ -238,7 +319,10 @@ def test_a_tensor_that_the_ops_cannot_take_backwards_goes_to_another_rule(engine
 
 
 def test_a_tie_backwards_that_when_does_not_decide_is_an_error(engine):
-    files = engine.rules('from: "{k...}.old", to: "{k}.w", when: {ndim: 2}', 'from: "{k...}.older", to: "{k}.w", when: {ndim: [1, 2]}')
+    files = engine.rules(
+        'from: "{k...}.old", to: "{k}.w", when: {ndim: 2}',
+        'from: "{k...}.older", to: "{k}.w", when: {ndim: [1, 2]}',
+    )
     assert codes(engine.refusals(files, {"a.w": one(2, 3)}, backwards=True)) == ["M208"]
 
 
@@ -252,8 +336,13 @@ def test_a_key_that_is_released_backwards_completes_a_group_of_another_rule(engi
 
 
 def test_a_gap_backwards_is_an_error_and_no_reason_to_keep_the_group(engine):
-    files = engine.rules('from: "{p}.w", to: "{p}.{e:int}", when: {ndim: 2}, via: [{unbind: {into: e}}]', keep=["{k...}"])
-    assert set(engine.apply(files, {"x.0": one(1), "x.1": one(1), "y.0": one(1, 1)}, backwards=True)) == {"x.w", "y.0"}
+    files = engine.rules(
+        'from: "{p}.w", to: "{p}.{e:int}", when: {ndim: 2}, via: [{unbind: {into: e}}]',
+        keep=["{k...}"],
+    )
+    assert set(
+        engine.apply(files, {"x.0": one(1), "x.1": one(1), "y.0": one(1, 1)}, backwards=True)
+    ) == {"x.w", "y.0"}
     (found,) = engine.refusals(files, {"x.0": one(1), "x.2": one(1)}, backwards=True)
     assert found.code == "M207"
     assert "missing {e} = 1" in found.message
@@ -270,7 +359,9 @@ def test_a_rule_whose_only_keys_are_released_to_it_does_match(engine):
 
 
 def test_one_member_that_fails_when_while_others_pass_is_named(engine):
-    files = engine.rules('from: "x.{e:int}", to: y, when: {ndim: 1}, via: [{stack: {over: e}}]', keep=["{k...}"])
+    files = engine.rules(
+        'from: "x.{e:int}", to: y, when: {ndim: 1}, via: [{stack: {over: e}}]', keep=["{k...}"]
+    )
     for odd in (0, 1, 2):
         ckpt = {f"x.{e}": one(2, 2) if e == odd else one(2) for e in range(3)}
         found = engine.refusals(files, ckpt)
@@ -280,70 +371,112 @@ def test_one_member_that_fails_when_while_others_pass_is_named(engine):
 
 
 def test_a_whole_group_that_fails_when_is_left_alone(engine):
-    files = engine.rules('from: "{p}.{e:int}", to: "{p}", when: {ndim: 1}, via: [{stack: {over: e}}]', keep=["{k...}"])
+    files = engine.rules(
+        'from: "{p}.{e:int}", to: "{p}", when: {ndim: 1}, via: [{stack: {over: e}}]',
+        keep=["{k...}"],
+    )
     out = engine.apply(files, {"x.0": one(1), "x.1": one(1), "y.0": one(1, 1), "y.1": one(1, 1)})
     assert set(out) == {"x", "y.0", "y.1"}
 
 
-# ------------------------------------------------------------------------------------------------- flat
+# ---------------------------------------------------------------------- flat
 
 
 def test_flat_keys_are_expanded_from_the_other_role(engine):
-    rule = 'from: {w: "model.{k...}", ema: "ema.{k:flat}"}, to: {w: "m.{k}", ema: "e.{k}"}, optional: [ema]'
+    rule = (
+        'from: {w: "model.{k...}", ema: "ema.{k:flat}"}, to: {w: "m.{k}", ema: "e.{k}"}, '
+        "optional: [ema]"
+    )
     keys = {"model.a.b": "m.a.b", "ema.ab": "e.a.b", "model.c": "m.c"}
     assert engine.moves(engine.rules(rule), list(keys)) == keys
 
 
 def test_a_flat_role_that_is_missing_is_refused_as_any_other(engine):
     rule = 'from: {w: "model.{k...}", ema: "ema.{k:flat}"}, to: {w: "m.{k}", ema: "e.{k}"}'
-    found = engine.refusals(engine.rules(rule), {"model.a.b": one(1), "ema.ab": one(1), "model.c": one(1)})
+    found = engine.refusals(
+        engine.rules(rule), {"model.a.b": one(1), "ema.ab": one(1), "model.c": one(1)}
+    )
     assert codes(found) == ["M207"]
     assert "model.c stands alone, missing: ema.c" in str(found)
 
 
 def test_flat_keys_may_have_two_sources_with_the_same_path(engine):
-    rule = 'from: {w: "model.{k...}", b: "bias.{k...}", ema: "ema.{k:flat}"}, to: {w: "m.{k}", b: "b.{k}", ema: "e.{k}"}'
+    rule = (
+        'from: {w: "model.{k...}", b: "bias.{k...}", ema: "ema.{k:flat}"}, to: {w: "m.{k}", b: '
+        '"b.{k}", ema: "e.{k}"}'
+    )
     keys = {"model.a.b": "m.a.b", "bias.a.b": "b.a.b", "ema.ab": "e.a.b"}
     assert engine.moves(engine.rules(rule), list(keys)) == keys
 
 
 def test_roles_without_the_path_make_no_flat_keys(engine):
-    rule = 'from: {n: "x.{n:int}", w: "model.{k...}", ema: "ema.{k:flat}"}, to: {n: "y.{n}", w: "m.{k}", ema: "e.{k}"}'
+    rule = (
+        'from: {n: "x.{n:int}", w: "model.{k...}", ema: "ema.{k:flat}"}, to: {n: "y.{n}", w: '
+        '"m.{k}", ema: "e.{k}"}'
+    )
     keys = {"x.1": "y.1", "model.a.b": "m.a.b", "ema.ab": "e.a.b"}
     assert engine.moves(engine.rules(rule), list(keys)) == keys
 
 
 def test_a_flat_key_that_stands_for_two_paths_is_an_error(engine):
-    rule = 'from: {w: "model.{k...}", ema: "ema.{k:flat}"}, to: {w: "m.{k}", ema: "e.{k}"}, optional: [ema]'
-    found = engine.refusals(engine.rules(rule), {"model.a.b": one(1), "model.ab": one(1), "ema.ab": one(1)})
+    rule = (
+        'from: {w: "model.{k...}", ema: "ema.{k:flat}"}, to: {w: "m.{k}", ema: "e.{k}"}, '
+        "optional: [ema]"
+    )
+    found = engine.refusals(
+        engine.rules(rule), {"model.a.b": one(1), "model.ab": one(1), "ema.ab": one(1)}
+    )
     assert "M202" in codes(found)
     assert "model.a.b" in str(found)
 
 
 def test_flat_keys_of_a_reading_rule_stay(engine):
-    rule = 'from: {w: "model.{k...}", ema: "ema.{k:flat}"}, to: {w: "m.{k}", ema: "e.{k}"}, keep_source: true'
-    assert set(engine.apply(engine.rules(rule), {"model.a.b": one(1), "ema.ab": one(1)})) == {"model.a.b", "ema.ab", "m.a.b", "e.a.b"}
+    rule = (
+        'from: {w: "model.{k...}", ema: "ema.{k:flat}"}, to: {w: "m.{k}", ema: "e.{k}"}, '
+        "keep_source: true"
+    )
+    assert set(engine.apply(engine.rules(rule), {"model.a.b": one(1), "ema.ab": one(1)})) == {
+        "model.a.b",
+        "ema.ab",
+        "m.a.b",
+        "e.a.b",
+    }
 
 
 def test_when_holds_for_flat_roles(engine):
-    rule = 'from: {w: "model.{k...}", ema: "ema.{k:flat}"}, to: {w: "m.{k}", ema: "e.{k}"}, optional: [ema], when: {ema: {ndim: 2}}'
-    out = engine.apply(engine.rules(rule, keep=["ema.{k}"]), {"model.a.b": one(1), "ema.ab": one(1)})
+    rule = (
+        'from: {w: "model.{k...}", ema: "ema.{k:flat}"}, to: {w: "m.{k}", ema: "e.{k}"}, '
+        "optional: [ema], when: {ema: {ndim: 2}}"
+    )
+    out = engine.apply(
+        engine.rules(rule, keep=["ema.{k}"]), {"model.a.b": one(1), "ema.ab": one(1)}
+    )
     assert set(out) == {"m.a.b", "ema.ab"}
 
 
 def test_flat_targets_are_read_back_through_the_map(engine):
-    rule = 'from: {w: "model.{k...}", ema: "e.{k...}"}, to: {w: "m.{k}", ema: "ema.{k:flat}"}, map: {k: {a: x}}'
+    rule = (
+        'from: {w: "model.{k...}", ema: "e.{k...}"}, to: {w: "m.{k}", ema: "ema.{k:flat}"}, '
+        "map: {k: {a: x}}"
+    )
     keys = {"model.a.b": "m.x.b", "e.a.b": "ema.xb"}
     assert engine.moves(engine.rules(rule), list(keys)) == keys
-    assert engine.moves(engine.rules(rule), list(keys.values()), backwards=True) == {v: k for k, v in keys.items()}
+    assert engine.moves(engine.rules(rule), list(keys.values()), backwards=True) == {
+        v: k for k, v in keys.items()
+    }
 
 
-# ------------------------------------------------------------------------------------------------- ranks
+# ---------------------------------------------------------------------- ranks
 
 
 def test_a_rule_without_a_rank_works_on_each_rank_alone(engine):
-    files = engine.rules('from: "{p...}.{e:int}.w", to: "{p}.w", via: [{stack: {over: e}}]', keep=["norm"])
-    ckpt = {f"x.{e}.w@{r}": np.float32([10 * r + e]) for r in (0, 1) for e in (0, 1, 2)} | {"norm@0": one(1), "norm@1": one(1)}
+    files = engine.rules(
+        'from: "{p...}.{e:int}.w", to: "{p}.w", via: [{stack: {over: e}}]', keep=["norm"]
+    )
+    ckpt = {f"x.{e}.w@{r}": np.float32([10 * r + e]) for r in (0, 1) for e in (0, 1, 2)} | {
+        "norm@0": one(1),
+        "norm@1": one(1),
+    }
     out = engine.apply(files, ckpt)
     assert set(out) == {"x.w@0", "x.w@1", "norm@0", "norm@1"}
     assert out["x.w@1"].view(np.float32).ravel().tolist() == [10, 11, 12]
@@ -353,12 +486,19 @@ def test_a_rule_without_a_rank_works_on_each_rank_alone(engine):
 
 def test_roles_and_groups_of_a_rank_are_its_own_and_messages_name_it(engine):
     roles = engine.rules('from: {w: "{m}.w", s: "{m}.s"}, to: {w: "{m}.a", s: "{m}.b"}')
-    assert set(engine.apply(roles, {f"x.{role}@{r}": one(1) for role in "ws" for r in (0, 1)})) == {"x.a@0", "x.b@0", "x.a@1", "x.b@1"}
+    assert set(engine.apply(roles, {f"x.{role}@{r}": one(1) for role in "ws" for r in (0, 1)})) == {
+        "x.a@0",
+        "x.b@0",
+        "x.a@1",
+        "x.b@1",
+    }
     (found,) = engine.refusals(roles, {"x.w@0": one(1), "x.w@1": one(1), "x.s@0": one(1)})
     assert found.code == "M207"
     assert "x.s@1" in found.message
     stack = engine.rules('from: "x.{e:int}.w", to: x, via: [{stack: {over: e}}]')
-    (found,) = engine.refusals(stack, {"x.0.w@0": one(1), "x.0.w@1": one(1), "x.1.w@0": one(1), "x.2.w@1": one(1)})
+    (found,) = engine.refusals(
+        stack, {"x.0.w@0": one(1), "x.0.w@1": one(1), "x.1.w@0": one(1), "x.2.w@1": one(1)}
+    )
     assert "rank 1" in found.message
     assert "missing {e} = 1" in found.message
 
@@ -370,14 +510,20 @@ def test_keys_with_an_at_sign_that_is_no_rank_are_keys_like_others(engine):
 
 
 def test_a_rank_capture_reads_a_plain_key_as_rank_0(engine):
-    files = engine.rules('from: "{k...}.w@{r:int}", to: "{k}.v", via: [{concat: {over: r, count: $tp}}]', params="tp: {type: int}")
+    files = engine.rules(
+        'from: "{k...}.w@{r:int}", to: "{k}.v", via: [{concat: {over: r, count: $tp}}]',
+        params="tp: {type: int}",
+    )
     assert set(engine.apply(files, {"a.w": one(2)}, {"tp": 1})) == {"a.v"}
     assert engine.apply(files, {"a.w@0": one(2), "a.w@1": one(2)}, {"tp": 2})["a.v"].shape == (4,)
     assert codes(engine.refusals(files, {"a.w": one(2)}, {"tp": 2})) == ["M207"]
 
 
 def test_a_lone_rank_0_is_plain_on_the_way_out(engine):
-    files = engine.rules('from: "{k...}.v", to: "{k}.w@{r:int}", via: [{split: {into: r, dim: 0, count: $tp}}]', params="tp: {type: int}")
+    files = engine.rules(
+        'from: "{k...}.v", to: "{k}.w@{r:int}", via: [{split: {into: r, dim: 0, count: $tp}}]',
+        params="tp: {type: int}",
+    )
     assert set(engine.apply(files, {"a.v": one(4)}, {"tp": 1})) == {"a.w"}
     out = engine.apply(files, {"a.v": one(4)}, {"tp": 2})
     assert set(out) == {"a.w@0", "a.w@1"}
@@ -390,7 +536,10 @@ def test_a_path_may_stand_before_the_rank(engine):
 
 
 def test_a_rule_with_a_rank_can_be_narrower_than_one_without(engine):
-    files = engine.rules('from: "a.w@{r:int}", to: "a.w", via: [{concat: {over: r}}]', 'from: "{k...}.w", to: "{k}.v"')
+    files = engine.rules(
+        'from: "a.w@{r:int}", to: "a.w", via: [{concat: {over: r}}]',
+        'from: "{k...}.w", to: "{k}.v"',
+    )
     out = engine.apply(files, {"a.w@0": one(1), "a.w@1": one(1), "b.w@0": one(1), "b.w@1": one(1)})
     assert set(out) == {"a.w", "b.v@0", "b.v@1"}
 
@@ -405,7 +554,12 @@ def test_llama_shards_become_one_checkpoint_and_back(engine):
     norm = r(4)
     for rank in (0, 1):
         p = "layers.0."
-        for name, shape in {"attention.wq": (4, 4), "attention.wk": (4, 4), "attention.wv": (4, 4), "feed_forward.w1": (6, 4)}.items():
+        for name, shape in {
+            "attention.wq": (4, 4),
+            "attention.wk": (4, 4),
+            "attention.wv": (4, 4),
+            "feed_forward.w1": (6, 4),
+        }.items():
             ckpt[f"{p}{name}.weight@{rank}"] = r(*shape)
         for name, shape in {"attention.wo": (4, 4), "feed_forward.w2": (4, 6)}.items():
             ckpt[f"{p}{name}.weight@{rank}"] = r(*shape)
@@ -421,7 +575,9 @@ def test_llama_shards_become_one_checkpoint_and_back(engine):
     assert out["model.layers.0.mlp.down_proj.weight"].shape == (4, 12)
     rows = np.concatenate([ckpt["output.weight@0"], ckpt["output.weight@1"]])
     assert out["lm_head.weight"].tobytes() == rows.tobytes()
-    back = engine.apply(files, {k: v.view(np.float32) for k, v in out.items()}, params, backwards=True)
+    back = engine.apply(
+        files, {k: v.view(np.float32) for k, v in out.items()}, params, backwards=True
+    )
     assert {k: v.tobytes() for k, v in back.items()} == {k: v.tobytes() for k, v in ckpt.items()}
 
 
@@ -435,30 +591,46 @@ def test_gate_and_up_join_inside_each_rank(engine, interleave):
     rows = out["decoder.layers.0.mlp.linear_fc1.weight@1"].view(np.float32)
     want = [gate[4:6], up[4:6], gate[6:], up[6:]] if interleave else [gate[4:], up[4:]]
     assert rows.tobytes() == np.concatenate(want).tobytes()
-    back = engine.apply(engine.case("c09-swiglu-tp"), {k: v.view(np.float32) for k, v in out.items()}, params, backwards=True)
+    back = engine.apply(
+        engine.case("c09-swiglu-tp"),
+        {k: v.view(np.float32) for k, v in out.items()},
+        params,
+        backwards=True,
+    )
     assert {k: v.tobytes() for k, v in back.items()} == {k: v.tobytes() for k, v in ckpt.items()}
 
 
-# ------------------------------------------------------------------------------------------------- accounting
+# ---------------------------------------------------------------------- accounting
 
 
 def test_a_key_under_no_rule_is_an_error_with_the_nearest_pattern_and_the_failing_segment(engine):
-    files = engine.rules('from: "m.{n:int}.attn.weight", to: "m.{n}.a.weight", optional: true', keep=["norm.weight"])
-    (found,) = engine.refusals(files, {f"m.{n}.attn.bias": one(1) for n in range(4)} | {"norm.weight": one(1)})
+    files = engine.rules(
+        'from: "m.{n:int}.attn.weight", to: "m.{n}.a.weight", optional: true', keep=["norm.weight"]
+    )
+    (found,) = engine.refusals(
+        files, {f"m.{n}.attn.bias": one(1) for n in range(4)} | {"norm.weight": one(1)}
+    )
     assert found.code == "M211"
     assert "m.0.attn.bias" in found.message
     assert "3 more" in found.message
-    assert any("m.{n:int}.attn.weight" in note and "'bias'" in note and "weight" in note for note in found.notes)
+    assert any(
+        "m.{n:int}.attn.weight" in note and "'bias'" in note and "weight" in note
+        for note in found.notes
+    )
 
 
 def test_a_rule_that_matches_nothing_is_an_error_unless_optional(engine):
     (found,) = engine.refusals(engine.rules("from: a, to: b", keep=["c"]), {"c": one(1)})
     assert found.code == "M206"
     assert "'a'" in found.message
-    assert engine.moves(engine.rules("from: a, to: b, optional: true", keep=["c"]), ["c"]) == {"c": "c"}
+    assert engine.moves(engine.rules("from: a, to: b, optional: true", keep=["c"]), ["c"]) == {
+        "c": "c"
+    }
 
 
 def test_all_problems_of_a_checkpoint_come_out_at_once(engine):
-    files = engine.rules('from: "x.{e:int}", to: y, via: [{stack: {over: e}}]', "from: a, to: b", "from: q, to: r")
+    files = engine.rules(
+        'from: "x.{e:int}", to: y, via: [{stack: {over: e}}]', "from: a, to: b", "from: q, to: r"
+    )
     found = engine.refusals(files, {"x.1": one(1), "q": one(1), "z": one(1)})
     assert sorted(codes(found)) == ["M206", "M207", "M211"]

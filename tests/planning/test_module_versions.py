@@ -1,4 +1,6 @@
-"""`detect: {module_version: …}` reads the `_metadata` that a module's state dict carries, in a file and in memory."""
+"""`detect: {module_version: …}` reads the `_metadata` that a module's state dict carries, in a file
+and in memory.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Names that follow their keys: modules, parts of keys, modules that become one, and what cannot be said."""
+"""Names that follow their keys: modules, parts of keys, modules that become one, and what cannot be
+said.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,14 @@ from migrate.planning.sides import SideFiles
 from migrate.rules.model import load_text
 
 
-def renamed(engine: Any, keys: list[str], names: Any, *rules: str, at: str = "names", keep: tuple[str, ...] = ("{k...}",)) -> Any:
+def renamed(
+    engine: Any,
+    keys: list[str],
+    names: Any,
+    *rules: str,
+    at: str = "names",
+    keep: tuple[str, ...] = ("{k...}",),
+) -> Any:
     """The list after the rules, or the messages of what is refused; and the notes."""
     ckpt = {key: [0.0, 0.0] for key in keys}
     text = f"id: t/r\ntitle: t\nlineage: t\nedge: [a, b]\nnames: ['config.json#{at}']\nrules: []\n"
@@ -35,16 +44,23 @@ def renamed(engine: Any, keys: list[str], names: Any, *rules: str, at: str = "na
 
 def made(engine: Any, ckpt: dict[str, Any], rules: tuple[str, ...], keep: tuple[str, ...]) -> Bound:
     arrays = {key: np.float32(value) for key, value in ckpt.items()}
-    bound: Bound = engine.apply(engine.rules(*rules, keep=keep), arrays, prove=False).composition.legs[0][1]
+    bound: Bound = engine.apply(
+        engine.rules(*rules, keep=keep), arrays, prove=False
+    ).composition.legs[0][1]
     return bound
 
 
 LAYER = [f"m.{n}.{w}.weight" for n in range(2) for w in ("q", "k", "v", "o")]
-FUSE = 'from: "m.{n:int}.{w:q|k|v}.weight", to: "m.{n}.qkv.weight", via: [{concat: {over: w, dim: 0}}]'
+FUSE = (
+    'from: "m.{n:int}.{w:q|k|v}.weight", to: "m.{n}.qkv.weight", via: [{concat: {over: w, dim: 0}}]'
+)
 
 
 def test_modules_that_become_one_become_one_name(engine: Any) -> None:
-    assert renamed(engine, LAYER, ["m.0.q", "m.0.k", "m.0.v", "m.1.o"], FUSE)[0] == ["m.0.qkv", "m.1.o"]
+    assert renamed(engine, LAYER, ["m.0.q", "m.0.k", "m.0.v", "m.1.o"], FUSE)[0] == [
+        "m.0.qkv",
+        "m.1.o",
+    ]
     assert renamed(engine, LAYER, ["k", "o", "q", "v"], FUSE)[0] == ["qkv", "o"]
 
 
@@ -55,12 +71,21 @@ def test_a_module_that_joins_others_which_are_not_named_is_refused(engine: Any) 
 
 def test_a_module_that_is_split_becomes_all_its_parts(engine: Any) -> None:
     split = 'from: "{p...}.qkv.weight", to: "{p}.{w:q|k}.weight", via: [{split: {into: w, dim: 0}}]'
-    assert renamed(engine, ["m.0.qkv.weight", "m.0.o.weight"], ["m.0.qkv", "m.0.o"], split)[0] == ["m.0.q", "m.0.k", "m.0.o"]
+    assert renamed(engine, ["m.0.qkv.weight", "m.0.o.weight"], ["m.0.qkv", "m.0.o"], split)[0] == [
+        "m.0.q",
+        "m.0.k",
+        "m.0.o",
+    ]
 
 
 def test_experts_that_become_one_tensor_become_its_name(engine: Any) -> None:
-    keys = [f"m.moe.experts.{e}.{w}.weight" for e in range(2) for w in ("w1", "w2")] + ["m.moe.gate.weight"]
-    stack = 'from: "m.moe.experts.{e:int}.{w:w1|w2}.weight", to: "m.mlp.experts.{w}", via: [{stack: {over: e}}]'
+    keys = [f"m.moe.experts.{e}.{w}.weight" for e in range(2) for w in ("w1", "w2")] + [
+        "m.moe.gate.weight"
+    ]
+    stack = (
+        'from: "m.moe.experts.{e:int}.{w:w1|w2}.weight", to: "m.mlp.experts.{w}", via: '
+        "[{stack: {over: e}}]"
+    )
     gate = 'from: "m.moe.gate.weight", to: "m.mlp.gate.weight"'
     every = [f"m.moe.experts.{e}.w1" for e in range(2)]
     assert renamed(engine, keys, every, stack, gate)[0] == ["m.mlp.experts.w1"]
@@ -80,7 +105,9 @@ def test_a_name_follows_wherever_its_list_stands(engine: Any) -> None:
     assert renamed(engine, LAYER, ["m.1.q"], move, at="a.0.b")[0] == ["x.1.q"]
 
 
-@pytest.mark.parametrize("name", ["re:.*m.0.*", "m.0.*", "vision.tower", "", "m.0.q.weight.x", "m.0.qq"])
+@pytest.mark.parametrize(
+    "name", ["re:.*m.0.*", "m.0.*", "vision.tower", "", "m.0.q.weight.x", "m.0.qq"]
+)
 def test_what_stands_for_no_key_stays_and_is_noted(engine: Any, name: str) -> None:
     move = 'from: "m.{n:int}.{w:q|k}.weight", to: "x.{n}.{w}.weight"'
     found, notes = renamed(engine, LAYER, [name, "m.0.q.weight"], move)
@@ -113,11 +140,21 @@ def renaming(layers: int, experts: int = 16) -> Callable[[], None]:
         for w in ("w1", "w2", "w3"):
             key = f"n.{n}.mlp.experts.{w}"
             tensors[key] = None
-            bound.made[key] = Made(rule, tuple(f"m.{n}.experts.{e}.{w}.weight" for e in range(experts)))
+            bound.made[key] = Made(
+                rule, tuple(f"m.{n}.experts.{e}.{w}.weight" for e in range(experts))
+            )
     bound.tensors = tensors
-    names = [f"m.{n}.experts.{e}.{w}" for n in range(layers) for e in range(experts) for w in ("w1", "w2", "w3")]
+    names = [
+        f"m.{n}.experts.{e}.{w}"
+        for n in range(layers)
+        for e in range(experts)
+        for w in ("w1", "w2", "w3")
+    ]
     sides = SideFiles({"config.json": json.dumps({"x": names}).encode()}.get)
-    file = load_text("id: t/r\ntitle: t\nlineage: t\nedge: [a, b]\nnames: ['config.json#x']\nrules: []\n", "r.yaml")
+    file = load_text(
+        "id: t/r\ntitle: t\nlineage: t\nedge: [a, b]\nnames: ['config.json#x']\nrules: []\n",
+        "r.yaml",
+    )
 
     def go() -> None:
         assert rename(file, sides, bound, {}, set(), Report()) == []

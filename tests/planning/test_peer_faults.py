@@ -1,4 +1,6 @@
-"""Damaged Mixtral checkpoints that a well-known loader takes without a word: each is refused by name."""
+"""Damaged Mixtral checkpoints that a well-known loader takes without a word: each is refused by
+name.
+"""
 
 from pathlib import Path
 
@@ -21,7 +23,11 @@ def checkpoint():
     def r(*shape):
         return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
 
-    out = {"model.embed_tokens.weight": r(5, 3), "model.norm.weight": r(3), "lm_head.weight": r(5, 3)}
+    out = {
+        "model.embed_tokens.weight": r(5, 3),
+        "model.norm.weight": r(3),
+        "lm_head.weight": r(5, 3),
+    }
     for layer in (0, 1):
         p = f"model.layers.{layer}"
         out |= {f"{p}.self_attn.{w}_proj.weight": r(3, 3) for w in "qkvo"}
@@ -29,7 +35,9 @@ def checkpoint():
         out[f"{p}.block_sparse_moe.gate.weight"] = r(4, 3)
         for e in range(4):
             for w in ("w1", "w2", "w3"):
-                out[f"{p}.block_sparse_moe.experts.{e}.{w}.weight"] = r(*((3, 2) if w == "w2" else (2, 3)))
+                out[f"{p}.block_sparse_moe.experts.{e}.{w}.weight"] = r(
+                    *((3, 2) if w == "w2" else (2, 3))
+                )
     return out
 
 
@@ -42,8 +50,12 @@ def only(found):
 def test_the_undamaged_checkpoint_is_taken_there_and_back(engine, rules, checkpoint):
     out = engine.apply(rules, checkpoint, {"num_experts": 4}, prove=True)
     assert out.composition.inexact == []
-    back = engine.apply(rules, {k: v.view(np.float32) for k, v in out.items()}, {"num_experts": 4}, backwards=True)
-    assert {k: v.tobytes() for k, v in back.items()} == {k: v.tobytes() for k, v in checkpoint.items()}
+    back = engine.apply(
+        rules, {k: v.view(np.float32) for k, v in out.items()}, {"num_experts": 4}, backwards=True
+    )
+    assert {k: v.tobytes() for k, v in back.items()} == {
+        k: v.tobytes() for k, v in checkpoint.items()
+    }
 
 
 @pytest.mark.parametrize("params", [{}, {"num_experts": 4}])
@@ -80,7 +92,9 @@ def test_one_missing_expert_is_refused_by_its_number(engine, rules, checkpoint, 
     assert "model.layers.0" in text
 
 
-def test_a_missing_last_expert_is_refused_where_the_number_of_experts_is_known(engine, rules, checkpoint):
+def test_a_missing_last_expert_is_refused_where_the_number_of_experts_is_known(
+    engine, rules, checkpoint
+):
     del checkpoint[f"{MOE}.experts.3.w2.weight"]
     code, text = only(engine.refusals(rules, checkpoint, {"num_experts": 4}))
     assert code == "M207"
@@ -104,14 +118,26 @@ def test_an_expert_of_wrong_shape_is_refused_by_its_key(engine, rules, checkpoin
 def test_two_keys_for_one_target_are_refused_with_both(engine, rules, checkpoint):
     checkpoint["model.layers.0.mlp.gate.weight"] = checkpoint[f"{MOE}.gate.weight"]
     found = engine.refusals(rules, checkpoint)
-    assert any(d.code in ("M211", "M212") and "model.layers.0.mlp.gate.weight" in d.message for d in found)
+    assert any(
+        d.code in ("M211", "M212") and "model.layers.0.mlp.gate.weight" in d.message for d in found
+    )
 
 
 def test_two_keys_for_one_target_are_refused_even_where_both_are_accounted_for(engine):
-    text = (RULES / "fuse-experts.yaml").read_text(encoding="utf-8").replace("keep:\n", 'keep:\n  - "{p...}.mlp.{k...}"\n')
-    keys = {"m.block_sparse_moe.gate.weight": np.zeros(1, np.float32), "m.mlp.gate.weight": np.zeros(1, np.float32)}
+    text = (
+        (RULES / "fuse-experts.yaml")
+        .read_text(encoding="utf-8")
+        .replace("keep:\n", 'keep:\n  - "{p...}.mlp.{k...}"\n')
+    )
+    keys = {
+        "m.block_sparse_moe.gate.weight": np.zeros(1, np.float32),
+        "m.mlp.gate.weight": np.zeros(1, np.float32),
+    }
     for e in (0, 1):
-        keys |= {f"m.block_sparse_moe.experts.{e}.{w}.weight": np.zeros((1, 1), np.float32) for w in ("w1", "w2", "w3")}
+        keys |= {
+            f"m.block_sparse_moe.experts.{e}.{w}.weight": np.zeros((1, 1), np.float32)
+            for w in ("w1", "w2", "w3")
+        }
     code, shown = only(engine.refusals(engine.text(text), keys))
     assert code == "M212"
     assert "m.mlp.gate.weight" in shown
@@ -121,7 +147,10 @@ def test_two_keys_for_one_target_are_refused_even_where_both_are_accounted_for(e
 def test_per_expert_and_fused_weights_side_by_side_are_refused(engine, rules, checkpoint):
     checkpoint["model.layers.0.mlp.experts.down_proj"] = np.zeros((4, 3, 2), np.float32)
     found = engine.refusals(rules, checkpoint)
-    assert any(d.code in ("M211", "M212") and "model.layers.0.mlp.experts.down_proj" in d.message for d in found)
+    assert any(
+        d.code in ("M211", "M212") and "model.layers.0.mlp.experts.down_proj" in d.message
+        for d in found
+    )
 
 
 def test_one_expert_in_another_dtype_is_refused_and_not_cast(engine, rules, checkpoint):
@@ -133,7 +162,9 @@ def test_one_expert_in_another_dtype_is_refused_and_not_cast(engine, rules, chec
     assert "float16 for 2" in text
 
 
-def test_a_whole_layer_in_another_dtype_is_refused_where_it_meets_another(engine, rules, checkpoint):
+def test_a_whole_layer_in_another_dtype_is_refused_where_it_meets_another(
+    engine, rules, checkpoint
+):
     for e in range(4):
         key = f"{MOE}.experts.{e}.w1.weight"
         checkpoint[key] = checkpoint[key].astype(np.float16)

@@ -1,4 +1,6 @@
-"""Ops over groups: one trace for equal geometry, and values where a view would have too many pieces."""
+"""Ops over groups: one trace for equal geometry, and values where a view would have too many
+pieces.
+"""
 
 import weakref
 
@@ -23,7 +25,8 @@ def iota(*shape, start=0):
 
 RULE = (
     'from: "{p}.{e:int}.{w:a|b}", to: "{p}.{h:int}", via: '
-    "[{stack: {over: e}}, {concat: {over: w, dim: 1}}, {transpose: {dims: [1, 2]}}, {flip: {dim: 1}}, {split: {into: h, dim: 2, count: 3}}]"
+    "[{stack: {over: e}}, {concat: {over: w, dim: 1}}, {transpose: {dims: [1, 2]}}, {flip: {dim: "
+    "1}}, {split: {into: h, dim: 2, count: 3}}]"
 )
 
 
@@ -42,22 +45,39 @@ def few_pieces(monkeypatch, limit):
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5, 12])
-def test_what_would_have_too_many_pieces_is_computed_and_has_the_same_bytes(engine, monkeypatch, limit):
+def test_what_would_have_too_many_pieces_is_computed_and_has_the_same_bytes(
+    engine, monkeypatch, limit
+):
     files = engine.rules(RULE)
     want = engine.apply(files, experts())
     few_pieces(monkeypatch, limit)
     out = engine.apply(files, experts())
-    assert {k: (v.shape, v.tobytes()) for k, v in out.items()} == {k: (v.shape, v.tobytes()) for k, v in want.items()}
-    computed = [t for t in out.composition.graph.outputs.values() if any(isinstance(s, Value) for s in t.sources)]
+    assert {k: (v.shape, v.tobytes()) for k, v in out.items()} == {
+        k: (v.shape, v.tobytes()) for k, v in want.items()
+    }
+    computed = [
+        t
+        for t in out.composition.graph.outputs.values()
+        if any(isinstance(s, Value) for s in t.sources)
+    ]
     assert bool(computed) == (limit < 12)
 
 
 def test_the_parts_of_one_computed_tensor_share_the_computation(engine, monkeypatch):
     few_pieces(monkeypatch, 1)
     out = engine.apply(
-        engine.rules('from: "{p}", to: "{p}.{h:int}", via: [{transpose: {dims: [0, 1]}}, {unbind: {into: h}}]'), {"x": iota(3, 4)}
+        engine.rules(
+            'from: "{p}", to: "{p}.{h:int}", via: [{transpose: {dims: [0, 1]}}, {unbind: {into: '
+            "h}}]"
+        ),
+        {"x": iota(3, 4)},
     )
-    calls = {id(s.call) for t in out.composition.graph.outputs.values() for s in t.sources if isinstance(s, Value)}
+    calls = {
+        id(s.call)
+        for t in out.composition.graph.outputs.values()
+        for s in t.sources
+        if isinstance(s, Value)
+    }
     assert len(calls) <= 1
 
 
@@ -72,7 +92,8 @@ def test_a_computed_group_is_checked_like_a_traced_one(engine, monkeypatch):
 
 def test_conditions_on_values_hold_for_computed_tensors_too(engine, monkeypatch):
     files = engine.rules(
-        'from: "x.{e:int}", to: y, via: [{stack: {over: e, dim: 1}}, {flip: {dim: 0}}, {slice: {dim: 0, stop: 2, of: 3, value: 0}}]',
+        'from: "x.{e:int}", to: y, via: [{stack: {over: e, dim: 1}}, {flip: {dim: 0}}, {slice: '
+        "{dim: 0, stop: 2, of: 3, value: 0}}]",
         'from: "s.{w:a|b}", to: s, via: [{transpose: {dims: [0, 1]}}, {same: {over: w}}]',
     )
     good = {"x.0": F([0, 1, 2]), "x.1": F([0, 3, 4]), "s.a": iota(2, 3), "s.b": iota(2, 3)}
@@ -100,7 +121,9 @@ def test_one_source_that_occurs_twice_is_one_leaf(engine):
     assert done.graph.outputs["c"].sources == ("a",)
 
 
-def test_a_value_that_the_dtype_cannot_hold_is_refused_for_computed_tensors_too(engine, monkeypatch):
+def test_a_value_that_the_dtype_cannot_hold_is_refused_for_computed_tensors_too(
+    engine, monkeypatch
+):
     files = engine.rules("from: a, to: b, via: [{pad: {dim: 1, size: 3, value: -1}}]")
     ckpt = {"a": np.zeros((2, 2), np.uint8)}
     traced = [d.code for d in engine.refusals(files, ckpt)]
@@ -109,7 +132,9 @@ def test_a_value_that_the_dtype_cannot_hold_is_refused_for_computed_tensors_too(
 
 
 def test_a_step_lives_as_long_as_what_was_traced_for_it():
-    """Results are found by the identity of the step; another step must never come to lie where it lay."""
+    """Results are found by the identity of the step; another step must never come to lie where it
+    lay.
+    """
 
     class Args:
         dim = 0
@@ -127,8 +152,17 @@ def test_a_step_lives_as_long_as_what_was_traced_for_it():
     ("rule", "code"),
     [
         ('from: "x.{e:int}", to: "y", via: [{stack: {over: e, count: 9007199254740991}}]', "M207"),
-        ('from: "x.0", to: "y.{e:int}", optional: true, via: [{copy: {into: e, count: 9007199254740991}}]', "M313"),
-        ('from: "x.0", to: "y.{e:int}", optional: true, via: [{tie: {into: e, count: 5000000}}]', "M313"),
+        (
+            (
+                'from: "x.0", to: "y.{e:int}", optional: true, via: [{copy: {into: e, count: '
+                "9007199254740991}}]"
+            ),
+            "M313",
+        ),
+        (
+            'from: "x.0", to: "y.{e:int}", optional: true, via: [{tie: {into: e, count: 5000000}}]',
+            "M313",
+        ),
     ],
 )
 def test_a_count_beyond_all_measure_is_refused_and_not_tried(engine, rule, code):
@@ -157,15 +191,25 @@ def test_a_count_by_a_param_without_a_value_asks_for_the_param(engine, said, par
 
 def test_sizes_by_a_param_without_a_value_ask_for_the_param(engine):
     rule = 'from: "x", to: "y.{w:q|k}", via: [{split: {into: w, dim: 0, sizes: $s}}]'
-    (found,) = engine.refusals(engine.rules(rule, params="s: {type: list, items: int, optional: true}"), {"x": iota(3)}, {})
-    assert (found.code, found.help) == ("M302", '`sizes` is $s, which has no value: params={"s": …}')
+    (found,) = engine.refusals(
+        engine.rules(rule, params="s: {type: list, items: int, optional: true}"), {"x": iota(3)}, {}
+    )
+    assert (found.code, found.help) == (
+        "M302",
+        '`sizes` is $s, which has no value: params={"s": …}',
+    )
 
 
 @pytest.mark.parametrize(
     ("via", "optional"),
-    [("{dequantize: {codec: fp8-block, dtype: bfloat16}}", False), ("{concat: {over: role, dim: 0}}", True)],
+    [
+        ("{dequantize: {codec: fp8-block, dtype: bfloat16}}", False),
+        ("{concat: {over: role, dim: 0}}", True),
+    ],
 )
 def test_a_part_without_which_there_are_no_numbers_is_not_called_optional(engine, via, optional):
     rule = f'from: {{weight: "{{p...}}.w", scale: "{{p...}}.s"}}, to: "{{p}}.o", via: [{via}]'
-    found = next(d for d in engine.refusals(engine.rules(rule), {"a.w": iota(4)}) if d.code == "M207")
+    found = next(
+        d for d in engine.refusals(engine.rules(rule), {"a.w": iota(4)}) if d.code == "M207"
+    )
     assert ("optional: [scale]" in found.help) is optional

@@ -18,7 +18,14 @@ RULES = """rules:
 
 def plan(tmp_path, rules=RULES, name="m.safetensors", shift=0.0, **kwargs):
     path = tmp_path / name
-    save_file({**{f"w.{e}": torch.ones(4, 2) + shift for e in range(3)}, "q": torch.ones(8), "k.0": torch.ones(2)}, path)
+    save_file(
+        {
+            **{f"w.{e}": torch.ones(4, 2) + shift for e in range(3)},
+            "q": torch.ones(8),
+            "k.0": torch.ones(2),
+        },
+        path,
+    )
     (tmp_path / "rule.yaml").write_text(HEAD + rules)
     return migrate.plan(path, rules=tmp_path / "rule.yaml", **kwargs).document
 
@@ -39,7 +46,12 @@ def test_a_tensor_that_is_copied_twice_is_read_once(tmp_path):
 
 def test_rows_say_what_happens_by_which_rule(tmp_path):
     rows = {row["rule"]: row for row in plan(tmp_path)["rows"]}
-    assert (rows["r"]["change"], rows["r"]["to"], rows["r"]["count"], rows["r"]["ops"]) == ("merged", "s", 1, ["stack"])
+    assert (rows["r"]["change"], rows["r"]["to"], rows["r"]["count"], rows["r"]["ops"]) == (
+        "merged",
+        "s",
+        1,
+        ["stack"],
+    )
     assert rows["c"]["change"] == "split"
     assert rows["r"]["at"].endswith("rule.yaml:7:12")
     assert plan(tmp_path)["unchanged"] == 1

@@ -16,7 +16,14 @@ WHOLE = {
     "digest": "m1:0",
     "source": {"path": "x"},
     "options": {"max_shard_size": 5, "folder": True},
-    "question": {"to": ["a@b"], "from": [], "rules": [], "params": {"n": "1"}, "allow": ["drop"], "backwards": False},
+    "question": {
+        "to": ["a@b"],
+        "from": [],
+        "rules": [],
+        "params": {"n": "1"},
+        "allow": ["drop"],
+        "backwards": False,
+    },
 }
 
 
@@ -83,10 +90,14 @@ def test_what_is_no_text_is_refused_by_the_name_of_its_argument(wrong: dict) -> 
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("y.gguf", "files end in .safetensors"), ("y.GGUF", "files end in"), ("y.h5", "files end in"), ("y.pkl", "files end in"),
-        ("model.safetensors.index.json", "files end in"), ("new.safetensor", "did you mean `new.safetensors`?"),
-        ("new.safetenors", "did you mean `new.safetensors`?"), ("new.SafeTensors", "did you mean `new.safetensors`?"),
-        ("v1.2.PT", "did you mean `v1.2.pt`?"), ("new.chkpt", "did you mean `new.ckpt`?"), ("new.pht", "did you mean `new.pth`?"),
+        ("y.gguf", "files end in .safetensors"), ("y.GGUF", "files end in"),
+        ("y.h5", "files end in"), ("y.pkl", "files end in"),
+        ("model.safetensors.index.json", "files end in"),
+        ("new.safetensor", "did you mean `new.safetensors`?"),
+        ("new.safetenors", "did you mean `new.safetensors`?"),
+        ("new.SafeTensors", "did you mean `new.safetensors`?"),
+        ("v1.2.PT", "did you mean `v1.2.pt`?"), ("new.chkpt", "did you mean `new.ckpt`?"),
+        ("new.pht", "did you mean `new.pth`?"),
     ],
 )  # fmt: skip
 def test_a_folder_does_not_get_the_name_of_a_file(name: str, hint: str) -> None:
@@ -101,7 +112,8 @@ def test_a_folder_does_not_get_the_name_of_a_file(name: str, hint: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "new", "Llama-3.1-8B", "model-v0.1", "v1.0", "step.1000", "run.final", "m.bf16", "m.fp8", "deepseek.chat", "llama.tp",
+        "new", "Llama-3.1-8B", "model-v0.1", "v1.0", "step.1000", "run.final", "m.bf16", "m.fp8",
+        "deepseek.chat", "llama.tp",
         "x.safetensors.d", ".hidden", "out.v5", "a.text", "v2.it",
     ],
 )  # fmt: skip

@@ -1,4 +1,6 @@
-"""Random rule files against the naive oracle; their inverses; their order; and two edges composed against one after the other."""
+"""Random rule files against the naive oracle; their inverses; their order; and two edges composed
+against one after the other.
+"""
 
 import random
 
@@ -25,7 +27,9 @@ def test_rules_do_what_the_oracle_says_and_their_inverses_undo_it(engine, edge):
     out = engine.apply(load(engine, rules), checkpoint, prove=True)
     same(out, naive(rules, checkpoint))
     assert out.composition.inexact == []
-    back = engine.apply(load(engine, rules), {k: v.view(np.float32) for k, v in out.items()}, backwards=True)
+    back = engine.apply(
+        load(engine, rules), {k: v.view(np.float32) for k, v in out.items()}, backwards=True
+    )
     same(back, checkpoint)
 
 
@@ -36,26 +40,37 @@ def test_the_order_of_rules_and_keys_decides_nothing(engine, edge, rng: random.R
     rng.shuffle(shuffled)
     keys = list(checkpoint)
     rng.shuffle(keys)
-    same(engine.apply(load(engine, shuffled), {k: checkpoint[k] for k in keys}), engine.apply(load(engine, rules), checkpoint))
+    same(
+        engine.apply(load(engine, shuffled), {k: checkpoint[k] for k in keys}),
+        engine.apply(load(engine, rules), checkpoint),
+    )
 
 
 @given(edges(), st.data())
 def test_two_edges_composed_are_one_after_the_other(engine, edge, data):
     first, checkpoint = edge
     middle = {k: np.ascontiguousarray(a) for k, a in naive(first, checkpoint).items()}
-    # the second edge works on what the first made: each tensor by itself, and all below one prefix put away
+    # the second edge works on what the first made: each tensor by itself, and all below one prefix
+    # put away
     key = data.draw(st.sampled_from(sorted(k for k, a in middle.items() if a.shape[-1])))
     shape = middle[key].shape
     second = [
         {"name": "broad", "from": "{k...}", "to": "moved.{k}", "optional": True},
-        {"name": "one", "from": key, "to": "one.{i:int}", "via": [{"flip": {"dim": 0}}, {"unbind": {"into": "i", "dim": len(shape) - 1}}]},
+        {
+            "name": "one",
+            "from": key,
+            "to": "one.{i:int}",
+            "via": [{"flip": {"dim": 0}}, {"unbind": {"into": "i", "dim": len(shape) - 1}}],
+        },
     ]
     files = load(engine, first), load(engine, second)
     legs = [engine.leg(f) for f in files]
     done, out = engine.walk(legs, checkpoint)
     same(out, naive(second, middle))
     assert done.inexact == []
-    back, there = engine.walk([*legs, *(engine.leg(f, backwards=True) for f in reversed(files))], checkpoint)
+    back, there = engine.walk(
+        [*legs, *(engine.leg(f, backwards=True) for f in reversed(files))], checkpoint
+    )
     same(there, checkpoint)
     for key, tensor in back.graph.outputs.items():
         assert tensor.sources == ((key,) if checkpoint[key].size else ())

@@ -37,13 +37,16 @@ CASES = {
     # rules, keep, source, expected
     "all ranks of a kept key stay": ([], ["{k...}"], ["a@0", "a@1", "b"], {"a@0", "a@1", "b"}),
     "a kept key whose other ranks go is plain": (
-        ['from: "a@{r:int}", where: {r: {min: 1}}, via: [{drop: {why: x}}]'], ["{k...}"], ["a@0", "a@1"], {"a"}
+        ['from: "a@{r:int}", where: {r: {min: 1}}, via: [{drop: {why: x}}]'], ["{k...}"],
+        ["a@0", "a@1"], {"a"}
     ),
     "a made key of rank 0 alone is plain": (
-        ['from: "a@{r:int}", to: "b@{r}", where: {r: {max: 0}}'], ["{k...}"], ["a@0", "a@1", "c@0", "c@1"], {"b", "a@1", "c@0", "c@1"}
+        ['from: "a@{r:int}", to: "b@{r}", where: {r: {max: 0}}'], ["{k...}"],
+        ["a@0", "a@1", "c@0", "c@1"], {"b", "a@1", "c@0", "c@1"}
     ),
     "a kept plain key gets rank 0 beside a made one of another rank": (
-        ['from: "x", to: "a@{r:int}", via: [{unbind: {into: r, count: 1, start: 1}}]'], ["{k...}"], ["a", "x"], {"a@0", "a@1"}
+        ['from: "x", to: "a@{r:int}", via: [{unbind: {into: r, count: 1, start: 1}}]'], ["{k...}"],
+        ["a", "x"], {"a@0", "a@1"}
     ),
     "a made plain key gets rank 0 beside a kept one of another rank": (
         ['from: "b", to: "a"'], ["{k...}"], ["a@1", "b"], {"a@0", "a@1"}
@@ -57,7 +60,9 @@ def test_the_planned_names_are_those_of_the_written_files(engine, name):
     rules, keep, source, expected = CASES[name]
     files = engine.rules(*(rules or ['from: "none", to: "nil", optional: true']), keep=keep)
     shape = (1, 1) if "unbind" in str(rules) else (1,)
-    out = engine.apply(files, {key: np.zeros(shape if key == "x" else (1,), np.float32) for key in source})
+    out = engine.apply(
+        files, {key: np.zeros(shape if key == "x" else (1,), np.float32) for key in source}
+    )
     assert set(out) == expected
     assert reopened(list(out)) == expected
 
@@ -74,14 +79,24 @@ def test_rank_0_and_a_plain_key_of_one_name_are_two_writers(engine):
 
 
 def test_what_the_first_file_alone_holds_is_of_its_rank(engine):
-    files = engine.rules('from: {w: "{m}.w", b: "{m}.b"}, to: {w: "{m}.weight", b: "{m}.bias"}, optional: [b]')
+    files = engine.rules(
+        'from: {w: "{m}.w", b: "{m}.b"}, to: {w: "{m}.weight", b: "{m}.bias"}, optional: [b]'
+    )
     out = engine.apply(files, {"x.w@0": one(1), "x.w@1": one(2), "x.b": one(3)})
-    assert {key: float(value.view(np.float32)[0]) for key, value in out.items()} == {"x.weight@0": 1, "x.weight@1": 2, "x.bias": 3}
+    assert {key: float(value.view(np.float32)[0]) for key, value in out.items()} == {
+        "x.weight@0": 1,
+        "x.weight@1": 2,
+        "x.bias": 3,
+    }
     stack = engine.rules('from: "x.{e:int}", to: x, via: [{stack: {over: e}}]', keep=["n"])
     out = engine.apply(stack, {"x.0": one(1), "x.1": one(2), "n@0": one(3), "n@1": one(4)})
     assert set(out) == {"x", "n@0", "n@1"}
     out = engine.apply(stack, {"x.0@0": one(1), "x.0@1": one(2), "x.1": one(3), "n": one(4)})
-    assert {key: value.shape for key, value in out.items()} == {"x@0": (2, 1), "x@1": (1, 1), "n": (1,)}
+    assert {key: value.shape for key, value in out.items()} == {
+        "x@0": (2, 1),
+        "x@1": (1, 1),
+        "n": (1,),
+    }
 
 
 def test_flat_keys_of_ranks_are_found_with_and_without_their_rank(engine):
@@ -107,7 +122,11 @@ def test_layouts_are_told_by_patterns_without_ranks_and_by_those_that_name_them(
         "third": Detect(present=("layers.{n:int}.w@2",)),
         "second": Detect(present=("layers.0.w@1",)),
     }
-    found = detect(Lineage("t", layouts=tuple(Layout(n, detect=d) for n, d in layouts.items())), index, lambda path: None)
+    found = detect(
+        Lineage("t", layouts=tuple(Layout(n, detect=d) for n, d in layouts.items())),
+        index,
+        lambda path: None,
+    )
     assert [f.layout for f in found if f.holds] == ["plain", "ranked", "second"]
 
 
@@ -117,7 +136,16 @@ def test_the_shape_of_a_param_is_looked_up_on_every_rank(engine):
 
 
 @pytest.mark.parametrize(
-    ("key", "rank"), [("a@0", 0), ("a.b@12", 12), ("a@01", None), ("@1", None), ("a@", None), ("a@-1", None), ("a@1.b", None)]
+    ("key", "rank"),
+    [
+        ("a@0", 0),
+        ("a.b@12", 12),
+        ("a@01", None),
+        ("@1", None),
+        ("a@", None),
+        ("a@-1", None),
+        ("a@1.b", None),
+    ],
 )
 def test_a_rank_is_a_canonical_number_after_the_last_at(key, rank):
     assert rank_of(key) == rank
@@ -134,12 +162,21 @@ def test_a_pattern_sees_the_keys_of_a_template_with_or_without_their_rank():
 
 def counted(engine, keys, shape="{key: 'n@{r:int}', count: r}", backwards=False, given=None):
     files = engine.rules(
-        'from: "n@{r:int}", to: "m", via: [{same: {over: r, count: $n}}]', params=f"n: {{type: int, default: 1, shape: {shape}}}"
+        'from: "n@{r:int}", to: "m", via: [{same: {over: r, count: $n}}]',
+        params=f"n: {{type: int, default: 1, shape: {shape}}}",
     )
     report = Report()
     compiled, keep = compile_file(files[0], report)
     report.check()
-    leg = Leg("t", "v1", "v2", backwards, tuple((rule, {}) for rule in compiled), tuple(keep), tuple(files))
+    leg = Leg(
+        "t",
+        "v1",
+        "v2",
+        backwards,
+        tuple((rule, {}) for rule in compiled),
+        tuple(keep),
+        tuple(files),
+    )
     walk = Walk(given or {}, SideFiles(lambda path: None), carried=False)
     walk.enter(leg, initial({key: Stored(spec("float32", (3,)), 0, 0) for key in keys}, Views()))
     return walk.params["n"]
@@ -150,7 +187,14 @@ def test_a_param_may_be_how_many_ranks_there_are(engine):
     assert counted(engine, ["n", "other@0", "other@1"]) == 1
     assert counted(engine, ["m"], backwards=True) == 1
     assert counted(engine, ["m"], backwards=True, given={"n": "4"}) == 4
-    assert counted(engine, [f"l.{i}.{w}" for i in (0, 1, 5) for w in "ab"], "{key: 'l.{i:int}.{w}', count: i}") == 3
+    assert (
+        counted(
+            engine,
+            [f"l.{i}.{w}" for i in (0, 1, 5) for w in "ab"],
+            "{key: 'l.{i:int}.{w}', count: i}",
+        )
+        == 3
+    )
 
 
 def test_a_number_that_is_not_that_of_the_ranks_is_refused_once(engine):
@@ -162,7 +206,12 @@ def test_a_number_that_is_not_that_of_the_ranks_is_refused_once(engine):
 
 
 @pytest.mark.parametrize(
-    "shape", ["{key: n, count: r}", "{key: ['n@{r:int}', 'l.{i:int}'], count: r}", "{key: 'n@{r:int}', count: r, dim: 0}"]
+    "shape",
+    [
+        "{key: n, count: r}",
+        "{key: ['n@{r:int}', 'l.{i:int}'], count: r}",
+        "{key: 'n@{r:int}', count: r, dim: 0}",
+    ],
 )
 def test_what_is_counted_is_a_capture_of_every_key_and_no_axis_beside_it(engine, shape):
     with pytest.raises(MigrateError) as caught:
@@ -171,11 +220,17 @@ def test_what_is_counted_is_a_capture_of_every_key_and_no_axis_beside_it(engine,
 
 
 def test_names_in_side_files_follow_keys_of_ranks(engine):
-    files = engine.rules('from: "{p...}.wq.weight@{r:int}", to: "{p}.q.weight", via: [{concat: {over: r, dim: 0}}]', keep=["{k...}"])
+    files = engine.rules(
+        'from: "{p...}.wq.weight@{r:int}", to: "{p}.q.weight", via: [{concat: {over: r, dim: 0}}]',
+        keep=["{k...}"],
+    )
     keys = [f"l.0.{w}.weight@{r}" for w in ("wq", "wo") for r in (0, 1)]
     bound = engine.apply(files, {key: one(1) for key in keys}, prove=False).composition.legs[0][1]
     text = "id: t/r\ntitle: t\nlineage: t\nedge: [a, b]\nnames: ['config.json#names']\nrules: []\n"
-    sides, report = SideFiles({"config.json": b'{"names": ["l.0.wq", "l.0.wo", "wq"]}'}.get), Report()
+    sides, report = (
+        SideFiles({"config.json": b'{"names": ["l.0.wq", "l.0.wo", "wq"]}'}.get),
+        Report(),
+    )
     rename(load_text(text, "r.yaml"), sides, bound, {}, set(), report)
     assert not report.diagnostics
     assert sides.at("config.json", ["names"]) == ["l.0.q", "l.0.wo", "q"]

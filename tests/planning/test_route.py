@@ -48,7 +48,9 @@ def refused(path: Path, pack: Path, **question: Any) -> str:
     return str(caught.value)
 
 
-def test_a_checkpoint_that_fits_two_layouts_is_ambiguous_and_shows_why(tmp_path: Path, pack: Path) -> None:
+def test_a_checkpoint_that_fits_two_layouts_is_ambiguous_and_shows_why(
+    tmp_path: Path, pack: Path
+) -> None:
     said = refused(checkpoint(tmp_path, "x.a", "y.b"), pack, to="demo@v2")
     assert "M503" in said
     assert "v1: x.a fits {p...}.a" in said
@@ -61,7 +63,9 @@ def test_a_checkpoint_that_fits_no_layout_shows_what_is_missing(tmp_path: Path, 
     assert "not v1: no key fits {p...}.a" in said
 
 
-def test_an_output_that_would_be_taken_for_another_layout_is_refused(tmp_path: Path, pack: Path) -> None:
+def test_an_output_that_would_be_taken_for_another_layout_is_refused(
+    tmp_path: Path, pack: Path
+) -> None:
     (pack / "demo" / "v2" / "r.yaml").write_text(RULE % "c.a")
     said = refused(checkpoint(tmp_path, "x.a"), pack, to="demo@v2")
     assert "M506" in said
@@ -85,16 +89,26 @@ def test_a_start_beside_a_rule_file_is_refused(tmp_path: Path, pack: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["nowhere", "demo/v2/r.yaml"])
-def test_where_lineages_are_looked_for_only_a_folder_will_do(tmp_path: Path, pack: Path, name: str) -> None:
+def test_where_lineages_are_looked_for_only_a_folder_will_do(
+    tmp_path: Path, pack: Path, name: str
+) -> None:
     path = checkpoint(tmp_path, "x.a")
-    for call in (lambda: migrate.inspect(path, rules=[pack / name]), lambda: migrate.history(rules=[pack / name])):
+    for call in (
+        lambda: migrate.inspect(path, rules=[pack / name]),
+        lambda: migrate.history(rules=[pack / name]),
+    ):
         with pytest.raises(MigrateError, match=name):
             call()
 
 
-def test_two_files_of_an_edge_may_not_contradict_each_other_in_a_side_file(tmp_path: Path, pack: Path) -> None:
+def test_two_files_of_an_edge_may_not_contradict_each_other_in_a_side_file(
+    tmp_path: Path, pack: Path
+) -> None:
     one, other = pack / "demo" / "v2" / "r.yaml", pack / "demo" / "v2" / "s.yaml"
-    second = "id: demo/v2/s\ntitle: t\nlineage: demo\nedge: [v1, v2]\nrules: []\nfiles: {config.json: %s}\n"
+    second = (
+        "id: demo/v2/s\ntitle: t\nlineage: demo\nedge: [v1, v2]\nrules: []\nfiles: "
+        "{config.json: %s}\n"
+    )
     one.write_text((RULE % "b") + "files: {config.json: {x: {y: 1}, z: 2}}\n")
     path = checkpoint(tmp_path, "x.a")
     for patch in ("{x: null}", "{x: {y: 2}}", "{x: {y: true}}", "{x: 1}", "{x: {y: {z: 1}}}"):
@@ -107,11 +121,17 @@ def test_two_files_of_an_edge_may_not_contradict_each_other_in_a_side_file(tmp_p
         assert migrate.plan(path, to="demo@v2", rules=[pack]).document["path"]
 
 
-def test_a_value_for_a_param_that_only_the_checkpoint_settles_is_known_all_the_same(tmp_path: Path, pack: Path) -> None:
-    text = (RULE % "b").replace("rules:", "params: {n: {type: int, config: n}, m: {type: int}}\nrules:")
+def test_a_value_for_a_param_that_only_the_checkpoint_settles_is_known_all_the_same(
+    tmp_path: Path, pack: Path
+) -> None:
+    text = (RULE % "b").replace(
+        "rules:", "params: {n: {type: int, config: n}, m: {type: int}}\nrules:"
+    )
     (pack / "demo" / "v2" / "r.yaml").write_text(text)
     path = checkpoint(tmp_path, "x.a")
     said = refused(path, pack, to="demo@v2", params={"k": 1})
     assert "M112" in said
     assert "M509" in said
-    assert migrate.plan(path, to="demo@v2", rules=[pack], params={"n": 2, "m": 1}).document["params"] == {"n": 2, "m": 1}
+    assert migrate.plan(path, to="demo@v2", rules=[pack], params={"n": 2, "m": 1}).document[
+        "params"
+    ] == {"n": 2, "m": 1}

@@ -13,19 +13,28 @@ from migrate.rules.patches import ABSENT
 
 
 def sides(**contents: Any) -> SideFiles:
-    raw = {f"{name}.json": value if isinstance(value, bytes) else json.dumps(value).encode() for name, value in contents.items()}
+    raw = {
+        f"{name}.json": value if isinstance(value, bytes) else json.dumps(value).encode()
+        for name, value in contents.items()
+    }
     return SideFiles(raw.get, ["huge.json"])
 
 
 @pytest.mark.parametrize(
     ("there", "path", "words"),
     [
-        (["config.json"], "config.json/x.json", "config.json would be a file and the folder of config.json/x.json"),
+        (
+            ["config.json"],
+            "config.json/x.json",
+            "config.json would be a file and the folder of config.json/x.json",
+        ),
         (["text/a/b.json"], "text", "text would be a file and the folder of text/a/b.json"),
         (["text/a/b.json"], "text/a", "text/a would be a file and the folder of text/a/b.json"),
     ],
 )
-def test_a_file_is_not_begun_where_one_stands_in_the_way(there: list[str], path: str, words: str) -> None:
+def test_a_file_is_not_begun_where_one_stands_in_the_way(
+    there: list[str], path: str, words: str
+) -> None:
     files = SideFiles({}.get, carried=there)
     with pytest.raises(CheckpointError, match=words) as caught:
         files.put(path, {"a": 1})
@@ -43,9 +52,16 @@ def test_a_file_may_stand_where_another_one_went() -> None:
 
 @pytest.mark.parametrize(
     ("paths", "found"),
-    [(["a", "b/a", "a.json"], None), (["b", "a/b/c", "a"], ("a", "a/b/c")), (["a-b", "a/b", "a"], ("a", "a/b")), ([], None)],
+    [
+        (["a", "b/a", "a.json"], None),
+        (["b", "a/b/c", "a"], ("a", "a/b/c")),
+        (["a-b", "a/b", "a"], ("a", "a/b")),
+        ([], None),
+    ],
 )
-def test_a_clash_names_the_file_and_what_lies_below(paths: list[str], found: tuple[str, str] | None) -> None:
+def test_a_clash_names_the_file_and_what_lies_below(
+    paths: list[str], found: tuple[str, str] | None
+) -> None:
     assert clash(paths) == found
 
 
@@ -54,7 +70,15 @@ def test_a_place_is_reached_through_objects_and_lists_only() -> None:
     assert files.at("config.json", ["a", "b", "0"]) == 1
     assert files.at("config.json", ["a", "b", "1", "c"]) is None
     assert files.at("config.json", ["1"]) == "one"
-    for absent in (["a", "b", "2"], ["a", "b", "-1"], ["a", "b", "x"], ["a", "0"], ["t", "0"], ["a", "b", "0", "0"], ["a", "b", "²"]):
+    for absent in (
+        ["a", "b", "2"],
+        ["a", "b", "-1"],
+        ["a", "b", "x"],
+        ["a", "0"],
+        ["t", "0"],
+        ["a", "b", "0", "0"],
+        ["a", "b", "²"],
+    ):
         assert files.at("config.json", absent) is ABSENT
     assert files.at("other.json", ["a"]) is ABSENT
     assert files.at("other.json", []) is ABSENT
@@ -85,7 +109,9 @@ def test_a_file_that_comes_to_hold_its_old_bytes_counts_as_unchanged() -> None:
     assert files.changed == {}
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"7", b'{"a": 1} x', b"{" + b" " * MAX_READ + b"}", b"\xef\xbb\xbf{}"])
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"7", b'{"a": 1} x', b"{" + b" " * MAX_READ + b"}", b"\xef\xbb\xbf{}"]
+)
 def test_what_holds_no_object_is_refused_by_name(content: bytes) -> None:
     with pytest.raises(CheckpointError, match=r"config\.json"):
         sides(config=content).value("config.json")

@@ -1,4 +1,6 @@
-"""A weight and its scale are one tensor: plans that part them are refused, plans that move them alike are not."""
+"""A weight and its scale are one tensor: plans that part them are refused, plans that move them
+alike are not.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from migrate.source.index import Stored
 
 CODES = "float8_e4m3fn"
 FP8 = {
-    "a.q.weight": (CODES, (4, 4)), "a.q.weight_scale_inv": ("float32", (2, 2)), "a.norm.weight": ("bfloat16", (4,)),
+    "a.q.weight": (CODES, (4, 4)), "a.q.weight_scale_inv": ("float32", (2, 2)),
+    "a.norm.weight": ("bfloat16", (4,)),
 }  # fmt: skip
 
 DECODED = """from: {weight: '{p}.q.weight', scale: '{p}.q.weight_scale_inv'}, to: '{p}.k.weight',
@@ -40,38 +43,72 @@ def refusal(engine, files, tensors=FP8, *more):
 
 
 def test_a_scale_that_a_rename_leaves_behind_is_named_with_its_weight_and_the_rule(engine):
-    found = refusal(engine, engine.rules("from: '{p}.q.weight', to: '{p}.query.weight'", keep=["{k...}"]))
+    found = refusal(
+        engine, engine.rules("from: '{p}.q.weight', to: '{p}.query.weight'", keep=["{k...}"])
+    )
     assert found.code == "M408"
-    assert found.message == "rule 'r0' makes a.query.weight of a.q.weight, and its scale a.q.weight_scale_inv stays"
+    assert (
+        found.message
+        == "rule 'r0' makes a.query.weight of a.q.weight, and its scale a.q.weight_scale_inv stays"
+    )
     assert "to: '{p}.query.weight'" in found.spans[0].text
     assert "dequantize" in (found.help or "")
 
 
 def test_a_weight_that_stays_while_its_scale_moves_is_found_too(engine):
-    found = refusal(engine, engine.rules("from: '{p}.q.weight_scale_inv', to: '{p}.query.weight_scale_inv'", keep=["{k...}"]))
-    assert found.message == "rule 'r0' makes a.query.weight_scale_inv of its scale a.q.weight_scale_inv, and a.q.weight stays"
+    found = refusal(
+        engine,
+        engine.rules(
+            "from: '{p}.q.weight_scale_inv', to: '{p}.query.weight_scale_inv'", keep=["{k...}"]
+        ),
+    )
+    assert (
+        found.message
+        == "rule 'r0' makes a.query.weight_scale_inv of its scale a.q.weight_scale_inv, and "
+        "a.q.weight stays"
+    )
 
 
 def test_a_scale_that_is_dropped_alone_is_found(engine):
-    found = refusal(engine, engine.rules("from: '{p...}.weight_scale_inv', via: [{drop: {why: unknown key}}]", keep=["{k...}"]))
+    found = refusal(
+        engine,
+        engine.rules(
+            "from: '{p...}.weight_scale_inv', via: [{drop: {why: unknown key}}]", keep=["{k...}"]
+        ),
+    )
     assert found.message == "rule 'r0' drops its scale a.q.weight_scale_inv, and a.q.weight stays"
 
 
 def test_a_weight_that_is_dropped_alone_is_found(engine):
-    found = refusal(engine, engine.rules("from: '{p}.q.weight', via: [{drop: {why: unused}}]", keep=["{k...}"]))
+    found = refusal(
+        engine, engine.rules("from: '{p}.q.weight', via: [{drop: {why: unused}}]", keep=["{k...}"])
+    )
     assert found.message == "rule 'r0' drops a.q.weight, and its scale a.q.weight_scale_inv stays"
 
 
 def test_two_rules_that_move_the_parts_to_different_modules_are_found(engine):
-    rules = ("from: '{p}.q.weight', to: '{p}.x.weight'", "from: '{p}.q.weight_scale_inv', to: '{p}.y.weight_scale_inv'")
+    rules = (
+        "from: '{p}.q.weight', to: '{p}.x.weight'",
+        "from: '{p}.q.weight_scale_inv', to: '{p}.y.weight_scale_inv'",
+    )
     found = refusal(engine, engine.rules(*rules, keep=["{k...}"]))
-    assert found.message.endswith("makes a.x.weight of a.q.weight, and its scale a.q.weight_scale_inv becomes a.y.weight_scale_inv")
+    assert found.message.endswith(
+        "makes a.x.weight of a.q.weight, and its scale a.q.weight_scale_inv becomes "
+        "a.y.weight_scale_inv"
+    )
 
 
 def test_codes_that_are_cast_without_their_scale_are_found(engine):
-    found = refusal(engine, engine.rules("from: '{p}.q.weight', to: '{p}.q.weight', via: [{cast: {to: bfloat16}}]", keep=["{k...}"]))
+    found = refusal(
+        engine,
+        engine.rules(
+            "from: '{p}.q.weight', to: '{p}.q.weight', via: [{cast: {to: bfloat16}}]",
+            keep=["{k...}"],
+        ),
+    )
     assert (
-        found.message == "rule 'r0' makes a.q.weight of a.q.weight, and its scale a.q.weight_scale_inv stays"
+        found.message
+        == "rule 'r0' makes a.q.weight of a.q.weight, and its scale a.q.weight_scale_inv stays"
         or "a.q.weight" in found.message
     )
 
@@ -80,16 +117,20 @@ def test_codes_that_are_cast_without_their_scale_are_found(engine):
     "rules",
     [
         ("from: '{p}.q.{leaf:weight|weight_scale_inv}', to: '{p}.query.{leaf}'",),
-        ("from: '{p}.q.weight', to: '{p}.x.weight'", "from: '{p}.q.weight_scale_inv', to: '{p}.x.weight_scale_inv'"),
-        ("from: '{p}.q.weight', to: '{p}.x.weight'", "from: '{p}.q.weight_scale_inv', to: '{p}.x.weight_scale'"),
+        ("from: '{p}.q.weight', to: '{p}.x.weight'",
+        "from: '{p}.q.weight_scale_inv', to: '{p}.x.weight_scale_inv'"),
+        ("from: '{p}.q.weight', to: '{p}.x.weight'",
+        "from: '{p}.q.weight_scale_inv', to: '{p}.x.weight_scale'"),
         ("from: '{p}.q.weight_scale_inv', to: '{p}.q.weight_scale'",),
         ("from: '{p}.q.{leaf:weight|weight_scale_inv}', via: [{drop: {why: unused}}]",),
         ("from: '{p}.q.{leaf:weight|weight_scale_inv}', to: '{leaf}s.of.{p}'",),
-        ("from: '{p}.q.weight', to: '{p}.kernel'", "from: '{p}.q.weight_scale_inv', to: '{p}.kernel_s'"),
+        ("from: '{p}.q.weight', to: '{p}.kernel'",
+        "from: '{p}.q.weight_scale_inv', to: '{p}.kernel_s'"),
         (DECODED,),
         ("from: '{p}.norm.weight', to: '{p}.n.weight'",),
     ],
-    ids=["one rule", "two rules", "another producer's name", "a rename of the scale", "both dropped", "names no table knows",
+    ids=["one rule", "two rules", "another producer's name", "a rename of the scale",
+    "both dropped", "names no table knows",
          "two rules, names no table knows", "decoded", "something else moves"],
 )  # fmt: skip
 def test_parts_that_stay_together_are_no_matter(engine, rules):
@@ -97,17 +138,31 @@ def test_parts_that_stay_together_are_no_matter(engine, rules):
 
 
 def test_parts_kept_are_no_matter(engine):
-    assert len(composed(engine, engine.rules("from: '{p}.norm.weight', to: '{p}.n.weight'", keep=["{k...}"]))) == 3
+    assert (
+        len(
+            composed(
+                engine, engine.rules("from: '{p}.norm.weight', to: '{p}.n.weight'", keep=["{k...}"])
+            )
+        )
+        == 3
+    )
 
 
 def test_a_wide_weight_beside_a_scale_is_not_encoded(engine):
     tensors = {"a.q.weight": ("bfloat16", (4, 4)), "a.q.weight_scale": ("float32", (4,))}
-    assert composed(engine, engine.rules("from: '{p}.q.weight', to: '{p}.k.weight'", keep=["{k...}"]), tensors)
+    assert composed(
+        engine, engine.rules("from: '{p}.q.weight', to: '{p}.k.weight'", keep=["{k...}"]), tensors
+    )
 
 
 def test_only_the_ends_of_a_path_count(engine):
     one = engine.rules("from: '{p}.q.weight', to: '{p}.k.weight'", keep=["{k...}"])
-    two = engine.rules("from: '{p}.q.weight_scale_inv', to: '{p}.k.weight_scale_inv'", keep=["{k...}"], name="b.yaml", edge="[v2, v3]")
+    two = engine.rules(
+        "from: '{p}.q.weight_scale_inv', to: '{p}.k.weight_scale_inv'",
+        keep=["{k...}"],
+        name="b.yaml",
+        edge="[v2, v3]",
+    )
     assert composed(engine, one, FP8, two)
 
 
@@ -122,8 +177,10 @@ def experts(rows, blocks):
 
 JOIN = "via: [{stack: {over: e}}, {concat: {over: w, dim: 1}}]"
 STACKED = (
-    "from: '{p}.mlp.experts.{e:int}.{w:gate_proj|up_proj}.weight', to: '{p}.mlp.experts.gate_up_proj', " + JOIN,
-    "from: '{p}.mlp.experts.{e:int}.{w:gate_proj|up_proj}.weight_scale_inv', to: '{p}.mlp.experts.gate_up_proj_scale_inv', " + JOIN,
+    "from: '{p}.mlp.experts.{e:int}.{w:gate_proj|up_proj}.weight', to: "
+    "'{p}.mlp.experts.gate_up_proj', " + JOIN,
+    "from: '{p}.mlp.experts.{e:int}.{w:gate_proj|up_proj}.weight_scale_inv', to: "
+    "'{p}.mlp.experts.gate_up_proj_scale_inv', " + JOIN,
 )
 
 
@@ -139,14 +196,23 @@ def test_blocks_that_joining_cuts_are_refused(engine):
     # 576 rows are four blocks of 128 and a half, whatever the scales of the second half would be of
     found = refusal(engine, engine.rules(*STACKED), experts(576, 5))
     assert found.code == "M310"
-    assert "[576, 4] has scales [5, 1] and becomes l.mlp.experts.gate_up_proj [2, 1152, 4] with [2, 10, 1]" in found.message
+    assert (
+        "[576, 4] has scales [5, 1] and becomes l.mlp.experts.gate_up_proj [2, 1152, 4] with [2, "
+        "10, 1]" in found.message
+    )
 
 
 def test_a_weight_that_is_cut_within_a_block_is_refused(engine):
     tensors = {"a.q.weight": (CODES, (256, 128)), "a.q.weight_scale_inv": ("float32", (2, 1))}
-    cut = "from: '{p}.q.weight', to: '{p}.q.weight', via: [{slice: {dim: 0, stop: 100, of: 256, value: 0}}]"
+    cut = (
+        "from: '{p}.q.weight', to: '{p}.q.weight', via: [{slice: {dim: 0, stop: 100, of: 256, "
+        "value: 0}}]"
+    )
     found = refusal(engine, engine.rules(cut, keep=["{k...}"]), tensors)
-    assert (found.code, "[256, 128] has scales [2, 1] and becomes a.q.weight [100, 128]" in found.message) == ("M310", True)
+    assert (
+        found.code,
+        "[256, 128] has scales [2, 1] and becomes a.q.weight [100, 128]" in found.message,
+    ) == ("M310", True)
 
 
 def test_stacked_experts_without_their_scales_are_found(engine):
@@ -167,7 +233,9 @@ def looking(layers):
         tensors[f"m.{n}.weight"] = Stored(spec(CODES, (128, 128)), 0, 0)
         tensors[f"m.{n}.weight_scale_inv"] = Stored(spec("float32", (1, 1)), 0, 0)
     views = Views()
-    outputs = {f"x.{key}": Tensor(s.spec, views.stored(s.spec.shape), (key,)) for key, s in tensors.items()}
+    outputs = {
+        f"x.{key}": Tensor(s.spec, views.stored(s.spec.shape), (key,)) for key, s in tensors.items()
+    }
     report = Report()
 
     def go():

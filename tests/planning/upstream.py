@@ -1,9 +1,10 @@
-"""What upstream code makes of a small checkpoint, next to the rule file that must make the same of it, in both directions.
+"""What upstream code makes of a small checkpoint, next to the rule file that must make the same of
+it, in both directions.
 
-The checkpoints hold every number once, in shapes that are seldom square, so that a tensor under another's name or
-in another order is seen. The expected tensors come from upstream's own modules where these are cheap, else from
-its arithmetic written out; never from the engine. An example names the mistakes that it must see, as edits of the
-rule file's text.
+The checkpoints hold every number once, in shapes that are seldom square, so that a tensor under
+another's name or in another order is seen. The expected tensors come from upstream's own modules
+where these are cheap, else from its arithmetic written out; never from the engine. An example names
+the mistakes that it must see, as edits of the rule file's text.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Numbers:
 class Example:
     """One checkpoint on both sides of a case.
 
-    `back` is what a downgrade of `target` yields, the source unless said; `left_out` is a rule (of one line) to test without.
+    `back` is what a downgrade of `target` yields, the source unless said; `left_out` is a rule (of
+    one line) to test without.
     """
 
     case: str
@@ -51,12 +53,18 @@ class Example:
 
     def text(self) -> str:
         lines = (CASES / f"{self.case}.yaml").read_text().splitlines(keepends=True)
-        return "".join(line for line in lines if self.left_out is None or f"name: {self.left_out}," not in line)
+        return "".join(
+            line for line in lines if self.left_out is None or f"name: {self.left_out}," not in line
+        )
 
 
 def differences(engine, text: str, example: Example, *, backwards: bool = False) -> list[str]:
-    """The keys whose presence, dtype, shape or bits are not the expected ones; empty where the rules are right."""
-    given, wanted = (example.target, example.source) if backwards else (example.source, example.target)
+    """The keys whose presence, dtype, shape or bits are not the expected ones; empty where the
+    rules are right.
+    """
+    given, wanted = (
+        (example.target, example.source) if backwards else (example.source, example.target)
+    )
     if backwards and example.back is not None:
         wanted = example.back
     files = [load_text(text, f"{example.case}.yaml")]
@@ -65,7 +73,11 @@ def differences(engine, text: str, example: Example, *, backwards: bool = False)
     found = sorted(out.keys() ^ wanted.keys())
     for key in out.keys() & wanted.keys():
         array = np.asarray(wanted[key])
-        same = (specs[key].dtype, specs[key].shape, out[key].tobytes()) == (str(array.dtype), array.shape, array.tobytes())
+        same = (specs[key].dtype, specs[key].shape, out[key].tobytes()) == (
+            str(array.dtype),
+            array.shape,
+            array.tobytes(),
+        )
         found += [] if same else [key]
     return found
 
@@ -80,20 +92,29 @@ def comes_back(engine, example: Example) -> None:
 
 
 def is_seen(engine, example: Example, mistake: tuple[str, str]) -> None:
-    """The edited rules are sound in themselves and apply; what they make is not what upstream makes."""
+    """The edited rules are sound in themselves and apply; what they make is not what upstream
+    makes.
+    """
     text = example.text()
     assert mistake[0] in text, "the mistake edits nothing"
     assert differences(engine, text.replace(*mistake), example)
 
 
-def directions(*makers: Callable[[], Example]) -> tuple[pytest.MarkDecorator, pytest.MarkDecorator, pytest.MarkDecorator]:
-    """What to parametrize the three tests of a group with: every example, those that go back, every mistake."""
+def directions(
+    *makers: Callable[[], Example],
+) -> tuple[pytest.MarkDecorator, pytest.MarkDecorator, pytest.MarkDecorator]:
+    """What to parametrize the three tests of a group with: every example, those that go back, every
+    mistake.
+    """
     examples = [(make.__name__, make()) for make in makers]
     seen = count()
     return (
         pytest.mark.parametrize("example", [pytest.param(e, id=n) for n, e in examples]),
-        pytest.mark.parametrize("example", [pytest.param(e, id=n) for n, e in examples if e.goes_back]),
         pytest.mark.parametrize(
-            ("example", "mistake"), [pytest.param(e, m, id=f"{n}-{next(seen)}") for n, e in examples for m in e.mistakes]
+            "example", [pytest.param(e, id=n) for n, e in examples if e.goes_back]
+        ),
+        pytest.mark.parametrize(
+            ("example", "mistake"),
+            [pytest.param(e, m, id=f"{n}-{next(seen)}") for n, e in examples for m in e.mistakes],
         ),
     )

@@ -9,12 +9,18 @@ from migrate.rules.model import load_text
 
 
 def test_arithmetic_over_params_becomes_integers() -> None:
-    args = arguments.resolve("split", {"into": "w", "dim": "$d - 1", "sizes": ["$h // $g * 8", 4]}, {"d": 2, "h": 6, "g": 2})
+    args = arguments.resolve(
+        "split",
+        {"into": "w", "dim": "$d - 1", "sizes": ["$h // $g * 8", 4]},
+        {"d": 2, "h": 6, "g": 2},
+    )
     assert (args.dim, args.sizes) == (1, (24, 4))
 
 
 def test_an_argument_that_is_exactly_an_unset_param_counts_as_not_written() -> None:
-    assert arguments.resolve("stack", {"over": "e", "count": "$n"}, {}) == arguments.resolve("stack", {"over": "e"}, {})
+    assert arguments.resolve("stack", {"over": "e", "count": "$n"}, {}) == arguments.resolve(
+        "stack", {"over": "e"}, {}
+    )
     assert arguments.resolve("stack", {"over": "e", "count": "$n"}, {"n": 3}).count == 3
 
 
@@ -25,11 +31,15 @@ def test_arithmetic_with_an_unset_param_is_an_error_that_names_it() -> None:
 
 
 def test_sizes_by_value_come_in_the_order_of_the_values() -> None:
-    args = arguments.resolve("split", {"into": "w", "sizes": {"k": 1, "q": "$n", "v": 3}}, {"n": 2}, ["q", "k", "v"])
+    args = arguments.resolve(
+        "split", {"into": "w", "sizes": {"k": 1, "q": "$n", "v": 3}}, {"n": 2}, ["q", "k", "v"]
+    )
     assert args.sizes == (2, 1, 3)
 
 
-@pytest.mark.parametrize(("sizes", "says"), [({"q": 1}, "lacks k"), ({"q": 1, "k": 2, "x": 3}, "has x")])
+@pytest.mark.parametrize(
+    ("sizes", "says"), [({"q": 1}, "lacks k"), ({"q": 1, "k": 2, "x": 3}, "has x")]
+)
 def test_sizes_must_name_the_values_and_no_others(sizes: dict[str, int], says: str) -> None:
     with pytest.raises(OpError, match=says):
         arguments.resolve("split", {"into": "w", "sizes": sizes}, {}, ["q", "k"])
@@ -42,7 +52,11 @@ def test_a_whole_list_can_be_a_param() -> None:
 
 
 def test_axes_take_arithmetic_and_skip_what_is_unset() -> None:
-    args = arguments.resolve("rearrange", {"pattern": "(a b c) -> a b c", "axes": {"a": "$h * 2", "b": 4, "c": "$x"}}, {"h": 3})
+    args = arguments.resolve(
+        "rearrange",
+        {"pattern": "(a b c) -> a b c", "axes": {"a": "$h * 2", "b": 4, "c": "$x"}},
+        {"h": 3},
+    )
     assert args.axes == {"a": 6, "b": 4}
 
 
@@ -54,7 +68,13 @@ def test_a_param_of_another_type_is_refused() -> None:
 def test_what_a_param_should_have_been_is_said_as_rule_files_write_it() -> None:
     assert arguments.resolve("stack", {"over": "e", "count": "$n"}, {"n": 3.0}).count == 3
     for op, args, params, message, kind in (
-        ("stack", {"over": "e", "dim": "$n"}, {"n": True}, "stack: `dim`: $n is true, an integer is asked for", "int"),
+        (
+            "stack",
+            {"over": "e", "dim": "$n"},
+            {"n": True},
+            "stack: `dim`: $n is true, an integer is asked for",
+            "int",
+        ),
         ("permute", {"dims": "$n"}, {"n": 1}, "permute: `dims` is 1, a list is asked for", "list"),
         ("cast", {"to": "$n"}, {"n": [None]}, "cast: `to` is [null], text is asked for", "str"),
     ):
@@ -72,7 +92,12 @@ def test_a_needed_argument_without_a_value_is_named() -> None:
 
 
 def test_words_of_authors_that_are_no_field_names_find_their_field() -> None:
-    words = {a.word: a.field for op in ops.registry.builtin() for a in arguments.arguments(op) if a.word != a.field}
+    words = {
+        a.word: a.field
+        for op in ops.registry.builtin()
+        for a in arguments.arguments(op)
+        if a.word != a.field
+    }
     assert words
     args = arguments.resolve("reshape", {"to": [2, 3], "from": [6]}, {})
     assert getattr(args, words["from"]) == (6,)
@@ -83,7 +108,12 @@ def test_the_samples_of_every_op_can_be_written_in_a_file(op: str) -> None:
     for given, _ in ops.get(op).samples():
         step = steps.step({op: given})
         assert step.args.keys() == given.keys()
-        arguments.resolve(op, step.args, {}, list(given["sizes"]) if isinstance(given.get("sizes"), dict) else None)
+        arguments.resolve(
+            op,
+            step.args,
+            {},
+            list(given["sizes"]) if isinstance(given.get("sizes"), dict) else None,
+        )
 
 
 @pytest.mark.parametrize("op", ops.registry.builtin())
@@ -93,7 +123,11 @@ def test_every_argument_has_a_description(op: str) -> None:
 
 def test_params_are_found_wherever_an_argument_holds_them() -> None:
     step = {"into": "w", "dim": "$a", "sizes": {"q": "$b + $c", "k": 1}}
-    assert list(arguments.used("split", step)) == [(("dim",), "a"), (("sizes", "q"), "b"), (("sizes", "q"), "c")]
+    assert list(arguments.used("split", step)) == [
+        (("dim",), "a"),
+        (("sizes", "q"), "b"),
+        (("sizes", "q"), "c"),
+    ]
     assert list(arguments.used("drop", {"why": "costs $money"})) == []
 
 
@@ -117,9 +151,15 @@ def test_params_are_found_wherever_an_argument_holds_them() -> None:
     ],
 )
 def test_an_argument_out_of_its_limits_is_refused_where_it_stands(step: str, under: str) -> None:
-    text = f'id: a/b\ntitle: t\nlineage: l\nedge: [v1, v2]\nrules: [{{name: r, from: "a.{{e:int}}", to: b, via: [{{{step}}}]}}]\n'
+    text = (
+        "id: a/b\ntitle: t\nlineage: l\nedge: [v1, v2]\nrules: [{name: r, from: "
+        f'"a.{{e:int}}", to: b, via: [{{{step}}}]}}]\n'
+    )
     with pytest.raises(QuestionError) as caught:
         load_text(text, "r.yaml")
     (found,) = caught.value.diagnostics
     span = found.spans[0]
-    assert (found.code, span.text[span.column - 1 : span.column - 1 + span.length]) == ("M308", under)
+    assert (found.code, span.text[span.column - 1 : span.column - 1 + span.length]) == (
+        "M308",
+        under,
+    )

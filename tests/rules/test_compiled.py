@@ -87,11 +87,24 @@ def test_a_rule_whose_captures_add_up_is_taken(rule):
         ('from: "x.{w:a|b}", to: "y.{w}", optional: {v: [a]}', "M114"),
         ('from: "x.{w}", to: "y.{w}", optional: {w: [a]}', "M114"),
         ('from: "x.{w:a|b}", to: "y.{w}", optional: {role: [a]}', "M114"),
-        ('from: {q: "x.{w:a|b}", k: "z.{w}"}, to: {q: "y.{w}", k: "v.{w}"}, optional: {role: [v]}', "M114"),
+        (
+            (
+                'from: {q: "x.{w:a|b}", k: "z.{w}"}, to: {q: "y.{w}", k: "v.{w}"}, optional: '
+                "{role: "
+                "[v]}"
+            ),
+            "M114",
+        ),
         ('from: "x.{w:a|b}", to: "y.{w}", map: {w: {a: c, b: d, e: f}}', "M114"),
-        ('from: "x.{e:int}", to: y, via: [{flip: {dim: 0, only: {q: [1]}}}, {stack: {over: e}}]', "M203"),
+        (
+            'from: "x.{e:int}", to: y, via: [{flip: {dim: 0, only: {q: [1]}}}, {stack: {over: e}}]',
+            "M203",
+        ),
         ('from: "x.{w:a|b}", to: "y.{w}", via: [{flip: {dim: 0, only: {w: [c]}}}]', "M114"),
-        ('from: "x.{e:int}", to: y, via: [{stack: {over: e}}, {flip: {dim: 0, only: {e: [1]}}}]', "M203"),
+        (
+            'from: "x.{e:int}", to: y, via: [{stack: {over: e}}, {flip: {dim: 0, only: {e: [1]}}}]',
+            "M203",
+        ),
     ],
 )
 def test_a_rule_whose_captures_do_not_add_up_is_refused_when_loaded(rule, code):
@@ -114,7 +127,9 @@ def test_a_condition_that_could_never_hold_or_never_speak_is_refused(where, code
 
 
 def test_a_condition_on_a_capture_that_only_the_output_has_is_refused():
-    assert problems('from: x, to: "y.{e:int}", via: [{unbind: {into: e}}], where: {e: [1]}') == ["M203"]
+    assert problems('from: x, to: "y.{e:int}", via: [{unbind: {into: e}}], where: {e: [1]}') == [
+        "M203"
+    ]
 
 
 def test_dtype_under_where_points_to_when():
@@ -179,8 +194,19 @@ def side_functions(rule):
 
 
 def test_a_map_of_a_path_replaces_runs_of_segments_leftmost_longest_once():
-    do, undo = side_functions('from: "{k...}.w", to: "{k}.w", map: {k: {a: b, b: c, a.b: x.y, module: null}}')
-    replaced = {"a": "b", "a.b": "x.y", "b.a": "c.b", "module.a.module": "b", "ab.a": "ab.b", "": "", "module": "", "q.a.b.a": "q.x.y.b"}
+    do, undo = side_functions(
+        'from: "{k...}.w", to: "{k}.w", map: {k: {a: b, b: c, a.b: x.y, module: null}}'
+    )
+    replaced = {
+        "a": "b",
+        "a.b": "x.y",
+        "b.a": "c.b",
+        "module.a.module": "b",
+        "ab.a": "ab.b",
+        "": "",
+        "module": "",
+        "q.a.b.a": "q.x.y.b",
+    }
     assert {k: do["k"](k) for k in replaced} == replaced
     assert undo["k"]("b.x.y.c") == "a.a.b.b"
 
@@ -221,14 +247,22 @@ def test_a_map_of_alternatives_leaves_out_what_stays():
     [
         ("nrom: ln", "map: {w} is never 'nrom'", "did you mean `norm`?"),
         ("x: ln", "map: {w} is never 'x'", "its values are norm, head"),
-        ("norm: head", "map: 'norm' of {w} becomes 'head', and so does 'head', which stays", "each needs a value of its own"),
+        (
+            "norm: head",
+            "map: 'norm' of {w} becomes 'head', and so does 'head', which stays",
+            "each needs a value of its own",
+        ),
     ],
 )
 def test_a_map_of_alternatives_that_cannot_be_names_the_value_and_its_place(words, message, help):
     (found,) = compiled('from: "enc.{w:norm|head}", to: "dec.{w}", map: {w: {' + words + "}}")[1]
     assert (found.code, found.message, found.spans[0].line) == ("M114", message, 12)
     assert (found.help or "").startswith(help)
-    assert found.spans[0].text[found.spans[0].column - 1 :].startswith(words.split(":")[0 if "never" in message else 1].strip())
+    assert (
+        found.spans[0]
+        .text[found.spans[0].column - 1 :]
+        .startswith(words.split(":")[0 if "never" in message else 1].strip())
+    )
 
 
 def test_alternatives_that_may_be_missing_are_of_captures_and_roles_alike():
@@ -236,13 +270,23 @@ def test_alternatives_that_may_be_missing_are_of_captures_and_roles_alike():
     roles = 'from: {q: "x.{w:a|b}", k: "z.{w}"}, to: {q: "y.{w}", k: "v.{w}"}'
     rules, found = compiled(roles + ", optional: {role: [k], w: [b]}")
     made = direct(rules[0], {}, Report())
-    assert (found, made.optional, made.optional_roles, made.optional_values["w"]) == ([], False, {"k"}, {"b"})
+    assert (found, made.optional, made.optional_roles, made.optional_values["w"]) == (
+        [],
+        False,
+        {"k"},
+        {"b"},
+    )
     (short,) = compiled(roles + ", optional: [k]")[0]
     assert direct(short, {}, Report()).optional_roles == {"k"}
 
 
 def test_a_map_beside_a_typed_and_a_plain_writing_of_the_capture_keeps_the_type():
-    assert problems('from: {a: "x.{n:int}", b: "y.{n}"}, to: {a: "v.{n}", b: "w.{n}"}, map: {n: {0: 3}}') == []
+    assert (
+        problems(
+            'from: {a: "x.{n:int}", b: "y.{n}"}, to: {a: "v.{n}", b: "w.{n}"}, map: {n: {0: 3}}'
+        )
+        == []
+    )
 
 
 def test_all_problems_of_a_file_come_out_together():

@@ -1,4 +1,6 @@
-"""`where` and `when`: what they may ask for, and that a condition which can never hold is refused where it stands."""
+"""`where` and `when`: what they may ask for, and that a condition which can never hold is refused
+where it stands.
+"""
 
 from __future__ import annotations
 
@@ -33,16 +35,22 @@ RULE = 'rules: [{{name: r, from: "a.{{e:int}}", to: "b.{{e}}", {}}}]\n'
         ('via: [{flip: {dim: "1 +"}}]', "M111", '"1 +"'),
     ],
 )
-def test_a_condition_that_can_never_hold_is_refused_where_it_stands(fields: str, code: str, under: str) -> None:
+def test_a_condition_that_can_never_hold_is_refused_where_it_stands(
+    fields: str, code: str, under: str
+) -> None:
     with pytest.raises(QuestionError) as caught:
         load_text(HEAD + RULE.format(fields), "r.yaml")
     (found,) = caught.value.diagnostics
     span = found.spans[0]
     assert found.code == code
     # arithmetic is pointed at inside the quotes
-    assert span.text[span.column - 1 : span.column - 1 + span.length] in (under, "") or code == "M111"
+    assert (
+        span.text[span.column - 1 : span.column - 1 + span.length] in (under, "") or code == "M111"
+    )
 
 
 def test_limits_and_lists_that_something_can_meet_are_taken() -> None:
-    text = RULE.format("where: {e: {min: -5, max: 0, multiple_of: 1, remainder: 0}, $p: [1]}, when: {ndim: 0}")
+    text = RULE.format(
+        "where: {e: {min: -5, max: 0, multiple_of: 1, remainder: 0}, $p: [1]}, when: {ndim: 0}"
+    )
     load_text(HEAD + "params: {p: {type: int, default: 1}}\n" + text, "r.yaml")

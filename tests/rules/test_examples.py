@@ -29,7 +29,9 @@ def refused(given: str = "fill: 1", expect: str = "") -> tuple[str, str]:
     return found.code, span.text[span.column - 1 : span.column - 1 + span.length]
 
 
-@pytest.mark.parametrize("rtol", ["-1", "-0.001", ".inf", "-.inf", ".nan", "1e400", "1" + "0" * 400])
+@pytest.mark.parametrize(
+    "rtol", ["-1", "-0.001", ".inf", "-.inf", ".nan", "1e400", "1" + "0" * 400]
+)
 def test_a_tolerance_is_a_finite_number_of_zero_or_more(rtol: str) -> None:
     assert refused(expect=f"rtol: {rtol}") == ("M114", rtol)
 
@@ -42,7 +44,9 @@ def test_such_tolerances_are_taken(rtol: str) -> None:
 def test_an_integer_that_no_double_comes_near_is_infinite() -> None:
     assert load("fill: " + "9" * 400).model.tests[0].given["a"].fill == float("inf")
     assert load("fill: -" + "9" * 400).model.tests[0].given["a"].fill == float("-inf")
-    assert load("values: [0x" + "f" * 400 + ", 1]").model.tests[0].given["a"].values[0] == float("inf")
+    assert load("values: [0x" + "f" * 400 + ", 1]").model.tests[0].given["a"].values[0] == float(
+        "inf"
+    )
     assert refused("fill: 1" + "0" * 4000)[0] == "M109"
 
 
@@ -53,7 +57,9 @@ def test_a_slice_outside_of_the_shape_that_is_written_is_refused_at_its_place() 
 
 
 def test_an_error_is_one_of_the_codes_that_there_are() -> None:
-    text = TEXT.format(given="fill: 1", expect="").replace("expect: {b: {shape: [2], }}", "error: M999")
+    text = TEXT.format(given="fill: 1", expect="").replace(
+        "expect: {b: {shape: [2], }}", "error: M999"
+    )
     with pytest.raises(QuestionError) as caught:
         load_text(text, "r.yaml")
     assert [d.message for d in caught.value.diagnostics] == ["there is no diagnostic M999"]

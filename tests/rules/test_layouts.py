@@ -37,7 +37,11 @@ layouts:
 """,
     )
     assert not problems
-    assert (lineage.name, lineage.ordered, [x.name for x in lineage.layouts]) == ("acme", False, ["2.10", "new"])
+    assert (lineage.name, lineage.ordered, [x.name for x in lineage.layouts]) == (
+        "acme",
+        False,
+        ["2.10", "new"],
+    )
     old, new = lineage.layouts
     assert (old.status, old.message, old.detect) == ("deprecated", "use new", None)
     assert new.note == "cannot tell a from b"

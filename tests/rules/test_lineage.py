@@ -8,16 +8,37 @@ import pytest
 
 from migrate.core.errors import QuestionError
 from migrate.core.spec import spec
-from migrate.rules.lineage import Detect, Edge, Layout, Lineage, detect, mixes, path, resolve_goal, warnings
+from migrate.rules.lineage import (
+    Detect,
+    Edge,
+    Layout,
+    Lineage,
+    detect,
+    mixes,
+    path,
+    resolve_goal,
+    warnings,
+)
 from migrate.source.index import Index, Stored
 
 
-def lineage(name: str = "l", *edges: tuple[str, str], names: str = "v1 v2 v3 v4", ordered: bool = True) -> Lineage:
-    return Lineage(name, "", ordered, tuple(Layout(n) for n in names.split()), tuple(Edge(a, b) for a, b in edges))
+def lineage(
+    name: str = "l", *edges: tuple[str, str], names: str = "v1 v2 v3 v4", ordered: bool = True
+) -> Lineage:
+    return Lineage(
+        name,
+        "",
+        ordered,
+        tuple(Layout(n) for n in names.split()),
+        tuple(Edge(a, b) for a, b in edges),
+    )
 
 
 def way(found: Lineage, start: str, goal: str, down: bool | None = None) -> str:
-    return " ".join(f"{hop.start}{'<' if hop.backwards else '>'}{hop.end}" for hop in path(found, start, goal, down=down))
+    return " ".join(
+        f"{hop.start}{'<' if hop.backwards else '>'}{hop.end}"
+        for hop in path(found, start, goal, down=down)
+    )
 
 
 def code(call: Any, *args: Any, **more: Any) -> str:
@@ -31,7 +52,10 @@ CHAIN = lineage("l", ("v1", "v2"), ("v2", "v3"), ("v3", "v4"))
 
 def test_the_way_up_is_the_shortest() -> None:
     assert way(CHAIN, "v1", "v4") == "v1>v2 v2>v3 v3>v4"
-    assert way(lineage("l", ("v1", "v2"), ("v2", "v3"), ("v3", "v4"), ("v2", "v4")), "v1", "v4") == "v1>v2 v2>v4"
+    assert (
+        way(lineage("l", ("v1", "v2"), ("v2", "v3"), ("v3", "v4"), ("v2", "v4")), "v1", "v4")
+        == "v1>v2 v2>v4"
+    )
     assert way(CHAIN, "v2", "v2") == ""
 
 
@@ -89,7 +113,9 @@ LINEAGES = {
         ("q@+2", {"q": "v4", "m": "v4"}, "q@v6"),
     ],
 )
-def test_a_goal_is_read_in_the_light_of_where_the_checkpoint_stands(text: str, current: dict[str, str], goal: str) -> None:
+def test_a_goal_is_read_in_the_light_of_where_the_checkpoint_stands(
+    text: str, current: dict[str, str], goal: str
+) -> None:
     found = resolve_goal(text, LINEAGES, current)
     assert f"{found.lineage}@{found.layout}" == goal
 
@@ -115,7 +141,9 @@ def test_a_goal_is_read_in_the_light_of_where_the_checkpoint_stands(text: str, c
         ("g@+1", {"g": "multi"}, "M501", "no order to count"),
     ],
 )
-def test_a_goal_that_is_not_clear_is_an_error_with_candidates(text: str, current: dict[str, str], expected: str, says: str) -> None:
+def test_a_goal_that_is_not_clear_is_an_error_with_candidates(
+    text: str, current: dict[str, str], expected: str, says: str
+) -> None:
     with pytest.raises(QuestionError) as caught:
         resolve_goal(text, LINEAGES, current)
     assert caught.value.diagnostics[0].code == expected
@@ -129,13 +157,27 @@ def test_a_deprecated_layout_is_a_warning_with_its_message() -> None:
 
 
 def index(**tensors: tuple[str, tuple[int, ...]]) -> Index:
-    return Index({key.replace("__", "."): Stored(spec(*t), 0, 0) for key, t in tensors.items()}, ("f",))
+    return Index(
+        {key.replace("__", "."): Stored(spec(*t), 0, 0) for key, t in tensors.items()}, ("f",)
+    )
 
 
-def finding(signs: Detect, found: Index, config: Any = None, versions: dict[str, int] | None = None) -> tuple[bool, list[str]]:
-    raw = None if config is None else config if isinstance(config, bytes) else json.dumps(config).encode()
+def finding(
+    signs: Detect, found: Index, config: Any = None, versions: dict[str, int] | None = None
+) -> tuple[bool, list[str]]:
+    raw = (
+        None
+        if config is None
+        else config
+        if isinstance(config, bytes)
+        else json.dumps(config).encode()
+    )
     found = replace(found, module_versions=versions)
-    (only,) = detect(Lineage("l", layouts=(Layout("v", detect=signs),)), found, lambda name: raw if name == "config.json" else None)
+    (only,) = detect(
+        Lineage("l", layouts=(Layout("v", detect=signs),)),
+        found,
+        lambda name: raw if name == "config.json" else None,
+    )
     return only.holds, only.evidence
 
 
@@ -201,18 +243,28 @@ GATE, DOWN = "{p...}.gate_up", "{p...}.down"
 ROWS = index(a__gate_up=("int8", (4, 6, 16)), a__down=("int8", (4, 8, 6)), z__down=("int8", (2, 2)))
 COLUMNS = index(a__gate_up=("int8", (4, 16, 6)), a__down=("int8", (4, 6, 8)))
 SQUARE = index(a__gate_up=("int8", (4, 6, 6)), a__down=("int8", (4, 6, 6)))
-NAMED = {"rows": {GATE: ("e", "h", None), DOWN: ("e", None, "h")}, "columns": {GATE: ("e", None, "h"), DOWN: ("e", "h", None)}}
+NAMED = {
+    "rows": {GATE: ("e", "h", None), DOWN: ("e", None, "h")},
+    "columns": {GATE: ("e", None, "h"), DOWN: ("e", "h", None)},
+}
 SAID = {"rows": {GATE: ("e", "$text.hidden", None)}, "columns": {GATE: ("e", None, "$text.hidden")}}
 
 
-@pytest.mark.parametrize(("found", "holding"), [(ROWS, {"rows"}), (COLUMNS, {"columns"}), (SQUARE, {"rows", "columns"}), (TWO, set[str]())])
+@pytest.mark.parametrize(
+    ("found", "holding"),
+    [(ROWS, {"rows"}), (COLUMNS, {"columns"}), (SQUARE, {"rows", "columns"}), (TWO, set[str]())],
+)
 def test_a_shape_tells_layouts_of_one_name_apart(found: Index, holding: set[str]) -> None:
     config = {"text": {"hidden": 6}}
     for signs in (NAMED, SAID):
-        assert {name for name, shape in signs.items() if finding(Detect(shape=shape), found, config)[0]} == holding
+        assert {
+            name for name, shape in signs.items() if finding(Detect(shape=shape), found, config)[0]
+        } == holding
 
 
-def test_a_shape_is_evidence_with_its_key_and_counts_only_where_the_configuration_has_its_size() -> None:
+def test_a_shape_is_evidence_with_its_key_and_counts_only_where_the_configuration_has_its_size() -> (  # noqa: E501
+    None
+):
     assert finding(Detect(shape=NAMED["rows"]), ROWS) == (
         True,
         [
@@ -228,7 +280,10 @@ def test_a_shape_is_evidence_with_its_key_and_counts_only_where_the_configuratio
         ],
     )
     for config in (None, {}, {"text": {"hidden": "6"}}, {"text": 6}):
-        assert finding(Detect(shape=SAID["rows"]), ROWS, config) == (False, ["no config.json that says text.hidden"])
+        assert finding(Detect(shape=SAID["rows"]), ROWS, config) == (
+            False,
+            ["no config.json that says text.hidden"],
+        )
     assert finding(Detect(present=(GATE,), shape=SAID["rows"]), ROWS)[0]
     assert finding(Detect(shape={"a.v": ()}), index(a__v=("int8", ())))[0]
     assert not finding(Detect(shape={"a.v": ()}), index(a__v=("int8", (1,))))[0]
@@ -236,12 +291,19 @@ def test_a_shape_is_evidence_with_its_key_and_counts_only_where_the_configuratio
 
 
 def test_names_may_be_different_sizes_in_different_layers_and_too_many_are_no_sign() -> None:
-    sizes = {f"l.{n}.{leaf}": Stored(spec("int8", (n + 2, 3) if leaf == "a" else (3, n + 2)), 0, 0) for n in range(5) for leaf in "ab"}
+    sizes = {
+        f"l.{n}.{leaf}": Stored(spec("int8", (n + 2, 3) if leaf == "a" else (3, n + 2)), 0, 0)
+        for n in range(5)
+        for leaf in "ab"
+    }
     signs = Detect(shape={"l.{n:int}.a": ("h", None), "l.{n:int}.b": (None, "h")})
     assert finding(signs, Index(sizes, ("f",)))[0]
     hostile = Index({f"l.{n}.a": Stored(spec("int8", (n,)), 0, 0) for n in range(500)}, ("f",))
     found = finding(Detect(shape={"l.{n:int}.a": ("h",)}), hostile)
-    assert found == (False, ["the keys that fit l.{n:int}.a have too many different shapes to be compared"])
+    assert found == (
+        False,
+        ["the keys that fit l.{n:int}.a have too many different shapes to be compared"],
+    )
 
 
 def test_evidence_names_the_key_and_marks_what_did_not_hold() -> None:
@@ -259,9 +321,18 @@ def test_keys_from_hostile_files_are_printed_safely() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "mixed"), [("a.old", False), ("a.new", False), ("a.old b.new", True), ("a.both b.new", False), ("x", False)]
+    ("keys", "mixed"),
+    [
+        ("a.old", False),
+        ("a.new", False),
+        ("a.old b.new", True),
+        ("a.both b.new", False),
+        ("x", False),
+    ],
 )
-def test_layouts_are_mixed_where_the_own_names_of_two_stand_side_by_side(keys: str, mixed: bool) -> None:
+def test_layouts_are_mixed_where_the_own_names_of_two_stand_side_by_side(
+    keys: str, mixed: bool
+) -> None:
     layouts = (
         Layout("v1", detect=Detect(present=("{m}.old",), absent=("{m}.new",))),
         Layout("v2", detect=Detect(present=("{m}.new",), absent=("{m}.old",))),

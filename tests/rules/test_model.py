@@ -60,7 +60,10 @@ def test_there_are_cases() -> None:
 
 
 def test_roles_are_written_in_three_ways_and_read_as_one() -> None:
-    file = load('rules: [{name: r, from: ["{a}.x", "{a}.y"], to: {u: "{a}.u", v: "{a}.v"}}, {name: s, from: "{a}.z", to: "{a}.w"}]')
+    file = load(
+        'rules: [{name: r, from: ["{a}.x", "{a}.y"], to: {u: "{a}.u", v: "{a}.v"}}, {name: s, '
+        'from: "{a}.z", to: "{a}.w"}]'
+    )
     assert file.model.rules[0].sources == {"0": "{a}.x", "1": "{a}.y"}
     assert file.model.rules[0].targets == {"u": "{a}.u", "v": "{a}.v"}
     assert file.model.rules[1].sources == {None: "{a}.z"}
@@ -70,7 +73,8 @@ def test_steps_keep_what_the_author_wrote_typed() -> None:
     file = load(
         "params: {n: {type: int}}\n"
         + rule(
-            'via: [{concat: {over: w, dim: -1, count: "$n + 1"}}, {split: {into: w, sizes: {a: 1, b: $n}}},'
+            'via: [{concat: {over: w, dim: -1, count: "$n + 1"}}, {split: {into: w, sizes: {a: 1, '
+            "b: $n}}},"
             " {flip: {dim: 0, only: {w: [a]}}}]"
         )
     )
@@ -87,15 +91,21 @@ def test_versions_and_words_stay_text() -> None:
 
 
 def test_where_and_when_are_typed_by_what_they_speak_of() -> None:
-    file = load("params: {f: {type: bool}}\n" + rule("where: {w: [a, 007, true], p: {min: 1}, $f: true}, when: {dtype: half, ndim: 2}"))
+    file = load(
+        "params: {f: {type: bool}}\n"
+        + rule("where: {w: [a, 007, true], p: {min: 1}, $f: true}, when: {dtype: half, ndim: 2}")
+    )
     assert file.model.rules[0].where == {"w": ["a", "007", "true"], "p": {"min": 1}, "$f": True}
     assert file.model.rules[0].when == {"dtype": ["float16"], "ndim": [2]}
 
 
 def test_all_problems_of_all_files_come_out_at_once(tmp_path) -> None:
-    (tmp_path / "a.yaml").write_text("id: x\ntitel: t\nlineage: l\nedge: [a, b]\nrules: [{name: r, from: x, too: y}]\n")
+    (tmp_path / "a.yaml").write_text(
+        "id: x\ntitel: t\nlineage: l\nedge: [a, b]\nrules: [{name: r, from: x, too: y}]\n"
+    )
     (tmp_path / "b.yaml").write_text(
-        "id: y\ntitle: t\nlineage: l\nedge: [a, b]\nrules: [{name: r, from: x, to: y, via: [{splitt: {into: w}}]}]\n"
+        "id: y\ntitle: t\nlineage: l\nedge: [a, b]\nrules: [{name: r, from: x, to: y, via: "
+        "[{splitt: {into: w}}]}]\n"
     )
     (tmp_path / "c.yaml").write_text("a: [\n")
     with pytest.raises(QuestionError) as caught:
@@ -119,7 +129,10 @@ def test_all_problems_of_all_files_come_out_at_once(tmp_path) -> None:
         (rule("keep_source: yes"), [("M106", "yes")]),
         (rule('keep_source: "true"'), [("M106", '"true"')]),
         (rule("if_exists: kepe"), [("M114", "kepe")]),
-        (rule("via: [{concat: {over: w}, flip: {dim: 0}}]"), [("M106", "{concat: {over: w}, flip: {dim: 0}}")]),
+        (
+            rule("via: [{concat: {over: w}, flip: {dim: 0}}]"),
+            [("M106", "{concat: {over: w}, flip: {dim: 0}}")],
+        ),
         (rule("via: [stak]"), [("M106", "stak")]),
         (rule("via: [{stak: {over: w}}]"), [("M102", "stak")]),
         (rule("via: [{stack: {ovr: w, dim: 0}}]"), [("M101", "stack"), ("M103", "ovr")]),
@@ -139,7 +152,10 @@ def test_all_problems_of_all_files_come_out_at_once(tmp_path) -> None:
         (rule("map: {w: {a: c, b: c}}"), [("M114", "c")]),
         (rule("map: {w: {a: null, b: c}}"), [("M114", "null")]),
         (rule("via: [{drop: {why: w}}]"), [("M114", "to")]),
-        ('rules: [{name: r, from: "a.{n:int}", to: "b.{n-$layers}"}]', [("M112", '"b.{n-$layers}"')]),
+        (
+            'rules: [{name: r, from: "a.{n:int}", to: "b.{n-$layers}"}]',
+            [("M112", '"b.{n-$layers}"')],
+        ),
         ("rules: [{name: r, from: x, to: y}, {name: r, from: u, to: v}]", [("M113", "r")]),
         ("params: {n: {type: itn}}", [("M114", "itn")]),
         ("params: {n: {type: int, default: x}}", [("M114", "x")]),
@@ -176,7 +192,10 @@ def test_a_mistake_is_shown_where_it_stands(text: str, expected: list[tuple[str,
 )
 def test_the_head_of_a_file_is_checked(line: str, code: str) -> None:
     field = line.split(":")[0]
-    head = "".join(line + "\n" if old.startswith(field + ":") else old for old in HEAD.splitlines(keepends=True))
+    head = "".join(
+        line + "\n" if old.startswith(field + ":") else old
+        for old in HEAD.splitlines(keepends=True)
+    )
     assert [found for found, _ in problems("", head)] == [code]
 
 
@@ -187,7 +206,10 @@ def test_requires_is_looked_at_before_anything_else() -> None:
 
 
 def test_null_in_a_map_removes_segments_of_a_path_only() -> None:
-    file = load('rules: [{name: r, from: "{k...}", to: "{k}", map: {k: {module: null, _orig_mod: null, a.b: c}}}]')
+    file = load(
+        'rules: [{name: r, from: "{k...}", to: "{k}", map: {k: {module: null, _orig_mod: null, '
+        "a.b: c}}}]"
+    )
     assert file.model.rules[0].map == {"k": {"module": None, "_orig_mod": None, "a.b": "c"}}
 
 
@@ -209,7 +231,9 @@ def test_two_files_with_one_id_are_refused(tmp_path) -> None:
 
 
 def test_the_report_is_drawn_like_rustcs() -> None:
-    assert messages("rules:\n  - {name: r, from: a, to: b, via: [{transpse: {dims: [0, 1]}}]}\n") == (
+    assert messages(
+        "rules:\n  - {name: r, from: a, to: b, via: [{transpse: {dims: [0, 1]}}]}\n"
+    ) == (
         "error[M102]: unknown operation `transpse`\n"
         " --> r.yaml:6:38\n"
         "  |\n"
@@ -222,12 +246,17 @@ def test_the_report_is_drawn_like_rustcs() -> None:
 def test_loading_rules_imports_neither_torch_nor_numpy() -> None:
     load = f"from migrate.rules.model import load_files; load_files([{str(CASES[1])!r}])"
     code = f"import sys; {load}; print({{'torch', 'numpy'}} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "set()"
 
 
 def test_a_rule_that_reads_nothing_is_told_how_a_tensor_is_added() -> None:
-    text = "id: a/b\ntitle: t\nlineage: l\nedge: [a, b]\nrules: [{name: r, to: x, via: [{fill: {value: 0, dtype: int8, shape: []}}]}]\n"
+    text = (
+        "id: a/b\ntitle: t\nlineage: l\nedge: [a, b]\nrules: [{name: r, to: x, via: [{fill: "
+        "{value: 0, dtype: int8, shape: []}}]}]\n"
+    )
     with pytest.raises(QuestionError) as caught:
         load_text(text, "x")
     (found,) = caught.value.diagnostics

@@ -23,11 +23,15 @@ HOMES = sorted(path.parent for path in packaged.folder().glob("*/layouts.yaml"))
 
 
 def same(made: Any, model: Any) -> bool:
-    """Whether what was packaged says what the model says: fields, properties and types, all the way down."""
+    """Whether what was packaged says what the model says: fields, properties and types, all the way
+    down.
+    """
     if isinstance(model, BaseModel):
         names = [name for name in type(model).model_fields if name != "tests"]
         names += [name for name, held in vars(type(model)).items() if isinstance(held, property)]
-        return isinstance(made, RulePart) and all(same(getattr(made, name), getattr(model, name)) for name in names)
+        return isinstance(made, RulePart) and all(
+            same(getattr(made, name), getattr(model, name)) for name in names
+        )
     if type(made) is not type(model):
         return False
     if isinstance(model, dict):
@@ -60,7 +64,9 @@ def test_what_was_packaged_is_what_the_files_say(home: Path) -> None:
 
 
 def test_the_files_are_as_they_would_be_made() -> None:
-    assert [str(place) for place, _ in packaged.differences()] == [], "python -m migrate.rules.packaged"
+    assert [str(place) for place, _ in packaged.differences()] == [], (
+        "python -m migrate.rules.packaged"
+    )
 
 
 @pytest.fixture
@@ -91,7 +97,15 @@ def test_it_counts_only_while_it_fits_the_files_that_are_there(shipped: Path) ->
     (shipped / "v5" / "more.yaml").write_bytes(kept[rules])
     assert not ready(shipped)
     (shipped / "v5" / "more.yaml").unlink()
-    for text in (b"", b"{}", b"[]", b"{", kept[shipped / NAME].replace(b'["form", 1]', b'["form", 2]'), b'{"unknown": []}', b"\xff"):
+    for text in (
+        b"",
+        b"{}",
+        b"[]",
+        b"{",
+        kept[shipped / NAME].replace(b'["form", 1]', b'["form", 2]'),
+        b'{"unknown": []}',
+        b"\xff",
+    ):
         (shipped / NAME).write_bytes(text)
         assert not ready(shipped), text
     (shipped / NAME).unlink()
@@ -128,5 +142,7 @@ def test_a_field_that_it_does_not_know_is_named() -> None:
 def test_it_is_data_alone() -> None:
     for home in HOMES:
         tags: set[str] = set()
-        json.loads((home / NAME).read_bytes(), object_hook=lambda found, tags=tags: tags.update(found))
+        json.loads(
+            (home / NAME).read_bytes(), object_hook=lambda found, tags=tags: tags.update(found)
+        )
         assert tags <= {"map", "tuple", "part", "step", "Layout", "Detect"}

@@ -13,8 +13,14 @@ from migrate.core.errors import QuestionError
 from migrate.rules import catalog, packs
 from migrate.rules.packs import Pack, Packs, built_in, describe, find, is_rule_file
 
-LAYOUTS = "lineage: {name}\ntitle: {title}\nordered: true\nlayouts:\n  v1: {{title: one}}\n  v2: {{title: two}}\n"
-RULES = 'id: {name}/{slug}\ntitle: t\nlineage: {name}\nedge: [v1, v2]\nrules: [{{name: r, from: "{{k...}}.a", to: "{{k}}.b"}}]\n'
+LAYOUTS = (
+    "lineage: {name}\ntitle: {title}\nordered: true\nlayouts:\n  v1: {{title: one}}\n  v2: "
+    "{{title: two}}\n"
+)
+RULES = (
+    "id: {name}/{slug}\ntitle: t\nlineage: {name}\nedge: [v1, v2]\nrules: [{{name: r, from: "
+    '"{{k...}}.a", to: "{{k}}.b"}}]\n'
+)
 
 
 def write(folder: Path, name: str = "acme", title: str = "t", slugs: str = "a b") -> Path:
@@ -33,7 +39,11 @@ def no_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rule_files_of_one_edge_are_collected(tmp_path: Path, no_installed: None) -> None:
     lineage = find(write(tmp_path), cwd=tmp_path / "acme").load_lineage("acme")
     (edge,) = lineage.edges
-    assert (edge.source, edge.target, [f.name for f in edge.files]) == ("v1", "v2", ["a.yaml", "b.yaml"])
+    assert (edge.source, edge.target, [f.name for f in edge.files]) == (
+        "v1",
+        "v2",
+        ["a.yaml", "b.yaml"],
+    )
 
 
 def test_a_folder_of_one_lineage_can_be_named_itself(tmp_path: Path, no_installed: None) -> None:
@@ -62,7 +72,9 @@ def refused(found: Packs, name: str) -> str:
     return f"{problem.message} {problem.notes} {problem.help}"
 
 
-def test_a_folder_beside_replaces_no_lineage_that_is_known(tmp_path: Path, no_installed: None) -> None:
+def test_a_folder_beside_replaces_no_lineage_that_is_known(
+    tmp_path: Path, no_installed: None
+) -> None:
     write(tmp_path / "rules", "hf-mixtral", "mine")
     write(tmp_path / "rules", "acme")
     found = find(cwd=tmp_path)
@@ -110,7 +122,9 @@ def test_homes_that_do_the_same_are_one(tmp_path: Path, no_installed: None) -> N
     refused(find(cwd=tmp_path), "hf-mixtral")
 
 
-def test_without_a_folder_beside_nothing_is_compared(tmp_path: Path, no_installed: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_folder_beside_nothing_is_compared(
+    tmp_path: Path, no_installed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(packs, "_alike", lambda *_: pytest.fail("compared"))
     assert find(cwd=tmp_path).load_lineage("hf-mixtral").edges
     write(tmp_path / "rules", "acme")
@@ -122,7 +136,9 @@ def test_the_rules_of_the_source_tree_are_not_searched_twice(no_installed: None)
     assert [p.origin for p in found.all] == ["built-in"]
 
 
-def test_a_lineage_that_is_not_there_names_the_nearest_and_the_places(tmp_path: Path, no_installed: None) -> None:
+def test_a_lineage_that_is_not_there_names_the_nearest_and_the_places(
+    tmp_path: Path, no_installed: None
+) -> None:
     with pytest.raises(QuestionError) as caught:
         find(write(tmp_path), cwd="/").load_lineage("hf-mixtrall")
     (found,) = caught.value.diagnostics
@@ -135,7 +151,9 @@ def test_a_path_that_is_no_folder_is_refused(tmp_path: Path) -> None:
         find(tmp_path / "none")
 
 
-def test_a_broken_rule_file_of_another_lineage_does_no_harm(tmp_path: Path, no_installed: None) -> None:
+def test_a_broken_rule_file_of_another_lineage_does_no_harm(
+    tmp_path: Path, no_installed: None
+) -> None:
     write(tmp_path, "acme")
     write(tmp_path, "other")
     (tmp_path / "other" / "v2" / "a.yaml").write_text("id: [")
@@ -155,7 +173,9 @@ def test_a_broken_rule_file_of_another_lineage_does_no_harm(tmp_path: Path, no_i
         (("lineage: acme\n", ""), "M101"),
     ],
 )
-def test_a_rule_file_must_fit_its_lineage(tmp_path: Path, no_installed: None, edit: tuple[str, str], code: str) -> None:
+def test_a_rule_file_must_fit_its_lineage(
+    tmp_path: Path, no_installed: None, edit: tuple[str, str], code: str
+) -> None:
     path = write(tmp_path) / "acme" / "v2" / "a.yaml"
     path.write_text(path.read_text().replace(*edit))
     with pytest.raises(QuestionError) as caught:
@@ -178,7 +198,9 @@ def test_a_rule_file_must_fit_its_lineage(tmp_path: Path, no_installed: None, ed
         (("v2: {title: two}", "v1: {title: two}"), "M104"),
     ],
 )
-def test_a_mistake_in_layouts_is_raised_for_local_packs(tmp_path: Path, no_installed: None, edit: tuple[str, str], code: str) -> None:
+def test_a_mistake_in_layouts_is_raised_for_local_packs(
+    tmp_path: Path, no_installed: None, edit: tuple[str, str], code: str
+) -> None:
     path = write(tmp_path) / "acme" / "layouts.yaml"
     path.write_text(path.read_text().replace(*edit))
     for call in (lambda p: p.lineages(), lambda p: p.load_lineage("acme")):
@@ -195,7 +217,9 @@ def entry(value: str, name: str = "acme") -> EntryPoint:
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     package = tmp_path / "site" / "acme_rules_of_a_test"
     write(package / "data")
-    (package / "__init__.py").write_text("raise RuntimeError('a pack is data and is never imported')\n")
+    (package / "__init__.py").write_text(
+        "raise RuntimeError('a pack is data and is never imported')\n"
+    )
     monkeypatch.syspath_prepend(str(package.parent))
     return package
 
@@ -207,23 +231,33 @@ def test_an_installed_pack_is_found_without_importing_it(installed: Path) -> Non
     assert "acme_rules_of_a_test" not in sys.modules
 
 
-@pytest.mark.parametrize("value", ["acme_rules_of_a_test:nowhere", "no_such_package_anywhere:data", "json:tool"])
-def test_a_pack_that_is_not_there_is_reported_and_not_fatal(installed: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+@pytest.mark.parametrize(
+    "value", ["acme_rules_of_a_test:nowhere", "no_such_package_anywhere:data", "json:tool"]
+)
+def test_a_pack_that_is_not_there_is_reported_and_not_fatal(
+    installed: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
     monkeypatch.setattr(packs, "_scan", lambda: iter([packs._located(entry(value))]))
     found = find(cwd="/")
     assert "not a folder" in found.installed[0].error
     assert "hf-mixtral" in found.lineages()[0]
 
 
-def test_a_broken_lineage_of_an_installed_pack_is_reported_and_not_fatal(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_lineage_of_an_installed_pack_is_reported_and_not_fatal(
+    installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (installed / "data" / "acme" / "layouts.yaml").write_text("lineage: [")
-    monkeypatch.setattr(packs, "_scan", lambda: iter([packs._located(entry("acme_rules_of_a_test:data"))]))
+    monkeypatch.setattr(
+        packs, "_scan", lambda: iter([packs._located(entry("acme_rules_of_a_test:data"))])
+    )
     lineages, problems = find(cwd="/").lineages()
     assert "acme" not in lineages
     assert [d.code for d in problems] == ["M108"]
 
 
-def test_two_installed_packs_with_one_lineage_are_refused_unless_a_named_one_decides(tmp_path: Path) -> None:
+def test_two_installed_packs_with_one_lineage_are_refused_unless_a_named_one_decides(
+    tmp_path: Path,
+) -> None:
     one, two = write(tmp_path / "one"), write(tmp_path / "two", slugs="a c")
     found = Packs((), scan=False)
     found._installed = (Pack("one", "installed", one, "1.0"), Pack("two", "installed", two, "2.0"))
@@ -254,11 +288,17 @@ def test_a_rule_file_is_told_from_a_folder(tmp_path: Path) -> None:
 
 
 def test_the_built_in_rules_are_there() -> None:
-    assert {"hf-mixtral", "hf-qwen2-moe", "te-grouped-weight", "te-grouped-bias"} <= set(built_in().lineages)
+    assert {"hf-mixtral", "hf-qwen2-moe", "te-grouped-weight", "te-grouped-bias"} <= set(
+        built_in().lineages
+    )
 
 
-def test_a_pack_without_a_lineage_where_it_points_is_warned_of(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packs, "_scan", lambda: iter([packs._located(entry("acme_rules_of_a_test"))]))
+def test_a_pack_without_a_lineage_where_it_points_is_warned_of(
+    installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        packs, "_scan", lambda: iter([packs._located(entry("acme_rules_of_a_test"))])
+    )
     monkeypatch.chdir(installed.parent)
     document = catalog.packs()
     (warning,) = document["warnings"]
@@ -270,7 +310,9 @@ def test_a_pack_without_a_lineage_where_it_points_is_warned_of(installed: Path, 
         find(cwd="/").load_lineage("acme")
     assert any(str(installed / "data") in note for note in caught.value.diagnostics[0].notes)
     # one that has some, and what the folder of a named pack should be
-    monkeypatch.setattr(packs, "_scan", lambda: iter([packs._located(entry("acme_rules_of_a_test:data"))]))
+    monkeypatch.setattr(
+        packs, "_scan", lambda: iter([packs._located(entry("acme_rules_of_a_test:data"))])
+    )
     assert catalog.packs()["warnings"] == []
     (named,) = catalog.packs([installed])["warnings"]
     assert f'rules="{installed / "data"}"' in named["help"]
@@ -280,10 +322,14 @@ def test_a_pack_without_a_lineage_where_it_points_is_warned_of(installed: Path, 
     assert "layouts.yaml" in lost["help"]
 
 
-def test_the_pyproject_of_the_tutorial_makes_a_pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pyproject_of_the_tutorial_makes_a_pack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = (Path(__file__).resolve().parents[2] / "docs" / "first-rule.md").read_text()
     (written,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
-    (name, value) = re.findall(r'^\[project.entry-points."migrate.rulepacks"\]\n(\w+) = "(.*)"$', written, re.MULTILINE)[0]
+    (name, value) = re.findall(
+        r'^\[project.entry-points."migrate.rulepacks"\]\n(\w+) = "(.*)"$', written, re.MULTILINE
+    )[0]
     package = tmp_path / "acme_rules"
     write(package / "rules", "toy")
     (package / "__init__.py").write_text("raise RuntimeError\n")
@@ -291,8 +337,13 @@ def test_the_pyproject_of_the_tutorial_makes_a_pack(tmp_path: Path, monkeypatch:
     monkeypatch.syspath_prepend(str(tmp_path))
     found = packs._located(entry(value, name))
     assert (found.error, list(found.lineages)) == ("", ["toy"])
-    build = pytest.importorskip("hatchling.builders.wheel", reason="hatchling, which builds the wheel, is not installed here")
-    (wheel,) = build.WheelBuilder(str(tmp_path)).build(directory=str(tmp_path / "dist"), versions=["standard"])
+    build = pytest.importorskip(
+        "hatchling.builders.wheel",
+        reason="hatchling, which builds the wheel, is not installed here",
+    )
+    (wheel,) = build.WheelBuilder(str(tmp_path)).build(
+        directory=str(tmp_path / "dist"), versions=["standard"]
+    )
     with zipfile.ZipFile(wheel) as archive:
         assert "acme_rules/rules/toy/layouts.yaml" in archive.namelist()
         assert value in archive.read("acme_rules-1.0.dist-info/entry_points.txt").decode()

@@ -40,7 +40,9 @@ def codes(*args: Any) -> list[str]:
         (param("list"), "128,a,007", [128, "a", "007"]),
     ],
 )
-def test_text_of_the_command_line_becomes_the_declared_type(declared: Param, text: str, value: Any) -> None:
+def test_text_of_the_command_line_becomes_the_declared_type(
+    declared: Param, text: str, value: Any
+) -> None:
     found = resolve({"n": declared}, {"n": text})["n"]
     assert found == value
     assert type(found) is type(value)
@@ -76,32 +78,45 @@ def test_a_default_counts_only_when_no_other_source_speaks() -> None:
     declared = {"n": param("int", default=3)}
     assert resolve(declared, {}) == {"n": 3}
     assert resolve(declared, {"n": "4"}) == {"n": 4}
-    assert resolve(declared, {}, [("config.json", {"n": 5}), ("the stamp", {"n": None})]) == {"n": 5}
+    assert resolve(declared, {}, [("config.json", {"n": 5}), ("the stamp", {"n": None})]) == {
+        "n": 5
+    }
 
 
 def test_sources_that_differ_are_named_with_their_values() -> None:
     with pytest.raises(QuestionError) as caught:
-        resolve({"n": param("int")}, {"n": "4"}, [("the stamp", {"n": 4}), ("config.json#n", {"n": 5})])
+        resolve(
+            {"n": param("int")}, {"n": "4"}, [("the stamp", {"n": 4}), ("config.json#n", {"n": 5})]
+        )
     (found,) = caught.value.diagnostics
     assert found.code == "M510"
     assert found.notes == ("`params` says 4", "the stamp says 4", "config.json#n says 5")
 
 
 def test_sources_that_agree_do_so_after_typing() -> None:
-    assert resolve({"n": param("list", items="int")}, {"n": "1,2"}, [("config.json", {"n": [1, 2]})]) == {"n": [1, 2]}
+    assert resolve(
+        {"n": param("list", items="int")}, {"n": "1,2"}, [("config.json", {"n": [1, 2]})]
+    ) == {"n": [1, 2]}
 
 
 def test_no_value_says_how_to_give_one() -> None:
     with pytest.raises(QuestionError) as caught:
         resolve({"modules": param("list", items="str", title="the modules")}, {})
     (found,) = caught.value.diagnostics
-    assert (found.code, found.help, found.notes) == ("M509", 'params={"modules": …}, a list of names: the modules', ())
+    assert (found.code, found.help, found.notes) == (
+        "M509",
+        'params={"modules": …}, a list of names: the modules',
+        (),
+    )
 
 
 @pytest.mark.parametrize(
     ("declared", "help"),
     [
-        (param("int", minimum=1, title="attention heads"), 'params={"n": …}, an integer: attention heads'),
+        (
+            param("int", minimum=1, title="attention heads"),
+            'params={"n": …}, an integer: attention heads',
+        ),
         (param("int"), 'params={"n": …}, an integer'),
         (param("list", items="int"), 'params={"n": …}, a list of integers'),
         (param("bool", title="tied"), 'params={"n": …}, true or false: tied'),
@@ -109,7 +124,9 @@ def test_no_value_says_how_to_give_one() -> None:
         (param("str", choices=("a", "b")), 'params={"n": …}, one of a, b'),
     ],
 )
-def test_a_param_without_a_value_is_asked_for_by_its_meaning_and_no_value_is_proposed(declared: Param, help: str) -> None:
+def test_a_param_without_a_value_is_asked_for_by_its_meaning_and_no_value_is_proposed(
+    declared: Param, help: str
+) -> None:
     with pytest.raises(QuestionError) as caught:
         resolve({"n": declared}, {})
     assert [(d.code, d.help) for d in caught.value.diagnostics] == [("M509", help)]
@@ -127,19 +144,32 @@ def test_a_name_that_is_no_param_gets_the_nearest_one() -> None:
 
 
 def test_all_problems_come_at_once() -> None:
-    assert codes({"a": param("int"), "b": param("int")}, {"b": "x", "c": "1"}) == ["M112", "M509", "M114"]
+    assert codes({"a": param("int"), "b": param("int")}, {"b": "x", "c": "1"}) == [
+        "M112",
+        "M509",
+        "M114",
+    ]
 
 
 def file(params: str, id: str) -> LoadedFile:
-    return load_text(f"id: {id}\ntitle: t\nlineage: l\nedge: [a, b]\nparams: {params}\n", f"{id}.yaml")
+    return load_text(
+        f"id: {id}\ntitle: t\nlineage: l\nedge: [a, b]\nparams: {params}\n", f"{id}.yaml"
+    )
 
 
 def test_files_of_one_path_share_a_param_of_one_type() -> None:
-    found = declare([file("{n: {type: int, optional: true}}", "x"), file("{n: {type: int}, m: {type: str}}", "y")])
+    found = declare(
+        [
+            file("{n: {type: int, optional: true}}", "x"),
+            file("{n: {type: int}, m: {type: str}}", "y"),
+        ]
+    )
     assert (list(found), found["n"].optional) == (["n", "m"], False)
     with pytest.raises(QuestionError) as caught:
         declare([file("{n: {type: int}}", "x"), file("{n: {type: list}}", "y")])
-    assert [(d.code, [s.file for s in d.spans]) for d in caught.value.diagnostics] == [("M114", ["y.yaml", "x.yaml"])]
+    assert [(d.code, [s.file for s in d.spans]) for d in caught.value.diagnostics] == [
+        ("M114", ["y.yaml", "x.yaml"])
+    ]
 
 
 @pytest.mark.parametrize("given", ["3", "3.0", "0x3", 3.0])
@@ -151,7 +181,12 @@ def test_an_integer_is_one_however_a_rule_file_could_write_it(given: Any) -> Non
 
 def test_a_value_of_another_kind_is_shown_as_written_with_what_the_param_takes() -> None:
     with pytest.raises(QuestionError) as caught:
-        resolve({"n": param("int", minimum=2, choices=(2, 4))}, {}, [("config.json#n", {"n": True})])
+        resolve(
+            {"n": param("int", minimum=2, choices=(2, 4))}, {}, [("config.json#n", {"n": True})]
+        )
     (found,) = caught.value.diagnostics
-    assert (found.code, found.message) == ("M114", "param `n` from config.json#n: true is not an integer")
+    assert (found.code, found.message) == (
+        "M114",
+        "param `n` from config.json#n: true is not an integer",
+    )
     assert found.help == "it takes int, from 2, one of 2, 4"

@@ -1,4 +1,6 @@
-"""Merge patches as RFC 7396 shows them, and the way back: every value, null and order of names returns."""
+"""Merge patches as RFC 7396 shows them, and the way back: every value, null and order of names
+returns.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def test_the_examples_of_the_rfc_hold(target: Any, patch: dict, result: Any) -> 
 
 
 @given(OBJECTS, OBJECTS)
-def test_what_a_patch_changed_returns_with_its_nulls_its_types_and_its_order(before: dict, patch: dict) -> None:
+def test_what_a_patch_changed_returns_with_its_nulls_its_types_and_its_order(
+    before: dict, patch: dict
+) -> None:
     kept = json.dumps([before, patch])
     after = patches.merge(before, patch)
     steps = json.loads(json.dumps(patches.undo(before, after)))
@@ -51,7 +55,9 @@ def test_what_a_patch_changed_returns_with_its_nulls_its_types_and_its_order(bef
 
 
 @given(OBJECTS, OBJECTS)
-def test_any_two_objects_are_told_apart_and_the_first_returns_in_value(before: dict, after: dict) -> None:
+def test_any_two_objects_are_told_apart_and_the_first_returns_in_value(
+    before: dict, after: dict
+) -> None:
     found = patches.changes(before, after)
     assert bool(found) == (not patches.same(before, after))
     assert patches.same(patches.restore(after, patches.undo(before, after)), before)
@@ -70,7 +76,10 @@ def test_a_place_that_is_gone_is_not_made_again() -> None:
     assert patches.restore({"a": 7}, steps) == {"a": 7}
 
 
-@pytest.mark.parametrize("steps", [{}, [[]], [{"was": 1}], [{"at": "a"}], [{"at": [1]}], [{"at": ["a"], "next": 1}], None])
+@pytest.mark.parametrize(
+    "steps",
+    [{}, [[]], [{"was": 1}], [{"at": "a"}], [{"at": [1]}], [{"at": ["a"], "next": 1}], None],
+)
 def test_what_is_no_undo_is_not_taken_for_one(steps: Any) -> None:
     assert not patches.is_undo(steps)
 
@@ -107,8 +116,19 @@ def test_a_new_document_is_written_as_hugging_face_writes_it() -> None:
 
 def test_only_a_whole_text_is_a_param_and_an_unset_one_is_not_written() -> None:
     name = re.compile(r"\$([A-Za-z_]\w*)")
-    patch = {"a": "$n", "b": "n is $n", "c": "$unset", "d": ["$n", "$unset", {"e": "$n"}], "f": None}
-    assert patches.fill(patch, {"n": 3}, name) == {"a": 3, "b": "n is $n", "d": [3, {"e": 3}], "f": None}
+    patch = {
+        "a": "$n",
+        "b": "n is $n",
+        "c": "$unset",
+        "d": ["$n", "$unset", {"e": "$n"}],
+        "f": None,
+    }
+    assert patches.fill(patch, {"n": 3}, name) == {
+        "a": 3,
+        "b": "n is $n",
+        "d": [3, {"e": 3}],
+        "f": None,
+    }
 
 
 def test_the_depth_of_a_document_is_counted_without_recursion() -> None:

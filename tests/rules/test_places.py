@@ -1,4 +1,6 @@
-"""Which side files, and which places in them, a rule file may name; what is refused is refused where it stands."""
+"""Which side files, and which places in them, a rule file may name; what is refused is refused
+where it stands.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,63 @@ from migrate.core.errors import QuestionError
 from migrate.rules import places
 from migrate.rules.fields import fits
 from migrate.rules.model import load_text
-from migrate.source.sidefiles import CACHES, HISTORY, ITEMS, MAX_DEPTH, METADATA, PARTIAL, WEIGHT_SUFFIXES, stays_behind
+from migrate.source.sidefiles import (
+    CACHES,
+    HISTORY,
+    ITEMS,
+    MAX_DEPTH,
+    METADATA,
+    PARTIAL,
+    WEIGHT_SUFFIXES,
+    stays_behind,
+)
 
 HEAD = "id: a/b\ntitle: t\nlineage: l\nedge: [v1, v2]\n"
-FINE = ["config.json", "a/b/c/config.json", ".gitattributes", "é.json", "x" * 255, "a b.json", "bin", "ckpt.json", "..."]
+FINE = [
+    "config.json",
+    "a/b/c/config.json",
+    ".gitattributes",
+    "é.json",
+    "x" * 255,
+    "a b.json",
+    "bin",
+    "ckpt.json",
+    "...",
+]
 BELOW = [
-    "migrate.items.json", "text/migrate.history.json", ".metadata", "model.bin", "M.SafeTensors", "a.index.json", "x.c\u212apt", ".git/x",
-    "__pycache__/x.json", "Cache/x.json", "out.migrate-partial", "out.migrate-partial/x", "a/b/c/d/x.json", "a#b.json", "a/.b/c",
-]  # fmt: skip
-NO_PATH = ["", ".", "..", "/x", "//x", "../x", "a/../x", "./x", "a/.", "a//b", "a/", "a\\b", "a\nb", "a\u200bb", "x" * 256]
+    "migrate.items.json",
+    "text/migrate.history.json",
+    ".metadata",
+    "model.bin",
+    "M.SafeTensors",
+    "a.index.json",
+    "x.c\u212apt",
+    ".git/x",
+    "__pycache__/x.json",
+    "Cache/x.json",
+    "out.migrate-partial",
+    "out.migrate-partial/x",
+    "a/b/c/d/x.json",
+    "a#b.json",
+    "a/.b/c",
+]
+NO_PATH = [
+    "",
+    ".",
+    "..",
+    "/x",
+    "//x",
+    "../x",
+    "a/../x",
+    "./x",
+    "a/.",
+    "a//b",
+    "a/",
+    "a\\b",
+    "a\nb",
+    "a\u200bb",
+    "x" * 256,
+]
 
 
 def refused(body: str) -> tuple[str, str, str]:
@@ -31,20 +81,29 @@ def refused(body: str) -> tuple[str, str, str]:
 
 
 def quoted(text: str) -> str:
-    return '"' + "".join(c if 32 <= ord(c) < 127 and c not in '"\\' else f"\\U{ord(c):08x}" for c in text) + '"'
+    return (
+        '"'
+        + "".join(c if 32 <= ord(c) < 127 and c not in '"\\' else f"\\U{ord(c):08x}" for c in text)
+        + '"'
+    )
 
 
 @pytest.mark.parametrize("path", FINE)
 def test_a_path_below_the_checkpoint_may_be_patched_read_and_renamed_in(path: str) -> None:
     name = quoted(path)[1:-1]
     loaded = load_text(
-        HEAD + f'files: {{"{name}": {{a: 1}}}}\nnames: ["{name}#a.b"]\nparams: {{n: {{type: int, config: "{name}#a"}}}}\n', "r"
+        HEAD + f'files: {{"{name}": {{a: 1}}}}\nnames: ["{name}#a.b"]\nparams: {{n: {{type: int, '
+        f'config: "{name}#a"}}}}\n',
+        "r",
     )
     assert list(loaded.model.files) == [path]
     assert loaded.model.names == (f"{path}#a.b",)
 
 
-@pytest.mark.parametrize(("path", "words"), [(p, "") for p in NO_PATH] + [(p, "no side file") for p in BELOW if "#" not in p])
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [(p, "") for p in NO_PATH] + [(p, "no side file") for p in BELOW if "#" not in p],
+)
 def test_what_is_no_side_file_is_refused_at_its_key(path: str, words: str) -> None:
     code, message, text = refused(f"files: {{{quoted(path)}: {{a: 1}}}}\n")
     assert (code, text) == ("M114", quoted(path))
@@ -55,7 +114,10 @@ def test_what_is_no_side_file_is_refused_at_its_key(path: str, words: str) -> No
 def test_a_reference_into_what_is_no_side_file_is_refused_where_it_stands(path: str) -> None:
     reference = quoted(f"{path}#a.b")
     assert refused(f"names: [{reference}]\n")[::2] == ("M114", reference)
-    assert refused(f"params: {{n: {{type: int, config: {reference}}}}}\n")[::2] == ("M114", reference)
+    assert refused(f"params: {{n: {{type: int, config: {reference}}}}}\n")[::2] == (
+        "M114",
+        reference,
+    )
 
 
 @pytest.mark.parametrize("keys", ["", ".a", "a.", "a..b", "a\x07"])
@@ -71,7 +133,10 @@ def test_a_list_of_names_stands_in_a_file_that_is_named() -> None:
 
 @pytest.mark.parametrize("path", ["migrate.items.json", "../x.json", "model.safetensors"])
 def test_the_side_files_of_a_test_are_such_as_a_run_can_meet(path: str) -> None:
-    text = "rules: [{{name: r, from: a, to: b}}]\ntests: [{{name: t, given: {{a: {{shape: [1]}}}}, {}, expect: {{b: {{}}}}}}]\n"
+    text = (
+        "rules: [{{name: r, from: a, to: b}}]\ntests: [{{name: t, given: {{a: {{shape: "
+        "[1]}}}}, {}, expect: {{b: {{}}}}}}]\n"
+    )
     for field in ("side", "expect_side"):
         assert refused(text.format(f"{field}: {{{path}: {{a: 1}}}}"))[::2] == ("M114", path)
 

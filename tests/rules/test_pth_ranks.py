@@ -1,4 +1,6 @@
-"""The packs over the files in which their checkpoints are really released: `.pth` of Meta's ranks, Megatron's `model_optim_rng.pt`."""
+"""The packs over the files in which their checkpoints are really released: `.pth` of Meta's ranks,
+Megatron's `model_optim_rng.pt`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_layout_packs import bits, convert_llama_weights_to_hf, interleaved, llama, params_json, random
+from test_layout_packs import (
+    bits,
+    convert_llama_weights_to_hf,
+    interleaved,
+    llama,
+    params_json,
+    random,
+)
 
 from migrate import api
 from migrate.core.errors import CheckpointError
@@ -36,34 +45,67 @@ def test_metas_pth_files_become_what_the_released_script_makes_of_them(
 ) -> None:
     files = llama(ranks, generation, kv_heads)
     source = write(
-        {name.replace("safetensors", "pth"): tensors for name, tensors in files.items()}, tmp_path / "in", params=params_json(kv_heads)
+        {name.replace("safetensors", "pth"): tensors for name, tensors in files.items()},
+        tmp_path / "in",
+        params=params_json(kv_heads),
     )
     out = tmp_path / "out"
-    published = api.apply(source, out, to="meta-llama@hf", params={"generation": generation}, output_format=written, fsync=False)
+    published = api.apply(
+        source,
+        out,
+        to="meta-llama@hf",
+        params={"generation": generation},
+        output_format=written,
+        fsync=False,
+    )
     assert published["downgrade"]["exact"]
     assert api.verify(out, source=source)["equal"]
-    made = load_file(out / "model.safetensors") if written == "safetensors" else torch.load(out / "pytorch_model.bin", weights_only=True)
+    made = (
+        load_file(out / "model.safetensors")
+        if written == "safetensors"
+        else torch.load(out / "pytorch_model.bin", weights_only=True)
+    )
     expected = convert_llama_weights_to_hf(files, generation, kv_heads)
     assert {k: bits(t) for k, t in made.items()} == {k: bits(t) for k, t in expected.items()}
     api.downgrade(out, tmp_path / "back", output_format="torch", fsync=False)
     back = held(tmp_path / "back")
     assert list(back) == list(held(source))
     for name, tensors in held(source).items():
-        assert {k: bits(t) for k, t in back[name].items()} == {k: bits(t) for k, t in tensors.items()}
+        assert {k: bits(t) for k, t in back[name].items()} == {
+            k: bits(t) for k, t in tensors.items()
+        }
     assert api.diff(source, tmp_path / "back")["equal"]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_megatrons_checkpoints_keep_what_stands_beside_the_model(tmp_path: Path, ranks: int) -> None:
+def test_megatrons_checkpoints_keep_what_stands_beside_the_model(
+    tmp_path: Path, ranks: int
+) -> None:
     heads, groups, width = 8, 4, 2
     hidden = heads * width
-    q, k, v = (random(count * width, hidden, seed=w) for w, count in (("q", heads), ("k", groups), ("v", groups)))
+    q, k, v = (
+        random(count * width, hidden, seed=w)
+        for w, count in (("q", heads), ("k", groups), ("v", groups))
+    )
     whole = interleaved(q, k, v, heads, groups, width)
     files = {}
     for rank, part in enumerate(whole.chunk(ranks, 0)):
-        model = {"decoder.layers.0.self_attention.linear_qkv.weight": part, "decoder.layers.0.mlp.weight": random(3, seed=f"mlp{rank}")}
-        rng = [{"random_rng_state": (3, (1, 2, 3), None), "torch_rng_state": torch.arange(9 + rank, dtype=torch.uint8)}]
-        files[f"mp_rank_{rank:02}/model_optim_rng.pt"] = {"model": model, "iteration": 7, "checkpoint_version": 3.0, "rng_state": rng}
+        model = {
+            "decoder.layers.0.self_attention.linear_qkv.weight": part,
+            "decoder.layers.0.mlp.weight": random(3, seed=f"mlp{rank}"),
+        }
+        rng = [
+            {
+                "random_rng_state": (3, (1, 2, 3), None),
+                "torch_rng_state": torch.arange(9 + rank, dtype=torch.uint8),
+            }
+        ]
+        files[f"mp_rank_{rank:02}/model_optim_rng.pt"] = {
+            "model": model,
+            "iteration": 7,
+            "checkpoint_version": 3.0,
+            "rng_state": rng,
+        }
     config = {"num_attention_heads": heads, "num_key_value_heads": groups, "head_dim": width}
     source = write(files, tmp_path / "in", config=config)
     published = api.apply(source, tmp_path / "out", to="megatron-gqa-qkv@hf", fsync=False)
@@ -78,17 +120,25 @@ def test_megatrons_checkpoints_keep_what_stands_beside_the_model(tmp_path: Path,
         assert one["iteration"] == 7
         assert one["checkpoint_version"] == 3.0
         assert one["rng_state"][0]["random_rng_state"] == (3, (1, 2, 3), None)
-        assert torch.equal(one["rng_state"][0]["torch_rng_state"], torch.arange(9 + rank, dtype=torch.uint8)), name
+        assert torch.equal(
+            one["rng_state"][0]["torch_rng_state"], torch.arange(9 + rank, dtype=torch.uint8)
+        ), name
     api.downgrade(tmp_path / "out", tmp_path / "back", fsync=False)
     assert api.diff(source, tmp_path / "back")["equal"]
     api.apply(source, tmp_path / "st", output_format="safetensors", fsync=False)
     assert api.diff(source, tmp_path / "st")["equal"]
 
 
-def test_the_arguments_of_megatron_are_an_opaque_object_and_go_with_permission(tmp_path: Path) -> None:
+def test_the_arguments_of_megatron_are_an_opaque_object_and_go_with_permission(
+    tmp_path: Path,
+) -> None:
     import argparse
 
-    value = {"model": {"w": torch.ones(2)}, "args": argparse.Namespace(hidden_size=4), "iteration": 1}
+    value = {
+        "model": {"w": torch.ones(2)},
+        "args": argparse.Namespace(hidden_size=4),
+        "iteration": 1,
+    }
     source = write({"mp_rank_00/model_optim_rng.pt": value}, tmp_path / "in")
     with pytest.raises(CheckpointError) as caught:
         api.apply(source, tmp_path / "out", output_format="safetensors")
@@ -99,7 +149,10 @@ def test_the_arguments_of_megatron_are_an_opaque_object_and_go_with_permission(t
 
 def test_tensors_outside_of_the_model_of_a_rank_that_goes_need_permission(tmp_path: Path) -> None:
     files = {
-        f"mp_rank_0{r}/model_optim_rng.pt": {"model": {"w": torch.ones(1), "x": torch.ones(2) * r}, "rng": [torch.ones(2)]}
+        f"mp_rank_0{r}/model_optim_rng.pt": {
+            "model": {"w": torch.ones(1), "x": torch.ones(2) * r},
+            "rng": [torch.ones(2)],
+        }
         for r in range(2)
     }
     source = write(files, tmp_path / "in")

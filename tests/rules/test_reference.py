@@ -43,7 +43,9 @@ def test_every_op_codec_field_and_code_has_its_place() -> None:
         assert f"\n| {page.code} | {page.name} | {page.severity} | {page.exit} |" in PAGE
     for name in ops.registry.builtin():
         section = PAGE.split(f"\n### `{name}`\n")[1].split("\n### ")[0]
-        assert [a.word for a in arguments.arguments(name)] == re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
+        assert [a.word for a in arguments.arguments(name)] == re.findall(
+            r"^\| `(\w+)` \|", section, re.MULTILINE
+        )
     for model in (schema.rule_file(), schema.layouts()):
         for part in (model, *(d for name, d in model["$defs"].items() if name != "Step")):
             for field in part["properties"]:
@@ -52,7 +54,9 @@ def test_every_op_codec_field_and_code_has_its_place() -> None:
 
 def test_a_table_has_as_many_cells_in_each_row_as_in_its_head() -> None:
     for table in re.findall(r"(?:^\|.*\n)+", PAGE, re.MULTILINE):
-        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1, table[:200]
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1, (
+            table[:200]
+        )
 
 
 def test_the_check_says_no_when_the_page_is_old(

@@ -61,7 +61,9 @@ def test_a_schema_is_valid_and_says_what_it_describes(name: str) -> None:
     assert made["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     assert made["title"]
     assert made["description"]
-    assert set(re.findall(r'"\$ref": "#/\$defs/(\w+)"', json.dumps(made))) == set(made.get("$defs", {}))
+    assert set(re.findall(r'"\$ref": "#/\$defs/(\w+)"', json.dumps(made))) == set(
+        made.get("$defs", {})
+    )
 
 
 @pytest.mark.parametrize("name", WRITTEN)
@@ -71,7 +73,11 @@ def test_what_people_write_has_no_alternatives_that_would_hide_a_mistake(name: s
 
 @pytest.mark.parametrize("name", MADE)
 def test_every_property_says_what_it_is(name: str) -> None:
-    silent = [place for place, field in described(MADE[name]) if not {"description", "$ref", "const"} & set(field)]
+    silent = [
+        place
+        for place, field in described(MADE[name])
+        if not {"description", "$ref", "const"} & set(field)
+    ]
     assert silent == []
 
 
@@ -90,22 +96,35 @@ def test_an_example_is_one(name: str) -> None:
 def test_what_people_write_has_examples_wherever_a_name_does_not_say_it_all(name: str) -> None:
     made = {
         **MADE[name],
-        "$defs": {k: v for k, v in MADE[name]["$defs"].items() if k not in ("Step", "RuleTest", "GivenTensor", "ExpectedTensor")},
+        "$defs": {
+            k: v
+            for k, v in MADE[name]["$defs"].items()
+            if k not in ("Step", "RuleTest", "GivenTensor", "ExpectedTensor")
+        },
     }
     plain_enough = {"rules", "tests", "params", "detect", "shape"}
     without = [
         place
         for place, field in described(made)
-        if "examples" not in field and field.get("type") != "boolean" and not {"enum", "const", "$ref", "if"} & set(field)
-        and place.rpartition(".")[2] not in plain_enough | {"min", "max", "multiple_of", "remainder"}
-    ]  # fmt: skip
+        if "examples" not in field
+        and field.get("type") != "boolean"
+        and not {"enum", "const", "$ref", "if"} & set(field)
+        and place.rpartition(".")[2]
+        not in plain_enough | {"min", "max", "multiple_of", "remainder"}
+    ]
     assert without == []
 
 
 @pytest.mark.parametrize("path", [*CASES, *RULES], ids=lambda p: f"{p.parent.name}-{p.stem}")
 def test_every_rule_file_fits_the_schema(path: Path) -> None:
     data = plain(path)
-    missing = [op for rule in data["rules"] for step in rule.get("via", []) for op in step if op not in ops.registry.builtin()]
+    missing = [
+        op
+        for rule in data["rules"]
+        for step in rule.get("via", [])
+        for op in step
+        if op not in ops.registry.builtin()
+    ]
     found = errors(data)
     assert len(found) == len(missing)
     assert {validator for _, validator in found} <= {"additionalProperties"}
@@ -115,7 +134,9 @@ def test_every_rule_file_fits_the_schema(path: Path) -> None:
 @pytest.mark.parametrize("where", ["op", "argument", "field", "field of the file"])
 def test_a_typo_in_a_shipped_rule_is_reported_where_it_is(path: Path, where: str) -> None:
     data = plain(path)
-    number, rule = next(((n, r) for n, r in enumerate(data["rules"]) if r.get("via")), (0, data["rules"][0]))
+    number, rule = next(
+        ((n, r) for n, r in enumerate(data["rules"]) if r.get("via")), (0, data["rules"][0])
+    )
     op, arguments = next(iter(rule.setdefault("via", [{"flip": {"dim": 0}}])[0].items()))
     at: list[Any] = ["rules", number]
     if where == "op":
@@ -156,7 +177,11 @@ def test_each_mistake_is_one_error_at_its_place() -> None:
         "name": "r",
         "from": "a",
         "too": "b",
-        "via": [{"splitt": {}}, {"stack": {"over": "e", "dim": [1]}}, {"flip": {"dim": 0}, "roll": {"dim": 0, "shift": 1}}],
+        "via": [
+            {"splitt": {}},
+            {"stack": {"over": "e", "dim": [1]}},
+            {"flip": {"dim": 0}, "roll": {"dim": 0, "shift": 1}},
+        ],
         "when": {"dtype": "bfloat61"},
         "where": {"e": {"min": 1, "maks": 2}},
     }
@@ -178,8 +203,20 @@ def test_a_step_lists_every_built_in_op_with_its_description_and_an_example() ->
     for name, op in step["properties"].items():
         assert op["description"]
         assert op["additionalProperties"] is False
-        assert errors({"id": "i", "title": "t", "lineage": "l", "edge": ["a", "b"],
-                       "rules": [{"name": "r", "from": "a", "to": "b", "via": [{name: op["examples"][0]}]}]}) == []  # fmt: skip
+        assert (
+            errors(
+                {
+                    "id": "i",
+                    "title": "t",
+                    "lineage": "l",
+                    "edge": ["a", "b"],
+                    "rules": [
+                        {"name": "r", "from": "a", "to": "b", "via": [{name: op["examples"][0]}]}
+                    ],
+                }
+            )
+            == []
+        )
 
 
 def test_the_first_example_of_each_field_makes_a_rule_file_that_can_be_loaded() -> None:
@@ -198,7 +235,9 @@ def test_the_first_example_of_each_field_makes_a_rule_file_that_can_be_loaded() 
 
 
 def test_each_document_has_one_source_and_one_schema() -> None:
-    assert set(documents.kinds()) | set(WRITTEN) == {p.name.removesuffix(schema.SUFFIX) for p in (ROOT / "schemas").iterdir()}
+    assert set(documents.kinds()) | set(WRITTEN) == {
+        p.name.removesuffix(schema.SUFFIX) for p in (ROOT / "schemas").iterdir()
+    }
     for kind in documents.kinds():
         assert list(MADE[kind]["properties"])[:2] == ["format_version", "kind"]
         assert MADE[kind]["additionalProperties"] is False

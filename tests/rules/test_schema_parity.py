@@ -1,7 +1,8 @@
 """The schema and the loader agree on the form of what people write, whatever they write.
 
-Rule files are changed at random. A change that the schema refuses must be refused when the file is read field by field;
-a change that is refused there must be refused by the schema, unless the code is one that only the loader can give.
+Rule files are changed at random. A change that the schema refuses must be refused when the file is
+read field by field; a change that is refused there must be refused by the schema, unless the code
+is one that only the loader can give.
 """
 
 from __future__ import annotations
@@ -42,14 +43,19 @@ PLAIN_TEXT = """
 half float33 iota drop flip tie stack keep skip error list int str bool $x $x+1 $ (1 v5 a.b a/b .a a. latest @1 config.json#a
 >=0.1 2024-01-01 2024-01-01T00:00:00Z 12:30 00 08 +0 -5 1.5 8.0 -8.0 1e2 1e-400 -1e400 +.inf .Inf .NaN 0.9999999999999999 1e308 1.8e308
 9007199254740991 9007199254740992 -9007199254740992 9007199254740993.0 18446744073709551616 1e19 0xfffffffffffffffffff yes No on
-"""
+"""  # noqa: E501
 PLAIN = PLAIN_TEXT.split()
 QUOTED = [
-    "", "5", "2.10", "true", "null", " ", " 1", "$x", "$x ", "$x * (2", "x y", "a\n", "a\nb", "\u200b", "é", "{a}", "{", "{a...}.w",
-    "0, 1", ">=0.1\n", ">=0.1,<9", "float32", "M101", "M999", "int", "config.json#a.b", "a/b.json#c", "../a.json#b", "/a#b", "a.json#",
-    "a.json#.b", "a#b#c", "#a", ".", "..", "a/..", "a//b", "a/", "a\\b", ".git/x", "a.bin", "A.SafeTensors", "x.c\u212apt",
-    "migrate.items.json", "a/migrate.history.json", ".metadata", "Cache/a.json", "a/b/c/d.json", "a/b/c/d/e.json", "é" * 300,
-    "x" * 5000, "1 + ", "$x//2", "2*$x", "($x)", "$x $y", "\t1", "$1", "{{", "}}", "{a}}", "{a}{b}", "{a:}", "{a:x|}",
+    "", "5", "2.10", "true", "null", " ", " 1", "$x", "$x ", "$x * (2", "x y", "a\n", "a\nb",
+    "\u200b", "é", "{a}", "{", "{a...}.w",
+    "0, 1", ">=0.1\n", ">=0.1,<9", "float32", "M101", "M999", "int", "config.json#a.b",
+    "a/b.json#c", "../a.json#b", "/a#b", "a.json#",
+    "a.json#.b", "a#b#c", "#a", ".", "..", "a/..", "a//b", "a/", "a\\b", ".git/x", "a.bin",
+    "A.SafeTensors", "x.c\u212apt",
+    "migrate.items.json", "a/migrate.history.json", ".metadata", "Cache/a.json", "a/b/c/d.json",
+    "a/b/c/d/e.json", "é" * 300,
+    "x" * 5000, "1 + ", "$x//2", "2*$x", "($x)", "$x $y", "\t1", "$1", "{{", "}}", "{a}}", "{a}{b}",
+    "{a:}", "{a:x|}",
     "{2*n+1}", "{1a}", "{a...}{b...}",
     "\x00", "\x7f", "a\x85b",
     "\U0001f600", "\ufeff", "{i=0..3}", "l.{i=3..0}.w",
@@ -61,14 +67,16 @@ given expect over into count start sizes only pattern axes size of value stop mi
 nothing x $x é layouts ordered detect status message note present absent module_version v1 latest +1 0 0,1 error contains allow
 side backwards codec expect_side params rtol title config.json a/b.json ../x.json /x .git/x x.bin migrate.items.json a/b/c/d/e.json $ $1
 $x.y {a} {2*n+1} {a -1 1,1 l.{i=0..3}.w p role lineage detect extra_state
-"""
+"""  # noqa: E501
 WORDS = WORDS_TEXT.split()
 # what patterns, paths, references and arithmetic are made of, and what none of them takes
 LETTERS = "aeXz019._/\\#$@{}|:-+*%()[]<>=,~ \n\t\x00\x7f\u200b\u212aé\U0001f600"
 
 
 def editor(node: Any) -> Any:
-    """What a YAML 1.2 parser (core schema, section 10.3.2) makes of a document: written anew, apart from the loader's own."""
+    """What a YAML 1.2 parser (core schema, section 10.3.2) makes of a document: written anew, apart
+    from the loader's own.
+    """
     if isinstance(node, dict):
         return {str(key): editor(value) for key, value in node.items()}
     if isinstance(node, list):
@@ -104,7 +112,13 @@ def refusals(model: type[Model], data: Any) -> set[str]:
 
 
 def places(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    children = (
+        node.items()
+        if isinstance(node, dict)
+        else enumerate(node)
+        if isinstance(node, list)
+        else ()
+    )
     return [path, *(place for key, child in children for place in places(child, (*path, key)))]
 
 
@@ -165,7 +179,7 @@ tests:
     expect: {b: {shape: [1], dtype: half, slices: {"0": 1, "0, -1": [1, 2]}, rtol: 1e-3}, c: {fill: iota}, d: {same_as: b}}
     expect_side: {config.json: {a: 2}}
   - {name: u, given: {a: {shape: [2, 3]}}, error: M207, contains: c}
-"""
+"""  # noqa: E501
 # a rule that loads and has many arguments
 STEPS = """id: a/b
 title: t
@@ -190,7 +204,7 @@ rules:
     to: d
     via: [{dequantize: {codec: fp8-block, dtype: bfloat16, block: [128, 128], like: hf, scale: f32, scale_fmt: ue8m0, non_finite: refuse}}]
   - {name: t, from: e, keep_source: true, to: f, via: [{fill: {value: 3, dtype: int8, shape: [2]}}]}
-"""
+"""  # noqa: E501
 ALL_LAYOUTS = """lineage: l
 title: t
 ordered: true
@@ -232,14 +246,21 @@ class Changer:
         if pick < 0.7:
             return [self.value(depth - 1) for _ in range(self.random.choice((0, 1, 1, 2, 3)))]
         if pick < 0.85:
-            return {self.random.choice(WORDS): self.value(depth - 1) for _ in range(self.random.choice((0, 1, 1, 2)))}
+            return {
+                self.random.choice(WORDS): self.value(depth - 1)
+                for _ in range(self.random.choice((0, 1, 1, 2)))
+            }
         data, known = self.random.choice(self.corpus)
         return copy.deepcopy(at(data, self.random.choice(known)))
 
     def typo(self, word: str) -> str:
         where = self.random.randrange(len(word) + 1)
         letter = self.random.choice(LETTERS) if self.random.random() < 0.8 else "x"
-        kinds = (word[:where] + letter + word[where:], word[:where] + letter + word[where + 1 :], word[:where] + word[where + 1 :])
+        kinds = (
+            word[:where] + letter + word[where:],
+            word[:where] + letter + word[where + 1 :],
+            word[:where] + word[where + 1 :],
+        )
         return self.random.choice((*kinds, *kinds, word + " ", word.upper(), word + word))
 
     def change(self, data: Any) -> Any:
@@ -269,11 +290,21 @@ class Changer:
             parent[step] = self.value()
         elif kind == "scalar":
             old = parent[step]
-            quoted = str(old) if isinstance(old, Plain) else Plain(old) if isinstance(old, str) else self.scalar()
+            quoted = (
+                str(old)
+                if isinstance(old, Plain)
+                else Plain(old)
+                if isinstance(old, str)
+                else self.scalar()
+            )
             parent[step] = quoted if self.random.random() < 0.5 else self.scalar()
         elif kind == "typo" and isinstance(parent[step], str):
             made = self.typo(parent[step])
-            parent[step] = Plain(made) if isinstance(parent[step], Plain) and self.random.random() < 0.5 else made
+            parent[step] = (
+                Plain(made)
+                if isinstance(parent[step], Plain) and self.random.random() < 0.5
+                else made
+            )
         elif kind == "rename" and isinstance(parent, dict):
             word = self.typo(step) if self.random.random() < 0.5 else self.random.choice(WORDS)
             parent[word] = parent.pop(step)
@@ -282,7 +313,11 @@ class Changer:
         elif kind == "repeat" and isinstance(parent, list):
             parent.insert(step, copy.deepcopy(self.random.choice(parent)))
         elif kind == "wrap":
-            parent[step] = [parent[step]] if self.random.random() < 0.5 else {self.random.choice(WORDS): parent[step]}
+            parent[step] = (
+                [parent[step]]
+                if self.random.random() < 0.5
+                else {self.random.choice(WORDS): parent[step]}
+            )
 
 
 def read(path: Path) -> Any:
@@ -290,7 +325,9 @@ def read(path: Path) -> Any:
 
 
 def short(data: Any) -> Any:
-    """A rule file with fewer examples: the first tensors of one test show as much as all of them."""
+    """A rule file with fewer examples: the first tensors of one test show as much as all of
+    them.
+    """
     for test in data.get("tests", [])[:1]:
         for side in ("given", "expect"):
             if isinstance(test.get(side), dict):
@@ -302,15 +339,26 @@ def disagreement(model: type[Model], validator: Any, data: Any) -> str:
     codes = refusals(model, data)
     fits = validator.is_valid(editor(data))
     if not fits and not codes:
-        return f"the schema refuses what the loader takes: {jsonschema.exceptions.best_match(validator.iter_errors(editor(data)))}"
+        return (
+            "the schema refuses what the loader takes: "
+            f"{jsonschema.exceptions.best_match(validator.iter_errors(editor(data)))}"
+        )
     if fits and codes - schema.BEYOND.keys():
         return f"the loader refuses what the schema takes: {sorted(codes)}"
     return ""
 
 
-def compared(seed: int, count: int, model: type[Model], validator: Any, files: list[Path], whole: str) -> Counter[tuple[bool, bool]]:
+def compared(
+    seed: int, count: int, model: type[Model], validator: Any, files: list[Path], whole: str
+) -> Counter[tuple[bool, bool]]:
     """How often the schema and the loader take what random changes make, as (schema, loader)."""
-    changer = Changer(seed, [*(short(read(path)) for path in files), *[yaml.parse(whole, "whole.yaml").data] * max(1, len(files) // 2)])
+    changer = Changer(
+        seed,
+        [
+            *(short(read(path)) for path in files),
+            *[yaml.parse(whole, "whole.yaml").data] * max(1, len(files) // 2),
+        ],
+    )
     verdicts: Counter[tuple[bool, bool]] = Counter()
     for _ in range(count):
         data = copy.deepcopy(changer.random.choice(changer.corpus)[0])
@@ -341,7 +389,10 @@ def test_the_schema_and_the_loader_agree_on_changed_layouts(seed: int) -> None:
 def test_scalars_mean_the_same_to_both_in_every_field(count: int) -> None:
     values = [*map(Plain, PLAIN), *QUOTED, [], {}, [Plain("")], {"a": Plain("")}]
     chosen = random.Random(0)
-    for model, validator, text in ((RuleFile, RULE_FILE, WHOLE), (LayoutsFile, LAYOUTS_FILE, ALL_LAYOUTS)):
+    for model, validator, text in (
+        (RuleFile, RULE_FILE, WHOLE),
+        (LayoutsFile, LAYOUTS_FILE, ALL_LAYOUTS),
+    ):
         whole = yaml.parse(text, "whole.yaml").data
         assert not refusals(model, whole)
         for path in places(whole)[1:]:
@@ -359,12 +410,16 @@ def test_every_code_that_only_the_loader_gives_is_one_and_has_a_reason() -> None
     for code, reason in [*schema.BEYOND.items(), *schema.MEANING.items()]:
         assert page(code)
         assert reason
-    given = {code for name in ("checks", "examples", "captures", "compiled") for code in codes(f"rules/{name}.py")}
+    given = {
+        code
+        for name in ("checks", "examples", "captures", "compiled")
+        for code in codes(f"rules/{name}.py")
+    }
     # M106 is in `examples`, whose readers of fields give it; M303 and M308 come from the ops
     assert given - {"M106"} | {"M303", "M308"} == {*schema.MEANING}
-    assert codes("source/yaml.py") | codes("source/_yamlparse.py") | codes("core/keys.py") | codes("core/notation.py") | codes(
-        "core/expr.py"
-    ) == schema.BEYOND.keys() - {"M107"}
+    assert codes("source/yaml.py") | codes("source/_yamlparse.py") | codes("core/keys.py") | codes(
+        "core/notation.py"
+    ) | codes("core/expr.py") == schema.BEYOND.keys() - {"M107"}
 
 
 def test_what_a_dtype_cannot_hold_is_a_matter_of_meaning() -> None:
@@ -384,8 +439,14 @@ def loaded(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("seed", thorough(range(2)))
-def test_whatever_the_whole_loader_refuses_beyond_the_schema_is_a_matter_of_meaning(seed: int) -> None:
-    changer = Changer(seed, [short(read(path)) for path in [*RULES, *CASES]] + [yaml.parse(STEPS, "steps.yaml").data] * len(RULES))
+def test_whatever_the_whole_loader_refuses_beyond_the_schema_is_a_matter_of_meaning(
+    seed: int,
+) -> None:
+    changer = Changer(
+        seed,
+        [short(read(path)) for path in [*RULES, *CASES]]
+        + [yaml.parse(STEPS, "steps.yaml").data] * len(RULES),
+    )
     verdicts: Counter[tuple[bool, bool]] = Counter()
     for _ in range(250):
         data = copy.deepcopy(changer.random.choice(changer.corpus)[0])
@@ -405,18 +466,27 @@ def test_whatever_the_whole_loader_refuses_beyond_the_schema_is_a_matter_of_mean
     assert verdicts[True, False] > 20
 
 
-STEP = 'id: a/b\ntitle: t\nlineage: l\nedge: [x, y]\nrules:\n  - {name: r, from: "a.{e:int}", to: b, via: [{stack: {over: e}}, %s]}\n'
+STEP = (
+    'id: a/b\ntitle: t\nlineage: l\nedge: [x, y]\nrules:\n  - {name: r, from: "a.{e:int}", to: '
+    "b, via: [{stack: {over: e}}, %s]}\n"
+)
 VALUES = (
-    'id: a/b\ntitle: t\nlineage: l\nedge: [x, y]\nparams: {n: {type: int}}\nrules:\n  - {name: r, %s, via: [%s]}\n',
-    "from: {weight: a.w, scale: a.s}, to: b", "from: b, to: {weight: a.w, scale: a.s}",
-)  # fmt: skip
+    (
+        "id: a/b\ntitle: t\nlineage: l\nedge: [x, y]\nparams: {n: {type: int}}\nrules:\n  - {name: r, "  # noqa: E501
+        "%s, via: [%s]}\n"
+    ),
+    "from: {weight: a.w, scale: a.s}, to: b",
+    "from: b, to: {weight: a.w, scale: a.s}",
+)
 
 
 @pytest.mark.parametrize(
     "step",
     [
-        "{transpose: {dims: [0, 0]}}", "{permute: {dims: [1, 0, 1]}}", "{reshape: {to: [-1, -1]}}", "{reshape: {to: [4], from: [-1, -1]}}",
-        "{rearrange: {pattern: ''}}", "{rearrange: {pattern: a b}}", "{rearrange: {pattern: a -> b -> a}}", "{stack: {over: e, start: -1}}",
+        "{transpose: {dims: [0, 0]}}", "{permute: {dims: [1, 0, 1]}}", "{reshape: {to: [-1, -1]}}",
+        "{reshape: {to: [4], from: [-1, -1]}}",
+        "{rearrange: {pattern: ''}}", "{rearrange: {pattern: a b}}",
+        "{rearrange: {pattern: a -> b -> a}}", "{stack: {over: e, start: -1}}",
         "{rearrange: {pattern: a b -> b a, axes: {a: 0}}}", "{split: {into: e, dim: 0, count: 0}}",
     ],
 )  # fmt: skip
@@ -432,7 +502,17 @@ def test_arguments_that_no_tensor_could_satisfy_are_refused_by_both(step: str) -
         ("like: hf, scale: f32, scale_fmt: ue8m0, non_finite: keep, block: [128, 128]", True),
         ("like: $n, scale: $n, scale_fmt: $n, non_finite: $n, block: $n", True),
         ("block: [$n, 2 * $n]", True),
-        *[(said, False) for said in ("like: foo", "scale: xyz", "scale_fmt: zzz", "non_finite: maybe", "block: [128]", "block: [-1, 2]")],
+        *[
+            (said, False)
+            for said in (
+                "like: foo",
+                "scale: xyz",
+                "scale_fmt: zzz",
+                "non_finite: maybe",
+                "block: [128]",
+                "block: [-1, 2]",
+            )
+        ],
         ("like: foo, block: [$n, $n]", False),
     ],
 )
@@ -446,7 +526,10 @@ def test_what_a_built_in_codec_may_be_told_is_the_same_to_both(args: str, fits: 
         assert loaded(text) == (set() if fits else {"M308"})
 
 
-@pytest.mark.parametrize("args", ["codec: fp8-block, dtype: int8", "codec: '', dtype: bfloat16", "codec: other, dtype: x"])
+@pytest.mark.parametrize(
+    "args",
+    ["codec: fp8-block, dtype: int8", "codec: '', dtype: bfloat16", "codec: other, dtype: x"],
+)
 def test_a_codec_has_a_name_and_dtypes_to_both(args: str) -> None:
     text = VALUES[0] % (VALUES[1], f"{{dequantize: {{{args}}}}}")
     assert not RULE_FILE.is_valid(editor(yaml.parse(text, "x").data))
@@ -454,19 +537,55 @@ def test_a_codec_has_a_name_and_dtypes_to_both(args: str) -> None:
 
 
 def test_words_for_a_codec_that_a_package_may_add_are_open_to_the_schema() -> None:
-    text = VALUES[0] % (VALUES[1], "{dequantize: {codec: other, dtype: bfloat16, like: me, block: [3]}}")
+    text = VALUES[0] % (
+        VALUES[1],
+        "{dequantize: {codec: other, dtype: bfloat16, like: me, block: [3]}}",
+    )
     assert RULE_FILE.is_valid(editor(yaml.parse(text, "x").data))
 
 
 @pytest.mark.parametrize(
     ("written", "fits"),
     [
-        *[(f"x.{{{body}}}", True) for body in ("2*e+1", " e + 1", "(e+1)", "-(1-e)", "e + $n", "$n+e", "e+e", "2*(e - $n % 2)")],
-        *[(f"x.{{{body}}}", False) for body in ("2*", "+", "e f", " ", "()", "*2", "2**e", "1e", "e-", "2+3", "$n+1", "$n", "(e)", " e")],
+        *[
+            (f"x.{{{body}}}", True)
+            for body in (
+                "2*e+1",
+                " e + 1",
+                "(e+1)",
+                "-(1-e)",
+                "e + $n",
+                "$n+e",
+                "e+e",
+                "2*(e - $n % 2)",
+            )
+        ],
+        *[
+            (f"x.{{{body}}}", False)
+            for body in (
+                "2*",
+                "+",
+                "e f",
+                " ",
+                "()",
+                "*2",
+                "2**e",
+                "1e",
+                "e-",
+                "2+3",
+                "$n+1",
+                "$n",
+                "(e)",
+                " e",
+            )
+        ],
     ],
 )
 def test_an_index_has_one_form_for_both(written: str, fits: bool) -> None:
-    text = f"id: a/b\ntitle: t\nlineage: l\nedge: [x, y]\nparams: {{n: {{type: int}}}}\nkeep: ['{written}']\n"
+    text = (
+        "id: a/b\ntitle: t\nlineage: l\nedge: [x, y]\nparams: {n: {type: int}}\nkeep: "
+        f"['{written}']\n"
+    )
     assert RULE_FILE.is_valid(editor(yaml.parse(text, "x").data)) is fits
     assert bool(loaded(text)) is not fits
 

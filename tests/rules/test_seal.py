@@ -16,7 +16,7 @@ rules:
   - {name: r, from: {u: "{p...}.u", v: "{p...}.v"}, to: {u: "{p}.w", v: "{p}.x"}, via: [{flip: {dim: 0}}]}
   - {name: s, from: "{p...}.{w:a|b}.c", to: "{p}.d", via: [{concat: {over: w, count: $n}}]}
   - {name: d, from: "z", via: [{drop: {why: gone}}]}
-"""
+"""  # noqa: E501
 
 
 def hashed(text: str) -> str:

@@ -1,4 +1,6 @@
-"""The rules that ship with migrate: they say which layout a checkpoint is in, name every key, and do what their tests say."""
+"""The rules that ship with migrate: they say which layout a checkpoint is in, name every key, and
+do what their tests say.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,28 @@ PACKS = Packs((), scan=False)
 LINEAGES = PACKS.lineages()[0]
 FILES = load_files(sorted(p for p in (ROOT / "rules").rglob("*.yaml") if p.name != "layouts.yaml"))
 TRIALS = {file.model.id: Trials(file) for file in FILES}
-CHECKS = [pytest.param(file, check, id=f"{file.model.id}: {check.name}") for file in FILES for check in TRIALS[file.model.id].checks()]
+CHECKS = [
+    pytest.param(file, check, id=f"{file.model.id}: {check.name}")
+    for file in FILES
+    for check in TRIALS[file.model.id].checks()
+]
 
-ATTENTION = [f"self_attn.{w}_proj.weight" for w in "qkvo"] + ["input_layernorm.weight", "post_attention_layernorm.weight"]
-MIXTRAL_V4 = ["block_sparse_moe.gate.weight", *(f"block_sparse_moe.experts.{e}.w{i}.weight" for e in range(2) for i in (1, 2, 3))]
+ATTENTION = [f"self_attn.{w}_proj.weight" for w in "qkvo"] + [
+    "input_layernorm.weight",
+    "post_attention_layernorm.weight",
+]
+MIXTRAL_V4 = [
+    "block_sparse_moe.gate.weight",
+    *(f"block_sparse_moe.experts.{e}.w{i}.weight" for e in range(2) for i in (1, 2, 3)),
+]
 STACKED = ["mlp.gate.weight", "mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
-SHARED = [f"mlp.shared_expert.{w}_proj.weight" for w in ("gate", "up", "down")] + ["mlp.shared_expert_gate.weight"]
-SEPARATE = ["mlp.gate.weight", *(f"mlp.experts.{e}.{w}_proj.weight" for e in range(2) for w in ("gate", "up", "down"))]
+SHARED = [f"mlp.shared_expert.{w}_proj.weight" for w in ("gate", "up", "down")] + [
+    "mlp.shared_expert_gate.weight"
+]
+SEPARATE = [
+    "mlp.gate.weight",
+    *(f"mlp.experts.{e}.{w}_proj.weight" for e in range(2) for w in ("gate", "up", "down")),
+]
 BIASES = [f"self_attn.{w}_proj.bias" for w in "qkv"]
 NORMS = ["self_attn.q_norm.weight", "self_attn.k_norm.weight"]
 DENSE = [f"mlp.{w}_proj.weight" for w in ("gate", "up", "down")]
@@ -35,13 +52,25 @@ DENSE = [f"mlp.{w}_proj.weight" for w in ("gate", "up", "down")]
 
 def checkpoint(*parts: list[str]) -> list[str]:
     ends = ["model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"]
-    return ends + [f"model.layers.{n}.{key}" for n in range(2) for part in (ATTENTION, *parts) for key in part]
+    return ends + [
+        f"model.layers.{n}.{key}" for n in range(2) for part in (ATTENTION, *parts) for key in part
+    ]
 
 
 def held(keys: list[str], model_type: str | None = None) -> list[str]:
-    index = Index({key: Stored(spec("bfloat16", (2,) if key.endswith("bias") else (2, 2)), 0, 0) for key in keys}, ("f",))
+    index = Index(
+        {
+            key: Stored(spec("bfloat16", (2,) if key.endswith("bias") else (2, 2)), 0, 0)
+            for key in keys
+        },
+        ("f",),
+    )
     raw = None if model_type is None else json.dumps({"model_type": model_type}).encode()
-    found = [(name, f) for name, lineage in LINEAGES.items() for f in detect(lineage, index, lambda path: raw)]
+    found = [
+        (name, f)
+        for name, lineage in LINEAGES.items()
+        for f in detect(lineage, index, lambda path: raw)
+    ]
     return [f"{name}@{f.layout}" for name, f in found if f.holds]
 
 
@@ -56,7 +85,9 @@ def held(keys: list[str], model_type: str | None = None) -> list[str]:
         (checkpoint(DENSE), "llama", "meta-llama@hf"),
     ],
 )
-def test_each_layout_is_told_by_its_keys(keys: list[str], model_type: str, layout: str, config: bool) -> None:
+def test_each_layout_is_told_by_its_keys(
+    keys: list[str], model_type: str, layout: str, config: bool
+) -> None:
     assert held(keys, model_type if config else None) == [layout]
 
 
@@ -90,24 +121,53 @@ def test_a_config_that_says_another_model_settles_it() -> None:
 @pytest.mark.parametrize(
     ("specs", "expected"),
     [
-        ({"fc1.weight0": (2, 2), "fc1.weight1": (2, 2), "fc1.bias0": (2,)}, ["te-grouped-bias@multi", "te-grouped-weight@multi"]),
-        ({"fc1.weight": (2, 2, 2), "fc1.bias": (2, 2)}, ["te-grouped-bias@single", "te-grouped-weight@single"]),
-        ({"fc1.weight": (2, 2, 2), "fc1.bias": (2, 1, 2)}, ["te-grouped-bias@single", "te-grouped-weight@single"]),
-        ({"fc1.weight": (2, 2, 2), "fc1.bias0": (2,)}, ["te-grouped-bias@multi", "te-grouped-weight@single"]),
+        (
+            {"fc1.weight0": (2, 2), "fc1.weight1": (2, 2), "fc1.bias0": (2,)},
+            ["te-grouped-bias@multi", "te-grouped-weight@multi"],
+        ),
+        (
+            {"fc1.weight": (2, 2, 2), "fc1.bias": (2, 2)},
+            ["te-grouped-bias@single", "te-grouped-weight@single"],
+        ),
+        (
+            {"fc1.weight": (2, 2, 2), "fc1.bias": (2, 1, 2)},
+            ["te-grouped-bias@single", "te-grouped-weight@single"],
+        ),
+        (
+            {"fc1.weight": (2, 2, 2), "fc1.bias0": (2,)},
+            ["te-grouped-bias@multi", "te-grouped-weight@single"],
+        ),
         ({"proj.weight": (2, 2), "proj.bias": (2,)}, []),
     ],
 )
-def test_grouped_linear_is_told_by_names_and_axes(specs: dict[str, tuple[int, ...]], expected: list[str]) -> None:
-    index = Index({key: Stored(spec("bfloat16", shape), 0, 0) for key, shape in specs.items()}, ("f",))
-    found = [(name, f) for name, lineage in LINEAGES.items() for f in detect(lineage, index, lambda path: None)]
+def test_grouped_linear_is_told_by_names_and_axes(
+    specs: dict[str, tuple[int, ...]], expected: list[str]
+) -> None:
+    index = Index(
+        {key: Stored(spec("bfloat16", shape), 0, 0) for key, shape in specs.items()}, ("f",)
+    )
+    found = [
+        (name, f)
+        for name, lineage in LINEAGES.items()
+        for f in detect(lineage, index, lambda path: None)
+    ]
     assert [f"{name}@{f.layout}" for name, f in found if f.holds] == expected
 
 
 @pytest.mark.parametrize(
     ("lineage", "keys"),
     [
-        ("hf-mixtral", [*checkpoint(MIXTRAL_V4), "score.weight", "embed_tokens.weight", "norm.weight"]),
-        ("hf-qwen2-moe", [*checkpoint(SEPARATE, SHARED, BIASES), *(f"model.layers.2.{k}" for k in [*ATTENTION, *DENSE])]),
+        (
+            "hf-mixtral",
+            [*checkpoint(MIXTRAL_V4), "score.weight", "embed_tokens.weight", "norm.weight"],
+        ),
+        (
+            "hf-qwen2-moe",
+            [
+                *checkpoint(SEPARATE, SHARED, BIASES),
+                *(f"model.layers.2.{k}" for k in [*ATTENTION, *DENSE]),
+            ],
+        ),
     ],
 )
 def test_every_key_is_named_by_exactly_one_rule_or_kept(lineage: str, keys: list[str]) -> None:
@@ -122,7 +182,11 @@ def test_every_key_is_named_by_exactly_one_rule_or_kept(lineage: str, keys: list
 
 def test_what_no_rule_of_mixtral_names_is_not_kept() -> None:
     (file,) = (f.model for f in FILES if f.model.lineage == "hf-mixtral")
-    for key in ("model.layers.0.block_sparse_moe.experts.0.w1.qweight", "model.layers.0.mlp.up_proj.weight", "model.vision.weight"):
+    for key in (
+        "model.layers.0.block_sparse_moe.experts.0.w1.qweight",
+        "model.layers.0.mlp.up_proj.weight",
+        "model.vision.weight",
+    ):
         assert not any(parse(p).match(key) is not None for p in file.keep)
 
 
@@ -150,4 +214,9 @@ def test_every_layout_can_be_reached_from_every_other() -> None:
         lineage = PACKS.load_lineage(name)
         # nothing writes the archives of 1.x
         apart = {"0.x", "1.x"} if name == "te-extra-state" else set()
-        assert all(path(lineage, a, b) for a in lineage.names for b in lineage.names if a != b and not {a, b} <= apart)
+        assert all(
+            path(lineage, a, b)
+            for a in lineage.names
+            for b in lineage.names
+            if a != b and not {a, b} <= apart
+        )

@@ -1,4 +1,6 @@
-"""A source and a target without any format: raw bytes in files, for tests of the running floor alone."""
+"""A source and a target without any format: raw bytes in files, for tests of the running floor
+alone.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,13 @@ class MemoryBlob(RawBlob):
 class RawSource:
     format = "raw"
 
-    def __init__(self, folder: Path, tensors: dict[str, Stored], files: list[str], blob: type[RawBlob] = RawBlob) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        tensors: dict[str, Stored],
+        files: list[str],
+        blob: type[RawBlob] = RawBlob,
+    ) -> None:
         self.path = str(folder)
         self.blobs = [blob(folder / f) for f in files]
         self.index = Index(tensors, tuple(files))
@@ -98,8 +106,15 @@ def random_raw(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> 
     return rng.integers(0, 256, n * BITS[dtype] // 8).astype("u1").view(KINDS[dtype]).reshape(shape)
 
 
-def write_source(folder: Path, arrays: dict[str, tuple[str, np.ndarray]], files: int = 1, blob: type[RawBlob] = RawBlob) -> RawSource:
-    """Raw files of `arrays` (key -> (dtype, raw elements)), dealt out over `files`, with odd gaps between tensors."""
+def write_source(
+    folder: Path,
+    arrays: dict[str, tuple[str, np.ndarray]],
+    files: int = 1,
+    blob: type[RawBlob] = RawBlob,
+) -> RawSource:
+    """Raw files of `arrays` (key -> (dtype, raw elements)), dealt out over `files`, with odd gaps
+    between tensors.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     contents = [bytearray(b"head") for _ in range(files)]
     tensors = {}
@@ -118,14 +133,22 @@ def whole(key: str, dtype: str, shape: tuple[int, ...]) -> Tensor:
     return Tensor(spec(dtype, shape), views.stored(0, shape), (key,))
 
 
-def describe(outputs: dict[str, Tensor], *, files: int = 1, folder: bool = True, header: bytes = b"HEADER..") -> Target:
+def describe(
+    outputs: dict[str, Tensor], *, files: int = 1, folder: bool = True, header: bytes = b"HEADER.."
+) -> Target:
     parts: list[list[Placed]] = [[] for _ in range(files)]
     ends = [len(header)] * files
     for i, (key, tensor) in enumerate(outputs.items()):
         n = tensor.spec.nbytes
         parts[i % files].append(Placed(key, ends[i % files], n))
         ends[i % files] += n
-    return Target(tuple(OutputFile(f"out-{i}.bin", header, tuple(p), e) for i, (p, e) in enumerate(zip(parts, ends, strict=True))), folder)
+    return Target(
+        tuple(
+            OutputFile(f"out-{i}.bin", header, tuple(p), e)
+            for i, (p, e) in enumerate(zip(parts, ends, strict=True))
+        ),
+        folder,
+    )
 
 
 def read_back(out: Path, target: Target) -> dict[str, bytes]:

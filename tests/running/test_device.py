@@ -33,7 +33,9 @@ class TorchWiden(Widen):
 
     name = "widen"
 
-    def compute(self, args: Any, arrays: Any, specs: Any, output: int, box: Any, out: Any, meter: Any = None) -> None:
+    def compute(
+        self, args: Any, arrays: Any, specs: Any, output: int, box: Any, out: Any, meter: Any = None
+    ) -> None:
         assert isinstance(arrays[0], torch.Tensor)
         assert list(arrays[0].shape) == list(out.shape) == [b - a for a, b in box]
         self.count(output, box, np.empty(0))
@@ -52,7 +54,11 @@ def test_boxes_come_back_in_their_places_though_buffers_take_turns(name: str) ->
     for n in (5, 70_000, 1, 300, 70_001, 0):
         a, b = (rng.integers(0, 1 << 16, n).astype("<u2") for _ in range(2))
         place = np.zeros((n, 2), "<u2")[:, 1]
-        lane.submit([a, b], lambda given, out: out.copy_((given[0].int() ^ given[1].int()).to(torch.uint16)), place)
+        lane.submit(
+            [a, b],
+            lambda given, out: out.copy_((given[0].int() ^ given[1].int()).to(torch.uint16)),
+            place,
+        )
         wanted = a ^ b
         # what was given may be reused as soon as it is submitted
         a[:] = b[:] = 0
@@ -64,7 +70,9 @@ def test_boxes_come_back_in_their_places_though_buffers_take_turns(name: str) ->
 
 @pytest.mark.parametrize("name", PLACES)
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_run_through_staging_writes_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, threads: int) -> None:
+def test_a_run_through_staging_writes_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, threads: int
+) -> None:
     ops = install(monkeypatch)
     ops["widen"] = staged = TorchWiden()
     monkeypatch.setattr("migrate.planning.kinds.CHUNK", 1 << 16)
@@ -74,7 +82,16 @@ def test_a_run_through_staging_writes_the_same_bytes(tmp_path: Path, monkeypatch
     source = write_source(tmp_path / "in", {"a": ("bfloat16", a)})
     outputs = {"o": call(staged, whole("a", "bfloat16", a.shape))[0]}
     target = describe(outputs)
-    tiles.run(outputs, source, target, tmp_path / "out", digest="d", fsync=False, threads=threads, device=Staged(name))
+    tiles.run(
+        outputs,
+        source,
+        target,
+        tmp_path / "out",
+        digest="d",
+        fsync=False,
+        threads=threads,
+        device=Staged(name),
+    )
     assert read_back(tmp_path / "out", target)["o"] == (a.astype("u4") << 16).tobytes()
     assert len(staged.seen) > 4
 

@@ -1,4 +1,6 @@
-"""Values beside the tensors are compared one by one, whatever they are called and whatever they are made of."""
+"""Values beside the tensors are compared one by one, whatever they are called and whatever they are
+made of.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,12 @@ import torch
 import migrate
 
 MADE: dict[str, Any] = {
-    "list": [1, 2], "tuple": (1, 2), "deque": deque([1, 2]), "size": torch.Size([1, 2]), "set": {1, 2}, "frozenset": frozenset({1, 2}),
-    "numbers": {0: 1, 1: 2}, "texts": {"0": 1, "1": 2}, "ordered": OrderedDict({0: 1, 1: 2}), "counter": Counter({0: 1, 1: 2}),
-    "list in a tuple": ([1],), "tuple in a list": [(1,)], "nothing": [], "no keys": {}, "none": None,
+    "list": [1, 2], "tuple": (1, 2), "deque": deque([1, 2]), "size": torch.Size([1, 2]),
+    "set": {1, 2}, "frozenset": frozenset({1, 2}),
+    "numbers": {0: 1, 1: 2}, "texts": {"0": 1, "1": 2}, "ordered": OrderedDict({0: 1, 1: 2}),
+    "counter": Counter({0: 1, 1: 2}),
+    "list in a tuple": ([1],), "tuple in a list": [(1,)], "nothing": [], "no keys": {},
+    "none": None,
 }  # fmt: skip
 
 
@@ -33,8 +38,13 @@ def test_values_of_the_same_numbers_in_other_containers_differ(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("config", [{"a.b": 9, "a": {"b": 2}}, {"a.b": 1, "a": {"b": 9}}])
-def test_each_of_two_values_whose_paths_are_spelled_alike_is_compared(config: dict[str, Any], tmp_path: Path) -> None:
-    one, other = saved(tmp_path / "one.pt", {"a.b": 1, "a": {"b": 2}}), saved(tmp_path / "other.pt", config)
+def test_each_of_two_values_whose_paths_are_spelled_alike_is_compared(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    one, other = (
+        saved(tmp_path / "one.pt", {"a.b": 1, "a": {"b": 2}}),
+        saved(tmp_path / "other.pt", config),
+    )
     assert len(migrate.inspect(one)["items"]) == 2
     assert not migrate.diff(one, other)["equal"]
     migrate.apply(one, tmp_path / "made.pt", output_format="torch")

@@ -29,11 +29,20 @@ numbers = st.floats(-1e6, 1e6, width=32)
 
 def measured(wanted: np.ndarray, got: np.ndarray) -> dict[str, float]:
     w, g = wanted.astype("f8"), got.astype("f8")
-    return {"max_abs": float(np.abs(w - g).max(initial=0)), "error": float(((w - g) ** 2).sum()), "signal": float((w**2).sum())}
+    return {
+        "max_abs": float(np.abs(w - g).max(initial=0)),
+        "error": float(((w - g) ** 2).sum()),
+        "signal": float((w**2).sum()),
+    }
 
 
-@given(pairs=st.lists(st.tuples(numbers, numbers), min_size=1, max_size=60), cuts=st.lists(st.integers(0, 60), max_size=3))
-def test_chunks_merge_to_the_figures_of_the_whole(pairs: list[tuple[float, float]], cuts: list[int]) -> None:
+@given(
+    pairs=st.lists(st.tuples(numbers, numbers), min_size=1, max_size=60),
+    cuts=st.lists(st.integers(0, 60), max_size=3),
+)
+def test_chunks_merge_to_the_figures_of_the_whole(
+    pairs: list[tuple[float, float]], cuts: list[int]
+) -> None:
     wanted, got = (np.array(side, "f4") for side in zip(*pairs, strict=True))
     merged = Tally()
     edges = [0, *sorted(min(c, len(pairs)) for c in cuts), len(pairs)]
@@ -69,7 +78,9 @@ def test_an_error_is_related_to_the_largest_of_its_block() -> None:
     assert tally.relative == 0.01
 
 
-@pytest.mark.parametrize("shape", [(), (3,), (70_000,), (3, 40_000), (40_000, 3), (2, 3, 20_000), (0, 4)])
+@pytest.mark.parametrize(
+    "shape", [(), (3,), (70_000,), (3, 40_000), (40_000, 3), (2, 3, 20_000), (0, 4)]
+)
 def test_a_shape_of_any_rank_is_measured_whole(shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng(0)
     wanted = rng.standard_normal(shape).astype("f4")
@@ -86,7 +97,10 @@ def test_a_shape_of_any_rank_is_measured_whole(shape: tuple[int, ...]) -> None:
 def test_what_is_not_finite_is_counted_and_in_no_figure() -> None:
     inf, nan = math.inf, math.nan
     tally = Tally()
-    tally.add(np.array([1.0, inf, nan, 5.0, inf, 2.0], "f4"), np.array([1.5, inf, nan, inf, nan, 2.0], "f4"))
+    tally.add(
+        np.array([1.0, inf, nan, 5.0, inf, 2.0], "f4"),
+        np.array([1.5, inf, nan, inf, nan, 2.0], "f4"),
+    )
     assert tally.non_finite == 2
     assert (tally.max_abs, tally.error, tally.signal) == (0.5, 0.25, 5.0)
     assert not tally.exact
@@ -144,7 +158,10 @@ def test_tensors_of_torch_are_measured_as_arrays_are() -> None:
 
 def test_a_box_counts_once_and_rules_sum_their_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     ops = install(monkeypatch)
-    made = {f"o{i}": call(ops["widen"], whole(f"k{i}", "bfloat16", (4, 4)), lossy=True)[0] for i in range(2)}
+    made = {
+        f"o{i}": call(ops["widen"], whole(f"k{i}", "bfloat16", (4, 4)), lossy=True)[0]
+        for i in range(2)
+    }
     made["again"] = made["o0"]
     ledger = Ledger(made)
     values = [made[f"o{i}"].sources[0] for i in range(2)]
@@ -167,9 +184,14 @@ def test_a_box_counts_once_and_rules_sum_their_tensors(monkeypatch: pytest.Monke
 
 def test_what_an_earlier_run_computed_has_no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     ops = install(monkeypatch)
-    made = {f"o{i}": call(ops["widen"], whole(f"k{i}", "bfloat16", (4, 4)), lossy=True)[0] for i in range(2)}
+    made = {
+        f"o{i}": call(ops["widen"], whole(f"k{i}", "bfloat16", (4, 4)), lossy=True)[0]
+        for i in range(2)
+    }
     ledger = Ledger(made)
-    ledger.meter(made["o1"].sources[0], ((0, 4), (0, 4))).add(np.ones((4, 4), "f4"), np.zeros((4, 4), "f4"))  # type: ignore[arg-type]
+    ledger.meter(made["o1"].sources[0], ((0, 4), (0, 4))).add(
+        np.ones((4, 4), "f4"), np.zeros((4, 4), "f4")
+    )  # type: ignore[arg-type]
     report = ledger.report(complete=False)
     assert report is not None
     assert [t["keys"] for t in report["tensors"]] == [["o1"]]
@@ -188,15 +210,21 @@ def test_what_was_taken_over_may_have_been_rounded(monkeypatch: pytest.MonkeyPat
     assert exact == [(True, True), (False, False)]
 
 
-def test_figures_do_not_depend_on_the_order_in_which_boxes_are_finished(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = {"o": call(install(monkeypatch)["widen"], whole("k", "bfloat16", (64, 4)), lossy=True)[0]}
+def test_figures_do_not_depend_on_the_order_in_which_boxes_are_finished(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = {
+        "o": call(install(monkeypatch)["widen"], whole("k", "bfloat16", (64, 4)), lossy=True)[0]
+    }
     rng = np.random.default_rng(0)
     wanted = rng.standard_normal((64, 4)).astype("f4")
     reports = []
     for order in (range(64), range(63, -1, -1), rng.permutation(64)):
         ledger = Ledger(made)
         for i in map(int, order):
-            ledger.meter(made["o"].sources[0], ((i, i + 1), (0, 4))).add(wanted[i], wanted[i] * np.float32(1.01))  # type: ignore[arg-type]
+            ledger.meter(made["o"].sources[0], ((i, i + 1), (0, 4))).add(
+                wanted[i], wanted[i] * np.float32(1.01)
+            )  # type: ignore[arg-type]
         ledger.close(made["o"].sources[0].call)  # type: ignore[union-attr]
         reports.append(ledger.report(complete=True))
     assert reports[0] == reports[1] == reports[2]
@@ -207,7 +235,12 @@ def test_claims_share_no_element_and_leave_none_out(data: st.DataObject, shape: 
     ledger, value = Ledger({}), object()
     times, asked = np.zeros(shape, int), np.zeros(shape, bool)
     for _ in range(data.draw(st.integers(1, 6))):
-        box = tuple(data.draw(st.tuples(st.integers(0, n - 1), st.integers(1, n)).filter(lambda p: p[0] < p[1])) for n in shape)
+        box = tuple(
+            data.draw(
+                st.tuples(st.integers(0, n - 1), st.integers(1, n)).filter(lambda p: p[0] < p[1])
+            )
+            for n in shape
+        )
         asked[tuple(slice(a, b) for a, b in box)] = True
         for part in ledger.claim(value, box):  # type: ignore[arg-type]
             assert all(a < b for a, b in part)
@@ -216,7 +249,9 @@ def test_claims_share_no_element_and_leave_none_out(data: st.DataObject, shape: 
 
 
 @pytest.mark.parametrize("lane", [None, Lane])
-def test_what_boxes_share_is_measured_once(lane: type[Lane] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_boxes_share_is_measured_once(
+    lane: type[Lane] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if lane is not None:
         monkeypatch.setattr(Device, "lane", lambda self: lane("cpu"))
     rng = np.random.default_rng(1)
@@ -226,11 +261,21 @@ def test_what_boxes_share_is_measured_once(lane: type[Lane] | None, tmp_path: Pa
     source = write_source(tmp_path / "in", {"k": ("bfloat16", raw)})
     made = step("quantize", codec="fp8-block", from_="bfloat16", block=[16, 16])
     given_, codes = whole("k", "bfloat16", raw.shape), Spec("float8_e4m3fn", raw.shape)
-    tensor = Tensor(codes, views.stored(0, codes.shape), (Value(Call(made, (given_,), 2, "q", ("k",), True), 0, codes),))
+    tensor = Tensor(
+        codes,
+        views.stored(0, codes.shape),
+        (Value(Call(made, (given_,), 2, "q", ("k",), True), 0, codes),),
+    )
     ledger = Ledger({"o": tensor})
     values = Values(source, Layouts(), [tensor], 1 << 20, device=CPU, ledger=ledger)
     whole_ = values.read(tensor, ((0, 100), (0, 130)))
-    for box in (((3, 4), (7, 130)), ((0, 40), (0, 20)), ((17, 90), (50, 51)), ((0, 100), (0, 130)), ((99, 100), (129, 130))):
+    for box in (
+        ((3, 4), (7, 130)),
+        ((0, 40), (0, 20)),
+        ((17, 90), (50, 51)),
+        ((0, 100), (0, 130)),
+        ((99, 100), (129, 130)),
+    ):
         assert np.array_equal(values.read(tensor, box), whole_[tuple(slice(a, b) for a, b in box)])
     # and the other way round: small boxes first
     later = Ledger({"o": tensor})
@@ -241,7 +286,10 @@ def test_what_boxes_share_is_measured_once(lane: type[Lane] | None, tmp_path: Pa
     assert lost > 100
     for report in (ledger.report(complete=True), later.report(complete=True)):
         assert report is not None
-        assert (report["rules"][0]["underflowed"], report["rules"][0]["elements_measured"]) == (lost, 13000)
+        assert (report["rules"][0]["underflowed"], report["rules"][0]["elements_measured"]) == (
+            lost,
+            13000,
+        )
 
 
 def test_a_run_that_computes_nothing_has_no_report() -> None:

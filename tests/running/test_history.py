@@ -1,4 +1,6 @@
-"""The stamp comes with the checkpoint, from whoever made it: it is read only if it is whole, fits and may be printed."""
+"""The stamp comes with the checkpoint, from whoever made it: it is read only if it is whole, fits
+and may be printed.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ ENTRY = {
 
 
 def stamp(**changes: object) -> bytes:
-    return json.dumps({**json.loads(write(Stamp(), {"demo": "v2"}, [ENTRY], "m1:2")), **changes}).encode()
+    return json.dumps(
+        {**json.loads(write(Stamp(), {"demo": "v2"}, [ENTRY], "m1:2")), **changes}
+    ).encode()
 
 
 def test_a_stamp_that_fits_comes_back_as_it_was_written() -> None:
@@ -28,7 +32,15 @@ def test_a_stamp_that_fits_comes_back_as_it_was_written() -> None:
 
 
 def test_what_undoes_a_change_of_side_files_comes_back_in_order() -> None:
-    entry = {**ENTRY, "files": {"config.json": [{"at": ["z", "a"], "was": {"z": None, "a": 1}, "next": "b"}, {"at": ["c"]}]}}
+    entry = {
+        **ENTRY,
+        "files": {
+            "config.json": [
+                {"at": ["z", "a"], "was": {"z": None, "a": 1}, "next": "b"},
+                {"at": ["c"]},
+            ]
+        },
+    }
     found, _ = read(write(Stamp(), {}, [entry], "m1:2").encode(), "m1:2")
     assert json.dumps(found.applied) == json.dumps([entry])
 
@@ -54,12 +66,23 @@ def test_a_stamp_of_other_contents_is_ignored_with_a_note() -> None:
         {"applied": [{**ENTRY, "files": {"config.json": None}}]},
         {"applied": [{**ENTRY, "files": {"config.json": [{"was": 1}]}}]},
         {"applied": [{**ENTRY, "files": {"con\rfig.json": []}}]},
-        {"applied": [{**ENTRY, "files": {"config.json": [{"at": ["a"], "was": json.loads("[" * 200 + "]" * 200)}]}}]},
+        {
+            "applied": [
+                {
+                    **ENTRY,
+                    "files": {
+                        "config.json": [{"at": ["a"], "was": json.loads("[" * 200 + "]" * 200)}]
+                    },
+                }
+            ]
+        },
         {"applied": {}},
         {"format_version": [1]},
     ],
 )
-def test_a_stamp_that_is_not_whole_or_would_drive_a_terminal_is_ignored_with_a_note(changes: dict) -> None:
+def test_a_stamp_that_is_not_whole_or_would_drive_a_terminal_is_ignored_with_a_note(
+    changes: dict,
+) -> None:
     found, notes = read(stamp(**changes), "m1:2")
     assert found == Stamp()
     assert notes == ["the stamp cannot be read and is ignored"]

@@ -1,4 +1,6 @@
-"""Optimizer state beside the weights: carried where it stays right, which a step of the resumed optimizer shows, and refused where not."""
+"""Optimizer state beside the weights: carried where it stays right, which a step of the resumed
+optimizer shows, and refused where not.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,12 @@ import pytest
 import torch
 from marks import thorough
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -25,18 +32,28 @@ HEAD = 'id: demo/2/x\ntitle: x\nwhy: x\nlineage: demo\nedge: ["1", "2"]\n'
 KEEP = 'keep: ["{k...}"]\n'
 RULES = {
     "rename": 'rules: [{name: r, from: "{i:int}.{k}", to: "layers.{i}.{k}"}]\n',
-    "cast": 'rules: [{name: r, from: "{k...}", to: "{k}", via: [{cast: {to: float64, from: float32}}]}]\n',
-    "merge": KEEP + 'rules: [{name: r, from: "{i:0|2}.weight", to: "all.weight", via: [{stack: {over: i}}]}]\n',
+    "cast": 'rules: [{name: r, from: "{k...}", to: "{k}", via: [{cast: {to: float64, from: '
+    "float32}}]}]\n",
+    "merge": KEEP
+    + 'rules: [{name: r, from: "{i:0|2}.weight", to: "all.weight", via: [{stack: {over: i}}]}]\n',
     "split": KEEP
-    + 'rules: [{name: r, from: "0.weight", to: "0.{h:a|b}.weight", via: [{split: {into: h, dim: 0, sizes: {a: 1, b: 2}}}]}]\n',
+    + 'rules: [{name: r, from: "0.weight", to: "0.{h:a|b}.weight", via: [{split: {into: h, dim: '
+    "0, sizes: {a: 1, b: 2}}}]}]\n",
     "drop": KEEP + 'rules: [{name: r, from: "2.bias", via: [{drop: {why: x}}]}]\n',
-    "reshape": KEEP + 'rules: [{name: r, from: "0.weight", to: "0.weight", via: [{reshape: {from: [3, 3], to: [9]}}]}]\n',
-    "transpose": KEEP + 'rules: [{name: r, from: "0.weight", to: "0.weight", via: [{transpose: {dims: [0, 1]}}]}]\n',
-    "swap": 'rules: [{name: r, from: "{i:0|2}.{k}", to: "{i}.{k}", map: {i: {"0": "2", "2": "0"}}}]\n',
-    "backwards": 'rules: [{name: r, from: "{i:0|2}.{k}", to: "w{i}.{k}", map: {i: {"0": "9", "2": "1"}}}]\n',
-    "scale": KEEP + 'rules: [{name: r, from: "0.weight", to: "0.weight", via: [{affine: {mul: 2.0}}]}]\n',
+    "reshape": KEEP
+    + 'rules: [{name: r, from: "0.weight", to: "0.weight", via: [{reshape: {from: [3, 3], to: '
+    "[9]}}]}]\n",
+    "transpose": KEEP
+    + 'rules: [{name: r, from: "0.weight", to: "0.weight", via: [{transpose: {dims: [0, 1]}}]}]\n',
+    "swap": 'rules: [{name: r, from: "{i:0|2}.{k}", to: "{i}.{k}", map: {i: {"0": "2", "2": '
+    '"0"}}}]\n',
+    "backwards": 'rules: [{name: r, from: "{i:0|2}.{k}", to: "w{i}.{k}", map: {i: {"0": "9", "2": '
+    '"1"}}}]\n',
+    "scale": KEEP
+    + 'rules: [{name: r, from: "0.weight", to: "0.weight", via: [{affine: {mul: 2.0}}]}]\n',
     "add": KEEP
-    + 'rules: [{name: r, from: "0.bias", to: "new.bias", keep_source: true, via: [{fill: {value: 0, dtype: float32, shape: [3]}}]}]\n',
+    + 'rules: [{name: r, from: "0.bias", to: "new.bias", keep_source: true, via: [{fill: {value: '
+    "0, dtype: float32, shape: [3]}}]}]\n",
 }
 # what leaves no number right
 CHANGES = [name for name in RULES if name not in ("rename", "cast")]
@@ -52,7 +69,9 @@ def rule(tmp_path: Path) -> Callable[[str], Path]:
     return write
 
 
-def trained(optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW) -> tuple[nn.Sequential, torch.optim.Optimizer]:
+def trained(
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
+) -> tuple[nn.Sequential, torch.optim.Optimizer]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
     made = optimizer(model.parameters(), lr=0.1)
@@ -83,18 +102,30 @@ def by_number(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, A
 
 
 def lightning(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    return {"state_dict": model.state_dict(), "optimizer_states": [optimizer.state_dict()], "lr_schedulers": [], "epoch": 3}
+    return {
+        "state_dict": model.state_dict(),
+        "optimizer_states": [optimizer.state_dict()],
+        "lr_schedulers": [],
+        "epoch": 3,
+    }
 
 
 def megatron(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     main = [[parameter.detach().clone() for parameter in model.parameters()]]
-    held = {"optimizer": optimizer.state_dict(), "grad_scaler": {"scale": torch.ones(1)}, "fp32_from_fp16_params": main}
+    held = {
+        "optimizer": optimizer.state_dict(),
+        "grad_scaler": {"scale": torch.ones(1)},
+        "fp32_from_fp16_params": main,
+    }
     return {"model": model.state_dict(), "optimizer": held, "iteration": 3}
 
 
 def deepspeed(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-    return {"module": model.state_dict(), "optimizer_state_dict": {"single_partition_of_fp32_groups": [flat], "zero_stage": 1}}
+    return {
+        "module": model.state_dict(),
+        "optimizer_state_dict": {"single_partition_of_fp32_groups": [flat], "zero_stage": 1},
+    }
 
 
 def by_name(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -103,16 +134,26 @@ def by_name(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any
 
 def flattened(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     options = StateDictOptions(flatten_optimizer_state_dict=True)
-    return {"model": model.state_dict(), "optimizer": get_optimizer_state_dict(model, optimizer, options=options)}
+    return {
+        "model": model.state_dict(),
+        "optimizer": get_optimizer_state_dict(model, optimizer, options=options),
+    }
 
 
 def among_weights(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    moments = {key: value for key, value in flattened(model, optimizer)["optimizer"].items() if isinstance(value, torch.Tensor)}
+    moments = {
+        key: value
+        for key, value in flattened(model, optimizer)["optimizer"].items()
+        if isinstance(value, torch.Tensor)
+    }
     return {**model.state_dict(), **{f"optimizer.{key}": value for key, value in moments.items()}}
 
 
 def moment_first(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    held = {f"optimizer.state.exp_avg.{name}": optimizer.state[parameter]["exp_avg"] for name, parameter in model.named_parameters()}
+    held = {
+        f"optimizer.state.exp_avg.{name}": optimizer.state[parameter]["exp_avg"]
+        for name, parameter in model.named_parameters()
+    }
     return {**model.state_dict(), **held}
 
 
@@ -132,9 +173,13 @@ def refused(path: Any, rules: Path, **more: Any) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("optimizer", thorough([torch.optim.AdamW, torch.optim.Adagrad, torch.optim.NAdam]))
+@pytest.mark.parametrize(
+    "optimizer", thorough([torch.optim.AdamW, torch.optim.Adagrad, torch.optim.NAdam])
+)
 @pytest.mark.parametrize("kind", [by_number, lightning, megatron])
-def test_state_by_number_is_right_behind_new_names(kind: Any, optimizer: Any, rule: Any, tmp_path: Path) -> None:
+def test_state_by_number_is_right_behind_new_names(
+    kind: Any, optimizer: Any, rule: Any, tmp_path: Path
+) -> None:
     model, made = trained(optimizer)
     source, out = saved(tmp_path / "in.pt", kind(model, made)), tmp_path / "out.pt"
     answer = migrate.apply(source, out, rules=rule("rename"))
@@ -162,7 +207,9 @@ def test_state_by_number_is_right_behind_new_names(kind: Any, optimizer: Any, ru
 
 
 def test_the_moments_that_are_refused_would_be_wrong(rule: Any, tmp_path: Path) -> None:
-    """The control: what `swap` would make of state by number steps elsewhere, and what `merge` would make is not loaded."""
+    """The control: what `swap` would make of state by number steps elsewhere, and what `merge`
+    would make is not loaded.
+    """
     model, made = trained()
     source = saved(tmp_path / "in.pt", by_number(model, made))
     refused(source, rule("swap"))
@@ -173,7 +220,9 @@ def test_the_moments_that_are_refused_would_be_wrong(rule: Any, tmp_path: Path) 
     assert torch.equal(resumed[0].weight, model[2].weight)
     again = torch.optim.AdamW(resumed.parameters(), lr=0.1)
     again.load_state_dict(loaded["optimizer"])
-    assert not torch.equal(again.state[resumed[0].weight]["exp_avg"], made.state[model[2].weight]["exp_avg"])
+    assert not torch.equal(
+        again.state[resumed[0].weight]["exp_avg"], made.state[model[2].weight]["exp_avg"]
+    )
     migrate.apply(source, tmp_path / "merged.pt", rules=rule("merge"), allow={"stale-optimizer"})
     state = torch.load(tmp_path / "merged.pt", weights_only=True)["optimizer"]
     three = [nn.Parameter(torch.zeros(n)) for n in (3, 3, 2)]
@@ -183,7 +232,9 @@ def test_the_moments_that_are_refused_would_be_wrong(rule: Any, tmp_path: Path) 
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("kind", thorough(NUMBERED))
-def test_state_by_number_is_refused_where_the_numbers_would_count_others(kind: Any, change: str, rule: Any, tmp_path: Path) -> None:
+def test_state_by_number_is_refused_where_the_numbers_would_count_others(
+    kind: Any, change: str, rule: Any, tmp_path: Path
+) -> None:
     source = saved(tmp_path / "in.pt", kind(*trained()))
     said = refused(source, rule(change))
     assert "it goes by number" in said
@@ -194,9 +245,14 @@ def test_state_by_number_is_refused_where_the_numbers_would_count_others(kind: A
     assert not (tmp_path / "out.pt").exists()
 
 
-@pytest.mark.parametrize("change", ["rename", "merge", "split", "drop", "reshape", "transpose", "swap", "backwards", "scale"])
+@pytest.mark.parametrize(
+    "change",
+    ["rename", "merge", "split", "drop", "reshape", "transpose", "swap", "backwards", "scale"],
+)
 @pytest.mark.parametrize("kind", thorough(NAMED))
-def test_state_by_name_is_refused_where_a_name_goes_or_means_another_tensor(kind: Any, change: str, rule: Any, tmp_path: Path) -> None:
+def test_state_by_name_is_refused_where_a_name_goes_or_means_another_tensor(
+    kind: Any, change: str, rule: Any, tmp_path: Path
+) -> None:
     text = (
         RULES[change]
         if change not in ("rename", "swap", "backwards") or kind in (by_name, flattened)
@@ -218,7 +274,10 @@ def test_a_cast_leaves_moments_right(kind: Any, rule: Any, tmp_path: Path) -> No
     )
     text = ('keep: ["optimizer.{k...}"]\n' if kind in (among_weights, moment_first) else "") + text
     answer = migrate.apply(source, tmp_path / "out.pt", rules=rule(text))
-    assert (answer["optimizer"], [note for note in answer["notes"] if "optimizer" in note]) == ("right", [])
+    assert (answer["optimizer"], [note for note in answer["notes"] if "optimizer" in note]) == (
+        "right",
+        [],
+    )
     if kind is by_number:
         loaded = torch.load(tmp_path / "out.pt", weights_only=True)
         resumed = copy.deepcopy(model).double()
@@ -230,7 +289,9 @@ def test_a_cast_leaves_moments_right(kind: Any, rule: Any, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", NAMED)
-def test_state_by_name_of_parameters_that_stay_is_carried(kind: Any, rule: Any, tmp_path: Path) -> None:
+def test_state_by_name_of_parameters_that_stay_is_carried(
+    kind: Any, rule: Any, tmp_path: Path
+) -> None:
     value = kind(*trained())
     table = value.get("model", value)
     table["norm.running_mean"] = torch.ones(3)
@@ -240,21 +301,37 @@ def test_state_by_name_of_parameters_that_stay_is_carried(kind: Any, rule: Any, 
     assert (answer["optimizer"], answer["downgrade"]["exact"]) == ("right", True)
 
 
-def test_rules_that_take_state_by_name_along_are_asked_for_nothing(rule: Any, tmp_path: Path) -> None:
+def test_rules_that_take_state_by_name_along_are_asked_for_nothing(
+    rule: Any, tmp_path: Path
+) -> None:
     source = saved(tmp_path / "in.pt", among_weights(*trained()))
-    text = RULES["rename"] + '  - {name: s, from: "optimizer.state.{k...}", to: "optimizer.state.layers.{k}"}\n'
+    text = (
+        RULES["rename"]
+        + '  - {name: s, from: "optimizer.state.{k...}", to: "optimizer.state.layers.{k}"}\n'
+    )
     text = text.replace("rules: [", "rules:\n  - ").replace("}]\n", "}\n", 1)
     assert migrate.plan(source, rules=rule(text)).document["optimizer"] == "right"
 
 
 @pytest.mark.parametrize(("names", "becomes"), [("plain", "right"), ("wrapped", None)])
-def test_names_without_wrappers_come_to_fit(names: str, becomes: str | None, tmp_path: Path) -> None:
+def test_names_without_wrappers_come_to_fit(
+    names: str, becomes: str | None, tmp_path: Path
+) -> None:
     model, made = trained()
     state = get_optimizer_state_dict(model, made)
     if names == "wrapped":
         state["state"] = {f"module.{name}": held for name, held in state["state"].items()}
-        state["param_groups"] = [{**group, "params": [f"module.{name}" for name in group["params"]]} for group in state["param_groups"]]
-    source = saved(tmp_path / "in.pt", {"model": {f"module.{key}": value for key, value in model.state_dict().items()}, "optim": state})
+        state["param_groups"] = [
+            {**group, "params": [f"module.{name}" for name in group["params"]]}
+            for group in state["param_groups"]
+        ]
+    source = saved(
+        tmp_path / "in.pt",
+        {
+            "model": {f"module.{key}": value for key, value in model.state_dict().items()},
+            "optim": state,
+        },
+    )
     if becomes is None:
         with pytest.raises(CheckpointError, match="M410"):
             migrate.plan(source, to="torch-wrappers@plain")
@@ -262,11 +339,19 @@ def test_names_without_wrappers_come_to_fit(names: str, becomes: str | None, tmp
         assert migrate.plan(source, to="torch-wrappers@plain").document["optimizer"] == becomes
 
 
-def test_of_several_optimizers_those_are_named_whose_parameters_change(rule: Any, tmp_path: Path) -> None:
+def test_of_several_optimizers_those_are_named_whose_parameters_change(
+    rule: Any, tmp_path: Path
+) -> None:
     model, made = trained()
     state = get_optimizer_state_dict(model, made)
-    parts = [{"state": {n: s for n, s in state["state"].items() if n[0] == i}, "param_groups": []} for i in "02"]
-    source = saved(tmp_path / "in.pt", {"model": model.state_dict(), "optimizers": {"one": parts[0], "two": parts[1]}})
+    parts = [
+        {"state": {n: s for n, s in state["state"].items() if n[0] == i}, "param_groups": []}
+        for i in "02"
+    ]
+    source = saved(
+        tmp_path / "in.pt",
+        {"model": model.state_dict(), "optimizers": {"one": parts[0], "two": parts[1]}},
+    )
     said = refused(source, rule("drop"))
     assert "`optimizers.two`" in said
     assert "`optimizers.one`" not in said
@@ -289,7 +374,10 @@ def test_buffers_are_no_parameters_where_that_can_be_told(rule: Any, tmp_path: P
             value["optimizer"] = named.state_dict()
         source = saved(tmp_path / "in.pt", value)
         if right:
-            assert migrate.plan(source, rules=rule(text), allow={"drop"}).document["optimizer"] == "right"
+            assert (
+                migrate.plan(source, rules=rule(text), allow={"drop"}).document["optimizer"]
+                == "right"
+            )
         else:
             assert "rope.inv_freq" in refused(source, rule(text))
 
@@ -301,7 +389,9 @@ def test_an_optimizer_without_moments_counts_parameters_as_well(rule: Any, tmp_p
 
 
 @pytest.mark.parametrize("kind", [*NUMBERED, *NAMED])
-def test_stale_state_is_carried_where_that_is_allowed_and_plan_answer_and_stamp_say_so(kind: Any, rule: Any, tmp_path: Path) -> None:
+def test_stale_state_is_carried_where_that_is_allowed_and_plan_answer_and_stamp_say_so(
+    kind: Any, rule: Any, tmp_path: Path
+) -> None:
     source, out = saved(tmp_path / "in.pt", kind(*trained())), tmp_path / "out.pt"
     asked = {"rules": rule("merge"), "allow": {"stale-optimizer"}}
     document = migrate.plan(source, **asked).document
@@ -325,7 +415,9 @@ def test_stale_state_is_carried_where_that_is_allowed_and_plan_answer_and_stamp_
 
 @pytest.mark.parametrize("change", thorough(["merge", "rename"]))
 @pytest.mark.parametrize("kind", [*NUMBERED, *NAMED])
-def test_optimizer_state_is_left_out_where_that_is_asked_for(kind: Any, change: str, rule: Any, tmp_path: Path) -> None:
+def test_optimizer_state_is_left_out_where_that_is_asked_for(
+    kind: Any, change: str, rule: Any, tmp_path: Path
+) -> None:
     model, made = trained()
     source, out = saved(tmp_path / "in.pt", kind(model, made)), tmp_path / "out.pt"
     asked = {"rules": rule(change), "params": {"optimizer": "drop"}}
@@ -334,12 +426,17 @@ def test_optimizer_state_is_left_out_where_that_is_asked_for(kind: Any, change: 
     answer = migrate.apply(source, out, **asked, allow={"drop"})
     assert answer["optimizer"] == "dropped"
     assert any("optimizer state is left out" in note for note in answer["notes"])
-    assert answer["downgrade"] == {"exact": False, "because": ["the state of the optimizer does not come back"]}
+    assert answer["downgrade"] == {
+        "exact": False,
+        "because": ["the state of the optimizer does not come back"],
+    }
     assert migrate.history(out)["applied"][0]["optimizer"] == "dropped"
     loaded = torch.load(out, weights_only=True)
     assert not any("optim" in key for key in loaded)
     there = torch.load(source, weights_only=True)
-    beside = {key for key in there if "optim" not in key and not isinstance(there[key], torch.Tensor)}
+    beside = {
+        key for key in there if "optim" not in key and not isinstance(there[key], torch.Tensor)
+    }
     assert beside <= set(loaded)
     assert migrate.verify(out, source=source, rules=rule(change))["equal"]
 
@@ -358,11 +455,21 @@ def test_state_that_lies_beside_safetensors_is_found_as_well(rule: Any, tmp_path
     migrate.apply(source, folder, output_format="safetensors")
     assert (folder / "migrate.items.safetensors").exists()
     refused(folder, rule("merge"))
-    migrate.apply(folder, tmp_path / "new", rules=rule("merge"), params={"optimizer": "drop"}, allow={"drop"})
+    migrate.apply(
+        folder, tmp_path / "new", rules=rule("merge"), params={"optimizer": "drop"}, allow={"drop"}
+    )
     assert not (tmp_path / "new" / "migrate.items.safetensors").exists()
     assert "epoch" in (tmp_path / "new" / "migrate.items.json").read_text()
-    migrate.apply(source, tmp_path / "weights", output_format="safetensors", params={"optimizer": "drop"}, allow={"drop"})
-    assert migrate.verify(tmp_path / "weights", source=source, params={"optimizer": "drop"})["equal"]
+    migrate.apply(
+        source,
+        tmp_path / "weights",
+        output_format="safetensors",
+        params={"optimizer": "drop"},
+        allow={"drop"},
+    )
+    assert migrate.verify(tmp_path / "weights", source=source, params={"optimizer": "drop"})[
+        "equal"
+    ]
     assert "exp_avg" not in (tmp_path / "weights" / "migrate.items.json").read_text()
 
 
@@ -376,7 +483,13 @@ def test_state_dicts_in_memory_are_judged_as_files_are(rule: Any) -> None:
         assert any("goes by number, and is carried" in note for note in told[-1]["notes"])
         with pytest.raises(CheckpointError, match="M410"):
             call(state, rules=rule("merge"))
-        out = call(state, rules=rule("merge"), params={"optimizer": "drop"}, allow={"drop"}, inform=told.append)
+        out = call(
+            state,
+            rules=rule("merge"),
+            params={"optimizer": "drop"},
+            allow={"drop"},
+            inform=told.append,
+        )
         assert set(out) == {"all.weight", "0.bias", "2.bias"}
         call(state, rules=rule("merge"), allow={"stale-optimizer"}, inform=told.append)
         assert any("is stale and carried as it is" in note for note in told[-1]["notes"])
@@ -386,14 +499,21 @@ def test_state_dicts_in_memory_are_judged_as_files_are(rule: Any) -> None:
 
 
 def test_a_stamp_says_of_an_optimizer_only_what_migrate_writes(rule: Any, tmp_path: Path) -> None:
-    migrate.apply(saved(tmp_path / "in.pt", by_number(*trained())), tmp_path / "out", rules=rule("rename"), output_format="safetensors")
+    migrate.apply(
+        saved(tmp_path / "in.pt", by_number(*trained())),
+        tmp_path / "out",
+        rules=rule("rename"),
+        output_format="safetensors",
+    )
     path = tmp_path / "out" / "migrate.history.json"
     stamp = json.loads(path.read_text())
     assert "optimizer" not in stamp["applied"][0]
     for wrong in ("fine", 5, ["stale"], None):
         stamp["applied"][0]["optimizer"] = wrong
         path.write_text(json.dumps(stamp))
-        assert migrate.history(tmp_path / "out")["notes"] == ["the stamp cannot be read and is ignored"]
+        assert migrate.history(tmp_path / "out")["notes"] == [
+            "the stamp cannot be read and is ignored"
+        ]
 
 
 def test_a_checkpoint_without_anything_beside_its_tensors_is_not_searched(
@@ -420,7 +540,9 @@ def test_a_checkpoint_without_anything_beside_its_tensors_is_not_searched(
 @pytest.fixture
 def alone() -> Iterator[Any]:
     """One process that is a world of its own."""
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
     try:
         yield init_device_mesh("cpu", (1,))
     finally:
@@ -428,7 +550,9 @@ def alone() -> Iterator[Any]:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
-def test_state_of_fsdp2_by_name_steps_on_where_its_parameters_stay(alone: Any, rule: Any, tmp_path: Path) -> None:
+def test_state_of_fsdp2_by_name_steps_on_where_its_parameters_stay(
+    alone: Any, rule: Any, tmp_path: Path
+) -> None:
     def sharded() -> tuple[Any, torch.optim.Optimizer]:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
@@ -439,14 +563,26 @@ def test_state_of_fsdp2_by_name_steps_on_where_its_parameters_stay(alone: Any, r
     model, made = sharded()
     step(model, made)
     weights, state = get_state_dict(model, made, options=whole)
-    source = saved(tmp_path / "in.pt", {"model": {**weights, "ema.decay": torch.ones(1)}, "optim": state})
+    source = saved(
+        tmp_path / "in.pt", {"model": {**weights, "ema.decay": torch.ones(1)}, "optim": state}
+    )
     refused(source, rule('keep: ["ema.{k}"]\n' + RULES["rename"]))
-    answer = migrate.apply(source, tmp_path / "out.pt", rules=rule(KEEP + 'rules: [{name: r, from: "ema.{k}", to: "average.{k}"}]\n'))
+    answer = migrate.apply(
+        source,
+        tmp_path / "out.pt",
+        rules=rule(KEEP + 'rules: [{name: r, from: "ema.{k}", to: "average.{k}"}]\n'),
+    )
     assert answer["optimizer"] == "right"
     loaded = torch.load(tmp_path / "out.pt", weights_only=True)
     assert loaded["model"].pop("average.decay") == 1
     resumed, again = sharded()
-    set_state_dict(resumed, again, model_state_dict=loaded["model"], optim_state_dict=loaded["optim"], options=whole)
+    set_state_dict(
+        resumed,
+        again,
+        model_state_dict=loaded["model"],
+        optim_state_dict=loaded["optim"],
+        options=whole,
+    )
     for one in ((model, made), (resumed, again)):
         step(*one)
     for name, value in get_state_dict(model, made, options=whole)[0].items():
@@ -455,10 +591,20 @@ def test_state_of_fsdp2_by_name_steps_on_where_its_parameters_stay(alone: Any, r
 
 def test_what_is_only_called_like_an_optimizer_is_none(rule: Any, tmp_path: Path) -> None:
     names = ("optimizer_net.state.fc.weight", "0.weight", "2.weight")
-    source = saved(tmp_path / "in.pt", {"optim_model": {name: torch.ones(3, 3) for name in names}, "optimizer_steps": 3})
+    source = saved(
+        tmp_path / "in.pt",
+        {"optim_model": {name: torch.ones(3, 3) for name in names}, "optimizer_steps": 3},
+    )
     document = migrate.plan(source, rules=rule("merge"), at="optim_model").document
     assert (document["optimizer"], document["downgrade"]["exact"]) == (None, True)
-    migrate.apply(source, tmp_path / "out.pt", rules=rule("merge"), at="optim_model", params={"optimizer": "drop"}, allow={"drop"})
+    migrate.apply(
+        source,
+        tmp_path / "out.pt",
+        rules=rule("merge"),
+        at="optim_model",
+        params={"optimizer": "drop"},
+        allow={"drop"},
+    )
     loaded = torch.load(tmp_path / "out.pt", weights_only=True)
     assert set(loaded["optim_model"]) == {"all.weight", "optimizer_net.state.fc.weight"}
     assert loaded["optimizer_steps"] == 3

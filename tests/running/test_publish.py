@@ -21,7 +21,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from marks import thorough
-from raw_files import MemoryBlob, RawBlob, RawSource, describe, random_raw, read_back, whole, write_source
+from raw_files import (
+    MemoryBlob,
+    RawBlob,
+    RawSource,
+    describe,
+    random_raw,
+    read_back,
+    whole,
+    write_source,
+)
 from work import HANG
 
 from migrate.core.errors import CheckpointError, MigrateError, QuestionError, RunError
@@ -36,7 +45,9 @@ SHAPE = (700, 4096)
 @pytest.fixture
 def source(tmp_path: Path) -> RawSource:
     rng = np.random.default_rng(0)
-    return write_source(tmp_path / "in", {k: ("uint8", random_raw(rng, "uint8", SHAPE)) for k in KEYS}, 2)
+    return write_source(
+        tmp_path / "in", {k: ("uint8", random_raw(rng, "uint8", SHAPE)) for k in KEYS}, 2
+    )
 
 
 def outputs() -> dict:
@@ -45,7 +56,9 @@ def outputs() -> dict:
 
 def go(source: RawSource, out: Path, **options):
     options = {"digest": "plan-1", "fsync": False} | options
-    return tiles.run(outputs(), source, describe(outputs(), files=options.pop("files", 2)), out, **options)
+    return tiles.run(
+        outputs(), source, describe(outputs(), files=options.pop("files", 2)), out, **options
+    )
 
 
 def content(source: RawSource) -> dict[str, bytes]:
@@ -88,12 +101,16 @@ def part_done(source: RawSource, out: Path) -> Path:
 
 @pytest.mark.parametrize("folder", [True, False])
 @pytest.mark.parametrize("fsync", [True, False])
-def test_the_target_appears_with_all_it_holds_and_nothing_else(source: RawSource, tmp_path: Path, folder: bool, fsync: bool) -> None:
+def test_the_target_appears_with_all_it_holds_and_nothing_else(
+    source: RawSource, tmp_path: Path, folder: bool, fsync: bool
+) -> None:
     out = tmp_path / "deep" / "out"
     out.parent.mkdir()
     (tmp_path / "extra.txt").write_text("copied")
     target = describe(outputs(), files=2 if folder else 1, folder=folder)
-    side = [("config.json", b"{}"), ("sub/extra.txt", str(tmp_path / "extra.txt"))] if folder else []
+    side = (
+        [("config.json", b"{}"), ("sub/extra.txt", str(tmp_path / "extra.txt"))] if folder else []
+    )
     tiles.run(outputs(), source, target, out, digest="d", side_files=side, fsync=fsync)
     assert read_back(out, target) == content(source)
     assert os.listdir(out.parent) == ["out"]
@@ -103,7 +120,9 @@ def test_the_target_appears_with_all_it_holds_and_nothing_else(source: RawSource
         assert (out / "sub" / "extra.txt").read_text() == "copied"
 
 
-def test_an_existing_target_is_never_replaced_not_even_an_empty_folder(source: RawSource, tmp_path: Path) -> None:
+def test_an_existing_target_is_never_replaced_not_even_an_empty_folder(
+    source: RawSource, tmp_path: Path
+) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("mine")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
@@ -127,7 +146,9 @@ def test_a_target_inside_or_around_the_source_is_refused(source: RawSource, tmp_
     assert code(caught) == "M904"
 
 
-def test_a_folder_that_appears_meanwhile_is_kept_and_the_output_too(source: RawSource, tmp_path: Path) -> None:
+def test_a_folder_that_appears_meanwhile_is_kept_and_the_output_too(
+    source: RawSource, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     with pytest.raises(QuestionError) as caught:
         go(source, out, progress=lambda done, total: out.mkdir(exist_ok=True))
@@ -139,7 +160,9 @@ def test_a_folder_that_appears_meanwhile_is_kept_and_the_output_too(source: RawS
     assert read_back(out, describe(outputs(), files=2)) == content(source)
 
 
-def test_a_file_is_not_renamed_over_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_not_renamed_over_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "old").write_text("new")
     (tmp_path / "there").write_text("old")
     (tmp_path / "folder").mkdir()
@@ -179,10 +202,14 @@ def test_a_partial_folder_of_another_plan_is_not_resumed(source: RawSource, tmp_
 
 
 @pytest.mark.parametrize("version", [1, 2, 4, None, "x"])
-def test_a_journal_of_another_format_is_refused_with_its_version(source: RawSource, tmp_path: Path, version: object) -> None:
+def test_a_journal_of_another_format_is_refused_with_its_version(
+    source: RawSource, tmp_path: Path, version: object
+) -> None:
     journal = part_done(source, tmp_path / "out") / "journal.jsonl"
     head, rest = journal.read_bytes().split(b"\n", 1)
-    journal.write_bytes(json.dumps({**json.loads(head), "format_version": version}).encode() + b"\n" + rest)
+    journal.write_bytes(
+        json.dumps({**json.loads(head), "format_version": version}).encode() + b"\n" + rest
+    )
     with pytest.raises(QuestionError, match=f"format version {version}, this one's is 3") as caught:
         go(source, tmp_path / "out", resume=True)
     assert code(caught) == "M918"
@@ -193,20 +220,36 @@ def test_a_journal_of_another_format_is_refused_with_its_version(source: RawSour
 @pytest.mark.parametrize(
     "line",
     [
-        {"file": []}, {"tile": {}}, {"tile": True}, {"tile": 1.0}, {"offset": None}, {"length": "1"}, {publish.HASH: {}}, "[" * 3000,
+        {"file": []}, {"tile": {}}, {"tile": True}, {"tile": 1.0}, {"offset": None},
+        {"length": "1"}, {publish.HASH: {}}, "[" * 3000,
         '{"file":' + "1" * 5000 + "}", "null", "{}",
     ],
     ids=lambda line: str(line)[:20],
 )  # fmt: skip
-def test_a_foreign_line_of_a_journal_claims_nothing(source: RawSource, tmp_path: Path, line: object) -> None:
+def test_a_foreign_line_of_a_journal_claims_nothing(
+    source: RawSource, tmp_path: Path, line: object
+) -> None:
     partial = part_done(source, tmp_path / "out")
     journal = partial / "journal.jsonl"
     true = json.loads(journal.read_bytes().splitlines()[1])
-    journal.write_text(journal.read_text() + (line if isinstance(line, str) else json.dumps({**true, **line})) + "\n")
-    made = publish.Partial(tmp_path / "out", describe(outputs(), files=2), "plan-1", resume=True, source=source.identities())
+    journal.write_text(
+        journal.read_text()
+        + (line if isinstance(line, str) else json.dumps({**true, **line}))
+        + "\n"
+    )
+    made = publish.Partial(
+        tmp_path / "out",
+        describe(outputs(), files=2),
+        "plan-1",
+        resume=True,
+        source=source.identities(),
+    )
     made.close()
     assert made.claims
-    assert {type(part) for claim, value in made.claims.items() for part in (*claim, *value)} == {str, int}
+    assert {type(part) for claim, value in made.claims.items() for part in (*claim, *value)} == {
+        str,
+        int,
+    }
     go(source, tmp_path / "out", resume=True)
     assert read_back(tmp_path / "out", describe(outputs(), files=2)) == content(source)
 
@@ -217,7 +260,9 @@ def test_a_line_nested_too_deep_is_foreign(line: str) -> None:
 
 
 @pytest.mark.parametrize("stray", ["evil.bin", ".out-0.bin.tmp", "sub/evil.bin", "empty/"])
-def test_what_somebody_else_laid_into_the_partial_folder_is_named_and_not_published(source: RawSource, tmp_path: Path, stray: str) -> None:
+def test_what_somebody_else_laid_into_the_partial_folder_is_named_and_not_published(
+    source: RawSource, tmp_path: Path, stray: str
+) -> None:
     path = part_done(source, tmp_path / "out") / "data" / stray
     if stray.endswith("/"):
         path.mkdir()
@@ -228,12 +273,19 @@ def test_what_somebody_else_laid_into_the_partial_folder_is_named_and_not_publis
     with pytest.raises(RunError) as caught:
         go(source, tmp_path / "out", side_files=side, resume=True)
     assert code(caught) == "M913"
-    assert caught.value.diagnostics[0].message.startswith(f"this run did not write {stray.rstrip('/')} in ")
+    assert caught.value.diagnostics[0].message.startswith(
+        f"this run did not write {stray.rstrip('/')} in "
+    )
     assert not (tmp_path / "out").exists()
     assert os.path.lexists(path)
     path.rmdir() if stray.endswith("/") else path.unlink()
     assert go(source, tmp_path / "out", side_files=side, resume=True).bytes_written == 0
-    assert sorted(p.name for p in (tmp_path / "out").rglob("*")) == ["notes.txt", "out-0.bin", "out-1.bin", "sub"]
+    assert sorted(p.name for p in (tmp_path / "out").rglob("*")) == [
+        "notes.txt",
+        "out-0.bin",
+        "out-1.bin",
+        "sub",
+    ]
 
 
 STOOD = {"raw-0.bin": Identity(1, 2, 3, 4, 5)}
@@ -257,13 +309,21 @@ def begun(tmp_path: Path) -> Path:
 
 def refused(begun: Path, said: str) -> None:
     """Taking the folder over is refused with these words, and changes nothing in it."""
-    before = [(p, s.st_ino, s.st_size, s.st_mtime_ns, s.st_nlink) for p in sorted(begun.rglob("*")) for s in [os.lstat(p)]]
+    before = [
+        (p, s.st_ino, s.st_size, s.st_mtime_ns, s.st_nlink)
+        for p in sorted(begun.rglob("*"))
+        for s in [os.lstat(p)]
+    ]
     with pytest.raises(QuestionError) as caught:
         taken(begun.with_name("out"))
     assert code(caught) == "M926"
     assert caught.value.diagnostics[0].message.startswith(said), caught.value.diagnostics[0].message
     assert "remove that folder" in (caught.value.diagnostics[0].help or "")
-    assert before == [(p, s.st_ino, s.st_size, s.st_mtime_ns, s.st_nlink) for p in sorted(begun.rglob("*")) for s in [os.lstat(p)]]
+    assert before == [
+        (p, s.st_ino, s.st_size, s.st_mtime_ns, s.st_nlink)
+        for p in sorted(begun.rglob("*"))
+        for s in [os.lstat(p)]
+    ]
 
 
 def test_a_partial_folder_of_our_own_is_taken_over(begun: Path) -> None:
@@ -313,7 +373,9 @@ def test_a_linked_journal_is_not_written_through(begun: Path, tmp_path: Path) ->
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 @pytest.mark.parametrize("name", ["", "journal.jsonl", "data", "data/out-1.bin", "data/other"])
-def test_what_belongs_to_another_user_in_a_partial_folder_is_refused(begun: Path, name: str) -> None:
+def test_what_belongs_to_another_user_in_a_partial_folder_is_refused(
+    begun: Path, name: str
+) -> None:
     (begun / "data" / "other").write_text("x")
     os.chown(begun / name, 65534, 65534)
     where = f"{name} in " if name else ""
@@ -321,7 +383,9 @@ def test_what_belongs_to_another_user_in_a_partial_folder_is_refused(begun: Path
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_a_partial_folder_of_another_user_is_named_to_one_who_may_not_write_in_it(begun: Path, tmp_path: Path) -> None:
+def test_a_partial_folder_of_another_user_is_named_to_one_who_may_not_write_in_it(
+    begun: Path, tmp_path: Path
+) -> None:
     begun.chmod(0o755)
     for folder in (tmp_path, *tmp_path.parents):
         if Path(tempfile.gettempdir()) in folder.parents:
@@ -349,14 +413,24 @@ def test_a_journal_larger_than_the_plan_explains_is_refused(begun: Path, how: st
     if how == "sparse":
         os.truncate(journal, 1 << 40)
     else:
-        journal.write_bytes({"lines": b'{"x":1}\n' * 600, "one line": b"\0" * 5000, "claims": head + claim * 40}[how])
-    refused(begun, f"journal.jsonl in {begun} has {journal.stat().st_size:,} bytes, and all runs of this plan together write at most")
+        journal.write_bytes(
+            {"lines": b'{"x":1}\n' * 600, "one line": b"\0" * 5000, "claims": head + claim * 40}[
+                how
+            ]
+        )
+    refused(
+        begun,
+        f"journal.jsonl in {begun} has {journal.stat().st_size:,} bytes, and all runs of this "
+        "plan together write at most",
+    )
     # two files of one tile, each claimed sixteen times at most
     journal.write_bytes(head + claim * 32)
     taken(begun.with_name("out")).close()
 
 
-def test_a_run_that_is_resumed_again_and_again_leaves_a_journal_that_is_explained(source: RawSource, tmp_path: Path) -> None:
+def test_a_run_that_is_resumed_again_and_again_leaves_a_journal_that_is_explained(
+    source: RawSource, tmp_path: Path
+) -> None:
     partial = part_done(source, tmp_path / "out")
     for _ in range(10):
         # what a power cut lost
@@ -399,7 +473,9 @@ def made_anew(path: Path) -> None:
 
 
 @pytest.mark.parametrize("replace", [in_place, in_place_with_its_time, renamed_over, made_anew])
-def test_a_source_that_was_replaced_is_not_resumed(source: RawSource, tmp_path: Path, replace: Callable[[Path], None]) -> None:
+def test_a_source_that_was_replaced_is_not_resumed(
+    source: RawSource, tmp_path: Path, replace: Callable[[Path], None]
+) -> None:
     partial = part_done(source, tmp_path / "out")
     replace(tmp_path / "in" / "raw-1.bin")
     again = RawSource(tmp_path / "in", dict(source.index.tensors), ["raw-0.bin", "raw-1.bin"])
@@ -415,25 +491,43 @@ def test_a_source_that_was_replaced_is_not_resumed(source: RawSource, tmp_path: 
     assert read_back(tmp_path / "out", describe(outputs(), files=2)) == content(again)
 
 
-def test_another_device_is_the_same_source(source: RawSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_device_is_the_same_source(
+    source: RawSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     part_done(source, tmp_path / "out")
-    known = {name: found._replace(device=found.device + 1) for name, found in source.identities().items()}
+    known = {
+        name: found._replace(device=found.device + 1) for name, found in source.identities().items()
+    }
     monkeypatch.setattr(source, "identities", lambda: known)
-    assert go(source, tmp_path / "out", resume=True).bytes_written < sum(f.size for f in describe(outputs(), files=2).files)
+    assert go(source, tmp_path / "out", resume=True).bytes_written < sum(
+        f.size for f in describe(outputs(), files=2).files
+    )
 
 
 @pytest.mark.parametrize("gone", [True, False])
-def test_a_source_of_other_files_is_not_resumed(source: RawSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: bool) -> None:
+def test_a_source_of_other_files_is_not_resumed(
+    source: RawSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: bool
+) -> None:
     part_done(source, tmp_path / "out")
     known = source.identities()
     found = known.pop("raw-0.bin")
-    monkeypatch.setattr(source, "identities", lambda: known if gone else {**known, "raw-0.bin": found, "raw-2.bin": found})
-    with pytest.raises(QuestionError, match=r"raw-0\.bin: it is no longer there" if gone else r"raw-2\.bin: it was not there") as caught:
+    monkeypatch.setattr(
+        source,
+        "identities",
+        lambda: known if gone else {**known, "raw-0.bin": found, "raw-2.bin": found},
+    )
+    with pytest.raises(
+        QuestionError,
+        match=r"raw-0\.bin: it is no longer there" if gone else r"raw-2\.bin: it was not there",
+    ) as caught:
         go(source, tmp_path / "out", resume=True)
     assert code(caught) == "M918"
 
 
-@pytest.mark.parametrize("edit", [[], {}, "x", {"raw-0.bin": [1]}, {"raw-0.bin": ["1", 2, 3, 4], "raw-1.bin": None}, None])
+@pytest.mark.parametrize(
+    "edit",
+    [[], {}, "x", {"raw-0.bin": [1]}, {"raw-0.bin": ["1", 2, 3, 4], "raw-1.bin": None}, None],
+)
 def test_a_head_that_was_edited_is_refused(source: RawSource, tmp_path: Path, edit: object) -> None:
     journal = part_done(source, tmp_path / "out") / "journal.jsonl"
     head, rest = journal.read_bytes().split(b"\n", 1)
@@ -447,7 +541,9 @@ def test_of_what_lies_in_memory_nothing_is_taken_over(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     arrays = {k: ("uint8", random_raw(rng, "uint8", SHAPE)) for k in KEYS}
     part_done(write_source(tmp_path / "in", arrays, 2, MemoryBlob), tmp_path / "out")
-    other = write_source(tmp_path / "in2", {k: (dtype, 255 - a) for k, (dtype, a) in arrays.items()}, 2, MemoryBlob)
+    other = write_source(
+        tmp_path / "in2", {k: (dtype, 255 - a) for k, (dtype, a) in arrays.items()}, 2, MemoryBlob
+    )
     result = go(other, tmp_path / "out", resume=True)
     assert result.bytes_written == sum(f["size"] for f in result.files.values())
     assert read_back(tmp_path / "out", describe(outputs(), files=2)) == content(other)
@@ -465,18 +561,30 @@ def test_resume_writes_only_what_is_missing(source: RawSource, tmp_path: Path) -
     partial = part_done(source, tmp_path / "out")
     claimed = [json.loads(line) for line in (partial / "journal.jsonl").read_bytes().splitlines()]
     stood = {
-        path.name: [s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns] for path in (tmp_path / "in").iterdir() for s in [os.stat(path)]
+        path.name: [s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns]
+        for path in (tmp_path / "in").iterdir()
+        for s in [os.stat(path)]
     }
-    assert claimed[0] == {"format_version": 3, "kind": "journal", "digest": "plan-1", "hash": "xxh3_128", "source": stood}
+    assert claimed[0] == {
+        "format_version": 3,
+        "kind": "journal",
+        "digest": "plan-1",
+        "hash": "xxh3_128",
+        "source": stood,
+    }
     assert len(claimed) == 3
     result = go(source, tmp_path / "out", resume=True)
-    assert result.bytes_written == sum(f["size"] for f in result.files.values()) - sum(c["length"] for c in claimed[1:])
+    assert result.bytes_written == sum(f["size"] for f in result.files.values()) - sum(
+        c["length"] for c in claimed[1:]
+    )
     assert read_back(tmp_path / "out", describe(outputs(), files=2)) == content(source)
     fresh = go(source, tmp_path / "fresh")
     assert fresh.files == result.files
 
 
-def test_a_claimed_tile_that_is_not_there_is_written_again(source: RawSource, tmp_path: Path) -> None:
+def test_a_claimed_tile_that_is_not_there_is_written_again(
+    source: RawSource, tmp_path: Path
+) -> None:
     partial = part_done(source, tmp_path / "out")
     claim = json.loads((partial / "journal.jsonl").read_bytes().splitlines()[1])
     with open(partial / "data" / claim["file"], "r+b") as file:
@@ -487,7 +595,9 @@ def test_a_claimed_tile_that_is_not_there_is_written_again(source: RawSource, tm
 
 
 @pytest.mark.parametrize("keep", [0, 1, 30, 100, 101, 102, 170, 250, 10_000])
-def test_a_torn_journal_claims_nothing_that_is_not_there(source: RawSource, tmp_path: Path, keep: int) -> None:
+def test_a_torn_journal_claims_nothing_that_is_not_there(
+    source: RawSource, tmp_path: Path, keep: int
+) -> None:
     partial = part_done(source, tmp_path / "out")
     journal = partial / "journal.jsonl"
     journal.write_bytes(journal.read_bytes()[:keep])
@@ -515,19 +625,26 @@ def slowly(done, total):
         return
     sys.stdout.write("."); sys.stdout.flush(); time.sleep(0.01)
 go(RawSource(root / "in", tensors, ["raw-0.bin", "raw-1.bin"]), root / "out", resume={resume}, progress=slowly, fsync=True)
-"""
+"""  # noqa: E501
 
 
 def child(source: RawSource, root: Path, resume: bool) -> subprocess.Popen[bytes]:
     here = Path(__file__).parent
     program = CHILD.format(
-        paths=[str(here), str(here.parent), str(here.parents[1])], root=str(root), tensors=dict(source.index.tensors), resume=resume
+        paths=[str(here), str(here.parent), str(here.parents[1])],
+        root=str(root),
+        tensors=dict(source.index.tensors),
+        resume=resume,
     )
-    return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
 
 
 @pytest.mark.parametrize("lives", thorough([4, 10]))
-def test_a_killed_run_is_resumed_to_the_same_bytes(source: RawSource, tmp_path: Path, lives: int) -> None:
+def test_a_killed_run_is_resumed_to_the_same_bytes(
+    source: RawSource, tmp_path: Path, lives: int
+) -> None:
     chance = random.Random(0)
     out, killed = tmp_path / "out", 0
     for _ in range(lives):
@@ -549,7 +666,9 @@ def test_a_killed_run_is_resumed_to_the_same_bytes(source: RawSource, tmp_path: 
     assert not (tmp_path / "out.migrate-partial").exists()
 
 
-def test_an_interrupt_keeps_the_partial_folder_and_leaves_no_thread(source: RawSource, tmp_path: Path) -> None:
+def test_an_interrupt_keeps_the_partial_folder_and_leaves_no_thread(
+    source: RawSource, tmp_path: Path
+) -> None:
     run = child(source, tmp_path, False)
     assert run.stdout is not None
     run.stdout.read(1)
@@ -568,7 +687,9 @@ def test_an_error_in_one_thread_stops_all(source: RawSource, tmp_path: Path) -> 
     assert threading.active_count() == before
 
 
-def test_a_full_disk_is_seen_before_the_first_byte(source: RawSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_seen_before_the_first_byte(
+    source: RawSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = os.statvfs(tmp_path)
     monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result([*real[:4], 100, *real[5:]]))
     with pytest.raises(RunError) as caught:
@@ -581,14 +702,20 @@ def test_a_full_disk_is_seen_before_the_first_byte(source: RawSource, tmp_path: 
 def small_disk(tmp_path: Path):
     place = tmp_path / "disk"
     place.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(place)], capture_output=True, check=False)
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(place)],
+        capture_output=True,
+        check=False,
+    )
     if made.returncode:
         pytest.skip(f"a tmpfs cannot be mounted: {made.stderr.decode().strip()}")
     yield place
     subprocess.run(["umount", str(place)], check=True)
 
 
-def test_a_disk_too_small_keeps_nothing(source: RawSource, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_too_small_keeps_nothing(
+    source: RawSource, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(RunError, match="are free"):
         go(source, small_disk / "out")
     monkeypatch.setattr(publish.Partial, "require", lambda self, side, shared=None: None)
@@ -638,14 +765,18 @@ def test_a_folder_that_cannot_be_synced_is_said_with_the_output_in_place(
         real(path)
 
     monkeypatch.setattr(publish, "sync", fail_last)
-    with pytest.raises(RunError, match="was published and is whole, but may not survive a power cut") as caught:
+    with pytest.raises(
+        RunError, match="was published and is whole, but may not survive a power cut"
+    ) as caught:
         go(source, out, fsync=True)
     assert code(caught) == "M970"
     assert out.is_dir()
     assert list(tmp_path.glob("*.migrate-partial")) == []
 
 
-def test_a_source_cut_short_while_it_is_read_publishes_nothing(source: RawSource, tmp_path: Path) -> None:
+def test_a_source_cut_short_while_it_is_read_publishes_nothing(
+    source: RawSource, tmp_path: Path
+) -> None:
     cut = iter([True])
 
     def progress(done: int, total: int) -> None:
@@ -658,7 +789,9 @@ def test_a_source_cut_short_while_it_is_read_publishes_nothing(source: RawSource
     assert os.listdir(tmp_path) == ["in"]
 
 
-def test_a_source_rewritten_while_it_is_read_publishes_nothing(source: RawSource, tmp_path: Path) -> None:
+def test_a_source_rewritten_while_it_is_read_publishes_nothing(
+    source: RawSource, tmp_path: Path
+) -> None:
     def progress(done: int, total: int) -> None:
         with open(tmp_path / "in" / "raw-0.bin", "r+b") as file:
             file.write(b"HEAD")
@@ -670,7 +803,9 @@ def test_a_source_rewritten_while_it_is_read_publishes_nothing(source: RawSource
     assert os.listdir(tmp_path) == ["in"]
 
 
-def test_a_source_that_cannot_be_read_keeps_the_partial_folder(source: RawSource, tmp_path: Path) -> None:
+def test_a_source_that_cannot_be_read_keeps_the_partial_folder(
+    source: RawSource, tmp_path: Path
+) -> None:
     class Broken(RawBlob):
         def fileno(self) -> None:
             return None
@@ -687,7 +822,9 @@ def test_a_source_that_cannot_be_read_keeps_the_partial_folder(source: RawSource
 
 def test_a_failed_value_check_leaves_nothing_behind(source: RawSource, tmp_path: Path) -> None:
     a, b = (whole(k, "uint8", SHAPE) for k in ("k0", "k1"))
-    check = ValueCheck("equal", (a, b), None, "M404", "the copies are not equal", "one", ("k0", "k1"))
+    check = ValueCheck(
+        "equal", (a, b), None, "M404", "the copies are not equal", "one", ("k0", "k1")
+    )
     with pytest.raises(CheckpointError, match="the copies are not equal"):
         go(source, tmp_path / "out", checks=[check])
     assert os.listdir(tmp_path) == ["in"]

@@ -1,4 +1,6 @@
-"""Sharing of extents: on real XFS and Btrfs images where they can be mounted, and with an ioctl that copies everywhere else."""
+"""Sharing of extents: on real XFS and Btrfs images where they can be mounted, and with an ioctl
+that copies everywhere else.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,17 @@ from migrate.running import geometry, publish, share, tiles
 from migrate.running.prepare import plan_for
 from migrate.source.blobs import BytesBlob, read
 
-REFUSALS = [errno.ENOTTY, errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.EPERM, errno.EACCES, errno.ENOSYS, errno.ENOSPC, errno.EIO]
+REFUSALS = [
+    errno.ENOTTY,
+    errno.EOPNOTSUPP,
+    errno.EXDEV,
+    errno.EINVAL,
+    errno.EPERM,
+    errno.EACCES,
+    errno.ENOSYS,
+    errno.ENOSPC,
+    errno.EIO,
+]
 MKFS = {"xfs": ["mkfs.xfs", "-q", "-f", "-m", "reflink=1"], "btrfs": ["mkfs.btrfs", "-q", "-f"]}
 MIB = 1 << 20
 
@@ -80,7 +92,9 @@ def shared_bytes(path: Path) -> int:
     count, found, at = 64, 0, 0
     with path.open("rb") as file:
         while True:
-            answer = bytearray(struct.pack("=QQIIII", at, 2**64 - 1 - at, 1, 0, count, 0) + bytes(56 * count))
+            answer = bytearray(
+                struct.pack("=QQIIII", at, 2**64 - 1 - at, 1, 0, count, 0) + bytes(56 * count)
+            )
             fcntl.ioctl(file, 0xC020660B, answer)
             mapped = struct.unpack_from("=I", answer, 20)[0]
             for i in range(mapped):
@@ -105,7 +119,9 @@ rules:
 
 
 def write_checkpoint(path: Path, layers: int = 12, kib: int = 16 * 1024) -> None:
-    """A file as safetensors writes it: its data starts where its header ends, at a multiple of 8."""
+    """A file as safetensors writes it: its data starts where its header ends, at a multiple of
+    8.
+    """
     from safetensors.numpy import save_file
 
     rng = np.random.default_rng(0)
@@ -130,7 +146,9 @@ def state(path: Path) -> tuple[int, int, int, int, str]:
 def digest(path: Path) -> str:
     with path.open("rb") as file:
         return (
-            hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else hashlib.sha256(file.read()).hexdigest()
+            hashlib.file_digest(file, "sha256").hexdigest()
+            if hasattr(hashlib, "file_digest")
+            else hashlib.sha256(file.read()).hexdigest()
         )
 
 
@@ -148,8 +166,14 @@ def refusing(code: int) -> Any:
     return refuse
 
 
-def test_a_rename_takes_no_space_and_outlives_its_source(disk: Disk, unshared: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    source, out, copied = disk.path / "old.safetensors", disk.path / "new.safetensors", disk.path / "copy.safetensors"
+def test_a_rename_takes_no_space_and_outlives_its_source(
+    disk: Disk, unshared: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    source, out, copied = (
+        disk.path / "old.safetensors",
+        disk.path / "new.safetensors",
+        disk.path / "copy.safetensors",
+    )
     write_checkpoint(source)
     rename(source, copied)
     assert shared_bytes(copied) == 0
@@ -169,7 +193,9 @@ def test_a_rename_takes_no_space_and_outlives_its_source(disk: Disk, unshared: p
     assert digest(out) == expected
 
 
-def test_a_disk_too_full_for_a_copy_has_room_for_a_rename(disk: Disk, unshared: pytest.MonkeyPatch) -> None:
+def test_a_disk_too_full_for_a_copy_has_room_for_a_rename(
+    disk: Disk, unshared: pytest.MonkeyPatch
+) -> None:
     source, out = disk.path / "old.safetensors", disk.path / "new.safetensors"
     write_checkpoint(source)
     os.sync()
@@ -185,7 +211,9 @@ def test_a_disk_too_full_for_a_copy_has_room_for_a_rename(disk: Disk, unshared: 
     assert shared_bytes(out) > 190 * MIB
 
 
-def test_what_is_not_renamed_only_is_the_same_with_and_without_sharing(disk: Disk, unshared: pytest.MonkeyPatch) -> None:
+def test_what_is_not_renamed_only_is_the_same_with_and_without_sharing(
+    disk: Disk, unshared: pytest.MonkeyPatch
+) -> None:
     arrays, outputs = mixture()
     source = write_source(disk.path / "in", arrays, 2)
     target = describe(outputs, files=2, header=bytes(4096 + 4))
@@ -195,9 +223,16 @@ def test_what_is_not_renamed_only_is_the_same_with_and_without_sharing(disk: Dis
     source.close()
     assert copied.bytes_shared == 0
     assert shared.bytes_shared > 2 * MIB
-    assert sum(shared_bytes(disk.path / "shared" / f.name) for f in target.files) == shared.bytes_shared
+    assert (
+        sum(shared_bytes(disk.path / "shared" / f.name) for f in target.files)
+        == shared.bytes_shared
+    )
     assert shared.files == copied.files
-    assert read_back(disk.path / "shared", target) == read_back(disk.path / "copied", target) == expected(arrays, outputs)
+    assert (
+        read_back(disk.path / "shared", target)
+        == read_back(disk.path / "copied", target)
+        == expected(arrays, outputs)
+    )
 
 
 def test_an_interrupted_run_with_clones_is_resumed(disk: Disk) -> None:
@@ -245,9 +280,17 @@ def test_a_source_elsewhere_is_copied(disk: Disk, tmp_path: Path) -> None:
 
 
 def mixture() -> tuple[dict[str, tuple[str, np.ndarray]], dict[str, Tensor]]:
-    """Long runs that lie alike and not, short ones between, rows of 1 MiB that change their order, and a fill."""
+    """Long runs that lie alike and not, short ones between, rows of 1 MiB that change their order,
+    and a fill.
+    """
     rng = np.random.default_rng(1)
-    shapes = {"a": (3 * MIB,), "b": (MIB + 4096,), "c": (6, MIB), "d": (1000, 1001), "e": (2 * MIB + 77,)}
+    shapes = {
+        "a": (3 * MIB,),
+        "b": (MIB + 4096,),
+        "c": (6, MIB),
+        "d": (1000, 1001),
+        "e": (2 * MIB + 77,),
+    }
     arrays = {key: ("uint8", random_raw(rng, "uint8", shape)) for key, shape in shapes.items()}
     va, vb, vc, vd, ve = (views.stored(0, s) for s in shapes.values())
     made = {
@@ -259,20 +302,28 @@ def mixture() -> tuple[dict[str, tuple[str, np.ndarray]], dict[str, Tensor]]:
         "both": (views.concat([va, views.stored(1, shapes["b"])], 0), ("a", "b")),
         "b": (vb, ("b",)),
     }
-    return arrays, {key: Tensor(spec("uint8", view.shape), view, sources) for key, (view, sources) in made.items()}
+    return arrays, {
+        key: Tensor(spec("uint8", view.shape), view, sources)
+        for key, (view, sources) in made.items()
+    }
 
 
-def expected(arrays: dict[str, tuple[str, np.ndarray]], outputs: dict[str, Tensor]) -> dict[str, bytes]:
+def expected(
+    arrays: dict[str, tuple[str, np.ndarray]], outputs: dict[str, Tensor]
+) -> dict[str, bytes]:
     a, b, c, d, e = (array for _, array in arrays.values())
     made = {
-        "a": a, "tail": a[4096 : 2 * MIB + 4096], "turned": d.T, "rows": c[::-1], "padded": np.pad(e, (4096, 11), constant_values=7),
+        "a": a, "tail": a[4096 : 2 * MIB + 4096], "turned": d.T, "rows": c[::-1],
+        "padded": np.pad(e, (4096, 11), constant_values=7),
         "both": np.concatenate([a, b]), "b": b,
     }  # fmt: skip
     return {key: np.ascontiguousarray(made[key]).tobytes() for key in outputs}
 
 
 class CopyingIoctl:
-    """FICLONERANGE by a copy, as strict as the kernel; from call number `last` on it answers `code`."""
+    """FICLONERANGE by a copy, as strict as the kernel; from call number `last` on it answers
+    `code`.
+    """
 
     def __init__(self, block: int = 4096, last: int = -1, code: int = 0) -> None:
         self.block, self.last, self.code = block, last, code
@@ -295,7 +346,9 @@ class CopyingIoctl:
 
 @pytest.mark.parametrize("code", REFUSALS, ids=errno.errorcode.get)
 @pytest.mark.parametrize("last", thorough([1, 0, 3]))
-def test_a_refused_clone_is_a_copy_for_the_rest_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, last: int) -> None:
+def test_a_refused_clone_is_a_copy_for_the_rest_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, last: int
+) -> None:
     arrays, outputs = mixture()
     source = write_source(tmp_path / "in", arrays, 1)
     target = describe(outputs, files=2, header=bytes(4096 + 4))
@@ -326,7 +379,11 @@ def test_what_is_cloned_is_not_written(tmp_path: Path, monkeypatch: pytest.Monke
     cloning, written = CopyingIoctl(), []
     monkeypatch.setattr(share, "ioctl", cloning)
     write = tiles._pwrite
-    monkeypatch.setattr(tiles, "_pwrite", lambda fd, data, offset: (written.append((offset, len(data))), write(fd, data, offset)))
+    monkeypatch.setattr(
+        tiles,
+        "_pwrite",
+        lambda fd, data, offset: (written.append((offset, len(data))), write(fd, data, offset)),
+    )
     tiles.run(outputs, source, target, tmp_path / "out", digest="d", fsync=False)
     source.close()
     ranges = sorted([*written, *((at, nbytes) for _, _, nbytes, at in cloning.calls[1:])])
@@ -334,7 +391,9 @@ def test_what_is_cloned_is_not_written(tmp_path: Path, monkeypatch: pytest.Monke
     assert sum(ranges[-1]) == target.files[0].size
 
 
-def test_one_probe_is_made_and_none_for_bytes_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_probe_is_made_and_none_for_bytes_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = []
 
     def refuse(*arguments: Any) -> int:
@@ -346,7 +405,14 @@ def test_one_probe_is_made_and_none_for_bytes_in_memory(tmp_path: Path, monkeypa
     for blob, probes in ((RawBlob, 1), (MemoryBlob, 0)):
         calls.clear()
         source = write_source(tmp_path / blob.__name__, arrays, 3, blob)
-        tiles.run(outputs, source, describe(outputs), tmp_path / f"out-{blob.__name__}", digest="d", fsync=False)
+        tiles.run(
+            outputs,
+            source,
+            describe(outputs),
+            tmp_path / f"out-{blob.__name__}",
+            digest="d",
+            fsync=False,
+        )
         source.close()
         assert len(calls) == probes
 
@@ -360,17 +426,28 @@ def test_tensors_that_follow_each_other_on_both_sides_are_one_run(tmp_path: Path
     found = share.runs(describe(outputs).files[0], outputs, source, geometry.Layouts())
     starts = [0, *(i for i in range(1, 8) if i % 5)]
     assert [r.at for r in found] == [8 + 300_000 * i for i in starts]
-    assert [r.nbytes for r in found] == [300_000 * (b - a) for a, b in zip(starts, [*starts[1:], 8], strict=True)]
+    assert [r.nbytes for r in found] == [
+        300_000 * (b - a) for a, b in zip(starts, [*starts[1:], 8], strict=True)
+    ]
     source.close()
 
 
 @pytest.mark.parametrize(("nbytes", "clones"), [(MIB - 1, 0), (MIB, 1)])
-def test_runs_below_a_mebibyte_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nbytes: int, clones: int) -> None:
+def test_runs_below_a_mebibyte_are_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nbytes: int, clones: int
+) -> None:
     cloning = CopyingIoctl()
     monkeypatch.setattr(share, "ioctl", cloning)
     source = write_source(tmp_path / "in", {"a": ("uint8", np.ones(nbytes, "u1"))})
     outputs = {"a": whole("a", "uint8", (nbytes,))}
-    tiles.run(outputs, source, describe(outputs, header=bytes(4)), tmp_path / "out", digest="d", fsync=False)
+    tiles.run(
+        outputs,
+        source,
+        describe(outputs, header=bytes(4)),
+        tmp_path / "out",
+        digest="d",
+        fsync=False,
+    )
     source.close()
     assert len(cloning.calls) == 1 + clones
 
@@ -399,12 +476,16 @@ def test_gaps_are_what_the_clones_leave(cuts: list[int], bounds: list[int]) -> N
     shared._clones = {"f": clones}
     covered = {i for run in clones for i in range(run.at, run.at + run.nbytes)}
     gaps = list(shared.gaps("f", *bounds))
-    assert [i for a, b in gaps for i in range(a, b)] == [i for i in range(*bounds) if i not in covered]
+    assert [i for a, b in gaps for i in range(a, b)] == [
+        i for i in range(*bounds) if i not in covered
+    ]
     assert all(a < b for a, b in gaps)
     assert shared.nbytes("f") == len(covered)
 
 
-def test_the_space_check_counts_what_is_there_and_what_is_shared_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_space_check_counts_what_is_there_and_what_is_shared_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     outputs = {"a": whole("a", "uint8", (8 * MIB,))}
     target = describe(outputs)
     shared = object.__new__(share.Shared)
@@ -412,7 +493,11 @@ def test_the_space_check_counts_what_is_there_and_what_is_shared_once(tmp_path: 
     partial = publish.Partial(tmp_path / "out", target, "d", resume=False)
     stat = os.statvfs(tmp_path)
     free = 0
-    monkeypatch.setattr(publish.os, "statvfs", lambda path: os.statvfs_result((1, 1, free, free, free, *tuple(stat)[5:])))
+    monkeypatch.setattr(
+        publish.os,
+        "statvfs",
+        lambda path: os.statvfs_result((1, 1, free, free, free, *tuple(stat)[5:])),
+    )
     free = MIB + 8
     partial.require(0, shared)
     free = MIB + 7
@@ -437,8 +522,12 @@ def test_a_planned_output_lies_like_its_source(tmp_path: Path) -> None:
     assert made["path"]
     starts = {}
     for name in ("old", "new"):
-        opened = safetensors.FORMAT.open(migrate.formats.find(tmp_path / f"{name}.safetensors", False))
-        starts[name] = {key.split(".", 1)[1]: t.offset % 4096 for key, t in opened.index.tensors.items()}
+        opened = safetensors.FORMAT.open(
+            migrate.formats.find(tmp_path / f"{name}.safetensors", False)
+        )
+        starts[name] = {
+            key.split(".", 1)[1]: t.offset % 4096 for key, t in opened.index.tensors.items()
+        }
         opened.close()
     assert starts["old"] == starts["new"]
 
@@ -466,7 +555,9 @@ def test_what_holds_the_bytes_decides_neither_padding_nor_digest(tmp_path: Path)
     for shape in (True, False):
         in_files, in_memory = planned(shape, held=False), planned(shape, held=True)
         assert in_files.digest == in_memory.digest
-        assert [f.header for f in in_files.target.files] == [f.header for f in in_memory.target.files]
+        assert [f.header for f in in_files.target.files] == [
+            f.header for f in in_memory.target.files
+        ]
         (file,) = in_memory.target.files
         # within a page it stands as in the source, whose data starts at a multiple of 8 only
         assert file.tensors[0].offset % 4096 == start

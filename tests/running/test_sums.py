@@ -1,4 +1,6 @@
-"""CRC-32s through a run: put together from parts in the order of a file, whatever was hashed by whom."""
+"""CRC-32s through a run: put together from parts in the order of a file, whatever was hashed by
+whom.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ SIZES = [5, 0, 3 << 20, 1, 0, 2_500_001]
 
 
 def sealed_file() -> tuple[OutputFile, dict[str, object], list[bytes]]:
-    """A file that says after each tensor what the CRC-32s were so far, and what its tensors hold."""
+    """A file that says after each tensor what the CRC-32s were so far, and what its tensors
+    hold.
+    """
     bits = random.Random(3)
     held = [bits.randbytes(n) for n in SIZES]
     placed, at = [], 8
@@ -45,10 +49,14 @@ def run(sums: Sums, file: OutputFile, outputs: dict, held: list[bytes]) -> bytes
             data = memoryview(bytearray(fill.length))
             for part in fill.parts:
                 if isinstance(part.content, bytes):
-                    data[part.at : part.at + part.stop - part.start] = part.content[part.start : part.stop]
+                    data[part.at : part.at + part.stop - part.start] = part.content[
+                        part.start : part.stop
+                    ]
                 elif not isinstance(part.content, tiles.Sealed):
                     number = int(part.content.sources[0][1:])  # type: ignore[index]
-                    data[part.at : part.at + part.stop - part.start] = held[number][part.start : part.stop]
+                    data[part.at : part.at + part.stop - part.start] = held[number][
+                        part.start : part.stop
+                    ]
             sums.take(fill, sums.of(fill, data), data)
             out[fill.offset : fill.offset + fill.length] = data
     return bytes(out)
@@ -58,12 +66,16 @@ def test_what_follows_a_tensor_is_made_from_the_checksums_of_all_before_it() -> 
     file, outputs, held = sealed_file()
     expected = b"HEADER.."
     for number, content in enumerate(held):
-        expected += content + b"".join(zlib.crc32(c).to_bytes(4, "little") for c in held[: number + 1])
+        expected += content + b"".join(
+            zlib.crc32(c).to_bytes(4, "little") for c in held[: number + 1]
+        )
     assert run(Sums(file, {}), file, outputs, held) == expected
 
 
 @pytest.mark.parametrize("sealed", [True, False])
-def test_a_checksum_that_the_source_records_is_compared_at_the_end_of_its_tensor(sealed: bool) -> None:
+def test_a_checksum_that_the_source_records_is_compared_at_the_end_of_its_tensor(
+    sealed: bool,
+) -> None:
     file, outputs, held = sealed_file()
     if not sealed:
         outputs = {f"t{i}": whole(f"t{i}", "uint8", (n,)) for i, n in enumerate(SIZES)}
@@ -79,4 +91,8 @@ def test_a_checksum_that_the_source_records_is_compared_at_the_end_of_its_tensor
 def test_a_target_with_a_hole_and_no_seal_is_refused() -> None:
     file, outputs, _ = sealed_file()
     with pytest.raises(ValueError, match="a hole"):
-        list(tiles.tiles(OutputFile(file.name, file.header, file.tensors, file.size), outputs, Layouts()))  # type: ignore[arg-type]
+        list(
+            tiles.tiles(
+                OutputFile(file.name, file.header, file.tensors, file.size), outputs, Layouts()
+            )
+        )  # type: ignore[arg-type]

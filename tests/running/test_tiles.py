@@ -12,7 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from marks import thorough
-from raw_files import KINDS, MemoryBlob, RawBlob, describe, random_raw, read_back, whole, write_source
+from raw_files import (
+    KINDS,
+    MemoryBlob,
+    RawBlob,
+    describe,
+    random_raw,
+    read_back,
+    whole,
+    write_source,
+)
 
 from migrate.core import view as views
 from migrate.core.spec import Spec, encode, spec
@@ -22,13 +31,20 @@ from migrate.running.values import Values, pack, unpack
 
 
 def produce(
-    tmp_path: Path, arrays: dict[str, tuple[str, np.ndarray]], made: dict[str, tuple[str, views.View, tuple[Any, ...]]], **options: Any
+    tmp_path: Path,
+    arrays: dict[str, tuple[str, np.ndarray]],
+    made: dict[str, tuple[str, views.View, tuple[Any, ...]]],
+    **options: Any,
 ):
     files = options.pop("files", 1)
-    source = write_source(tmp_path / "in", arrays, min(2, len(arrays)), options.pop("blob", RawBlob))
+    source = write_source(
+        tmp_path / "in", arrays, min(2, len(arrays)), options.pop("blob", RawBlob)
+    )
     outputs = {k: Tensor(spec(d, v.shape), v, keys) for k, (d, v, keys) in made.items()}
     target = describe(outputs, files=files)
-    result = tiles.run(outputs, source, target, tmp_path / "out", digest="d", fsync=False, **options)
+    result = tiles.run(
+        outputs, source, target, tmp_path / "out", digest="d", fsync=False, **options
+    )
     source.close()
     assert not (tmp_path / "out.migrate-partial").exists()
     return read_back(tmp_path / "out", target), result
@@ -53,32 +69,59 @@ def programs(draw: st.DrawFn) -> tuple[str, list[np.ndarray], list[Made]]:
         if not dims:
             continue
         dim = draw(st.integers(0, dims - 1))
-        match draw(st.sampled_from(["permute", "concat", "stack", "slice", "flip", "pad", "merge"])):
+        match draw(
+            st.sampled_from(["permute", "concat", "stack", "slice", "flip", "pad", "merge"])
+        ):
             case "permute":
                 order = draw(st.permutations(range(dims)))
                 pool.append(Made(views.permute(one.view, order), one.array.transpose(order)))
             case "concat":
                 other = draw(st.sampled_from([p for p in pool if p.array.shape == one.array.shape]))
-                pool.append(Made(views.concat([one.view, other.view], dim), np.concatenate([one.array, other.array], dim)))
+                pool.append(
+                    Made(
+                        views.concat([one.view, other.view], dim),
+                        np.concatenate([one.array, other.array], dim),
+                    )
+                )
             case "stack":
                 other = draw(st.sampled_from([p for p in pool if p.array.shape == one.array.shape]))
-                pool.append(Made(views.stack([one.view, other.view], dim), np.stack([one.array, other.array], dim)))
+                pool.append(
+                    Made(
+                        views.stack([one.view, other.view], dim),
+                        np.stack([one.array, other.array], dim),
+                    )
+                )
             case "slice":
                 stop = draw(st.integers(0, one.array.shape[dim]))
                 start = draw(st.integers(0, stop))
-                pool.append(Made(views.slice_(one.view, dim, start, stop), np.take(one.array, range(start, stop), dim)))
+                pool.append(
+                    Made(
+                        views.slice_(one.view, dim, start, stop),
+                        np.take(one.array, range(start, stop), dim),
+                    )
+                )
             case "flip":
                 pool.append(Made(views.flip(one.view, dim), np.flip(one.array, dim)))
             case "pad":
                 edge = np.full((*one.array.shape[:dim], 2, *one.array.shape[dim + 1 :]), zero)
-                pool.append(Made(views.pad(one.view, dim, 2, 0, 1), np.concatenate([edge, one.array], dim)))
+                pool.append(
+                    Made(views.pad(one.view, dim, 2, 0, 1), np.concatenate([edge, one.array], dim))
+                )
             case "merge":
                 pool.append(Made(views.reshape(one.view, (one.array.size,)), one.array.reshape(-1)))
     return dtype, arrays, [p for p in pool if p.array.size < 200_000]
 
 
-@given(program=programs(), small=st.booleans(), memory=st.booleans(), threads=st.integers(1, 3), files=st.integers(1, 3))
-def test_random_views_are_written_as_numpy_makes_them(tmp_path_factory, program, small, memory, threads, files) -> None:
+@given(
+    program=programs(),
+    small=st.booleans(),
+    memory=st.booleans(),
+    threads=st.integers(1, 3),
+    files=st.integers(1, 3),
+)
+def test_random_views_are_written_as_numpy_makes_them(
+    tmp_path_factory, program, small, memory, threads, files
+) -> None:
     dtype, arrays, made = program
     patch = pytest.MonkeyPatch()
     if small:
@@ -87,7 +130,13 @@ def test_random_views_are_written_as_numpy_makes_them(tmp_path_factory, program,
             for module in (geometry, gather, tiles):
                 if hasattr(module, name):
                     patch.setattr(module, name, value)
-        for name, value in {"LONG": 64, "GAP": 48, "_SPAN": 64, "_IOVECS": 4, "_KEPT_BUFFERS": 20}.items():
+        for name, value in {
+            "LONG": 64,
+            "GAP": 48,
+            "_SPAN": 64,
+            "_IOVECS": 4,
+            "_KEPT_BUFFERS": 20,
+        }.items():
             patch.setattr(gather, name, value)
         patch.setattr(tiles, "TILE", 1000)
         patch.setattr(geometry, "KEPT_CUTS", 3)
@@ -121,13 +170,17 @@ PERMUTES = [
 
 
 @pytest.mark.parametrize(("shape", "order"), PERMUTES)
-@pytest.mark.parametrize("dtype", thorough(["bfloat16", "uint8", "float32", "float64", "complex128"]))
+@pytest.mark.parametrize(
+    "dtype", thorough(["bfloat16", "uint8", "float32", "float64", "complex128"])
+)
 def test_a_moved_last_axis_is_written_exactly(tmp_path: Path, shape, order, dtype) -> None:
     if dtype in ("float64", "complex128"):
         shape = (max(1, shape[0] // 3), *shape[1:])
     array = random_raw(np.random.default_rng(1), dtype, shape)
     view = views.permute(views.stored(0, shape), order)
-    got, _ = produce(tmp_path, {"k": (dtype, array)}, {"o": (dtype, view, ("k",))}, max_memory=64 << 20)
+    got, _ = produce(
+        tmp_path, {"k": (dtype, array)}, {"o": (dtype, view, ("k",))}, max_memory=64 << 20
+    )
     assert got["o"] == np.ascontiguousarray(array.transpose(order)).tobytes()
 
 
@@ -170,14 +223,21 @@ def test_every_run_length_is_gathered_exactly(tmp_path: Path, run: int) -> None:
     a, b = (random_raw(rng, "uint8", (rows, run)) for _ in range(2))
     va, vb = views.stored(0, a.shape), views.stored(1, b.shape)
     even = rows // 2 * 2
-    pairs = views.permute(views.reshape(views.slice_(va, 0, 0, even), (even // 2, 2, run)), (1, 0, 2))
+    pairs = views.permute(
+        views.reshape(views.slice_(va, 0, 0, even), (even // 2, 2, run)), (1, 0, 2)
+    )
     made = {
         "concat": (np.concatenate([a, b, a], 1), views.concat([va, vb, va], 1)),
         "split": (a[:, run // 3 : run // 2], views.slice_(va, 1, run // 3, run // 2)),
         "pairs": (a[:even].reshape(even // 2, 2, run).transpose(1, 0, 2), pairs),
         "sparse": (b[:, -7:], views.slice_(vb, 1, run - 7, run)),
     }
-    got, _ = produce(tmp_path, {"a": ("uint8", a), "b": ("uint8", b)}, {k: ("uint8", v, ("a", "b")) for k, (_, v) in made.items()}, files=2)
+    got, _ = produce(
+        tmp_path,
+        {"a": ("uint8", a), "b": ("uint8", b)},
+        {k: ("uint8", v, ("a", "b")) for k, (_, v) in made.items()},
+        files=2,
+    )
     for key, (array, _) in made.items():
         assert got[key] == np.ascontiguousarray(array).tobytes(), key
 
@@ -202,7 +262,11 @@ def test_elements_below_a_byte_move_packed_and_one_by_one(tmp_path: Path, dtype:
         "odd": (b[2:, 1:16], views.slice_(views.slice_(vb, 1, 1, 16), 0, 2, 6)),
         "padded": (np.pad(a, ((0, 0), (1, 3))), views.pad(va, 1, 1, 3, 0)),
     }
-    got, _ = produce(tmp_path, {"a": (dtype, a), "b": (dtype, b)}, {k: (dtype, v, ("a", "b")) for k, (_, v) in made.items()})
+    got, _ = produce(
+        tmp_path,
+        {"a": (dtype, a), "b": (dtype, b)},
+        {k: (dtype, v, ("a", "b")) for k, (_, v) in made.items()},
+    )
     for key, (array, _) in made.items():
         assert got[key] == bytes(pack(array, dtype)), key
 
@@ -219,12 +283,17 @@ def test_empty_tensors_and_scalars_are_written(tmp_path: Path) -> None:
     got, _ = produce(
         tmp_path,
         {"a": ("float32", a), "s": ("float32", s)},
-        {"e": ("float32", views.stored(0, (0, 4)), ("a",)), "s": ("float32", views.stored(0, ()), ("s",))},
+        {
+            "e": ("float32", views.stored(0, (0, 4)), ("a",)),
+            "s": ("float32", views.stored(0, ()), ("s",)),
+        },
     )
     assert got == {"e": b"", "s": s.tobytes()}
 
 
-def test_a_value_is_computed_once_for_all_that_read_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_value_is_computed_once_for_all_that_read_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from migrate import ops
     from migrate.ops._op import Step
 
@@ -243,7 +312,11 @@ def test_a_value_is_computed_once_for_all_that_read_it(tmp_path: Path, monkeypat
     call = Call(Step("halves", None), (whole("a", "bfloat16", (8, 5)),), 2)
     halves = [Value(call, i, spec("bfloat16", (4, 5))) for i in range(2)]
     again = Value(
-        Call(Step("halves", None), (Tensor(spec("bfloat16", (4, 5)), views.stored(0, (4, 5)), (halves[1],)),), 1),
+        Call(
+            Step("halves", None),
+            (Tensor(spec("bfloat16", (4, 5)), views.stored(0, (4, 5)), (halves[1],)),),
+            1,
+        ),
         0,
         spec("bfloat16", (4, 5)),
     )
@@ -265,16 +338,24 @@ def test_a_value_beyond_the_memory_limit_is_refused_by_number(tmp_path: Path) ->
     from migrate.ops._op import Step
 
     source = write_source(tmp_path / "in", {"a": ("float32", np.zeros((100, 100), "u4"))})
-    call = Call(Step("flip", None), (whole("a", "float32", (100, 100)),), 1, "turn (r.yaml:3)", ("a",))
+    call = Call(
+        Step("flip", None), (whole("a", "float32", (100, 100)),), 1, "turn (r.yaml:3)", ("a",)
+    )
     value = Value(call, 0, spec("float32", (100, 100)))
-    with pytest.raises(RunError, match=r"rule turn .r.yaml:3.: `flip` of a takes 160000 bytes at once, the limit is 750, .*") as caught:
+    with pytest.raises(
+        RunError,
+        match=r"rule turn .r.yaml:3.: `flip` of a takes 160000 bytes at once, the limit is 750, .*",
+    ) as caught:
         Values(source, geometry.Layouts(), (), 1000).bytes(value)
     assert caught.value.diagnostics[0].code == "M919"
     assert "max_memory=213334" in (caught.value.diagnostics[0].help or "")
 
 
 def test_tiles_cover_the_file_without_a_gap_and_do_not_depend_on_threads(tmp_path: Path) -> None:
-    outputs = {f"k{i}": whole(f"k{i}", "uint8", (n,)) for i, n in enumerate([0, 5, 900, 2_000_000, 1_048_576, 7, 9_000_000])}
+    outputs = {
+        f"k{i}": whole(f"k{i}", "uint8", (n,))
+        for i, n in enumerate([0, 5, 900, 2_000_000, 1_048_576, 7, 9_000_000])
+    }
     target = describe(outputs)
     found = list(tiles.tiles(target.files[0], outputs, geometry.Layouts()))
     at = 0
@@ -299,15 +380,24 @@ def test_the_file_checksum_is_that_of_its_bytes(tmp_path: Path) -> None:
     import xxhash
 
     a = random_raw(np.random.default_rng(8), "uint8", (3_000_000,))
-    _, result = produce(tmp_path, {"a": ("uint8", a)}, {"o": ("uint8", views.stored(0, a.shape), ("a",))})
+    _, result = produce(
+        tmp_path, {"a": ("uint8", a)}, {"o": ("uint8", views.stored(0, a.shape), ("a",))}
+    )
     content = (tmp_path / "out" / "out-0.bin").read_bytes()
-    assert result.files == {"out-0.bin": {"size": len(content), "xxh3_128": xxhash.xxh3_128_hexdigest(content)}}
+    assert result.files == {
+        "out-0.bin": {"size": len(content), "xxh3_128": xxhash.xxh3_128_hexdigest(content)}
+    }
 
 
 def test_progress_ends_at_the_size_of_all_files(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     a = random_raw(np.random.default_rng(9), "uint8", (9_000_000,))
-    produce(tmp_path, {"a": ("uint8", a)}, {"o": ("uint8", views.stored(0, a.shape), ("a",))}, progress=lambda d, t: seen.append((d, t)))
+    produce(
+        tmp_path,
+        {"a": ("uint8", a)},
+        {"o": ("uint8", views.stored(0, a.shape), ("a",))},
+        progress=lambda d, t: seen.append((d, t)),
+    )
     assert seen == sorted(seen)
     assert seen[-1] == (9_000_008, 9_000_008)
 
@@ -338,8 +428,14 @@ t = Tensor(spec("uint8", v.shape), v, ("a",))
 n = t.spec.nbytes
 run({{"o": t}}, S(), Target((OutputFile("o.bin", b"H", (Placed("o", 1, n),), n + 1),), False), {str(tmp_path / "out")!r}, digest="d")
 print(sorted(m for m in ("torch", "numpy") if m in sys.modules))
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+"""  # noqa: E501
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
+    )
     assert done.stdout == "[]\n"
     assert (tmp_path / "out").read_bytes() == b"H" + np.concatenate([a, a], 1).tobytes()
 
@@ -347,12 +443,19 @@ print(sorted(m for m in ("torch", "numpy") if m in sys.modules))
 @pytest.mark.parametrize("threads", [0, -1])
 def test_no_threads_are_refused_and_leave_nothing(tmp_path: Path, threads: int) -> None:
     with pytest.raises(ValueError, match="threads write nothing"):
-        produce(tmp_path, {"k": ("uint8", np.zeros(4, np.uint8))}, {"o": ("uint8", views.stored(0, (4,)), ("k",))}, threads=threads)
+        produce(
+            tmp_path,
+            {"k": ("uint8", np.zeros(4, np.uint8))},
+            {"o": ("uint8", views.stored(0, (4,)), ("k",))},
+            threads=threads,
+        )
     assert not list(tmp_path.rglob("*.migrate-partial"))
 
 
 @pytest.mark.parametrize("after", [0, 1])
-def test_the_unforeseen_keeps_the_partial_only_if_something_is_written(tmp_path: Path, monkeypatch: Any, after: int) -> None:
+def test_the_unforeseen_keeps_the_partial_only_if_something_is_written(
+    tmp_path: Path, monkeypatch: Any, after: int
+) -> None:
     class Breaks(gather.Gather):
         filled = 0
 
@@ -365,5 +468,10 @@ def test_the_unforeseen_keeps_the_partial_only_if_something_is_written(tmp_path:
     monkeypatch.setattr(tiles, "Gather", Breaks)
     big = np.zeros(3 * tiles.TILE, np.uint8)
     with pytest.raises(IndexError, match="unforeseen"):
-        produce(tmp_path, {"k": ("uint8", big)}, {"o": ("uint8", views.stored(0, big.shape), ("k",))}, threads=1)
+        produce(
+            tmp_path,
+            {"k": ("uint8", big)},
+            {"o": ("uint8", views.stored(0, big.shape), ("k",))},
+            threads=1,
+        )
     assert len(list(tmp_path.rglob("*.migrate-partial"))) == after

@@ -9,9 +9,15 @@ from migrate.running.transpose import copy, flip
 
 
 @pytest.mark.parametrize("item", [1, 2, 4, 8])
-@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (7, 300), (8, 8), (513, 257), (1027, 255), (2, 600), (520, 3)])
+@pytest.mark.parametrize(
+    ("rows", "columns"), [(1, 1), (7, 300), (8, 8), (513, 257), (1027, 255), (2, 600), (520, 3)]
+)
 def test_a_panel_of_any_size_is_transposed(item: int, rows: int, columns: int) -> None:
-    panel = np.random.default_rng(0).integers(0, 256, (rows, columns * item), dtype="u1").view(f"u{item}")
+    panel = (
+        np.random.default_rng(0)
+        .integers(0, 256, (rows, columns * item), dtype="u1")
+        .view(f"u{item}")
+    )
     out = np.zeros((columns, rows), f"u{item}")
     flip(panel, out)
     assert (out == panel.T).all()

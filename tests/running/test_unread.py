@@ -41,7 +41,11 @@ class Text(str):
 
 
 def saved(path: Path, value: Any, **options: Any) -> Path:
-    torch.save({"model": {"w": torch.arange(6.0).reshape(2, 3)}, "args": value, "epoch": 3}, path, **options)
+    torch.save(
+        {"model": {"w": torch.arange(6.0).reshape(2, 3)}, "args": value, "epoch": 3},
+        path,
+        **options,
+    )
     return path
 
 
@@ -50,31 +54,52 @@ def difference(a: Path, b: Path, **options: Any) -> dict[str, Any]:
 
 
 def namespace(**changed: Any) -> argparse.Namespace:
-    inside = {"rate": 0.1, "seen": {"b", "a", "c"}, "raw": b"\x00\xff", "colour": Colour.RED, "t": torch.arange(4.0), "n": (1, (2, "x"))}
+    inside = {
+        "rate": 0.1,
+        "seen": {"b", "a", "c"},
+        "raw": b"\x00\xff",
+        "colour": Colour.RED,
+        "t": torch.arange(4.0),
+        "n": (1, (2, "x")),
+    }
     return argparse.Namespace(**{**inside, **changed})
 
 
 OTHERS: dict[str, Any] = {
-    "a number": {"rate": 0.2}, "the sign of zero": {"rate": -0.0}, "a type": {"rate": 1}, "a member": {"seen": {"b", "a", "d"}},
-    "a byte": {"raw": b"\x00\xfe"}, "another enum": {"colour": Colour.BLUE}, "in a tuple": {"n": (1, (3, "x"))},
-    "inside a storage": {"t": torch.tensor([0.0, 1.0, 2.0, 4.0])}, "the dtype": {"t": torch.arange(4, dtype=torch.int32)},
-    "the view": {"t": torch.arange(4.0).reshape(2, 2)}, "one more": {"more": None}, "None": {"t": None},
+    "a number": {"rate": 0.2}, "the sign of zero": {"rate": -0.0}, "a type": {"rate": 1},
+    "a member": {"seen": {"b", "a", "d"}},
+    "a byte": {"raw": b"\x00\xfe"}, "another enum": {"colour": Colour.BLUE},
+    "in a tuple": {"n": (1, (3, "x"))},
+    "inside a storage": {"t": torch.tensor([0.0, 1.0, 2.0, 4.0])},
+    "the dtype": {"t": torch.arange(4, dtype=torch.int32)},
+    "the view": {"t": torch.arange(4.0).reshape(2, 2)}, "one more": {"more": None},
+    "None": {"t": None},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("what", OTHERS)
 def test_a_namespace_that_differs_in_one_thing_is_another(what: str, tmp_path: Path) -> None:
-    a, b = saved(tmp_path / "a.pt", namespace()), saved(tmp_path / "b.pt", namespace(**OTHERS[what]))
+    a, b = (
+        saved(tmp_path / "a.pt", namespace()),
+        saved(tmp_path / "b.pt", namespace(**OTHERS[what])),
+    )
     found = difference(a, b)
     assert not found["equal"]
     assert found["tensors_equal"]
-    assert [text for text in found["others"] if text.startswith("value args (argparse.Namespace, not decoded) differs")]
+    assert [
+        text
+        for text in found["others"]
+        if text.startswith("value args (argparse.Namespace, not decoded) differs")
+    ]
 
 
 VALUES: dict[str, Any] = {
-    "namespace": namespace(), "enum": [Colour.RED, {Colour.BLUE: 1}], "dataclass": Settings(0.5, ["a", "b"], OrderedDict(z=1, y=[2])),
-    "in a list": [1, [Settings(0.5, [])]], "a subclass of str": Text("x"), "nested": argparse.Namespace(a=argparse.Namespace(b={1: 2})),
-    "complex and bytearray": argparse.Namespace(a=1j, b=bytearray(b"xy"), c=frozenset({1, (2, 3)}), d=2**80, e=b""),
+    "namespace": namespace(), "enum": [Colour.RED, {Colour.BLUE: 1}],
+    "dataclass": Settings(0.5, ["a", "b"], OrderedDict(z=1, y=[2])),
+    "in a list": [1, [Settings(0.5, [])]], "a subclass of str": Text("x"),
+    "nested": argparse.Namespace(a=argparse.Namespace(b={1: 2})),
+    "complex and bytearray": argparse.Namespace(a=1j, b=bytearray(b"xy"), c=frozenset({1, (2, 3)}),
+    d=2**80, e=b""),
 }  # fmt: skip
 
 
@@ -84,7 +109,9 @@ def test_the_same_value_is_equal_by_its_stream_and_that_is_said(what: str, tmp_p
     found = difference(a, b)
     assert found["equal"]
     (note,) = found["notes"]
-    assert note.startswith("not decoded, and equal by its canonical pickle stream and the bytes of its storages: args")
+    assert note.startswith(
+        "not decoded, and equal by its canonical pickle stream and the bytes of its storages: args"
+    )
     lost = tmp_path / "lost.pt"
     torch.save({"model": {"w": torch.arange(6.0).reshape(2, 3)}, "epoch": 3}, lost)
     for one, other, side in ((a, lost, "A"), (lost, a, "B")):
@@ -93,9 +120,14 @@ def test_the_same_value_is_equal_by_its_stream_and_that_is_said(what: str, tmp_p
         assert found["others"][0].endswith(f"not decoded) is in {side} only")
 
 
-@pytest.mark.parametrize("options", [{"pickle_protocol": 4}, {"pickle_protocol": 5}, {"_use_new_zipfile_serialization": False}])
+@pytest.mark.parametrize(
+    "options",
+    [{"pickle_protocol": 4}, {"pickle_protocol": 5}, {"_use_new_zipfile_serialization": False}],
+)
 @pytest.mark.parametrize("what", VALUES)
-def test_protocol_and_container_do_not_count(what: str, options: dict[str, Any], tmp_path: Path) -> None:
+def test_protocol_and_container_do_not_count(
+    what: str, options: dict[str, Any], tmp_path: Path
+) -> None:
     a, b = saved(tmp_path / "a.pt", VALUES[what]), saved(tmp_path / "b.pt", VALUES[what], **options)
     assert difference(a, b)["equal"]
 
@@ -122,7 +154,11 @@ def test_a_stream_whose_memo_is_numbered_otherwise_is_the_same(tmp_path: Path) -
     pickler.dump(value)
     digests = {
         Canonical(lambda key: None).digest(node)
-        for node in (read(plain, ARCHIVE, name="s"), read(padded, ARCHIVE, name="s")[1], read(fast.getvalue(), ARCHIVE, name="s"))
+        for node in (
+            read(plain, ARCHIVE, name="s"),
+            read(padded, ARCHIVE, name="s")[1],
+            read(fast.getvalue(), ARCHIVE, name="s"),
+        )
     }
     assert len(digests) == 1
     assert b"argparse" in stream
@@ -151,13 +187,20 @@ def test_the_attributes_of_a_dict_and_a_whole_file_count_too(tmp_path: Path) -> 
         assert difference(a, a)["notes"]
 
 
-def test_what_has_too_many_values_is_compared_by_its_bytes_and_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_has_too_many_values_is_compared_by_its_bytes_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kept = Canonical.__init__
     monkeypatch.setattr(Canonical, "__init__", lambda self, content: kept(self, content, 50))
     many = argparse.Namespace(x=[[number] for number in range(100)], t=torch.ones(3))
     a, b = saved(tmp_path / "a.pt", many), saved(tmp_path / "b.pt", many)
-    other = saved(tmp_path / "c.pt", argparse.Namespace(x=[[number] for number in range(100)], t=torch.zeros(3)))
-    assert difference(a, b)["notes"] == ["not decoded, and equal by the bytes of the whole pickle: args"]
+    other = saved(
+        tmp_path / "c.pt",
+        argparse.Namespace(x=[[number] for number in range(100)], t=torch.zeros(3)),
+    )
+    assert difference(a, b)["notes"] == [
+        "not decoded, and equal by the bytes of the whole pickle: args"
+    ]
     assert "too large to be compared but by the bytes" in difference(a, other)["others"][0]
     assert not difference(a, saved(tmp_path / "d.pt", 1))["equal"]
 
@@ -173,32 +216,55 @@ def test_a_stream_that_shares_what_it_holds_takes_as_many_steps_as_it_has_nodes(
         Canonical(lambda key: None, 1000).digest([[number] for number in range(1000)])
 
 
-def test_storages_are_read_once_whatever_refers_to_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_storages_are_read_once_whatever_refers_to_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     big = torch.arange(1000.0)
     a = saved(tmp_path / "a.pt", [argparse.Namespace(t=big[i:]) for i in range(50)])
     reads: list[int] = []
     one = unread._File._read
-    monkeypatch.setattr(unread._File, "_read", lambda self, offset, size: reads.append(size) or one(self, offset, size))
+    monkeypatch.setattr(
+        unread._File,
+        "_read",
+        lambda self, offset, size: reads.append(size) or one(self, offset, size),
+    )
     assert difference(a, a)["equal"]
     assert reads == [4000, 4000]
 
 
-def test_verify_says_what_was_left_out_and_wants_it_allowed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_says_what_was_left_out_and_wants_it_allowed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     a = saved(tmp_path / "a.pt", namespace())
     migrate.apply(a, tmp_path / "out.pt", output_format="torch", allow=["opaque"])
     found = migrate.verify(tmp_path / "out.pt", source=a)
     assert not found["equal"]
     assert found["differences"][0]["key"] == "args"
-    assert "is in the source only; if it was left out with allow=" in found["differences"][0]["what"]
+    assert (
+        "is in the source only; if it was left out with allow=" in found["differences"][0]["what"]
+    )
     found = migrate.verify(tmp_path / "out.pt", source=a, allow=["opaque"])
     assert found["equal"]
-    assert found["not_compared"] == [{"what": "what is not decoded and was left out of the output: args", "why": 'allow={"opaque"}'}]
-    assert run(["verify", str(tmp_path / "out.pt"), "--source", str(a), "--allow", "opaque", "-q"]) == 0
-    assert "not compared: what is not decoded and was left out of the output: args (--allow opaque)" in capsys.readouterr().out
+    assert found["not_compared"] == [
+        {
+            "what": "what is not decoded and was left out of the output: args",
+            "why": 'allow={"opaque"}',
+        }
+    ]
+    assert (
+        run(["verify", str(tmp_path / "out.pt"), "--source", str(a), "--allow", "opaque", "-q"])
+        == 0
+    )
+    assert (
+        "not compared: what is not decoded and was left out of the output: args (--allow opaque)"
+        in capsys.readouterr().out
+    )
     assert run(["verify", str(tmp_path / "out.pt"), "--source", str(a), "-q"]) == 1
 
 
-def test_what_is_not_looked_at_is_listed_and_tensors_can_be_compared_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_looked_at_is_listed_and_tensors_can_be_compared_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from safetensors.torch import save_file
 
     weights = {"w": torch.ones(2)}
@@ -219,11 +285,18 @@ def test_what_is_not_looked_at_is_listed_and_tensors_can_be_compared_alone(tmp_p
     save_file(weights, twin / "model.safetensors")
     (twin / "config.json").write_text('{"a": 1}')
     found = difference(folder, twin)
-    assert (found["equal"], found["tensors_equal"], found["side_files"]) == (False, True, ["side file config.json differs"])
+    assert (found["equal"], found["tensors_equal"], found["side_files"]) == (
+        False,
+        True,
+        ["side file config.json differs"],
+    )
     assert run(["diff", str(folder), str(twin), "-q"]) == 1
     assert "tensors equal (1 tensor, 8 B); 1 side files" in capsys.readouterr().out
     assert run(["diff", str(folder), str(twin), "--tensors-only", "-q", "--format", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert [one["what"] for one in document["not_compared"]][:2] == ["side files", "values that are not tensors"]
+    assert [one["what"] for one in document["not_compared"]][:2] == [
+        "side files",
+        "values that are not tensors",
+    ]
     save_file({"w": torch.zeros(2)}, twin / "model.safetensors")
     assert run(["diff", str(folder), str(twin), "--tensors-only", "-q"]) == 1

@@ -1,4 +1,6 @@
-"""Computed outputs of a run: once, side by side, under the memory limit, and refused before anything is written."""
+"""Computed outputs of a run: once, side by side, under the memory limit, and refused before
+anything is written.
+"""
 
 from __future__ import annotations
 
@@ -42,17 +44,31 @@ def elements(seen: Counter[Any]) -> int:
 
 def parts(tensor: Tensor, dim: int, count: int) -> list[Tensor]:
     size = tensor.view.shape[dim] // count
-    return [Tensor(spec("float32", v.shape), v, tensor.sources) for v in views.split(tensor.view, dim, [size] * count)]
+    return [
+        Tensor(spec("float32", v.shape), v, tensor.sources)
+        for v in views.split(tensor.view, dim, [size] * count)
+    ]
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("files", [1, 2])
 @pytest.mark.parametrize(("dim", "count"), [(0, 1), (0, 5), (1, 2), (1, 8)])
 def test_disjoint_parts_of_a_value_compute_each_element_once(
-    tmp_path: Path, made: dict[str, Any], stored: np.ndarray, threads: int, files: int, dim: int, count: int
+    tmp_path: Path,
+    made: dict[str, Any],
+    stored: np.ndarray,
+    threads: int,
+    files: int,
+    dim: int,
+    count: int,
 ) -> None:
     source = write_source(tmp_path / "in", {"a": ("bfloat16", stored)})
-    outputs = {f"o{i}": t for i, t in enumerate(parts(call(made["widen"], whole("a", "bfloat16", stored.shape))[0], dim, count))}
+    outputs = {
+        f"o{i}": t
+        for i, t in enumerate(
+            parts(call(made["widen"], whole("a", "bfloat16", stored.shape))[0], dim, count)
+        )
+    }
     target = describe(outputs, files=files)
     tiles.run(outputs, source, target, tmp_path / "out", digest="d", fsync=False, threads=threads)
     got = read_back(tmp_path / "out", target)
@@ -62,18 +78,25 @@ def test_disjoint_parts_of_a_value_compute_each_element_once(
     assert made["widen"].largest <= kinds.CHUNK
 
 
-def test_a_transposed_value_is_computed_once(tmp_path: Path, made: dict[str, Any], stored: np.ndarray) -> None:
+def test_a_transposed_value_is_computed_once(
+    tmp_path: Path, made: dict[str, Any], stored: np.ndarray
+) -> None:
     source = write_source(tmp_path / "in", {"a": ("bfloat16", stored)})
     value = call(made["widen"], whole("a", "bfloat16", stored.shape))[0]
     turned = views.permute(value.view, (1, 0))
     outputs = {"o": Tensor(spec("float32", turned.shape), turned, value.sources)}
     target = describe(outputs)
     tiles.run(outputs, source, target, tmp_path / "out", digest="d", fsync=False, threads=2)
-    assert read_back(tmp_path / "out", target)["o"] == np.ascontiguousarray(stored.T.astype("u4") << 16).tobytes()
+    assert (
+        read_back(tmp_path / "out", target)["o"]
+        == np.ascontiguousarray(stored.T.astype("u4") << 16).tobytes()
+    )
     assert elements(made["widen"].seen) == stored.size
 
 
-def test_what_is_asked_is_computed_straight_into_the_buffer(tmp_path: Path, made: dict[str, Any], stored: np.ndarray) -> None:
+def test_what_is_asked_is_computed_straight_into_the_buffer(
+    tmp_path: Path, made: dict[str, Any], stored: np.ndarray
+) -> None:
     source = write_source(tmp_path / "in", {"a": ("bfloat16", stored)})
     buffer = memoryview(bytearray(stored.size * 4))
     fill({"o": call(made["widen"], whole("a", "bfloat16", stored.shape))[0]}, source, {"o": buffer})
@@ -83,7 +106,9 @@ def test_what_is_asked_is_computed_straight_into_the_buffer(tmp_path: Path, made
     assert len(made["widen"].places) == -(-stored.size * 4 // geometry.STAGE_MAX)
 
 
-def test_a_grain_is_met_by_the_fills_so_that_threads_share_no_block(tmp_path: Path, made: dict[str, Any]) -> None:
+def test_a_grain_is_met_by_the_fills_so_that_threads_share_no_block(
+    tmp_path: Path, made: dict[str, Any]
+) -> None:
     shape = (16, 70_000)
     array = random_raw(np.random.default_rng(1), "float32", shape)
     asked: list[Any] = []
@@ -96,12 +121,18 @@ def test_a_grain_is_met_by_the_fills_so_that_threads_share_no_block(tmp_path: Pa
     outputs = {"o": call(made["blocks"], whole("a", "float32", shape))[0]}
     target = describe(outputs)
     tiles.run(outputs, source, target, tmp_path / "out", digest="d", fsync=False, threads=2)
-    assert read_back(tmp_path / "out", target)["o"] == made["blocks"].eager(None, [array])[0].tobytes()
+    assert (
+        read_back(tmp_path / "out", target)["o"] == made["blocks"].eager(None, [array])[0].tobytes()
+    )
     assert sum((b - a) * (d - c) for (a, b), (c, d) in asked) == array.size
 
 
-def test_a_block_that_several_fills_read_is_computed_once_by_a_thread(tmp_path: Path, made: dict[str, Any]) -> None:
-    arrays = {k: random_raw(np.random.default_rng(n), "float32", (64, 20_000)) for n, k in enumerate("ab")}
+def test_a_block_that_several_fills_read_is_computed_once_by_a_thread(
+    tmp_path: Path, made: dict[str, Any]
+) -> None:
+    arrays = {
+        k: random_raw(np.random.default_rng(n), "float32", (64, 20_000)) for n, k in enumerate("ab")
+    }
     count: Counter[Any] = Counter()
     compute = made["blocks"].compute
     made["blocks"].compute = lambda args, given, specs, output, box, out, meter=None: (
@@ -121,20 +152,32 @@ def test_a_block_that_several_fills_read_is_computed_once_by_a_thread(tmp_path: 
     assert elements(count) == 2 * 64 * 20_000
 
 
-def test_a_small_result_that_is_read_again_and_again_is_kept(tmp_path: Path, made: dict[str, Any], stored: np.ndarray) -> None:
+def test_a_small_result_that_is_read_again_and_again_is_kept(
+    tmp_path: Path, made: dict[str, Any], stored: np.ndarray
+) -> None:
     small = random_raw(np.random.default_rng(2), "bfloat16", (1, COLUMNS))
     source = write_source(tmp_path / "in", {"a": ("bfloat16", stored), "s": ("bfloat16", small)})
-    wide, scale = (call(made["widen"], whole(k, "bfloat16", a.shape))[0] for k, a in (("a", stored), ("s", small)))
+    wide, scale = (
+        call(made["widen"], whole(k, "bfloat16", a.shape))[0]
+        for k, a in (("a", stored), ("s", small))
+    )
     spread = views.concat([scale.view] * 1, 0)
-    again = Tensor(spec("float32", (ROWS, COLUMNS)), views.concat([spread] * ROWS, 0), scale.sources)
+    again = Tensor(
+        spec("float32", (ROWS, COLUMNS)), views.concat([spread] * ROWS, 0), scale.sources
+    )
     outputs = {"o": call(made["xor"], wide, again)[0]}
     target = describe(outputs)
     tiles.run(outputs, source, target, tmp_path / "out", digest="d", fsync=False, threads=2)
-    assert read_back(tmp_path / "out", target)["o"] == ((stored.astype("u4") << 16) ^ (small.astype("u4") << 16)).tobytes()
+    assert (
+        read_back(tmp_path / "out", target)["o"]
+        == ((stored.astype("u4") << 16) ^ (small.astype("u4") << 16)).tobytes()
+    )
     assert elements(made["widen"].seen) == stored.size + small.size
 
 
-def test_an_op_that_needs_everything_is_computed_whole_and_once(tmp_path: Path, made: dict[str, Any], stored: np.ndarray) -> None:
+def test_an_op_that_needs_everything_is_computed_whole_and_once(
+    tmp_path: Path, made: dict[str, Any], stored: np.ndarray
+) -> None:
     source = write_source(tmp_path / "in", {"a": ("bfloat16", stored)})
     total = call(made["total"], call(made["widen"], whole("a", "bfloat16", stored.shape))[0])[0]
     outputs = {f"o{i}": t for i, t in enumerate(parts(total, 0, 4))}
@@ -147,7 +190,9 @@ def test_an_op_that_needs_everything_is_computed_whole_and_once(tmp_path: Path, 
     assert elements(made["widen"].seen) == stored.size
 
 
-def test_threads_compute_side_by_side(tmp_path: Path, made: dict[str, Any], stored: np.ndarray) -> None:
+def test_threads_compute_side_by_side(
+    tmp_path: Path, made: dict[str, Any], stored: np.ndarray
+) -> None:
     barrier, met = threading.Barrier(2), []
     compute = made["widen"].compute
 
@@ -161,12 +206,16 @@ def test_threads_compute_side_by_side(tmp_path: Path, made: dict[str, Any], stor
     made["widen"].compute = waits
     source = write_source(tmp_path / "in", {"a": ("bfloat16", stored)})
     outputs = {"o": call(made["widen"], whole("a", "bfloat16", stored.shape))[0]}
-    tiles.run(outputs, source, describe(outputs), tmp_path / "out", digest="d", fsync=False, threads=2)
+    tiles.run(
+        outputs, source, describe(outputs), tmp_path / "out", digest="d", fsync=False, threads=2
+    )
     assert len(met) >= 2
 
 
 @pytest.mark.parametrize("op", ["total", "blocks"])
-def test_a_node_that_does_not_fit_is_refused_by_name_before_anything_is_written(tmp_path: Path, made: dict[str, Any], op: str) -> None:
+def test_a_node_that_does_not_fit_is_refused_by_name_before_anything_is_written(
+    tmp_path: Path, made: dict[str, Any], op: str
+) -> None:
     shape = (8, 250_000)
     if op == "blocks":
         # a block as wide as the tensor is the smallest box
@@ -175,26 +224,58 @@ def test_a_node_that_does_not_fit_is_refused_by_name_before_anything_is_written(
     source = write_source(tmp_path / "in", {"a": ("float32", np.zeros(shape, "u4"))})
     outputs = {"o": call(made[op], whole("a", "float32", shape))[0]}
     with pytest.raises(RunError) as caught:
-        tiles.run(outputs, source, describe(outputs), tmp_path / "out", digest="d", fsync=False, max_memory=32 << 20)
+        tiles.run(
+            outputs,
+            source,
+            describe(outputs),
+            tmp_path / "out",
+            digest="d",
+            fsync=False,
+            max_memory=32 << 20,
+        )
     (found,) = caught.value.diagnostics
     least = 2 * 2 * 8_000_000
     assert found.code == "M919"
-    assert found.message.startswith(f"rule {op} (rules.yaml:1): `{op}` of k takes {least} bytes at once, the limit is {24 << 20},")
+    assert found.message.startswith(
+        f"rule {op} (rules.yaml:1): `{op}` of k takes {least} bytes at once, the limit is "
+        f"{24 << 20},"
+    )
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in"]
     enough = int("".join(filter(str.isdigit, found.help)))
-    tiles.run(outputs, source, describe(outputs), tmp_path / "out", digest="d", fsync=False, max_memory=enough)
+    tiles.run(
+        outputs,
+        source,
+        describe(outputs),
+        tmp_path / "out",
+        digest="d",
+        fsync=False,
+        max_memory=enough,
+    )
 
 
-def test_boxes_get_smaller_with_the_limit(tmp_path: Path, made: dict[str, Any], stored: np.ndarray) -> None:
+def test_boxes_get_smaller_with_the_limit(
+    tmp_path: Path, made: dict[str, Any], stored: np.ndarray
+) -> None:
     source = write_source(tmp_path / "in", {"a": ("bfloat16", stored)})
     outputs = {"o": call(made["widen"], whole("a", "bfloat16", stored.shape))[0]}
     target = describe(outputs)
-    tiles.run(outputs, source, target, tmp_path / "out", digest="d", fsync=False, max_memory=1 << 20, threads=2)
+    tiles.run(
+        outputs,
+        source,
+        target,
+        tmp_path / "out",
+        digest="d",
+        fsync=False,
+        max_memory=1 << 20,
+        threads=2,
+    )
     assert read_back(tmp_path / "out", target)["o"] == (stored.astype("u4") << 16).tobytes()
     assert made["widen"].largest <= 64 << 10
 
 
-def test_values_that_an_op_refuses_name_rule_and_keys_and_publish_nothing(tmp_path: Path, made: dict[str, Any]) -> None:
+def test_values_that_an_op_refuses_name_rule_and_keys_and_publish_nothing(
+    tmp_path: Path, made: dict[str, Any]
+) -> None:
     array = np.zeros((3000, 1000), "<u2")
     array[2500, 7] = 0x7FC0
     made["widen"].refuse = 0x7FC0
@@ -203,7 +284,9 @@ def test_values_that_an_op_refuses_name_rule_and_keys_and_publish_nothing(tmp_pa
     with pytest.raises(CheckpointError) as caught:
         tiles.run(outputs, source, describe(outputs), tmp_path / "out", digest="d", fsync=False)
     (found,) = caught.value.diagnostics
-    assert found.message == "rule widen (rules.yaml:1): `widen` of k: element [2500, 7] is not wanted"
+    assert (
+        found.message == "rule widen (rules.yaml:1): `widen` of k: element [2500, 7] is not wanted"
+    )
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in"]
 
 
@@ -227,16 +310,22 @@ def test_a_resumed_run_ends_in_the_same_bytes_and_says_that_its_report_is_partia
         tiles.run(outputs, source, target, tmp_path / "out", digest="d", fsync=False, threads=1)
     made["widen"].compute = compute
     made["widen"].seen.clear()
-    result = tiles.run(outputs, source, target, tmp_path / "out", digest="d", fsync=False, threads=1, resume=True)
+    result = tiles.run(
+        outputs, source, target, tmp_path / "out", digest="d", fsync=False, threads=1, resume=True
+    )
     assert read_back(tmp_path / "out", target)["o"] == (stored.astype("u4") << 16).tobytes()
     assert 0 < elements(made["widen"].seen) < stored.size
     assert result.report is not None
     assert result.report["complete"] is False
 
 
-def test_a_value_is_let_go_after_its_last_use(tmp_path: Path, made: dict[str, Any], stored: np.ndarray) -> None:
+def test_a_value_is_let_go_after_its_last_use(
+    tmp_path: Path, made: dict[str, Any], stored: np.ndarray
+) -> None:
     source = write_source(tmp_path / "in", {"a": ("bfloat16", stored)})
-    outputs = parts(call(made["total"], call(made["widen"], whole("a", "bfloat16", stored.shape))[0])[0], 0, 2)
+    outputs = parts(
+        call(made["total"], call(made["widen"], whole("a", "bfloat16", stored.shape))[0])[0], 0, 2
+    )
     values = Values(source, Layouts(), outputs)
     values.leaf(outputs[0].sources[0])  # type: ignore[arg-type]
     assert values._live == stored.size * 4
@@ -246,13 +335,19 @@ def test_a_value_is_let_go_after_its_last_use(tmp_path: Path, made: dict[str, An
     assert values._live == 0
 
 
-@pytest.mark.parametrize(("nbytes", "given"), [(0, "never"), (3000, "one at a time"), (100_000, "never")])
+@pytest.mark.parametrize(
+    ("nbytes", "given"), [(0, "never"), (3000, "one at a time"), (100_000, "never")]
+)
 def test_what_calls_remember_has_a_bound_and_is_given_back(
     tmp_path: Path, made: dict[str, Any], stored: np.ndarray, nbytes: int, given: str
 ) -> None:
     source = write_source(tmp_path / "in", {"a": ("bfloat16", stored)})
     outputs = [call(made["widen"], whole("a", "bfloat16", stored.shape))[0] for _ in range(2)]
-    values, seen, compute = Values(source, Layouts(), outputs, 4 * 4096 * 32 // 3), list[Any](), made["widen"].compute
+    values, seen, compute = (
+        Values(source, Layouts(), outputs, 4 * 4096 * 32 // 3),
+        list[Any](),
+        made["widen"].compute,
+    )
     made["widen"].remembers = lambda args, specs: nbytes
     made["widen"].compute = lambda *arguments, memo=None: (seen.append(memo), compute(*arguments))
     box = ((0, 1), (0, 8))

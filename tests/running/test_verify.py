@@ -19,7 +19,9 @@ from migrate.running import eager, spotcheck, verify
 from migrate.source.index import Stored
 
 
-def call(op: str, *inputs: Expr, parts: int = 1, output: int = 0, dtype: str = "bfloat16", **args: Any) -> Apply:
+def call(
+    op: str, *inputs: Expr, parts: int = 1, output: int = 0, dtype: str = "bfloat16", **args: Any
+) -> Apply:
     return Apply(op, step(op, **args).args, parts, output, inputs, (dtype,) * len(inputs))
 
 
@@ -47,25 +49,45 @@ def nothing_counted() -> None:
     Counting.total = 0
 
 
-def pair(tmp_path: Path, made: dict[str, tuple[str, np.ndarray]], dtype: str = "bfloat16") -> tuple[RawSource, RawSource, list[np.ndarray]]:
+def pair(
+    tmp_path: Path, made: dict[str, tuple[str, np.ndarray]], dtype: str = "bfloat16"
+) -> tuple[RawSource, RawSource, list[np.ndarray]]:
     rng = np.random.default_rng(0)
     arrays = [random_raw(rng, dtype, (4, 6)) for _ in range(2)]
-    source = write_source(tmp_path / "in", {f"k{i}": (dtype, a) for i, a in enumerate(arrays)}, 1, Counting)
+    source = write_source(
+        tmp_path / "in", {f"k{i}": (dtype, a) for i, a in enumerate(arrays)}, 1, Counting
+    )
     return source, write_source(tmp_path / "out", made), arrays
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_equal_bytes_give_no_mismatch_and_a_changed_bit_is_named(threads: int, tmp_path: Path) -> None:
+def test_equal_bytes_give_no_mismatch_and_a_changed_bit_is_named(
+    threads: int, tmp_path: Path
+) -> None:
     source, _, arrays = pair(tmp_path, {})
     right = np.stack(arrays)
     wrong = right.copy()
     wrong[1, 2, 3] ^= 1
     output = write_source(
-        tmp_path / "o", {"right": ("bfloat16", right), "wrong": ("bfloat16", wrong), "flat": ("bfloat16", right.reshape(-1))}
+        tmp_path / "o",
+        {
+            "right": ("bfloat16", right),
+            "wrong": ("bfloat16", wrong),
+            "flat": ("bfloat16", right.reshape(-1)),
+        },
     )
-    program: dict[str, Expr] = {"right": stack("k0", "k1"), "wrong": stack("k0", "k1"), "flat": stack("k0", "k1"), "gone": Read("k0")}
+    program: dict[str, Expr] = {
+        "right": stack("k0", "k1"),
+        "wrong": stack("k0", "k1"),
+        "flat": stack("k0", "k1"),
+        "gone": Read("k0"),
+    }
     found = verify.recompute(program, source, output, threads=threads)
-    assert [(m.key, m.what, m.index) for m in found] == [("wrong", "bytes", (1, 2, 3)), ("flat", "shape", None), ("gone", "missing", None)]
+    assert [(m.key, m.what, m.index) for m in found] == [
+        ("wrong", "bytes", (1, 2, 3)),
+        ("flat", "shape", None),
+        ("gone", "missing", None),
+    ]
     assert "1 of 48 elements" in found[0].detail
 
 
@@ -74,11 +96,20 @@ def test_what_several_outputs_are_parts_of_is_read_once(tmp_path: Path) -> None:
     experts = random_raw(rng, "bfloat16", (3, 4, 2))
     source = write_source(tmp_path / "in", {"k": ("bfloat16", experts)}, 1, Counting)
     halves = parts_of("split", Read("k"), 2, into="w", dim=1)
-    program = {f"e{e}.w{w}": one for w in range(2) for e, one in enumerate(parts_of("unbind", halves[w], 3, into="e"))}
+    program = {
+        f"e{e}.w{w}": one
+        for w in range(2)
+        for e, one in enumerate(parts_of("unbind", halves[w], 3, into="e"))
+    }
     # in the order of a checkpoint, which goes from one call to the other and back
     program = dict(sorted(program.items()))
     output = write_source(
-        tmp_path / "o", {f"e{e}.w{w}": ("bfloat16", experts[e, 2 * w : 2 * w + 2].copy()) for e in range(3) for w in range(2)}
+        tmp_path / "o",
+        {
+            f"e{e}.w{w}": ("bfloat16", experts[e, 2 * w : 2 * w + 2].copy())
+            for e in range(3)
+            for w in range(2)
+        },
     )
     work = verify.Recomputation(program, source, output)
     assert work.memory(1) == experts.nbytes + 4 * verify.STRETCH
@@ -86,7 +117,9 @@ def test_what_several_outputs_are_parts_of_is_read_once(tmp_path: Path) -> None:
     assert Counting.total == experts.nbytes
 
 
-def test_elements_are_looked_at_only_where_words_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elements_are_looked_at_only_where_words_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = np.random.default_rng(4)
     right = random_raw(rng, "bfloat16", (1000, 1000))
     wrong = right.copy()
@@ -96,7 +129,9 @@ def test_elements_are_looked_at_only_where_words_differ(tmp_path: Path, monkeypa
     output = write_source(tmp_path / "o", {"k": ("bfloat16", right), "x": ("bfloat16", wrong)})
     looked: list[int] = []
     count_nonzero = np.count_nonzero
-    monkeypatch.setattr(np, "count_nonzero", lambda array: looked.append(array.size) or count_nonzero(array))
+    monkeypatch.setattr(
+        np, "count_nonzero", lambda array: looked.append(array.size) or count_nonzero(array)
+    )
     assert verify.recompute({"k": Read("k")}, source, output) == []
     assert not looked
     (found,) = verify.recompute({"x": Read("k")}, source, output)
@@ -104,10 +139,14 @@ def test_elements_are_looked_at_only_where_words_differ(tmp_path: Path, monkeypa
     assert 0 < sum(looked) <= 2 * verify.STRETCH
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "bfloat16", "float32", "complex128", "float4_e2m1fn", "float6_e2m3fn"])
+@pytest.mark.parametrize(
+    "dtype", ["uint8", "bfloat16", "float32", "complex128", "float4_e2m1fn", "float6_e2m3fn"]
+)
 @pytest.mark.parametrize("shape", [(), (1,), (0, 3), (7,), (5, 16), (300, 1600)])
 @pytest.mark.parametrize("at", ["first", "last", "nowhere"])
-def test_one_bit_is_found_wherever_it_lies(dtype: str, shape: tuple[int, ...], at: str, tmp_path: Path) -> None:
+def test_one_bit_is_found_wherever_it_lies(
+    dtype: str, shape: tuple[int, ...], at: str, tmp_path: Path
+) -> None:
     right = random_raw(np.random.default_rng(5), dtype, shape)
     wrong = np.array(right)
     if at != "nowhere" and right.size:
@@ -116,7 +155,10 @@ def test_one_bit_is_found_wherever_it_lies(dtype: str, shape: tuple[int, ...], a
     source = write_source(tmp_path / "in", {"k": (dtype, right)})
     output = write_source(tmp_path / "o", {"k": (dtype, wrong)})
     twice: dict[str, Expr] = {"k": Read("k")}
-    for program in (twice, {"k": call("cast", Read("k"), dtype=dtype, to=dtype)} if dtype == "float32" else twice):
+    for program in (
+        twice,
+        {"k": call("cast", Read("k"), dtype=dtype, to=dtype)} if dtype == "float32" else twice,
+    ):
         found = verify.recompute(program, source, output)
         place = (0,) * len(shape) if at == "first" else tuple(n - 1 for n in shape)
         assert [m.index for m in found] == ([place] if at != "nowhere" and right.size else [])
@@ -134,9 +176,13 @@ def test_what_lies_in_another_order_is_compared_in_that_of_the_output(tmp_path: 
     assert (found.key, found.index) == ("x", (2, 899, 699))
 
 
-def test_memory_stays_below_what_is_said_and_a_lower_limit_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+def test_memory_stays_below_what_is_said_and_a_lower_limit_is_refused_before_anything_is_read(
+    tmp_path: Path,
+) -> None:
     arrays = [random_raw(np.random.default_rng(i), "bfloat16", (700, 800)) for i in range(4)]
-    source = write_source(tmp_path / "in", {f"k{i}": ("bfloat16", a) for i, a in enumerate(arrays)}, 1, Counting)
+    source = write_source(
+        tmp_path / "in", {f"k{i}": ("bfloat16", a) for i, a in enumerate(arrays)}, 1, Counting
+    )
     output = write_source(tmp_path / "o", {"s": ("bfloat16", np.stack(arrays))}, 1, Counting)
     program = {"s": stack("k0", "k1", "k2", "k3")}
     work = verify.Recomputation(program, source, output)
@@ -156,8 +202,13 @@ def test_memory_stays_below_what_is_said_and_a_lower_limit_is_refused_before_any
     assert verify.recompute(program, source, output, max_memory=work.memory(1)) == []
 
 
-def test_threads_together_keep_to_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    arrays = {f"k{i}": ("bfloat16", random_raw(np.random.default_rng(i), "bfloat16", (300, 800))) for i in range(8)}
+def test_threads_together_keep_to_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrays = {
+        f"k{i}": ("bfloat16", random_raw(np.random.default_rng(i), "bfloat16", (300, 800)))
+        for i in range(8)
+    }
     source, output = write_source(tmp_path / "in", arrays), write_source(tmp_path / "o", arrays)
     program = {key: call("rearrange", Read(key), pattern="a b -> a b", axes={}) for key in arrays}
     work = verify.Recomputation(program, source, output)
@@ -185,19 +236,29 @@ def test_an_error_in_one_thread_ends_the_others_and_is_raised(tmp_path: Path) ->
         def readinto(self, offset: int, buffer: memoryview) -> None:
             raise RuntimeError("no more")
 
-    arrays = {f"k{i}": ("bfloat16", random_raw(np.random.default_rng(i), "bfloat16", (30, 8))) for i in range(20)}
-    source, output = write_source(tmp_path / "in", arrays, 1, Failing), write_source(tmp_path / "o", arrays)
+    arrays = {
+        f"k{i}": ("bfloat16", random_raw(np.random.default_rng(i), "bfloat16", (30, 8)))
+        for i in range(20)
+    }
+    source, output = (
+        write_source(tmp_path / "in", arrays, 1, Failing),
+        write_source(tmp_path / "o", arrays),
+    )
     before = threading.active_count()
     with pytest.raises(RuntimeError, match="no more"):
         verify.recompute({key: Read(key) for key in arrays}, source, output, threads=3)
     assert threading.active_count() == before
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "float32", "complex128", "float4_e2m1fn", "float6_e2m3fn"])
+@pytest.mark.parametrize(
+    "dtype", ["uint8", "float32", "complex128", "float4_e2m1fn", "float6_e2m3fn"]
+)
 def test_a_stored_tensor_is_read_element_by_element(tmp_path: Path, dtype: str) -> None:
     array = random_raw(np.random.default_rng(1), dtype, (3, 4, 5))
     for blob in (MemoryBlob, None):
-        source = write_source(tmp_path / f"in{blob is None}", {"k": (dtype, array)}, 1, *([blob] if blob else []))
+        source = write_source(
+            tmp_path / f"in{blob is None}", {"k": (dtype, array)}, 1, *([blob] if blob else [])
+        )
         assert (verify.read(source, "k") == array).all()
 
 
@@ -216,27 +277,41 @@ def test_a_strided_stored_tensor_is_read_in_its_order(tmp_path: Path) -> None:
 # samples
 
 
-def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Expr], RawSource, dict[str, tuple[str, np.ndarray]]]:
+def large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[dict[str, Expr], RawSource, dict[str, tuple[str, np.ndarray]]]:
     """Four stacks of 16 tensors, a transposed tensor and some small ones, with regions of 8 KiB."""
     monkeypatch.setattr(spotcheck, "REGION", 8 << 10)
     rng = np.random.default_rng(7)
-    arrays = {f"k{i}.{e}": ("bfloat16", random_raw(rng, "bfloat16", (16, 64))) for i in range(4) for e in range(16)}
+    arrays = {
+        f"k{i}.{e}": ("bfloat16", random_raw(rng, "bfloat16", (16, 64)))
+        for i in range(4)
+        for e in range(16)
+    }
     arrays |= {f"n{i}": ("float32", random_raw(rng, "float32", (8,))) for i in range(30)}
     arrays["t"] = ("bfloat16", random_raw(rng, "bfloat16", (64, 96)))
     source = write_source(tmp_path / "in", arrays, 1, Counting)
     args = step("stack", over="e").args
     program: dict[str, Expr] = {
-        f"k{i}": Apply("stack", args, 1, 0, tuple(Read(f"k{i}.{e}") for e in range(16)), ("bfloat16",) * 16) for i in range(4)
+        f"k{i}": Apply(
+            "stack", args, 1, 0, tuple(Read(f"k{i}.{e}") for e in range(16)), ("bfloat16",) * 16
+        )
+        for i in range(4)
     }
     program |= {f"n{i}": Read(f"n{i}") for i in range(30)}
     program["t"] = call("transpose", Read("t"), dims=(0, 1))
-    made = {f"k{i}": ("bfloat16", np.stack([arrays[f"k{i}.{e}"][1] for e in range(16)])) for i in range(4)}
+    made = {
+        f"k{i}": ("bfloat16", np.stack([arrays[f"k{i}.{e}"][1] for e in range(16)]))
+        for i in range(4)
+    }
     made |= {key: arrays[key] for key in program if key.startswith("n")}
     made["t"] = ("bfloat16", np.ascontiguousarray(arrays["t"][1].T))
     return program, source, made
 
 
-def test_a_sample_has_a_region_of_each_kind_and_is_what_its_seed_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_has_a_region_of_each_kind_and_is_what_its_seed_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program, source, made = large(tmp_path, monkeypatch)
     output = write_source(tmp_path / "o", made)
     for seed in range(20):
@@ -245,12 +320,21 @@ def test_a_sample_has_a_region_of_each_kind_and_is_what_its_seed_makes(tmp_path:
         taken = {*sample.whole, *sample.regions}
         assert {key[0] for key in taken} == {"k", "n", "t"}
         assert len(taken) < len(program)
-    share = [spotcheck.choose(program, source, output, 0.5, seed).nbytes(output) for seed in range(40)]
-    assert 0.35 < np.mean(share) / sum(output.index.tensors[key].spec.nbytes for key in program) < 0.65
-    assert spotcheck.choose(program, source, output, 0.05).seed != spotcheck.choose(program, source, output, 0.05).seed
+    share = [
+        spotcheck.choose(program, source, output, 0.5, seed).nbytes(output) for seed in range(40)
+    ]
+    assert (
+        0.35 < np.mean(share) / sum(output.index.tensors[key].spec.nbytes for key in program) < 0.65
+    )
+    assert (
+        spotcheck.choose(program, source, output, 0.05).seed
+        != spotcheck.choose(program, source, output, 0.05).seed
+    )
 
 
-def test_a_sample_reads_its_regions_alone_and_finds_what_is_wrong_in_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_reads_its_regions_alone_and_finds_what_is_wrong_in_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program, source, made = large(tmp_path, monkeypatch)
     output = write_source(tmp_path / "o", made)
     sample = spotcheck.choose(program, source, output, 0.1, 1)
@@ -269,7 +353,9 @@ def test_a_sample_reads_its_regions_alone_and_finds_what_is_wrong_in_them(tmp_pa
     assert {one.why for one in left} == {"not in the sample", "rows that are not in the sample"}
 
 
-@pytest.mark.parametrize(("given", "share"), [("5%", 0.05), ("0.05", 0.05), (0.25, 0.25), ("100%", 1.0), (1, 1.0)])
+@pytest.mark.parametrize(
+    ("given", "share"), [("5%", 0.05), ("0.05", 0.05), (0.25, 0.25), ("100%", 1.0), (1, 1.0)]
+)
 def test_a_share_is_a_part(given: Any, share: float) -> None:
     assert spotcheck.share_of(given) == pytest.approx(share)
 
@@ -280,7 +366,9 @@ def test_what_is_no_part_is_refused(given: Any) -> None:
         spotcheck.share_of(given)
 
 
-def test_the_time_is_measured_on_a_part_and_only_where_there_is_much_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_is_measured_on_a_part_and_only_where_there_is_much_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program, source, made = large(tmp_path, monkeypatch)
     output = write_source(tmp_path / "o", made)
     work = verify.Recomputation(program, source, output)

@@ -1,4 +1,6 @@
-"""Small value ops for tests of the running floor: numpy on raw elements, with every shape that `needs` and `grain` can have."""
+"""Small value ops for tests of the running floor: numpy on raw elements, with every shape that
+`needs` and `grain` can have.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,10 @@ class Widen(Counting):
         with self._lock:
             self.seen[tuple(box)] += 1
         if self.refuse is not None and (arrays[0] == self.refuse).any():
-            index = [int(i) + a for i, (a, _) in zip(np.argwhere(arrays[0] == self.refuse)[0], box, strict=True)]
+            index = [
+                int(i) + a
+                for i, (a, _) in zip(np.argwhere(arrays[0] == self.refuse)[0], box, strict=True)
+            ]
             raise OpError("M303", f"element {index} is not wanted")
         np.left_shift(arrays[0].astype("u4"), 16, out=out)
 
@@ -61,7 +66,9 @@ class Widen(Counting):
 
 
 class Blocks(Counting):
-    """float32 to float32: each element plus the sum of its 4x8 block, modulo 2**32. Boxes must lie on the block grid."""
+    """float32 to float32: each element plus the sum of its 4x8 block, modulo 2**32. Boxes must lie
+    on the block grid.
+    """
 
     name = "blocks"
 
@@ -73,7 +80,10 @@ class Blocks(Counting):
 
     def _aligned(self, args, specs, output, box):
         return tuple(
-            (a // g * g, min(n, -(-b // g) * g)) for (a, b), g, n in zip(box, self.grain(args, specs, output), specs[0].shape, strict=True)
+            (a // g * g, min(n, -(-b // g) * g))
+            for (a, b), g, n in zip(
+                box, self.grain(args, specs, output), specs[0].shape, strict=True
+            )
         )
 
     def needs(self, args, specs, output, box):
@@ -83,7 +93,9 @@ class Blocks(Counting):
         aligned = self._aligned(args, specs, output, box)
         assert list(arrays[0].shape) == [b - a for a, b in aligned]
         whole = self.eager(args, arrays)[0]
-        out[...] = whole[tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(box, aligned, strict=True))]
+        out[...] = whole[
+            tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(box, aligned, strict=True))
+        ]
 
     def eager(self, args, arrays, parts=1, dtypes=()):
         a = arrays[0]
@@ -92,7 +104,9 @@ class Blocks(Counting):
             plane, to = (a[lead], out[lead]) if a.ndim > 1 else (a[None], out[None])
             for i in range(0, plane.shape[0], 4):
                 for j in range(0, plane.shape[1], 8):
-                    to[i : i + 4, j : j + 8] = plane[i : i + 4, j : j + 8] + plane[i : i + 4, j : j + 8].sum(dtype="u4")
+                    to[i : i + 4, j : j + 8] = plane[i : i + 4, j : j + 8] + plane[
+                        i : i + 4, j : j + 8
+                    ].sum(dtype="u4")
         return [out]
 
 

@@ -1,4 +1,6 @@
-"""An unpickler for genuine states of Transformer Engine, in tests that compare with what its own objects hold."""
+"""An unpickler for genuine states of Transformer Engine, in tests that compare with what its own
+objects hold.
+"""
 
 from __future__ import annotations
 
@@ -18,4 +20,6 @@ class _Inert:
 
 class InertUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        return _Inert if module.startswith("transformer_engine") else super().find_class(module, name)
+        return (
+            _Inert if module.startswith("transformer_engine") else super().find_class(module, name)
+        )

@@ -1,4 +1,6 @@
-"""What CPython's unpickler makes of a stream when every name is a stub that records what is done to it, and whether nodes say the same."""
+"""What CPython's unpickler makes of a stream when every name is a stub that records what is done to
+it, and whether nodes say the same.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,11 @@ from migrate.source.pickle.nodes import ABSENT, Call, Dict, Global, Persistent, 
 
 # the names that streams of protocol 2 use for what Python 3 calls otherwise
 OLD_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}
-OLD_NAMES = {("__builtin__", "unicode"): "str", ("__builtin__", "long"): "int", ("__builtin__", "xrange"): "range"}
+OLD_NAMES = {
+    ("__builtin__", "unicode"): "str",
+    ("__builtin__", "long"): "int",
+    ("__builtin__", "xrange"): "range",
+}
 
 
 class Recording(type):
@@ -72,7 +78,9 @@ def oracle(data: bytes) -> Any:
 
 
 def difference(node: Any, thing: Any) -> str | None:
-    """The first place where the nodes and what the oracle made differ, in value, in kind or in what is shared; None if nowhere."""
+    """The first place where the nodes and what the oracle made differ, in value, in kind or in what
+    is shared; None if nowhere.
+    """
     todo: list[tuple[Any, Any, str]] = [(node, thing, "value")]
     there: dict[int, Any] = {}
     back: dict[int, Any] = {}
@@ -118,12 +126,24 @@ def difference(node: Any, thing: Any) -> str | None:
                 return f"{where}: no persistent id"
             todo.append((a.id, b.identity, f"{where} id"))
         elif kind is Call:
-            if not isinstance(b, Stub) or a.how != b.how or len(b.states) != (a.state is not ABSENT):
+            if (
+                not isinstance(b, Stub)
+                or a.how != b.how
+                or len(b.states) != (a.state is not ABSENT)
+            ):
                 return f"{where}: another call"
             todo.append((a.function, type(b), f"{where} function"))
-            # a call in Python makes a tuple of its own, and so does the unpickler of what is appended
-            todo += [(list(a.arguments), list(b.arguments), f"{where} arguments"), (list(a.items or []), b.items, f"{where} items")]
-            todo += [(x, y, f"{where} pair") for p, q in zip(a.pairs or [], b.pairs, strict=True) for x, y in zip(p, q, strict=True)]
+            # a call in Python makes a tuple of its own, and so does the unpickler of what is
+            # appended
+            todo += [
+                (list(a.arguments), list(b.arguments), f"{where} arguments"),
+                (list(a.items or []), b.items, f"{where} items"),
+            ]
+            todo += [
+                (x, y, f"{where} pair")
+                for p, q in zip(a.pairs or [], b.pairs, strict=True)
+                for x, y in zip(p, q, strict=True)
+            ]
             if b.states:
                 todo.append((a.state, b.states[0], f"{where} state"))
         else:

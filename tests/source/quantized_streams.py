@@ -1,4 +1,6 @@
-"""Objects that pickle by the names of Transformer Engine without it: modules that hold stand-ins while a test runs."""
+"""Objects that pickle by the names of Transformer Engine without it: modules that hold stand-ins
+while a test runs.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,17 @@ TE = "transformer_engine.pytorch"
 FUNCTIONS = {
     "Float8Tensor": ("float8_tensor", "_make_float8_tensor_in_reduce_ex"),
     "MXFP8Tensor": ("mxfp8_tensor", "_make_mxfp8_tensor_in_reduce_ex"),
-    "Float8BlockwiseQTensor": ("float8_blockwise_tensor", "_make_float8_blockwise_tensor_in_reduce_ex"),
+    "Float8BlockwiseQTensor": (
+        "float8_blockwise_tensor",
+        "_make_float8_blockwise_tensor_in_reduce_ex",
+    ),
     "NVFP4Tensor": ("nvfp4_tensor", "_make_nvfp4_tensor_in_reduce_ex"),
 }
-QUANTIZERS = {"mxfp8_tensor": "MXFP8Quantizer", "float8_blockwise_tensor": "Float8BlockQuantizer", "nvfp4_tensor": "NVFP4Quantizer"}
+QUANTIZERS = {
+    "mxfp8_tensor": "MXFP8Quantizer",
+    "float8_blockwise_tensor": "Float8BlockQuantizer",
+    "nvfp4_tensor": "NVFP4Quantizer",
+}
 
 
 class Made:
@@ -59,7 +68,9 @@ class Called:
 
 
 class Bound(Called):
-    """A dtype that pickles as an enum of pybind11 does: a bare object, then the integer as its state."""
+    """A dtype that pickles as an enum of pybind11 does: a bare object, then the integer as its
+    state.
+    """
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return copyreg.__newobj__, (type(self),), self.value  # type: ignore[attr-defined]
@@ -72,7 +83,9 @@ class GroupedTensor(torch.Tensor):
     """A wrapper subclass that holds its fields."""
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+    def __torch_dispatch__(
+        cls, function: Any, types: Any, arguments: Any = (), keywords: Any = None
+    ) -> Any:
         if function is torch.ops.aten.detach.default:
             return arguments[0]
         raise NotImplementedError(str(function))
@@ -97,7 +110,11 @@ def stand_ins() -> Iterator[dict[str, ModuleType]]:
         modules[short] = ModuleType(name)
         modules[short].__path__ = []
     for cls, (short, function) in FUNCTIONS.items():
-        for module in (modules[short], modules["old_float8_tensor"]) if cls == "Float8Tensor" else (modules[short],):
+        for module in (
+            (modules[short], modules["old_float8_tensor"])
+            if cls == "Float8Tensor"
+            else (modules[short],)
+        ):
             _put(module, function)
             _put_class(module, cls)
     for short, name in QUANTIZERS.items():
@@ -105,7 +122,11 @@ def stand_ins() -> Iterator[dict[str, ModuleType]]:
     _place(modules["constants"], "DType", type("DType", (Called,), {}))
     for short in ("transformer_engine_torch", "transformer_engine_extensions"):
         _place(modules[short], "DType", type("DType", (Bound,), {}))
-    _place(modules["transformer_engine_torch"], "Float8BlockScaleTensorFormat", type("Float8BlockScaleTensorFormat", (Bound,), {}))
+    _place(
+        modules["transformer_engine_torch"],
+        "Float8BlockScaleTensorFormat",
+        type("Float8BlockScaleTensorFormat", (Bound,), {}),
+    )
     _place(modules["grouped_tensor"], "GroupedTensor", type("GroupedTensor", (GroupedTensor,), {}))
     before = {name: sys.modules.get(name) for name in places.values()}
     sys.modules.update({name: modules[short] for short, name in places.items()})
@@ -140,12 +161,22 @@ def _place(module: ModuleType, name: str, cls: type) -> None:
     setattr(module, name, cls)
 
 
-def mxfp8(modules: dict[str, ModuleType], seed: int, *, shape: tuple[int, int] = (64, 32), arguments: int = 9) -> Made:
-    """An MXFP8Tensor as 2.17 pickles it, its bytes drawn at random; fewer `arguments` are those of older releases."""
+def mxfp8(
+    modules: dict[str, ModuleType],
+    seed: int,
+    *,
+    shape: tuple[int, int] = (64, 32),
+    arguments: int = 9,
+) -> Made:
+    """An MXFP8Tensor as 2.17 pickles it, its bytes drawn at random; fewer `arguments` are those of
+    older releases.
+    """
     torch.manual_seed(seed)
     rows, columns = shape
     code = modules["constants"].DType(7)
-    quantizer = modules["mxfp8_tensor"].MXFP8Quantizer(rowwise_usage=True, columnwise_usage=True, dtype=code)
+    quantizer = modules["mxfp8_tensor"].MXFP8Quantizer(
+        rowwise_usage=True, columnwise_usage=True, dtype=code
+    )
     parts = [(rows, columns), (-(-rows // 128) * 128, 4), (rows, columns), (4, 128)]
     data = [torch.randint(0, 256, part, dtype=torch.uint8) for part in parts]
     every = (*data, code, torch.bfloat16, torch.Size(shape), quantizer, False)

@@ -30,7 +30,9 @@ def blob(tmp_path):
 
 def test_short_reads_of_the_system_are_continued(blob, monkeypatch):
     real = os.preadv
-    monkeypatch.setattr(os, "preadv", lambda fd, buffers, offset: real(fd, [buffers[0][:7]], offset))
+    monkeypatch.setattr(
+        os, "preadv", lambda fd, buffers, offset: real(fd, [buffers[0][:7]], offset)
+    )
     assert bytes(blob.read(3, 1000)) == (bytes(range(256)) * 100)[3:1003]
 
 
@@ -133,7 +135,9 @@ def many(tmp_path, monkeypatch):
 
 
 def open_files():
-    return sorted(name for n in os.listdir("/proc/self/fd") if re.fullmatch(r"f\d+", name := held(n)))
+    return sorted(
+        name for n in os.listdir("/proc/self/fd") if re.fullmatch(r"f\d+", name := held(n))
+    )
 
 
 def held(number):
@@ -188,7 +192,9 @@ def replaced(path):
     path.with_name("other").rename(path)
 
 
-@pytest.mark.parametrize("change", [rewritten, replaced, Path.unlink, lambda path: os.truncate(path, 999)])
+@pytest.mark.parametrize(
+    "change", [rewritten, replaced, Path.unlink, lambda path: os.truncate(path, 999)]
+)
 def test_a_file_that_changed_is_refused_when_it_is_opened_again(many, tmp_path, change):
     change(tmp_path / "f7")
     with pytest.raises(CheckpointError, match=r"f7: changed while it was read") as caught:
@@ -240,7 +246,14 @@ def test_many_threads_may_read_many_files_at_once(many):
 
 
 @pytest.mark.parametrize(
-    ("limit", "room"), [(1024, (256, 64)), (20_000, (256, 64)), (256, (64, 16)), (48, (12, 4)), (resource.RLIM_INFINITY, (256, 64))]
+    ("limit", "room"),
+    [
+        (1024, (256, 64)),
+        (20_000, (256, 64)),
+        (256, (64, 16)),
+        (48, (12, 4)),
+        (resource.RLIM_INFINITY, (256, 64)),
+    ],
 )
 def test_the_number_of_open_files_follows_the_limit_of_the_process(monkeypatch, limit, room):
     monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, limit))

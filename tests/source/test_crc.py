@@ -26,8 +26,13 @@ def test_isal_is_used_and_zlib_where_it_cannot_be_loaded() -> None:
     for code, name in (("", "isal"), ("sys.modules['isal'] = None;", "zlib")):
         if name == "isal":
             pytest.importorskip("isal", reason="isal is not installed here")
-        code = f"import sys; {code} from migrate.source import crc; print('isal' in sys.modules, crc.crc32(b'abc'), crc.library()[0])"
-        out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        code = (
+            f"import sys; {code} from migrate.source import crc; print('isal' in sys.modules, "
+            "crc.crc32(b'abc'), crc.library()[0])"
+        )
+        out = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
         assert out == f"{name == 'zlib'} {zlib.crc32(b'abc')} {name}\n"
 
 
@@ -55,4 +60,8 @@ def test_zeros_need_not_be_made(length: int) -> None:
 
 def test_lengths_beyond_four_gib_add_up() -> None:
     large = (1 << 32) + 5
-    assert zeros(large) == combine(zeros(1 << 32), zeros(5), 5) == combine(zeros(5), zeros(1 << 32), 1 << 32)
+    assert (
+        zeros(large)
+        == combine(zeros(1 << 32), zeros(5), 5)
+        == combine(zeros(5), zeros(1 << 32), 1 << 32)
+    )

@@ -19,7 +19,20 @@ def test_what_is_json_comes_back_in_order():
 
 
 @pytest.mark.parametrize(
-    "text", [b"", b"{", b'{"a":1,}', b"\xff", b'{"a":1,"a":1}', b"[1.0]", b"[-0]", b"[NaN]", b'"\\ud800"', b"1" * 4400, b"\xef\xbb\xbf1"]
+    "text",
+    [
+        b"",
+        b"{",
+        b'{"a":1,}',
+        b"\xff",
+        b'{"a":1,"a":1}',
+        b"[1.0]",
+        b"[-0]",
+        b"[NaN]",
+        b'"\\ud800"',
+        b"1" * 4400,
+        b"\xef\xbb\xbf1",
+    ],
 )
 def test_what_is_not_is_named_with_its_file(text):
     with pytest.raises(CheckpointError, match="some/file: ") as caught:
@@ -35,7 +48,10 @@ def test_nan_is_no_json_even_where_floats_are_allowed():
 def test_what_would_fill_stack_or_memory_is_a_limit():
     # since 3.13 the parser of Python goes deeper, and finds that the end is missing
     codes = {"M914"} if sys.version_info < (3, 13) else {"M914", "M906"}
-    for text, allowed in ((b"[" * 5000 + b" " * 50_000, codes), (b"[" + b"{}," * 50_000 + b"1]", {"M914"})):
+    for text, allowed in (
+        (b"[" * 5000 + b" " * 50_000, codes),
+        (b"[" + b"{}," * 50_000 + b"1]", {"M914"}),
+    ):
         with pytest.raises(CheckpointError) as caught:
             parse(text, "f")
         assert caught.value.diagnostics[0].code in allowed
@@ -62,5 +78,8 @@ def test_what_is_no_json_is_told_with_line_column_and_a_way_out():
     with pytest.raises(CheckpointError) as caught:
         parse(b'{"a": 1,\n "b": x}', "config.json")
     (found,) = caught.value.diagnostics
-    assert (found.code, found.message) == ("M906", "config.json: not JSON: expecting value at line 2, column 7")
+    assert (found.code, found.message) == (
+        "M906",
+        "config.json: not JSON: expecting value at line 2, column 7",
+    )
     assert found.help == "correct the file there, or fetch it again"

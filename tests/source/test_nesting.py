@@ -1,4 +1,6 @@
-"""Dicts inside the dict that rules work on: seen flat, written nested again, and refused where the way back would be a guess."""
+"""Dicts inside the dict that rules work on: seen flat, written nested again, and refused where the
+way back would be a guess.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,11 @@ from migrate.source.pickle.tree import DictNode
 
 
 def node(value: Any) -> Any:
-    return DictNode("dict", tuple((key, node(held)) for key, held in value.items()), None) if type(value) is dict else value
+    return (
+        DictNode("dict", tuple((key, node(held)) for key, held in value.items()), None)
+        if type(value) is dict
+        else value
+    )
 
 
 def plain(value: Any) -> Any:
@@ -22,7 +28,11 @@ def plain(value: Any) -> Any:
 
 
 def every_key(value: Any) -> list[str]:
-    return [key for name, held in value.items() for key in (name, *every_key(held))] if type(value) is dict else []
+    return (
+        [key for name, held in value.items() for key in (name, *every_key(held))]
+        if type(value) is dict
+        else []
+    )
 
 
 def flat(value: dict[str, Any]) -> dict[str, Any]:
@@ -37,11 +47,19 @@ def code_of(call: Any) -> str:
 
 def test_keys_are_joined_by_dots_and_may_hold_dots_at_their_end() -> None:
     assert flat({"lm": {"embed": {"w": 1}, "layers": {"0.w": 2, "1.w": 3}}, "head": 4}) == {
-        "lm.embed.w": 1, "lm.layers.0.w": 2, "lm.layers.1.w": 3, "head": 4,
-    }  # fmt: skip
+        "lm.embed.w": 1,
+        "lm.layers.0.w": 2,
+        "lm.layers.1.w": 3,
+        "head": 4,
+    }
 
 
-VALUES = st.recursive(st.integers(), lambda inner: st.dictionaries(st.sampled_from(["a", "b", "a.b", "c", "b.c"]), inner, max_size=3))
+VALUES = st.recursive(
+    st.integers(),
+    lambda inner: st.dictionaries(
+        st.sampled_from(["a", "b", "a.b", "c", "b.c"]), inner, max_size=3
+    ),
+)
 
 
 @given(st.dictionaries(st.sampled_from(["a", "b", "a.b", "c", "b.c"]), VALUES, max_size=4))
@@ -75,13 +93,19 @@ def test_a_dict_that_was_emptied_stays_and_what_returns_lies_in_it_again() -> No
     there = nested(moved, nests)
     assert plain(there) == {"new.w": 1, "b": {"v": 2}, "a": {}}
     _, nests = flattened(there, "f.pt")
-    assert plain(nested(DictNode("dict", made.pairs, None), nests)) == {"a": {"w": 1}, "b": {"v": 2}}
+    assert plain(nested(DictNode("dict", made.pairs, None), nests)) == {
+        "a": {"w": 1},
+        "b": {"v": 2},
+    }
 
 
 def test_a_tensor_called_like_a_dict_is_refused() -> None:
     _, nests = flattened(node({"a": {"b": {"w": 1}}}), "f.pt")
     for key in ("a", "a.b"):
-        assert code_of(lambda key=key: nested(DictNode("dict", ((key, 1), ("a.b.w", 1)), None), nests)) == "M916"
+        assert (
+            code_of(lambda key=key: nested(DictNode("dict", ((key, 1), ("a.b.w", 1)), None), nests))
+            == "M916"
+        )
 
 
 def test_a_dict_that_stands_in_two_places_is_not_entered() -> None:

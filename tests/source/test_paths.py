@@ -1,4 +1,6 @@
-"""Links, pipes, odd names, and files that change under the reader: nothing leads out of a checkpoint."""
+"""Links, pipes, odd names, and files that change under the reader: nothing leads out of a
+checkpoint.
+"""
 
 import os
 import socket
@@ -53,15 +55,21 @@ def snapshot(tmp_path) -> Path:
 # names
 
 
-@pytest.mark.parametrize("name", ["a.safetensors", "model-00001-of-00002.safetensors", "ü.safetensors", "..a.safetensors"])
+@pytest.mark.parametrize(
+    "name",
+    ["a.safetensors", "model-00001-of-00002.safetensors", "ü.safetensors", "..a.safetensors"],
+)
 def test_a_plain_name_is_one(name):
     assert plain_name(name, ".safetensors")
 
 
 HOSTILE_NAMES = [
-    "", ".", "..", ".safetensors", "../x.safetensors", "/etc/x.safetensors", "a/b.safetensors", "a\\b.safetensors", "..\\x.safetensors",
-    "~/x.safetensors", "~x.safetensors", "https://h/x.safetensors", "C:x.safetensors", "x.safetensors\0", "x\0.safetensors", "x.bin",
-    "x.safetensors\n", "x\n.safetensors", "x.safetensors/", "/proc/self/mem", "x.SAFETENSORS", "x．safetensors", "x.safetensors ",
+    "", ".", "..", ".safetensors", "../x.safetensors", "/etc/x.safetensors", "a/b.safetensors",
+    "a\\b.safetensors", "..\\x.safetensors",
+    "~/x.safetensors", "~x.safetensors", "https://h/x.safetensors", "C:x.safetensors",
+    "x.safetensors\0", "x\0.safetensors", "x.bin",
+    "x.safetensors\n", "x\n.safetensors", "x.safetensors/", "/proc/self/mem", "x.SAFETENSORS",
+    "x．safetensors", "x.safetensors ",
     "\ud800.safetensors", "\u202ex.safetensors", "x" * 300 + ".safetensors",
 ]  # fmt: skip
 
@@ -72,7 +80,9 @@ def test_an_index_may_name_plain_files_only(tmp_path, name):
 
     assert not plain_name(name, ".safetensors")
     model(tmp_path / "a.safetensors")
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "a.safetensors", "y": name}}))
+    (tmp_path / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"x": "a.safetensors", "y": name}})
+    )
     # half a surrogate is refused as text before it is a name
     refused(tmp_path, "M906" if "\ud800" in name else "M907")
 
@@ -105,10 +115,12 @@ def test_a_sharded_snapshot_opens_through_the_link_of_its_index(snapshot):
 
 
 EVIL_TARGETS = [
-    "../../../secret", "../../blobs/../../../secret", "/etc/passwd", "../../blobs/", "../../blobs/..", "../blobs/f00d", "blobs/f00d",
+    "../../../secret", "../../blobs/../../../secret", "/etc/passwd", "../../blobs/",
+    "../../blobs/..", "../blobs/f00d", "blobs/f00d",
     "f00d",    "../../../blobs/f00d", "../../../../hub/models--a--b/blobs/f00d", "../../blobs/link",
     "../../blobs/pipe", "../../blobs/folder",
-    "../../blobs//f00d", ".././../blobs/f00d", "../../blobs/gone", "../" * 20 + "blobs/f00d", "../../snapshots/x",
+    "../../blobs//f00d", ".././../blobs/f00d", "../../blobs/gone", "../" * 20 + "blobs/f00d",
+    "../../snapshots/x",
 ]  # fmt: skip
 
 
@@ -229,7 +241,9 @@ def test_a_file_replaced_after_opening_gives_the_old_bytes_and_is_named(tmp_path
     with formats.open(path) as source:
         (tmp_path / "new" / "m").rename(path)
         assert value(source) == 1
-        with pytest.raises(CheckpointError, match=r"model\.safetensors: changed while it was read") as caught:
+        with pytest.raises(
+            CheckpointError, match=r"model\.safetensors: changed while it was read"
+        ) as caught:
             source.check_unchanged()
         assert caught.value.diagnostics[0].code == "M905"
 

@@ -22,7 +22,11 @@ def plain(value: Any) -> Any:
     """A decoded value as Python would hold it, with the kind of each container in front."""
     if type(value) is DictNode:
         held = [(plain(key), plain(inner)) for key, inner in value.pairs]
-        return (value.kind, held) if value.attributes is None else (value.kind, held, plain(value.attributes))
+        return (
+            (value.kind, held)
+            if value.attributes is None
+            else (value.kind, held, plain(value.attributes))
+        )
     if type(value) is ListNode:
         return (value.kind, [plain(item) for item in value.items])
     return value
@@ -68,7 +72,10 @@ def test_a_container_keeps_its_kind_its_order_and_its_values(name: str, protocol
 @pytest.mark.parametrize("protocol", [2, 5])
 def test_slices_and_ranges_are_their_three_numbers(protocol: int) -> None:
     found = tree([slice(1, None, 2), range(3, 9, 2)], protocol)
-    assert [(node.kind, node.items) for node in found.items] == [("slice", (1, None, 2)), ("range", (3, 9, 2))]
+    assert [(node.kind, node.items) for node in found.items] == [
+        ("slice", (1, None, 2)),
+        ("range", (3, 9, 2)),
+    ]
 
 
 @pytest.mark.parametrize("protocol", [2, 5])
@@ -92,7 +99,10 @@ def test_what_is_held_twice_is_one_object() -> None:
 def test_the_metadata_of_a_state_dict_is_an_attribute() -> None:
     state = torch.nn.Linear(1, 1).state_dict()
     found = tree(state)
-    assert plain(found.attributes) == ("dict", [("_metadata", ("OrderedDict", [("", ("dict", [("version", 1)]))]))])
+    assert plain(found.attributes) == (
+        "dict",
+        [("_metadata", ("OrderedDict", [("", ("dict", [("version", 1)]))]))],
+    )
     assert [key for key, _ in found.pairs] == ["weight", "bias"]
 
 
@@ -102,9 +112,18 @@ def unknown_factory() -> int:
 
 
 def test_a_factory_that_is_no_plain_type_is_outside() -> None:
-    found = decoded({"a": defaultdict(unknown_factory), "b": defaultdict(partial(int, 3)), "c": defaultdict(int)})
+    found = decoded(
+        {
+            "a": defaultdict(unknown_factory),
+            "b": defaultdict(partial(int, 3)),
+            "c": defaultdict(int),
+        }
+    )
     assert [type(value) is Opaque for _, value in found.tree.pairs] == [True, True, False]
-    assert {(o.name, o.paths) for o in found.outside} >= {(f"{__name__}.unknown_factory", ("a",)), ("functools.partial", ("b",))}
+    assert {(o.name, o.paths) for o in found.outside} >= {
+        (f"{__name__}.unknown_factory", ("a",)),
+        ("functools.partial", ("b",)),
+    }
 
 
 def test_arguments_of_a_program_are_outside_and_said_so_in_its_words() -> None:
@@ -196,7 +215,9 @@ def _holding(kind: str, keys: tuple[Any, Any]) -> Any:
     return call
 
 
-@pytest.mark.parametrize("kind", ["dict", "OrderedDict", "defaultdict", "Counter", "set", "set of a list"])
+@pytest.mark.parametrize(
+    "kind", ["dict", "OrderedDict", "defaultdict", "Counter", "set", "set of a list"]
+)
 @pytest.mark.parametrize("what", TWICE)
 def test_a_key_that_stands_twice_is_refused_however_it_is_spelled(what: str, kind: str) -> None:
     with pytest.raises(CheckpointError) as caught:

@@ -18,7 +18,9 @@ def counted(shape: tuple[int, ...], chunks: list[Chunk]) -> bool:
     """Whether each element of the tensor is in exactly one chunk, by looking at each."""
     elements = dict.fromkeys(product(*(range(size) for size in shape)), 0)
     for chunk in chunks:
-        for point in product(*(range(o, o + s) for o, s in zip(chunk.offsets, chunk.sizes, strict=True))):
+        for point in product(
+            *(range(o, o + s) for o, s in zip(chunk.offsets, chunk.sizes, strict=True))
+        ):
             if point not in elements:
                 return False
             elements[point] += 1
@@ -49,7 +51,9 @@ SHAPES = st.lists(st.integers(1, 4), min_size=0, max_size=4).map(tuple)
 
 
 @given(shape=SHAPES, seed=st.integers(0, 2**32), times=st.integers(0, 8), change=st.integers(0, 3))
-def test_the_answer_is_that_of_counting_every_element(shape: tuple[int, ...], seed: int, times: int, change: int) -> None:
+def test_the_answer_is_that_of_counting_every_element(
+    shape: tuple[int, ...], seed: int, times: int, change: int
+) -> None:
     rng = random.Random(seed)
     chunks = cut(shape, rng, times)
     for _ in range(change):
@@ -65,7 +69,11 @@ def test_the_answer_is_that_of_counting_every_element(shape: tuple[int, ...], se
             offsets, sizes = list(box.offsets), list(box.sizes)
             if rng.random() < 0.5:
                 offsets[d] = rng.randrange(shape[d])
-            sizes[d] = rng.randrange(shape[d] - offsets[d] + 1) if rng.random() < 0.5 else min(sizes[d], shape[d] - offsets[d])
+            sizes[d] = (
+                rng.randrange(shape[d] - offsets[d] + 1)
+                if rng.random() < 0.5
+                else min(sizes[d], shape[d] - offsets[d])
+            )
             chunks[at] = Chunk(tuple(offsets), tuple(sizes))
     assert (uncovered(shape, chunks) == "") is counted(shape, chunks)
 
@@ -101,7 +109,18 @@ def test_empty_tensors_and_empty_shards_are_covered() -> None:
     assert uncovered((0, 3), [Chunk((0, 0), (0, 3))]) == ""
     assert uncovered((), [Chunk((), ())]) == ""
     # more ranks than rows: the last ones hold nothing, at the same place
-    assert uncovered((2, 3), [Chunk((0, 0), (1, 3)), Chunk((1, 0), (1, 3)), Chunk((2, 0), (0, 3)), Chunk((2, 0), (0, 3))]) == ""
+    assert (
+        uncovered(
+            (2, 3),
+            [
+                Chunk((0, 0), (1, 3)),
+                Chunk((1, 0), (1, 3)),
+                Chunk((2, 0), (0, 3)),
+                Chunk((2, 0), (0, 3)),
+            ],
+        )
+        == ""
+    )
 
 
 def test_many_chunks_take_linear_work_and_huge_shapes_no_memory() -> None:
@@ -111,7 +130,9 @@ def test_many_chunks_take_linear_work_and_huge_shapes_no_memory() -> None:
 
 def tiled(side: int) -> Callable[[], None]:
     """Square tensors in side * side chunks, which cover it but for one."""
-    large = [Chunk((i * 10**7, j * 10**7), (10**7, 10**7)) for i in range(side) for j in range(side)]
+    large = [
+        Chunk((i * 10**7, j * 10**7), (10**7, 10**7)) for i in range(side) for j in range(side)
+    ]
     small = [Chunk((i * 10, j * 10), (10, 10)) for i in range(side) for j in range(side)]
 
     def look() -> None:

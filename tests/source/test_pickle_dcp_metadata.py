@@ -1,4 +1,6 @@
-"""`.metadata` files of torch.distributed.checkpoint, genuine and older, against the objects that torch unpickles."""
+"""`.metadata` files of torch.distributed.checkpoint, genuine and older, against the objects that
+torch unpickles.
+"""
 
 from __future__ import annotations
 
@@ -36,19 +38,32 @@ from migrate.source.pickle.dcp_checks import Part
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
 
-def made(chunks: dict[str, tuple[tuple[int, ...], list[tuple[tuple[int, ...], tuple[int, ...]]]]], **fields: Any) -> Metadata:
-    """Metadata of float32 tensors: key -> (shape, [(offsets, sizes)]), each chunk of 100 bytes after the other."""
+def made(
+    chunks: dict[str, tuple[tuple[int, ...], list[tuple[tuple[int, ...], tuple[int, ...]]]]],
+    **fields: Any,
+) -> Metadata:
+    """Metadata of float32 tensors: key -> (shape, [(offsets, sizes)]), each chunk of 100 bytes
+    after the other.
+    """
     tensors: dict[str, Any] = {}
     storage: dict[Any, Any] = {}
     for key, (shape, boxes) in chunks.items():
-        held = [ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)) for offsets, sizes in boxes]
-        tensors[key] = TensorStorageMetadata(TensorProperties(dtype=torch.float32), torch.Size(shape), held)
+        held = [
+            ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)) for offsets, sizes in boxes
+        ]
+        tensors[key] = TensorStorageMetadata(
+            TensorProperties(dtype=torch.float32), torch.Size(shape), held
+        )
         for number, (offsets, _) in enumerate(boxes):
-            storage[MetadataIndex(key, offsets, number)] = _StorageInfo("__0_0.distcp", 100 * len(storage), 100)
+            storage[MetadataIndex(key, offsets, number)] = _StorageInfo(
+                "__0_0.distcp", 100 * len(storage), 100
+            )
     return Metadata(tensors, storage_data=storage, **fields)
 
 
-def read(metadata: Any, sizes: dict[str, int] | None = None, protocol: int = 4) -> dcp_metadata.Metadata:
+def read(
+    metadata: Any, sizes: dict[str, int] | None = None, protocol: int = 4
+) -> dcp_metadata.Metadata:
     return dcp_metadata.read(pickle.dumps(metadata, protocol), ".metadata", sizes)
 
 
@@ -66,10 +81,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(2, 3)).sum().backward()
     optimizer.step()
-    dtypes = [torch.bfloat16, torch.float8_e4m3fn, torch.uint16, torch.bool, torch.complex64, torch.int64]
+    dtypes = [
+        torch.bfloat16,
+        torch.float8_e4m3fn,
+        torch.uint16,
+        torch.bool,
+        torch.complex64,
+        torch.int64,
+    ]
     state = {
-        "model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3, "bytes": io.BytesIO(b"x"),
-        "list": [torch.ones(1), 2], "empty": torch.empty(0, 3), "scalar": torch.tensor(1.5), "nothing": [],
+        "model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3,
+        "bytes": io.BytesIO(b"x"),
+        "list": [torch.ones(1), 2], "empty": torch.empty(0, 3), "scalar": torch.tensor(1.5),
+        "nothing": [],
         "many": {str(dtype): torch.zeros(8, dtype=torch.uint8).view(dtype) for dtype in dtypes},
         "cl": torch.ones(1, 2, 3, 4).contiguous(memory_format=torch.channels_last),
     }  # fmt: skip
@@ -80,14 +104,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_saved_folder_is_read_as_torch_reads_it(folder: Path) -> None:
     data = (folder / ".metadata").read_bytes()
     expected: Metadata = pickle.loads(data)
-    found = dcp_metadata.read(data, ".metadata", {p.name: p.stat().st_size for p in folder.glob("*.distcp")})
-    tensors = {k: v for k, v in expected.state_dict_metadata.items() if isinstance(v, TensorStorageMetadata)}
+    found = dcp_metadata.read(
+        data, ".metadata", {p.name: p.stat().st_size for p in folder.glob("*.distcp")}
+    )
+    tensors = {
+        k: v
+        for k, v in expected.state_dict_metadata.items()
+        if isinstance(v, TensorStorageMetadata)
+    }
     assert list(found.tensors) == list(tensors)
     assert list(found.bytes) == [k for k in expected.state_dict_metadata if k not in tensors]
     for key, value in tensors.items():
         entry = found.tensors[key]
-        assert (f"torch.{entry.dtype}", entry.shape) == (str(value.properties.dtype), tuple(value.size))
-        assert [tuple(c) for c in entry.chunks] == [(tuple(c.offsets), tuple(c.sizes)) for c in value.chunks]
+        assert (f"torch.{entry.dtype}", entry.shape) == (
+            str(value.properties.dtype),
+            tuple(value.size),
+        )
+        assert [tuple(c) for c in entry.chunks] == [
+            (tuple(c.offsets), tuple(c.sizes)) for c in value.chunks
+        ]
         for chunk, part in zip(entry.chunks, entry.parts, strict=True):
             info = expected.storage_data[MetadataIndex(key, chunk.offsets)]
             assert part == Part(info.relative_path, info.offset, info.length, ())
@@ -95,7 +130,11 @@ def test_a_saved_folder_is_read_as_torch_reads_it(folder: Path) -> None:
         info = expected.storage_data[MetadataIndex(key)]
         assert held.part == Part(info.relative_path, info.offset, info.length, ())
     assert found.planner == expected.planner_data
-    assert (found.version, found.megatron, found.files) == (getattr(expected, "version", None), False, ("__0_0.distcp",))
+    assert (found.version, found.megatron, found.files) == (
+        getattr(expected, "version", None),
+        False,
+        ("__0_0.distcp",),
+    )
 
 
 def test_its_index_has_the_specs_of_torch_and_begins_where_the_archives_do(folder: Path) -> None:
@@ -103,9 +142,16 @@ def test_its_index_has_the_specs_of_torch_and_begins_where_the_archives_do(folde
     index = found.index()
     state: dict[str, Any] = {}
     dcp.state_dict_loader._load_state_dict(
-        state, storage_reader=dcp.FileSystemReader(folder), planner=_EmptyStateDictLoadPlanner(), no_dist=True
+        state,
+        storage_reader=dcp.FileSystemReader(folder),
+        planner=_EmptyStateDictLoadPlanner(),
+        no_dist=True,
     )
-    flat = {key: value for key, value in flatten_state_dict(state)[0].items() if isinstance(value, torch.Tensor)}
+    flat = {
+        key: value
+        for key, value in flatten_state_dict(state)[0].items()
+        if isinstance(value, torch.Tensor)
+    }
     assert {k: (f"torch.{s.spec.dtype}", s.spec.shape) for k, s in index.tensors.items()} == {
         k: (str(t.dtype), tuple(t.shape)) for k, t in flat.items()
     }
@@ -173,18 +219,26 @@ def test_the_old_names_of_torch_2_0_to_2_2_are_read(protocol: int) -> None:
     name = "torch.distributed._shard.sharded_tensor.metadata"
     metadata = made({"w": ((2,), [((0,), (2,))])})
     with module(name, TensorProperties=Properties, MEM_FORMAT_ENCODING=Formats):
-        metadata.state_dict_metadata["w"].properties = Properties(torch.float16, torch.strided, True, Formats.CHANNELS_LAST, False)
+        metadata.state_dict_metadata["w"].properties = Properties(
+            torch.float16, torch.strided, True, Formats.CHANNELS_LAST, False
+        )
         for field in ("storage_meta", "version"):
             metadata.__dict__.pop(field, None)
         data = pickle.dumps(metadata, protocol)
     found = dcp_metadata.read(data, "x")
-    assert (found.tensors["w"].dtype, found.tensors["w"].requires_grad, found.version) == ("float16", True, None)
+    assert (found.tensors["w"].dtype, found.tensors["w"].requires_grad, found.version) == (
+        "float16",
+        True,
+        None,
+    )
 
 
 def test_six_fields_of_torch_2_15_hold_the_strides() -> None:
     name = "torch.distributed.checkpoint.metadata"
     metadata = made({"w": ((2, 3), [((0, 0), (2, 3))]), "v": ((2, 3), [((0, 0), (2, 3))])})
-    with module(name, TensorProperties=Properties, _MEM_FORMAT_ENCODING=Formats, **metadata_classes()):
+    with module(
+        name, TensorProperties=Properties, _MEM_FORMAT_ENCODING=Formats, **metadata_classes()
+    ):
         for key, strides in (("w", (1, 2)), ("v", None)):
             fields = (torch.float32, torch.strided, False, Formats.CONTIGUOUS, False, strides)
             metadata.state_dict_metadata[key].properties = Properties(*fields)
@@ -195,7 +249,14 @@ def test_six_fields_of_torch_2_15_hold_the_strides() -> None:
 
 
 def metadata_classes() -> dict[str, type]:
-    held = (Metadata, TensorStorageMetadata, ChunkStorageMetadata, BytesStorageMetadata, MetadataIndex, StorageMeta)
+    held = (
+        Metadata,
+        TensorStorageMetadata,
+        ChunkStorageMetadata,
+        BytesStorageMetadata,
+        MetadataIndex,
+        StorageMeta,
+    )
     return {cls.__name__: cls for cls in held}
 
 
@@ -236,7 +297,9 @@ class Evil:
 
 
 def evil(place: str) -> Metadata:
-    metadata = made({"w": ((2,), [((0,), (2,))])}, planner_data={"w": ("w",)}, storage_meta=StorageMeta("x"))
+    metadata = made(
+        {"w": ((2,), [((0,), (2,))])}, planner_data={"w": ("w",)}, storage_meta=StorageMeta("x")
+    )
     entry, info = metadata.state_dict_metadata["w"], next(iter(metadata.storage_data.values()))
     if place == "a value":
         metadata.state_dict_metadata["e"] = Evil()  # type: ignore[assignment]
@@ -266,9 +329,19 @@ def evil(place: str) -> Metadata:
 
 
 PLACES = [
-    "a value", "planner", "the planner itself", "storage meta", "modules", "size", "a chunk", "storage", "a path", "properties",
-    "version", "a new field",
-]  # fmt: skip
+    "a value",
+    "planner",
+    "the planner itself",
+    "storage meta",
+    "modules",
+    "size",
+    "a chunk",
+    "storage",
+    "a path",
+    "properties",
+    "version",
+    "a new field",
+]
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -279,10 +352,17 @@ def test_a_call_in_any_place_is_refused_by_name(place: str) -> None:
 
 
 def test_other_roots_are_refused() -> None:
-    assert refused(Evil())[0] == "M935: a name outside the allow-list: posix.mkdir; nothing was executed"
+    assert (
+        refused(Evil())[0]
+        == "M935: a name outside the allow-list: posix.mkdir; nothing was executed"
+    )
     assert refused({"w": 1}) == ["M938: the root: a dict where Metadata belongs"]
     assert "where something else belongs" in refused(StorageMeta())[0]
-    for data, code in ((b"", "M930"), (pickle.dumps(made({}), 0), "M930"), (pickle.dumps(made({}), 4)[:-1], "M930")):
+    for data, code in (
+        (b"", "M930"),
+        (pickle.dumps(made({}), 0), "M930"),
+        (pickle.dumps(made({}), 4)[:-1], "M930"),
+    ):
         with pytest.raises(CheckpointError, match=code):
             dcp_metadata.read(data, "x")
 
@@ -295,7 +375,19 @@ def changed(**fields: Any) -> Metadata:
 
 
 @pytest.mark.parametrize(
-    "name", ["../x.distcp", "/etc/x.distcp", "a/b.distcp", "..", "", "x.bin", "a\\b.distcp", ".distcp", "~x.distcp", "a\n.distcp"]
+    "name",
+    [
+        "../x.distcp",
+        "/etc/x.distcp",
+        "a/b.distcp",
+        "..",
+        "",
+        "x.bin",
+        "a\\b.distcp",
+        ".distcp",
+        "~x.distcp",
+        "a\n.distcp",
+    ],
 )
 def test_a_name_that_is_no_plain_data_file_is_refused(name: str) -> None:
     (message,) = refused(changed(relative_path=name))
@@ -305,12 +397,18 @@ def test_a_name_that_is_no_plain_data_file_is_refused(name: str) -> None:
 def test_places_outside_of_the_data_files_are_refused() -> None:
     sizes = {"__0_0.distcp": 100}
     assert read(changed(), sizes).tensors["w"].parts[0].length == 100
-    assert refused(changed(length=101), sizes) == ["M938: w: ends at byte 101 of __0_0.distcp, which has 100"]
+    assert refused(changed(length=101), sizes) == [
+        "M938: w: ends at byte 101 of __0_0.distcp, which has 100"
+    ]
     assert refused(changed(offset=-1)) == ["M938: w: lies at byte -1 with 100 bytes"]
-    assert refused(changed(length=2**100)) == ["M938: w: lies at byte 0 with a number of more than 30 digits bytes"]
+    assert refused(changed(length=2**100)) == [
+        "M938: w: lies at byte 0 with a number of more than 30 digits bytes"
+    ]
     assert refused(changed(), {}) == ["M938: w: lies in __0_0.distcp, which is missing"]
     assert "does not say in which file" in refused(changed(offset="0"))[0]
-    assert read(changed(transform_descriptors=["stream.zstd/1"])).tensors["w"].parts[0].transforms == ("stream.zstd/1",)
+    assert read(changed(transform_descriptors=["stream.zstd/1"])).tensors["w"].parts[
+        0
+    ].transforms == ("stream.zstd/1",)
 
 
 def test_entries_that_share_bytes_are_refused() -> None:
@@ -327,7 +425,10 @@ def test_entries_without_a_partner_are_refused() -> None:
     assert refused(metadata) == [
         "M938: a: nothing says where its chunk at [0] lies",
         "M938: d: nothing says where its bytes lie",
-        "M938: c: storage_data says where the chunk at [0] of this key lies, and no such entry exists",
+        (
+            "M938: c: storage_data says where the chunk at [0] of this key lies, and no such entry "
+            "exists"
+        ),
     ]
 
 
@@ -350,13 +451,23 @@ def test_paths_of_the_nested_dict_that_collide_are_refused() -> None:
     assert read(made(chunks, planner_data=keys)).planner == keys
     assert planned(b=("x", "a")) == ["M938: b: planner_data gives it the path of a"]
     assert planned(b=("x", "a", "c")) == ["M938: a: planner_data puts other keys below it"]
-    assert planned(b=("x", 0)) == ["M938: b: planner_data makes its parent a dict and a list at once"]
-    assert planned(b=("y", 10**9)) == ["M938: b: planner_data puts it at a place of a list beyond the 2 entries that there are"]
-    assert planned(b=("y", -1)) == ["M938: b: planner_data puts it at a place of a list beyond the 2 entries that there are"]
-    assert planned(b=("y",) * 65) == ["M938: b: planner_data has a path of 65 parts; at most 64 are allowed"]
+    assert planned(b=("x", 0)) == [
+        "M938: b: planner_data makes its parent a dict and a list at once"
+    ]
+    assert planned(b=("y", 10**9)) == [
+        "M938: b: planner_data puts it at a place of a list beyond the 2 entries that there are"
+    ]
+    assert planned(b=("y", -1)) == [
+        "M938: b: planner_data puts it at a place of a list beyond the 2 entries that there are"
+    ]
+    assert planned(b=("y",) * 65) == [
+        "M938: b: planner_data has a path of 65 parts; at most 64 are allowed"
+    ]
     assert planned(c=("y",)) == ["M938: c: planner_data has a path for a key that does not exist"]
     assert planned(b=()) == ["M938: b: planner_data has no path of names and numbers for it"]
-    assert planned(b=("y", True)) == ["M938: b: planner_data has no path of names and numbers for it"]
+    assert planned(b=("y", True)) == [
+        "M938: b: planner_data has no path of names and numbers for it"
+    ]
 
 
 def test_sizes_that_are_none_are_refused() -> None:

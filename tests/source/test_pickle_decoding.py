@@ -1,4 +1,6 @@
-"""Storages and the bounds of views: what is accepted here is what torch can hold in that storage."""
+"""Storages and the bounds of views: what is accepted here is what torch can hold in that
+storage.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,26 @@ from torch_streams import dense, reduce, storage
 
 from migrate.core.errors import CheckpointError
 from migrate.source.pickle import policy
-from migrate.source.pickle.decoding import LARGEST, ContradictionError, Decoding, ForeignError, integers
+from migrate.source.pickle.decoding import (
+    LARGEST,
+    ContradictionError,
+    Decoding,
+    ForeignError,
+    integers,
+)
 from migrate.source.pickle.nodes import Call, Dict, Global, Persistent
 from migrate.source.pickle.tree import ITEMSIZE, Storage
 
 
-def fits(held: int, dtype: str, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+def fits(
+    held: int, dtype: str, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> bool:
     """Whether the view is accepted in a storage of `held` bytes."""
     decoding = Decoding("x")
     try:
-        decoding.check_view(Storage("0", None, "cpu", held, 1), dtype, offset, decoding.geometry(shape, strides))
+        decoding.check_view(
+            Storage("0", None, "cpu", held, 1), dtype, offset, decoding.geometry(shape, strides)
+        )
     except ContradictionError:
         return False
     return True
@@ -30,8 +42,15 @@ def fits(held: int, dtype: str, offset: int, shape: tuple[int, ...], strides: tu
 AXES = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 6)), max_size=4)
 
 
-@given(axes=AXES, offset=st.integers(0, 20), held=st.integers(0, 200), dtype=st.sampled_from(["uint8", "float16", "float32", "complex128"]))
-def test_a_view_is_accepted_if_and_only_if_torch_can_make_it(axes: list[tuple[int, int]], offset: int, held: int, dtype: str) -> None:
+@given(
+    axes=AXES,
+    offset=st.integers(0, 20),
+    held=st.integers(0, 200),
+    dtype=st.sampled_from(["uint8", "float16", "float32", "complex128"]),
+)
+def test_a_view_is_accepted_if_and_only_if_torch_can_make_it(
+    axes: list[tuple[int, int]], offset: int, held: int, dtype: str
+) -> None:
     shape, strides = tuple(size for size, _ in axes), tuple(stride for _, stride in axes)
     empty = torch.empty(0, dtype=getattr(torch, dtype))
     bytes_held = torch.UntypedStorage(held)
@@ -59,7 +78,9 @@ def test_a_dtype_that_is_not_the_storages_counts_in_its_own_elements() -> None:
     decoding = Decoding("x")
     floats = Storage("0", "float32", "cpu", 6, 4)
     decoding.check_view(floats, "float64", 0, decoding.geometry((3,), (1,)))
-    with pytest.raises(ContradictionError, match="reaches to element 3 of storage 0, which has 3 of float64"):
+    with pytest.raises(
+        ContradictionError, match="reaches to element 3 of storage 0, which has 3 of float64"
+    ):
         decoding.check_view(floats, "float64", 0, decoding.geometry((4,), (1,)))
 
 
@@ -91,8 +112,17 @@ def test_a_storage_is_one_object_by_its_key() -> None:
 
 
 def test_integers_are_a_tuple_a_list_or_a_size_and_nothing_else() -> None:
-    assert integers((1, 2)) == integers([1, 2]) == integers(reduce("torch", "Size", (1, 2))) == (1, 2)
-    for node in ("12", (True,), (1.0,), None, reduce("torch", "Size", "12"), Call("reduce", Global("os", "Size"), ((1,),))):
+    assert (
+        integers((1, 2)) == integers([1, 2]) == integers(reduce("torch", "Size", (1, 2))) == (1, 2)
+    )
+    for node in (
+        "12",
+        (True,),
+        (1.0,),
+        None,
+        reduce("torch", "Size", "12"),
+        Call("reduce", Global("os", "Size"), ((1,),)),
+    ):
         with pytest.raises(ContradictionError):
             integers(node)
 

@@ -33,7 +33,12 @@ def test_a_dtensor_is_a_shard_with_its_global_shape(mesh: DeviceMesh, protocol: 
     value = distribute_tensor(torch.arange(12.0).reshape(4, 3), mesh, [Shard(0), Replicate()])
     found = tree({"w": value}, protocol).get("w")
     assert type(found) is LocalShard
-    assert (found.dtype, found.shape, found.placements, found.mesh) == ("float32", (4, 3), ("S(0)", "R"), (1, 1))
+    assert (found.dtype, found.shape, found.placements, found.mesh) == (
+        "float32",
+        (4, 3),
+        ("S(0)", "R"),
+        (1, 1),
+    )
     assert type(found.local) is TensorRecord
     assert (found.local.shape, found.local.strides) == ((4, 3), (3, 1))
     assert found.whole
@@ -89,7 +94,10 @@ def test_a_dtensor_that_contradicts_itself_is_said_at_its_key(mesh: DeviceMesh) 
 def test_an_unknown_placement_makes_the_dtensor_opaque_under_its_name(mesh: DeviceMesh) -> None:
     root, records = shard_of(mesh)
     spec = fields(root.get("w")).get("_spec").state
-    spec.pairs[:] = [(k, (Call("newobj", Global("os", "Shard"), ()),) if k == "placements" else v) for k, v in spec.pairs]
+    spec.pairs[:] = [
+        (k, (Call("newobj", Global("os", "Shard"), ()),) if k == "placements" else v)
+        for k, v in spec.pairs
+    ]
     found = policy.decode(root, "x", records)
     assert [(o.name, o.paths) for o in found.outside] == [("os.Shard", ("w.1._spec.placements.0",))]
     assert type(found.tree.get("w")) is Opaque
@@ -98,7 +106,10 @@ def test_an_unknown_placement_makes_the_dtensor_opaque_under_its_name(mesh: Devi
 def test_a_wrapper_of_another_class_is_outside() -> None:
     inner = reduce("torch._utils", "_rebuild_wrapper_subclass", Global("torch._utils", "x"))
     found = policy.decode(inner, "x")
-    assert [o.name for o in found.outside] == ["torch._utils._rebuild_wrapper_subclass", "torch._utils.x"]
+    assert [o.name for o in found.outside] == [
+        "torch._utils._rebuild_wrapper_subclass",
+        "torch._utils.x",
+    ]
 
 
 def test_a_real_wrapper_subclass_is_outside_with_its_class() -> None:

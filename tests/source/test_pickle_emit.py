@@ -1,4 +1,6 @@
-"""What is emitted is read again as the same graph, is what the pickler writes, and is what torch's weights-only reader takes."""
+"""What is emitted is read again as the same graph, is what the pickler writes, and is what torch's
+weights-only reader takes.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,18 @@ from migrate.source.pickle.nodes import Call, Dict, Global, Persistent, Set
 
 # what torch/_weights_only_unpickler.py knows
 ACCEPTED = {
-    "PROTO", "STOP", "GLOBAL", "NEWOBJ", "REDUCE", "BUILD", "APPEND", "APPENDS", "SETITEM", "SETITEMS", "MARK", "TUPLE", "TUPLE1", "TUPLE2",
-    "TUPLE3", "NONE", "NEWFALSE", "NEWTRUE", "EMPTY_TUPLE", "EMPTY_LIST", "EMPTY_DICT", "BININT", "BININT1", "BININT2", "BINFLOAT",
+    "PROTO", "STOP", "GLOBAL", "NEWOBJ", "REDUCE", "BUILD", "APPEND", "APPENDS", "SETITEM",
+    "SETITEMS", "MARK", "TUPLE", "TUPLE1", "TUPLE2",
+    "TUPLE3", "NONE", "NEWFALSE", "NEWTRUE", "EMPTY_TUPLE", "EMPTY_LIST", "EMPTY_DICT", "BININT",
+    "BININT1", "BININT2", "BINFLOAT",
     "BINUNICODE", "BINPERSID", "BINGET", "LONG_BINGET", "BINPUT", "LONG_BINPUT", "LONG1",
 }  # fmt: skip
 
 
 def nodes(thing: Any, done: dict[int, Any] | None = None) -> Any:
-    """Python values as nodes, shared as they are, equal texts as one: Python itself makes one of short ones, now and then."""
+    """Python values as nodes, shared as they are, equal texts as one: Python itself makes one of
+    short ones, now and then.
+    """
     done = {} if done is None else done
     if type(thing) is str:
         return sys.intern(thing)
@@ -49,7 +55,9 @@ def nodes(thing: Any, done: dict[int, Any] | None = None) -> Any:
 
 
 def graph(value: Any) -> list[Any]:
-    """A value as a flat list that two values share only if they are the same graph: who refers to whom, by number."""
+    """A value as a flat list that two values share only if they are the same graph: who refers to
+    whom, by number.
+    """
     numbers: dict[int, int] = {}
     out: list[Any] = []
     todo = [value]
@@ -68,39 +76,77 @@ def graph(value: Any) -> list[Any]:
         numbers[id(node)] = len(numbers)
         parts: list[Any]
         if kind is Call:
-            parts = [node.function, node.arguments, node.items or [], [x for p in node.pairs or [] for x in p], node.state]
+            parts = [
+                node.function,
+                node.arguments,
+                node.items or [],
+                [x for p in node.pairs or [] for x in p],
+                node.state,
+            ]
             out.append(("call", node.how))
             todo += [part for part in parts if type(part) is not list]
             todo += [x for part in parts if type(part) is list for x in part]
         else:
-            parts = [x for p in node.pairs for x in p] if kind is Dict else [node.id] if kind is Persistent else list(node)
+            parts = (
+                [x for p in node.pairs for x in p]
+                if kind is Dict
+                else [node.id]
+                if kind is Persistent
+                else list(node)
+            )
             out.append((kind.__name__, len(parts)))
             todo += parts
     return out
 
 
 SCALARS = st.one_of(
-    st.none(), st.booleans(), st.integers(-(2**100), 2**100), st.floats(), st.text(max_size=300), st.sampled_from(["\ud800", ""])
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**100), 2**100),
+    st.floats(),
+    st.text(max_size=300),
+    st.sampled_from(["\ud800", ""]),
 )
-KEYS = st.one_of(st.text(max_size=5), st.integers(-(2**63), 2**63), st.tuples(st.integers(0, 3), st.text(max_size=2)))
+KEYS = st.one_of(
+    st.text(max_size=5),
+    st.integers(-(2**63), 2**63),
+    st.tuples(st.integers(0, 3), st.text(max_size=2)),
+)
 
 
 def plain(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     twice = inner.map(lambda x: [x, [x], {"x": x}])
-    return st.one_of(st.lists(inner, max_size=5), st.lists(inner, max_size=5).map(tuple), st.dictionaries(KEYS, inner, max_size=5), twice)
+    return st.one_of(
+        st.lists(inner, max_size=5),
+        st.lists(inner, max_size=5).map(tuple),
+        st.dictionaries(KEYS, inner, max_size=5),
+        twice,
+    )
 
 
 PLAIN = st.recursive(SCALARS, plain, max_leaves=20)
-EXTRA = st.one_of(SCALARS, st.binary(max_size=20), st.binary(max_size=20).map(bytearray), st.complex_numbers(), st.sets(KEYS, max_size=4))
-WHOLE = st.recursive(EXTRA, lambda inner: st.one_of(plain(inner), st.frozensets(KEYS, max_size=4)), max_leaves=20)
+EXTRA = st.one_of(
+    SCALARS,
+    st.binary(max_size=20),
+    st.binary(max_size=20).map(bytearray),
+    st.complex_numbers(),
+    st.sets(KEYS, max_size=4),
+)
+WHOLE = st.recursive(
+    EXTRA, lambda inner: st.one_of(plain(inner), st.frozensets(KEYS, max_size=4)), max_leaves=20
+)
 
 
 @given(PLAIN)
-def test_plain_data_is_written_as_the_pickler_writes_it_and_read_again_as_it_was(thing: Any) -> None:
+def test_plain_data_is_written_as_the_pickler_writes_it_and_read_again_as_it_was(
+    thing: Any,
+) -> None:
     made = nodes(thing)
     written = emit(made, name="s")
     assert graph(read(written, ARCHIVE, name="s")) == graph(made)
-    assert pickletools.optimize(written) == pickletools.optimize(pickle.dumps(pickle.loads(written), 2))
+    assert pickletools.optimize(written) == pickletools.optimize(
+        pickle.dumps(pickle.loads(written), 2)
+    )
     assert difference(made, oracle(written)) is None
 
 
@@ -109,7 +155,8 @@ def test_what_protocol_2_has_no_opcodes_for_is_loaded_as_it_was(thing: Any) -> N
     written = emit(nodes(thing), name="s")
     assert repr(pickle.loads(written)) == repr(pickle.loads(pickle.dumps(thing)))
     assert {opcode.name for opcode, _, _ in pickletools.genops(written)} <= ACCEPTED
-    # what is read is plain calls, which are written as they are; the one text of no length may be shared
+    # what is read is plain calls, which are written as they are; the one text of no length may be
+    # shared
     again = emit(read(written, ARCHIVE, name="s"), name="s")
     assert emit(read(again, ARCHIVE, name="s"), name="s") == again
     assert repr(pickle.loads(again)) == repr(pickle.loads(written))
@@ -118,11 +165,14 @@ def test_what_protocol_2_has_no_opcodes_for_is_loaded_as_it_was(thing: Any) -> N
 def test_the_stream_of_plain_data_is_the_pickler_s_byte_for_byte() -> None:
     shared = ["s"]
     thing = {
-        "ints": [0, 1, 255, 256, 65535, 65536, -1, -128, -129, 2**31 - 1, 2**31, -(2**31), -(2**31) - 1, 2**63, -(2**63), -(2**39), 2**100],
+        "ints": [0, 1, 255, 256, 65535, 65536, -1, -128, -129, 2**31 - 1, 2**31, -(2**31),
+        -(2**31) - 1, 2**63, -(2**63), -(2**39), 2**100],
         "many": list(range(2500)), "one": [1],
-        "pairs": {str(i): float(i) for i in range(2002)}, "tuples": [(), (1,), (1, 2), (1, 2, 3), (1, 2, 3, 4)],
+        "pairs": {str(i): float(i) for i in range(2002)},
+        "tuples": [(), (1,), (1, 2), (1, 2, 3), (1, 2, 3, 4)],
 
-        "shared": [shared, shared, {"s": shared}], "bytes": [b"\x00\xff", b"abc"], "array": bytearray(b"xyz"), "none": None, "true": True,
+        "shared": [shared, shared, {"s": shared}], "bytes": [b"\x00\xff", b"abc"],
+        "array": bytearray(b"xyz"), "none": None, "true": True,
         "complex": 1 - 2j, 3: -0.0, (1, "k"): "é\ud800", "empty": [[], {}, bytearray()],
     }  # fmt: skip
     assert emit(nodes(thing), name="s") == pickle.dumps(thing, 2)
@@ -159,7 +209,16 @@ def test_what_torch_pickles_for_tensors_goes_through_torch_s_restricted_reader()
     from torch._weights_only_unpickler import load
 
     value = nodes(
-        {"b": b"\x00\xffabc", "e": b"", "s": {1, 2}, "a": bytearray(b"q"), "c": 1j, "big": 2**63, "l": [1.5, None, True], 5: (1, 2, 3, 4)}
+        {
+            "b": b"\x00\xffabc",
+            "e": b"",
+            "s": {1, 2},
+            "a": bytearray(b"q"),
+            "c": 1j,
+            "big": 2**63,
+            "l": [1.5, None, True],
+            5: (1, 2, 3, 4),
+        }
     )
     order = Call("reduce", Global("collections", "OrderedDict"), ())
     order.pairs = [("x", Global("torch", "float32"))]

@@ -1,27 +1,52 @@
-"""Which dtype an integer of Transformer Engine means: known, concluded from the rest of the file, or asked for."""
+"""Which dtype an integer of Transformer Engine means: known, concluded from the rest of the file,
+or asked for.
+"""
 
 from __future__ import annotations
 
 import pytest
 
 from migrate.core.errors import CheckpointError
-from migrate.source.pickle.encodings import NUMBERINGS, Encoding, answered, ask, numbering, readings, settled
+from migrate.source.pickle.encodings import (
+    NUMBERINGS,
+    Encoding,
+    answered,
+    ask,
+    numbering,
+    readings,
+    settled,
+)
 
 BOTH = tuple(NUMBERINGS)
 
 
 def encoding(code: int, numberings: tuple[str, ...] = BOTH) -> Encoding:
     found = readings(code, numberings)
-    return Encoding("te-fp8", "x", (2, 2), "bfloat16", {}, next(iter(found.values())) if len(found) == 1 else None, code, found)
+    return Encoding(
+        "te-fp8",
+        "x",
+        (2, 2),
+        "bfloat16",
+        {},
+        next(iter(found.values())) if len(found) == 1 else None,
+        code,
+        found,
+    )
 
 
-@pytest.mark.parametrize(("code", "numbering", "number"), [(6, "0.8", "float8_e4m3fn"), (8, "2.4", "float8_e5m2")])
+@pytest.mark.parametrize(
+    ("code", "numbering", "number"), [(6, "0.8", "float8_e4m3fn"), (8, "2.4", "float8_e5m2")]
+)
 def test_an_integer_of_one_numbering_needs_nobody(code: int, numbering: str, number: str) -> None:
     assert readings(code, BOTH) == {numbering: number}
 
 
-@pytest.mark.parametrize(("witness", "number"), [(6, "float8_e5m2"), (8, "float8_e4m3fn"), (10, "float8_e4m3fn")])
-def test_another_object_of_the_file_settles_the_integer_with_two_meanings(witness: int, number: str) -> None:
+@pytest.mark.parametrize(
+    ("witness", "number"), [(6, "float8_e5m2"), (8, "float8_e4m3fn"), (10, "float8_e4m3fn")]
+)
+def test_another_object_of_the_file_settles_the_integer_with_two_meanings(
+    witness: int, number: str
+) -> None:
     found = settled({"a": encoding(7), "b": encoding(witness)})
     assert found["a"].number == number
     ask(found)

@@ -1,4 +1,6 @@
-"""The machine reads what the unpickler reads, does nothing of it, and refuses the rest with one error."""
+"""The machine reads what the unpickler reads, does nothing of it, and refuses the rest with one
+error.
+"""
 
 from __future__ import annotations
 
@@ -52,16 +54,25 @@ def refused(data: bytes, limits: Limits = ARCHIVE, **options: Any) -> tuple[str,
 
 
 PLAIN = [
-    (b"N", None), (b"\x88", True), (b"\x89", False), (b"K\xff", 255), (b"M\x00\x01", 256), (b"J\xff\xff\xff\xff", -1),
-    (b"\x8a\x00", 0), (b"\x8a\x01\x80", -128), (b"\x8a\x11" + b"\xff" * 16 + b"\0", 2**128 - 1), (b"\x8b\x02\0\0\0\x00\x01", 256),
-    (b"G" + struct.pack(">d", -0.5), -0.5), (b"X\x02\0\0\0\xc3\xa9", "é"), (b"\x8c\x01a", "a"), (b"\x8d\x01" + b"\0" * 7 + b"a", "a"),
-    (b"X\x03\0\0\0\xed\xa0\x80", "\ud800"), (b"U\x02ab", "ab"), (b"T\x02\0\0\0ab", "ab"), (b"C\x02\x00\xff", b"\x00\xff"),
-    (b"B\x01\0\0\0x", b"x"), (b"\x8e\x01" + b"\0" * 7 + b"x", b"x"), (b"\x96\x01" + b"\0" * 7 + b"x", bytearray(b"x")),
-    (b")", ()), (b"(t", ()), (b"(K\x01K\x02K\x03K\x04t", (1, 2, 3, 4)), (b"K\x01\x85", (1,)), (b"K\x01K\x02\x86", (1, 2)),
-    (b"K\x01K\x02K\x03\x87", (1, 2, 3)), (b"]", []), (b"]K\x01a", [1]), (b"](K\x01K\x02e", [1, 2]), (b"](e", []),
-    (b"K\x07\x94h\x00\x86", (7, 7)), (b"K\x07q\x00h\x00\x86", (7, 7)), (b"K\x07r\0\0\0\0j\0\0\0\0\x86", (7, 7)),
+    (b"N", None), (b"\x88", True), (b"\x89", False), (b"K\xff", 255), (b"M\x00\x01", 256),
+    (b"J\xff\xff\xff\xff", -1),
+    (b"\x8a\x00", 0), (b"\x8a\x01\x80", -128), (b"\x8a\x11" + b"\xff" * 16 + b"\0", 2**128 - 1),
+    (b"\x8b\x02\0\0\0\x00\x01", 256),
+    (b"G" + struct.pack(">d", -0.5), -0.5), (b"X\x02\0\0\0\xc3\xa9", "é"), (b"\x8c\x01a", "a"),
+    (b"\x8d\x01" + b"\0" * 7 + b"a", "a"),
+    (b"X\x03\0\0\0\xed\xa0\x80", "\ud800"), (b"U\x02ab", "ab"), (b"T\x02\0\0\0ab", "ab"),
+    (b"C\x02\x00\xff", b"\x00\xff"),
+    (b"B\x01\0\0\0x", b"x"), (b"\x8e\x01" + b"\0" * 7 + b"x", b"x"),
+    (b"\x96\x01" + b"\0" * 7 + b"x", bytearray(b"x")),
+    (b")", ()), (b"(t", ()), (b"(K\x01K\x02K\x03K\x04t", (1, 2, 3, 4)), (b"K\x01\x85", (1,)),
+    (b"K\x01K\x02\x86", (1, 2)),
+    (b"K\x01K\x02K\x03\x87", (1, 2, 3)), (b"]", []), (b"]K\x01a", [1]), (b"](K\x01K\x02e", [1, 2]),
+    (b"](e", []),
+    (b"K\x07\x94h\x00\x86", (7, 7)), (b"K\x07q\x00h\x00\x86", (7, 7)),
+    (b"K\x07r\0\0\0\0j\0\0\0\0\x86", (7, 7)),
     (b"K\x07q\x01K\x08q\x00h\x01\x87", (7, 8, 7)),
-    (b"\x95\x02" + b"\0" * 7 + b"K\x01", 1), (b"\x95\x03" + b"\0" * 7 + b"K\x01.", 1), (b"\x95" + b"\0" * 8 + b"N", None),
+    (b"\x95\x02" + b"\0" * 7 + b"K\x01", 1), (b"\x95\x03" + b"\0" * 7 + b"K\x01.", 1),
+    (b"\x95" + b"\0" * 8 + b"N", None),
 ]  # fmt: skip
 
 
@@ -105,13 +116,23 @@ def test_one_name_is_one_object_however_it_is_spelled() -> None:
 
 
 def test_a_name_that_reaches_stack_global_through_the_memo_is_seen() -> None:
-    assert str(value(b"\x8c\x02os\x94\x85\x8c\x06system\x94\x85h\x00h\x01\x93\x87")[2]) == "os.system"
+    assert (
+        str(value(b"\x8c\x02os\x94\x85\x8c\x06system\x94\x85h\x00h\x01\x93\x87")[2]) == "os.system"
+    )
 
 
 def test_names_of_python_2_are_those_of_python_3_in_protocol_2_alone() -> None:
     body = b"c__builtin__\nset\nc__builtin__\nunicode\nccopy_reg\n_reconstructor\n\x87"
-    assert [str(g) for g in value(body, 2)] == ["builtins.set", "builtins.str", "copyreg._reconstructor"]
-    assert [str(g) for g in value(body, 4)] == ["__builtin__.set", "__builtin__.unicode", "copy_reg._reconstructor"]
+    assert [str(g) for g in value(body, 2)] == [
+        "builtins.set",
+        "builtins.str",
+        "copyreg._reconstructor",
+    ]
+    assert [str(g) for g in value(body, 4)] == [
+        "__builtin__.set",
+        "__builtin__.unicode",
+        "copy_reg._reconstructor",
+    ]
 
 
 def test_persistent_ids_are_read_where_the_caller_says_so() -> None:
@@ -127,13 +148,19 @@ def test_a_stream_may_begin_anywhere_and_others_may_follow() -> None:
     second, last = read(memoryview(data), ARCHIVE, name="s", start=end, whole=False)
     assert (first, second, last) == ([1], "next", len(data))
     assert read(memoryview(data), ARCHIVE, name="s", start=end) == "next"
-    assert refused(data, start=4) == ("M930", f"the stream: byte {end}: {len(data) - end} bytes follow the end of the pickle stream")
+    assert refused(data, start=4) == (
+        "M930",
+        f"the stream: byte {end}: {len(data) - end} bytes follow the end of the pickle stream",
+    )
 
 
 NAMED = {
-    b"I1\n": "INT", b"L1L\n": "LONG", b"F1.0\n": "FLOAT", b"S'a'\n": "STRING", b"Va\n": "UNICODE", b"Ng0\n": "GET", b"Np0\n": "PUT",
-    b"(d": "DICT", b"(l": "LIST", b"(ios\nsystem\n": "INST", b"(cos\nsystem\no": "OBJ", b"P1\n": "PERSID", b"NN0": "POP",
-    b"N(N1": "POP_MARK", b"N2\x86": "DUP", b"\x82\x01": "EXT1", b"\x83\x01\x00": "EXT2", b"\x84\x01\0\0\0": "EXT4", b"\x97": "NEXT_BUFFER",
+    b"I1\n": "INT", b"L1L\n": "LONG", b"F1.0\n": "FLOAT", b"S'a'\n": "STRING", b"Va\n": "UNICODE",
+    b"Ng0\n": "GET", b"Np0\n": "PUT",
+    b"(d": "DICT", b"(l": "LIST", b"(ios\nsystem\n": "INST", b"(cos\nsystem\no": "OBJ",
+    b"P1\n": "PERSID", b"NN0": "POP",
+    b"N(N1": "POP_MARK", b"N2\x86": "DUP", b"\x82\x01": "EXT1", b"\x83\x01\x00": "EXT2",
+    b"\x84\x01\0\0\0": "EXT4", b"\x97": "NEXT_BUFFER",
     b"N\x98": "READONLY_BUFFER",
 }  # fmt: skip
 
@@ -235,7 +262,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("body", "code", "said"), REFUSED)
-def test_forms_that_readers_could_differ_on_are_refused(body: bytes, code: str | None, said: str) -> None:
+def test_forms_that_readers_could_differ_on_are_refused(
+    body: bytes, code: str | None, said: str
+) -> None:
     if code is None:
         assert difference(value(body), oracle(stream(body))) is None
     else:
@@ -244,7 +273,17 @@ def test_forms_that_readers_could_differ_on_are_refused(body: bytes, code: str |
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\x80", b"\x80\x01N.", b"\x80\x06N.", b"N.", b"(dp0\n.", b"PK\x03\x04", b"\x95\0\0\0\0\0\0\0\0\x80\x04N."]
+    "data",
+    [
+        b"",
+        b"\x80",
+        b"\x80\x01N.",
+        b"\x80\x06N.",
+        b"N.",
+        b"(dp0\n.",
+        b"PK\x03\x04",
+        b"\x95\0\0\0\0\0\0\0\0\x80\x04N.",
+    ],
 )
 def test_a_stream_begins_with_its_protocol(data: bytes) -> None:
     assert refused(data)[0] == "M930"
@@ -255,10 +294,23 @@ def test_stop_stands_at_the_end_of_its_frame() -> None:
 
 
 def test_messages_name_the_byte_of_the_opcode() -> None:
-    assert refused(b"xx" + stream(b"N\x95\x03" + b"\0" * 7 + b"N\x82\x01"), start=2)[1].startswith("the stream: byte 15: EXT1")
+    assert refused(b"xx" + stream(b"N\x95\x03" + b"\0" * 7 + b"N\x82\x01"), start=2)[1].startswith(
+        "the stream: byte 15: EXT1"
+    )
 
 
-SMALL = replace(ARCHIVE, opcodes=10_000, stack=5_000, marks=3, memo=6_000, nodes=5_000, depth=4, text=300, blob=300, size=100_000)
+SMALL = replace(
+    ARCHIVE,
+    opcodes=10_000,
+    stack=5_000,
+    marks=3,
+    memo=6_000,
+    nodes=5_000,
+    depth=4,
+    text=300,
+    blob=300,
+    size=100_000,
+)
 LIMITED = [
     (b"]" + b"Na" * 20_000, "more than 10,000 opcodes"),
     (b"(" + b"N" * 12_000 + b"t", "more than 5,000 values on the stack"),
@@ -313,8 +365,9 @@ def test_what_lies_just_within_the_limits_is_read() -> None:
 def test_a_stream_of_several_that_does_not_end_within_the_limit_says_so() -> None:
     data = stream(b"](" + b"N" * 120_000 + b"e")
     assert refused(data, replace(SMALL, opcodes=10**6, stack=10**6), whole=False) == (
-        "M932", "the stream: byte 100,000: a pickle stream of more than 100,000 bytes"
-    )  # fmt: skip
+        "M932",
+        "the stream: byte 100,000: a pickle stream of more than 100,000 bytes",
+    )
 
 
 def test_large_gaps_in_the_memo_cost_no_more_than_the_stream() -> None:
@@ -342,7 +395,8 @@ HOSTILE = {
         b"](" + b"N" * 90_000 + b"e(" + b"N" * 90_000 + b"e\x94" + b"\x85h\x00\x86" * 60
     ),
     "keys that share large parts": stream(
-        b"(" + b"K\x01" * 50 + b"t\x94}(" + b"".join(b"h\x00M" + struct.pack("<H", i) + b"\x86N" for i in range(60_000)) + b"u\x86"
+        b"(" + b"K\x01" * 50 + b"t\x94}(" + b"".join(b"h\x00M" + struct.pack("<H",
+        i) + b"\x86N" for i in range(60_000)) + b"u\x86"
     ),
     "frames of nothing": stream((b"\x95" + b"\0" * 8) * 100_000 + b"N"),
 }  # fmt: skip
@@ -368,7 +422,10 @@ def test_what_is_shared_at_many_depths_is_refused_by_the_size_of_the_stream() ->
 
 def test_a_frame_is_not_copied_past_what_a_writer_makes_of_it() -> None:
     data = b"\x80\x04\x95" + struct.pack("<Q", (65 << 20) + 1) + bytes((65 << 20) + 1)
-    assert refused(data) == ("M932", "the stream: byte 2: a frame of 68,157,441 bytes; at most 68,157,440 are read")
+    assert refused(data) == (
+        "M932",
+        "the stream: byte 2: a frame of 68,157,441 bytes; at most 68,157,440 are read",
+    )
 
 
 def test_sharing_is_not_multiplied() -> None:
@@ -378,13 +435,40 @@ def test_sharing_is_not_multiplied() -> None:
 
 # plain data, and objects of every kind that pickles differently
 SCALARS = st.one_of(
-    st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=20), st.binary(max_size=20),
-    st.sampled_from([2**31, -(2**31), 255, 256, 65535, 65536, -1, 2**63, "\ud800", Colour.RED, Point, len, collections.OrderedDict]),
-)  # fmt: skip
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.floats(),
+    st.text(max_size=20),
+    st.binary(max_size=20),
+    st.sampled_from(
+        [
+            2**31,
+            -(2**31),
+            255,
+            256,
+            65535,
+            65536,
+            -1,
+            2**63,
+            "\ud800",
+            Colour.RED,
+            Point,
+            len,
+            collections.OrderedDict,
+        ]
+    ),
+)
 KEYS = st.one_of(
-    st.none(), st.booleans(), st.integers(-(2**63), 2**63), st.floats(allow_nan=False), st.text(max_size=8), st.binary(max_size=8),
-    st.tuples(st.integers(-3, 3), st.text(max_size=3)), st.tuples(st.tuples(st.none(), st.floats(allow_nan=False))),
-)  # fmt: skip
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**63), 2**63),
+    st.floats(allow_nan=False),
+    st.text(max_size=8),
+    st.binary(max_size=8),
+    st.tuples(st.integers(-3, 3), st.text(max_size=3)),
+    st.tuples(st.tuples(st.none(), st.floats(allow_nan=False))),
+)
 
 
 def containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -392,10 +476,19 @@ def containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     pairs = st.dictionaries(KEYS, inner, max_size=5)
     twice = inner.map(lambda x: [x, x, {"again": x}])
     return st.one_of(
-        lists, lists.map(tuple), pairs, st.sets(KEYS, max_size=4), st.frozensets(KEYS, max_size=4), twice,
-        pairs.map(collections.OrderedDict), lists.map(collections.deque), st.tuples(inner, inner).map(lambda p: Point(*p)),
-        st.binary(max_size=30).map(bytearray), st.complex_numbers(), pairs.map(lambda d: collections.defaultdict(list, d)),
-    )  # fmt: skip
+        lists,
+        lists.map(tuple),
+        pairs,
+        st.sets(KEYS, max_size=4),
+        st.frozensets(KEYS, max_size=4),
+        twice,
+        pairs.map(collections.OrderedDict),
+        lists.map(collections.deque),
+        st.tuples(inner, inner).map(lambda p: Point(*p)),
+        st.binary(max_size=30).map(bytearray),
+        st.complex_numbers(),
+        pairs.map(lambda d: collections.defaultdict(list, d)),
+    )
 
 
 VALUES = st.recursive(SCALARS, containers, max_leaves=15)
@@ -408,8 +501,16 @@ def test_any_value_is_read_as_the_unpickler_reads_it(thing: Any, protocol: int) 
 
 
 @pytest.mark.parametrize("protocol", range(2, 6))
-def test_large_values_in_batches_and_frames_are_read_as_the_unpickler_reads_them(protocol: int) -> None:
-    thing = [{f"key {i}": (i, [i]) for i in range(5000)}, list(range(3001)), b"x" * 100_000, "y" * 100_000, set(range(2500))]
+def test_large_values_in_batches_and_frames_are_read_as_the_unpickler_reads_them(
+    protocol: int,
+) -> None:
+    thing = [
+        {f"key {i}": (i, [i]) for i in range(5000)},
+        list(range(3001)),
+        b"x" * 100_000,
+        "y" * 100_000,
+        set(range(2500)),
+    ]
     data = pickle.dumps(thing, protocol)
     assert difference(read(data, ARCHIVE, name="s"), oracle(data)) is None
 
@@ -417,8 +518,10 @@ def test_large_values_in_batches_and_frames_are_read_as_the_unpickler_reads_them
 def genuine() -> list[bytes]:
     shared = [1, 2.5, "text"]
     thing = {
-        "a": shared, "b": (shared, b"bytes", None, True), "c": collections.OrderedDict(x=Point(1, [shared])), "d": {3, 4}, 5: 2**80,
-        "e": [Point(i, f"v{i}") for i in range(4)], "f": bytearray(b"qq"), (1, "k"): frozenset([7]), "g": collections.deque([1, 2]),
+        "a": shared, "b": (shared, b"bytes", None, True),
+        "c": collections.OrderedDict(x=Point(1, [shared])), "d": {3, 4}, 5: 2**80,
+        "e": [Point(i, f"v{i}") for i in range(4)], "f": bytearray(b"qq"), (1, "k"): frozenset([7]),
+        "g": collections.deque([1, 2]),
     }  # fmt: skip
     return [pickle.dumps(thing, protocol) for protocol in range(2, 6)]
 
@@ -441,7 +544,9 @@ def test_what_is_left_of_a_damaged_stream_is_read_as_the_unpickler_reads_it_or_r
                     damaged[made.randrange(2, len(damaged))] = made.randrange(256)
                 else:
                     at, size = made.randrange(2, len(damaged)), made.randrange(1, 6)
-                    damaged[at : at + size] = made.choice((b"", data[at : at + 2 * size], bytes([damaged[at]]) * size))
+                    damaged[at : at + size] = made.choice(
+                        (b"", data[at : at + 2 * size], bytes([damaged[at]]) * size)
+                    )
             try:
                 got = read(bytes(damaged), ARCHIVE, name="s", persistent=True)
             except CheckpointError:

@@ -37,13 +37,19 @@ def test_an_array_is_its_dtype_shape_and_bytes(name: str, protocol: int) -> None
     assert type(found) is Array
     assert not found.scalar
     assert np.dtype(found.dtype) == value.dtype
-    again = np.frombuffer(found.data, found.dtype).reshape(found.shape, order="F" if found.fortran else "C")
+    again = np.frombuffer(found.data, found.dtype).reshape(
+        found.shape, order="F" if found.fortran else "C"
+    )
     assert again.shape == value.shape
     assert again.tobytes() == value.tobytes()
 
 
 @pytest.mark.parametrize("protocol", [2, 5])
-@pytest.mark.parametrize("value", [np.float32(1.5), np.int64(-3), np.bool_(True), np.float64(2), np.uint8(7), np.complex64(1j)], ids=str)
+@pytest.mark.parametrize(
+    "value",
+    [np.float32(1.5), np.int64(-3), np.bool_(True), np.float64(2), np.uint8(7), np.complex64(1j)],
+    ids=str,
+)
 def test_a_number_of_numpy_is_its_bytes(value: Any, protocol: int) -> None:
     found = tree({"best": value}, protocol).get("best")
     assert (found.scalar, found.shape, found.dtype) == (True, (), value.dtype.str)
@@ -53,8 +59,10 @@ def test_a_number_of_numpy_is_its_bytes(value: Any, protocol: int) -> None:
 def test_a_dtype_is_a_constant() -> None:
     found = tree([np.dtype("f4"), np.dtype(">i8"), np.dtype("bool")])
     assert [(c.kind, c.text) for c in found.items if type(c) is Constant] == [
-        ("numpy.dtype", "<f4"), ("numpy.dtype", ">i8"), ("numpy.dtype", "|b1"),
-    ]  # fmt: skip
+        ("numpy.dtype", "<f4"),
+        ("numpy.dtype", ">i8"),
+        ("numpy.dtype", "|b1"),
+    ]
 
 
 OUTSIDE = {
@@ -84,7 +92,12 @@ def test_the_axis_order_that_numpy_writes_under_protocol_5_is_outside() -> None:
 def test_both_names_of_numpys_core_are_read(core: str) -> None:
     kind = reduce("numpy", "dtype", "f4", False, True)
     kind.state = (3, "<", None, None, None, -1, -1, 0)
-    assert policy.decode(reduce(f"numpy.{core}.multiarray", "scalar", kind, b"\0\0\x80?"), "x").tree.dtype == "<f4"
+    assert (
+        policy.decode(
+            reduce(f"numpy.{core}.multiarray", "scalar", kind, b"\0\0\x80?"), "x"
+        ).tree.dtype
+        == "<f4"
+    )
 
 
 def dtype(name: str = "f4", order: Any = "<", size: int = -1) -> Call:
@@ -102,14 +115,18 @@ def array(shape: Any, kind: Call, data: bytes) -> Call:
 WRONG = {
     "other bytes than the 4": array((2,), dtype(), b"1234"),
     "negative": array((-1,), dtype(), b""),
-    "a numpy number of <f4 with 3 bytes": reduce("numpy._core.multiarray", "scalar", dtype(), b"123"),
+    "a numpy number of <f4 with 3 bytes": reduce(
+        "numpy._core.multiarray", "scalar", dtype(), b"123"
+    ),
     "byte order": array((1,), dtype(order="?"), b"1234"),
     "without a byte order": array((1,), dtype(order="|"), b"1234"),
     "not that of its name": array((1,), dtype(size=8), b"1234"),
     "a tuple of integers": array(("1",), dtype(), b"1234"),
     "where bytes belong": array((1,), dtype(), []),  # type: ignore[arg-type]
     "65 dimensions": array((1,) * 65, dtype(), b"1234"),
-    "not begun as numpy": reduce("numpy._core.multiarray", "_reconstruct", Global("numpy", "ndarray"), (5,), b"b"),
+    "not begun as numpy": reduce(
+        "numpy._core.multiarray", "_reconstruct", Global("numpy", "ndarray"), (5,), b"b"
+    ),
 }
 
 

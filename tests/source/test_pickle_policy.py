@@ -1,4 +1,6 @@
-"""The allow-list and the walk: everything outside is named with its places, everything contradictory is raised at once."""
+"""The allow-list and the walk: everything outside is named with its places, everything
+contradictory is raised at once.
+"""
 
 from __future__ import annotations
 
@@ -49,21 +51,32 @@ def test_every_name_outside_is_reported_with_the_keys_it_sits_under() -> None:
 
 
 def test_names_inside_of_opaque_values_are_reported_too() -> None:
-    found = decoded({"outer": Plain(inner=[{"x": Evil()}], weight=torch.ones(3)), "w": torch.ones(1)})
-    assert {o.name: o.paths for o in found.outside} == {f"{__name__}.Plain": ("outer",), "posix.mkdir": ("outer",)}
+    found = decoded(
+        {"outer": Plain(inner=[{"x": Evil()}], weight=torch.ones(3)), "w": torch.ones(1)}
+    )
+    assert {o.name: o.paths for o in found.outside} == {
+        f"{__name__}.Plain": ("outer",),
+        "posix.mkdir": ("outer",),
+    }
     assert len(found.hidden) == 1
     assert found.hidden.isdisjoint({found.tree.get("w").storage.key})
 
 
 def test_a_name_used_as_a_value_is_outside() -> None:
     found = decoded({"fn": os.mkdir, "cls": dict})
-    assert [(o.name, o.paths) for o in found.outside] == [("posix.mkdir", ("fn",)), ("builtins.dict", ("cls",))]
+    assert [(o.name, o.paths) for o in found.outside] == [
+        ("posix.mkdir", ("fn",)),
+        ("builtins.dict", ("cls",)),
+    ]
 
 
 def test_the_refusal_names_everything_and_says_that_nothing_ran() -> None:
     found = decoded({f"k{i}": Evil() for i in range(5)})
     shown = policy.refusal(found.outside, "model.pt").render()
-    assert "error[M935]: model.pt: a name outside the allow-list: posix.mkdir; nothing was executed" in shown
+    assert (
+        "error[M935]: model.pt: a name outside the allow-list: posix.mkdir; nothing was executed"
+        in shown
+    )
     assert "posix.mkdir (not on the allow-list) at k0, k1, k2 and 2 more" in shown
     assert 'allow={"opaque"}' in shown
 
@@ -79,7 +92,9 @@ def test_places_and_names_are_counted_when_they_are_too_many() -> None:
     assert len(policy.refusal(found.outside, "x").render()) < 10_000
 
 
-def test_more_opaque_values_than_anybody_has_are_refused_with_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_opaque_values_than_anybody_has_are_refused_with_their_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(policy, "MOST_OPAQUE", 50)
     assert policy.decode([reduce("m", "f") for _ in range(50)], "x").outside[0].count == 50
     with pytest.raises(CheckpointError, match=r"M935.*: m\.f; nothing was executed"):
@@ -97,17 +112,23 @@ def test_hostile_names_and_keys_are_escaped_in_paths_and_messages() -> None:
 
 
 PAIRS = [
-    ("torch.storage", "_load_from_bytes"), ("torch", "load"), ("torch.serialization", "load"), ("builtins", "getattr"),
-    ("builtins", "eval"), ("os", "system"), ("numpy", "load"), ("torch._utils", "_rebuild_tensor_v4"), ("torch._utils", "__builtins__"),
-    ("torch.nn.parameter", "Parameter"), ("_codecs", "decode"), ("collections", "namedtuple"), ("torch.jit", "load"),
-    ("torch._utils", "_rebuild_tensor_v2.__globals__"), ("numpy._core.multiarray", "fromfile"), ("pathlib", "PosixPath"),
+    ("torch.storage", "_load_from_bytes"), ("torch", "load"), ("torch.serialization", "load"),
+    ("builtins", "getattr"),
+    ("builtins", "eval"), ("os", "system"), ("numpy", "load"),
+    ("torch._utils", "_rebuild_tensor_v4"), ("torch._utils", "__builtins__"),
+    ("torch.nn.parameter", "Parameter"), ("_codecs", "decode"), ("collections", "namedtuple"),
+    ("torch.jit", "load"),
+    ("torch._utils", "_rebuild_tensor_v2.__globals__"), ("numpy._core.multiarray", "fromfile"),
+    ("pathlib", "PosixPath"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PAIRS, ids=".".join)
 @pytest.mark.parametrize("how", ["reduce", "newobj"])
 @pytest.mark.parametrize("arity", range(9))
-def test_a_module_on_the_list_allows_nothing_else_of_it(name: tuple[str, str], how: str, arity: int) -> None:
+def test_a_module_on_the_list_allows_nothing_else_of_it(
+    name: tuple[str, str], how: str, arity: int
+) -> None:
     call = Call(how, Global(*name), ("a",) * arity)
     found = policy.decode([call], "x")
     assert type(found.tree.items[0]) is Opaque
@@ -134,8 +155,10 @@ def codes_of(root: Any) -> set[str]:
 
 def test_every_decoder_answers_nonsense_with_a_refusal_and_never_with_a_crash() -> None:
     nonsense: list[Any] = [
-        None, True, -1, 2**100, 1.5, "x", b"x", bytearray(b"x"), (), ((),), [], [[]], Dict(), Global("os", "system"), storage(),
-        reduce("os", "system"), dense(), reduce("collections", "OrderedDict"), (None, Dict()), reduce("torch", "Size", (1,)),
+        None, True, -1, 2**100, 1.5, "x", b"x", bytearray(b"x"), (), ((),), [], [[]], Dict(),
+        Global("os", "system"), storage(),
+        reduce("os", "system"), dense(), reduce("collections", "OrderedDict"), (None, Dict()),
+        reduce("torch", "Size", (1,)),
     ]  # fmt: skip
     for module, name, how, arity in policy.DECODERS:
         for value in nonsense:
@@ -154,7 +177,10 @@ def test_all_contradictions_are_raised_together_and_counted_when_many() -> None:
         policy.decode(root, "x.pt")
     messages = [d.message for d in caught.value.diagnostics]
     assert len(messages) == 21
-    assert messages[0] == "x.pt: layers.0: a tensor that reaches to element 6 of storage 0, which has 6 of float32"
+    assert (
+        messages[0]
+        == "x.pt: layers.0: a tensor that reaches to element 6 of storage 0, which has 6 of float32"
+    )
     assert messages[-1] == "x.pt: 30 more contradictions like these"
     assert caught.value.exit_code == 3
 
@@ -166,7 +192,9 @@ def test_expanded_tensors_are_read_until_they_are_a_bomb() -> None:
     fits = dense(storage(numel=1), 0, (most,), (0,))
     assert policy.decode(fits, "x").tree.shape == (most,)
     with pytest.raises(CheckpointError, match=r"M914.*the largest is mask"):
-        policy.decode(Dict([("w", dense()), ("mask", dense(storage("1", 1), 0, (most + 25,), (0,)))]), "x")
+        policy.decode(
+            Dict([("w", dense()), ("mask", dense(storage("1", 1), 0, (most + 25,), (0,)))]), "x"
+        )
     # many that are each allowed
     each = [dense(storage(numel=1), 0, (most // 4 + i,), (0,)) for i in range(5)]
     with pytest.raises(CheckpointError, match="M914"):

@@ -1,4 +1,6 @@
-"""GroupedTensor: unquantized it is the dense tensor that it is, quantized a stack of its members' components."""
+"""GroupedTensor: unquantized it is the dense tensor that it is, quantized a stack of its members'
+components.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,27 @@ def te() -> Iterator[dict[str, ModuleType]]:
         yield modules
 
 
-def grouped(te: dict[str, ModuleType], shape: tuple[int, ...], dtype: torch.dtype, **fields: Any) -> Any:
+def grouped(
+    te: dict[str, ModuleType], shape: tuple[int, ...], dtype: torch.dtype, **fields: Any
+) -> Any:
     cls = te["grouped_tensor"].GroupedTensor
     made = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype)
-    every = dict.fromkeys(("quantizer", "columnwise_data", "scale_inv", "columnwise_scale_inv", "quantized_tensors", "first_dims"))
-    every.update(num_tensors=shape[0], tensor_shapes=[shape[1:]] * shape[0], fake_dtype=dtype, _with_gemm_swizzled_scales=False)
+    every = dict.fromkeys(
+        (
+            "quantizer",
+            "columnwise_data",
+            "scale_inv",
+            "columnwise_scale_inv",
+            "quantized_tensors",
+            "first_dims",
+        )
+    )
+    every.update(
+        num_tensors=shape[0],
+        tensor_shapes=[shape[1:]] * shape[0],
+        fake_dtype=dtype,
+        _with_gemm_swizzled_scales=False,
+    )
     made.__dict__.update({**every, **fields})
     return made
 
@@ -42,7 +60,13 @@ def quantized(te: dict[str, ModuleType], count: int = 3, **fields: Any) -> Any:
     members = [mxfp8(te, seed).arguments for seed in range(count)]
     runs = [torch.cat([member[at].reshape(-1) for member in members]) for at in range(4)]
     names = ("rowwise_data", "scale_inv", "columnwise_data", "columnwise_scale_inv")
-    return grouped(te, (count, 64, 32), torch.bfloat16, quantizer=members[0][7], **{**dict(zip(names, runs, strict=True)), **fields})
+    return grouped(
+        te,
+        (count, 64, 32),
+        torch.bfloat16,
+        quantizer=members[0][7],
+        **{**dict(zip(names, runs, strict=True)), **fields},
+    )
 
 
 def test_an_unquantized_group_is_the_dense_tensor_that_it_is(te: Any) -> None:
@@ -50,15 +74,32 @@ def test_an_unquantized_group_is_the_dense_tensor_that_it_is(te: Any) -> None:
     found = tree({"w": grouped(te, (3, 4, 2), torch.float32, rowwise_data=run)}).get("w")
     assert type(found) is Composite
     ((key, record),) = found.keys("w")
-    assert (key, record.shape, record.strides, found.encoding.members) == ("w", (3, 4, 2), (8, 2, 1), 3)
+    assert (key, record.shape, record.strides, found.encoding.members) == (
+        "w",
+        (3, 4, 2),
+        (8, 2, 1),
+        3,
+    )
 
 
 def test_members_that_are_views_are_left_out_and_others_are_refused(te: Any) -> None:
     run = torch.arange(24.0)
     views = [run[i * 8 : i * 8 + 8].view(4, 2) for i in range(3)]
-    found = tree({"w": grouped(te, (3, 4, 2), torch.float32, rowwise_data=run, quantized_tensors=views)}).get("w")
+    found = tree(
+        {"w": grouped(te, (3, 4, 2), torch.float32, rowwise_data=run, quantized_tensors=views)}
+    ).get("w")
     assert [key for key, _ in found.keys("w")] == ["w"]
-    own = decoded({"w": grouped(te, (3, 4, 2), torch.float32, rowwise_data=run, quantized_tensors=[v.clone() for v in views])})
+    own = decoded(
+        {
+            "w": grouped(
+                te,
+                (3, 4, 2),
+                torch.float32,
+                rowwise_data=run,
+                quantized_tensors=[v.clone() for v in views],
+            )
+        }
+    )
     assert type(own.tree.get("w")) is Opaque
     assert "bytes of their own" in own.outside[0].reason
 
@@ -66,15 +107,23 @@ def test_members_that_are_views_are_left_out_and_others_are_refused(te: Any) -> 
 def test_a_quantized_group_is_seen_as_stacks_of_its_members_components(te: Any) -> None:
     found = tree({"w": quantized(te)}).get("w")
     assert {key: record.shape for key, record in found.keys("w")} == {
-        "w._rowwise_data": (3, 64, 32), "w._rowwise_scale_inv": (3, 128, 4),
-        "w._columnwise_data": (3, 64, 32), "w._columnwise_scale_inv": (3, 4, 128),
-    }  # fmt: skip
-    assert (found.encoding.format, found.encoding.number, found.encoding.members) == ("te-mxfp8", "float8_e4m3fn", 3)
+        "w._rowwise_data": (3, 64, 32),
+        "w._rowwise_scale_inv": (3, 128, 4),
+        "w._columnwise_data": (3, 64, 32),
+        "w._columnwise_scale_inv": (3, 4, 128),
+    }
+    assert (found.encoding.format, found.encoding.number, found.encoding.members) == (
+        "te-mxfp8",
+        "float8_e4m3fn",
+        3,
+    )
     assert found.encoding.shape == (3, 64, 32)
 
 
 def test_a_group_of_members_of_different_shapes_keeps_its_flat_runs(te: Any) -> None:
-    made = grouped(te, (2, 4, 2), torch.float32, rowwise_data=torch.zeros(12), tensor_shapes=[(4, 2), (2, 2)])
+    made = grouped(
+        te, (2, 4, 2), torch.float32, rowwise_data=torch.zeros(12), tensor_shapes=[(4, 2), (2, 2)]
+    )
     found = tree({"w": made}).get("w")
     assert [(key, record.shape) for key, record in found.keys("w")] == [("w.rowwise_data", (12,))]
 
@@ -90,16 +139,26 @@ def test_a_group_of_members_of_different_shapes_keeps_its_flat_runs(te: Any) -> 
         ({"tensor_shapes": ["x", "y", "z"]}, "whose shape is none"),
     ],
 )
-def test_fields_that_do_not_fit_are_a_contradiction(fields: dict[str, Any], message: str, te: Any) -> None:
+def test_fields_that_do_not_fit_are_a_contradiction(
+    fields: dict[str, Any], message: str, te: Any
+) -> None:
     with pytest.raises(CheckpointError) as caught:
-        decoded({"w": grouped(te, (3, 4, 2), torch.float32, **{"rowwise_data": torch.zeros(24), **fields})})
+        decoded(
+            {
+                "w": grouped(
+                    te, (3, 4, 2), torch.float32, **{"rowwise_data": torch.zeros(24), **fields}
+                )
+            }
+        )
     assert caught.value.diagnostics[0].code == "M936"
     assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("fields", [{"more": 1}, {"offsets": 3}, {"scale_inv": [1.0]}])
 def test_fields_that_are_not_known_leave_it_outside(fields: dict[str, Any], te: Any) -> None:
-    found = decoded({"w": grouped(te, (3, 4, 2), torch.float32, rowwise_data=torch.zeros(24), **fields)})
+    found = decoded(
+        {"w": grouped(te, (3, 4, 2), torch.float32, rowwise_data=torch.zeros(24), **fields)}
+    )
     assert type(found.tree.get("w")) is Opaque
 
 
@@ -113,7 +172,9 @@ def test_the_group_of_its_members_is_read_like_the_one_that_the_library_pickles(
     made, genuine = group(both.get("one"), 3), both.get("group")
     assert made is not None
     assert made.encoding.described() == genuine.encoding.described()
-    assert [(n, r.dtype, r.shape) for n, r in made.components] == [(n, r.dtype, r.shape) for n, r in genuine.components]
+    assert [(n, r.dtype, r.shape) for n, r in made.components] == [
+        (n, r.dtype, r.shape) for n, r in genuine.components
+    ]
 
 
 def test_a_member_of_a_group_is_what_the_library_pickles(te: Any) -> None:
@@ -121,7 +182,9 @@ def test_a_member_of_a_group_is_what_the_library_pickles(te: Any) -> None:
     made, genuine = member_of(both.get("group")), both.get("one")
     assert made is not None
     assert made.encoding == genuine.encoding
-    assert [(n, r.dtype, r.shape) for n, r in made.components] == [(n, r.dtype, r.shape) for n, r in genuine.components]
+    assert [(n, r.dtype, r.shape) for n, r in made.components] == [
+        (n, r.dtype, r.shape) for n, r in genuine.components
+    ]
 
 
 def test_no_group_is_made_where_the_quantizer_is_not_known(te: Any) -> None:
@@ -132,10 +195,20 @@ def test_no_group_is_made_where_the_quantizer_is_not_known(te: Any) -> None:
 
 def test_members_that_many_objects_share_are_not_walked_for_ever() -> None:
     shapes = [(0, 1)] * 1000
-    state = Dict([("num_tensors", 1000), ("tensor_shapes", shapes), ("quantizer", None), ("rowwise_data", dense(shape=(0,), strides=(1,)))])
+    state = Dict(
+        [
+            ("num_tensors", 1000),
+            ("tensor_shapes", shapes),
+            ("quantizer", None),
+            ("rowwise_data", dense(shape=(0,), strides=(1,))),
+        ]
+    )
     name, wrapper = Global(*GROUPED[0]), Global("torch._utils", "_rebuild_wrapper_subclass")
     arguments = (name, Global("torch", "float32"), (1000, 0, 1), (1, 1, 1), 0, None, None, False)
-    objects = [reduce("torch._tensor", "_rebuild_from_type_v2", wrapper, name, arguments, state) for _ in range(5000)]
+    objects = [
+        reduce("torch._tensor", "_rebuild_from_type_v2", wrapper, name, arguments, state)
+        for _ in range(5000)
+    ]
     assert len(policy.decode(objects[:1500], "x").tree.items) == 1500
     with pytest.raises(CheckpointError, match="more than 2,000,000 members"):
         policy.decode(objects, "x")

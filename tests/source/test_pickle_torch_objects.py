@@ -1,4 +1,6 @@
-"""Tensors as real torch writes them, against what torch.load makes of the same file; and those that are refused by name."""
+"""Tensors as real torch writes them, against what torch.load makes of the same file; and those that
+are refused by name.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,23 @@ from migrate.source.pickle.nodes import Call, Global
 from migrate.source.pickle.tree import Constant, DictNode, ListNode, Opaque, Storage, TensorRecord
 
 DTYPES = [
-    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
-    torch.bool, torch.complex64, torch.complex128, torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2,
-    torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu, torch.float4_e2m1fn_x2, torch.complex32, torch.bits8,
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.uint8, torch.int8,
+    torch.int16, torch.int32, torch.int64,
+    torch.bool, torch.complex64, torch.complex128, torch.uint16, torch.uint32, torch.uint64,
+    torch.float8_e4m3fn, torch.float8_e5m2,
+    torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu, torch.float4_e2m1fn_x2,
+    torch.complex32, torch.bits8,
 ]  # fmt: skip
 
 
 def check(record: Any, loaded: torch.Tensor) -> None:
     """The record says of the tensor what torch says of the loaded one."""
     assert type(record) is TensorRecord
-    assert (f"torch.{record.dtype}", record.shape, record.strides) == (str(loaded.dtype), tuple(loaded.shape), tuple(loaded.stride()))
+    assert (f"torch.{record.dtype}", record.shape, record.strides) == (
+        str(loaded.dtype),
+        tuple(loaded.shape),
+        tuple(loaded.stride()),
+    )
     assert record.offset == loaded.storage_offset()
     assert record.storage.nbytes == loaded.untyped_storage().nbytes()
     assert record.requires_grad is loaded.requires_grad
@@ -42,7 +51,9 @@ def load(value: Any) -> Any:
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
 @pytest.mark.parametrize("protocol", [2, 5])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_tensor_of_every_dtype_is_what_torch_load_makes_of_it(dtype: torch.dtype, protocol: int) -> None:
+def test_a_tensor_of_every_dtype_is_what_torch_load_makes_of_it(
+    dtype: torch.dtype, protocol: int
+) -> None:
     value = torch.zeros(48, dtype=torch.uint8).view(dtype)
     check(tree(value, protocol), load(value))
 
@@ -103,11 +114,21 @@ def test_a_device_tag_is_only_text() -> None:
 
 
 def test_small_values_of_torch_are_constants() -> None:
-    values = [torch.bfloat16, torch.strided, torch.sparse_coo, torch.per_channel_affine, torch.Size([2, 3]), torch.Size([])]
+    values = [
+        torch.bfloat16,
+        torch.strided,
+        torch.sparse_coo,
+        torch.per_channel_affine,
+        torch.Size([2, 3]),
+        torch.Size([]),
+    ]
     found = tree(values).items
     assert [(c.kind, c.text) for c in found[:4]] == [
-        ("dtype", "bfloat16"), ("layout", "strided"), ("layout", "sparse_coo"), ("qscheme", "per_channel_affine"),
-    ]  # fmt: skip
+        ("dtype", "bfloat16"),
+        ("layout", "strided"),
+        ("layout", "sparse_coo"),
+        ("qscheme", "per_channel_affine"),
+    ]
     assert all(type(c) is Constant for c in found[:4])
     assert [(s.kind, s.items) for s in found[4:]] == [("Size", (2, 3)), ("Size", ())]
     assert type(found[4]) is ListNode
@@ -116,7 +137,10 @@ def test_small_values_of_torch_are_constants() -> None:
 @pytest.mark.filterwarnings("ignore:TypedStorage")
 def test_a_storage_by_itself_is_a_storage() -> None:
     found = tree([torch.ones(3).untyped_storage(), torch.ones(3, dtype=torch.float64).storage()])
-    assert [(type(s), s.dtype, s.nbytes) for s in found.items] == [(Storage, None, 12), (Storage, "float64", 24)]
+    assert [(type(s), s.dtype, s.nbytes) for s in found.items] == [
+        (Storage, None, 12),
+        (Storage, "float64", 24),
+    ]
 
 
 def test_an_adam_state_after_a_step_is_read_to_the_last_number() -> None:
@@ -126,7 +150,12 @@ def test_an_adam_state_after_a_step_is_read_to_the_last_number() -> None:
     model(torch.ones(2, 3)).sum().backward()
     optimizer.step()
     scheduler.step()
-    value = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict(), "epoch": 3}
+    value = {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "scheduler": scheduler.state_dict(),
+        "epoch": 3,
+    }
 
     def same(found: Any, loaded: Any) -> None:
         if isinstance(loaded, torch.Tensor):
@@ -158,10 +187,22 @@ class Unknown(torch.Tensor):
 
 REFUSED: dict[str, tuple[Any, str]] = {
     "a sparse tensor": (lambda: torch.eye(2).to_sparse(), "torch._utils._rebuild_sparse_tensor"),
-    "a quantized tensor": (lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 1, torch.qint8), "torch._utils._rebuild_qtensor"),
-    "a nested tensor": (lambda: torch.nested.nested_tensor([torch.ones(2)]), "torch._utils._rebuild_nested_tensor"),
-    "the meta device": (lambda: torch.ones(2, device="meta"), "torch._utils._rebuild_meta_tensor_no_storage"),
-    "a tensor subclass": (lambda: torch.ones(2).as_subclass(Unknown), f"{Unknown.__module__}.Unknown"),
+    "a quantized tensor": (
+        lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 1, torch.qint8),
+        "torch._utils._rebuild_qtensor",
+    ),
+    "a nested tensor": (
+        lambda: torch.nested.nested_tensor([torch.ones(2)]),
+        "torch._utils._rebuild_nested_tensor",
+    ),
+    "the meta device": (
+        lambda: torch.ones(2, device="meta"),
+        "torch._utils._rebuild_meta_tensor_no_storage",
+    ),
+    "a tensor subclass": (
+        lambda: torch.ones(2).as_subclass(Unknown),
+        f"{Unknown.__module__}.Unknown",
+    ),
     "a whole module": (lambda: torch.nn.Linear(1, 1), "torch.nn.modules.linear.Linear"),
     "a torch.Generator": (torch.Generator, "torch._C.Generator"),
 }
@@ -180,7 +221,9 @@ def test_what_is_no_dense_tensor_is_refused_by_name_with_its_place(words: str) -
 
 def test_a_sparse_parameter_is_reported_once_and_under_the_name_that_matters() -> None:
     found = decoded({"w": torch.nn.Parameter(torch.eye(2).to_sparse())})
-    assert [(o.name, o.count) for o in found.outside] == [("torch._utils._rebuild_sparse_tensor", 1)]
+    assert [(o.name, o.count) for o in found.outside] == [
+        ("torch._utils._rebuild_sparse_tensor", 1)
+    ]
 
 
 def test_storages_that_only_opaque_values_refer_to_are_known_and_hidden() -> None:
@@ -211,12 +254,15 @@ WRONG = {
     "has -6 elements": dense(storage(numel=-6)),
     "of another type": dense(storage(numel="6")),
     "without a dtype": dense(storage(cls="UntypedStorage", module="torch.storage", numel=24)),
-    "requires_grad is a str": reduce("torch._utils", "_rebuild_tensor_v2", storage(), 0, (6,), (1,), "yes", HOOKS),
+    "requires_grad is a str": reduce("torch._utils", "_rebuild_tensor_v2", storage(), 0, (6,), (1,),
+    "yes", HOOKS),
     "torch.device of something other": reduce("torch", "device", 3),
     "where a dtype of torch belongs": reduce(
-        "torch._utils", "_rebuild_tensor_v3", storage(), 0, (6,), (1,), False, HOOKS, Global("torch", "load")
+        "torch._utils", "_rebuild_tensor_v3", storage(), 0, (6,), (1,), False, HOOKS,
+        Global("torch", "load")
     ),
-    "made of something that is no tensor": reduce("torch._utils", "_rebuild_parameter", 5, True, HOOKS),
+    "made of something that is no tensor": reduce("torch._utils", "_rebuild_parameter", 5, True,
+    HOOKS),
 }  # fmt: skip
 
 
@@ -249,19 +295,34 @@ def test_hooks_changes_and_views_of_storages_are_foreign() -> None:
     view = dense(storage())
     view.arguments[0].id = (*view.arguments[0].id, ("1", 0, 3))
     old = dense(storage("7", cls="QubitStorage"))
-    found = policy.decode(machine_dict({"hooked": hooked, "built": built, "view": view, "old": old}), "x")
-    assert {(o.name, o.paths[0]) for o in found.outside} >= {("os.system", "hooked"), ("torch.QubitStorage", "old")}
+    found = policy.decode(
+        machine_dict({"hooked": hooked, "built": built, "view": view, "old": old}), "x"
+    )
+    assert {(o.name, o.paths[0]) for o in found.outside} >= {
+        ("os.system", "hooked"),
+        ("torch.QubitStorage", "old"),
+    }
     assert [type(value) for _, value in found.tree.pairs] == [Opaque] * 4
     reasons = [value.reason for _, value in found.tree.pairs]
-    for words, reason in zip(["backward hooks", "changed after", "a view of another", "QubitStorage"], reasons, strict=True):
+    for words, reason in zip(
+        ["backward hooks", "changed after", "a view of another", "QubitStorage"],
+        reasons,
+        strict=True,
+    ):
         assert words in reason
     assert policy.refusal(found.outside, "x").code == "M935"
 
 
 def test_an_unknown_number_of_arguments_is_outside_and_not_guessed() -> None:
-    call = Call("reduce", Global("torch._utils", "_rebuild_tensor_v2"), (*dense().arguments, None, None, None))
+    call = Call(
+        "reduce",
+        Global("torch._utils", "_rebuild_tensor_v2"),
+        (*dense().arguments, None, None, None),
+    )
     found = policy.decode(call, "x")
-    assert [(o.name, "9 arguments" in o.reason) for o in found.outside] == [("torch._utils._rebuild_tensor_v2", True)]
+    assert [(o.name, "9 arguments" in o.reason) for o in found.outside] == [
+        ("torch._utils._rebuild_tensor_v2", True)
+    ]
     made = Call("newobj", Global("torch._utils", "_rebuild_tensor_v2"), dense().arguments)
     assert type(policy.decode(made, "x").tree) is Opaque
 
@@ -274,7 +335,10 @@ def test_a_legacy_storage_identity_with_an_empty_sixth_field_is_read() -> None:
 
 def test_a_storage_described_twice_is_named_with_both_descriptions() -> None:
     root = machine_dict({"a": dense(storage()), "b": dense(storage(cls="DoubleStorage"))})
-    with pytest.raises(CheckpointError, match="storage 0 is described twice: as 6 of float32 on cpu and as 6 of float64 on cpu"):
+    with pytest.raises(
+        CheckpointError,
+        match="storage 0 is described twice: as 6 of float32 on cpu and as 6 of float64 on cpu",
+    ):
         policy.decode(root, "x")
     sizes = machine_dict({"a": dense(storage()), "b": dense(storage(numel=7))})
     with pytest.raises(CheckpointError, match="as 6 of float32 on cpu and as 7 of float32"):

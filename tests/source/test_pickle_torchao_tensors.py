@@ -20,28 +20,74 @@ GENUINE = Path(__file__).parents[1] / "data" / "torchao"
 @pytest.mark.parametrize(
     ("name", "format_", "number", "block", "specs"),
     [
-        ("float8_row", "ao-fp8", "float8_e4m3fn", [1, 64], ["float8_e4m3fn [32, 64]", "float32 [32, 1]"]),
-        ("int8_dyn", "ao-int8", "int8", [1, 64], ["int8 [32, 64]", "float32 [32, 1]", "int8 [32, 1]"]),
-        ("int4", "ao-int4", "int4", [1, 32], ["int8 [32, 32]", "bfloat16 [2, 32]", "bfloat16 [2, 32]"]),
+        (
+            "float8_row",
+            "ao-fp8",
+            "float8_e4m3fn",
+            [1, 64],
+            ["float8_e4m3fn [32, 64]", "float32 [32, 1]"],
+        ),
+        (
+            "int8_dyn",
+            "ao-int8",
+            "int8",
+            [1, 64],
+            ["int8 [32, 64]", "float32 [32, 1]", "int8 [32, 1]"],
+        ),
+        (
+            "int4",
+            "ao-int4",
+            "int4",
+            [1, 32],
+            ["int8 [32, 32]", "bfloat16 [2, 32]", "bfloat16 [2, 32]"],
+        ),
         ("intx", "ao-intx", "int4", [1, 32], ["int8 [32, 64]", "bfloat16 [32, 2]", "int8 [32, 2]"]),
-        ("mx", "ao-mx", "float8_e4m3fn", [1, 32], ["float8_e4m3fn [32, 64]", "float8_e8m0fnu [32, 2]"]),
-        ("nvfp4_two", "ao-nvfp4", "float4_e2m1fn", [1, 16], ["uint8 [32, 32]", "float8_e4m3fn [32, 4]", "float32 []"]),
+        (
+            "mx",
+            "ao-mx",
+            "float8_e4m3fn",
+            [1, 32],
+            ["float8_e4m3fn [32, 64]", "float8_e8m0fnu [32, 2]"],
+        ),
+        (
+            "nvfp4_two",
+            "ao-nvfp4",
+            "float4_e2m1fn",
+            [1, 16],
+            ["uint8 [32, 32]", "float8_e4m3fn [32, 4]", "float32 []"],
+        ),
     ],
 )
-def test_a_genuine_file_is_read_as_its_components(name: str, format_: str, number: str, block: list[int], specs: list[str]) -> None:
+def test_a_genuine_file_is_read_as_its_components(
+    name: str, format_: str, number: str, block: list[int], specs: list[str]
+) -> None:
     (told,) = inspect(GENUINE / f"{name}.pt")["objects"]
-    assert (told["format"], told["number"], told["block"], told["dtype"]) == (format_, number, block, "bfloat16")
+    assert (told["format"], told["number"], told["block"], told["dtype"]) == (
+        format_,
+        number,
+        block,
+        "bfloat16",
+    )
     source = formats.open(GENUINE / f"{name}.pt")
     source.close()
     assert [str(at.spec) for at in source.index.tensors.values()] == specs
-    assert list(source.index.tensors) == [f"weight.{attribute}" for attribute in told["roles"].values()]
+    assert list(source.index.tensors) == [
+        f"weight.{attribute}" for attribute in told["roles"].values()
+    ]
 
 
 def wrapped(cls: str = "Float8Tensor", module: str = "torchao.quantization", **fields: Any) -> Call:
     name = Global(module, cls)
     arguments = (name, Global("torch", "bfloat16"), (2, 2), (2, 1), 0, None, None, False)
     wrapper = Global("torch._utils", "_rebuild_wrapper_subclass")
-    return reduce("torch._tensor", "_rebuild_from_type_v2", wrapper, name, arguments, Dict(list(fields.items())))
+    return reduce(
+        "torch._tensor",
+        "_rebuild_from_type_v2",
+        wrapper,
+        name,
+        arguments,
+        Dict(list(fields.items())),
+    )
 
 
 def test_a_class_that_is_not_known_stays_outside() -> None:

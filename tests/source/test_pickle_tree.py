@@ -23,7 +23,9 @@ def places(found: Any) -> dict[str, Any]:
 
 def test_every_value_has_its_path() -> None:
     model = torch.nn.Linear(2, 1)
-    found = places(tree({"model": model.state_dict(), "groups": [{"params": [0, 1]}], 3: (), "none": None}))
+    found = places(
+        tree({"model": model.state_dict(), "groups": [{"params": [0, 1]}], 3: (), "none": None})
+    )
     assert found["model.weight"].shape == (1, 2)
     assert found["groups.0.params.1"] == 1
     assert found["3"].kind == "tuple"
@@ -53,11 +55,23 @@ def again(value: Any, protocol: int = 2) -> Any:
 
 def shape_of(value: Any) -> Any:
     if type(value) is DictNode:
-        return (value.kind, [(shape_of(k), shape_of(v)) for k, v in value.pairs], shape_of(value.attributes))
+        return (
+            value.kind,
+            [(shape_of(k), shape_of(v)) for k, v in value.pairs],
+            shape_of(value.attributes),
+        )
     if type(value) is ListNode:
         return (value.kind, [shape_of(item) for item in value.items])
     if type(value) is TensorRecord:
-        named = (value.dtype, value.storage, value.offset, value.shape, value.strides, value.requires_grad, value.parameter)
+        named = (
+            value.dtype,
+            value.storage,
+            value.offset,
+            value.shape,
+            value.strides,
+            value.requires_grad,
+            value.parameter,
+        )
         return (*named, shape_of(value.state))
     if type(value) in (int, float, str, bytes, bytearray, bool, type(None), complex, tuple):
         return (type(value), value)
@@ -69,10 +83,14 @@ def shape_of(value: Any) -> Any:
 def test_what_is_read_is_written_again_as_it_was(protocol: int) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
     value = {
-        "model": model.state_dict(), "parameters": list(model.parameters()), "default": defaultdict(list, {"a": [1]}),
-        "counter": Counter("aab"), "deque": deque([1, torch.ones(2)], 4), "set": {1, "x"}, "frozen": frozenset([2]),
-        "small": [torch.float32, torch.Size([1]), torch.device("cuda", 1), 1j, b"\xff", bytearray(b"\xfe"), slice(1), range(3)],
-        "numpy": [np.arange(3), np.float32(1)], "buffer": io.BytesIO(b"abc"), "ordered": OrderedDict(a=(1, (2,))), (1, "t"): None,
+        "model": model.state_dict(), "parameters": list(model.parameters()),
+        "default": defaultdict(list, {"a": [1]}),
+        "counter": Counter("aab"), "deque": deque([1, torch.ones(2)], 4), "set": {1, "x"},
+        "frozen": frozenset([2]),
+        "small": [torch.float32, torch.Size([1]), torch.device("cuda", 1), 1j, b"\xff",
+        bytearray(b"\xfe"), slice(1), range(3)],
+        "numpy": [np.arange(3), np.float32(1)], "buffer": io.BytesIO(b"abc"),
+        "ordered": OrderedDict(a=(1, (2,))), (1, "t"): None,
     }  # fmt: skip
     before = decoded(value, protocol)
     assert [(o.name, o.paths) for o in before.outside] == []
@@ -96,13 +114,24 @@ def test_tensors_are_written_as_the_caller_says_and_ties_stay_one_node() -> None
 
 
 def test_containers_of_the_caller_need_no_node() -> None:
-    found = DictNode("OrderedDict", (("k", ListNode("list", (1, ListNode("tuple", (2,), None)), None)),), None)
+    found = DictNode(
+        "OrderedDict", (("k", ListNode("list", (1, ListNode("tuple", (2,), None)), None)),), None
+    )
     nodes = to_nodes(found, lambda record: record)
     assert (nodes.function.module, nodes.function.name) == ("collections", "OrderedDict")
     assert nodes.pairs == [("k", [1, (2,)])]
-    assert to_nodes(DictNode("Counter", (("a", 1),), None), lambda record: record).arguments[0].pairs == [("a", 1)]
+    assert to_nodes(DictNode("Counter", (("a", 1),), None), lambda record: record).arguments[
+        0
+    ].pairs == [("a", 1)]
 
 
 def test_contiguous_is_what_torch_calls_contiguous() -> None:
-    for value in (torch.ones(2, 3), torch.ones(2, 3).t(), torch.ones(0, 3).t(), torch.ones(3, 1).t(), torch.ones(4)[::2], torch.ones(())):
+    for value in (
+        torch.ones(2, 3),
+        torch.ones(2, 3).t(),
+        torch.ones(0, 3).t(),
+        torch.ones(3, 1).t(),
+        torch.ones(4)[::2],
+        torch.ones(()),
+    ):
         assert tree(value).contiguous is value.is_contiguous()

@@ -58,14 +58,21 @@ def test_a_third_partys_op_is_listed_and_loaded_on_demand(registry, third_party)
 def test_a_broken_entry_says_who_and_why_and_harms_no_other(registry, third_party):
     with pytest.raises(BrokenEntryError) as caught:
         registry.get("acme_crash")
-    assert caught.value.broken == Broken("acme_crash", "acme-ops", "RuntimeError: acme needs a licence")
+    assert caught.value.broken == Broken(
+        "acme_crash", "acme-ops", "RuntimeError: acme needs a licence"
+    )
     with pytest.raises(BrokenEntryError, match="acme_absent of acme-ops: AttributeError"):
         registry.get("acme_absent")
     loaded = registry.all()
     assert "acme_reverse" in loaded
     assert "stack" in loaded
     assert "acme_crash" not in loaded
-    assert {b.name for b in registry.broken} == {"acme_crash", "acme_absent", "stack", "acme_reverse"}
+    assert {b.name for b in registry.broken} == {
+        "acme_crash",
+        "acme_absent",
+        "stack",
+        "acme_reverse",
+    }
 
 
 def test_a_third_party_replaces_neither_a_builtin_nor_another(registry, third_party):

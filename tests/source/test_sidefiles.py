@@ -24,7 +24,14 @@ def fill(tmp_path, *paths: str) -> None:
 
 
 def test_small_files_travel_and_weights_caches_and_partial_output_stay(tmp_path, folder):
-    carried = ["config.json", "tokenizer/vocab.txt", "a/b/c/deep.json", ".gitattributes", "modeling.py", "x.safetensors.md"]
+    carried = [
+        "config.json",
+        "tokenizer/vocab.txt",
+        "a/b/c/deep.json",
+        ".gitattributes",
+        "modeling.py",
+        "x.safetensors.md",
+    ]
     left = [
         "pytorch_model.bin",
         "X.SAFETENSORS",
@@ -37,13 +44,22 @@ def test_small_files_travel_and_weights_caches_and_partial_output_stay(tmp_path,
         "f.migrate-partial",
     ]
     fill(tmp_path, *carried, *left, "migrate.history.json", "model.safetensors")
-    fill(tmp_path, ".git/HEAD", ".cache/x", "__pycache__/a.pyc", "OUT.migrate-partial/config.json", "a/b/c/d/deeper.json")
+    fill(
+        tmp_path,
+        ".git/HEAD",
+        ".cache/x",
+        "__pycache__/a.pyc",
+        "OUT.migrate-partial/config.json",
+        "a/b/c/d/deeper.json",
+    )
     os.mkfifo(tmp_path / "pipe")
     beside = look_beside(folder, frozenset({"model.safetensors"}))
     assert [f.path for f in beside.side_files] == sorted(carried)
     folders = [".git/", ".cache/", "__pycache__/", "OUT.migrate-partial/", "a/b/c/d/"]
     assert set(beside.left_out) == {*left, *folders, "pipe"}
-    assert {f.path: beside.read(f.path).decode() for f in beside.side_files} == {p: p for p in carried}
+    assert {f.path: beside.read(f.path).decode() for f in beside.side_files} == {
+        p: p for p in carried
+    }
     with pytest.raises(KeyError):
         beside.read("rng.pth")
 

@@ -17,11 +17,22 @@ def codes(text: str) -> list[tuple[str, int, int]]:
 
 def test_scalars_stay_the_text_that_was_written() -> None:
     data = yaml.parse("a: 2.10\nb: no\nc: 012\nd: 1:30\ne: 2024-01-01\nf: 1_000\n7: x\n", "r").data
-    assert data == {"a": "2.10", "b": "no", "c": "012", "d": "1:30", "e": "2024-01-01", "f": "1_000", "7": "x"}
+    assert data == {
+        "a": "2.10",
+        "b": "no",
+        "c": "012",
+        "d": "1:30",
+        "e": "2024-01-01",
+        "f": "1_000",
+        "7": "x",
+    }
 
 
 def test_core_types_are_those_of_yaml_1_2_and_no_others() -> None:
-    data = yaml.parse("[null, ~, true, False, 12, -3, 012, 1.5, 1e3, .inf, no, on, 1_000, 0x10, '1', 2024-01-01]", "r").data
+    data = yaml.parse(
+        "[null, ~, true, False, 12, -3, 012, 1.5, 1e3, .inf, no, on, 1_000, 0x10, '1', 2024-01-01]",
+        "r",
+    ).data
     assert yaml.core(data) == [
         None,
         None,
@@ -54,7 +65,13 @@ def test_a_number_of_a_million_digits_is_text() -> None:
 def test_spans_point_at_keys_and_values() -> None:
     document = yaml.parse("a:\n  - b: [x, yy]\n    c: 'q'  # note\n", "r.yaml")
     value, key = document.span(("a", 0, "b", 1)), document.key_span(("a", 0, "c"))
-    assert (value.file, value.line, value.column, value.length, value.text) == ("r.yaml", 2, 12, 2, "  - b: [x, yy]")
+    assert (value.file, value.line, value.column, value.length, value.text) == (
+        "r.yaml",
+        2,
+        12,
+        2,
+        "  - b: [x, yy]",
+    )
     assert (key.line, key.column, key.length) == (3, 5, 1)
     assert (document.span(("a", 0, "c")).column, document.span(("a", 0, "c")).length) == (8, 3)
 
@@ -80,15 +97,24 @@ def test_all_forbidden_features_come_out_in_one_report() -> None:
     text = "a: &x 1\nb: *x\nc: !!str 2\nd: ! 3\ne: {<<: {q: 1}}\na: 4\n? [k]\n: 5\n"
     found = codes(text)
     assert [(code, line) for code, line, _ in found] == [
-        ("M105", 1), ("M105", 2), ("M105", 3), ("M105", 4), ("M105", 5), ("M104", 6), ("M105", 7),
-    ]  # fmt: skip
+        ("M105", 1),
+        ("M105", 2),
+        ("M105", 3),
+        ("M105", 4),
+        ("M105", 5),
+        ("M104", 6),
+        ("M105", 7),
+    ]
 
 
 def test_a_duplicate_key_shows_both_places() -> None:
     with pytest.raises(QuestionError) as caught:
         yaml.parse("a: 1\nb: 2\na: 3\n", "r")
     (found,) = caught.value.diagnostics
-    assert [(s.line, s.label) for s in found.spans] == [(3, "and here again"), (1, "first written here")]
+    assert [(s.line, s.label) for s in found.spans] == [
+        (3, "and here again"),
+        (1, "first written here"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -154,15 +180,22 @@ def test_depth_size_and_events_are_limited() -> None:
     assert yaml.parse("a: '" + "9" * (yaml.MAX_DIGITS + 1) + "'", "r").data
 
 
-@pytest.mark.parametrize("text", ['a: "\\ud800"', '"\\ud800": 1', 'a: "\\ud83d\\ude00"', 'a: "\\U00110000"', 'a: "\\UFFFFFFFF"'])
+@pytest.mark.parametrize(
+    "text",
+    ['a: "\\ud800"', '"\\ud800": 1', 'a: "\\ud83d\\ude00"', 'a: "\\U00110000"', 'a: "\\UFFFFFFFF"'],
+)
 @pytest.mark.parametrize("parser", ["SafeLoader", "CSafeLoader"])
-def test_an_escape_that_is_no_character_is_refused_by_either_parser(monkeypatch: pytest.MonkeyPatch, parser: str, text: str) -> None:
+def test_an_escape_that_is_no_character_is_refused_by_either_parser(
+    monkeypatch: pytest.MonkeyPatch, parser: str, text: str
+) -> None:
     monkeypatch.setattr(_yamlparse, "_LOADER", getattr(_yamlparse.yaml, parser, _yamlparse._LOADER))
     assert {c for c, _, _ in codes(text)} == {"M108"}
 
 
 def test_an_alias_bomb_is_an_error_and_not_a_load() -> None:
-    text = "a: &a [x, x]\n" + "".join(f"{c}: &{c} [*{b}, *{b}]\n" for b, c in zip("abcdefgh", "bcdefghi", strict=True))
+    text = "a: &a [x, x]\n" + "".join(
+        f"{c}: &{c} [*{b}, *{b}]\n" for b, c in zip("abcdefgh", "bcdefghi", strict=True)
+    )
     assert {code for code, _, _ in codes(text)} == {"M105"}
 
 
@@ -227,7 +260,23 @@ def test_it_is_refused_beside_what_the_parser_stumbles_over() -> None:
 
 CONTROLS = [*range(0x09), 0x0B, 0x0C, *range(0x0E, 0x20), *range(0x7F, 0x85), *range(0x86, 0xA0)]
 BIDI = [0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
-UNSEEN = [0xAD, 0x034F, 0x180E, 0x200B, 0x200C, 0x200D, 0x2060, 0x2064, 0x3164, 0xFEFF, 0xFFA0, 0xFFF9, 0xE0001, 0xE0041, 0xE007F]
+UNSEEN = [
+    0xAD,
+    0x034F,
+    0x180E,
+    0x200B,
+    0x200C,
+    0x200D,
+    0x2060,
+    0x2064,
+    0x3164,
+    0xFEFF,
+    0xFFA0,
+    0xFFF9,
+    0xE0001,
+    0xE0041,
+    0xE007F,
+]
 
 
 def test_what_changes_how_a_line_looks_is_refused_wherever_it_stands() -> None:

@@ -1,4 +1,6 @@
-"""The pytest plugin, in a pytest of its own: which files it takes, what it reports, and that it disturbs nobody."""
+"""The pytest plugin, in a pytest of its own: which files it takes, what it reports, and that it
+disturbs nobody.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ tests:
 
 
 def pytest_in(folder: Path, *arguments: str) -> tuple[int, str]:
-    """Exit status and output of pytest in `folder`, with the plugin as an installed migrate would load it."""
+    """Exit status and output of pytest in `folder`, with the plugin as an installed migrate would
+    load it.
+    """
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     command = [
         sys.executable,
@@ -32,7 +36,9 @@ def pytest_in(folder: Path, *arguments: str) -> tuple[int, str]:
         str(folder),
         *arguments,
     ]
-    child = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    child = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
     return child.returncode, child.stdout + child.stderr
 
 
@@ -40,7 +46,14 @@ def test_rule_files_below_rules_are_collected_and_pass(tmp_path: Path) -> None:
     rules(tmp_path / "rules" / "demo" / "v2", GOOD)
     status, out = pytest_in(tmp_path, "rules", "-v")
     assert status == 0, out
-    for name in ("it is renamed", "round trip", "eager twins", "order of rules", "applied twice", "coverage"):
+    for name in (
+        "it is renamed",
+        "round trip",
+        "eager twins",
+        "order of rules",
+        "applied twice",
+        "coverage",
+    ):
         assert f"rules/demo/v2/rules.yaml::{name} PASSED" in out
 
 
@@ -86,14 +99,22 @@ def test_selecting_by_name_runs_that_check_alone(tmp_path: Path) -> None:
 
 def test_loading_the_plugin_loads_nothing_else() -> None:
     code = (
-        "import sys, migrate.testing.plugin; print([m for m in ('pydantic', 'yaml', 'torch', 'numpy', 'migrate.api') if m in sys.modules])"
+        "import sys, migrate.testing.plugin; print([m for m in ('pydantic', 'yaml', 'torch', "
+        "'numpy', 'migrate.api') if m in sys.modules])"
     )
     child = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert child.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("name", ["migrate"])
 def test_the_plugin_is_declared(name: str) -> None:
-    assert f'[project.entry-points.pytest11]\n{name} = "migrate.testing.plugin"' in (ROOT / "pyproject.toml").read_text()
+    assert (
+        f'[project.entry-points.pytest11]\n{name} = "migrate.testing.plugin"'
+        in (ROOT / "pyproject.toml").read_text()
+    )

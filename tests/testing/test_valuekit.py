@@ -109,10 +109,13 @@ class NoDtype(Turn):
 @pytest.mark.parametrize(
     ("op", "words"),
     [
-        (Shifted, "compute and eager differ"), (BoxBlind, "differs from the whole"), (Careless, "writes into its inputs"),
-        (Greedy, "of an input of shape"), (Grainless, "the grain is"), (Misled, "eager twin makes|of an input of shape"),
+        (Shifted, "compute and eager differ"), (BoxBlind, "differs from the whole"),
+        (Careless, "writes into its inputs"),
+        (Greedy, "of an input of shape"), (Grainless, "the grain is"),
+        (Misled, "eager twin makes|of an input of shape"),
         (Silent, "told of nothing"),
-        (Chatty, "is lossless, yet tells"), (Irreversible, "does not bring back|goes on"), (Picky, "refuses small whole numbers"),
+        (Chatty, "is lossless, yet tells"), (Irreversible, "does not bring back|goes on"),
+        (Picky, "refuses small whole numbers"),
         (Stacked, "torch tensors give other bits"), (NoDtype, "takes none of the dtypes"),
     ],
 )  # fmt: skip

@@ -1,9 +1,11 @@
-"""What a value that is not decoded holds, as a digest: equal values of two files have equal ones, however they were pickled.
+"""What a value that is not decoded holds, as a digest: equal values of two files have equal ones,
+however they were pickled.
 
-It is taken over the inert nodes, which know no protocol, no frames and no memo numbers. Numbers, texts, bytes and tuples of them count
-by what they are, for a pickler shares them as it pleases; containers and calls are numbered as they are met, so that one object in two
-places is not two equal ones. A set counts by its members, whose order depends on the process that wrote it. A storage counts by its
-class and the bytes that lie in the file, not by its key or its device.
+It is taken over the inert nodes, which know no protocol, no frames and no memo numbers. Numbers,
+texts, bytes and tuples of them count by what they are, for a pickler shares them as it pleases;
+containers and calls are numbered as they are met, so that one object in two places is not two equal
+ones. A set counts by its members, whose order depends on the process that wrote it. A storage
+counts by its class and the bytes that lie in the file, not by its key or its device.
 
 Every node is looked at once, whatever shares it.
 """
@@ -29,18 +31,22 @@ class TooManyError(Exception):
 
 
 class Canonical:
-    """The digests of the values of one file. `content` gives the digest of the storage of a key, None where the file has none."""
+    """The digests of the values of one file. `content` gives the digest of the storage of a key,
+    None where the file has none.
+    """
 
     __slots__ = ("_content", "_known", "_left", "kept")
 
     def __init__(self, content: Callable[[str], bytes | None], most: int = MOST_NODES) -> None:
         self._content, self._left = content, most
-        # of each composite node, its digest by value, and whether it holds nothing that has an identity
+        # of each composite node, its digest by value, and whether it holds nothing that has an
+        # identity
         self._known: dict[int, tuple[bytes, bool]] = {}
         self.kept: list[Any] = []
 
     def digest(self, node: Any) -> bytes:
-        """Of a node and of which objects in it are one. TooManyError once the nodes of the file are more than `most`.
+        """Of a node and of which objects in it are one. TooManyError once the nodes of the file are
+        more than `most`.
 
         As deep as the machine lets a stream be.
         """
@@ -75,7 +81,11 @@ class Canonical:
         members = _members(node)
         if members is not None:
             return self._parts(members)
-        held = [*node.arguments, *(node.items or ()), *(part for pair in node.pairs or () for part in pair)]
+        held = [
+            *node.arguments,
+            *(node.items or ()),
+            *(part for pair in node.pairs or () for part in pair),
+        ]
         return held if node.state is ABSENT else [*held, node.state]
 
     def _of(self, node: Any) -> tuple[bytes, bool]:
@@ -104,12 +114,16 @@ class Canonical:
                 self._known[id(node)] = self._of(members)
                 return self._known[id(node)]
             head = ["call", node.how, node.function.module, node.function.name]
-            head += [str(len(part)) for part in (node.arguments, node.items or (), node.pairs or ())] + [str(node.state is ABSENT)]
+            head += [
+                str(len(part)) for part in (node.arguments, node.items or (), node.pairs or ())
+            ] + [str(node.state is ABSENT)]
             return self._hashed("\0".join(head).encode(), self._parts(node))[0], False
         if kind is Set:
             self._left -= len(node.items)
             name, parts = b"frozenset" if node.frozen else b"set", self._parts(node)
-            return self._hashed(name, parts)[0], node.frozen and all(self._of(part)[1] for part in parts)
+            return self._hashed(name, parts)[0], node.frozen and all(
+                self._of(part)[1] for part in parts
+            )
         made, atomic = self._hashed(kind.__name__.encode(), self._parts(node))
         return made, atomic and kind is tuple
 
@@ -132,21 +146,31 @@ class Canonical:
             # what it names lies outside of the file: the name is all that can be compared
             return self._hashed(b"id", [node.id])[0]
         _, cls, _, _, numel, *view = node.id
-        # files of before torch 1.6 have a sixth field, which is None unless the storage is a view of another
-        return self._hashed(b"storage" + held, [cls, numel, *(part for part in view if part is not None)])[0]
+        # files of before torch 1.6 have a sixth field, which is None unless the storage is a view
+        # of another
+        return self._hashed(
+            b"storage" + held, [cls, numel, *(part for part in view if part is not None)]
+        )[0]
 
 
 def _key(node: Persistent) -> str | None:
     """The key of a storage that a persistent id names."""
     named = node.id
-    if type(named) is tuple and len(named) in (5, 6) and named[0] == "storage" and type(named[2]) is str:
+    if (
+        type(named) is tuple
+        and len(named) in (5, 6)
+        and named[0] == "storage"
+        and type(named[2]) is str
+    ):
         return named[2]
     return None
 
 
 def _bytes(call: Call) -> bytes | bytearray | None:
     """The bytes that a call spells, as protocol 2 does."""
-    if not is_global(call.function, ("_codecs", "encode"), ("builtins", "bytes"), ("builtins", "bytearray")):
+    if not is_global(
+        call.function, ("_codecs", "encode"), ("builtins", "bytes"), ("builtins", "bytearray")
+    ):
         return None
     try:
         found = encoded(call)
@@ -157,7 +181,10 @@ def _bytes(call: Call) -> bytes | bytearray | None:
 
 def _members(call: Call) -> Set | None:
     """The set that a call spells, as protocol 2 does."""
-    if not is_global(call.function, ("builtins", "set"), ("builtins", "frozenset")) or len(call.arguments) > 1:
+    if (
+        not is_global(call.function, ("builtins", "set"), ("builtins", "frozenset"))
+        or len(call.arguments) > 1
+    ):
         return None
     items = call.arguments[0] if call.arguments else []
     if type(items) not in (list, tuple) or call.state is not ABSENT or call.items or call.pairs:

@@ -5,7 +5,16 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from .decoding import ContradictionError, Decoder, Decoding, ForeignError, NestedError, Table, is_global, plain
+from .decoding import (
+    ContradictionError,
+    Decoder,
+    Decoding,
+    ForeignError,
+    NestedError,
+    Table,
+    is_global,
+    plain,
+)
 from .keys import WrongError, forms_of, kind_of
 from .nodes import ABSENT, Call, Dict, Global
 from .tree import Array, Buffer, Constant, DictNode, ListNode, Opaque
@@ -26,7 +35,8 @@ def paired(parts: list[Any], count: int) -> tuple[tuple[Any, Any], ...]:
 
 
 def distinct(keys: list[Any]) -> list[Any]:
-    """The keys of a dict, or the members of a set. ContradictionError if two of them, spelled in different ways, make one key.
+    """The keys of a dict, or the members of a set. ContradictionError if two of them, spelled in
+    different ways, make one key.
 
     The machine has compared those that are spelled out; what calls make is known only here.
     """
@@ -37,7 +47,10 @@ def distinct(keys: list[Any]) -> list[Any]:
     except WrongError as no:
         raise ForeignError(no.message) from None
     if len(set(forms)) < len(keys):
-        raise ContradictionError("a key that stands twice in one dict or set, spelled in two ways, and readers differ on which counts")
+        raise ContradictionError(
+            "a key that stands twice in one dict or set, spelled in two ways, and readers differ "
+            "on which counts"
+        )
     return keys
 
 
@@ -45,7 +58,9 @@ _SPELLED_OUT = frozenset({str, int, float, bool, type(None)})
 
 
 def _compared(key: Any) -> Any:
-    """A key of the same meaning as the machine would have read it where it is spelled out; other objects by their identity."""
+    """A key of the same meaning as the machine would have read it where it is spelled out; other
+    objects by their identity.
+    """
     kind = type(key)
     if kind in _SPELLED_OUT or kind is bytes:
         return key
@@ -62,13 +77,18 @@ def _compared(key: Any) -> Any:
     if kind is ListNode and key.kind in ("tuple", "Size"):
         # one more than may be is enough to be refused
         return tuple(map(_compared, key.items[:65]))
-    if kind is bytearray or kind is DictNode or (kind is ListNode and key.kind in ("list", "set", "deque", "slice")):
+    if (
+        kind is bytearray
+        or kind is DictNode
+        or (kind is ListNode and key.kind in ("list", "set", "deque", "slice"))
+    ):
         raise ContradictionError("a key that can change, which no dict can hold")
     return "", "object", str(id(key))
 
 
 def number(key: Array) -> Any:
-    """What a number of numpy equals, which Python takes for the same key: 1 of any dtype is 1. ContradictionError for an array.
+    """What a number of numpy equals, which Python takes for the same key: 1 of any dtype is 1.
+    ContradictionError for an array.
 
     ForeignError for a dtype that Python has no numbers of.
     """
@@ -81,13 +101,17 @@ def number(key: Array) -> Any:
         return key.data.rstrip(b"\0")
     if sort == "U":
         try:
-            return key.data.decode(f"utf-32-{'be' if order == '>' else 'le'}", "surrogatepass").rstrip("\0")
+            return key.data.decode(
+                f"utf-32-{'be' if order == '>' else 'le'}", "surrogatepass"
+            ).rstrip("\0")
         except UnicodeDecodeError:
             raise ContradictionError("text of numpy's that is none") from None
     parts = size if sort == "f" else size // 2
     if parts not in _FLOATS:
         raise ForeignError(f"a number of numpy's {key.dtype} as a key")
-    numbers = struct.unpack(f"{'>' if order == '>' else '<'}{size // parts}{_FLOATS[parts]}", key.data)
+    numbers = struct.unpack(
+        f"{'>' if order == '>' else '<'}{size // parts}{_FLOATS[parts]}", key.data
+    )
     return complex(*numbers) if sort == "c" else numbers[0]
 
 
@@ -95,7 +119,9 @@ _FLOATS = {2: "e", 4: "f", 8: "d"}
 
 
 def _range(start: Any, stop: Any, step: Any) -> tuple[int, int, int]:
-    """Ranges that give the same numbers are equal: how many they are, the first of them, and the step between two."""
+    """Ranges that give the same numbers are equal: how many they are, the first of them, and the
+    step between two.
+    """
     if any(type(n) is not int for n in (start, stop, step)) or not step:
         raise ContradictionError("a range that is not made of integers")
     count = max(0, -((start - stop) // step))
@@ -115,8 +141,14 @@ def _ordered(call: Call, parts: list[Any], _: Decoding) -> DictNode:
 
 def _defaultdict(call: Call, parts: list[Any], _: Decoding) -> DictNode:
     factory = call.arguments[0] if call.arguments else None
-    named = isinstance(factory, Global) and factory.module == "builtins" and factory.name in FACTORIES
-    if call.items or parts[-1] is not None or not (factory is None or named or is_global(factory, ("collections", "OrderedDict"))):
+    named = (
+        isinstance(factory, Global) and factory.module == "builtins" and factory.name in FACTORIES
+    )
+    if (
+        call.items
+        or parts[-1] is not None
+        or not (factory is None or named or is_global(factory, ("collections", "OrderedDict")))
+    ):
         raise ForeignError(f"a collections.defaultdict that calls {kind_of(factory)}")
     return DictNode("defaultdict", paired(parts, len(call.pairs or ())), call)
 
@@ -144,13 +176,19 @@ def _deque(call: Call, parts: list[Any], _: Decoding) -> ListNode:
 
 def _set(call: Call, parts: list[Any], _: Decoding) -> ListNode:
     held = parts[0] if parts else None
-    if not plain(call) or not (held is None or (type(held) is ListNode and held.kind in ("list", "tuple"))):
+    if not plain(call) or not (
+        held is None or (type(held) is ListNode and held.kind in ("list", "tuple"))
+    ):
         raise ForeignError("a set of something other than a list")
-    return ListNode(call.function.name, tuple(distinct(list(held.items))) if held is not None else (), call)
+    return ListNode(
+        call.function.name, tuple(distinct(list(held.items))) if held is not None else (), call
+    )
 
 
 def _scalars(call: Call) -> tuple[Any, ...]:
-    if not plain(call) or any(a is not None and type(a) not in (int, float, str, bool) for a in call.arguments):
+    if not plain(call) or any(
+        a is not None and type(a) not in (int, float, str, bool) for a in call.arguments
+    ):
         raise ForeignError(f"{kind_of(call)} with other arguments than numbers")
     return call.arguments
 
@@ -167,7 +205,9 @@ def _complex(call: Call, _: Any, __: Decoding) -> complex:
 
 
 def encoded(node: Any) -> bytes:
-    """The bytes of a `_codecs.encode(text, "latin1")`, as protocol 2 spells bytes; of bytes and bytearray themselves."""
+    """The bytes of a `_codecs.encode(text, "latin1")`, as protocol 2 spells bytes; of bytes and
+    bytearray themselves.
+    """
     if type(node) in (bytes, bytearray):
         return bytes(node)
     if type(node) is Call and plain(node):
@@ -191,7 +231,9 @@ def _spelled(arguments: tuple[Any, ...]) -> bytes:
     if not arguments:
         return b""
     if len(arguments) == 1:
-        if type(arguments[0]) is Call and is_global(arguments[0].function, ("builtins", "bytearray")):
+        if type(arguments[0]) is Call and is_global(
+            arguments[0].function, ("builtins", "bytearray")
+        ):
             raise ForeignError("a bytearray of a bytearray")
         return encoded(arguments[0])
     text, codec = arguments
@@ -225,20 +267,39 @@ def _bytesio(call: Call, _: Any, __: Decoding) -> Buffer:
     return Buffer(encoded(data), position, call)
 
 
-def _ways(name: str, *arities: int, module: tuple[str, ...] = _BUILTINS, how: str = "reduce") -> list[tuple[str, str, str, int]]:
+def _ways(
+    name: str, *arities: int, module: tuple[str, ...] = _BUILTINS, how: str = "reduce"
+) -> list[tuple[str, str, str, int]]:
     return [(m, name, how, n) for m in module for n in arities]
 
 
 _COLLECTIONS = ("collections",)
 DECODERS: Table = {
-    **dict.fromkeys(_ways("OrderedDict", 0, module=_COLLECTIONS), Decoder(_ordered, _pairs_and_state, keyed=True)),
-    **dict.fromkeys(_ways("defaultdict", 0, 1, module=_COLLECTIONS), Decoder(_defaultdict, _pairs_and_state, keyed=True)),
-    **dict.fromkeys(_ways("Counter", 0, 1, module=_COLLECTIONS), Decoder(_counter, lambda call: list(call.arguments))),
-    **dict.fromkeys(_ways("deque", 0, 1, 2, module=_COLLECTIONS), Decoder(_deque, lambda call: list(call.items or ()), numbered=True)),
-    **dict.fromkeys([*_ways("set", 0, 1), *_ways("frozenset", 0, 1)], Decoder(_set, lambda call: list(call.arguments))),
+    **dict.fromkeys(
+        _ways("OrderedDict", 0, module=_COLLECTIONS),
+        Decoder(_ordered, _pairs_and_state, keyed=True),
+    ),
+    **dict.fromkeys(
+        _ways("defaultdict", 0, 1, module=_COLLECTIONS),
+        Decoder(_defaultdict, _pairs_and_state, keyed=True),
+    ),
+    **dict.fromkeys(
+        _ways("Counter", 0, 1, module=_COLLECTIONS),
+        Decoder(_counter, lambda call: list(call.arguments)),
+    ),
+    **dict.fromkeys(
+        _ways("deque", 0, 1, 2, module=_COLLECTIONS),
+        Decoder(_deque, lambda call: list(call.items or ()), numbered=True),
+    ),
+    **dict.fromkeys(
+        [*_ways("set", 0, 1), *_ways("frozenset", 0, 1)],
+        Decoder(_set, lambda call: list(call.arguments)),
+    ),
     **dict.fromkeys([*_ways("slice", 3), *_ways("range", 3)], Decoder(_slice)),
     **dict.fromkeys(_ways("complex", 2), Decoder(_complex)),
     **dict.fromkeys(_ways("bytearray", 0, 1, 2), Decoder(_bytearray)),
-    **dict.fromkeys([*_ways("bytes", 0), *_ways("encode", 2, module=("_codecs",))], Decoder(_bytes)),
+    **dict.fromkeys(
+        [*_ways("bytes", 0), *_ways("encode", 2, module=("_codecs",))], Decoder(_bytes)
+    ),
     **dict.fromkeys(_ways("BytesIO", 0, module=("_io", "io"), how="newobj"), Decoder(_bytesio)),
 }

@@ -1,8 +1,10 @@
-"""Whether the parts of a DCP checkpoint fit together. torch checks none of this when it loads: a hole is uninitialised memory there.
+"""Whether the parts of a DCP checkpoint fit together. torch checks none of this when it loads: a
+hole is uninitialised memory there.
 
-That chunks cover their tensor exactly is decided by their corners. The sum of the boxes' indicator functions equals the tensor's if and
-only if the signed counts of all corners do (the mixed difference of a function with bounded support determines it). It takes time
-linear in the chunks, where comparing pairs would take quadratic time.
+That chunks cover their tensor exactly is decided by their corners. The sum of the boxes' indicator
+functions equals the tensor's if and only if the signed counts of all corners do (the mixed
+difference of a function with bounded support determines it). It takes time linear in the chunks,
+where comparing pairs would take quadratic time.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ class Chunk(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Where one entry lies: `length` bytes from `offset` of `file`, written through `transforms` (compression; usually none)."""
+    """Where one entry lies: `length` bytes from `offset` of `file`, written through `transforms`
+    (compression; usually none).
+    """
 
     file: str
     offset: int
@@ -73,9 +77,14 @@ class Check:
         self.problems.add(code, f"{printable(where)}: {message}")
 
     def place(
-        self, tensors: Mapping[str, Any], others: Iterable[str], storage: Mapping[tuple[str, tuple[int, ...] | None], Part]
+        self,
+        tensors: Mapping[str, Any],
+        others: Iterable[str],
+        storage: Mapping[tuple[str, tuple[int, ...] | None], Part],
     ) -> tuple[dict[str, TensorEntry], dict[str, BytesEntry]]:
-        """The entries with their places: each chunk has one entry of storage, and each entry of storage a chunk or a value."""
+        """The entries with their places: each chunk has one entry of storage, and each entry of
+        storage a chunk or a value.
+        """
         used: set[tuple[str, tuple[int, ...] | None]] = set()
         placed: dict[str, TensorEntry] = {}
         for key, (dtype, shape, requires_grad, strides, chunks) in tensors.items():
@@ -87,11 +96,15 @@ class Check:
                 where = (key, chunk.offsets)
                 part = storage.get(where)
                 if part is None:
-                    self.problem(key, f"nothing says where its chunk at {_numbers(chunk.offsets)} lies")
+                    self.problem(
+                        key, f"nothing says where its chunk at {_numbers(chunk.offsets)} lies"
+                    )
                 else:
                     used.add(where)
                     parts.append(part)
-            placed[key] = TensorEntry(dtype, shape, requires_grad, strides, tuple(chunks), tuple(parts))
+            placed[key] = TensorEntry(
+                dtype, shape, requires_grad, strides, tuple(chunks), tuple(parts)
+            )
         values: dict[str, BytesEntry] = {}
         for key in others:
             part = storage.get((key, None))
@@ -103,20 +116,31 @@ class Check:
         for key, offsets in storage:
             if (key, offsets) not in used:
                 chunk_text = "" if offsets is None else f" the chunk at {_numbers(offsets)} of"
-                self.problem(key, f"storage_data says where{chunk_text} this key lies, and no such entry exists")
+                self.problem(
+                    key,
+                    f"storage_data says where{chunk_text} this key lies, and no such entry exists",
+                )
         return placed, values
 
     def extents(self, storage: Mapping[Any, Part], sizes: Mapping[str, int] | None) -> None:
-        """Names of data files are plain names; the intervals of one file lie in it and do not overlap."""
+        """Names of data files are plain names; the intervals of one file lie in it and do not
+        overlap.
+        """
         files: dict[str, list[tuple[int, int, str]]] = {}
         for (key, _), part in storage.items():
             if part.offset < 0 or part.length < 0 or part.offset + part.length >= 2**63:
-                self.problem(key, f"lies at byte {_number(part.offset)} with {_number(part.length)} bytes")
+                self.problem(
+                    key, f"lies at byte {_number(part.offset)} with {_number(part.length)} bytes"
+                )
             else:
                 files.setdefault(part.file, []).append((part.offset, part.length, key))
         for file, extents in files.items():
             if not plain_name(file, ".distcp") and not plain_name(file, ".safetensors"):
-                self.problem(extents[0][2], f"lies in {printable(file)}, which is no plain name of a data file", "M907")
+                self.problem(
+                    extents[0][2],
+                    f"lies in {printable(file)}, which is no plain name of a data file",
+                    "M907",
+                )
                 continue
             size = None if sizes is None else sizes.get(file)
             if sizes is not None and size is None:
@@ -126,12 +150,20 @@ class Check:
                 if offset < end and length:
                     self.problem(key, f"shares bytes of {printable(file)} with {printable(last)}")
                 if size is not None and offset + length > size:
-                    self.problem(key, f"ends at byte {offset + length:,} of {printable(file)}, which has {size:,}")
+                    self.problem(
+                        key,
+                        f"ends at byte {offset + length:,} of {printable(file)}, which has "
+                        f"{size:,}",
+                    )
                 if offset + length > end:
                     end, last = offset + length, key
 
-    def planner(self, planner: Mapping[str, tuple[str | int, ...]], keys: Mapping[str, Any]) -> None:
-        """Every path leads to a place of its own; places in lists are not beyond the number of entries."""
+    def planner(
+        self, planner: Mapping[str, tuple[str | int, ...]], keys: Mapping[str, Any]
+    ) -> None:
+        """Every path leads to a place of its own; places in lists are not beyond the number of
+        entries.
+        """
         inner: dict[tuple[str | int, ...], type] = {}
         ends: dict[tuple[str | int, ...], str] = {}
         count = len(planner)
@@ -140,10 +172,18 @@ class Check:
                 self.problem(key, "planner_data has a path for a key that does not exist")
                 continue
             if len(path) > MOST_PARTS:
-                self.problem(key, f"planner_data has a path of {len(path):,} parts; at most {MOST_PARTS} are allowed")
+                self.problem(
+                    key,
+                    f"planner_data has a path of {len(path):,} parts; at most {MOST_PARTS} are "
+                    "allowed",
+                )
                 continue
             if len(path) > 1 and any(type(part) is int and not 0 <= part < count for part in path):
-                self.problem(key, f"planner_data puts it at a place of a list beyond the {count:,} entries that there are")
+                self.problem(
+                    key,
+                    f"planner_data puts it at a place of a list beyond the {count:,} entries that "
+                    "there are",
+                )
                 continue
             if path in ends:
                 self.problem(key, f"planner_data gives it the path of {printable(ends[path])}")
@@ -161,17 +201,34 @@ def uncovered(shape: tuple[int, ...], chunks: list[Chunk]) -> str:
     """What is wrong with the chunks of a tensor of this shape; "" when they cover it exactly."""
     if prod(shape) > MOST_ELEMENTS:
         return f"has a shape of {_number(prod(shape))} elements; at most 2^50 are read"
-    if len(chunks) == 1 and chunks[0].sizes == shape and not any(chunks[0].offsets) and len(chunks[0].offsets) == len(shape):
+    if (
+        len(chunks) == 1
+        and chunks[0].sizes == shape
+        and not any(chunks[0].offsets)
+        and len(chunks[0].offsets) == len(shape)
+    ):
         return ""
     for chunk in chunks:
         if len(chunk.offsets) != len(shape) or len(chunk.sizes) != len(shape):
-            return f"has {len(shape)} dimensions and a chunk of {len(chunk.offsets)} and {len(chunk.sizes)}"
-        if any(offset + size > whole for offset, size, whole in zip(chunk.offsets, chunk.sizes, shape, strict=True)):
-            return f"a chunk at {_numbers(chunk.offsets)} of size {_numbers(chunk.sizes)} reaches outside of {_numbers(shape)}"
+            return (
+                f"has {len(shape)} dimensions and a chunk of {len(chunk.offsets)} and "
+                f"{len(chunk.sizes)}"
+            )
+        if any(
+            offset + size > whole
+            for offset, size, whole in zip(chunk.offsets, chunk.sizes, shape, strict=True)
+        ):
+            return (
+                f"a chunk at {_numbers(chunk.offsets)} of size {_numbers(chunk.sizes)} reaches "
+                f"outside of {_numbers(shape)}"
+            )
     # dimensions that every chunk covers do not matter
     cut = [d for d, whole in enumerate(shape) if any(chunk.sizes[d] != whole for chunk in chunks)]
     if len(cut) > 24 or len(chunks) << len(cut) > MOST_CORNERS:
-        return f"is cut along {len(cut)} dimensions into {len(chunks):,} chunks, which is more than is checked"
+        return (
+            f"is cut along {len(cut)} dimensions into {len(chunks):,} chunks, which is more "
+            "than is checked"
+        )
     if 0 in shape:
         return "" if chunks else "has no chunk"
     corners: dict[tuple[int, ...], int] = {}
@@ -182,7 +239,13 @@ def uncovered(shape: tuple[int, ...], chunks: list[Chunk]) -> str:
     if not any(corners.values()):
         return ""
     held = sum(prod(chunk.sizes) for chunk in chunks)
-    what = "a hole" if held < prod(shape) else "an overlap" if held > prod(shape) else "an overlap and a hole"
+    what = (
+        "a hole"
+        if held < prod(shape)
+        else "an overlap"
+        if held > prod(shape)
+        else "an overlap and a hole"
+    )
     return f"its chunks hold {held:,} of {prod(shape):,} elements: there is {what}"
 
 

@@ -1,7 +1,9 @@
-"""The `.metadata` of torch.distributed.checkpoint as plain values: which chunks a tensor has, and where they lie.
+"""The `.metadata` of torch.distributed.checkpoint as plain values: which chunks a tensor has, and
+where they lie.
 
-torch reads this file with the full unpickler. Here only the classes that torch 2.0 to 2.15 and Megatron write are known, and each is read
-by its fields: nothing else may stand in the file, because it describes everything else and cannot be read in part.
+torch reads this file with the full unpickler. Here only the classes that torch 2.0 to 2.15 and
+Megatron write are known, and each is read by its fields: nothing else may stand in the file,
+because it describes everything else and cannot be read in part.
 """
 
 from __future__ import annotations
@@ -29,24 +31,45 @@ _MEGATRON = "megatron.core.dist_checkpointing.strategies.torch"
 _ROOTS = ((_METADATA, "Metadata"), (_MEGATRON, "MCoreMetadata"))
 _PROPERTIES = ((_METADATA, "TensorProperties"), (_SHARDED, "TensorProperties"))
 _MEMORY_FORMATS = ((_METADATA, "_MEM_FORMAT_ENCODING"), (_SHARDED, "MEM_FORMAT_ENCODING"))
-_PATHS = tuple((m, n) for m in ("pathlib", "pathlib._local") for n in ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath"))
+_PATHS = tuple(
+    (m, n)
+    for m in ("pathlib", "pathlib._local")
+    for n in ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath")
+)
 _SIZE = (("torch", "Size"),)
 _LAYOUT = (("torch.serialization", "_get_layout"),)
-_TENSOR, _CHUNK, _BYTES = (((_METADATA, f"{word}StorageMetadata"),) for word in ("Tensor", "Chunk", "Bytes"))
+_TENSOR, _CHUNK, _BYTES = (
+    ((_METADATA, f"{word}StorageMetadata"),) for word in ("Tensor", "Chunk", "Bytes")
+)
 _INDEX = ((_METADATA, "MetadataIndex"),)
 _INFO = (("torch.distributed.checkpoint.filesystem", "_StorageInfo"),)
-_FIELDS = frozenset({"state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version", "mcore_data", "all_local_plans"})
-_TENSOR_FIELDS, _CHUNK_FIELDS = frozenset({"properties", "size", "chunks"}), frozenset({"offsets", "sizes"})
+_FIELDS = frozenset(
+    {
+        "state_dict_metadata",
+        "planner_data",
+        "storage_data",
+        "storage_meta",
+        "version",
+        "mcore_data",
+        "all_local_plans",
+    }
+)
+_TENSOR_FIELDS, _CHUNK_FIELDS = (
+    frozenset({"properties", "size", "chunks"}),
+    frozenset({"offsets", "sizes"}),
+)
 _INDEX_FIELDS = frozenset({"fqn", "offset", "index"})
 _INFO_FIELDS = frozenset({"relative_path", "offset", "length", "transform_descriptors"})
 
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """What a DCP folder holds. The chunks of a tensor cover it exactly, and every entry of storage is used.
+    """What a DCP folder holds. The chunks of a tensor cover it exactly, and every entry of storage
+    is used.
 
-    `tensors` and `bytes` by flat key in the order of the file; `planner` are the paths in the nested dict that the keys came from (text for
-    a dict key, a number for a place in a list), None where the writer kept no such paths. `files` are the names of the data files.
+    `tensors` and `bytes` by flat key in the order of the file; `planner` are the paths in the
+    nested dict that the keys came from (text for a dict key, a number for a place in a list), None
+    where the writer kept no such paths. `files` are the names of the data files.
     """
 
     tensors: dict[str, TensorEntry]
@@ -57,28 +80,40 @@ class Metadata:
     megatron: bool
 
     def index(self) -> Index:
-        """The same as any checkpoint's index: `offset` is where the torch.save archive of a tensor's first chunk begins in its data
-        file, not its first element, which only that archive tells. Values that are no tensors stand as their places."""
+        """The same as any checkpoint's index: `offset` is where the torch.save archive of a
+        tensor's first chunk begins in its data file, not its first element, which only that archive
+        tells. Values that are no tensors stand as their places."""
         numbers = {file: number for number, file in enumerate(self.files)}
         tensors = {}
         for key, entry in self.tensors.items():
             first = entry.parts[0] if entry.parts else None
-            tensors[key] = Stored(_spec(entry), numbers[first.file] if first else 0, first.offset if first else 0, entry.strides)
-        return Index(tensors, self.files, items={key: entry.part for key, entry in self.bytes.items()})
+            tensors[key] = Stored(
+                _spec(entry),
+                numbers[first.file] if first else 0,
+                first.offset if first else 0,
+                entry.strides,
+            )
+        return Index(
+            tensors, self.files, items={key: entry.part for key, entry in self.bytes.items()}
+        )
 
 
 def _spec(entry: TensorEntry) -> Spec:
     # torch counts pairs of these
     if entry.dtype == "float4_e2m1fn_x2":
-        return Spec("float4_e2m1fn", (*entry.shape[:-1], 2 * entry.shape[-1]) if entry.shape else (2,))
+        return Spec(
+            "float4_e2m1fn", (*entry.shape[:-1], 2 * entry.shape[-1]) if entry.shape else (2,)
+        )
     return Spec(entry.dtype, entry.shape)
 
 
 def read(data: bytes, name: str, sizes: dict[str, int] | None = None) -> Metadata:
-    """The contents of a `.metadata` file, checked. `sizes` are the bytes of each data file by name, where they are known.
+    """The contents of a `.metadata` file, checked. `sizes` are the bytes of each data file by name,
+    where they are known.
 
-    Raises CheckpointError with everything that is wrong: M930 to M932 for the pickle, M935 for names outside the allow-list, M938 for
-    what contradicts itself, M907 for names of data files that are no plain names.
+    Raises CheckpointError with everything that is wrong: M930 to M932 for the pickle, M935 for
+    names outside the allow-list, M938 for what contradicts itself, M907 for names of data files
+    that are no plain names.
     """
     reader = _Reader(name)
     root = machine.read(data, METADATA, name=reader.problems.name)
@@ -86,8 +121,17 @@ def read(data: bytes, name: str, sizes: dict[str, int] | None = None) -> Metadat
         found = reader.metadata(root, sizes)
     others = []
     if reader.outside:
-        names = tuple(Outside(n, why, count, tuple(paths)) for n, (why, count, paths) in reader.outside.items())
-        others.append(refusal(names, name, help="a .metadata file cannot be read in part; fetch the checkpoint again"))
+        names = tuple(
+            Outside(n, why, count, tuple(paths))
+            for n, (why, count, paths) in reader.outside.items()
+        )
+        others.append(
+            refusal(
+                names,
+                name,
+                help="a .metadata file cannot be read in part; fetch the checkpoint again",
+            )
+        )
     reader.problems.check(*others)
     if found is None:
         fail("M938", f"{reader.problems.name}: not the metadata of a checkpoint")
@@ -132,8 +176,12 @@ class _Reader:
         megatron = root.function.module == _MEGATRON
         return Metadata(placed[0], placed[1], planner, files, version, megatron)
 
-    def _object(self, node: Any, names: tuple[tuple[str, str], ...], fields: frozenset[str], where: str) -> dict[str, Any] | None:
-        """The fields of an object of one of these classes that was made by NEWOBJ and BUILD; None, and a problem, for anything else."""
+    def _object(
+        self, node: Any, names: tuple[tuple[str, str], ...], fields: frozenset[str], where: str
+    ) -> dict[str, Any] | None:
+        """The fields of an object of one of these classes that was made by NEWOBJ and BUILD; None,
+        and a problem, for anything else.
+        """
         if type(node) is not Call:
             self.problem(where, f"{kind_of(node)} where {names[0][1]} belongs")
             return None
@@ -150,13 +198,19 @@ class _Reader:
         found = dict(state.pairs)
         if not found.keys() <= fields:
             odd = next(key for key in found if key not in fields)
-            self.problem(where, f"{names[0][1]} has a field that is not known: {printable(odd) if type(odd) is str else kind_of(odd)}")
+            self.problem(
+                where,
+                f"{names[0][1]} has a field that is not known: "
+                f"{printable(odd) if type(odd) is str else kind_of(odd)}",
+            )
             self._known_names(state, where)
             return None
         return found
 
     def _is(self, call: Call, names: tuple[tuple[str, str], ...]) -> bool:
-        """Whether `call` is of one of `names`. A stream has one object per name, so that a name is compared once."""
+        """Whether `call` is of one of `names`. A stream has one object per name, so that a name is
+        compared once.
+        """
         function = call.function
         if self._classes.get(function) is names:
             return True
@@ -167,19 +221,33 @@ class _Reader:
 
     def _size(self, node: Any) -> tuple[int, ...]:
         """A torch.Size or a tuple of non-negative 64-bit integers, at most 64 of them."""
-        if type(node) is Call and self._is(node, _SIZE) and node.how == "reduce" and len(node.arguments) == 1 and plain(node):
+        if (
+            type(node) is Call
+            and self._is(node, _SIZE)
+            and node.how == "reduce"
+            and len(node.arguments) == 1
+            and plain(node)
+        ):
             node = node.arguments[0]
         if type(node) is list:
             node = tuple(node)
         if type(node) is not tuple or len(node) > MOST_DIMENSIONS:
-            raise ContradictionError(f"{kind_of(node)} where a torch.Size of at most {MOST_DIMENSIONS} numbers belongs")
+            raise ContradictionError(
+                f"{kind_of(node)} where a torch.Size of at most {MOST_DIMENSIONS} numbers belongs"
+            )
         for number in node:
             if type(number) is not int or not 0 <= number <= LARGEST:
-                raise ContradictionError("a size or an offset that is no number, negative, or too large")
+                raise ContradictionError(
+                    "a size or an offset that is no number, negative, or too large"
+                )
         return node
 
-    def _entries(self, node: Any) -> tuple[dict[str, tuple[str, tuple[int, ...], bool, Any, list[Chunk]]], list[str]]:
-        """state_dict_metadata: (dtype, shape, requires_grad, strides, chunks) of the tensors, and the keys of the others."""
+    def _entries(
+        self, node: Any
+    ) -> tuple[dict[str, tuple[str, tuple[int, ...], bool, Any, list[Chunk]]], list[str]]:
+        """state_dict_metadata: (dtype, shape, requires_grad, strides, chunks) of the tensors, and
+        the keys of the others.
+        """
         tensors: dict[str, Any] = {}
         others: list[str] = []
         if type(node) is not Dict:
@@ -224,11 +292,20 @@ class _Reader:
             chunks.append(Chunk(self._size(parts.get("offsets")), self._size(parts.get("sizes"))))
         return dtype, shape, requires_grad, strides, chunks
 
-    def _tensor_properties(self, key: str, node: Any) -> tuple[str, bool, tuple[int, ...] | None] | None:
-        """(dtype, requires_grad, strides) of TensorProperties: five fields, and since torch 2.15 the strides."""
+    def _tensor_properties(
+        self, key: str, node: Any
+    ) -> tuple[str, bool, tuple[int, ...] | None] | None:
+        """(dtype, requires_grad, strides) of TensorProperties: five fields, and since torch 2.15
+        the strides.
+        """
         if id(node) in self._properties:
             return self._properties[id(node)]
-        if type(node) is not Call or node.how != "newobj" or node.arguments or not self._is(node, _PROPERTIES):
+        if (
+            type(node) is not Call
+            or node.how != "newobj"
+            or node.arguments
+            or not self._is(node, _PROPERTIES)
+        ):
             self._foreign(node, key)
             return None
         state = node.state
@@ -236,7 +313,12 @@ class _Reader:
             raise ContradictionError("TensorProperties without its five or six fields")
         layout, memory_format = state[1], state[3]
         for part, names in ((layout, _LAYOUT), (memory_format, _MEMORY_FORMATS)):
-            called = type(part) is Call and part.how == "reduce" and len(part.arguments) == 1 and plain(part)
+            called = (
+                type(part) is Call
+                and part.how == "reduce"
+                and len(part.arguments) == 1
+                and plain(part)
+            )
             if not called or not self._is(part, names):
                 self._foreign(part, key)
                 return None
@@ -245,14 +327,18 @@ class _Reader:
         if type(memory_format.arguments[0]) is not int or not 0 <= memory_format.arguments[0] <= 2:
             raise ContradictionError("an unknown memory format")
         if type(state[2]) is not bool or type(state[4]) is not bool:
-            raise ContradictionError("TensorProperties whose requires_grad or pin_memory is no bool")
+            raise ContradictionError(
+                "TensorProperties whose requires_grad or pin_memory is no bool"
+            )
         strides = state[5] if len(state) == 6 else None
         found = (dtype_of(state[0]), state[2], None if strides is None else self._size(strides))
         self._properties[id(node)] = found
         return found
 
     def _storage(self, node: Any) -> dict[tuple[str, tuple[int, ...] | None], Part]:
-        """storage_data: (key, offsets of the chunk, None for what is no tensor) -> where it lies."""
+        """storage_data: (key, offsets of the chunk, None for what is no tensor) -> where it
+        lies.
+        """
         found: dict[tuple[str, tuple[int, ...] | None], Part] = {}
         if type(node) is not Dict:
             self.problem("storage_data", f"{kind_of(node)} instead of a dict")
@@ -293,7 +379,11 @@ class _Reader:
             if type(key) is not str:
                 self.problem("planner_data", f"a key that is {kind_of(key)} instead of text")
                 continue
-            if type(path) not in (tuple, list) or not path or any(type(part) not in (str, int) for part in path):
+            if (
+                type(path) not in (tuple, list)
+                or not path
+                or any(type(part) not in (str, int) for part in path)
+            ):
                 self._known_names(path, key)
                 self.problem(key, "planner_data has no path of names and numbers for it")
                 continue
@@ -303,7 +393,11 @@ class _Reader:
     def _foreign(self, node: Any, where: str) -> None:
         """Notes the names that an unexpected value holds; a problem if it holds none."""
         if type(node) is Call and (node.function.module, node.function.name) in _KNOWN:
-            self.problem(where, f"{printable(str(node.function))} where something else belongs, or made in another way than torch makes it")
+            self.problem(
+                where,
+                f"{printable(str(node.function))} where something else belongs, or made in "
+                "another way than torch makes it",
+            )
         before = len(self.outside)
         self._known_names(node, where)
         if len(self.outside) == before and type(node) is not Call:
@@ -316,14 +410,21 @@ class _Reader:
             value = stack.pop()
             kind = type(value)
             if kind is Global:
-                if (value.module, value.name) not in _KNOWN and not (value.module == "torch" and _is_dtype(value)):
+                if (value.module, value.name) not in _KNOWN and not (
+                    value.module == "torch" and _is_dtype(value)
+                ):
                     self._outside(str(value), where)
                 continue
             if kind not in (Call, Dict, Set, list, tuple) or id(value) in seen:
                 continue
             seen.add(id(value))
             if kind is Call:
-                stack += [value.function, value.arguments, *(value.items or ()), *(part for pair in value.pairs or () for part in pair)]
+                stack += [
+                    value.function,
+                    value.arguments,
+                    *(value.items or ()),
+                    *(part for pair in value.pairs or () for part in pair),
+                ]
                 if value.state is not ABSENT:
                     stack.append(value.state)
             elif kind is Dict:
@@ -344,8 +445,12 @@ def _part(fields: dict[str, Any]) -> Part:
     file, offset, length = fields.get("relative_path"), fields.get("offset"), fields.get("length")
     transforms = fields.get("transform_descriptors")
     if type(file) is not str or type(offset) is not int or type(length) is not int:
-        raise ContradictionError("storage_data does not say in which file, from where and how many bytes")
-    if transforms is not None and (type(transforms) not in (list, tuple) or any(type(t) is not str for t in transforms)):
+        raise ContradictionError(
+            "storage_data does not say in which file, from where and how many bytes"
+        )
+    if transforms is not None and (
+        type(transforms) not in (list, tuple) or any(type(t) is not str for t in transforms)
+    ):
         raise ContradictionError("transform_descriptors that are no list of names")
     return Part(file, offset, length, tuple(transforms or ()))
 
@@ -358,14 +463,19 @@ def _is_dtype(node: Global) -> bool:
     return True
 
 
-# Names that may stand anywhere in the file; Megatron leaves the plans of its ranks in it, which nobody reads.
+# Names that may stand anywhere in the file; Megatron leaves the plans of its ranks in it, which
+# nobody reads.
 _KNOWN = frozenset(
     {
         *_ROOTS, *_PROPERTIES, *_MEMORY_FORMATS, *_PATHS,
-        *((_METADATA, n) for n in ("TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata")),
+        *((_METADATA, n) for n in ("TensorStorageMetadata", "BytesStorageMetadata",
+        "ChunkStorageMetadata")),
         *((_METADATA, n) for n in ("MetadataIndex", "StorageMeta")),
-        *((_PLANNER, n) for n in ("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData", "BytesIOWriteData")),
-        ("torch.distributed.checkpoint.filesystem", "_StorageInfo"), ("torch.distributed.checkpoint.filesystem", "_StoragePrefix"),
-        (_MEGATRON, "MCoreSavePlan"), ("torch", "Size"), ("torch.serialization", "_get_layout"), ("collections", "OrderedDict"),
+        *((_PLANNER, n) for n in ("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData",
+        "BytesIOWriteData")),
+        ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+        ("torch.distributed.checkpoint.filesystem", "_StoragePrefix"),
+        (_MEGATRON, "MCoreSavePlan"), ("torch", "Size"), ("torch.serialization", "_get_layout"),
+        ("collections", "OrderedDict"),
     }
 )  # fmt: skip

@@ -1,7 +1,8 @@
 """What the decoders of one stream share: its storages, its problems, and the two ways to say no.
 
-A decoder never answers with a guess. `ForeignError` says that this is outside what is known here, which the user may drop;
-`ContradictionError` says that the file cannot be true. Both are collected by the walk, so that all come out at once.
+A decoder never answers with a guess. `ForeignError` says that this is outside what is known here,
+which the user may drop; `ContradictionError` says that the file cannot be true. Both are collected
+by the walk, so that all come out at once.
 """
 
 from __future__ import annotations
@@ -18,28 +19,37 @@ from .tree import ITEMSIZE, Opaque, Storage, TensorRecord, dotted, walk
 
 LARGEST = 2**63 - 1
 MOST_DIMENSIONS = 64
-# What tensors may have in elements that share their bytes (by `expand`, or by overlapping strides): four times the
-# storages, and a GiB that small masks may take in any case.
+# What tensors may have in elements that share their bytes (by `expand`, or by overlapping strides):
+# four times the storages, and a GiB that small masks may take in any case.
 EXPANSION, FREE_EXPANSION = 4, 1 << 30
 
 # A list in a stream costs its bytes once, however many objects refer to it.
 MOST_SHARED = 2_000_000
 
 TYPED = {
-    "FloatStorage": "float32", "DoubleStorage": "float64", "HalfStorage": "float16", "BFloat16Storage": "bfloat16",
-    "ByteStorage": "uint8", "CharStorage": "int8", "ShortStorage": "int16", "IntStorage": "int32", "LongStorage": "int64",
+    "FloatStorage": "float32", "DoubleStorage": "float64", "HalfStorage": "float16",
+    "BFloat16Storage": "bfloat16",
+    "ByteStorage": "uint8", "CharStorage": "int8", "ShortStorage": "int16", "IntStorage": "int32",
+    "LongStorage": "int64",
     "BoolStorage": "bool", "ComplexFloatStorage": "complex64", "ComplexDoubleStorage": "complex128",
-    "QInt8Storage": "qint8", "QUInt8Storage": "quint8", "QInt32Storage": "qint32", "QUInt4x2Storage": "quint4x2",
+    "QInt8Storage": "qint8", "QUInt8Storage": "quint8", "QInt32Storage": "qint32",
+    "QUInt4x2Storage": "quint4x2",
     "QUInt2x4Storage": "quint2x4",
 }  # fmt: skip
 STORAGES: dict[tuple[str, str], str | None] = {
     **{("torch", name): dtype for name, dtype in TYPED.items()},
-    **{(module, name): None for module in ("torch.storage", "torch") for name in ("UntypedStorage", "_UntypedStorage")},
+    **{
+        (module, name): None
+        for module in ("torch.storage", "torch")
+        for name in ("UntypedStorage", "_UntypedStorage")
+    },
 }
 
 
 class ForeignError(Exception):
-    """This use of an allowed name is none that is known here; the text says what it is, as "a sparse tensor"."""
+    """This use of an allowed name is none that is known here; the text says what it is, as "a
+    sparse tensor".
+    """
 
 
 class ContradictionError(Exception):
@@ -64,11 +74,22 @@ class Geometry(NamedTuple):
 class Decoding:
     """The state of reading one stream: storages by key, how much of them tensors view, problems.
 
-    `here` is set by the walk and says where it stands, for messages. `records` are the bytes of each storage in the container, None
-    where the container does not say so beforehand.
+    `here` is set by the walk and says where it stands, for messages. `records` are the bytes of
+    each storage in the container, None where the container does not say so beforehand.
     """
 
-    __slots__ = ("_classes", "_geometries", "here", "hooks", "kept", "problems", "records", "spent", "storages", "viewed")
+    __slots__ = (
+        "_classes",
+        "_geometries",
+        "here",
+        "hooks",
+        "kept",
+        "problems",
+        "records",
+        "spent",
+        "storages",
+        "viewed",
+    )
 
     def __init__(self, name: str, records: Any = None) -> None:
         self.records = records
@@ -91,7 +112,9 @@ class Decoding:
         self.problems.add("M936", f"{self.here()}: {message}", help)
 
     def storage(self, node: Any) -> Storage:
-        """The storage that a persistent id names; ForeignError for other ids, ContradictionError when it was described otherwise before."""
+        """The storage that a persistent id names; ForeignError for other ids, ContradictionError
+        when it was described otherwise before.
+        """
         if type(node) is not Persistent:
             raise ContradictionError(f"a tensor is made of {kind_of(node)} instead of a storage")
         identity = node.id
@@ -100,10 +123,19 @@ class Decoding:
             if viewed:
                 # what it views is in the file, and belongs to it
                 self.storage(Persistent(identity))
-                raise ForeignError("a storage that is a view of another, as only early releases of torch saved it")
+                raise ForeignError(
+                    "a storage that is a view of another, as only early releases of torch saved it"
+                )
         _, cls, key, location, numel = identity
-        if type(key) is not str or type(location) is not str or type(numel) is not int or type(cls) is not Global:
-            raise ContradictionError("a storage whose class, key, location or size is of another type")
+        if (
+            type(key) is not str
+            or type(location) is not str
+            or type(numel) is not int
+            or type(cls) is not Global
+        ):
+            raise ContradictionError(
+                "a storage whose class, key, location or size is of another type"
+            )
         if cls not in self._classes:
             if (cls.module, cls.name) not in STORAGES:
                 raise ForeignError(f"a storage of the class {printable(str(cls))}")
@@ -115,10 +147,14 @@ class Decoding:
             if known.dtype != dtype or known.numel != numel or known.location != location:
                 other = _described(dtype, numel, location)
                 known_as = _described(known.dtype, known.numel, known.location)
-                raise ContradictionError(f"storage {key} is described twice: as {known_as} and as {other}")
+                raise ContradictionError(
+                    f"storage {key} is described twice: as {known_as} and as {other}"
+                )
             return known
         if not (key.isascii() and key.isdecimal()) or len(key) > 20:
-            raise ContradictionError(f"its storage has a key that is not a decimal number: {printable(key)}")
+            raise ContradictionError(
+                f"its storage has a key that is not a decimal number: {printable(key)}"
+            )
         if not 0 <= numel <= LARGEST:
             raise ContradictionError(f"storage {key} has {_number(numel)} elements")
         # without the named tuple's own function
@@ -126,13 +162,21 @@ class Decoding:
         if self.records is not None:
             size = self.records.get(key)
             if size is None:
-                self.problem(f"storage {key} is not in the file", help="the file is not whole; fetch it again")
+                self.problem(
+                    f"storage {key} is not in the file",
+                    help="the file is not whole; fetch it again",
+                )
             elif size != numel * itemsize:
-                self.problem(f"storage {key} has {size:,} bytes in the file, and {numel * itemsize:,} by its description")
+                self.problem(
+                    f"storage {key} has {size:,} bytes in the file, and {numel * itemsize:,} by "
+                    "its description"
+                )
         return found
 
     def geometry(self, shape: Any, strides: Any) -> Geometry:
-        """What a view of this shape covers; ContradictionError unless both are tuples of as many non-negative 64-bit integers."""
+        """What a view of this shape covers; ContradictionError unless both are tuples of as many
+        non-negative 64-bit integers.
+        """
         if type(shape) is not tuple or type(strides) is not tuple:
             raise ContradictionError("a shape or strides that are no tuple")
         # before the pair is hashed, because hashing what an attacker nested could take for ever
@@ -146,7 +190,10 @@ class Decoding:
         if found is not None:
             return found
         if len(shape) != len(strides) or len(shape) > MOST_DIMENSIONS:
-            raise ContradictionError(f"{len(shape)} dimensions with {len(strides)} strides; at most {MOST_DIMENSIONS} are allowed")
+            raise ContradictionError(
+                f"{len(shape)} dimensions with {len(strides)} strides; at most {MOST_DIMENSIONS} "
+                "are allowed"
+            )
         numel, last = 1, 0
         for size, stride in zip(shape, strides, strict=True):
             numel *= size
@@ -160,26 +207,35 @@ class Decoding:
     def check_view(self, storage: Storage, dtype: str, offset: Any, geometry: Geometry) -> None:
         """ContradictionError unless the view lies inside its storage; adds up what tensors view."""
         if type(offset) is not int or not 0 <= offset <= LARGEST:
-            raise ContradictionError(f"a tensor that begins at element {_number(offset)} of its storage")
+            raise ContradictionError(
+                f"a tensor that begins at element {_number(offset)} of its storage"
+            )
         itemsize = ITEMSIZE[dtype]
         # in elements of the tensor, whose dtype is not always that of the storage's class
         held = storage.numel * storage.itemsize // itemsize
         if geometry.numel and offset + geometry.last >= held:
             raise ContradictionError(
-                f"a tensor that reaches to element {offset + geometry.last:,} of storage {storage.key}, which has {held:,} of {dtype}"
+                f"a tensor that reaches to element {offset + geometry.last:,} of storage "
+                f"{storage.key}, which has {held:,} of {dtype}"
             )
         self.viewed += geometry.numel * itemsize
 
     def spend(self, steps: int) -> None:
-        """Counts what one value looks through that others may share with it; ContradictionError past what any model has."""
+        """Counts what one value looks through that others may share with it; ContradictionError
+        past what any model has.
+        """
         self.spent += steps
         if self.spent > MOST_SHARED:
-            raise ContradictionError(f"grouped tensors with more than {MOST_SHARED:,} members in all")
+            raise ContradictionError(
+                f"grouped tensors with more than {MOST_SHARED:,} members in all"
+            )
 
     def check_expansion(self, tree: Any) -> None:
-        """Adds a problem when the tensors of the tree repeat the bytes of their storages beyond what any model does.
+        """Adds a problem when the tensors of the tree repeat the bytes of their storages beyond
+        what any model does.
 
-        By strides, or by overlapping each other; what is one view counts once, for it will be written once.
+        By strides, or by overlapping each other; what is one view counts once, for it will be
+        written once.
         """
         stored = sum(s.nbytes for s in self.storages.values())
         allowed = EXPANSION * stored + FREE_EXPANSION
@@ -196,14 +252,18 @@ class Decoding:
         if repeated > allowed:
             self.problems.add(
                 "M914",
-                f"tensors repeat the bytes of their storages: they have {repeated:,} bytes more than are stored, "
+                f"tensors repeat the bytes of their storages: they have {repeated:,} bytes more "
+                "than are stored, "
                 f"and {allowed:,} are allowed; the largest is {max(views.values())[1]}",
-                help="save the checkpoint again without expanded tensors, or drop those keys where it is written",
+                help="save the checkpoint again without expanded tensors, or drop those keys "
+                "where it is written",
             )
 
 
 def _five(identity: Any) -> tuple[Any, bool]:
-    """The five fields of a storage's persistent id, and whether it has the sixth of legacy files. ForeignError for other ids."""
+    """The five fields of a storage's persistent id, and whether it has the sixth of legacy files.
+    ForeignError for other ids.
+    """
     if type(identity) is not tuple or len(identity) not in (5, 6) or identity[0] != "storage":
         raise ForeignError("a persistent id that is no storage")
     return identity[:5], identity[5:] not in ((), (None,))
@@ -220,8 +280,15 @@ def is_global(node: Any, *names: tuple[str, str]) -> bool:
 
 
 def integers(node: Any) -> tuple[int, ...]:
-    """The numbers of a tuple of integers or of a torch.Size; ContradictionError for anything else."""
-    if type(node) is Call and is_global(node.function, ("torch", "Size")) and len(node.arguments) == 1 and plain(node):
+    """The numbers of a tuple of integers or of a torch.Size; ContradictionError for anything
+    else.
+    """
+    if (
+        type(node) is Call
+        and is_global(node.function, ("torch", "Size"))
+        and len(node.arguments) == 1
+        and plain(node)
+    ):
         node = node.arguments[0]
     if type(node) not in (tuple, list) or any(type(n) is not int for n in node):
         raise ContradictionError(f"{kind_of(node)} where a tuple of integers belongs")
@@ -249,9 +316,9 @@ def _described(dtype: str | None, numel: int, location: str) -> str:
 class Decoder:
     """How one (name, way, number of arguments) is read.
 
-    `parts` gives the nodes that have to be decoded first (None: there are none, which is faster), `make` the value from the call and
-    its decoded parts. `keyed`: the parts begin with the call's pairs, key and value in turn; `numbered`: they are numbered items. Both
-    only serve messages.
+    `parts` gives the nodes that have to be decoded first (None: there are none, which is faster),
+    `make` the value from the call and its decoded parts. `keyed`: the parts begin with the call's
+    pairs, key and value in turn; `numbered`: they are numbered items. Both only serve messages.
     """
 
     make: Callable[[Call, Any, Decoding], Any]

@@ -1,7 +1,9 @@
-"""Inert nodes to a pickle stream, without a pickler: protocol 2, in the opcodes that torch's weights-only reader accepts.
+"""Inert nodes to a pickle stream, without a pickler: protocol 2, in the opcodes that torch's
+weights-only reader accepts.
 
-Plain data becomes what `pickle.dumps(value, 2)` makes of it, byte for byte. Protocol 2 has no opcode for bytes, sets and complex
-numbers; they are written as the calls that the pickler writes for them.
+Plain data becomes what `pickle.dumps(value, 2)` makes of it, byte for byte. Protocol 2 has no
+opcode for bytes, sets and complex numbers; they are written as the calls that the pickler writes
+for them.
 
 Depth is measured before anything is written, so writing may call itself.
 """
@@ -29,9 +31,10 @@ _CONSTANTS = {None: b"N", True: b"\x88", False: b"\x89"}
 def emit(value: Any, *, name: str, names: Container[tuple[str, str]] | None = None) -> bytes:
     """The stream whose reading gives `value` again: what is one object here is one object there.
 
-    Bytes, bytearrays, sets and complex numbers come back as calls of `_codecs.encode` and of their types. M933, naming the stream
-    `name`, if `value` holds what no stream can: an object of another class, a container that contains itself or is too deep, an
-    integer or a text that the reader would refuse. M933 as well for a name that is not among `names`, if these are given.
+    Bytes, bytearrays, sets and complex numbers come back as calls of `_codecs.encode` and of their
+    types. M933, naming the stream `name`, if `value` holds what no stream can: an object of another
+    class, a container that contains itself or is too deep, an integer or a text that the reader
+    would refuse. M933 as well for a name that is not among `names`, if these are given.
     """
     writer = _Writer()
     try:
@@ -40,17 +43,26 @@ def emit(value: Any, *, name: str, names: Container[tuple[str, str]] | None = No
             writer.write(value)
             for module, called in writer.names:
                 if names is not None and (module, called) not in names:
-                    raise WrongError("M933", f"{printable(module)}.{printable(called)} is no name that may be written")
+                    raise WrongError(
+                        "M933",
+                        f"{printable(module)}.{printable(called)} is no name that may be written",
+                    )
     except WrongError as error:
         fail("M933", f"{name}: {error.message}")
     stream = b"".join((b"\x80\x02", *writer.parts, b"."))
     if len(stream) > ARCHIVE.size:
-        fail("M933", f"{name}: a pickle stream of {len(stream):,} bytes; at most {ARCHIVE.size:,} can be read again")
+        fail(
+            "M933",
+            f"{name}: a pickle stream of {len(stream):,} bytes; at most {ARCHIVE.size:,} can be "
+            "read again",
+        )
     return stream
 
 
 class _Writer:
-    """One stream being written. What is in the memo stays alive, with the value or in `kept`, so that no id comes twice."""
+    """One stream being written. What is in the memo stays alive, with the value or in `kept`, so
+    that no id comes twice.
+    """
 
     __slots__ = ("entries", "kept", "memo", "names", "parts")
 
@@ -112,7 +124,10 @@ class _Writer:
     def write_text(self, text: str) -> None:
         encoded = text.encode("utf-8", "surrogatepass")
         if len(encoded) > ARCHIVE.text:
-            raise WrongError("M933", f"a text of {len(encoded):,} bytes; at most {ARCHIVE.text:,} can be read again")
+            raise WrongError(
+                "M933",
+                f"a text of {len(encoded):,} bytes; at most {ARCHIVE.text:,} can be read again",
+            )
         self.parts.append(struct.pack("<cI", b"X", len(encoded)) + encoded)
 
     def write_global(self, module: str, name: str) -> None:
@@ -120,9 +135,15 @@ class _Writer:
         if entry is not None:
             self.parts.append(_get(entry))
             return
-        plain = module.isascii() and name.isascii() and all(map(str.isidentifier, (*module.split("."), name)))
+        plain = (
+            module.isascii()
+            and name.isascii()
+            and all(map(str.isidentifier, (*module.split("."), name)))
+        )
         if not plain or len(module) > 200 or len(name) > 200:
-            raise WrongError("M933", f"{printable(module)}.{printable(name)} is not the name of anything")
+            raise WrongError(
+                "M933", f"{printable(module)}.{printable(name)} is not the name of anything"
+            )
         self.names[module, name] = self.entries
         old = TO_PYTHON2_NAMES.get((module, name)) or (TO_PYTHON2_MODULES.get(module, module), name)
         self.parts.append(b"c%b\n%b\n" % (old[0].encode(), old[1].encode()))
@@ -162,7 +183,9 @@ class _Writer:
 
     def write_call(self, call: Call) -> None:
         if type(call.function) is not Global or type(call.arguments) is not tuple:
-            raise WrongError("M933", f"a call of {kind_of(call.function)} with {kind_of(call.arguments)}")
+            raise WrongError(
+                "M933", f"a call of {kind_of(call.function)} with {kind_of(call.arguments)}"
+            )
         cls, dot, method = call.function.name.rpartition(".")
         if dot and method == METHOD:
             self.write_method(call.function, cls)
@@ -194,10 +217,14 @@ class _Writer:
         self.remember(function)
 
     def write_as_call(self, value: Any) -> None:
-        """What protocol 2 has no opcode for. What is made on the way is counted in the memo, but never used again."""
+        """What protocol 2 has no opcode for. What is made on the way is counted in the memo, but
+        never used again.
+        """
         kind = type(value)
         if kind is bytes or (kind is bytearray and not value):
-            self.write_global(*(("_codecs", "encode") if kind is bytes else ("builtins", "bytearray")))
+            self.write_global(
+                *(("_codecs", "encode") if kind is bytes else ("builtins", "bytearray"))
+            )
             if kind is bytes:
                 self.write_text(value.decode("latin-1"))
                 self.put()
@@ -245,5 +272,7 @@ def _integer(value: int) -> bytes:
     if value < 0 and value >= -(1 << (8 * size - 9)):
         size -= 1
     if size > ARCHIVE.integer:
-        raise WrongError("M933", f"an integer of {size:,} bytes; at most {ARCHIVE.integer} can be read again")
+        raise WrongError(
+            "M933", f"an integer of {size:,} bytes; at most {ARCHIVE.integer} can be read again"
+        )
     return b"\x8a" + bytes((size,)) + value.to_bytes(size, "little", signed=True)

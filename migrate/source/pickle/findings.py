@@ -12,7 +12,9 @@ MOST = 20
 
 
 class Findings:
-    """The problems of the stream `name`, which is printable here. `count` is how many there are, of which `MOST` are kept."""
+    """The problems of the stream `name`, which is printable here. `count` is how many there are, of
+    which `MOST` are kept.
+    """
 
     __slots__ = ("_kept", "count", "name")
 
@@ -28,9 +30,16 @@ class Findings:
             self._kept.append(Diagnostic(code, f"{self.name}: {message}", help=help))
 
     def check(self, *others: Diagnostic) -> None:
-        """Raises `others` and what was added, if there is any of them; the last line counts what was not kept."""
+        """Raises `others` and what was added, if there is any of them; the last line counts what
+        was not kept.
+        """
         found = [*others, *self._kept]
         if self.count > MOST:
-            found.append(Diagnostic(self._kept[-1].code, f"{self.name}: {self.count - MOST:,} more contradictions like these"))
+            found.append(
+                Diagnostic(
+                    self._kept[-1].code,
+                    f"{self.name}: {self.count - MOST:,} more contradictions like these",
+                )
+            )
         if found:
             raise_all(found)

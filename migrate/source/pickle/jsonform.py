@@ -1,15 +1,17 @@
-"""Inert nodes as JSON and back: how what a .pt file holds beside its tensors travels with a format that has no place for it.
+"""Inert nodes as JSON and back: how what a .pt file holds beside its tensors travels with a format
+that has no place for it.
 
-Nothing is lost, because the nodes are few kinds and each is spelled out. null, booleans, numbers, text and lists stand for
-themselves; all else is an object with one telling name:
+Nothing is lost, because the nodes are few kinds and each is spelled out. null, booleans, numbers,
+text and lists stand for themselves; all else is an object with one telling name:
 
-    {"dict": [[key, value], …]}    {"tuple": […]}    {"set": […]}    {"frozenset": […]}    {"bytes": base64}    {"bytearray": base64}
-    {"float": "7ff8000000000000"}  a float that JSON has no word for, by its bits
-    {"text": base64}               text with half a surrogate pair
+    {"dict": [[key, value], …]}    {"tuple": […]}    {"set": […]}    {"frozenset": […]}    {"bytes":
+    base64}    {"bytearray": base64} {"float": "7ff8000000000000"}  a float that JSON has no word
+    for, by its bits {"text": base64}               text with half a surrogate pair
     {"name": ["torch", "float32"]} a name that is a value
     {"call": [name, arguments], "how", "state", "items", "pairs"}
-    {"tensor": key, …}             a tensor, which lies beside; in a dict, a plain tensor called by its key is the key alone: [key]
-    {"id": n, "is": …} {"ref": n}  one object that stands in several places
+    {"tensor": key, …}             a tensor, which lies beside; in a dict, a plain tensor called by
+    its key is the key alone: [key] {"id": n, "is": …} {"ref": n}  one object that stands in several
+    places
 
 What is read back goes through the same decoders as a stream: being JSON makes nothing trustworthy.
 """
@@ -35,7 +37,9 @@ _FLAGS = ("requires_grad", "parameter")
 
 
 class Ref(NamedTuple):
-    """A tensor that lies elsewhere under `key`. `state` are its attributes as nodes; `tied` is the key that it shared its bytes with."""
+    """A tensor that lies elsewhere under `key`. `state` are its attributes as nodes; `tied` is the
+    key that it shared its bytes with.
+    """
 
     key: str
     requires_grad: bool = False
@@ -101,7 +105,12 @@ class _Speller:
         if kind is Global:
             return {"name": [node.module, node.name]}
         if kind is Call:
-            out: dict[str, Any] = {"call": [[node.function.module, node.function.name], [self.spell(a) for a in node.arguments]]}
+            out: dict[str, Any] = {
+                "call": [
+                    [node.function.module, node.function.name],
+                    [self.spell(a) for a in node.arguments],
+                ]
+            }
             if node.how != "reduce":
                 out["how"] = node.how
             if node.state is not ABSENT:
@@ -112,17 +121,26 @@ class _Speller:
                 out["pairs"] = self.pairs(node.pairs)
             return out
         if kind is Set:
-            return {"frozenset" if node.frozen else "set": [self.spell(item) for item in node.items]}
+            return {
+                "frozenset" if node.frozen else "set": [self.spell(item) for item in node.items]
+            }
         if kind in (bytes, bytearray):
             return {kind.__name__: b64encode(node).decode()}
         if kind is complex:
-            return {"call": [["builtins", "complex"], [self.spell(node.real), self.spell(node.imag)]]}
+            return {
+                "call": [["builtins", "complex"], [self.spell(node.real), self.spell(node.imag)]]
+            }
         raise ValueError(f"a {kind.__name__} has no spelling")
 
     def pairs(self, pairs: list[tuple[Any, Any]]) -> list[Any]:
         out: list[Any] = []
         for key, value in pairs:
-            if type(value) is Ref and value.key == key and value.plain and id(value) not in self.shared:
+            if (
+                type(value) is Ref
+                and value.key == key
+                and value.plain
+                and id(value) not in self.shared
+            ):
                 out.append([key])
             else:
                 out.append([self.spell(key), self.spell(value)])
@@ -155,13 +173,19 @@ def _held(node: Any) -> list[Any]:
     if kind is Ref:
         return [] if node.state is None else [node.state]
     if kind is Call:
-        out = [*node.arguments, *(node.items or ()), *(part for pair in node.pairs or () for part in pair)]
+        out = [
+            *node.arguments,
+            *(node.items or ()),
+            *(part for pair in node.pairs or () for part in pair),
+        ]
         return out if node.state is ABSENT else [*out, node.state]
     return []
 
 
 def from_json(document: Any, tensor: Callable[[Ref], Any], label: str) -> Any:
-    """The nodes that a JSON value spells, each tensor as `tensor` makes it. M906 naming `label` for anything `to_json` does not write."""
+    """The nodes that a JSON value spells, each tensor as `tensor` makes it. M906 naming `label` for
+    anything `to_json` does not write.
+    """
     return _Reader(tensor, label).read(document, 0)
 
 
@@ -172,7 +196,11 @@ class _Reader:
         self.names: dict[tuple[str, str], Global] = {}
 
     def bad(self, what: str) -> NoReturn:
-        fail("M906", f"{self.label}: {what}", help="fetch the file again, or remove it to go on with the tensors alone")
+        fail(
+            "M906",
+            f"{self.label}: {what}",
+            help="fetch the file again, or remove it to go on with the tensors alone",
+        )
 
     def read(self, value: Any, depth: int) -> Any:
         kind = type(value)
@@ -211,11 +239,20 @@ class _Reader:
                 return self.name(module, name)
             case {"tensor": str(key), **rest}:
                 return self.tensor(key, rest, depth)
-            case {"call": [[str(module), str(name)], list(arguments)], **rest} if rest.keys() <= {"how", "state", "items", "pairs"}:
+            case {"call": [[str(module), str(name)], list(arguments)], **rest} if rest.keys() <= {
+                "how",
+                "state",
+                "items",
+                "pairs",
+            }:
                 return self.call(self.name(module, name), arguments, rest, depth)
-        return self.bad(f"holds an object with the names {printable(', '.join(map(str, list(value)[:4])))}")
+        return self.bad(
+            f"holds an object with the names {printable(', '.join(map(str, list(value)[:4])))}"
+        )
 
-    def call(self, function: Global, arguments: list[Any], rest: Mapping[Any, Any], depth: int) -> Call:
+    def call(
+        self, function: Global, arguments: list[Any], rest: Mapping[Any, Any], depth: int
+    ) -> Call:
         how = rest.get("how", "reduce")
         if how not in ("reduce", "newobj"):
             self.bad("calls something in an unknown way")
@@ -231,15 +268,23 @@ class _Reader:
     def pairs(self, pairs: list[Any], depth: int) -> list[tuple[Any, Any]]:
         out: list[tuple[Any, Any]] = []
         for pair in pairs:
-            if type(pair) is not list or not 1 <= len(pair) <= 2 or (len(pair) == 1 and type(pair[0]) is not str):
+            if (
+                type(pair) is not list
+                or not 1 <= len(pair) <= 2
+                or (len(pair) == 1 and type(pair[0]) is not str)
+            ):
                 self.bad("has an entry of a dict that is no pair")
             key = self.read(pair[0], depth + 1)
-            out.append((key, self.tensor_of(Ref(key)) if len(pair) == 1 else self.read(pair[1], depth + 1)))
+            out.append(
+                (key, self.tensor_of(Ref(key)) if len(pair) == 1 else self.read(pair[1], depth + 1))
+            )
         self.distinct([key for key, _ in out])
         return out
 
     def distinct(self, keys: list[Any]) -> list[Any]:
-        """The keys of a dict or the members of a set, which are values that can be such, none twice."""
+        """The keys of a dict or the members of a set, which are values that can be such, none
+        twice.
+        """
         try:
             forms, _ = forms_of(keys)
         except WrongError as error:
@@ -251,8 +296,14 @@ class _Reader:
     def tensor(self, key: str, rest: Mapping[Any, Any], depth: int) -> Any:
         flags = [rest.get(flag, False) for flag in _FLAGS]
         subclass, tied = rest.get("subclass"), rest.get("tied")
-        wrong = rest.keys() - {*_FLAGS, "subclass", "state", "tied"} or any(type(flag) is not bool for flag in flags)
-        if wrong or subclass not in (None, "Buffer") or (tied is not None and type(tied) is not str):
+        wrong = rest.keys() - {*_FLAGS, "subclass", "state", "tied"} or any(
+            type(flag) is not bool for flag in flags
+        )
+        if (
+            wrong
+            or subclass not in (None, "Buffer")
+            or (tied is not None and type(tied) is not str)
+        ):
             self.bad(f"says something else of the tensor {printable(key)} than can be said")
         state = self.read(rest["state"], depth + 1) if "state" in rest else None
         return self.tensor_of(Ref(key, flags[0], flags[1], subclass, state, tied))

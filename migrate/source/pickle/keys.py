@@ -1,7 +1,8 @@
 """Keys of dicts and members of sets, in a form that is safe to compare.
 
-A hash of numbers or tuples can be chosen by who writes the stream, so that a dict of them takes for ever; hashing a tuple that is
-deep enough kills the process. Here numbers keep to 64 bits, and tuples become a flat row of texts, whose hashes nobody can choose.
+A hash of numbers or tuples can be chosen by who writes the stream, so that a dict of them takes for
+ever; hashing a tuple that is deep enough kills the process. Here numbers keep to 64 bits, and
+tuples become a flat row of texts, whose hashes nobody can choose.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ def forms_of(keys: list[Any]) -> tuple[list[Any], int]:
 
 
 def _flatten(key: tuple[Any, ...], depth: int, shape: list[str], leaves: list[Any]) -> None:
-    """A tuple as the text of its shape and its leaves. Hashes of numbers can be chosen, those of texts cannot."""
+    """A tuple as the text of its shape and its leaves. Hashes of numbers can be chosen, those of
+    texts cannot.
+    """
     if depth > 3:
         raise WrongError("M932", "a tuple as a key that is more than 3 deep")
     shape.append("(")
@@ -75,7 +78,11 @@ def _flatten(key: tuple[Any, ...], depth: int, shape: list[str], leaves: list[An
         if kind is tuple:
             _flatten(part, depth + 1, shape, leaves)
             continue
-        if kind is int or kind is bool or (kind is float and part.is_integer() and abs(part) < 2.0**64):
+        if (
+            kind is int
+            or kind is bool
+            or (kind is float and part.is_integer() and abs(part) < 2.0**64)
+        ):
             # 1, 1.0 and True are one key
             shape.append("n")
             leaves.append(str(_number(int(part))))

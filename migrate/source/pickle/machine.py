@@ -1,17 +1,22 @@
-"""The one reader of pickle streams: a stack machine that makes inert nodes and imports, calls and builds nothing.
+"""The one reader of pickle streams: a stack machine that makes inert nodes and imports, calls and
+builds nothing.
 
-It does what the unpickler's machine does, memo and frames included, so there is nothing to be fooled about; what it cannot
-hold exactly it refuses. Three refusals carry the rest:
+It does what the unpickler's machine does, memo and frames included, so there is nothing to be
+fooled about; what it cannot hold exactly it refuses. Three refusals carry the rest:
 
-* A container that was read back from the memo never changes afterwards. Genuine streams finish a container before they use it
-  again, except for values that contain themselves. So every value is complete when something takes it, and there are no cycles.
-* POP, POP_MARK and DUP are refused: supported writers need them only for tuples that contain themselves.
-* Nothing made from composites of the stream is hashed, compared or printed: a tuple as key becomes flat text first.
+* A container that was read back from the memo never changes afterwards. Genuine streams finish a
+  container before they use it again, except for values that contain themselves. So every value is
+  complete when something takes it, and there are no cycles.
+* POP, POP_MARK and DUP are refused: supported writers need them only for tuples that contain
+  themselves.
+* Nothing made from composites of the stream is hashed, compared or printed: a tuple as key becomes
+  flat text first.
 
-One loop over all opcodes, the frequent ones first: a function per opcode would cost twice the time. `at` is the start of the
-opcode in hand until its branch ends, so an error knows its offset for nothing. A MARK starts a new stack, so that no opcode can
-reach below it. A frame is a buffer of its own, so that no opcode can reach out of it. Counts are compared with their limits
-every few thousand opcodes and at the end.
+One loop over all opcodes, the frequent ones first: a function per opcode would cost twice the time.
+`at` is the start of the opcode in hand until its branch ends, so an error knows its offset for
+nothing. A MARK starts a new stack, so that no opcode can reach below it. A frame is a buffer of its
+own, so that no opcode can reach out of it. Counts are compared with their limits every few thousand
+opcodes and at the end.
 """
 
 from __future__ import annotations
@@ -30,14 +35,16 @@ from .opcodes import PYTHON2_MODULES, PYTHON2_NAMES, cut_off, lengthy, named, to
 
 _HELP = {
     "M930": "compare the file's size and checksum with those of its origin, and fetch it again",
-    "M931": "nothing was executed; if you trust the file, load it where it was made and save its state dict again",
+    "M931": "nothing was executed; if you trust the file, load it where it was made and save its "
+    "state dict again",
     "M932": "genuine checkpoints stay far below; check that the file is what it claims to be",
 }
 # opcodes between two looks at the counts
 _STRIDE = 4096
 # bytes of a text that is read in the loop
 _LONG = 4096
-# bytes of a frame, which is copied: writers end one after 64 KiB, and older ones after the blob that reaches past that
+# bytes of a frame, which is copied: writers end one after 64 KiB, and older ones after the blob
+# that reaches past that
 _FRAME = 65 << 20
 
 
@@ -50,54 +57,88 @@ _UNTOUCHED: Final = (ABSENT, None, None)
 _GROWING: Final = frozenset({list, Dict, Set, Call, _Hole})
 
 
-def read(data: bytes | memoryview, limits: Limits, *, name: str, start: int = 0, whole: bool = True, persistent: bool = False) -> Any:
+def read(
+    data: bytes | memoryview,
+    limits: Limits,
+    *,
+    name: str,
+    start: int = 0,
+    whole: bool = True,
+    persistent: bool = False,
+) -> Any:
     """The one value of the pickle stream that starts at `start`, as inert nodes.
 
-    The stream ends with the data; with `whole=False` other data may follow, and `(value, offset of what follows)` is returned.
-    Anything but whole `bytes` is copied first, up to `limits.size`. `persistent` allows BINPERSID. `name` is the stream's name in
-    messages, offsets there count from the beginning of `data`.
+    The stream ends with the data; with `whole=False` other data may follow, and
+    `(value, offset of what follows)` is returned. Anything but whole `bytes` is copied first, up to
+    `limits.size`. `persistent` allows BINPERSID. `name` is the stream's name in messages, offsets
+    there count from the beginning of `data`.
 
-    What is returned is what the unpickler would make of the stream, with every call left undone: no cycles, no dict with a key
-    twice, at most `limits.depth` deep. Raises CheckpointError alone: M930 not a pickle stream, M931 an opcode or a form that is
-    refused, M932 a limit.
+    What is returned is what the unpickler would make of the stream, with every call left undone: no
+    cycles, no dict with a key twice, at most `limits.depth` deep. Raises CheckpointError alone:
+    M930 not a pickle stream, M931 an opcode or a form that is refused, M932 a limit.
     """
     end = min(len(data), start + limits.size)
     if whole and end < len(data):
-        fail("M932", f"{name}: a pickle stream of {len(data) - start:,} bytes; at most {limits.size:,} are read", help=_HELP["M932"])
-    stream = data if type(data) is bytes and not start and end == len(data) else bytes(data[start:end])
+        fail(
+            "M932",
+            f"{name}: a pickle stream of {len(data) - start:,} bytes; at most {limits.size:,} are "
+            "read",
+            help=_HELP["M932"],
+        )
+    stream = (
+        data if type(data) is bytes and not start and end == len(data) else bytes(data[start:end])
+    )
     place = [0]
     value = None
     with collector_paused():
         try:
             value = _run(stream, limits, persistent, place)
             if whole and place[0] != len(stream):
-                raise WrongError("M930", f"{len(stream) - place[0]:,} bytes follow the end of the pickle stream")
+                raise WrongError(
+                    "M930", f"{len(stream) - place[0]:,} bytes follow the end of the pickle stream"
+                )
             measure(value, limits, len(stream))
             problem = None
         except WrongError as error:
-            # without its traceback, whose frames would keep all that was read until the next collection
+            # without its traceback, whose frames would keep all that was read until the next
+            # collection
             problem = error.with_traceback(None)
         except MemoryError:
             problem = WrongError("M932", "a value that does not fit into memory")
     if problem is not None:
         if end < len(data) and isinstance(problem, EndedError):
             problem = WrongError("M932", f"a pickle stream of more than {limits.size:,} bytes")
-        fail(problem.code, f"{name}: byte {start + min(place[0], len(stream)):,}: {problem.message}", help=_HELP[problem.code])
+        fail(
+            problem.code,
+            f"{name}: byte {start + min(place[0], len(stream)):,}: {problem.message}",
+            help=_HELP[problem.code],
+        )
     return value if whole else (value, start + place[0])
 
 
 def _run(data: bytes, limits: Limits, persistent: bool, place: list[int]) -> Any:
     """The value. `place` receives the offset behind STOP, or that of the opcode that is wrong."""
     if data[:1] != b"\x80":
-        raise WrongError("M930", "not a pickle stream of protocol 2 to 5: it does not begin with PROTO")
+        raise WrongError(
+            "M930", "not a pickle stream of protocol 2 to 5: it does not begin with PROTO"
+        )
     if len(data) < 2 or not 2 <= data[1] <= 5:
-        raise WrongError("M930", f"a pickle stream of protocol {data[1]}; 2 to 5 are read" if data[1:] else "the stream ends before STOP")
+        raise WrongError(
+            "M930",
+            f"a pickle stream of protocol {data[1]}; 2 to 5 are read"
+            if data[1:]
+            else "the stream ends before STOP",
+        )
     protocol = data[1]
     # a writer spends a byte and more on a memo entry, and three on most containers
     memo_limit = min(limits.memo, 1000 + len(data))
     node_limit = min(limits.nodes, 100_000 + len(data) // 3)
     marks_limit, text_limit = limits.marks, min(limits.text, _LONG)
-    half, word, signed = struct.Struct("<H").unpack_from, struct.Struct("<I").unpack_from, struct.Struct("<i").unpack_from
+    half, word, signed = (
+        struct.Struct("<H").unpack_from,
+        struct.Struct("<I").unpack_from,
+        struct.Struct("<i").unpack_from,
+    )
     growing, absent, new, texts = _GROWING, ABSENT, object.__new__, {str}
     stack: list[Any] = []
     below: list[list[Any]] = []
@@ -132,7 +173,9 @@ def _run(data: bytes, limits: Limits, persistent: bool, place: list[int]) -> Any
                             size = 5
                         if type(value) in growing:
                             if value is _HOLE:
-                                raise WrongError("M930", "a memo entry is read, but was not written")
+                                raise WrongError(
+                                    "M930", "a memo entry is read, but was not written"
+                                )
                             closed.add(id(value))
                         stack.append(value)
                         at += size
@@ -172,7 +215,9 @@ def _run(data: bytes, limits: Limits, persistent: bool, place: list[int]) -> Any
                             if size > limits.integer:
                                 raise too_large("an integer", size, limits.integer)
                             size += at + 2
-                            stack.append(int.from_bytes(buffer[at + 2 : size], "little", signed=True))
+                            stack.append(
+                                int.from_bytes(buffer[at + 2 : size], "little", signed=True)
+                            )
                             at = size
                         elif op == 0x87:  # TUPLE3
                             value = stack.pop()
@@ -187,7 +232,11 @@ def _run(data: bytes, limits: Limits, persistent: bool, place: list[int]) -> Any
                             value = stack.pop()
                             made = stack.pop()
                             if type(value) is not str or type(made) is not str:
-                                raise WrongError("M930", f"STACK_GLOBAL takes {kind_of(made)} and {kind_of(value)} for a name")
+                                raise WrongError(
+                                    "M930",
+                                    f"STACK_GLOBAL takes {kind_of(made)} and {kind_of(value)} for "
+                                    "a name",
+                                )
                             stack.append(named(made, value, names))
                             at += 1
                         elif op == 0x95:  # FRAME
@@ -195,7 +244,10 @@ def _run(data: bytes, limits: Limits, persistent: bool, place: list[int]) -> Any
                             if framed:
                                 raise WrongError("M930", "FRAME inside a frame")
                             if size > len(data) - at - 9:
-                                raise EndedError("M930", f"a frame of {size:,} bytes, {len(data) - at - 9:,} are left")
+                                raise EndedError(
+                                    "M930",
+                                    f"a frame of {size:,} bytes, {len(data) - at - 9:,} are left",
+                                )
                             if size > _FRAME:
                                 raise too_large("a frame", size, _FRAME)
                             base = at + 9
@@ -218,7 +270,9 @@ def _run(data: bytes, limits: Limits, persistent: bool, place: list[int]) -> Any
                                 raise WrongError("M931", f"ADDITEMS adds to {kind_of(target)}")
                             if id(target) in closed:
                                 raise _changed(target)
-                            nodes += _distinct(target, items, target.items if id(target) not in seen else [], seen)
+                            nodes += _distinct(
+                                target, items, target.items if id(target) not in seen else [], seen
+                            )
                             target.items += items
                             at += 1
                         elif op == 0x92:  # NEWOBJ_EX
@@ -228,7 +282,10 @@ def _run(data: bytes, limits: Limits, persistent: bool, place: list[int]) -> Any
                             if type(function) is not Global or type(arguments) is not tuple:
                                 raise _uncallable(function, arguments)
                             if type(keywords) is not Dict or keywords.pairs:
-                                raise WrongError("M931", f"NEWOBJ_EX calls {kind_of(function)} with keyword arguments")
+                                raise WrongError(
+                                    "M931",
+                                    f"NEWOBJ_EX calls {kind_of(function)} with keyword arguments",
+                                )
                             stack[-1] = Call("newobj", function, arguments)
                             nodes += 1
                             at += 1
@@ -245,10 +302,16 @@ def _run(data: bytes, limits: Limits, persistent: bool, place: list[int]) -> Any
                                 size = 2
                             if index != len(memo):
                                 if index > memo_limit:
-                                    raise WrongError("M932", f"memo entry {index:,}; at most {memo_limit:,} in this stream")
+                                    raise WrongError(
+                                        "M932",
+                                        f"memo entry {index:,}; at most {memo_limit:,} in this "
+                                        "stream",
+                                    )
                                 if index < len(memo):
                                     if memo[index] is not _HOLE:
-                                        raise WrongError("M930", f"memo entry {index} is written twice")
+                                        raise WrongError(
+                                            "M930", f"memo entry {index} is written twice"
+                                        )
                                     memo[index] = stack[-1]
                                     at += size
                                     continue
@@ -274,7 +337,11 @@ def _run(data: bytes, limits: Limits, persistent: bool, place: list[int]) -> Any
                             keys = items[::2]
                             once = type(target) is Dict and not target.pairs
                             # the common case: a dict that grows once, by texts
-                            if once and set(map(type, keys)) == texts and len(set(keys)) * 2 == len(items):
+                            if (
+                                once
+                                and set(map(type, keys)) == texts
+                                and len(set(keys)) * 2 == len(items)
+                            ):
                                 target.pairs = list(zip(keys, items[1::2], strict=True))
                             else:
                                 nodes += _set(target, items, seen)
@@ -311,9 +378,15 @@ def _run(data: bytes, limits: Limits, persistent: bool, place: list[int]) -> Any
                         value = stack.pop()
                         target = stack[-1]
                         if type(target) is not Call:
-                            raise WrongError("M931", f"BUILD gives a state to {kind_of(target)}; only what was called has one")
+                            raise WrongError(
+                                "M931",
+                                f"BUILD gives a state to {kind_of(target)}; only what was called "
+                                "has one",
+                            )
                         if target.state is not absent:
-                            raise WrongError("M931", f"BUILD gives a second state to {kind_of(target)}")
+                            raise WrongError(
+                                "M931", f"BUILD gives a second state to {kind_of(target)}"
+                            )
                         if id(target) in closed:
                             raise _changed(target)
                         target.state = value
@@ -345,7 +418,9 @@ def _run(data: bytes, limits: Limits, persistent: bool, place: list[int]) -> Any
                         at += 3
                     elif op == 0x51:  # BINPERSID
                         if not persistent:
-                            raise WrongError("M931", "BINPERSID: a persistent id where no storage can be")
+                            raise WrongError(
+                                "M931", "BINPERSID: a persistent id where no storage can be"
+                            )
                         stack[-1] = Persistent(stack[-1])
                         nodes += 1
                         at += 1
@@ -381,7 +456,9 @@ def _run(data: bytes, limits: Limits, persistent: bool, place: list[int]) -> Any
                         size = buffer.find(b"\n", at, at + 256) + 1
                         index = buffer.find(b"\n", size, size + 256) + 1
                         if not size or not index:
-                            raise WrongError("M930", "GLOBAL without two lines, each of which is a short name")
+                            raise WrongError(
+                                "M930", "GLOBAL without two lines, each of which is a short name"
+                            )
                         function = buffer[at + 1 : size - 1].decode()
                         value = buffer[size : index - 1].decode()
                         if protocol == 2:
@@ -393,9 +470,15 @@ def _run(data: bytes, limits: Limits, persistent: bool, place: list[int]) -> Any
                         if framed and at + 1 != len(buffer):
                             raise WrongError("M930", "STOP before the end of its frame")
                         if below or len(stack) != 1:
-                            raise WrongError("M930", f"STOP with {'a mark open' if below else f'{len(stack):,} values on the stack'}")
+                            raise WrongError(
+                                "M930",
+                                "STOP with "
+                                f"{'a mark open' if below else f'{len(stack):,} values on the stack'}",  # noqa: E501
+                            )
                         if numbered and len(memo) > numbered:
-                            raise WrongError("M931", "a memo that is both numbered with gaps and counted")
+                            raise WrongError(
+                                "M931", "a memo that is both numbered with gaps and counted"
+                            )
                         _count(opcodes, 0, memo, memo_limit, nodes, node_limit, limits)
                         at += 1
                         return stack[0]
@@ -404,7 +487,15 @@ def _run(data: bytes, limits: Limits, persistent: bool, place: list[int]) -> Any
                         stack.append(value)
                 opcodes += _STRIDE
                 ticks = repeat(None, _STRIDE)
-                _count(opcodes, len(stack) + sum(map(len, below)), memo, memo_limit, nodes, node_limit, limits)
+                _count(
+                    opcodes,
+                    len(stack) + sum(map(len, below)),
+                    memo,
+                    memo_limit,
+                    nodes,
+                    node_limit,
+                    limits,
+                )
             except IndexError:
                 if not framed or at != len(buffer):
                     raise cut_off(buffer, at, framed) from None
@@ -418,7 +509,15 @@ def _run(data: bytes, limits: Limits, persistent: bool, place: list[int]) -> Any
         place[0] = base + at
 
 
-def _count(opcodes: int, stack: int, memo: list[Any], memo_limit: int, nodes: int, node_limit: int, limits: Limits) -> None:
+def _count(
+    opcodes: int,
+    stack: int,
+    memo: list[Any],
+    memo_limit: int,
+    nodes: int,
+    node_limit: int,
+    limits: Limits,
+) -> None:
     """M932 for the count that has reached its limit."""
     if opcodes > limits.opcodes:
         raise WrongError("M932", f"more than {limits.opcodes:,} opcodes")
@@ -431,22 +530,41 @@ def _count(opcodes: int, stack: int, memo: list[Any], memo_limit: int, nodes: in
 
 
 def _changed(target: Any) -> WrongError:
-    return WrongError("M931", f"{kind_of(target)} changes after it was used, as only values that contain themselves do")
+    return WrongError(
+        "M931",
+        f"{kind_of(target)} changes after it was used, as only values that contain themselves do",
+    )
 
 
 def _uncallable(function: Any, arguments: Any) -> WrongError:
     if type(function) is not Global:
-        return WrongError("M931", f"calls {kind_of(function)}; only what a name stands for can be called")
-    return WrongError("M930", f"calls {kind_of(function)} with {kind_of(arguments)} instead of a tuple of arguments")
+        return WrongError(
+            "M931", f"calls {kind_of(function)}; only what a name stands for can be called"
+        )
+    return WrongError(
+        "M930",
+        f"calls {kind_of(function)} with {kind_of(arguments)} instead of a tuple of arguments",
+    )
 
 
 def _method(function: Any, arguments: Any, names: dict[tuple[str, str], Global]) -> Global:
-    """The constructor that a class of Transformer Engine was asked for by name: one method, of whatever class, and nothing else's."""
-    if type(function) is Call and type(arguments) is tuple and str(function.function) in ("builtins.getattr", "__builtin__.getattr"):
+    """The constructor that a class of Transformer Engine was asked for by name: one method, of
+    whatever class, and nothing else's.
+    """
+    if (
+        type(function) is Call
+        and type(arguments) is tuple
+        and str(function.function) in ("builtins.getattr", "__builtin__.getattr")
+    ):
         match function.arguments:
-            case (Global() as cls, str(method)) if method == METHOD and (function.state, function.items, function.pairs) == _UNTOUCHED:
+            case (Global() as cls, str(method)) if (
+                method == METHOD and (function.state, function.items, function.pairs) == _UNTOUCHED
+            ):
                 # under a key that no name has
-                return names.setdefault((cls.module, f"{cls.name}.{METHOD}()"), Global(cls.module, f"{cls.name}.{METHOD}"))
+                return names.setdefault(
+                    (cls.module, f"{cls.name}.{METHOD}()"),
+                    Global(cls.module, f"{cls.name}.{METHOD}"),
+                )
     raise _uncallable(function, arguments)
 
 
@@ -474,7 +592,9 @@ def _set(target: Any, items: list[Any], seen: dict[int, set[Any]]) -> int:
     if len(items) & 1:
         raise WrongError("M930", "SETITEMS with a key that has no value")
     keys = items[::2]
-    cost = _distinct(target, keys, [key for key, _ in pairs] if pairs and id(target) not in seen else [], seen)
+    cost = _distinct(
+        target, keys, [key for key, _ in pairs] if pairs and id(target) not in seen else [], seen
+    )
     pairs += zip(keys, items[1::2], strict=True)
     return cost
 
@@ -482,7 +602,8 @@ def _set(target: Any, items: list[Any], seen: dict[int, set[Any]]) -> int:
 def _distinct(target: Any, keys: list[Any], earlier: list[Any], seen: dict[int, set[Any]]) -> int:
     """Sees to it that none of the keys is there twice; returns what they cost, in nodes.
 
-    Most containers grow once: keys are remembered from the second time on, when those of the first are `earlier`.
+    Most containers grow once: keys are remembered from the second time on, when those of the first
+    are `earlier`.
     """
     if earlier:
         seen[id(target)] = set(forms_of(earlier)[0])
@@ -493,7 +614,9 @@ def _distinct(target: Any, keys: list[Any], earlier: list[Any], seen: dict[int, 
         met = set(known or ())
         twice = next(form for form in forms if form in met or met.add(form))  # type: ignore[func-returns-value]
         shown = f"the key {printable(twice[:200])}" if type(twice) is str else "a key"
-        raise WrongError("M931", f"{shown} stands twice in one dict or set, and readers differ on which counts")
+        raise WrongError(
+            "M931", f"{shown} stands twice in one dict or set, and readers differ on which counts"
+        )
     if known is not None:
         known |= fresh
     return cost

@@ -1,7 +1,8 @@
 """How deep a value is, found without recursion.
 
-What shares nothing is walked in small groups, so that the processor still has at hand what it looked at; a pass over a hundred thousand
-tensors for each depth takes three times as long. What shares so much that this would not end is gone through depth by depth.
+What shares nothing is walked in small groups, so that the processor still has at hand what it
+looked at; a pass over a hundred thousand tensors for each depth takes three times as long. What
+shares so much that this would not end is gone through depth by depth.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ _GROUP = 1024
 
 
 def measure(value: Any, limits: Limits, size: int | None = None) -> None:
-    """M932 if the value is too deep, or if its parts, counted at each depth where they lie, are too many.
+    """M932 if the value is too deep, or if its parts, counted at each depth where they lie, are too
+    many.
 
-    A value that shares nothing has no more parts than its stream has bytes, which is `size` where there is a stream. Past that, what is
-    shared is looked at once for each of its depths; genuine values share little, and at two or three depths.
+    A value that shares nothing has no more parts than its stream has bytes, which is `size` where
+    there is a stream. Past that, what is shared is looked at once for each of its depths; genuine
+    values share little, and at two or three depths.
     """
     deep = WrongError("M932", f"values nested more than {limits.depth} deep")
     most = limits.opcodes if size is None else min(limits.opcodes, 4 * size + _GROUP)
@@ -43,7 +46,9 @@ def measure(value: Any, limits: Limits, size: int | None = None) -> None:
         held = _held(level, most)
         looked += len(held)
         if looked > most:
-            raise WrongError("M932", f"more than {most:,} values, those that are shared counted at each depth")
+            raise WrongError(
+                "M932", f"more than {most:,} values, those that are shared counted at each depth"
+            )
         level = list({id(part): part for part in held if type(part) not in _SCALARS}.values())
         if not level:
             return

@@ -1,8 +1,9 @@
 """What a pickle stream is read as: names, calls and containers that do nothing.
 
-None, bool, int, float, str, bytes, bytearray and tuple stand for themselves, a list is a list. Everything else is one of the
-classes below. Identity is meaning: what the stream memoised and read twice is one object here, as it would be there.
-What `machine.read` returns holds no cycle and is not deeper than its limits say.
+None, bool, int, float, str, bytes, bytearray and tuple stand for themselves, a list is a list.
+Everything else is one of the classes below. Identity is meaning: what the stream memoised and read
+twice is one object here, as it would be there. What `machine.read` returns holds no cycle and is
+not deeper than its limits say.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ class Global:
         return f"{self.module}.{self.name}"
 
 
-# The class method that quantized tensors of Transformer Engine before 2.16 were pickled with, as `getattr(Class, METHOD)`.
-# It is read as one name, `Class._make_in_reduce_ex`, which no stream can spell otherwise.
+# The class method that quantized tensors of Transformer Engine before 2.16 were pickled with, as
+# `getattr(Class, METHOD)`. It is read as one name, `Class._make_in_reduce_ex`, which no stream can
+# spell otherwise.
 METHOD = "_make_in_reduce_ex"
 
 
@@ -37,10 +39,11 @@ ABSENT = Absent()
 
 
 class Call:
-    """What REDUCE, NEWOBJ or NEWOBJ_EX would make: `function` with `arguments`, then what BUILD, APPENDS and SETITEMS did to it.
+    """What REDUCE, NEWOBJ or NEWOBJ_EX would make: `function` with `arguments`, then what BUILD,
+    APPENDS and SETITEMS did to it.
 
-    `how` is "reduce" or "newobj". `state` is ABSENT without a BUILD; a second BUILD is refused by the machine. `items` are what was
-    appended, `pairs` what was set, in order; None without either.
+    `how` is "reduce" or "newobj". `state` is ABSENT without a BUILD; a second BUILD is refused by
+    the machine. `items` are what was appended, `pairs` what was set, in order; None without either.
     """
 
     __slots__ = ("arguments", "function", "how", "items", "pairs", "state")
@@ -53,9 +56,11 @@ class Call:
 
 
 class Dict:
-    """A dict: its pairs in the order of the stream, no key twice (as Python compares keys: 1, 1.0 and True are one key).
+    """A dict: its pairs in the order of the stream, no key twice (as Python compares keys: 1, 1.0
+    and True are one key).
 
-    A call is another key than any other call: which calls make equal objects only their decoder knows.
+    A call is another key than any other call: which calls make equal objects only their decoder
+    knows.
     """
 
     __slots__ = ("pairs",)
@@ -64,7 +69,9 @@ class Dict:
         self.pairs: list[tuple[Any, Any]] = [] if pairs is None else pairs
 
     def get(self, key: Any, default: Any = None) -> Any:
-        """The value of a scalar key, compared with its type (1, 1.0 and True differ); looks through all pairs."""
+        """The value of a scalar key, compared with its type (1, 1.0 and True differ); looks through
+        all pairs.
+        """
         kind = type(key)
         return next((value for k, value in self.pairs if type(k) is kind and k == key), default)
 

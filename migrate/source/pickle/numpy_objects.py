@@ -1,7 +1,7 @@
 """numpy's arrays and numbers, as descriptions with raw bytes; numpy itself is not needed.
 
-Only dtypes of plain numbers, bools, bytes and text are read: an object array holds a pickle of its own, a structured
-one needs rules for its fields that no checkpoint has asked for.
+Only dtypes of plain numbers, bools, bytes and text are read: an object array holds a pickle of its
+own, a structured one needs rules for its fields that no checkpoint has asked for.
 """
 
 from __future__ import annotations
@@ -33,11 +33,19 @@ _NDARRAY = ("numpy", "ndarray")
 
 
 def dtype(node: Any) -> tuple[str, int]:
-    """The array-interface name of a dtype and its bytes an element; ForeignError for objects, dates and structures.
+    """The array-interface name of a dtype and its bytes an element; ForeignError for objects, dates
+    and structures.
 
-    The state is (version, byte order, subdtype, names, fields, size, alignment, flags); source: numpy's descriptor.c, arraydescr_reduce.
+    The state is (version, byte order, subdtype, names, fields, size, alignment, flags); source:
+    numpy's descriptor.c, arraydescr_reduce.
     """
-    if type(node) is not Call or not is_global(node.function, ("numpy", "dtype")) or node.how != "reduce" or node.items or node.pairs:
+    if (
+        type(node) is not Call
+        or not is_global(node.function, ("numpy", "dtype"))
+        or node.how != "reduce"
+        or node.items
+        or node.pairs
+    ):
         raise ForeignError(f"{kind_of(node)} where a numpy.dtype belongs")
     name, *flags = node.arguments
     if type(name) is not str or any(type(f) not in (bool, int) for f in flags):
@@ -52,14 +60,21 @@ def dtype(node: Any) -> tuple[str, int]:
     order = "|"
     if node.state is not ABSENT:
         state = node.state
-        if type(state) is not tuple or len(state) != 8 or state[0] != 3 or state[2:5] != (None, None, None):
+        if (
+            type(state) is not tuple
+            or len(state) != 8
+            or state[0] != 3
+            or state[2:5] != (None, None, None)
+        ):
             raise ForeignError("a numpy.dtype with fields")
         order = state[1]
         if type(order) is not str or order not in ("<", ">", "|", "="):
             raise ContradictionError("a numpy.dtype of an unknown byte order")
         # all of it is written again as it stands: nothing that is not looked at may be in it
         if any(type(number) is not int for number in (state[0], *state[5:])):
-            raise ContradictionError("a numpy.dtype whose version, size, alignment or flags are no integers")
+            raise ContradictionError(
+                "a numpy.dtype whose version, size, alignment or flags are no integers"
+            )
         if state[5] not in (-1, itemsize):
             raise ContradictionError("a numpy.dtype whose size is not that of its name")
     if order == "=" or (order == "|" and itemsize > 1 and kind != "S"):
@@ -72,7 +87,9 @@ def _dtype(call: Call, _: Any, __: Decoding) -> Constant:
     return Constant("numpy.dtype", dtype(call)[0], call)
 
 
-def _array(name: str, itemsize: int, shape: tuple[int, ...], fortran: bool, data: bytes, call: Call) -> Array:
+def _array(
+    name: str, itemsize: int, shape: tuple[int, ...], fortran: bool, data: bytes, call: Call
+) -> Array:
     numel = 1
     if len(shape) > MOST_DIMENSIONS:
         raise ContradictionError(f"a numpy array of {len(shape)} dimensions")
@@ -81,7 +98,10 @@ def _array(name: str, itemsize: int, shape: tuple[int, ...], fortran: bool, data
             raise ContradictionError("a numpy array with a negative or impossible size")
         numel *= size
     if numel * itemsize != len(data):
-        raise ContradictionError(f"a numpy array of {name} whose shape asks for other bytes than the {len(data):,} that are there")
+        raise ContradictionError(
+            f"a numpy array of {name} whose shape asks for other bytes than the {len(data):,} "
+            "that are there"
+        )
     return Array(name, shape, fortran, False, data, call)
 
 

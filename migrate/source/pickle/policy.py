@@ -1,8 +1,9 @@
 """The allow-list, and the walk that turns inert nodes into a tree of known values.
 
-What may be read is a pair of names, the way it is called, and the number of arguments: never a module, never a prefix. Nothing stops
-at the first unknown name. It becomes an opaque leaf, and the report says which names there are and where they sit; whether such entries
-are refused or dropped is the caller's question. What contradicts itself is no question: all of it is raised at once.
+What may be read is a pair of names, the way it is called, and the number of arguments: never a
+module, never a prefix. Nothing stops at the first unknown name. It becomes an opaque leaf, and the
+report says which names there are and where they sit; whether such entries are refused or dropped is
+the caller's question. What contradicts itself is no question: all of it is raised at once.
 """
 
 from __future__ import annotations
@@ -16,7 +17,15 @@ from ...core.errors import raise_all
 from ...core.spelling import option
 from ..jsontext import collector_paused
 from . import containers, dtensor, numpy_objects, te_tensors, torch_objects, torchao_tensors
-from .decoding import STORAGES, ContradictionError, Decoder, Decoding, ForeignError, NestedError, Table
+from .decoding import (
+    STORAGES,
+    ContradictionError,
+    Decoder,
+    Decoding,
+    ForeignError,
+    NestedError,
+    Table,
+)
 from .keys import kind_of
 from .nodes import ABSENT, Call, Dict, Global, Persistent, Set
 from .tree import Constant, DictNode, ListNode, Opaque, Storage, dotted
@@ -28,22 +37,27 @@ DECODERS: Table = {
 # names that are values, or that may stand where a class is asked for
 NAMES = frozenset(
     {
-        *torch_objects.CONSTANTS, *torch_objects.SUBCLASSES, *torch_objects.WRAPPED, *te_tensors.NAMES,
+        *torch_objects.CONSTANTS, *torch_objects.SUBCLASSES, *torch_objects.WRAPPED,
+        *te_tensors.NAMES,
         *STORAGES, *dtensor.DTENSOR, dtensor.WRAPPER, ("numpy", "ndarray"),
         *((module, name) for module, name, _, _ in DECODERS),
     }
 )  # fmt: skip
-# what a file of ours may name: besides those, what a defaultdict calls, and how a class is asked for its method
+# what a file of ours may name: besides those, what a defaultdict calls, and how a class is asked
+# for its method
 WRITTEN = NAMES | {("builtins", name) for name in (*containers.FACTORIES, "getattr")}
 
-# How many places and names a report holds; the rest is counted. Past the last number a file is refused without looking further.
+# How many places and names a report holds; the rest is counted. Past the last number a file is
+# refused without looking further.
 MOST_PATHS, MOST_NAMES, MOST_OPAQUE = 20, 1000, 100_000
 _SCALARS = frozenset({type(None), bool, int, float, str, bytes, bytearray})
 
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """One name outside the allow-list: `reason` why it is not read, `count` places it was found at, the first of them as `paths`."""
+    """One name outside the allow-list: `reason` why it is not read, `count` places it was found at,
+    the first of them as `paths`.
+    """
 
     name: str
     reason: str
@@ -65,12 +79,14 @@ class Decoded:
 
 
 def decode(root: Any, name: str, records: Mapping[str, int] | None = None) -> Decoded:
-    """The tree of what `machine.read` returned. `records` are the bytes of each storage by key, where the container knows them.
+    """The tree of what `machine.read` returned. `records` are the bytes of each storage by key,
+    where the container knows them.
 
-    What is shared in the stream is one object in the tree. Raises CheckpointError with all contradictions: M936 for
-    tensors that lie outside their storages, storages described in two ways, of another size than their record, or missing, records that
-    nothing refers to, and known names with impossible arguments; M914 for tensors that are expanded beyond four times what is stored;
-    M935 alone for more than 100,000 values outside the allow-list.
+    What is shared in the stream is one object in the tree. Raises CheckpointError with all
+    contradictions: M936 for tensors that lie outside their storages, storages described in two
+    ways, of another size than their record, or missing, records that nothing refers to, and known
+    names with impossible arguments; M914 for tensors that are expanded beyond four times what is
+    stored; M935 alone for more than 100,000 values outside the allow-list.
     """
     walker = _Walk(Decoding(name, records))
     with collector_paused():
@@ -83,8 +99,10 @@ def decode(root: Any, name: str, records: Mapping[str, int] | None = None) -> De
             if key not in decoding.storages:
                 decoding.problems.add(
                     "M936",
-                    f"record {printable(key)} holds {records[key]:,} bytes that no tensor refers to",
-                    help="what is in the file and in no tensor would be lost; save the checkpoint again",
+                    f"record {printable(key)} holds {records[key]:,} bytes that no tensor refers "
+                    "to",
+                    help="what is in the file and in no tensor would be lost; save the checkpoint "
+                    "again",
                 )
     decoding.check_expansion(tree)
     decoding.problems.check()
@@ -97,25 +115,45 @@ def refusal(outside: tuple[Outside, ...], name: str, help: str | None = None) ->
     more = f" and {len(outside) - MOST_PATHS} more" if len(outside) > MOST_PATHS else ""
     notes = []
     for found in outside[:MOST_PATHS]:
-        places = ", ".join(found.paths[:3]) + (f" and {found.count - 3:,} more" if found.count > 3 else "")
+        places = ", ".join(found.paths[:3]) + (
+            f" and {found.count - 3:,} more" if found.count > 3 else ""
+        )
         notes.append(f"{printable(found.name)} ({found.reason}) at {places}")
     names = "a name" if len(outside) == 1 else f"{len(outside)} names"
     return Diagnostic(
         "M935",
-        f"{printable(name, 400)}: {names} outside the allow-list: {shown}{more}; nothing was executed",
+        f"{printable(name, 400)}: {names} outside the allow-list: {shown}{more}; nothing was "
+        "executed",
         notes=tuple(notes),
-        help=help or f"{option('allow', 'opaque')} drops these entries and says so; or save the checkpoint again without them",
+        help=help
+        or f"{option('allow', 'opaque')} drops these entries and says so; or save the checkpoint "
+        "again without them",
         permit="" if help else "opaque",
     )
 
 
 class _Frame:
-    """A container whose parts are being decoded: `parts` in order, those that are `done`, and what is made of them."""
+    """A container whose parts are being decoded: `parts` in order, those that are `done`, and what
+    is made of them.
+    """
 
     __slots__ = ("done", "make", "node", "numbered", "paired", "parts")
 
-    def __init__(self, node: Any, parts: list[Any], make: Callable[[list[Any]], Any], paired: int = 0, numbered: bool = False) -> None:
-        self.node, self.parts, self.make, self.paired, self.numbered = node, parts, make, paired, numbered
+    def __init__(
+        self,
+        node: Any,
+        parts: list[Any],
+        make: Callable[[list[Any]], Any],
+        paired: int = 0,
+        numbered: bool = False,
+    ) -> None:
+        self.node, self.parts, self.make, self.paired, self.numbered = (
+            node,
+            parts,
+            make,
+            paired,
+            numbered,
+        )
         self.done: list[Any] = []
 
 
@@ -172,7 +210,11 @@ class _Walk:
                         stack.append(self._called(part, decoder))
                         break
                     try:
-                        value = decoder.make(part, None, decoding) if decoder is not None else self._opaque(part)
+                        value = (
+                            decoder.make(part, None, decoding)
+                            if decoder is not None
+                            else self._opaque(part)
+                        )
                     except ForeignError as no:
                         value = self._opaque(part, str(no))
                     except ContradictionError as no:
@@ -216,7 +258,13 @@ class _Walk:
         # decoders may make nodes; no other object may get their identity
         self.decoding.kept.append(parts)
         paired = 2 * len(call.pairs or ()) if decoder.keyed else 0
-        return _Frame(call, parts, lambda done: decoder.make(call, done, self.decoding), paired, decoder.numbered)
+        return _Frame(
+            call,
+            parts,
+            lambda done: decoder.make(call, done, self.decoding),
+            paired,
+            decoder.numbered,
+        )
 
     def _leaf(self, node: Any) -> Any:
         if type(node) is Global:
@@ -256,9 +304,11 @@ class _Walk:
         self._places[id(value)] = (held, count + 1, paths)
 
     def names(self) -> tuple[Outside, ...]:
-        """All names outside, also those inside of opaque values, each with its places. Registers the storages that opaque values refer to.
+        """All names outside, also those inside of opaque values, each with its places. Registers
+        the storages that opaque values refer to.
 
-        An opaque value inside another one that was refused for its sake is reported under its own name alone.
+        An opaque value inside another one that was refused for its sake is reported under its own
+        name alone.
         """
         found: dict[tuple[str, str], tuple[int, list[str]]] = {}
         for value, count, paths in self._places.values():
@@ -266,14 +316,23 @@ class _Walk:
             if type(value.node) is not Call or not _listed(value.node) or not inner:
                 inner = {value.name: value.reason, **inner}
             for name, reason in inner.items():
-                row = (name, reason) if (name, reason) in found or len(found) < MOST_NAMES else ("others", "too many names to list")
+                row = (
+                    (name, reason)
+                    if (name, reason) in found or len(found) < MOST_NAMES
+                    else ("others", "too many names to list")
+                )
                 total, places = found.get(row, (0, []))
                 places += [p for p in paths if p not in places][: MOST_PATHS - len(places)]
                 found[row] = (total + count, places)
-        return tuple(Outside(name, reason, count, tuple(paths)) for (name, reason), (count, paths) in found.items())
+        return tuple(
+            Outside(name, reason, count, tuple(paths))
+            for (name, reason), (count, paths) in found.items()
+        )
 
     def _scan(self, value: Opaque) -> dict[str, str]:
-        """The names outside that an opaque value holds, with reasons. Each composite is looked through once for the whole stream."""
+        """The names outside that an opaque value holds, with reasons. Each composite is looked
+        through once for the whole stream.
+        """
         found: dict[str, str] = {}
         stack = [value.node]
         while stack:
@@ -289,7 +348,11 @@ class _Walk:
                 if not _listed(node) and node is not value.node:
                     found[str(node.function)] = _why(node)
                 self._scanned.add(id(node))
-                stack += [node.arguments, *(node.items or ()), *(part for pair in node.pairs or () for part in pair)]
+                stack += [
+                    node.arguments,
+                    *(node.items or ()),
+                    *(part for pair in node.pairs or () for part in pair),
+                ]
                 if node.state is not ABSENT:
                     stack.append(node.state)
             elif kind is Persistent:
@@ -315,11 +378,22 @@ class _Walk:
 def _opened(node: Any, kind: type) -> _Frame:
     if kind is Dict:
         parts = containers.flat(node.pairs)
-        return _Frame(node, parts, lambda done: DictNode("dict", containers.paired(done, len(node.pairs)), node), len(parts))
+        return _Frame(
+            node,
+            parts,
+            lambda done: DictNode("dict", containers.paired(done, len(node.pairs)), node),
+            len(parts),
+        )
     if kind is Set:
         kept = containers.distinct
-        return _Frame(node, list(node.items), lambda done: ListNode("frozenset" if node.frozen else "set", tuple(kept(done)), node))
-    return _Frame(node, list(node), lambda done: ListNode(kind.__name__, tuple(done), node), numbered=True)
+        return _Frame(
+            node,
+            list(node.items),
+            lambda done: ListNode("frozenset" if node.frozen else "set", tuple(kept(done)), node),
+        )
+    return _Frame(
+        node, list(node), lambda done: ListNode(kind.__name__, tuple(done), node), numbered=True
+    )
 
 
 def _listed(call: Call) -> bool:

@@ -1,7 +1,8 @@
 """A tensor as the call that rebuilds it: what torch.save would have written for it.
 
-Torch has two spellings. Storages of the old dtypes have a class each; for all newer dtypes a tensor lies on an untyped
-storage and says its dtype itself. Source: torch 2.13, Tensor._reduce_ex_internal and torch.storage._new_dtypes.
+Torch has two spellings. Storages of the old dtypes have a class each; for all newer dtypes a tensor
+lies on an untyped storage and says its dtype itself. Source: torch 2.13, Tensor._reduce_ex_internal
+and torch.storage._new_dtypes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ _CLASSES = {dtype: name for name, dtype in TYPED.items()}
 
 
 class Rebuilder:
-    """Makes the nodes of one stream; names and empty containers are shared as the pickler shares them."""
+    """Makes the nodes of one stream; names and empty containers are shared as the pickler shares
+    them.
+    """
 
     __slots__ = ("_names", "_storages")
 
@@ -37,15 +40,27 @@ class Rebuilder:
         found = self._storages.get(key)
         if found is None:
             typed = _CLASSES.get(dtype)
-            cls = self.name("torch", typed) if typed is not None else self.name("torch.storage", "UntypedStorage")
+            cls = (
+                self.name("torch", typed)
+                if typed is not None
+                else self.name("torch.storage", "UntypedStorage")
+            )
             numel = nbytes // ITEMSIZE[dtype] if typed is not None else nbytes
             found = self._storages[key] = Persistent(("storage", cls, key, "cpu", numel))
         return found
 
     def tensor(
-        self, key: str, dtype: str, shape: tuple[int, ...], nbytes: int, *, requires_grad: bool = False, parameter: bool = False,
-        subclass: str | None = None, state: Any = None,
-    ) -> Call:  # fmt: skip
+        self,
+        key: str,
+        dtype: str,
+        shape: tuple[int, ...],
+        nbytes: int,
+        *,
+        requires_grad: bool = False,
+        parameter: bool = False,
+        subclass: str | None = None,
+        state: Any = None,
+    ) -> Call:
         """A row-major tensor that is all of the storage `key`.
 
         `dtype` is torch's name; `state` are its attributes as nodes, None without.
@@ -58,14 +73,32 @@ class Rebuilder:
         own = () if typed else (self.name("torch", dtype),)
         hooks = Call("reduce", self.name("collections", "OrderedDict"), ())
         grad = requires_grad and not parameter
-        arguments = (self.storage(key, dtype, nbytes), 0, shape, tuple(reversed(strides)), grad, hooks, *own)
-        function = self.name("torch._utils", "_rebuild_tensor_v2" if typed else "_rebuild_tensor_v3")
+        arguments = (
+            self.storage(key, dtype, nbytes),
+            0,
+            shape,
+            tuple(reversed(strides)),
+            grad,
+            hooks,
+            *own,
+        )
+        function = self.name(
+            "torch._utils", "_rebuild_tensor_v2" if typed else "_rebuild_tensor_v3"
+        )
         made = Call("reduce", function, arguments)
         if parameter:
             more = Call("reduce", self.name("collections", "OrderedDict"), ())
             if state is None:
-                return Call("reduce", self.name("torch._utils", "_rebuild_parameter"), (made, requires_grad, more))
-            return Call("reduce", self.name("torch._utils", "_rebuild_parameter_with_state"), (made, requires_grad, more, state))
+                return Call(
+                    "reduce",
+                    self.name("torch._utils", "_rebuild_parameter"),
+                    (made, requires_grad, more),
+                )
+            return Call(
+                "reduce",
+                self.name("torch._utils", "_rebuild_parameter_with_state"),
+                (made, requires_grad, more, state),
+            )
         if subclass is None and state is None:
             return made
         # a buffer is a plain tensor with a mark
@@ -75,6 +108,14 @@ class Rebuilder:
 
 
 def storage_of(key: str, dtype: str, nbytes: int) -> Storage:
-    """The description of a storage that holds one tensor of `dtype`, torch's name, and nothing else."""
+    """The description of a storage that holds one tensor of `dtype`, torch's name, and nothing
+    else.
+    """
     typed = dtype in _CLASSES
-    return Storage(key, dtype if typed else None, "cpu", nbytes // ITEMSIZE[dtype] if typed else nbytes, ITEMSIZE[dtype] if typed else 1)
+    return Storage(
+        key,
+        dtype if typed else None,
+        "cpu",
+        nbytes // ITEMSIZE[dtype] if typed else nbytes,
+        ITEMSIZE[dtype] if typed else 1,
+    )

@@ -1,8 +1,10 @@
-"""GroupedTensor of Transformer Engine: the weights of a grouped linear layer in one object, quantized or not.
+"""GroupedTensor of Transformer Engine: the weights of a grouped linear layer in one object,
+quantized or not.
 
-It is made of flat runs of bytes. Where all members have one shape, a component is seen as a stack of its members' components and
-is called as in a member: splitting the stack gives the members' bytes, which is what a rule needs to go from one layout to the other.
-Unquantized, it is seen as the dense tensor that it is, under its own key.
+It is made of flat runs of bytes. Where all members have one shape, a component is seen as a stack
+of its members' components and is called as in a member: splitting the stack gives the members'
+bytes, which is what a rule needs to go from one layout to the other. Unquantized, it is seen as the
+dense tensor that it is, under its own key.
 """
 
 from __future__ import annotations
@@ -19,32 +21,60 @@ from .tree import MEMBERS, Composite, DictNode, ListNode, Opaque, TensorRecord
 GROUPED = (
     ("transformer_engine.pytorch.tensor.grouped_tensor", "GroupedTensor"),
     ("transformer_engine.pytorch.tensor.storage.grouped_tensor_storage", "GroupedTensor"),
-)  # fmt: skip
+)
 # in the order of the members' components
 _RUNS = (
-    "rowwise_data", "scale_inv", "columnwise_data", "columnwise_scale_inv", "amax", "columnwise_amax", "scale", "first_dims", "last_dims",
+    "rowwise_data",
+    "scale_inv",
+    "columnwise_data",
+    "columnwise_scale_inv",
+    "amax",
+    "columnwise_amax",
+    "scale",
+    "first_dims",
+    "last_dims",
     "tensor_offsets",
-)  # fmt: skip
-_TABLES = ("tensor_shapes", "offsets", "scale_inv_offsets", "columnwise_scale_inv_offsets", "logical_shape")
+)
+_TABLES = (
+    "tensor_shapes",
+    "offsets",
+    "scale_inv_offsets",
+    "columnwise_scale_inv_offsets",
+    "logical_shape",
+)
 _SCALARS = (
-    "num_tensors", "_with_gemm_swizzled_scales", "_row_scaled_nvfp4", "_nvfp4_use_4over6", "_nvfp4_e4m3_max", "_is_param",
-)  # fmt: skip
+    "num_tensors",
+    "_with_gemm_swizzled_scales",
+    "_row_scaled_nvfp4",
+    "_nvfp4_use_4over6",
+    "_nvfp4_e4m3_max",
+    "_is_param",
+)
 _OTHERS = ("quantizer", "fake_dtype", MEMBERS)
 _IN_MEMBER = {
-    "rowwise_data": "_rowwise_data", "scale_inv": "_rowwise_scale_inv", "columnwise_data": "_columnwise_data",
-    "columnwise_scale_inv": "_columnwise_scale_inv", "amax": "_amax_rowwise", "columnwise_amax": "_amax_columnwise",
-}  # fmt: skip
+    "rowwise_data": "_rowwise_data",
+    "scale_inv": "_rowwise_scale_inv",
+    "columnwise_data": "_columnwise_data",
+    "columnwise_scale_inv": "_columnwise_scale_inv",
+    "amax": "_amax_rowwise",
+    "columnwise_amax": "_amax_columnwise",
+}
 _IN_FLOAT8 = {"rowwise_data": "_data", "columnwise_data": "_transpose", "scale_inv": "_scale_inv"}
 # of each class, the run of a group that holds an attribute of its members
 RUN_OF = {
-    cls: {attribute: run for run, attribute in (_IN_FLOAT8 if cls == "Float8Tensor" else _IN_MEMBER).items()}
+    cls: {
+        attribute: run
+        for run, attribute in (_IN_FLOAT8 if cls == "Float8Tensor" else _IN_MEMBER).items()
+    }
     for cls in dict.fromkeys(QUANTIZERS.values())
 }
 _MOST = 100_000
 
 
 def grouped(call: Call, state: Any, decoding: Decoding) -> Composite:
-    """The object of `_rebuild_from_type_v2(_rebuild_wrapper_subclass, GroupedTensor, arguments, state)`."""
+    """The object of `_rebuild_from_type_v2(_rebuild_wrapper_subclass, GroupedTensor, arguments,
+    state)`.
+    """
     arguments = call.arguments[2]
     if type(arguments) is not tuple or len(arguments) != 8 or type(arguments[7]) is not bool:
         raise ForeignError("a grouped tensor with other arguments")
@@ -54,21 +84,47 @@ def grouped(call: Call, state: Any, decoding: Decoding) -> Composite:
     count = fields.get("num_tensors")
     if type(count) is not int or not 0 < count <= _MOST:
         raise ContradictionError("a grouped tensor of no number of tensors")
-    decoding.spend(sum(len(fields[name].items) for name in ("tensor_shapes", MEMBERS) if type(fields.get(name)) is ListNode))
+    decoding.spend(
+        sum(
+            len(fields[name].items)
+            for name in ("tensor_shapes", MEMBERS)
+            if type(fields.get(name)) is ListNode
+        )
+    )
     runs = {name: fields[name] for name in _RUNS if type(fields.get(name)) is TensorRecord}
     _check_members(fields.get(MEMBERS), runs)
     riders = riders_of(fields.get("quantizer"))
     member = _member_shape(fields, count)
-    options = {name.lstrip("_"): fields[name] for name in _SCALARS[1:5] if fields.get(name) is not None}
+    options = {
+        name.lstrip("_"): fields[name] for name in _SCALARS[1:5] if fields.get(name) is not None
+    }
     name = str(call.arguments[1])
     if member is None:
         held = list(runs.items())
-        encoding = Encoding("te-grouped", name, wrapped, dtype, {run: run for run in runs}, members=count, options=options)
+        encoding = Encoding(
+            "te-grouped",
+            name,
+            wrapped,
+            dtype,
+            {run: run for run in runs},
+            members=count,
+            options=options,
+        )
     elif fields.get("quantizer") is None:
         if list(runs) != ["rowwise_data"] or runs["rowwise_data"].dtype != dtype:
-            raise ContradictionError(f"a grouped tensor of {dtype} that is not made of one run of it")
+            raise ContradictionError(
+                f"a grouped tensor of {dtype} that is not made of one run of it"
+            )
         held = [("", _stacked(runs["rowwise_data"], (count, *member)))]
-        encoding = Encoding("te-grouped", name, (count, *member), dtype, {"data": ""}, members=count, options=options)
+        encoding = Encoding(
+            "te-grouped",
+            name,
+            (count, *member),
+            dtype,
+            {"data": ""},
+            members=count,
+            options=options,
+        )
     else:
         held, encoding = _quantized(fields, runs, name, (count, *member), dtype, options)
     if len({id(raw[run]) for run in runs}) < len(runs):
@@ -79,7 +135,12 @@ def grouped(call: Call, state: Any, decoding: Decoding) -> Composite:
 
 
 def _quantized(
-    fields: dict[str, Any], runs: dict[str, TensorRecord], name: str, shape: tuple[int, ...], dtype: str, options: dict[str, Any]
+    fields: dict[str, Any],
+    runs: dict[str, TensorRecord],
+    name: str,
+    shape: tuple[int, ...],
+    dtype: str,
+    options: dict[str, Any],
 ) -> tuple[list[tuple[str, TensorRecord]], Encoding]:
     """The components as stacks of the members' components, and what they are."""
     quantizer = fields["quantizer"]
@@ -93,25 +154,48 @@ def _quantized(
     held = []
     for run, record in runs.items():
         if prod(record.shape) % count:
-            raise ContradictionError(f"a grouped tensor of {count} members whose {run} has {prod(record.shape)} elements")
-        held.append((called[run], _stacked(record, (count, *_shape_of(cls, run, tuple(member), prod(record.shape) // count, two)))))
+            raise ContradictionError(
+                f"a grouped tensor of {count} members whose {run} has {prod(record.shape)} elements"
+            )
+        held.append(
+            (
+                called[run],
+                _stacked(
+                    record,
+                    (count, *_shape_of(cls, run, tuple(member), prod(record.shape) // count, two)),
+                ),
+            )
+        )
     for _, record in held:
         if len(record.shape) < 2:
             raise ContradictionError("a grouped tensor with a component that has no rows")
-    check(cls, tuple(member), {attribute: record._replace(shape=record.shape[1:]) for attribute, record in held})
+    check(
+        cls,
+        tuple(member),
+        {attribute: record._replace(shape=record.shape[1:]) for attribute, record in held},
+    )
     code, _ = integer(quantizer.fields.get("dtype"), ENUMS)
-    scalars = {key: value for key, value in quantizer.fields.pairs if type(value) in (bool, int, float, str)}
+    scalars = {
+        key: value
+        for key, value in quantizer.fields.pairs
+        if type(value) in (bool, int, float, str)
+    }
     if cls == "Float8BlockwiseQTensor":
         scalars["is_2D_scaled"] = quantizer.fields.get("block_scaling_dim") == 2
     # grouped tensors are younger than the new numbering
-    made = encoding_of(cls, name, shape, dtype, tuple(a for a, _ in held), code, (NEW,), {**options, **scalars})
+    made = encoding_of(
+        cls, name, shape, dtype, tuple(a for a, _ in held), code, (NEW,), {**options, **scalars}
+    )
     return held, Encoding(
-        made.format, name, shape, dtype, made.roles, made.number, made.code, made.readings, made.block, count, made.options
+        made.format, name, shape, dtype, made.roles, made.number, made.code, made.readings,
+        made.block, count, made.options
     )  # fmt: skip
 
 
 def _shape_of(cls: str, run: str, shape: tuple[int, ...], numel: int, two: bool) -> tuple[int, ...]:
-    """The shape of a member's component that has `numel` elements; `two`: blocks are square, where there are both kinds."""
+    """The shape of a member's component that has `numel` elements; `two`: blocks are square, where
+    there are both kinds.
+    """
     rows, last = prod(shape[:-1]), shape[-1]
     if run == "rowwise_data" or (run == "columnwise_data" and cls == "MXFP8Tensor"):
         return (*shape[:-1], last // 2) if cls == "NVFP4Tensor" else shape
@@ -130,7 +214,11 @@ def _shape_of(cls: str, run: str, shape: tuple[int, ...], numel: int, two: bool)
             return due
     if "scale" in run and cls == "Float8BlockwiseQTensor":
         outer, inner = (last, rows) if run.startswith("columnwise") else (rows, last)
-        due = (-(-outer // 128), _up(-(-inner // 128), 4)) if two else (-(-inner // 128), _up(outer, 4))
+        due = (
+            (-(-outer // 128), _up(-(-inner // 128), 4))
+            if two
+            else (-(-inner // 128), _up(outer, 4))
+        )
         if prod(due) == numel:
             return due
         raise ForeignError("a grouped tensor whose scales are laid out in another way")
@@ -144,7 +232,9 @@ def _up(number: int, step: int) -> int:
 def _stacked(record: TensorRecord, shape: tuple[int, ...]) -> TensorRecord:
     """The same elements in this shape."""
     if prod(record.shape) != prod(shape):
-        raise ContradictionError(f"a grouped tensor of shape {list(shape)} that has {prod(record.shape)} elements")
+        raise ContradictionError(
+            f"a grouped tensor of shape {list(shape)} that has {prod(record.shape)} elements"
+        )
     if not record.contiguous:
         raise ForeignError("a grouped tensor whose bytes do not lie in one run")
     strides, step = [], 1
@@ -161,13 +251,18 @@ def _fields(state: Any) -> dict[str, Any]:
     for key, value in state.pairs:
         if type(value) is Opaque:
             raise NestedError(value)
-        known = type(key) is str and (key in _RUNS or key in _TABLES or key in _SCALARS or key in _OTHERS)
+        known = type(key) is str and (
+            key in _RUNS or key in _TABLES or key in _SCALARS or key in _OTHERS
+        )
         fits = (
-            type(value) is TensorRecord or value is None if key in _RUNS
-            else type(value) is ListNode or value is None if key in _TABLES
-            else type(value) in (bool, int, type(None)) if key in _SCALARS
+            type(value) is TensorRecord or value is None
+            if key in _RUNS
+            else type(value) is ListNode or value is None
+            if key in _TABLES
+            else type(value) in (bool, int, type(None))
+            if key in _SCALARS
             else known
-        )  # fmt: skip
+        )
         if not known or not fits:
             raise ForeignError("a grouped tensor with other fields than are known")
         fields[key] = value
@@ -190,14 +285,20 @@ def _member_shape(fields: dict[str, Any], count: int) -> tuple[int, ...] | None:
 
 
 def _check_members(members: Any, runs: dict[str, TensorRecord]) -> None:
-    """ForeignError if the members are more than views of the runs: then they are not made again without loss."""
+    """ForeignError if the members are more than views of the runs: then they are not made again
+    without loss.
+    """
     if members is None:
         return
     own = {record.storage for record in runs.values()}
     if type(members) is not ListNode:
         raise ForeignError("a grouped tensor whose members are no list")
     for member in members.items:
-        records = [record for name, record in member.components if "." not in name] if type(member) is Composite else [member]
+        records = (
+            [record for name, record in member.components if "." not in name]
+            if type(member) is Composite
+            else [member]
+        )
         if any(type(record) is not TensorRecord or record.storage not in own for record in records):
             raise ForeignError("a grouped tensor whose members have bytes of their own")
 

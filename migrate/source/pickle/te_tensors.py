@@ -1,8 +1,10 @@
-"""Quantized tensors of Transformer Engine, read from the calls that rebuild them, of all releases from 1.2 on.
+"""Quantized tensors of Transformer Engine, read from the calls that rebuild them, of all releases
+from 1.2 on.
 
-A release is told by the name that is called and by the number of its arguments; what they are is the table `ARGUMENTS`. The bytes stay as
-they are, padding of scales and all: a component is a plain tensor called by the attribute that it is in the class. Of
-quantizers, only scalars and tensors are read.
+A release is told by the name that is called and by the number of its arguments; what they are is
+the table `ARGUMENTS`. The bytes stay as they are, padding of scales and all: a component is a plain
+tensor called by the attribute that it is in the class. Of quantizers, only scalars and tensors are
+read.
 """
 
 from __future__ import annotations
@@ -23,9 +25,18 @@ _MXFP8 = (*_BOTH, "code", "dtype", "shape", "quantizer", "with_gemm_swizzled_sca
 _BLOCK = ("shape", *_BOTH, "code", "dtype", "quantizer", "is_2D_scaled", "data_format")
 _FLOAT8 = ("_data", "code", "_scale_inv", "dtype", "shape", "_transpose")
 _NVFP4 = (
-    "shape", *_BOTH, "_amax_rowwise", "_amax_columnwise", "code", "dtype", "quantizer", "with_gemm_swizzled_scales", "row_scaled_nvfp4",
-    "nvfp4_use_4over6", "nvfp4_e4m3_max",
-)  # fmt: skip
+    "shape",
+    *_BOTH,
+    "_amax_rowwise",
+    "_amax_columnwise",
+    "code",
+    "dtype",
+    "quantizer",
+    "with_gemm_swizzled_scales",
+    "row_scaled_nvfp4",
+    "nvfp4_use_4over6",
+    "nvfp4_e4m3_max",
+)
 ARGUMENTS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
     "Float8Tensor": (_FLOAT8, (4, 5, 6)),
     "MXFP8Tensor": (_MXFP8, (6, 7, 8, 9)),
@@ -35,19 +46,34 @@ ARGUMENTS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
 # in the order of the class's own `__tensor_flatten__`
 COMPONENTS: dict[str, dict[str, str]] = {
     "Float8Tensor": {"_data": "data", "_transpose": "transpose", "_scale_inv": "scale"},
-    "MXFP8Tensor": dict(zip(_BOTH, ("data", "scale", "columnwise_data", "columnwise_scale"), strict=True)),
-    "Float8BlockwiseQTensor": dict(zip(_BOTH, ("data", "scale", "columnwise_data", "columnwise_scale"), strict=True)),
+    "MXFP8Tensor": dict(zip(_BOTH, ("data", "scale", "columnwise_data", "columnwise_scale"),
+    strict=True)),
+    "Float8BlockwiseQTensor": dict(zip(_BOTH,
+    ("data", "scale", "columnwise_data", "columnwise_scale"), strict=True)),
     "NVFP4Tensor": {
         **dict(zip(_BOTH, ("data", "scale", "columnwise_data", "columnwise_scale"), strict=True)),
         "_amax_rowwise": "amax", "_amax_columnwise": "columnwise_amax",
     },
 }  # fmt: skip
-FORMATS = {"Float8Tensor": "te-fp8", "MXFP8Tensor": "te-mxfp8", "Float8BlockwiseQTensor": "te-fp8-block", "NVFP4Tensor": "te-nvfp4"}
+FORMATS = {
+    "Float8Tensor": "te-fp8",
+    "MXFP8Tensor": "te-mxfp8",
+    "Float8BlockwiseQTensor": "te-fp8-block",
+    "NVFP4Tensor": "te-nvfp4",
+}
 QUANTIZERS = {
-    "Float8Quantizer": "Float8Tensor", "Float8CurrentScalingQuantizer": "Float8Tensor", "MXFP8Quantizer": "MXFP8Tensor",
-    "Float8BlockQuantizer": "Float8BlockwiseQTensor", "NVFP4Quantizer": "NVFP4Tensor",
-}  # fmt: skip
-_SCALES = {"MXFP8Tensor": "uint8", "NVFP4Tensor": "uint8", "Float8Tensor": "float32", "Float8BlockwiseQTensor": "float32"}
+    "Float8Quantizer": "Float8Tensor",
+    "Float8CurrentScalingQuantizer": "Float8Tensor",
+    "MXFP8Quantizer": "MXFP8Tensor",
+    "Float8BlockQuantizer": "Float8BlockwiseQTensor",
+    "NVFP4Quantizer": "NVFP4Tensor",
+}
+_SCALES = {
+    "MXFP8Tensor": "uint8",
+    "NVFP4Tensor": "uint8",
+    "Float8Tensor": "float32",
+    "Float8BlockwiseQTensor": "float32",
+}
 MODULES = {
     "Float8Tensor": (f"{_TE}.tensor.float8_tensor", f"{_TE}.float8_tensor"),
     "MXFP8Tensor": (f"{_TE}.tensor.mxfp8_tensor",),
@@ -55,9 +81,11 @@ MODULES = {
     "NVFP4Tensor": (f"{_TE}.tensor.nvfp4_tensor",),
 }
 FUNCTIONS = {
-    "Float8Tensor": "_make_float8_tensor_in_reduce_ex", "MXFP8Tensor": "_make_mxfp8_tensor_in_reduce_ex",
-    "Float8BlockwiseQTensor": "_make_float8_blockwise_tensor_in_reduce_ex", "NVFP4Tensor": "_make_nvfp4_tensor_in_reduce_ex",
-}  # fmt: skip
+    "Float8Tensor": "_make_float8_tensor_in_reduce_ex",
+    "MXFP8Tensor": "_make_mxfp8_tensor_in_reduce_ex",
+    "Float8BlockwiseQTensor": "_make_float8_blockwise_tensor_in_reduce_ex",
+    "NVFP4Tensor": "_make_nvfp4_tensor_in_reduce_ex",
+}
 _OLDEST_ENUM = "transformer_engine_extensions"
 _NEWEST_ENUM = f"{_TE}.constants"
 ENUMS = ((_OLDEST_ENUM, "DType"), ("transformer_engine_torch", "DType"), (_NEWEST_ENUM, "DType"))
@@ -68,7 +96,9 @@ _SCALARS = frozenset({type(None), bool, int, float, str})
 
 
 def tensor(call: Call, parts: list[Any], _: Decoding) -> Composite:
-    """One quantized tensor; ForeignError for what no release writes, ContradictionError where its parts do not fit each other."""
+    """One quantized tensor; ForeignError for what no release writes, ContradictionError where its
+    parts do not fit each other.
+    """
     cls = _class_of(call)
     if not plain(call):
         raise ForeignError("a quantized tensor that was changed after it was rebuilt")
@@ -79,7 +109,9 @@ def tensor(call: Call, parts: list[Any], _: Decoding) -> Composite:
     held = [(name, given[name]) for name in COMPONENTS[cls] if given.get(name) is not None]
     if any(type(record) is not TensorRecord for _, record in held):
         raise ContradictionError(f"a {cls} whose components are no tensors")
-    positions = {name: call.arguments[at] for at, name in enumerate(ARGUMENTS[cls][0][: len(parts)])}
+    positions = {
+        name: call.arguments[at] for at, name in enumerate(ARGUMENTS[cls][0][: len(parts)])
+    }
     code, enum = integer(given["code"], ENUMS)
     shape = _shape(given, held)
     quantizer = given.get("quantizer")
@@ -88,36 +120,59 @@ def tensor(call: Call, parts: list[Any], _: Decoding) -> Composite:
     sources = [*(positions[name] for name, _ in held), *(node for _, _, node in riders)]
     options = _options(given, quantizer)
     check(cls, shape, dict(held))
-    numberings = (NEW,) if call.function.name == FUNCTIONS[cls] or enum == _NEWEST_ENUM else _numberings(cls, len(parts), enum)
+    numberings = (
+        (NEW,)
+        if call.function.name == FUNCTIONS[cls] or enum == _NEWEST_ENUM
+        else _numberings(cls, len(parts), enum)
+    )
     if len({id(source) for source in sources}) < len(sources):
         raise ContradictionError(f"a {cls} with one tensor in two places")
     name, held_names = f"{call.function.module}.{cls}", tuple(name for name, _ in held)
-    encoding = encoding_of(cls, name, shape, _dtype(given["dtype"]), held_names, code, numberings, options)
+    encoding = encoding_of(
+        cls, name, shape, _dtype(given["dtype"]), held_names, code, numberings, options
+    )
     return Composite(encoding, tuple(components), tuple(sources), False, call)
 
 
 def encoding_of(
-    cls: str, name: str, shape: tuple[int, ...], dtype: str, held: tuple[str, ...], code: int, numberings: tuple[str, ...],
+    cls: str,
+    name: str,
+    shape: tuple[int, ...],
+    dtype: str,
+    held: tuple[str, ...],
+    code: int,
+    numberings: tuple[str, ...],
     options: dict[str, Any],
-) -> Encoding:  # fmt: skip
-    """The encoding of a class with these components; ContradictionError for an integer that no quantized tensor has."""
+) -> Encoding:
+    """The encoding of a class with these components; ContradictionError for an integer that no
+    quantized tensor has.
+    """
     found = readings(code, numberings)
     if not found:
-        raise ContradictionError(f"a {cls} of the dtype {code}, which is none that its releases quantize to")
+        raise ContradictionError(
+            f"a {cls} of the dtype {code}, which is none that its releases quantize to"
+        )
     number = next(iter(found.values())) if len(found) == 1 else None
     if number is not None and (number == "float4_e2m1fn") != (cls == "NVFP4Tensor"):
         raise ContradictionError(f"a {cls} of {number}")
     roles = {role: attribute for attribute, role in COMPONENTS[cls].items() if attribute in held}
-    block = {"MXFP8Tensor": (1, 32), "NVFP4Tensor": (16, 16) if options.get("with_2d_quantization") else (1, 16)}.get(cls)
+    block = {
+        "MXFP8Tensor": (1, 32),
+        "NVFP4Tensor": (16, 16) if options.get("with_2d_quantization") else (1, 16),
+    }.get(cls)
     if cls == "Float8BlockwiseQTensor":
         block = (128, 128) if options.get("is_2D_scaled") else (1, 128)
     elif cls == "MXFP8Tensor" and options.get("with_2d_quantization"):
         block = (32, 32)
-    return Encoding(FORMATS[cls], name, shape, dtype, roles, number, code, found, block, options=options)
+    return Encoding(
+        FORMATS[cls], name, shape, dtype, roles, number, code, found, block, options=options
+    )
 
 
 def check(cls: str, shape: tuple[int, ...], held: dict[str, TensorRecord]) -> None:
-    """ContradictionError unless the components have the shapes and dtypes that the class gives them; scales may be padded."""
+    """ContradictionError unless the components have the shapes and dtypes that the class gives
+    them; scales may be padded.
+    """
     data = "_data" if cls == "Float8Tensor" else "_rowwise_data"
     turned = "_transpose" if cls == "Float8Tensor" else "_columnwise_data"
     if data not in held and turned not in held:
@@ -131,25 +186,34 @@ def check(cls: str, shape: tuple[int, ...], held: dict[str, TensorRecord]) -> No
             if cls == "NVFP4Tensor":
                 due = (*due[:-1], due[-1] // 2) if due and due[-1] % 2 == 0 else due
             if record.dtype != "uint8" or record.shape != due:
-                raise ContradictionError(f"a {cls} of shape {list(shape)} whose {name} is {record.dtype} {list(record.shape)}")
+                raise ContradictionError(
+                    f"a {cls} of shape {list(shape)} whose {name} is {record.dtype} "
+                    f"{list(record.shape)}"
+                )
         elif "amax" in name:
             if record.dtype != "float32":
                 raise ContradictionError(f"a {cls} whose {name} is {record.dtype}")
         elif record.dtype != _SCALES[cls] or not _covers(cls, name, shape, record.shape):
-            raise ContradictionError(f"a {cls} of shape {list(shape)} whose {name} is {record.dtype} {list(record.shape)}")
+            raise ContradictionError(
+                f"a {cls} of shape {list(shape)} whose {name} is {record.dtype} "
+                f"{list(record.shape)}"
+            )
     if not {name for name in held if "scale" in name}:
         raise ContradictionError(f"a {cls} without scales")
 
 
 def _covers(cls: str, name: str, shape: tuple[int, ...], scale: tuple[int, ...]) -> bool:
-    """Whether scales of this shape are enough for the tensor; how they are padded is the release's business."""
+    """Whether scales of this shape are enough for the tensor; how they are padded is the release's
+    business.
+    """
     if cls == "Float8Tensor":
         return prod(scale) == 1
     if len(scale) != 2 or not shape:
         return False
     rows, columns = prod(shape[:-1]), shape[-1]
     if cls == "Float8BlockwiseQTensor":
-        # 1D scales lie transposed in some releases; the fewest that any layout has are 128 x 128 blocks
+        # 1D scales lie transposed in some releases; the fewest that any layout has are 128 x 128
+        # blocks
         return prod(scale) >= -(-rows // 128) * -(-columns // 128)
     if name == "_rowwise_scale_inv":
         return scale[0] >= rows and scale[1] >= -(-columns // (32 if cls == "MXFP8Tensor" else 16))
@@ -173,7 +237,11 @@ def riders_of(quantizer: Any) -> list[tuple[str, TensorRecord, Any]]:
     """The tensors among a quantizer's fields: name, record, and the node that it was read from."""
     if quantizer is None:
         return []
-    if type(quantizer) is not Described or quantizer.name.rpartition(".")[2] not in QUANTIZERS or type(quantizer.fields) is not DictNode:
+    if (
+        type(quantizer) is not Described
+        or quantizer.name.rpartition(".")[2] not in QUANTIZERS
+        or type(quantizer.fields) is not DictNode
+    ):
         raise ForeignError("a quantizer that is not known")
     nodes = {key: node for key, node in quantizer.node.state.pairs if type(key) is str}
     found = []
@@ -185,14 +253,26 @@ def riders_of(quantizer: Any) -> list[tuple[str, TensorRecord, Any]]:
 
 def _class_of(call: Call) -> str:
     name = call.function.name
-    return name.partition(".")[0] if "." in name else next(cls for cls, function in FUNCTIONS.items() if function == name)
+    return (
+        name.partition(".")[0]
+        if "." in name
+        else next(cls for cls, function in FUNCTIONS.items() if function == name)
+    )
 
 
 def _numberings(cls: str, count: int, enum: str) -> tuple[str, ...]:
     """Which numberings the releases had that made this call."""
-    if enum == _OLDEST_ENUM or (cls == "Float8Tensor" and count == 4) or (cls == "MXFP8Tensor" and count == 6):
+    if (
+        enum == _OLDEST_ENUM
+        or (cls == "Float8Tensor" and count == 4)
+        or (cls == "MXFP8Tensor" and count == 6)
+    ):
         return (OLD,)
-    if cls == "NVFP4Tensor" or (cls == "MXFP8Tensor" and count > 7) or (cls == "Float8BlockwiseQTensor" and count > 9):
+    if (
+        cls == "NVFP4Tensor"
+        or (cls == "MXFP8Tensor" and count > 7)
+        or (cls == "Float8BlockwiseQTensor" and count > 9)
+    ):
         return (NEW,)
     return tuple(NUMBERINGS)
 
@@ -205,7 +285,11 @@ def _shape(given: dict[str, Any], held: list[tuple[str, TensorRecord]]) -> tuple
             if name in ("_data", "_rowwise_data"):
                 return record.shape
         raise ContradictionError("a quantized tensor without a shape")
-    if type(shape) is not ListNode or shape.kind not in ("Size", "tuple", "list") or any(type(n) is not int or n < 0 for n in shape.items):
+    if (
+        type(shape) is not ListNode
+        or shape.kind not in ("Size", "tuple", "list")
+        or any(type(n) is not int or n < 0 for n in shape.items)
+    ):
         raise ContradictionError("a quantized tensor whose shape is none")
     return shape.items
 
@@ -217,7 +301,9 @@ def _dtype(value: Any) -> str:
 
 
 def _options(given: dict[str, Any], quantizer: Any) -> dict[str, Any]:
-    """The scalars beside the components: of the object, then those of its quantizer that it does not say itself."""
+    """The scalars beside the components: of the object, then those of its quantizer that it does
+    not say itself.
+    """
     out: dict[str, Any] = {}
     for name, value in given.items():
         if name in ("code", "dtype", "shape", "quantizer") or type(value) is TensorRecord:
@@ -236,9 +322,16 @@ def _options(given: dict[str, Any], quantizer: Any) -> dict[str, Any]:
 
 
 def enum(call: Call, _: Any, __: Decoding) -> Described:
-    """A member of an enum by its integer: the argument, or the state that the bindings of C++ enums were pickled with."""
+    """A member of an enum by its integer: the argument, or the state that the bindings of C++ enums
+    were pickled with.
+    """
     value = call.arguments[0] if call.arguments else call.state
-    if type(value) is not int or call.items or call.pairs or (call.arguments and call.state is not ABSENT):
+    if (
+        type(value) is not int
+        or call.items
+        or call.pairs
+        or (call.arguments and call.state is not ABSENT)
+    ):
         raise ContradictionError(f"{kind_of(call)} without an integer")
     return Described(str(call.function), (value,), None, call)
 
@@ -246,12 +339,20 @@ def enum(call: Call, _: Any, __: Decoding) -> Described:
 def quantizer(call: Call, parts: list[Any], _: Decoding) -> Described:
     """A quantizer by its fields, each a scalar, a dtype or a tensor."""
     fields = parts[0]
-    if call.items or call.pairs or type(fields) is not DictNode or fields.kind != "dict" or len(fields.pairs) > MOST_FIELDS:
+    if (
+        call.items
+        or call.pairs
+        or type(fields) is not DictNode
+        or fields.kind != "dict"
+        or len(fields.pairs) > MOST_FIELDS
+    ):
         raise ForeignError("a quantizer without fields, or with more than any has")
     for key, value in fields.pairs:
         if type(value) is Opaque:
             raise NestedError(value)
-        if type(key) is not str or not (type(value) in _SCALARS or type(value) in (TensorRecord, Described, Constant)):
+        if type(key) is not str or not (
+            type(value) in _SCALARS or type(value) in (TensorRecord, Described, Constant)
+        ):
             raise ForeignError("a quantizer that holds more than scalars and tensors")
         if type(value) is Described and (len(value.items) != 1 or value.fields is not None):
             raise ForeignError("a quantizer that holds another object")
@@ -269,7 +370,11 @@ DECODERS: Table = {
         for name in (FUNCTIONS[cls], f"{cls}.{METHOD}")
         for count in counts
     },
-    **{(module, name, "newobj", 0): _QUANTIZER for name, cls in QUANTIZERS.items() for module in MODULES[cls]},
+    **{
+        (module, name, "newobj", 0): _QUANTIZER
+        for name, cls in QUANTIZERS.items()
+        for module in MODULES[cls]
+    },
     **{(*name, "reduce", 1): _ENUM for name in (*ENUMS, _FORMAT_ENUM)},
     **{(*name, "newobj", 0): _ENUM for name in (*ENUMS, _FORMAT_ENUM)},
 }

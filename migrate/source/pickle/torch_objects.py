@@ -1,7 +1,8 @@
 """Tensors, parameters and torch's small values, read from the calls that rebuild them.
 
-A dense tensor becomes a `TensorRecord` or a contradiction. What is a tensor to torch but no dense view of one storage (sparse,
-quantized, nested, meta, an unknown subclass) is refused by name: its bytes lie in the file, but what they mean is not ours to guess.
+A dense tensor becomes a `TensorRecord` or a contradiction. What is a tensor to torch but no dense
+view of one storage (sparse, quantized, nested, meta, an unknown subclass) is refused by name: its
+bytes lie in the file, but what they mean is not ours to guess.
 """
 
 from __future__ import annotations
@@ -10,13 +11,33 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from .decoding import ContradictionError, Decoder, Decoding, ForeignError, NestedError, Table, dtype_of, integers, is_global, plain
+from .decoding import (
+    ContradictionError,
+    Decoder,
+    Decoding,
+    ForeignError,
+    NestedError,
+    Table,
+    dtype_of,
+    integers,
+    is_global,
+    plain,
+)
 from .dtensor import DTENSOR, WRAPPER, shard
 from .keys import kind_of
 from .nodes import ABSENT, Call, Dict, Global
 from .te_grouped import GROUPED, grouped
 from .torchao_tensors import CLASSES, wrapped
-from .tree import ITEMSIZE, Composite, Constant, DictNode, ListNode, LocalShard, Opaque, TensorRecord
+from .tree import (
+    ITEMSIZE,
+    Composite,
+    Constant,
+    DictNode,
+    ListNode,
+    LocalShard,
+    Opaque,
+    TensorRecord,
+)
 
 _new = tuple.__new__
 _ORDERED = ("collections", "OrderedDict")
@@ -26,7 +47,9 @@ SUBCLASSES = (("torch", "Tensor"), ("torch._tensor", "Tensor"), ("torch.nn.param
 
 
 def tensor(call: Call, _: Any, decoding: Decoding) -> TensorRecord:
-    """`_rebuild_tensor(storage, offset, size, stride)`; v2 adds `requires_grad, hooks[, metadata]`, v3 the dtype before metadata."""
+    """`_rebuild_tensor(storage, offset, size, stride)`; v2 adds `requires_grad, hooks[, metadata]`,
+    v3 the dtype before metadata.
+    """
     arguments = call.arguments
     if call.state is not ABSENT or call.items or call.pairs:
         raise ForeignError("a tensor that was changed after it was rebuilt")
@@ -38,7 +61,12 @@ def tensor(call: Call, _: Any, decoding: Decoding) -> TensorRecord:
             raise ContradictionError(f"requires_grad is {kind_of(requires_grad)}")
         hooks = arguments[5]
         # one name is one object, so the name is looked at once
-        if type(hooks) is not Call or hooks.function is not decoding.hooks or hooks.arguments or not plain(hooks):
+        if (
+            type(hooks) is not Call
+            or hooks.function is not decoding.hooks
+            or hooks.arguments
+            or not plain(hooks)
+        ):
             _no_hooks(hooks)
             decoding.hooks = hooks.function if type(hooks) is Call else decoding.hooks
     if call.function.name == "_rebuild_tensor_v3":
@@ -58,11 +86,32 @@ def tensor(call: Call, _: Any, decoding: Decoding) -> TensorRecord:
         raise ForeignError("a quantized dtype on a tensor that is not quantized")
     conjugate, negative = _lazy_bits(rest[0]) if rest else (False, False)
     # all fields at once: the named tuple's own function takes three times as long
-    return _new(TensorRecord, (dtype, storage, arguments[1], shape, strides, requires_grad, call, False, conjugate, negative, None, None))
+    return _new(
+        TensorRecord,
+        (
+            dtype,
+            storage,
+            arguments[1],
+            shape,
+            strides,
+            requires_grad,
+            call,
+            False,
+            conjugate,
+            negative,
+            None,
+            None,
+        ),
+    )
 
 
 def _no_hooks(node: Any) -> None:
-    if node is None or (type(node) is Call and is_global(node.function, _ORDERED) and not node.arguments and plain(node)):
+    if node is None or (
+        type(node) is Call
+        and is_global(node.function, _ORDERED)
+        and not node.arguments
+        and plain(node)
+    ):
         return
     if type(node) is Dict and not node.pairs:
         return
@@ -84,7 +133,9 @@ def _lazy_bits(node: Any) -> tuple[bool, bool]:
 
 
 def parameter(call: Call, parts: list[Any], _: Decoding) -> TensorRecord | LocalShard:
-    """`_rebuild_parameter(data, requires_grad, backward_hooks)`, and `_with_state` with the attributes last."""
+    """`_rebuild_parameter(data, requires_grad, backward_hooks)`, and `_with_state` with the
+    attributes last.
+    """
     data, requires_grad = parts[0], call.arguments[1]
     if type(requires_grad) is not bool:
         raise ContradictionError(f"requires_grad is {kind_of(requires_grad)}")
@@ -98,16 +149,32 @@ def parameter(call: Call, parts: list[Any], _: Decoding) -> TensorRecord | Local
         raise _not_dense(data)
     if state is not None and data.state is not None:
         raise ForeignError("a parameter whose data has attributes of its own")
-    return data._replace(parameter=True, requires_grad=requires_grad, node=call, state=data.state if state is None else state)
+    return data._replace(
+        parameter=True,
+        requires_grad=requires_grad,
+        node=call,
+        state=data.state if state is None else state,
+    )
 
 
 def _state(state: Any) -> Any:
-    """Attributes worth keeping: a dict with something in it. `(None, {...})` is how objects with slots say it."""
-    if type(state) is ListNode and state.kind == "tuple" and len(state.items) == 2 and state.items[0] is None:
+    """Attributes worth keeping: a dict with something in it. `(None, {...})` is how objects with
+    slots say it.
+    """
+    if (
+        type(state) is ListNode
+        and state.kind == "tuple"
+        and len(state.items) == 2
+        and state.items[0] is None
+    ):
         state = state.items[1]
     if state is None or (type(state) is DictNode and not state.pairs):
         return None
-    if type(state) is not DictNode or state.kind != "dict" or any(type(key) is not str for key, _ in state.pairs):
+    if (
+        type(state) is not DictNode
+        or state.kind != "dict"
+        or any(type(key) is not str for key, _ in state.pairs)
+    ):
         raise ForeignError("attributes that are no dict of names")
     return state
 
@@ -125,9 +192,11 @@ def _from_type_parts(call: Call) -> list[Any]:
     return [Call("reduce", function, arguments), state]
 
 
-def from_type(call: Call, parts: list[Any], decoding: Decoding) -> TensorRecord | LocalShard | Composite:
-    """`_rebuild_from_type_v2(function, type, arguments, state)`: a tensor with attributes, an nn.Buffer, a DTensor,
-    or a quantized tensor that is an object."""
+def from_type(
+    call: Call, parts: list[Any], decoding: Decoding
+) -> TensorRecord | LocalShard | Composite:
+    """`_rebuild_from_type_v2(function, type, arguments, state)`: a tensor with attributes, an
+    nn.Buffer, a DTensor, or a quantized tensor that is an object."""
     function, cls, _, _ = call.arguments
     if type(function) is not Global or not plain(call):
         raise ContradictionError("a tensor that is rebuilt by something other than a function")
@@ -156,7 +225,12 @@ _DEVICE = re.compile("[a-z][a-z0-9_]{0,30}(:[0-9]{1,9})?", re.ASCII)
 
 def _device(call: Call, _: Any, __: Decoding) -> Constant:
     kind, *number = call.arguments
-    if type(kind) is not str or _DEVICE.fullmatch(kind) is None or any(type(n) is not int for n in number) or not plain(call):
+    if (
+        type(kind) is not str
+        or _DEVICE.fullmatch(kind) is None
+        or any(type(n) is not int for n in number)
+        or not plain(call)
+    ):
         raise ContradictionError("a torch.device of something other than a name and a number")
     return Constant("device", ":".join([kind, *map(str, number)]), call)
 
@@ -176,8 +250,13 @@ DECODERS: Table = {
     **dict.fromkeys(_utils("_rebuild_tensor", 4), Decoder(tensor)),
     **dict.fromkeys(_utils("_rebuild_tensor_v2", 6, 7), Decoder(tensor)),
     **dict.fromkeys(_utils("_rebuild_tensor_v3", 7, 8), Decoder(tensor)),
-    **dict.fromkeys(_utils("_rebuild_parameter", 3), Decoder(parameter, lambda call: [call.arguments[0]])),
-    **dict.fromkeys(_utils("_rebuild_parameter_with_state", 4), Decoder(parameter, lambda call: [call.arguments[0], call.arguments[3]])),
+    **dict.fromkeys(
+        _utils("_rebuild_parameter", 3), Decoder(parameter, lambda call: [call.arguments[0]])
+    ),
+    **dict.fromkeys(
+        _utils("_rebuild_parameter_with_state", 4),
+        Decoder(parameter, lambda call: [call.arguments[0], call.arguments[3]]),
+    ),
     ("torch._tensor", "_rebuild_from_type_v2", "reduce", 4): Decoder(from_type, _from_type_parts),
     ("torch", "Size", "reduce", 1): Decoder(_size),
     ("torch", "device", "reduce", 1): Decoder(_device),
@@ -189,12 +268,24 @@ DECODERS: Table = {
 REFUSED: dict[tuple[str, str], str] = {
     ("torch._utils", "_rebuild_sparse_tensor"): "a sparse tensor; save its indices() and values()",
     ("torch._utils", "_rebuild_sparse_csr_tensor"): "a sparse tensor; save its indices and values",
-    ("torch._utils", "_rebuild_qtensor"): "a quantized tensor; save int_repr(), scales and zero points",
+    (
+        "torch._utils",
+        "_rebuild_qtensor",
+    ): "a quantized tensor; save int_repr(), scales and zero points",
     ("torch._utils", "_rebuild_nested_tensor"): "a nested tensor; save values() and offsets()",
-    ("torch._utils", "_rebuild_meta_tensor_no_storage"): "a tensor on the meta device, which has no data",
+    (
+        "torch._utils",
+        "_rebuild_meta_tensor_no_storage",
+    ): "a tensor on the meta device, which has no data",
     ("torch._utils", "_rebuild_wrapper_subclass"): "a tensor subclass made of other tensors",
-    ("torch._utils", "_rebuild_device_tensor_from_numpy"): "a tensor of a device that torch saves by way of numpy",
-    ("torch._utils", "_rebuild_device_tensor_from_cpu_tensor"): "a tensor of a device that torch saves by way of the CPU",
+    (
+        "torch._utils",
+        "_rebuild_device_tensor_from_numpy",
+    ): "a tensor of a device that torch saves by way of numpy",
+    (
+        "torch._utils",
+        "_rebuild_device_tensor_from_cpu_tensor",
+    ): "a tensor of a device that torch saves by way of the CPU",
     ("torch._tensor", "_rebuild_from_type"): "a tensor subclass as torch before 1.9 saved it",
     ("torch._C", "Generator"): "a torch.Generator; save its get_state()",
     ("torch.storage", "_load_from_bytes"): "a torch.save stream inside a string of bytes",
@@ -202,8 +293,12 @@ REFUSED: dict[tuple[str, str], str] = {
 }
 
 QSCHEMES = (
-    "per_tensor_affine", "per_channel_affine", "per_tensor_symmetric", "per_channel_symmetric", "per_channel_affine_float_qparams",
-)  # fmt: skip
+    "per_tensor_affine",
+    "per_channel_affine",
+    "per_tensor_symmetric",
+    "per_channel_symmetric",
+    "per_channel_affine_float_qparams",
+)
 CONSTANTS: dict[tuple[str, str], tuple[str, str]] = {
     **{("torch", name): ("dtype", name) for name in ITEMSIZE},
     **{("torch", name): ("qscheme", name) for name in QSCHEMES},

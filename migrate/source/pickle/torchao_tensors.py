@@ -1,15 +1,26 @@
 """Quantized tensors of torchao, read from the fields that torch saves of a wrapper subclass.
 
-Each class says what its components are; the list is that of torchao 0.18, whose classes `torch.save` writes by these names. All that
-says how activations are quantized is kept as it was and not looked into. Classes that are not here are refused by name, as any
-subclass is: packed layouts for one kernel (tinygemm, Marlin) mean nothing without it.
+Each class says what its components are; the list is that of torchao 0.18, whose classes
+`torch.save` writes by these names. All that says how activations are quantized is kept as it was
+and not looked into. Classes that are not here are refused by name, as any subclass is: packed
+layouts for one kernel (tinygemm, Marlin) mean nothing without it.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from .decoding import ContradictionError, Decoder, Decoding, ForeignError, NestedError, Table, dtype_of, integers, plain
+from .decoding import (
+    ContradictionError,
+    Decoder,
+    Decoding,
+    ForeignError,
+    NestedError,
+    Table,
+    dtype_of,
+    integers,
+    plain,
+)
 from .encodings import Encoding
 from .keys import kind_of
 from .nodes import ABSENT, Call, Dict
@@ -20,7 +31,9 @@ _MX = "torchao.prototype.mx_formats"
 
 
 class _Class(NamedTuple):
-    """What a class is made of: the components of each role that it must have and may have; `number` is what they hold, else their dtype."""
+    """What a class is made of: the components of each role that it must have and may have; `number`
+    is what they hold, else their dtype.
+    """
 
     format: str
     needed: dict[str, str]
@@ -29,15 +42,21 @@ class _Class(NamedTuple):
 
 
 _POINTS = {"qdata": "data", "scale": "scale", "zero_point": "zero_point"}
-_ACTIVATIONS = {"act_quant_scale": "act_scale", "act_quant_zero_point": "act_zero_point", "act_pre_scale": "act_pre_scale"}
+_ACTIVATIONS = {
+    "act_quant_scale": "act_scale",
+    "act_quant_zero_point": "act_zero_point",
+    "act_pre_scale": "act_pre_scale",
+}
 CLASSES: dict[tuple[str, str], _Class] = {
     (_AO, "Float8Tensor"): _Class("ao-fp8", {"qdata": "data", "scale": "scale"}, {}),
-    (_AO, "Int8Tensor"): _Class("ao-int8", {"qdata": "data", "scale": "scale"}, {"zero_point": "zero_point", **_ACTIVATIONS}),
+    (_AO, "Int8Tensor"): _Class("ao-int8", {"qdata": "data", "scale": "scale"},
+    {"zero_point": "zero_point", **_ACTIVATIONS}),
     (_AO, "Int4Tensor"): _Class("ao-int4", _POINTS, {"act_pre_scale": "act_pre_scale"}, "int4"),
     (_AO, "IntxUnpackedToInt8Tensor"): _Class("ao-intx", _POINTS, {}),
     (f"{_MX}.mx_tensor", "MXTensor"): _Class("ao-mx", {"qdata": "data", "scale": "scale"}, {}),
     (f"{_MX}.nvfp4_tensor", "NVFP4Tensor"): _Class(
-        "ao-nvfp4", {"qdata": "data", "scale": "scale"}, {"per_tensor_scale": "tensor_scale", "act_per_tensor_scale": "act_tensor_scale"},
+        "ao-nvfp4", {"qdata": "data", "scale": "scale"},
+        {"per_tensor_scale": "tensor_scale", "act_per_tensor_scale": "act_tensor_scale"},
         "float4_e2m1fn",
     ),
 }  # fmt: skip
@@ -53,7 +72,12 @@ def wrapped(call: Call, state: Any, _: Decoding) -> Composite:
     if type(arguments) is not tuple or len(arguments) != 8 or type(arguments[7]) is not bool:
         raise ForeignError(f"{kind_of(name)} with other arguments")
     dtype, shape = dtype_of(arguments[1]), integers(arguments[2])
-    if type(state) is not DictNode or state.kind != "dict" or type(call.arguments[3]) is not Dict or len(state.pairs) > _MOST_FIELDS:
+    if (
+        type(state) is not DictNode
+        or state.kind != "dict"
+        or type(call.arguments[3]) is not Dict
+        or len(state.pairs) > _MOST_FIELDS
+    ):
         raise ForeignError(f"{kind_of(name)} without fields, or with more than any has")
     held: list[tuple[str, TensorRecord]] = []
     fields: dict[str, Any] = {}
@@ -78,7 +102,16 @@ def wrapped(call: Call, state: Any, _: Decoding) -> Composite:
         raise ContradictionError(f"{kind_of(name)} without {missing[0]}")
     raw = {key: node for key, node in call.arguments[3].pairs if type(key) is str}
     number = _number(cls, fields, dict(held)["qdata"])
-    encoding = Encoding(cls.format, str(name), shape, dtype, roles, number, block=_block(fields), options=_options(fields))
+    encoding = Encoding(
+        cls.format,
+        str(name),
+        shape,
+        dtype,
+        roles,
+        number,
+        block=_block(fields),
+        options=_options(fields),
+    )
     return Composite(encoding, tuple(held), tuple(raw[key] for key, _ in held), arguments[7], call)
 
 
@@ -99,21 +132,31 @@ def _block(fields: dict[str, Any]) -> tuple[int, int] | None:
 
 
 def _options(fields: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in fields.items() if type(value) in _SCALARS and key not in ("block_size", "_is_param")}
+    return {
+        key: value
+        for key, value in fields.items()
+        if type(value) in _SCALARS and key not in ("block_size", "_is_param")
+    }
 
 
 def _flat(value: Any) -> bool:
     """Whether a field is a scalar, a list of numbers, a dtype, or one of the settings below."""
     kind = type(value)
     if kind is ListNode:
-        return len(value.items) <= _MOST_ITEMS and all(type(item) in _SCALARS for item in value.items)
+        return len(value.items) <= _MOST_ITEMS and all(
+            type(item) in _SCALARS for item in value.items
+        )
     return kind in _SCALARS or kind is Constant or kind is Described
 
 
 def setting(call: Call, parts: list[Any], _: Decoding) -> Described:
     """A setting by its arguments and fields: scalars, dtypes and other settings."""
     *items, fields = parts
-    if call.items or call.pairs or not (fields is None or (type(fields) is DictNode and fields.kind == "dict")):
+    if (
+        call.items
+        or call.pairs
+        or not (fields is None or (type(fields) is DictNode and fields.kind == "dict"))
+    ):
         raise ForeignError(f"{kind_of(call)} with more than fields")
     for value in (*items, *(value for _, value in (fields.pairs if fields is not None else ()))):
         if type(value) is Opaque:
@@ -134,14 +177,19 @@ _SETTINGS = (
     (f"{_AO}.quantize_.workflows.float8.float8_tensor", "QuantizeTensorToFloat8Kwargs", 0),
     (f"{_AO}.quantize_.workflows.int8.int8_tensor", "QuantizeTensorToInt8Kwargs", 0),
     ("torchao.float8.inference", "Float8MMConfig", 3),
-    (f"{_MX}.mx_tensor", "QuantizeTensorToMXKwargs", 0), (f"{_MX}.nvfp4_tensor", "QuantizeTensorToNVFP4Kwargs", 0),
-    *((f"{_AO}.granularity", name, 0) for name in ("PerRow", "PerTensor", "PerAxis", "PerGroup", "PerBlock", "PerToken")),
+    (f"{_MX}.mx_tensor", "QuantizeTensorToMXKwargs", 0),
+    (f"{_MX}.nvfp4_tensor", "QuantizeTensorToNVFP4Kwargs", 0),
+    *((f"{_AO}.granularity", name, 0) for name in ("PerRow", "PerTensor", "PerAxis", "PerGroup",
+    "PerBlock", "PerToken")),
 )  # fmt: skip
 _ENUMS = (
-    (f"{_AO}.quantize_.common.kernel_preference", "KernelPreference"), (f"{_AO}.quant_primitives", "MappingType"),
+    (f"{_AO}.quantize_.common.kernel_preference", "KernelPreference"),
+    (f"{_AO}.quant_primitives", "MappingType"),
     (f"{_AO}.quant_primitives", "ZeroPointDomain"), (f"{_MX}.config", "ScaleCalculationMode"),
 )  # fmt: skip
-_SETTING = Decoder(setting, lambda call: [*call.arguments, None if call.state is ABSENT else call.state])
+_SETTING = Decoder(
+    setting, lambda call: [*call.arguments, None if call.state is ABSENT else call.state]
+)
 DECODERS: Table = {
     **{(module, name, "newobj", count): _SETTING for module, name, count in _SETTINGS},
     **{(*name, "reduce", 1): Decoder(member, lambda call: list(call.arguments)) for name in _ENUMS},

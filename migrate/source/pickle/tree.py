@@ -1,8 +1,10 @@
-"""What an inert pickle means once its names are understood: plain values, containers that remember their kind, and leaves.
+"""What an inert pickle means once its names are understood: plain values, containers that remember
+their kind, and leaves.
 
-None, bool, int, float, complex, str, bytes and bytearray stand for themselves. Every other value keeps the node that it was read from,
-so that what nobody changed is written again exactly as it was. Containers compare by identity: what the stream held once and
-used twice is one object, and comparing what an attacker built by value could take for ever. Tensors and their storages are named
+None, bool, int, float, complex, str, bytes and bytearray stand for themselves. Every other value
+keeps the node that it was read from, so that what nobody changed is written again exactly as it
+was. Containers compare by identity: what the stream held once and used twice is one object, and
+comparing what an attacker built by value could take for ever. Tensors and their storages are named
 tuples, because there are a hundred thousand of them.
 """
 
@@ -17,12 +19,16 @@ from ...core.diagnostics import fail, printable
 from .encodings import Encoding
 from .nodes import ABSENT, Call, Dict, Global, Set
 
-# What a dtype of torch takes in a storage, in bytes an element. Names are torch's own: `float4_e2m1fn_x2` is one byte
-# with two numbers, which `core.spec` calls two elements of `float4_e2m1fn`.
+# What a dtype of torch takes in a storage, in bytes an element. Names are torch's own:
+# `float4_e2m1fn_x2` is one byte with two numbers, which `core.spec` calls two elements of
+# `float4_e2m1fn`.
 ITEMSIZE: dict[str, int] = {
-    "bool": 1, "uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "uint32": 4, "int32": 4, "uint64": 8, "int64": 8,
-    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex32": 4, "complex64": 8, "complex128": 16,
-    "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1,
+    "bool": 1, "uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "uint32": 4, "int32": 4, "uint64": 8,
+    "int64": 8,
+    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex32": 4, "complex64": 8,
+    "complex128": 16,
+    "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
     "float4_e2m1fn_x2": 1, "qint8": 1, "quint8": 1, "qint32": 4, "quint4x2": 1, "quint2x4": 1,
     "bits8": 1, "bits16": 2, "bits1x8": 1, "bits2x4": 1, "bits4x2": 1,
     **{f"{sign}int{bits}": 1 for sign in ("", "u") for bits in range(1, 8)},
@@ -30,14 +36,17 @@ ITEMSIZE: dict[str, int] = {
 
 _SCALARS = frozenset({type(None), bool, int, float, complex, str, bytes, bytearray})
 
-# No checkpoint has more places, and a few bytes that refer to each other could name more than any machine can count.
+# No checkpoint has more places, and a few bytes that refer to each other could name more than any
+# machine can count.
 MOST_PLACES = 5_000_000
 
 
 class Storage(NamedTuple):
-    """One run of bytes that tensors view: its `key` (a decimal number), `numel` elements of `itemsize` bytes.
+    """One run of bytes that tensors view: its `key` (a decimal number), `numel` elements of
+    `itemsize` bytes.
 
-    `dtype` is None for an untyped storage, whose elements are bytes. `location` is the device tag of whoever saved it: text, nothing else.
+    `dtype` is None for an untyped storage, whose elements are bytes. `location` is the device tag
+    of whoever saved it: text, nothing else.
     """
 
     key: str
@@ -52,11 +61,13 @@ class Storage(NamedTuple):
 
 
 class TensorRecord(NamedTuple):
-    """One tensor: a strided view of `storage`, proven to lie inside it. `offset` and `strides` count elements of `dtype`.
+    """One tensor: a strided view of `storage`, proven to lie inside it. `offset` and `strides`
+    count elements of `dtype`.
 
-    `dtype` is torch's name. `subclass` is None for torch.Tensor and Parameter, "Buffer" for nn.Buffer; `state` are the Python
-    attributes that were saved with it, None without. `conjugate` and `negative` are torch's lazy bits: the stored numbers are the
-    conjugates or negatives of the tensor's.
+    `dtype` is torch's name. `subclass` is None for torch.Tensor and Parameter, "Buffer" for
+    nn.Buffer; `state` are the Python attributes that were saved with it, None without. `conjugate`
+    and `negative` are torch's lazy bits: the stored numbers are the conjugates or negatives of the
+    tensor's.
     """
 
     dtype: str
@@ -87,8 +98,9 @@ class TensorRecord(NamedTuple):
 class LocalShard:
     """The part of a DTensor that one rank held: `local` of a tensor of `shape`.
 
-    `placements` has one text a mesh dimension, as torch prints them: "S(0)", "R", "P(sum)". `mesh` is the shape of the device mesh, None
-    where the file does not say it in a way that is known; `state` holds the specification as it was decoded.
+    `placements` has one text a mesh dimension, as torch prints them: "S(0)", "R", "P(sum)". `mesh`
+    is the shape of the device mesh, None where the file does not say it in a way that is known;
+    `state` holds the specification as it was decoded.
     """
 
     local: TensorRecord
@@ -106,16 +118,20 @@ class LocalShard:
         """Whether `local` is all of the tensor."""
         alone = self.mesh is not None and set(self.mesh) <= {1}
         kinds = {p[0] for p in self.placements}
-        return self.local.shape == self.shape and (kinds <= {"R"} or (alone and kinds <= {"R", "S"}))
+        return self.local.shape == self.shape and (
+            kinds <= {"R"} or (alone and kinds <= {"R", "S"})
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Composite:
-    """A tensor that is an object made of plain ones: `components` by the attribute that each of them is, in the class's own order.
+    """A tensor that is an object made of plain ones: `components` by the attribute that each of
+    them is, in the class's own order.
 
-    `sources` are the nodes in `node` that the components were read from; what else stands there is written again as it was.
-    An empty attribute's name stands for the object itself. `flat`: its components are written with one dimension, and members
-    that are views of them are left out, because the class makes them again.
+    `sources` are the nodes in `node` that the components were read from; what else stands there is
+    written again as it was. An empty attribute's name stands for the object itself. `flat`: its
+    components are written with one dimension, and members that are views of them are left out,
+    because the class makes them again.
     """
 
     encoding: Encoding
@@ -127,14 +143,18 @@ class Composite:
 
     def keys(self, key: str) -> list[tuple[str, TensorRecord]]:
         """The components by the keys that rules see, where the object is called `key`."""
-        return [(f"{key}.{attribute}" if attribute else key, record) for attribute, record in self.components]
+        return [
+            (f"{key}.{attribute}" if attribute else key, record)
+            for attribute, record in self.components
+        ]
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class DictNode:
     """A mapping in its own order; `kind` is "dict", "OrderedDict", "Counter" or "defaultdict".
 
-    `attributes` is the decoded state: the dict that holds `_metadata` of a state dict. None without.
+    `attributes` is the decoded state: the dict that holds `_metadata` of a state dict. None
+    without.
     """
 
     kind: str
@@ -144,12 +164,15 @@ class DictNode:
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value of a text key."""
-        return next((value for found, value in self.pairs if type(found) is str and found == key), default)
+        return next(
+            (value for found, value in self.pairs if type(found) is str and found == key), default
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ListNode:
-    """A sequence or set; `kind` is "list", "tuple", "set", "frozenset", "deque", "Size", "slice" or "range".
+    """A sequence or set; `kind` is "list", "tuple", "set", "frozenset", "deque", "Size", "slice" or
+    "range".
 
     Of the last two, the items are start, stop and step.
     """
@@ -197,7 +220,9 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Described:
-    """An object of which only the fields matter, as the parts of a DTensor's specification: `name` of its class, `items` or `fields`."""
+    """An object of which only the fields matter, as the parts of a DTensor's specification: `name`
+    of its class, `items` or `fields`.
+    """
 
     name: str
     items: tuple[Any, ...]
@@ -207,7 +232,9 @@ class Described:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Opaque:
-    """Something outside the allow-list: `name` of what the stream wanted, `reason`, and the inert node."""
+    """Something outside the allow-list: `name` of what the stream wanted, `reason`, and the inert
+    node.
+    """
 
     name: str
     reason: str
@@ -223,7 +250,9 @@ def segment(key: Any) -> str:
 
 
 def joined(path: tuple[Any, ...], most: int) -> str:
-    """A path with dots between its keys, cut soon after `most` characters: there can be as many paths as values, each with long keys."""
+    """A path with dots between its keys, cut soon after `most` characters: there can be as many
+    paths as values, each with long keys.
+    """
     parts, length = [], 0
     for key in path:
         parts.append(segment(key)[: most + 1])
@@ -239,7 +268,9 @@ def dotted(path: tuple[Any, ...]) -> str:
 
 
 def inside(value: Any) -> list[tuple[Any, Any]]:
-    """(path segment, value) of what `value` holds; nothing for leaves and empty containers. Attributes stand under "." + their name."""
+    """(path segment, value) of what `value` holds; nothing for leaves and empty containers.
+    Attributes stand under "." + their name.
+    """
     kind = type(value)
     if kind is DictNode:
         found = list(value.pairs)
@@ -255,12 +286,19 @@ def inside(value: Any) -> list[tuple[Any, Any]]:
     if kind is LocalShard:
         return [(".local", value.local), (".spec", value.state)]
     if kind is Described:
-        return [*enumerate(value.items), (".fields", value.fields)] if value.fields is not None else list(enumerate(value.items))
+        return (
+            [*enumerate(value.items), (".fields", value.fields)]
+            if value.fields is not None
+            else list(enumerate(value.items))
+        )
     return []
 
 
-def holders(root: Any, wanted: frozenset[type], found: set[int] | None = None, met: set[int] | None = None) -> set[int]:
-    """The identities of values that have one of a `wanted` type below them, keys included; nothing below a wanted one is looked at.
+def holders(
+    root: Any, wanted: frozenset[type], found: set[int] | None = None, met: set[int] | None = None
+) -> set[int]:
+    """The identities of values that have one of a `wanted` type below them, keys included; nothing
+    below a wanted one is looked at.
 
     Each is looked at once, also over several calls with the same two sets.
     """
@@ -285,8 +323,8 @@ def holders(root: Any, wanted: frozenset[type], found: set[int] | None = None, m
 def walk(tree: Any, name: str, most: int = MOST_PLACES) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """Each (path, value) from the top down, in order; what is shared appears in each of its places.
 
-    The path of a value below a tensor or beside the pairs of a dict has a segment that starts with a dot. CheckpointError M914 past `most`
-    places, because sharing multiplies.
+    The path of a value below a tensor or beside the pairs of a dict has a segment that starts with
+    a dot. CheckpointError M914 past `most` places, because sharing multiplies.
     """
     stack: list[tuple[tuple[Any, ...], Any]] = [((), tree)]
     seen = 0
@@ -296,7 +334,8 @@ def walk(tree: Any, name: str, most: int = MOST_PLACES) -> Iterator[tuple[tuple[
         if seen > most:
             fail(
                 "M914",
-                f"{printable(name, 400)}: its containers share each other so often that they hold more than {most:,} values",
+                f"{printable(name, 400)}: its containers share each other so often that they hold "
+                f"more than {most:,} values",
                 help="nobody saves such a checkpoint; do not trust where this one comes from",
             )
         yield path, value
@@ -307,11 +346,13 @@ def walk(tree: Any, name: str, most: int = MOST_PLACES) -> Iterator[tuple[tuple[
 
 
 def to_nodes(tree: Any, tensor: Callable[[Any], Any], made: dict[int, Any] | None = None) -> Any:
-    """The inert nodes that mean `tree`, ready to be emitted: containers anew, each tensor as `tensor` writes it, other leaves as they were.
+    """The inert nodes that mean `tree`, ready to be emitted: containers anew, each tensor as
+    `tensor` writes it, other leaves as they were.
 
-    `tensor` is asked for every TensorRecord, and for every Storage that is a value by itself. What is one object in the tree is one
-    node, also over several calls with one dict of what was `made`. A container made by the caller may have None for its node. A LocalShard
-    keeps the storage keys that it was read with.
+    `tensor` is asked for every TensorRecord, and for every Storage that is a value by itself. What
+    is one object in the tree is one node, also over several calls with one dict of what was `made`.
+    A container made by the caller may have None for its node. A LocalShard keeps the storage keys
+    that it was read with.
     """
     made = {} if made is None else made
     stack: list[tuple[Any, bool]] = [(tree, False)]
@@ -351,7 +392,11 @@ def _mapping(value: DictNode, made: dict[int, Any]) -> Any:
         if value.kind == "dict":
             return plain
         return Call("reduce", _function(value.node, "Counter"), (plain,))
-    call = Call("reduce", _function(value.node, value.kind), value.node.arguments if value.kind == "defaultdict" else ())
+    call = Call(
+        "reduce",
+        _function(value.node, value.kind),
+        value.node.arguments if value.kind == "defaultdict" else (),
+    )
     call.pairs = pairs or None
     if value.attributes is not None:
         call.state = made[id(value.attributes)]
@@ -377,7 +422,9 @@ def _sequence(value: ListNode, made: dict[int, Any]) -> Any:
 
 
 def _object(value: Composite, made: dict[int, Any]) -> Any:
-    """The call that makes the object again, with what its components have become in the place of what they were."""
+    """The call that makes the object again, with what its components have become in the place of
+    what they were.
+    """
     copies: dict[int, Any] = {}
     for source, (_, record) in zip(value.sources, value.components, strict=True):
         node = made[id(record)]
@@ -394,7 +441,12 @@ def _object(value: Composite, made: dict[int, Any]) -> Any:
         elif kind is list:
             new = [copy(part) for part in node]
         elif kind is Dict:
-            new = Dict([(key, None if value.flat and key == MEMBERS else copy(part)) for key, part in node.pairs])
+            new = Dict(
+                [
+                    (key, None if value.flat and key == MEMBERS else copy(part))
+                    for key, part in node.pairs
+                ]
+            )
         else:
             new = Call(node.how, node.function, copy(node.arguments))
             if node.state is not ABSENT:
@@ -408,7 +460,11 @@ def _object(value: Composite, made: dict[int, Any]) -> Any:
 _COPIED = frozenset({tuple, list, Dict, Call})
 # the attribute of a grouped tensor that holds views of its own components
 MEMBERS = "quantized_tensors"
-_WRITE: dict[type, Callable[[Any, dict[int, Any]], Any]] = {DictNode: _mapping, ListNode: _sequence, Composite: _object}
+_WRITE: dict[type, Callable[[Any, dict[int, Any]], Any]] = {
+    DictNode: _mapping,
+    ListNode: _sequence,
+    Composite: _object,
+}
 
 
 def _one_dimension(call: Call) -> Call:

@@ -2,9 +2,10 @@
 
     python tests/data/te/worked_out.py
 
-Streams are read by Python's own unpickler, whose `find_class` gives inert recorders; archives by `zipfile`. Numbers are taken from the raw
-bytes behind the keys of each storage. The files come from the releases that their names say (`get_extra_state` of that release, run on
-CPU); `crafted_*` were made by hand. `te_verdicts.json` is what Transformer Engine 2.20.2 itself says of each.
+Streams are read by Python's own unpickler, whose `find_class` gives inert recorders; archives by
+`zipfile`. Numbers are taken from the raw bytes behind the keys of each storage. The files come from
+the releases that their names say (`get_extra_state` of that release, run on CPU); `crafted_*` were
+made by hand. `te_verdicts.json` is what Transformer Engine 2.20.2 itself says of each.
 """
 
 from __future__ import annotations
@@ -19,12 +20,20 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 SCALING = ("scale_fwd", "amax_history_fwd", "scale_bwd", "amax_history_bwd")
-STATELESS = ("MXFP8BlockScaling", "Float8CurrentScaling", "Float8BlockScaling", "NVFP4BlockScaling", "CustomRecipe")
+STATELESS = (
+    "MXFP8BlockScaling",
+    "Float8CurrentScaling",
+    "Float8BlockScaling",
+    "NVFP4BlockScaling",
+    "CustomRecipe",
+)
 FORMATS = {(448, 57344): "HYBRID", (448, 448): "E4M3", (57344, 57344): "E5M2", (6, 6): "E2M1"}
 
 
 class Thing:
-    """Whatever a stream names: it remembers its name, its arguments and its state, and does nothing."""
+    """Whatever a stream names: it remembers its name, its arguments and its state, and does
+    nothing.
+    """
 
     name = ""
 
@@ -79,7 +88,11 @@ def _count(stream: bytes) -> bytes:
 def state(held: dict[str, Any], storages: dict[str, bytes]) -> dict[str, Any]:
     recipe = held.get("recipe")
     extras = held.get("extra_fp8_variables") or {}
-    tensors = {key: tensor(value, storages) for key, value in held.items() if key.startswith(("scale_", "amax_history_"))}
+    tensors = {
+        key: tensor(value, storages)
+        for key, value in held.items()
+        if key.startswith(("scale_", "amax_history_"))
+    }
     histories = [t["shape"][0] for key, t in tensors.items() if key.startswith("amax")]
     if recipe is not None:
         (helper,) = recipe.state["fp8_format"].arguments
@@ -119,12 +132,24 @@ def read(path: Path) -> Any:
     if path.suffix == ".pt":
         with zipfile.ZipFile(path) as archive:
             names = {name.split("/", 1)[1]: name for name in archive.namelist()}
-            storages = {name[5:]: archive.read(full) for name, full in names.items() if name.startswith("data/")}
+            storages = {
+                name[5:]: archive.read(full)
+                for name, full in names.items()
+                if name.startswith("data/")
+            }
             stream = archive.read(names["data.pkl"])
     else:
         stream = path.read_bytes()
     if not stream:
-        return {"": {"sort": "stateless", "recipe": None, "format": None, "history": None, "tensors": {}}}
+        return {
+            "": {
+                "sort": "stateless",
+                "recipe": None,
+                "format": None,
+                "history": None,
+                "tensors": {},
+            }
+        }
     try:
         value = Reader(io.BytesIO(stream)).load()
     except pickle.UnpicklingError:
