@@ -1,0 +1,68 @@
+"""The way of an ordinary call stays short: how many functions and modules the second one enters.
+
+`benchmarks/walk.py` counts, and `python benchmarks/walk.py --names` lists them. A bar is the most
+that a call may enter. Every feature costs a function or two, and their sum is seen here alone: what
+a checkpoint does not have is asked for once, in its index or in the compiled rules, and the code of
+the feature is not entered. A later feature may add one function to the way of an ordinary
+checkpoint. A change that raises a bar by more says here, beside the bar, why a checkpoint without
+the feature passes through it.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+import walk
+
+# case -> modules, functions; beside it what is wanted
+BARS = {
+    "apply": (89, 580),  # 64, 470
+    "plan": (77, 469),  # 55, 420
+    "rules": (14, 68),
+    "fp8": (99, 604),
+    "attach": (59, 296),  # 38, 210
+    "pt": (29, 119),  # 22, 100
+}
+
+
+def test_every_case_has_a_bar() -> None:
+    assert BARS.keys() == walk.CASES.keys()
+
+
+@pytest.mark.parametrize("case", BARS)
+def test_a_second_call_enters_no_more_than_its_bar(case: str) -> None:
+    names = walk.walk([case])[case]
+    counted = (len(walk.modules(names)), len(names))
+    assert all(number <= bar for number, bar in zip(counted, BARS[case], strict=True)), (
+        f"{counted}, at most {BARS[case]}: python benchmarks/walk.py {case} --names"
+    )
+
+
+def test_what_threads_enter_is_counted_and_what_only_the_first_call_enters_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "little").mkdir()
+    (tmp_path / "little" / "__init__.py").write_text(
+        "import threading\n"
+        "def once(): ...\n"
+        "def inner(): return [(lambda: 1)() for _ in range(2)]\n"
+        "def call(number):\n"
+        "    if not number:\n"
+        "        once()\n"
+        "    thread = threading.Thread(target=inner)\n"
+        "    thread.start()\n"
+        "    thread.join()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    import little
+
+    names = walk.entered(little.call, str(tmp_path))
+    assert sorted(name.split(":")[1].split(".")[-1] for name in names) == [
+        "<lambda>",
+        "call",
+        "inner",
+    ]
