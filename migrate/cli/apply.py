@@ -115,6 +115,7 @@ def execute(
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if report is not None:
         saved.check(report, "report", checkpoint)
+    stood = os.path.lexists(output)
     try:
         with Progress("writing", silent) as progress:
             document = call(
@@ -126,7 +127,7 @@ def execute(
                 **arguments,
             )
     except KeyboardInterrupt:
-        raise click.Abort(_interrupted(output)) from None
+        raise click.Abort(_interrupted(output, stood)) from None
     click.get_current_context().obj.published = document["path"]
     if report is not None:
         saved.write(report, "report", json.dumps(_report(document), indent=1) + "\n")
@@ -166,7 +167,11 @@ def _report(document: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _interrupted(output: str) -> str:
+def _interrupted(output: str, stood: bool) -> str:
+    """What is left of an interrupted run; `stood`: there was something at `output` before it."""
+    if not stood and os.path.lexists(output):
+        # an output appears by one rename, so it is whole
+        return f"interrupted after {render.safe(output)} was published; it is whole"
     partial = os.path.normpath(output) + ".migrate-partial"
     if not os.path.isdir(partial):
         return "interrupted; nothing was published"

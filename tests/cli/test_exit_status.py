@@ -174,6 +174,31 @@ def test_an_interrupt_before_anything_is_written_says_so(
     assert (result.exit, result.err) == (130, "interrupted; nothing was published\n")
 
 
+def test_an_interrupt_behind_the_rename_says_that_the_output_is_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from migrate import api
+
+    real, out = api.apply, tmp_path / "out"
+
+    def interrupted(*arguments: object, **keywords: object) -> None:
+        real(*arguments, **keywords)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(api, "apply", interrupted)
+    result = run("apply", HUB, "-o", out, "--to", "latest")
+    assert (result.exit, result.err) == (
+        130,
+        f"interrupted after {out} was published; it is whole\n",
+    )
+    # what stood there before is not this run's
+    monkeypatch.setattr(
+        api, "apply", lambda *arguments, **keywords: (_ for _ in ()).throw(KeyboardInterrupt)
+    )
+    result = run("apply", HUB, "-o", out, "--to", "latest")
+    assert (result.exit, result.err) == (130, "interrupted; nothing was published\n")
+
+
 def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
     source = safetensors(
         tmp_path / "in.safetensors", {f"k{i}.{'x' * 50}{i}": ("U8", [1]) for i in range(4000)}
