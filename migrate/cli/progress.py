@@ -54,8 +54,10 @@ class Progress:
         self._tenths = 0
         self._started = time.monotonic()
         context = click.get_current_context(silent=True)
-        # lines between which a bar would be drawn
-        self._lines = context is not None and bool(context.params.get("verbosity"))
+        # lines of a log would be drawn into the bar; asked once, because while a bar is drawn rich
+        # stands in for stderr, and its older releases then answer that it is not a terminal
+        log = context is not None and bool(context.params.get("verbosity"))
+        self._terminal = sys.stderr.isatty() and not log
 
     def __enter__(self) -> Progress:
         return self
@@ -63,7 +65,7 @@ class Progress:
     def update(self, done: int, total: int) -> None:
         if self._quiet or not total:
             return
-        if sys.stderr.isatty() and not self._lines:
+        if self._terminal:
             self._draw(done, total)
             return
         if time.monotonic() - self._started < _PATIENCE:
