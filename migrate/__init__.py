@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .core.diagnostics import Diagnostic as Diagnostic
     from .core.errors import MigrateError as MigrateError
     from .core.spec import Spec as Spec
+    from .core.version import __version__ as __version__
     from .live.hook import attach as attach
     from .live.load import convert_module as convert_module
     from .live.load import load as load
@@ -28,9 +29,8 @@ if TYPE_CHECKING:
     from .planning.plan import Plan as Plan
     from .source.index import Index as Index
 
-__version__ = "0.1.0"
-
 _HOMES = {
+    "__version__": "core.version",
     "apply": "api",
     "attach": "live.hook",
     "diff": "api",

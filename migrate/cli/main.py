@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from .. import __version__
+from ..core.version import __version__
 from . import memory, streams
 
 ELSEWHERE = "migrate runs on Linux and macOS, and not on Windows; WSL is a Linux"

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, WithJsonSchema
 
-from .. import __version__
+from ..core.version import __version__
 from ..source import yaml
 from .fields import Problem, text, whole
 

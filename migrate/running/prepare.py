@@ -6,11 +6,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .. import __version__, formats, ops
+from .. import formats, ops
 from ..core import log
 from ..core.diagnostics import Report, fail, listed, plural, printable
 from ..core.spelling import command, option
 from ..core.templates import collapse
+from ..core.version import __version__
 from ..extra_state.age import States
 from ..formats._ranks import Naming, by_rank, check_names, naming
 from ..ops._op import ValueOp

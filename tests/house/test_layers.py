@@ -138,11 +138,9 @@ def problems(package: Path = PACKAGE) -> list[str]:
                 out.append(f"{where} never imports {found.module}")
             if top == package.name:
                 other = floor_name(found.module)
-                if other == "__init__" or other not in FLOORS:
-                    # `from .. import __version__`: a name of the package itself, which is lazy and
-                    # costs nothing
-                    continue
-                if other != name and FLOORS[other] >= floor and (name, other) not in BESIDE:
+                if other not in FLOORS:
+                    out.append(f"{where} imports {found.module}, which is no module")
+                elif other != name and FLOORS[other] >= floor and (name, other) not in BESIDE:
                     out.append(f"{where} imports {found.module} (floor {FLOORS[other]})")
             elif top in ONLY_IN_TESTING and name != "testing":
                 out.append(f"{where} imports {top}, which only tests may")
@@ -180,6 +178,7 @@ def test_the_command_line_imports_nothing_heavy_at_module_level() -> None:
     ("file", "text", "said"),
     [
         ("core/a.py", "from ..rules import model", "imports migrate.rules"),
+        ("core/a.py", "from .. import __version__", "which is no module"),
         ("core/a.py", "import yaml", "imports yaml at module level"),
         ("core/a.py", "def f():\n    import torch", "imports torch"),
         ("ops/a.py", "import numpy as np", "imports numpy at module level"),
