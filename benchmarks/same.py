@@ -459,7 +459,7 @@ def live(work: Path) -> dict[str, Callable[[], Any]]:
 
         return run
 
-    to, back = {"to": "hf-mixtral@v5"}, {"to": "hf-mixtral@v4", "from_": "hf-mixtral@v5"}
+    to, back = {"to": "hf-mixtral@v5"}, {"to": "hf-mixtral@v4"}
     calls = {
         "plan": lambda: [
             migrate.plan(work / "hub", **to).digest,

@@ -1,4 +1,4 @@
-"""The comparison of two commits can say no: each kind of difference of two answers is found.
+"""The comparison of two commits can say no: each kind of difference of two answers is found."""
 
 from __future__ import annotations
 
