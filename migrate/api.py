@@ -46,6 +46,7 @@ from .rules.catalog import explain as explain
 from .rules.catalog import packs as packs
 from .rules.catalog import schema as schema
 from .rules.params import resolve
+from .ruletests.run import test as test
 from .running import history as stamps
 from .running import limits
 from .running.device import parse as parse_device
@@ -70,7 +71,6 @@ from .running.prepare import (
     without_optimizers,
 )
 from .running.rest import whole
-from .running.suite import test as test
 from .running.sums import check_all
 from .source.index import Source
 from .source.pickle.encodings import PARAMETER

@@ -52,7 +52,7 @@ def command(name: str | None, check: bool, output: str | None, where: bool, form
         from ..rules import schema
 
         api.schema(name)
-        click.echo(schema.text(schema.schemas()[name]()), nl=False)
+        click.echo(schema.dump_schema(schema.schemas()[name]()), nl=False)
         return 0
     folder = Path("schemas") if check and output is None else output
     if check and output is None and not Path("schemas").is_dir():

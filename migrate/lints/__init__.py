@@ -1,3 +1,3 @@
 """What can be said against rule files that load: each family of findings is one module with a
-`find`.
+`find_problems`.
 """

@@ -6,17 +6,17 @@ from collections.abc import Iterator
 
 from ..core.diagnostics import Diagnostic
 from ..core.matching import Literal, PathHead
-from ._lint import Shelf, Written
+from .inputs import CompiledFile, FileSet
 
 
-def find(shelf: Shelf) -> Iterator[Diagnostic]:
+def find_problems(fileset: FileSet) -> Iterator[Diagnostic]:
     """M650 and M651."""
-    for file in shelf.files:
+    for file in fileset.files:
         yield from _prefix(file)
         yield from _counts(file)
 
 
-def _prefix(file: Written) -> Iterator[Diagnostic]:
+def _prefix(file: CompiledFile) -> Iterator[Diagnostic]:
     """M650: some rules of the file find their keys in a nested model and others do not."""
     nested = any(
         isinstance(p.parts[0], PathHead) for rule in file.rules for p in rule.sources.values()
@@ -45,7 +45,7 @@ def _prefix(file: Written) -> Iterator[Diagnostic]:
                 break
 
 
-def _counts(file: Written) -> Iterator[Diagnostic]:
+def _counts(file: CompiledFile) -> Iterator[Diagnostic]:
     """M651: the last member of a group may be missing and nobody would notice."""
     for rule in file.rules:
         for number, step in enumerate(rule.rule.via):

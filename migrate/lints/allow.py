@@ -29,7 +29,7 @@ class Allowed:
     lines: frozenset[int]
 
 
-def read(
+def read_suppressions(
     document: yaml.Document, known: Callable[[str], bool]
 ) -> tuple[list[Allowed], list[Diagnostic]]:
     """What the file's comments allow, and M602 for comments that are no suppression; `known` says
@@ -107,7 +107,7 @@ def _below(lines: Sequence[str], number: int) -> int:
     return after + 1
 
 
-def sift(
+def apply_suppressions(
     found: Iterable[Diagnostic], allowed: Sequence[Allowed], looked_for: Collection[str]
 ) -> tuple[list[Diagnostic], list[Diagnostic]]:
     """The findings that nothing allows, with M603 for what allows nothing; and those that are

@@ -16,22 +16,22 @@ from ..core.templates import Template, collapse, group
 from ..rules.compiled import CompiledRule
 from ..rules.lineage import detect
 from ..source.index import Index
-from ._lint import Shelf, Written
+from .inputs import CompiledFile, FileSet
 
 CODES = ("M624", "M660", "M661")
 
 
-def find(
-    shelf: Shelf, index: Index, read_side: Callable[[str], bytes | None], asked: Container[str]
+def find_problems(
+    fileset: FileSet, index: Index, read_side: Callable[[str], bytes | None], asked: Container[str]
 ) -> Iterator[Diagnostic]:
     """M624, M660 and M661 for the edges that begin in a layout the checkpoint shows; for loose
     files, for each of them.
     """
     begins = None
-    if shelf.lineage is not None:
-        begins = {f.layout for f in detect(shelf.lineage, index, read_side) if f.holds}
+    if fileset.lineage is not None:
+        begins = {f.layout for f in detect(fileset.lineage, index, read_side) if f.holds}
     templates = group(index.tensors)
-    for (_, start, _), files in shelf.edges.items():
+    for (_, start, _), files in fileset.edges.items():
         if begins is None:
             for file in files:
                 yield from _against([file], templates)
@@ -39,7 +39,7 @@ def find(
             yield from _against(files, templates)
 
 
-def _against(files: list[Written], templates: list[Template]) -> Iterator[Diagnostic]:
+def _against(files: list[CompiledFile], templates: list[Template]) -> Iterator[Diagnostic]:
     known: set[str] = set()
     for file in files:
         for pattern in file.keep:
@@ -85,7 +85,7 @@ def _against(files: list[Written], templates: list[Template]) -> Iterator[Diagno
 
 
 def _alternatives(
-    file: Written, rule: CompiledRule, templates: list[Template]
+    file: CompiledFile, rule: CompiledRule, templates: list[Template]
 ) -> Iterator[Diagnostic]:
     """M624: alternatives of a rule that has keys, which none of them has."""
     said = rule.rule.optional

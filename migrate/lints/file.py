@@ -9,15 +9,15 @@ from typing import Any
 from ..core.diagnostics import Diagnostic, Span
 from ..rules.checks import used_params
 from ..source import yaml
-from ._lint import Shelf, Written
+from .inputs import CompiledFile, FileSet
 
 _MODELINE = re.compile(r"#\s*yaml-language-server:\s*\$schema=\S")
 
 
-def find(shelf: Shelf) -> Iterator[Diagnostic]:
+def find_problems(fileset: FileSet) -> Iterator[Diagnostic]:
     """M604 to M611."""
-    for file in shelf.files:
-        yield from _place(shelf, file)
+    for file in fileset.files:
+        yield from _place(fileset, file)
         yield from _title(file.loaded.document, file.model.title)
         yield from _modeline(file.loaded.document, "rulefile")
         if file.model.requires is None:
@@ -40,28 +40,28 @@ def find(shelf: Shelf) -> Iterator[Diagnostic]:
                 )
         for number in (0, 1):
             yield from _unquoted(file.loaded.document, ("edge", number))
-    if shelf.layouts is not None and isinstance(shelf.layouts.data, dict):
-        yield from _modeline(shelf.layouts, "layouts")
-        yield from _title(shelf.layouts, str(shelf.layouts.data.get("title") or ""))
-        for name in shelf.lineage.names if shelf.lineage else ():
-            span = shelf.layouts.key_span(("layouts", name))
+    if fileset.layouts is not None and isinstance(fileset.layouts.data, dict):
+        yield from _modeline(fileset.layouts, "layouts")
+        yield from _title(fileset.layouts, str(fileset.layouts.data.get("title") or ""))
+        for name in fileset.lineage.names if fileset.lineage else ():
+            span = fileset.layouts.key_span(("layouts", name))
             if _is_number(name) and span.text[span.column - 1 : span.column] not in ("'", '"'):
                 yield _number(name, span)
 
 
-def _place(shelf: Shelf, file: Written) -> Iterator[Diagnostic]:
+def _place(fileset: FileSet, file: CompiledFile) -> Iterator[Diagnostic]:
     """Where the file lies in a lineage's folder, and whether its id says so."""
-    if shelf.home is None:
+    if fileset.home is None:
         return
     model, path = file.model, file.loaded.path
     wanted = f"{model.lineage}/{model.edge[1]}/{path.stem}"
-    if path.relative_to(shelf.home).parts[:-1] != (model.edge[1],):
+    if path.relative_to(fileset.home).parts[:-1] != (model.edge[1],):
         yield Diagnostic(
             "M611",
             f"the file leads to layout `{model.edge[1]}` and lies in `{path.parent.name}`",
             (file.loaded.span("edge"),),
             (),
-            f"move it to {shelf.home.name}/{model.edge[1]}/{path.name}",
+            f"move it to {fileset.home.name}/{model.edge[1]}/{path.name}",
         )
     elif model.id != wanted:
         yield Diagnostic(

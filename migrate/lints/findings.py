@@ -12,7 +12,7 @@ from ..core.diagnostics import PAGES, Diagnostic, did_you_mean, fail, page, prin
 from ..rules.packs import built_in
 from ..source.index import Index
 from . import advice, allow, checkpoint, file, layout, loss, matching, shape
-from ._lint import Family, read
+from .inputs import Family, read_inputs
 
 FAMILIES: tuple[Family, ...] = (file, matching, shape, loss, layout, advice)
 # codes that speak of the comments themselves
@@ -20,7 +20,7 @@ _ABOUT_COMMENTS = ("M602", "M603")
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class LintFindings:
     """`problems`: files that the loader refuses, which are linted no further. `suppressed`: how
     many findings comments allow.
     """
@@ -42,7 +42,7 @@ def lint(
     ignore: Iterable[str] = (),
     index: Index | None = None,
     read_side: Callable[[str], bytes | None] = lambda name: None,
-) -> Findings:
+) -> LintFindings:
     """The findings in the rule files and layouts at `paths`, by file and line.
 
     Without paths: `./rules`, or the rules that ship with migrate. `select` and `ignore` hold codes
@@ -51,30 +51,33 @@ def lint(
     """
     known = set(codes())
     wanted = (_codes(select) or known) - _codes(ignore)
-    shelves = read(paths or [_default()])
+    filesets = read_inputs(paths or [_default()])
     families: Iterator[Diagnostic] = chain.from_iterable(
-        family.find(shelf) for shelf in shelves.shelves for family in FAMILIES
+        family.find_problems(fileset) for fileset in filesets.filesets for family in FAMILIES
     )
     if index is not None:
         families = chain(
             families,
-            *(checkpoint.find(shelf, index, read_side, shelves.asked) for shelf in shelves.shelves),
+            *(
+                checkpoint.find_problems(fileset, index, read_side, filesets.asked)
+                for fileset in filesets.filesets
+            ),
         )
     # all of them, because what a comment allows in vain depends on all that is found
-    found = [d for d in families if any(span.file in shelves.asked for span in d.spans)]
+    found = [d for d in families if any(span.file in filesets.asked for span in d.spans)]
     looked_at = known if index is not None else known - set(checkpoint.CODES)
     allowed: list[allow.Allowed] = []
     wrong: list[Diagnostic] = []
-    for document in shelves.asked.values():
+    for document in filesets.asked.values():
         if document is not None:
-            own, bad = allow.read(
+            own, bad = allow.read_suppressions(
                 document, lambda code: code in known and code not in _ABOUT_COMMENTS
             )
             allowed += own
             wrong += bad
-    left, suppressed = allow.sift(found, allowed, looked_at)
+    left, suppressed = allow.apply_suppressions(found, allowed, looked_at)
     left = [d for d in (*left, *wrong) if d.code in wanted]
-    order = {name: number for number, name in enumerate(shelves.asked)}
+    order = {name: number for number, name in enumerate(filesets.asked)}
     left.sort(
         key=lambda d: (
             order.get(d.spans[0].file, len(order)),
@@ -83,9 +86,9 @@ def lint(
             d.code,
         )
     )
-    return Findings(
-        tuple(shelves.asked),
-        shelves.problems,
+    return LintFindings(
+        tuple(filesets.asked),
+        filesets.problems,
         tuple(left),
         sum(d.code in wanted for d in suppressed),
     )

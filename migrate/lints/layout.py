@@ -11,12 +11,12 @@ from ..core.keys import parse
 from ..core.overlap import apart
 from ..rules.lineage import Detect, Layout, Lineage
 from ..source.yaml import Document
-from ._lint import Shelf
+from .inputs import FileSet
 
 
-def find(shelf: Shelf) -> Iterator[Diagnostic]:
+def find_problems(fileset: FileSet) -> Iterator[Diagnostic]:
     """M640 to M645."""
-    lineage, document = shelf.lineage, shelf.layouts
+    lineage, document = fileset.lineage, fileset.layouts
     if lineage is None or document is None:
         return
     for layout in lineage.layouts:
@@ -39,7 +39,7 @@ def find(shelf: Shelf) -> Iterator[Diagnostic]:
             )
     yield from _indistinct(lineage, document)
     yield from _reach(lineage, document)
-    yield from _unmade(shelf, lineage, document)
+    yield from _unmade(fileset, lineage, document)
 
 
 def _has_signs(signs: Detect | None) -> bool:
@@ -145,10 +145,10 @@ def _joins(edges: set[frozenset[str]], lineage: Lineage, one: str, other: str) -
     return frozenset((one, other)) in edges
 
 
-def _unmade(shelf: Shelf, lineage: Lineage, document: Document) -> Iterator[Diagnostic]:
+def _unmade(fileset: FileSet, lineage: Lineage, document: Document) -> Iterator[Diagnostic]:
     """M645: a sign of a layout that the edges to it, or from it, have no key for."""
     by_name = {layout.name: layout for layout in lineage.layouts}
-    for (name, *ends), files in shelf.edges.items():
+    for (name, *ends), files in fileset.edges.items():
         if name != lineage.name:
             continue
         for side, end in zip(("from", "to"), ends, strict=True):

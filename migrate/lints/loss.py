@@ -12,13 +12,13 @@ from ..core.diagnostics import Diagnostic
 from ..ops._op import Loss, OneWay
 from ..planning.invert import invert
 from ..rules.compiled import CompiledRule, CompiledStep, DirectedRule
-from ._lint import Shelf, Written, directed
+from .inputs import CompiledFile, FileSet, directed
 
 
-def find(shelf: Shelf) -> Iterator[Diagnostic]:
+def find_problems(fileset: FileSet) -> Iterator[Diagnostic]:
     """M606, M630 to M632."""
-    edges = shelf.edges
-    for file in shelf.files:
+    edges = fileset.edges
+    for file in fileset.files:
         lineage, start, goal = file.model.lineage, *file.model.edge
         written_back = (lineage, goal, start) in edges
         for rule, forwards in directed(file):
@@ -27,7 +27,7 @@ def find(shelf: Shelf) -> Iterator[Diagnostic]:
                 yield from _way_back(file, rule, forwards)
 
 
-def _reason(file: Written, rule: CompiledRule, forwards: DirectedRule) -> Iterator[Diagnostic]:
+def _reason(file: CompiledFile, rule: CompiledRule, forwards: DirectedRule) -> Iterator[Diagnostic]:
     """M606, M630, M631: a loss that nobody gives a reason for."""
     for number, step in enumerate(forwards.steps):
         span = file.span(rule, "via", number, step.name)
@@ -68,7 +68,9 @@ def _help(step: CompiledStep) -> str:
     return f"{told}; or write `why:` below the title" if told else "write `why:` below the title"
 
 
-def _way_back(file: Written, rule: CompiledRule, forwards: DirectedRule) -> Iterator[Diagnostic]:
+def _way_back(
+    file: CompiledFile, rule: CompiledRule, forwards: DirectedRule
+) -> Iterator[Diagnostic]:
     """M632: the edge can be walked back, as any edge, and this rule would stop it without anybody
     having said so.
     """

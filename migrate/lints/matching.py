@@ -17,7 +17,7 @@ from ..core.overlap import apart, common, shared_key, takes
 from ..ops._op import OneWay
 from ..planning.invert import invert
 from ..rules.compiled import CompiledRule
-from ._lint import Shelf, Written, directed
+from .inputs import CompiledFile, FileSet, directed
 
 # every key has one segment, or two, or begins and ends with more; patterns that have all of these
 # have every key
@@ -39,7 +39,7 @@ _END = 64
 class _Side(NamedTuple):
     """One pattern that a rule reads or writes."""
 
-    file: Written
+    file: CompiledFile
     rule: CompiledRule
     role: str | None
     pattern: Pattern
@@ -149,13 +149,13 @@ def _agree(one: str, other: str) -> bool:
     return one.startswith(other) or other.startswith(one)
 
 
-def find(shelf: Shelf) -> Iterator[Diagnostic]:
+def find_problems(fileset: FileSet) -> Iterator[Diagnostic]:
     """M612 to M618, and M625."""
-    for file in shelf.files:
+    for file in fileset.files:
         yield from _keeps(file)
         yield from _foreign(file)
-    yield from _foreign_signs(shelf)
-    edges = shelf.edges
+    yield from _foreign_signs(fileset)
+    edges = fileset.edges
     for (lineage, start, goal), files in edges.items():
         rules = [(file, rule) for file in files for rule in file.rules]
         reads = [
@@ -181,10 +181,10 @@ def find(shelf: Shelf) -> Iterator[Diagnostic]:
             f"{start} to {goal}",
             files[0],
         )
-    yield from _unreachable(shelf)
+    yield from _unreachable(fileset)
 
 
-def _not_compared(codes: Sequence[str], edge: str, file: Written) -> Iterator[Diagnostic]:
+def _not_compared(codes: Sequence[str], edge: str, file: CompiledFile) -> Iterator[Diagnostic]:
     """M618: what was not looked at, because it would have taken too long."""
     if codes:
         yield Diagnostic(
@@ -198,7 +198,7 @@ def _not_compared(codes: Sequence[str], edge: str, file: Written) -> Iterator[Di
         )
 
 
-def _keeps(file: Written) -> Iterator[Diagnostic]:
+def _keeps(file: CompiledFile) -> Iterator[Diagnostic]:
     """M612: what leaves every key as it is, an entry of `keep`, a rule, or all entries together."""
     places = [
         (f"`{pattern}` keeps", pattern, file.loaded.span("keep", number))
@@ -228,7 +228,7 @@ def _keeps(file: Written) -> Iterator[Diagnostic]:
         )
 
 
-def _foreign(file: Written) -> Iterator[Diagnostic]:
+def _foreign(file: CompiledFile) -> Iterator[Diagnostic]:
     """M625: patterns of rule files that hold letters of another notation."""
     places = [
         (pattern, file.loaded.span("keep", number)) for number, pattern in enumerate(file.keep)
@@ -250,16 +250,18 @@ def _foreign(file: Written) -> Iterator[Diagnostic]:
         yield from _letters(pattern, span)
 
 
-def _foreign_signs(shelf: Shelf) -> Iterator[Diagnostic]:
+def _foreign_signs(fileset: FileSet) -> Iterator[Diagnostic]:
     """M625: patterns of `detect`."""
     for layout in (
-        shelf.lineage.layouts if shelf.lineage is not None and shelf.layouts is not None else ()
+        fileset.lineage.layouts
+        if fileset.lineage is not None and fileset.layouts is not None
+        else ()
     ):
         for field in ("present", "absent", "dtype", "ndim", "shape", "module_version"):
             for text in getattr(layout.detect, field, ()):
                 span = (
-                    shelf.layouts.span(("layouts", layout.name, "detect", field))
-                    if shelf.layouts
+                    fileset.layouts.span(("layouts", layout.name, "detect", field))
+                    if fileset.layouts
                     else None
                 )
                 yield from _letters(parse(text), span) if span else ()
@@ -603,9 +605,9 @@ def _any(kind: CaptureType) -> Any:
     return {"int": 0, "enum": (*kind.values, "")[0]}.get(kind.kind, "x")
 
 
-def _unreachable(shelf: Shelf) -> Iterator[Diagnostic]:
+def _unreachable(fileset: FileSet) -> Iterator[Diagnostic]:
     """M616: a rule whose keys no edge into its layout makes or keeps."""
-    edges = shelf.edges
+    edges = fileset.edges
     for (lineage, start, goal), files in edges.items():
         before = [
             written
@@ -651,7 +653,7 @@ def _unreachable(shelf: Shelf) -> Iterator[Diagnostic]:
         yield from _not_compared(["M616"] if near.short else [], f"{start} to {goal}", files[0])
 
 
-def _products(file: Written) -> Iterator[Pattern]:
+def _products(file: CompiledFile) -> Iterator[Pattern]:
     for rule in file.rules:
         yield from rule.targets.values()
         if rule.rule.keep_source:

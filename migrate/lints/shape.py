@@ -10,21 +10,21 @@ from itertools import islice
 
 from ..core.diagnostics import Diagnostic
 from ..rules.compiled import CompiledRule, DirectedRule
-from ._bound import MOST_ELEMENTS, Example, examples, rerun
-from ._expected import states, takes
-from ._lint import Shelf, Written, directed
-from ._mutants import mutants
+from .elements import MOST_ELEMENTS, Example, examples, rerun
+from .expected import states, takes
+from .inputs import CompiledFile, FileSet, directed
+from .mutants import mutants
 
 # a test, a rule as the test has it, and the given keys that the rule made something of
 _Touching = tuple[Example, DirectedRule, list[str]]
 
 
-def find(shelf: Shelf) -> Iterator[Diagnostic]:
+def find_problems(fileset: FileSet) -> Iterator[Diagnostic]:
     """M620 and M623 for ops, M621 for tests that the rules cannot take, M622 for rules that no test
     touches.
     """
-    edges = shelf.edges
-    for file in shelf.files:
+    edges = fileset.edges
+    for file in fileset.files:
         tests = examples(file, edges[file.edge])
         yield from _unbound(file, tests)
         forwards = {id(rule): made for rule, made in directed(file)}
@@ -32,7 +32,7 @@ def find(shelf: Shelf) -> Iterator[Diagnostic]:
             yield from _rule(file, rule, forwards.get(id(rule)), tests)
 
 
-def _unbound(file: Written, tests: Sequence[Example]) -> Iterator[Diagnostic]:
+def _unbound(file: CompiledFile, tests: Sequence[Example]) -> Iterator[Diagnostic]:
     for example in tests:
         for problem in example.problems.diagnostics:
             if problem.severity == "error":
@@ -48,7 +48,7 @@ def _unbound(file: Written, tests: Sequence[Example]) -> Iterator[Diagnostic]:
 
 
 def _rule(
-    file: Written, rule: CompiledRule, forwards: DirectedRule | None, tests: Sequence[Example]
+    file: CompiledFile, rule: CompiledRule, forwards: DirectedRule | None, tests: Sequence[Example]
 ) -> Iterator[Diagnostic]:
     name = rule.rule.name
     own = [
@@ -83,7 +83,7 @@ def _rule(
 
 
 def _step(
-    file: Written,
+    file: CompiledFile,
     rule: CompiledRule,
     shown: DirectedRule,
     number: int,

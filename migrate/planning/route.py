@@ -24,17 +24,17 @@ from ..rules.compiled import CompiledRule, compile_file
 from ..rules.files import LoadedFile, load_edge
 from ..rules.lineage import (
     LATEST,
-    Finding,
+    LayoutFinding,
     Lineage,
     Matcher,
-    Near,
+    NearLayout,
     detect,
     nearest,
     path,
     resolve_goal,
     warnings,
 )
-from ..rules.packs import Packs, find
+from ..rules.packs import Packs, find_packs
 from ..rules.patches import leaves
 from ..source.index import Index
 from ..source.pickle.encodings import PARAMETER
@@ -135,7 +135,7 @@ def _packs(folders: Sequence[str]) -> Packs:
             f"{option('rules')} names {len(folders)} folders",
             help="put the lineages into one folder, or run one after the other",
         )
-    return find(folders[0] if folders else None)
+    return find_packs(folders[0] if folders else None)
 
 
 def _folders(rules: Sequence[str]) -> list[str]:
@@ -222,7 +222,15 @@ def nearest_to(
     and what keeps them away.
     """
     known = _packs(_folders(rules)).lineages()[0].values()
-    return [near._asdict() for near in nearest(known, index, read_side, states)]
+    return [
+        {
+            "lineage": near.lineage,
+            "layout": near.layout,
+            "found": near.evidence,
+            "against": near.against,
+        }
+        for near in nearest(known, index, read_side, states)
+    ]
 
 
 @log.phase("finding the way")
@@ -436,7 +444,7 @@ def _towards(
             )
         said.add(goal.lineage)
         current[goal.lineage] = goal.layout
-    seen: dict[str, list[Finding]] = {}
+    seen: dict[str, list[LayoutFinding]] = {}
     for name, lineage in lineages.items():
         if name not in current and _is_meant(name, question.to, lineage):
             seen[name] = detect(lineage, index, read_side, states=states)
@@ -554,7 +562,7 @@ def _may_mean(text: str, lineage: Lineage) -> bool:
     return text in lineage.names or (lineage.ordered and (text == LATEST or text[:1] in "+-"))
 
 
-def _refuse_unknown_family(text: str, near: Sequence[Near]) -> NoReturn:
+def _refuse_unknown_family(text: str, near: Sequence[NearLayout]) -> NoReturn:
     notes = []
     for one in near:
         more = (
@@ -588,7 +596,7 @@ def _refuse_start_elsewhere(name: str) -> NoReturn:
     fail("M115", what, help=f"{option('to', f'{name}@LAYOUT')}, or leave it out")
 
 
-def _refuse_unknown_start(lineage: Lineage, findings: Sequence[Finding]) -> None:
+def _refuse_unknown_start(lineage: Lineage, findings: Sequence[LayoutFinding]) -> None:
     holding = [f for f in findings if f.holds]
     names = " or ".join(
         option("from_", f"{lineage.name}@{f.layout}") for f in (holding or findings)

@@ -109,7 +109,7 @@ class SideFiles:
         made = (
             None
             if value is None
-            else patches.text(value, None if now is None else now.decode("utf-8"))
+            else patches.dump_json(value, None if now is None else now.decode("utf-8"))
         )
         self.changed[path] = made
         if self._read_source(path) == made:

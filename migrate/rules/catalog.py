@@ -29,11 +29,11 @@ def packs(rules: Iterable[str | PathLike[str]] = ()) -> dict[str, Any]:
     """Where rules are looked for, in order, with the lineages of each place; M507 for a path that
     is no folder.
     """
-    from .packs import find
+    from .packs import find_packs
 
     folders = [Path(rule) for rule in rules]
-    first = [pack for folder in folders for pack in find(folder).local[:1]]
-    beside = [pack for pack in find().all if all(pack.folder != own.folder for own in first)]
+    first = [pack for folder in folders for pack in find_packs(folder).local[:1]]
+    beside = [pack for pack in find_packs().all if all(pack.folder != own.folder for own in first)]
     every = (*first, *beside)
     out = [
         {

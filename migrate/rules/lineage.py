@@ -311,7 +311,7 @@ def _within(lineage: Lineage, wanted: str, current: Mapping[str, str]) -> str:
     return lineage.names[there]
 
 
-class Finding(NamedTuple):
+class LayoutFinding(NamedTuple):
     """Whether the signs of a layout hold, and what was found, for people; a line that did not hold
     starts with `not: `.
     """
@@ -327,7 +327,7 @@ def detect(
     read_side: Callable[[str], bytes | None],
     match: Matcher | None = None,
     states: States | None = None,
-) -> list[Finding]:
+) -> list[LayoutFinding]:
     """A finding for each layout of the lineage, in its order. A layout without signs never holds.
 
     `read_side` answers with the bytes of a side file or None; `config` signs count only where there
@@ -355,18 +355,18 @@ def detect(
         lines = [text if holds is not False else f"not: {text}" for holds, text in signs] or [
             "this layout has no signs"
         ]
-        out.append(Finding(layout.name, bool(counted) and all(counted), lines))
+        out.append(LayoutFinding(layout.name, bool(counted) and all(counted), lines))
     return out
 
 
-class Near(NamedTuple):
+class NearLayout(NamedTuple):
     """A layout that a checkpoint is not in, although something of it is there: what was found, and
     what keeps it away.
     """
 
     lineage: str
     layout: str
-    found: list[str]
+    evidence: list[str]
     against: list[str]
 
 
@@ -376,7 +376,7 @@ def nearest(
     read_side: Callable[[str], bytes | None],
     states: States | None = None,
     most: int = 3,
-) -> list[Near]:
+) -> list[NearLayout]:
     """The layouts that come nearest, one of a lineage, the nearest first: by the part of what they
     ask for that is there.
 
@@ -384,9 +384,9 @@ def nearest(
     there is left out.
     """
     match, config = Matcher(index, states), _config(read_side)
-    ranked: list[tuple[float, int, Near]] = []
+    ranked: list[tuple[float, int, NearLayout]] = []
     for lineage in lineages:
-        best: tuple[float, int, Near] | None = None
+        best: tuple[float, int, NearLayout] | None = None
         for layout in lineage.layouts:
             if layout.detect is None:
                 continue
@@ -406,7 +406,7 @@ def nearest(
             part = len(found) / max(1, sum(holds is not None for holds, _ in asked))
             # less than half of it may be anybody's `weight`
             if 2 * part >= 1 and against and (best is None or (part, len(found)) > best[:2]):
-                best = (part, len(found), Near(lineage.name, layout.name, found, against))
+                best = (part, len(found), NearLayout(lineage.name, layout.name, found, against))
         ranked += [best] if best else []
     return [near for *_, near in sorted(ranked, key=lambda one: one[:2], reverse=True)[:most]]
 

@@ -231,7 +231,7 @@ class Packs:
         return home
 
 
-def find(
+def find_packs(
     rules: Path | str | None = None, *, cwd: Path | str = ".", installed: bool = True
 ) -> Packs:
     """The packs to search: the folder `rules` if one is named, `./rules` if it is there, then the
@@ -269,7 +269,7 @@ def describe(
     One that cannot be read is left out if it is not the one that is named.
     """
     packs = (
-        find(folders[0] if folders else None)
+        find_packs(folders[0] if folders else None)
         if len(folders) < 2
         else Packs(tuple(Pack(str(f), "local", Path(f), named=True) for f in folders))
     )

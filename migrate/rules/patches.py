@@ -185,7 +185,7 @@ def depth(value: Any) -> int:
     return level
 
 
-def text(value: Any, like: str | None = None) -> bytes:
+def dump_json(value: Any, like: str | None = None) -> bytes:
     """The value as JSON, in order, in the indentation, ASCII and last line of `like`; without it as
     Hugging Face writes it.
     """

@@ -108,7 +108,7 @@ _LOSSES = {
 }
 
 
-def text() -> str:
+def render_reference() -> str:
     """The whole page."""
     about = (
         "Made from the code by `python -m migrate.rules.reference`; a test compares it. How to "
@@ -432,9 +432,9 @@ def _cell(text: str) -> str:
 def main(words: Sequence[str]) -> int:
     """Writes the page; with `--check` only compares, and answers 1 where it differs."""
     if "--check" not in words:
-        FILE.write_text(text(), encoding="utf-8")
+        FILE.write_text(render_reference(), encoding="utf-8")
         return 0
-    if FILE.read_text(encoding="utf-8") == text():
+    if FILE.read_text(encoding="utf-8") == render_reference():
         return 0
     sys.stderr.write(f"{FILE} is not what the code says: python -m migrate.rules.reference\n")
     return 1

@@ -130,7 +130,7 @@ def schemas() -> dict[str, Callable[[], dict[str, Any]]]:
     }
 
 
-def text(schema: dict[str, Any]) -> str:
+def dump_schema(schema: dict[str, Any]) -> str:
     """The schema as its file holds it."""
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
@@ -145,7 +145,7 @@ def write(folder: Path, names: Iterable[str] | None = None) -> list[Path]:
     known = schemas()
     out = []
     for name in known if names is None else names:
-        path, made = folder / f"{name}{SUFFIX}", text(known[name]())
+        path, made = folder / f"{name}{SUFFIX}", dump_schema(known[name]())
         if _committed(path) != made:
             path.write_text(made, encoding="utf-8")
             out.append(path)
@@ -160,7 +160,7 @@ def differences(folder: Path) -> list[tuple[str, str]]:
     out = []
     for name, make in made.items():
         committed = _committed(folder / name)
-        if committed != text(make()):
+        if committed != dump_schema(make()):
             out.append((name, "missing" if committed is None else "differs"))
     out += [(path.name, "unknown") for path in folder.glob(f"*{SUFFIX}") if path.name not in made]
     return sorted(out)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from ..running.trials import Check, Outcome, Trials
+    from ..ruletests.checks import CheckOutcome, FileChecks, RuleCheck
 
 _SUFFIXES = (".yaml", ".yml")
 _FIELDS = [re.compile(rb"(?m)^" + name + rb"[ \t]*:") for name in (b"id", b"lineage", b"edge")]
@@ -69,27 +69,27 @@ class RuleTests(pytest.File):
 
     def collect(self) -> Iterator[RuleItem]:
         from ..core.errors import MigrateError
-        from ..running.suite import load
-        from ..running.trials import Trials
+        from ..ruletests.checks import FileChecks
+        from ..ruletests.run import load_rule_files
 
         try:
-            trials = Trials(load([self.path])[0])
+            file_checks = FileChecks(load_rule_files([self.path])[0])
         except MigrateError as error:
             raise self.CollectError(str(error)) from None
-        for check in trials.checks():
-            yield RuleItem.from_parent(self, name=check.name, trials=trials, check=check)
+        for check in file_checks.checks():
+            yield RuleItem.from_parent(self, name=check.name, file_checks=file_checks, check=check)
 
 
 class RuleItem(pytest.Item):
     """One check of a rule file."""
 
-    def __init__(self, *, trials: Trials, check: Check, **keywords: Any) -> None:
+    def __init__(self, *, file_checks: FileChecks, check: RuleCheck, **keywords: Any) -> None:
         super().__init__(**keywords)
-        self.trials, self.check = trials, check
+        self.file_checks, self.check = file_checks, check
 
     def runtest(self) -> None:
         """Runs the check; skipped where it says nothing about the file."""
-        outcome: Outcome = self.trials.run(self.check)
+        outcome: CheckOutcome = self.file_checks.run(self.check)
         if outcome.status == "skipped":
             pytest.skip(outcome.reason)
         if outcome.status == "failed":
@@ -103,4 +103,4 @@ class RuleItem(pytest.Item):
 
     def reportinfo(self) -> tuple[Path, int, str]:
         """The line of the test in its file."""
-        return self.path, self.check.span.line - 1, f"{self.trials.file.model.id}: {self.name}"
+        return self.path, self.check.span.line - 1, f"{self.file_checks.file.model.id}: {self.name}"

@@ -53,7 +53,7 @@ DTYPES = (
 BOXES = 6
 
 
-class Told:
+class CountingMeter:
     """A meter that counts."""
 
     def __init__(self) -> None:
@@ -262,7 +262,7 @@ def _check_boxes(
         box = tuple(
             _range(n, g if turn % 2 else 1, dice) for n, g in zip(of.shape, grain, strict=True)
         )
-        told = Told()
+        told = CountingMeter()
         got = compute(op, args, arrays, specs, output, box, told)
         _require(
             _equal(got, whole[_index(box)]),
@@ -273,7 +273,7 @@ def _check_boxes(
             told.count <= got.size or op.kind == "part",
             f"{said}: the meter was told of {told.count} numbers, there are {got.size}",
         )
-    told = Told()
+    told = CountingMeter()
     compute(op, args, arrays, specs, output, _all(of), told)
     _require(
         not (lossy and wild) or not whole.size or told.calls > 0,
@@ -320,7 +320,7 @@ def _check_torch(
     given = [torch.from_numpy(a[_index(b)].copy()) for a, b in zip(arrays, needed, strict=True)]
     out = torch.from_numpy(whole.copy()).clone()
     out.view(torch.uint8).fill_(0x5A) if out.dim() else out.fill_(0x5A)
-    op.compute(args, given, specs, output, _all(of), out, Told())
+    op.compute(args, given, specs, output, _all(of), out, CountingMeter())
     off = _slack(op, args, arrays, specs, output)
     _require(
         near(out.numpy(), whole, of, off),

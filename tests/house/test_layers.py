@@ -20,13 +20,14 @@ FLOORS = {
     "ops": 2, "codecs": 2, "extra_state": 2, "formats": 2,
     "rules": 3,
     "planning": 4,
-    "running": 5, "lints": 5,
-    "live": 6,
+    "running": 5,
+    "live": 6, "ruletests": 6, "lints": 6,
     "cli": 7, "api": 7, "__init__": 7, "__main__": 7,
     "testing": 8,
 }  # fmt: skip
 # folders of one floor that may use each other: (who, whom)
 BESIDE = {
+    ("lints", "ruletests"),
     ("ops", "codecs"),
     ("ops", "extra_state"),
     ("extra_state", "formats"),

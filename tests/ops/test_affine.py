@@ -107,7 +107,7 @@ def test_the_way_back_of_a_power_that_float32_does_not_hold_is_accepted():
     refused(lambda: AFFINE.validate(AFFINE.Args(2.0**-1074, exact=True)), "M308")
 
 
-class Sure(valuekit.Told):
+class Sure(valuekit.CountingMeter):
     def __init__(self):
         super().__init__()
         self.sure, self.lost, self.vanished, self.worst = True, 0, 0, 0.0

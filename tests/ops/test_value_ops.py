@@ -475,7 +475,7 @@ def test_complex_numbers_are_cast_part_by_part():
 
 
 def test_the_meter_counts_what_saturates_and_what_vanishes():
-    class Meter(valuekit.Told):
+    class Meter(valuekit.CountingMeter):
         saturated = underflowed = 0
 
         def add(self, wanted, got, amax=None, *, saturated=0, underflowed=0, sure=True):

@@ -124,7 +124,7 @@ def test_it_is_trusted_nowhere_but_among_the_rules_that_ship(shipped: Path, tmp_
     shutil.copytree(shipped, other)
     text = (other / NAME).read_text()
     (other / NAME).write_text(text.replace("gate_up_proj", "something_else"))
-    found = packs.find(tmp_path / "rules", cwd=tmp_path)
+    found = packs.find_packs(tmp_path / "rules", cwd=tmp_path)
     (edge,) = found.load_lineage("hf-mixtral").edges
     (file,) = load_edge(edge.files)
     assert "something_else" not in str(file.model.rules[0].targets)

@@ -11,7 +11,7 @@ import pytest
 
 from migrate.core.errors import QuestionError
 from migrate.rules import catalog, packs
-from migrate.rules.packs import Pack, Packs, built_in, describe, find, is_rule_file
+from migrate.rules.packs import Pack, Packs, built_in, describe, find_packs, is_rule_file
 
 LAYOUTS = (
     "lineage: {name}\ntitle: {title}\nordered: true\nlayouts:\n  v1: {{title: one}}\n  v2: "
@@ -37,7 +37,7 @@ def no_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rule_files_of_one_edge_are_collected(tmp_path: Path, no_installed: None) -> None:
-    lineage = find(write(tmp_path), cwd=tmp_path / "acme").load_lineage("acme")
+    lineage = find_packs(write(tmp_path), cwd=tmp_path / "acme").load_lineage("acme")
     (edge,) = lineage.edges
     assert (edge.source, edge.target, [f.name for f in edge.files]) == (
         "v1",
@@ -47,16 +47,16 @@ def test_rule_files_of_one_edge_are_collected(tmp_path: Path, no_installed: None
 
 
 def test_a_folder_of_one_lineage_can_be_named_itself(tmp_path: Path, no_installed: None) -> None:
-    assert find(write(tmp_path) / "acme", cwd="/").load_lineage("acme").names == ["v1", "v2"]
+    assert find_packs(write(tmp_path) / "acme", cwd="/").load_lineage("acme").names == ["v1", "v2"]
 
 
 def test_named_then_beside_then_built_in(tmp_path: Path, no_installed: None) -> None:
     write(tmp_path / "rules", "acme", "beside")
     write(tmp_path / "named", "acme", "named")
     write(tmp_path / "named", "hf-mixtral", "mine")
-    both = find(tmp_path / "named", cwd=tmp_path)
+    both = find_packs(tmp_path / "named", cwd=tmp_path)
     assert both.load_lineage("acme").title == "named"
-    assert find(cwd=tmp_path).load_lineage("acme").title == "beside"
+    assert find_packs(cwd=tmp_path).load_lineage("acme").title == "beside"
     assert both.load_lineage("hf-mixtral").title == "mine"
     names, problems = both.lineages()
     assert list(names)[:2] == ["acme", "hf-mixtral"]
@@ -77,7 +77,7 @@ def test_a_folder_beside_replaces_no_lineage_that_is_known(
 ) -> None:
     write(tmp_path / "rules", "hf-mixtral", "mine")
     write(tmp_path / "rules", "acme")
-    found = find(cwd=tmp_path)
+    found = find_packs(cwd=tmp_path)
     said = refused(found, "hf-mixtral")
     assert str(tmp_path / "rules") in said
     assert str(built_in().folder) in said
@@ -86,7 +86,7 @@ def test_a_folder_beside_replaces_no_lineage_that_is_known(
     assert found.load_lineage("hf-qwen2-moe").names == ["v4", "v5"]
     with pytest.raises(QuestionError, match="M508"):
         found.lineages()
-    named = find(tmp_path / "rules", cwd=tmp_path)
+    named = find_packs(tmp_path / "rules", cwd=tmp_path)
     assert named.load_lineage("hf-mixtral").title == "mine"
     assert "hf-mixtral" in named.lineages()[0]
 
@@ -96,14 +96,14 @@ def test_homes_that_do_the_same_are_one(tmp_path: Path, no_installed: None) -> N
     assert shipped is not None
     copied = tmp_path / "rules" / "hf-mixtral"
     shutil.copytree(shipped / "hf-mixtral", copied)
-    assert find(cwd=tmp_path).home("hf-mixtral").origin == "built-in"
+    assert find_packs(cwd=tmp_path).home("hf-mixtral").origin == "built-in"
     # prose and the name of a file mean nothing
     (path,) = copied.glob("v5/*.yaml")
     path = path.rename(path.with_name("other.yaml"))
     layouts = copied / "layouts.yaml"
     path.write_text("# a comment\n" + path.read_text().replace("title: ", "title: About ", 1))
     layouts.write_text(layouts.read_text().replace("title: ", "title: About ", 1))
-    assert find(cwd=tmp_path).home("hf-mixtral").origin == "built-in"
+    assert find_packs(cwd=tmp_path).home("hf-mixtral").origin == "built-in"
     rules, written = path.read_text(), layouts.read_text()
     for file, text in (
         (path, rules.replace("dim: 1", "dim: 0")),
@@ -115,24 +115,24 @@ def test_homes_that_do_the_same_are_one(tmp_path: Path, no_installed: None) -> N
         path.write_text(rules)
         layouts.write_text(written)
         file.write_text(text)
-        refused(find(cwd=tmp_path), "hf-mixtral")
+        refused(find_packs(cwd=tmp_path), "hf-mixtral")
     path.write_text(rules)
     layouts.write_text(written)
     (copied / "v5" / "one_more.yaml").write_text(rules.replace("id: hf-mixtral", "id: mixtral"))
-    refused(find(cwd=tmp_path), "hf-mixtral")
+    refused(find_packs(cwd=tmp_path), "hf-mixtral")
 
 
 def test_without_a_folder_beside_nothing_is_compared(
     tmp_path: Path, no_installed: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packs, "_alike", lambda *_: pytest.fail("compared"))
-    assert find(cwd=tmp_path).load_lineage("hf-mixtral").edges
+    assert find_packs(cwd=tmp_path).load_lineage("hf-mixtral").edges
     write(tmp_path / "rules", "acme")
-    assert find(cwd=tmp_path).load_lineage("acme").edges
+    assert find_packs(cwd=tmp_path).load_lineage("acme").edges
 
 
 def test_the_rules_of_the_source_tree_are_not_searched_twice(no_installed: None) -> None:
-    found = find(cwd=Path(__file__).resolve().parents[2])
+    found = find_packs(cwd=Path(__file__).resolve().parents[2])
     assert [p.origin for p in found.all] == ["built-in"]
 
 
@@ -140,7 +140,7 @@ def test_a_lineage_that_is_not_there_names_the_nearest_and_the_places(
     tmp_path: Path, no_installed: None
 ) -> None:
     with pytest.raises(QuestionError) as caught:
-        find(write(tmp_path), cwd="/").load_lineage("hf-mixtrall")
+        find_packs(write(tmp_path), cwd="/").load_lineage("hf-mixtrall")
     (found,) = caught.value.diagnostics
     assert (found.code, found.help) == ("M507", "did you mean `hf-mixtral`?")
     assert any(str(tmp_path) in note for note in found.notes)
@@ -148,7 +148,7 @@ def test_a_lineage_that_is_not_there_names_the_nearest_and_the_places(
 
 def test_a_path_that_is_no_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(QuestionError, match="M507"):
-        find(tmp_path / "none")
+        find_packs(tmp_path / "none")
 
 
 def test_a_broken_rule_file_of_another_lineage_does_no_harm(
@@ -157,7 +157,7 @@ def test_a_broken_rule_file_of_another_lineage_does_no_harm(
     write(tmp_path, "acme")
     write(tmp_path, "other")
     (tmp_path / "other" / "v2" / "a.yaml").write_text("id: [")
-    found = find(tmp_path, cwd="/")
+    found = find_packs(tmp_path, cwd="/")
     assert found.load_lineage("acme").edges
     assert set(found.lineages()[0]) >= {"acme", "other"}
     with pytest.raises(QuestionError, match=r"M108"):
@@ -179,7 +179,7 @@ def test_a_rule_file_must_fit_its_lineage(
     path = write(tmp_path) / "acme" / "v2" / "a.yaml"
     path.write_text(path.read_text().replace(*edit))
     with pytest.raises(QuestionError) as caught:
-        find(tmp_path, cwd="/").load_lineage("acme")
+        find_packs(tmp_path, cwd="/").load_lineage("acme")
     (found,) = caught.value.diagnostics
     assert (found.code, found.spans[0].file) == (code, str(path))
 
@@ -205,7 +205,7 @@ def test_a_mistake_in_layouts_is_raised_for_local_packs(
     path.write_text(path.read_text().replace(*edit))
     for call in (lambda p: p.lineages(), lambda p: p.load_lineage("acme")):
         with pytest.raises(QuestionError) as caught:
-            call(find(tmp_path, cwd="/"))
+            call(find_packs(tmp_path, cwd="/"))
         assert code in str(caught.value)
 
 
@@ -238,7 +238,7 @@ def test_a_pack_that_is_not_there_is_reported_and_not_fatal(
     installed: Path, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
     monkeypatch.setattr(packs, "_scan", lambda: iter([packs._located(entry(value))]))
-    found = find(cwd="/")
+    found = find_packs(cwd="/")
     assert "not a folder" in found.installed[0].error
     assert "hf-mixtral" in found.lineages()[0]
 
@@ -250,7 +250,7 @@ def test_a_broken_lineage_of_an_installed_pack_is_reported_and_not_fatal(
     monkeypatch.setattr(
         packs, "_scan", lambda: iter([packs._located(entry("acme_rules_of_a_test:data"))])
     )
-    lineages, problems = find(cwd="/").lineages()
+    lineages, problems = find_packs(cwd="/").lineages()
     assert "acme" not in lineages
     assert [d.code for d in problems] == ["M108"]
 
@@ -307,7 +307,7 @@ def test_a_pack_without_a_lineage_where_it_points_is_warned_of(
     assert warning["notes"] == [f"{installed / 'data'} has acme"]
     assert "data" in warning["help"]
     with pytest.raises(QuestionError) as caught:
-        find(cwd="/").load_lineage("acme")
+        find_packs(cwd="/").load_lineage("acme")
     assert any(str(installed / "data") in note for note in caught.value.diagnostics[0].notes)
     # one that has some, and what the folder of a named pack should be
     monkeypatch.setattr(

@@ -107,11 +107,11 @@ def test_one_and_true_and_one_point_zero_are_three_values() -> None:
 def test_a_document_keeps_the_style_it_is_written_in(style: dict, end: str) -> None:
     value = {"a": [1, {"b": None}], "ü": "é", "c": {}, "d": 1e-05}
     written = json.dumps(value, **style) + end
-    assert patches.text(value, written).decode() == written
+    assert patches.dump_json(value, written).decode() == written
 
 
 def test_a_new_document_is_written_as_hugging_face_writes_it() -> None:
-    assert patches.text({"a": [1]}) == b'{\n  "a": [\n    1\n  ]\n}\n'
+    assert patches.dump_json({"a": [1]}) == b'{\n  "a": [\n    1\n  ]\n}\n'
 
 
 def test_only_a_whole_text_is_a_param_and_an_unset_one_is_not_written() -> None:

@@ -15,14 +15,14 @@ from migrate.core.spec import spec
 from migrate.rules.lineage import detect
 from migrate.rules.model import load_files
 from migrate.rules.packs import Packs
-from migrate.running.trials import Check, Trials
+from migrate.ruletests.checks import FileChecks, RuleCheck
 from migrate.source.index import Index, Stored
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKS = Packs((), scan=False)
 LINEAGES = PACKS.lineages()[0]
 FILES = load_files(sorted(p for p in (ROOT / "rules").rglob("*.yaml") if p.name != "layouts.yaml"))
-TRIALS = {file.model.id: Trials(file) for file in FILES}
+TRIALS = {file.model.id: FileChecks(file) for file in FILES}
 CHECKS = [
     pytest.param(file, check, id=f"{file.model.id}: {check.name}")
     for file in FILES
@@ -191,7 +191,7 @@ def test_what_no_rule_of_mixtral_names_is_not_kept() -> None:
 
 
 @pytest.mark.parametrize(("file", "check"), CHECKS)
-def test_the_rule_files_do_what_their_tests_say(file: Any, check: Check) -> None:
+def test_the_rule_files_do_what_their_tests_say(file: Any, check: RuleCheck) -> None:
     outcome = TRIALS[file.model.id].run(check)
     assert outcome.status != "failed", "\n\n".join(d.render() for d in outcome.diagnostics)
 

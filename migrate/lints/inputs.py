@@ -1,10 +1,10 @@
 """The contract of a lint family, and what it looks at: the rule files of one lineage, read and
 compiled.
 
-A family is a module of this folder with `find(shelf)`, which yields a Diagnostic for each finding;
-its codes are pages M604 to M699. A whole lineage is read even where one file of it is asked about,
-because siblings decide what is unreachable, shadowed or read twice; findings about the siblings are
-left out afterwards.
+A family is a module of this folder with `find_problems(fileset)`, which yields a Diagnostic for
+each finding; its codes are pages M604 to M699. A whole lineage is read even where one file of it is
+asked about, because siblings decide what is unreachable, shadowed or read twice; findings about the
+siblings are left out afterwards.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SUFFIXES = (".yaml", ".yml")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Written:
+class CompiledFile:
     """A rule file that loads, with its rules compiled."""
 
     loaded: LoadedFile
@@ -52,7 +52,7 @@ class Written:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Shelf:
+class FileSet:
     """The files of one lineage's folder, or one loose rule file (then `home`, `lineage` and
     `layouts` are None).
     """
@@ -60,12 +60,12 @@ class Shelf:
     home: Path | None
     lineage: Lineage | None
     layouts: yaml.Document | None
-    files: tuple[Written, ...]
+    files: tuple[CompiledFile, ...]
 
     @property
-    def edges(self) -> dict[tuple[str, str, str], list[Written]]:
+    def edges(self) -> dict[tuple[str, str, str], list[CompiledFile]]:
         """The files by lineage and edge."""
-        out: dict[tuple[str, str, str], list[Written]] = {}
+        out: dict[tuple[str, str, str], list[CompiledFile]] = {}
         for file in self.files:
             out.setdefault(file.edge, []).append(file)
         return out
@@ -74,23 +74,23 @@ class Shelf:
 class Family(Protocol):
     """A module of this folder."""
 
-    def find(self, shelf: Shelf) -> Iterator[Diagnostic]:
-        """The findings on the shelf."""
+    def find_problems(self, fileset: FileSet) -> Iterator[Diagnostic]:
+        """The findings in the files."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Shelves:
+class LintInput:
     """All that is linted. `asked` are the files that were asked about, by the names that messages
     call them.
     """
 
-    shelves: tuple[Shelf, ...]
+    filesets: tuple[FileSet, ...]
     asked: Mapping[str, yaml.Document | None]
-    # what the loader says against them; a file with an error is on no shelf
+    # what the loader says against them; a file with an error is in no file set
     problems: tuple[Diagnostic, ...]
 
 
-def read(paths: Sequence[str | os.PathLike[str]]) -> Shelves:
+def read_inputs(paths: Sequence[str | os.PathLike[str]]) -> LintInput:
     """The rule files and layouts at `paths`; M115 for a path that is neither a folder nor a rule
     file.
     """
@@ -101,13 +101,13 @@ def read(paths: Sequence[str | os.PathLike[str]]) -> Shelves:
         home = _home(path)
         homes.setdefault((home, None if home else path), {})[_name(path)] = path
     asked: dict[str, yaml.Document | None] = {}
-    shelves = []
+    filesets = []
     for (home, _), files in homes.items():
         asked |= dict.fromkeys(files)
-        shelf = _shelf(home, files, report)
-        shelves.append(shelf)
-        documents = [file.loaded.document for file in shelf.files] + (
-            [shelf.layouts] if shelf.layouts else []
+        fileset = _fileset(home, files, report)
+        filesets.append(fileset)
+        documents = [file.loaded.document for file in fileset.files] + (
+            [fileset.layouts] if fileset.layouts else []
         )
         asked.update({d.name: d for d in documents if d.name in files})
     # a lineage whose layouts cannot be read concerns all of its files
@@ -116,7 +116,7 @@ def read(paths: Sequence[str | os.PathLike[str]]) -> Shelves:
         for d in _distinct(report.diagnostics)
         if not d.spans or any(s.file in asked or Path(s.file).name == LAYOUTS for s in d.spans)
     ]
-    return Shelves(tuple(shelves), asked, tuple(found))
+    return LintInput(tuple(filesets), asked, tuple(found))
 
 
 def _files(given: str | os.PathLike[str]) -> list[Path]:
@@ -160,9 +160,9 @@ def _name(path: Path) -> str:
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
-def _shelf(home: Path | None, files: Mapping[str, Path], report: Report) -> Shelf:
+def _fileset(home: Path | None, files: Mapping[str, Path], report: Report) -> FileSet:
     if home is None:
-        return Shelf(None, None, None, _compiled([Path(name) for name in files], report))
+        return FileSet(None, None, None, _compiled([Path(name) for name in files], report))
     place = Path(_name(home))
     rules = [Path(_name(path)) for path in _files(home) if path.name != LAYOUTS]
     lineage = None
@@ -171,12 +171,12 @@ def _shelf(home: Path | None, files: Mapping[str, Path], report: Report) -> Shel
         lineage = Packs((pack,), scan=False).load_lineage(next(iter(pack.lineages)))
     except MigrateError as error:
         report.diagnostics += error.diagnostics
-    return Shelf(
+    return FileSet(
         place, lineage, yaml.read_file(place / LAYOUTS, Report()), _compiled(rules, report)
     )
 
 
-def _compiled(paths: Iterable[Path], report: Report) -> tuple[Written, ...]:
+def _compiled(paths: Iterable[Path], report: Report) -> tuple[CompiledFile, ...]:
     said = Report()
     loaded = read_files(paths, said)
     out = []
@@ -191,7 +191,7 @@ def _compiled(paths: Iterable[Path], report: Report) -> tuple[Written, ...]:
             for span in d.spans[:1]
         )
         if not broken:
-            out.append(Written(file, tuple(rules), tuple(keep)))
+            out.append(CompiledFile(file, tuple(rules), tuple(keep)))
     report.diagnostics += said.diagnostics
     return tuple(out)
 
@@ -227,7 +227,7 @@ def sample_params(model: RuleFile) -> dict[str, Any]:
     return out
 
 
-def directed(file: Written) -> list[tuple[CompiledRule, DirectedRule]]:
+def directed(file: CompiledFile) -> list[tuple[CompiledRule, DirectedRule]]:
     """The file's rules forwards with sample params; without those that need other values, or that
     none would suit.
     """

@@ -23,8 +23,8 @@ from ..core.spelling import option
 from ..rules.examples import RuleTest
 from ..rules.model import LoadedFile
 from ..rules.neighbours import Neighbour, neighbours
-from . import expectations, properties
-from .attempts import Attempt, Refused, attempt
+from . import compare, properties
+from .binding import BoundTest, RefusedTest, bind_test
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 EXAMPLE, COVERAGE = "example", "coverage"
@@ -33,7 +33,7 @@ PROPERTIES = ("round trip", TWINS, "order of rules", "applied twice")
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class RuleCheck:
     """Something to find out about a rule file: an example of its author (`number` in the file), or
     a property of all examples.
     """
@@ -45,10 +45,10 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CheckOutcome:
     """What came out. `reason` says why a check was skipped."""
 
-    check: Check
+    check: RuleCheck
     status: str
     diagnostics: tuple[Diagnostic, ...] = ()
     reason: str = ""
@@ -65,30 +65,30 @@ class Outcome:
 
 
 @dataclass(eq=False, slots=True)
-class Trials:
+class FileChecks:
     """The checks of one rule file; what they share is made once, when it is first asked for."""
 
     file: LoadedFile
     specs: bool = False
-    _tried: dict[int, Attempt | Refused] = field(default_factory=dict)
+    _tried: dict[int, BoundTest | RefusedTest] = field(default_factory=dict)
     _neighbours: list[Neighbour] | None = None
 
-    def checks(self, select: str = "") -> list[Check]:
+    def checks(self, select: str = "") -> list[RuleCheck]:
         """The checks whose name, or the file's id, holds `select`, upper and lower case alike.
         Coverage is of the whole file only.
         """
         tests = self.file.model.tests
         found = [
-            Check(EXAMPLE, test.name, self.file.span("tests", n, "name"), n)
+            RuleCheck(EXAMPLE, test.name, self.file.span("tests", n, "name"), n)
             for n, test in enumerate(tests)
         ]
         whole = self.file.span("id")
         found += [
-            Check(name, name, whole)
+            RuleCheck(name, name, whole)
             for name in PROPERTIES
             if tests and not (self.specs and name == TWINS)
         ]
-        found.append(Check(COVERAGE, COVERAGE, whole))
+        found.append(RuleCheck(COVERAGE, COVERAGE, whole))
         word = select.casefold()
         return [
             c
@@ -96,44 +96,44 @@ class Trials:
             if not word or word in self.file.model.id.casefold() or word in c.name.casefold()
         ]
 
-    def run(self, check: Check) -> Outcome:
+    def run(self, check: RuleCheck) -> CheckOutcome:
         """The outcome of one check; problems of the rules are part of it and never raised."""
         if check.kind == EXAMPLE:
             return self._example(check)
         if check.kind == COVERAGE:
             found = properties.coverage(
-                self.file, [t for t in self._attempts() if not t.test.error]
+                self.file, [t for t in self._bound_tests() if not t.test.error]
             )
-            return Outcome(check, FAILED if found else PASSED, tuple(found))
+            return CheckOutcome(check, FAILED if found else PASSED, tuple(found))
         return self._property(check)
 
-    def tried(self, number: int) -> Attempt | Refused:
+    def tried(self, number: int) -> BoundTest | RefusedTest:
         if number not in self._tried:
             if self._neighbours is None:
                 self._neighbours = neighbours(self.file)
-            self._tried[number] = attempt(self.file, number, self._neighbours)
+            self._tried[number] = bind_test(self.file, number, self._neighbours)
         return self._tried[number]
 
-    def _attempts(self) -> Iterator[Attempt]:
+    def _bound_tests(self) -> Iterator[BoundTest]:
         for number in range(len(self.file.model.tests)):
-            if isinstance(found := self.tried(number), Attempt):
+            if isinstance(found := self.tried(number), BoundTest):
                 yield found
 
-    def _example(self, check: Check) -> Outcome:
+    def _example(self, check: RuleCheck) -> CheckOutcome:
         test, span = self.file.model.tests[check.number], check.span
         result = self.tried(check.number)
-        if isinstance(result, Refused) and result.diagnostics[0].code == "M710":
-            return Outcome(check, FAILED, result.diagnostics)
-        if isinstance(result, Attempt) and not self.specs:
+        if isinstance(result, RefusedTest) and result.diagnostics[0].code == "M710":
+            return CheckOutcome(check, FAILED, result.diagnostics)
+        if isinstance(result, BoundTest) and not self.specs:
             if wrong := _too_large(check, result):
-                return Outcome(check, FAILED, tuple(wrong))
+                return CheckOutcome(check, FAILED, tuple(wrong))
             try:
                 result.fill()
             except MigrateError as error:
-                result = Refused(test, error.diagnostics)
+                result = RefusedTest(test, error.diagnostics)
         if test.error is not None:
             return _refusal(check, test, result, self.specs)
-        if isinstance(result, Refused):
+        if isinstance(result, RefusedTest):
             what = f"test {test.name!r}: the rules refuse what is given"
             codes = ", ".join(dict.fromkeys(d.code for d in result.diagnostics))
             refused = Diagnostic(
@@ -143,15 +143,15 @@ class Trials:
                 (f"the reason follows: {codes}",),
                 "if that is what the test is about: `error: CODE`",
             )
-            return Outcome(check, FAILED, (refused, *result.diagnostics))
-        found = expectations.compare(result, check.number, values=not self.specs)
-        return Outcome(check, FAILED if found else PASSED, tuple(found))
+            return CheckOutcome(check, FAILED, (refused, *result.diagnostics))
+        found = compare.compare(result, check.number, values=not self.specs)
+        return CheckOutcome(check, FAILED if found else PASSED, tuple(found))
 
-    def _property(self, check: Check) -> Outcome:
+    def _property(self, check: RuleCheck) -> CheckOutcome:
         found: list[Diagnostic] = []
         reasons: dict[str, None] = {}
         looked = False
-        for tried in self._attempts():
+        for tried in self._bound_tests():
             if tried.test.error is not None:
                 continue
             result = _PROPERTIES[check.kind](tried, values=not self.specs)
@@ -161,12 +161,12 @@ class Trials:
                 looked = True
                 found += result
         if found:
-            return Outcome(check, FAILED, tuple(found))
+            return CheckOutcome(check, FAILED, tuple(found))
         more = f" … and {len(reasons) - 1} more" if len(reasons) > 1 else ""
         reason = next(iter(reasons), "") + more
         if not looked:
-            return Outcome(check, SKIPPED, reason=reason or "no example gets that far")
-        return Outcome(check, PASSED, reason=f"in part: {reason}" if reason else "")
+            return CheckOutcome(check, SKIPPED, reason=reason or "no example gets that far")
+        return CheckOutcome(check, PASSED, reason=f"in part: {reason}" if reason else "")
 
 
 _PROPERTIES = dict(
@@ -178,7 +178,7 @@ _PROPERTIES = dict(
 )
 
 
-def _too_large(check: Check, result: Attempt) -> list[Diagnostic]:
+def _too_large(check: RuleCheck, result: BoundTest) -> list[Diagnostic]:
     if result.nbytes <= properties.MOST_BYTES:
         return []
     what = (
@@ -196,14 +196,16 @@ def _too_large(check: Check, result: Attempt) -> list[Diagnostic]:
     ]
 
 
-def _refusal(check: Check, test: RuleTest, result: Attempt | Refused, specs: bool) -> Outcome:
+def _refusal(
+    check: RuleCheck, test: RuleTest, result: BoundTest | RefusedTest, specs: bool
+) -> CheckOutcome:
     """The outcome of a test that expects to be refused."""
     wanted = f"{test.error}" + (f" with {printable(test.contains)!r}" if test.contains else "")
-    if isinstance(result, Attempt):
+    if isinstance(result, BoundTest):
         if specs:
-            return Outcome(check, SKIPPED, reason="headers do not refuse it; values may")
+            return CheckOutcome(check, SKIPPED, reason="headers do not refuse it; values may")
         what = f"test {test.name!r}: {wanted} was expected, and nothing was refused"
-        return Outcome(
+        return CheckOutcome(
             check,
             FAILED,
             (Diagnostic("M703", what, (check.span,), (f"made: {listed(list(result.specs), 8)}",)),),
@@ -211,9 +213,9 @@ def _refusal(check: Check, test: RuleTest, result: Attempt | Refused, specs: boo
     for found in result.diagnostics:
         said = "\n".join((found.message, *found.notes, found.help or ""))
         if found.code == test.error and (test.contains is None or test.contains in said):
-            return Outcome(check, PASSED)
+            return CheckOutcome(check, PASSED)
     what = f"test {test.name!r}: {wanted} was expected, and it was refused for something else"
-    return Outcome(
+    return CheckOutcome(
         check,
         FAILED,
         (Diagnostic("M703", what, (check.span,), ("what was said follows",)), *result.diagnostics),

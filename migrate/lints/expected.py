@@ -18,7 +18,7 @@ from ..core.spec import Spec
 from ..core.view import Fill, Leaf, View, clip, relabel
 from ..planning.graph import Tensor
 from ..rules.examples import ExpectedTensor, indexes, shape_of
-from ._bound import MOST_ELEMENTS, Elements, Example, numbers
+from .elements import MOST_ELEMENTS, Elements, Example, numbers
 
 # how many elements of a longer run are compared at each end of it, and in how many places between
 AT_AN_END = 1 << 12

@@ -12,37 +12,39 @@ import pytest
 
 from migrate import ops
 from migrate.ops._op import step
-from migrate.running import attempts
-from migrate.running.suite import load
-from migrate.running.trials import Outcome, Trials
+from migrate.ruletests import binding
+from migrate.ruletests.checks import CheckOutcome, FileChecks
+from migrate.ruletests.run import load_rule_files
 
 HEAD = "id: demo/v2/{name}\ntitle: a change\nlineage: demo\nedge: [v1, v2]\n"
-Run = Callable[..., dict[str, Outcome]]
+Run = Callable[..., dict[str, CheckOutcome]]
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     """The outcomes of a rule file by name of the check."""
 
-    def outcomes(text: str, *, specs: bool = False, path: str = "rules.yaml") -> dict[str, Outcome]:
+    def outcomes(
+        text: str, *, specs: bool = False, path: str = "rules.yaml"
+    ) -> dict[str, CheckOutcome]:
         file = tmp_path / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(HEAD.format(name=file.stem) + text)
-        trials = Trials(load([file])[0], specs)
-        return {check.name: trials.run(check) for check in trials.checks()}
+        file_checks = FileChecks(load_rule_files([file])[0], specs)
+        return {check.name: file_checks.run(check) for check in file_checks.checks()}
 
     return outcomes
 
 
-def statuses(outcomes: dict[str, Outcome]) -> dict[str, str]:
+def statuses(outcomes: dict[str, CheckOutcome]) -> dict[str, str]:
     return {name: outcome.status for name, outcome in outcomes.items()}
 
 
-def failed(outcomes: dict[str, Outcome]) -> list[str]:
+def failed(outcomes: dict[str, CheckOutcome]) -> list[str]:
     return [name for name, outcome in outcomes.items() if outcome.status == "failed"]
 
 
-def said(outcome: Outcome) -> str:
+def said(outcome: CheckOutcome) -> str:
     return "\n".join(d.render() for d in outcome.diagnostics)
 
 
@@ -369,7 +371,7 @@ tests:
 def test_an_engine_in_which_the_order_of_rules_means_something_is_found(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = attempts.compose
+    whole = binding.compose
 
     def first_only(tensors: Any, legs: Any, *arguments: Any, **keywords: Any) -> Any:
         made = whole(tensors, legs, *arguments, **keywords)
@@ -378,7 +380,7 @@ def test_an_engine_in_which_the_order_of_rules_means_something_is_found(
         return made
 
     assert failed(run(TWO)) == []
-    monkeypatch.setattr(attempts, "compose", first_only)
+    monkeypatch.setattr(binding, "compose", first_only)
     found = run(TWO)
     assert "order of rules" in failed(found)
     assert "the order of the rules changes d" in said(found["order of rules"])
@@ -470,7 +472,7 @@ def test_a_file_without_tests_is_not_tested(run: Run) -> None:
 
 
 def test_specs_look_at_names_shapes_and_dtypes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts.Attempt, "fill", lambda self: pytest.fail("bytes were made"))
+    monkeypatch.setattr(binding.BoundTest, "fill", lambda self: pytest.fail("bytes were made"))
     assert (
         failed(
             run(

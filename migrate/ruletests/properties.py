@@ -20,8 +20,8 @@ from ..rules.compiled import DirectedRule
 from ..rules.lineage import Lineage, detect
 from ..rules.model import LoadedFile
 from ..rules.packs import LAYOUTS
-from .attempts import Attempt, maker
-from .given import GivenSource
+from .binding import BoundTest, rule_behind
+from .source import GivenSource
 
 # bytes of one example; elements that are written down are made one by one
 MOST_BYTES = 16 << 20
@@ -29,37 +29,35 @@ TOO_LARGE = "the tensors are too large to be made"
 
 
 def _said(
-    attempt: Attempt,
+    bound: BoundTest,
     code: str,
     what: str,
     notes: Sequence[str] = (),
     help: str | None = None,
     *more: Span,
 ) -> Diagnostic:
-    span = attempt.file.span("tests", attempt.number, "name")
-    return Diagnostic(
-        code, f"test {attempt.test.name!r}: {what}", (span, *more), tuple(notes), help
-    )
+    span = bound.file.span("tests", bound.number, "name")
+    return Diagnostic(code, f"test {bound.test.name!r}: {what}", (span, *more), tuple(notes), help)
 
 
-def round_trip(attempt: Attempt, *, values: bool) -> list[Diagnostic] | str:
+def round_trip(bound: BoundTest, *, values: bool) -> list[Diagnostic] | str:
     """M706 unless the way back returns every given tensor, bit for bit. An edge that says it is not
     exact is not asked.
     """
-    if attempt.composition.inexact:
-        return f"not exact: {attempt.composition.inexact[0]}"
+    if bound.composition.inexact:
+        return f"not exact: {bound.composition.inexact[0]}"
     if not values:
         return []
-    if attempt.nbytes > MOST_BYTES:
+    if bound.nbytes > MOST_BYTES:
         return TOO_LARGE
-    tried = attempt.scrambled()
+    tried = bound.scrambled()
     try:
         back = tried.back()
         found = back.fill()
     except MigrateError as error:
         return [
             _said(
-                attempt,
+                bound,
                 "M706",
                 "the downgrade refuses what the way there makes",
                 ("the reason follows",),
@@ -70,11 +68,11 @@ def round_trip(attempt: Attempt, *, values: bool) -> list[Diagnostic] | str:
     for key in dict.fromkeys([*tried.source.index.tensors, *found]):
         at = _first_difference(tried.source, key, found.get(key))
         if at is not None:
-            by = maker(back, key)
+            by = rule_behind(back, key)
             rule = () if by is None else (by.rule.span,)
             out.append(
                 _said(
-                    attempt,
+                    bound,
                     "M706",
                     f"{printable(key)} does not return as it was: {at}",
                     (),
@@ -83,10 +81,10 @@ def round_trip(attempt: Attempt, *, values: bool) -> list[Diagnostic] | str:
                 )
             )
     sides = back.side_files()
-    for name, content in attempt.source.sides.items():
+    for name, content in bound.source.sides.items():
         if sides.get(name) != content:
             out.append(
-                _said(attempt, "M706", f"side file {printable(name)} does not return as it was")
+                _said(bound, "M706", f"side file {printable(name)} does not return as it was")
             )
     return out[:8]
 
@@ -103,16 +101,16 @@ def _first_difference(source: GivenSource, key: str, returned: memoryview | None
     return f"the first byte that differs is {byte} of {len(before)}"
 
 
-def twins(attempt: Attempt, *, values: bool) -> list[Diagnostic] | str:
+def twins(bound: BoundTest, *, values: bool) -> list[Diagnostic] | str:
     """M707 where the views that a run gathers and the eager twins of the ops disagree: a fault of
     an op, not of the rules.
     """
-    from .verify import recompute
+    from ..running.verify import recompute
 
-    if attempt.nbytes > MOST_BYTES:
+    if bound.nbytes > MOST_BYTES:
         return TOO_LARGE
 
-    tried = attempt.scrambled()
+    tried = bound.scrambled()
     try:
         tried.fill()
     except MigrateError:
@@ -125,12 +123,12 @@ def twins(attempt: Attempt, *, values: bool) -> list[Diagnostic] | str:
     out = []
     for found in wrong[:8]:
         at = "" if found.index is None else f", first at {list(found.index)}"
-        by = maker(tried, found.key)
+        by = rule_behind(tried, found.key)
         hint = "the op is at fault; `migrate.testing.opkit` tests it alone"
         rule = () if by is None else (by.rule.span,)
         out.append(
             _said(
-                attempt,
+                bound,
                 "M707",
                 f"{printable(found.key)} is gathered and recomputed differently: "
                 f"{found.detail}{at}",
@@ -142,21 +140,21 @@ def twins(attempt: Attempt, *, values: bool) -> list[Diagnostic] | str:
     return out
 
 
-def order(attempt: Attempt, *, values: bool) -> list[Diagnostic] | str:
+def order(bound: BoundTest, *, values: bool) -> list[Diagnostic] | str:
     """M708 if the rules in another order make something else."""
-    there = _account(attempt.composition)
+    there = _account(bound.composition)
     for turn in (lambda rules: rules[::-1], lambda rules: (*rules[1:], *rules[:1])):
-        legs = [replace(leg, rules=turn(leg.rules)) for leg in attempt.legs]
+        legs = [replace(leg, rules=turn(leg.rules)) for leg in bound.legs]
         try:
-            again = _account(attempt.again(attempt.source, legs))
+            again = _account(bound.again(bound.source, legs))
         except MigrateError as error:
             what = "the rules in another order refuse what they took"
-            return [_said(attempt, "M708", what, ("the reason follows",)), *error.diagnostics]
+            return [_said(bound, "M708", what, ("the reason follows",)), *error.diagnostics]
         if again != there:
             keys = [
                 key for key in dict.fromkeys([*there, *again]) if there.get(key) != again.get(key)
             ]
-            return [_said(attempt, "M708", f"the order of the rules changes {listed(keys, 8)}")]
+            return [_said(bound, "M708", f"the order of the rules changes {listed(keys, 8)}")]
     return []
 
 
@@ -170,15 +168,15 @@ def _account(composition: Composition) -> dict[str, Any]:
     }
 
 
-def twice(attempt: Attempt, *, values: bool) -> list[Diagnostic] | str:
+def twice(bound: BoundTest, *, values: bool) -> list[Diagnostic] | str:
     """M709 if the edge takes its own output and changes it once more.
 
     A file in the folder of a lineage is safe by the stamp of what it makes; there only detection is
     looked at, which is what decides where the stamp was lost.
     """
-    source = attempt.result()
+    source = bound.result()
     try:
-        again = attempt.again(source, attempt.legs)
+        again = bound.again(source, bound.legs)
     except MigrateError:
         return []
     changed = [
@@ -191,7 +189,7 @@ def twice(attempt: Attempt, *, values: bool) -> list[Diagnostic] | str:
     changed += [key for key in source.index.tensors if key not in again.graph.outputs]
     if not changed:
         return []
-    lineage = _lineage(attempt.file)
+    lineage = _lineage(bound.file)
     if lineage is None:
         hint = (
             "make the patterns narrower, or put the file into the folder of a lineage: a stamp "
@@ -200,7 +198,7 @@ def twice(attempt: Attempt, *, values: bool) -> list[Diagnostic] | str:
         notes = (f"changed once more: {listed(changed, 8)}",)
         return [
             _said(
-                attempt,
+                bound,
                 "M709",
                 "the edge takes its own output and changes it once more",
                 notes,
@@ -208,10 +206,10 @@ def twice(attempt: Attempt, *, values: bool) -> list[Diagnostic] | str:
             )
         ]
     if lineage.ordered:
-        start, goal = attempt.legs[0].start, attempt.legs[-1].goal
+        start, goal = bound.legs[0].start, bound.legs[-1].goal
         findings = {
             f.layout: f
-            for f in detect(lineage, source.index, lambda name: attempt.side_files().get(name))
+            for f in detect(lineage, source.index, lambda name: bound.side_files().get(name))
         }
         if (
             start in findings
@@ -224,7 +222,7 @@ def twice(attempt: Attempt, *, values: bool) -> list[Diagnostic] | str:
             )
             return [
                 _said(
-                    attempt,
+                    bound,
                     "M709",
                     what,
                     tuple(findings[start].evidence),
@@ -244,13 +242,13 @@ def _lineage(file: LoadedFile) -> Lineage | None:
     return None
 
 
-def coverage(file: LoadedFile, attempts: Iterable[Attempt]) -> list[Diagnostic]:
+def coverage(file: LoadedFile, tests: Iterable[BoundTest]) -> list[Diagnostic]:
     """M705 for each rule that no example touches, and each op that `only` keeps from all that its
     rule touches.
     """
     seen: dict[str, set[int]] = {}
-    for attempt in attempts:
-        for _, found in attempt.composition.legs:
+    for bound in tests:
+        for _, found in bound.composition.legs:
             used = [(m.rule, m.keys) for m in found.made.values()]
             used += [
                 (rule, (key,))

@@ -32,7 +32,7 @@ from ..planning.walk import Walk
 from ..rules.compiled import DirectedRule
 from ..rules.examples import ExpectedTensor, GivenTensor, RuleTest, expand, fill_in, flat, shape_of
 from ..rules.neighbours import Neighbour, neighbour
-from ._lint import Written
+from .inputs import CompiledFile
 
 # of a larger tensor single elements are looked up
 MOST_ELEMENTS = 1 << 16
@@ -139,7 +139,7 @@ class Elements:
                 yield tuple(self.at(tensor, _linear(cell, size)) for cell in cells)
 
 
-def examples(file: Written, siblings: Sequence[Written] = ()) -> list[Example]:
+def examples(file: CompiledFile, siblings: Sequence[CompiledFile] = ()) -> list[Example]:
     """The file's tests, bound, beside those `siblings` of its edge that speak of what they give;
     without those that expect an error.
     """
@@ -172,7 +172,9 @@ def _equal(key: str, present: Tensor, made: Tensor) -> bool:
     return True
 
 
-def _example(file: Written, number: int, test: RuleTest, others: Sequence[Neighbour]) -> Example:
+def _example(
+    file: CompiledFile, number: int, test: RuleTest, others: Sequence[Neighbour]
+) -> Example:
     report, views = Report(), Views()
     given: dict[str, Tensor] = {}
     tensors: dict[str, GivenTensor] = {}

@@ -1,4 +1,4 @@
-"""The verb `test`: which rule files are meant, and the answer. What a check is stands in `trials`,
+"""The verb `test`: which rule files are meant, and the answer. What a check is stands in `checks`,
 loaded when there is one to run.
 """
 
@@ -36,20 +36,20 @@ def test(
     and M115 where nothing is to be tested.
     """
     from ..rules.packs import rule_files
-    from .trials import FAILED, PASSED, SKIPPED, Trials
+    from .checks import FAILED, PASSED, SKIPPED, FileChecks
 
     given = (paths,) if isinstance(paths, (str, os.PathLike)) else tuple(paths)
-    files = load(rule_files([Path(path_text("paths", path)) for path in given]))
+    files = load_rule_files(rule_files([Path(path_text("paths", path)) for path in given]))
     described: list[dict[str, Any]] = []
     counts = dict.fromkeys((PASSED, FAILED, SKIPPED), 0)
     for file in files:
-        trials = Trials(file, specs)
-        checks = trials.checks(select)
+        file_checks = FileChecks(file, specs)
+        checks = file_checks.checks(select)
         if not checks or (fail_fast and counts[FAILED]):
             continue
         outcomes = []
         for check in checks:
-            outcome = trials.run(check)
+            outcome = file_checks.run(check)
             counts[outcome.status] += 1
             outcomes.append(outcome.to_json())
             if fail_fast and counts[FAILED]:
@@ -71,7 +71,7 @@ def test(
     }
 
 
-def load(paths: Sequence[Path]) -> list[LoadedFile]:
+def load_rule_files(paths: Sequence[Path]) -> list[LoadedFile]:
     """The rule files, their captures checked as well; raises all problems of all of them."""
     from ..rules.compiled import compile_file
     from ..rules.model import load_files

@@ -22,13 +22,13 @@ from ..planning.walk import Walk
 from ..rules.examples import RuleTest
 from ..rules.model import LoadedFile
 from ..rules.neighbours import Neighbour, spared
-from .given import GivenSource, given, made, problem
-from .history import Stamp
-from .prepare import side_reader
+from ..running.history import Stamp
+from ..running.prepare import side_reader
+from .source import GivenSource, first_unstorable, given_source, made_source
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedTest:
     """The rules do not take what the test gives them, and why."""
 
     test: RuleTest
@@ -36,7 +36,7 @@ class Refused:
 
 
 @dataclass(eq=False, slots=True)
-class Attempt:
+class BoundTest:
     """An example that binds. `allow` is what the test allows, `asked` whether binding had to look
     at values.
     """
@@ -77,7 +77,7 @@ class Attempt:
         """The packed bytes of each output, made once; raises what a run would raise (M404,
         M9xx).
         """
-        from .buffers import fill
+        from ..running.buffers import fill
 
         if not self._made and self.outputs:
             buffers = {key: memoryview(bytearray(t.spec.nbytes)) for key, t in self.outputs.items()}
@@ -87,7 +87,7 @@ class Attempt:
 
     def result(self) -> GivenSource:
         """What comes out, as a checkpoint whose bytes are made when they are read."""
-        return made(self.specs, lambda key: self.fill()[key], self.side_files())
+        return made_source(self.specs, lambda key: self.fill()[key], self.side_files())
 
     def side_files(self) -> dict[str, bytes]:
         """The side files that come out."""
@@ -102,7 +102,7 @@ class Attempt:
         """
         return bound(source, legs, self.allow, None, prove=False)[0]
 
-    def back(self) -> Attempt:
+    def back(self) -> BoundTest:
         """The way back over what came out, as one that has the stamp would walk it; raises its
         problems.
         """
@@ -120,22 +120,22 @@ class Attempt:
         walk = walk_over(source, self.test.params)
         allow = frozenset(("lossy", "drop"))
         composition, asked = bound(source, legs, allow, walk, prove=False)
-        return Attempt(self.file, self.number, source, walk, composition, allow, asked)
+        return BoundTest(self.file, self.number, source, walk, composition, allow, asked)
 
-    def scrambled(self) -> Attempt:
+    def scrambled(self) -> BoundTest:
         """The same over bytes that all differ, where no value decides and no op computes; else this
-        attempt itself.
+        test itself.
         """
         if self.asked or self.composition.graph.checks or calls(self.outputs.values()):
             return self
         return replace(
-            self, source=given(self.test.given, self.test.side, scrambled=True), _made={}
+            self, source=given_source(self.test.given, self.test.side, scrambled=True), _made={}
         )
 
 
-def attempt(
+def bind_test(
     file: LoadedFile, number: int, neighbours: Sequence[Neighbour] = ()
-) -> Attempt | Refused:
+) -> BoundTest | RefusedTest:
     """Test `number` of the file, bound to its given tensors as a checkpoint would be, or why it
     cannot be.
 
@@ -143,11 +143,11 @@ def attempt(
     it.
     """
     test = file.model.tests[number]
-    if found := problem(test.given):
-        return Refused(
+    if found := first_unstorable(test.given):
+        return RefusedTest(
             test, (unwritable(test.name, *found, file.span("tests", number, "given", found[0])),)
         )
-    source = given(test.given, test.side)
+    source = given_source(test.given, test.side)
     try:
         beside = [
             n.file
@@ -162,8 +162,8 @@ def attempt(
         walk = walk_over(source, route.given)
         composition, asked = bound(source, legs, allow, walk)
     except MigrateError as error:
-        return Refused(test, error.diagnostics)
-    return Attempt(file, number, source, walk, composition, allow, asked)
+        return RefusedTest(test, error.diagnostics)
+    return BoundTest(file, number, source, walk, composition, allow, asked)
 
 
 def unwritable(test: str, key: str, why: str, span: Span) -> Diagnostic:
@@ -220,14 +220,14 @@ def bound(
 
     def same_bytes(key: str, present: Tensor, made: Tensor) -> bool:
         nonlocal asked
-        from .checks import equal
+        from ..running.checks import equal
 
         asked = True
         return equal(present, made, source)
 
     def payload(tensor: Tensor) -> bytes:
         nonlocal asked
-        from .checks import content
+        from ..running.checks import content
 
         asked = True
         return content(tensor, source)
@@ -248,11 +248,11 @@ def bound(
     return composition, asked
 
 
-def maker(attempt: Attempt, key: str) -> Any:
+def rule_behind(bound: BoundTest, key: str) -> Any:
     """The rule that made an output and the keys it made it of (planning.bind.Made); None for a key
     that was kept.
     """
-    for _, found in reversed(attempt.composition.legs):
+    for _, found in reversed(bound.composition.legs):
         if key in found.made:
             return found.made[key]
     return None

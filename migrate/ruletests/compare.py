@@ -15,21 +15,21 @@ from ..core import elements
 from ..core.diagnostics import Diagnostic, Span, did_you_mean, listed, printable
 from ..core.spec import BITS, Spec, spec
 from ..rules.examples import ExpectedTensor, expand, fill_in, flat, indexes, shape_of
-from .attempts import Attempt, maker, unwritable
-from .given import elements as encoded
-from .given import packed, require_held, side_bytes
+from .binding import BoundTest, rule_behind, unwritable
+from .source import elements as encoded
+from .source import packed, require_held, side_bytes
 
 
-def compare(attempt: Attempt, number: int, *, values: bool) -> list[Diagnostic]:
+def compare(bound: BoundTest, number: int, *, values: bool) -> list[Diagnostic]:
     """What differs from what the test expects: M702 keys, M701 tensors, M711 side files; without
     `values` names, dtypes and shapes only.
     """
-    file, test = attempt.file, attempt.test
+    file, test = bound.file, bound.test
     out: list[Diagnostic] = []
     wanted: dict[str, tuple[ExpectedTensor, str, dict[str, int]]] = {}
     for written, expected in (test.expect or {}).items():
         wanted.update((key, (expected, written, at)) for key, at in expand(written))
-    specs = attempt.specs
+    specs = bound.specs
     for key, (expected, written, at) in wanted.items():
         place = file.document.key_span(("tests", number, "expect", written))
         if key not in specs:
@@ -50,8 +50,8 @@ def compare(attempt: Attempt, number: int, *, values: bool) -> list[Diagnostic]:
                 )
             )
             continue
-        out += _tensor(attempt, key, expected, written, at, place, values)
-    extra = [key for key in specs if key not in wanted and maker(attempt, key) is not None]
+        out += _tensor(bound, key, expected, written, at, place, values)
+    extra = [key for key in specs if key not in wanted and rule_behind(bound, key) is not None]
     if extra and test.expect is not None:
         place = file.document.key_span(("tests", number, "expect"))
         notes = tuple(f"{printable(k)}  {specs[k]}" for k in extra[:8])
@@ -59,7 +59,7 @@ def compare(attempt: Attempt, number: int, *, values: bool) -> list[Diagnostic]:
             f"test {test.name!r}: {len(extra)} key{'s come' if len(extra) > 1 else ' comes'} "
             "out that `expect` does not name"
         )
-        rules = tuple(dict.fromkeys(maker(attempt, k).rule.span for k in extra))
+        rules = tuple(dict.fromkeys(rule_behind(bound, k).rule.span for k in extra))
         out.append(
             Diagnostic(
                 "M702",
@@ -69,11 +69,11 @@ def compare(attempt: Attempt, number: int, *, values: bool) -> list[Diagnostic]:
                 "name every key that a rule makes; keys that are kept may be left out",
             )
         )
-    return out + list(_side(attempt, number))
+    return out + list(_side(bound, number))
 
 
 def _tensor(
-    attempt: Attempt,
+    bound: BoundTest,
     key: str,
     expected: ExpectedTensor,
     entry: str,
@@ -84,8 +84,8 @@ def _tensor(
     """What differs in one tensor that comes out; `entry` is the key as the test writes it, with
     these values of its ranges.
     """
-    made, name = attempt.specs[key], attempt.test.name
-    by = maker(attempt, key)
+    made, name = bound.specs[key], bound.test.name
+    by = rule_behind(bound, key)
     spans = (place,) if by is None else (place, by.rule.span)
     origin = (
         "kept as it was"
@@ -93,7 +93,7 @@ def _tensor(
         else f"rule {by.rule.name!r} makes it of {listed(list(by.keys), 4)}"
     )
     like = None if expected.same_as is None else fill_in(expected.same_as, at)
-    said = _said(attempt, expected, like, made)
+    said = _said(bound, expected, like, made)
     if said != made:
         unlike = (f"- expected  {said}", f"+ made      {made}", origin)
         return [
@@ -103,8 +103,8 @@ def _tensor(
         ]
     for written, numbers in expected.slices.items():
         if why := _misplaced(written, numbers, made.shape):
-            here = attempt.file.document.key_span(
-                ("tests", attempt.number, "expect", entry, "slices", written)
+            here = bound.file.document.key_span(
+                ("tests", bound.number, "expect", entry, "slices", written)
             )
             return [
                 Diagnostic(
@@ -122,9 +122,9 @@ def _tensor(
         return [unwritable(name, key, str(error), place)]
     if not values:
         return []
-    there = attempt.fill()[key]
+    there = bound.fill()[key]
     out = []
-    for start, shape, want in _pieces(attempt, expected, like, made):
+    for start, shape, want in _pieces(bound, expected, like, made):
         differ = _differing(made, there, start, want, expected.rtol)
         if not differ:
             continue
@@ -143,13 +143,13 @@ def _tensor(
     return out
 
 
-def _said(attempt: Attempt, expected: ExpectedTensor, like: str | None, made: Spec) -> Spec:
+def _said(bound: BoundTest, expected: ExpectedTensor, like: str | None, made: Spec) -> Spec:
     """The spec that the test says; what it leaves open is as it came out."""
     shape, dtype = expected.shape, expected.dtype
     if shape is None and expected.values is not None:
         shape = shape_of(expected.values)
     if like is not None:
-        source = attempt.source.index.tensors[like].spec
+        source = bound.source.index.tensors[like].spec
         shape, dtype = (
             source.shape if shape is None else shape,
             source.dtype if dtype is None else dtype,
@@ -177,11 +177,11 @@ def _misplaced(written: str, numbers: Any, shape: tuple[int, ...]) -> str:
 
 
 def _pieces(
-    attempt: Attempt, expected: ExpectedTensor, like: str | None, made: Spec
+    bound: BoundTest, expected: ExpectedTensor, like: str | None, made: Spec
 ) -> Iterator[tuple[int, tuple[int, ...], bytes]]:
     """(first element, shape, bytes) of what is written of the tensor."""
     if like is not None:
-        yield 0, made.shape, attempt.source.read(like)
+        yield 0, made.shape, bound.source.read(like)
     elif expected.values is not None or expected.fill is not None:
         yield 0, made.shape, encoded(made, expected.fill, expected.values)
     for written, numbers in expected.slices.items():
@@ -226,12 +226,12 @@ def _shown(number: elements.Number, of: Spec) -> str:
     return f"{number:.9g}" if of.dtype == "float32" and isinstance(number, float) else repr(number)
 
 
-def _side(attempt: Attempt, number: int) -> Iterator[Diagnostic]:
+def _side(bound: BoundTest, number: int) -> Iterator[Diagnostic]:
     """M711 for side files that are not what is expected, and for those that changed although the
     test does not name them.
     """
-    test, file = attempt.test, attempt.file
-    there = attempt.side_files()
+    test, file = bound.test, bound.file
+    there = bound.side_files()
     for name, content in test.expect_side.items():
         place = file.document.key_span(("tests", number, "expect_side", name))
         if name not in there:

@@ -83,7 +83,7 @@ class GivenSource:
         """Nothing is open."""
 
 
-def given(
+def given_source(
     tensors: Mapping[str, GivenTensor], side: Mapping[str, Any], *, scrambled: bool = False
 ) -> GivenSource:
     """The tensors of a test. `scrambled`: bytes that differ from key to key and from element to
@@ -97,7 +97,7 @@ def given(
     return GivenSource(found, {name: side_bytes(content) for name, content in side.items()})
 
 
-def made(
+def made_source(
     specs: Mapping[str, Spec], read: Callable[[str], memoryview], side: Mapping[str, bytes]
 ) -> GivenSource:
     """What a run makes, as a checkpoint to be read again; `read` gives the bytes of a key when they
@@ -154,7 +154,7 @@ def _scrambler(key: str, of: Spec) -> Callable[[], bytes]:
     return make
 
 
-def problem(tensors: Mapping[str, GivenTensor]) -> tuple[str, str] | None:
+def first_unstorable(tensors: Mapping[str, GivenTensor]) -> tuple[str, str] | None:
     """(key as written, why) of the first tensor whose numbers its dtype cannot hold; None if there
     is none.
     """
@@ -181,10 +181,10 @@ def require_held(of: Spec, fill: Any, values: Any) -> None:
 __all__ = [
     "GivenSource",
     "elements",
-    "given",
-    "made",
+    "first_unstorable",
+    "given_source",
+    "made_source",
     "packed",
-    "problem",
     "require_held",
     "side_bytes",
 ]
