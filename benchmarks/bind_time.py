@@ -19,7 +19,7 @@ from migrate import formats
 from migrate.core.diagnostics import Report
 from migrate.planning.compose import Leg, compose, prove_downgrade
 from migrate.rules.compiled import compile_file
-from migrate.rules.model import load_files
+from migrate.rules.loading import load_files
 
 
 def main() -> None:

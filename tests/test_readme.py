@@ -15,7 +15,7 @@ from commandline import ROOT, Result, contents, done, mixtral, run, shards
 from migrate.core.diagnostics import Report
 from migrate.rules.compiled import compile_file
 from migrate.rules.layouts import load_layouts
-from migrate.rules.model import load_files
+from migrate.rules.loading import load_files
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 TUTORIAL = (ROOT / "docs" / "first-rule.md").read_text(encoding="utf-8")

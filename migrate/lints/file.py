@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..core.diagnostics import Diagnostic, Span
-from ..rules.checks import used_params
+from ..rules.loading import used_params
 from ..source import yaml
 from .inputs import CompiledFile, FileSet
 

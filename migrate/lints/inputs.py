@@ -19,8 +19,10 @@ from ..core.diagnostics import Diagnostic, Report, Span, fail, printable
 from ..core.errors import MigrateError, OpError
 from ..core.keys import Pattern
 from ..rules.compiled import CompiledRule, CompiledStep, DirectedRule, compile_file, direct
+from ..rules.files import LoadedFile
 from ..rules.lineage import Lineage
-from ..rules.model import LoadedFile, RuleFile, read_files
+from ..rules.loading import read_files
+from ..rules.model import RuleFile
 from ..rules.packs import LAYOUTS, Pack, Packs
 from ..rules.params import convert
 from ..source import yaml

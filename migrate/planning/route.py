@@ -21,7 +21,7 @@ from ..core.spelling import command, option, together
 from ..extra_state.age import States
 from ..rules import params as parameters
 from ..rules.compiled import CompiledRule, compile_file
-from ..rules.files import LoadedFile, load_edge
+from ..rules.files import LoadedFile
 from ..rules.lineage import (
     LATEST,
     LayoutFinding,
@@ -34,7 +34,7 @@ from ..rules.lineage import (
     resolve_goal,
     warnings,
 )
-from ..rules.packs import Packs, find_packs
+from ..rules.packs import Packs, find_packs, load_edge
 from ..rules.patches import leaves
 from ..source.index import Index
 from ..source.pickle.encodings import PARAMETER
@@ -404,7 +404,7 @@ def _by_hand(question: Question, applied: Sequence[Mapping[str, Any]]) -> list[_
 
 
 def _given(question: Question) -> list[LoadedFile]:
-    from ..rules.model import load_files
+    from ..rules.loading import load_files
 
     return load_files(question.files)
 

@@ -18,8 +18,8 @@ from ..core.ranks import fitting
 from ..core.spelling import option
 from ..core.templates import group
 from ..rules.compiled import compile_file
-from ..rules.files import LoadedFile, load_edge
-from ..rules.packs import Packs
+from ..rules.files import LoadedFile
+from ..rules.packs import Packs, load_edge
 from .kept import unfold
 
 Entry = Mapping[str, Any]

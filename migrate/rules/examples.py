@@ -7,10 +7,10 @@ nothing has to be escaped.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import prod
 from sys import float_info
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
@@ -24,25 +24,22 @@ from .fields import (
     Model,
     Problem,
     Scalars,
+    SidePath,
     Text,
     Value,
     dtype,
     integer,
     kind_of,
     mapping,
+    match_whole,
     one_of,
+    read_text,
     refuse,
     sequence,
-    text,
     unknown_dtype,
-    whole,
     wrong,
 )
-from .places import SidePath
 from .scalars import numeric
-
-if TYPE_CHECKING:
-    from .model import RuleFile
 
 _RANGE = re.compile(r"\{([A-Za-z_]\w*)=([0-9]{1,18})\.\.([0-9]{1,18})\}")
 MOST_KEYS = 10_000
@@ -51,12 +48,12 @@ _Path = tuple[Any, ...]
 
 # deeper than any tensor of a test; the schema has to write the depth out
 MOST_AXES = 8
-_INDEXES = whole("-?[0-9]{1,9}(?:, ?-?[0-9]{1,9})*")
-_CODE = whole("M[1-9][0-9][0-9]")
+_INDEXES = match_whole("-?[0-9]{1,9}(?:, ?-?[0-9]{1,9})*")
+_CODE = match_whole("M[1-9][0-9][0-9]")
 
 
 def _is_dtype(value: Any) -> str:
-    name = text(value)
+    name = read_text(value)
     known = dtype(name)
     if known is None:
         refuse([unknown_dtype(name)])
@@ -118,7 +115,7 @@ def _slices(value: Any) -> dict[str, Any]:
 
 
 def _code(value: Any) -> str:
-    word = text(value)
+    word = read_text(value)
     if not re.search(_CODE, word):
         wrong(
             "M114",
@@ -137,7 +134,7 @@ def _lists(depth: int) -> dict[str, Any]:
 
 
 _TOLERANCE = {"type": "number", **FINITE, "minimum": 0}
-_FILL = {"type": ["number", "boolean", "string"], "pattern": whole("iota")}
+_FILL = {"type": ["number", "boolean", "string"], "pattern": match_whole("iota")}
 _SLICES = {
     "type": "object",
     "propertyNames": {"pattern": _INDEXES},
@@ -283,15 +280,15 @@ def indexes(written: str) -> tuple[int, ...]:
     return tuple(int(part) for part in written.split(","))
 
 
-def problems(file: RuleFile) -> Iterator[tuple[_Path, Problem]]:
-    """What is wrong with the file's tests; (path, problem)."""
-    for number, test in enumerate(file.tests):
+def problems(tests: Sequence[RuleTest], params: Collection[str]) -> Iterator[tuple[_Path, Problem]]:
+    """What is wrong with the tests of a file that declares these params; (path, problem)."""
+    for number, test in enumerate(tests):
         yield from ((("tests", number, *path), problem) for path, problem in _problems(test))
         for name in test.params:
-            if name not in file.params:
+            if name not in params:
                 hint = (
-                    did_you_mean(name, list(file.params))
-                    or f"the params of the file: {listed(list(file.params))}"
+                    did_you_mean(name, list(params))
+                    or f"the params of the file: {listed(list(params))}"
                 )
                 yield (
                     ("tests", number, "params", name),

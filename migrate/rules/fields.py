@@ -3,7 +3,7 @@
 A document arrives with `Plain` for unquoted scalars. Each type here reads what its field asks for
 and refuses the rest with a `Problem`: a code, a message and the path below the field. One field can
 have several problems (the arguments of an operation), pydantic reports one error per field; so a
-refusal carries a list, and `found` takes both apart again.
+refusal carries a list, and `problems_of` takes both apart again.
 
 Beside each reader stands the JSON schema that says the same of what an editor's YAML 1.2 parser
 makes of the text: free text may look like a number or a truth (`2.10`), a name may not, and `8.0`
@@ -13,6 +13,7 @@ say.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
@@ -29,7 +30,9 @@ from ..core.errors import PatternError
 from ..core.keys import parse
 from ..core.notation import LONGEST_PATTERN
 from ..core.spec import ALIASES, BITS
+from ..core.version import __version__
 from ..source import yaml
+from ..source.sidefiles import CACHES, HISTORY, ITEMS, MAX_DEPTH, METADATA, PARTIAL, WEIGHT_SUFFIXES
 from .scalars import MOST, NAME, numeric, seen, whole_number
 
 _WORD = "[A-Za-z_][A-Za-z0-9_]*"
@@ -99,7 +102,7 @@ def kind_of(value: Any) -> str:
     return f"`{value}`"
 
 
-def whole(pattern: str) -> str:
+def match_whole(pattern: str) -> str:
     """`pattern` as a JSON schema must write it to match a whole text, in Python's and in
     JavaScript's reading.
     """
@@ -122,7 +125,7 @@ def _bounded(number: int) -> int:
     return number
 
 
-def text(value: Any) -> str:
+def read_text(value: Any) -> str:
     if isinstance(value, str) and not (isinstance(value, yaml.Plain) and yaml.is_null(value)):
         return str(value)
     if isinstance(value, Mapping) and len(value) == 1:
@@ -140,7 +143,7 @@ def text(value: Any) -> str:
 
 def line(value: Any) -> str:
     """Text that plans and messages print as it is."""
-    word = text(value)
+    word = read_text(value)
     if not _LINE.fullmatch(word):
         wrong("M114", f"`{printable(word)}` is not one line of printable characters")
     return word
@@ -148,7 +151,7 @@ def line(value: Any) -> str:
 
 def lone_pattern(value: Any) -> str:
     """A pattern whose captures no other pattern declares."""
-    written = text(value)
+    written = read_text(value)
     try:
         parse(written)
     except PatternError as error:
@@ -160,7 +163,7 @@ def pattern(value: Any) -> str:
     """Text that has the form of a pattern; whether its captures hold together only those can say
     who know its rule.
     """
-    written = text(value)
+    written = read_text(value)
     return written if fits(PATTERN, written) else lone_pattern(written)
 
 
@@ -256,7 +259,7 @@ def scalars(value: Any) -> Any:
 
 def one_of(*choices: str) -> Callable[[Any], str]:
     def check(value: Any) -> str:
-        word = text(value)
+        word = read_text(value)
         if word not in choices:
             wrong(
                 "M114",
@@ -282,7 +285,7 @@ def word(value: Any) -> str:
             f"a name is asked for, here stands {kind_of(value)}",
             "quote it if it is meant as a name",
         )
-    return text(value)
+    return read_text(value)
 
 
 def identifier(value: Any) -> str:
@@ -320,9 +323,9 @@ def unknown_dtype(name: str, at: tuple[str | int, ...] = ()) -> Problem:
 
 
 TEXT = {"type": ["string", "number", "boolean"]}
-LINE = {**TEXT, "pattern": whole(f"[^{UNPRINTABLE}]*")}
-NAMED = {"type": "string", "pattern": whole(_PART)}
-CAPTURE = {"type": "string", "pattern": whole(_WORD)}
+LINE = {**TEXT, "pattern": match_whole(f"[^{UNPRINTABLE}]*")}
+NAMED = {"type": "string", "pattern": match_whole(_PART)}
+CAPTURE = {"type": "string", "pattern": match_whole(_WORD)}
 
 
 def _arithmetic(name: str) -> str:
@@ -340,7 +343,7 @@ _INDEX = (
 # stands side by side
 PATTERN = {
     **TEXT,
-    "pattern": whole(
+    "pattern": match_whole(
         rf"(?:[^{{}}]|\{{\{{|\}}\}}|\{{(?:{_WORD}(?:\.\.\.)?|{_WORD}:[^{{}}|]+(?:\|[^{{}}|]+)*|{_INDEX})\}})+"
     ),
     "maxLength": LONGEST_PATTERN,
@@ -351,7 +354,7 @@ DTYPE = {"type": "string", "enum": [*BITS, *ALIASES]}
 ARITHMETIC = {
     **INTEGER,
     "type": ["integer", "string"],
-    "pattern": whole(_arithmetic(rf"\${_WORD}")),
+    "pattern": match_whole(_arithmetic(rf"\${_WORD}")),
     "maxLength": expr.LONGEST,
 }
 # a NaN is neither less nor greater than any number, and so the only one that lies between 1 and 0
@@ -361,7 +364,7 @@ FINITE = {
     "if": {"type": "number", "minimum": 1, "maximum": 0},
     "then": False,
 }
-REFERENCE = {"pattern": whole(rf"\${_WORD}")}
+REFERENCE = {"pattern": match_whole(rf"\${_WORD}")}
 # one value, or a list of them
 SCALARS = {"type": [*TEXT["type"], "array"], "items": TEXT}
 
@@ -377,7 +380,7 @@ def one_or_list(item: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-Text = Annotated[str, BeforeValidator(text), WithJsonSchema(TEXT)]
+Text = Annotated[str, BeforeValidator(read_text), WithJsonSchema(TEXT)]
 Line = Annotated[str, BeforeValidator(line), WithJsonSchema(LINE)]
 Pattern = Annotated[str, BeforeValidator(pattern), WithJsonSchema(PATTERN)]
 Capture = Annotated[str, BeforeValidator(capture), WithJsonSchema(CAPTURE)]
@@ -391,9 +394,164 @@ Scalars = Annotated[
 Identifier = Annotated[
     str,
     BeforeValidator(identifier),
-    WithJsonSchema({"type": "string", "pattern": whole(f"{_PART}(?:/{_PART})*")}),
+    WithJsonSchema({"type": "string", "pattern": match_whole(f"{_PART}(?:/{_PART})*")}),
 ]
 Name = Annotated[str, BeforeValidator(plain_name), WithJsonSchema(NAMED)]
+
+
+def each(items: Any, read: Callable[[Any], Any]) -> Any:
+    """`items` (a list or a mapping) with each value read; all that are wrong are refused together,
+    each at its place.
+    """
+    pairs = items.items() if isinstance(items, Mapping) else enumerate(items)
+    out: dict[Any, Any] = {}
+    problems: list[Problem] = []
+    for key, item in pairs:
+        try:
+            out[key] = read(item)
+        except PydanticCustomError as error:
+            problems += [p._replace(at=(key, *p.at)) for p in refused(error)]
+    if problems:
+        refuse(problems)
+    return out if isinstance(items, Mapping) else list(out.values())
+
+
+# Side files, and places in them. What may be named is one pattern, so that the schema refuses what
+# the loader refuses. It leaves out what migrate writes itself and what a migration never carries: a
+# rule that patched such a file would begin it anew in each output.
+
+
+def _any_case(words: Iterable[str]) -> str:
+    """What matches each text that `str.lower` makes one of the words."""
+    others = {"k": "\\u212a"}
+    alike = {c: f"[{c}{c.upper()}{others.get(c, '')}]" for c in "abcdefghijklmnopqrstuvwxyz"}
+    return "|".join("".join(alike.get(c) or _literal(c) for c in word) for word in words)
+
+
+def _literal(text: str) -> str:
+    return text.replace(".", r"\.")
+
+
+_PLACE_END = "(?=#|$)"
+_SIDE_NAME = rf"[^/\\#{UNPRINTABLE}]{{1,255}}"
+_SIDE_FOLDER = (
+    rf"(?!\.)(?!(?:{_any_case(CACHES)})/)(?![^/#]*(?:{_any_case([PARTIAL])})/){_SIDE_NAME}/"
+)
+_OWN_FILES = "|".join(map(_literal, (HISTORY, ITEMS, METADATA)))
+_SIDE_FILE = (
+    rf"(?!\.\.?{_PLACE_END})(?!(?:{_OWN_FILES}){_PLACE_END})"
+    rf"(?![^/#]*(?:{_any_case(WEIGHT_SUFFIXES)}){_PLACE_END}){_SIDE_NAME}"
+)
+_SIDE_PATH = rf"(?:{_SIDE_FOLDER}){{0,{MAX_DEPTH}}}{_SIDE_FILE}"
+_PLACE_KEYS = rf"[^.#{UNPRINTABLE}]+(?:\.[^.#{UNPRINTABLE}]+)*"
+# a path that is one, whatever it names
+_ANY_PATH = {
+    "pattern": match_whole(rf"(?!\.\.?(?:/|$)){_SIDE_NAME}(?:/(?!\.\.?(?:/|$)){_SIDE_NAME})*")
+}
+
+PATH = {"type": "string", "pattern": match_whole(_SIDE_PATH)}
+# a place in config.json needs no file
+PLACE = {"type": "string", "pattern": match_whole(rf"(?:{_SIDE_PATH}#)?{_PLACE_KEYS}")}
+PLACES = {**PLACE, "type": ["string", "array"], "items": PLACE, "minItems": 1}
+LIST = {"type": "string", "pattern": match_whole(rf"{_SIDE_PATH}#{_PLACE_KEYS}")}
+
+
+def _read_path(value: Any) -> str:
+    name = word(value)
+    if not fits(PATH, name):
+        if fits(_ANY_PATH, name):
+            wrong(
+                "M114",
+                f"`{printable(name)}` is no side file: migrate writes such files itself, or "
+                "leaves them behind",
+            )
+        wrong(
+            "M114",
+            f"`{printable(name)}` is not a path below the checkpoint",
+            "name a side file, such as config.json",
+        )
+    return name
+
+
+def _place_reader(schema: dict[str, Any], what: str, form: str) -> Callable[[Any], str]:
+    def read(value: Any) -> str:
+        reference = word(value)
+        if not fits(schema, reference):
+            wrong("M114", f"`{printable(reference)}` {what}", form)
+        return reference
+
+    return read
+
+
+_read_place = _place_reader(PLACE, "is not a place in a side file", "[file.json#]key.path")
+
+
+def _read_places(value: Any) -> str | tuple[str, ...]:
+    """One place, or several; a list of one is that one."""
+    if not isinstance(value, (list, tuple)):
+        if isinstance(value, Mapping):
+            wrong(
+                "M106",
+                f"a place or a list of places is asked for, here stands {kind_of(value)}",
+                "[file.json#]key.path",
+            )
+        return _read_place(value)
+    found = tuple(each(value, _read_place)) or wrong("M114", "an empty list names no place")
+    return found[0] if len(found) == 1 else found
+
+
+SidePath = Annotated[str, BeforeValidator(_read_path), WithJsonSchema(PATH)]
+Places = Annotated[str | tuple[str, ...], BeforeValidator(_read_places), WithJsonSchema(PLACES)]
+ListPlace = Annotated[
+    str,
+    BeforeValidator(
+        _place_reader(LIST, "does not name a list in a side file", "file.json#key.path")
+    ),
+    WithJsonSchema(LIST),
+]
+
+
+# `requires`: comparisons of dotted numbers; pre-releases and wildcards are not worth a dependency
+_COMPARED = r"\s*(>=|<=|==|!=|>|<)\s*([0-9]{1,9}(?:\.[0-9]{1,9}){0,5})\s*"
+_COMPARISON = re.compile(_COMPARED)
+_OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
+    ">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne, ">": operator.gt,
+    "<": operator.lt,
+}  # fmt: skip
+
+Requires = Annotated[
+    str,
+    BeforeValidator(read_text),
+    WithJsonSchema({"type": "string", "pattern": match_whole(f"{_COMPARED}(?:,{_COMPARED})*")}),
+]
+
+
+def unmet(requires: Any, version: str = __version__) -> Problem | None:
+    """Why a file with this `requires` cannot be read by `version` (M107), or is not understood
+    (M114); None if it can.
+    """
+    if not isinstance(requires, str) or yaml.is_null(requires):
+        return None
+    for part in requires.split(","):
+        match = _COMPARISON.fullmatch(part)
+        if match is None:
+            return Problem(
+                "M114",
+                f"`{part.strip()}` is not a comparison of versions",
+                'write `requires: ">=0.1"`',
+            )
+        if not _OPERATORS[match[1]](_version_numbers(version), _version_numbers(match[2])):
+            return Problem(
+                "M107",
+                f"the file requires migrate {part.strip()}, this is {version}",
+                "install a release of migrate that fits",
+            )
+    return None
+
+
+def _version_numbers(version: str) -> tuple[int, ...]:
+    numbers = [int(n) for n in version.split(".")]
+    return tuple(numbers + [0] * (6 - len(numbers)))
 
 
 _MISSING = {
@@ -402,18 +560,18 @@ _MISSING = {
 }
 
 
-class Found(NamedTuple):
+class FieldProblem(NamedTuple):
     """One problem of a validated value: where it is, and what."""
 
     path: tuple[str | int, ...]
     problem: Problem
 
 
-def found(error: ValidationError, model: type[BaseModel]) -> list[Found]:
+def problems_of(error: ValidationError, model: type[BaseModel]) -> list[FieldProblem]:
     """All that `error` reports, as problems with their paths from the root of the value that
     `model` validated.
     """
-    out: list[Found] = []
+    out: list[FieldProblem] = []
     items = error.errors(include_url=False, include_input=False)
     # where a field is unknown, the missing one is likely to be there, misspelt
     misspelt = {tuple(item["loc"])[:-1] for item in items if item["type"] == "extra_forbidden"}
@@ -424,37 +582,37 @@ def found(error: ValidationError, model: type[BaseModel]) -> list[Found]:
             keyed = loc[-1:] == ("[key]",)
             loc = loc[:-1] if keyed else loc
             out += [
-                Found((*loc, *p.at), p._replace(key=True) if keyed else p)
+                FieldProblem((*loc, *p.at), p._replace(key=True) if keyed else p)
                 for p in context["problems"]
             ]
         elif kind == "missing":
             hint = None if loc[:-1] in misspelt else _MISSING.get(str(loc[-1]))
-            out.append(Found(loc[:-1], Problem("M101", f"`{loc[-1]}` is missing", hint)))
+            out.append(FieldProblem(loc[:-1], Problem("M101", f"`{loc[-1]}` is missing", hint)))
         elif kind == "extra_forbidden":
-            word, known = str(loc[-1]), fields(model, loc[:-1])
+            word, known = str(loc[-1]), _field_names(model, loc[:-1])
             near = get_close_matches(word, known, n=1, cutoff=0.6)
             hint = (
                 f"did you mean `{near[0]}`?" if near else f"the fields here are {listed(known, 30)}"
             )
             out.append(
-                Found(
+                FieldProblem(
                     loc,
                     Problem("M103", f"there is no field `{printable(word)}` here", hint, key=True),
                 )
             )
         elif kind in ("model_type", "model_attributes_type", "dict_type", "dataclass_type"):
-            out.append(Found(loc, Problem("M106", "a mapping is asked for")))
+            out.append(FieldProblem(loc, Problem("M106", "a mapping is asked for")))
         elif kind in ("list_type", "tuple_type"):
-            out.append(Found(loc, Problem("M106", "a list is asked for")))
+            out.append(FieldProblem(loc, Problem("M106", "a list is asked for")))
         elif kind == "too_short" or kind == "too_long":
-            out.append(Found(loc, Problem("M114", str(item["msg"]).lower())))
+            out.append(FieldProblem(loc, Problem("M114", str(item["msg"]).lower())))
         else:
             message = str(item["msg"])
-            out.append(Found(loc, Problem("M114", message[:1].lower() + message[1:])))
+            out.append(FieldProblem(loc, Problem("M114", message[:1].lower() + message[1:])))
     return out
 
 
-def fields(model: type[BaseModel], loc: tuple[str | int, ...]) -> list[str]:
+def _field_names(model: type[BaseModel], loc: tuple[str | int, ...]) -> list[str]:
     """The field names, as authors write them, of the model that stands at `loc` below `model`."""
     at: Any = model
     for step in loc:

@@ -1,18 +1,37 @@
-"""Rule files as they are worked with: what stands in them, where it stands, and what it means."""
+"""Rule files as they are worked with: what stands in them, where it stands, and what it means; and
+those that ship, which were read and validated when they were packaged.
+
+Building the models of what people write costs more than migrating a small checkpoint, and what
+ships was written by us. So each lineage has a `compiled.json` beside its files: layouts, edges, and
+of each rule file what its model says (but for tests), where it stands, and the hash of what it
+means. It holds the hash of every file that it was made from, and counts only while these are the
+files that are there; else they are read as anybody's are. It is looked for among the rules that
+ship and nowhere else: in another pack it could say something else than what a reviewer reads.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.diagnostics import Span
-from . import packaged
+from ..ops._op import Step
+from ..source import yaml
+from .lineage import Detect, Edge, Layout, Lineage
 
 if TYPE_CHECKING:
-    from ..source import yaml
     from .model import RuleFile
+
+NAME = "compiled.json"
+LAYOUTS = "layouts.yaml"
+SUFFIXES = (".yaml", ".yml")
+# of what is written below; another one is not read
+FORM = 1
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -33,7 +52,7 @@ class LoadedFile:
         """The hash of what the file means."""
         if self.sealed:
             return self.sealed
-        from .seal import semantic_hash
+        from .model import semantic_hash
 
         return semantic_hash(self.model)
 
@@ -48,19 +67,116 @@ class LoadedFile:
         return self.document.key_span(path)
 
 
-def load_edge(paths: Iterable[Path]) -> list[LoadedFile]:
-    """The rule files of an edge of a lineage; as they were packaged where they ship and are as they
-    were then.
+class RulePart:
+    """What stands for a model of `model` or below: its fields and properties, as attributes."""
 
-    Raises all problems of all of them at once (M1xx, M508), exit status 2.
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        self.__dict__.update(fields)
+
+    def model_copy(self, *, update: Mapping[str, Any]) -> RulePart:
+        return RulePart({**self.__dict__, **update})
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"{NAME} knows no `{name}`: it was made by other code; python -m "
+            "migrate.rules.packaged makes it again"
+        )
+
+
+def shipped_folder() -> Path:
+    """Where the rules that ship are: `migrate/_rules` in a wheel, `rules/` beside the package in a
+    source tree.
     """
-    wanted = list(paths)
-    ready = packaged.rule_files(wanted)
-    if ready is not None:
-        return [
-            LoadedFile(path, file.model, file.document, file.hash)
-            for path, file in zip(wanted, ready, strict=True)
-        ]
-    from .model import load_files
+    package = Path(__file__).resolve().parent.parent
+    return package / "_rules" if (package / "_rules").is_dir() else package.parent / "rules"
 
-    return load_files(wanted)
+
+def shipped_lineage(home: Path) -> Lineage | None:
+    """The lineage in this folder with its edges; None where it does not ship or its files are not
+    as they were.
+    """
+    if home.parent != shipped_folder():
+        return None
+    known = _current(home, {})
+    if known is None:
+        return None
+    edges = tuple(
+        Edge(source, target, tuple(home / name for name in names))
+        for source, target, names in known["edges"]
+    )
+    name, title, ordered, layouts = known["lineage"]
+    return Lineage(name, title, ordered, layouts, edges)
+
+
+def shipped_files(paths: Sequence[Path]) -> list[LoadedFile] | None:
+    """The rule files at these paths of one lineage; None where it does not ship or its files are
+    not as they were.
+    """
+    shipped = shipped_folder()
+    if not paths or not all(path.is_relative_to(shipped) for path in paths):
+        return None
+    homes = {shipped / path.relative_to(shipped).parts[0] for path in paths}
+    texts: dict[str, bytes] = {}
+    known = _current(home, texts) if len(homes) == 1 and (home := homes.pop()) else None
+    if known is None:
+        return None
+    out = []
+    for path in paths:
+        name = path.relative_to(home).as_posix()
+        model, values, keys, meaning = known["files"][name]
+        text = texts[name].decode("utf-8-sig")
+        out.append(
+            LoadedFile(path, model, yaml.Document.of(str(path), text, values, keys), meaning)
+        )
+    return out
+
+
+def _current(home: Path, texts: dict[str, bytes]) -> dict[str, Any] | None:
+    """What the folder's file holds, if it was made from the files that are there; `texts` gets
+    their contents.
+    """
+    try:
+        known = json.loads((home / NAME).read_bytes(), object_hook=_made)
+        if known["form"] != FORM:
+            return None
+        for path in files_below(home, layouts=True):
+            texts[path.relative_to(home).as_posix()] = path.read_bytes()
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return (
+        known
+        if {name: hash_text(text) for name, text in texts.items()} == known.get("hashes")
+        else None
+    )
+
+
+def files_below(home: Path, *, layouts: bool = False) -> list[Path]:
+    """The YAML files in a folder, sorted, with or without those that describe layouts; hidden ones
+    are left out.
+    """
+    out = []
+    for place, folders, names in os.walk(home):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        wanted = (name for name in names if name.endswith(SUFFIXES) and not name.startswith("."))
+        out += [Path(place, name) for name in wanted if layouts or name != LAYOUTS]
+    return sorted(out)
+
+
+def hash_text(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()
+
+
+def _made(tagged: dict[str, Any]) -> Any:
+    ((tag, value),) = tagged.items()
+    if tag == "part":
+        return RulePart(dict(value))
+    return _MAKE[tag](value) if tag in ("map", "tuple") else _MAKE[tag](*value)
+
+
+_MAKE: dict[str, Any] = {
+    "map": dict,
+    "tuple": tuple,
+    "step": Step,
+    "Layout": Layout,
+    "Detect": Detect,
+}

@@ -22,27 +22,29 @@ from .fields import (
     Model,
     Name,
     Problem,
+    Requires,
     Text,
     count,
     dtype,
+    each,
     fits,
     kind_of,
     lone_pattern,
     mapping,
+    match_whole,
     one_of,
     one_or_list,
+    read_text,
     refuse,
     sequence,
-    text,
     unknown_dtype,
-    whole,
+    unmet,
     word,
     wrong,
 )
 from .lineage import Detect, Layout, Lineage
-from .requires import Requires
+from .loading import add_problem, validate_data
 from .scalars import MOST, whole_number
-from .steps import each
 
 STATUSES = ("current", "supported", "deprecated")
 
@@ -78,7 +80,7 @@ def _some(value: Any) -> list[Any]:
 
 
 def _dtype(value: Any) -> str:
-    name = text(value)
+    name = read_text(value)
     known = dtype(name)
     if known is None:
         refuse([unknown_dtype(name)])
@@ -122,7 +124,7 @@ def _config(value: Any) -> dict[str, tuple[Any, ...]]:
 
 
 def _releases(value: Any) -> str:
-    written = text(value)
+    written = read_text(value)
     if not re.fullmatch(_RELEASES, written):
         wrong(
             "M114",
@@ -159,7 +161,7 @@ _WORDS = {**_BY_PATTERN, "additionalProperties": one_or_list(DTYPE)}
 _NUMBERS = {**_BY_PATTERN, "additionalProperties": one_or_list(COUNT)}
 # one axis of a shape
 _AXIS = {"type": ["integer", "string", "null"], "minimum": 0, "maximum": MOST,
-         "pattern": whole(rf"[A-Za-z_][A-Za-z0-9_]*|\$[^.#{UNPRINTABLE}]+(?:\.[^.#{UNPRINTABLE}]+)*")}  # fmt: skip  # noqa: E501
+         "pattern": match_whole(rf"[A-Za-z_][A-Za-z0-9_]*|\$[^.#{UNPRINTABLE}]+(?:\.[^.#{UNPRINTABLE}]+)*")}  # fmt: skip  # noqa: E501
 _SHAPES = {**_BY_PATTERN, "additionalProperties": {"type": "array", "items": _AXIS}}
 Patterns = Annotated[tuple[str, ...], BeforeValidator(_patterns), WithJsonSchema(_PATTERNS)]
 Counts = Annotated[dict[str, tuple[int, ...]], BeforeValidator(_counts), WithJsonSchema(_NUMBERS)]
@@ -213,7 +215,7 @@ class DetectFields(Model):
     extra_state: Annotated[
         str,
         BeforeValidator(_releases),
-        WithJsonSchema({"type": "string", "pattern": whole(_RELEASES)}),
+        WithJsonSchema({"type": "string", "pattern": match_whole(_RELEASES)}),
     ] = Field(
         "",
         description="releases of Transformer Engine; the latest that can have written all extra "
@@ -267,7 +269,10 @@ class LayoutsFile(Model):
         examples=[">=0.1"],
     )
     layouts: Annotated[dict[Line, LayoutFields], BeforeValidator(_layouts)] = Field(
-        json_schema_extra={"minProperties": 1, "propertyNames": {"pattern": whole(_NAME.pattern)}},
+        json_schema_extra={
+            "minProperties": 1,
+            "propertyNames": {"pattern": match_whole(_NAME.pattern)},
+        },
         description="name -> layout, the oldest first",
         examples=[{"v1": {"title": "one weight per expert", "detect": {"present": "{k...}.w1"}}}],
     )
@@ -277,16 +282,13 @@ def load_layouts(path: Any, report: Report) -> Lineage | None:
     """The lineage that a `layouts.yaml` describes, without edges; None after its problems were
     added to the report.
     """
-    from .model import add, validate
-    from .requires import unmet
-
     document = yaml.read_file(path, report)
     if not document.whole:
         return None
     if isinstance(document.data, dict) and (problem := unmet(document.data.get("requires"))):
-        add(report, document, ("requires",), problem)
+        add_problem(report, document, ("requires",), problem)
         return None
-    file = validate(LayoutsFile, document, report)
+    file = validate_data(LayoutsFile, document, report)
     if file is None:
         return None
     layouts = tuple(_layout(name, fields) for name, fields in file.layouts.items())

@@ -1,64 +1,74 @@
-"""Rule files as the author wrote them: pydantic models with a place for everything, and how they
-are loaded.
+"""What the author of a rule file wrote, as pydantic models, and the hash of what it means.
 
-All problems of all files come out in one report, each with the line it stands on. What follows from
-one file alone is checked here and in `checks`; whether the captures of a rule add up is the
-business of `compiled`.
+Problems of the text are found field by field, each with the place where it stands; what follows
+from a whole file is checked in `loading`, whether the captures of a rule add up in `compiled`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from pathlib import Path
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, InstanceOf, ValidationError, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, Field, InstanceOf, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
-from ..core.diagnostics import Report, printable
+from ..core.diagnostics import did_you_mean, printable
 from ..ops._op import Step
 from ..source import yaml
 from . import steps
-from .captures import ROLE
-from .conditions import When, Where
+from .arguments import arguments
 from .examples import ExpectedTensor as ExpectedTensor
 from .examples import GivenTensor as GivenTensor
 from .examples import RuleTest
 from .fields import (
+    ARITHMETIC,
     CAPTURE,
     COUNT,
+    DTYPE,
     LINE,
     PATTERN,
+    SCALARS,
     TEXT,
     Bool,
     Capture,
     Identifier,
     Int,
     Line,
+    ListPlace,
     Model,
     Name,
     Pattern,
+    Places,
     Problem,
+    Requires,
     Scalars,
+    SidePath,
     Text,
+    arithmetic,
     count,
+    dtype,
+    each,
     fits,
-    found,
     kind_of,
     line,
     lone_pattern,
     mapping,
+    match_whole,
     one_of,
+    one_or_list,
     pattern,
+    read_text,
     refuse,
+    refused,
     scalars,
     sequence,
-    text,
+    unknown_dtype,
     wrong,
 )
-from .files import LoadedFile as LoadedFile
-from .places import ListPlace, Places, SidePath
-from .requires import Requires, unmet
+from .scalars import ROLE
 
 
 def _roles(value: Any) -> dict[str | None, str]:
@@ -85,7 +95,7 @@ def _roles(value: Any) -> dict[str | None, str]:
     ]
     if bad:
         refuse(bad)
-    read = steps.each(value, pattern)
+    read = each(value, pattern)
     return {str(r): p for r, p in (read.items() if isinstance(value, Mapping) else enumerate(read))}
 
 
@@ -110,7 +120,7 @@ def _translations(value: Any) -> dict[str, str | None]:
 
 
 def _keys(value: Any) -> tuple[str, ...]:
-    keys = steps.each(sequence([value] if isinstance(value, str) else value), lone_pattern)
+    keys = each(sequence([value] if isinstance(value, str) else value), lone_pattern)
     return tuple(keys) or wrong("M114", "an empty list names no key")
 
 
@@ -139,7 +149,7 @@ def _optional(value: Any) -> bool | tuple[str, ...] | dict[str, tuple[str, ...]]
         ]
         if bad:
             refuse(bad)
-        return {str(name): words for name, words in steps.each(value, _alternatives).items()}
+        return {str(name): words for name, words in each(value, _alternatives).items()}
     if not isinstance(value, (list, tuple)) or not all(
         isinstance(role, str) and not yaml.is_null(role) for role in value
     ):
@@ -153,7 +163,7 @@ def _optional(value: Any) -> bool | tuple[str, ...] | dict[str, tuple[str, ...]]
 
 
 def _alternatives(value: Any) -> tuple[str, ...]:
-    found = tuple(steps.each(sequence([value] if isinstance(value, str) else value), text))
+    found = tuple(each(sequence([value] if isinstance(value, str) else value), read_text))
     return found or wrong("M114", "an empty list names no alternative")
 
 
@@ -184,7 +194,7 @@ def _map(value: Any) -> dict[str, dict[str, str | None]]:
     ]
     if bad:
         refuse(bad)
-    return {str(name): words for name, words in steps.each(value, _translations).items()}
+    return {str(name): words for name, words in each(value, _translations).items()}
 
 
 _EDGE = {"type": "array", "items": LINE, "minItems": 2, "maxItems": 2}
@@ -221,6 +231,219 @@ _OPTIONAL = {
     "additionalProperties": {"type": [*TEXT["type"], "array"], "items": TEXT, "minItems": 1},
 }
 Sequence = BeforeValidator(sequence)
+
+
+# what `where` asks of captures and params, and `when` of the tensor
+_LIMITS: dict[str, dict[str, Any]] = {
+    "min": {"description": "the least value of an int capture", **ARITHMETIC},
+    "max": {"description": "the greatest value of an int capture", **ARITHMETIC, "minimum": 0},
+    "multiple_of": {
+        "description": "the values that are multiples of this",
+        **ARITHMETIC,
+        "minimum": 1,
+    },
+    "remainder": {
+        "description": "with `multiple_of`: what is left over instead of 0",
+        **ARITHMETIC,
+        "minimum": 0,
+    },
+}
+_CONDITION = {"pattern": match_whole(r"\$?[A-Za-z_][A-Za-z0-9_]*")}
+
+
+def _read_where(value: Any) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    bad: list[Problem] = []
+    for name, condition in mapping(value).items():
+        if not fits(_CONDITION, name):
+            hint = "the name of a capture, or `$param`"
+            bad.append(
+                Problem(
+                    "M114",
+                    f"`{printable(name)}` is nothing that `where` can ask for",
+                    hint,
+                    (name,),
+                    key=True,
+                )
+            )
+        elif name.startswith("$"):
+            out[name] = _read_values(condition, name, bad, yaml.exact)
+        elif isinstance(condition, Mapping):
+            out[name] = _read_limits(condition, name, bad)
+        else:
+            out[name] = _read_values(condition, name, bad, _capture_value)
+    if bad:
+        refuse(bad)
+    return out
+
+
+def _read_values(condition: Any, name: str, bad: list[Problem], read: Any) -> Any:
+    items = condition if isinstance(condition, (list, tuple)) else [condition]
+    if not items:
+        bad.append(
+            Problem(
+                "M114",
+                "an empty list, of which nothing is one",
+                "list the values, or remove the condition",
+                (name,),
+            )
+        )
+    for item in items:
+        if yaml.is_null(item) or isinstance(item, (list, tuple, Mapping)):
+            bad.append(
+                Problem(
+                    "M106",
+                    f"a value or a list of values is asked for, here stands {kind_of(item)}",
+                    None,
+                    (name,),
+                )
+            )
+            return None
+    return (
+        [read(item) for item in items] if isinstance(condition, (list, tuple)) else read(condition)
+    )
+
+
+def _capture_value(item: Any) -> Any:
+    typed = yaml.exact(item)
+    return typed if isinstance(typed, int) and not isinstance(typed, bool) else str(item)
+
+
+def _read_limits(condition: Mapping[str, Any], name: str, bad: list[Problem]) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for limit, number in condition.items():
+        if limit not in _LIMITS:
+            hint = (
+                did_you_mean(limit, list(_LIMITS))
+                or "the fields here are min, max, multiple_of, remainder"
+            )
+            bad.append(
+                Problem(
+                    "M103",
+                    f"there is no field `{printable(limit)}` here",
+                    hint,
+                    (name, limit),
+                    key=True,
+                )
+            )
+            continue
+        try:
+            out[limit] = asked = arithmetic(number)
+        except PydanticCustomError as error:
+            bad += [p._replace(at=(name, limit)) for p in refused(error)]
+            continue
+        if isinstance(asked, int) and asked < (least := _LIMITS[limit]["minimum"]):
+            bad.append(
+                Problem(
+                    "M114",
+                    f"`{limit}` is {asked}, it must be at least {least}",
+                    None,
+                    (name, limit),
+                )
+            )
+    if "remainder" in condition and "multiple_of" not in condition:
+        bad.append(Problem("M101", "`remainder` needs `multiple_of`", None, (name,)))
+    return out
+
+
+def _read_when(value: Any) -> dict[str, Any]:
+    """`{dtype: [...], ndim: [...]}`, or that for each role; both always as lists."""
+    value = mapping(value)
+    bad: list[Problem] = []
+    if value and all(isinstance(test, Mapping) for test in value.values()):
+        out: dict[str, Any] = {role: _read_test(test, (role,), bad) for role, test in value.items()}
+    else:
+        out = _read_test(value, (), bad)
+    if bad:
+        refuse(bad)
+    return out
+
+
+def _read_test(
+    test: Mapping[str, Any], at: tuple[str, ...], bad: list[Problem]
+) -> dict[str, list[Any]]:
+    out: dict[str, list[Any]] = {}
+    for name, written in test.items():
+        items = list(written) if isinstance(written, (list, tuple)) else [written]
+        if name in ("dtype", "ndim") and not items:
+            bad.append(
+                Problem(
+                    "M114",
+                    "an empty list, of which nothing is one",
+                    "list the values, or remove the condition",
+                    (*at, name),
+                )
+            )
+        if name == "dtype":
+            out[name] = [dtype(str(item)) or str(item) for item in items]
+            bad += [
+                unknown_dtype(str(item), (*at, name))
+                for item in items
+                if not isinstance(item, str) or dtype(item) is None
+            ]
+        elif name == "ndim":
+            try:
+                out[name] = [count(item) for item in items]
+            except PydanticCustomError:
+                message = (
+                    "a number of axes or a list of them is asked for, here stands "
+                    f"{kind_of(written)}"
+                )
+                bad.append(Problem("M106", message, None, (*at, name)))
+        else:
+            hint = (
+                did_you_mean(name, ["dtype", "ndim"])
+                or "`when` tests the tensor: dtype, ndim; `where` tests captures and params"
+            )
+            bad.append(
+                Problem(
+                    "M103",
+                    f"there is no field `{printable(name)}` here",
+                    hint,
+                    (*at, name),
+                    key=True,
+                )
+            )
+    return out
+
+
+_TEST = {
+    "type": "object",
+    "properties": {
+        "dtype": {
+            "description": "a dtype or several, one of which the tensor has",
+            **one_or_list(DTYPE),
+        },
+        "ndim": {
+            "description": "a number of axes or several, one of which the tensor has",
+            **one_or_list(COUNT),
+        },
+    },
+    "additionalProperties": False,
+}
+_WHERE = {
+    "type": "object",
+    "propertyNames": _CONDITION,
+    "patternProperties": {r"^\$": {**SCALARS, "minItems": 1}},
+    "additionalProperties": {
+        "type": [*TEXT["type"], "array", "object"],
+        "items": TEXT,
+        "minItems": 1,
+        "properties": _LIMITS,
+        "dependentRequired": {"remainder": ["multiple_of"]},
+        "additionalProperties": False,
+    },
+}
+# one test, or one for each role; without `oneOf`, so that a mistake is reported at its place
+_WHEN = {
+    "type": "object",
+    "if": {"minProperties": 1, "additionalProperties": {"type": "object"}},
+    "then": {"additionalProperties": _TEST},
+    "else": _TEST,
+}
+
+Where = Annotated[dict[str, Any], BeforeValidator(_read_where), WithJsonSchema(_WHERE)]
+When = Annotated[dict[str, Any], BeforeValidator(_read_when), WithJsonSchema(_WHEN)]
 
 
 class Shape(Model):
@@ -469,93 +692,66 @@ class RuleFile(Model):
     )
 
 
-def load_files(paths: Iterable[Path | str]) -> list[LoadedFile]:
-    """The rule files at `paths`, in that order; raises all problems of all of them at once (M1xx,
-    M508), exit status 2.
+# The hash is over the parsed rules, not the bytes: a comment, a formatter, a moved file or a better
+# title must not make every checkpoint look as if it had been migrated by something else. What is
+# left out is prose and tests; what is written as its default counts as not written.
+_PROSE = {"title", "why", "tests", "requires"}
+
+
+def semantic_hash(file: RuleFile) -> str:
+    """`m1:` and the sha256 of the file's meaning; equal for files that do the same under the same
+    id.
     """
-    report = Report()
-    loaded = read_files(paths, report)
-    report.check()
-    return loaded
+    text = json.dumps(
+        meaning(file), ensure_ascii=True, sort_keys=True, separators=(",", ":"), allow_nan=True
+    )
+    return f"m1:{hashlib.sha256(text.encode('ascii')).hexdigest()}"
 
 
-def read_files(paths: Iterable[Path | str], report: Report) -> list[LoadedFile]:
-    """Those of the rule files that can be read; the problems of all go into the report."""
-    loaded = [
-        file for path in paths if (file := _load(Path(path), yaml.read_file(path, report), report))
-    ]
-    _unique(loaded, report)
-    return loaded
+def meaning(value: Any) -> Any:
+    """`value` as JSON data without prose and without what stands at its default.
 
-
-def load_text(text: str, name: str) -> LoadedFile:
-    """The rule file in `text`, which messages call `name`."""
-    report = Report()
-    loaded = _load(Path(name), yaml.read(text, name, report), report)
-    report.check()
-    if loaded is None:
-        raise ValueError(f"{name}: nothing was read and nothing was reported")
-    return loaded
-
-
-def validate(model: type[Model], document: yaml.Document, report: Report) -> Any:
-    """`model` of the document's data, or None after its problems were added to the report with
-    their places.
+    The order of rules and of `keep` means nothing and is taken out; that of roles and of a `map`
+    (it can be the order of a capture's values) means something, so both become lists of pairs.
     """
-    try:
-        return model.model_validate(document.data)
-    except ValidationError as error:
-        for path, problem in found(error, model):
-            add(report, document, path, problem)
-        return None
+    if isinstance(value, RuleFile):
+        out = _fields(value)
+        out["rules"] = [meaning(rule) for rule in sorted(value.rules, key=lambda rule: rule.name)]
+        out["keep"] = sorted(set(value.keep))
+        return out
+    if isinstance(value, Rule):
+        out = _fields(value)
+        out["from"], out["to"] = _pairs(value.sources), _pairs(value.targets)
+        out["map"] = {name: _pairs(words) for name, words in value.map.items()}
+        return out
+    if isinstance(value, BaseModel):
+        return _fields(value)
+    if isinstance(value, Step):
+        defaults = {argument.word: argument.default for argument in arguments(value.op)}
+        return [
+            value.op,
+            {
+                w: meaning(item)
+                for w, item in value.args.items()
+                if w != "why" and item != defaults.get(w, MISSING)
+            },
+        ]
+    if isinstance(value, Mapping):
+        return {str(key): meaning(item) for key, item in value.items()}
+    return [meaning(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def add(
-    report: Report, document: yaml.Document, path: tuple[str | int, ...], problem: Problem
-) -> None:
-    """Adds the problem at `path` of the document."""
-    span = document.key_span(path) if problem.key or problem.code == "M101" else document.span(path)
-    if problem.part is not None:
-        quoted = span.text[span.column - 1 : span.column] in ("'", '"')
-        start, end = problem.part
-        if end <= span.length - 2 * quoted:
-            span = replace(span, column=span.column + quoted + start, length=max(1, end - start))
-    report.add(problem.code, problem.message, spans=(span,), help=problem.help)
+def _fields(value: BaseModel) -> dict[str, Any]:
+    written = {
+        (field.alias or name): (getattr(value, name), field)
+        for name, field in type(value).model_fields.items()
+    }
+    return {
+        word: meaning(item)
+        for word, (item, field) in written.items()
+        if word not in _PROSE and item != field.get_default(call_default_factory=True)
+    }
 
 
-def _load(path: Path, document: yaml.Document, report: Report) -> LoadedFile | None:
-    from .checks import check
-
-    if not document.whole:
-        return None
-    if not isinstance(document.data, dict):
-        add(
-            report,
-            document,
-            (),
-            Problem("M106", f"a rule file is a mapping, here stands {kind_of(document.data)}"),
-        )
-        return None
-    if problem := unmet(document.data.get("requires")):
-        add(report, document, ("requires",), problem)
-        return None
-    model = validate(RuleFile, document, report)
-    if model is None:
-        return None
-    loaded = LoadedFile(path, model, document)
-    check(loaded, report)
-    return loaded
-
-
-def _unique(loaded: list[LoadedFile], report: Report) -> None:
-    first: dict[str, LoadedFile] = {}
-    for file in loaded:
-        other = first.setdefault(file.model.id, file)
-        if other is not file:
-            spans = (file.span("id"), replace(other.span("id"), label="first written here"))
-            report.add(
-                "M508",
-                f"two rule files have the id `{printable(file.model.id)}`",
-                spans=spans,
-                help="give one of them another id",
-            )
+def _pairs(mapping: Mapping[Any, Any]) -> list[list[Any]]:
+    return [[key, value] for key, value in mapping.items()]

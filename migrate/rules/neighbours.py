@@ -17,7 +17,8 @@ from ..core.keys import Pattern
 from ..core.ranks import fitting
 from ..core.templates import group
 from .compiled import CompiledRule, compile_file
-from .model import LoadedFile, read_files
+from .files import LoadedFile
+from .loading import read_files
 from .packs import LAYOUTS, files_below
 
 

@@ -26,11 +26,10 @@ from ..core.errors import MigrateError
 from ..core.spelling import option
 from ..source import yaml
 from ..source.registry import declared
-from . import packaged
+from .files import LAYOUTS as LAYOUTS
+from .files import LoadedFile, shipped_files, shipped_folder, shipped_lineage
+from .files import files_below as files_below
 from .lineage import Edge, Lineage
-from .packaged import LAYOUTS as LAYOUTS
-from .packaged import SUFFIXES
-from .packaged import files_below as files_below
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -149,7 +148,7 @@ class Packs:
                 (report.diagnostics if ours else problems).extend(error.diagnostics)
                 continue
             own = report if pack.origin == "local" else Report()
-            lineage = packaged.lineage(pack.lineages[name]) or _layouts(
+            lineage = shipped_lineage(pack.lineages[name]) or _layouts(
                 name, pack.lineages[name], own
             )
             if lineage is not None:
@@ -165,7 +164,7 @@ class Packs:
         """
         if name not in self._loaded:
             report = Report()
-            lineage = packaged.lineage(self.folder(name)) or read_lineage(
+            lineage = shipped_lineage(self.folder(name)) or read_lineage(
                 name, self.folder(name), report
             )
             report.check()
@@ -260,51 +259,25 @@ def find_packs(
     return Packs(tuple(local), installed)
 
 
-def describe(
-    folders: Sequence[Path | str] = (), lineage: str | None = None
-) -> list[dict[str, Any]]:
-    """The lineages that are found, or the one that is named, as JSON data: layouts, and edges with
-    their files.
+def load_edge(paths: Sequence[Path]) -> list[LoadedFile]:
+    """The rule files of an edge of a lineage; as they were packaged where they ship and are as they
+    were then.
 
-    One that cannot be read is left out if it is not the one that is named.
+    Raises all problems of all of them at once (M1xx, M508), exit status 2.
     """
-    packs = (
-        find_packs(folders[0] if folders else None)
-        if len(folders) < 2
-        else Packs(tuple(Pack(str(f), "local", Path(f), named=True) for f in folders))
-    )
-    names = [lineage] if lineage is not None else list(packs.lineages()[0])
-    return [_described(packs.load_lineage(name)) for name in names]
+    ready = shipped_files(paths)
+    if ready is not None:
+        return ready
+    from .loading import load_files
 
-
-def _described(lineage: Lineage) -> dict[str, Any]:
-    layouts = [
-        {"name": n.name, "title": n.title, "status": n.status, "message": n.message, "note": n.note}
-        for n in lineage.layouts
-    ]
-    edges = [
-        {"from": edge.source, "to": edge.target, "files": [str(path) for path in edge.files]}
-        for edge in lineage.edges
-    ]
-    return {
-        "name": lineage.name,
-        "title": lineage.title,
-        "ordered": lineage.ordered,
-        "layouts": layouts,
-        "edges": edges,
-    }
-
-
-def is_rule_file(rules: Path | str) -> bool:
-    """Whether `--rules` names one rule file, which is applied as it is, and not a folder."""
-    return Path(rules).suffix in SUFFIXES and not Path(rules).is_dir()
+    return load_files(paths)
 
 
 def built_in() -> Pack:
     """The rules that ship with migrate: `migrate/_rules` in a wheel, `rules/` beside the package in
     a source tree.
     """
-    folder = packaged.folder()
+    folder = shipped_folder()
     return Pack(
         "built-in",
         "built-in",
@@ -378,8 +351,8 @@ def _meaning(name: str, folder: Path) -> Any:
     """Layouts without prose, and the hash of each rule file's meaning; None for a folder with
     mistakes.
     """
-    from .model import read_files
-    from .seal import semantic_hash
+    from .loading import read_files
+    from .model import semantic_hash
 
     report = Report()
     lineage = read_lineage(name, folder, report)
@@ -422,7 +395,7 @@ def _layouts(name: str, folder: Path, report: Report) -> Lineage | None:
 
 
 def _edges(name: str, folder: Path, lineage: Lineage | None, report: Report) -> tuple[Edge, ...]:
-    from .model import read_files
+    from .loading import read_files
 
     found: dict[tuple[str, str], list[Path]] = {}
     for path in files_below(folder):

@@ -22,7 +22,8 @@ from ..source import yaml
 from .scalars import MOST, whole_number
 
 if TYPE_CHECKING:
-    from .model import Groups, LoadedFile, Param
+    from .files import LoadedFile
+    from .model import Groups, Param
 
 # what the caller says; `shown` spells it
 GIVEN = "params"

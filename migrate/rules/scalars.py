@@ -15,6 +15,8 @@ from typing import Any
 from ..source import yaml
 
 PARAM = re.compile(r"\$([A-Za-z_]\w*)", re.ASCII)
+# what the roles of a rule are called where a capture can stand
+ROLE = "role"
 NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _RADIX = re.compile(r"0o[0-7]+|0x[0-9A-Fa-f]+")
 # integers of at most this size are one number to every reader of JSON

@@ -18,7 +18,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,9 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema
 
 from .. import ops
-from . import arguments, documents, steps
-from .fields import TEXT, whole
+from ..source import yaml
+from . import arguments, steps
+from .fields import TEXT, match_whole
 from .layouts import LayoutsFile
 from .model import RuleFile
 
@@ -118,7 +119,91 @@ def layouts() -> dict[str, Any]:
 
 def document(kind: str) -> dict[str, Any]:
     """The schema of one of the JSON documents that commands answer with."""
-    return {"$schema": DIALECT, **documents.schema(kind)}
+    return {"$schema": DIALECT, **_document(kind)}
+
+
+# The documents that commands answer with. One file each, `migrate/documents/<kind>.yaml`, is the
+# single source. It holds a schema without what is the same in all of them: every mapping with
+# `properties` is closed, each property is required unless `optional` lists it, `format_version` and
+# `kind` come first. What several documents share stands in `_shared.yaml`. They are not pydantic
+# models, because nothing reads these documents through one: they are made as plain data, and
+# building models for them would cost every command its start-up.
+DOCUMENTS = Path(__file__).resolve().parent.parent / "documents"
+_VERSION = {
+    "description": "the document's format; a reader of 1.x reads every 1.y",
+    "type": "string",
+    "pattern": "^1\\.[0-9]+$",
+    "examples": ["1.0"],
+}
+_WITHIN = "#/$defs/"
+
+
+def document_kinds() -> list[str]:
+    """The kinds of documents, sorted."""
+    return sorted(path.stem for path in DOCUMENTS.glob("*.yaml") if not path.stem.startswith("_"))
+
+
+def _document(kind: str) -> dict[str, Any]:
+    """The schema of the documents of this kind, without its dialect."""
+    made = _closed(_read_document(kind))
+    about = {name: made.pop(name) for name in ("title", "description")}
+    properties = {"format_version": _VERSION, "kind": {"const": kind}, **made.pop("properties")}
+    required = ["format_version", "kind", *made.pop("required")]
+    shared = _needed({**made, "properties": properties})
+    definitions = {"$defs": shared} if shared else {}
+    return {**about, **definitions, **made, "properties": properties, "required": required}
+
+
+@cache
+def _read_document(name: str) -> Any:
+    path = DOCUMENTS / f"{name}.yaml"
+    return yaml.core(yaml.parse(path.read_text(encoding="utf-8"), str(path)).data)
+
+
+def _closed(node: Any, names: bool = False) -> Any:
+    if isinstance(node, list):
+        return [_closed(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    out = {
+        name: value if name == "examples" and not names else _closed(value, name == "properties")
+        for name, value in node.items()
+    }
+    if names or "properties" not in node:
+        return out
+    optional = out.pop("optional", [])
+    about = {name: out.pop(name) for name in ("title", "description") if name in out}
+    return {
+        **about,
+        "type": "object",
+        "additionalProperties": False,
+        **out,
+        "required": [name for name in out["properties"] if name not in optional],
+    }
+
+
+def _needed(node: Any) -> dict[str, Any]:
+    """The shared definitions that the schema refers to, and those that these refer to."""
+    shared = _read_document("_shared")
+    out: dict[str, Any] = {}
+    waiting = _references(node)
+    while waiting:
+        name = waiting.pop(0)
+        if name not in out:
+            out[name] = _closed(shared[name])
+            waiting += _references(out[name])
+    return {name: out[name] for name in shared if name in out}
+
+
+def _references(node: Any) -> list[str]:
+    if isinstance(node, list):
+        return [name for item in node for name in _references(item)]
+    if not isinstance(node, dict):
+        return []
+    own = [node["$ref"].removeprefix(_WITHIN)] if isinstance(node.get("$ref"), str) else []
+    return own + [
+        name for key, value in node.items() if key != "examples" for name in _references(value)
+    ]
 
 
 def schemas() -> dict[str, Callable[[], dict[str, Any]]]:
@@ -126,7 +211,7 @@ def schemas() -> dict[str, Callable[[], dict[str, Any]]]:
     return {
         "rulefile": rule_file,
         "layouts": layouts,
-        **{kind: partial(document, kind) for kind in documents.kinds()},
+        **{kind: partial(document, kind) for kind in document_kinds()},
     }
 
 
@@ -220,7 +305,7 @@ def _step() -> dict[str, Any]:
         "additionalProperties": False,
         "minProperties": 1,
         "maxProperties": 1,
-        "pattern": whole("|".join(re.escape(name) for name in bare) or "(?!)"),
+        "pattern": match_whole("|".join(re.escape(name) for name in bare) or "(?!)"),
     }
 
 

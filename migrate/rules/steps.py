@@ -15,7 +15,6 @@ from math import isfinite
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema, create_model
-from pydantic_core import PydanticCustomError
 
 from .. import codecs, ops
 from ..core.diagnostics import did_you_mean, listed, printable
@@ -38,17 +37,17 @@ from .fields import (
     arithmetic,
     capture,
     dtype,
+    each,
     fits,
-    found,
     kind_of,
     mapping,
+    match_whole,
     number,
     one_of,
+    problems_of,
+    read_text,
     refuse,
-    refused,
-    text,
     unknown_dtype,
-    whole,
     wrong,
 )
 from .scalars import NAME
@@ -124,7 +123,7 @@ def step(value: Any) -> Step:
     try:
         given = form.model_validate(dict(written))
     except ValidationError as error:
-        refuse(p._replace(at=(op, *path)) for path, p in found(error, form))
+        refuse(p._replace(at=(op, *path)) for path, p in problems_of(error, form))
     args = {
         a.word: getattr(given, a.field) for a in arguments(op) if a.field in given.model_fields_set
     }
@@ -229,23 +228,6 @@ def _plain(hint: Any) -> Any:
     return Annotated[Any, BeforeValidator(yaml.core)]
 
 
-def each(items: Any, read: Callable[[Any], Any]) -> Any:
-    """`items` (a list or a mapping) with each value read; all that are wrong are refused together,
-    each at its place.
-    """
-    pairs = items.items() if isinstance(items, Mapping) else enumerate(items)
-    out: dict[Any, Any] = {}
-    problems: list[Problem] = []
-    for key, item in pairs:
-        try:
-            out[key] = read(item)
-        except PydanticCustomError as error:
-            problems += [p._replace(at=(key, *p.at)) for p in refused(error)]
-    if problems:
-        refuse(problems)
-    return out if isinstance(items, Mapping) else list(out.values())
-
-
 def _integers(value: Any) -> Any:
     if is_reference(value):
         return str(value)
@@ -300,7 +282,7 @@ def _number(value: Any) -> Any:
 
 
 def _dtype(value: Any) -> str:
-    name = text(value)
+    name = read_text(value)
     if not is_reference(name) and dtype(name) is None:
         refuse([unknown_dtype(name)._replace(code="M308")])
     return name
@@ -333,7 +315,7 @@ def _written(op: str, argument: Argument) -> Any:
     if argument.words:
         schema = _choice(argument.words)
     elif argument.shape is not None:
-        schema = {"type": "string", "pattern": whole(rf"\${NAME.pattern}|{argument.shape}")}
+        schema = {"type": "string", "pattern": match_whole(rf"\${NAME.pattern}|{argument.shape}")}
     elif least is not None and argument.form == "text":
         schema = {**schema, "minLength": least}
 
@@ -411,5 +393,5 @@ _FORMS: dict[str, tuple[Callable[[Any], Any], dict[str, Any]]] = {
     "number": (_number, {"type": ["number", "string"], **REFERENCE}),
     "capture": (capture, CAPTURE),
     "dtype": (_dtype, _choice(DTYPE["enum"])),
-    "text": (text, TEXT),
+    "text": (read_text, TEXT),
 }

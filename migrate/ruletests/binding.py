@@ -20,7 +20,7 @@ from ..planning.route import find_route
 from ..planning.sides import SideFiles
 from ..planning.walk import Walk
 from ..rules.examples import RuleTest
-from ..rules.model import LoadedFile
+from ..rules.files import LoadedFile
 from ..rules.neighbours import Neighbour, spared
 from ..running.history import Stamp
 from ..running.prepare import side_reader

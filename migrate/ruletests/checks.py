@@ -21,7 +21,7 @@ from ..core.diagnostics import Diagnostic, Span, listed, printable
 from ..core.errors import MigrateError
 from ..core.spelling import option
 from ..rules.examples import RuleTest
-from ..rules.model import LoadedFile
+from ..rules.files import LoadedFile
 from ..rules.neighbours import Neighbour, neighbours
 from . import compare, properties
 from .binding import BoundTest, RefusedTest, bind_test

@@ -17,8 +17,8 @@ from ..core.ranks import as_seen
 from ..core.view import stored
 from ..planning.compose import Composition
 from ..rules.compiled import DirectedRule
+from ..rules.files import LoadedFile
 from ..rules.lineage import Lineage, detect
-from ..rules.model import LoadedFile
 from ..rules.packs import LAYOUTS
 from .binding import BoundTest, rule_behind
 from .source import GivenSource

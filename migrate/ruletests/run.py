@@ -14,7 +14,7 @@ from ..core.memory import guarded
 from ..planning.question import PathLike, path_text
 
 if TYPE_CHECKING:
-    from ..rules.model import LoadedFile
+    from ..rules.files import LoadedFile
 
 FORMAT_VERSION = "1.0"
 
@@ -74,7 +74,7 @@ def test(
 def load_rule_files(paths: Sequence[Path]) -> list[LoadedFile]:
     """The rule files, their captures checked as well; raises all problems of all of them."""
     from ..rules.compiled import compile_file
-    from ..rules.model import load_files
+    from ..rules.loading import load_files
 
     files = load_files(paths)
     report = Report()

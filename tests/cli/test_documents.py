@@ -23,14 +23,14 @@ from commandline import (
     safetensors,
 )
 
-from migrate.rules import documents
+from migrate.rules import schema
 
 HUB = DATA / "mixtral__v4" / "hub"
 SCHEMAS = {
     path.name.removesuffix(".schema.json"): json.loads(path.read_text())
     for path in (ROOT / "schemas").glob("*.schema.json")
 }
-KINDS = documents.kinds()
+KINDS = schema.document_kinds()
 
 
 def check(document: Any, kind: str) -> Any:

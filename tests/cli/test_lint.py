@@ -14,7 +14,7 @@ from commandline import DATA, ROOT, done, run
 from test_imports import loaded
 from work import times
 
-from migrate.rules.model import load_files
+from migrate.rules.loading import load_files
 
 SCHEMA = json.loads((ROOT / "schemas" / "lint.schema.json").read_text())
 HEAD = (

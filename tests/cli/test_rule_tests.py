@@ -15,7 +15,7 @@ from commandline import ROOT, Result, done, environment, rules, run
 from work import times
 
 import migrate
-from migrate.rules.model import load_files
+from migrate.rules.loading import load_files
 
 SCHEMA = json.loads((ROOT / "schemas" / "test.schema.json").read_text())
 GOOD = """rules:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rule_text import load_text
 
 from migrate import ops
 from migrate.core.diagnostics import Report
@@ -20,7 +21,7 @@ from migrate.planning.graph import Read, Tensor, Value
 from migrate.planning.kept import fold
 from migrate.rules import params as parameters
 from migrate.rules.compiled import compile_file
-from migrate.rules.model import load_files, load_text
+from migrate.rules.loading import load_files
 from migrate.source.index import Stored
 
 CASES = Path(__file__).parent.parent / "data" / "cases"

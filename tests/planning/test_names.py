@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rule_text import load_text
 from work import steps
 
 from migrate.core.diagnostics import Report
 from migrate.planning.bind import Bound, Made
 from migrate.planning.names import rename
 from migrate.planning.sides import SideFiles
-from migrate.rules.model import load_text
 
 
 def renamed(

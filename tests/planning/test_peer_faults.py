@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from migrate.rules.model import load_files
+from migrate.rules.loading import load_files
 
 RULES = Path(__file__).parents[2] / "rules" / "hf-mixtral" / "v5"
 MOE = "model.layers.0.block_sparse_moe"

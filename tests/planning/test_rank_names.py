@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from rule_text import load_text
 
 from migrate.core.diagnostics import Report
 from migrate.core.errors import MigrateError
@@ -19,7 +20,6 @@ from migrate.planning.sides import SideFiles
 from migrate.planning.walk import Walk
 from migrate.rules.compiled import compile_file
 from migrate.rules.lineage import Detect, Layout, Lineage, detect
-from migrate.rules.model import load_text
 from migrate.source.index import Index, Stored
 
 

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from migrate.rules.model import load_text
+from rule_text import load_text
 
 CASES = Path(__file__).parents[1] / "data" / "cases"
 Arrays = dict[str, np.ndarray]

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import pytest
+from rule_text import load_text
 
 from migrate import ops
 from migrate.core.errors import OpError, QuestionError
 from migrate.rules import arguments, steps
-from migrate.rules.model import load_text
 
 
 def test_arithmetic_over_params_becomes_integers() -> None:

@@ -1,11 +1,11 @@
 """What is said against a rule before any checkpoint is there: captures, roles, maps, conditions."""
 
 import pytest
+from rule_text import load_text
 
 from migrate.core.diagnostics import Report
 from migrate.core.errors import QuestionError
 from migrate.rules.compiled import compile_file, direct, is_active
-from migrate.rules.model import load_text
 
 HEAD = """
 id: t/v2/x

@@ -5,9 +5,9 @@ where it stands.
 from __future__ import annotations
 
 import pytest
+from rule_text import load_text
 
 from migrate.core.errors import QuestionError
-from migrate.rules.model import load_text
 
 HEAD = "id: a/b\ntitle: t\nlineage: l\nedge: [v1, v2]\n"
 RULE = 'rules: [{{name: r, from: "a.{{e:int}}", to: "b.{{e}}", {}}}]\n'

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from rule_text import load_text
 
 from migrate.core.errors import QuestionError
-from migrate.rules.model import LoadedFile, load_text
+from migrate.rules.files import LoadedFile
 
 TEXT = """id: a/b
 title: t

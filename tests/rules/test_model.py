@@ -5,10 +5,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from rule_text import load_text
 
 from migrate.core.diagnostics import Report
 from migrate.core.errors import QuestionError
-from migrate.rules.model import LoadedFile, load_files, load_text, read_files
+from migrate.rules.files import LoadedFile
+from migrate.rules.loading import load_files, read_files
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = sorted((ROOT / "tests" / "data" / "cases").glob("*.yaml"))
@@ -244,7 +246,7 @@ def test_the_report_is_drawn_like_rustcs() -> None:
 
 
 def test_loading_rules_imports_neither_torch_nor_numpy() -> None:
-    load = f"from migrate.rules.model import load_files; load_files([{str(CASES[1])!r}])"
+    load = f"from migrate.rules.loading import load_files; load_files([{str(CASES[1])!r}])"
     code = f"import sys; {load}; print({{'torch', 'numpy'}} & set(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True

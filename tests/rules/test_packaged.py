@@ -12,14 +12,13 @@ from pydantic import BaseModel
 
 from migrate.core.diagnostics import Report
 from migrate.ops._op import Step
-from migrate.rules import packaged, packs
+from migrate.rules import files, packaged, packs
 from migrate.rules.compiled import compile_file
-from migrate.rules.files import load_edge
-from migrate.rules.model import load_files
-from migrate.rules.packaged import NAME, RulePart
-from migrate.rules.packs import Packs, read_lineage
+from migrate.rules.files import NAME, RulePart
+from migrate.rules.loading import load_files
+from migrate.rules.packs import Packs, load_edge, read_lineage
 
-HOMES = sorted(path.parent for path in packaged.folder().glob("*/layouts.yaml"))
+HOMES = sorted(path.parent for path in files.shipped_folder().glob("*/layouts.yaml"))
 
 
 def same(made: Any, model: Any) -> bool:
@@ -46,7 +45,7 @@ def same(made: Any, model: Any) -> bool:
 @pytest.mark.parametrize("home", HOMES, ids=lambda home: home.name)
 def test_what_was_packaged_is_what_the_files_say(home: Path) -> None:
     report = Report()
-    written, ready = read_lineage(home.name, home, report), packaged.lineage(home)
+    written, ready = read_lineage(home.name, home, report), files.shipped_lineage(home)
     assert not report.diagnostics
     assert written is not None
     assert ready == written, f"{home / NAME} is not current: python -m migrate.rules.packaged"
@@ -73,16 +72,17 @@ def test_the_files_are_as_they_would_be_made() -> None:
 def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A lineage of a copy of the rules that ship, in its place."""
     folder = tmp_path / "shipped"
-    shutil.copytree(packaged.folder() / "hf-mixtral", folder / "hf-mixtral")
-    monkeypatch.setattr(packaged, "folder", lambda: folder)
+    shutil.copytree(files.shipped_folder() / "hf-mixtral", folder / "hf-mixtral")
+    monkeypatch.setattr(files, "shipped_folder", lambda: folder)
+    monkeypatch.setattr(packs, "shipped_folder", lambda: folder)
     monkeypatch.setattr(packs, "_scan", lambda: iter(()))
     return folder / "hf-mixtral"
 
 
 def ready(home: Path) -> bool:
-    lineage = packaged.lineage(home)
+    lineage = files.shipped_lineage(home)
     paths = sorted(home.rglob("v5/*.yaml"))
-    assert (lineage is None) == (packaged.rule_files(paths) is None)
+    assert (lineage is None) == (files.shipped_files(paths) is None)
     return lineage is not None
 
 
@@ -129,11 +129,11 @@ def test_it_is_trusted_nowhere_but_among_the_rules_that_ship(shipped: Path, tmp_
     (file,) = load_edge(edge.files)
     assert "something_else" not in str(file.model.rules[0].targets)
     # a link into the rules that ship is no part of them
-    assert packaged.lineage(other) is None
+    assert files.shipped_lineage(other) is None
 
 
 def test_a_field_that_it_does_not_know_is_named() -> None:
-    (path,) = (packaged.folder() / "hf-mixtral").rglob("v5/*.yaml")
+    (path,) = (files.shipped_folder() / "hf-mixtral").rglob("v5/*.yaml")
     (file,) = load_edge([path])
     with pytest.raises(AttributeError, match=r"python -m migrate\.rules\.packaged"):
         file.model.nothing

@@ -11,7 +11,7 @@ import pytest
 
 from migrate.core.errors import QuestionError
 from migrate.rules import catalog, packs
-from migrate.rules.packs import Pack, Packs, built_in, describe, find_packs, is_rule_file
+from migrate.rules.packs import Pack, Packs, built_in, find_packs
 
 LAYOUTS = (
     "lineage: {name}\ntitle: {title}\nordered: true\nlayouts:\n  v1: {{title: one}}\n  v2: "
@@ -274,17 +274,10 @@ def test_two_installed_packs_with_one_lineage_are_refused_unless_a_named_one_dec
     assert f'rules="{two}"' in refused(beside, "acme")
 
 
-def test_describe_tells_layouts_and_edges(tmp_path: Path, no_installed: None) -> None:
-    (found,) = describe([write(tmp_path)], "acme")
-    assert [n["name"] for n in found["layouts"]] == ["v1", "v2"]
-    assert [(e["from"], e["to"], len(e["files"])) for e in found["edges"]] == [("v1", "v2", 2)]
-
-
-def test_a_rule_file_is_told_from_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "x.yaml").mkdir()
-    assert is_rule_file("a/b.yaml")
-    assert not is_rule_file(tmp_path / "x.yaml")
-    assert not is_rule_file(tmp_path)
+def test_a_lineage_knows_its_layouts_and_edges(tmp_path: Path, no_installed: None) -> None:
+    lineage = find_packs(write(tmp_path), cwd="/").load_lineage("acme")
+    assert lineage.names == ["v1", "v2"]
+    assert [(e.source, e.target, len(e.files)) for e in lineage.edges] == [("v1", "v2", 2)]
 
 
 def test_the_built_in_rules_are_there() -> None:

@@ -3,9 +3,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from rule_text import load_text
 
 from migrate.core.errors import QuestionError
-from migrate.rules.model import LoadedFile, Param, load_text
+from migrate.rules.files import LoadedFile
+from migrate.rules.model import Param
 from migrate.rules.params import declare, resolve
 
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 import re
 
 import pytest
+from rule_text import load_text
 
 from migrate.core.errors import QuestionError
-from migrate.rules import places
+from migrate.rules import fields
 from migrate.rules.fields import fits
-from migrate.rules.model import load_text
 from migrate.source.sidefiles import (
     CACHES,
     HISTORY,
@@ -144,16 +144,16 @@ def test_the_side_files_of_a_test_are_such_as_a_run_can_meet(path: str) -> None:
 def test_the_pattern_leaves_out_what_a_migration_leaves_behind() -> None:
     names = [*(f"x{suffix}" for suffix in WEIGHT_SUFFIXES), METADATA, HISTORY, ITEMS]
     for name in [*names, *(n.upper() for n in names if n not in (METADATA, HISTORY, ITEMS))]:
-        assert not fits(places.PATH, name), name
-        assert not fits(places.PATH, f"a/{name}"), name
+        assert not fits(fields.PATH, name), name
+        assert not fits(fields.PATH, f"a/{name}"), name
         assert name in (HISTORY, ITEMS) or stays_behind(name)
     for folder in (*CACHES, ".x", f"x{PARTIAL}"):
-        assert not fits(places.PATH, f"{folder.upper()}/x"), folder
+        assert not fits(fields.PATH, f"{folder.upper()}/x"), folder
         assert stays_behind(folder.upper(), folder=True)
-    assert fits(places.PATH, "a/" * MAX_DEPTH + "x")
-    assert not fits(places.PATH, "a/" * (MAX_DEPTH + 1) + "x")
+    assert fits(fields.PATH, "a/" * MAX_DEPTH + "x")
+    assert not fits(fields.PATH, "a/" * (MAX_DEPTH + 1) + "x")
 
 
 def test_the_patterns_are_read_alike_by_other_engines() -> None:
-    for schema in (places.PATH, places.PLACE, places.LIST):
+    for schema in (fields.PATH, fields.PLACE, fields.LIST):
         assert not re.search(r"\\[-AZpP]|\(\?[^:!=]", schema["pattern"])

@@ -11,12 +11,12 @@ from typing import Any
 import jsonschema
 import pytest
 from jsonschema.exceptions import best_match
+from rule_text import load_text
 
 from migrate import ops
 from migrate.core.diagnostics import Report
-from migrate.rules import documents, schema
+from migrate.rules import schema
 from migrate.rules.compiled import compile_file
-from migrate.rules.model import load_text
 from migrate.source import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -235,9 +235,9 @@ def test_the_first_example_of_each_field_makes_a_rule_file_that_can_be_loaded() 
 
 
 def test_each_document_has_one_source_and_one_schema() -> None:
-    assert set(documents.kinds()) | set(WRITTEN) == {
+    assert set(schema.document_kinds()) | set(WRITTEN) == {
         p.name.removesuffix(schema.SUFFIX) for p in (ROOT / "schemas").iterdir()
     }
-    for kind in documents.kinds():
+    for kind in schema.document_kinds():
         assert list(MADE[kind]["properties"])[:2] == ["format_version", "kind"]
         assert MADE[kind]["additionalProperties"] is False

@@ -19,15 +19,15 @@ import jsonschema
 import pytest
 from marks import thorough
 from pydantic import ValidationError
+from rule_text import load_text
 
 from migrate.core.diagnostics import Report, page
 from migrate.core.errors import MigrateError, QuestionError
 from migrate.rules import schema
 from migrate.rules.compiled import compile_file
-from migrate.rules.fields import Model, found
+from migrate.rules.fields import Model, problems_of, unmet
 from migrate.rules.layouts import LayoutsFile
-from migrate.rules.model import RuleFile, load_text
-from migrate.rules.requires import unmet
+from migrate.rules.model import RuleFile
 from migrate.source import yaml
 from migrate.source.yaml import Plain
 
@@ -107,7 +107,7 @@ def refusals(model: type[Model], data: Any) -> set[str]:
     try:
         model.model_validate(data)
     except ValidationError as error:
-        return {problem.code for _, problem in found(error, model)}
+        return {problem.code for _, problem in problems_of(error, model)}
     return set()
 
 

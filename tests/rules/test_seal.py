@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import pytest
+from rule_text import load_text
 
-from migrate.rules.model import load_text
-from migrate.rules.seal import semantic_hash
+from migrate.rules.model import semantic_hash
 
 TEXT = """
 id: a/b

@@ -13,7 +13,7 @@ import pytest
 from migrate.core.keys import parse
 from migrate.core.spec import spec
 from migrate.rules.lineage import detect
-from migrate.rules.model import load_files
+from migrate.rules.loading import load_files
 from migrate.rules.packs import Packs
 from migrate.ruletests.checks import FileChecks, RuleCheck
 from migrate.source.index import Index, Stored

@@ -1,5 +1,6 @@
-"""What can be said against a rule file that is well formed: names, params, presence. Needs the file
-alone.
+"""Rule files read as their authors wrote them, and what can be said against one that is well
+formed: names, params, presence. All problems of all files come out in one report, each with its
+line.
 
 The algebra of captures (`from` against `via` against `to`) is not here but in `compiled`, which
 parses the patterns.
@@ -8,36 +9,123 @@ parses the patterns.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
 
 from .. import ops
 from ..core.diagnostics import Report, did_you_mean, listed, printable
 from ..core.keys import parse
+from ..source import yaml
 from . import arguments, examples, steps
-from .fields import Problem
+from .fields import Model, Problem, kind_of, problems_of, unmet
+from .files import LoadedFile
+from .model import Groups, Param, Rule, RuleFile
 from .params import RefusedError, convert
 from .scalars import PARAM
-
-if TYPE_CHECKING:
-    from .model import Groups, LoadedFile, Param, Rule
 
 _CAPTURE = re.compile(r"\{([^{}]*)\}")
 _Path = tuple[Any, ...]
 
 
-def check(loaded: LoadedFile, report: Report) -> None:
-    """Adds what is wrong with the file to the report (M1xx)."""
-    from .model import add
+def load_files(paths: Iterable[Path | str]) -> list[LoadedFile]:
+    """The rule files at `paths`, in that order; raises all problems of all of them at once (M1xx,
+    M508), exit status 2.
+    """
+    report = Report()
+    loaded = read_files(paths, report)
+    report.check()
+    return loaded
 
+
+def read_files(paths: Iterable[Path | str], report: Report) -> list[LoadedFile]:
+    """Those of the rule files that can be read; the problems of all go into the report."""
+    loaded = [
+        file
+        for path in paths
+        if (file := load_document(Path(path), yaml.read_file(path, report), report))
+    ]
+    _unique(loaded, report)
+    return loaded
+
+
+def load_document(path: Path, document: yaml.Document, report: Report) -> LoadedFile | None:
+    """The rule file that the document at `path` holds; None, after its problems were added to the
+    report, if it cannot be read.
+    """
+    if not document.whole:
+        return None
+    if not isinstance(document.data, dict):
+        add_problem(
+            report,
+            document,
+            (),
+            Problem("M106", f"a rule file is a mapping, here stands {kind_of(document.data)}"),
+        )
+        return None
+    if problem := unmet(document.data.get("requires")):
+        add_problem(report, document, ("requires",), problem)
+        return None
+    model = validate_data(RuleFile, document, report)
+    if model is None:
+        return None
+    loaded = LoadedFile(path, model, document)
+    _check(loaded, report)
+    return loaded
+
+
+def validate_data(model: type[Model], document: yaml.Document, report: Report) -> Any:
+    """`model` of the document's data, or None after its problems were added to the report with
+    their places.
+    """
+    try:
+        return model.model_validate(document.data)
+    except ValidationError as error:
+        for path, problem in problems_of(error, model):
+            add_problem(report, document, path, problem)
+        return None
+
+
+def add_problem(
+    report: Report, document: yaml.Document, path: tuple[str | int, ...], problem: Problem
+) -> None:
+    """Adds the problem at `path` of the document."""
+    span = document.key_span(path) if problem.key or problem.code == "M101" else document.span(path)
+    if problem.part is not None:
+        quoted = span.text[span.column - 1 : span.column] in ("'", '"')
+        start, end = problem.part
+        if end <= span.length - 2 * quoted:
+            span = replace(span, column=span.column + quoted + start, length=max(1, end - start))
+    report.add(problem.code, problem.message, spans=(span,), help=problem.help)
+
+
+def _unique(loaded: list[LoadedFile], report: Report) -> None:
+    first: dict[str, LoadedFile] = {}
+    for file in loaded:
+        other = first.setdefault(file.model.id, file)
+        if other is not file:
+            spans = (file.span("id"), replace(other.span("id"), label="first written here"))
+            report.add(
+                "M508",
+                f"two rule files have the id `{printable(file.model.id)}`",
+                spans=spans,
+                help="give one of them another id",
+            )
+
+
+def _check(loaded: LoadedFile, report: Report) -> None:
+    """Adds what is wrong with the file to the report (M1xx)."""
     file = loaded.model
     for path, problem in _problems(loaded):
-        add(report, loaded.document, path, problem)
+        add_problem(report, loaded.document, path, problem)
     known = list(file.params)
     for path, name in used_params(loaded):
         if name not in file.params:
             hint = did_you_mean(name, known) or f"declare it: `params: {{{name}: {{type: int}}}}`"
-            add(
+            add_problem(
                 report,
                 loaded.document,
                 path,
@@ -51,7 +139,7 @@ def _problems(loaded: LoadedFile) -> Iterator[tuple[_Path, Problem]]:
         yield ("edge",), Problem("M114", f"an edge from `{printable(file.edge[0])}` to itself")
     yield from _repeated("rule", ("rules",), [rule.name for rule in file.rules])
     yield from _repeated("test", ("tests",), [test.name for test in file.tests])
-    yield from examples.problems(file)
+    yield from examples.problems(file.tests, file.params)
     for name, param in file.params.items():
         yield from ((("params", name, *path), problem) for path, problem in _param(param))
     for number, rule in enumerate(file.rules):
