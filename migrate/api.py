@@ -653,7 +653,7 @@ def lint(
         if source is not None:
             source.close()
     broken = any(d.severity == "error" for d in found.problems)
-    diagnostics = [*found.problems, *found.found]
+    diagnostics = [*found.problems, *found.findings]
     return {
         "format_version": FORMAT_VERSION,
         "kind": "lint",

@@ -15,42 +15,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..core.diagnostics import Diagnostic, Report, Span, fail, printable
+from ..core.diagnostics import Diagnostic, Report, fail, printable
 from ..core.errors import MigrateError, OpError
-from ..core.keys import Pattern
-from ..rules.compiled import CompiledRule, CompiledStep, DirectedRule, compile_file, direct
-from ..rules.files import LoadedFile
+from ..rules.compiled import CompiledRule, CompiledStep, DirectedRule, direct
+from ..rules.files import LAYOUTS, SUFFIXES
 from ..rules.lineage import Lineage
 from ..rules.loading import read_files
 from ..rules.model import RuleFile
-from ..rules.packs import LAYOUTS, Pack, Packs
+from ..rules.packs import Pack, Packs
 from ..rules.params import convert
+from ..ruletests.binding import CompiledFile, compiled
 from ..source import yaml
-
-SUFFIXES = (".yaml", ".yml")
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class CompiledFile:
-    """A rule file that loads, with its rules compiled."""
-
-    loaded: LoadedFile
-    rules: tuple[CompiledRule, ...]
-    keep: tuple[Pattern, ...]
-
-    @property
-    def model(self) -> RuleFile:
-        return self.loaded.model
-
-    @property
-    def edge(self) -> tuple[str, str, str]:
-        """Lineage, start and goal."""
-        start, goal = self.model.edge
-        return self.model.lineage, start, goal
-
-    def span(self, rule: CompiledRule, *path: str | int) -> Span:
-        """The place of a field of the rule; of its name where nothing is said."""
-        return self.loaded.span(*rule.path, *(path or ("name",)))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -164,7 +139,7 @@ def _name(path: Path) -> str:
 
 def _fileset(home: Path | None, files: Mapping[str, Path], report: Report) -> FileSet:
     if home is None:
-        return FileSet(None, None, None, _compiled([Path(name) for name in files], report))
+        return FileSet(None, None, None, _compile_all([Path(name) for name in files], report))
     place = Path(_name(home))
     rules = [Path(_name(path)) for path in _files(home) if path.name != LAYOUTS]
     lineage = None
@@ -174,17 +149,17 @@ def _fileset(home: Path | None, files: Mapping[str, Path], report: Report) -> Fi
     except MigrateError as error:
         report.diagnostics += error.diagnostics
     return FileSet(
-        place, lineage, yaml.read_file(place / LAYOUTS, Report()), _compiled(rules, report)
+        place, lineage, yaml.read_file(place / LAYOUTS, Report()), _compile_all(rules, report)
     )
 
 
-def _compiled(paths: Iterable[Path], report: Report) -> tuple[CompiledFile, ...]:
+def _compile_all(paths: Iterable[Path], report: Report) -> tuple[CompiledFile, ...]:
     said = Report()
     loaded = read_files(paths, said)
     out = []
     for file in loaded:
         own = Report()
-        rules, keep = compile_file(file, own)
+        written = compiled(file, own)
         said.diagnostics += own.diagnostics
         broken = any(
             span.file == str(file.path)
@@ -193,7 +168,7 @@ def _compiled(paths: Iterable[Path], report: Report) -> tuple[CompiledFile, ...]
             for span in d.spans[:1]
         )
         if not broken:
-            out.append(CompiledFile(file, tuple(rules), tuple(keep)))
+            out.append(written)
     report.diagnostics += said.diagnostics
     return tuple(out)
 

@@ -10,8 +10,7 @@ from itertools import islice
 
 from ..core.diagnostics import Diagnostic
 from ..rules.compiled import CompiledRule, DirectedRule
-from .elements import MOST_ELEMENTS, Example, examples, rerun
-from .expected import states, takes
+from .elements import MOST_ELEMENTS, Example, examples, rerun, states, takes
 from .inputs import CompiledFile, FileSet, directed
 from .mutants import mutants
 

@@ -722,7 +722,7 @@ def _compile(
         rules += hashes
         found += _changed(step, hashes, *applied)
     report.check()
-    _check_params(legs, given, elsewhere)
+    check_params(legs, given, elsewhere)
     lineages = {n: packs.load_lineage(n) for n in layouts}
     distinct = [origin for number, origin in enumerate(origins) if origin not in origins[:number]]
     return Route(
@@ -794,7 +794,7 @@ def _changed(
         )
 
 
-def _check_params(legs: Sequence[Leg], given: Mapping[str, Any], elsewhere: Sequence[str]) -> None:
+def check_params(legs: Sequence[Leg], given: Mapping[str, Any], elsewhere: Sequence[str]) -> None:
     """Raises, before anything is bound, what is wrong with params whose values do not depend on the
     checkpoint's contents.
 

@@ -48,7 +48,7 @@ def read_files(paths: Iterable[Path | str], report: Report) -> list[LoadedFile]:
         for path in paths
         if (file := load_document(Path(path), yaml.read_file(path, report), report))
     ]
-    _unique(loaded, report)
+    check_ids(loaded, report)
     return loaded
 
 
@@ -102,7 +102,8 @@ def add_problem(
     report.add(problem.code, problem.message, spans=(span,), help=problem.help)
 
 
-def _unique(loaded: list[LoadedFile], report: Report) -> None:
+def check_ids(loaded: Iterable[LoadedFile], report: Report) -> None:
+    """M508 for each two files that have one id."""
     first: dict[str, LoadedFile] = {}
     for file in loaded:
         other = first.setdefault(file.model.id, file)

@@ -1,30 +1,166 @@
-"""One example of a rule file, bound: the given tensors as a checkpoint, its graph, and, when asked
-for, the bytes that come out.
+"""One test of a rule file, bound to its rules: the given tensors as a checkpoint, its graph, and,
+when asked for, the bytes that come out.
+
+Which keys are taken and which are left over is settled by all files of an edge together. So a test
+may give keys that another file takes: that file is then bound beside its own. A file that has
+nothing to say of what is given stays away, and the rules of one that has may match nothing: a test
+is about the file that it stands in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from ..core.diagnostics import Diagnostic, Report, Span, printable
 from ..core.errors import MigrateError
+from ..core.keys import Pattern
+from ..core.ranks import fitting
 from ..core.spec import Spec
+from ..core.templates import group
 from ..ops._op import Loss, ValueOp
+from ..planning.bind import Bound, Questions, bind
 from ..planning.compose import Composition, Leg, compose, directed, initial
 from ..planning.graph import Tensor, calls
+from ..planning.optimizers import PARAM
 from ..planning.pipeline import Views
-from ..planning.question import Question
-from ..planning.route import find_route
+from ..planning.route import check_params
 from ..planning.sides import SideFiles
 from ..planning.walk import Walk
+from ..rules.compiled import CompiledRule, DirectedRule, compile_file
 from ..rules.examples import RuleTest
-from ..rules.files import LoadedFile
-from ..rules.neighbours import Neighbour, spared
-from ..running.history import Stamp
-from ..running.prepare import side_reader
+from ..rules.files import LAYOUTS, LoadedFile, files_below
+from ..rules.loading import check_ids, read_files
+from ..rules.model import RuleFile
 from .source import GivenSource, first_unstorable, given_source, made_source
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class CompiledFile:
+    """A rule file that loads, with its rules compiled."""
+
+    loaded: LoadedFile
+    rules: tuple[CompiledRule, ...]
+    keep: tuple[Pattern, ...]
+
+    @property
+    def model(self) -> RuleFile:
+        return self.loaded.model
+
+    @property
+    def edge(self) -> tuple[str, str, str]:
+        """Lineage, start and goal."""
+        start, goal = self.model.edge
+        return self.model.lineage, start, goal
+
+    def span(self, rule: CompiledRule, *path: str | int) -> Span:
+        """The place of a field of the rule; of its name where nothing is said."""
+        return self.loaded.span(*rule.path, *(path or ("name",)))
+
+    def speaks_of(self, keys: Iterable[str], *, backwards: bool) -> bool:
+        """Whether a pattern of the file fits one of the keys, or may fit it once params are
+        known.
+        """
+        sides = [rule.targets if backwards else rule.sources for rule in self.rules]
+        patterns = [
+            pattern for side in sides for pattern in side.values() if not pattern.has_flat
+        ] + list(self.keep)
+        templates = group(keys)
+        return any(
+            pattern.params or any(fitting(pattern, template))
+            for pattern in patterns
+            for template in templates
+        )
+
+
+def compiled(file: LoadedFile, report: Report) -> CompiledFile:
+    """The file with its rules compiled; problems go into the report."""
+    rules, keep = compile_file(file, report)
+    return CompiledFile(file, tuple(rules), tuple(keep))
+
+
+def siblings(file: CompiledFile) -> list[CompiledFile]:
+    """The other files of the file's edge in its lineage's folder; none outside of one. A file that
+    cannot be read is left out.
+    """
+    path = file.loaded.path
+    folders = list(path.resolve().parents)[:3]
+    home = next((folder for folder in folders if (folder / LAYOUTS).is_file()), None)
+    own = path.resolve()
+    others = [other for other in files_below(home) if other != own] if home is not None else []
+    # the others are called as the file is: from the working directory where they lie below it
+    here = Path.cwd()
+    named = [
+        other.relative_to(here) if not path.is_absolute() and other.is_relative_to(here) else other
+        for other in others
+    ]
+    out = []
+    for other in read_files(named, Report()):
+        report = Report()
+        if (other.model.lineage, other.model.edge) == (file.model.lineage, file.model.edge):
+            made = compiled(other, report)
+            if not report.has_errors():
+                out.append(made)
+    return out
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class PreparedTest:
+    """A test on its edge, before anything is bound: what it gives as a checkpoint, and the rules of
+    its file and of those beside it, whose rules may match nothing.
+    """
+
+    test: RuleTest
+    source: GivenSource
+    leg: Leg
+    params: Mapping[str, Any]
+
+    def walk(self) -> Walk:
+        """A walk whose side files go with it."""
+        return walk_over(self.source, self.params)
+
+
+def prepare(file: CompiledFile, number: int, others: Sequence[CompiledFile] = ()) -> PreparedTest:
+    """Test `number` of the file; of `others`, the files of its edge, those that speak of given keys
+    are beside it.
+    """
+    test, model = file.model.tests[number], file.model
+    source = given_source(test.given, test.side)
+    given = source.index.tensors
+    beside = [o for o in others if o.speaks_of(given, backwards=test.backwards)]
+    rules = [*file.rules, *(replace(r, spare=True) for other in beside for r in other.rules)]
+    keep = (*file.keep, *(pattern for other in beside for pattern in other.keep))
+    ends = model.edge[::-1] if test.backwards else model.edge
+    files = (file.loaded, *(other.loaded for other in beside))
+    unsettled = tuple((rule, dict[str, Any]()) for rule in rules)
+    leg = Leg(model.lineage, *ends, test.backwards, unsettled, keep, files, {"params": {}})
+    # what says how state of an optimizer goes on is no param of a rule
+    params = {name: value for name, value in test.params.items() if name != PARAM}
+    return PreparedTest(test, source, leg, params)
+
+
+def bind_headers(
+    prepared: PreparedTest, report: Report
+) -> tuple[tuple[DirectedRule, ...], dict[str, Tensor], Bound]:
+    """The rules with the test's params, the given tensors and what the rules make of them, without
+    bytes: conditions on values count as met. Problems go into the report.
+    """
+    views, rules, bound = Views(), tuple[DirectedRule, ...](), Bound()
+    given = initial(prepared.source.index.tensors, views)
+    try:
+        leg = prepared.walk().enter(prepared.leg, given)
+        rules = tuple(directed(leg, report))
+        if not report.has_errors():
+            bound = bind(rules, leg.keep, given, views, Questions(_met, True), report)
+    except MigrateError as error:
+        report.diagnostics += error.diagnostics
+    return rules, given, bound
+
+
+def _met(key: str, present: Tensor, made: Tensor) -> bool:
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,36 +270,29 @@ class BoundTest:
 
 
 def bind_test(
-    file: LoadedFile, number: int, neighbours: Sequence[Neighbour] = ()
+    file: CompiledFile, number: int, others: Sequence[CompiledFile] = ()
 ) -> BoundTest | RefusedTest:
     """Test `number` of the file, bound to its given tensors as a checkpoint would be, or why it
     cannot be.
 
-    `neighbours` are the other files of its edge; those that speak of given keys are bound beside
-    it.
+    `others` are the other files of its edge; those that speak of given keys are bound beside it.
     """
-    test = file.model.tests[number]
+    loaded, test = file.loaded, file.model.tests[number]
     if found := first_unstorable(test.given):
-        return RefusedTest(
-            test, (unwritable(test.name, *found, file.span("tests", number, "given", found[0])),)
-        )
-    source = given_source(test.given, test.side)
+        place = loaded.span("tests", number, "given", found[0])
+        return RefusedTest(test, (unwritable(test.name, *found, place),))
+    prepared = prepare(file, number, others)
     try:
-        beside = [
-            n.file
-            for n in neighbours
-            if n.speaks_of(source.index.tensors, backwards=test.backwards)
-        ]
-        paths = tuple(str(f.path) for f in (file, *beside))
-        question = Question(rules=paths, params=dict(test.params), backwards=test.backwards)
-        route = find_route(source.index, side_reader(source), Stamp(), question)
-        legs = [_about(file, leg) for leg in route.legs]
-        allow = _losses(source, legs, route.given) if test.allow is None else frozenset(test.allow)
-        walk = walk_over(source, route.given)
-        composition, asked = bound(source, legs, allow, walk)
+        report = Report()
+        check_ids(prepared.leg.files, report)
+        report.check()
+        check_params([prepared.leg], prepared.params, ())
+        allow = _losses(prepared) if test.allow is None else frozenset(test.allow)
+        walk = prepared.walk()
+        composition, asked = bound(prepared.source, [prepared.leg], allow, walk)
     except MigrateError as error:
         return RefusedTest(test, error.diagnostics)
-    return BoundTest(file, number, source, walk, composition, allow, asked)
+    return BoundTest(loaded, number, prepared.source, walk, composition, allow, asked)
 
 
 def unwritable(test: str, key: str, why: str, span: Span) -> Diagnostic:
@@ -174,36 +303,20 @@ def unwritable(test: str, key: str, why: str, span: Span) -> Diagnostic:
 
 def walk_over(source: GivenSource, params: Mapping[str, Any]) -> Walk:
     """A walk whose side files go with it."""
-    return Walk(
-        params,
-        SideFiles(side_reader(source), carried=[f.path for f in source.index.side_files]),
-        carried=True,
-    )
+    return Walk(params, SideFiles(source.sides.get, carried=list(source.sides)), carried=True)
 
 
-def _about(file: LoadedFile, leg: Leg) -> Leg:
-    """The leg with rules that may match nothing, but for those of the file."""
-    return replace(
-        leg,
-        rules=tuple(
-            (rule if rule.loaded.path == file.path else spared(rule), values)
-            for rule, values in leg.rules
-        ),
-    )
-
-
-def _losses(source: GivenSource, legs: Sequence[Leg], given: Mapping[str, Any]) -> frozenset[str]:
+def _losses(prepared: PreparedTest) -> frozenset[str]:
     """What the ops of the rules say they lose, as `--allow` names it."""
     found = set()
-    walk, tensors = walk_over(source, given), initial(source.index.tensors, Views())
-    for leg in legs:
-        for rule in directed(walk.enter(leg, tensors), Report()):
-            for step in rule.steps:
-                loss = step.op.loss(step.args)
-                if loss is Loss.DESTRUCTIVE:
-                    found.add("drop")
-                if loss is Loss.LOSSY or isinstance(step.op, ValueOp):
-                    found.add("lossy")
+    leg = prepared.walk().enter(prepared.leg, initial(prepared.source.index.tensors, Views()))
+    for rule in directed(leg, Report()):
+        for step in rule.steps:
+            loss = step.op.loss(step.args)
+            if loss is Loss.DESTRUCTIVE:
+                found.add("drop")
+            if loss is Loss.LOSSY or isinstance(step.op, ValueOp):
+                found.add("lossy")
     return frozenset(found)
 
 

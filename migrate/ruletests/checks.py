@@ -21,10 +21,8 @@ from ..core.diagnostics import Diagnostic, Span, listed, printable
 from ..core.errors import MigrateError
 from ..core.spelling import option
 from ..rules.examples import RuleTest
-from ..rules.files import LoadedFile
-from ..rules.neighbours import Neighbour, neighbours
 from . import compare, properties
-from .binding import BoundTest, RefusedTest, bind_test
+from .binding import BoundTest, CompiledFile, RefusedTest, bind_test, siblings
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 EXAMPLE, COVERAGE = "example", "coverage"
@@ -68,10 +66,10 @@ class CheckOutcome:
 class FileChecks:
     """The checks of one rule file; what they share is made once, when it is first asked for."""
 
-    file: LoadedFile
+    file: CompiledFile
     specs: bool = False
     _tried: dict[int, BoundTest | RefusedTest] = field(default_factory=dict)
-    _neighbours: list[Neighbour] | None = None
+    _siblings: list[CompiledFile] | None = None
 
     def checks(self, select: str = "") -> list[RuleCheck]:
         """The checks whose name, or the file's id, holds `select`, upper and lower case alike.
@@ -79,10 +77,10 @@ class FileChecks:
         """
         tests = self.file.model.tests
         found = [
-            RuleCheck(EXAMPLE, test.name, self.file.span("tests", n, "name"), n)
+            RuleCheck(EXAMPLE, test.name, self.file.loaded.span("tests", n, "name"), n)
             for n, test in enumerate(tests)
         ]
-        whole = self.file.span("id")
+        whole = self.file.loaded.span("id")
         found += [
             RuleCheck(name, name, whole)
             for name in PROPERTIES
@@ -102,16 +100,16 @@ class FileChecks:
             return self._example(check)
         if check.kind == COVERAGE:
             found = properties.coverage(
-                self.file, [t for t in self._bound_tests() if not t.test.error]
+                self.file.loaded, [t for t in self._bound_tests() if not t.test.error]
             )
             return CheckOutcome(check, FAILED if found else PASSED, tuple(found))
         return self._property(check)
 
     def tried(self, number: int) -> BoundTest | RefusedTest:
         if number not in self._tried:
-            if self._neighbours is None:
-                self._neighbours = neighbours(self.file)
-            self._tried[number] = bind_test(self.file, number, self._neighbours)
+            if self._siblings is None:
+                self._siblings = siblings(self.file)
+            self._tried[number] = bind_test(self.file, number, self._siblings)
         return self._tried[number]
 
     def _bound_tests(self) -> Iterator[BoundTest]:

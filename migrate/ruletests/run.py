@@ -14,7 +14,7 @@ from ..core.memory import guarded
 from ..planning.question import PathLike, path_text
 
 if TYPE_CHECKING:
-    from ..rules.files import LoadedFile
+    from .binding import CompiledFile
 
 FORMAT_VERSION = "1.0"
 
@@ -54,7 +54,7 @@ def test(
             outcomes.append(outcome.to_json())
             if fail_fast and counts[FAILED]:
                 break
-        described.append({"id": file.model.id, "path": str(file.path), "checks": outcomes})
+        described.append({"id": file.model.id, "path": str(file.loaded.path), "checks": outcomes})
     if not described:
         fail(
             "M115",
@@ -71,14 +71,12 @@ def test(
     }
 
 
-def load_rule_files(paths: Sequence[Path]) -> list[LoadedFile]:
+def load_rule_files(paths: Sequence[Path]) -> list[CompiledFile]:
     """The rule files, their captures checked as well; raises all problems of all of them."""
-    from ..rules.compiled import compile_file
     from ..rules.loading import load_files
+    from .binding import compiled
 
-    files = load_files(paths)
     report = Report()
-    for file in files:
-        compile_file(file, report)
+    files = [compiled(file, report) for file in load_files(paths)]
     report.check()
     return files

@@ -74,7 +74,7 @@ def against(lineage: Lineage, *keys: str) -> list[tuple[str, str]]:
     try:
         return [
             (d.code, d.message.partition(": ")[2])
-            for d in lint([lineage.root], index=source.index).found
+            for d in lint([lineage.root], index=source.index).findings
         ]
     finally:
         source.close()
@@ -146,6 +146,10 @@ def test_a_loose_file_is_held_against_any_checkpoint(lineage: Lineage) -> None:
         str(safetensors(lineage.root.parent / "in.safetensors", {"new.0.w": ("U8", [1])})), False
     )
     try:
-        assert [d.code for d in lint([loose], index=source.index).found] == ["M661", "M660", "M660"]
+        assert [d.code for d in lint([loose], index=source.index).findings] == [
+            "M661",
+            "M660",
+            "M660",
+        ]
     finally:
         source.close()

@@ -41,7 +41,7 @@ def test_the_file_is_clean_but_for_what_is_to_be_allowed(lineage: Lineage) -> No
 def test_a_comment_with_a_reason_takes_a_finding_away(lineage: Lineage, lines: list[str]) -> None:
     write(lineage, *lines)
     found = lineage.lint()
-    assert (found.found, found.suppressed) == ((), 1)
+    assert (found.findings, found.suppressed) == ((), 1)
 
 
 BOTH = '{name: same, from: "x.{i:int}.w", to: "x.{i}.w", optional: true}'
@@ -57,7 +57,7 @@ def test_a_line_may_hold_two_suppressions(lineage: Lineage, above: bool) -> None
         rules.replace(f"  - {BOTH}", f"  {said}\n  - {BOTH}") % "" if above else rules % f"  {said}"
     )
     result = lineage.lint()
-    assert (result.found, result.suppressed) == ((), 2)
+    assert (result.findings, result.suppressed) == ((), 2)
 
 
 @pytest.mark.parametrize(
@@ -125,16 +125,18 @@ def test_one_comment_with_two_codes_may_be_half_unused(lineage: Lineage) -> None
 def test_select_and_ignore_choose_what_is_shown_and_all_is_looked_for(lineage: Lineage) -> None:
     unused = "# migrate: allow M612 because the names do not tell"
     write(lineage, unused)
-    assert [d.message for d in lineage.lint(select=["M603"]).found] == [
+    assert [d.message for d in lineage.lint(select=["M603"]).findings] == [
         "nothing here is M612 any more"
     ]
-    assert [d.code for d in lineage.lint(select=["M603,M605"], ignore=["M612"]).found] == ["M603"]
-    assert lineage.lint(ignore=["M603"]).found == lineage.lint(select=["M605"]).found == ()
+    assert [d.code for d in lineage.lint(select=["M603,M605"], ignore=["M612"]).findings] == [
+        "M603"
+    ]
+    assert lineage.lint(ignore=["M603"]).findings == lineage.lint(select=["M605"]).found == ()
     # what is found and allowed is needed, and counted where it would have been shown
     write(lineage, unused, KEEP)
     for select, suppressed in ((["M603"], 0), (["M612"], 1), ([], 1)):
         result = lineage.lint(select=select)
-        assert (result.found, result.suppressed) == ((), suppressed)
+        assert (result.findings, result.suppressed) == ((), suppressed)
 
 
 def test_what_was_not_looked_for_is_not_unused(lineage: Lineage) -> None:
@@ -193,10 +195,12 @@ def test_an_empty_line_below_a_suppression_does_not_part_it_from_its_line(lineag
 
 def test_select_and_ignore_take_codes_and_names(lineage: Lineage) -> None:
     lineage.rules(KEEP + "\nparams: {n: {type: int, default: 1}}\n" + RULES)
-    assert [d.code for d in lineage.lint().found] == ["M612", "M607"]
-    assert [d.code for d in lineage.lint(select=["unused-param"]).found] == ["M607"]
-    assert [d.code for d in lineage.lint(ignore=["M607"]).found] == ["M612"]
-    assert [d.code for d in lineage.lint(select=["M607,M612"], ignore=["M612"]).found] == ["M607"]
+    assert [d.code for d in lineage.lint().findings] == ["M612", "M607"]
+    assert [d.code for d in lineage.lint(select=["unused-param"]).findings] == ["M607"]
+    assert [d.code for d in lineage.lint(ignore=["M607"]).findings] == ["M612"]
+    assert [d.code for d in lineage.lint(select=["M607,M612"], ignore=["M612"]).findings] == [
+        "M607"
+    ]
 
 
 def test_layouts_can_be_allowed_things_too(lineage: Lineage) -> None:

@@ -42,7 +42,7 @@ def test_the_place_is_the_folder_of_the_layout_it_leads_to(lineage: Lineage) -> 
 def test_a_loose_file_has_no_place(tmp_path: Path, lineage: Lineage) -> None:
     loose = tmp_path / "loose.yaml"
     loose.write_text(lineage.rules(RULES).read_text())
-    assert lint([loose]).found == ()
+    assert lint([loose]).findings == ()
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from migrate.core.diagnostics import Diagnostic
-from migrate.lints.findings import Findings, lint
+from migrate.lints.findings import LintFindings, lint
 
 MODELINE = "# yaml-language-server: $schema=../../../schemas/rulefile.schema.json\n"
 LAYOUTS = """# yaml-language-server: $schema=../../schemas/layouts.schema.json
@@ -48,7 +48,7 @@ class Lineage:
         )
         return path
 
-    def lint(self, **keywords: object) -> Findings:
+    def lint(self, **keywords: object) -> LintFindings:
         return lint([self.root], **keywords)  # type: ignore[arg-type]
 
     def found(self, *only: str) -> list[Diagnostic]:
@@ -57,7 +57,7 @@ class Lineage:
         assert not [d for d in result.problems if d.severity == "error"], [
             d.render() for d in result.problems
         ]
-        return [d for d in result.found if not only or d.code in only]
+        return [d for d in result.findings if not only or d.code in only]
 
     def codes(self) -> list[str]:
         return [d.code for d in self.found()]

@@ -13,15 +13,17 @@ import pytest
 from migrate.core.keys import parse
 from migrate.core.spec import spec
 from migrate.rules.lineage import detect
-from migrate.rules.loading import load_files
 from migrate.rules.packs import Packs
 from migrate.ruletests.checks import FileChecks, RuleCheck
+from migrate.ruletests.run import load_rule_files
 from migrate.source.index import Index, Stored
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKS = Packs((), scan=False)
 LINEAGES = PACKS.lineages()[0]
-FILES = load_files(sorted(p for p in (ROOT / "rules").rglob("*.yaml") if p.name != "layouts.yaml"))
+FILES = load_rule_files(
+    sorted(p for p in (ROOT / "rules").rglob("*.yaml") if p.name != "layouts.yaml")
+)
 TRIALS = {file.model.id: FileChecks(file) for file in FILES}
 CHECKS = [
     pytest.param(file, check, id=f"{file.model.id}: {check.name}")
@@ -198,8 +200,8 @@ def test_the_rule_files_do_what_their_tests_say(file: Any, check: RuleCheck) -> 
 
 def test_every_shipped_file_says_why_and_has_an_example() -> None:
     for file in FILES:
-        assert file.model.why, file.path
-        assert file.model.tests, file.path
+        assert file.model.why, file.loaded.path
+        assert file.model.tests, file.loaded.path
     for lineage in LINEAGES.values():
         assert all(layout.note and layout.title for layout in lineage.layouts), lineage.name
         # what every other checkpoint is, nothing shows
