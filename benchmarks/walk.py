@@ -51,7 +51,7 @@ def rules(folder: Path) -> Call:
     """One rule file, loaded and compiled."""
     from migrate.core.diagnostics import Report
     from migrate.rules.compiled import compile_file
-    from migrate.rules.model import load_files
+    from migrate.rules.loading import load_files
 
     path = ROOT / "tests" / "data" / "cases" / "c02-densenet.yaml"
 

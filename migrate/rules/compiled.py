@@ -452,8 +452,10 @@ def _check_captures(compiled: CompiledRule, report: Report) -> None:
                 report.add("M203", message, spans=(place,), help=did_you_mean(name, sorted(bound)))
             else:
                 _check_values("only", name, types[name], wanted, place, report)
-    _check_where(compiled, report)
-    _check_optional(compiled, report)
+    if rule.where:
+        _check_where(compiled, report)
+    if isinstance(rule.optional, dict):
+        _check_optional(compiled, rule.optional, report)
     if dropped:
         return
     wanted = {name for p in compiled.targets.values() for name in p.captures}
@@ -556,10 +558,11 @@ def _check_where(compiled: CompiledRule, report: Report) -> None:
             )
 
 
-def _check_optional(compiled: CompiledRule, report: Report) -> None:
+def _check_optional(
+    compiled: CompiledRule, alternatives: Mapping[str, Any], report: Report
+) -> None:
     """M114 for alternatives that may be missing and that there are not."""
-    said = compiled.rule.optional
-    for name, words in said.items() if isinstance(said, dict) else ():
+    for name, words in alternatives.items():
         kind, place = (
             compiled.types.get(name),
             compiled.loaded.span(*compiled.path, "optional", name),
@@ -652,7 +655,7 @@ def direct(
             CompiledStep(step.op, ops.get(step.op), args, capture, place, unset(step.args, params))
         )
     try:
-        where = _where(compiled, params)
+        where = _where(compiled, params) if rule.where or compiled.maps else {}
     except OpError as error:
         report.add(
             error.code,
@@ -667,11 +670,14 @@ def direct(
         name=rule.name,
         file=str(compiled.loaded.path),
         span=compiled.loaded.span(*path, "name"),
-        reads=tuple(Side(role, p.with_params(params)) for role, p in compiled.sources.items()),
+        reads=tuple(
+            Side(role, p.with_params(params) if p.params else p)
+            for role, p in compiled.sources.items()
+        ),
         writes=tuple(
             Side(
                 role,
-                p.with_params(params),
+                p.with_params(params) if p.params else p,
                 undo={n: _undo(v, types[n]) for n, v in compiled.maps.items()},
                 do={n: _do(v, types[n]) for n, v in compiled.maps.items()},
             )
@@ -680,7 +686,7 @@ def direct(
         steps=tuple(steps),
         types=types,
         where=where,
-        when=_when(rule, compiled.sources),
+        when=_when(rule, compiled.sources) if rule.when else {},
         optional=optional,
         optional_roles=frozenset(rule.optional_roles),
         optional_values={n: frozenset(v) for n, v in rule.optional.items()}
@@ -689,7 +695,9 @@ def direct(
         keep_source=bool(rule.keep_source),
         if_exists=rule.if_exists,
         backwards=False,
-        params={name: params.get(name) for name in _asked_for(compiled)},
+        params={name: params.get(name) for name in _asked_for(compiled)}
+        if compiled.loaded.model.params
+        else {},
         why=next((why for s in steps if (why := getattr(s.args, "why", ""))), ""),
     )
 
@@ -760,8 +768,6 @@ def _value(name: str, kind: CaptureType, written: Any, params: Mapping[str, Any]
 
 def _when(rule: Rule, sources: Mapping[str | None, Pattern]) -> dict[str | None, dict[str, Any]]:
     when = rule.when
-    if not when:
-        return {}
     if None in sources:
         return {None: dict(when)}
     if set(when) <= {str(r) for r in sources}:

@@ -145,7 +145,8 @@ def _current(home: Path, texts: dict[str, bytes]) -> dict[str, Any] | None:
         return None
     return (
         known
-        if {name: hash_text(text) for name, text in texts.items()} == known.get("hashes")
+        if {name: hashlib.sha256(text).hexdigest() for name, text in texts.items()}
+        == known.get("hashes")
         else None
     )
 
@@ -160,10 +161,6 @@ def files_below(home: Path, *, layouts: bool = False) -> list[Path]:
         wanted = (name for name in names if name.endswith(SUFFIXES) and not name.startswith("."))
         out += [Path(place, name) for name in wanted if layouts or name != LAYOUTS]
     return sorted(out)
-
-
-def hash_text(text: bytes) -> str:
-    return hashlib.sha256(text).hexdigest()
 
 
 def _made(tagged: dict[str, Any]) -> Any:

@@ -48,7 +48,8 @@ def read_files(paths: Iterable[Path | str], report: Report) -> list[LoadedFile]:
         for path in paths
         if (file := load_document(Path(path), yaml.read_file(path, report), report))
     ]
-    check_ids(loaded, report)
+    if len(loaded) > 1:
+        check_ids(loaded, report)
     return loaded
 
 
@@ -140,15 +141,17 @@ def _problems(loaded: LoadedFile) -> Iterator[tuple[_Path, Problem]]:
         yield ("edge",), Problem("M114", f"an edge from `{printable(file.edge[0])}` to itself")
     yield from _repeated("rule", ("rules",), [rule.name for rule in file.rules])
     yield from _repeated("test", ("tests",), [test.name for test in file.tests])
-    yield from examples.problems(file.tests, file.params)
+    if file.tests:
+        yield from examples.problems(file.tests, file.params)
     for name, param in file.params.items():
         yield from ((("params", name, *path), problem) for path, problem in _param(param))
     for number, rule in enumerate(file.rules):
         yield from ((("rules", number, *path), problem) for path, problem in _rule(rule))
-        yield from (
-            (("rules", number, "where", name), problem)
-            for name, problem in _params_asked(rule, file.params)
-        )
+        if rule.where and file.params:
+            yield from (
+                (("rules", number, "where", name), problem)
+                for name, problem in _params_asked(rule, file.params)
+            )
     for name in file.files:
         if below := next((other for other in file.files if other.startswith(f"{name}/")), None):
             yield (
@@ -294,7 +297,8 @@ def _rule(rule: Rule) -> Iterator[tuple[_Path, Problem]]:
                     ("optional", number),
                     Problem("M114", f"`from` has no role `{printable(role)}`", hint),
                 )
-    yield from _when(rule)
+    if rule.when:
+        yield from _when(rule)
     for name, words in rule.map.items():
         yield from _map(rule, name, words)
     for number, step in enumerate(rule.via):

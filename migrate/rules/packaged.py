@@ -6,6 +6,7 @@ made.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,7 @@ from typing import Any
 from ..core.diagnostics import Report
 from ..ops._op import Step
 from ..source import yaml
-from .files import FORM, LAYOUTS, NAME, files_below, hash_text, shipped_folder
+from .files import FORM, LAYOUTS, NAME, files_below, shipped_folder
 from .loading import load_files
 from .packs import read_lineage
 
@@ -39,7 +40,7 @@ def make(home: Path) -> str:
     whole = {
         "form": FORM,
         "hashes": {
-            path.relative_to(home).as_posix(): hash_text(path.read_bytes())
+            path.relative_to(home).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
             for path in files_below(home, layouts=True)
         },
         "lineage": [found.name, found.title, found.ordered, _written(found.layouts)],

@@ -113,7 +113,7 @@ def resolve(
                     spans=at,
                     help=_takes(param),
                 )
-        if len({_comparable(value) for _, value in said}) > 1:
+        if len(said) > 1 and len({_comparable(value) for _, value in said}) > 1:
             notes = tuple(f"{shown(source)} says {_shown(value)}" for source, value in said)
             hint = "correct the source that is wrong; a given value does not outvote the checkpoint"
             if param.dtype is not None and not {GIVEN, STAMP} & {source for source, _ in said}:

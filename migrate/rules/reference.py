@@ -33,7 +33,7 @@ class Syntax(NamedTuple):
     """One notation of patterns: as it is written, what it means, and a key that `pattern` matches,
     with what it captures.
 
-    With `to` the key is carried on: `made` is the key that comes out.
+    With `to` the key is carried on: `result` is the key that comes out.
     """
 
     written: str
@@ -42,7 +42,7 @@ class Syntax(NamedTuple):
     key: str
     captures: Mapping[str, Any]
     to: str = ""
-    made: str = ""
+    result: str = ""
 
 
 PATTERNS = (
@@ -249,7 +249,7 @@ def _patterns() -> list[str]:
     rows = []
     for s in PATTERNS:
         shown = ", ".join(f"{name} = {json.dumps(value)}" for name, value in s.captures.items())
-        carried = f"; to `{s.to}`: `{s.made}`" if s.to else ""
+        carried = f"; to `{s.to}`: `{s.result}`" if s.to else ""
         rows.append((f"`{s.written}`", s.meaning, f"`{s.pattern}` on `{s.key}`: {shown}{carried}"))
     about = (
         "A pattern matches a whole key. A key has one reading under a pattern, and one rule: "

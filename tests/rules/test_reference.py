@@ -27,7 +27,7 @@ def test_an_example_of_a_pattern_matches_as_it_says(syntax: reference.Syntax) ->
     found = dict(zip(pattern.captures, values, strict=True))
     assert found == dict(syntax.captures)
     if syntax.to:
-        assert parse(syntax.to, pattern.types).expand(found) == syntax.made
+        assert parse(syntax.to, pattern.types).expand(found) == syntax.result
 
 
 def test_every_notation_is_shown() -> None:
