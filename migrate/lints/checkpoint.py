@@ -15,8 +15,9 @@ from ..core.ranks import as_seen, fitting
 from ..core.templates import Template, collapse, group
 from ..rules.compiled import CompiledRule
 from ..rules.lineage import detect
+from ..ruletests.binding import CompiledFile
 from ..source.index import Index
-from .inputs import CompiledFile, FileSet
+from .inputs import FileSet
 
 CODES = ("M624", "M660", "M661")
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from ..core.diagnostics import Diagnostic, Span
 from ..rules.loading import used_params
+from ..ruletests.binding import CompiledFile
 from ..source import yaml
-from .inputs import CompiledFile, FileSet
+from .inputs import FileSet
 
 _MODELINE = re.compile(r"#\s*yaml-language-server:\s*\$schema=\S")
 

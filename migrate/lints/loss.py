@@ -12,7 +12,8 @@ from ..core.diagnostics import Diagnostic
 from ..ops._op import Loss, OneWay
 from ..planning.invert import invert
 from ..rules.compiled import CompiledRule, CompiledStep, DirectedRule
-from .inputs import CompiledFile, FileSet, directed
+from ..ruletests.binding import CompiledFile
+from .inputs import FileSet, directed
 
 
 def find_problems(fileset: FileSet) -> Iterator[Diagnostic]:

@@ -17,7 +17,8 @@ from ..core.overlap import apart, common, shared_key, takes
 from ..ops._op import OneWay
 from ..planning.invert import invert
 from ..rules.compiled import CompiledRule
-from .inputs import CompiledFile, FileSet, directed
+from ..ruletests.binding import CompiledFile
+from .inputs import FileSet, directed
 
 # every key has one segment, or two, or begins and ends with more; patterns that have all of these
 # have every key

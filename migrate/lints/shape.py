@@ -10,8 +10,9 @@ from itertools import islice
 
 from ..core.diagnostics import Diagnostic
 from ..rules.compiled import CompiledRule, DirectedRule
+from ..ruletests.binding import CompiledFile
 from .elements import MOST_ELEMENTS, Example, examples, rerun, states, takes
-from .inputs import CompiledFile, FileSet, directed
+from .inputs import FileSet, directed
 from .mutants import mutants
 
 # a test, a rule as the test has it, and the given keys that the rule made something of
