@@ -131,13 +131,13 @@ def prepare(work: Path) -> list[dict[str, Any]]:
 
 def examples_of_rules(work: Path) -> Iterator[dict[str, Any]]:
     """Each example of a shipped rule file, as a checkpoint of its own."""
-    from migrate.rules.model import load_files
-    from migrate.running.given import given
+    from migrate.rules.loading import load_files
+    from migrate.ruletests.source import given_source
 
     for path in sorted((ROOT / "rules").glob("*/*/*.yaml")):
         (file,) = load_files([path])
         for number, test in enumerate(file.model.tests):
-            source = given(test.given, test.side)
+            source = given_source(test.given, test.side)
             place = (
                 work
                 / "examples"
