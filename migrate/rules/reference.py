@@ -1,4 +1,4 @@
-"""The reference of the language, `docs/reference.md`: read off the code, so that it cannot lag
+"""The reference of the language, `docs/reference/rule-files.md`: read off the code, so that it cannot lag
 behind.
 
 Patterns come with keys on which a test tries them, fields from the models and their schema, ops and
@@ -26,7 +26,7 @@ from ..ops._op import Loss, OneWay, Op, ValueOp
 from ..source.registry import BrokenEntryError
 from . import arguments, schema
 
-FILE = Path(__file__).resolve().parent.parent.parent / "docs" / "reference.md"
+FILE = Path(__file__).resolve().parent.parent.parent / "docs" / "reference" / "rule-files.md"
 
 
 class Syntax(NamedTuple):
@@ -111,11 +111,10 @@ _LOSSES = {
 def render_reference() -> str:
     """The whole page."""
     about = (
-        "Made from the code by `python -m migrate.rules.reference`; a test compares it. How to "
-        "think in rules is told in "
-        "[rules.md](rules.md), how to begin in [first-rule.md](first-rule.md). `migrate explain "
-        "stack` and `migrate explain M207` "
-        "print the same, and `migrate schema rulefile` says it to an editor."
+        "Made from the code by `python -m migrate.rules.reference`; a test compares the two. The "
+        "[rule language](rules.md) explains how rules work, and [your first "
+        "rule](../tutorial/first-rule.md) is the place to start. `migrate explain stack` and "
+        "`migrate explain M207` print parts of this page."
     )
     parts = [
         "# Reference",

@@ -1,5 +1,5 @@
 """The table of hostile inputs: every one has a name, the rows of the threat table in
-docs/security.md, a kind, and a builder.
+docs/reference/security.md, a kind, and a builder.
 
     pt             a .pt archive                  legacy     a torch.save stream of before 1.6, a
     raw pickle safetensors    a file, an index or a folder   dcp        a folder with .metadata

@@ -1,5 +1,5 @@
 """The ops of the rule language over whole tensors in memory, for the witness in `naive_rules`:
-written from docs/rules.md alone.
+written from docs/reference/rules.md alone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 
 class Refused(Exception):
-    """What docs/rules.md calls an error; the text is the kind of problem."""
+    """What docs/reference/rules.md calls an error; the text is the kind of problem."""
 
 
 # --- dtypes ---------------------------------------------------------------------------------------

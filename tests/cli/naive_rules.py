@@ -1,4 +1,4 @@
-"""A naive witness of the rule language, written from docs/rules.md alone: it imports nothing of
+"""A naive witness of the rule language, written from docs/reference/rules.md alone: it imports nothing of
 migrate.
 
 `converted` matches each key against each pattern by backtracking, decides which pattern is narrower

@@ -1,4 +1,4 @@
-"""Random rule sets through files, against a witness written from docs/rules.md alone: keys, dtypes,
+"""Random rule sets through files, against a witness written from docs/reference/rules.md alone: keys, dtypes,
 shapes and bytes of what `apply` writes, what it refuses, what `verify` says, and the way back where
 the plan calls it exact."""
 

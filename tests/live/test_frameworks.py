@@ -1,4 +1,4 @@
-"""The blocks of docs/frameworks.md, run as they stand; each framework's own code says what is
+"""The blocks of docs/how-to/frameworks.md, run as they stand; each framework's own code says what is
 right.
 """
 
@@ -17,7 +17,7 @@ from torch import nn
 import migrate
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "frameworks.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "how-to" / "frameworks.md").read_text(encoding="utf-8")
 HUB = ROOT / "tests" / "data" / "hf" / "mixtral__v4" / "hub"
 pytestmark = [pytest.mark.libraries, pytest.mark.filterwarnings("ignore")]
 
@@ -36,7 +36,7 @@ def place(tmp_path, monkeypatch):
 
 
 def run(title, **names):
-    exec(compile(shown(title, "python"), f"docs/frameworks.md, {title}", "exec"), names)
+    exec(compile(shown(title, "python"), f"docs/how-to/frameworks.md, {title}", "exec"), names)
     return names
 
 

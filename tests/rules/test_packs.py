@@ -318,7 +318,7 @@ def test_a_pack_without_a_lineage_where_it_points_is_warned_of(
 def test_the_pyproject_of_the_tutorial_makes_a_pack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = (Path(__file__).resolve().parents[2] / "docs" / "first-rule.md").read_text()
+    text = (Path(__file__).resolve().parents[2] / "docs" / "tutorial" / "first-rule.md").read_text()
     (written,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     (name, value) = re.findall(
         r'^\[project.entry-points."migrate.rulepacks"\]\n(\w+) = "(.*)"$', written, re.MULTILINE

@@ -12,7 +12,7 @@ from migrate.core.keys import parse
 from migrate.rules import arguments, reference, schema
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "reference" / "rule-files.md").read_text(encoding="utf-8")
 
 
 def test_the_committed_page_is_what_the_code_says() -> None:
@@ -63,12 +63,12 @@ def test_the_check_says_no_when_the_page_is_old(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert reference.main(["--check"]) == 0
-    monkeypatch.setattr(reference, "FILE", tmp_path / "reference.md")
+    monkeypatch.setattr(reference, "FILE", tmp_path / "rule-files.md")
     assert reference.main([]) == 0
-    assert (tmp_path / "reference.md").read_text() == PAGE
-    (tmp_path / "reference.md").write_text(PAGE + "more\n")
+    assert (tmp_path / "rule-files.md").read_text() == PAGE
+    (tmp_path / "rule-files.md").write_text(PAGE + "more\n")
     assert reference.main(["--check"]) == 1
-    assert "reference.md" in capsys.readouterr().err
+    assert "rule-files.md" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("word", ["stack", "M207", "incomplete-group", "m207", "fp8-block"])

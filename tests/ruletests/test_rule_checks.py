@@ -496,7 +496,7 @@ def test_ranks_are_written_behind_the_key(run: Run) -> None:
 
 
 def test_the_example_of_the_manual_passes(run: Run) -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "testing.md").read_text()
+    page = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "testing.md").read_text()
     tests = page.split("```yaml\n")[1].split("```")[0]
     rules = """keep: ["{p...}.norm.weight"]
 rules:

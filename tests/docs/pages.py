@@ -1,0 +1,230 @@
+"""The README and the pages of `docs/` as programs: files that they write, commands, Python.
+
+A page is run from top to bottom in an empty folder:
+
+    <!-- setup: NAME -->      makes what the page takes for granted (`SETUPS`)
+    `file.yaml`:              the next block is written to this file, with ` +` behind it appended
+    ```console                each line that begins with `$ ` is run; the lines below it are what
+                              it prints, `…` standing for anything; without such lines it must
+                              exit with 0
+    ```python                 run, all blocks of a page in one namespace
+    ```yaml, json, toml       must be well-formed; YAML without a file name must compile as a part
+                              of a rule file
+    ```text                   is not run
+    <!-- not run: WHY -->     the next block is not run
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from commandline import DATA, ROOT, Result, environment, run
+
+DOCS = ROOT / "docs"
+README = ROOT / "README.md"
+PAGES = {page.relative_to(ROOT).as_posix(): page for page in (README, *sorted(DOCS.rglob("*.md")))}
+KINDS = {"console", "python", "yaml", "json", "toml", "text"}
+# pages whose blocks other tests run, against what they are about
+ELSEWHERE = {"docs/how-to/frameworks.md": "tests/live/test_frameworks.py"}
+
+_MARK = re.compile(r"<!-- (setup|not run): (.+) -->")
+_NAME = re.compile(r"`([^`]+)`(:| \+)")
+_FENCE = re.compile(r"( *)```(\S*)")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its line, its kind, the file it is written to, and why it is not run."""
+
+    line: int
+    kind: str
+    body: str
+    name: str = ""
+    appended: bool = False
+    not_run: str = ""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A mark that asks for what the page takes for granted."""
+
+    line: int
+    name: str
+
+
+def steps(text: str) -> Iterator[Block | Setup]:
+    """The blocks and marks of a page, in their order."""
+    lines = text.splitlines()
+    name = not_run = ""
+    appended = False
+    at = 0
+    while at < len(lines):
+        line = lines[at]
+        at += 1
+        if mark := _MARK.fullmatch(line.strip()):
+            if mark[1] == "setup":
+                yield Setup(at, mark[2])
+            else:
+                not_run = mark[2]
+        elif found := _NAME.fullmatch(line.strip()):
+            name, appended = found[1], found[2] == " +"
+        elif fence := _FENCE.fullmatch(line):
+            start, indent, body = at, len(fence[1]), []
+            while lines[at].strip() != "```":
+                body.append(lines[at][indent:])
+                at += 1
+            at += 1
+            text = "\n".join(body) + "\n"
+            yield Block(start, fence[2], text, name, appended, not_run)
+            name = not_run = ""
+            appended = False
+        elif line.strip():
+            name = not_run = ""
+
+
+def blocks(text: str, kind: str) -> list[Block]:
+    return [s for s in steps(text) if isinstance(s, Block) and s.kind == kind]
+
+
+def commands(body: str) -> Iterator[tuple[str, list[str]]]:
+    """Each command of a console block, comments cut off, and what it is shown to print."""
+    for part in re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]:
+        first, *shown = part.splitlines()
+        while first.endswith("\\"):
+            first = first[:-1] + shown.pop(0).strip()
+        yield first.split("  #")[0].strip(), shown
+
+
+def run_page(text: str, folder: Path) -> list[str]:
+    """Runs a page in `folder`, which is the working directory. The commands that were run."""
+    ran: list[str] = []
+    names: dict[str, Any] = {"__name__": "page"}
+    for step in steps(text):
+        if isinstance(step, Setup):
+            SETUPS[step.name](folder)
+        elif step.not_run or step.kind == "text":
+            continue
+        elif step.name:
+            path = folder / step.name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            before = path.read_text(encoding="utf-8") if step.appended else ""
+            path.write_text(before + step.body, encoding="utf-8")
+        elif step.kind == "console":
+            for command, shown in commands(step.body):
+                ran.append(command)
+                result = execute(command, folder)
+                where = f"line {step.line}: $ {command}\n{result.out}{result.err}"
+                if shown:
+                    missing = unprinted(result, shown)
+                    assert not missing, f"{missing!r} is not printed so\n{where}"
+                else:
+                    assert result.exit == 0, f"exit {result.exit}, {where}"
+        elif step.kind == "python":
+            exec(compile("\n" * (step.line - 1) + step.body, "page", "exec"), names)
+    return ran
+
+
+def execute(command: str, folder: Path) -> Result:
+    """A command line that a page shows; `pip install .` declares entry points and nothing else."""
+    words = shlex.split(command)
+    if words[:2] == ["pip", "install"]:
+        if words[-1] == ".":
+            _declare(folder)
+        return Result(0, "", "")
+    if words[0] == "migrate" and not list(folder.glob("*.dist-info")):
+        return run(*words[1:], cwd=folder)
+    program = {"migrate": ["-m", "migrate"], "pytest": ["-m", "pytest", "-q"], "python": []}
+    child = subprocess.run(
+        [sys.executable, *program[words[0]], *words[1:]],
+        cwd=folder,
+        env={**environment(), "PYTHONPATH": f"{ROOT}:{folder}"},
+        capture_output=True,
+        text=True,
+    )
+    return Result(child.returncode, child.stdout, child.stderr)
+
+
+def _declare(folder: Path) -> None:
+    """What an installed distribution would leave of the folder's pyproject.toml: entry points."""
+    text = (folder / "pyproject.toml").read_text(encoding="utf-8")
+    name = re.search(r'^name = "(.+)"$', text, re.MULTILINE)
+    assert name is not None
+    groups = re.findall(
+        r'^\[project\.entry-points\."(.+)"\]\n((?:.+\n)+)', text + "\n", re.MULTILINE
+    )
+    info = folder / f"{name[1].replace('-', '_')}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name[1]}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "".join(f"[{group}]\n{entries.replace(chr(34), '')}\n" for group, entries in groups)
+    )
+
+
+def unprinted(result: Result, shown: list[str]) -> str:
+    """The first line that a page shows and the command did not print, in this order, or one that it
+    printed and the page leaves out; `…` stands for anything.
+    """
+    lines, at, skipping = (result.out + result.err).splitlines(), 0, False
+    for line in shown:
+        if line == "…":
+            skipping = True
+            continue
+        wanted = re.compile(".*".join(map(re.escape, line.split("…"))))
+        places = range(at, len(lines) if skipping else min(at + 1, len(lines)))
+        found = next((n for n in places if wanted.fullmatch(lines[n])), None)
+        if found is None:
+            return line
+        at, skipping = found + 1, False
+    return "" if skipping or at == len(lines) else lines[at]
+
+
+def _copied(name: str) -> Callable[[Path], None]:
+    return lambda folder: shutil.copytree(DATA / name / "hub", folder / "OLD") and None
+
+
+def _training(folder: Path) -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(4)).sum().backward()
+    optimizer.step()
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3}
+    torch.save(state, folder / "OLD.pt")
+
+
+def _te(folder: Path) -> None:
+    made = "v1.13_linear_DelayedScaling_cuda0.ckpt.pt"
+    shutil.copy(ROOT / "tests" / "data" / "te" / made, folder / "model.pt")
+
+
+SETUPS: dict[str, Callable[[Path], None]] = {
+    "mixtral": _copied("mixtral__v4"),
+    "qwen2-moe": _copied("qwen2_moe__v4"),
+    "deepseek": _copied("fp8_dequant_deepseek_v3"),
+    "training-checkpoint": _training,
+    "te-1.13": _te,
+}
+
+
+def well_formed(block: Block) -> None:
+    """Raises unless a JSON block (or each of its lines) or a TOML block can be read."""
+    if block.kind == "json":
+        try:
+            json.loads(block.body)
+        except ValueError:
+            for line in block.body.splitlines():
+                json.loads(line)
+    elif block.kind == "toml" and sys.version_info >= (3, 11):
+        import tomllib
+
+        tomllib.loads(block.body)
