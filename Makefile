@@ -18,7 +18,7 @@ SOURCES := $(shell find migrate rules schemas -type f -not -name '*.pyc')
 OLDEST ?= python3.10
 CONSTRAINTS ?= constraints.txt
 
-.PHONY: help test test-oldest marks demo campaign bench lint clean
+.PHONY: help test test-oldest marks demo campaign bench docs lint clean
 .DELETE_ON_ERROR:
 
 help:
@@ -29,6 +29,7 @@ help:
 	@echo "make lint      ruff and mypy"
 	@echo "make campaign  hundreds of random cases, kills and injected failures"
 	@echo "make bench     the speed and memory table        (SIZE=1.2GB|4.4GB, BENCH='--rounds 5 --rows pack')"
+	@echo "make docs      the site of docs/, in site/"
 	@echo "make clean     remove environments and everything made"
 
 define environment
@@ -45,6 +46,10 @@ endef
 
 .venv-test/.lint: .venv-test/.ready
 	@$(@D)/$(PIP) -e '.[test,dev]'
+	@touch $@
+
+.venv-test/.docs: .venv-test/.ready
+	@$(@D)/$(PIP) -e '.[test,docs]'
 	@touch $@
 
 .venv-demo/.ready: pyproject.toml constraints.txt
@@ -83,11 +88,14 @@ demo: .venv-demo/.installed
 bench: .venv-test/.ready
 	.venv-test/bin/python benchmarks/bench.py --size $(SIZE) $(BENCH)
 
+docs: .venv-test/.docs
+	.venv-test/bin/python -m mkdocs build --strict --quiet
+
 lint: .venv-test/.lint
 	.venv-test/bin/ruff check
 	.venv-test/bin/ruff format --check
 	.venv-test/bin/mypy
 
 clean:
-	rm -rf .venv-test .venv-oldest .venv-demo .venv-lint demo bench-data build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv-test .venv-oldest .venv-demo .venv-lint demo bench-data build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

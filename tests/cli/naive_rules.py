@@ -1,5 +1,5 @@
-"""A naive witness of the rule language, written from docs/reference/rules.md alone: it imports nothing of
-migrate.
+"""A naive witness of the rule language, written from docs/reference/rules.md alone: it imports
+nothing of migrate.
 
 `converted` matches each key against each pattern by backtracking, decides which pattern is narrower
 by trying sample keys, and runs the ops one after the other over whole tensors in memory. A tensor

@@ -1,6 +1,6 @@
-"""Random rule sets through files, against a witness written from docs/reference/rules.md alone: keys, dtypes,
-shapes and bytes of what `apply` writes, what it refuses, what `verify` says, and the way back where
-the plan calls it exact."""
+"""Random rule sets through files, against a witness written from docs/reference/rules.md alone:
+keys, dtypes, shapes and bytes of what `apply` writes, what it refuses, what `verify`
+says, and the way back where the plan calls it exact."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_every_op_of_the_page_is_in_the_sets() -> None:
     told = set(
         re.findall(
             r"^\| `(\w+)",
-            (ROOT / "docs" / "rules.md")
+            (ROOT / "docs" / "reference" / "rules.md")
             .read_text()
             .split("## Ops")[1]
             .split("## The downgrade")[0],

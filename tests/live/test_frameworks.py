@@ -1,5 +1,5 @@
-"""The blocks of docs/how-to/frameworks.md, run as they stand; each framework's own code says what is
-right.
+"""The blocks of docs/how-to/frameworks.md, run as they stand; each framework's own code
+says what is right.
 """
 
 from __future__ import annotations
