@@ -665,6 +665,7 @@ def direct(
         )
         return None
     optional = compiled.spare or rule.optional is True
+    patterns = [*compiled.sources.values(), *compiled.targets.values()]
     return DirectedRule(
         id=compiled.loaded.model.id,
         name=rule.name,
@@ -695,15 +696,14 @@ def direct(
         keep_source=bool(rule.keep_source),
         if_exists=rule.if_exists,
         backwards=False,
-        params={name: params.get(name) for name in _asked_for(compiled)}
-        if compiled.loaded.model.params
+        params={name: params.get(name) for name in _asked_for(compiled, patterns)}
+        if rule.where or any(p.params for p in patterns)
         else {},
         why=next((why for s in steps if (why := getattr(s.args, "why", ""))), ""),
     )
 
 
-def _asked_for(compiled: CompiledRule) -> list[str]:
-    patterns = [*compiled.sources.values(), *compiled.targets.values()]
+def _asked_for(compiled: CompiledRule, patterns: Iterable[Pattern]) -> list[str]:
     names = [name for p in patterns for name in p.params]
     for name, condition in compiled.rule.where.items():
         names += [name[1:]] if name.startswith("$") else []

@@ -19,7 +19,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..core.diagnostics import Diagnostic, Report, did_you_mean, fail, listed, printable
 from ..core.errors import MigrateError
@@ -164,70 +164,60 @@ class Packs:
         """
         if name not in self._loaded:
             report = Report()
-            lineage = shipped_lineage(self.folder(name)) or read_lineage(
-                name, self.folder(name), report
-            )
+            folder = self.home(name).lineages[name]
+            lineage = shipped_lineage(folder) or read_lineage(name, folder, report)
             report.check()
             if lineage is None:
-                raise ValueError(f"{self.folder(name)}: nothing was read and nothing was reported")
+                raise ValueError(f"{folder}: nothing was read and nothing was reported")
             self._loaded[name] = lineage
         return self._loaded[name]
-
-    def folder(self, name: str) -> Path:
-        """The folder of the lineage; M507 and M508 as `load_lineage`."""
-        return self.home(name).lineages[name]
 
     def home(self, name: str) -> Pack:
         """The pack that has the lineage; M507 and M508 as `load_lineage`. Of several that do the
         same, the one that ships is preferred.
         """
         if name not in self._homes:
-            self._homes[name] = self._found(name)
+            having = [pack for pack in self.all if name in pack.lineages]
+            if not having:
+                self._refuse_unknown(name)
+            home = having[0]
+            if not home.named and len(having) > 1:
+                # those that ship were checked when they were packaged
+                home = next((pack for pack in having if pack.origin == "built-in"), home)
+                _refuse_unlike(name, home, [pack for pack in having if pack is not home])
+            self._homes[name] = home
         return self._homes[name]
 
-    def _found(self, name: str) -> Pack:
-        having = [
-            pack for pack in (*self.local, built_in(), *self.installed) if name in pack.lineages
-        ]
-        if not having:
-            known = list(dict.fromkeys(n for pack in self.all for n in pack.lineages))
-            hint = did_you_mean(name, known) or (
-                f"the lineages are {listed(known)}" if known else "no folder of rules was found"
-            )
-            notes = [f"searched {pack.folder}" for pack in self.all if pack.folder is not None]
-            notes += [
-                f"pack {pack} could not be read: {pack.error}" for pack in self.all if pack.error
-            ]
-            for lost in filter(None, (pack.astray() for pack in self.all)):
-                notes += [lost.message, *lost.notes]
-            fail("M507", f"there is no lineage `{printable(name)}`", notes=tuple(notes), help=hint)
-        if having[0].named:
-            return having[0]
-        # those that ship were checked when they were packaged
-        home = next((pack for pack in having if pack.origin == "built-in"), having[0])
-        others = [
-            pack
-            for pack in having
-            if pack is not home and not _alike(name, home.lineages[name], pack.lineages[name])
-        ]
-        if others:
-            packs = [home, *others]
-            meant = " or ".join(
-                dict.fromkeys(
-                    option("rules", printable(str(pack.lineages[name].parent), 300))
-                    for pack in packs
-                )
-            )
-            fail(
-                "M508",
-                f"lineage `{printable(name)}` is defined by "
-                f"{listed([str(pack) for pack in packs])}, and not alike",
-                notes=tuple(
-                    f"{pack} has it in {printable(str(pack.lineages[name]), 300)}" for pack in packs
-                ),
-                help=f"say which one is meant: {meant}; or remove the other one",
-            )
-        return home
+    def _refuse_unknown(self, name: str) -> NoReturn:
+        known = list(dict.fromkeys(n for pack in self.all for n in pack.lineages))
+        hint = did_you_mean(name, known) or (
+            f"the lineages are {listed(known)}" if known else "no folder of rules was found"
+        )
+        notes = [f"searched {pack.folder}" for pack in self.all if pack.folder is not None]
+        notes += [f"pack {pack} could not be read: {pack.error}" for pack in self.all if pack.error]
+        for lost in filter(None, (pack.astray() for pack in self.all)):
+            notes += [lost.message, *lost.notes]
+        fail("M507", f"there is no lineage `{printable(name)}`", notes=tuple(notes), help=hint)
+
+
+def _refuse_unlike(name: str, home: Pack, others: Sequence[Pack]) -> None:
+    """M508 where one of the other packs has a lineage of the name that does something else."""
+    own = home.lineages[name]
+    unlike = [pack for pack in others if not _alike(name, own, pack.lineages[name])]
+    if not unlike:
+        return
+    packs = [home, *unlike]
+    folders = [option("rules", printable(str(p.lineages[name].parent), 300)) for p in packs]
+    fail(
+        "M508",
+        f"lineage `{printable(name)}` is defined by {listed([str(pack) for pack in packs])}, "
+        "and not alike",
+        notes=tuple(
+            f"{pack} has it in {printable(str(pack.lineages[name]), 300)}" for pack in packs
+        ),
+        help=f"say which one is meant: {' or '.join(dict.fromkeys(folders))}; or remove the other "
+        "one",
+    )
 
 
 def find_packs(
