@@ -7,8 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ._axes import Shape, below, parts_of
-from ._op import Array, Capture, Integer, Op, Step, arg, dataclass, step
+from .base import Array, Capture, Integer, Op, Shape, Step, arg, below, dataclass, parts_of, step
 
 if TYPE_CHECKING:
     from ..core.view import View

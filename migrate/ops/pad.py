@@ -6,9 +6,25 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core import view
-from ._axes import Shape, axis, below, shown, stated
-from ._op import Array, Integer, Number, OneWay, Only, Op, OpError, Step, arg, dataclass, step
-from ._raw import holds, raw
+from ..elements.raw import check_holds, raw
+from .base import (
+    Array,
+    Integer,
+    Number,
+    OneWay,
+    Only,
+    Op,
+    OpError,
+    Shape,
+    Step,
+    arg,
+    axis,
+    below,
+    dataclass,
+    format_shape,
+    stated,
+    step,
+)
 
 if TYPE_CHECKING:
     from ..core.spec import Spec
@@ -61,13 +77,13 @@ class Pad(Op):
                 raise OpError(
                     "M301",
                     f"pad: axis {dim} has {before} elements, more than size {size}; shape "
-                    f"{shown(v.shape)}",
+                    f"{format_shape(v.shape)}",
                 )
             out.append(view.pad(v, dim, args.start, after, args.value))
         return out
 
     def infer(self, args: Args, specs: Sequence[Spec], parts: int = 1) -> None:
-        holds("pad: `value`", specs, args.value)
+        check_holds("pad: `value`", specs, args.value)
 
     def eager(
         self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()

@@ -5,8 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ._axes import Shape, below, number_of, same_dtypes, same_shapes, uncounted
-from ._op import Array, Capture, Check, Integer, OneWay, Op, Step, arg, dataclass, step
+from .base import (
+    Array,
+    Capture,
+    Check,
+    Integer,
+    OneWay,
+    Op,
+    Shape,
+    Step,
+    arg,
+    below,
+    dataclass,
+    number_of,
+    same_dtypes,
+    same_shapes,
+    step,
+    uncounted,
+)
 
 if TYPE_CHECKING:
     from ..core.spec import Spec

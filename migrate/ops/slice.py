@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core import view
-from ._axes import Shape, axis, below, shown, stated
-from ._op import (
+from ..elements.raw import check_holds
+from .base import (
     Array,
     Check,
     Integer,
@@ -21,12 +21,16 @@ from ._op import (
     Only,
     Op,
     OpError,
+    Shape,
     Step,
     arg,
+    axis,
+    below,
     dataclass,
+    format_shape,
+    stated,
     step,
 )
-from ._raw import holds
 
 if TYPE_CHECKING:
     from ..core.spec import Spec
@@ -68,7 +72,7 @@ class Slice(Op):
         return out
 
     def infer(self, args: Args, specs: Sequence[Spec], parts: int = 1) -> None:
-        holds("slice: `value`", specs, args.value)
+        check_holds("slice: `value`", specs, args.value)
 
     def eager(
         self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()
@@ -144,7 +148,7 @@ def _range(args: Slice.Args, shape: Shape) -> tuple[int, int, int]:
         raise OpError(
             "M301",
             f"slice: {args.start} to {stop} does not lie in axis {dim} of {shape[dim]} elements, "
-            f"shape {shown(shape)}",
+            f"shape {format_shape(shape)}",
         )
     return dim, args.start, stop
 

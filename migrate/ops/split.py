@@ -6,8 +6,22 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core import view
-from ._axes import Shape, axis, below, cut, parts_of
-from ._op import Array, Capture, Integer, Op, Sizes, Step, arg, dataclass, step
+from .base import (
+    Array,
+    Capture,
+    Integer,
+    Op,
+    Shape,
+    Sizes,
+    Step,
+    arg,
+    axis,
+    below,
+    cut,
+    dataclass,
+    parts_of,
+    step,
+)
 
 if TYPE_CHECKING:
     from ..core.spec import Spec

@@ -6,8 +6,22 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core import view
-from ._axes import Shape, axis, below, number_of, same_dtypes, same_shapes
-from ._op import Array, Capture, Integer, Op, Step, arg, dataclass, step
+from .base import (
+    Array,
+    Capture,
+    Integer,
+    Op,
+    Shape,
+    Step,
+    arg,
+    axis,
+    below,
+    dataclass,
+    number_of,
+    same_dtypes,
+    same_shapes,
+    step,
+)
 
 if TYPE_CHECKING:
     from ..core.spec import Spec

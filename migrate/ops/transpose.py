@@ -6,8 +6,20 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core import view
-from ._axes import Shape, axis, shown
-from ._op import Array, Integers, Only, Op, OpError, Step, arg, dataclass, step
+from .base import (
+    Array,
+    Integers,
+    Only,
+    Op,
+    OpError,
+    Shape,
+    Step,
+    arg,
+    axis,
+    dataclass,
+    format_shape,
+    step,
+)
 
 if TYPE_CHECKING:
     from ..core.view import View
@@ -25,7 +37,7 @@ class Transpose(Op):
         if len(args.dims) != 2:
             raise OpError(
                 "M308",
-                f"transpose: `dims` is {shown(args.dims)}, it must name two axes",
+                f"transpose: `dims` is {format_shape(args.dims)}, it must name two axes",
                 help="`permute` takes any number",
             )
 

@@ -6,8 +6,20 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core import view
-from ._axes import Shape, axis, below
-from ._op import Array, Capture, Integer, Op, OpError, Step, arg, dataclass, step
+from .base import (
+    Array,
+    Capture,
+    Integer,
+    Op,
+    OpError,
+    Shape,
+    Step,
+    arg,
+    axis,
+    below,
+    dataclass,
+    step,
+)
 
 if TYPE_CHECKING:
     from ..core.spec import Spec

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 from ..core.spec import BITS, total_bytes
 from ..core.templates import collapse
-from ..ops._op import ValueOp
+from ..ops.base import ValueOp
 from ..rules.compiled import DirectedRule
-from ..source.index import Stored
+from ..source.blobs import Stored
 from ..source.target import Target
 from .bind import Bound, Made
 from .compose import Composition, Leg

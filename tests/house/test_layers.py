@@ -17,7 +17,7 @@ PACKAGE = ROOT / "migrate"
 FLOORS = {
     "core": 0,
     "source": 1,
-    "ops": 2, "codecs": 2, "extra_state": 2, "formats": 2,
+    "elements": 2, "ops": 2, "codecs": 2, "extra_state": 2, "formats": 2,
     "rules": 3,
     "planning": 4,
     "running": 5,
@@ -28,6 +28,9 @@ FLOORS = {
 # folders of one floor that may use each other: (who, whom)
 BESIDE = {
     ("lints", "ruletests"),
+    ("ops", "elements"),
+    ("codecs", "elements"),
+    ("formats", "elements"),
     ("ops", "codecs"),
     ("ops", "extra_state"),
     ("extra_state", "formats"),

@@ -11,7 +11,7 @@ from migrate import ops
 from migrate.core.diagnostics import page
 from migrate.core.spec import spec
 from migrate.core.view import filled, is_whole, stored
-from migrate.ops._op import Loss, OneWay, Op, OpError, Step
+from migrate.ops.base import Loss, OneWay, Op, OpError, Step
 from migrate.testing import opkit
 
 LAYOUT = [
