@@ -49,9 +49,7 @@ class Affine(Elementwise):
         only: Only | None = arg("limits the op to tensors with these capture values", default=None)
 
     def validate(self, args: Args) -> None:
-        for name, value in (("mul", args.mul), ("add", args.add)):
-            if not isfinite(value):
-                raise OpError("M308", f"affine: `{name}` is {value}, it must be finite")
+        super().validate(args)
         if args.exact and not _scales(args):
             raise OpError(
                 "M308",

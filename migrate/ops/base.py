@@ -19,8 +19,10 @@ first three kinds.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
+from functools import cache
+from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 from ..core.errors import OpError as OpError
@@ -92,6 +94,76 @@ def arg(
     return field(
         metadata={name: value for name, value in said.items() if value is not None}, **default
     )
+
+
+class _Limits(NamedTuple):
+    """What `arg` says of one argument; `word` is what authors call it."""
+
+    word: str
+    least: int | None
+    length: int | None
+    finite: bool
+    distinct: bool
+    once: int | None
+    words: tuple[str, ...]
+
+
+@cache
+def _limits(declared: type) -> tuple[tuple[str, _Limits], ...]:
+    """(field, limits) of the arguments of which something is said."""
+    out = []
+    for one in fields(declared):
+        said = one.metadata
+        found = _Limits(
+            said.get("alias", one.name), said.get("least"), said.get("length"),
+            said.get("finite", False), said.get("distinct", False), said.get("once"),
+            said.get("words", ()),
+        )  # fmt: skip
+        if any(limit is not None and limit is not False and limit != () for limit in found[1:]):
+            out.append((one.name, found))
+    return tuple(out)
+
+
+def _call_label(op: str, args: Any) -> str:
+    """The op with the capture that it joins or makes, as messages name it."""
+    for name in ("over", "into"):
+        capture = getattr(args, name, None)
+        if capture is not None:
+            return f"{op} {name} {{{capture}}}"
+    return op
+
+
+def _check_limits(op: str, args: Any, limits: _Limits, value: Any) -> None:
+    """OpError M308 for the first limit that the value of an argument passes."""
+    several = isinstance(value, (tuple, list, dict))
+    members = tuple(value.values() if isinstance(value, dict) else value) if several else (value,)
+    wrong = ""
+    if limits.length is not None and len(members) != limits.length:
+        wrong = f"it must have {limits.length} members"
+    elif limits.distinct and len(set(members)) < len(members):
+        wrong = "its members must differ"
+    elif limits.once is not None and members.count(limits.once) > 1:
+        wrong = f"{limits.once} may stand in it once"
+    elif limits.words and value not in limits.words:
+        wrong = f"it must be one of {', '.join(limits.words)}"
+    elif limits.finite and not all(isfinite(member) for member in members):
+        wrong = "it must be finite"
+    elif (least := limits.least) is not None:
+        sizes = [len(member) if isinstance(member, str) else member for member in members]
+        if sizes and min(sizes) < least:
+            what = "its members must be" if several else "it must be"
+            wrong = f"{what} at least {least}"
+            if isinstance(value, str):
+                wrong = f"it must have at least {least} characters"
+    if wrong:
+        shown = format_shape(members) if several else value
+        raise OpError("M308", f"{_call_label(op, args)}: `{limits.word}` is {shown}, {wrong}")
+
+
+def require_least(label: str, name: str, value: int | None, least: int) -> None:
+    """OpError M308 if the argument `name` is given and below what other arguments make `least`."""
+    if value is not None and value < least:
+        raise OpError("M308", f"{label}: `{name}` is {value}, it must be at least {least}")
 
 
 class Loss(Enum):
@@ -179,7 +251,13 @@ class Op:
     def validate(self, args: Any) -> None:
         """OpError M308 for arguments that no tensor could satisfy. A loader may call it before any
         checkpoint is open.
+
+        What `arg` says of each is checked here; an op with more to say calls this first.
         """
+        for name, limits in _limits(type(args)):
+            value = getattr(args, name)
+            if value is not None:
+                _check_limits(self.name, args, limits, value)
 
     def parts(self, args: Any, shape: tuple[int, ...], values: int | None) -> int:
         """For part ops: how many outputs one input of `shape` has; `values` is how many values the
@@ -588,9 +666,3 @@ def stated(op: str, dim: int, size: int, of: int | None) -> None:
     """OpError M307 unless the axis has the size that `of` states."""
     if of is not None and of != size:
         raise OpError("M307", f"{op}: axis {dim} has {size} elements, `of` says {of}")
-
-
-def below(label: str, name: str, value: int | None, least: int) -> None:
-    """OpError M308 if the argument `name` is given and below `least`."""
-    if value is not None and value < least:
-        raise OpError("M308", f"{label}: `{name}` is {value}, it must be at least {least}")

@@ -21,7 +21,6 @@ from .base import (
     Step,
     arg,
     axis,
-    below,
     dataclass,
     format_shape,
     number_of,
@@ -53,12 +52,6 @@ class Concat(Op):
             default=None,
         )
         start: Integer = arg("the first value of an int capture", default=0)
-
-    def validate(self, args: Args) -> None:
-        label = f"concat over {{{args.over}}}"
-        below(label, "count", args.count, 1)
-        for size in args.sizes or ():
-            below(label, "sizes", size, 0)
 
     def trace(self, args: Args, views: Sequence[View], parts: int = 1) -> list[View]:
         label = f"concat over {{{args.over}}}"

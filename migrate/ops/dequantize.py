@@ -75,6 +75,7 @@ class Dequantize(ValueOp):
         )
 
     def validate(self, args: Args) -> None:
+        super().validate(args)
         codec_called(args.codec).validate(options(args), False)
 
     def roles(self, codec: str = "") -> tuple[str, ...]:

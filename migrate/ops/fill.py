@@ -22,7 +22,6 @@ from .base import (
     Shape,
     arg,
     dataclass,
-    format_shape,
 )
 
 if TYPE_CHECKING:
@@ -43,10 +42,7 @@ class FillOp(Op):
         shape: Integers = arg("the shape; [] is a scalar", least=0)
 
     def validate(self, args: Args) -> None:
-        if min(args.shape, default=0) < 0:
-            raise OpError(
-                "M308", f"fill: `shape` is {format_shape(args.shape)}, lengths are 0 or more"
-            )
+        super().validate(args)
         dtype = ALIASES.get(args.dtype, args.dtype)
         if dtype not in BITS:
             raise OpError(

@@ -10,7 +10,6 @@ asked for: products are made on a fixed grid of tiles.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from math import isfinite
 from typing import Any
 
 from ..core.spec import Spec, spec
@@ -28,7 +27,6 @@ from .base import (
     Shape,
     ValueOp,
     arg,
-    below,
     dataclass,
     format_shape,
 )
@@ -45,11 +43,6 @@ class LoraMerge(ValueOp):
     class Args:
         alpha: Number = arg("the adapter's scale, before it is divided by `rank`", finite=True)
         rank: Integer = arg("the adapter's rank: the rows of `a` and the columns of `b`", least=1)
-
-    def validate(self, args: Args) -> None:
-        below("lora_merge", "rank", args.rank, 1)
-        if not isfinite(args.alpha):
-            raise OpError("M308", f"lora_merge: `alpha` is {args.alpha}, it must be finite")
 
     def roles(self, codec: str = "") -> tuple[str, ...]:
         return ("base", "a", "b")

@@ -19,9 +19,9 @@ from .base import (
     Step,
     arg,
     axis,
-    below,
     dataclass,
     format_shape,
+    require_least,
     stated,
     step,
 )
@@ -55,12 +55,10 @@ class Pad(Op):
         only: Only | None = arg("limits the op to tensors with these capture values", default=None)
 
     def validate(self, args: Args) -> None:
+        super().validate(args)
         if (args.size is None) == (args.multiple_of is None):
             raise OpError("M308", "pad: exactly one of `size` and `multiple_of` is needed")
-        below("pad", "start", args.start, 0)
-        below("pad", "of", args.of, 0)
-        below("pad", "multiple_of", args.multiple_of, 1)
-        below("pad", "size", args.size, args.start + (args.of or 0))
+        require_least("pad", "size", args.size, args.start + (args.of or 0))
 
     def trace(self, args: Args, views: Sequence[View], parts: int = 1) -> list[View]:
         self.validate(args)

@@ -34,6 +34,7 @@ class Permute(Op):
         only: Only | None = arg("limits the op to tensors with these capture values", default=None)
 
     def validate(self, args: Args) -> None:
+        super().validate(args)
         rank = len(args.dims)
         if {d % rank for d in args.dims} != set(range(rank)) or any(
             not -rank <= d < rank for d in args.dims

@@ -53,6 +53,7 @@ class Quantize(ValueOp):
         )
 
     def validate(self, args: Args) -> None:
+        super().validate(args)
         codec_called(args.codec).validate(options(args), True)
 
     def roles(self, codec: str = "") -> tuple[str, ...]:

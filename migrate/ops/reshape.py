@@ -43,15 +43,6 @@ class Reshape(Op):
         )
         only: Only | None = arg("limits the op to tensors with these capture values", default=None)
 
-    def validate(self, args: Args) -> None:
-        for name, shape in (("to", args.to), ("from", args.from_ or ())):
-            if min(shape, default=0) < -1 or shape.count(-1) > 1:
-                raise OpError(
-                    "M308",
-                    f"reshape: `{name}` is {format_shape(shape)}; lengths are 0 or more, and one "
-                    "may be -1",
-                )
-
     def trace(self, args: Args, views: Sequence[View], parts: int = 1) -> list[View]:
         self.validate(args)
         out = []

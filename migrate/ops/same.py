@@ -15,7 +15,6 @@ from .base import (
     Shape,
     Step,
     arg,
-    below,
     dataclass,
     number_of,
     same_dtypes,
@@ -42,9 +41,6 @@ class Same(Op):
             default=None,
         )
         start: Integer = arg("the first value of an int capture", default=0)
-
-    def validate(self, args: Args) -> None:
-        below(f"same over {{{args.over}}}", "count", args.count, 1)
 
     def trace(self, args: Args, views: Sequence[View], parts: int = 1) -> list[View]:
         label = f"same over {{{args.over}}}"

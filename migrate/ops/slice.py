@@ -25,9 +25,9 @@ from .base import (
     Step,
     arg,
     axis,
-    below,
     dataclass,
     format_shape,
+    require_least,
     stated,
     step,
 )
@@ -60,9 +60,9 @@ class Slice(Op):
         only: Only | None = arg("limits the op to tensors with these capture values", default=None)
 
     def validate(self, args: Args) -> None:
-        below("slice", "start", args.start, 0)
-        below("slice", "stop", args.stop, args.start)
-        below("slice", "of", args.of, args.start if args.stop is None else args.stop)
+        super().validate(args)
+        require_least("slice", "stop", args.stop, args.start)
+        require_least("slice", "of", args.of, args.start if args.stop is None else args.stop)
 
     def trace(self, args: Args, views: Sequence[View], parts: int = 1) -> list[View]:
         out = []

@@ -16,7 +16,6 @@ from .base import (
     Step,
     arg,
     axis,
-    below,
     cut,
     dataclass,
     parts_of,
@@ -43,12 +42,6 @@ class Split(Op):
             "how many parts; an int capture needs it unless there are sizes", least=1, default=None
         )
         start: Integer = arg("the first value of an int capture", default=0)
-
-    def validate(self, args: Args) -> None:
-        label = f"split into {{{args.into}}}"
-        below(label, "count", args.count, 1)
-        for size in args.sizes or ():
-            below(label, "sizes", size, 0)
 
     def parts(self, args: Args, shape: Shape, values: int | None) -> int:
         return parts_of(f"split into {{{args.into}}}", values, args.count, args.sizes)

@@ -15,7 +15,6 @@ from .base import (
     Step,
     arg,
     axis,
-    below,
     dataclass,
     number_of,
     same_dtypes,
@@ -38,10 +37,6 @@ class Stack(Op):
         dim: Integer = arg("where the new axis stands in the result", default=0)
         count: Integer | None = arg("how many tensors there must be", least=1, default=None)
         start: Integer = arg("the first value of an int capture", least=0, default=0)
-
-    def validate(self, args: Args) -> None:
-        below(f"stack over {{{args.over}}}", "count", args.count, 1)
-        below(f"stack over {{{args.over}}}", "start", args.start, 0)
 
     def trace(self, args: Args, views: Sequence[View], parts: int = 1) -> list[View]:
         label = f"stack over {{{args.over}}}"

@@ -11,13 +11,11 @@ from .base import (
     Integers,
     Only,
     Op,
-    OpError,
     Shape,
     Step,
     arg,
     axis,
     dataclass,
-    format_shape,
     step,
 )
 
@@ -32,14 +30,6 @@ class Transpose(Op):
     class Args:
         dims: Integers = arg("the two axes", length=2, distinct=True)
         only: Only | None = arg("limits the op to tensors with these capture values", default=None)
-
-    def validate(self, args: Args) -> None:
-        if len(args.dims) != 2:
-            raise OpError(
-                "M308",
-                f"transpose: `dims` is {format_shape(args.dims)}, it must name two axes",
-                help="`permute` takes any number",
-            )
 
     def trace(self, args: Args, views: Sequence[View], parts: int = 1) -> list[View]:
         self.validate(args)
