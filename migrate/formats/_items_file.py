@@ -30,6 +30,7 @@ from ..source.tree import (
     flatten_table,
     tensor_records,
     tensors_of,
+    tensors_outside,
 )
 
 TENSORS = "migrate.items.safetensors"
@@ -206,8 +207,6 @@ def _check_complete(
     label: str,
 ) -> None:
     """Raises unless each tensor stands in the tree, where tensors of its kind stand."""
-    from .torchzip import tensors_outside
-
     inside = {names[id(record)] for part in parts for _, record in tensors_of(part.table)}
     outside = {
         names[id(record)] for part in parts for _, record in tensors_outside(part.root, part.table)

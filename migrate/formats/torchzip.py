@@ -54,6 +54,7 @@ from ..source.tree import (
     is_state,
     prune,
     tensors_of,
+    tensors_outside,
 )
 from ..source.unread import StreamPlace, Unread, unread_entries
 from ..source.zip_archive import ArchiveRecord
@@ -641,7 +642,6 @@ def unfit(root: Any) -> tuple[dict[int, str], tuple[Outside, ...]]:
 
 
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes, bytearray, complex})
-_CONTAINERS = frozenset({DictNode, ListNode})
 _KNOWN = frozenset(ITEMSIZE) & frozenset(BITS)
 
 
@@ -729,37 +729,6 @@ def _others(
         )
         paths[id(record)] = name
     return others, paths
-
-
-def tensors_outside(
-    root: Any, table: DictNode | None
-) -> list[tuple[tuple[str, ...], TensorRecord]]:
-    """(path, tensor) of those that rules do not see: around the dict that they work on, and inside
-    of values in it.
-    """
-    out: list[tuple[tuple[str, ...], TensorRecord]] = []
-    seen: set[int] = set()
-    stack: list[tuple[Any, tuple[str, ...]]] = [(root, ())]
-    while stack:
-        node, path = stack.pop()
-        kind = type(node)
-        if kind is TensorRecord:
-            out.append((path or ("tensor",), node))
-        elif kind is Composite:
-            stack += [
-                (record, (*path, *attribute.split(".")))
-                for attribute, record in reversed(node.components)
-            ]
-        elif (kind is DictNode or kind is ListNode) and id(node) not in seen:
-            seen.add(id(node))
-            held = [
-                pair for pair in inside(node) if node is not table or type(pair[1]) in _CONTAINERS
-            ]
-            stack += [
-                (child, (*path, str(key) if type(key) in (str, int) else "~"))
-                for key, child in reversed(held)
-            ]
-    return out
 
 
 class _Form(NamedTuple):

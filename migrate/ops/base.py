@@ -103,7 +103,6 @@ class _Limits(NamedTuple):
     least: int | None
     length: int | None
     finite: bool
-    distinct: bool
     once: int | None
     words: tuple[str, ...]
 
@@ -116,7 +115,7 @@ def _limits(declared: type) -> tuple[tuple[str, _Limits], ...]:
         said = one.metadata
         found = _Limits(
             said.get("alias", one.name), said.get("least"), said.get("length"),
-            said.get("finite", False), said.get("distinct", False), said.get("once"),
+            said.get("finite", False), said.get("once"),
             said.get("words", ()),
         )  # fmt: skip
         if any(limit is not None and limit is not False and limit != () for limit in found[1:]):
@@ -140,8 +139,6 @@ def _check_limits(op: str, args: Any, limits: _Limits, value: Any) -> None:
     wrong = ""
     if limits.length is not None and len(members) != limits.length:
         wrong = f"it must have {limits.length} members"
-    elif limits.distinct and len(set(members)) < len(members):
-        wrong = "its members must differ"
     elif limits.once is not None and members.count(limits.once) > 1:
         wrong = f"{limits.once} may stand in it once"
     elif limits.words and value not in limits.words:
@@ -254,7 +251,7 @@ class Op:
 
         What `arg` says of each is checked here; an op with more to say calls this first.
         """
-        for name, limits in _limits(type(args)):
+        for name, limits in _limits(args.__class__):
             value = getattr(args, name)
             if value is not None:
                 _check_limits(self.name, args, limits, value)

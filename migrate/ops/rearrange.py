@@ -29,8 +29,8 @@ class Rearrange(Op):
         only: Only | None = arg("limits the op to tensors with these capture values", default=None)
 
     def validate(self, args: Args) -> None:
-        super().validate(args)
         check_axes(parse(args.pattern), args.axes)
+        super().validate(args)
 
     def trace(self, args: Args, views: Sequence[View], parts: int = 1) -> list[View]:
         out = []

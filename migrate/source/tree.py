@@ -38,6 +38,7 @@ USUAL = ("state_dict", "model", "model_state_dict", "module", "net", "weights")
 # less than what a stream may have
 MAX_DEPTH = 50
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, bytearray})
+_NODES = frozenset({DictNode, ListNode})
 _CONTAINERS = frozenset({dict, OrderedDict, list, tuple, set, frozenset})
 
 
@@ -331,6 +332,35 @@ def _flat(node: DictNode | None, holding: Container[int] | None = None) -> bool:
         ):
             return False
     return tensors
+
+
+def tensors_outside(
+    root: Any, table: DictNode | None
+) -> list[tuple[tuple[str, ...], TensorRecord]]:
+    """(path, tensor) of those that rules do not see: around the dict that they work on, and inside
+    of values in it.
+    """
+    out: list[tuple[tuple[str, ...], TensorRecord]] = []
+    seen: set[int] = set()
+    stack: list[tuple[Any, tuple[str, ...]]] = [(root, ())]
+    while stack:
+        node, path = stack.pop()
+        kind = type(node)
+        if kind is TensorRecord:
+            out.append((path or ("tensor",), node))
+        elif kind is Composite:
+            stack += [
+                (record, (*path, *attribute.split(".")))
+                for attribute, record in reversed(node.components)
+            ]
+        elif (kind is DictNode or kind is ListNode) and id(node) not in seen:
+            seen.add(id(node))
+            held = [pair for pair in inside(node) if node is not table or type(pair[1]) in _NODES]
+            stack += [
+                (child, (*path, str(key) if type(key) in (str, int) else "~"))
+                for key, child in reversed(held)
+            ]
+    return out
 
 
 def tensor_records(roots: list[Any]) -> Iterator[TensorRecord]:

@@ -88,7 +88,7 @@ def test_a_third_party_replaces_neither_a_builtin_nor_another(registry, third_pa
 
 
 def test_a_third_party_can_use_the_kit(registry, third_party, monkeypatch):
-    monkeypatch.setattr(ops, "registry", registry)
+    monkeypatch.setattr(base, "registry", registry)
     opkit.check_description("acme_reverse")
     for name, number in opkit.cases(["acme_reverse"]):
         opkit.check_sample(name, number)
