@@ -7,80 +7,83 @@
     lint                look at rule files
     test                run the tests of rule files
 
-These four take state dicts and modules too.
-`to`, `from_`, `rules`, `params` and `allow` mean the same everywhere: layouts to reach, layouts the
-checkpoint is in, rule files or folders of lineages, values of parameters, and what is permitted
-beyond the default.
+The first four take state dicts and modules too. Each answers with a read-only object of
+`migrate.results`, whose `to_json()` is what the command of the same name prints.
 """
 
 from __future__ import annotations
 
-import math
 import os
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, overload
 
 from . import formats
-from .core.diagnostics import fail, printable
+from .core.diagnostics import fail
 from .core.memory import guarded
 from .core.spelling import option
-from .extra_state.age import States
-from .planning.graph import Read
-from .planning.optimizers import DROP
-from .planning.optimizers import PARAM as OPTIMIZER
 from .planning.plan import Plan
 from .planning.question import (
     CHANGED_SOURCE,
-    OUTPUT_FORMATS,
     Question,
     ask,
     asked_in,
     path_text,
     saved_plan,
 )
-from .planning.route import find_route, known_lineages, layouts_of, nearest_to
-from .planning.sides import SideFiles
+from .planning.route import known_lineages
+from .results import (
+    ApplyReport,
+    DiffReport,
+    HistoryReport,
+    InspectReport,
+    LineagesReport,
+    LintReport,
+    PlanReport,
+    StateDictReport,
+    VerifyEstimate,
+    VerifyReport,
+)
 from .rules.catalog import explain as explain
 from .rules.catalog import packs as packs
 from .rules.catalog import schema as schema
 from .rules.params import resolve
 from .ruletests.run import test as test
-from .running import history as stamps
 from .running import limits
 from .running.device import parse as parse_device
-from .running.differences import (
-    TENSORS_ONLY,
-    Unlooked,
-    beside,
-    item_differences,
-    not_compared,
-    side_differences,
-    spec_differences,
-    unread_differences,
-    unread_outcome,
-)
 from .running.prepare import (
-    compose_for,
     is_folder,
     plan_for,
     side_reader,
-    stamp_of,
-    walk_for,
-    without_optimizers,
 )
-from .running.rest import whole
-from .running.sums import check_all
 from .source.index import Source
 from .source.pickle.encodings import PARAMETER
 
 if TYPE_CHECKING:
     import torch
+    from typing_extensions import Unpack
 
-    from .core.spec import Spec
+    class _Request(TypedDict, total=False):
+        """The keyword arguments that `apply` and `downgrade` have in common."""
 
-FORMAT_VERSION = "1.0"
+        to: str | Iterable[str]
+        from_: str | Iterable[str]
+        rules: Iterable[PathLike]
+        params: Mapping[str, Any] | None
+        allow: Iterable[str]
+        max_shard_size: int | str | None
+        threads: int
+        max_memory: int | str
+        fsync: bool
+        resume: bool
+        device: str
+        progress: Progress | None
+        at: str | None
+        output_format: str | None
+
+    class _ApplyRequest(_Request, total=False):
+        source: PathLike | None
+
 
 Progress = Callable[[int, int], None]
 PathLike = str | os.PathLike[str]
@@ -99,81 +102,43 @@ def inspect(
     allow: Iterable[str] = (),
     expand: bool = False,
     at: str | None = None,
-) -> dict[str, Any]:
-    """What the checkpoint holds and which layouts it fits, with evidence; from headers and extra
-    states. `expand` lists every key.
+) -> InspectReport:
+    """Describe a checkpoint from its headers: tensors, layouts, and what lies beside the tensors.
 
-    Of `params` there is one, `te_dtype_numbering`: what an integer means that Transformer Engine
-    renumbered.
+    No tensor is read; of extra states the small records that say what they are.
+
+    Args:
+        path: A checkpoint (a folder, a file, an index of shards), a state dict or a module.
+        rules: Folders of lineages that are searched first. Default: none.
+        params: Only `te_dtype_numbering`: which release's numbers of dtypes an extra state holds.
+            Default: none.
+        allow: Permissions: "links" to follow symbolic links out of the folder, "opaque" for values
+            that cannot be read. Default: none.
+        expand: List every key instead of collapsing keys that are alike. Default: False.
+        at: The dict of a nested checkpoint that rules work on, as a path such as
+            `model.state_dict`. Default: found by itself.
+
+    Returns:
+        An `InspectReport`.
+
+    Raises:
+        MigrateError: M115 for wrong arguments, M917 where there is no checkpoint, other M9xx where
+            it cannot be read.
+
+    Example:
+        >>> report = migrate.inspect("old")
+        >>> report.format, report.tensors, report.layouts[0].layout
+        ('safetensors', 41, 'v4')
     """
-    from .core.templates import collapse
+    from .running.inspection import describe
 
     question = ask((), (), rules, params, allow, at=at)
     resolve({}, question.params, known=[PARAMETER])
     source = _opened("path", path, question, meta=True)
     try:
-        index = source.index
-        specs = {key: stored.spec for key, stored in index.tensors.items()}
-        index_hash = index.hash()
-        stamp, notes = stamps.read(source.history, index_hash)
-        if expand:
-            keys = [
-                {"keys": k, "count": 1, "spec": str(s), "bytes": s.nbytes} for k, s in specs.items()
-            ]
-        else:
-            keys = [
-                {
-                    "keys": c.text,
-                    "count": c.count,
-                    "spec": str(specs[c.sample]),
-                    "bytes": c.count * specs[c.sample].nbytes,
-                }
-                for c in collapse(list(specs), specs.__getitem__)
-            ]
-        layouts = layouts_of(
-            index, side_reader(source), question.rules, stamp.layouts, States(source)
-        )
-        return {
-            "format_version": FORMAT_VERSION,
-            "kind": "inspection",
-            "path": source.path,
-            "format": source.format,
-            "index_hash": index_hash,
-            "files": [
-                {"name": name, "size": blob.size}
-                for name, blob in zip(index.files, source.blobs, strict=True)
-            ],
-            "tensors": len(specs),
-            "bytes": index.nbytes,
-            **_counted(specs.values()),
-            "layouts": layouts,
-            "nearest": []
-            if layouts
-            else nearest_to(index, side_reader(source), question.rules, States(source)),
-            "keys": keys,
-            "side_files": [{"path": f.path, "size": f.size} for f in index.side_files],
-            "left_out": list(index.left_out),
-            "metadata": dict(index.metadata),
-            **beside(index, question.params.get(PARAMETER)),
-            "notes": [*index.notes, *notes],
-        }
+        return describe(source, question, expand=expand)
     finally:
         source.close()
-
-
-def _counted(specs: Iterable[Spec]) -> dict[str, Any]:
-    """The elements of all tensors, and of those of each dtype."""
-    alike = Counter(specs)
-    dtypes: dict[str, dict[str, Any]] = {}
-    for spec, count in alike.items():
-        row = dtypes.setdefault(
-            spec.dtype, {"dtype": spec.dtype, "tensors": 0, "parameters": 0, "bytes": 0}
-        )
-        row["tensors"] += count
-        row["parameters"] += count * spec.numel
-        row["bytes"] += count * spec.nbytes
-    rows = sorted(dtypes.values(), key=lambda row: (-row["parameters"], row["dtype"]))
-    return {"parameters": sum(row["parameters"] for row in rows), "dtypes": rows}
 
 
 @guarded
@@ -191,12 +156,40 @@ def plan(
     at: str | None = None,
     output_format: str | None = None,
 ) -> Plan:
-    """What a migration would do: every output name, shape, dtype, offset and problem, before a
-    tensor is read.
+    """Work out a migration from headers: all output names, shapes, dtypes, offsets, and problems.
 
-    Raises all problems at once. `single_file` None means: like the source. `backwards` plans what
-    `downgrade` would do. `at` is the dict of a nested checkpoint that rules work on,
-    `output_format` "safetensors" or "torch"; without it like the source.
+    Args:
+        path: A checkpoint (a folder, a file, an index of shards), a state dict or a module.
+        to: Layouts to reach, as `LINEAGE@LAYOUT`, one or several. Default: none; `rules` then say
+            what is done.
+        from_: Layouts that the checkpoint is in. Default: none; its stamp, else its keys, shapes
+            and `config.json` say it.
+        rules: Rule files, applied as they are, or one folder of lineages that is searched first.
+            Default: none.
+        params: Values of the rules' params, by name. Default: none; they are read from the
+            checkpoint.
+        allow: Permissions, such as "lossy" or "drop". Default: none, so that whatever would lose
+            something is refused.
+        max_shard_size: Bytes of the largest output file, also as text ("500MB"). Default: 5 GB.
+        single_file: Whether the output is one file. Default: None, like the source.
+        backwards: Plan what `downgrade` would do. Default: False.
+        at: The dict of a nested checkpoint that rules work on, as a path such as
+            `model.state_dict`. Default: found by itself.
+        output_format: "safetensors" or "torch". Default: as the source.
+
+    Returns:
+        A `Plan`. Its `report` has the fields of `migrate plan --format json`; its `to_json()` is
+        the text of a file that `apply` runs.
+
+    Raises:
+        MigrateError: All problems at once: M115 for wrong arguments, M2xx and M3xx where rules and
+            checkpoint do not fit, M4xx for loss that is not allowed, M5xx for layouts, M9xx where
+            the checkpoint cannot be read.
+
+    Example:
+        >>> plan = migrate.plan("old", to="hf-mixtral@v5")
+        >>> plan.report.downgrade.exact
+        True
     """
     question = ask(
         to, from_, rules, params, allow, backwards=backwards, at=at, output_format=output_format
@@ -210,6 +203,31 @@ def plan(
         source.close()
 
 
+@overload
+def apply(
+    path: Live,
+    out: None = None,
+    *,
+    inform: Callable[[StateDictReport], None] | None = None,
+    dry_run: Literal[False] = False,
+    **request: Unpack[_Request],
+) -> dict[str, Any]: ...
+@overload
+def apply(
+    path: PathLike | Live,
+    out: PathLike,
+    *,
+    dry_run: Literal[False] = False,
+    **request: Unpack[_ApplyRequest],
+) -> ApplyReport: ...
+@overload
+def apply(
+    path: PathLike | Live,
+    out: PathLike | None = None,
+    *,
+    dry_run: Literal[True],
+    **request: Unpack[_ApplyRequest],
+) -> PlanReport: ...
 @guarded
 def apply(
     path: PathLike | Live,
@@ -227,27 +245,69 @@ def apply(
     resume: bool = False,
     device: str = "cpu",
     progress: Progress | None = None,
-    inform: Callable[[dict[str, Any]], None] | None = None,
+    inform: Callable[[StateDictReport], None] | None = None,
     at: str | None = None,
     output_format: str | None = None,
     dry_run: bool = False,
     source: PathLike | None = None,
-) -> dict[str, Any]:
-    """Migrates a checkpoint into `out`, which then is whole; on any error it is absent. Answers
-    with what was published.
+) -> ApplyReport | PlanReport | dict[str, Any]:
+    """Migrate a checkpoint into a new one, or a state dict in memory.
 
-    `device` is "cpu", "cuda", or "cuda:all" (also for ops whose bits differ there). The answer's
-    `report` has the errors of what was computed. A checkpoint that is where it shall go already is
-    left alone: the answer's `path` is then None and nothing is written. `path` may be a saved plan
-    (a file ending in .json that is not an index): it is planned again and refused (M903) unless the
-    digest is the same and the files of the checkpoint have the size and the time of modification
-    that the plan says. `source` runs it on a copy, whose times may be others, and
-    `allow={"changed-source"}` on any files that hold the same tensors. A state dict (a mapping) or
-    a module is written to `out`, or, without `out`, migrated in memory: the answer is then the new
-    state dict, tied tensors still tied, and `inform` is called with what else there is to say:
-    `steps`, `layouts`, `params`, `losses`, `notes`, `warnings` and `report`, as the answer of a run
-    into files has them. With `dry_run` the answer is the document of the plan, which `plan` makes
-    too, and nothing is written; `out` may then be left out.
+    The output is whole or absent: whatever goes wrong, nothing is published. A checkpoint that is
+    in the wanted layout already is left alone, and the report's `path` is then None.
+
+    Args:
+        path: A checkpoint, a state dict, a module, or a saved plan (a file ending in .json), which
+            is planned again and must come out the same.
+        out: The new checkpoint, which must not exist: one file if the name ends in .safetensors,
+            .pt, .pth, .bin or .ckpt, else a folder. Default: None, for a state dict or a module
+            that is migrated in memory.
+        to: Layouts to reach, as `LINEAGE@LAYOUT`, one or several. Default: none; `rules` then say
+            what is done.
+        from_: Layouts that the checkpoint is in. Default: none; its stamp, else its keys, shapes
+            and `config.json` say it.
+        rules: Rule files, applied as they are, or one folder of lineages that is searched first.
+            Default: none.
+        params: Values of the rules' params, by name. Default: none; they are read from the
+            checkpoint.
+        allow: Permissions, such as "lossy" or "drop". Default: none, so that whatever would lose
+            something is refused.
+        max_shard_size: Bytes of the largest output file, also as text ("500MB"). Default: 5 GB.
+        threads: Output files that are written at a time, 1 to 64. Default: 2.
+        max_memory: Bytes for tensors that are computed or transposed, also as text ("4GB").
+            Default: 1 GB.
+        fsync: Wait until the disk has everything; without it a power cut may lose the output.
+            Default: True.
+        resume: Continue what a killed or failed run left behind. Default: False.
+        device: Where values are computed: "cpu", "cuda", or "cuda:all" for ops too whose bits
+            differ there. Default: "cpu".
+        progress: Called with the bytes that are done and the bytes in all. Default: nothing is
+            called.
+        inform: Called with a `StateDictReport` after a migration in memory. Default: nothing is
+            called.
+        at: The dict of a nested checkpoint that rules work on, as a path such as
+            `model.state_dict`. Default: found by itself.
+        output_format: "safetensors" or "torch". Default: what the ending of the name says, else as
+            the source.
+        dry_run: Return the plan and write nothing; `out` may then be left out. Default: False.
+        source: A copy of the checkpoint that a saved plan was made for, to run it on. Default: the
+            checkpoint itself.
+
+    Returns:
+        An `ApplyReport`; with `dry_run` a `PlanReport`; without `out` the new state dict, of new
+        tensors, those tied that were tied before.
+
+    Raises:
+        MigrateError: What `plan` raises, and M903 where a saved plan does not come out the same,
+            M904 where `out` exists, M909, M913, M919 or M922 where disk or memory do not suffice.
+
+    Example:
+        >>> report = migrate.apply("old", "new", to="hf-mixtral@v5")
+        >>> report.path, report.tensors, report.downgrade.exact
+        ('new', 21, True)
+        >>> new = migrate.apply({"model.norm.weight": torch.ones(4)}, rules="rename.yaml")
+        >>> list(new)
+        ['norm.weight']
     """
     from .live.module import is_module, state
     from .running.job import write
@@ -316,6 +376,22 @@ def apply(
     )
 
 
+@overload
+def downgrade(
+    path: PathLike | Live,
+    out: PathLike,
+    *,
+    dry_run: Literal[False] = False,
+    **request: Unpack[_Request],
+) -> ApplyReport: ...
+@overload
+def downgrade(
+    path: PathLike | Live,
+    out: PathLike | None = None,
+    *,
+    dry_run: Literal[True],
+    **request: Unpack[_Request],
+) -> PlanReport: ...
 @guarded
 def downgrade(
     path: PathLike | Live,
@@ -336,11 +412,49 @@ def downgrade(
     at: str | None = None,
     output_format: str | None = None,
     dry_run: bool = False,
-) -> dict[str, Any]:
-    """Takes a checkpoint, state dict or module back to an older layout; without `to` and `rules`,
-    to before the last run in its stamp.
+) -> ApplyReport | PlanReport:
+    """Take a checkpoint back to an older layout; by default, undo the last run in its stamp.
 
-    The answer and all arguments are those of `apply`.
+    Args:
+        path: A checkpoint (a folder, a file, an index of shards), a state dict or a module.
+        out: The new checkpoint, which must not exist; as in `apply`. Default: None, with `dry_run`
+            only.
+        to: Layouts to go back to, as `LINEAGE@LAYOUT`. Default: none; the last run in the stamp is
+            undone, or `rules` are.
+        from_: Layouts that the checkpoint is in. Default: none; its stamp, else its keys, shapes
+            and `config.json` say it.
+        rules: Rule files, applied as they are, or one folder of lineages that is searched first.
+            Default: none.
+        params: Values of the rules' params, by name. Default: none; they are read from the
+            checkpoint.
+        allow: Permissions, such as "lossy" or "drop". Default: none, so that whatever would lose
+            something is refused.
+        max_shard_size: Bytes of the largest output file, also as text ("500MB"). Default: 5 GB.
+        threads: Output files that are written at a time, 1 to 64. Default: 2.
+        max_memory: Bytes for tensors that are computed or transposed, also as text ("4GB").
+            Default: 1 GB.
+        fsync: Wait until the disk has everything; without it a power cut may lose the output.
+            Default: True.
+        resume: Continue what a killed or failed run left behind. Default: False.
+        device: Where values are computed: "cpu", "cuda", or "cuda:all" for ops too whose bits
+            differ there. Default: "cpu".
+        progress: Called with the bytes that are done and the bytes in all. Default: nothing is
+            called.
+        at: The dict of a nested checkpoint that rules work on, as a path such as
+            `model.state_dict`. Default: found by itself.
+        output_format: "safetensors" or "torch". Default: what the ending of the name says, else as
+            the source.
+        dry_run: Return the plan and write nothing. Default: False.
+
+    Returns:
+        An `ApplyReport`; with `dry_run` a `PlanReport`.
+
+    Raises:
+        MigrateError: What `apply` raises, and M405 where a rule cannot be undone exactly.
+
+    Example:
+        >>> migrate.downgrade("new", "back").layouts["hf-mixtral"]
+        'v4'
     """
     from .running.job import write
 
@@ -377,23 +491,50 @@ def verify(
     sample: float | str | None = None,
     seed: int | None = None,
     progress: Progress | None = None,
-    inform: Callable[[dict[str, Any]], None] | None = None,
+    inform: Callable[[VerifyEstimate], None] | None = None,
     at: str | None = None,
-) -> dict[str, Any]:
-    """Recomputes every output tensor from `source` through the eager path and compares bytes with
-    `out`.
+) -> VerifyReport:
+    """Compute every output tensor again from the source, in another way, and compare bytes.
 
-    Which edges were applied is taken from the stamp of `out`, unless `to` or `rules` says it.
-    `not_compared` in the answer lists what was not looked at. Tensors are held whole with all that
-    they are made of: M919 before anything is read where one takes more than `max_memory`; without
-    it, two are made at a time as long as they take no more than 1 GB or the largest alone.
-    `sample`, as "5%", looks at that part of the tensors and of the rows of large ones, chosen by
-    `seed`. `inform` is called before the work begins, with `tensors`, `bytes`, `threads`, `memory`
-    (the most bytes held at once), `largest` (a key, None without tensors), and `seconds` (about how
-    long it takes, measured on a small part; None where that is too little to tell).
+    Which edges were applied is read from the stamp of `out`, unless `to` or `rules` say it.
+
+    Args:
+        out: The checkpoint that a run wrote.
+        source: The checkpoint that it was made from.
+        to: Layouts to reach, as `LINEAGE@LAYOUT`, one or several. Default: none; `rules` then say
+            what is done.
+        from_: Layouts that the checkpoint is in. Default: none; its stamp, else its keys, shapes
+            and `config.json` say it.
+        rules: Rule files, applied as they are, or one folder of lineages that is searched first.
+            Default: none.
+        params: Values of the rules' params, by name. Default: none; they are read from the
+            checkpoint.
+        allow: Permissions, such as "lossy" or "drop". Default: none, so that whatever would lose
+            something is refused.
+        threads: Tensors that are made at a time, 1 to 64. Default: 2.
+        max_memory: Bytes that tensors and what they are made of may take, also as text ("4GB").
+            Default: None: two tensors at a time within 1 GB, or the largest alone.
+        sample: The part to look at, as "5%" or 0.05: tensors, and rows of large ones. Default:
+            None, all of it.
+        seed: What chooses the sample. Default: None, by chance; the report names it.
+        progress: Called with the bytes that are done and the bytes in all. Default: nothing is
+            called.
+        inform: Called with a `VerifyEstimate` before the work begins. Default: nothing is called.
+        at: The dict of a nested checkpoint that rules work on, as a path such as
+            `model.state_dict`. Default: found by itself.
+
+    Returns:
+        A `VerifyReport`; `not_compared` lists what was not looked at.
+
+    Raises:
+        MigrateError: M115 for wrong arguments or where nothing says what was applied, M919 where
+            `max_memory` is too small, M5xx and M9xx as `plan`.
+
+    Example:
+        >>> migrate.verify("new", source="old").equal
+        True
     """
-    from .running import forms, spotcheck
-    from .running.verify import Recomputation
+    from .running import comparison, spotcheck
 
     limits.check_threads(threads)
     budget = None if max_memory is None else limits.memory(max_memory)
@@ -405,89 +546,19 @@ def verify(
             help=f"give {option('sample', '5%')} too, or leave {option('seed')} out",
         )
     question = ask(to, from_, rules, params, allow, at=at)
-    question = replace(question, allow=question.allow | {"lossy", "drop", "delayed-scaling"})
     opened, made = _opened("source", source, question), _opened("out", out, question)
     try:
-        index_hash = made.index.hash()
-        stamp, notes = stamps.read(made.history, index_hash)
-        applied = _applied_after(opened, stamp)
-        if (
-            not (applied or question.to or question.files)
-            and made.history is not None
-            and index_hash == opened.index.hash()
-        ):
-            # the same tensors in another format
-            question = replace(question, output_format=OUTPUT_FORMATS[0])
-        if not (question.to or question.files or applied or question.output_format):
-            missing = (
-                f"no stamp in {printable(made.path)} says that it was made from "
-                f"{printable(opened.path)}"
-            )
-            if made.history is None:
-                missing = (
-                    f"the output {printable(made.path)} has no stamp that says what was applied"
-                )
-            fail(
-                "M115",
-                missing,
-                notes=tuple(notes),
-                help=f"give {option('to', 'LINEAGE@LAYOUT')} or {option('rules', 'FILE')}",
-            )
-        if any(entry.get("optimizer") == "dropped" for entry in applied):
-            question = replace(question, params={**question.params, OPTIMIZER: DROP})
-        before, (opened, _) = stamp_of(opened)[0], without_optimizers(opened, question)
-        route = find_route(
-            opened.index, side_reader(opened), before, question, applied, States(opened)
+        return comparison.verify_output(
+            opened,
+            made,
+            question,
+            budget=budget,
+            share=share,
+            seed=seed,
+            threads=threads,
+            progress=progress,
+            inform=inform,
         )
-        notes += [*route.remarks, *(d.message for d in route.warnings if d.code == "M518")]
-        walk = walk_for(opened, route, os.path.isdir(made.path))
-        composition = compose_for(opened, route, question, walk, programs=True, prove=False)
-        differences = spec_differences(composition, made)
-        wrong = {d["key"] for d in differences}
-        programs = {
-            key: program for key, program in composition.programs.items() if key not in wrong
-        }
-        if made.index.tree is not None:
-            programs.update((key, Read(key)) for key in opened.index.passed_through)
-        both = whole(opened), whole(made)
-        chosen = None if share is None else spotcheck.choose(programs, *both, share, seed)
-        work = Recomputation(programs, *both, budget, chosen)
-        if inform is not None:
-            inform(work.announced(threads, spotcheck.estimate(work, threads)))
-        if chosen is None:
-            for one in (opened, made):
-                check_all(one)
-        near: list[dict[str, str]] = []
-        for found in work.run(threads, progress):
-            first = "" if found.index is None else f", first at {list(found.index)}"
-            (near if found.what == "near" else differences).append(
-                {"key": found.key, "what": f"{found.detail}{first}"}
-            )
-        unread, unlooked = unread_outcome(opened, made, "opaque" in question.allow)
-        if chosen is not None:
-            unlooked += spotcheck.unlooked(
-                chosen, programs, both[1], any(one.index.sums() for one in both)
-            )
-        differences += side_differences(opened, made, walk.sides) + unread
-        differences += item_differences(opened, made, bool(route.legs)) + forms.made_differences(
-            opened, composition, made
-        )
-        opened.check_unchanged()
-        return {
-            "format_version": FORMAT_VERSION,
-            "kind": "verification",
-            "path": made.path,
-            "source": opened.path,
-            "equal": not differences,
-            "tensors": len(composition.graph.outputs),
-            "bytes": made.index.nbytes,
-            "memory": work.memory(threads),
-            "sample": None if chosen is None else chosen.to_json(both[1]),
-            "differences": differences,
-            "near": near,
-            "not_compared": [one.to_json() for one in unlooked],
-            "notes": notes,
-        }
     finally:
         opened.close()
         made.close()
@@ -502,67 +573,58 @@ def diff(
     progress: Progress | None = None,
     at: str | None = None,
     tensors_only: bool = False,
-) -> dict[str, Any]:
-    """Where two checkpoints differ: keys, specs, element bytes, side files, values. Stamps and
-    header spacing do not count.
+) -> DiffReport:
+    """Compare two checkpoints: keys, specs, element bytes, side files and values, but no stamps.
 
-    `not_compared` in the answer lists what was not looked at. `tensors_only` looks at tensors and
-    at nothing beside them.
+    Args:
+        a: A checkpoint.
+        b: Another one.
+        allow: Permissions, "links" and "opaque". Default: none.
+        progress: Called with the bytes that are done and the bytes in all. Default: nothing is
+            called.
+        at: The dict of a nested checkpoint that rules work on, as a path such as
+            `model.state_dict`. Default: found by itself.
+        tensors_only: Compare tensors and nothing beside them. Default: False.
+
+    Returns:
+        A `DiffReport`; `not_compared` lists what was not looked at.
+
+    Raises:
+        MigrateError: M115 for wrong arguments, M9xx where a checkpoint cannot be read.
+
+    Example:
+        >>> migrate.diff("old", "back").equal
+        True
     """
-    from .running import forms
-    from .running.diff import diff as compare
+    from .running.comparison import compare_checkpoints
 
     question = ask((), (), (), None, allow, at=at)
     one, other = _opened("a", a, question), _opened("b", b, question)
     try:
-        found = compare(whole(one), whole(other), progress=progress)
-        side: list[dict[str, str]] = []
-        others: list[dict[str, str]] = []
-        notes: list[str] = []
-        if tensors_only:
-            unlooked = [Unlooked(what, "only tensors were asked for") for what in TENSORS_ONLY]
-        else:
-            unread, notes = unread_differences(one, other)
-            side = side_differences(one, other, SideFiles(side_reader(one)))
-            others = [*item_differences(one, other), *forms.differences(one, other), *unread]
-            unlooked = not_compared(one, other)
-        return {
-            "format_version": FORMAT_VERSION,
-            "kind": "difference",
-            "a": one.path,
-            "b": other.path,
-            "equal": found.equal and not (side or others),
-            "tensors_equal": found.equal,
-            "tensors": len(one.index.tensors),
-            "bytes": one.index.nbytes,
-            "only_a": list(found.only_a),
-            "only_b": list(found.only_b),
-            "specs": [{"key": k, "a": str(x), "b": str(y)} for k, x, y in found.specs],
-            "bytes_differ": [
-                {
-                    "key": d.key,
-                    "index": list(d.index),
-                    "count": d.count,
-                    "max_abs_error": _number(d.max_abs_error),
-                    "sqnr_db": _number(d.sqnr_db),
-                }
-                for d in found.bytes
-            ],
-            "side_files": [d["what"] for d in side],
-            "others": [d["what"] for d in others],
-            "not_compared": [one.to_json() for one in unlooked],
-            "notes": notes,
-        }
+        return compare_checkpoints(one, other, progress, tensors_only=tensors_only)
     finally:
         one.close()
         other.close()
 
 
-def _number(value: float | None) -> float | None:
-    """A float that JSON can hold."""
-    return value if value is not None and math.isfinite(value) else None
-
-
+@overload
+def history(
+    path: None = None,
+    *,
+    lineage: str | None = None,
+    rules: Iterable[PathLike] = (),
+    allow: Iterable[str] = (),
+    at: str | None = None,
+) -> LineagesReport: ...
+@overload
+def history(
+    path: PathLike,
+    *,
+    lineage: str | None = None,
+    rules: Iterable[PathLike] = (),
+    allow: Iterable[str] = (),
+    at: str | None = None,
+) -> HistoryReport: ...
 @guarded
 def history(
     path: PathLike | None = None,
@@ -571,48 +633,38 @@ def history(
     rules: Iterable[PathLike] = (),
     allow: Iterable[str] = (),
     at: str | None = None,
-) -> dict[str, Any]:
-    """What the stamp of a checkpoint says was applied; without a path, the known lineages with
-    layouts and edges.
+) -> HistoryReport | LineagesReport:
+    """Read from its stamp what was applied to a checkpoint, or list the known lineages.
+
+    Args:
+        path: A checkpoint. Default: None.
+        lineage: The only lineage to tell of. Default: None, all.
+        rules: Folders of lineages that are searched first. Default: none.
+        allow: Permissions: "links", "opaque". Default: none.
+        at: The dict of a nested checkpoint that rules work on, as a path such as
+            `model.state_dict`. Default: found by itself.
+
+    Returns:
+        A `HistoryReport`; without a path a `LineagesReport`.
+
+    Raises:
+        MigrateError: M507 for a lineage that is not known, M9xx where the checkpoint cannot be
+            read.
+
+    Example:
+        >>> [edge.to for edge in migrate.history("new").applied]
+        ['v5']
     """
+    from .running.inspection import describe_history
+
     question = ask((), (), rules, None, allow, at=at)
     if path is None:
-        return {
-            "format_version": FORMAT_VERSION,
-            "kind": "lineages",
-            "lineages": known_lineages(question.rules, lineage),
-        }
+        return LineagesReport.of(
+            lineages=known_lineages(question.rules, lineage),
+        )
     source = _opened("path", path, question)
     try:
-        index_hash = source.index.hash()
-        stamp, notes = stamps.read(source.history, index_hash)
-        if lineage is not None and lineage not in {
-            *stamp.layouts,
-            *(e["lineage"] for e in stamp.applied),
-        }:
-            known_lineages(question.rules, lineage)  # M507 if there is none of this name
-        found = layouts_of(
-            source.index, side_reader(source), question.rules, stamp.layouts, States(source)
-        )
-        standing = {
-            entry["lineage"]: entry["layout"]
-            for entry in found
-            if lineage in (None, entry["lineage"])
-        }
-        applied = [dict(e) for e in stamp.applied if lineage in (None, e["lineage"])]
-        return {
-            "format_version": FORMAT_VERSION,
-            "kind": "history",
-            "path": source.path,
-            "output": index_hash,
-            "layouts": dict(stamp.layouts),
-            "standing": standing,
-            "lineages": [row for name in standing for row in known_lineages(question.rules, name)],
-            "applied": applied,
-            "notes": notes
-            if source.history is not None
-            else ["no stamp: nothing was applied by migrate"],
-        }
+        return describe_history(source, question, lineage)
     finally:
         source.close()
 
@@ -626,13 +678,29 @@ def lint(
     index: PathLike | None = None,
     allow: Iterable[str] = (),
     at: str | None = None,
-) -> dict[str, Any]:
-    """What can be said against rule files and layouts, by line; without `paths`, those in `./rules`
-    or those that are shipped.
+) -> LintReport:
+    """Check rule files and layouts without running them.
 
-    `select` and `ignore` hold codes or names of findings. `index` is a checkpoint whose headers the
-    rules are held against, `at` the dict in it that they work on.
-    The answer's `exit` is 0, 1 where something is found, and 2 where a file cannot be loaded.
+    Args:
+        paths: Rule files or folders. Default: none: those in `./rules`, else those that ship with
+            migrate.
+        select: Codes or names of the only findings that are wanted. Default: all.
+        ignore: Codes or names of findings to leave out. Default: none.
+        index: A checkpoint whose headers the rules are held against. Default: None.
+        allow: Permissions to open that checkpoint: "links", "opaque". Default: none.
+        at: The dict of a nested checkpoint that rules work on, as a path such as
+            `model.state_dict`. Default: found by itself.
+
+    Returns:
+        A `LintReport`: its `exit` is 0, 1 with findings, and 2 where a file cannot be loaded.
+
+    Raises:
+        MigrateError: M115 for wrong arguments, M9xx where `index` cannot be read. What is wrong
+            with rule files is in the report.
+
+    Example:
+        >>> migrate.lint("rename.yaml", ignore=["M608", "M610", "M622"]).exit
+        0
     """
     from .lints.findings import lint as find
 
@@ -654,14 +722,12 @@ def lint(
             source.close()
     broken = any(d.severity == "error" for d in found.problems)
     diagnostics = [*found.problems, *found.findings]
-    return {
-        "format_version": FORMAT_VERSION,
-        "kind": "lint",
-        "exit": 2 if broken else 1 if diagnostics else 0,
-        "files": list(found.files),
-        "suppressed": found.suppressed,
-        "diagnostics": [d.to_json() for d in diagnostics],
-    }
+    return LintReport.of(
+        exit=2 if broken else 1 if diagnostics else 0,
+        files=list(found.files),
+        suppressed=found.suppressed,
+        diagnostics=[d.to_json() for d in diagnostics],
+    )
 
 
 def _opened(
@@ -681,14 +747,3 @@ def _opened(
         if isinstance(path, Mapping) or is_module(path):
             return opened(path, meta=meta, wrapped=wrapped)
     return formats.open(path_text(name, path), "links" in question.allow, question.at)
-
-
-def _applied_after(source: Source, stamp: stamps.Stamp) -> Sequence[Mapping[str, Any]]:
-    """The edges that the stamp of an output has beyond its source's: those that made the one of the
-    other.
-    """
-    index_hash = source.index.hash()
-    for position, entry in enumerate(stamp.applied):
-        if entry["source"] == index_hash:
-            return stamp.applied[position:]
-    return ()

@@ -44,7 +44,7 @@ def test_every_verb_takes_the_same_question(name: str) -> None:
 
 def test_the_verbs_there_and_back_again(tmp_path: Path) -> None:
     new, back = tmp_path / "new", tmp_path / "back"
-    assert [f"{x['lineage']}@{x['layout']}" for x in migrate.inspect(HUB)["layouts"]] == [
+    assert [f"{x['lineage']}@{x['layout']}" for x in migrate.inspect(HUB).to_json()["layouts"]] == [
         "hf-mixtral@v4"
     ]
     plan = migrate.plan(HUB, to="hf-mixtral@v5")
@@ -55,16 +55,19 @@ def test_the_verbs_there_and_back_again(tmp_path: Path) -> None:
     published = migrate.apply(
         HUB, new, to=["hf-mixtral@v5"], progress=lambda done, total: seen.append((done, total))
     )
-    assert published["digest"] == plan.digest
+    assert published.digest == plan.digest
     assert seen[-1][0] == seen[-1][1] == (new / "model.safetensors").stat().st_size
     assert contents(new) == contents(V5)
-    assert migrate.verify(new, source=HUB)["equal"] is True
-    assert migrate.history(new)["layouts"] == {"hf-mixtral": "v5"}
-    assert {x["name"] for x in migrate.history()["lineages"]} >= {"hf-mixtral", "te-grouped-bias"}
+    assert migrate.verify(new, source=HUB).equal is True
+    assert migrate.history(new).to_json()["layouts"] == {"hf-mixtral": "v5"}
+    assert {x["name"] for x in migrate.history().to_json()["lineages"]} >= {
+        "hf-mixtral",
+        "te-grouped-bias",
+    }
     assert migrate.plan(new, backwards=True).document["path"][0]["backwards"] is True
     migrate.downgrade(new, back)
-    assert migrate.diff(back, HUB)["equal"] is True
-    assert migrate.diff(back, new)["equal"] is False
+    assert migrate.diff(back, HUB).equal is True
+    assert migrate.diff(back, new).equal is False
     migrate.apply(tmp_path / "plan.json", tmp_path / "planned")
     assert contents(tmp_path / "planned") == contents(new)
 
@@ -123,7 +126,7 @@ def test_tied_tensors_are_reported_where_a_file_cannot_hold_ties(tmp_path: Path)
     state = load(HUB)
     state["lm_head.weight"] = state["model.embed_tokens.weight"]
     published = migrate.apply(state, tmp_path / "new", to="hf-mixtral@v5")
-    assert any("memory with another one" in note for note in published["notes"])
+    assert any("memory with another one" in note for note in published.to_json()["notes"])
     made = contents(tmp_path / "new")
     assert made["lm_head.weight"] == made["model.embed_tokens.weight"]
 
@@ -186,5 +189,5 @@ def test_an_error_carries_diagnostics_and_an_exit_status(
 
 def test_a_checkpoint_of_a_small_model_is_a_checkpoint(tmp_path: Path) -> None:
     source = safetensors(tmp_path / "old.safetensors", mixtral())
-    assert migrate.inspect(source)["tensors"] == len(mixtral())
-    assert len(migrate.inspect(source, expand=True)["keys"]) == len(mixtral())
+    assert migrate.inspect(source).tensors == len(mixtral())
+    assert len(migrate.inspect(source, expand=True).to_json()["keys"]) == len(mixtral())

@@ -106,8 +106,8 @@ def execute(
     no output, unless `if_needed`.
     """
     if dry_run:
-        document = call(checkpoint, output, params=params(assignments), dry_run=True, **arguments)
-        render.emit(document, form, render.plan)
+        plan = call(checkpoint, output, params=params(assignments), dry_run=True, **arguments)
+        render.emit(plan.to_json(), form, render.plan)
         return 0
     if output is None:
         raise click.UsageError("Missing option '-o' / '--output'.", click.get_current_context())
@@ -125,7 +125,7 @@ def execute(
                 fsync=not no_fsync,
                 progress=progress.update,
                 **arguments,
-            )
+            ).to_json()
     except KeyboardInterrupt:
         raise click.Abort(_interrupted(output, stood)) from None
     click.get_current_context().obj.published = document["path"]

@@ -52,7 +52,7 @@ def command(
     with Progress("comparing", silent) as progress:
         document = api.diff(
             a, b, allow=allow, at=at, tensors_only=tensors_only, progress=progress.update
-        )
+        ).to_json()
     render.emit(document, form, render.difference)
     return 0 if document["equal"] else 1
 

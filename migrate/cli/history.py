@@ -40,7 +40,7 @@ def command(
     """
     from .. import api
 
-    document = api.history(checkpoint, lineage=lineage, rules=rules, allow=allow, at=at)
+    document = api.history(checkpoint, lineage=lineage, rules=rules, allow=allow, at=at).to_json()
     render.emit(document, form, render.history)
 
 

@@ -56,7 +56,7 @@ def command(
 
     document = api.inspect(
         checkpoint, rules=rules, params=params(assignments), allow=allow, expand=expand, at=at
-    )
+    ).to_json()
     render.emit(document, form, render.inspection)
 
 

@@ -68,7 +68,9 @@ def command(
     """
     from .. import api
 
-    document = api.lint(paths, select=select, ignore=ignore, index=index, allow=allow, at=at)
+    document = api.lint(
+        paths, select=select, ignore=ignore, index=index, allow=allow, at=at
+    ).to_json()
     if form == "json":
         click.echo(json.dumps(document, indent=1))
     elif form == "github":

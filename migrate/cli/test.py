@@ -36,7 +36,7 @@ def command(paths: tuple[str, ...], select: str, specs: bool, fail_fast: bool, f
     """
     from .. import api
 
-    document = api.test(paths, select=select, specs=specs, fail_fast=fail_fast)
+    document = api.test(paths, select=select, specs=specs, fail_fast=fail_fast).to_json()
     render.emit(document, form, text)
     return 0 if document["passed"] else 1
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from . import render
 from .options import as_json, params, question, quiet
 from .progress import Progress
+
+if TYPE_CHECKING:
+    from ..results import VerifyEstimate
 
 
 @click.command()
@@ -57,9 +60,9 @@ def command(
     """
     from .. import api
 
-    def announce(found: dict[str, Any]) -> None:
+    def announce(estimate: VerifyEstimate) -> None:
         if not silent:
-            click.echo(render.announcement(found), err=True)
+            click.echo(render.announcement(estimate.to_json()), err=True)
 
     with Progress("verifying", silent) as progress:
         document = api.verify(
@@ -69,7 +72,7 @@ def command(
             progress=progress.update,
             inform=announce,
             **arguments,
-        )
+        ).to_json()
     render.emit(document, form, render.verification)
     return 0 if document["equal"] else 1
 

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..core.diagnostics import printable
 from ..core.errors import CheckpointError
 from ..core.spec import Spec, spec
-from ..source.tree import is_state
+from ..source.nesting import is_state
 from .objects import objects
 
 if TYPE_CHECKING:
-    from ..source.blobs import Stored
-    from ..source.index import Source
+    from ..source.index import Source, Stored
 
 # how many states are looked at; the others are of the same release
 MOST = 256
@@ -66,7 +65,7 @@ class Age(NamedTuple):
     """
 
     releases: Range | None
-    evidence: str
+    found: str
 
 
 class States:

@@ -13,19 +13,10 @@ from math import isfinite
 from typing import Any, NamedTuple
 
 from ..core.diagnostics import printable
-from ._reference import Reference
-from ._storages import StoredState
-from .decode import examine
-from .record import (
-    BOOKKEEPING,
-    CUSTOM,
-    DELAYED,
-    LOCAL_RECIPES,
-    OBJECTS,
-    Recipe,
-    ScalingState,
-    StateRecord,
-)
+from ._storages import Held
+from ._twins import Twins
+from .decode import examined
+from .record import BOOKKEEPING, CUSTOM, DELAYED, LOCAL_RECIPES, OBJECTS, Recipe, Record, State
 
 STATELESS, LEGACY, UNKNOWN = "stateless", "legacy", "unknown"
 # what is asked of the user first, where the modes of an operation differ
@@ -39,14 +30,14 @@ __all__ = [
     "STATELESS",
     "UNKNOWN",
     "Judged",
-    "StateVerdict",
+    "Verdict",
     "judge",
     "judged",
     "oddities",
 ]
 
 
-class StateVerdict(NamedTuple):
+class Verdict(NamedTuple):
     """`sort` is "stateless", "delayed", "legacy" or "unknown"; `why` says what in the record makes
     it that.
     """
@@ -55,49 +46,45 @@ class StateVerdict(NamedTuple):
     why: str
 
 
-def judge(record: StateRecord) -> StateVerdict:
+def judge(record: Record) -> Verdict:
     """The verdict on a record: that of its most demanding mode."""
     found = [_judge(state, mode) for mode, state in record.states.items() if state is not None]
     return min(
-        found,
-        key=lambda v: _ORDER.index(v.sort),
-        default=StateVerdict(STATELESS, "it holds nothing"),
+        found, key=lambda v: _ORDER.index(v.sort), default=Verdict(STATELESS, "it holds nothing")
     )
 
 
-def _judge(state: ScalingState, mode: str) -> StateVerdict:
+def _judge(state: State, mode: str) -> Verdict:
     where = f" ({mode})" if mode else ""
     if state.scaling:
-        return StateVerdict(DELAYED, f"it keeps {', '.join(state.scaling)}{where}")
+        return Verdict(DELAYED, f"it keeps {', '.join(state.scaling)}{where}")
     delayed = next((r for r in state.recipes() if r.sort == DELAYED), None)
     if delayed is not None:
         inside = "" if delayed is state.recipe else f" in {printable(_place(state))}"
-        return StateVerdict(DELAYED, f"its recipe{inside} is {delayed.name}{where}")
+        return Verdict(DELAYED, f"its recipe{inside} is {delayed.name}{where}")
     if state.recipe is None:
         if not (state.tensors or state.extras or state.buffers):
-            return StateVerdict(STATELESS, f"it holds nothing{where}")
+            return Verdict(STATELESS, f"it holds nothing{where}")
         held = [*state.tensors, *state.buffers, *(["extra_fp8_variables"] if state.extras else [])]
-        return StateVerdict(
-            LEGACY, f"it has neither a recipe nor scales, only {', '.join(held)}{where}"
-        )
+        return Verdict(LEGACY, f"it has neither a recipe nor scales, only {', '.join(held)}{where}")
     if state.tensors or state.buffers:
         held = [*state.tensors, *state.buffers]
-        return StateVerdict(
+        return Verdict(
             UNKNOWN,
             f"its recipe is {state.recipe.name}, which keeps nothing, and it keeps "
             f"{', '.join(held)}{where}",
         )
     odd = next((name for name, value in state.extras.items() if not _is_plain(name, value)), None)
     if odd is not None:
-        return StateVerdict(
+        return Verdict(
             UNKNOWN,
             f"beside its recipe {state.recipe.name} it keeps {printable(odd)}, which may be "
             f"state{where}",
         )
     local = next((r for r in state.recipes() if r.sort == CUSTOM and r is not state.recipe), None)
     if local is not None:
-        return StateVerdict(UNKNOWN, f"it lists a custom recipe inside {state.recipe.name}{where}")
-    return StateVerdict(STATELESS, f"its recipe is {state.recipe.name}{where}")
+        return Verdict(UNKNOWN, f"it lists a custom recipe inside {state.recipe.name}{where}")
+    return Verdict(STATELESS, f"its recipe is {state.recipe.name}{where}")
 
 
 def _is_plain(name: str, value: Any) -> bool:
@@ -107,13 +94,13 @@ def _is_plain(name: str, value: Any) -> bool:
     return type(value) is BOOKKEEPING.get(name)
 
 
-def _place(state: ScalingState) -> str:
+def _place(state: State) -> str:
     return next(
         (name for name, value in state.extras.items() if type(value) is list), "extra_fp8_variables"
     )
 
 
-def oddities(record: StateRecord) -> tuple[str, ...]:
+def oddities(record: Record) -> tuple[str, ...]:
     """What is odd about the numbers of a state: nobody trains on with scales that are not positive,
     or with infinities.
     """
@@ -147,8 +134,8 @@ class Judged(NamedTuple):
     magnitudes it holds, nothing for other numbers; None where a storage is not that of one tensor.
     """
 
-    verdict: StateVerdict
-    like: StateRecord
+    verdict: Verdict
+    like: Record
     odd: tuple[str, ...] = ()
     labels: tuple[str, ...] | None = ()
 
@@ -167,12 +154,12 @@ def judged(payload: bytes, name: str) -> Judged:
     if twin is not None:
         known, runs = twin
         odd = (
-            oddities(examine(payload, name)[0])
+            oddities(examined(payload, name)[0])
             if known.labels is None
             else _oddities(payload, runs, known.labels)
         )
         return known._replace(odd=odd) if odd else known
-    record, held = examine(payload, name)
+    record, held = examined(payload, name)
     found = Judged(judge(record), record, oddities(record), _labels(record, held))
     if held:
         _TWINS.add(payload, held, found._replace(odd=()))
@@ -181,7 +168,7 @@ def judged(payload: bytes, name: str) -> Judged:
     return found
 
 
-def _labels(record: StateRecord, held: Sequence[StoredState]) -> tuple[str, ...] | None:
+def _labels(record: Record, held: Sequence[Held]) -> tuple[str, ...] | None:
     labels: dict[int, str] = {}
     sizes = {id(one.stream): len(one.data) for one in held}
     for mode, state in record.states.items():
@@ -211,5 +198,5 @@ def _oddities(
 
 # states without tensors, and states with
 _EQUAL: dict[bytes, Judged] = {}
-_TWINS: Reference[Judged] = Reference()
+_TWINS: Twins[Judged] = Twins()
 _SHORT, _MOST_EQUAL = 4096, 256

@@ -18,13 +18,14 @@ from typing import Any, NoReturn
 
 from ..core.diagnostics import fail, printable
 from ..core.errors import CheckpointError
-from ..source.blobs import Blob, read_bytes
+from ..source.blobs import read as read_bytes
+from ..source.index import Blob
 from ..source.pickle.decoding import STORAGES
 from ..source.pickle.limits import ARCHIVE, EXTRA_STATE
-from ..source.pickle.machine import read_pickle
+from ..source.pickle.machine import read as read_pickle
 from ..source.pickle.nodes import ABSENT, Call, Dict, Global, Persistent, Set
 from ..source.pickle.tree import ITEMSIZE
-from ..source.zip_archive import ArchiveRecord
+from ._zip import Record
 
 MAGIC = 0x1950A86A20F9469CFC6C
 PROTOCOL = 1001
@@ -42,7 +43,7 @@ class Legacy:
     """
 
     value: Any
-    records: dict[str, ArchiveRecord]
+    records: dict[str, Record]
 
 
 def is_legacy(head: bytes) -> bool:
@@ -52,7 +53,7 @@ def is_legacy(head: bytes) -> bool:
     return head[:1] == b"\x80" and _MAGIC_BYTES in head[2:32]
 
 
-def read_legacy(
+def read(
     blob: Blob, *, start: int = 0, size: int | None = None, label: str | None = None
 ) -> Legacy:
     """The legacy file in `size` bytes of `blob` from `start` on (by default all of it); offsets
@@ -68,7 +69,7 @@ def read_legacy(
     label = label or printable(blob.name)
     value, keys, at = _pickles(blob, start, end, label)
     described = _storages(value, label)
-    records: dict[str, ArchiveRecord] = {}
+    records: dict[str, Record] = {}
     for key in keys:
         if key in records or key not in described:
             _bad(
@@ -92,7 +93,7 @@ def read_legacy(
                 f"{label}: storage {printable(key)} at {at} is cut off: {nbytes} bytes, and the "
                 f"file ends at {end}"
             )
-        records[key] = ArchiveRecord(key, at + 8, nbytes, None)
+        records[key] = Record(key, at + 8, nbytes, None)
         at += 8 + nbytes
     if missing := described.keys() - records.keys():
         _bad(f"{label}: storage {printable(min(missing))} is used and not in the file")

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 from ..core import view
 from ..core.view import View
-from ..ops.base import Op, ValueOp, axis
+from ..ops._axes import axis
+from ..ops._op import Op, ValueOp
 from ..rules.compiled import ROLE, CompiledStep, DirectedRule
 
 _AXIS = re.compile(r"[^\W\d]\w*")

@@ -25,6 +25,7 @@ from ..extra_state.age import States
 from ..formats import memory
 from ..planning.question import PathLike, Question, ask
 from ..planning.route import apart, files_of, find_route, lineages_of
+from ..results import StateDictReport
 from ..rules import params as parameters
 from ..rules.lineage import mixes
 from ..running import limits
@@ -78,27 +79,59 @@ def attach(
     allow: Iterable[str] = (),
     device: Any = "cpu",
     max_memory: int | str = "1GB",
-    inform: Callable[[dict[str, Any]], None] | None = None,
+    inform: Callable[[StateDictReport], None] | None = None,
 ) -> Handle:
-    """Lets `model.load_state_dict` take state dicts of other layouts: they are migrated to `to` (or
-    by `rules`) on the way in.
+    """Let `model.load_state_dict` take state dicts of other layouts, migrated on the way in.
 
     A dict whose keys and shapes fit the module, all or a part of them, passes untouched; so a
     layout that differs by neither is migrated by `migrate_state_dict` only. A dict whose layout is
     recognised but cannot be migrated is refused with diagnostics in the error that
     `load_state_dict` raises, and nothing of the module is changed; with any other, torch decides.
-    Values are made as torch copies them, computed on `device`, one at a time; `assign=True` needs
-    all at once. The caller's dict and its tensors are never changed. Versions in its `_metadata`
-    count for modules that keep their names; torch itself notes `assign=True` there, and goes by
-    that when the same dict is loaded again.
+    Values are made as torch copies them, one at a time; `assign=True` needs all at once. The
+    caller's dict and its tensors are never changed. Versions in its `_metadata` count for modules
+    that keep their names; torch itself notes `assign=True` there, and goes by that when the same
+    dict is loaded again.
 
     A model that is loaded as a part of a larger one is checked when torch comes to it: what stands
     before it is written by then. Modules that override `_load_from_state_dict`, and those with
     hooks of others, judge for themselves which names they take.
 
-    `inform` is called with what there is to say of each migrated load. What is wrong with the
-    question is raised here. Attaching the same question again is once, with the newest of the other
-    arguments; M115 for another question on the same module.
+    Args:
+        model: The module.
+        to: Layouts to reach, as `LINEAGE@LAYOUT`, one or several. Default: none; `rules` then say
+            what is done.
+        from_: Layouts that the checkpoint is in. Default: none; its stamp, else its keys, shapes
+            and `config.json` say it.
+        rules: Rule files, applied as they are, or one folder of lineages that is searched first.
+            Default: none.
+        params: Values of the rules' params, by name. Default: none; they are read from the
+            checkpoint.
+        allow: Permissions, such as "lossy" or "drop". Default: none, so that whatever would lose
+            something is refused.
+        device: Where values are computed, a torch device or its name. Default: "cpu".
+        max_memory: Bytes for tensors that are computed or transposed, also as text ("4GB").
+            Default: 1 GB.
+        inform: Called with a `StateDictReport` after each migrated load. Default: nothing is
+            called.
+
+    Returns:
+        A `Handle`, whose `remove()` takes the hook off. To attach the same request again changes
+        the other arguments and adds no second hook.
+
+    Raises:
+        MigrateError: M115 for wrong arguments and for another request on the same module, M5xx and
+            M1xx for layouts and rules.
+
+    Example:
+        >>> class Model(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.norm = torch.nn.LayerNorm(4, bias=False)
+        >>> model = Model()
+        >>> handle = migrate.attach(model, rules="rename.yaml")
+        >>> model.load_state_dict({"model.norm.weight": torch.ones(4)})
+        <All keys matched successfully>
+        >>> handle.remove()
     """
     import torch
 
@@ -162,7 +195,7 @@ def _is_stateful(question: Question) -> bool:
 class _Settings(NamedTuple):
     device: Any
     max_memory: int
-    inform: Callable[[dict[str, Any]], None] | None
+    inform: Callable[[StateDictReport], None] | None
 
 
 class _NotOursError(Exception):
@@ -493,7 +526,7 @@ class _Hook:
     def _tell(
         self, outputs: Outputs, read: int, made: int, notes: Sequence[str], call: _Call
     ) -> None:
-        said = outputs.migration.said()
+        said = outputs.migration.describe()
         steps = ", ".join(
             f"{step['lineage']} {step['from']} -> {step['to']}" for step in said["steps"]
         )
@@ -501,7 +534,8 @@ class _Hook:
         log.info("migrated %s: %s from %s%s", steps, plural(made, "tensor"), f"{read:,}", at_once)
         if self.settings.inform is not None:
             said["notes"] = [*said["notes"], *notes]
-            self.settings.inform({**said, "tensors": {"read": read, "made": made}})
+            tensors = {"read": read, "made": made}
+            self.settings.inform(StateDictReport.of(**said, tensors=tensors))
 
 
 def _shown(diagnostic: Diagnostic, prefix: str) -> str:

@@ -25,6 +25,7 @@ from ..extra_state.age import States
 from ..planning.graph import Tensor, Value, calls
 from ..planning.question import OUTPUT_FORMATS, PathLike, Question, ask, path_text
 from ..planning.route import known_lineages, layouts_of
+from ..results import LoadReport
 from ..running import limits, sums
 from ..running.checks import equal
 from ..running.device import place as device_of
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from ..source.pickle.tree import TensorRecord
     from .migration import Migration
 
-FORMAT_VERSION = "1.0"
 GATHER = (
     "gather the state dict first: `get_model_state_dict` of "
     "torch.distributed.checkpoint.state_dict with full_state_dict=True"
@@ -71,16 +71,51 @@ def load(
     max_memory: int | str = "1GB",
     threads: int = 2,
     progress: Progress | None = None,
-) -> dict[str, Any]:
-    """Streams a checkpoint, or a state dict, into the module, migrated on the way; answers with
-    what was done.
+) -> LoadReport:
+    """Stream a checkpoint, or a state dict, into a live module, migrated on the way.
 
     Whichever way leads to the layout `to` is taken; without `to` and `rules` the checkpoint is
     loaded as it is. Parameters keep their dtype: what holds every value is cast, what rounds needs
-    `allow="lossy"`. Tensors on the meta device are made on `device`, by default where the others
-    are. Raises all problems before anything changes (M960, M961, M963); if it stops in the middle,
-    M965 says what was written. `strict=False` permits names without a partner, which the answer
-    lists. A `config` of the module stands in for the `config.json` of a checkpoint that has none.
+    `allow="lossy"`. A `config` of the module stands in for the `config.json` of a checkpoint that
+    has none. Problems are raised before anything changes.
+
+    Args:
+        model: The module that is filled.
+        path: A checkpoint, or a state dict.
+        to: Layouts to reach, as `LINEAGE@LAYOUT`, one or several. Default: none; `rules` then say
+            what is done.
+        from_: Layouts that the checkpoint is in. Default: none; its stamp, else its keys, shapes
+            and `config.json` say it.
+        rules: Rule files, applied as they are, or one folder of lineages that is searched first.
+            Default: none.
+        params: Values of the rules' params, by name. Default: none; they are read from the
+            checkpoint.
+        allow: Permissions, such as "lossy" or "drop". Default: none, so that whatever would lose
+            something is refused.
+        at: The dict of a nested checkpoint that rules work on, as a path such as
+            `model.state_dict`. Default: found by itself.
+        strict: Refuse names without a partner; False lists them in the report. Default: True.
+        device: Where tensors of the meta device are made. Default: None, where the others are.
+        max_memory: Bytes for tensors that are computed or transposed, also as text ("4GB").
+            Default: 1 GB.
+        threads: Tensors that are read at a time, 1 to 64. Default: 2.
+        progress: Called with the bytes that are done and the bytes in all. Default: nothing is
+            called.
+
+    Returns:
+        A `LoadReport`.
+
+    Raises:
+        MigrateError: What `plan` raises, M960, M961 and M963 where module and checkpoint do not
+            fit, and M965 if it stops in the middle, with what was written.
+
+    Example:
+        >>> class Model(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.norm = torch.nn.LayerNorm(4, bias=False)
+        >>> migrate.load(Model(), {"model.norm.weight": torch.ones(4)}, rules="rename.yaml").tensors
+        1
     """
     question = asked(to, from_, rules, params, allow, at)
     budget = limits.memory(max_memory)
@@ -112,12 +147,43 @@ def convert_module(
     max_memory: int | str = "1GB",
     threads: int = 2,
     progress: Progress | None = None,
-) -> dict[str, Any]:
-    """Moves the state of one live module into another of the new layout, tensor by tensor; `old` is
-    not changed.
+) -> LoadReport:
+    """Move the state of one live module into another of a new layout, tensor by tensor.
 
-    The answer and all arguments are those of `load`. M916 for a module on the meta device, which
-    holds nothing.
+    `old` is not changed.
+
+    Args:
+        old: The module that is read.
+        new: The module that is filled.
+        to: Layouts to reach, as `LINEAGE@LAYOUT`, one or several. Default: none; `rules` then say
+            what is done.
+        from_: Layouts that the checkpoint is in. Default: none; its stamp, else its keys, shapes
+            and `config.json` say it.
+        rules: Rule files, applied as they are, or one folder of lineages that is searched first.
+            Default: none.
+        params: Values of the rules' params, by name. Default: none; they are read from the
+            checkpoint.
+        allow: Permissions, such as "lossy" or "drop". Default: none, so that whatever would lose
+            something is refused.
+        strict: Refuse names without a partner; False lists them in the report. Default: True.
+        device: Where tensors of the meta device are made. Default: None, where the others are.
+        max_memory: Bytes for tensors that are computed or transposed, also as text ("4GB").
+            Default: 1 GB.
+        threads: Tensors that are written at a time, 1 to 64. Default: 2.
+        progress: Called with the bytes that are done and the bytes in all. Default: nothing is
+            called.
+
+    Returns:
+        A `LoadReport`.
+
+    Raises:
+        MigrateError: What `load` raises, and M916 for a module on the meta device, which holds
+            nothing.
+
+    Example:
+        >>> old, new = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+        >>> migrate.convert_module(old, new).tensors
+        2
     """
     for name, given in (("old", old), ("new", new)):
         if not modules.is_module(given):
@@ -141,7 +207,7 @@ def _loaded(
     budget: int,
     threads: int,
     progress: Progress | None,
-) -> dict[str, Any]:
+) -> LoadReport:
     """What `_Load` answers with; where the checkpoint does not fit and no goal was named, M960 says
     which goal it would fit with.
     """
@@ -302,7 +368,7 @@ class _Load:
         self.others = _others(self.migration, source)
         self.allow = question.allow
 
-    def run(self, threads: int, progress: Progress | None) -> dict[str, Any]:
+    def run(self, threads: int, progress: Progress | None) -> LoadReport:
         found = self.fitted()
         jobs = self._jobs(found)
         self._refuse_own(jobs)
@@ -316,28 +382,26 @@ class _Load:
         filling = Filling(self.outputs, self.targets, self.budget, progress)
         written = filling.run(jobs, threads, self._finish(found, values))
         specs = self.outputs.specs
-        said = self.migration.said()
+        said = self.migration.describe()
         notes = [*self.source.index.notes, *said["notes"], *self.notes, *found.notes]
-        return {
-            "format_version": FORMAT_VERSION,
-            "kind": "loaded",
-            "source": self.source.path,
-            "format": self.source.format,
-            "steps": said["steps"],
-            "layouts": said["layouts"],
-            "params": said["params"],
-            "tensors": len(jobs),
-            "bytes_written": written,
-            "missing": [self.slots[key].plain for key in found.missing],
-            "unexpected": list(found.unexpected),
-            "left_on_meta": self.targets.left(),
-            "losses": said["losses"],
-            "notes": list(dict.fromkeys(notes)),
-            "warnings": said["warnings"],
-            "report": self.ledger.report(complete=True)
+        return LoadReport.of(
+            source=self.source.path,
+            format=self.source.format,
+            steps=said["steps"],
+            layouts=said["layouts"],
+            params=said["params"],
+            tensors=len(jobs),
+            bytes_written=written,
+            missing=[self.slots[key].plain for key in found.missing],
+            unexpected=list(found.unexpected),
+            left_on_meta=self.targets.left(),
+            losses=said["losses"],
+            notes=list(dict.fromkeys(notes)),
+            warnings=said["warnings"],
+            report=self.ledger.report(complete=True)
             if calls(graph.outputs[name] for name in specs)
             else None,
-        }
+        )
 
     def fitted(self) -> Fit:
         """What goes where. Raises all that speaks against it."""
@@ -485,7 +549,7 @@ class _Load:
         """The value that is no tensor which is called so now."""
         was = self.migration.names[self.others[name]]
         index = self.migration.index
-        outline = index.tree
+        outline = index.outline
         if outline is None:
             return index.items[was]
         several = len(outline.parts) > 1
@@ -505,7 +569,7 @@ class _Load:
         from ..formats import memory
 
         index = self.source.index
-        at = index.tensors.get(key) or index.passed_through[key]
+        at = index.tensors.get(key) or index.carried[key]
         made, buffers = memory.allocate({key: at.spec})
         if at.strides is not None:
             fail(
@@ -542,7 +606,7 @@ def _others(migration: Migration, source: Source) -> dict[str, str]:
     Files of ranks have each their own; where a module of one piece is loaded, those of the first
     rank count.
     """
-    outline = source.index.tree
+    outline = source.index.outline
     if outline is None or len(outline.parts) < 2:
         return {name: name for name in migration.names}
     several = any(rank_of(key) is not None for key in migration.composition.graph.outputs)

@@ -85,7 +85,7 @@ class Migration:
         index = replace(self.index, items=dict.fromkeys(self.index.items))
         return replace(self, index=index, composition=replace(self.composition, values=None))
 
-    def said(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """What a run into files would have in its answer, as far as it applies."""
         return {
             "steps": steps_of(self.composition),

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..core.diagnostics import fail, listed, printable
 from ..core.memory import guarded
 from ..planning.question import SUFFIXES, PathLike, Question, path_text
+from ..results import ApplyReport
 from ..running.job import write
 from . import module as modules
 from .load import GATHER, asked
@@ -39,14 +40,47 @@ def save(
     fsync: bool = True,
     resume: bool = False,
     progress: Callable[[int, int], None] | None = None,
-) -> dict[str, Any]:
-    """Writes a module to `path` in the layout `to`, an older one too, and answers with what was
-    published, as `apply` does.
+) -> ApplyReport:
+    """Write a live module to disk in any layout, an older one too.
 
-    The ending of `path` says the format, `.safetensors` or `.pt`; without one a folder is written,
-    with the module's `config`, if it has one, as the rules change it. Names are the model's own,
-    without the segments of DDP and torch.compile. Without `to` and `rules` the module is written as
-    it is. M916 for a module on the meta device.
+    A folder gets the module's `config`, if it has one, as the rules change it. Names are the
+    model's own, without the segments that DDP and torch.compile put into them.
+
+    Args:
+        model: The module.
+        path: The new checkpoint, which must not exist: one file by its ending (.safetensors, .pt,
+            .pth, .bin, .ckpt), else a folder.
+        to: Layouts to write, as `LINEAGE@LAYOUT`. Default: none; the module is written as it is.
+        from_: Layouts that the module is in. Default: none; its stamp, else its keys, shapes and
+            `config.json` say it.
+        rules: Rule files, applied as they are, or one folder of lineages that is searched first.
+            Default: none.
+        params: Values of the rules' params, by name. Default: none; they are read from the
+            checkpoint.
+        allow: Permissions, such as "lossy" or "drop". Default: none, so that whatever would lose
+            something is refused.
+        output_format: "safetensors" or "torch". Default: what the ending of the name says, else as
+            the source.
+        max_shard_size: Bytes of the largest output file, also as text ("500MB"). Default: 5 GB.
+        max_memory: Bytes for tensors that are computed or transposed, also as text ("4GB").
+            Default: 1 GB.
+        threads: Output files that are written at a time, 1 to 64. Default: 2.
+        fsync: Wait until the disk has everything; without it a power cut may lose the output.
+            Default: True.
+        resume: Continue what a killed or failed run left behind. Default: False.
+        progress: Called with the bytes that are done and the bytes in all. Default: nothing is
+            called.
+
+    Returns:
+        An `ApplyReport`.
+
+    Raises:
+        MigrateError: What `apply` raises, and M916 for a module on the meta device or with parts in
+            other processes.
+
+    Example:
+        >>> migrate.save(torch.nn.Linear(2, 2), "linear.safetensors").tensors
+        2
     """
     if not modules.is_module(model):
         fail(
@@ -56,7 +90,7 @@ def save(
         )
     ending = os.path.splitext(path_text("path", path))[1]
     question = asked(to, from_, rules, params, allow, None, output_format or SUFFIXES.get(ending))
-    return write(
+    report = write(
         lambda: _opened(model, question),
         path,
         question,
@@ -67,6 +101,7 @@ def save(
         resume=resume,
         progress=progress,
     )
+    return cast("ApplyReport", report)
 
 
 def _opened(model: torch.nn.Module, question: Question) -> MemorySource:

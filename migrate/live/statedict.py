@@ -16,6 +16,7 @@ from ..formats import memory
 from ..planning import optimizers
 from ..planning.names import follow_all
 from ..planning.question import PathLike, Question, ask
+from ..results import StateDictReport
 from ..running import limits
 from ..running.buffers import fill
 from ..running.device import CPU, Device, place
@@ -131,14 +132,43 @@ def migrate_state_dict(
     allow: Iterable[str] = (),
     device: Any = None,
     max_memory: int | str = "1GB",
-    inform: Callable[[dict[str, Any]], None] | None = None,
+    inform: Callable[[StateDictReport], None] | None = None,
 ) -> StateDict:
-    """The state dict in another layout, whichever way leads there, as a mapping that makes a value
-    when it is asked for it.
+    """View a state dict in another layout: a mapping that makes a value when it is asked for it.
 
-    Values are torch views where the layout allows it, the rest is made on access, on `device`, one
-    tensor at a time. The caller's dict, its tensors and its `_metadata` are never changed. Raises
-    what speaks against it, conditions on values among that. `inform` as in `apply`.
+    The caller's dict, its tensors and its `_metadata` are never changed.
+
+    Args:
+        state_dict: Tensors and other values, by key.
+        to: Layouts to reach, as `LINEAGE@LAYOUT`, one or several. Default: none; `rules` then say
+            what is done.
+        from_: Layouts that the checkpoint is in. Default: none; its stamp, else its keys, shapes
+            and `config.json` say it.
+        rules: Rule files, applied as they are, or one folder of lineages that is searched first.
+            Default: none.
+        params: Values of the rules' params, by name. Default: none; they are read from the
+            checkpoint.
+        allow: Permissions, such as "lossy" or "drop". Default: none, so that whatever would lose
+            something is refused.
+        device: Where the values are to be, a torch device or its name. Default: None: they stay
+            where they are, and are computed on the CPU.
+        max_memory: Bytes for tensors that are computed or transposed, also as text ("4GB").
+            Default: 1 GB.
+        inform: Called with a `StateDictReport` before anything is computed. Default: nothing is
+            called.
+
+    Returns:
+        A `StateDict`. Its values are the caller's own tensors where nothing happens to them, torch
+        views where the layout allows it, else new tensors, made on each access.
+
+    Raises:
+        MigrateError: What `plan` raises, conditions on values among that.
+
+    Example:
+        >>> old = {"model.norm.weight": torch.ones(4)}
+        >>> new = migrate.migrate_state_dict(old, rules="rename.yaml")
+        >>> new["norm.weight"] is old["model.norm.weight"]
+        True
     """
     where, compute = place(device)
     source = memory.open(state_dict, wrapped=True)
@@ -149,7 +179,7 @@ def migrate_state_dict(
     )
     outputs.require()
     if inform is not None:
-        inform(found.said())
+        inform(StateDictReport.of(**found.describe(), report=None))
     return StateDict(outputs, source, where, getattr(state_dict, "_metadata", None))
 
 
@@ -186,7 +216,7 @@ def migrated(
     question: Question,
     max_memory: int = MAX_MEMORY,
     device: Device = CPU,
-    inform: Callable[[dict[str, Any]], None] | None = None,
+    inform: Callable[[StateDictReport], None] | None = None,
 ) -> dict[str, Any]:
     """The state dict as the question wants it; `inform` is told what a run into files would have in
     its answer, as far as it applies.
@@ -201,7 +231,8 @@ def migrated(
     finally:
         source.close()
     if inform is not None:
-        inform({**found.said(), "report": None if ledger is None else ledger.report(complete=True)})
+        errors = None if ledger is None else ledger.report(complete=True)
+        inform(StateDictReport.of(**found.describe(), report=errors))
     return made
 
 

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..core.errors import CheckpointError
 from ..core.spec import Spec, spec
 from ..core.spelling import option
-from .base import Array, Decided, OneWay, Op, OpError, Shape, arg, dataclass
+from ._axes import Shape
+from ._op import Array, Decided, OneWay, Op, OpError, arg, dataclass
 
 if TYPE_CHECKING:
-    from ..extra_state.record import StateRecord, StateTensor
-    from ..extra_state.verdict import StateVerdict
+    from ..extra_state.record import Record, Tensor
+    from ..extra_state.verdict import Verdict
 
 ALLOWED = "delayed-scaling"
 _EMPTY = spec("uint8", (0,))
@@ -108,9 +109,7 @@ class ExtraState(Op):
             return Decided((("", spec),))
         return Decided((("", _EMPTY),), _EMPTIED)
 
-    def _demanding(
-        self, args: Args, verdict: StateVerdict, like: StateRecord, name: str
-    ) -> Decided:
+    def _demanding(self, args: Args, verdict: Verdict, like: Record, name: str) -> Decided:
         """What becomes of a state that nobody permits to go on: it goes, or OpError."""
         from ..extra_state.recipes import DELAYED, leave
         from ..extra_state.verdict import LEGACY
@@ -141,8 +140,8 @@ class ExtraState(Op):
     ) -> list[Array]:
         import numpy as np
 
-        from ..elements.raw import carrier
         from ..extra_state.decode import decode
+        from ._raw import carrier
 
         made: list[bytes | memoryview] = [b""]
         if args.form != "empty":
@@ -173,7 +172,7 @@ class ExtraState(Op):
 
 
 @lru_cache(maxsize=64)
-def _carried(form: str, like: StateRecord) -> Decided | None:
+def _carried(form: str, like: Record) -> Decided | None:
     """What goes on of a state with this structure; None: the state as it is."""
     from ..extra_state.normal import is_current
 
@@ -190,13 +189,13 @@ def _carried(form: str, like: StateRecord) -> Decided | None:
     return Decided(outputs, Making(form, tuple(s for _, s in outputs)), loses=not outputs)
 
 
-def _pickled(record: StateRecord, name: str) -> bytes:
+def _pickled(record: Record, name: str) -> bytes:
     from ..extra_state.write import pickled
 
     return pickled(record, name)
 
 
-def _tensors(record: StateRecord) -> list[tuple[str, StateTensor]]:
+def _tensors(record: Record) -> list[tuple[str, Tensor]]:
     """The scales and histories, each with what stands behind the module's key."""
     from ..extra_state.normal import kept
 

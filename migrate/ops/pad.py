@@ -6,25 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core import view
-from ..elements.raw import check_holds, raw
-from .base import (
-    Array,
-    Integer,
-    Number,
-    OneWay,
-    Only,
-    Op,
-    OpError,
-    Shape,
-    Step,
-    arg,
-    axis,
-    dataclass,
-    format_shape,
-    require_least,
-    stated,
-    step,
-)
+from ._axes import Shape, axis, below, shown, stated
+from ._op import Array, Integer, Number, OneWay, Only, Op, OpError, Step, arg, dataclass, step
+from ._raw import holds, raw
 
 if TYPE_CHECKING:
     from ..core.spec import Spec
@@ -55,10 +39,12 @@ class Pad(Op):
         only: Only | None = arg("limits the op to tensors with these capture values", default=None)
 
     def validate(self, args: Args) -> None:
-        super().validate(args)
         if (args.size is None) == (args.multiple_of is None):
             raise OpError("M308", "pad: exactly one of `size` and `multiple_of` is needed")
-        require_least("pad", "size", args.size, args.start + (args.of or 0))
+        below("pad", "start", args.start, 0)
+        below("pad", "of", args.of, 0)
+        below("pad", "multiple_of", args.multiple_of, 1)
+        below("pad", "size", args.size, args.start + (args.of or 0))
 
     def trace(self, args: Args, views: Sequence[View], parts: int = 1) -> list[View]:
         self.validate(args)
@@ -75,13 +61,13 @@ class Pad(Op):
                 raise OpError(
                     "M301",
                     f"pad: axis {dim} has {before} elements, more than size {size}; shape "
-                    f"{format_shape(v.shape)}",
+                    f"{shown(v.shape)}",
                 )
             out.append(view.pad(v, dim, args.start, after, args.value))
         return out
 
     def infer(self, args: Args, specs: Sequence[Spec], parts: int = 1) -> None:
-        check_holds("pad: `value`", specs, args.value)
+        holds("pad: `value`", specs, args.value)
 
     def eager(
         self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()

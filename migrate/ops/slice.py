@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core import view
-from ..elements.raw import check_holds
-from .base import (
+from ._axes import Shape, axis, below, shown, stated
+from ._op import (
     Array,
     Check,
     Integer,
@@ -21,16 +21,12 @@ from .base import (
     Only,
     Op,
     OpError,
-    Shape,
     Step,
     arg,
-    axis,
     dataclass,
-    format_shape,
-    require_least,
-    stated,
     step,
 )
+from ._raw import holds
 
 if TYPE_CHECKING:
     from ..core.spec import Spec
@@ -60,9 +56,9 @@ class Slice(Op):
         only: Only | None = arg("limits the op to tensors with these capture values", default=None)
 
     def validate(self, args: Args) -> None:
-        super().validate(args)
-        require_least("slice", "stop", args.stop, args.start)
-        require_least("slice", "of", args.of, args.start if args.stop is None else args.stop)
+        below("slice", "start", args.start, 0)
+        below("slice", "stop", args.stop, args.start)
+        below("slice", "of", args.of, args.start if args.stop is None else args.stop)
 
     def trace(self, args: Args, views: Sequence[View], parts: int = 1) -> list[View]:
         out = []
@@ -72,7 +68,7 @@ class Slice(Op):
         return out
 
     def infer(self, args: Args, specs: Sequence[Spec], parts: int = 1) -> None:
-        check_holds("slice: `value`", specs, args.value)
+        holds("slice: `value`", specs, args.value)
 
     def eager(
         self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()
@@ -148,7 +144,7 @@ def _range(args: Slice.Args, shape: Shape) -> tuple[int, int, int]:
         raise OpError(
             "M301",
             f"slice: {args.start} to {stop} does not lie in axis {dim} of {shape[dim]} elements, "
-            f"shape {format_shape(shape)}",
+            f"shape {shown(shape)}",
         )
     return dim, args.start, stop
 

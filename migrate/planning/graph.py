@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ..core.spec import Spec
 from ..core.view import View
-from ..ops.base import Step
+from ..ops._op import Step
 
 
 class Tensor:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import ops
 from ..core.spec import BITS, Spec, unit
-from ..ops.base import ValueOp
+from ..ops._op import ValueOp
 
 if TYPE_CHECKING:
-    from ..ops.base import Box
+    from ..ops._op import Box
     from .graph import Call
 
 # a box with its inputs: in a last-level cache, and few enough calls

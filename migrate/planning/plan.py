@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 
 from ..core.spec import BITS, total_bytes
 from ..core.templates import collapse
-from ..ops.base import ValueOp
+from ..ops._op import ValueOp
+from ..results import PlanReport
 from ..rules.compiled import DirectedRule
-from ..source.blobs import Stored
+from ..source.index import Stored
 from ..source.target import Target
 from .bind import Bound, Made
 from .compose import Composition, Leg
@@ -67,6 +68,11 @@ class Plan:
     @property
     def digest(self) -> str:
         return str(self.document["digest"])
+
+    @property
+    def report(self) -> PlanReport:
+        """The document with typed attributes."""
+        return PlanReport.from_json(self.document)
 
     def to_json(self) -> str:
         return json.dumps(self.document, indent=1) + "\n"

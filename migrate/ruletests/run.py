@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 from ..core.diagnostics import Report, fail, printable
 from ..core.memory import guarded
 from ..planning.question import PathLike, path_text
+from ..results import RuleTestReport
 
 if TYPE_CHECKING:
     from .binding import CompiledFile
-
-FORMAT_VERSION = "1.0"
 
 
 @guarded
@@ -26,14 +25,26 @@ def test(
     select: str = "",  # noqa: PT028
     specs: bool = False,  # noqa: PT028
     fail_fast: bool = False,  # noqa: PT028
-) -> dict[str, Any]:
-    """Runs the tests of rule files and what must hold of every rule; `passed` in the answer says
-    whether all did.
+) -> RuleTestReport:
+    """Run the tests of rule files, and check what must hold of every rule.
 
-    `paths` are rule files or folders; without any `./rules`, else the rules that ship with migrate.
-    `select` keeps the checks whose name, or whose file's id, contains it. `specs`: names, shapes
-    and dtypes only; no tensor is made. Raises what is wrong with the files themselves, all at once,
-    and M115 where nothing is to be tested.
+    Args:
+        paths: Rule files or folders. Default: none: those in `./rules`, else those that ship with
+            migrate.
+        select: A part of the names of checks, or of ids of files, to run. Default: all.
+        specs: Check names, shapes and dtypes only, and make no tensor. Default: False.
+        fail_fast: Stop at the first check that fails. Default: False.
+
+    Returns:
+        A `RuleTestReport`; `passed` says whether nothing failed.
+
+    Raises:
+        MigrateError: M1xx to M3xx for what is wrong with the files themselves, all at once; M115
+            where there is nothing to test.
+
+    Example:
+        >>> migrate.test("rename.yaml", specs=True).passed
+        True
     """
     from ..rules.packs import rule_files
     from .checks import FAILED, PASSED, SKIPPED, FileChecks
@@ -61,14 +72,12 @@ def test(
             f"no check of {len(files)} rule files is called {printable(select)!r}",
             help="-k takes a part of a name or of an id",
         )
-    return {
-        "format_version": FORMAT_VERSION,
-        "kind": "test",
-        "specs": specs,
-        "passed": not counts[FAILED],
-        "counts": {"files": len(described), **counts},
-        "files": described,
-    }
+    return RuleTestReport.of(
+        specs=specs,
+        passed=not counts[FAILED],
+        counts={"files": len(described), **counts},
+        files=described,
+    )
 
 
 def load_rule_files(paths: Sequence[Path]) -> list[CompiledFile]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from ..ops.base import ValueOp
+    from ..ops._op import ValueOp
 
 NAMES = ("cpu", "cuda", "cuda:all")
 

@@ -26,8 +26,7 @@ from .geometry import SHORT, STAGE_MAX, Layout, Layouts, Move
 
 if TYPE_CHECKING:
     from ..planning.graph import Tensor, Value
-    from ..source.blobs import Blob
-    from ..source.index import Source
+    from ..source.index import Blob, Source
 
 # from this run length on a system call for each run costs nothing
 LONG = 32 << 10

@@ -22,6 +22,7 @@ from ..planning.question import (
     written_as,
 )
 from ..planning.route import remarks
+from ..results import ApplyReport, PlanReport
 from . import limits
 from .device import parse
 from .prepare import is_folder, plan_for
@@ -32,8 +33,6 @@ from .tiles import RunResult, run
 if TYPE_CHECKING:
     from ..planning.plan import Plan
     from ..source.index import Source
-
-FORMAT_VERSION = "1.0"
 
 
 def write(
@@ -51,7 +50,7 @@ def write(
     saved: Mapping[str, Any] | None = None,
     dry_run: bool = False,
     changed: bool = False,
-) -> dict[str, Any]:
+) -> ApplyReport | PlanReport:
     """Migrates what `opened` answers with into `out`, and closes it. The answer says what was
     published.
 
@@ -84,7 +83,7 @@ def write(
             require_unchanged(saved, made.document)
             made, copy_of = _taken(made, saved, changed)
         if place is None or dry_run:
-            return dict(made.document)
+            return PlanReport.from_json(made.document)
         if (
             not made.document["path"]
             and source.format != "memory"
@@ -152,29 +151,27 @@ def _taken(made: Plan, saved: Mapping[str, Any], changed: bool) -> tuple[Plan, s
 
 def _published(
     made: Plan, source: Source, path: str | None, copy_of: str | None, result: RunResult
-) -> dict[str, Any]:
+) -> ApplyReport:
     """The answer of a run; without a `path` there was nothing to do."""
     planned = made.document
-    return {
-        "format_version": FORMAT_VERSION,
-        "kind": "published",
-        "path": path,
-        "source": source.path,
-        "copy_of": copy_of,
-        "digest": made.digest,
-        "steps": planned["path"],
-        "question": planned["question"],
-        "tensors": len(made.composition.graph.outputs),
-        "files": result.files,
-        "bytes_read": result.bytes_read,
-        "bytes_written": result.bytes_written,
-        "bytes_shared": result.bytes_shared,
-        "layouts": planned["layouts"],
-        "losses": planned["losses"],
-        "optimizer": planned["optimizer"],
-        "downgrade": planned["downgrade"],
+    return ApplyReport.of(
+        path=path,
+        source=source.path,
+        copy_of=copy_of,
+        digest=made.digest,
+        steps=planned["path"],
+        question=planned["question"],
+        tensors=len(made.composition.graph.outputs),
+        files=result.files,
+        bytes_read=result.bytes_read,
+        bytes_written=result.bytes_written,
+        bytes_shared=result.bytes_shared,
+        layouts=planned["layouts"],
+        losses=planned["losses"],
+        optimizer=planned["optimizer"],
+        downgrade=planned["downgrade"],
         # a rule file was named; a folder may have been found
-        "notes": [
+        notes=[
             *planned["notes"],
             *remarks(origin for origin in planned["origins"] if origin["origin"] != "file"),
             *(
@@ -188,6 +185,6 @@ def _published(
                 else []
             ),
         ],
-        "warnings": planned["warnings"],
-        "report": result.report,
-    }
+        warnings=planned["warnings"],
+        report=result.report,
+    )

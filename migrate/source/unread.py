@@ -8,20 +8,20 @@ whole stream and of the storages that nothing else refers to.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .pickle.canonical import Canonical, TooManyError
 
 if TYPE_CHECKING:
-    from .blobs import Blob
-    from .tree import RemovedEntry
+    from .index import Blob, Source
+    from .outline import Gone
 
 _CHUNK = 1 << 20
 
 
-class StreamPlace(NamedTuple):
+class Written(NamedTuple):
     """Where in blob `number` the stream of a file stands (offset, size), and its storages by key.
 
     `hidden` are the keys of those that only what is not decoded refers to.
@@ -40,7 +40,7 @@ class Unread(NamedTuple):
 
     name: str
     node: Any
-    written: StreamPlace
+    written: Written
 
 
 class Content(NamedTuple):
@@ -53,7 +53,7 @@ class Content(NamedTuple):
     bytes: bool
 
 
-def unread_entries(gone: Iterable[RemovedEntry], written: StreamPlace) -> dict[str, Unread]:
+def left(gone: Iterable[Gone], written: Written) -> dict[str, Unread]:
     """The entries that were left out of one file, by path, no path twice."""
     out: dict[str, Unread] = {}
     counts: dict[str, int] = {}
@@ -76,22 +76,22 @@ def _called(value: Any) -> str:
     return name
 
 
-def entry_contents(unread: Mapping[str, Unread], blobs: Sequence[Blob]) -> dict[str, Content]:
+def contents(source: Source) -> dict[str, Content]:
     """What each entry of the checkpoint holds that is not decoded, by path; reads the storages that
     they refer to, each once.
     """
     files: dict[int, _File] = {}
     out = {}
-    for path, one in unread.items():
+    for path, one in source.index.unread.items():
         number = one.written.number
         if number not in files:
-            files[number] = _File(blobs[number], one.written)
+            files[number] = _File(source.blobs[number], one.written)
         out[path] = files[number].content(one)
     return out
 
 
 class _File:
-    def __init__(self, blob: Blob, written: StreamPlace) -> None:
+    def __init__(self, blob: Blob, written: Written) -> None:
         self._blob, self._written = blob, written
         self._canonical = Canonical(self._storage)
         self._storages: dict[str, bytes] = {}

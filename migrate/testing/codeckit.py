@@ -22,14 +22,14 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from .. import codecs
-from ..codecs.base import Codec, OpError, Options
+from ..codecs._codec import Codec, OpError, Options
 from ..core.spec import Spec
-from ..elements.raw import carrier
+from ..ops._raw import carrier
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from ..ops.base import Box
+    from ..ops._op import Box
 
     Array = np.ndarray[Any, Any]
 

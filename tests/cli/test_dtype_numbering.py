@@ -90,9 +90,9 @@ def test_inspect_shows_both_readings_and_takes_the_answer(te: Any, tmp_path: Pat
             "inspect", source, "--set", f"te_dtype_numbering={said}", "--format", "json"
         ).json["objects"]
         assert (told["number"], told["readings"]) == (number, {})
-        assert migrate.inspect(source, params={"te_dtype_numbering": float(said)})["objects"] == [
-            told
-        ]
+        assert migrate.inspect(source, params={"te_dtype_numbering": float(said)}).to_json()[
+            "objects"
+        ] == [told]
 
 
 def test_an_object_that_stays_what_it_is_needs_no_answer(te: Any, tmp_path: Path) -> None:

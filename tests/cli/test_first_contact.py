@@ -12,7 +12,7 @@ from commandline import Result, content, done, mixtral, rules, run, safetensors,
 
 import migrate
 from migrate.core.errors import MigrateError
-from migrate.source.pointers import how_to_fetch
+from migrate.source.elsewhere import how_to_fetch
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize 4976698672\n".format(
     "4d7a2146" * 8
@@ -251,7 +251,7 @@ def test_a_dry_run_is_the_plan(tmp_path: Path) -> None:
     assert run("apply", *question, "--dry-run", "-o", source).exit == 2
     assert run("apply", *question).exit == 2
     documents = (
-        migrate.apply(source, to="hf-mixtral@v5", dry_run=True),
+        migrate.apply(source, to="hf-mixtral@v5", dry_run=True).to_json(),
         dict(migrate.plan(source, to="hf-mixtral@v5").document),
     )
     assert {**documents[0], "free": 0} == {**documents[1], "free": 0}

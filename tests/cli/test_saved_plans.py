@@ -335,7 +335,7 @@ def test_a_plan_runs_on_a_copy_and_says_so(tmp_path: Path, source: Path, plan: P
     assert published["digest"] == json.loads(plan.read_text())["digest"]
     assert any(str(source) in note for note in published["notes"])
     answer = migrate.apply(plan, tmp_path / "python.safetensors", source=copy)
-    assert answer["copy_of"] == str(source)
+    assert answer.copy_of == str(source)
     assert (
         out.read_bytes()
         == (tmp_path / "again.safetensors").read_bytes()
@@ -414,7 +414,7 @@ def test_python_allows_a_changed_source_as_the_command_line_does(
     with pytest.raises(QuestionError, match=r"allow=\{\"changed-source\"\} runs the plan"):
         migrate.apply(plan, tmp_path / "out.safetensors")
     answer = migrate.apply(plan, tmp_path / "out.safetensors", allow={"changed-source"})
-    assert answer["digest"] == json.loads(plan.read_text())["digest"]
+    assert answer.digest == json.loads(plan.read_text())["digest"]
     with pytest.raises(QuestionError, match="saved plan"):
         migrate.apply(
             source, tmp_path / "new.safetensors", rules=[tmp_path / "rules.yaml"], source=source

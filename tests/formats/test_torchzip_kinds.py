@@ -57,9 +57,9 @@ def test_a_kind_goes_to_safetensors_and_comes_back(name: str, tmp_path: Path) ->
     for rank, value in before.items():
         same(value, after[rank])
         assert ties(value) == ties(after[rank])
-    assert migrate.diff(source, back)["equal"]
-    assert migrate.verify(tmp_path / "between", source=source)["equal"]
-    assert migrate.verify(back, source=tmp_path / "between")["equal"]
+    assert migrate.diff(source, back).equal
+    assert migrate.verify(tmp_path / "between", source=source).equal
+    assert migrate.verify(back, source=tmp_path / "between").equal
 
 
 @pytest.mark.parametrize("name", sorted(KINDS))

@@ -78,7 +78,9 @@ def test_the_bytes_do_not_depend_on_the_threads(threads: int, tmp_path: Path) ->
     one = migrate.apply(source, tmp_path / "one.pt", output_format="torch", threads=2)
     other = migrate.apply(source, tmp_path / "other.pt", output_format="torch", threads=threads)
     assert (tmp_path / "one.pt").read_bytes() == (tmp_path / "other.pt").read_bytes()
-    hashes = [[f["xxh3_128"] for f in answer["files"].values()] for answer in (one, other)]
+    hashes = [
+        [f["xxh3_128"] for f in answer.to_json()["files"].values()] for answer in (one, other)
+    ]
     import xxhash
 
     assert (
@@ -105,7 +107,7 @@ def test_a_run_that_stopped_goes_on_to_the_same_bytes(
         migrate.apply(source, tmp_path / "out.pt", output_format="torch")
     monkeypatch.setattr(tiles.Partial, "claim", claim)
     answer = migrate.apply(source, tmp_path / "out.pt", output_format="torch", resume=True)
-    assert (answer["bytes_written"] < (tmp_path / "out.pt").stat().st_size) == (stop > 0)
+    assert (answer.bytes_written < (tmp_path / "out.pt").stat().st_size) == (stop > 0)
     assert (tmp_path / "out.pt").read_bytes() == (tmp_path / "whole.pt").read_bytes()
 
 
@@ -185,10 +187,10 @@ def test_the_stamp_is_a_record_of_the_archive_and_the_way_back_restores_all(tmp_
     made = torch.load(tmp_path / "new.pt", weights_only=True)
     assert list(made["model"]) == ["0.kernel", "0.bias", "1.kernel", "1.bias"]
     assert made["epoch"] == 3
-    assert migrate.history(tmp_path / "new.pt")["layouts"] == {"demo": "2"}
-    assert migrate.verify(tmp_path / "new.pt", source=source, rules=[rules])["equal"]
+    assert migrate.history(tmp_path / "new.pt").to_json()["layouts"] == {"demo": "2"}
+    assert migrate.verify(tmp_path / "new.pt", source=source, rules=[rules]).equal
     migrate.downgrade(tmp_path / "new.pt", tmp_path / "back.pt", rules=[rules])
-    assert migrate.diff(source, tmp_path / "back.pt")["equal"]
+    assert migrate.diff(source, tmp_path / "back.pt").equal
     again = torch.load(tmp_path / "back.pt", weights_only=True)["model"]
     assert list(again) == list(model.state_dict())
     assert again._metadata == model.state_dict()._metadata
@@ -263,7 +265,7 @@ def test_shards_are_written_with_an_index_and_ties_stay_together(tmp_path: Path)
         found.update(torch.load(tmp_path / "out" / name, weights_only=True))
     assert found.keys() == state.keys()
     assert found["tied"].data_ptr() == found["z"].data_ptr()
-    assert migrate.diff(tmp_path / "in.pt", tmp_path / "out")["equal"]
+    assert migrate.diff(tmp_path / "in.pt", tmp_path / "out").equal
 
 
 def test_one_safetensors_file_holds_what_is_text_and_refuses_what_is_not(tmp_path: Path) -> None:
@@ -278,8 +280,8 @@ def test_one_safetensors_file_holds_what_is_text_and_refuses_what_is_not(tmp_pat
         migrate.apply(nested, tmp_path / "c.safetensors")
     assert [d.code for d in caught.value.diagnostics] == ["M916"]
     answer = migrate.apply(nested, tmp_path / "c.safetensors", allow=["drop"])
-    assert any("dropped" in note and "/rng" in note for note in answer["notes"])
-    assert migrate.inspect(tmp_path / "c.safetensors")["items"] == []
+    assert any("dropped" in note and "/rng" in note for note in answer.to_json()["notes"])
+    assert migrate.inspect(tmp_path / "c.safetensors").to_json()["items"] == []
 
 
 def test_items_written_for_other_tensors_are_left_alone(tmp_path: Path) -> None:
@@ -294,8 +296,8 @@ def test_items_written_for_other_tensors_are_left_alone(tmp_path: Path) -> None:
         {"v": torch.ones(2)}, tmp_path / "st" / "model.safetensors", metadata={"format": "pt"}
     )
     found = migrate.inspect(tmp_path / "st")
-    assert found["items"] == []
-    assert any("other tensors" in note for note in found["notes"])
+    assert found.to_json()["items"] == []
+    assert any("other tensors" in note for note in found.to_json()["notes"])
 
 
 def test_a_state_dict_in_memory_is_written_with_its_plain_values_and_ties(tmp_path: Path) -> None:
@@ -321,7 +323,7 @@ def test_tensors_that_share_a_part_of_their_bytes_are_written_apart_and_that_is_
         tmp_path / "out.pt",
         output_format="torch",
     )
-    assert answer["notes"] == [
+    assert answer.to_json()["notes"] == [
         "2 tensors share a part of their memory with another one; each is written apart"
     ]
     assert len([n for n in records(tmp_path / "out.pt") if n.startswith("data/")]) == 3

@@ -56,7 +56,7 @@ def test_values_of_modules_that_became_one_keep_their_names_and_versions_come_ba
 ) -> None:
     source, rule = write(tmp_path / "in.pt", state()), rules(tmp_path, STACK)
     answer = migrate.apply(source, tmp_path / "out.pt", rules=rule)
-    assert any("values that keep their names" in note for note in answer["notes"])
+    assert any("values that keep their names" in note for note in answer.to_json()["notes"])
     made = load(tmp_path / "out.pt")
     assert (made["0._extra_state"], made["1._extra_state"]) == ({"a": 1}, {"a": 2})
     assert made._metadata == {"": {"version": 1}, "all": {"version": 2}}
@@ -75,8 +75,8 @@ def test_versions_that_differ_in_a_module_made_of_two_are_left_out_and_the_downg
         write(tmp_path / "in.pt", model), tmp_path / "out.pt", rules=rules(tmp_path, STACK)
     )
     assert "all" not in load(tmp_path / "out.pt")._metadata
-    assert not answer["downgrade"]["exact"]
-    assert any("other versions" in note for note in answer["notes"])
+    assert not answer.to_json()["downgrade"]["exact"]
+    assert any("other versions" in note for note in answer.to_json()["notes"])
 
 
 DROP = (
@@ -97,7 +97,7 @@ def test_a_rule_drops_values_that_it_names_with_permission(tmp_path: Path) -> No
     assert not planned["downgrade"]["exact"]
     migrate.apply(source, tmp_path / "out.pt", rules=rule, allow="drop")
     assert not [key for key in load(tmp_path / "out.pt") if "_extra_state" in key]
-    assert migrate.verify(tmp_path / "out.pt", source=source, rules=rule, allow="drop")["equal"]
+    assert migrate.verify(tmp_path / "out.pt", source=source, rules=rule, allow="drop").equal
 
 
 def test_a_rule_renames_values_and_the_way_back_too(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_rule_renames_values_and_the_way_back_too(tmp_path: Path) -> None:
         '"{m}.state"}\n',
     )
     answer = migrate.apply(source, tmp_path / "out.pt", rules=rule)
-    assert answer["downgrade"]["exact"]
+    assert answer.to_json()["downgrade"]["exact"]
     assert load(tmp_path / "out.pt")["1.state"] == {"a": 2}
     migrate.downgrade(tmp_path / "out.pt", tmp_path / "back.pt", rules=rule)
     same(dict(load(tmp_path / "back.pt")), dict(state()))
@@ -182,12 +182,12 @@ def test_nested_dicts_of_ranks_are_seen_flat_and_come_back_nested(
     rule = rules(tmp_path, NESTED)
     assert "language_model.embedding.word_embeddings.weight@1" in {
         key
-        for row in migrate.inspect(tmp_path / "in", expand=True)["keys"]
+        for row in migrate.inspect(tmp_path / "in", expand=True).to_json()["keys"]
         for key in [row["keys"]]
     }
     answer = migrate.apply(tmp_path / "in", tmp_path / "out", rules=rule, output_format=between)
-    assert answer["downgrade"]["exact"]
-    assert migrate.verify(tmp_path / "out", source=tmp_path / "in", rules=rule)["equal"]
+    assert answer.to_json()["downgrade"]["exact"]
+    assert migrate.verify(tmp_path / "out", source=tmp_path / "in", rules=rule).equal
     migrate.downgrade(tmp_path / "out", tmp_path / "back", rules=rule, output_format="torch")
     for rank in range(2):
         if between == "torch":
@@ -227,8 +227,8 @@ def test_a_stamp_says_which_dict_it_is_about(tmp_path: Path) -> None:
         rules=rules(tmp_path, "rules:\n  - {name: r, from: w, to: v}\n"),
         at="ema",
     )
-    assert len(migrate.history(tmp_path / "out.pt", at="ema")["applied"]) == 1
-    (note,) = migrate.history(tmp_path / "out.pt")["notes"]
+    assert len(migrate.history(tmp_path / "out.pt", at="ema").to_json()["applied"]) == 1
+    (note,) = migrate.history(tmp_path / "out.pt").to_json()["notes"]
     assert "`ema`, which has to be named" in note
 
 
@@ -247,7 +247,7 @@ def test_a_downgrade_is_not_exact_where_something_was_left_out(
         output_format=None if name.endswith("s") else "torch",
         allow=allow,
     )
-    assert answer["downgrade"] == {
+    assert answer.to_json()["downgrade"] == {
         "exact": False,
         "because": [f"what the permission `{allow}` leaves out does not come back"],
     }
@@ -284,14 +284,14 @@ def test_diff_and_verify_see_what_no_byte_of_a_tensor_says(
     one: Any, other: Any, said: str, tmp_path: Path
 ) -> None:
     a, b = write(tmp_path / "a.pt", one), write(tmp_path / "b.pt", other)
-    assert any(said in what for what in migrate.diff(a, b)["others"])
+    assert any(said in what for what in migrate.diff(a, b).to_json()["others"])
     rule = rules(tmp_path, 'rules:\n  - {name: r, from: "{k}", to: "new.{k}"}\n')
     migrate.apply(a, tmp_path / "out_a.pt", rules=rule)
     migrate.apply(b, tmp_path / "out_b.pt", rules=rule)
-    assert migrate.verify(tmp_path / "out_a.pt", source=a, rules=rule)["equal"]
-    assert not migrate.verify(tmp_path / "out_b.pt", source=a, rules=rule)["equal"]
+    assert migrate.verify(tmp_path / "out_a.pt", source=a, rules=rule).equal
+    assert not migrate.verify(tmp_path / "out_b.pt", source=a, rules=rule).equal
     migrate.apply(tmp_path / "out_a.pt", tmp_path / "st", output_format="safetensors")
-    assert migrate.diff(tmp_path / "out_a.pt", tmp_path / "st")["equal"]
+    assert migrate.diff(tmp_path / "out_a.pt", tmp_path / "st").equal
 
 
 def test_verify_sees_a_value_that_is_not_what_it_was(tmp_path: Path) -> None:
@@ -300,12 +300,12 @@ def test_verify_sees_a_value_that_is_not_what_it_was(tmp_path: Path) -> None:
         rules(tmp_path, 'rules:\n  - {name: r, from: "{i:int}.{k}", to: "net.{i}.{k}"}\n'),
     )
     migrate.apply(source, tmp_path / "out.pt", rules=rule)
-    assert migrate.verify(tmp_path / "out.pt", source=source, rules=rule)["equal"]
+    assert migrate.verify(tmp_path / "out.pt", source=source, rules=rule).equal
     made = load(tmp_path / "out.pt")
     made["net.1._extra_state"] = {"a": 3}
-    (found,) = migrate.verify(write(tmp_path / "other.pt", made), source=source, rules=rule)[
-        "differences"
-    ]
+    (found,) = migrate.verify(
+        write(tmp_path / "other.pt", made), source=source, rules=rule
+    ).to_json()["differences"]
     assert found["what"] == "value net.1._extra_state differs"
 
 
@@ -314,7 +314,7 @@ def test_values_that_the_way_back_does_not_restore_are_told(tmp_path: Path) -> N
     answer = migrate.apply(
         write(tmp_path / "in.pt", state()), tmp_path / "out.pt", rules=rule, allow="drop"
     )
-    assert answer["downgrade"] == {
+    assert answer.to_json()["downgrade"] == {
         "exact": False,
         "because": ["values not restored: 0._extra_state, 1._extra_state"],
     }

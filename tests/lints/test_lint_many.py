@@ -50,7 +50,7 @@ class Counted:
 
 def codes(answer: dict[str, object]) -> dict[str, int]:
     found: dict[str, int] = {}
-    for one in answer["diagnostics"]:
+    for one in answer.to_json()["diagnostics"]:
         found[one["code"]] = found.get(one["code"], 0) + 1
     return found
 
@@ -109,7 +109,9 @@ def test_a_pair_among_many_is_found(tmp_path):
     )
     answer = migrate.lint([path])
     assert codes(answer)["M615"] == matching.MOST_FOUND
-    assert all("`odd`" in d["message"] for d in answer["diagnostics"] if d["code"] == "M615")
+    assert all(
+        "`odd`" in d["message"] for d in answer.to_json()["diagnostics"] if d["code"] == "M615"
+    )
 
 
 @pytest.mark.parametrize(

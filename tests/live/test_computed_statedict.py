@@ -66,7 +66,7 @@ def test_bfloat16_goes_to_float32_files_and_comes_back(tmp_path):
     assert torch.equal(wide["w"].view(torch.int32), every.view(torch.int16).to(torch.int32) << 16)
     assert migrate.verify(
         tmp_path / "b.safetensors", source=tmp_path / "a.safetensors", rules=files
-    )["equal"]
+    ).equal
     migrate.downgrade(tmp_path / "b.safetensors", out=tmp_path / "c.safetensors", rules=files)
     back = load_file(tmp_path / "c.safetensors")
     assert torch.equal(bits(back["w"]), bits(every))
@@ -87,9 +87,9 @@ def test_computed_files_are_verified_by_another_route(tmp_path):
         "allow": ["lossy"],
     }
     migrate.apply(tmp_path / "a.safetensors", out=tmp_path / "b.safetensors", **said)
-    assert migrate.verify(tmp_path / "b.safetensors", source=tmp_path / "a.safetensors", **said)[
-        "equal"
-    ]
+    assert migrate.verify(
+        tmp_path / "b.safetensors", source=tmp_path / "a.safetensors", **said
+    ).equal
     said = {
         "rules": rules(
             tmp_path, "{affine: {mul: 0.3, add: 1}}, {neg_exp: {}}, {cast: {to: float16}}"
@@ -97,9 +97,9 @@ def test_computed_files_are_verified_by_another_route(tmp_path):
         "allow": ["lossy"],
     }
     migrate.apply(tmp_path / "b.safetensors", out=tmp_path / "c.safetensors", **said)
-    assert migrate.verify(tmp_path / "c.safetensors", source=tmp_path / "b.safetensors", **said)[
-        "equal"
-    ]
+    assert migrate.verify(
+        tmp_path / "c.safetensors", source=tmp_path / "b.safetensors", **said
+    ).equal
 
 
 def test_a_tensor_that_was_changed_does_not_go_back_silently(tmp_path):
@@ -140,8 +140,8 @@ def test_sums_in_another_order_are_verified_within_their_bound_and_told(tmp_path
     tensor[5, 7] = tensor[5, 7].nextafter(torch.tensor(torch.inf, dtype=torch.float64))
     save_file({"m": tensor}, tmp_path / "c.safetensors")
     answer = merged(tmp_path / "c.safetensors")
-    assert answer["equal"] is True
-    (near,) = answer["near"]
+    assert answer.equal is True
+    (near,) = answer.to_json()["near"]
     assert near["key"] == "m"
     assert "by no more than lora_merge may" in near["what"]
 
@@ -152,8 +152,8 @@ def test_what_is_further_off_than_the_bound_is_a_difference(tmp_path, merged, wr
     tensor[5, 7] += wrong
     save_file({"m": tensor}, tmp_path / "c.safetensors")
     answer = merged(tmp_path / "c.safetensors")
-    assert (answer["equal"], answer["near"]) == (False, [])
-    assert "by more than lora_merge may" in answer["differences"][0]["what"]
+    assert (answer.equal, answer.to_json()["near"]) == (False, [])
+    assert "by more than lora_merge may" in answer.to_json()["differences"][0]["what"]
 
 
 def test_a_result_that_is_computed_with_again_is_compared_by_its_bytes(tmp_path):
@@ -164,14 +164,16 @@ def test_a_result_that_is_computed_with_again_is_compared_by_its_bytes(tmp_path)
     )
     assert migrate.verify(
         tmp_path / "b.safetensors", source=tmp_path / "a.safetensors", rules=files
-    )["equal"]
+    ).equal
     tensor = load_file(tmp_path / "b.safetensors")["w"]
     tensor[4] = tensor[4].nextafter(torch.tensor(torch.inf))
     save_file({"w": tensor}, tmp_path / "c.safetensors")
     answer = migrate.verify(
         tmp_path / "c.safetensors", source=tmp_path / "a.safetensors", rules=files
     )
-    assert [d["what"] for d in answer["differences"]] == ["1 of 9 elements differ, first at [4]"]
+    assert [d["what"] for d in answer.to_json()["differences"]] == [
+        "1 of 9 elements differ, first at [4]"
+    ]
 
 
 def test_the_bound_of_scalars_that_are_stacked_is_known_by_element(tmp_path):
@@ -193,4 +195,7 @@ def test_the_bound_of_scalars_that_are_stacked_is_known_by_element(tmp_path):
         answer = migrate.verify(
             tmp_path / "c.safetensors", source=tmp_path / "a.safetensors", rules=files
         )
-        assert (len(answer["differences"]), len(answer["near"])) == (differences, near)
+        assert (len(answer.to_json()["differences"]), len(answer.to_json()["near"])) == (
+            differences,
+            near,
+        )

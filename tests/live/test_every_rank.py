@@ -22,12 +22,12 @@ from safetensors.torch import load_file, save_file
 
 import migrate
 from migrate import codecs, ops
-from migrate.codecs.base import Codec, Leaves
+from migrate.codecs._codec import Codec, Leaves
 from migrate.core.errors import MigrateError
 from migrate.core.spec import BITS, Spec, spec
-from migrate.elements.raw import carrier, raw, typed
 from migrate.ops import dequantize
-from migrate.ops.base import Op, OpError, ValueOp
+from migrate.ops._op import Op, OpError, ValueOp
+from migrate.ops._raw import carrier, raw, typed
 from migrate.testing import valuekit
 from migrate.testing.opkit import arguments
 
@@ -386,12 +386,15 @@ def through(folder: Path, cases: list[Case]) -> None:
             cases,
         )
     assert (
-        migrate.verify(folder / "b.safetensors", source=folder / "a.safetensors", **how)[
+        migrate.verify(folder / "b.safetensors", source=folder / "a.safetensors", **how).to_json()[
             "differences"
         ]
         == []
     )
-    assert migrate.verify(folder / "c.pt", source=folder / "a.pt", **how)["differences"] == []
+    assert (
+        migrate.verify(folder / "c.pt", source=folder / "a.pt", **how).to_json()["differences"]
+        == []
+    )
 
     model = module(wanted, fill=0)
     migrate.attach(model, **how)

@@ -77,8 +77,10 @@ def test_one_line_is_logged_and_what_there_is_to_say_is_told(fuse, caplog):
     with caplog.at_level(logging.INFO, "migrate"):
         model.load_state_dict(old())
     assert [r.getMessage() for r in caplog.records] == ["migrated t a -> b: 8 tensors from 10"]
-    assert said[0]["tensors"] == {"read": 10, "made": 8}
-    assert said[0]["steps"] == [{"lineage": "t", "from": "a", "to": "b", "backwards": False}]
+    assert said[0].to_json()["tensors"] == {"read": 10, "made": 8}
+    assert said[0].to_json()["steps"] == [
+        {"lineage": "t", "from": "a", "to": "b", "backwards": False}
+    ]
 
 
 def test_a_dict_that_nothing_recognises_is_torchs_own_business(fuse):
@@ -136,7 +138,7 @@ def test_a_dtype_that_holds_less_is_a_loss_to_be_allowed(fuse):
     migrate.attach(model, rules=fuse, allow={"lossy"}, inform=said.append)
     model.load_state_dict(state)
     holds(model, {key: value.float() for key, value in wanted(state).items()})
-    assert any("cast float64 -> float32" in note for note in said[0]["notes"])
+    assert any("cast float64 -> float32" in note for note in said[0].to_json()["notes"])
 
 
 def test_a_wider_dtype_needs_no_permission(fuse):

@@ -75,27 +75,31 @@ def test_a_checkpoint_of_any_kind_is_loaded_migrated(tmp_path, old, new, source,
     model = module(new, device)
     answer = migrate.load(model, source(tmp_path, old), "hf-mixtral@v5", params={"num_experts": 4})
     assert same(model, new)
-    fits(answer, "loaded")
-    assert [(step["from"], step["to"], step["backwards"]) for step in answer["steps"]] == [
-        ("v4", "v5", False)
-    ]
-    assert answer["tensors"] == len(new)
-    assert answer["bytes_written"] == sum(one.nbytes for one in new.values())
-    assert (answer["missing"], answer["unexpected"], answer["left_on_meta"]) == ([], [], [])
+    fits(answer.to_json(), "loaded")
+    assert [
+        (step["from"], step["to"], step["backwards"]) for step in answer.to_json()["steps"]
+    ] == [("v4", "v5", False)]
+    assert answer.tensors == len(new)
+    assert answer.bytes_written == sum(one.nbytes for one in new.values())
+    assert (
+        answer.to_json()["missing"],
+        answer.to_json()["unexpected"],
+        answer.to_json()["left_on_meta"],
+    ) == ([], [], [])
 
 
 def test_an_older_layout_is_reached_backwards(old):
     model = module(old)
     answer = migrate.load(model, V5, "hf-mixtral@v4")
     assert same(model, old)
-    assert answer["steps"][0]["backwards"] is True
+    assert answer.to_json()["steps"][0]["backwards"] is True
 
 
 def test_without_a_goal_the_checkpoint_is_loaded_as_it_is(old):
     model, other = module(old), module(old)
     answer = migrate.load(model, V4)
     other.load_state_dict(old)
-    assert answer["steps"] == []
+    assert answer.to_json()["steps"] == []
     assert same(model, other.state_dict())
 
 
@@ -121,7 +125,7 @@ def test_files_of_ranks_become_one_module(tmp_path):
 def test_a_stamp_says_where_the_checkpoint_is(tmp_path, new):
     migrate.apply(V4, tmp_path / "new", to="hf-mixtral@v5", fsync=False)
     model = module(new)
-    assert migrate.load(model, tmp_path / "new", "hf-mixtral@v5")["steps"] == []
+    assert migrate.load(model, tmp_path / "new", "hf-mixtral@v5").to_json()["steps"] == []
     assert same(model, new)
 
 
@@ -216,9 +220,9 @@ def test_what_is_computed_or_turned_is_what_apply_makes_of_it(
         max_memory="4MiB",
     )
     assert same(model, wanted)
-    fits(answer, "loaded")
-    assert answer["report"]["rules"][0]["op"] == "cast"
-    assert [loss["kind"] for loss in answer["losses"]] == ["lossy"]
+    fits(answer.to_json(), "loaded")
+    assert answer.to_json()["report"]["rules"][0]["op"] == "cast"
+    assert [loss["kind"] for loss in answer.to_json()["losses"]] == ["lossy"]
 
 
 # -- targets ---------------------------------------------------------------------------------------
@@ -230,7 +234,7 @@ def test_a_cast_that_loses_nothing_is_done_and_told(new, threads):
     model = module(wide)
     answer = migrate.load(model, V4, "hf-mixtral@v5", threads=threads)
     assert same(model, wide)
-    (note,) = answer["notes"]
+    (note,) = answer.to_json()["notes"]
     assert note.startswith("cast float32 -> float64: ")
 
 
@@ -243,7 +247,7 @@ def test_a_cast_that_rounds_needs_permission(tmp_path):
     assert bool((model.w == 7).all())
     answer = migrate.load(model, single(tmp_path, state), allow="lossy")
     assert same(model, narrow)
-    assert any("float32 -> bfloat16: w" in note for note in answer["notes"])
+    assert any("float32 -> bfloat16: w" in note for note in answer.to_json()["notes"])
 
 
 def test_strided_targets_and_parameters_of_other_classes_keep_what_they_are(tmp_path):
@@ -307,8 +311,8 @@ def test_one_tensor_under_two_names_needs_one_of_the_checkpoint(tmp_path):
     weight = torch.randn(4, 3)
     model = Tied()
     answer = migrate.load(model, single(tmp_path, {"embed.weight": weight}))
-    assert answer["missing"] == []
-    assert any("one tensor under several names" in note for note in answer["notes"])
+    assert answer.to_json()["missing"] == []
+    assert any("one tensor under several names" in note for note in answer.to_json()["notes"])
     assert model.head.weight is model.embed.weight
     assert torch.equal(model.head.weight, weight)
     migrate.load(model, {"embed.weight": weight + 1, "head.weight": weight + 1})
@@ -331,7 +335,7 @@ def test_a_submodule_that_is_registered_twice_is_loaded_once(tmp_path):
     shared = torch.nn.Linear(2, 2)
     model = torch.nn.ModuleDict({"a": shared, "b": shared})
     state = {"a.weight": torch.randn(2, 2), "a.bias": torch.randn(2)}
-    assert migrate.load(model, single(tmp_path, state))["missing"] == []
+    assert migrate.load(model, single(tmp_path, state)).to_json()["missing"] == []
     assert torch.equal(model["b"].weight, state["a.weight"])
 
 
@@ -357,7 +361,7 @@ def test_tensors_on_the_meta_device_get_memory_and_keep_class_dtype_and_flags(tm
     assert "freq" in str(caught.value)
     assert all(one.is_meta for one in model.parameters())
     answer = migrate.load(model, single(tmp_path, state), strict=False)
-    assert answer["left_on_meta"] == ["freq"]
+    assert answer.to_json()["left_on_meta"] == ["freq"]
     assert type(model.fc.weight) is torch.nn.Parameter
     assert (model.fc.weight.dtype, model.fc.weight.requires_grad, model.fc.bias.requires_grad) == (
         torch.float64,

@@ -47,7 +47,7 @@ def test_names_without_a_partner_are_told_both_ways_with_the_nearest(new):
     assert "the migrated checkpoint has, and the module has not: model.embed_tokens.weight" in text
     assert "did you mean" in text
     answer = migrate.load(model, V4, "hf-mixtral@v5", strict=False)
-    assert (answer["missing"], answer["unexpected"]) == (
+    assert (answer.to_json()["missing"], answer.to_json()["unexpected"]) == (
         ["model.embed_token.weight"],
         ["model.embed_tokens.weight"],
     )
@@ -96,7 +96,7 @@ def test_a_param_that_nobody_gave_is_taken_from_the_configuration_of_the_model(t
     assert refused(module(wanted), state, rules=rule)
     model = module(wanted)
     model.config = {"n_parts": 2}
-    assert migrate.load(model, state, rules=rule)["params"] == {"n": 2}
+    assert migrate.load(model, state, rules=rule).to_json()["params"] == {"n": 2}
     assert same(model, wanted)
     save_file(state, tmp_path / "one.safetensors")
     model = module(wanted)
@@ -114,7 +114,7 @@ def test_the_configuration_of_the_checkpoint_comes_before_that_of_the_model(tmp_
     wanted = {"p": torch.arange(6.0).reshape(3, 2)}
     model = module(wanted)
     model.config = {"n_parts": 2}
-    assert migrate.load(model, folder, rules=rule)["params"] == {"n": 3}
+    assert migrate.load(model, folder, rules=rule).to_json()["params"] == {"n": 3}
     assert same(model, wanted)
 
 
@@ -148,7 +148,7 @@ def test_a_module_is_not_loaded_from_its_own_memory(tmp_path):
     model = module({"a": torch.ones(2, 2), "b": torch.ones(2, 2)})
     flat = {"a": model.a.detach().view(-1), "b": torch.ones(4)}
     assert "M115" in refused(model, flat, rules=rule)
-    assert migrate.load(model, model.state_dict())["tensors"] == 2
+    assert migrate.load(model, model.state_dict()).tensors == 2
     assert untouched(model)
 
 

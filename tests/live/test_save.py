@@ -44,12 +44,12 @@ def equal(one, other):
 def test_a_module_is_written_in_the_layout_before(tmp_path, old, new, name):
     model = live(new)
     answer = migrate.save(model, tmp_path / name, "hf-mixtral@v4")
-    fits(answer, "published")
-    assert answer["steps"][0]["backwards"] is True
+    fits(answer.to_json(), "published")
+    assert answer.to_json()["steps"][0]["backwards"] is True
     read = load_file if name.endswith("safetensors") else torch.load
     assert equal(read(tmp_path / name), old)
     assert same(model, new)
-    assert migrate.history(tmp_path / name)["layouts"] == {"hf-mixtral": "v4"}
+    assert migrate.history(tmp_path / name).to_json()["layouts"] == {"hf-mixtral": "v4"}
     again = module(new)
     migrate.load(again, tmp_path / name, "hf-mixtral@v5")
     assert same(again, new)
@@ -85,7 +85,7 @@ def test_a_folder_has_the_configuration_as_the_rules_change_it(tmp_path, old):
         "dtype": "torch.float32",
     }
     assert equal(load_file(tmp_path / "out" / "model.safetensors"), {"v": torch.ones(2)})
-    assert answer["path"] == str(tmp_path / "out")
+    assert answer.path == str(tmp_path / "out")
 
 
 def test_without_a_goal_the_module_is_written_as_it_is(tmp_path, new):
@@ -109,7 +109,7 @@ def test_ties_stay_ties_where_the_format_knows_them(tmp_path):
     made = torch.load(tmp_path / "out.pt")
     assert made["a"].data_ptr() == made["b"].data_ptr()
     answer = migrate.save(model, tmp_path / "out.safetensors")
-    assert any("memory with another one" in note for note in answer["notes"])
+    assert any("memory with another one" in note for note in answer.to_json()["notes"])
 
 
 def test_what_a_module_cannot_give_is_named(tmp_path, new):
@@ -180,7 +180,7 @@ def test_versions_have_no_place_in_safetensors_and_are_no_matter(tmp_path):
         tmp_path / "out",
         rules=rule,
     )
-    assert answer["notes"] == []
+    assert answer.to_json()["notes"] == []
     assert not (tmp_path / "out" / "migrate.items.json").exists()
 
 
@@ -199,7 +199,7 @@ def test_a_module_goes_back_by_a_rule_file(tmp_path):
     model = torch.nn.ModuleDict({"core": torch.nn.Linear(2, 2)})
     for given, name in ((model, "a.pt"), (model.state_dict(), "b.pt")):
         answer = migrate.downgrade(given, tmp_path / name, rules=rule)
-        assert answer["steps"][0]["backwards"] is True
+        assert answer.to_json()["steps"][0]["backwards"] is True
         made = torch.load(tmp_path / name, weights_only=True)
         assert equal(made, {f"inner.{k}": t.detach() for k, t in model["core"].named_parameters()})
 
@@ -214,10 +214,10 @@ def test_what_lies_in_memory_is_inspected_and_planned(new, device, kind):
     given.config = CONFIG
     if kind == "state dict":
         given = given.state_dict()
-    said = fits(migrate.inspect(given), "inspection")
+    said = fits(migrate.inspect(given).to_json(), "inspection")
     assert (said["path"], said["format"], said["tensors"]) == ("<memory>", "memory", len(new))
     assert [f"{x['lineage']}@{x['layout']}" for x in said["layouts"]] == ["hf-mixtral@v5"]
-    assert said["index_hash"] == migrate.inspect(V5)["index_hash"]
+    assert said["index_hash"] == migrate.inspect(V5).index_hash
     plan = migrate.plan(given, to="hf-mixtral@v4", backwards=True)
     fits(plan.document, "plan")
     assert plan.document["source"]["path"] == "<memory>"

@@ -49,7 +49,7 @@ def state(version):
 def test_a_file_of_torch_is_told_by_its_module_versions(tmp_path, rules):
     for version, expected in ((1, ["v1"]), (2, [])):
         torch.save(state(version), tmp_path / "x.pt")
-        found = migrate.inspect(tmp_path / "x.pt", rules=[rules])["layouts"]
+        found = migrate.inspect(tmp_path / "x.pt", rules=[rules]).to_json()["layouts"]
         assert [one["layout"] for one in found if one["lineage"] == "norms"] == expected
 
 

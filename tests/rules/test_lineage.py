@@ -19,8 +19,7 @@ from migrate.rules.lineage import (
     resolve_goal,
     warnings,
 )
-from migrate.source.blobs import Stored
-from migrate.source.index import Index
+from migrate.source.index import Index, Stored
 
 
 def lineage(

@@ -32,9 +32,9 @@ def saved(path: Path, value: Any) -> Path:
 def test_values_of_the_same_numbers_in_other_containers_differ(tmp_path: Path) -> None:
     paths = {name: saved(tmp_path / f"{name}.pt", value) for name, value in MADE.items()}
     for one, other in combinations(MADE, 2):
-        assert not migrate.diff(paths[one], paths[other])["equal"], (one, other)
+        assert not migrate.diff(paths[one], paths[other]).equal, (one, other)
     again = {name: saved(tmp_path / f"{name} again.pt", value) for name, value in MADE.items()}
-    assert all(migrate.diff(paths[name], again[name])["equal"] for name in MADE)
+    assert all(migrate.diff(paths[name], again[name]).equal for name in MADE)
 
 
 @pytest.mark.parametrize("config", [{"a.b": 9, "a": {"b": 2}}, {"a.b": 1, "a": {"b": 9}}])
@@ -45,7 +45,7 @@ def test_each_of_two_values_whose_paths_are_spelled_alike_is_compared(
         saved(tmp_path / "one.pt", {"a.b": 1, "a": {"b": 2}}),
         saved(tmp_path / "other.pt", config),
     )
-    assert len(migrate.inspect(one)["items"]) == 2
-    assert not migrate.diff(one, other)["equal"]
+    assert len(migrate.inspect(one).to_json()["items"]) == 2
+    assert not migrate.diff(one, other).equal
     migrate.apply(one, tmp_path / "made.pt", output_format="torch")
-    assert migrate.verify(tmp_path / "made.pt", source=one)["equal"]
+    assert migrate.verify(tmp_path / "made.pt", source=one).equal

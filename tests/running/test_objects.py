@@ -21,7 +21,7 @@ from quantized_streams import Made, mxfp8, stand_ins
 import migrate
 from migrate import formats
 from migrate.core.errors import CheckpointError
-from migrate.source.tree import object_encodings
+from migrate.source.outline import encodings
 
 DATA = Path(__file__).parents[1] / "data"
 GENUINE = sorted([*(DATA / "te" / "tensors").glob("*.pt"), *(DATA / "torchao").glob("*.pt")])
@@ -53,7 +53,7 @@ def held(path: Path) -> dict[str, tuple[str, bytes]]:
 def told(path: Path) -> dict[str, Any]:
     source = formats.open(path)
     source.close()
-    return object_encodings(source.index.tree)
+    return encodings(source.index.outline)
 
 
 def rule(folder: Path, text: str) -> Path:
@@ -220,7 +220,8 @@ def test_components_that_part_are_plain_tensors_and_that_is_said(te: Any, tmp_pa
         "w._rowwise_scale_inv",
     ]
     assert any(
-        "no parts of an object any more: w._rowwise_data" in note for note in answer["notes"]
+        "no parts of an object any more: w._rowwise_data" in note
+        for note in answer.to_json()["notes"]
     )
 
 

@@ -183,9 +183,9 @@ def test_state_by_number_is_right_behind_new_names(
     model, made = trained(optimizer)
     source, out = saved(tmp_path / "in.pt", kind(model, made)), tmp_path / "out.pt"
     answer = migrate.apply(source, out, rules=rule("rename"))
-    assert answer["optimizer"] == "renamed"
-    assert any("goes by number, and is carried" in note for note in answer["notes"])
-    assert answer["downgrade"]["exact"]
+    assert answer.optimizer == "renamed"
+    assert any("goes by number, and is carried" in note for note in answer.to_json()["notes"])
+    assert answer.to_json()["downgrade"]["exact"]
     loaded = torch.load(out, weights_only=True)
     resumed = Renamed()
     resumed.load_state_dict(loaded["state_dict" if kind is lightning else "model"])
@@ -203,7 +203,7 @@ def test_state_by_number_is_right_behind_new_names(
         assert torch.equal(one, other)
     # the way back too
     migrate.downgrade(out, tmp_path / "back.pt", rules=rule("rename"))
-    assert migrate.diff(tmp_path / "back.pt", source)["equal"]
+    assert migrate.diff(tmp_path / "back.pt", source).equal
 
 
 def test_the_moments_that_are_refused_would_be_wrong(rule: Any, tmp_path: Path) -> None:
@@ -274,7 +274,10 @@ def test_a_cast_leaves_moments_right(kind: Any, rule: Any, tmp_path: Path) -> No
     )
     text = ('keep: ["optimizer.{k...}"]\n' if kind in (among_weights, moment_first) else "") + text
     answer = migrate.apply(source, tmp_path / "out.pt", rules=rule(text))
-    assert (answer["optimizer"], [note for note in answer["notes"] if "optimizer" in note]) == (
+    assert (
+        answer.optimizer,
+        [note for note in answer.to_json()["notes"] if "optimizer" in note],
+    ) == (
         "right",
         [],
     )
@@ -298,7 +301,7 @@ def test_state_by_name_of_parameters_that_stay_is_carried(
     source = saved(tmp_path / "in.pt", value)
     text = KEEP + 'rules: [{name: r, from: "norm.{k}", to: "bn.{k}"}]\n'
     answer = migrate.apply(source, tmp_path / "out.pt", rules=rule(text))
-    assert (answer["optimizer"], answer["downgrade"]["exact"]) == ("right", True)
+    assert (answer.optimizer, answer.to_json()["downgrade"]["exact"]) == ("right", True)
 
 
 def test_rules_that_take_state_by_name_along_are_asked_for_nothing(
@@ -397,20 +400,20 @@ def test_stale_state_is_carried_where_that_is_allowed_and_plan_answer_and_stamp_
     document = migrate.plan(source, **asked).document
     answer = migrate.apply(source, out, **asked)
     for told in (document, answer):
-        assert told["optimizer"] == "stale"
-        assert any("is stale and carried as it is" in note for note in told["notes"])
-    (entry,) = migrate.history(out)["applied"]
+        assert told.optimizer == "stale"
+        assert any("is stale and carried as it is" in note for note in told.to_json()["notes"])
+    (entry,) = migrate.history(out).to_json()["applied"]
     assert entry["optimizer"] == "stale"
-    assert migrate.verify(out, source=source, rules=rule("merge"))["equal"]
-    moments = migrate.inspect(source)["carried"]["tensors"]
-    assert migrate.inspect(out)["carried"]["tensors"] == moments
+    assert migrate.verify(out, source=source, rules=rule("merge")).equal
+    moments = migrate.inspect(source).to_json()["carried"]["tensors"]
+    assert migrate.inspect(out).to_json()["carried"]["tensors"] == moments
     if kind in NUMBERED:
         # a stamp permits nothing, and tells
         with pytest.raises(CheckpointError, match="it would fit again"):
             migrate.downgrade(out, tmp_path / "back.pt", rules=rule("merge"))
     answer = migrate.downgrade(out, tmp_path / "back.pt", **asked)
-    assert answer["optimizer"] == "right"
-    assert migrate.diff(tmp_path / "back.pt", source)["equal"]
+    assert answer.optimizer == "right"
+    assert migrate.diff(tmp_path / "back.pt", source).equal
 
 
 @pytest.mark.parametrize("change", thorough(["merge", "rename"]))
@@ -424,13 +427,13 @@ def test_optimizer_state_is_left_out_where_that_is_asked_for(
     with pytest.raises(CheckpointError, match="M402"):
         migrate.plan(source, **asked)
     answer = migrate.apply(source, out, **asked, allow={"drop"})
-    assert answer["optimizer"] == "dropped"
-    assert any("optimizer state is left out" in note for note in answer["notes"])
-    assert answer["downgrade"] == {
+    assert answer.optimizer == "dropped"
+    assert any("optimizer state is left out" in note for note in answer.to_json()["notes"])
+    assert answer.to_json()["downgrade"] == {
         "exact": False,
         "because": ["the state of the optimizer does not come back"],
     }
-    assert migrate.history(out)["applied"][0]["optimizer"] == "dropped"
+    assert migrate.history(out).to_json()["applied"][0]["optimizer"] == "dropped"
     loaded = torch.load(out, weights_only=True)
     assert not any("optim" in key for key in loaded)
     there = torch.load(source, weights_only=True)
@@ -438,7 +441,7 @@ def test_optimizer_state_is_left_out_where_that_is_asked_for(
         key for key in there if "optim" not in key and not isinstance(there[key], torch.Tensor)
     }
     assert beside <= set(loaded)
-    assert migrate.verify(out, source=source, rules=rule(change))["equal"]
+    assert migrate.verify(out, source=source, rules=rule(change)).equal
 
 
 def test_any_other_word_for_the_optimizer_is_refused(rule: Any, tmp_path: Path) -> None:
@@ -467,9 +470,7 @@ def test_state_that_lies_beside_safetensors_is_found_as_well(rule: Any, tmp_path
         params={"optimizer": "drop"},
         allow={"drop"},
     )
-    assert migrate.verify(tmp_path / "weights", source=source, params={"optimizer": "drop"})[
-        "equal"
-    ]
+    assert migrate.verify(tmp_path / "weights", source=source, params={"optimizer": "drop"}).equal
     assert "exp_avg" not in (tmp_path / "weights" / "migrate.items.json").read_text()
 
 
@@ -480,7 +481,7 @@ def test_state_dicts_in_memory_are_judged_as_files_are(rule: Any) -> None:
     for call in (migrate.apply, migrate.migrate_state_dict):
         out = call(state, rules=rule("rename"), inform=told.append)
         assert out["optimizer"] is state["optimizer"]
-        assert any("goes by number, and is carried" in note for note in told[-1]["notes"])
+        assert any("goes by number, and is carried" in note for note in told[-1].to_json()["notes"])
         with pytest.raises(CheckpointError, match="M410"):
             call(state, rules=rule("merge"))
         out = call(
@@ -492,7 +493,7 @@ def test_state_dicts_in_memory_are_judged_as_files_are(rule: Any) -> None:
         )
         assert set(out) == {"all.weight", "0.bias", "2.bias"}
         call(state, rules=rule("merge"), allow={"stale-optimizer"}, inform=told.append)
-        assert any("is stale and carried as it is" in note for note in told[-1]["notes"])
+        assert any("is stale and carried as it is" in note for note in told[-1].to_json()["notes"])
     named = {**model.state_dict(), "optim": get_optimizer_state_dict(model, made)}
     with pytest.raises(CheckpointError, match="M410"):
         migrate.apply(named, rules=rule("rename"))
@@ -511,7 +512,7 @@ def test_a_stamp_says_of_an_optimizer_only_what_migrate_writes(rule: Any, tmp_pa
     for wrong in ("fine", 5, ["stale"], None):
         stamp["applied"][0]["optimizer"] = wrong
         path.write_text(json.dumps(stamp))
-        assert migrate.history(tmp_path / "out")["notes"] == [
+        assert migrate.history(tmp_path / "out").to_json()["notes"] == [
             "the stamp cannot be read and is ignored"
         ]
 
@@ -533,7 +534,7 @@ def test_a_checkpoint_without_anything_beside_its_tensors_is_not_searched(
     for name in ("_Search", "_seen", "_fates"):
         monkeypatch.setattr(optimizers, name, never)
     source = saved(tmp_path / "in.pt", trained()[0].state_dict())
-    assert migrate.apply(source, tmp_path / "out.pt", rules=rule("merge"))["optimizer"] is None
+    assert migrate.apply(source, tmp_path / "out.pt", rules=rule("merge")).optimizer is None
     assert len(asked) == 1
 
 
@@ -572,7 +573,7 @@ def test_state_of_fsdp2_by_name_steps_on_where_its_parameters_stay(
         tmp_path / "out.pt",
         rules=rule(KEEP + 'rules: [{name: r, from: "ema.{k}", to: "average.{k}"}]\n'),
     )
-    assert answer["optimizer"] == "right"
+    assert answer.optimizer == "right"
     loaded = torch.load(tmp_path / "out.pt", weights_only=True)
     assert loaded["model"].pop("average.decay") == 1
     resumed, again = sharded()

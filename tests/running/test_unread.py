@@ -21,7 +21,7 @@ from migrate.cli.main import run
 from migrate.source import unread
 from migrate.source.pickle.canonical import Canonical, TooManyError
 from migrate.source.pickle.limits import ARCHIVE
-from migrate.source.pickle.machine import read_pickle
+from migrate.source.pickle.machine import read
 
 
 class Colour(enum.Enum):
@@ -84,11 +84,11 @@ def test_a_namespace_that_differs_in_one_thing_is_another(what: str, tmp_path: P
         saved(tmp_path / "b.pt", namespace(**OTHERS[what])),
     )
     found = difference(a, b)
-    assert not found["equal"]
-    assert found["tensors_equal"]
+    assert not found.equal
+    assert found.tensors_equal
     assert [
         text
-        for text in found["others"]
+        for text in found.to_json()["others"]
         if text.startswith("value args (argparse.Namespace, not decoded) differs")
     ]
 
@@ -107,8 +107,8 @@ VALUES: dict[str, Any] = {
 def test_the_same_value_is_equal_by_its_stream_and_that_is_said(what: str, tmp_path: Path) -> None:
     a, b = saved(tmp_path / "a.pt", VALUES[what]), saved(tmp_path / "b.pt", VALUES[what])
     found = difference(a, b)
-    assert found["equal"]
-    (note,) = found["notes"]
+    assert found.equal
+    (note,) = found.to_json()["notes"]
     assert note.startswith(
         "not decoded, and equal by its canonical pickle stream and the bytes of its storages: args"
     )
@@ -116,8 +116,8 @@ def test_the_same_value_is_equal_by_its_stream_and_that_is_said(what: str, tmp_p
     torch.save({"model": {"w": torch.arange(6.0).reshape(2, 3)}, "epoch": 3}, lost)
     for one, other, side in ((a, lost, "A"), (lost, a, "B")):
         found = difference(one, other)
-        assert not found["equal"]
-        assert found["others"][0].endswith(f"not decoded) is in {side} only")
+        assert not found.equal
+        assert found.to_json()["others"][0].endswith(f"not decoded) is in {side} only")
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_protocol_and_container_do_not_count(
     what: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
     a, b = saved(tmp_path / "a.pt", VALUES[what]), saved(tmp_path / "b.pt", VALUES[what], **options)
-    assert difference(a, b)["equal"]
+    assert difference(a, b).equal
 
 
 def test_texts_that_are_one_object_or_two_are_the_same_and_lists_are_not(tmp_path: Path) -> None:
@@ -137,8 +137,8 @@ def test_texts_that_are_one_object_or_two_are_the_same_and_lists_are_not(tmp_pat
     a = saved(tmp_path / "a.pt", argparse.Namespace(x=text, y=text, l=one, m=one))
     b = saved(tmp_path / "b.pt", argparse.Namespace(x=text, y="".join(["a", "b"]), l=one, m=one))
     c = saved(tmp_path / "c.pt", argparse.Namespace(x=text, y=text, l=one, m=[1]))
-    assert difference(a, b)["equal"]
-    assert not difference(a, c)["equal"]
+    assert difference(a, b).equal
+    assert not difference(a, c).equal
 
 
 def test_a_stream_whose_memo_is_numbered_otherwise_is_the_same(tmp_path: Path) -> None:
@@ -155,9 +155,9 @@ def test_a_stream_whose_memo_is_numbered_otherwise_is_the_same(tmp_path: Path) -
     digests = {
         Canonical(lambda key: None).digest(node)
         for node in (
-            read_pickle(plain, ARCHIVE, name="s"),
-            read_pickle(padded, ARCHIVE, name="s")[1],
-            read_pickle(fast.getvalue(), ARCHIVE, name="s"),
+            read(plain, ARCHIVE, name="s"),
+            read(padded, ARCHIVE, name="s")[1],
+            read(fast.getvalue(), ARCHIVE, name="s"),
         )
     }
     assert len(digests) == 1
@@ -169,8 +169,8 @@ def test_two_tensors_of_one_storage_are_not_two_storages(tmp_path: Path) -> None
     a = saved(tmp_path / "a.pt", argparse.Namespace(x=base, y=base[:]))
     b = saved(tmp_path / "b.pt", argparse.Namespace(x=base, y=base.clone()))
     again = saved(tmp_path / "again.pt", argparse.Namespace(x=base, y=base[:]))
-    assert difference(a, again)["equal"]
-    assert not difference(a, b)["equal"]
+    assert difference(a, again).equal
+    assert not difference(a, b).equal
 
 
 def test_the_attributes_of_a_dict_and_a_whole_file_count_too(tmp_path: Path) -> None:
@@ -182,9 +182,9 @@ def test_the_attributes_of_a_dict_and_a_whole_file_count_too(tmp_path: Path) -> 
         torch.save([torch.ones(2), argparse.Namespace(a=number)], tmp_path / f"list{number}.pt")
         paths.append((tmp_path / f"state{number}.pt", tmp_path / f"list{number}.pt"))
     for a, b in zip(*paths, strict=True):
-        assert not difference(a, b)["equal"]
-        assert difference(a, a)["equal"]
-        assert difference(a, a)["notes"]
+        assert not difference(a, b).equal
+        assert difference(a, a).equal
+        assert difference(a, a).to_json()["notes"]
 
 
 def test_what_has_too_many_values_is_compared_by_its_bytes_and_that_is_said(
@@ -198,11 +198,13 @@ def test_what_has_too_many_values_is_compared_by_its_bytes_and_that_is_said(
         tmp_path / "c.pt",
         argparse.Namespace(x=[[number] for number in range(100)], t=torch.zeros(3)),
     )
-    assert difference(a, b)["notes"] == [
+    assert difference(a, b).to_json()["notes"] == [
         "not decoded, and equal by the bytes of the whole pickle: args"
     ]
-    assert "too large to be compared but by the bytes" in difference(a, other)["others"][0]
-    assert not difference(a, saved(tmp_path / "d.pt", 1))["equal"]
+    assert (
+        "too large to be compared but by the bytes" in difference(a, other).to_json()["others"][0]
+    )
+    assert not difference(a, saved(tmp_path / "d.pt", 1)).equal
 
 
 def test_a_stream_that_shares_what_it_holds_takes_as_many_steps_as_it_has_nodes() -> None:
@@ -228,7 +230,7 @@ def test_storages_are_read_once_whatever_refers_to_them(
         "_read",
         lambda self, offset, size: reads.append(size) or one(self, offset, size),
     )
-    assert difference(a, a)["equal"]
+    assert difference(a, a).equal
     assert reads == [4000, 4000]
 
 
@@ -238,14 +240,15 @@ def test_verify_says_what_was_left_out_and_wants_it_allowed(
     a = saved(tmp_path / "a.pt", namespace())
     migrate.apply(a, tmp_path / "out.pt", output_format="torch", allow=["opaque"])
     found = migrate.verify(tmp_path / "out.pt", source=a)
-    assert not found["equal"]
-    assert found["differences"][0]["key"] == "args"
+    assert not found.equal
+    assert found.to_json()["differences"][0]["key"] == "args"
     assert (
-        "is in the source only; if it was left out with allow=" in found["differences"][0]["what"]
+        "is in the source only; if it was left out with allow="
+        in found.to_json()["differences"][0]["what"]
     )
     found = migrate.verify(tmp_path / "out.pt", source=a, allow=["opaque"])
-    assert found["equal"]
-    assert found["not_compared"] == [
+    assert found.equal
+    assert found.to_json()["not_compared"] == [
         {
             "what": "what is not decoded and was left out of the output: args",
             "why": 'allow={"opaque"}',
@@ -275,8 +278,8 @@ def test_what_is_not_looked_at_is_listed_and_tensors_can_be_compared_alone(
     (folder / "other.bin").write_bytes(b"x")
     save_file(weights, tmp_path / "one.safetensors")
     found = difference(folder, tmp_path / "one.safetensors")
-    assert found["equal"]
-    whats = [one["what"] for one in found["not_compared"]]
+    assert found.equal
+    whats = [one["what"] for one in found.to_json()["not_compared"]]
     assert "side files of A: config.json" in whats
     assert any("other.bin" in what for what in whats)
     assert any("mine" in what for what in whats)
@@ -285,7 +288,7 @@ def test_what_is_not_looked_at_is_listed_and_tensors_can_be_compared_alone(
     save_file(weights, twin / "model.safetensors")
     (twin / "config.json").write_text('{"a": 1}')
     found = difference(folder, twin)
-    assert (found["equal"], found["tensors_equal"], found["side_files"]) == (
+    assert (found.equal, found.tensors_equal, found.to_json()["side_files"]) == (
         False,
         True,
         ["side file config.json differs"],

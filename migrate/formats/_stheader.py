@@ -24,7 +24,8 @@ from ..core.errors import CheckpointError
 from ..core.records import records
 from ..core.spec import BITS, Spec, spec
 from ..core.spelling import option
-from ..source.blobs import FileBlob, Stored
+from ..source.blobs import FileBlob
+from ..source.index import Stored
 from ..source.jsontext import collector_paused, parse
 from ..source.target import OutputFile, Placed
 

@@ -19,9 +19,8 @@ from typing import NamedTuple
 
 from ..core.diagnostics import Report, fail, listed, printable
 from ..core.ranks import rank_of
-from .blobs import Stored
-from .index import Index
-from .paths import Folder, Place, plain_name
+from ..source.index import Index, Stored
+from ..source.paths import Folder, Place, plain_name
 
 MAX_RANKS = 10_000
 _FILE = re.compile(r"(consolidated\.)([0-9]{2,5})()", re.ASCII)
@@ -157,7 +156,7 @@ def _names(folder: Folder, name: str) -> tuple[str, ...]:
     return tuple(folder.names(name))
 
 
-def join_ranks(parts: Sequence[Mapping[str, Stored]], label: str) -> Mapping[str, Stored]:
+def joined(parts: Sequence[Mapping[str, Stored]], label: str) -> Mapping[str, Stored]:
     """The tensors of all ranks: `key@r` where a key stands in several files, or in one other than
     the first; else plain.
 

@@ -1,1 +1,0 @@
-"""Elements of tensors as raw numbers: shared by codecs, ops, formats and what runs them."""

@@ -1,0 +1,109 @@
+"""What a checkpoint is, without a look at its tensors: the answers of `inspect` and `history`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from ..core.templates import collapse
+from ..extra_state.age import States
+from ..planning.route import known_lineages, layouts_of, nearest_to
+from ..results import HistoryReport, InspectReport
+from ..source.pickle.encodings import PARAMETER
+from . import history as stamps
+from .differences import beside
+from .prepare import side_reader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ..core.spec import Spec
+    from ..planning.question import Question
+    from ..source.index import Source
+
+
+def describe(source: Source, question: Question, *, expand: bool) -> InspectReport:
+    """What the checkpoint holds and which layouts it fits; `expand` lists every key."""
+    index = source.index
+    specs = {key: stored.spec for key, stored in index.tensors.items()}
+    index_hash = index.hash()
+    stamp, notes = stamps.read(source.history, index_hash)
+    if expand:
+        keys = [
+            {"keys": k, "count": 1, "spec": str(s), "bytes": s.nbytes} for k, s in specs.items()
+        ]
+    else:
+        keys = [
+            {
+                "keys": c.text,
+                "count": c.count,
+                "spec": str(specs[c.sample]),
+                "bytes": c.count * specs[c.sample].nbytes,
+            }
+            for c in collapse(list(specs), specs.__getitem__)
+        ]
+    layouts = layouts_of(index, side_reader(source), question.rules, stamp.layouts, States(source))
+    return InspectReport.of(
+        path=source.path,
+        format=source.format,
+        index_hash=index_hash,
+        files=[
+            {"name": name, "size": blob.size}
+            for name, blob in zip(index.files, source.blobs, strict=True)
+        ],
+        tensors=len(specs),
+        bytes=index.nbytes,
+        **_counted(specs.values()),
+        layouts=layouts,
+        nearest=[]
+        if layouts
+        else nearest_to(index, side_reader(source), question.rules, States(source)),
+        keys=keys,
+        side_files=[{"path": f.path, "size": f.size} for f in index.side_files],
+        left_out=list(index.left_out),
+        metadata=dict(index.metadata),
+        **beside(index, question.params.get(PARAMETER)),
+        notes=[*index.notes, *notes],
+    )
+
+
+def _counted(specs: Iterable[Spec]) -> dict[str, Any]:
+    """The elements of all tensors, and of those of each dtype."""
+    alike = Counter(specs)
+    dtypes: dict[str, dict[str, Any]] = {}
+    for spec, count in alike.items():
+        row = dtypes.setdefault(
+            spec.dtype, {"dtype": spec.dtype, "tensors": 0, "parameters": 0, "bytes": 0}
+        )
+        row["tensors"] += count
+        row["parameters"] += count * spec.numel
+        row["bytes"] += count * spec.nbytes
+    rows = sorted(dtypes.values(), key=lambda row: (-row["parameters"], row["dtype"]))
+    return {"parameters": sum(row["parameters"] for row in rows), "dtypes": rows}
+
+
+def describe_history(source: Source, question: Question, lineage: str | None) -> HistoryReport:
+    """What the stamp says was applied, and the layouts that the checkpoint stands in."""
+    index_hash = source.index.hash()
+    stamp, notes = stamps.read(source.history, index_hash)
+    if lineage is not None and lineage not in {
+        *stamp.layouts,
+        *(e["lineage"] for e in stamp.applied),
+    }:
+        known_lineages(question.rules, lineage)  # M507 if there is none of this name
+    found = layouts_of(
+        source.index, side_reader(source), question.rules, stamp.layouts, States(source)
+    )
+    standing = {
+        entry["lineage"]: entry["layout"] for entry in found if lineage in (None, entry["lineage"])
+    }
+    applied = [dict(e) for e in stamp.applied if lineage in (None, e["lineage"])]
+    return HistoryReport.of(
+        path=source.path,
+        output=index_hash,
+        layouts=dict(stamp.layouts),
+        standing=standing,
+        lineages=[row for name in standing for row in known_lineages(question.rules, name)],
+        applied=applied,
+        notes=notes if source.history is not None else ["no stamp: nothing was applied by migrate"],
+    )
