@@ -58,6 +58,7 @@ def test_a_block_is_fenced_and_of_a_kind_that_is_tested(page: str) -> None:
             assert step.kind in KINDS, step
             well_formed(step)
     outside = re.sub(r"^( *)```.*?^\1```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    assert "@@" not in outside
     # lists may be indented; four spaces after an empty line are a block that nothing runs
     assert not re.search(r"^\n {4}(?![ *0-9-])", outside, re.MULTILINE)
 
