@@ -32,7 +32,7 @@ import numpy as np
 import torch
 
 from migrate.codecs import get
-from migrate.codecs._codec import Options
+from migrate.codecs.base import Options
 from migrate.core.spec import Spec
 
 SIDE, BLOCK = 4096, 128

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from migrate.source.pickle.limits import METADATA
-from migrate.source.pickle.machine import read
+from migrate.source.pickle.machine import read_pickle
 
 BYTES_A_CHUNK = 238
 
@@ -67,7 +67,7 @@ def main() -> None:
     data = metadata(round(wanted / BYTES_A_CHUNK))
     ours, pure = best(
         [
-            lambda: read(data, METADATA, name=".metadata"),
+            lambda: read_pickle(data, METADATA, name=".metadata"),
             lambda: pickle._Unpickler(io.BytesIO(data)).load(),
         ]
     )

@@ -13,7 +13,7 @@ from migrate.source import yaml
 def load_text(text: str, name: str) -> LoadedFile:
     """The rule file in `text`, which messages call `name`; raises its problems."""
     report = Report()
-    loaded = load_document(Path(name), yaml.read(text, name, report), report)
+    loaded = load_document(Path(name), yaml.read_yaml(text, name, report), report)
     report.check()
     assert loaded is not None, f"{name}: nothing was read and nothing was reported"
     return loaded

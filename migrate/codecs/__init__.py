@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ..source.registry import Registry
 
 if TYPE_CHECKING:
-    from ._codec import Codec
+    from .base import Codec
 
 registry: Registry[Codec] = Registry("migrate.codecs", "migrate.codecs", "CODEC")
 

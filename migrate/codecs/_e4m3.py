@@ -8,14 +8,14 @@ from functools import cache
 from math import frexp
 from typing import TYPE_CHECKING, Any
 
+from ..elements.raw import scratch
 from . import _blocks
-from ._arrays import scratch
 from ._blocks import Block
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from ..ops._op import Meter
+    from ..ops.base import Meter
 
 LARGEST = 448.0
 # a product of a code that is beyond it becomes infinite, or nearly

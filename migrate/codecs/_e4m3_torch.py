@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..core.spec import BITS
+from ..elements.raw import scratch, typed
 from . import _blocks
-from ._arrays import scratch, typed
 from ._blocks import Band, Block
 from ._e4m3 import LARGEST, NAN, signless, vanished
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from ..ops._op import Meter
+    from ..ops.base import Meter
 
 # what would round beyond the largest code
 OVERFLOW = 464.0

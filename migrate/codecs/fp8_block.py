@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..core.spec import Spec
 from ..core.spec import spec as spec_of
+from ..elements.raw import carrier, typed
 from . import _blocks, _e4m3
-from ._arrays import carrier, typed
 from ._blocks import Block
-from ._codec import NON_FINITE, Codec, Leaves, OpError, Options
+from .base import NON_FINITE, Codec, Leaves, OpError, Options
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from ..ops._op import Box, Meter
+    from ..ops.base import Box, Meter
 
 CODES = "float8_e4m3fn"
 SCALES = ("float32", "bfloat16", "float8_e8m0fnu")

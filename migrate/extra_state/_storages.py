@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ..source.pickle.decoding import STORAGES, ContradictionError
 from ..source.pickle.limits import EXTRA_STATE
-from ..source.pickle.machine import read
+from ..source.pickle.machine import read_pickle
 from ..source.pickle.nodes import Dict, Global, Persistent
 from ..source.pickle.tree import ITEMSIZE
 
@@ -23,7 +23,7 @@ MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
 MOST_HEADS = 16
 
 
-class Held(NamedTuple):
+class StoredState(NamedTuple):
     """A storage's persistent id, its bytes, and the stream that they end."""
 
     node: Persistent
@@ -45,11 +45,13 @@ class Heads:
             if data.startswith(head):
                 return len(head)
         window = data[:4096]
-        magic, at = read(window, EXTRA_STATE, name=f"{name}: magic number", whole=False)
-        protocol, at = read(
+        magic, at = read_pickle(window, EXTRA_STATE, name=f"{name}: magic number", whole=False)
+        protocol, at = read_pickle(
             window, EXTRA_STATE, name=f"{name}: protocol version", start=at, whole=False
         )
-        system, end = read(window, EXTRA_STATE, name=f"{name}: system", start=at, whole=False)
+        system, end = read_pickle(
+            window, EXTRA_STATE, name=f"{name}: system", start=at, whole=False
+        )
         if (
             type(magic) is not int
             or magic != MAGIC
@@ -69,15 +71,15 @@ class Heads:
 HEADS = Heads()
 
 
-def stored(data: bytes, name: str, heads: Heads = HEADS) -> Held:
+def stored(data: bytes, name: str, heads: Heads = HEADS) -> StoredState:
     """The one storage of a stream, all bytes accounted for. ContradictionError for another content,
     M93x from the machine.
     """
     at = heads.end(data, name)
     # what stands in front of the numbers is short, and the machine copies what it reads
     window = data[at : at + 4096]
-    node, end = read(window, EXTRA_STATE, name=name, whole=False, persistent=True)
-    keys, end = read(window, EXTRA_STATE, name=f"{name}: keys", start=end, whole=False)
+    node, end = read_pickle(window, EXTRA_STATE, name=name, whole=False, persistent=True)
+    keys, end = read_pickle(window, EXTRA_STATE, name=f"{name}: keys", start=end, whole=False)
     at += end
     numel, itemsize, key = _described(node)
     if type(keys) is not list or len(keys) != 1 or type(keys[0]) is not str or keys[0] != key:
@@ -90,7 +92,7 @@ def stored(data: bytes, name: str, heads: Heads = HEADS) -> Held:
         raise ContradictionError(
             f"a storage of {numel:,} elements with {max(0, len(data) - at - 8):,} bytes"
         )
-    return Held(node, memoryview(data)[at + 8 :], data)
+    return StoredState(node, memoryview(data)[at + 8 :], data)
 
 
 def _described(node: Any) -> tuple[int, int, str]:

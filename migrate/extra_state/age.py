@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..core.diagnostics import printable
 from ..core.errors import CheckpointError
 from ..core.spec import Spec, spec
-from ..source.nesting import is_state
+from ..source.tree import is_state
 from .objects import objects
 
 if TYPE_CHECKING:
-    from ..source.index import Source, Stored
+    from ..source.blobs import Stored
+    from ..source.index import Source
 
 # how many states are looked at; the others are of the same release
 MOST = 256
@@ -65,7 +66,7 @@ class Age(NamedTuple):
     """
 
     releases: Range | None
-    found: str
+    evidence: str
 
 
 class States:

@@ -1,4 +1,5 @@
-"""Bytes and objects to a `Record`. Everything that is there is understood or the whole state is
+"""Bytes and objects to a `StateRecord`. Everything that is there is understood or the whole state
+is
 refused: nothing is skipped.
 
 The machine says what the stream holds, memo and all; here each name is looked up in a closed list
@@ -8,7 +9,7 @@ its parts costs no more than it is long.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ..core.diagnostics import fail, printable
@@ -18,14 +19,23 @@ from ..source.pickle.containers import encoded
 from ..source.pickle.decoding import ContradictionError, Decoding, ForeignError, is_global, plain
 from ..source.pickle.keys import kind_of
 from ..source.pickle.limits import EXTRA_STATE
-from ..source.pickle.machine import read as read_pickle
+from ..source.pickle.machine import read_pickle
 from ..source.pickle.nodes import ABSENT, Call, Dict, Global, Persistent
 from ..source.pickle.torch_objects import DECODERS
 from ..source.pickle.tree import ITEMSIZE
-from ._releases import releases
-from ._storages import Held, stored
+from ._storages import StoredState, stored
 from .packing import MARK
-from .recipes import FORMAT, FORMAT_HELPER, FORMATS, FUNCTIONS, HOW_TO_ADD, PARAMETERS, RECIPES
+from .recipes import (
+    FIELDS,
+    FORMAT,
+    FORMAT_HELPER,
+    FORMATS,
+    FUNCTIONS,
+    HOW_TO_ADD,
+    PARAMETERS,
+    RECIPES,
+    STATELESS,
+)
 from .record import (
     BUFFERS,
     EXTRAS,
@@ -35,13 +45,13 @@ from .record import (
     OLD_MODES,
     RECIPE,
     SCALING,
-    Format,
     Function,
     Parameters,
     Recipe,
-    Record,
-    State,
-    Tensor,
+    ScalingState,
+    StateForm,
+    StateRecord,
+    StateTensor,
 )
 
 # the bytes of a storage, by its key
@@ -55,7 +65,7 @@ _NESTED = (
 _SCALARS = frozenset({type(None), bool, int, float, str})
 # what is no setting, wherever it stands
 _STATE = frozenset({*SCALING, *INVERSES, *BUFFERS})
-_SETTINGS = (type(None), bool, int, float, str, Format, Parameters)
+_SETTINGS = (type(None), bool, int, float, str, StateForm, Parameters)
 # the ten items of the list that 0.1 and 0.2 store
 _LIST = (
     "scale_fwd",
@@ -72,7 +82,7 @@ _LIST = (
 _ZIP = b"PK\x03\x04"
 
 
-def decode(payload: bytes, name: str) -> Record:
+def decode(payload: bytes, name: str) -> StateRecord:
     """The record in the bytes of a uint8 tensor, of the archive that an `io.BytesIO` holds, or of
     an object that was packed (`objects`).
 
@@ -81,16 +91,16 @@ def decode(payload: bytes, name: str) -> Record:
     CheckpointError: M950 for what is no extra state that is known here, M93x for a stream that is
     broken or hostile, M94x for such an archive.
     """
-    return examined(payload, name)[0]
+    return examine(payload, name)[0]
 
 
-def examined(payload: bytes, name: str) -> tuple[Record, list[Held]]:
+def examine(payload: bytes, name: str) -> tuple[StateRecord, list[StoredState]]:
     """The record, and the storages whose streams stand in the payload."""
     if not payload:
-        return Record("empty", "module", "2.4 and later", {}), []
+        return StateRecord("empty", "module", "2.4 and later", {}), []
     if payload[:4] == _ZIP:
         return _archive(payload, name), []
-    reader = _Reader(name, None)
+    reader = _StateReader(name, None)
     if payload.startswith(MARK):
         return _record(
             reader, read_pickle(payload[len(MARK) :], EXTRA_STATE, name=name), ""
@@ -98,16 +108,18 @@ def examined(payload: bytes, name: str) -> tuple[Record, list[Held]]:
     return _record(reader, read_pickle(payload, EXTRA_STATE, name=name), "pickle"), reader.held
 
 
-def of_nodes(node: Any, name: str, storages: Storages | None = None, *, form: str = "") -> Record:
+def decode_nodes(
+    node: Any, name: str, storages: Storages | None = None, *, form: str = ""
+) -> StateRecord:
     """The record that inert nodes spell: the list of 0.1, the dict of 0.3, or what a stream was
     read as (`form` says so).
 
     `storages` has the bytes of the storages that tensors refer to by persistent ids.
     """
-    return _record(_Reader(name, storages), node, form)
+    return _record(_StateReader(name, storages), node, form)
 
 
-def _record(reader: _Reader, node: Any, form: str) -> Record:
+def _record(reader: _StateReader, node: Any, form: str) -> StateRecord:
     try:
         states, form = reader.states(node, form)
     except (ForeignError, ContradictionError) as no:
@@ -117,16 +129,16 @@ def _record(reader: _Reader, node: Any, form: str) -> Record:
             help=HOW_TO_ADD if isinstance(no, _UnknownClassError) else None,
         )
     api = "module" if not states or "" in states else "ops"
-    return Record(form, api, releases(form, api, states), states)
+    return StateRecord(form, api, releases(form, api, states), states)
 
 
-def _archive(payload: bytes, name: str) -> Record:
-    from ..formats import _zip
+def _archive(payload: bytes, name: str) -> StateRecord:
+    from ..source import zip_archive
 
     blob = BytesBlob(name, payload)
-    archive = _zip.read(blob)
+    archive = zip_archive.read_archive(blob)
     node = read_pickle(
-        _zip.content(blob, archive.records["data.pkl"], EXTRA_STATE.size),
+        zip_archive.read_record(blob, archive.records["data.pkl"], EXTRA_STATE.size),
         EXTRA_STATE,
         name=name,
         persistent=True,
@@ -140,9 +152,9 @@ def _archive(payload: bytes, name: str) -> Record:
         if key not in records:
             raise ContradictionError(f"storage {printable(key)} is not in the archive")
         used.add(key)
-        return _zip.content(blob, records[key], EXTRA_STATE.size)
+        return zip_archive.read_record(blob, records[key], EXTRA_STATE.size)
 
-    record = of_nodes(node, name, bytes_of, form="archive")
+    record = decode_nodes(node, name, bytes_of, form="archive")
     if unused := sorted(records.keys() - used):
         fail("M950", f"{name}: storage {printable(unused[0])} of the archive belongs to no tensor")
     return record
@@ -152,7 +164,7 @@ class _UnknownClassError(ForeignError):
     """A class that could be a recipe."""
 
 
-class _Reader:
+class _StateReader:
     """One state being decoded. Recursion is bounded by the depth that the machine allows."""
 
     __slots__ = ("_done", "_storages", "held", "name")
@@ -160,9 +172,9 @@ class _Reader:
     def __init__(self, name: str, storages: Storages | None) -> None:
         self.name, self._storages = name, storages
         self._done: dict[int, Any] = {}
-        self.held: list[Held] = []
+        self.held: list[StoredState] = []
 
-    def states(self, node: Any, form: str) -> tuple[Mapping[str, State | None], str]:
+    def states(self, node: Any, form: str) -> tuple[Mapping[str, ScalingState | None], str]:
         """The states by mode, and the form."""
         if node is None:
             return {}, {"pickle": "none", "": "nothing"}.get(form, form)
@@ -181,14 +193,14 @@ class _Reader:
                 return {mode: self.mode(part) for mode, part in pairs.items()}, form
         return {"": self.state(pairs)}, form
 
-    def mode(self, node: Any) -> State | None:
+    def mode(self, node: Any) -> ScalingState | None:
         if node is None:
             return None
         pairs = self.pairs(node, "the state of a mode")
         return self.state(pairs) if pairs else None
 
-    def state(self, pairs: Mapping[str, Any], listed: bool = False) -> State:
-        tensors: dict[str, Tensor] = {}
+    def state(self, pairs: Mapping[str, Any], listed: bool = False) -> ScalingState:
+        tensors: dict[str, StateTensor] = {}
         extras: dict[str, Any] = {}
         recipe = None
         buffers = []
@@ -215,12 +227,12 @@ class _Reader:
                 )
         for side in ("fwd", "bwd"):
             self.match(tensors, side)
-        return State(recipe, tensors, extras, tuple(buffers))
+        return ScalingState(recipe, tensors, extras, tuple(buffers))
 
-    def scales(self, key: str, node: Any) -> Tensor:
+    def scales(self, key: str, node: Any) -> StateTensor:
         found = self.value(node)
         rank = 2 if key.startswith("amax") else 1
-        if not isinstance(found, Tensor):
+        if not isinstance(found, StateTensor):
             raise ForeignError(f"{key} is {kind_of(node)}, not a tensor")
         if found.dtype != "float32" or len(found.shape) != rank or 0 in found.shape:
             raise ForeignError(
@@ -229,7 +241,7 @@ class _Reader:
             )
         return found
 
-    def match(self, tensors: Mapping[str, Tensor], side: str) -> None:
+    def match(self, tensors: Mapping[str, StateTensor], side: str) -> None:
         """Scales, their inverses and the histories of one direction have as many slots."""
         slots = {name: t.shape[-1] for name, t in tensors.items() if name.endswith(side)}
         if len(set(slots.values())) > 1:
@@ -327,8 +339,8 @@ class _Reader:
                     raise ForeignError(f"a recipe whose field {printable(key)} is {kind_of(node)}")
         return out
 
-    def format(self, call: Call) -> Format:
-        """`Format(_FormatHelper(forward, backward))`; some builds of Python write
+    def format(self, call: Call) -> StateForm:
+        """`StateForm(_FormatHelper(forward, backward))`; some builds of Python write
         `getattr(Format, name)`.
         """
         arguments = call.arguments
@@ -339,7 +351,7 @@ class _Reader:
                 and is_global(arguments[0], FORMAT)
             ):
                 if type(arguments[1]) is str and arguments[1] in FORMATS:
-                    return Format(*FORMATS[arguments[1]])
+                    return StateForm(*FORMATS[arguments[1]])
             elif call.function.name == "Format" and len(arguments) == 1:
                 helper = arguments[0]
                 if (
@@ -350,10 +362,10 @@ class _Reader:
                 ):
                     numbers = helper.arguments
                     if all(type(n) in (int, float) for n in numbers):
-                        return Format(*numbers)
+                        return StateForm(*numbers)
         raise self.foreign(call, "a Format that is no pair of numbers")
 
-    def tensor(self, call: Call) -> Tensor:
+    def tensor(self, call: Call) -> StateTensor:
         """A row-major tensor on a storage in a string of bytes, or in the container around the
         stream.
         """
@@ -393,4 +405,55 @@ class _Reader:
         for length in record.shape:
             numel *= length
         start = record.offset * size
-        return Tensor(record.dtype, record.shape, memoryview(held)[start : start + numel * size])
+        return StateTensor(
+            record.dtype, record.shape, memoryview(held)[start : start + numel * size]
+        )
+
+
+_NONE = {
+    "archive": "0.12 to 1.13",
+    "none": "0.6 to 0.11 and 2.0 to 2.3",
+    "nothing": "0.1 to 0.5",
+    "pickle": "2.0 to 2.17",
+}
+# from this release on stateless recipes are not stored
+_SILENT = (2, 18)
+
+
+def releases(form: str, api: str, states: Mapping[str, ScalingState | None]) -> str:
+    """The range of releases, in words. A range that nothing narrows ends "and later"."""
+    held = [s for s in states.values() if s is not None]
+    if form == "list":
+        return "0.1 to 0.2"
+    if form == "dict":
+        return "0.3 to 0.5"
+    if not held:
+        return "1.13" if OLD_MODES[0] in states else _NONE.get(form, "")
+    recipes = [s.recipe for s in held if s.recipe is not None]
+    if api == "ops" and not recipes:
+        return "1.13" if not states.keys().isdisjoint(OLD_MODES) else "2.0 to 2.2"
+    if form == "archive":
+        return "0.12 to 1.5" if any(s.buffers for s in held) else "1.6 to 1.13"
+    if recipes:
+        return _by_recipes(recipes, (2, 3) if api == "ops" else (2, 0))
+    if any(name in s.tensors for s in held for name in INVERSES):
+        return "0.8 to 0.11"
+    return "0.6 to 0.7" if any(name in s.buffers for s in held for name in BUFFERS) else "unknown"
+
+
+def _by_recipes(recipes: Iterable[Recipe], first: tuple[int, int]) -> str:
+    last: tuple[int, int] | None = None
+    for recipe in recipes:
+        first = max(first, RECIPES[recipe.module, recipe.name].since)
+        if recipe.sort == STATELESS:
+            last = _SILENT
+        for field, (since, until) in FIELDS.items():
+            if field in recipe.fields:
+                first, last = max(first, since), min(filter(None, (last, until)), default=None)
+            elif until is not None and recipe.name == "DelayedScaling" and field == "interval":
+                first = max(first, until)
+    begin = f"{first[0]}.{first[1]}"
+    if last is None:
+        return f"{begin} and later"
+    end = f"{last[0]}.{last[1] - 1}"
+    return begin if first >= (last[0], last[1] - 1) else f"{begin} to {end}"

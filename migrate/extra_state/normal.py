@@ -21,19 +21,19 @@ from .record import (
     MODES,
     OLD_MODES,
     SCALING,
-    Format,
     Function,
     Recipe,
-    Record,
-    State,
-    Tensor,
+    ScalingState,
+    StateForm,
+    StateRecord,
+    StateTensor,
 )
 
 _TE = "transformer_engine.common.recipe"
 _ONE, _ZERO = b"\x00\x00\x80?", b"\x00\x00\x00\x00"
 
 
-def normal(record: Record) -> dict[str, State]:
+def normal(record: StateRecord) -> dict[str, ScalingState]:
     """The states by mode ("" for a module), each with a recipe, without inverses and buffers, with
     all slots.
 
@@ -43,7 +43,7 @@ def normal(record: Record) -> dict[str, State]:
     return {mode: _normal(state, record.api) for mode, state in kept(record).items()}
 
 
-def kept(record: Record) -> dict[str, State]:
+def kept(record: StateRecord) -> dict[str, ScalingState]:
     """The states by mode, with all slots, of the tensors only those that delayed scaling keeps.
     OpError M950 for modes that do not fit.
     """
@@ -57,7 +57,7 @@ def kept(record: Record) -> dict[str, State]:
     return held
 
 
-def is_current(record: Record) -> bool:
+def is_current(record: StateRecord) -> bool:
     """Whether these are the bytes of 2.x already: a pickle in which every state has its recipe, and
     no recipe names a function.
     """
@@ -69,7 +69,7 @@ def is_current(record: Record) -> bool:
     return record.form == "pickle" and not named and all(state.recipe is not None for state in held)
 
 
-def _normal(state: State, api: str) -> State:
+def _normal(state: ScalingState, api: str) -> ScalingState:
     if state.recipe is not None:
         return state
     out = replace(state, recipe=recovered(state), buffers=())
@@ -83,7 +83,7 @@ def _normal(state: State, api: str) -> State:
     return replace(out, extras=extras)
 
 
-def recovered(state: State) -> Recipe:
+def recovered(state: ScalingState) -> Recipe:
     """The recipe of a state that has none, from the length of the history and the largest
     numbers.
     """
@@ -97,7 +97,7 @@ def recovered(state: State) -> Recipe:
             help=f"`delayed_scaling: tensors` keeps the scales without a recipe; {leave()}",
         )
     fields = {
-        "margin": 0, "fp8_format": Format(*pair), "amax_history_len": history,
+        "margin": 0, "fp8_format": StateForm(*pair), "amax_history_len": history,
         "amax_compute_algo": "max",
         "scaling_factor_compute_algo": None, "reduce_amax": True, "fp8_dpa": False,
         "fp8_mha": False, "backward_override": None,
@@ -105,7 +105,7 @@ def recovered(state: State) -> Recipe:
     return Recipe(_TE, "DelayedScaling", fields)
 
 
-def _shown(state: State) -> str:
+def _shown(state: ScalingState) -> str:
     said = state.extras.get("fp8_max_fwd"), state.extras.get("fp8_max_bwd")
     known = ", ".join(f"{a} and {b}" for a, b in FORMATS.values())
     numbers = [str(n) for n in said if isinstance(n, (int, float)) and abs(n) < 1e9]
@@ -116,7 +116,7 @@ def _shown(state: State) -> str:
     )
 
 
-def widened(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def widened(tensors: Mapping[str, StateTensor]) -> dict[str, StateTensor]:
     """With three slots forwards and two backwards for each GEMM, if there are two and one."""
     forward, backward = tensors.get("scale_fwd"), tensors.get("scale_bwd")
     if forward is None or backward is None or forward.shape[0] != 2 * backward.shape[0]:
@@ -128,7 +128,7 @@ def widened(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def _with_slot(tensor: Tensor, each: int, new: bytes) -> Tensor:
+def _with_slot(tensor: StateTensor, each: int, new: bytes) -> StateTensor:
     """One slot more behind each `each` of the last axis. Where there is a row for each step, in
     each row.
     """
@@ -138,10 +138,12 @@ def _with_slot(tensor: Tensor, each: int, new: bytes) -> Tensor:
         for at in range(0, len(tensor.data), width)
         for part in (tensor.data[at : at + width], new)
     )
-    return Tensor(tensor.dtype, (*tensor.shape[:-1], tensor.shape[-1] // each * (each + 1)), data)
+    return StateTensor(
+        tensor.dtype, (*tensor.shape[:-1], tensor.shape[-1] // each * (each + 1)), data
+    )
 
 
-def _joined(states: Mapping[str, State]) -> dict[str, State]:
+def _joined(states: Mapping[str, ScalingState]) -> dict[str, ScalingState]:
     """The modes of 1.13 as those of 2.0: input and parameter side by side are forward."""
     out = {}
     for mode, parts in zip(MODES, (OLD_MODES[:2], OLD_MODES[2:]), strict=True):
@@ -151,7 +153,7 @@ def _joined(states: Mapping[str, State]) -> dict[str, State]:
     return out
 
 
-def _beside(states: Sequence[State]) -> State:
+def _beside(states: Sequence[ScalingState]) -> ScalingState:
     first = states[0]
     tensors = {}
     for name in (*SCALING, *INVERSES):
@@ -163,17 +165,17 @@ def _beside(states: Sequence[State]) -> State:
                 "M950", f"its modes input and param do not fit together: {name}", help=leave()
             )
         tensors[name] = _columns(found)
-    return State(first.recipe, tensors, first.extras, first.buffers)
+    return ScalingState(first.recipe, tensors, first.extras, first.buffers)
 
 
-def _columns(parts: Sequence[Tensor]) -> Tensor:
+def _columns(parts: Sequence[StateTensor]) -> StateTensor:
     rows = parts[0].shape[0] if len(parts[0].shape) > 1 else 1
     data = []
     for row in range(rows):
         for part in parts:
             width = 4 * part.shape[-1]
             data.append(part.data[row * width : (row + 1) * width])
-    return Tensor(
+    return StateTensor(
         parts[0].dtype, (*parts[0].shape[:-1], sum(p.shape[-1] for p in parts)), b"".join(data)
     )
 

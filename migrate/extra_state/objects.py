@@ -9,8 +9,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..source.nesting import is_state
 from ..source.pickle.tree import Buffer, DictNode, ListNode
+from ..source.tree import is_state
 
 if TYPE_CHECKING:
     from ..source.index import Index
@@ -31,15 +31,15 @@ class Object(NamedTuple):
 
 def objects(index: Index, asked: Callable[[str], bool] = is_state) -> Iterator[Object]:
     """The states of a checkpoint that stand beside its tensors, under keys that are `asked` for."""
-    if index.outline is None:
+    if index.tree is None:
         for key, item in index.items.items():
             if (type(item) is io.BytesIO or type(item) in _CONTAINERS or item is None) and asked(
                 key
             ):
                 yield Object(key, 0, key, item)
         return
-    several = len(index.outline.parts) > 1
-    for rank, part in enumerate(index.outline.parts):
+    several = len(index.tree.parts) > 1
+    for rank, part in enumerate(index.tree.parts):
         for key, value in part.table.pairs if part.table is not None else ():
             if (
                 type(key) is str

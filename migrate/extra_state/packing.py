@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING, Any
 from ..core.diagnostics import fail, printable
 from ..core.errors import OpError
 from ..source.pickle.decoding import ForeignError
-from ..source.pickle.emit4 import emit
+from ..source.pickle.emit import emit_protocol4
 from ..source.pickle.limits import EXTRA_STATE
 from ..source.pickle.nodes import Dict
 from ..source.pickle.tree import Buffer, DictNode, ListNode, TensorRecord
 from .objects import Object
-from .record import Tensor
+from .record import StateTensor
 
 if TYPE_CHECKING:
-    from ..source.index import Blob, Index, Stored
+    from ..source.blobs import Blob, Stored
+    from ..source.index import Index
 
 MARK = os.urandom(16)
 # what may be a tensor in a state dict in memory
@@ -42,7 +43,7 @@ def content(found: Object, index: Index, blobs: Sequence[Blob]) -> bytes:
     if type(value) is io.BytesIO:
         return value.getvalue()
     try:
-        return MARK + emit(_Packing(index, blobs).node(value, 0), name=found.name)
+        return MARK + emit_protocol4(_Packing(index, blobs).node(value, 0), name=found.name)
     except (ForeignError, OpError) as no:
         message = no.message if isinstance(no, OpError) else str(no)
         fail("M950", f"{printable(found.name)}: {message}")
@@ -95,7 +96,7 @@ class _Packing:
             raise ForeignError("a dict with a key that is not text")
         return key
 
-    def tensor(self, value: Any) -> Tensor:
+    def tensor(self, value: Any) -> StateTensor:
         if type(value) is TensorRecord:
             if (
                 value.parameter
@@ -105,9 +106,11 @@ class _Packing:
                 or value.negative
             ):
                 raise ForeignError("a tensor that is more than its numbers")
-            outline = self._index.outline
-            key = outline.names[id(value)] if outline is not None else ""
-            return self.read(self._index.tensors.get(key) or self._index.carried[key], self._blobs)
+            tree = self._index.tree
+            key = tree.names[id(value)] if tree is not None else ""
+            return self.read(
+                self._index.tensors.get(key) or self._index.passed_through[key], self._blobs
+            )
         if (type(value).__module__, type(value).__name__) not in _ARRAYS:
             raise ForeignError(
                 f"a value of the kind {printable(type(value).__name__)}, which no extra state holds"
@@ -117,7 +120,7 @@ class _Packing:
         source = memory.open({"tensor": value})
         return self.read(source.index.tensors["tensor"], source.blobs)
 
-    def read(self, stored: Stored, blobs: Sequence[Blob]) -> Tensor:
+    def read(self, stored: Stored, blobs: Sequence[Blob]) -> StateTensor:
         self._room -= stored.spec.nbytes
         if self._room < 0:
             raise ForeignError(f"more than {EXTRA_STATE.size:,} bytes")
@@ -126,4 +129,4 @@ class _Packing:
         data = bytearray(stored.spec.nbytes)
         if data:
             blobs[stored.blob].readinto(stored.offset, memoryview(data))
-        return Tensor(stored.spec.dtype, stored.spec.shape, bytes(data))
+        return StateTensor(stored.spec.dtype, stored.spec.shape, bytes(data))

@@ -26,7 +26,7 @@ MODES, OLD_MODES = ("forward", "backward"), ("input", "param", "grad_output")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Tensor:
+class StateTensor:
     """`data` are the elements, row-major and little-endian, of torch's `dtype`; a view of what was
     read, where nothing had to change.
     """
@@ -36,7 +36,7 @@ class Tensor:
     data: bytes | memoryview
 
 
-class Format(NamedTuple):
+class StateForm(NamedTuple):
     """A pair of FP8 (or FP4) formats by the largest number of each, `forward` and `backward`."""
 
     forward: int
@@ -66,7 +66,7 @@ class Parameters:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Recipe:
-    """A recipe by its class, with its fields: scalars, text, `Format`, `Function`, `Parameters`,
+    """A recipe by its class, with its fields: scalars, text, `StateForm`, `Function`, `Parameters`,
     lists and tuples of these.
     """
 
@@ -80,14 +80,14 @@ class Recipe:
         return RECIPES[self.module, self.name].sort
 
     @property
-    def format(self) -> Format | None:
+    def format(self) -> StateForm | None:
         """The FP8 format, where the recipe says it."""
         found = self.fields.get("fp8_format")
-        return found if isinstance(found, Format) else None
+        return found if isinstance(found, StateForm) else None
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class State:
+class ScalingState:
     """What one module, or one mode of an operation, keeps.
 
     `tensors` are those of `SCALING` and `INVERSES` that are there, float32: scales [n], histories
@@ -96,7 +96,7 @@ class State:
     """
 
     recipe: Recipe | None = None
-    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    tensors: Mapping[str, StateTensor] = field(default_factory=dict)
     extras: Mapping[str, Any] = field(default_factory=dict)
     buffers: tuple[str, ...] = ()
 
@@ -114,14 +114,14 @@ class State:
         return None
 
     @property
-    def format(self) -> Format | None:
+    def format(self) -> StateForm | None:
         """The FP8 format that the recipe says, else the one that the largest numbers say, which
         every release stores.
         """
         if self.recipe is not None and self.recipe.format is not None:
             return self.recipe.format
         said = self.extras.get("fp8_max_fwd"), self.extras.get("fp8_max_bwd")
-        return next((Format(*pair) for pair in FORMATS.values() if pair == said), None)
+        return next((StateForm(*pair) for pair in FORMATS.values() if pair == said), None)
 
     def recipes(self) -> Iterator[Recipe]:
         """The recipe, and those inside the extras."""
@@ -137,7 +137,7 @@ class State:
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Record:
+class StateRecord:
     """One extra state. `form` is how it was stored: "empty", "none" (a pickle of None), "pickle" or
     "archive"; or as an object: "list", "dict", "nothing" (None).
 
@@ -149,11 +149,12 @@ class Record:
     form: str
     api: str
     releases: str
-    states: Mapping[str, State | None]
+    states: Mapping[str, ScalingState | None]
 
 
 __all__ = [
     "BOOKKEEPING", "BUFFERS", "CUSTOM", "DELAYED", "EXTRAS", "INVERSES", "KEYS", "LOCAL_RECIPES",
     "MODES", "OBJECTS", "OLD_MODES", "RECIPE",
-    "SCALING", "Format", "Function", "Parameters", "Recipe", "Record", "State", "Tensor",
+    "SCALING", "Function", "Parameters", "Recipe", "ScalingState", "StateForm", "StateRecord",
+    "StateTensor",
 ]  # fmt: skip

@@ -13,10 +13,19 @@ from math import isfinite
 from typing import Any, NamedTuple
 
 from ..core.diagnostics import printable
-from ._storages import Held
-from ._twins import Twins
-from .decode import examined
-from .record import BOOKKEEPING, CUSTOM, DELAYED, LOCAL_RECIPES, OBJECTS, Recipe, Record, State
+from ._reference import Reference
+from ._storages import StoredState
+from .decode import examine
+from .record import (
+    BOOKKEEPING,
+    CUSTOM,
+    DELAYED,
+    LOCAL_RECIPES,
+    OBJECTS,
+    Recipe,
+    ScalingState,
+    StateRecord,
+)
 
 STATELESS, LEGACY, UNKNOWN = "stateless", "legacy", "unknown"
 # what is asked of the user first, where the modes of an operation differ
@@ -30,14 +39,14 @@ __all__ = [
     "STATELESS",
     "UNKNOWN",
     "Judged",
-    "Verdict",
+    "StateVerdict",
     "judge",
     "judged",
     "oddities",
 ]
 
 
-class Verdict(NamedTuple):
+class StateVerdict(NamedTuple):
     """`sort` is "stateless", "delayed", "legacy" or "unknown"; `why` says what in the record makes
     it that.
     """
@@ -46,45 +55,49 @@ class Verdict(NamedTuple):
     why: str
 
 
-def judge(record: Record) -> Verdict:
+def judge(record: StateRecord) -> StateVerdict:
     """The verdict on a record: that of its most demanding mode."""
     found = [_judge(state, mode) for mode, state in record.states.items() if state is not None]
     return min(
-        found, key=lambda v: _ORDER.index(v.sort), default=Verdict(STATELESS, "it holds nothing")
+        found,
+        key=lambda v: _ORDER.index(v.sort),
+        default=StateVerdict(STATELESS, "it holds nothing"),
     )
 
 
-def _judge(state: State, mode: str) -> Verdict:
+def _judge(state: ScalingState, mode: str) -> StateVerdict:
     where = f" ({mode})" if mode else ""
     if state.scaling:
-        return Verdict(DELAYED, f"it keeps {', '.join(state.scaling)}{where}")
+        return StateVerdict(DELAYED, f"it keeps {', '.join(state.scaling)}{where}")
     delayed = next((r for r in state.recipes() if r.sort == DELAYED), None)
     if delayed is not None:
         inside = "" if delayed is state.recipe else f" in {printable(_place(state))}"
-        return Verdict(DELAYED, f"its recipe{inside} is {delayed.name}{where}")
+        return StateVerdict(DELAYED, f"its recipe{inside} is {delayed.name}{where}")
     if state.recipe is None:
         if not (state.tensors or state.extras or state.buffers):
-            return Verdict(STATELESS, f"it holds nothing{where}")
+            return StateVerdict(STATELESS, f"it holds nothing{where}")
         held = [*state.tensors, *state.buffers, *(["extra_fp8_variables"] if state.extras else [])]
-        return Verdict(LEGACY, f"it has neither a recipe nor scales, only {', '.join(held)}{where}")
+        return StateVerdict(
+            LEGACY, f"it has neither a recipe nor scales, only {', '.join(held)}{where}"
+        )
     if state.tensors or state.buffers:
         held = [*state.tensors, *state.buffers]
-        return Verdict(
+        return StateVerdict(
             UNKNOWN,
             f"its recipe is {state.recipe.name}, which keeps nothing, and it keeps "
             f"{', '.join(held)}{where}",
         )
     odd = next((name for name, value in state.extras.items() if not _is_plain(name, value)), None)
     if odd is not None:
-        return Verdict(
+        return StateVerdict(
             UNKNOWN,
             f"beside its recipe {state.recipe.name} it keeps {printable(odd)}, which may be "
             f"state{where}",
         )
     local = next((r for r in state.recipes() if r.sort == CUSTOM and r is not state.recipe), None)
     if local is not None:
-        return Verdict(UNKNOWN, f"it lists a custom recipe inside {state.recipe.name}{where}")
-    return Verdict(STATELESS, f"its recipe is {state.recipe.name}{where}")
+        return StateVerdict(UNKNOWN, f"it lists a custom recipe inside {state.recipe.name}{where}")
+    return StateVerdict(STATELESS, f"its recipe is {state.recipe.name}{where}")
 
 
 def _is_plain(name: str, value: Any) -> bool:
@@ -94,13 +107,13 @@ def _is_plain(name: str, value: Any) -> bool:
     return type(value) is BOOKKEEPING.get(name)
 
 
-def _place(state: State) -> str:
+def _place(state: ScalingState) -> str:
     return next(
         (name for name, value in state.extras.items() if type(value) is list), "extra_fp8_variables"
     )
 
 
-def oddities(record: Record) -> tuple[str, ...]:
+def oddities(record: StateRecord) -> tuple[str, ...]:
     """What is odd about the numbers of a state: nobody trains on with scales that are not positive,
     or with infinities.
     """
@@ -134,8 +147,8 @@ class Judged(NamedTuple):
     magnitudes it holds, nothing for other numbers; None where a storage is not that of one tensor.
     """
 
-    verdict: Verdict
-    like: Record
+    verdict: StateVerdict
+    like: StateRecord
     odd: tuple[str, ...] = ()
     labels: tuple[str, ...] | None = ()
 
@@ -154,12 +167,12 @@ def judged(payload: bytes, name: str) -> Judged:
     if twin is not None:
         known, runs = twin
         odd = (
-            oddities(examined(payload, name)[0])
+            oddities(examine(payload, name)[0])
             if known.labels is None
             else _oddities(payload, runs, known.labels)
         )
         return known._replace(odd=odd) if odd else known
-    record, held = examined(payload, name)
+    record, held = examine(payload, name)
     found = Judged(judge(record), record, oddities(record), _labels(record, held))
     if held:
         _TWINS.add(payload, held, found._replace(odd=()))
@@ -168,7 +181,7 @@ def judged(payload: bytes, name: str) -> Judged:
     return found
 
 
-def _labels(record: Record, held: Sequence[Held]) -> tuple[str, ...] | None:
+def _labels(record: StateRecord, held: Sequence[StoredState]) -> tuple[str, ...] | None:
     labels: dict[int, str] = {}
     sizes = {id(one.stream): len(one.data) for one in held}
     for mode, state in record.states.items():
@@ -198,5 +211,5 @@ def _oddities(
 
 # states without tensors, and states with
 _EQUAL: dict[bytes, Judged] = {}
-_TWINS: Twins[Judged] = Twins()
+_TWINS: Reference[Judged] = Reference()
 _SHORT, _MOST_EQUAL = 4096, 256

@@ -12,8 +12,7 @@ from typing import Any
 
 from ..core.errors import OpError
 from ..source.pickle.decoding import TYPED
-from ..source.pickle.emit import emit as emit2
-from ..source.pickle.emit4 import emit as emit4
+from ..source.pickle.emit import emit, emit_protocol4
 from ..source.pickle.nodes import Call, Dict, Global
 from ._storages import MAGIC, PROTOCOL
 from .normal import normal
@@ -22,23 +21,23 @@ from .record import (
     EXTRAS,
     RECIPE,
     SCALING,
-    Format,
     Function,
     Parameters,
     Recipe,
-    Record,
-    State,
-    Tensor,
+    ScalingState,
+    StateForm,
+    StateRecord,
+    StateTensor,
 )
 
 _STORAGES = {dtype: name for name, dtype in TYPED.items()}
 _SIZES = Dict([("short", 2), ("int", 4), ("long", 4)])
 _SYSTEM = Dict([("protocol_version", PROTOCOL), ("little_endian", True), ("type_sizes", _SIZES)])
 # what every stream of torch.save begins with
-_HEAD = b"".join(emit2(part, name="a storage") for part in (MAGIC, PROTOCOL, _SYSTEM))
+_HEAD = b"".join(emit(part, name="a storage") for part in (MAGIC, PROTOCOL, _SYSTEM))
 
 
-def pickled(record: Record, name: str) -> bytes:
+def pickled(record: StateRecord, name: str) -> bytes:
     """The bytes that 2.x would have written for this state; empty where it holds nothing.
 
     A record of 1.x gets the recipe and the slots that `normal` finds. OpError M950 for what cannot
@@ -53,7 +52,7 @@ def pickled(record: Record, name: str) -> bytes:
         if "" in states
         else Dict([(mode, writer.state(state)) for mode, state in states.items()])
     )
-    return emit4(root, name=name)
+    return emit_protocol4(root, name=name)
 
 
 class Nodes:
@@ -67,7 +66,7 @@ class Nodes:
     def name(self, name: tuple[str, str]) -> Global:
         return self._names.setdefault(name, Global(*name))
 
-    def state(self, state: State) -> Dict:
+    def state(self, state: ScalingState) -> Dict:
         pairs: list[tuple[Any, Any]] = [(RECIPE, self.node(state.recipe))]
         pairs += [(key, self.node(state.tensors[key])) for key in SCALING if key in state.tensors]
         return Dict([*pairs, (EXTRAS, self.node(state.extras))])
@@ -80,9 +79,9 @@ class Nodes:
         return self._made[id(value)]
 
     def anew(self, value: Any) -> Any:
-        if isinstance(value, Tensor):
+        if isinstance(value, StateTensor):
             return self.tensor(value)
-        if isinstance(value, Format):
+        if isinstance(value, StateForm):
             helper = Call("newobj", self.name(FORMAT_HELPER), tuple(value))
             return Call("reduce", self.name(FORMAT), (helper,))
         if isinstance(value, (Recipe, Parameters)):
@@ -104,7 +103,7 @@ class Nodes:
     def dict(self, fields: Mapping[str, Any]) -> Dict:
         return Dict([(key, self.node(value)) for key, value in fields.items()])
 
-    def tensor(self, tensor: Tensor) -> Call:
+    def tensor(self, tensor: StateTensor) -> Call:
         strides, step = [], 1
         for size in reversed(tensor.shape):
             strides.append(step)
@@ -119,7 +118,7 @@ class Nodes:
         arguments = (storage, 0, tensor.shape, tuple(reversed(strides)), False, hooks)
         return Call("reduce", self.name(("torch._utils", "_rebuild_tensor_v2")), arguments)
 
-    def stream(self, cls: str, tensor: Tensor) -> bytes:
+    def stream(self, cls: str, tensor: StateTensor) -> bytes:
         """What torch.save writes of a storage in its old form; the key, the address of the storage
         there, is a number here.
         """
@@ -128,7 +127,7 @@ class Nodes:
         numel = 1
         for size in tensor.shape:
             numel *= size
-        identity = emit2(
+        identity = emit(
             ("storage", Global("torch", cls), key, "cpu", numel, None), name="a storage"
         )
         # torch writes a storage alone, so nothing refers to it again, and the memo has no place for
@@ -138,7 +137,7 @@ class Nodes:
                 _HEAD,
                 identity[:-1],
                 b"Q.",
-                emit2([key], name="a key"),
+                emit([key], name="a key"),
                 numel.to_bytes(8, "little"),
                 tensor.data,
             )

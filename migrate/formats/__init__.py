@@ -1,74 +1,33 @@
 """Formats: each opens a `Source` and describes a `Target`; one module a format, found by its name.
 
-A module holds `FORMAT`, an object with the members of `Format`; modules that start with `_` are no
-formats. A place is opened once, all formats look at it without reading more than its head and its
+A module holds `FORMAT`, an object with the members of `base.Format`; modules that start with `_`
+are
+no formats. A place is opened once, all formats look at it without reading more than its head and
+its
 names, and the surest takes it. No second format tries after the first has refused: a fallback to a
 laxer reader is how unsafe files get in.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from ..core import log
 from ..core.diagnostics import fail, listed, plural, printable, refusal
 from ..core.errors import MigrateError
-from ..source.paths import Place, find
+from ..source.index import Source
+from ..source.paths import Place, find_place
 from ..source.registry import Registry
 from ..source.sidefiles import METADATA, stays_behind
+from ..source.target import Target, TargetTree
 from ._shards import parse_size
-
-if TYPE_CHECKING:
-    from ..source.index import Source
-    from ..source.target import Rest, Target
-    from ._ranks import Naming
-
+from .base import Format
 
 __all__ = ["FORMATS", "Format", "get", "open", "parse_size"]
-
-
-class Format(Protocol):
-    """What a module's `FORMAT` offers. `name` is what `--output-format` and messages call it."""
-
-    name: str
-
-    def sniff(self, place: Place) -> int:
-        """How sure it is from the names and the first bytes that the place holds this format: 0
-        not, 1 perhaps, 2 sure.
-        """
-
-    def open(self, place: Place) -> Source:
-        """The opened checkpoint; it closes the place with itself, and on any error the caller
-        does.
-        """
-
-    def describe(
-        self,
-        specs: Mapping[str, Any],
-        *,
-        folder: bool,
-        max_shard_size: int,
-        metadata: Mapping[str, str],
-        stamp: str | None,
-        origins: Callable[[str], Iterable[tuple[int, int]]] | None = None,
-        ranks: Naming | None = None,
-        rest: Rest | None = None,
-        last: Container[str] = (),
-    ) -> Target:
-        """The whole output for these specs, every header and offset; M916 if the format cannot hold
-        them.
-
-        `origins(key)` are (offset, bytes) pairs: so many bytes of the tensor can share the source's
-        blocks if it starts at that offset, but for whole pages. A format that cannot choose where
-        its tensors lie passes it over. Keys of ranks (`key@1`) make a file for each rank; `ranks`
-        is how they are called, and asks for such a name for a single one too. `last` are keys to be
-        written after all others of their file, where the format leaves a choice: they fall out of
-        computing others. `rest` is what the output holds beside: whether it can, or loses nothing
-        by dropping it, is up to the format.
-        """
 
 
 # files of torch.distributed.checkpoint, and what Megatron puts beside them
@@ -92,7 +51,7 @@ def open(path: str | os.PathLike[str], allow_links: bool = False, at: str | None
     `path` is a file, an index file or a folder. `allow_links` follows links to files wherever they
     lead. `at` is the dict in a nested checkpoint that rules shall work on.
     """
-    place = find(path, allow_links, at)
+    place = find_place(path, allow_links, at)
     try:
         chosen = _pick(place)
         with log.phase(f"reading the headers of {printable(place.path, 240)}"):
@@ -199,6 +158,22 @@ def _hint(place: Place) -> str | None:
     return f"there are weights in {listed(below, 5)}" if below else None
 
 
+class _WithRest:
+    """A third party's format that still calls the `tree` of `describe` by its old name, `rest`."""
+
+    def __init__(self, format: Any) -> None:
+        self._format = format
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._format, name)
+
+    def describe(
+        self, specs: Mapping[str, Any], *, tree: TargetTree | None = None, **others: Any
+    ) -> Target:
+        made: Target = self._format.describe(specs, rest=tree, **others)
+        return made
+
+
 def get(name: str) -> Format:
     """The format called `name`, for writing, by its module's name or its own; KeyError if there is
     none on disk.
@@ -206,4 +181,7 @@ def get(name: str) -> Format:
     found = FORMATS.get({"torch": "torchzip"}.get(name, name))
     if found is None:
         raise KeyError(name)
+    builtin = FORMATS.builtin()
+    if name not in builtin and "rest" in inspect.signature(found.describe).parameters:
+        return _WithRest(found)
     return found

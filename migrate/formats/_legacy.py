@@ -18,14 +18,13 @@ from typing import Any, NoReturn
 
 from ..core.diagnostics import fail, printable
 from ..core.errors import CheckpointError
-from ..source.blobs import read as read_bytes
-from ..source.index import Blob
+from ..source.blobs import Blob, read_bytes
 from ..source.pickle.decoding import STORAGES
 from ..source.pickle.limits import ARCHIVE, EXTRA_STATE
-from ..source.pickle.machine import read as read_pickle
+from ..source.pickle.machine import read_pickle
 from ..source.pickle.nodes import ABSENT, Call, Dict, Global, Persistent, Set
 from ..source.pickle.tree import ITEMSIZE
-from ._zip import Record
+from ..source.zip_archive import ArchiveRecord
 
 MAGIC = 0x1950A86A20F9469CFC6C
 PROTOCOL = 1001
@@ -43,7 +42,7 @@ class Legacy:
     """
 
     value: Any
-    records: dict[str, Record]
+    records: dict[str, ArchiveRecord]
 
 
 def is_legacy(head: bytes) -> bool:
@@ -53,7 +52,7 @@ def is_legacy(head: bytes) -> bool:
     return head[:1] == b"\x80" and _MAGIC_BYTES in head[2:32]
 
 
-def read(
+def read_legacy(
     blob: Blob, *, start: int = 0, size: int | None = None, label: str | None = None
 ) -> Legacy:
     """The legacy file in `size` bytes of `blob` from `start` on (by default all of it); offsets
@@ -69,7 +68,7 @@ def read(
     label = label or printable(blob.name)
     value, keys, at = _pickles(blob, start, end, label)
     described = _storages(value, label)
-    records: dict[str, Record] = {}
+    records: dict[str, ArchiveRecord] = {}
     for key in keys:
         if key in records or key not in described:
             _bad(
@@ -93,7 +92,7 @@ def read(
                 f"{label}: storage {printable(key)} at {at} is cut off: {nbytes} bytes, and the "
                 f"file ends at {end}"
             )
-        records[key] = Record(key, at + 8, nbytes, None)
+        records[key] = ArchiveRecord(key, at + 8, nbytes, None)
         at += 8 + nbytes
     if missing := described.keys() - records.keys():
         _bad(f"{label}: storage {printable(min(missing))} is used and not in the file")

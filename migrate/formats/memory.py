@@ -16,7 +16,9 @@ from typing import Any
 
 from ..core.diagnostics import Report, fail, listed, printable
 from ..core.spec import ALIASES, BITS, Spec, spec
-from ..source.index import Blob, Index, SideFile, Stored
+from ..elements.classes import is_dtensor, is_plain_class
+from ..source.blobs import Blob, Stored
+from ..source.index import Index, SideFile
 
 # nothing on disk is in this format
 FORMAT = None
@@ -174,9 +176,9 @@ def open(  # noqa: A001 - memory.open reads well
             unnamed.append(repr(key))
             continue
         if _is_tensor(value):
-            if (wrapped and not _is_plain(value)) or (meta and value.is_meta):
+            if (wrapped and not is_plain_class(value)) or (meta and value.is_meta):
                 found = _object(key, value, blobs)
-                if not (_is_plain(value) or isinstance(found, str) or dense(value)):
+                if not (is_plain_class(value) or isinstance(found, str) or dense(value)):
                     converted.append(key)
             else:
                 found = _torch_tensor(key, value, blobs, numbers)
@@ -228,17 +230,11 @@ def _is_tensor(value: Any) -> bool:
     return any(c.__module__ == "torch" and c.__name__ == "Tensor" for c in type(value).__mro__)
 
 
-def _is_plain(value: Any) -> bool:
-    import torch
-
-    return type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-
-
 def dense(value: Any) -> bool:
     """Whether a wrapper merely holds its elements: one of its tensors has its dtype and as many
     elements, or it is a DTensor.
     """
-    if hasattr(value, "_local_tensor"):
+    if is_dtensor(value):
         return True
     held = vars(value).values() if hasattr(value, "__dict__") else ()
     return any(
@@ -265,7 +261,7 @@ def _torch_tensor(key: str, value: Any, blobs: list[Blob], numbers: dict[Any, in
     """Where the tensor lies, or why it cannot be said."""
     import torch
 
-    if not _is_plain(value):
+    if not is_plain_class(value):
         return (
             f"tensors of the class {printable(type(value).__qualname__)} hold more than their bytes"
         )

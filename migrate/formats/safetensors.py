@@ -17,16 +17,16 @@ from json.encoder import encode_basestring
 from ..core.diagnostics import Report, fail, listed, printable
 from ..core.errors import CheckpointError
 from ..core.spec import Spec
-from ..source.blobs import FileBlob, FileSource
-from ..source.index import Index, Source, Stored
+from ..source.blobs import FileBlob, Stored
+from ..source.index import FileSource, Index, Source
 from ..source.jsontext import collector_paused
 from ..source.paths import Folder, Place
+from ..source.rank_files import Entry, Naming, by_rank, join_ranks, rank_entries
 from ..source.sidefiles import HISTORY, ITEMS, Beside, look_beside, read_history
-from ..source.target import OutputFile, Rest, Target
-from . import _items
-from ._ranks import Entry, Naming, by_rank, joined, rank_entries
+from ..source.target import OutputFile, Target, TargetTree
+from . import _items_file
+from ._header import MAX_HEADER, Header, Origins, check_holds, read_header, write_header
 from ._shards import INDEX, Unit, deal, in_natural_order, index_in, indexed, shard_names, shard_sets
-from ._stheader import MAX_HEADER, Header, Origins, check_holds, read_header, write_header
 
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = SUFFIX + INDEX
@@ -71,7 +71,7 @@ class Safetensors:
         stamp: str | None,
         origins: Origins | None = None,
         ranks: Naming | None = None,
-        rest: Rest | None = None,
+        tree: TargetTree | None = None,
         last: Container[str] = (),
     ) -> Target:
         return describe(
@@ -82,7 +82,7 @@ class Safetensors:
             stamp=stamp,
             origins=origins,
             ranks=ranks,
-            rest=rest,
+            tree=tree,
             last=last,
         )
 
@@ -92,14 +92,14 @@ FORMAT = Safetensors()
 
 def _open_file(place: Place, blob: FileBlob) -> Source:
     header = read_header(blob, 0, printable(place.path, 240))
-    stamp, told = header.metadata.pop(STAMP, None), header.metadata.pop(_items.IN_HEADER, None)
+    stamp, told = header.metadata.pop(STAMP, None), header.metadata.pop(_items_file.IN_HEADER, None)
     index = Index(header.tensors, (blob.name,), metadata=header.metadata)
     if told is not None:
         index = _with_items(
             index,
             told.encode("utf-8", "surrogatepass"),
             {},
-            f"{printable(place.path, 240)}: {_items.IN_HEADER}",
+            f"{printable(place.path, 240)}: {_items_file.IN_HEADER}",
         )
     return FileSource(
         place.path,
@@ -133,7 +133,7 @@ def _open_folder(place: Place, index_name: str | None) -> Source:
             held.append(_merged(folder, names, own))
             if part.weight_map is not None:
                 _check_index(folder.label(part.index_name or ""), part.names, own, part.weight_map)
-        tensors = joined(held, folder.label(""))
+        tensors = join_ranks(held, folder.label(""))
         present = tuple(folder.names())
         index = Index(tensors, tuple(names), metadata=_metadata(headers))
         taken: tuple[str, ...] = ()
@@ -158,31 +158,34 @@ def _items_beside(
         return index, ()
     blob = folder.open(ITEMS)
     try:
-        if blob.size > _items.MAX_ITEMS:
-            fail("M914", f"{folder.label(ITEMS)}: {blob.size} bytes, more than {_items.MAX_ITEMS}")
+        if blob.size > _items_file.MAX_ITEMS:
+            fail(
+                "M914",
+                f"{folder.label(ITEMS)}: {blob.size} bytes, more than {_items_file.MAX_ITEMS}",
+            )
         data = blob.read(0, blob.size)
     finally:
         blob.close()
     carried: Mapping[str, Stored] = {}
-    if _items.TENSORS not in present:
+    if _items_file.TENSORS not in present:
         return _with_items(index, data, {}, folder.label(ITEMS)), (ITEMS,)
-    beside = folder.open(_items.TENSORS)
+    beside = folder.open(_items_file.TENSORS)
     try:
-        carried = read_header(beside, len(blobs), folder.label(_items.TENSORS)).tensors
+        carried = read_header(beside, len(blobs), folder.label(_items_file.TENSORS)).tensors
         made = _with_items(index, data, carried, folder.label(ITEMS))
     except BaseException:
         beside.close()
         raise
-    if made.outline is None:
+    if made.tree is None:
         beside.close()
         return made, (ITEMS,)
     blobs.append(beside)
-    return replace(made, files=(*made.files, _items.TENSORS)), (ITEMS, _items.TENSORS)
+    return replace(made, files=(*made.files, _items_file.TENSORS)), (ITEMS, _items_file.TENSORS)
 
 
 def _with_items(index: Index, data: bytes, carried: Mapping[str, Stored], label: str) -> Index:
-    outline, items, note = _items.read(data, index.tensors, carried, label)
-    return replace(index, outline=outline, items=items, notes=() if note is None else (note,))
+    tree, items, note = _items_file.read_items(data, index.tensors, carried, label)
+    return replace(index, tree=tree, items=items, notes=() if note is None else (note,))
 
 
 def _part_of_rank(folder: Folder, entry: Entry) -> Unit:
@@ -202,16 +205,16 @@ def _folder_source(
     place: Place, index: Index, blobs: list[FileBlob], beside: Beside, history: bytes | None
 ) -> Source:
     metadata = dict(index.metadata)
-    stamp, told = metadata.pop(STAMP, None), metadata.pop(_items.IN_HEADER, None)
+    stamp, told = metadata.pop(STAMP, None), metadata.pop(_items_file.IN_HEADER, None)
     if history is None and stamp is not None and len(blobs) == 1:
         # a stamped single file that was put into a folder
         history = stamp.encode()
-    if told is not None and index.outline is None and len(blobs) == 1:
+    if told is not None and index.tree is None and len(blobs) == 1:
         index = _with_items(
             index,
             told.encode("utf-8", "surrogatepass"),
             {},
-            f"{printable(place.path, 240)}: {_items.IN_HEADER}",
+            f"{printable(place.path, 240)}: {_items_file.IN_HEADER}",
         )
     complete = replace(
         index, side_files=beside.side_files, left_out=beside.left_out, metadata=metadata
@@ -231,7 +234,7 @@ def _folder_source(
 
 def _files_of(names: Sequence[str], label: str) -> list[str]:
     """The weight files among the names of a folder without an index."""
-    names = [n for n in names if n.endswith(SUFFIX) and n != _items.TENSORS]
+    names = [n for n in names if n.endswith(SUFFIX) and n != _items_file.TENSORS]
     if "model" + SUFFIX in names:
         return ["model" + SUFFIX]
     sets = shard_sets(names)
@@ -343,7 +346,7 @@ def describe(
     stamp: str | None,
     origins: Origins | None = None,
     ranks: Naming | None = None,
-    rest: Rest | None = None,
+    tree: TargetTree | None = None,
     last: Container[str] = (),
 ) -> Target:
     """The whole output: every header, offset and small file.
@@ -354,21 +357,21 @@ def describe(
     Keys of ranks (`key@1`) make a file for each rank, of any size and called as `ranks` says; so
     does `ranks` for a single one. `{"format": "pt"}` is added where the source says nothing:
     transformers refuses files without it. `origins` pads the headers so that the source's blocks
-    can be shared (`_stheader.write_header`), and `last` stands behind what else is in its file, if
-    it lies aligned there. What `rest` has beside the tensors goes to files of its own, or into the
+    can be shared (`_header.write_header`), and `last` stands behind what else is in its file, if
+    it lies aligned there. What `tree` has beside the tensors goes to files of its own, or into the
     metadata of a single file, which has no place for more tensors. M916 naming every key that the
     format cannot hold.
     """
     kept = {
         "format": "pt",
-        **{k: v for k, v in metadata.items() if k not in (STAMP, _items.IN_HEADER)},
+        **{k: v for k, v in metadata.items() if k not in (STAMP, _items_file.IN_HEADER)},
     }
     if stamp is not None and not folder:
         kept[STAMP] = stamp
     small: dict[str, bytes] = {}
-    told = None if rest is None else _items.text(rest, specs)
+    told = None if tree is None else _items_file.items_text(tree, specs)
     if told is not None and not folder:
-        kept[_items.IN_HEADER] = told
+        kept[_items_file.IN_HEADER] = told
     with collector_paused():
         parts = by_rank(specs) if ranks is not None or "@" in "".join(specs) else []
         if len(parts) > 1 and not folder:
@@ -397,21 +400,21 @@ def describe(
                 small["model" + INDEX_SUFFIX] = _index_text(
                     dict(zip(names, shards, strict=True)), total
                 )
-        if rest is not None and rest.carried:
+        if tree is not None and tree.passed_through:
             if not folder:
                 fail(
                     "M916",
-                    f"one safetensors file has no place for {len(rest.carried)} tensors beside "
-                    "the weights",
+                    f"one safetensors file has no place for {len(tree.passed_through)} tensors "
+                    "beside the weights",
                     help="write a folder",
                 )
-            check_holds(rest.carried, {})
+            check_holds(tree.passed_through, {})
             files = (
                 *files,
                 write_header(
-                    _items.TENSORS,
-                    in_natural_order(rest.carried),
-                    rest.carried,
+                    _items_file.TENSORS,
+                    in_natural_order(tree.passed_through),
+                    tree.passed_through,
                     {"format": "pt"},
                     origins,
                 ),

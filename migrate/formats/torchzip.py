@@ -9,32 +9,63 @@ writes: zip archives that any torch.load reads, by name of huggingface_hub's sha
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.diagnostics import Report, fail, listed, printable
 from ..core.errors import CheckpointError
-from ..core.spec import Spec
-from ..source.blobs import FileBlob, FileSource
-from ..source.index import Index, Source, Stored
+from ..core.spec import ALIASES, BITS, Spec, spec
+from ..source import zip_archive
+from ..source.blobs import FileBlob, Stored
+from ..source.index import FileSource, Index, Source
 from ..source.jsontext import collector_paused
-from ..source.nesting import is_state
-from ..source.outline import Outline, Part
 from ..source.paths import Folder, Place
 from ..source.pickle.jsonform import to_json
-from ..source.pickle.tree import Composite, DictNode, TensorRecord
-from ..source.sidefiles import look_beside, read_history
+from ..source.pickle.limits import ARCHIVE
+from ..source.pickle.machine import read_pickle
+from ..source.pickle.policy import Outside, decode
+from ..source.pickle.tree import (
+    ITEMSIZE,
+    Composite,
+    Described,
+    DictNode,
+    ListNode,
+    LocalShard,
+    Opaque,
+    Storage,
+    TensorRecord,
+    dotted,
+    holders,
+    inside,
+    joined,
+)
+from ..source.rank_files import Entry, Naming, join_ranks, rank_entries
+from ..source.sidefiles import HISTORY, MAX_HISTORY, look_beside, read_history
 from ..source.target import Target
-from ._ranks import Entry, Naming, joined, rank_entries
+from ..source.target_tree import items_of, node_of, outside_prefix
+from ..source.tree import (
+    CheckpointTree,
+    FileTree,
+    choose_table,
+    dropped_note,
+    flatten_table,
+    is_state,
+    prune,
+    tensors_of,
+    tensors_outside,
+)
+from ..source.unread import StreamPlace, Unread, unread_entries
+from ..source.zip_archive import ArchiveRecord
+from . import _file_signatures, _legacy
 from ._shards import INDEX, WHICH_HELP, Unit, in_natural_order, index_in, indexed, shard_sets
-from ._torchtree import carried_prefix, items_of, node_of
 
 if TYPE_CHECKING:
-    from ..source.target import Rest
+    from ..source.target import TargetTree
     from ..source.unread import Unread
-    from ._stheader import Origins
-    from ._torchread import Held
+    from ._header import Origins
+
 
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 _INDEXES = tuple(suffix + INDEX for suffix in SUFFIXES)
@@ -70,12 +101,15 @@ class TorchZip:
             )
         if place.file.name.endswith(SUFFIXES) or place.file.name.endswith(_INDEXES):
             return 2
-        from . import _kinds
+        from . import _file_signatures
 
         size = place.file.size
-        tail = place.file.read(max(0, size - _kinds.TAIL), min(_kinds.TAIL, size))
+        tail = place.file.read(
+            max(0, size - _file_signatures.TAIL), min(_file_signatures.TAIL, size)
+        )
         return int(
-            _kinds.kind(place.head(_kinds.HEAD), size, tail) in ("zip", "legacy", "tar", "pickle")
+            _file_signatures.file_kind(place.head(_file_signatures.HEAD), size, tail)
+            in ("zip", "legacy", "tar", "pickle")
         )
 
     def open(self, place: Place) -> Source:
@@ -86,9 +120,8 @@ class TorchZip:
             return _open_folder(place, None)
         if place.file.name.endswith(_INDEXES):
             return _open_folder(place, place.file.name)
-        from ._torchread import read
 
-        held = read(place.file, 0, printable(place.path, 240), place.at)
+        held = read_file(place.file, 0, printable(place.path, 240), place.at)
         index = _index([place.file.name], [[held]], printable(place.path, 240))
         return FileSource(
             place.path,
@@ -109,13 +142,13 @@ class TorchZip:
         stamp: str | None,
         origins: Origins | None = None,
         ranks: Naming | None = None,
-        rest: Rest | None = None,
+        tree: TargetTree | None = None,
         last: Container[str] = (),
     ) -> Target:
         from ._torchwrite import describe
 
         return describe(
-            specs, folder=folder, max_shard_size=max_shard_size, stamp=stamp, ranks=ranks, rest=rest
+            specs, folder=folder, max_shard_size=max_shard_size, stamp=stamp, ranks=ranks, tree=tree
         )
 
 
@@ -162,9 +195,7 @@ def _open_folder(place: Place, index_name: str | None) -> Source:
     indexes = [unit.index_name for unit in units if unit.index_name is not None]
     blobs: list[FileBlob] = []
     try:
-        from ._torchread import read
-
-        held: list[list[Held]] = []
+        held: list[list[TorchFile]] = []
         report, number = Report(), 0
         for unit in units:
             held.append([])
@@ -173,7 +204,7 @@ def _open_folder(place: Place, index_name: str | None) -> Source:
                 at = place.at if len(unit.names) == 1 else "."
                 try:
                     blobs.append(folder.open(name))
-                    held[-1].append(read(blobs[-1], number, folder.label(name), at))
+                    held[-1].append(read_file(blobs[-1], number, folder.label(name), at))
                 except CheckpointError as error:
                     report.diagnostics += error.diagnostics
                 number += 1
@@ -244,7 +275,7 @@ def _unit(
     return Unit([below + n for n in in_natural_order(weights)])
 
 
-def _check_unit(folder: Folder, unit: Unit, parts: list[Held]) -> None:
+def _check_unit(folder: Folder, unit: Unit, parts: list[TorchFile]) -> None:
     """M915 unless the files of one unit are flat, hold each key once, and are what their index
     says.
     """
@@ -305,14 +336,17 @@ def _check_unit(folder: Folder, unit: Unit, parts: list[Held]) -> None:
     report.check()
 
 
-def _unnamed(held: Held, weight_map: Mapping[str, str]) -> list[str]:
+def _unnamed(held: TorchFile, weight_map: Mapping[str, str]) -> list[str]:
     """The paths of tensors outside of the dict that the index is of, and in values there that it
     does not name.
     """
-    from ._torchread import elsewhere
 
     at = held.part.at or ()
-    paths = [path for path, _ in elsewhere(held.part.root, held.part.table)] if held.others else []
+    paths = (
+        [path for path, _ in tensors_outside(held.part.root, held.part.table)]
+        if held.others
+        else []
+    )
     return [
         ".".join(path) for path in paths if path[: len(at)] != at or path[len(at)] not in weight_map
     ]
@@ -320,15 +354,15 @@ def _unnamed(held: Held, weight_map: Mapping[str, str]) -> list[str]:
 
 def _index(
     names: list[str],
-    units: list[list[Held]],
+    units: list[list[TorchFile]],
     label: str,
     side_files: Any = (),
     left_out: tuple[str, ...] = (),
 ) -> Index:
     with collector_paused():
         parts = [_merged(unit) for unit in units]
-        tensors = joined([held.tensors for held in parts], label)
-        prefix = carried_prefix(tensors)
+        tensors = join_ranks([held.tensors for held in parts], label)
+        prefix = outside_prefix(tensors)
         carried: dict[str, Stored] = {}
         known: dict[int, str] = {}
         items: dict[str, Any] = {}
@@ -345,14 +379,14 @@ def _index(
             unread.update({path + mark: one for path, one in held.unread.items()})
             items.update({path + mark: value for path, value in items_of(held.part)})
         every = [held for unit in units for held in unit]
-        outline = Outline(tuple(held.part for held in parts), known, carried, {})
+        tree = CheckpointTree(tuple(held.part for held in parts), known, carried, {})
         return Index(
             tensors,
             tuple(names),
             side_files,
             left_out,
             items=items,
-            outline=outline,
+            tree=tree,
             outside=tuple(found for held in every for found in held.outside),
             unread=unread,
             notes=tuple(dict.fromkeys(note for held in every for note in held.notes)),
@@ -365,21 +399,22 @@ def _index(
         )
 
 
-def _is_shard(held: Held) -> bool:
+def _is_shard(held: TorchFile) -> bool:
     """Whether a file is a flat dict, with no tensors below its values but those of extra states."""
     part = held.part
-    if part.at != () or part.nests or any(type(key) is not str for key in _keys(held)):
+    if part.at != () or part.nested_dicts or any(type(key) is not str for key in _keys(held)):
         return False
-    from ._torchread import elsewhere
 
-    return not held.others or all(is_state(path[0]) for path, _ in elsewhere(part.root, part.table))
+    return not held.others or all(
+        is_state(path[0]) for path, _ in tensors_outside(part.root, part.table)
+    )
 
 
-def _keys(held: Held) -> list[Any]:
+def _keys(held: TorchFile) -> list[Any]:
     return [] if held.part.table is None else [key for key, _ in held.part.table.pairs]
 
 
-def _merged(unit: list[Held]) -> Held:
+def _merged(unit: list[TorchFile]) -> TorchFile:
     """The files of one unit as if they were one."""
     if len(unit) == 1:
         return unit[0]
@@ -407,10 +442,333 @@ def _merged(unit: list[Held]) -> Held:
         paths.update({number: called[path] for number, path in held.paths.items()})
     return replace(
         unit[0],
-        part=Part(root, ()),
+        part=FileTree(root, ()),
         tensors=tensors,
         names=names,
         others=others,
         paths=paths,
         unread=unread,
+    )
+
+
+PACKED = "float4_e2m1fn_x2"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TorchFile:
+    """What one file holds. `tensors` are those of the dict that rules work on, by key; `others` all
+    the other ones, by path.
+
+    `names` has the keys of the former and `paths` the paths of the latter, by the identity of their
+    records. `places` are its storages, and `number` is that of the file among all.
+    """
+
+    part: FileTree
+    tensors: dict[str, Stored]
+    others: dict[str, Stored]
+    names: dict[int, str]
+    paths: dict[int, str]
+    outside: tuple[Outside, ...]
+    notes: tuple[str, ...]
+    places: Mapping[str, ArchiveRecord]
+    number: int
+    history: bytes | None
+    unread: Mapping[str, Unread]
+
+
+class _Raw(NamedTuple):
+    """The decoded tree of a file, and where the bytes of its stream and of each storage lie."""
+
+    root: Any
+    places: Mapping[str, ArchiveRecord]
+    outside: tuple[Outside, ...]
+    history: bytes | None
+    hidden: frozenset[str]
+    stream: tuple[int, int]
+
+
+def read_file(blob: FileBlob, number: int, label: str, at: str | None) -> TorchFile:
+    """What the file that is blob `number` holds; `label` names it in messages, `at` is the dict
+    that rules work on.
+
+    M930 to M936 and M940 to M945 for what is no sound file of torch.save, M935 never:
+    `TorchFile.outside` says what was left out.
+    """
+    with collector_paused():
+        raw = _raw(blob, label)
+        root, notes, unread = raw.root, [], {}
+        left_out, more = unfit(root)
+        outside = (*raw.outside, *more)
+        if left_out or outside:
+            root, gone = prune(root, left_out)
+            notes += [dropped_note([printable(one.path) for one in gone])] * bool(gone)
+            unread = unread_entries(gone, StreamPlace(number, raw.stream, raw.places, raw.hidden))
+        part = flatten_table(FileTree(root, choose_table(root, at, label)), label)
+        if part.nested_dicts:
+            where = f"`{printable('.'.join(part.at))}`" if part.at else "the file"
+            notes.append(f"{where} is made of dicts; rules see their keys joined by dots")
+        tensors, names = _table(part, raw.places, number, label)
+        others, paths = _others(part, raw.places, number)
+    unsummed = sum(record.crc is None and record.size > 0 for record in raw.places.values())
+    if unsummed:
+        notes.append(
+            f"{label}: {unsummed} of {len(raw.places)} storages without a checksum; a damaged one "
+            "would not be noticed"
+        )
+    return TorchFile(
+        part,
+        tensors,
+        others,
+        names,
+        paths,
+        outside,
+        tuple(notes),
+        raw.places,
+        number,
+        raw.history,
+        unread,
+    )
+
+
+def _raw(blob: FileBlob, label: str) -> _Raw:
+    size = blob.size
+    head = blob.read(0, min(_file_signatures.HEAD, size))
+    tail = blob.read(max(0, size - _file_signatures.TAIL), min(_file_signatures.TAIL, size))
+    found = _file_signatures.file_kind(head, size, tail)
+    if found == "legacy":
+        legacy = _legacy.read_legacy(blob, label=label)
+        decoded = decode(
+            legacy.value, label, {key: record.size for key, record in legacy.records.items()}
+        )
+        end = min((record.offset for record in legacy.records.values()), default=size)
+        return _Raw(decoded.tree, legacy.records, decoded.outside, None, decoded.hidden, (0, end))
+    if found != "zip":
+        _file_signatures.refuse_kind(label, found)
+    archive = zip_archive.read_archive(blob, label=label)
+    stream = zip_archive.read_record(blob, archive.records["data.pkl"], ARCHIVE.size, label)
+    nodes = read_pickle(stream, ARCHIVE, name=f"{label}: data.pkl", persistent=True)
+    places = {
+        name[5:]: record for name, record in archive.records.items() if name.startswith("data/")
+    }
+    decoded = decode(nodes, label, {key: record.size for key, record in places.items()})
+    history = archive.records.get(HISTORY)
+    stamp = None if history is None else zip_archive.read_record(blob, history, MAX_HISTORY, label)
+    written = archive.records["data.pkl"]
+    return _Raw(
+        decoded.tree, places, decoded.outside, stamp, decoded.hidden, (written.offset, written.size)
+    )
+
+
+def unfit(root: Any) -> tuple[dict[int, str], tuple[Outside, ...]]:
+    """The values that no output can hold, by identity with the reason, and the account of those
+    that the decoders read.
+    """
+    reasons: dict[int, str] = {}
+    found: dict[tuple[str, str], tuple[int, list[str]]] = {}
+    seen: set[int] = set()
+    holding: set[int] = set()
+    met: set[int] = set()
+
+    def holds_more(value: Any) -> bool:
+        """Whether there is more in a value than plain data: what is opaque would go out again as it
+        came in.
+        """
+        return id(value) in holders(value, _MORE, holding, met)
+
+    def holds_tensors(key: Any) -> bool:
+        return id(key) in holders(key, _TENSORS)
+
+    stack: list[tuple[Any, tuple[Any, ...]]] = [(root, ())]
+    while stack:
+        node, path = stack.pop()
+        kind = type(node)
+        if kind is TensorRecord:
+            # most tensors are of a known dtype, and nothing else is asked of them
+            if (
+                node.dtype in _KNOWN
+                and not (node.conjugate or node.negative)
+                and node.state is None
+            ):
+                continue
+            reason = _why_unfit(node, holds_more)
+        elif kind is Described:
+            reason = "an object that holds what is not read" if holds_more(node) else ""
+        elif kind is Composite:
+            reason = next(
+                (why for _, record in node.components if (why := _why_unfit(record, holds_more))),
+                "",
+            )
+        elif kind is LocalShard:
+            reason = (
+                "a DTensor, or the part of one that a rank held; save its full_tensor(), or "
+                "a distributed checkpoint"
+            )
+        elif kind is DictNode and any(
+            type(key) is TensorRecord or holds_tensors(key)
+            for key, _ in node.pairs
+            if type(key) not in _PLAIN
+        ):
+            reason = "a dict with tensors as keys"
+        elif kind is Storage:
+            reason = "a storage that is no tensor; save a tensor of it"
+        elif kind is Opaque:
+            reasons[id(node)] = node.reason
+            continue
+        else:
+            reason = ""
+        if reason:
+            reasons[id(node)] = reason
+            name = _name_of(node)
+            count, paths = found.get((name, reason), (0, []))
+            if len(paths) < 20:
+                paths.append(dotted(path))
+            found[name, reason] = (count + 1, paths)
+            continue
+        if kind is DictNode or kind is ListNode:
+            if id(node) in seen:
+                continue
+            seen.add(id(node))
+            stack += [
+                (child, (*path, key))
+                for key, child in reversed(inside(node))
+                if type(child) not in _PLAIN
+            ]
+            if kind is DictNode:
+                stack += [(key, (*path, key)) for key, _ in node.pairs if type(key) not in _PLAIN]
+    return reasons, tuple(
+        Outside(name, reason, count, tuple(paths))
+        for (name, reason), (count, paths) in found.items()
+    )
+
+
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes, bytearray, complex})
+_KNOWN = frozenset(ITEMSIZE) & frozenset(BITS)
+
+
+# what may stand in no state, no object's field and no key of a dict that goes out again
+_MORE = frozenset({Opaque, TensorRecord, LocalShard, Storage})
+_TENSORS = _MORE - {Opaque}
+
+
+def _why_unfit(record: TensorRecord, holds_more: Callable[[Any], bool]) -> str:
+    """Why no output can hold this tensor; nothing if one can."""
+    if record.conjugate or record.negative:
+        return (
+            "a tensor with a pending conjugation or negation; save resolve_conj() or "
+            "resolve_neg() of it"
+        )
+    if record.dtype == PACKED:
+        fit = record.shape and (record.shape[-1] == 1 or record.strides[-1] == 1)
+        return (
+            ""
+            if fit
+            else "a tensor of packed 4-bit numbers whose pairs do not lie beside each other"
+        )
+    if record.dtype not in BITS:
+        return "a dtype that only torch's own kernels know"
+    return (
+        "a tensor whose attributes hold tensors, or what is not read"
+        if holds_more(record.state)
+        else ""
+    )
+
+
+def _name_of(node: Any) -> str:
+    if type(node) is LocalShard:
+        return "torch.distributed.tensor.DTensor"
+    if type(node) in (Storage, DictNode):
+        return "torch.UntypedStorage" if type(node) is Storage else "dict"
+    return getattr(node, "name", None) or f"torch.{node.dtype}"
+
+
+def _table(
+    part: FileTree, places: Mapping[str, ArchiveRecord], number: int, label: str
+) -> tuple[dict[str, Stored], dict[int, str]]:
+    """The tensors of the dict that rules work on, and their keys by identity."""
+    table = part.table
+    held = tensors_of(table)
+    known: dict[tuple[Any, ...], _Form] = {}
+    tensors: dict[str, Stored] = {}
+    for key, record in held:
+        sort = (record.dtype, record.shape, record.strides)
+        form = known.get(sort)
+        if form is None:
+            form = known[sort] = _form(*sort)
+        tensors[key] = _stored(record, form, places[record.storage.key], number)
+    if len(tensors) < len(held):
+        counts = Counter(key for key, _ in held)
+        twice = sorted(key for key, count in counts.items() if count > 1)
+        fail(
+            "M956",
+            f"{label}: a tensor is called like a part of an object beside it: {listed(twice, 4)}",
+        )
+    return tensors, {id(record): key for key, record in held}
+
+
+def _others(
+    part: FileTree, places: Mapping[str, ArchiveRecord], number: int
+) -> tuple[dict[str, Stored], dict[int, str]]:
+    """The tensors of all other places by path, and their paths by identity; one that stands in both
+    is in both.
+    """
+    others: dict[str, Stored] = {}
+    paths: dict[int, str] = {}
+    counts: dict[str, int] = {}
+    for path, record in tensors_outside(part.root, part.table):
+        if id(record) in paths:
+            continue
+        name = base = printable(joined(path, 520), 500)
+        while name in others:
+            counts[base] = again = counts.get(base, 1) + 1
+            name = f"{base}#{again}"
+        others[name] = _stored(
+            record,
+            _form(record.dtype, record.shape, record.strides),
+            places[record.storage.key],
+            number,
+        )
+        paths[id(record)] = name
+    return others, paths
+
+
+class _Form(NamedTuple):
+    """What many tensors of a file have in common. `empty`: nothing of it is shared, wherever it
+    points.
+    """
+
+    spec: Spec
+    strides: tuple[int, ...] | None
+    itemsize: int
+    empty: bool
+
+
+def _form(dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> _Form:
+    packed, expected = True, 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        packed = packed and (size == 1 or stride == expected)
+        expected *= size
+    if dtype == PACKED:
+        shape, strides = (*shape[:-1], 2 * shape[-1]), (*(2 * s for s in strides[:-1]), 1)
+    return _Form(
+        spec(ALIASES.get(dtype, dtype), shape),
+        None if packed else strides,
+        ITEMSIZE[dtype],
+        0 in shape,
+    )
+
+
+def _stored(record: TensorRecord, form: _Form, place: ArchiveRecord, number: int) -> Stored:
+    """Where a tensor of one file lies."""
+    if form.empty:
+        return Stored(form.spec, number, place.offset)
+    # all fields at once: the named tuple's own function takes three times as long
+    return tuple.__new__(
+        Stored,
+        (
+            form.spec,
+            number,
+            place.offset + record.offset * form.itemsize,
+            form.strides,
+            (number, place.name),
+        ),
     )

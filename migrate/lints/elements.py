@@ -23,7 +23,7 @@ from ..core.errors import MigrateError, OpError
 from ..core.pieces import Piece, end
 from ..core.spec import Spec
 from ..core.view import Fill, Leaf, View, clip, relabel
-from ..ops._op import ValueOp
+from ..ops.base import ValueOp
 from ..planning.bind import Bound, Questions, bind
 from ..planning.graph import Call, Tensor, Value
 from ..planning.pipeline import Views

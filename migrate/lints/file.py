@@ -111,12 +111,12 @@ def _unquoted(document: yaml.Document, path: tuple[str | int, ...]) -> Iterator[
     value: Any = document.data
     for step in path:
         value = value[step]
-    if isinstance(value, yaml.Plain) and _is_number(value):
+    if isinstance(value, yaml.PlainScalar) and _is_number(value):
         yield _number(value, document.span(path))
 
 
 def _is_number(text: str) -> bool:
-    return isinstance(yaml.core(yaml.Plain(text)), (int, float))
+    return isinstance(yaml.core(yaml.PlainScalar(text)), (int, float))
 
 
 def _number(name: str, span: Span) -> Diagnostic:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..core.diagnostics import Diagnostic
-from ..ops._op import Loss, OneWay
+from ..ops.base import Loss, OneWay
 from ..planning.invert import invert
 from ..rules.compiled import CompiledRule, CompiledStep, DirectedRule
 from ..ruletests.binding import CompiledFile

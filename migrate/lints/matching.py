@@ -14,7 +14,7 @@ from ..core.errors import PatternError
 from ..core.keys import FOREIGN, CaptureType, Pattern, foreign, narrower, parse
 from ..core.matching import Integer, Literal, Part, PathHead
 from ..core.overlap import apart, common, shared_key, takes
-from ..ops._op import OneWay
+from ..ops.base import OneWay
 from ..planning.invert import invert
 from ..rules.compiled import CompiledRule
 from ..ruletests.binding import CompiledFile

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 from ..core import view
 from ..core.view import View
-from ..ops._axes import axis
-from ..ops._op import Op, ValueOp
+from ..ops.base import Op, ValueOp, axis
 from ..rules.compiled import ROLE, CompiledStep, DirectedRule
 
 _AXIS = re.compile(r"[^\W\d]\w*")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..core.diagnostics import Report, did_you_mean, listed, plural, printable
 from ..core.templates import collapse
-from ..ops._numbers import holds
+from ..elements.numbers import holds
 from .module import is_plain
 
 if TYPE_CHECKING:

@@ -549,7 +549,7 @@ class _Load:
         """The value that is no tensor which is called so now."""
         was = self.migration.names[self.others[name]]
         index = self.migration.index
-        outline = index.outline
+        outline = index.tree
         if outline is None:
             return index.items[was]
         several = len(outline.parts) > 1
@@ -569,7 +569,7 @@ class _Load:
         from ..formats import memory
 
         index = self.source.index
-        at = index.tensors.get(key) or index.carried[key]
+        at = index.tensors.get(key) or index.passed_through[key]
         made, buffers = memory.allocate({key: at.spec})
         if at.strides is not None:
             fail(
@@ -606,7 +606,7 @@ def _others(migration: Migration, source: Source) -> dict[str, str]:
     Files of ranks have each their own; where a module of one piece is loaded, those of the first
     rank count.
     """
-    outline = source.index.outline
+    outline = source.index.tree
     if outline is None or len(outline.parts) < 2:
         return {name: name for name in migration.names}
     several = any(rank_of(key) is not None for key in migration.composition.graph.outputs)

@@ -12,11 +12,11 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ..core.spec import BITS, Spec
-from ._numbers import COMPUTED, FLOATS, INTEGERS, PARTS, is_numpy, module, numbers
-from ._op import Box, Meter, OpError, ValueOp
+from ..elements.numbers import COMPUTED, FLOATS, INTEGERS, PARTS, is_numpy, module, numbers
+from .base import Box, Meter, OpError, ValueOp
 
 if TYPE_CHECKING:
-    from ._axes import Shape
+    from .base import Shape
 
 # elements: in cache with its temporaries, and so many that a call takes longer than the
 # interpreter's lock to change hands
@@ -64,7 +64,10 @@ class Elementwise(ValueOp):
                 if refused is not None and refused.any():
                     at = int(refused.argmax())
                     raise self.refusal(
-                        args, spec, shown(given[at : at + 1], spec.dtype), place(first + at, box)
+                        args,
+                        spec,
+                        format_value(given[at : at + 1], spec.dtype),
+                        place(first + at, box),
                     )
 
     def _whole(
@@ -80,7 +83,7 @@ class Elementwise(ValueOp):
         if refused is not None and bool(refused.any()):
             at = int(refused.nonzero()[0])
             value = given[at : at + 1].cpu().numpy()
-            raise self.refusal(args, spec, shown(value, spec.dtype), place(at, box))
+            raise self.refusal(args, spec, format_value(value, spec.dtype), place(at, box))
         if not out.is_contiguous():
             out.copy_(made.reshape(out.shape))
 
@@ -133,7 +136,7 @@ def place(number: int, box: Box) -> str:
     return f" at [{', '.join(map(str, reversed(at)))}]" if at else ""
 
 
-def shown(raw: Any, dtype: str) -> str:
+def format_value(raw: Any, dtype: str) -> str:
     """One raw element, an array of one, as messages print its value."""
     if dtype in PARTS:
         real, imaginary = numbers(raw.reshape(-1).view(f"<u{BITS[dtype] // 16}"), PARTS[dtype])
@@ -181,7 +184,7 @@ def tell(meter: Meter | None, wanted: Any, got: Any, dtype: str, sure: bool = Tr
     meter.add(wanted, got, saturated=saturated, underflowed=underflowed, sure=sure)
 
 
-def told(x: Any) -> Iterator[slice]:
+def measured_slices(x: Any) -> Iterator[slice]:
     """The parts of which float64 images are made for a meter: they stay in a core's cache. On a GPU
     it is all.
     """

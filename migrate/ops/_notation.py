@@ -15,8 +15,7 @@ from math import prod
 from typing import NoReturn
 
 from ..core.diagnostics import did_you_mean
-from ._axes import Shape, shown
-from ._op import OpError
+from .base import OpError, Shape, format_shape
 
 ELLIPSIS = "..."
 ONE_ARROW = "(?:[^-]|-(?!>))*->(?:[^-]|-(?!>))*"
@@ -41,7 +40,7 @@ class Expression:
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class AxesRecipe:
     """What to do with a tensor: reshape to `split`, permute by `order`, reshape to `joined`."""
 
     split: Shape
@@ -68,7 +67,7 @@ def parse(pattern: str) -> Expression:
 
 
 @lru_cache(maxsize=4096)
-def solve(pattern: str, axes: tuple[tuple[str, int], ...], shape: Shape) -> Recipe:
+def solve(pattern: str, axes: tuple[tuple[str, int], ...], shape: Shape) -> AxesRecipe:
     """The recipe for a tensor of `shape`, lengths of axes taken from `axes` and from the shape.
 
     OpError M304 for a wrong rank, M301 and M302 for lengths that do not fit, naming axis, numbers
@@ -81,7 +80,7 @@ def solve(pattern: str, axes: tuple[tuple[str, int], ...], shape: Shape) -> Reci
     for number, (group, length) in enumerate(zip(left, shape, strict=True)):
         _solve_group(pattern, number, group, length, known, shape)
     flat = [n for group in left for n in group]
-    return Recipe(
+    return AxesRecipe(
         tuple(known[n] for n in flat),
         tuple(flat.index(n) for group in right for n in group),
         tuple(prod(known[n] for n in group) for group in right),
@@ -181,7 +180,7 @@ def _expanded(expression: Expression, shape: Shape) -> tuple[Side, Side]:
             "M304",
             f'rearrange "{expression.pattern}": the left side names '
             f"{least}{len(expression.left) - has_rest} axes, "
-            f"the tensor has rank {len(shape)}, shape {shown(shape)}",
+            f"the tensor has rank {len(shape)}, shape {format_shape(shape)}",
         )
     rest = tuple((f"...{i}",) for i in range(spare))
     left, right = (
@@ -202,12 +201,14 @@ def _solve_group(
     unknown = [n for n in group if n not in known]
     product = prod(known[n] for n in group if n in known)
     told = ", ".join(f"{n} = {known[n]}" for n in group if n in known)
-    where = f'rearrange "{pattern}": axis {number} of shape {shown(shape)} has {length} elements'
+    where = (
+        f'rearrange "{pattern}": axis {number} of shape {format_shape(shape)} has {length} elements'
+    )
     if len(unknown) > 1:
         raise OpError(
             "M301",
             f'rearrange "{pattern}": the lengths of {" and ".join(unknown)} in axis {number} of '
-            f"shape {shown(shape)} are not known",
+            f"shape {format_shape(shape)} are not known",
             help=f"give all but one in `axes`: {{{', '.join(f'{n}: …' for n in unknown[:-1])}}}",
         )
     if not unknown:

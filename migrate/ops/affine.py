@@ -17,10 +17,22 @@ from math import frexp, isfinite
 from typing import Any
 
 from ..core.spec import BITS, Spec, spec
-from ._axes import Shape
-from ._elementwise import Elementwise, bounded, differ, only_floats, tell, told
-from ._numbers import as_kind, encode, is_numpy, kind, module, numbers, put, view, widened
-from ._op import Array, Loss, Meter, Number, OneWay, Only, OpError, Step, arg, dataclass, step
+from ..elements.numbers import as_kind, encode, is_numpy, kind, module, numbers, put, view, widened
+from ._elementwise import Elementwise, bounded, differ, measured_slices, only_floats, tell
+from .base import (
+    Array,
+    Loss,
+    Meter,
+    Number,
+    OneWay,
+    Only,
+    OpError,
+    Shape,
+    Step,
+    arg,
+    dataclass,
+    step,
+)
 
 
 class Affine(Elementwise):
@@ -37,9 +49,7 @@ class Affine(Elementwise):
         only: Only | None = arg("limits the op to tensors with these capture values", default=None)
 
     def validate(self, args: Args) -> None:
-        for name, value in (("mul", args.mul), ("add", args.add)):
-            if not isfinite(value):
-                raise OpError("M308", f"affine: `{name}` is {value}, it must be finite")
+        super().validate(args)
         if args.exact and not _scales(args):
             raise OpError(
                 "M308",
@@ -94,7 +104,7 @@ class Affine(Elementwise):
                 there, whole = as_kind(there, "f8"), "i8"
             return (view(there * (1 / float(args.mul)), whole) != view(x, whole)) & (x == x)
         if meter is not None:
-            for part in told(x):
+            for part in measured_slices(x):
                 _tell(
                     meter, args, as_kind(x[part], "f8"), numbers(out[part], spec.dtype), spec.dtype
                 )
@@ -112,12 +122,12 @@ class Affine(Elementwise):
     ) -> list[Array]:
         import numpy as np
 
-        from ._twins import quiet, rounded, values
+        from ..elements.reference import quiet, reference_values, rounded
 
         made = []
         for array, dtype in zip(arrays, dtypes, strict=True):
             own = np.dtype(_kind(args, dtype)).type
-            x = values(array, dtype).astype(own)
+            x = reference_values(array, dtype).astype(own)
             with np.errstate(all="ignore"):
                 y = x * own(args.mul)
                 y = y + own(args.add) if args.add else y

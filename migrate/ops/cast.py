@@ -14,9 +14,7 @@ from typing import Any, NamedTuple
 
 from ..core.diagnostics import did_you_mean
 from ..core.spec import ALIASES, BITS, Spec, spec
-from ._axes import Shape
-from ._elementwise import Elementwise, tell
-from ._numbers import (
+from ..elements.numbers import (
     FLOATS,
     INTEGERS,
     PARTS,
@@ -29,8 +27,22 @@ from ._numbers import (
     same_bits,
     widen_bfloat16,
 )
-from ._op import Array, Dtype, Loss, Meter, OneWay, Only, OpError, Step, arg, dataclass, step
-from ._raw import carrier
+from ..elements.raw import carrier
+from ._elementwise import Elementwise, tell
+from .base import (
+    Array,
+    Dtype,
+    Loss,
+    Meter,
+    OneWay,
+    Only,
+    OpError,
+    Shape,
+    Step,
+    arg,
+    dataclass,
+    step,
+)
 
 
 class Cast(Elementwise):
@@ -130,7 +142,7 @@ class Cast(Elementwise):
     def eager(
         self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()
     ) -> list[Array]:
-        from ._twins import converted
+        from ..elements.reference import converted
 
         return [converted(a, d, named(args.to)) for a, d in zip(arrays, dtypes, strict=True)]
 
@@ -158,13 +170,13 @@ def _loss(source: str | None, args: Any) -> Loss:
     return Loss.LOSSLESS if kept else Loss.LOSSY
 
 
-class _Table(NamedTuple):
+class _CastTable(NamedTuple):
     codes: Array
     refused: Array | None
 
 
 @lru_cache(maxsize=64)
-def _table(source: str, to: str, exact: bool) -> _Table:
+def _table(source: str, to: str, exact: bool) -> _CastTable:
     """What becomes of each code of a dtype of at most 16 bits."""
     import numpy as np
 
@@ -172,7 +184,7 @@ def _table(source: str, to: str, exact: bool) -> _Table:
     made = np.empty(every.shape, carrier(to))
     with np.errstate(all="ignore"):
         refused = _compute(every, source, to, exact, made)
-    return _Table(made, refused if refused is not None and refused.any() else None)
+    return _CastTable(made, refused if refused is not None and refused.any() else None)
 
 
 def _convert(raw: Array, source: str, to: str, exact: bool, out: Array, meter: Meter | None) -> Any:

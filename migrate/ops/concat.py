@@ -9,8 +9,26 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core import view
-from ._axes import Shape, axis, below, number_of, same_dtypes, same_shapes, shown, uncounted
-from ._op import Array, Capture, Integer, OneWay, Op, OpError, Sizes, Step, arg, dataclass, step
+from .base import (
+    Array,
+    Capture,
+    Integer,
+    OneWay,
+    Op,
+    OpError,
+    Shape,
+    Sizes,
+    Step,
+    arg,
+    axis,
+    dataclass,
+    format_shape,
+    number_of,
+    same_dtypes,
+    same_shapes,
+    step,
+    uncounted,
+)
 
 if TYPE_CHECKING:
     from ..core.spec import Spec
@@ -35,12 +53,6 @@ class Concat(Op):
         )
         start: Integer = arg("the first value of an int capture", default=0)
 
-    def validate(self, args: Args) -> None:
-        label = f"concat over {{{args.over}}}"
-        below(label, "count", args.count, 1)
-        for size in args.sizes or ():
-            below(label, "sizes", size, 0)
-
     def trace(self, args: Args, views: Sequence[View], parts: int = 1) -> list[View]:
         label = f"concat over {{{args.over}}}"
         number_of(label, views, args.count, args.sizes)
@@ -49,7 +61,7 @@ class Concat(Op):
         lengths = tuple(v.shape[dim] for v in views)
         if args.sizes is None and len(set(lengths)) > 1:
             message = (
-                f"{label}: the parts have {shown(lengths)} elements along axis {dim}; "
+                f"{label}: the parts have {format_shape(lengths)} elements along axis {dim}; "
                 "without `sizes` they must be equal"
             )
             raise OpError(
@@ -58,8 +70,8 @@ class Concat(Op):
         if args.sizes is not None and lengths != tuple(args.sizes):
             raise OpError(
                 "M301",
-                f"{label}: the parts have {shown(lengths)} elements along axis {dim}, sizes are "
-                f"{shown(args.sizes)}",
+                f"{label}: the parts have {format_shape(lengths)} elements along axis {dim}, "
+                f"sizes are {format_shape(args.sizes)}",
             )
         return [view.concat(views, dim)]
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ._axes import Shape, below, parts_of
-from ._op import Array, Capture, Integer, Op, Step, arg, dataclass, step
+from .base import Array, Capture, Integer, Op, Shape, Step, arg, dataclass, parts_of, step
 
 if TYPE_CHECKING:
     from ..core.view import View
@@ -25,9 +24,6 @@ class Copy(Op):
         into: Capture = arg("the capture that numbers the names, or lists them")
         count: Integer | None = arg("how many; an int capture needs it", least=1, default=None)
         start: Integer = arg("the first value of an int capture", default=0)
-
-    def validate(self, args: Args) -> None:
-        below(f"{self.name} into {{{args.into}}}", "count", args.count, 1)
 
     def parts(self, args: Args, shape: Shape, values: int | None) -> int:
         return parts_of(f"{self.name} into {{{args.into}}}", values, args.count)

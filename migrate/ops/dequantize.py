@@ -11,14 +11,14 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ..codecs._codec import NON_FINITE, Codec, Options
-from ._op import Dtype, Integers, Loss, OpError, Step, Text, ValueOp, arg, dataclass, step
+from ..codecs.base import NON_FINITE, Codec, Options
+from .base import Dtype, Integers, Loss, OpError, Step, Text, ValueOp, arg, dataclass, step
 
 if TYPE_CHECKING:
     import numpy as np
 
     from ..core.spec import Spec
-    from ._op import Box, Meter
+    from .base import Box, Meter
 
 
 @cache
@@ -75,6 +75,7 @@ class Dequantize(ValueOp):
         )
 
     def validate(self, args: Args) -> None:
+        super().validate(args)
         codec_called(args.codec).validate(options(args), False)
 
     def roles(self, codec: str = "") -> tuple[str, ...]:

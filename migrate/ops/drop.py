@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ._axes import Shape
-from ._op import Array, Loss, OneWay, Op, Text, arg, dataclass
+from .base import Array, Loss, OneWay, Op, Shape, Text, arg, dataclass
 
 if TYPE_CHECKING:
     from ..core.view import View

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..core.errors import CheckpointError
 from ..core.spec import Spec, spec
 from ..core.spelling import option
-from ._axes import Shape
-from ._op import Array, Decided, OneWay, Op, OpError, arg, dataclass
+from .base import Array, Decided, OneWay, Op, OpError, Shape, arg, dataclass
 
 if TYPE_CHECKING:
-    from ..extra_state.record import Record, Tensor
-    from ..extra_state.verdict import Verdict
+    from ..extra_state.record import StateRecord, StateTensor
+    from ..extra_state.verdict import StateVerdict
 
 ALLOWED = "delayed-scaling"
 _EMPTY = spec("uint8", (0,))
@@ -109,7 +108,9 @@ class ExtraState(Op):
             return Decided((("", spec),))
         return Decided((("", _EMPTY),), _EMPTIED)
 
-    def _demanding(self, args: Args, verdict: Verdict, like: Record, name: str) -> Decided:
+    def _demanding(
+        self, args: Args, verdict: StateVerdict, like: StateRecord, name: str
+    ) -> Decided:
         """What becomes of a state that nobody permits to go on: it goes, or OpError."""
         from ..extra_state.recipes import DELAYED, leave
         from ..extra_state.verdict import LEGACY
@@ -140,8 +141,8 @@ class ExtraState(Op):
     ) -> list[Array]:
         import numpy as np
 
+        from ..elements.raw import carrier
         from ..extra_state.decode import decode
-        from ._raw import carrier
 
         made: list[bytes | memoryview] = [b""]
         if args.form != "empty":
@@ -172,7 +173,7 @@ class ExtraState(Op):
 
 
 @lru_cache(maxsize=64)
-def _carried(form: str, like: Record) -> Decided | None:
+def _carried(form: str, like: StateRecord) -> Decided | None:
     """What goes on of a state with this structure; None: the state as it is."""
     from ..extra_state.normal import is_current
 
@@ -189,13 +190,13 @@ def _carried(form: str, like: Record) -> Decided | None:
     return Decided(outputs, Making(form, tuple(s for _, s in outputs)), loses=not outputs)
 
 
-def _pickled(record: Record, name: str) -> bytes:
+def _pickled(record: StateRecord, name: str) -> bytes:
     from ..extra_state.write import pickled
 
     return pickled(record, name)
 
 
-def _tensors(record: Record) -> list[tuple[str, Tensor]]:
+def _tensors(record: StateRecord) -> list[tuple[str, StateTensor]]:
     """The scales and histories, each with what stands behind the module's key."""
     from ..extra_state.normal import kept
 

@@ -10,15 +10,25 @@ from typing import TYPE_CHECKING, Any
 from ..core import view
 from ..core.diagnostics import did_you_mean
 from ..core.spec import ALIASES, BITS, Spec, spec
-from ._axes import Shape, shown
-from ._op import Array, Dtype, Integers, Number, OneWay, Op, OpError, arg, dataclass
-from ._raw import carrier, encoded, raw
+from ..elements.raw import carrier, encoded, raw
+from .base import (
+    Array,
+    Dtype,
+    Integers,
+    Number,
+    OneWay,
+    Op,
+    OpError,
+    Shape,
+    arg,
+    dataclass,
+)
 
 if TYPE_CHECKING:
     from ..core.view import View
 
 
-class Fill(Op):
+class FillOp(Op):
     kind = "make"
     summary = (
         "makes a tensor of one value in place of each that the rule reads; with "
@@ -32,8 +42,7 @@ class Fill(Op):
         shape: Integers = arg("the shape; [] is a scalar", least=0)
 
     def validate(self, args: Args) -> None:
-        if min(args.shape, default=0) < 0:
-            raise OpError("M308", f"fill: `shape` is {shown(args.shape)}, lengths are 0 or more")
+        super().validate(args)
         dtype = ALIASES.get(args.dtype, args.dtype)
         if dtype not in BITS:
             raise OpError(
@@ -76,4 +85,4 @@ class Fill(Op):
         yield {"value": -1.5, "dtype": "float4_e2m1fn", "shape": [4]}, [()]
 
 
-OP = Fill()
+OP = FillOp()

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core import view
-from ._axes import Shape, axis
-from ._op import Array, Integer, Only, Op, Step, arg, dataclass, step
+from .base import Array, Integer, Only, Op, Shape, Step, arg, axis, dataclass, step
 
 if TYPE_CHECKING:
     from ..core.view import View

@@ -10,14 +10,26 @@ asked for: products are made on a fixed grid of tiles.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from math import isfinite
 from typing import Any
 
 from ..core.spec import Spec, spec
-from ._axes import Shape, below, shown
+from ..elements.numbers import as_kind, encode, is_numpy, module, numbers, put
 from ._elementwise import bounded, only_floats, tell
-from ._numbers import as_kind, encode, is_numpy, module, numbers, put
-from ._op import Array, Box, Integer, Loss, Meter, Number, OneWay, OpError, ValueOp, arg, dataclass
+from .base import (
+    Array,
+    Box,
+    Integer,
+    Loss,
+    Meter,
+    Number,
+    OneWay,
+    OpError,
+    Shape,
+    ValueOp,
+    arg,
+    dataclass,
+    format_shape,
+)
 
 ROWS, COLUMNS = 64, 1024
 
@@ -31,11 +43,6 @@ class LoraMerge(ValueOp):
     class Args:
         alpha: Number = arg("the adapter's scale, before it is divided by `rank`", finite=True)
         rank: Integer = arg("the adapter's rank: the rows of `a` and the columns of `b`", least=1)
-
-    def validate(self, args: Args) -> None:
-        below("lora_merge", "rank", args.rank, 1)
-        if not isfinite(args.alpha):
-            raise OpError("M308", f"lora_merge: `alpha` is {args.alpha}, it must be finite")
 
     def roles(self, codec: str = "") -> tuple[str, ...]:
         return ("base", "a", "b")
@@ -57,7 +64,10 @@ class LoraMerge(ValueOp):
         if len(specs) == 1:
             return [base]
         a, b = specs[1:]
-        said = f"base is {shown(base.shape)}, a is {shown(a.shape)}, b is {shown(b.shape)}"
+        said = (
+            f"base is {format_shape(base.shape)}, a is {format_shape(a.shape)}, "
+            f"b is {format_shape(b.shape)}"
+        )
         if any(len(s.shape) != 2 for s in specs):
             raise OpError(
                 "M304",
@@ -153,11 +163,11 @@ class LoraMerge(ValueOp):
     ) -> list[Array]:
         import numpy as np
 
-        from ._twins import quiet, rounded, values
+        from ..elements.reference import quiet, reference_values, rounded
 
         if len(arrays) == 1:
             return [arrays[0]]
-        base, a, b = (values(x, d) for x, d in zip(arrays, dtypes, strict=True))
+        base, a, b = (reference_values(x, d) for x, d in zip(arrays, dtypes, strict=True))
         with np.errstate(all="ignore"):
             total = np.zeros(base.shape)
             for k in range(args.rank):
@@ -174,14 +184,14 @@ class LoraMerge(ValueOp):
         """
         import numpy as np
 
-        from ._twins import spacing, values
+        from ..elements.reference import reference_values, spacing
 
         if len(arrays) == 1:
             return [np.zeros(arrays[0].shape)]
-        base, a, b = (np.abs(values(x, d)) for x, d in zip(arrays, dtypes, strict=True))
+        base, a, b = (np.abs(reference_values(x, d)) for x, d in zip(arrays, dtypes, strict=True))
         with np.errstate(all="ignore"):
             most = base + abs(args.alpha / args.rank) * (b @ a)
-            made = np.abs(values(self.eager(args, arrays, dtypes=dtypes)[0], dtypes[0]))
+            made = np.abs(reference_values(self.eager(args, arrays, dtypes=dtypes)[0], dtypes[0]))
             between = 2 * (args.rank + 2) * 2.0**-53 * most
             return [between + spacing(made + between, dtypes[0])]
 

@@ -12,10 +12,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..core.spec import Spec, spec
-from ._axes import Shape
-from ._elementwise import Elementwise, bounded, differ, only_floats, tell, told
-from ._numbers import FLOATS, as_kind, encode, module, numbers, put
-from ._op import Array, Loss, Meter, OneWay, Only, arg, dataclass
+from ..elements.numbers import FLOATS, as_kind, encode, module, numbers, put
+from ._elementwise import Elementwise, bounded, differ, measured_slices, only_floats, tell
+from .base import Array, Loss, Meter, OneWay, Only, Shape, arg, dataclass
 
 
 class NegExp(Elementwise):
@@ -47,7 +46,7 @@ class NegExp(Elementwise):
         y = module(x).where(x != x, float("nan"), y)
         put(encode(y, spec.dtype)[0], out)
         if meter is not None:
-            for part in told(x):
+            for part in measured_slices(x):
                 _tell(meter, x[part], y[part], numbers(out[part], spec.dtype), spec.dtype)
         return None
 
@@ -56,11 +55,11 @@ class NegExp(Elementwise):
     ) -> list[Array]:
         import numpy as np
 
-        from ._twins import quiet, rounded, values
+        from ..elements.reference import quiet, reference_values, rounded
 
         made = []
         for array, dtype in zip(arrays, dtypes, strict=True):
-            x = values(array, dtype)
+            x = reference_values(array, dtype)
             with np.errstate(all="ignore"):
                 # numpy's exponential of strided numbers may differ in the last place
                 y = rounded(-np.exp(np.asarray(x, order="C")), dtype)
@@ -69,10 +68,13 @@ class NegExp(Elementwise):
 
     def slack(self, args: Args, arrays: Sequence[Array], dtypes: Sequence[str] = ()) -> list[Array]:
         """One unit in the last place."""
-        from ._twins import spacing, values
+        from ..elements.reference import reference_values, spacing
 
         made = self.eager(args, arrays, dtypes=dtypes)
-        return [spacing(values(y, dtype), dtype) for y, dtype in zip(made, dtypes, strict=True)]
+        return [
+            spacing(reference_values(y, dtype), dtype)
+            for y, dtype in zip(made, dtypes, strict=True)
+        ]
 
     def samples(self) -> Iterable[tuple[dict[str, Any], list[Shape]]]:
         yield {}, [(8, 16)]

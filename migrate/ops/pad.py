@@ -6,9 +6,25 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core import view
-from ._axes import Shape, axis, below, shown, stated
-from ._op import Array, Integer, Number, OneWay, Only, Op, OpError, Step, arg, dataclass, step
-from ._raw import holds, raw
+from ..elements.raw import check_holds, raw
+from .base import (
+    Array,
+    Integer,
+    Number,
+    OneWay,
+    Only,
+    Op,
+    OpError,
+    Shape,
+    Step,
+    arg,
+    axis,
+    dataclass,
+    format_shape,
+    require_least,
+    stated,
+    step,
+)
 
 if TYPE_CHECKING:
     from ..core.spec import Spec
@@ -39,12 +55,10 @@ class Pad(Op):
         only: Only | None = arg("limits the op to tensors with these capture values", default=None)
 
     def validate(self, args: Args) -> None:
+        super().validate(args)
         if (args.size is None) == (args.multiple_of is None):
             raise OpError("M308", "pad: exactly one of `size` and `multiple_of` is needed")
-        below("pad", "start", args.start, 0)
-        below("pad", "of", args.of, 0)
-        below("pad", "multiple_of", args.multiple_of, 1)
-        below("pad", "size", args.size, args.start + (args.of or 0))
+        require_least("pad", "size", args.size, args.start + (args.of or 0))
 
     def trace(self, args: Args, views: Sequence[View], parts: int = 1) -> list[View]:
         self.validate(args)
@@ -61,13 +75,13 @@ class Pad(Op):
                 raise OpError(
                     "M301",
                     f"pad: axis {dim} has {before} elements, more than size {size}; shape "
-                    f"{shown(v.shape)}",
+                    f"{format_shape(v.shape)}",
                 )
             out.append(view.pad(v, dim, args.start, after, args.value))
         return out
 
     def infer(self, args: Args, specs: Sequence[Spec], parts: int = 1) -> None:
-        holds("pad: `value`", specs, args.value)
+        check_holds("pad: `value`", specs, args.value)
 
     def eager(
         self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()

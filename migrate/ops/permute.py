@@ -6,8 +6,20 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core import view
-from ._axes import Shape, axis, shown
-from ._op import Array, Integers, Only, Op, OpError, Step, arg, dataclass, step
+from .base import (
+    Array,
+    Integers,
+    Only,
+    Op,
+    OpError,
+    Shape,
+    Step,
+    arg,
+    axis,
+    dataclass,
+    format_shape,
+    step,
+)
 
 if TYPE_CHECKING:
     from ..core.view import View
@@ -22,13 +34,15 @@ class Permute(Op):
         only: Only | None = arg("limits the op to tensors with these capture values", default=None)
 
     def validate(self, args: Args) -> None:
+        super().validate(args)
         rank = len(args.dims)
         if {d % rank for d in args.dims} != set(range(rank)) or any(
             not -rank <= d < rank for d in args.dims
         ):
             raise OpError(
                 "M308",
-                f"permute: `dims` is {shown(args.dims)}, it must name each of {rank} axes once",
+                f"permute: `dims` is {format_shape(args.dims)}, it must name each of {rank} axes "
+                "once",
             )
 
     def trace(self, args: Args, views: Sequence[View], parts: int = 1) -> list[View]:
@@ -40,7 +54,7 @@ class Permute(Op):
             raise OpError(
                 "M304",
                 f"permute: `dims` names {len(args.dims)} axes, the tensor has rank {len(shape)}, "
-                f"shape {shown(shape)}",
+                f"shape {format_shape(shape)}",
             )
         return tuple(axis("permute", d, shape) for d in args.dims)
 

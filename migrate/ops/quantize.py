@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..codecs._codec import NON_FINITE
-from ._op import Dtype, Integers, Loss, OneWay, OpError, Step, Text, ValueOp, arg, dataclass, step
+from ..codecs.base import NON_FINITE
+from .base import Dtype, Integers, Loss, OneWay, OpError, Step, Text, ValueOp, arg, dataclass, step
 from .dequantize import codec_called, options, roles_of
 
 if TYPE_CHECKING:
     import numpy as np
 
     from ..core.spec import Spec
-    from ._op import Box, Meter
+    from .base import Box, Meter
 
 
 class Quantize(ValueOp):
@@ -53,6 +53,7 @@ class Quantize(ValueOp):
         )
 
     def validate(self, args: Args) -> None:
+        super().validate(args)
         codec_called(args.codec).validate(options(args), True)
 
     def roles(self, codec: str = "") -> tuple[str, ...]:

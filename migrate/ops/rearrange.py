@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core import view
-from ._axes import Shape
-from ._notation import ONE_ARROW, Recipe, check_axes, parse, solve, unknown_backwards
-from ._op import Array, Axes, OneWay, Only, Op, Step, Text, arg, dataclass, step
+from ._notation import ONE_ARROW, AxesRecipe, check_axes, parse, solve, unknown_backwards
+from .base import Array, Axes, OneWay, Only, Op, Shape, Step, Text, arg, dataclass, step
 
 if TYPE_CHECKING:
     from ..core.view import View
@@ -31,6 +30,7 @@ class Rearrange(Op):
 
     def validate(self, args: Args) -> None:
         check_axes(parse(args.pattern), args.axes)
+        super().validate(args)
 
     def trace(self, args: Args, views: Sequence[View], parts: int = 1) -> list[View]:
         out = []
@@ -77,7 +77,7 @@ class Rearrange(Op):
         yield {"pattern": "h d i -> (h d) i"}, [(2, 3, 2)]
 
 
-def _recipe(args: Rearrange.Args, shape: Shape) -> Recipe:
+def _recipe(args: Rearrange.Args, shape: Shape) -> AxesRecipe:
     return solve(args.pattern, tuple(sorted(args.axes.items())), shape)
 
 

@@ -7,8 +7,20 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ..core import view
-from ._axes import Shape, shown
-from ._op import Array, Integers, OneWay, Only, Op, OpError, Step, arg, dataclass, step
+from .base import (
+    Array,
+    Integers,
+    OneWay,
+    Only,
+    Op,
+    OpError,
+    Shape,
+    Step,
+    arg,
+    dataclass,
+    format_shape,
+    step,
+)
 
 if TYPE_CHECKING:
     from ..core.view import View
@@ -31,15 +43,6 @@ class Reshape(Op):
         )
         only: Only | None = arg("limits the op to tensors with these capture values", default=None)
 
-    def validate(self, args: Args) -> None:
-        for name, shape in (("to", args.to), ("from", args.from_ or ())):
-            if min(shape, default=0) < -1 or shape.count(-1) > 1:
-                raise OpError(
-                    "M308",
-                    f"reshape: `{name}` is {shown(shape)}; lengths are 0 or more, and one may be "
-                    "-1",
-                )
-
     def trace(self, args: Args, views: Sequence[View], parts: int = 1) -> list[View]:
         self.validate(args)
         out = []
@@ -47,7 +50,8 @@ class Reshape(Op):
             if args.from_ is not None and not _fits(v.shape, args.from_):
                 raise OpError(
                     "M307",
-                    f"reshape: the shape is {shown(v.shape)}, `from` says {shown(args.from_)}",
+                    f"reshape: the shape is {format_shape(v.shape)}, `from` says "
+                    f"{format_shape(args.from_)}",
                 )
             out.append(view.reshape(v, _filled_in(v.shape, args.to)))
         return out
@@ -83,14 +87,16 @@ def _filled_in(shape: Shape, to: Sequence[int]) -> Shape:
     if -1 not in to:
         if numel != known:
             raise OpError(
-                "M301", f"reshape: {shown(shape)} has {numel} elements, {shown(to)} has {known}"
+                "M301",
+                f"reshape: {format_shape(shape)} has {numel} elements, "
+                f"{format_shape(to)} has {known}",
             )
         return tuple(to)
     if known == 0 or numel % known:
         raise OpError(
             "M302",
-            f"reshape: {shown(shape)} has {numel} elements, not divisible by the {known} that "
-            f"{shown(to)} names",
+            f"reshape: {format_shape(shape)} has {numel} elements, not divisible by the "
+            f"{known} that {format_shape(to)} names",
         )
     return tuple(numel // known if n == -1 else n for n in to)
 

@@ -5,8 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ._axes import Shape, below, number_of, same_dtypes, same_shapes, uncounted
-from ._op import Array, Capture, Check, Integer, OneWay, Op, Step, arg, dataclass, step
+from .base import (
+    Array,
+    Capture,
+    Check,
+    Integer,
+    OneWay,
+    Op,
+    Shape,
+    Step,
+    arg,
+    dataclass,
+    number_of,
+    same_dtypes,
+    same_shapes,
+    step,
+    uncounted,
+)
 
 if TYPE_CHECKING:
     from ..core.spec import Spec
@@ -26,9 +41,6 @@ class Same(Op):
             default=None,
         )
         start: Integer = arg("the first value of an int capture", default=0)
-
-    def validate(self, args: Args) -> None:
-        below(f"same over {{{args.over}}}", "count", args.count, 1)
 
     def trace(self, args: Args, views: Sequence[View], parts: int = 1) -> list[View]:
         label = f"same over {{{args.over}}}"

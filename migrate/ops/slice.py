@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core import view
-from ._axes import Shape, axis, below, shown, stated
-from ._op import (
+from ..elements.raw import check_holds
+from .base import (
     Array,
     Check,
     Integer,
@@ -21,12 +21,16 @@ from ._op import (
     Only,
     Op,
     OpError,
+    Shape,
     Step,
     arg,
+    axis,
     dataclass,
+    format_shape,
+    require_least,
+    stated,
     step,
 )
-from ._raw import holds
 
 if TYPE_CHECKING:
     from ..core.spec import Spec
@@ -56,9 +60,9 @@ class Slice(Op):
         only: Only | None = arg("limits the op to tensors with these capture values", default=None)
 
     def validate(self, args: Args) -> None:
-        below("slice", "start", args.start, 0)
-        below("slice", "stop", args.stop, args.start)
-        below("slice", "of", args.of, args.start if args.stop is None else args.stop)
+        super().validate(args)
+        require_least("slice", "stop", args.stop, args.start)
+        require_least("slice", "of", args.of, args.start if args.stop is None else args.stop)
 
     def trace(self, args: Args, views: Sequence[View], parts: int = 1) -> list[View]:
         out = []
@@ -68,7 +72,7 @@ class Slice(Op):
         return out
 
     def infer(self, args: Args, specs: Sequence[Spec], parts: int = 1) -> None:
-        holds("slice: `value`", specs, args.value)
+        check_holds("slice: `value`", specs, args.value)
 
     def eager(
         self, args: Args, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()
@@ -144,7 +148,7 @@ def _range(args: Slice.Args, shape: Shape) -> tuple[int, int, int]:
         raise OpError(
             "M301",
             f"slice: {args.start} to {stop} does not lie in axis {dim} of {shape[dim]} elements, "
-            f"shape {shown(shape)}",
+            f"shape {format_shape(shape)}",
         )
     return dim, args.start, stop
 

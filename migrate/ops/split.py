@@ -6,8 +6,21 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core import view
-from ._axes import Shape, axis, below, cut, parts_of
-from ._op import Array, Capture, Integer, Op, Sizes, Step, arg, dataclass, step
+from .base import (
+    Array,
+    Capture,
+    Integer,
+    Op,
+    Shape,
+    Sizes,
+    Step,
+    arg,
+    axis,
+    cut,
+    dataclass,
+    parts_of,
+    step,
+)
 
 if TYPE_CHECKING:
     from ..core.spec import Spec
@@ -29,12 +42,6 @@ class Split(Op):
             "how many parts; an int capture needs it unless there are sizes", least=1, default=None
         )
         start: Integer = arg("the first value of an int capture", default=0)
-
-    def validate(self, args: Args) -> None:
-        label = f"split into {{{args.into}}}"
-        below(label, "count", args.count, 1)
-        for size in args.sizes or ():
-            below(label, "sizes", size, 0)
 
     def parts(self, args: Args, shape: Shape, values: int | None) -> int:
         return parts_of(f"split into {{{args.into}}}", values, args.count, args.sizes)

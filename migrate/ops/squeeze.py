@@ -6,8 +6,20 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core import view
-from ._axes import Shape, axis, shown
-from ._op import Array, Integer, Only, Op, OpError, Step, arg, dataclass, step
+from .base import (
+    Array,
+    Integer,
+    Only,
+    Op,
+    OpError,
+    Shape,
+    Step,
+    arg,
+    axis,
+    dataclass,
+    format_shape,
+    step,
+)
 
 if TYPE_CHECKING:
     from ..core.view import View
@@ -29,7 +41,7 @@ class Squeeze(Op):
                 raise OpError(
                     "M301",
                     f"squeeze: axis {dim} has {v.shape[dim]} elements, only an axis of 1 can go; "
-                    f"shape {shown(v.shape)}",
+                    f"shape {format_shape(v.shape)}",
                 )
             out.append(view.reshape(v, v.shape[:dim] + v.shape[dim + 1 :]))
         return out

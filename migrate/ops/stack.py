@@ -6,8 +6,21 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core import view
-from ._axes import Shape, axis, below, number_of, same_dtypes, same_shapes
-from ._op import Array, Capture, Integer, Op, Step, arg, dataclass, step
+from .base import (
+    Array,
+    Capture,
+    Integer,
+    Op,
+    Shape,
+    Step,
+    arg,
+    axis,
+    dataclass,
+    number_of,
+    same_dtypes,
+    same_shapes,
+    step,
+)
 
 if TYPE_CHECKING:
     from ..core.spec import Spec
@@ -24,10 +37,6 @@ class Stack(Op):
         dim: Integer = arg("where the new axis stands in the result", default=0)
         count: Integer | None = arg("how many tensors there must be", least=1, default=None)
         start: Integer = arg("the first value of an int capture", least=0, default=0)
-
-    def validate(self, args: Args) -> None:
-        below(f"stack over {{{args.over}}}", "count", args.count, 1)
-        below(f"stack over {{{args.over}}}", "start", args.start, 0)
 
     def trace(self, args: Args, views: Sequence[View], parts: int = 1) -> list[View]:
         label = f"stack over {{{args.over}}}"

@@ -6,8 +6,18 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core import view
-from ._axes import Shape, axis, shown
-from ._op import Array, Integers, Only, Op, OpError, Step, arg, dataclass, step
+from .base import (
+    Array,
+    Integers,
+    Only,
+    Op,
+    Shape,
+    Step,
+    arg,
+    axis,
+    dataclass,
+    step,
+)
 
 if TYPE_CHECKING:
     from ..core.view import View
@@ -20,14 +30,6 @@ class Transpose(Op):
     class Args:
         dims: Integers = arg("the two axes", length=2, distinct=True)
         only: Only | None = arg("limits the op to tensors with these capture values", default=None)
-
-    def validate(self, args: Args) -> None:
-        if len(args.dims) != 2:
-            raise OpError(
-                "M308",
-                f"transpose: `dims` is {shown(args.dims)}, it must name two axes",
-                help="`permute` takes any number",
-            )
 
     def trace(self, args: Args, views: Sequence[View], parts: int = 1) -> list[View]:
         self.validate(args)

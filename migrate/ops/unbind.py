@@ -6,8 +6,19 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core import view
-from ._axes import Shape, axis, below
-from ._op import Array, Capture, Integer, Op, OpError, Step, arg, dataclass, step
+from .base import (
+    Array,
+    Capture,
+    Integer,
+    Op,
+    OpError,
+    Shape,
+    Step,
+    arg,
+    axis,
+    dataclass,
+    step,
+)
 
 if TYPE_CHECKING:
     from ..core.spec import Spec
@@ -24,10 +35,6 @@ class Unbind(Op):
         dim: Integer = arg("the axis that is taken apart", default=0)
         count: Integer | None = arg("how long the axis must be", least=1, default=None)
         start: Integer = arg("the first value of an int capture", least=0, default=0)
-
-    def validate(self, args: Args) -> None:
-        below(f"unbind into {{{args.into}}}", "count", args.count, 1)
-        below(f"unbind into {{{args.into}}}", "start", args.start, 0)
 
     def parts(self, args: Args, shape: Shape, values: int | None) -> int:
         dim = axis("unbind", args.dim, shape)

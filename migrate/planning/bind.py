@@ -20,7 +20,7 @@ from ..core.ranks import rank_of, takes
 from ..core.records import records
 from ..core.spelling import option
 from ..core.templates import Template
-from ..ops._op import Decided, ValueOp
+from ..ops.base import Decided, ValueOp
 from ..rules.compiled import ROLE, CompiledStep, DirectedRule
 from .graph import Expr, Tensor, ValueCheck
 from .match import RANK, Matching, Reader, Taken, keep_rest, match, when_test

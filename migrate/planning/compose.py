@@ -17,10 +17,10 @@ from ..core.spec import Spec
 from ..core.spelling import option
 from ..core.templates import Template, group
 from ..core.view import View
-from ..ops._op import Loss, OneWay, ValueOp
+from ..ops.base import Loss, OneWay, ValueOp
 from ..rules.compiled import CompiledRule, DirectedRule, direct, is_active
 from ..rules.files import LoadedFile
-from ..source.index import Stored
+from ..source.blobs import Stored
 from ..source.jsontext import collector_paused
 from . import stranded
 from .bind import Bound, Questions, bind, taken

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ..core.spec import Spec
 from ..core.view import View
-from ..ops._op import Step
+from ..ops.base import Step
 
 
 class Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .. import ops
-from ..ops._op import OneWay
+from ..ops.base import OneWay
 from ..rules.compiled import CompiledStep, DirectedRule
 
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import ops
 from ..core.spec import BITS, Spec, unit
-from ..ops._op import ValueOp
+from ..ops.base import ValueOp
 
 if TYPE_CHECKING:
-    from ..ops._op import Box
+    from ..ops.base import Box
     from .graph import Call
 
 # a box with its inputs: in a last-level cache, and few enough calls

@@ -99,12 +99,12 @@ class Verdict(NamedTuple):
 def find(index: Index) -> list[State]:
     """The states of optimizers that the checkpoint holds, from headers alone."""
     found: list[State] = []
-    parts = () if index.outline is None else index.outline.parts
-    if index.carried or index.items:
+    parts = () if index.tree is None else index.tree.parts
+    if index.passed_through or index.items:
         several = len(parts) > 1
         for rank, part in enumerate(parts):
             found += _Search(part.root, rank if several else None, part.at or ()).found
-        if index.outline is None:
+        if index.tree is None:
             found += _Search(dict(index.items), None, ()).found
     text = "\n".join(index.tensors)
     if "optim" in text or "Optim" in text:

@@ -16,7 +16,7 @@ from ..core.errors import OpError
 from ..core.records import records
 from ..core.spec import Spec, spec
 from ..core.view import TooManyPieces, View, leaves, relabel, stored
-from ..ops._op import Decided, Loss, Step, ValueOp
+from ..ops.base import Decided, Loss, Step, ValueOp
 from ..rules.compiled import ROLE, CompiledStep, DirectedRule
 from .graph import Apply, Call, Expr, Tensor, Value, ValueCheck
 from .match import ABSENT, RANK

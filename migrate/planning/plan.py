@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 from ..core.spec import BITS, total_bytes
 from ..core.templates import collapse
-from ..ops._op import ValueOp
+from ..ops.base import ValueOp
 from ..results import PlanReport
 from ..rules.compiled import DirectedRule
-from ..source.index import Stored
+from ..source.blobs import Stored
 from ..source.target import Target
 from .bind import Bound, Made
 from .compose import Composition, Leg

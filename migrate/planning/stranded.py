@@ -27,7 +27,7 @@ from .graph import Call, Tensor
 if TYPE_CHECKING:
     from ..core.spec import Spec
     from ..rules.compiled import DirectedRule
-    from ..source.index import Stored
+    from ..source.blobs import Stored
     from .bind import Bound
 
 

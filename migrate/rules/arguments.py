@@ -1,6 +1,6 @@
 """The arguments of an op, from what a rule file says to what the op gets.
 
-An op declares its arguments once, as a stdlib dataclass (`ops/_op.py`). From it come `resolve`,
+An op declares its arguments once, as a stdlib dataclass (`ops/base.py`). From it come `resolve`,
 which fills the params in, and, where a file is read as its author wrote it, the pydantic model of
 `steps`. Ops that no file uses cost nothing.
 """
@@ -19,7 +19,7 @@ from ..core import expr
 from ..core.diagnostics import listed, printable
 from ..core.errors import OpError, PatternError
 from ..core.spelling import option
-from ..ops._op import Written
+from ..ops.base import Written
 from .scalars import PARAM, whole_number
 
 

@@ -20,7 +20,7 @@ from .. import ops
 from ..core.diagnostics import Report, Span, did_you_mean, listed, printable
 from ..core.errors import OpError, PatternError
 from ..core.keys import CaptureType, Pattern, parse
-from ..ops._op import Op, ValueOp
+from ..ops.base import Op, ValueOp
 from .arguments import integer, resolve, unset
 from .scalars import PARAM
 from .scalars import ROLE as ROLE

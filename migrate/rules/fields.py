@@ -96,7 +96,7 @@ def kind_of(value: Any) -> str:
     if isinstance(value, str):
         return (
             f"`{printable(value, 40)}`"
-            if isinstance(value, yaml.Plain)
+            if isinstance(value, yaml.PlainScalar)
             else f"the text {printable(value, 40)!r}"
         )
     return f"`{value}`"
@@ -126,7 +126,7 @@ def _bounded(number: int) -> int:
 
 
 def read_text(value: Any) -> str:
-    if isinstance(value, str) and not (isinstance(value, yaml.Plain) and yaml.is_null(value)):
+    if isinstance(value, str) and not (isinstance(value, yaml.PlainScalar) and yaml.is_null(value)):
         return str(value)
     if isinstance(value, Mapping) and len(value) == 1:
         wrong(
@@ -181,7 +181,7 @@ def integer(value: Any) -> int:
         return _bounded(number)
     quoted = (
         isinstance(value, str)
-        and not isinstance(value, yaml.Plain)
+        and not isinstance(value, yaml.PlainScalar)
         and yaml.integer(value) is not None
     )
     wrong(
@@ -213,7 +213,7 @@ def arithmetic(value: Any) -> int | str:
 
 
 def boolean(value: Any) -> bool:
-    if isinstance(value, yaml.Plain) and (truth := yaml.boolean(value)) is not None:
+    if isinstance(value, yaml.PlainScalar) and (truth := yaml.boolean(value)) is not None:
         return truth
     if isinstance(value, bool):
         return value
@@ -276,7 +276,7 @@ def word(value: Any) -> str:
     names.
     """
     if (
-        isinstance(value, yaml.Plain)
+        isinstance(value, yaml.PlainScalar)
         and not yaml.is_null(value)
         and not isinstance(seen(value), str)
     ):

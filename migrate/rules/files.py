@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.diagnostics import Span
-from ..ops._op import Step
+from ..ops.base import Step
 from ..source import yaml
 from .lineage import Detect, Edge, Layout, Lineage
 

@@ -559,7 +559,10 @@ def _age_sign(wanted: str, states: States | None) -> tuple[bool | None, str]:
     holds = age.releases is not None and any(
         r.first <= age.releases.last <= r.last for r in ranges(wanted)
     )
-    return holds, age.found if holds or age.releases is None else f"{age.found}, not of {wanted}"
+    return (
+        holds,
+        age.evidence if holds or age.releases is None else f"{age.evidence}, not of {wanted}",
+    )
 
 
 class Matcher:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, Field, InstanceOf, WithJsonSche
 from pydantic_core import PydanticCustomError
 
 from ..core.diagnostics import did_you_mean, printable
-from ..ops._op import Step
+from ..ops.base import Step
 from ..source import yaml
 from . import steps
 from .arguments import arguments
@@ -133,7 +133,7 @@ def _choices(value: Any) -> tuple[Any, ...]:
 def _optional(value: Any) -> bool | tuple[str, ...] | dict[str, tuple[str, ...]]:
     if isinstance(value, bool):
         return value
-    if isinstance(value, yaml.Plain) and (truth := yaml.boolean(value)) is not None:
+    if isinstance(value, yaml.PlainScalar) and (truth := yaml.boolean(value)) is not None:
         return truth
     if isinstance(value, Mapping):
         bad = [

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.diagnostics import Report
-from ..ops._op import Step
+from ..ops.base import Step
 from ..source import yaml
 from .files import FORM, LAYOUTS, NAME, files_below, shipped_folder
 from .loading import load_files
@@ -83,7 +83,7 @@ def _written(value: Any) -> Any:
         return {"tuple": [_written(item) for item in value]}
     if isinstance(value, list):
         return [_written(item) for item in value]
-    if isinstance(value, yaml.Plain) or not isinstance(value, (str, int, float, type(None))):
+    if isinstance(value, yaml.PlainScalar) or not isinstance(value, (str, int, float, type(None))):
         raise TypeError(f"{value!r} is not what a validated rule file holds")
     return value
 

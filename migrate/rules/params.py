@@ -322,7 +322,7 @@ def _items(text: str) -> list[str]:
         # alternatives of a pattern may hold commas
         return [item.strip() for item in re.split(r",(?![^{}]*\})", text)]
     report = Report()
-    document = yaml.read(text, shown(GIVEN), report)
+    document = yaml.read_yaml(text, shown(GIVEN), report)
     data = document.data
     if (
         report.diagnostics
@@ -334,7 +334,7 @@ def _items(text: str) -> list[str]:
 
 
 def _word(text: str, type: str | None) -> Any:
-    number = whole_number(yaml.Plain(text)) if type == "int" else yaml.integer(text)
+    number = whole_number(yaml.PlainScalar(text)) if type == "int" else yaml.integer(text)
     if type == "int" or (type is None and number is not None and str(number) == text):
         return text if number is None else number
     if type == "bool":

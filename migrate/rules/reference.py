@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import codecs, ops
-from ..codecs._codec import Codec, Options
+from ..codecs.base import Codec, Options
 from ..core import view
 from ..core.diagnostics import PAGES, Page, did_you_mean, fail, page, printable
 from ..core.errors import OpError
-from ..ops._op import Loss, OneWay, Op, ValueOp
+from ..ops.base import Loss, OneWay, Op, ValueOp
 from ..source.registry import BrokenEntryError
 from . import arguments, schema
 

@@ -27,7 +27,7 @@ def seen(value: Any) -> Any:
     """What an editor's YAML 1.2 parser makes of the value."""
     return (
         int(value, 0)
-        if isinstance(value, yaml.Plain) and _RADIX.fullmatch(value)
+        if isinstance(value, yaml.PlainScalar) and _RADIX.fullmatch(value)
         else yaml.core(value)
     )
 
@@ -44,7 +44,7 @@ def numeric(value: Any) -> Any:
 
 def whole_number(value: Any) -> int | None:
     """The integer that an unquoted or a typed value is, or None; `8.0` is one, as in JSON."""
-    if isinstance(value, str) and not isinstance(value, yaml.Plain):
+    if isinstance(value, str) and not isinstance(value, yaml.PlainScalar):
         return None
     number = seen(value)
     if isinstance(number, float) and number.is_integer():

@@ -19,7 +19,7 @@ from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema, cr
 from .. import codecs, ops
 from ..core.diagnostics import did_you_mean, listed, printable
 from ..core.errors import OpError
-from ..ops._op import Step
+from ..ops.base import Step
 from ..source import yaml
 from ..source.registry import BrokenEntryError
 from .arguments import Argument, arguments, is_reference, resolve, shown, unwrapped, used

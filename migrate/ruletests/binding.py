@@ -20,7 +20,7 @@ from ..core.keys import Pattern
 from ..core.ranks import fitting
 from ..core.spec import Spec
 from ..core.templates import group
-from ..ops._op import Loss, ValueOp
+from ..ops.base import Loss, ValueOp
 from ..planning.bind import Bound, Questions, bind
 from ..planning.compose import Composition, Leg, compose, directed, initial
 from ..planning.graph import Tensor, calls

@@ -16,7 +16,8 @@ from typing import Any
 from ..core.elements import code, pack
 from ..core.spec import BITS, Spec, spec
 from ..rules.examples import GivenTensor, expand, flat, shape_of
-from ..source.index import Blob, Index, SideFile, Stored
+from ..source.blobs import Blob, Stored
+from ..source.index import Index, SideFile
 
 
 class GivenBlob:

@@ -94,8 +94,8 @@ def verify_output(
     differences = spec_differences(composition, made)
     wrong = {d["key"] for d in differences}
     programs = {key: program for key, program in composition.programs.items() if key not in wrong}
-    if made.index.outline is not None:
-        programs.update((key, Read(key)) for key in opened.index.carried)
+    if made.index.tree is not None:
+        programs.update((key, Read(key)) for key in opened.index.passed_through)
     both = whole(opened), whole(made)
     chosen = None if share is None else spotcheck.choose(programs, *both, share, seed)
     work = Recomputation(programs, *both, budget, chosen)

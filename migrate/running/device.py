@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from ..ops._op import ValueOp
+    from ..ops.base import ValueOp
 
 NAMES = ("cpu", "cuda", "cuda:all")
 

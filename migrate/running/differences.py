@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.diagnostics import listed, plural, printable
 from ..core.spelling import option
-from ..source.outline import encodings
 from ..source.pickle.tree import DictNode, ListNode, joined, segment
+from ..source.tree import object_encodings
 
 if TYPE_CHECKING:
     from ..planning.compose import Composition
@@ -80,9 +80,12 @@ def unread_differences(
     """
     if not (one.index.unread or other.index.unread):
         return [], []
-    from ..source.unread import contents
+    from ..source.unread import entry_contents
 
-    a, b = contents(one), contents(other)
+    a, b = (
+        entry_contents(one.index.unread, one.blobs),
+        entry_contents(other.index.unread, other.blobs),
+    )
     differences: list[dict[str, str]] = []
     alike: list[str] = []
     whole: list[str] = []
@@ -141,7 +144,7 @@ def not_compared(one: Source, other: Source, names: tuple[str, str] = ("A", "B")
                     "too many to be compared one by one",
                 )
             )
-    if (a.outline is None) != (b.outline is None):
+    if (a.tree is None) != (b.tree is None):
         out.append(
             Unlooked(
                 "ties, flags of parameters, versions of modules and kinds of dicts",
@@ -175,7 +178,7 @@ def _both_folders(one: Source, other: Source) -> bool:
 
 def _too_many(index: Index) -> bool:
     """Whether the checkpoint has more values than are compared one by one."""
-    parts = index.outline.parts if index.outline is not None else ()
+    parts = index.tree.parts if index.tree is not None else ()
     return len(index.items) >= MOST_CONTAINERS or any(
         _containers(part.root) >= MOST_CONTAINERS for part in parts
     )
@@ -224,8 +227,7 @@ def item_differences(one: Source, other: Source, moved: bool = False) -> list[di
     """
     a, b = _items(one.index, moved), _items(other.index, moved)
     held, made = (
-        max(1, len(x.index.outline.parts)) if x.index.outline is not None else 1
-        for x in (one, other)
+        max(1, len(x.index.tree.parts)) if x.index.tree is not None else 1 for x in (one, other)
     )
     if moved and held != made:
         a = _of_ranks(a, held, made)
@@ -256,7 +258,7 @@ def _kinds(index: Index, moved: bool) -> dict[str, list[Any]]:
     the dict that rules work on.
     """
     out: dict[str, list[Any]] = {}
-    for rank, part in enumerate(index.outline.parts if index.outline is not None else ()):
+    for rank, part in enumerate(index.tree.parts if index.tree is not None else ()):
         seen: set[int] = set()
         stack: list[tuple[Any, tuple[str, ...]]] = [(part.root, ())]
         while stack and len(seen) < MOST_CONTAINERS:
@@ -303,9 +305,9 @@ def _shown(value: Any, known: dict[int, Any]) -> Any:
 
 
 def _items(index: Index, moved: bool) -> Mapping[str, Any]:
-    if not moved or index.outline is None:
+    if not moved or index.tree is None:
         return index.items
-    roots = [".".join(part.at) for part in index.outline.parts if part.at is not None]
+    roots = [".".join(part.at) for part in index.tree.parts if part.at is not None]
     if "" in roots:
         return {}
     return {
@@ -335,9 +337,9 @@ def beside(index: Index, numbering: str | None = None) -> dict[str, Any]:
     """What a checkpoint holds beside the tensors that rules work on, as `inspect` tells it;
     `numbering` as for `outline.encodings`.
     """
-    outline = index.outline
+    outline = index.tree
     first = outline.parts[0].at if outline is not None and outline.parts else ()
-    carried = index.carried
+    carried = index.passed_through
     known: dict[int, Any] = {}
     return {
         "at": None if first is None else ".".join(first),
@@ -347,7 +349,7 @@ def beside(index: Index, numbering: str | None = None) -> dict[str, Any]:
         ],
         "objects": [
             {"key": key, **e.described()}
-            for key, e in list(encodings(outline, numbering).items())[:MOST_ITEMS]
+            for key, e in list(object_encodings(outline, numbering).items())[:MOST_ITEMS]
         ],
         "items_more": max(0, len(index.items) - MOST_ITEMS),
         "carried": {

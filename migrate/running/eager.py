@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from .. import ops
 from ..core import view as views
 from ..core.spec import BITS, Spec
-from ..ops._op import ValueOp
-from ..ops._raw import carrier
+from ..elements.raw import carrier
+from ..ops.base import ValueOp
 from ..planning.graph import Apply, Expr, Read
 
 if TYPE_CHECKING:

@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .. import ops
-from ..ops._op import ValueOp
+from ..ops.base import ValueOp
 from .regions import joined, outside
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from ..ops._op import Box
+    from ..ops.base import Box
     from ..planning.graph import Call, Tensor, Value
 
 # numbers measured at a time: with their float64 images they stay in a second-level cache

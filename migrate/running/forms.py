@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.diagnostics import printable
 from ..core.ranks import rank_of
-from ..formats._torchtree import node_of
-from ..source.outline import Outline, flat, records
 from ..source.pickle.jsonform import to_json
 from ..source.pickle.tree import DictNode
+from ..source.target_tree import node_of
+from ..source.tree import CheckpointTree, flatten_table, tensor_records
 from .rest import outgoing, values_of
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from ..planning.compose import Composition
     from ..source.index import Index, Source
-    from ..source.outline import Part
+    from ..source.tree import FileTree
 
 _Found = list[dict[str, str]]
 
@@ -32,11 +32,11 @@ def differences(one: Source, other: Source) -> _Found:
     """Where two checkpoints differ in ties, flags, versions and kinds; nothing if one of them has
     tensors alone.
     """
-    if one.index.outline is None or other.index.outline is None:
+    if one.index.tree is None or other.index.tree is None:
         return []
     return _compare(
-        (_said_of(one.index.outline), _firsts(one.index)),
-        (_said_of(other.index.outline), _firsts(other.index)),
+        (_said_of(one.index.tree), _firsts(one.index)),
+        (_said_of(other.index.tree), _firsts(other.index)),
     )
 
 
@@ -44,19 +44,19 @@ def made_differences(source: Source, composition: Composition, made: Source) -> 
     """Where an output differs so from what the rules make of its source, values among the tensors
     included.
     """
-    if made.index.outline is None:
+    if made.index.tree is None:
         return []
     out = outgoing(source, composition, drop=True)
     found = _compare(
         (_said(out.rest.parts, out.rest.names), out.rest.first),
-        (_said_of(made.index.outline), _firsts(made.index)),
+        (_said_of(made.index.tree), _firsts(made.index)),
     )
-    if composition.values is None or source.index.outline is None:
+    if composition.values is None or source.index.tree is None:
         return found
     before, there = composition.values, values_of(made.index)
     if before.ranks != there.ranks:
         return found
-    kept = len(made.index.outline.parts)
+    kept = len(made.index.tree.parts)
     for name, was in before.names.items():
         if before.ranks and (rank_of(name) or 0) >= kept:
             # its rank has no file any more, which the plan says
@@ -74,7 +74,7 @@ def made_differences(source: Source, composition: Composition, made: Source) -> 
     ]
 
 
-def _said_of(outline: Outline) -> dict[str, str]:
+def _said_of(outline: CheckpointTree) -> dict[str, str]:
     return _said(outline.parts, outline.names)
 
 
@@ -114,8 +114,8 @@ def _firsts(index: Index) -> dict[str, str]:
     """For each tensor the first one that is the same elements of one storage, often itself."""
     places: dict[Any, str] = {}
     out: dict[str, str] = {}
-    ties = index.outline.ties if index.outline is not None else {}
-    for key, stored in (*index.tensors.items(), *index.carried.items()):
+    ties = index.tree.ties if index.tree is not None else {}
+    for key, stored in (*index.tensors.items(), *index.passed_through.items()):
         if key in ties:
             out[key] = ties[key]
         elif stored.storage is None or not stored.spec.nbytes:
@@ -127,13 +127,13 @@ def _firsts(index: Index) -> dict[str, str]:
     return out
 
 
-def _said(parts: Sequence[Part], names: Mapping[int, str]) -> dict[str, str]:
+def _said(parts: Sequence[FileTree], names: Mapping[int, str]) -> dict[str, str]:
     """What the dicts that rules work on say: a name of the fact -> its text."""
     out: dict[str, str] = {}
     texts: dict[int, str] = {}
     for rank, part in enumerate(parts):
         # of what is nested, each dict has a kind, and the keys are told by the tensors
-        table = flat(part, "").table
+        table = flatten_table(part, "").table
         if table is None:
             continue
         mark = f"@{rank}" if len(parts) > 1 else ""
@@ -145,7 +145,7 @@ def _said(parts: Sequence[Part], names: Mapping[int, str]) -> dict[str, str]:
                 )
             else:
                 out[f"the attribute {name}{mark}"] = _text(value, texts)
-        for leaf in records([table]):
+        for leaf in tensor_records([table]):
             if leaf.parameter or leaf.requires_grad or leaf.subclass is not None:
                 out[f"the flags of {names[id(leaf)]}"] = (
                     f"{leaf.parameter} {leaf.requires_grad} {leaf.subclass}"

@@ -26,7 +26,8 @@ from .geometry import SHORT, STAGE_MAX, Layout, Layouts, Move
 
 if TYPE_CHECKING:
     from ..planning.graph import Tensor, Value
-    from ..source.index import Blob, Source
+    from ..source.blobs import Blob
+    from ..source.index import Source
 
 # from this run length on a system call for each run costs nothing
 LONG = 32 << 10

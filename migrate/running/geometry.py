@@ -17,7 +17,7 @@ from ..core import view as views
 from ..core.spec import BITS, encode, unit
 
 if TYPE_CHECKING:
-    from ..ops._op import Box
+    from ..ops.base import Box
 
 # a fill of the stage; between 1 and 4 MiB all sizes copy equally fast, below and above they do not,
 # and computing has fewer calls

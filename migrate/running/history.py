@@ -16,10 +16,10 @@ from itertools import chain
 from typing import Any
 
 from ..core.diagnostics import printable
-from ..formats._ranks import naming
 from ..planning.kept import is_kept
 from ..planning.optimizers import LASTING
 from ..rules.patches import is_undo
+from ..source.rank_files import naming
 
 FORMAT_VERSION = "1.0"
 NAME = "migrate.history.json"

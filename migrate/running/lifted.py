@@ -16,11 +16,10 @@ from .. import ops
 from ..core.keys import Pattern, TwoReadings
 from ..core.spec import spec
 from ..extra_state.objects import Object, objects
-from ..formats._torchtree import record
-from ..source.blobs import BytesBlob
-from ..source.index import Blob, Stored
-from ..source.outline import Outline, Part, put, records
+from ..source.blobs import Blob, BytesBlob, Stored
 from ..source.pickle.tree import DictNode
+from ..source.target_tree import output_record
+from ..source.tree import CheckpointTree, FileTree, replace_dict, tensor_records
 
 if TYPE_CHECKING:
     from ..planning.route import Route
@@ -47,19 +46,19 @@ def lift(source: Source, route: Route) -> None:
         data = content(one, index, source.blobs)
         tensors[one.name] = Stored(spec("uint8", (len(data),)), len(blobs), 0)
         blobs.append(BytesBlob(one.name, data))
-    if index.outline is None:
+    if index.tree is None:
         items = {key: value for key, value in index.items.items() if key not in tensors}
         source.index = replace(index, tensors=tensors, items=items)
     else:
         specs = {one.name: tensors[one.name].spec for one in found}
-        paths = {_path(one, index.outline) for one in found}
+        paths = {_path(one, index.tree) for one in found}
         items = {
             path: value
             for path, value in index.items.items()
-            if not _below(path, paths, len(index.outline.parts) > 1)
+            if not _below(path, paths, len(index.tree.parts) > 1)
         }
         source.index = replace(
-            index, tensors=tensors, items=items, outline=_without(index.outline, found, specs)
+            index, tensors=tensors, items=items, tree=_without(index.tree, found, specs)
         )
     source.blobs = tuple(blobs)
 
@@ -83,12 +82,14 @@ def _asked(patterns: list[Pattern], key: str) -> bool:
     return False
 
 
-def _without(outline: Outline, found: list[Object], specs: Mapping[str, Any]) -> Outline:
+def _without(
+    outline: CheckpointTree, found: list[Object], specs: Mapping[str, Any]
+) -> CheckpointTree:
     """The trees with a tensor's place in their dicts for each state, and no tensors that stood in
     states alone.
     """
     names = dict(outline.names)
-    parts: list[Part] = []
+    parts: list[FileTree] = []
     for rank, part in enumerate(outline.parts):
         here = {one.key: one.name for one in found if one.rank == rank}
         table = part.table
@@ -98,28 +99,28 @@ def _without(outline: Outline, found: list[Object], specs: Mapping[str, Any]) ->
         pairs: list[tuple[Any, Any]] = []
         for key, value in table.pairs:
             if type(key) is str and key in here:
-                value = record(specs[here[key]])
+                value = output_record(specs[here[key]])
                 names[id(value)] = here[key]
             pairs.append((key, value))
         parts.append(
             part._replace(
-                root=put(
+                root=replace_dict(
                     part.root,
                     table,
                     DictNode(table.kind, tuple(pairs), table.node, table.attributes),
                 )
             )
         )
-    left = {id(leaf) for leaf in records([part.root for part in parts])}
+    left = {id(leaf) for leaf in tensor_records([part.root for part in parts])}
     names = {number: name for number, name in names.items() if number in left}
     kept = set(names.values())
-    carried = {key: stored for key, stored in outline.carried.items() if key in kept}
-    gone = outline.carried.keys() - carried.keys()
+    carried = {key: stored for key, stored in outline.passed_through.items() if key in kept}
+    gone = outline.passed_through.keys() - carried.keys()
     ties = {key: first for key, first in outline.ties.items() if gone.isdisjoint((key, first))}
-    return replace(outline, parts=tuple(parts), names=names, carried=carried, ties=ties)
+    return replace(outline, parts=tuple(parts), names=names, passed_through=carried, ties=ties)
 
 
-def _path(one: Object, outline: Outline) -> str:
+def _path(one: Object, outline: CheckpointTree) -> str:
     rank = f"@{one.rank}" if len(outline.parts) > 1 else ""
     return ".".join((*(outline.parts[one.rank].at or ()), one.key)) + rank
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..core.diagnostics import listed
 from ..source.pickle.encodings import ask
-from ..source.pickle.te_build import alike, group, member_of
+from ..source.pickle.te_grouped import alike, group, member_of
 from ..source.pickle.tree import Composite, TensorRecord
 
 

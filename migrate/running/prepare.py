@@ -13,8 +13,7 @@ from ..core.spelling import command, option
 from ..core.templates import collapse
 from ..core.version import __version__
 from ..extra_state.age import States
-from ..formats._ranks import Naming, by_rank, check_names, naming
-from ..ops._op import ValueOp
+from ..ops.base import ValueOp
 from ..planning import optimizers
 from ..planning.compose import Composition, compose
 from ..planning.graph import Value
@@ -24,6 +23,7 @@ from ..planning.route import Route, find_route
 from ..planning.sides import SideFiles, clash, refuse_clash
 from ..planning.walk import Walk
 from ..source.index import Index, Source, specs_hash
+from ..source.rank_files import Naming, by_rank, check_names, naming
 from . import history as stamps
 from .lifted import lift
 from .rest import held, outgoing, values_of, whole, without
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ..core.spec import Spec
     from ..planning.graph import Tensor
     from ..source.blobs import Identity
-    from ..source.target import Rest
+    from ..source.target import TargetTree
 
 
 S = TypeVar("S", bound=Source)
@@ -117,7 +117,7 @@ def require_known(source: Source, question: Question) -> list[str]:
         from ..source.pickle.policy import refusal
 
         report.diagnostics.append(refusal(index.outside, source.path))
-    if not (index.tensors or index.carried):
+    if not (index.tensors or index.passed_through):
         report.add(
             "M939",
             f"{printable(source.path, 240)}: holds no tensor",
@@ -185,10 +185,10 @@ def _plan(source: Source, question: Question, folder: bool, max_shard_size: int)
     out = outgoing(
         source,
         composition,
-        alone=bool(alone) and source.index.outline is not None,
+        alone=bool(alone) and source.index.tree is not None,
         drop="drop" in question.allow,
     )
-    rest = out.rest if source.index.outline is not None or written != OUTPUT_FORMATS[0] else None
+    rest = out.rest if source.index.tree is not None or written != OUTPUT_FORMATS[0] else None
     notes += [
         *known_notes,
         *(out.notes if rest is not None else ()),
@@ -211,7 +211,7 @@ def _plan(source: Source, question: Question, folder: bool, max_shard_size: int)
         stamp=text,
         origins=origins(out.outputs, whole(source)),
         ranks=ranks,
-        rest=rest,
+        tree=rest,
         last=_following(out.outputs),
     )
     watched = source.identities() or {}
@@ -314,7 +314,7 @@ def _left_behind(source: Source, written: str, folder: bool, question: Question)
     state dict. M916 without permission.
     """
     index = source.index
-    if index.outline is None:
+    if index.tree is None:
         kept = held(index) if written == "torch" else {}
         lost = [key for key in index.items if key not in kept]
         why = (
@@ -322,14 +322,17 @@ def _left_behind(source: Source, written: str, folder: bool, question: Question)
             if written == "safetensors"
             else "plain values only are written from memory"
         )
-    elif written == "safetensors" and not folder and index.carried:
-        lost, why = [*index.carried, *index.items], "one safetensors file holds the weights only"
+    elif written == "safetensors" and not folder and index.passed_through:
+        lost, why = (
+            [*index.passed_through, *index.items],
+            "one safetensors file holds the weights only",
+        )
     else:
         return []
     if lost and "drop" not in question.allow:
         way = (
             "leave them out"
-            if index.outline is None
+            if index.tree is None
             else "write a folder, where they lie beside the weights"
         )
         fail(
@@ -345,13 +348,13 @@ def _collapsed(keys: Sequence[str]) -> str:
     return listed([one.text for one in collapse(keys)])
 
 
-def _ties(index: Index, rest: Rest, written: str) -> list[str]:
+def _ties(index: Index, rest: TargetTree, written: str) -> list[str]:
     """Notes on tensors that were one, where the output cannot say so, and on those that share a
     part of their bytes.
     """
     ties = sum(first != key for key, first in rest.first.items())
     shared: dict[Any, list[tuple[Any, ...]]] = {}
-    for stored in (*index.tensors.values(), *index.carried.values()):
+    for stored in (*index.tensors.values(), *index.passed_through.values()):
         if stored.storage is not None:
             shared.setdefault(stored.storage, []).append(
                 (stored.spec, stored.offset, stored.strides)

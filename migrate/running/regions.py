@@ -20,7 +20,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.spec import Spec
-from ..ops._raw import carrier
+from ..elements.raw import carrier
 from ..planning.kinds import BLOCKS, FEW, Kind, size_of
 from . import transpose
 from .gather import Gather, Leaf, halved
@@ -29,7 +29,7 @@ from .geometry import STAGE, Layouts, Move
 if TYPE_CHECKING:
     import numpy as np
 
-    from ..ops._op import Box
+    from ..ops.base import Box
     from ..planning.graph import Tensor, Value
     from ..source.index import Source
     from .device import Lane

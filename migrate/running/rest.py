@@ -18,17 +18,25 @@ from ..core import view as views
 from ..core.diagnostics import fail, listed, plural, printable
 from ..core.ranks import rank_of
 from ..core.spelling import option
-from ..formats._ranks import by_rank
-from ..formats._torchtree import items_of, node_of, record
 from ..planning.graph import Tensor, Value, ValueCheck
 from ..planning.names import follow_all
 from ..planning.values import Values
-from ..source.nesting import nested
-from ..source.outline import Outline, Part, pruned, put, records, told, tree_of
 from ..source.pickle.encodings import PARAMETER
 from ..source.pickle.jsonform import to_json
 from ..source.pickle.tree import Composite, DictNode, TensorRecord
-from ..source.target import Rest
+from ..source.rank_files import by_rank
+from ..source.target import TargetTree
+from ..source.target_tree import items_of, node_of, output_record
+from ..source.tree import (
+    CheckpointTree,
+    FileTree,
+    nest,
+    prune,
+    replace_dict,
+    resolve_objects,
+    tensor_records,
+    tree_of,
+)
 from .ties import Declared, tied
 
 if TYPE_CHECKING:
@@ -47,7 +55,7 @@ class Outgoing:
     to say beside.
     """
 
-    rest: Rest
+    rest: TargetTree
     outputs: Mapping[str, Tensor]
     checks: tuple[ValueCheck, ...]
     notes: tuple[str, ...]
@@ -58,8 +66,8 @@ class Outgoing:
 def widened(index: Index) -> Index:
     """The index with the tensors that rules do not see among the others."""
     return (
-        replace(index, tensors={**index.tensors, **index.carried}, outline=None)
-        if index.carried
+        replace(index, tensors={**index.tensors, **index.passed_through}, tree=None)
+        if index.passed_through
         else index
     )
 
@@ -68,7 +76,7 @@ def whole(source: Source) -> Source:
     """The source with all its tensors among those of its index, as a run reads them. It is closed
     with the source.
     """
-    if not source.index.carried:
+    if not source.index.passed_through:
         return source
     found = copy(source)
     found.index = widened(source.index)
@@ -84,7 +92,7 @@ def without(source: S, states: Sequence[State]) -> S:
     index, gone = source.index, {key for state in states for key in state.keys}
     unfit = {id(node): "" for state in states for node in state.nodes}
     tensors = {key: at for key, at in index.tensors.items() if key not in gone}
-    if index.outline is None:
+    if index.tree is None:
         tops = {state.path[0] for state in states if state.path}
         items = {
             key: value
@@ -93,7 +101,7 @@ def without(source: S, states: Sequence[State]) -> S:
         }
         made = replace(index, tensors=tensors, items=items)
     else:
-        outline, several, items = index.outline, len(index.outline.parts) > 1, {}
+        outline, several, items = index.tree, len(index.tree.parts) > 1, {}
         homes = (
             tuple({key[: key.lower().rindex(".state.")] + "." for key in gone if "." in key})
             if gone
@@ -109,23 +117,25 @@ def without(source: S, states: Sequence[State]) -> S:
                     for pair in table.pairs
                     if not (type(pair[0]) is str and pair[0].startswith(homes))
                 )
-                root = put(root, table, DictNode(table.kind, own, table.node, table.attributes))
-            parts.append(part._replace(root=pruned(root, unfit)[0]))
+                root = replace_dict(
+                    root, table, DictNode(table.kind, own, table.node, table.attributes)
+                )
+            parts.append(part._replace(root=prune(root, unfit)[0]))
             mark = f"@{rank}" if several else ""
             items.update({path + mark: value for path, value in items_of(parts[-1])})
         left = {
             outline.names[id(leaf)]
             for part in parts
-            for leaf in records([part.root])
+            for leaf in tensor_records([part.root])
             if id(leaf) in outline.names
         }
-        carried = {key: at for key, at in outline.carried.items() if key in left}
+        carried = {key: at for key, at in outline.passed_through.items() if key in left}
         ties = {key: first for key, first in outline.ties.items() if key in left and first in left}
         made = replace(
             index,
             tensors=tensors,
             items=items,
-            outline=replace(outline, parts=tuple(parts), carried=carried, ties=ties),
+            tree=replace(outline, parts=tuple(parts), passed_through=carried, ties=ties),
         )
     found = copy(source)
     found.index = made
@@ -142,7 +152,7 @@ def outgoing(
     ranks that have no file any more, unless `drop`.
     """
     index, outputs = source.index, composition.graph.outputs
-    outline = index.outline
+    outline = index.tree
     stored = dict(index.tensors)
     if outline is None or alone:
         specs, first = {key: tensor.spec for key, tensor in outputs.items()}, tied(outputs, stored)
@@ -159,7 +169,7 @@ def outgoing(
             *map(tuple, said),
         )
     lost = _lost(outline, len(by_rank(outputs)), drop)
-    kept = {key: at for key, at in outline.carried.items() if key not in lost}
+    kept = {key: at for key, at in outline.passed_through.items() if key not in lost}
     carried = {
         key: Tensor(at.spec, views.stored(0, at.spec.shape, at.strides), (key,))
         for key, at in kept.items()
@@ -172,7 +182,7 @@ def outgoing(
             help="name the key otherwise",
         )
     every = {**outputs, **carried}
-    stored.update(outline.carried)
+    stored.update(outline.passed_through)
     checks = _declare(outline, stored)
     first = tied(every, stored)
     notes = [f"dropped with the files of their ranks: {listed(sorted(lost))}"] * bool(lost)
@@ -186,7 +196,9 @@ def outgoing(
         for key, check in checks.items()
         if first.get(key, key) != key or any(f == key for f in first.values())
     ]
-    return Outgoing(Rest(parts, names, specs, first), every, tuple(used), tuple(notes), tuple(gone))
+    return Outgoing(
+        TargetTree(parts, names, specs, first), every, tuple(used), tuple(notes), tuple(gone)
+    )
 
 
 def held(index: Index) -> dict[str, Any]:
@@ -223,17 +235,17 @@ def _versions(index: Index) -> Any:
 
 def _plain(
     specs: Mapping[str, Any], first: Mapping[str, str], items: Mapping[str, Any], attributes: Any
-) -> Rest:
+) -> TargetTree:
     kind = "dict" if attributes is None else "OrderedDict"
-    made: list[Part] = []
+    made: list[FileTree] = []
     names: dict[int, str] = {}
     for part in by_rank(specs):
-        tensors = [(short, record(specs[key]), key) for key, short in part]
+        tensors = [(short, output_record(specs[key]), key) for key, short in part]
         names.update({id(leaf): key for _, leaf, key in tensors})
         taken = {short for short, _, _ in tensors}
         others = [] if made else [(key, value) for key, value in items.items() if key not in taken]
         made.append(
-            Part(
+            FileTree(
                 DictNode(
                     kind,
                     (*((short, leaf) for short, leaf, _ in tensors), *others),
@@ -243,10 +255,10 @@ def _plain(
                 (),
             )
         )
-    return Rest(tuple(made), names, {}, first)
+    return TargetTree(tuple(made), names, {}, first)
 
 
-def _declare(outline: Outline, stored: dict[str, Any]) -> dict[str, ValueCheck]:
+def _declare(outline: CheckpointTree, stored: dict[str, Any]) -> dict[str, ValueCheck]:
     """Makes tensors that are said to have been one share a storage, and answers with the conditions
     that make it true.
     """
@@ -277,14 +289,14 @@ def _differ(items: Mapping[str, Any], kept: int, ranks: int) -> bool:
 
 
 def _parts(
-    outline: Outline, composition: Composition, notes: list[str], gone: list[str]
-) -> tuple[tuple[Part, ...], dict[int, str]]:
+    outline: CheckpointTree, composition: Composition, notes: list[str], gone: list[str]
+) -> tuple[tuple[FileTree, ...], dict[int, str]]:
     """The trees of the output, and the key of each tensor in them."""
     outputs = composition.graph.outputs
     ranks = by_rank(outputs)
     several = len(outline.parts) > 1
-    names = {number: key for number, key in outline.names.items() if key in outline.carried}
-    made: list[Part] = []
+    names = {number: key for number, key in outline.names.items() if key in outline.passed_through}
+    made: list[FileTree] = []
     bounds = [bound for leg, bound in composition.legs if bound.made]
     for rank, keys in enumerate(ranks):
         here = min(rank, len(outline.parts) - 1)
@@ -314,7 +326,13 @@ def _parts(
             called,
         )
         names.update(own)
-        made.append(Part(put(part.root, old, nested(table, part.nests)), part.at, part.nests))
+        made.append(
+            FileTree(
+                replace_dict(part.root, old, nest(table, part.nested_dicts)),
+                part.at,
+                part.nested_dicts,
+            )
+        )
     if len(outline.parts) > len(made):
         left = len(outline.parts) - len(made)
         notes.append(
@@ -324,12 +342,14 @@ def _parts(
     return tuple(made), names
 
 
-def _answered(part: Part, composition: Composition) -> DictNode:
+def _answered(part: FileTree, composition: Composition) -> DictNode:
     """The dict that rules work on, its objects with what the file and the person who asked tell of
     their numbers.
     """
     said = (leg.memory.get("params", {}).get(PARAMETER) for leg, _ in composition.legs)
-    known = told(part, next((numbering for numbering in said if numbering is not None), None))
+    known = resolve_objects(
+        part, next((numbering for numbering in said if numbering is not None), None)
+    )
     table = part.table or DictNode("dict", (), None)
     if not known:
         return table
@@ -342,13 +362,13 @@ def _answered(part: Part, composition: Composition) -> DictNode:
 
 def values_of(index: Index) -> Values:
     """The values that are no tensors among those that rules work on."""
-    if index.outline is None:
+    if index.tree is None:
         return Values(
             {key: key for key in index.items}, False, lambda name: repr(index.items[name])
         )
-    several = len(index.outline.parts) > 1
+    several = len(index.tree.parts) > 1
     held: dict[str, Any] = {}
-    for rank, part in enumerate(index.outline.parts):
+    for rank, part in enumerate(index.tree.parts):
         for key, value in part.table.pairs if part.table is not None else ():
             if type(key) is str and type(value) not in (TensorRecord, Composite):
                 held[f"{key}@{rank}" if several else key] = value
@@ -357,7 +377,7 @@ def values_of(index: Index) -> Values:
     def told(name: Any) -> str:
         # one value can stand under many names
         if id(held[name]) not in texts:
-            texts[id(held[name])] = repr(to_json(node_of(held[name], index.outline)))
+            texts[id(held[name])] = repr(to_json(node_of(held[name], index.tree)))
         return texts[id(held[name])]
 
     return Values({name: name for name in held}, several, told)
@@ -367,11 +387,13 @@ def _short(name: str, several: bool) -> str:
     return name.rpartition("@")[0] if several else name
 
 
-def _lost(outline: Outline, ranks: int, drop: bool) -> set[str]:
+def _lost(outline: CheckpointTree, ranks: int, drop: bool) -> set[str]:
     """The carried tensors of ranks that have no file in an output of so many ranks."""
     gone = {
-        outline.names[id(leaf)] for part in outline.parts[ranks:] for leaf in records([part.root])
-    } & outline.carried.keys()
+        outline.names[id(leaf)]
+        for part in outline.parts[ranks:]
+        for leaf in tensor_records([part.root])
+    } & outline.passed_through.keys()
     if gone and not drop:
         fail(
             "M916",
@@ -419,7 +441,7 @@ def _table(
         sources = _sources(outputs[key])
         found = [leaves[s] for s in sources if s in leaves]
         like = _alike(found, len(sources))
-        leaf = record(outputs[key].spec, like)
+        leaf = output_record(outputs[key].spec, like)
         names[id(leaf)] = key
         entries.append((min((places[s] for s in sources if s in places), default=inf), short, leaf))
         if objects and sources and all(s in objects for s in sources):

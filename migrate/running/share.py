@@ -28,7 +28,8 @@ from .geometry import Layouts
 
 if TYPE_CHECKING:
     from ..planning.graph import Tensor
-    from ..source.index import Blob, Source
+    from ..source.blobs import Blob
+    from ..source.index import Source
     from ..source.target import OutputFile, Target
 
 # shorter runs are copied: each clone costs an extent in both files

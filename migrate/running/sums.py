@@ -17,10 +17,10 @@ from ..planning.graph import Value, calls
 from ..source.crc import combine, crc32
 
 if TYPE_CHECKING:
-    from ..formats._zip import Record
     from ..planning.graph import Tensor
     from ..source.index import Source
     from ..source.target import OutputFile
+    from ..source.zip_archive import ArchiveRecord
     from .geometry import Layouts
     from .tiles import Fill
 
@@ -35,7 +35,7 @@ class Told(NamedTuple):
     """What the source records of a tensor that is copied whole."""
 
     file: str
-    record: Record
+    record: ArchiveRecord
 
 
 def expected(outputs: Iterable[Tensor], source: Source, layouts: Layouts) -> dict[int, Told]:
@@ -45,7 +45,7 @@ def expected(outputs: Iterable[Tensor], source: Source, layouts: Layouts) -> dic
     sums, stored, out = source.index.sums(), source.index.tensors, dict[int, Told]()
     if not sums:
         return out
-    from ..formats._zip import Record
+    from ..source.zip_archive import ArchiveRecord
 
     for tensor in outputs:
         key = tensor.sources[0] if len(tensor.sources) == 1 else None
@@ -57,7 +57,8 @@ def expected(outputs: Iterable[Tensor], source: Source, layouts: Layouts) -> dic
             continue
         if layouts.of(tensor.view, tensor.spec.dtype, tensor.spec.nbytes).whole == (0, 0):
             out[id(tensor)] = Told(
-                source.blobs[place.blob].name, Record(_name(place.storage), place.offset, *told)
+                source.blobs[place.blob].name,
+                ArchiveRecord(_name(place.storage), place.offset, *told),
             )
     return out
 
@@ -69,7 +70,7 @@ def require(outputs: Iterable[Tensor], source: Source, known: Mapping[int, Told]
     sums = source.index.sums()
     if not sums:
         return
-    from ..formats._zip import Record, check
+    from ..source.zip_archive import ArchiveRecord, check_record
 
     tensors = list(outputs)
     for call in calls(tensors):
@@ -90,8 +91,9 @@ def require(outputs: Iterable[Tensor], source: Source, known: Mapping[int, Told]
     ):
         name = source.blobs[blob].name
         if (name, offset) not in covered:
-            check(
-                source.blobs[blob], Record(f"the record at {offset}", offset, *sums[blob, offset])
+            check_record(
+                source.blobs[blob],
+                ArchiveRecord(f"the record at {offset}", offset, *sums[blob, offset]),
             )
 
 
@@ -102,10 +104,10 @@ def check_all(source: Source) -> None:
     sums = source.index.sums()
     if not sums:
         return
-    from ..formats._zip import Record, check
+    from ..source.zip_archive import ArchiveRecord, check_record
 
     for (blob, offset), told in sorted(sums.items()):
-        check(source.blobs[blob], Record(f"the record at {offset}", offset, *told))
+        check_record(source.blobs[blob], ArchiveRecord(f"the record at {offset}", offset, *told))
 
 
 def _start(
@@ -174,9 +176,9 @@ class Sums:
             if part.last:
                 told = self._expected.get(id(content))
                 if told is not None:
-                    from ..formats._zip import compare
+                    from ..source.zip_archive import compare_crc
 
-                    compare(told.file, told.record, self._running)
+                    compare_crc(told.file, told.record, self._running)
                 self._done.append(self._running)
 
     def _seal(self, count: int) -> bytes:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from ..planning.graph import Tensor, Value
-    from ..source.index import Stored
+    from ..source.blobs import Stored
 
 
 class Declared(NamedTuple):

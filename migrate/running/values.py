@@ -20,8 +20,8 @@ from ..core.diagnostics import Report, fail, listed
 from ..core.memory import lacking, ran_out
 from ..core.spec import BITS, Spec, encode, unit
 from ..core.spelling import option
-from ..ops._op import OpError, ValueOp
-from ..ops._raw import carrier, scratch
+from ..elements.raw import carrier, scratch
+from ..ops.base import OpError, ValueOp
 from ..planning import kinds
 from ..planning.graph import Call, Tensor, Value
 from . import regions
@@ -33,7 +33,7 @@ from .regions import Computed, Workspace, within
 if TYPE_CHECKING:
     import numpy as np
 
-    from ..ops._op import Box, Meter
+    from ..ops.base import Box, Meter
     from ..planning.kinds import Kind
     from ..source.index import Source
     from .errors import Ledger

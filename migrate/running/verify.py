@@ -27,8 +27,8 @@ from ..core import log
 from ..core.diagnostics import Report, printable
 from ..core.spec import BITS
 from ..core.spelling import option
-from ..ops._op import ValueOp
-from ..ops._twins import values
+from ..elements.reference import reference_values
+from ..ops.base import ValueOp
 from ..planning.graph import Apply, Expr, Read
 from .eager import Evaluation, Need, Pool, Specs, read, several, stretch
 
@@ -555,7 +555,7 @@ def _excused(
     op, bound = slack
     differ = made != there
     with np.errstate(invalid="ignore"):
-        off = np.abs(values(made, dtype) - values(there, dtype))
+        off = np.abs(reference_values(made, dtype) - reference_values(there, dtype))
     # a NaN is within no bound
     if made.dtype != there.dtype or not (off[differ] <= bound[differ]).all():
         return replace(wrong, detail=f"{wrong.detail}, by more than {op} may")

@@ -13,12 +13,12 @@ import io
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from ..core.diagnostics import Report, fail, listed, printable
-from .index import Blob, Index
+from ..core.diagnostics import fail, printable
+from ..core.spec import Spec
 
 CHANGED_HELP = "let whatever writes to the checkpoint finish, then run again"
 # files of one checkpoint that stay open, and how many more are open at a time, where the process
@@ -43,6 +43,51 @@ def identity(status: os.stat_result) -> Identity:
     )
 
 
+class Stored(NamedTuple):
+    """One stored tensor: the bytes of its first element are at `offset` of blob number `blob`.
+
+    `strides` are in elements; None means row-major and contiguous. `storage` is equal for tensors
+    that share memory and None where the format cannot share.
+    """
+
+    spec: Spec
+    blob: int
+    offset: int
+    strides: tuple[int, ...] | None = None
+    storage: Any = None
+
+
+class Blob(Protocol):
+    """Bytes that tensors lie in: a file, or memory. Never mapped."""
+
+    name: str
+    size: int
+
+    @property
+    def identity(self) -> Identity | None:
+        """What tells the file, as it was when it was opened, from any other; None where the bytes
+        are in memory.
+        """
+
+    def fileno(self) -> int | None:
+        """A descriptor that stays open as long as the blob; None where the bytes are in memory or
+        the file is opened when it is read.
+        """
+
+    def hold(self) -> AbstractContextManager[int | None]:
+        """The file's descriptor, open for as long as the context; None where the bytes are in
+        memory.
+
+        Entering it is an OSError if the file cannot be opened again, and M905 if it is not what it
+        was.
+        """
+
+    def readinto(self, offset: int, buffer: memoryview) -> None:
+        """Fills `buffer` from `offset`; CheckpointError M905 if the bytes are not there (the file
+        was cut short). Thread-safe.
+        """
+
+
 def _room() -> tuple[int, int]:
     """How many files of a checkpoint stay open, and how many more may be: a part of what the
     process may have open in all.
@@ -57,7 +102,7 @@ def _room() -> tuple[int, int]:
     return min(KEPT, limit // 4), min(LENT, max(4, limit // 16))
 
 
-class Shelf:
+class DescriptorPool:
     """Keeps the first files of a checkpoint open, and lends out the others: those that were read
     last stay open, up to a number.
 
@@ -127,10 +172,10 @@ class Shelf:
         try:
             descriptor = self._reopen(blob.name)
         except FileNotFoundError:
-            fail("M905", _changed(blob.name, "it is no longer there"), help=CHANGED_HELP)
+            fail("M905", describe_change(blob.name, "it is no longer there"), help=CHANGED_HELP)
         if change := difference(blob.identity, identity(os.fstat(descriptor))):
             release(descriptor)
-            fail("M905", _changed(blob.name, change), help=CHANGED_HELP)
+            fail("M905", describe_change(blob.name, change), help=CHANGED_HELP)
         return descriptor
 
 
@@ -148,7 +193,7 @@ class FileBlob:
         name: str,
         descriptor: int,
         locate: Callable[[str], Identity | None],
-        shelf: Shelf | None = None,
+        shelf: DescriptorPool | None = None,
     ) -> None:
         self.name = name
         self.identity = identity(os.fstat(descriptor))
@@ -211,7 +256,7 @@ class FileBlob:
 
     def read(self, offset: int, size: int) -> bytes:
         """`size` bytes from `offset`. The caller has compared `size` with the file's."""
-        return read(self, offset, size)
+        return read_bytes(self, offset, size)
 
     def change(self) -> str | None:
         """What differs from the moment of opening, or None."""
@@ -263,7 +308,7 @@ class BytesBlob:
         buffer[:] = memoryview(self._content)[offset:end]
 
 
-def read(blob: Blob, offset: int, size: int) -> bytes:
+def read_bytes(blob: Blob, offset: int, size: int) -> bytes:
     """`size` bytes of any blob from `offset`, held once. The caller has compared `size` with the
     blob's.
     """
@@ -293,83 +338,5 @@ def difference(then: Identity, now: Identity | None) -> str | None:
     return None
 
 
-def _changed(name: str, change: str) -> str:
+def describe_change(name: str, change: str) -> str:
     return f"{printable(name)}: changed while it was read: {change}"
-
-
-class FileSource:
-    """A Source over files: what every format on disk returns.
-
-    `side` reads one side file; `watched` are the identities of side files, by path, and `locate`
-    gives what they are now. `release` closes what else is open.
-    """
-
-    def __init__(
-        self,
-        path: str,
-        format: str,
-        index: Index,
-        blobs: Sequence[FileBlob],
-        *,
-        history: bytes | None = None,
-        side: Callable[[str], bytes] | None = None,
-        watched: Mapping[str, Identity] | None = None,
-        locate: Callable[[str], Identity | None] = lambda path: None,
-        release: Callable[[], None] | None = None,
-    ) -> None:
-        self.path = path
-        self.format = format
-        self.index = index
-        self.history = history
-        self._files = tuple(blobs)
-        self.blobs: Sequence[Blob] = self._files
-        self._side, self._watched, self._locate, self._release = (
-            side,
-            watched or {},
-            locate,
-            release,
-        )
-
-    def side_file(self, path: str) -> bytes:
-        """The bytes of one of `index.side_files`; KeyError for any other path, M905 if it changed
-        since it was listed.
-        """
-        if self._side is None:
-            raise KeyError(path)
-        return self._side(path)
-
-    def identities(self) -> Mapping[str, Identity]:
-        """What each file was when it was opened, side files when they were listed, by its path in
-        the checkpoint.
-        """
-        return {**{blob.name: blob.identity for blob in self._files}, **self._watched}
-
-    def check_unchanged(self) -> None:
-        """M905 naming every file that is not what it was when it was opened."""
-        report = Report()
-        changes = [(blob.name, blob.change()) for blob in self._files]
-        changes += [
-            (path, difference(then, self._locate(path))) for path, then in self._watched.items()
-        ]
-        for name, change in changes:
-            if change:
-                report.add("M905", _changed(name, change), help=CHANGED_HELP)
-        report.check()
-
-    def close(self) -> None:
-        for blob in self._files:
-            blob.close()
-        if self._release is not None:
-            self._release()
-
-    def __enter__(self) -> FileSource:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return (
-            f"<{self.format} {listed([self.path])}: {len(self.index.tensors)} tensors in "
-            f"{len(self._files)} files>"
-        )

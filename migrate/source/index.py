@@ -12,29 +12,14 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from ..core.diagnostics import Report, listed
 from ..core.spec import Spec, total_bytes
+from .blobs import CHANGED_HELP, Blob, FileBlob, Identity, Stored, describe_change, difference
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from .blobs import Identity
-    from .outline import Outline
     from .pickle.policy import Outside
+    from .tree import CheckpointTree
     from .unread import Unread
-
-
-class Stored(NamedTuple):
-    """One stored tensor: the bytes of its first element are at `offset` of blob number `blob`.
-
-    `strides` are in elements; None means row-major and contiguous. `storage` is equal for tensors
-    that share memory and None where the format cannot share.
-    """
-
-    spec: Spec
-    blob: int
-    offset: int
-    strides: tuple[int, ...] | None = None
-    storage: Any = None
 
 
 class SideFile(NamedTuple):
@@ -51,8 +36,9 @@ class Index:
     `tensors` are in the checkpoint's own order. `files` names the weight files by blob number,
     relative to the checkpoint. `side_files` travel with a migration, `left_out` are files that
     never do and are only listed. `items` are the non-tensor values by path, `metadata` the format's
-    own string map. `outline` is how all of it hangs together where it is more than a flat dict of
-    tensors: it also has tensors that rules do not see, `carried` ones, under keys that no tensor
+    own string map. `tree` is how all of it hangs together where it is more than a flat dict of
+    tensors: it also has tensors that rules do not see, those passed through, under keys that no
+    tensor
     has. `outside` is what the reader refused to read and left out, and `unread` the entries that
     went with it, by path; `notes` are what it noticed. `sums()` has the CRC-32 of the bytes that
     begin at (blob, offset), as (their number, CRC), where the format records one. `module_versions`
@@ -65,7 +51,7 @@ class Index:
     left_out: tuple[str, ...] = ()
     items: Mapping[str, Any] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
-    outline: Outline | None = None
+    tree: CheckpointTree | None = None
     outside: tuple[Outside, ...] = ()
     unread: Mapping[str, Unread] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -77,12 +63,12 @@ class Index:
         """Module -> its version, as the `_metadata` of a state dict has them; None where there is
         none.
         """
-        return self.module_versions if self.outline is None else self.outline.versions
+        return self.module_versions if self.tree is None else self.tree.versions
 
     @property
-    def carried(self) -> Mapping[str, Stored]:
+    def passed_through(self) -> Mapping[str, Stored]:
         """The tensors that rules do not see."""
-        return self.outline.carried if self.outline is not None else {}
+        return self.tree.passed_through if self.tree is not None else {}
 
     @property
     def nbytes(self) -> int:
@@ -109,37 +95,6 @@ def specs_hash(specs: Mapping[str, Spec]) -> str:
     # surrogatepass: a key may hold any code point that JSON can escape
     digest = hashlib.sha256("".join(lines).encode("utf-8", "surrogatepass"))
     return f"m1:{digest.hexdigest()}"
-
-
-class Blob(Protocol):
-    """Bytes that tensors lie in: a file, or memory. Never mapped."""
-
-    name: str
-    size: int
-
-    @property
-    def identity(self) -> Identity | None:
-        """What tells the file, as it was when it was opened, from any other; None where the bytes
-        are in memory.
-        """
-
-    def fileno(self) -> int | None:
-        """A descriptor that stays open as long as the blob; None where the bytes are in memory or
-        the file is opened when it is read.
-        """
-
-    def hold(self) -> AbstractContextManager[int | None]:
-        """The file's descriptor, open for as long as the context; None where the bytes are in
-        memory.
-
-        Entering it is an OSError if the file cannot be opened again, and M905 if it is not what it
-        was.
-        """
-
-    def readinto(self, offset: int, buffer: memoryview) -> None:
-        """Fills `buffer` from `offset`; CheckpointError M905 if the bytes are not there (the file
-        was cut short). Thread-safe.
-        """
 
 
 class Source(Protocol):
@@ -172,3 +127,81 @@ class Source(Protocol):
 
     def close(self) -> None:
         """Closes all descriptors; may be called twice."""
+
+
+class FileSource:
+    """A Source over files: what every format on disk returns.
+
+    `side` reads one side file; `watched` are the identities of side files, by path, and `locate`
+    gives what they are now. `release` closes what else is open.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        format: str,
+        index: Index,
+        blobs: Sequence[FileBlob],
+        *,
+        history: bytes | None = None,
+        side: Callable[[str], bytes] | None = None,
+        watched: Mapping[str, Identity] | None = None,
+        locate: Callable[[str], Identity | None] = lambda path: None,
+        release: Callable[[], None] | None = None,
+    ) -> None:
+        self.path = path
+        self.format = format
+        self.index = index
+        self.history = history
+        self._files = tuple(blobs)
+        self.blobs: Sequence[Blob] = self._files
+        self._side, self._watched, self._locate, self._release = (
+            side,
+            watched or {},
+            locate,
+            release,
+        )
+
+    def side_file(self, path: str) -> bytes:
+        """The bytes of one of `index.side_files`; KeyError for any other path, M905 if it changed
+        since it was listed.
+        """
+        if self._side is None:
+            raise KeyError(path)
+        return self._side(path)
+
+    def identities(self) -> Mapping[str, Identity]:
+        """What each file was when it was opened, side files when they were listed, by its path in
+        the checkpoint.
+        """
+        return {**{blob.name: blob.identity for blob in self._files}, **self._watched}
+
+    def check_unchanged(self) -> None:
+        """M905 naming every file that is not what it was when it was opened."""
+        report = Report()
+        changes = [(blob.name, blob.change()) for blob in self._files]
+        changes += [
+            (path, difference(then, self._locate(path))) for path, then in self._watched.items()
+        ]
+        for name, change in changes:
+            if change:
+                report.add("M905", describe_change(name, change), help=CHANGED_HELP)
+        report.check()
+
+    def close(self) -> None:
+        for blob in self._files:
+            blob.close()
+        if self._release is not None:
+            self._release()
+
+    def __enter__(self) -> FileSource:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"<{self.format} {listed([self.path])}: {len(self.index.tensors)} tensors in "
+            f"{len(self._files)} files>"
+        )

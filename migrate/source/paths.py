@@ -21,8 +21,8 @@ from typing import NoReturn
 from ..core import log
 from ..core.diagnostics import Report, did_you_mean, fail, listed, printable
 from ..core.spelling import option
-from . import elsewhere, pointers
-from .blobs import FileBlob, Identity, Shelf, identity, release
+from . import pointers
+from .blobs import DescriptorPool, FileBlob, Identity, identity, release
 
 FOLLOW = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 READ = FOLLOW | os.O_NOFOLLOW
@@ -65,7 +65,7 @@ class Folder:
 
     def __init__(self, path: str, allow_links: bool = False) -> None:
         self.path, self.allow_links = path, allow_links
-        self._shelf = Shelf(lambda path: self._regular(path)[0])
+        self._shelf = DescriptorPool(lambda path: self._regular(path)[0])
         # the operator named this path: links up to here are his own
         try:
             self._descriptor: int | None = os.open(path, FOLLOW | os.O_DIRECTORY)
@@ -112,7 +112,7 @@ class Folder:
             fail("M901", f"{self.label(path)}: cannot be opened: {error.strerror}", help=many)
         if (
             status.st_size < pointers.LARGEST
-            and (stands_for := pointers.read(descriptor)) is not None
+            and (stands_for := pointers.pointer_size(descriptor)) is not None
         ):
             release(descriptor)
             self._refuse_pointer(path, stands_for)
@@ -140,7 +140,7 @@ class Folder:
             others = [
                 other
                 for other in sorted(os.listdir(inside))
-                if other != name and pointers.is_one(other, inside)
+                if other != name and pointers.is_pointer(other, inside)
             ]
         more = (
             (f"so {'is' if len(others) == 1 else 'are'} {listed(others, 4)} beside it",)
@@ -308,7 +308,9 @@ class Place:
         self.folder.close()
 
 
-def find(path: str | os.PathLike[str], allow_links: bool = False, at: str | None = None) -> Place:
+def find_place(
+    path: str | os.PathLike[str], allow_links: bool = False, at: str | None = None
+) -> Place:
     """The place at `path`, opened; M917 if there is nothing, M907 if it is neither a folder nor a
     regular file.
     """
@@ -318,16 +320,16 @@ def find(path: str | os.PathLike[str], allow_links: bool = False, at: str | None
     except (FileNotFoundError, NotADirectoryError):
         if os.path.islink(where):
             fail("M907", f"{printable(where, 240)}: a link that leads nowhere")
-        if elsewhere.is_url(where):
+        if pointers.is_url(where):
             fail(
                 "M917",
                 f"{printable(where, 240)}: a URL, and only files are read",
-                help=elsewhere.how_to_fetch(where),
+                help=pointers.how_to_fetch(where),
             )
         fail(
             "M917",
             f"{printable(where, 240)}: there is nothing with this name",
-            help=_nearest(where) or elsewhere.how_to_fetch(where),
+            help=_nearest(where) or pointers.how_to_fetch(where),
         )
     except (OSError, ValueError) as error:
         code = "M907" if getattr(error, "errno", None) == errno.ELOOP else "M901"

@@ -47,7 +47,7 @@ class Registry(Generic[T]):
     """The objects called `attribute` in the modules of `package`, and those that entry points of
     `group` name.
 
-    Modules whose name starts with `_` are not entries.
+    Modules whose name starts with `_` are not entries, nor is `base`, which says what an entry is.
     """
 
     def __init__(self, package: str, group: str, attribute: str) -> None:
@@ -64,7 +64,11 @@ class Registry(Generic[T]):
             found = importlib.util.find_spec(self.package)
             where = list(found.submodule_search_locations or ()) if found else []
             self._builtin = tuple(
-                sorted(m.name for m in pkgutil.iter_modules(where) if not m.name.startswith("_"))
+                sorted(
+                    m.name
+                    for m in pkgutil.iter_modules(where)
+                    if not m.name.startswith("_") and m.name != "base"
+                )
             )
         return self._builtin
 

@@ -20,7 +20,7 @@ from .index import SideFile
 from .paths import MAX_ENTRIES, Folder
 
 HISTORY = "migrate.history.json"
-# what safetensors has no place for (formats/_items)
+# what safetensors has no place for (formats/_items_file)
 ITEMS = "migrate.items.json"
 MAX_SIZE = 50_000_000  # bytes; tokenizer.json reaches some tens of MB
 MAX_HISTORY = 64_000_000

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from ..core.spec import Spec
-    from .outline import Part
+    from .tree import FileTree
 
 
 class Placed(NamedTuple):
@@ -60,15 +60,16 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rest:
+class TargetTree:
     """What an output holds beside rules' tensors, for the formats that can hold it.
 
     `parts` are its trees, by rank, and `names` has the key of each tensor in them, by the record's
-    identity. `carried` are the specs of tensors outside of the dicts that rules work on. `first`
+    identity. `passed_through` are the specs of tensors outside of the dicts that rules work on.
+    `first`
     has for each key the first key that shares its bytes: often itself.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[FileTree, ...]
     names: Mapping[int, str]
-    carried: Mapping[str, Spec]
+    passed_through: Mapping[str, Spec]
     first: Mapping[str, str]

@@ -8,20 +8,20 @@ whole stream and of the storages that nothing else refers to.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .pickle.canonical import Canonical, TooManyError
 
 if TYPE_CHECKING:
-    from .index import Blob, Source
-    from .outline import Gone
+    from .blobs import Blob
+    from .tree import RemovedEntry
 
 _CHUNK = 1 << 20
 
 
-class Written(NamedTuple):
+class StreamPlace(NamedTuple):
     """Where in blob `number` the stream of a file stands (offset, size), and its storages by key.
 
     `hidden` are the keys of those that only what is not decoded refers to.
@@ -40,7 +40,7 @@ class Unread(NamedTuple):
 
     name: str
     node: Any
-    written: Written
+    written: StreamPlace
 
 
 class Content(NamedTuple):
@@ -53,7 +53,7 @@ class Content(NamedTuple):
     bytes: bool
 
 
-def left(gone: Iterable[Gone], written: Written) -> dict[str, Unread]:
+def unread_entries(gone: Iterable[RemovedEntry], written: StreamPlace) -> dict[str, Unread]:
     """The entries that were left out of one file, by path, no path twice."""
     out: dict[str, Unread] = {}
     counts: dict[str, int] = {}
@@ -76,22 +76,22 @@ def _called(value: Any) -> str:
     return name
 
 
-def contents(source: Source) -> dict[str, Content]:
+def entry_contents(unread: Mapping[str, Unread], blobs: Sequence[Blob]) -> dict[str, Content]:
     """What each entry of the checkpoint holds that is not decoded, by path; reads the storages that
     they refer to, each once.
     """
     files: dict[int, _File] = {}
     out = {}
-    for path, one in source.index.unread.items():
+    for path, one in unread.items():
         number = one.written.number
         if number not in files:
-            files[number] = _File(source.blobs[number], one.written)
+            files[number] = _File(blobs[number], one.written)
         out[path] = files[number].content(one)
     return out
 
 
 class _File:
-    def __init__(self, blob: Blob, written: Written) -> None:
+    def __init__(self, blob: Blob, written: StreamPlace) -> None:
         self._blob, self._written = blob, written
         self._canonical = Canonical(self._storage)
         self._storages: dict[str, bytes] = {}

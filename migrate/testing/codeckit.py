@@ -22,14 +22,14 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from .. import codecs
-from ..codecs._codec import Codec, OpError, Options
+from ..codecs.base import Codec, OpError, Options
 from ..core.spec import Spec
-from ..ops._raw import carrier
+from ..elements.raw import carrier
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from ..ops._op import Box
+    from ..ops.base import Box
 
     Array = np.ndarray[Any, Any]
 

@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any
 from .. import ops
 from ..core.spec import Spec, spec
 from ..core.view import Fill, Piece, View, covers, stored
-from ..ops._op import Check, Loss, OneWay, Op, OpError, Step, ValueOp, Written
-from ..ops._raw import carrier, raw
+from ..elements.raw import carrier, raw
+from ..ops.base import Check, Loss, OneWay, Op, OpError, Step, ValueOp, Written
 
 if TYPE_CHECKING:
     import numpy as np

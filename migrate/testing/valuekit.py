@@ -20,16 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 from .. import ops
 from ..core.spec import BITS, Spec, spec
-from ..ops._axes import shown
-from ..ops._numbers import encode, numbers
-from ..ops._op import Loss, OneWay, OpError, Step, ValueOp
-from ..ops._raw import carrier, raw
+from ..elements.numbers import encode, numbers
+from ..elements.raw import carrier, raw
+from ..ops.base import Loss, OneWay, OpError, Step, ValueOp, format_shape
 from .opkit import arguments, check_description, check_rows
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from ..ops._op import Box
+    from ..ops.base import Box
 
     Array = np.ndarray[Any, Any]
 
@@ -167,7 +166,8 @@ def compute(
             0 <= a <= b <= n for (a, b), n in zip(need, array.shape, strict=True)
         )
         _require(
-            inside, f"{op.name} needs {need} of an input of shape {shown(array.shape)} for {box}"
+            inside,
+            f"{op.name} needs {need} of an input of shape {format_shape(array.shape)} for {box}",
         )
         given.append(array[_index(need)].copy())
     kept = [g.copy() for g in given]
@@ -255,7 +255,7 @@ def _check_boxes(
     grain = op.grain(args, specs, output)
     _require(
         len(grain) == len(of.shape) and min(grain, default=1) >= 1,
-        f"{said}: the grain is {grain}, the shape {shown(of.shape)}",
+        f"{said}: the grain is {grain}, the shape {format_shape(of.shape)}",
     )
     lossy = op.loss_on(args, specs) is Loss.LOSSY
     for turn in range(BOXES):
@@ -377,8 +377,8 @@ def _check_shapes(op: ValueOp, args: Any, specs: Sequence[Spec], label: str) -> 
             op.infer(args, [*specs[:number], odd, *specs[number + 1 :]])
         except OpError as error:
             _require(
-                shown(odd.shape) in error.message,
-                f"{label}: the refusal does not name {shown(odd.shape)}: {error.message}",
+                format_shape(odd.shape) in error.message,
+                f"{label}: the refusal does not name {format_shape(odd.shape)}: {error.message}",
             )
         else:
             raise AssertionError(f"{label} takes {odd} as input {number}")

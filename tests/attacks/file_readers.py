@@ -12,8 +12,9 @@ from typing import Any
 
 from migrate import formats
 from migrate.core.errors import raise_all
-from migrate.formats import _kinds, _legacy, _zip
-from migrate.formats._stheader import read_header
+from migrate.formats import _file_signatures, _legacy
+from migrate.formats._header import read_header
+from migrate.source import zip_archive
 from migrate.source.paths import Folder
 from migrate.source.pickle import dcp_metadata, machine, policy
 from migrate.source.pickle.limits import ARCHIVE, EXTRA_STATE
@@ -46,28 +47,30 @@ def read_torch(blob: Any) -> Any:
         bytes(blob.read(at, size))
         for at, size in ((0, min(512, blob.size)), (max(0, blob.size - 22), min(22, blob.size)))
     )
-    found = _kinds.kind(head, blob.size, tail)
+    found = _file_signatures.file_kind(head, blob.size, tail)
     if found == "zip":
         return read_zip(blob, 0, blob.size)
     if found != "legacy":
-        _kinds.refuse(blob.name, found)
-    legacy = _legacy.read(blob)
+        _file_signatures.refuse_kind(blob.name, found)
+    legacy = _legacy.read_legacy(blob)
     return known(
         legacy.value, blob.name, {key: record.size for key, record in legacy.records.items()}
     )
 
 
 def read_zip(blob: Any, start: int, size: int) -> Any:
-    archive = _zip.read(blob, start=start, size=size)
-    pickle = _zip.content(blob, archive.records["data.pkl"], ARCHIVE.size)
+    archive = zip_archive.read_archive(blob, start=start, size=size)
+    pickle = zip_archive.read_record(blob, archive.records["data.pkl"], ARCHIVE.size)
     for record in archive.records.values():
-        _zip.check(blob, record)
+        zip_archive.check_record(blob, record)
     records = {
         name.removeprefix("data/"): r.size
         for name, r in archive.records.items()
         if name.startswith("data/")
     }
-    return known(machine.read(pickle, ARCHIVE, name=blob.name, persistent=True), blob.name, records)
+    return known(
+        machine.read_pickle(pickle, ARCHIVE, name=blob.name, persistent=True), blob.name, records
+    )
 
 
 def known(nodes: Any, name: str, records: dict[str, int]) -> Any:
@@ -78,7 +81,7 @@ def known(nodes: Any, name: str, records: dict[str, int]) -> Any:
 
 
 def read_metadata(blob: Any) -> Any:
-    return dcp_metadata.read(bytes(blob.read(0, blob.size)), blob.name)
+    return dcp_metadata.read_metadata(bytes(blob.read(0, blob.size)), blob.name)
 
 
 def read_safetensors(blob: Any) -> Any:
@@ -86,7 +89,7 @@ def read_safetensors(blob: Any) -> Any:
 
 
 def read_extra_state(blob: Any) -> Any:
-    return machine.read(bytes(blob.read(0, blob.size)), EXTRA_STATE, name=blob.name)
+    return machine.read_pickle(bytes(blob.read(0, blob.size)), EXTRA_STATE, name=blob.name)
 
 
 FROM_BYTES = {
@@ -118,7 +121,9 @@ def read_folder(folder: Folder) -> Any:
     try:
         meta = blobs.pop(".metadata")
         sizes = {name: blob.size for name, blob in blobs.items()}
-        found = dcp_metadata.read(bytes(meta.read(0, meta.size)), folder.label(".metadata"), sizes)
+        found = dcp_metadata.read_metadata(
+            bytes(meta.read(0, meta.size)), folder.label(".metadata"), sizes
+        )
         meta.close()
         for part in [p for entry in found.tensors.values() for p in entry.parts] + [
             entry.part for entry in found.bytes.values()

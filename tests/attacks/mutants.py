@@ -35,7 +35,7 @@ def read_data_pkl(data: bytes) -> Any:
     it.
     """
     return known(
-        machine.read(data, ARCHIVE, name="data.pkl", persistent=True),
+        machine.read_pickle(data, ARCHIVE, name="data.pkl", persistent=True),
         "data.pkl",
         {"0": 16, "1": 24},
     )

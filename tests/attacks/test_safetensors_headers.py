@@ -17,7 +17,7 @@ from work import times
 
 from migrate import formats
 from migrate.core.errors import CheckpointError, MigrateError
-from migrate.formats._stheader import NAMES
+from migrate.formats._header import NAMES
 
 
 def content(header, data: bytes = b"", pad: bytes = b"") -> bytes:

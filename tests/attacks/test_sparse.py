@@ -14,12 +14,12 @@ import opcodes as o
 import pytest
 from work import HANG
 
-from migrate.formats._items import MAX_ITEMS
+from migrate.formats._header import MAX_HEADER
+from migrate.formats._items_file import MAX_ITEMS
 from migrate.formats._shards import MAX_INDEX
-from migrate.formats._stheader import MAX_HEADER
-from migrate.formats._zip import END, ENTRY, LOCAL
 from migrate.source.pickle.limits import ARCHIVE
 from migrate.source.sidefiles import HISTORY, ITEMS, MAX_HISTORY
+from migrate.source.zip_archive import END, ENTRY, LOCAL
 
 ROOT = Path(__file__).parents[2]
 MEMORY = 300_000_000

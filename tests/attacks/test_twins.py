@@ -75,7 +75,7 @@ def test_a_safetensors_file_and_a_pickle_are_read(tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
     path.write_bytes(safetensors({"x": b"abcd"}, {"format": "pt"}))
     read_path(path)
-    assert machine.read(o.stream(o.value([1, 2])), EXTRA_STATE, name="x") == [1, 2]
+    assert machine.read_pickle(o.stream(o.value([1, 2])), EXTRA_STATE, name="x") == [1, 2]
 
 
 def described(tree: object) -> dict[str, tuple[str, tuple[int, ...], tuple[int, ...]]]:

@@ -154,10 +154,10 @@ def load(path: str, allow: list[str]) -> dict[str, Any]:
 def stream(path: str, limits: str) -> dict[str, Any]:
     """The pickle machine alone."""
     from migrate.source.pickle import limits as presets
-    from migrate.source.pickle.machine import read
+    from migrate.source.pickle.machine import read_pickle
 
     return reader(
-        lambda: read(
+        lambda: read_pickle(
             Path(path).read_bytes(),
             getattr(presets, limits),
             name="stream",

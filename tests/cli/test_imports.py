@@ -124,7 +124,7 @@ def test_no_command_imports_another_one_nor_what_only_other_formats_need() -> No
         for name in ("machine", "policy", "decoding", "te_tensors", "emit")
     }
     torch_files = {
-        "migrate.formats._torchread",
+        "migrate.formats.torchzip",
         "migrate.formats._torchwrite",
         "migrate.formats._legacy",
     }

@@ -16,10 +16,10 @@ import torch
 from safetensors.torch import load_file
 
 from migrate.codecs import get, names
-from migrate.codecs._codec import OpError, Options
+from migrate.codecs.base import OpError, Options
 from migrate.core.diagnostics import page
 from migrate.core.spec import Spec
-from migrate.ops._raw import carrier
+from migrate.elements.raw import carrier
 from migrate.testing import codeckit
 
 CODEC = get("fp8-block")
@@ -550,7 +550,7 @@ def test_the_way_of_other_devices_makes_the_same_bits(
 
 def test_planning_with_a_codec_imports_neither_numpy_nor_torch() -> None:
     code = (
-        "import sys; from migrate.codecs import get; from migrate.codecs._codec import Options; "
+        "import sys; from migrate.codecs import get; from migrate.codecs.base import Options; "
         "from migrate.core.spec import Spec;"
         "c = get('fp8-block'); c.decoded(Options(), c.encoded(Options(), Spec('bfloat16', (576, "
         "4))), 'bfloat16');"

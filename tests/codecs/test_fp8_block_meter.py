@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from migrate.codecs import _e4m3, _e4m3_torch, get
-from migrate.codecs._codec import Options
+from migrate.codecs.base import Options
 from migrate.core.spec import Spec
-from migrate.ops._raw import carrier
+from migrate.elements.raw import carrier
 from migrate.testing import codeckit
 
 CODEC = get("fp8-block")

@@ -29,9 +29,9 @@ from te_streams import (
 )
 
 from migrate.core.errors import CheckpointError
-from migrate.extra_state.decode import decode, of_nodes
+from migrate.extra_state.decode import decode, decode_nodes
 from migrate.extra_state.recipes import RECIPES, Known
-from migrate.extra_state.record import Format, Record, Tensor
+from migrate.extra_state.record import StateForm, StateRecord, StateTensor
 from migrate.extra_state.verdict import judge
 from migrate.source.pickle.nodes import Call, Dict, Global, Persistent
 
@@ -48,7 +48,7 @@ def code(payload: bytes) -> str:
     return refused(payload).diagnostics[0].code
 
 
-def described(record: Record) -> dict[str, Any]:
+def described(record: StateRecord) -> dict[str, Any]:
     out = {}
     for mode, state in record.states.items():
         assert state is not None
@@ -165,9 +165,9 @@ def test_a_state_is_read_in_every_protocol_and_container() -> None:
         state = decode(payload, "x").states[""]
         assert state is not None
         assert state.tensors == {
-            name: Tensor("float32", tuple(t.shape), raw(t)) for name, t in tensors.items()
+            name: StateTensor("float32", tuple(t.shape), raw(t)) for name, t in tensors.items()
         }
-        assert state.format == Format(448, 448)
+        assert state.format == StateForm(448, 448)
 
 
 def nodes(tensors: dict[str, torch.Tensor], storages: dict[str, bytes]) -> dict[str, Any]:
@@ -192,21 +192,21 @@ def test_the_list_of_the_first_releases_and_the_dict_of_the_next_are_read_from_t
     tensors = scaling(forward=2, backward=1)
     held = nodes(tensors, storages)
     listed = [*held.values(), Dict([("FWD_AMAX_1", [held["scale_fwd"]])]), True, 0, 0, 3, 3]
-    record = of_nodes(listed, "x", storages.__getitem__)
+    record = decode_nodes(listed, "x", storages.__getitem__)
     assert (record.form, record.releases) == ("list", "0.1 to 0.2")
     state = record.states[""]
     assert state is not None
     assert {n: t.data for n, t in state.tensors.items()} == {n: raw(t) for n, t in tensors.items()}
     assert state.extras["autocast_id_bwd"] == 3
-    record = of_nodes(
+    record = decode_nodes(
         Dict([*held.items(), ("extra_fp8_variables", Dict([("num_gemms", 1)]))]),
         "x",
         storages.__getitem__,
     )
     assert (record.form, record.releases) == ("dict", "0.3 to 0.5")
-    assert of_nodes(None, "x").states == {}
+    assert decode_nodes(None, "x").states == {}
     with pytest.raises(CheckpointError, match="a list of 9 items"):
-        of_nodes(listed[:9], "x", storages.__getitem__)
+        decode_nodes(listed[:9], "x", storages.__getitem__)
 
 
 def test_operations_of_2_0_have_modes_and_no_recipe() -> None:

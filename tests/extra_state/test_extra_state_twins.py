@@ -14,14 +14,14 @@ from te_streams import dumps, scaling, vector
 
 from migrate.core.errors import CheckpointError
 from migrate.extra_state import verdict
-from migrate.extra_state._twins import LONGEST, Twins
-from migrate.extra_state.decode import decode, examined
-from migrate.extra_state.record import Function, Parameters, Recipe, Record
+from migrate.extra_state._reference import LONGEST, Reference
+from migrate.extra_state.decode import decode, examine
+from migrate.extra_state.record import Function, Parameters, Recipe, StateRecord
 
 
 @pytest.fixture(autouse=True)
 def _forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verdict, "_TWINS", Twins())
+    monkeypatch.setattr(verdict, "_TWINS", Reference())
     monkeypatch.setattr(verdict, "_EQUAL", {})
 
 
@@ -39,7 +39,7 @@ def plain(value: Any) -> Any:
     )
 
 
-def structure(record: Record) -> Any:
+def structure(record: StateRecord) -> Any:
     states = {
         mode: s
         and (
@@ -136,7 +136,7 @@ def test_odd_numbers_are_found_in_a_state_that_is_decoded_and_in_one_that_is_com
 def test_a_key_that_differs_between_its_two_places_is_no_twin() -> None:
     payload = dumps(scaling())
     verdict.judged(payload, "x")
-    _, held = examined(payload, "x")
+    _, held = examine(payload, "x")
     key = held[0].node.id[2].encode()
     first = payload.index(key)
     for digit in (b"x", b"0" if key[:1] != b"0" else b"1"):
@@ -149,7 +149,7 @@ def test_a_key_that_differs_between_its_two_places_is_no_twin() -> None:
 def test_a_stream_that_stands_in_two_places_is_not_remembered() -> None:
     """Whether the numbers are in the first or the second of them could not be told."""
     payload = dumps({"scale_bwd": torch.ones(1)})
-    _, held = examined(payload, "x")
+    _, held = examine(payload, "x")
     stream = held[0].stream
     hidden = (
         payload[:-2]
@@ -161,7 +161,7 @@ def test_a_stream_that_stands_in_two_places_is_not_remembered() -> None:
     )
     body = hidden[11:]
     unframed = hidden[:2] + body
-    twins: Twins[int] = Twins()
+    twins: Reference[int] = Reference()
     twins.add(payload, held, 1)
     found = twins.find(payload)
     assert found is not None
@@ -172,8 +172,8 @@ def test_a_stream_that_stands_in_two_places_is_not_remembered() -> None:
 
 def test_long_states_and_states_without_storages_are_not_remembered() -> None:
     long = dumps({"amax_history_fwd": torch.ones(LONGEST // 4, 1)})
-    twins: Twins[int] = Twins()
-    twins.add(long, examined(long, "x")[1], 1)
+    twins: Reference[int] = Reference()
+    twins.add(long, examine(long, "x")[1], 1)
     assert twins.find(long) is None
     twins.add(b"\x80\x04}.", [], 1)
     assert twins.find(b"\x80\x04}.") is None

@@ -19,7 +19,7 @@ from te_streams import archive, dumps, recipe, scaling, transformer_engine, vect
 from migrate.core.errors import OpError
 from migrate.extra_state.decode import decode
 from migrate.extra_state.normal import normal
-from migrate.extra_state.record import Format, Record, State, Tensor
+from migrate.extra_state.record import ScalingState, StateForm, StateRecord, StateTensor
 from migrate.extra_state.write import pickled
 
 GENUINE = [
@@ -58,7 +58,7 @@ def test_what_a_release_of_2_x_wrote_is_written_again_opcode_for_opcode(name: st
     assert opcodes(pickled(decode(payload, name), name)) == opcodes(payload)
 
 
-def states(payload: bytes) -> dict[str, State]:
+def states(payload: bytes) -> dict[str, ScalingState]:
     return {mode: state for mode, state in decode(payload, "x").states.items() if state is not None}
 
 
@@ -89,7 +89,7 @@ def test_a_state_of_1_x_gets_the_recipe_that_its_shapes_and_numbers_say(name: st
     assert found.recipe is not None
     assert found.recipe.name == "DelayedScaling"
     assert found.recipe.fields["amax_history_len"] == (1024 if "1024" in name else 16)
-    assert found.recipe.format == Format(448, 57344)
+    assert found.recipe.format == StateForm(448, 57344)
     assert dict(found.extras) == {
         "fp8_checkpoint": True,
         "num_gemms": 1,
@@ -120,7 +120,7 @@ def test_a_state_that_does_not_say_its_format_or_history_is_no_2_x_state() -> No
             pickled(decode(dumps(held), "x"), "x")
 
 
-def columns(tensor: Tensor) -> list[list[float]]:
+def columns(tensor: StateTensor) -> list[list[float]]:
     width = tensor.shape[-1]
     numbers = torch.frombuffer(bytearray(tensor.data), dtype=torch.float32).reshape(-1, width)
     return numbers.T.tolist()  # type: ignore[no-any-return]
@@ -239,7 +239,7 @@ def test_plain_pickle_finds_the_structure_of_transformer_engine_in_what_is_writt
         if "FP" not in n
     ]
     names.remove("crafted_memo_stateless_then_delayed.pkl")
-    records: dict[str, Record] = {}
+    records: dict[str, StateRecord] = {}
     for name in names:
         records[str(tmp_path / name)] = record = decode(vector(name), name)
         (tmp_path / name).write_bytes(pickled(record, name))

@@ -18,11 +18,11 @@ import torch
 from handmade_zip import build, genuine
 
 from migrate.core.errors import CheckpointError
-from migrate.formats._kinds import HEAD, TAIL, kind, refuse
+from migrate.formats._file_signatures import HEAD, TAIL, file_kind, refuse_kind
 
 
 def told(data: bytes) -> str:
-    return kind(data[:HEAD], len(data), data[-TAIL:])
+    return file_kind(data[:HEAD], len(data), data[-TAIL:])
 
 
 def saved(**options: Any) -> bytes:
@@ -95,7 +95,7 @@ def test_a_file_is_told_by_its_bytes(name: str) -> None:
 @pytest.mark.parametrize("name", sorted({n.partition(",")[0] for n in KINDS} - {"zip", "legacy"}))
 def test_another_kind_is_refused_by_name(name: str) -> None:
     with pytest.raises(CheckpointError, match=r"M941.*x.pt: is ") as caught:
-        refuse("x.pt", name)
+        refuse_kind("x.pt", name)
     assert caught.value.diagnostics[0].help
 
 

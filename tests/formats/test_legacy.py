@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from migrate.core.errors import CheckpointError
-from migrate.formats._legacy import MAGIC, Legacy, is_legacy, read
+from migrate.formats._legacy import MAGIC, Legacy, is_legacy, read_legacy
 from migrate.source.blobs import BytesBlob
 from migrate.source.pickle.nodes import Dict
 
@@ -93,7 +93,7 @@ def test_the_storages_of_a_legacy_file_are_found(protocol: int) -> None:
     data = saved(state, pickle_protocol=protocol)
     assert is_legacy(data[:32])
     blob = BytesBlob("x", data)
-    found = read(blob)
+    found = read_legacy(blob)
     assert type(found.value) is Dict
     by_key = {str(t.untyped_storage()._cdata): t.untyped_storage() for t in state.values()}
     assert found.records.keys() == by_key.keys()
@@ -104,8 +104,8 @@ def test_the_storages_of_a_legacy_file_are_found(protocol: int) -> None:
 
 def test_a_module_with_its_state_dict_inside_a_larger_blob_is_found() -> None:
     data = saved(torch.nn.Linear(3, 2).state_dict())
-    whole = read(BytesBlob("x", data))
-    inside = read(BytesBlob("x", b"before" + data + b"behind"), start=6, size=len(data))
+    whole = read_legacy(BytesBlob("x", data))
+    inside = read_legacy(BytesBlob("x", b"before" + data + b"behind"), start=6, size=len(data))
     assert {k: r.offset - 6 for k, r in inside.records.items()} == {
         k: r.offset for k, r in whole.records.items()
     }
@@ -115,14 +115,14 @@ def test_an_object_larger_than_the_first_window_is_read() -> None:
     state = {f"layers.{i}.{'x' * 300}": i for i in range(4000)} | {"w": torch.arange(3.0)}
     data = saved(state)
     assert len(data) > 1 << 20
-    found = read(BytesBlob("x", data))
+    found = read_legacy(BytesBlob("x", data))
     assert len(found.value.pairs) == 4001
     (record,) = found.records.values()
     assert struct.unpack("<3f", data[record.offset : record.offset + record.size]) == (0, 1, 2)
 
 
 def test_a_storage_that_only_a_refused_object_holds_is_found_all_the_same() -> None:
-    found = read(BytesBlob("x", stream({"w": [{"deep": (Stored("1", 3),)}]})))
+    found = read_legacy(BytesBlob("x", stream({"w": [{"deep": (Stored("1", 3),)}]})))
     assert found.records["1"].size == 12
 
 
@@ -180,7 +180,7 @@ REFUSED = {
 def test_it_is_refused_and_the_message_says_why(name: str) -> None:
     data, code, said = REFUSED[name]
     with pytest.raises(CheckpointError) as caught:
-        read(BytesBlob("x.pt", data))
+        read_legacy(BytesBlob("x.pt", data))
     (diagnostic,) = caught.value.diagnostics
     assert (diagnostic.code, said in diagnostic.message) == (code, True), diagnostic.message
     assert diagnostic.message.startswith("x.pt: ")
@@ -188,7 +188,7 @@ def test_it_is_refused_and_the_message_says_why(name: str) -> None:
 
 def tried(data: bytes) -> Legacy | CheckpointError:
     try:
-        return read(BytesBlob("x", data))
+        return read_legacy(BytesBlob("x", data))
     except CheckpointError as error:
         return error
 

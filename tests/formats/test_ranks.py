@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from migrate import formats
 from migrate.core.errors import MigrateError
 from migrate.core.spec import spec
-from migrate.formats._ranks import Naming, by_rank, naming
 from migrate.formats.safetensors import describe
+from migrate.source.rank_files import Naming, by_rank, naming
 
 
 def save(path: Path, **tensors: int) -> None:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from migrate import formats
 from migrate.core.errors import CheckpointError, MigrateError, QuestionError
 from migrate.core.spec import Spec, spec
-from migrate.formats._stheader import DTYPES, NAMES
+from migrate.formats._header import DTYPES, NAMES
 from migrate.formats.safetensors import describe
 
 TORCH = {d: getattr(torch, d if d != "float4_e2m1fn" else "float4_e2m1fn_x2", None) for d in NAMES}

@@ -10,7 +10,7 @@ import pytest
 
 from migrate.core.errors import CheckpointError
 from migrate.core.spec import BITS, spec
-from migrate.formats._stheader import _canonical, _validated, write_header
+from migrate.formats._header import _canonical, _validated, write_header
 from migrate.source.jsontext import parse
 
 SPECS = {

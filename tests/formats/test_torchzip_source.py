@@ -106,7 +106,7 @@ def test_every_protocol_of_the_pickle_inside_is_read(protocol: int, tmp_path: Pa
 def test_the_dict_that_rules_work_on_is_found(
     value: Any, at: tuple[str, ...] | None, tmp_path: Path
 ) -> None:
-    outline = index_of(write(tmp_path / "m.pt", value)).outline
+    outline = index_of(write(tmp_path / "m.pt", value)).tree
     assert outline is not None
     assert [part.at for part in outline.parts] == [at]
 
@@ -122,14 +122,14 @@ def test_two_dicts_of_tensors_are_a_question_that_at_answers(tmp_path: Path) -> 
     assert any("critic: 2 tensors" in note for note in found.notes)
     found_index = index_of(path, at="critic")
     assert list(found_index.tensors) == ["v", "u"]
-    assert list(found_index.carried) == ["/generator.w"]
+    assert list(found_index.passed_through) == ["/generator.w"]
 
 
 def test_at_may_name_keys_that_hold_dots(tmp_path: Path) -> None:
     path = write(
         tmp_path / "m.pt", {"a.b": {"c": {"w": torch.ones(1)}}, "a": {"x": {"w": torch.ones(1)}}}
     )
-    assert index_of(path, at="a.b.c").outline.parts[0].at == ("a.b", "c")  # type: ignore[union-attr]
+    assert index_of(path, at="a.b.c").tree.parts[0].at == ("a.b", "c")  # type: ignore[union-attr]
     assert refused(path, at="a.b.d")[0].code == "M945"
     assert refused(path, at="nowhere")[0].code == "M945"
 
@@ -137,7 +137,7 @@ def test_at_may_name_keys_that_hold_dots(tmp_path: Path) -> None:
 def test_an_average_that_is_the_same_tensors_is_carried_and_still_the_same(tmp_path: Path) -> None:
     state = nn.Linear(2, 2).state_dict()
     found = index_of(write(tmp_path / "m.pt", {"model": state, "ema": [state["weight"]]}))
-    assert found.carried["/ema.0"].storage == found.tensors["weight"].storage
+    assert found.passed_through["/ema.0"].storage == found.tensors["weight"].storage
 
 
 class Config:

@@ -18,9 +18,9 @@ import torch
 from handmade_zip import Member, build, genuine
 
 from migrate.core.errors import CheckpointError
-from migrate.formats import _zip
-from migrate.formats._zip import Archive, check, content, read
+from migrate.source import zip_archive
 from migrate.source.blobs import BytesBlob, FileBlob, identity
+from migrate.source.zip_archive import Archive, check_record, read_archive, read_record
 
 
 def opened(path: Path) -> FileBlob:
@@ -36,7 +36,7 @@ def saved(value: Any, **options: Any) -> bytes:
 def tried(data: bytes) -> Archive | CheckpointError:
     """What reading gives; any other error than a CheckpointError fails the test."""
     try:
-        return read(BytesBlob("x.pt", data))
+        return read_archive(BytesBlob("x.pt", data))
     except CheckpointError as error:
         return error
 
@@ -68,7 +68,7 @@ def test_a_file_of_torch_is_read_as_python_reads_it(
     path = tmp_path / "model.pt"
     torch.save(STATE, path)
     blob = opened(path)
-    found = read(blob)
+    found = read_archive(blob)
     blob_bytes = path.read_bytes()
     assert found.root == "model"
     with zipfile.ZipFile(path) as oracle:
@@ -79,7 +79,7 @@ def test_a_file_of_torch_is_read_as_python_reads_it(
             start = record.offset
             if crc:
                 assert oracle.read(info) == blob_bytes[start : start + record.size]
-            check(blob, record)
+            check_record(blob, record)
     if not crc:
         assert found.records["data/0"].crc is None
     assert found.records["data/0"].offset % alignment == 0
@@ -92,20 +92,20 @@ def test_a_file_of_torch_is_read_as_python_reads_it(
 @pytest.mark.parametrize("protocol", [2, 4, 5])
 def test_a_file_in_memory_has_the_folder_archive(protocol: int) -> None:
     data = saved(STATE, pickle_protocol=protocol)
-    found = read(BytesBlob("x", data))
+    found = read_archive(BytesBlob("x", data))
     assert found.root == "archive"
-    assert content(BytesBlob("x", data), found.records["version"], 10) == b"3\n"
+    assert read_record(BytesBlob("x", data), found.records["version"], 10) == b"3\n"
 
 
 def test_an_archive_inside_a_larger_file_has_offsets_from_the_files_begin() -> None:
     one, two = saved(STATE), saved({"w": torch.arange(7)})
     blob = BytesBlob("x", one + two + b"tail")
-    whole = read(BytesBlob("y", two))
-    found = read(blob, start=len(one), size=len(two))
+    whole = read_archive(BytesBlob("y", two))
+    found = read_archive(blob, start=len(one), size=len(two))
     assert {n: r.offset - len(one) for n, r in found.records.items()} == {
         n: r.offset for n, r in whole.records.items()
     }
-    check(blob, found.records["data/0"])
+    check_record(blob, found.records["data/0"])
 
 
 def test_storages_larger_than_four_gib_are_where_torch_put_them(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_storages_larger_than_four_gib_are_where_torch_put_them(tmp_path: Path) 
             {"a": torch.ones(3), "big": big, "none": torch.empty(0), "b": torch.ones(7)}, path
         )
     blob = opened(path)
-    found = read(blob)
+    found = read_archive(blob)
     reader = torch._C.PyTorchFileReader(str(path))
     assert [r.size for n, r in found.records.items() if n.startswith("data/")] == [
         12,
@@ -139,7 +139,7 @@ def test_what_pythons_zipfile_stores_is_read() -> None:
         with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as out:
             for member in genuine():
                 out.writestr(zipfile.ZipInfo(str(member.name)), member.data)
-        found = read(BytesBlob("x", file.getvalue()))
+        found = read_archive(BytesBlob("x", file.getvalue()))
         for member in genuine():
             record = found.records[str(member.name)[2:]]
             assert file.getvalue()[record.offset : record.offset + record.size] == member.data
@@ -147,14 +147,14 @@ def test_what_pythons_zipfile_stores_is_read() -> None:
 
 def test_a_handmade_archive_is_read() -> None:
     for zip64 in (True, False):
-        found = read(BytesBlob("x", build(genuine(), zip64=zip64)))
+        found = read_archive(BytesBlob("x", build(genuine(), zip64=zip64)))
         assert found.root == "m"
         assert list(found.records) == ["data.pkl", "byteorder", "data/0", "data/1", "version"]
 
 
 def test_storages_called_after_their_address_are_read() -> None:
     # as torch up to 1.8 wrote them
-    found = read(
+    found = read_archive(
         BytesBlob(
             "x",
             build(
@@ -182,7 +182,7 @@ def test_ten_thousand_small_records_are_read_by_few_calls() -> None:
             self.reads.append(buffer.nbytes)
             super().readinto(offset, buffer)
 
-    assert len(read(Counting("x", data)).records) == 10_001
+    assert len(read_archive(Counting("x", data)).records) == 10_001
     assert len(Counting.reads) < 60
     assert sum(Counting.reads) < 2.5 * len(data)
 
@@ -430,38 +430,38 @@ def test_it_is_refused_and_the_message_says_why(name: str) -> None:
 
 def test_a_record_whose_bytes_changed_is_told_by_its_crc() -> None:
     data = bytearray(build(genuine()))
-    found = read(BytesBlob("x.pt", bytes(data)))
+    found = read_archive(BytesBlob("x.pt", bytes(data)))
     record = found.records["data/0"]
-    check(BytesBlob("x.pt", data), record)
+    check_record(BytesBlob("x.pt", data), record)
     data[record.offset + 47] ^= 1
-    read(BytesBlob("x.pt", data))
+    read_archive(BytesBlob("x.pt", data))
     with pytest.raises(
         CheckpointError, match="data/0: its 48 bytes at 256 have the CRC-32"
     ) as caught:
-        check(BytesBlob("x.pt", data), record)
+        check_record(BytesBlob("x.pt", data), record)
     assert caught.value.diagnostics[0].code == "M942"
 
 
 def test_a_record_longer_than_a_part_is_checked_to_its_end() -> None:
     data = bytearray(build([*genuine(), Member("m/data/2", bytes(3_000_001))]))
-    record = read(BytesBlob("x.pt", data)).records["data/2"]
-    check(BytesBlob("x.pt", data), record)
+    record = read_archive(BytesBlob("x.pt", data)).records["data/2"]
+    check_record(BytesBlob("x.pt", data), record)
     data[record.offset + 3_000_000] = 1
     with pytest.raises(CheckpointError, match="M942"):
-        check(BytesBlob("x.pt", data), record)
+        check_record(BytesBlob("x.pt", data), record)
 
 
 def test_a_large_small_record_is_not_read() -> None:
     blob = BytesBlob("x.pt", build(genuine()))
     with pytest.raises(CheckpointError, match=r"M914.*data/0 has 48 bytes, allowed are 47"):
-        content(blob, read(blob).records["data/0"], 47)
+        read_record(blob, read_archive(blob).records["data/0"], 47)
 
 
 def test_a_directory_beyond_the_limits_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     data = build(genuine())
     for limit in ("MAX_DIRECTORY", "MAX_RECORDS"):
         with monkeypatch.context() as patched:
-            patched.setattr(_zip, limit, 4)
+            patched.setattr(zip_archive, limit, 4)
             found = tried(data)
             assert isinstance(found, CheckpointError)
             assert found.diagnostics[0].code == "M914"
@@ -488,7 +488,7 @@ def test_a_file_cut_at_any_byte_is_refused() -> None:
 @pytest.mark.parametrize("zip64", [True, False])
 def test_any_byte_that_changes_is_refused_or_changes_nothing_that_is_read(zip64: bool) -> None:
     data = build(genuine(), zip64=zip64)
-    whole = read(BytesBlob("x", data))
+    whole = read_archive(BytesBlob("x", data))
     inside = {at for r in whole.records.values() for at in range(r.offset, r.offset + r.size)}
     for at in range(len(data)):
         for bits in (0x01, 0x20, 0x80, 0xFF):
@@ -501,7 +501,7 @@ def test_any_byte_that_changes_is_refused_or_changes_nothing_that_is_read(zip64:
             damaged = []
             for record in found.records.values():
                 try:
-                    check(BytesBlob("x", bytes(changed)), record)
+                    check_record(BytesBlob("x", bytes(changed)), record)
                 except CheckpointError:
                     damaged.append(record.name)
             assert bool(damaged) == (at in inside)

@@ -15,10 +15,16 @@ from typing import Any
 import pytest
 import torch
 
-from migrate.formats import _zip
-from migrate.formats._zipwrite import Plan, descriptor, directory, local_header, plan
+from migrate.source import zip_archive
 from migrate.source.blobs import BytesBlob, FileBlob, identity
 from migrate.source.crc import zeros
+from migrate.source.zip_archive import (
+    ArchiveLayout,
+    central_directory,
+    data_descriptor,
+    lay_out,
+    local_header,
+)
 
 STATE = {
     "a": torch.arange(12.0),
@@ -29,7 +35,7 @@ STATE = {
 }
 
 
-def written(archive: Plan, contents: Sequence[bytes], crc: bool = True) -> bytes:
+def written(archive: ArchiveLayout, contents: Sequence[bytes], crc: bool = True) -> bytes:
     """The file that the plan says, with these records."""
     out = io.BytesIO()
     sums = [zlib.crc32(c) if crc else 0 for c in contents]
@@ -38,16 +44,16 @@ def written(archive: Plan, contents: Sequence[bytes], crc: bool = True) -> bytes
         out.write(local_header(archive, slot))
         assert out.tell() == slot.offset
         out.write(data)
-        out.write(descriptor(slot, found))
+        out.write(data_descriptor(slot, found))
         assert out.tell() == slot.end
     assert out.tell() == archive.directory
-    out.write(directory(archive, sums))
+    out.write(central_directory(archive, sums))
     assert out.tell() == archive.size
     return out.getvalue()
 
 
 def contents_of(data: bytes) -> tuple[str, list[tuple[str, bytes]]]:
-    found = _zip.read(BytesBlob("x", data))
+    found = zip_archive.read_archive(BytesBlob("x", data))
     return found.root, [
         (r.name, data[r.offset : r.offset + r.size]) for r in found.records.values()
     ]
@@ -81,7 +87,9 @@ def test_the_records_of_a_file_of_torch_give_that_file(
     root, records = contents_of(data)
     assert root == name
     assert (
-        written(plan(root, [(n, len(c)) for n, c in records], alignment), [c for _, c in records])
+        written(
+            lay_out(root, [(n, len(c)) for n, c in records], alignment), [c for _, c in records]
+        )
         == data
     )
 
@@ -92,7 +100,9 @@ def test_records_without_crc_give_the_file_of_torch_without_crc(settings: Any) -
     torch.save(STATE, file)
     root, records = contents_of(file.getvalue())
     assert (
-        written(plan(root, [(n, len(c)) for n, c in records]), [c for _, c in records], crc=False)
+        written(
+            lay_out(root, [(n, len(c)) for n, c in records]), [c for _, c in records], crc=False
+        )
         == file.getvalue()
     )
 
@@ -108,7 +118,7 @@ def test_what_is_written_is_read_by_torch_by_zipfile_and_by_the_strict_reader(
     records = [(n, c) for n, c in records if n != ".data/serialization_id"] + [
         ("migrate.history.json", b"{}")
     ]
-    archive = plan("output", [(n, len(c)) for n, c in records])
+    archive = lay_out("output", [(n, len(c)) for n, c in records])
     path = tmp_path / "other.pt"
     path.write_bytes(written(archive, [c for _, c in records]))
     monkeypatch.setenv("TORCH_SERIALIZATION_DEBUG", "1")
@@ -149,8 +159,8 @@ def test_a_file_beyond_four_gib_is_the_one_of_torch_and_maps(tmp_path: Path) -> 
     with torch.serialization.skip_data():
         torch.save(state, tmp_path / "m.pt")
     theirs = open_blob(tmp_path / "m.pt")
-    records = list(_zip.read(theirs).records.values())
-    archive = plan("m", [(r.name, r.size) for r in records])
+    records = list(zip_archive.read_archive(theirs).records.values())
+    archive = lay_out("m", [(r.name, r.size) for r in records])
     path = tmp_path / "ours.pt"
     with path.open("wb") as out:
         out.truncate(archive.size)
@@ -164,10 +174,10 @@ def test_a_file_beyond_four_gib_is_the_one_of_torch_and_maps(tmp_path: Path) -> 
             header = local_header(archive, slot)
             assert header == theirs.read(slot.header, len(header))
             os.pwrite(out.fileno(), header + (content or b""), slot.header)
-            os.pwrite(out.fileno(), descriptor(slot, sums[-1]), slot.offset + slot.size)
-        tail = directory(archive, sums)
+            os.pwrite(out.fileno(), data_descriptor(slot, sums[-1]), slot.offset + slot.size)
+        tail = central_directory(archive, sums)
         os.pwrite(out.fileno(), tail, archive.directory)
-    unrecorded = directory(
+    unrecorded = central_directory(
         archive,
         [0 if s.name.startswith("data/") else c for s, c in zip(archive.slots, sums, strict=True)],
     )
@@ -176,13 +186,13 @@ def test_a_file_beyond_four_gib_is_the_one_of_torch_and_maps(tmp_path: Path) -> 
     theirs.close()
 
     ours = open_blob(path)
-    found = _zip.read(ours)
+    found = zip_archive.read_archive(ours)
     assert [(r.offset, r.size) for r in found.records.values()] == [
         (s.offset, s.size) for s in archive.slots
     ]
     for record in found.records.values():
         if record.size < 1 << 20:
-            _zip.check(ours, record)
+            zip_archive.check_record(ours, record)
     ours.close()
     with zipfile.ZipFile(path) as oracle:
         assert oracle.getinfo("m/data/1").file_size == large
@@ -205,7 +215,7 @@ def open_blob(path: Path) -> FileBlob:
 
 def test_more_records_than_16_bits_count_are_read_back(tmp_path: Path) -> None:
     records = [("data.pkl", b"."), *((f"data/{i}", b"") for i in range(70_000))]
-    data = written(plan("m", [(n, len(c)) for n, c in records]), [c for _, c in records])
+    data = written(lay_out("m", [(n, len(c)) for n, c in records]), [c for _, c in records])
     assert len(contents_of(data)[1]) == 70_001
     path = tmp_path / "m.zip"
     path.write_bytes(data)
@@ -220,10 +230,10 @@ def test_the_edge_of_32_bits_is_where_torch_has_it(size: int, tmp_path: Path) ->
             {"big": torch.empty(size, dtype=torch.uint8), "b": torch.zeros(7)}, tmp_path / "m.pt"
         )
     blob = open_blob(tmp_path / "m.pt")
-    records = list(_zip.read(blob).records.values())
-    archive = plan("m", [(r.name, r.size) for r in records])
+    records = list(zip_archive.read_archive(blob).records.values())
+    archive = lay_out("m", [(r.name, r.size) for r in records])
     assert archive.size == blob.size
-    assert directory(archive, [r.crc or 0 for r in records]) == blob.read(
+    assert central_directory(archive, [r.crc or 0 for r in records]) == blob.read(
         archive.directory, archive.size - archive.directory
     )
     for slot in archive.slots:
@@ -240,4 +250,4 @@ def test_what_no_archive_can_hold_is_no_plan(
     root: str, records: list[tuple[str, int]], alignment: int
 ) -> None:
     with pytest.raises(ValueError):
-        plan(root, records, alignment)
+        lay_out(root, records, alignment)

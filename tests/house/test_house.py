@@ -41,7 +41,7 @@ FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 # that schemas and the reference print
 OF_THE_COMMAND_LINE = {
     "core/spelling.py",
-    "source/elsewhere.py",
+    "source/pointers.py",
     "rules/packaged.py",
     "rules/reference.py",
     "rules/examples.py",

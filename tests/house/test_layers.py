@@ -18,7 +18,7 @@ FLOORS = {
     "core": 0,
     "results": 1,
     "source": 1,
-    "ops": 2, "codecs": 2, "extra_state": 2, "formats": 2,
+    "elements": 2, "ops": 2, "codecs": 2, "extra_state": 2, "formats": 2,
     "rules": 3,
     "planning": 4,
     "running": 5,
@@ -29,6 +29,9 @@ FLOORS = {
 # folders of one floor that may use each other: (who, whom)
 BESIDE = {
     ("lints", "ruletests"),
+    ("ops", "elements"),
+    ("codecs", "elements"),
+    ("formats", "elements"),
     ("ops", "codecs"),
     ("ops", "extra_state"),
     ("extra_state", "formats"),

@@ -22,12 +22,12 @@ from safetensors.torch import load_file, save_file
 
 import migrate
 from migrate import codecs, ops
-from migrate.codecs._codec import Codec, Leaves
+from migrate.codecs.base import Codec, Leaves
 from migrate.core.errors import MigrateError
 from migrate.core.spec import BITS, Spec, spec
+from migrate.elements.raw import carrier, raw, typed
 from migrate.ops import dequantize
-from migrate.ops._op import Op, OpError, ValueOp
-from migrate.ops._raw import carrier, raw, typed
+from migrate.ops.base import Op, OpError, ValueOp
 from migrate.testing import valuekit
 from migrate.testing.opkit import arguments
 

@@ -10,9 +10,9 @@ import torch
 
 from migrate import ops
 from migrate.core.spec import BITS, spec
-from migrate.ops import _numbers
-from migrate.ops._op import OpError
-from migrate.ops._raw import carrier
+from migrate.elements import numbers
+from migrate.elements.raw import carrier
+from migrate.ops.base import OpError
 from migrate.testing import valuekit
 
 CAST, AFFINE, NEG_EXP, LORA = (ops.get(n) for n in ("cast", "affine", "neg_exp", "lora_merge"))
@@ -72,13 +72,13 @@ def test_powers_of_two_that_float32_does_not_hold_round_once_and_come_back(dtype
         raw, cast(np.array([1, -(2.0 ** -(power // 2)), 0, 2.0**-140]).view("u8"), "float64", dtype)
     )
     with np.errstate(all="ignore"):
-        x = _numbers.numbers(raw, dtype).astype("f8")
+        x = numbers.numbers(raw, dtype).astype("f8")
         wanted = cast(np.ldexp(x, power).view("u8"), "float64", dtype)
         there = affine(raw, dtype, mul=2.0**power)
-        numbers = ~np.isnan(x)
-        assert (there[numbers] == wanted[numbers]).all()
-        assert (there[~numbers] == raw[~numbers]).all()
-        made = _numbers.numbers(there, dtype).astype("f8")
+        real = ~np.isnan(x)
+        assert (there[real] == wanted[real]).all()
+        assert (there[~real] == raw[~real]).all()
+        made = numbers.numbers(there, dtype).astype("f8")
         # exactly in integers: both are finite, and one is the other with another exponent
         fits = (
             ~np.isfinite(x)

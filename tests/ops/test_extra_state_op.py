@@ -11,7 +11,7 @@ import pytest
 
 from migrate import ops
 from migrate.core.spec import spec
-from migrate.ops._op import Decided, Loss, OneWay, OpError
+from migrate.ops.base import Decided, Loss, OneWay, OpError
 from migrate.ops.extra_state import Making
 from migrate.testing import opkit
 

@@ -11,7 +11,7 @@ from migrate import ops
 from migrate.core.diagnostics import page
 from migrate.core.spec import spec
 from migrate.core.view import filled, is_whole, stored
-from migrate.ops._op import Loss, OneWay, Op, OpError, Step
+from migrate.ops.base import Loss, OneWay, Op, OpError, Step
 from migrate.testing import opkit
 
 LAYOUT = [
@@ -71,7 +71,7 @@ def test_importing_ops_imports_no_op_and_nothing_heavy():
         subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True
         ).stdout
-        == "[] []\n"
+        == "[] ['migrate.ops.base']\n"
     )
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from migrate import ops
 from migrate.core.view import TooManyPieces, View, stored
-from migrate.ops._op import OneWay
+from migrate.ops.base import OneWay
 from migrate.testing import opkit
 
 SIZES = st.sampled_from([1, 1, 2, 2, 3, 4, 6])

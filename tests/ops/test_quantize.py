@@ -8,7 +8,7 @@ import pytest
 from migrate import ops
 from migrate.core.diagnostics import page
 from migrate.core.spec import spec
-from migrate.ops._op import Loss, OneWay, OpError, Step
+from migrate.ops.base import Loss, OneWay, OpError, Step
 from migrate.testing import valuekit
 
 DEQUANTIZE, QUANTIZE = ops.get("dequantize"), ops.get("quantize")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from migrate import ops
 from migrate.core.view import stored
 from migrate.ops._notation import parse
-from migrate.ops._op import OneWay, OpError, Step
+from migrate.ops.base import OneWay, OpError, Step
 from migrate.testing import opkit
 
 OP = ops.get("rearrange")

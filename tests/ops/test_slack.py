@@ -7,9 +7,9 @@ import pytest
 
 from migrate import ops
 from migrate.core.spec import BITS
-from migrate.ops._numbers import COMPUTED
-from migrate.ops._raw import carrier
-from migrate.ops._twins import spacing, values
+from migrate.elements.numbers import COMPUTED
+from migrate.elements.raw import carrier
+from migrate.elements.reference import reference_values, spacing
 
 RNG = np.random.default_rng(5)
 
@@ -22,7 +22,7 @@ def test_neighbours_are_as_far_apart_as_the_spacing_says(dtype):
         if BITS[dtype] == 16
         else RNG.integers(0, most, 5000, dtype="u8").astype(carrier(dtype))
     )
-    x, up = values(raw, dtype), values(raw + raw.dtype.type(1), dtype)
+    x, up = reference_values(raw, dtype), reference_values(raw + raw.dtype.type(1), dtype)
     inside = np.isfinite(x) & np.isfinite(up)
     assert inside.sum() > 1000
     assert (np.abs(up[inside] - x[inside]) == spacing(x, dtype)[inside]).all()

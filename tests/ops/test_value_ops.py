@@ -16,12 +16,13 @@ import torch
 from migrate import ops
 from migrate.core.diagnostics import page
 from migrate.core.spec import BITS, encode, spec
-from migrate.ops import _elementwise, _numbers
-from migrate.ops._op import Loss, OneWay, OpError, Step
-from migrate.ops._raw import carrier, typed
+from migrate.elements import numbers
+from migrate.elements.raw import carrier, typed
+from migrate.ops import _elementwise
+from migrate.ops.base import Loss, OneWay, OpError, Step
 from migrate.testing import valuekit
 
-FLOATS = list(_numbers.FLOATS)
+FLOATS = list(numbers.FLOATS)
 NARROW = [d for d in FLOATS if BITS[d] <= 16]
 TORCH = [d for d in FLOATS if BITS[d] >= 8]
 CAST, AFFINE, NEG_EXP, LORA = (ops.get(n) for n in ("cast", "affine", "neg_exp", "lora_merge"))
@@ -69,7 +70,7 @@ def test_an_op_that_computes_satisfies_the_kit(name):
 
 @pytest.mark.parametrize("dtype", NARROW)
 def test_each_finite_code_stands_for_the_number_that_encodes_to_it(dtype):
-    found = _numbers.numbers(every(dtype), dtype)
+    found = numbers.numbers(every(dtype), dtype)
     # a step of 7 visits every exponent, sign and last place of the 16-bit dtypes
     for code in range(0, 1 << BITS[dtype], 1 if BITS[dtype] <= 8 else 7):
         if np.isfinite(found[code]):
@@ -80,7 +81,7 @@ def test_each_finite_code_stands_for_the_number_that_encodes_to_it(dtype):
 
 @pytest.mark.parametrize("dtype", [d for d in TORCH if BITS[d] <= 16])
 def test_every_pattern_widens_to_the_number_that_torch_reads(dtype):
-    ours, theirs = _numbers.numbers(every(dtype), dtype), typed(every(dtype), dtype).float().numpy()
+    ours, theirs = numbers.numbers(every(dtype), dtype), typed(every(dtype), dtype).float().numpy()
     number = ~np.isnan(theirs)
     assert (np.isnan(ours) == ~number).all()
     assert (ours.view("u4")[number] == theirs.view("u4")[number]).all()
@@ -91,7 +92,7 @@ def test_every_pattern_widens_to_the_number_that_torch_reads(dtype):
 def test_every_pattern_is_cast_as_torch_casts_it(source, to):
     raw = every(source)
     x = typed(raw, source).float()
-    form = _numbers.FLOATS[to]
+    form = numbers.FLOATS[to]
     if to == "float8_e8m0fnu":
         return
     kept = ~torch.isinf(x) if form.special != "ieee" else torch.ones_like(x, dtype=torch.bool)
@@ -101,7 +102,7 @@ def test_every_pattern_is_cast_as_torch_casts_it(source, to):
     ours = cast(raw[kept.numpy()], source, to)
     number = ~torch.isnan(clamped).numpy()
     assert (ours[number] == theirs[number]).all()
-    assert np.isnan(_numbers.numbers(ours[~number], to)).all()
+    assert np.isnan(numbers.numbers(ours[~number], to)).all()
 
 
 def wild(dtype, count=100_000):
@@ -138,7 +139,7 @@ def wild(dtype, count=100_000):
 def test_float32_is_narrowed_as_torch_narrows_it(to):
     raw = wild("float32")
     x = torch.from_numpy(raw.view("f4"))
-    form = _numbers.FLOATS[to]
+    form = numbers.FLOATS[to]
     if form.special != "ieee":
         x = x[~torch.isinf(x)]
     theirs = (
@@ -147,12 +148,12 @@ def test_float32_is_narrowed_as_torch_narrows_it(to):
     theirs = theirs.to(getattr(torch, to)).view(getattr(torch, f"uint{BITS[to]}")).numpy()
     ours, number = cast(x.numpy().view("u4"), "float32", to), ~torch.isnan(x).numpy()
     assert (ours[number] == theirs[number]).all()
-    assert np.isnan(_numbers.numbers(ours[~number], to)).all()
+    assert np.isnan(numbers.numbers(ours[~number], to)).all()
 
 
 @pytest.mark.parametrize("to", [d for d in FLOATS if d not in ("float64", "float8_e8m0fnu")])
 def test_float64_is_rounded_once(to):
-    form = _numbers.FLOATS[to]
+    form = numbers.FLOATS[to]
     dice = np.random.default_rng(3)
     # on, just above and just below half way between neighbours of the result: what passes through
     # float32 goes wrong there
@@ -185,24 +186,24 @@ def test_a_dtype_holds_another_exactly_where_every_pattern_comes_back():
             raw = every(narrow)
             try:
                 back = cast(
-                    cast(raw, narrow, wide), wide, narrow, exact=_numbers.holds(wide, narrow)
+                    cast(raw, narrow, wide), wide, narrow, exact=numbers.holds(wide, narrow)
                 )
             except OpError:
-                assert not _numbers.holds(wide, narrow), (wide, narrow)
+                assert not numbers.holds(wide, narrow), (wide, narrow)
                 continue
-            assert (back == raw).all() == _numbers.holds(wide, narrow), (wide, narrow)
+            assert (back == raw).all() == numbers.holds(wide, narrow), (wide, narrow)
 
 
 def test_integers_are_held_by_floats_with_enough_bits():
     for narrow in ("bool", "int8", "uint8", "int16", "uint16"):
         raw = every(narrow)[:2] if narrow == "bool" else every(narrow)
-        for wide in (*FLOATS, *_numbers.INTEGERS):
+        for wide in (*FLOATS, *numbers.INTEGERS):
             try:
                 back = cast(cast(raw, narrow, wide), wide, narrow)
             except OpError:
-                assert not _numbers.holds(wide, narrow), (wide, narrow)
+                assert not numbers.holds(wide, narrow), (wide, narrow)
                 continue
-            assert (back == raw).all() == _numbers.holds(wide, narrow), (wide, narrow)
+            assert (back == raw).all() == numbers.holds(wide, narrow), (wide, narrow)
     for wide, narrow, there in (
         ("float64", "int32", True),
         ("float64", "int64", False),
@@ -213,7 +214,7 @@ def test_integers_are_held_by_floats_with_enough_bits():
         ("complex64", "float32", False),
         ("float32", "bfloat16", True),
     ):
-        assert _numbers.holds(wide, narrow) is there, (wide, narrow)
+        assert numbers.holds(wide, narrow) is there, (wide, narrow)
 
 
 def test_all_nan_patterns_of_bfloat16_survive_float32():
@@ -328,7 +329,7 @@ def test_integers_out_of_range_are_refused_and_never_wrap():
 @pytest.mark.parametrize("source", ["int64", "uint64", "int32"])
 def test_integers_round_once_to_the_nearest_float(source, to):
     dice = np.random.default_rng(5)
-    low, high = _numbers.INTEGERS[source]
+    low, high = numbers.INTEGERS[source]
     values = [low, high, 0, 1, (1 << 24) + 1, 257, 259] + [
         (1 << k) + (1 << (k - 8)) + 1 for k in range(12, 30)
     ]
@@ -343,8 +344,8 @@ def test_integers_round_once_to_the_nearest_float(source, to):
     if source != "int32":
         values += [(1 << 62) + (1 << 54) + 1, (1 << 62) + (1 << 54), (1 << 62) + 3 * (1 << 54) - 1]
     raw = np.array(values, source).view(f"u{BITS[source] // 8}")
-    made = _numbers.numbers(cast(raw, source, to), to).astype("f8")
-    form = _numbers.FLOATS[to]
+    made = numbers.numbers(cast(raw, source, to), to).astype("f8")
+    form = numbers.FLOATS[to]
     for value, got in zip(values, made, strict=True):
         place = max(abs(value).bit_length() - 1, 1 - form.bias) - form.mantissa
         scaled = Fraction(value) / Fraction(2) ** place
@@ -498,7 +499,7 @@ def test_casts_of_arrays_import_no_torch():
         "= ops.get('cast')\n"
         "for a, b in (('bfloat16', 'float32'), ('float32', 'bfloat16'), ('float32', "
         "'float8_e4m3fn'), ('int64', 'int8')):\n"
-        "    from migrate.ops._raw import carrier\n"
+        "    from migrate.elements.raw import carrier\n"
         "    out = np.empty(4, carrier(b)); op.compute(op.Args(b), [np.ones(4, carrier(a))], "
         "[spec(a, (4,))], 0, ((0, 4),), out)\n"
         "print('torch' in sys.modules)"
@@ -541,7 +542,7 @@ def test_a_turned_sign_is_one_bit_of_every_pattern(dtype):
 
 def test_a_power_of_two_comes_back_or_is_refused():
     raw = every("bfloat16")
-    x = _numbers.numbers(raw, "bfloat16")
+    x = numbers.numbers(raw, "bfloat16")
     fits = (x == 0) | ~np.isfinite(x) | (abs(x) >= 2.0**-125)
     half = affine(raw[fits], "bfloat16", mul=-0.5, exact=True)
     assert (affine(half, "bfloat16", mul=-2, exact=True) == raw[fits]).all()
@@ -597,9 +598,9 @@ def test_neg_exp_is_the_correctly_rounded_exponential(dtype):
     raw = cast(x.view("u8"), "float64", dtype)
     with localcontext() as context:
         context.prec = 60
-        wanted = [-Decimal(float(v)).exp() for v in _numbers.numbers(raw, dtype)]
-    form = _numbers.FLOATS[dtype]
-    got = _numbers.numbers(run(NEG_EXP, NEG_EXP.Args(), [raw], [dtype]), dtype)
+        wanted = [-Decimal(float(v)).exp() for v in numbers.numbers(raw, dtype)]
+    form = numbers.FLOATS[dtype]
+    got = numbers.numbers(run(NEG_EXP, NEG_EXP.Args(), [raw], [dtype]), dtype)
     for value, found in zip(wanted, got, strict=True):
         exact = Fraction(value)
         exponent = max(int(np.frexp(float(exact))[1]) - 1, 1 - form.bias) - form.mantissa
@@ -635,7 +636,7 @@ def test_lora_merge_is_the_correctly_rounded_sum():
         [t.view(torch.uint16).numpy() for t in (base, a, b)],
         ["bfloat16"] * 3,
     )
-    made = _numbers.numbers(got.reshape(-1), "bfloat16").reshape(5, 7)
+    made = numbers.numbers(got.reshape(-1), "bfloat16").reshape(5, 7)
     for i, j in np.ndindex(5, 7):
         total = sum(Fraction(float(b[i, k])) * Fraction(float(a[k, j])) for k in range(3))
         exact = Fraction(float(base[i, j])) + total * Fraction(8, 3)
@@ -650,7 +651,7 @@ def test_an_adapter_may_have_another_dtype_than_its_base():
         bits("float64", 3, 4).reshape(2, 1),
     )
     got = run(LORA, LORA.Args(2, 1), [base, a, b], ["bfloat16", "float32", "float64"])
-    assert _numbers.numbers(got.reshape(-1), "bfloat16").tolist() == [6, 12, 8, 16]
+    assert numbers.numbers(got.reshape(-1), "bfloat16").tolist() == [6, 12, 8, 16]
 
 
 def test_lora_merge_names_what_is_missing_and_what_does_not_fit():

@@ -22,7 +22,7 @@ from migrate.planning.kept import fold
 from migrate.rules import params as parameters
 from migrate.rules.compiled import compile_file
 from migrate.rules.loading import load_files
-from migrate.source.index import Stored
+from migrate.source.blobs import Stored
 
 CASES = Path(__file__).parent.parent / "data" / "cases"
 DTYPES = {

@@ -11,7 +11,7 @@ from work import steps
 from migrate.core.diagnostics import Report
 from migrate.core.spec import spec
 from migrate.planning.compose import Leg, compose
-from migrate.source.index import Stored
+from migrate.source.blobs import Stored
 
 F = np.float32
 

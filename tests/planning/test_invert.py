@@ -3,7 +3,7 @@
 import pytest
 
 from migrate.core.diagnostics import Report
-from migrate.ops._op import OneWay
+from migrate.ops.base import OneWay
 from migrate.planning.invert import invert
 from migrate.rules.compiled import direct
 

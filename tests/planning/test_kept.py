@@ -14,7 +14,7 @@ from migrate.core.spec import spec
 from migrate.core.templates import SLOT
 from migrate.planning.compose import compose
 from migrate.planning.kept import fold, is_kept, unfold
-from migrate.source.index import Stored
+from migrate.source.blobs import Stored
 
 F = np.float32
 SEGMENTS = ["l", "w", "0", "1", "2", "10", "007", "{}", "a{", SLOT, "é", "w1"]

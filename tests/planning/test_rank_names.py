@@ -12,7 +12,6 @@ from migrate.core.keys import parse
 from migrate.core.ranks import fitting, rank_of
 from migrate.core.spec import spec
 from migrate.core.templates import group
-from migrate.formats._ranks import by_rank, joined
 from migrate.planning.compose import Leg, initial
 from migrate.planning.names import rename
 from migrate.planning.pipeline import Views
@@ -20,7 +19,9 @@ from migrate.planning.sides import SideFiles
 from migrate.planning.walk import Walk
 from migrate.rules.compiled import compile_file
 from migrate.rules.lineage import Detect, Layout, Lineage, detect
-from migrate.source.index import Index, Stored
+from migrate.source.blobs import Stored
+from migrate.source.index import Index
+from migrate.source.rank_files import by_rank, join_ranks
 
 
 def one(value: float) -> np.ndarray:
@@ -30,7 +31,9 @@ def one(value: float) -> np.ndarray:
 def reopened(keys: list[str]) -> set[str]:
     """The keys of the files that hold `keys`, as they are called when the files are opened."""
     stored = Stored(spec("float32", (1,)), 0, 0)
-    return set(joined([{short: stored for _, short in part} for part in by_rank(keys)], "folder"))
+    return set(
+        join_ranks([{short: stored for _, short in part} for part in by_rank(keys)], "folder")
+    )
 
 
 CASES = {

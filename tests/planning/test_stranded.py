@@ -14,7 +14,7 @@ from migrate.planning import stranded
 from migrate.planning.compose import compose
 from migrate.planning.graph import Tensor
 from migrate.planning.pipeline import Views
-from migrate.source.index import Stored
+from migrate.source.blobs import Stored
 
 CODES = "float8_e4m3fn"
 FP8 = {

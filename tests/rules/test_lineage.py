@@ -19,7 +19,8 @@ from migrate.rules.lineage import (
     resolve_goal,
     warnings,
 )
-from migrate.source.index import Index, Stored
+from migrate.source.blobs import Stored
+from migrate.source.index import Index
 
 
 def lineage(

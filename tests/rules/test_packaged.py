@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from migrate.core.diagnostics import Report
-from migrate.ops._op import Step
+from migrate.ops.base import Step
 from migrate.rules import files, packaged, packs
 from migrate.rules.compiled import compile_file
 from migrate.rules.files import NAME, RulePart

@@ -16,7 +16,8 @@ from migrate.rules.lineage import detect
 from migrate.rules.packs import Packs
 from migrate.ruletests.checks import FileChecks, RuleCheck
 from migrate.ruletests.run import load_rule_files
-from migrate.source.index import Index, Stored
+from migrate.source.blobs import Stored
+from migrate.source.index import Index
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKS = Packs((), scan=False)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from migrate import ops
-from migrate.ops._op import step
+from migrate.ops.base import step
 from migrate.ruletests import binding
 from migrate.ruletests.checks import CheckOutcome, FileChecks
 from migrate.ruletests.run import load_rule_files

@@ -15,8 +15,8 @@ from migrate.core.diagnostics import fail
 from migrate.core.spec import BITS, Spec, spec
 from migrate.planning.graph import Tensor
 from migrate.running.values import pack
-from migrate.source.blobs import Identity, identity
-from migrate.source.index import Index, Stored
+from migrate.source.blobs import Identity, Stored, identity
+from migrate.source.index import Index
 from migrate.source.target import OutputFile, Placed, Target
 
 KINDS = {

@@ -12,7 +12,7 @@ from value_ops import Widen, call, install
 
 from migrate.core.errors import QuestionError
 from migrate.core.spec import spec
-from migrate.ops._op import ValueOp
+from migrate.ops.base import ValueOp
 from migrate.running import device, tiles
 
 torch = pytest.importorskip("torch")

@@ -13,7 +13,7 @@ from raw_files import random_raw, write_source
 
 from migrate.core.spec import Spec
 from migrate.running.diff import Changed, diff
-from migrate.source.index import Stored
+from migrate.source.blobs import Stored
 
 
 def test_equal_checkpoints_are_equal_however_they_are_stored(tmp_path: Path) -> None:

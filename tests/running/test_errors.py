@@ -17,7 +17,7 @@ from value_ops import call, install
 
 from migrate.core import view as views
 from migrate.core.spec import Spec
-from migrate.ops._op import step
+from migrate.ops.base import step
 from migrate.planning.graph import Call, Tensor, Value
 from migrate.running.device import CPU, Device, Lane
 from migrate.running.errors import Ledger, Tally

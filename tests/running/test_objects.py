@@ -21,7 +21,7 @@ from quantized_streams import Made, mxfp8, stand_ins
 import migrate
 from migrate import formats
 from migrate.core.errors import CheckpointError
-from migrate.source.outline import encodings
+from migrate.source.tree import object_encodings
 
 DATA = Path(__file__).parents[1] / "data"
 GENUINE = sorted([*(DATA / "te" / "tensors").glob("*.pt"), *(DATA / "torchao").glob("*.pt")])
@@ -53,7 +53,7 @@ def held(path: Path) -> dict[str, tuple[str, bytes]]:
 def told(path: Path) -> dict[str, Any]:
     source = formats.open(path)
     source.close()
-    return encodings(source.index.outline)
+    return object_encodings(source.index.tree)
 
 
 def rule(folder: Path, text: str) -> Path:

@@ -32,7 +32,7 @@ from migrate.planning.plan import Plan
 from migrate.planning.question import ask
 from migrate.running import geometry, publish, share, tiles
 from migrate.running.prepare import plan_for
-from migrate.source.blobs import BytesBlob, read
+from migrate.source.blobs import BytesBlob, read_bytes
 
 REFUSALS = [
     errno.ENOTTY,
@@ -544,7 +544,7 @@ def test_what_holds_the_bytes_decides_neither_padding_nor_digest(tmp_path: Path)
 
     def planned(folder: bool, held: bool) -> Plan:
         source = migrate.formats.open(tmp_path / "old")
-        in_memory = [BytesBlob(blob.name, read(blob, 0, blob.size)) for blob in source.blobs]
+        in_memory = [BytesBlob(blob.name, read_bytes(blob, 0, blob.size)) for blob in source.blobs]
         files, source.blobs = source.blobs, in_memory if held else source.blobs
         try:
             return plan_for(source, question, folder, 5 << 30)

@@ -12,11 +12,11 @@ import pytest
 from raw_files import describe, whole
 
 from migrate.core.errors import CheckpointError
-from migrate.formats._zip import Record
 from migrate.running import tiles
 from migrate.running.geometry import Layouts
 from migrate.running.sums import Sums, Told
 from migrate.source.target import OutputFile, Placed
+from migrate.source.zip_archive import ArchiveRecord
 
 SIZES = [5, 0, 3 << 20, 1, 0, 2_500_001]
 
@@ -81,9 +81,9 @@ def test_a_checksum_that_the_source_records_is_compared_at_the_end_of_its_tensor
         outputs = {f"t{i}": whole(f"t{i}", "uint8", (n,)) for i, n in enumerate(SIZES)}
         file = describe(outputs).files[0]
     tensor = outputs["t2"]
-    right = Told("in.pt", Record("data/2", 64, SIZES[2], zlib.crc32(held[2])))
+    right = Told("in.pt", ArchiveRecord("data/2", 64, SIZES[2], zlib.crc32(held[2])))
     run(Sums(file, {id(tensor): right}), file, outputs, held)
-    wrong = Told("in.pt", Record("data/2", 64, SIZES[2], zlib.crc32(held[2]) ^ 1))
+    wrong = Told("in.pt", ArchiveRecord("data/2", 64, SIZES[2], zlib.crc32(held[2]) ^ 1))
     with pytest.raises(CheckpointError, match=r"in\.pt: data/2"):
         run(Sums(file, {id(tensor): wrong}), file, outputs, held)
 

@@ -295,7 +295,7 @@ def test_a_value_is_computed_once_for_all_that_read_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from migrate import ops
-    from migrate.ops._op import Step
+    from migrate.ops.base import Step
 
     calls = []
 
@@ -335,7 +335,7 @@ def test_a_value_is_computed_once_for_all_that_read_it(
 
 def test_a_value_beyond_the_memory_limit_is_refused_by_number(tmp_path: Path) -> None:
     from migrate.core.errors import RunError
-    from migrate.ops._op import Step
+    from migrate.ops.base import Step
 
     source = write_source(tmp_path / "in", {"a": ("float32", np.zeros((100, 100), "u4"))})
     call = Call(

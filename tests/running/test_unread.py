@@ -21,7 +21,7 @@ from migrate.cli.main import run
 from migrate.source import unread
 from migrate.source.pickle.canonical import Canonical, TooManyError
 from migrate.source.pickle.limits import ARCHIVE
-from migrate.source.pickle.machine import read
+from migrate.source.pickle.machine import read_pickle
 
 
 class Colour(enum.Enum):
@@ -155,9 +155,9 @@ def test_a_stream_whose_memo_is_numbered_otherwise_is_the_same(tmp_path: Path) -
     digests = {
         Canonical(lambda key: None).digest(node)
         for node in (
-            read(plain, ARCHIVE, name="s"),
-            read(padded, ARCHIVE, name="s")[1],
-            read(fast.getvalue(), ARCHIVE, name="s"),
+            read_pickle(plain, ARCHIVE, name="s"),
+            read_pickle(padded, ARCHIVE, name="s")[1],
+            read_pickle(fast.getvalue(), ARCHIVE, name="s"),
         )
     }
     assert len(digests) == 1

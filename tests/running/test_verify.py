@@ -13,10 +13,10 @@ from raw_files import MemoryBlob, RawBlob, RawSource, random_raw, write_source
 
 from migrate.core.errors import QuestionError, RunError
 from migrate.core.spec import Spec
-from migrate.ops._op import step
+from migrate.ops.base import step
 from migrate.planning.graph import Apply, Expr, Read
 from migrate.running import eager, spotcheck, verify
-from migrate.source.index import Stored
+from migrate.source.blobs import Stored
 
 
 def call(

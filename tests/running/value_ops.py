@@ -14,7 +14,7 @@ import pytest
 from migrate import ops
 from migrate.core import view as views
 from migrate.core.spec import spec
-from migrate.ops._op import OpError, Step, ValueOp
+from migrate.ops.base import OpError, Step, ValueOp
 from migrate.planning.graph import Call, Tensor, Value
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from migrate.core.errors import CheckpointError
 from migrate.source import blobs
-from migrate.source.blobs import BytesBlob, FileBlob, FileSource, Identity, difference, read
-from migrate.source.index import Index
+from migrate.source.blobs import BytesBlob, FileBlob, Identity, difference, read_bytes
+from migrate.source.index import FileSource, Index
 from migrate.source.paths import Folder
 
 
@@ -107,13 +107,13 @@ def test_bytes_are_held_once_while_they_are_read():
     blob = Watched("x", content)
     tracemalloc.start()
     try:
-        assert read(blob, 0, size) == content
+        assert read_bytes(blob, 0, size) == content
         assert tracemalloc.get_traced_memory()[1] < 1.5 * size
     finally:
         tracemalloc.stop()
     assert size <= peaks[0] < 1.5 * size
-    assert type(read(blob, 3, 4)) is bytes
-    assert read(blob, 3, 4) == content[3:7]
+    assert type(read_bytes(blob, 3, 4)) is bytes
+    assert read_bytes(blob, 3, 4) == content[3:7]
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from migrate.core.errors import CheckpointError
-from migrate.source.nesting import flattened, leaves_of, nested
 from migrate.source.pickle.tree import DictNode
+from migrate.source.tree import flatten, nest, values_below
 
 
 def node(value: Any) -> Any:
@@ -36,7 +36,7 @@ def every_key(value: Any) -> list[str]:
 
 
 def flat(value: dict[str, Any]) -> dict[str, Any]:
-    return plain(flattened(node(value), "f.pt")[0])
+    return plain(flatten(node(value), "f.pt")[0])
 
 
 def code_of(call: Any) -> str:
@@ -65,13 +65,13 @@ VALUES = st.recursive(
 @given(st.dictionaries(st.sampled_from(["a", "b", "a.b", "c", "b.c"]), VALUES, max_size=4))
 def test_what_is_flattened_comes_back_or_is_refused(value: dict[str, Any]) -> None:
     try:
-        made, nests = flattened(node(value), "f.pt")
+        made, nests = flatten(node(value), "f.pt")
     except CheckpointError:
         # `test_keys_that_could_belong_to_two_dicts_are_refused` says which those are
         assert any("." in key for key in every_key(value))
         return
     assert all(type(held) is not DictNode or "." in key for key, held in made.pairs)
-    assert plain(nested(made, nests)) == value
+    assert plain(nest(made, nests)) == value
 
 
 @pytest.mark.parametrize(
@@ -84,26 +84,26 @@ def test_what_is_flattened_comes_back_or_is_refused(value: dict[str, Any]) -> No
     ],
 )
 def test_keys_that_could_belong_to_two_dicts_are_refused(value: dict[str, Any]) -> None:
-    assert code_of(lambda: flattened(node(value), "f.pt")) == "M945"
+    assert code_of(lambda: flatten(node(value), "f.pt")) == "M945"
 
 
 def test_a_dict_that_was_emptied_stays_and_what_returns_lies_in_it_again() -> None:
-    made, nests = flattened(node({"a": {"w": 1}, "b": {"v": 2}}), "f.pt")
+    made, nests = flatten(node({"a": {"w": 1}, "b": {"v": 2}}), "f.pt")
     moved = DictNode("dict", (("new.w", 1), ("b.v", 2)), None)
-    there = nested(moved, nests)
+    there = nest(moved, nests)
     assert plain(there) == {"new.w": 1, "b": {"v": 2}, "a": {}}
-    _, nests = flattened(there, "f.pt")
-    assert plain(nested(DictNode("dict", made.pairs, None), nests)) == {
+    _, nests = flatten(there, "f.pt")
+    assert plain(nest(DictNode("dict", made.pairs, None), nests)) == {
         "a": {"w": 1},
         "b": {"v": 2},
     }
 
 
 def test_a_tensor_called_like_a_dict_is_refused() -> None:
-    _, nests = flattened(node({"a": {"b": {"w": 1}}}), "f.pt")
+    _, nests = flatten(node({"a": {"b": {"w": 1}}}), "f.pt")
     for key in ("a", "a.b"):
         assert (
-            code_of(lambda key=key: nested(DictNode("dict", ((key, 1), ("a.b.w", 1)), None), nests))
+            code_of(lambda key=key: nest(DictNode("dict", ((key, 1), ("a.b.w", 1)), None), nests))
             == "M916"
         )
 
@@ -112,21 +112,21 @@ def test_a_dict_that_stands_in_two_places_is_not_entered() -> None:
     shared = node({"w": 1})
     for _ in range(60):
         shared = DictNode("dict", (("x", shared), ("y", shared)), None)
-    assert leaves_of(shared) is None
+    assert values_below(shared) is None
 
 
 def test_numbers_as_keys_are_no_names() -> None:
-    assert leaves_of(node({"a": 1, 2: 3})) is None
-    assert leaves_of(node({"a": 1, "s": {2: 3}})) is not None
+    assert values_below(node({"a": 1, 2: 3})) is None
+    assert values_below(node({"a": 1, "s": {2: 3}})) is not None
 
 
 def test_names_that_would_fill_the_memory_are_not_joined() -> None:
     long = "x" * (1 << 20)
-    assert leaves_of(node({str(n): {long: n} for n in range(100)})) is None
-    assert leaves_of(node({str(n): {long: n} for n in range(10)})) is not None
+    assert values_below(node({str(n): {long: n} for n in range(100)})) is None
+    assert values_below(node({str(n): {long: n} for n in range(10)})) is not None
 
 
 def test_a_key_of_dots_is_told_in_no_time() -> None:
     dots = "." * (1 << 20)
-    made, nests = flattened(node({"a": {"w": 1, dots: 2}, dots: 3}), "f.pt")
-    assert plain(nested(made, nests)) == {"a": {"w": 1, dots: 2}, dots: 3}
+    made, nests = flatten(node({"a": {"w": 1, dots: 2}, dots: 3}), "f.pt")
+    assert plain(nest(made, nests)) == {"a": {"w": 1, dots: 2}, dots: 3}

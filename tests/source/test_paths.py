@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from migrate import formats
 from migrate.core.errors import CheckpointError, MigrateError
-from migrate.source.paths import Folder, find, plain_name, same_when_folded
+from migrate.source.paths import Folder, find_place, plain_name, same_when_folded
 
 
 def refused(path, code: str, **options) -> str:
@@ -314,7 +314,7 @@ def test_no_descriptor_stays_open_after_success_or_failure(tmp_path, snapshot):
         source.close()
         refused(tmp_path / "broken.safetensors", "M906")
         refused(tmp_path / "nothing", "M917")
-        place = find(tmp_path)
+        place = find_place(tmp_path)
         place.close()
     assert held() == before
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from work import steps
 
-from migrate.source.pickle.dcp_checks import Chunk, uncovered
+from migrate.source.pickle.dcp_metadata import SavedChunk, uncovered
 
 
-def counted(shape: tuple[int, ...], chunks: list[Chunk]) -> bool:
+def counted(shape: tuple[int, ...], chunks: list[SavedChunk]) -> bool:
     """Whether each element of the tensor is in exactly one chunk, by looking at each."""
     elements = dict.fromkeys(product(*(range(size) for size in shape)), 0)
     for chunk in chunks:
@@ -27,9 +27,9 @@ def counted(shape: tuple[int, ...], chunks: list[Chunk]) -> bool:
     return set(elements.values()) <= {1}
 
 
-def cut(shape: tuple[int, ...], random: random.Random, times: int) -> list[Chunk]:
+def cut(shape: tuple[int, ...], random: random.Random, times: int) -> list[SavedChunk]:
     """Boxes that cover the shape, cut at random places."""
-    boxes = [Chunk((0,) * len(shape), shape)]
+    boxes = [SavedChunk((0,) * len(shape), shape)]
     for _ in range(times):
         box = boxes.pop(random.randrange(len(boxes)))
         dims = [d for d, size in enumerate(box.sizes) if size > 1]
@@ -42,7 +42,7 @@ def cut(shape: tuple[int, ...], random: random.Random, times: int) -> list[Chunk
             offsets, sizes = list(box.offsets), list(box.sizes)
             offsets[d] += start
             sizes[d] = size
-            boxes.append(Chunk(tuple(offsets), tuple(sizes)))
+            boxes.append(SavedChunk(tuple(offsets), tuple(sizes)))
     random.shuffle(boxes)
     return boxes
 
@@ -74,7 +74,7 @@ def test_the_answer_is_that_of_counting_every_element(
                 if rng.random() < 0.5
                 else min(sizes[d], shape[d] - offsets[d])
             )
-            chunks[at] = Chunk(tuple(offsets), tuple(sizes))
+            chunks[at] = SavedChunk(tuple(offsets), tuple(sizes))
     assert (uncovered(shape, chunks) == "") is counted(shape, chunks)
 
 
@@ -102,21 +102,21 @@ def test_cuts_that_fit_are_always_accepted() -> None:
 def test_what_is_wrong_is_said_with_numbers(
     shape: tuple[int, ...], boxes: list[tuple[tuple[int, ...], tuple[int, ...]]], words: str
 ) -> None:
-    assert words in uncovered(shape, [Chunk(*box) for box in boxes])
+    assert words in uncovered(shape, [SavedChunk(*box) for box in boxes])
 
 
 def test_empty_tensors_and_empty_shards_are_covered() -> None:
-    assert uncovered((0, 3), [Chunk((0, 0), (0, 3))]) == ""
-    assert uncovered((), [Chunk((), ())]) == ""
+    assert uncovered((0, 3), [SavedChunk((0, 0), (0, 3))]) == ""
+    assert uncovered((), [SavedChunk((), ())]) == ""
     # more ranks than rows: the last ones hold nothing, at the same place
     assert (
         uncovered(
             (2, 3),
             [
-                Chunk((0, 0), (1, 3)),
-                Chunk((1, 0), (1, 3)),
-                Chunk((2, 0), (0, 3)),
-                Chunk((2, 0), (0, 3)),
+                SavedChunk((0, 0), (1, 3)),
+                SavedChunk((1, 0), (1, 3)),
+                SavedChunk((2, 0), (0, 3)),
+                SavedChunk((2, 0), (0, 3)),
             ],
         )
         == ""
@@ -131,9 +131,9 @@ def test_many_chunks_take_linear_work_and_huge_shapes_no_memory() -> None:
 def tiled(side: int) -> Callable[[], None]:
     """Square tensors in side * side chunks, which cover it but for one."""
     large = [
-        Chunk((i * 10**7, j * 10**7), (10**7, 10**7)) for i in range(side) for j in range(side)
+        SavedChunk((i * 10**7, j * 10**7), (10**7, 10**7)) for i in range(side) for j in range(side)
     ]
-    small = [Chunk((i * 10, j * 10), (10, 10)) for i in range(side) for j in range(side)]
+    small = [SavedChunk((i * 10, j * 10), (10, 10)) for i in range(side) for j in range(side)]
 
     def look() -> None:
         assert "at most 2^50" in uncovered((side * 10**7, side * 10**7), large)
@@ -145,7 +145,7 @@ def tiled(side: int) -> Callable[[], None]:
 
 def test_a_tensor_cut_along_every_of_many_dimensions_is_refused_at_once() -> None:
     shape = (2,) * 40
-    boxes = [Chunk((0,) * 40, (1,) * 40), Chunk((1,) * 40, (1,) * 40)]
+    boxes = [SavedChunk((0,) * 40, (1,) * 40), SavedChunk((1,) * 40, (1,) * 40)]
     said = []
     assert steps(lambda: said.append(uncovered(shape, boxes))) < 10_000
     assert "is cut along 40 dimensions" in said[0]

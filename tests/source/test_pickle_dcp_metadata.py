@@ -33,7 +33,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from migrate.core.errors import CheckpointError
 from migrate.source.pickle import dcp_metadata
-from migrate.source.pickle.dcp_checks import Part
+from migrate.source.pickle.dcp_metadata import SavedPart
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
@@ -64,7 +64,7 @@ def made(
 def read(
     metadata: Any, sizes: dict[str, int] | None = None, protocol: int = 4
 ) -> dcp_metadata.Metadata:
-    return dcp_metadata.read(pickle.dumps(metadata, protocol), ".metadata", sizes)
+    return dcp_metadata.read_metadata(pickle.dumps(metadata, protocol), ".metadata", sizes)
 
 
 def refused(metadata: Any, sizes: dict[str, int] | None = None) -> list[str]:
@@ -104,7 +104,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_saved_folder_is_read_as_torch_reads_it(folder: Path) -> None:
     data = (folder / ".metadata").read_bytes()
     expected: Metadata = pickle.loads(data)
-    found = dcp_metadata.read(
+    found = dcp_metadata.read_metadata(
         data, ".metadata", {p.name: p.stat().st_size for p in folder.glob("*.distcp")}
     )
     tensors = {
@@ -125,10 +125,10 @@ def test_a_saved_folder_is_read_as_torch_reads_it(folder: Path) -> None:
         ]
         for chunk, part in zip(entry.chunks, entry.parts, strict=True):
             info = expected.storage_data[MetadataIndex(key, chunk.offsets)]
-            assert part == Part(info.relative_path, info.offset, info.length, ())
+            assert part == SavedPart(info.relative_path, info.offset, info.length, ())
     for key, held in found.bytes.items():
         info = expected.storage_data[MetadataIndex(key)]
-        assert held.part == Part(info.relative_path, info.offset, info.length, ())
+        assert held.part == SavedPart(info.relative_path, info.offset, info.length, ())
     assert found.planner == expected.planner_data
     assert (found.version, found.megatron, found.files) == (
         getattr(expected, "version", None),
@@ -138,7 +138,7 @@ def test_a_saved_folder_is_read_as_torch_reads_it(folder: Path) -> None:
 
 
 def test_its_index_has_the_specs_of_torch_and_begins_where_the_archives_do(folder: Path) -> None:
-    found = dcp_metadata.read((folder / ".metadata").read_bytes(), ".metadata")
+    found = dcp_metadata.read_metadata((folder / ".metadata").read_bytes(), ".metadata")
     index = found.index()
     state: dict[str, Any] = {}
     dcp.state_dict_loader._load_state_dict(
@@ -166,7 +166,9 @@ def test_its_index_has_the_specs_of_torch_and_begins_where_the_archives_do(folde
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_every_protocol_says_the_same(folder: Path, protocol: int) -> None:
     data = (folder / ".metadata").read_bytes()
-    assert read(pickle.loads(data), protocol=protocol) == dcp_metadata.read(data, ".metadata")
+    assert read(pickle.loads(data), protocol=protocol) == dcp_metadata.read_metadata(
+        data, ".metadata"
+    )
 
 
 def test_chunks_of_a_sharded_tensor_and_their_places() -> None:
@@ -225,7 +227,7 @@ def test_the_old_names_of_torch_2_0_to_2_2_are_read(protocol: int) -> None:
         for field in ("storage_meta", "version"):
             metadata.__dict__.pop(field, None)
         data = pickle.dumps(metadata, protocol)
-    found = dcp_metadata.read(data, "x")
+    found = dcp_metadata.read_metadata(data, "x")
     assert (found.tensors["w"].dtype, found.tensors["w"].requires_grad, found.version) == (
         "float16",
         True,
@@ -243,7 +245,7 @@ def test_six_fields_of_torch_2_15_hold_the_strides() -> None:
             fields = (torch.float32, torch.strided, False, Formats.CONTIGUOUS, False, strides)
             metadata.state_dict_metadata[key].properties = Properties(*fields)
         data = pickle.dumps(metadata, 4)
-    found = dcp_metadata.read(data, "x")
+    found = dcp_metadata.read_metadata(data, "x")
     assert found.tensors["w"].strides == (1, 2)
     assert found.tensors["v"].strides is None
 
@@ -274,9 +276,9 @@ def test_megatrons_root_and_the_plans_it_leaves_are_read() -> None:
         data = pickle.dumps(root, 4)
         root.mcore_data["w"] = os.mkdir  # type: ignore[attr-defined]
         hostile = pickle.dumps(root, 4)
-    assert dcp_metadata.read(data, "x").megatron
+    assert dcp_metadata.read_metadata(data, "x").megatron
     with pytest.raises(CheckpointError, match=r"M935.*posix\.mkdir"):
-        dcp_metadata.read(hostile, "x")
+        dcp_metadata.read_metadata(hostile, "x")
 
 
 @pytest.mark.parametrize("path", [Path("/home/me/ckpt"), PurePosixPath("a"), "s3://x", None])
@@ -364,7 +366,7 @@ def test_other_roots_are_refused() -> None:
         (pickle.dumps(made({}), 4)[:-1], "M930"),
     ):
         with pytest.raises(CheckpointError, match=code):
-            dcp_metadata.read(data, "x")
+            dcp_metadata.read_metadata(data, "x")
 
 
 def changed(**fields: Any) -> Metadata:

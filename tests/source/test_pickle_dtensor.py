@@ -63,7 +63,7 @@ def test_a_partial_sum_is_never_the_whole_tensor(mesh: DeviceMesh) -> None:
 
 def shard_of(mesh: DeviceMesh) -> Any:
     data, records = saved({"w": distribute_tensor(torch.ones(4, 3), mesh, [Shard(0), Replicate()])})
-    return machine.read(data, limits.ARCHIVE, name="x", persistent=True), records
+    return machine.read_pickle(data, limits.ARCHIVE, name="x", persistent=True), records
 
 
 def fields(call: Call) -> Dict:

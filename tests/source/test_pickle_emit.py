@@ -20,7 +20,7 @@ from pickle_oracle import difference, oracle
 from migrate.core.errors import CheckpointError
 from migrate.source.pickle.emit import emit
 from migrate.source.pickle.limits import ARCHIVE
-from migrate.source.pickle.machine import read
+from migrate.source.pickle.machine import read_pickle
 from migrate.source.pickle.nodes import Call, Dict, Global, Persistent, Set
 
 # what torch/_weights_only_unpickler.py knows
@@ -143,7 +143,7 @@ def test_plain_data_is_written_as_the_pickler_writes_it_and_read_again_as_it_was
 ) -> None:
     made = nodes(thing)
     written = emit(made, name="s")
-    assert graph(read(written, ARCHIVE, name="s")) == graph(made)
+    assert graph(read_pickle(written, ARCHIVE, name="s")) == graph(made)
     assert pickletools.optimize(written) == pickletools.optimize(
         pickle.dumps(pickle.loads(written), 2)
     )
@@ -157,8 +157,8 @@ def test_what_protocol_2_has_no_opcodes_for_is_loaded_as_it_was(thing: Any) -> N
     assert {opcode.name for opcode, _, _ in pickletools.genops(written)} <= ACCEPTED
     # what is read is plain calls, which are written as they are; the one text of no length may be
     # shared
-    again = emit(read(written, ARCHIVE, name="s"), name="s")
-    assert emit(read(again, ARCHIVE, name="s"), name="s") == again
+    again = emit(read_pickle(written, ARCHIVE, name="s"), name="s")
+    assert emit(read_pickle(again, ARCHIVE, name="s"), name="s") == again
     assert repr(pickle.loads(again)) == repr(pickle.loads(written))
 
 
@@ -193,7 +193,7 @@ def test_calls_names_and_persistent_ids_come_back_with_what_was_done_to_them() -
     one = Call("newobj", Global("builtins", "set"), ([1],))
     one.items, one.pairs, one.state = [1], [(2, 3)], None
     value = [call, one, call, storage]
-    again = read(emit(value, name="s"), ARCHIVE, name="s", persistent=True)
+    again = read_pickle(emit(value, name="s"), ARCHIVE, name="s", persistent=True)
     assert graph(again) == graph(value)
     assert again[0] is again[2]
     assert again[0].pairs[0][1][0] is again[3]
@@ -285,6 +285,6 @@ def test_what_cannot_be_read_again_is_not_written(value: Any, said: str) -> None
 
 
 def test_the_deepest_value_that_can_be_read_is_written() -> None:
-    assert graph(read(emit(deep(63), name="s"), ARCHIVE, name="s")) == graph(deep(63))
-    assert read(emit(2**135 - 1, name="s"), ARCHIVE, name="s") == 2**135 - 1
-    assert read(emit(-(2**135), name="s"), ARCHIVE, name="s") == -(2**135)
+    assert graph(read_pickle(emit(deep(63), name="s"), ARCHIVE, name="s")) == graph(deep(63))
+    assert read_pickle(emit(2**135 - 1, name="s"), ARCHIVE, name="s") == 2**135 - 1
+    assert read_pickle(emit(-(2**135), name="s"), ARCHIVE, name="s") == -(2**135)

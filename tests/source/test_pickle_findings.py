@@ -6,15 +6,15 @@ import pytest
 
 from migrate.core.diagnostics import Diagnostic
 from migrate.core.errors import CheckpointError
-from migrate.source.pickle.findings import MOST, Findings
+from migrate.source.pickle.decoding import MOST, StreamProblems
 
 
 def test_nothing_found_raises_nothing() -> None:
-    Findings("x").check()
+    StreamProblems("x").check()
 
 
 def test_the_first_ones_are_said_and_the_rest_is_counted() -> None:
-    found = Findings("\x1b[31mx")
+    found = StreamProblems("\x1b[31mx")
     for number in range(1000):
         found.add("M936", f"problem {number}", help="mend it")
     with pytest.raises(CheckpointError) as caught:

@@ -21,7 +21,7 @@ from work import times
 
 from migrate.core.errors import CheckpointError
 from migrate.source.pickle.limits import ARCHIVE, EXTRA_STATE, METADATA, Limits
-from migrate.source.pickle.machine import read
+from migrate.source.pickle.machine import read_pickle
 from migrate.source.pickle.nodes import ABSENT, Call, Dict, Global, Persistent, Set
 
 
@@ -40,13 +40,13 @@ def stream(body: bytes, protocol: int = 4) -> bytes:
 
 
 def value(body: bytes, protocol: int = 4, **options: Any) -> Any:
-    return read(stream(body, protocol), ARCHIVE, name="s", **options)
+    return read_pickle(stream(body, protocol), ARCHIVE, name="s", **options)
 
 
 def refused(data: bytes, limits: Limits = ARCHIVE, **options: Any) -> tuple[str, str]:
     """Code and message of the refusal."""
     with pytest.raises(CheckpointError) as caught:
-        read(data, limits, name="the stream", **options)
+        read_pickle(data, limits, name="the stream", **options)
     (found,) = caught.value.diagnostics
     assert found.message.startswith("the stream")
     assert found.message.isprintable()
@@ -79,7 +79,7 @@ PLAIN = [
 @pytest.mark.parametrize(("body", "expected"), PLAIN)
 def test_plain_values_stand_for_themselves(body: bytes, expected: Any) -> None:
     data = b"\x80\x04" + body if body.endswith(b"K\x01.") else stream(body)
-    got = read(data, ARCHIVE, name="s")
+    got = read_pickle(data, ARCHIVE, name="s")
     assert type(got) is type(expected)
     assert got == expected
     assert pickle.loads(data) == expected
@@ -144,10 +144,10 @@ def test_persistent_ids_are_read_where_the_caller_says_so() -> None:
 
 def test_a_stream_may_begin_anywhere_and_others_may_follow() -> None:
     data = b"head" + pickle.dumps([1], 4) + pickle.dumps("next", 2)
-    first, end = read(data, ARCHIVE, name="s", start=4, whole=False)
-    second, last = read(memoryview(data), ARCHIVE, name="s", start=end, whole=False)
+    first, end = read_pickle(data, ARCHIVE, name="s", start=4, whole=False)
+    second, last = read_pickle(memoryview(data), ARCHIVE, name="s", start=end, whole=False)
     assert (first, second, last) == ([1], "next", len(data))
-    assert read(memoryview(data), ARCHIVE, name="s", start=end) == "next"
+    assert read_pickle(memoryview(data), ARCHIVE, name="s", start=end) == "next"
     assert refused(data, start=4) == (
         "M930",
         f"the stream: byte {end}: {len(data) - end} bytes follow the end of the pickle stream",
@@ -359,7 +359,7 @@ def test_what_lies_just_within_the_limits_is_read() -> None:
         b"]" + b"}a" * 4_000,
         b"(" + b"N" * 4_000 + b"t",
     ):
-        read(stream(body), SMALL, name="s")
+        read_pickle(stream(body), SMALL, name="s")
 
 
 def test_a_stream_of_several_that_does_not_end_within_the_limit_says_so() -> None:
@@ -407,7 +407,7 @@ def test_hostile_streams_end_soon_with_the_one_error(what: str) -> None:
 
     def go() -> None:
         with contextlib.suppress(CheckpointError):
-            read(HOSTILE[what], ARCHIVE, name="s")
+            read_pickle(HOSTILE[what], ARCHIVE, name="s")
 
     # most take 10 yardsticks of some milliseconds, the largest 130
     assert times(go, best_of=1) < 1500
@@ -417,7 +417,7 @@ def test_what_is_shared_at_many_depths_is_refused_by_the_size_of_the_stream() ->
     row = b"]" + (b"(" + b"N" * 90_000 + b"e") * 3 + b"\x94"
     code, message = refused(stream(row + b"\x85h\x00\x86" * 60), METADATA)
     assert (code, "counted at each depth" in message) == ("M932", True)
-    assert len(read(stream(row + b"\x85h\x00\x86"), METADATA, name="s")) == 2
+    assert len(read_pickle(stream(row + b"\x85h\x00\x86"), METADATA, name="s")) == 2
 
 
 def test_a_frame_is_not_copied_past_what_a_writer_makes_of_it() -> None:
@@ -429,7 +429,7 @@ def test_a_frame_is_not_copied_past_what_a_writer_makes_of_it() -> None:
 
 
 def test_sharing_is_not_multiplied() -> None:
-    got = read(bomb(50), ARCHIVE, name="s")
+    got = read_pickle(bomb(50), ARCHIVE, name="s")
     assert got[-1][0] is got[-1][1]
 
 
@@ -497,7 +497,7 @@ VALUES = st.recursive(SCALARS, containers, max_leaves=15)
 @given(VALUES, st.integers(2, 5))
 def test_any_value_is_read_as_the_unpickler_reads_it(thing: Any, protocol: int) -> None:
     data = pickle.dumps(thing, protocol)
-    assert difference(read(data, ARCHIVE, name="s"), oracle(data)) is None
+    assert difference(read_pickle(data, ARCHIVE, name="s"), oracle(data)) is None
 
 
 @pytest.mark.parametrize("protocol", range(2, 6))
@@ -512,7 +512,7 @@ def test_large_values_in_batches_and_frames_are_read_as_the_unpickler_reads_them
         set(range(2500)),
     ]
     data = pickle.dumps(thing, protocol)
-    assert difference(read(data, ARCHIVE, name="s"), oracle(data)) is None
+    assert difference(read_pickle(data, ARCHIVE, name="s"), oracle(data)) is None
 
 
 def genuine() -> list[bytes]:
@@ -530,7 +530,7 @@ def test_a_stream_that_is_cut_anywhere_is_refused() -> None:
     for data in genuine():
         for end in range(len(data)):
             with pytest.raises(CheckpointError):
-                read(data[:end], ARCHIVE, name="s")
+                read_pickle(data[:end], ARCHIVE, name="s")
 
 
 def test_what_is_left_of_a_damaged_stream_is_read_as_the_unpickler_reads_it_or_refused() -> None:
@@ -548,7 +548,7 @@ def test_what_is_left_of_a_damaged_stream_is_read_as_the_unpickler_reads_it_or_r
                         (b"", data[at : at + 2 * size], bytes([damaged[at]]) * size)
                     )
             try:
-                got = read(bytes(damaged), ARCHIVE, name="s", persistent=True)
+                got = read_pickle(bytes(damaged), ARCHIVE, name="s", persistent=True)
             except CheckpointError:
                 continue
             accepted += 1
@@ -560,7 +560,7 @@ def test_what_is_left_of_a_damaged_stream_is_read_as_the_unpickler_reads_it_or_r
 def test_noise_is_refused_or_read_as_the_unpickler_reads_it(noise: bytes, protocol: int) -> None:
     data = stream(noise, protocol)
     try:
-        got = read(data, EXTRA_STATE, name="s", persistent=True)
+        got = read_pickle(data, EXTRA_STATE, name="s", persistent=True)
     except CheckpointError:
         return
     assert difference(got, oracle(data)) is None

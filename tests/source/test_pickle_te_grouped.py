@@ -17,8 +17,7 @@ from torch_streams import decoded, dense, reduce, tree
 from migrate.core.errors import CheckpointError
 from migrate.source.pickle import policy
 from migrate.source.pickle.nodes import Dict, Global
-from migrate.source.pickle.te_build import group, member_of
-from migrate.source.pickle.te_grouped import GROUPED
+from migrate.source.pickle.te_grouped import GROUPED, group, member_of
 from migrate.source.pickle.tree import Composite, Opaque
 
 GENUINE = Path(__file__).parents[1] / "data" / "te" / "tensors"

@@ -50,7 +50,9 @@ def again(value: Any, protocol: int = 2) -> Any:
     found = decoded(value, protocol)
     nodes = to_nodes(found.tree, lambda record: record.node)
     data = emit.emit(nodes, name="x")
-    return policy.decode(machine.read(data, limits.ARCHIVE, name="x", persistent=True), "x").tree
+    return policy.decode(
+        machine.read_pickle(data, limits.ARCHIVE, name="x", persistent=True), "x"
+    ).tree
 
 
 def shape_of(value: Any) -> Any:

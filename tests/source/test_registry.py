@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 
 import pytest
 
-from migrate import ops
-from migrate.ops._op import Op
+from migrate import formats, ops
+from migrate.ops import base
+from migrate.ops.base import Op
 from migrate.source.registry import Broken, BrokenEntryError, Registry
 from migrate.testing import opkit
 
@@ -36,8 +38,10 @@ def test_a_builtin_is_found_without_scanning_entry_points(registry, monkeypatch)
 
 def test_files_with_an_underscore_are_no_entries(registry):
     assert not [n for n in registry.builtin() if n.startswith("_")]
-    with pytest.raises(KeyError):
-        registry.get("_op")
+    for name in ("_op", "base"):
+        assert name not in registry.builtin()
+        with pytest.raises(KeyError):
+            registry.get(name)
 
 
 def test_an_unknown_name_is_a_key_error(registry):
@@ -84,7 +88,36 @@ def test_a_third_party_replaces_neither_a_builtin_nor_another(registry, third_pa
 
 
 def test_a_third_party_can_use_the_kit(registry, third_party, monkeypatch):
-    monkeypatch.setattr(ops, "registry", registry)
+    monkeypatch.setattr(base, "registry", registry)
     opkit.check_description("acme_reverse")
     for name, number in opkit.cases(["acme_reverse"]):
         opkit.check_sample(name, number)
+
+
+def test_the_old_path_of_the_contract_of_ops_warns_and_gives_the_same_classes():
+    sys.modules.pop("migrate.ops._op", None)
+    with pytest.warns(DeprecationWarning, match=r"migrate\.ops\.base") as caught:
+        old = importlib.import_module("migrate.ops._op")
+    assert len(caught) == 1
+    assert (old.Op, old.arg) == (base.Op, base.arg)
+    assert old.Step("flip", None).op == "flip"
+    assert not hasattr(old, "NoSuchName")
+
+
+def test_a_format_that_calls_the_tree_rest_is_still_written(monkeypatch):
+    class Older:
+        name = "older"
+
+        def describe(self, specs, *, folder, rest=None):
+            return specs, folder, rest
+
+    class Newer(Older):
+        def describe(self, specs, *, folder, tree=None):
+            return specs, folder, tree
+
+    loaded = {"older": Older(), "newer": Newer()}
+    monkeypatch.setattr(formats.FORMATS, "_loaded", loaded)
+    for name, loads in loaded.items():
+        assert formats.get(name).describe({}, folder=True, tree="a tree") == ({}, True, "a tree")
+        assert formats.get(name).name == loads.name == "older"
+    assert formats.get("newer") is loaded["newer"]

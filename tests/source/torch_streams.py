@@ -30,7 +30,7 @@ def decoded(value: Any, protocol: int = 2) -> policy.Decoded:
     """What is read from torch.save(value)."""
     data, records = saved(value, protocol)
     return policy.decode(
-        machine.read(data, limits.ARCHIVE, name="x.pt", persistent=True), "x.pt", records
+        machine.read_pickle(data, limits.ARCHIVE, name="x.pt", persistent=True), "x.pt", records
     )
 
 

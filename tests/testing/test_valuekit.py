@@ -6,8 +6,8 @@ import pytest
 
 from migrate import ops
 from migrate.core.spec import spec
-from migrate.ops._op import Loss, Number, OpError, Step, ValueOp, arg, dataclass, step
 from migrate.ops.affine import Affine
+from migrate.ops.base import Loss, Number, OpError, Step, ValueOp, arg, dataclass, step
 from migrate.testing import valuekit
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ...core.diagnostics import printable
-from .findings import Findings
+from ...core.diagnostics import Diagnostic, printable
+from ...core.errors import raise_all
 from .keys import kind_of
 from .nodes import ABSENT, Call, Global, Persistent
 from .tree import ITEMSIZE, Opaque, Storage, TensorRecord, dotted, walk
@@ -93,7 +93,7 @@ class Decoding:
 
     def __init__(self, name: str, records: Any = None) -> None:
         self.records = records
-        self.problems = Findings(name)
+        self.problems = StreamProblems(name)
         self.storages: dict[str, Storage] = {}
         self.here: Callable[[], str] = lambda: ""
         # nodes that decoders made, kept so that no other object gets their identity
@@ -329,3 +329,40 @@ class Decoder:
 
 # (module, name, "reduce" or "newobj", number of arguments)
 Table = dict[tuple[str, str, str, int], Decoder]
+
+
+MOST = 20
+
+
+class StreamProblems:
+    """The problems of the stream `name`, which is printable here. `count` is how many there are, of
+    which `MOST` are kept.
+    """
+
+    __slots__ = ("_kept", "count", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name = printable(name, 400)
+        self.count = 0
+        self._kept: list[Diagnostic] = []
+
+    def add(self, code: str, message: str, help: str | None = None) -> None:
+        """Adds a problem; `message` goes on after the stream's name."""
+        self.count += 1
+        if len(self._kept) < MOST:
+            self._kept.append(Diagnostic(code, f"{self.name}: {message}", help=help))
+
+    def check(self, *others: Diagnostic) -> None:
+        """Raises `others` and what was added, if there is any of them; the last line counts what
+        was not kept.
+        """
+        found = [*others, *self._kept]
+        if self.count > MOST:
+            found.append(
+                Diagnostic(
+                    self._kept[-1].code,
+                    f"{self.name}: {self.count - MOST:,} more contradictions like these",
+                )
+            )
+        if found:
+            raise_all(found)

@@ -186,10 +186,10 @@ def from_json(document: Any, tensor: Callable[[Ref], Any], label: str) -> Any:
     """The nodes that a JSON value spells, each tensor as `tensor` makes it. M906 naming `label` for
     anything `to_json` does not write.
     """
-    return _Reader(tensor, label).read(document, 0)
+    return _JsonReader(tensor, label).read(document, 0)
 
 
-class _Reader:
+class _JsonReader:
     def __init__(self, tensor: Callable[[Ref], Any], label: str) -> None:
         self.tensor_of, self.label = tensor, label
         self.known: dict[int, Any] = {}

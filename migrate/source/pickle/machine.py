@@ -28,8 +28,7 @@ from typing import Any, Final
 from ...core.diagnostics import fail, printable
 from ..jsontext import collector_paused
 from .keys import EndedError, WrongError, forms_of, kind_of
-from .limits import Limits
-from .measure import measure
+from .limits import Limits, measure
 from .nodes import ABSENT, METHOD, Call, Dict, Global, Persistent, Set
 from .opcodes import PYTHON2_MODULES, PYTHON2_NAMES, cut_off, lengthy, named, too_large
 
@@ -57,7 +56,7 @@ _UNTOUCHED: Final = (ABSENT, None, None)
 _GROWING: Final = frozenset({list, Dict, Set, Call, _Hole})
 
 
-def read(
+def read_pickle(
     data: bytes | memoryview,
     limits: Limits,
     *,

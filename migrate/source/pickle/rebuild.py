@@ -11,7 +11,7 @@ from typing import Any
 
 from .decoding import TYPED
 from .nodes import Call, Dict, Global, Persistent
-from .tree import ITEMSIZE, Storage
+from .tree import ITEMSIZE
 
 # the dtypes that have a storage class of their own, by their names
 _CLASSES = {dtype: name for name, dtype in TYPED.items()}
@@ -105,17 +105,3 @@ class Rebuilder:
         marked = Dict([("_is_buffer", True)]) if state is None else state
         rebuild = self.name("torch._tensor", "_rebuild_from_type_v2")
         return Call("reduce", rebuild, (function, self.name("torch", "Tensor"), arguments, marked))
-
-
-def storage_of(key: str, dtype: str, nbytes: int) -> Storage:
-    """The description of a storage that holds one tensor of `dtype`, torch's name, and nothing
-    else.
-    """
-    typed = dtype in _CLASSES
-    return Storage(
-        key,
-        dtype if typed else None,
-        "cpu",
-        nbytes // ITEMSIZE[dtype] if typed else nbytes,
-        ITEMSIZE[dtype] if typed else 1,
-    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from migrate.core.view import permute
-from migrate.ops._op import Only, Op, Step, arg, dataclass
+from migrate.ops.base import Only, Op, Step, arg, dataclass
 
 
 class Reverse(Op):

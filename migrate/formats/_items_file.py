@@ -2,7 +2,7 @@
 `migrate.items.safetensors` for the tensors in it.
 
 A training checkpoint becomes a folder whose `model.safetensors` is what others expect, the weights
-and nothing else. All the rest (nesting, optimizer state, numbers and text, versions of modules,
+and nothing else. All the tree (nesting, optimizer state, numbers and text, versions of modules,
 which tensors were one) lies in two files of migrate's own, from which a .pt file is made again with
 equal bits. They say for which tensors they were written; where these were changed since, they are
 left alone.
@@ -16,13 +16,22 @@ from typing import Any
 
 from ..core.diagnostics import fail
 from ..core.spec import Spec
-from ..source.index import Stored, specs_hash
+from ..source.blobs import Stored
+from ..source.index import specs_hash
 from ..source.jsontext import collector_paused, parse
-from ..source.outline import Outline, Part, at_path, flat, records, tensors_of
 from ..source.pickle.jsonform import Ref, from_json, to_json
 from ..source.pickle.tree import DictNode, TensorRecord
-from ..source.target import Rest
-from ._torchtree import items_of, nodes, ref, torch_form
+from ..source.target import TargetTree
+from ..source.target_tree import items_of, nodes, tensor_ref, torch_form
+from ..source.tree import (
+    CheckpointTree,
+    FileTree,
+    dict_at,
+    flatten_table,
+    tensor_records,
+    tensors_of,
+    tensors_outside,
+)
 
 TENSORS = "migrate.items.safetensors"
 IN_HEADER = "migrate.items"
@@ -31,33 +40,33 @@ FORMAT_VERSION = "1.0"
 _HELP = "remove it to go on with the tensors alone"
 
 
-def text(rest: Rest, specs: Mapping[str, Spec]) -> str | None:
-    """The JSON text that says all of `rest` but the bytes of tensors; None if it is a flat dict of
+def items_text(tree: TargetTree, specs: Mapping[str, Spec]) -> str | None:
+    """The JSON text that says all of `tree` but the bytes of tensors; None if it is a flat dict of
     tensors alone, by rank.
     """
     with collector_paused():
-        if _trivial(rest):
+        if _trivial(tree):
             return None
 
         states: dict[int, Any] = {}
 
         def tensor(found: TensorRecord) -> Ref:
-            key = rest.names[id(found)]
-            first = rest.first.get(key, key)
-            return ref(found, key, first if first != key else None, states)
+            key = tree.names[id(found)]
+            first = tree.first.get(key, key)
+            return tensor_ref(found, key, first if first != key else None, states)
 
         parts = [
             {
                 "at": None if part.at is None else list(part.at),
                 "root": to_json(nodes(part.root, tensor)),
             }
-            for part in rest.parts
+            for part in tree.parts
         ]
         document = {
             "format_version": FORMAT_VERSION,
             "kind": "items",
-            "output": specs_hash({**specs, **rest.carried}),
-            "carried": list(rest.carried),
+            "output": specs_hash({**specs, **tree.passed_through}),
+            "carried": list(tree.passed_through),
             "parts": parts,
         }
         return (
@@ -65,10 +74,10 @@ def text(rest: Rest, specs: Mapping[str, Spec]) -> str | None:
         )
 
 
-def _trivial(rest: Rest) -> bool:
-    if rest.carried or any(first != key for key, first in rest.first.items()):
+def _trivial(tree: TargetTree) -> bool:
+    if tree.passed_through or any(first != key for key, first in tree.first.items()):
         return False
-    for part in rest.parts:
+    for part in tree.parts:
         table = part.root
         if (
             part.at != ()
@@ -89,10 +98,10 @@ def _trivial(rest: Rest) -> bool:
     return True
 
 
-def read(
+def read_items(
     data: bytes, tensors: Mapping[str, Stored], carried: Mapping[str, Stored], label: str
-) -> tuple[Outline | None, dict[str, Any], str | None]:
-    """The outline that the text describes over these tensors, its items by path, and a note if it
+) -> tuple[CheckpointTree | None, dict[str, Any], str | None]:
+    """The tree that the text describes over these tensors, its items by path, and a note if it
     was written for others.
 
     `tensors` are those that rules see, by their keys with ranks. M906 for what is no such text,
@@ -131,16 +140,16 @@ def read(
 
 def _read(
     parts: list[Any], every: Mapping[str, Stored], carried: Mapping[str, Stored], label: str
-) -> tuple[Outline, dict[str, Any]]:
+) -> tuple[CheckpointTree, dict[str, Any]]:
     # what reads pickles; most checkpoints have no such file
     from ..source.pickle.policy import decode
     from ..source.pickle.rebuild import Rebuilder
-    from ._torchread import unfit
+    from .torchzip import unfit
 
     numbers = {key: str(number) for number, key in enumerate(every)}
     keys = list(every)
     ties: dict[str, str] = {}
-    made: list[Part] = []
+    made: list[FileTree] = []
     names: dict[int, str] = {}
     items: dict[str, Any] = {}
     for rank, part in enumerate(parts):
@@ -179,30 +188,28 @@ def _read(
         if decoded.outside or unfit(decoded.tree)[1]:
             fail("M906", f"{label}: holds values that migrate does not write", help=_HELP)
         path = None if at is None else tuple(at)
-        if path is not None and at_path(decoded.tree, path) is None:
+        if path is not None and dict_at(decoded.tree, path) is None:
             fail("M906", f"{label}: part {rank} has no dict at its path", help=_HELP)
-        one = flat(Part(decoded.tree, path), label)
-        names.update({id(leaf): keys[int(leaf.storage.key)] for leaf in records([one.root])})
+        one = flatten_table(FileTree(decoded.tree, path), label)
+        names.update({id(leaf): keys[int(leaf.storage.key)] for leaf in tensor_records([one.root])})
         mark = f"@{rank}" if len(parts) > 1 else ""
         items.update({where + mark: value for where, value in items_of(one)})
         made.append(one)
     _check_complete(made, every, carried, names, label)
-    return Outline(tuple(made), names, carried, ties), items
+    return CheckpointTree(tuple(made), names, carried, ties), items
 
 
 def _check_complete(
-    parts: list[Part],
+    parts: list[FileTree],
     every: Mapping[str, Stored],
     carried: Mapping[str, Stored],
     names: Mapping[int, str],
     label: str,
 ) -> None:
     """Raises unless each tensor stands in the tree, where tensors of its kind stand."""
-    from ._torchread import elsewhere
-
     inside = {names[id(record)] for part in parts for _, record in tensors_of(part.table)}
     outside = {
-        names[id(record)] for part in parts for _, record in elsewhere(part.root, part.table)
+        names[id(record)] for part in parts for _, record in tensors_outside(part.root, part.table)
     }
     if (
         set(names.values()) != set(every)

@@ -12,9 +12,8 @@ from typing import Any
 
 from ..core.diagnostics import Report, fail, printable
 from ..core.spec import Spec
-from ..source.outline import Outline, Part, leaves
-from ..source.pickle.jsonform import Ref, to_json
-from ..source.pickle.tree import (
+from .pickle.jsonform import Ref, to_json
+from .pickle.tree import (
     ITEMSIZE,
     Composite,
     DictNode,
@@ -24,6 +23,7 @@ from ..source.pickle.tree import (
     joined,
     to_nodes,
 )
+from .tree import CheckpointTree, FileTree, tree_leaves
 
 PACKED = {"float4_e2m1fn": "float4_e2m1fn_x2"}
 CARRIED = "/"
@@ -34,15 +34,17 @@ LONGEST, MOST_TEXT = 4000, 50_000_000
 _SCALARS = frozenset({type(None), bool, int, float, str})
 
 
-def carried_prefix(tensors: Mapping[str, Any]) -> str:
-    """What keys of carried tensors begin with: slashes, as many as no tensor's key begins with."""
+def outside_prefix(tensors: Mapping[str, Any]) -> str:
+    """What keys of tensors that pass through begin with: slashes, as many as no tensor's key begins
+    with.
+    """
     prefix = CARRIED
     while any(key.startswith(prefix) for key in tensors):
         prefix += CARRIED
     return prefix
 
 
-def items_of(part: Part) -> Iterator[tuple[str, Any]]:
+def items_of(part: FileTree) -> Iterator[tuple[str, Any]]:
     """(path, value) of what is no tensor, as JSON values, without the attributes of the dict that
     rules work on; no path twice.
     """
@@ -59,7 +61,7 @@ def items_of(part: Part) -> Iterator[tuple[str, Any]]:
     # keys have dots, and what is no text has no name of its own, so one path can spell several
     # places
     counts: dict[str, int] = {}
-    for number, leaf in enumerate(leaves(part.root, table)):
+    for number, leaf in enumerate(tree_leaves(part.root, table)):
         value = leaf.value
         if (
             type(value) in (TensorRecord, Composite)
@@ -88,14 +90,14 @@ def items_of(part: Part) -> Iterator[tuple[str, Any]]:
         yield path, value if kind in _SCALARS else spellings[id(value)]
 
 
-def node_of(value: Any, outline: Outline | None = None) -> Any:
-    """The nodes of a value, with the key that a tensor has in the `outline` in place of the tensor;
+def node_of(value: Any, tree: CheckpointTree | None = None) -> Any:
+    """The nodes of a value, with the key that a tensor has in the `tree` in place of the tensor;
     without one, with nothing.
     """
     if type(value) in (DictNode, ListNode):
         return to_nodes(
             value,
-            lambda record: None if outline is None else ("a tensor", outline.names.get(id(record))),
+            lambda record: None if tree is None else ("a tensor", tree.names.get(id(record))),
         )
     return getattr(value, "node", value)
 
@@ -107,7 +109,7 @@ def torch_form(spec: Spec) -> tuple[str, tuple[int, ...]]:
     return spec.dtype, spec.shape
 
 
-def record(spec: Spec, like: TensorRecord | None = None) -> TensorRecord:
+def output_record(spec: Spec, like: TensorRecord | None = None) -> TensorRecord:
     """A tensor of an output as a leaf of its tree, with the flags of another one."""
     dtype, shape = torch_form(spec)
     made = TensorRecord(dtype, NOWHERE, 0, shape, (), False, None)
@@ -140,10 +142,10 @@ def check_holds(specs: Mapping[str, Spec]) -> None:
     report.check()
 
 
-def plain_part(specs: Mapping[str, Spec]) -> tuple[Part, dict[int, str]]:
+def plain_part(specs: Mapping[str, Spec]) -> tuple[FileTree, dict[int, str]]:
     """A dict of tensors by these keys, and the keys by identity."""
-    records = [(key, record(spec)) for key, spec in specs.items()]
-    return Part(DictNode("dict", tuple(records), None), ()), {
+    records = [(key, output_record(spec)) for key, spec in specs.items()]
+    return FileTree(DictNode("dict", tuple(records), None), ()), {
         id(made): key for key, made in records
     }
 
@@ -162,6 +164,6 @@ def state_node(like: TensorRecord, made: dict[int, Any]) -> Any:
     return None if like.state is None else to_nodes(like.state, lambda record: None, made)
 
 
-def ref(like: TensorRecord, key: str, tied: str | None, made: dict[int, Any]) -> Ref:
+def tensor_ref(like: TensorRecord, key: str, tied: str | None, made: dict[int, Any]) -> Ref:
     """A tensor that lies elsewhere; `made` as for `state_node`."""
     return Ref(key, like.requires_grad, like.parameter, like.subclass, state_node(like, made), tied)

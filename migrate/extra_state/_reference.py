@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-from ._storages import Held
+from ._storages import StoredState
 
 T = TypeVar("T")
 # a key that is shorter is no address, and may stand anywhere
@@ -21,7 +21,7 @@ _SHORTEST_KEY = 6
 MOST_TWINS, LONGEST = 64, 64 << 10
 
 
-class _Shape(NamedTuple):
+class _StreamShape(NamedTuple):
     """`fixed` are (start, end, bytes) that must be equal, `keys` the (start, start, length) of the
     two places of each key.
 
@@ -44,13 +44,13 @@ class _Shape(NamedTuple):
         return True
 
 
-class Twins(Generic[T]):
+class Reference(Generic[T]):
     """What is known of payloads, by all of their bytes but numbers and keys."""
 
     __slots__ = ("_count", "_shapes")
 
     def __init__(self) -> None:
-        self._shapes: dict[int, list[tuple[_Shape, T]]] = {}
+        self._shapes: dict[int, list[tuple[_StreamShape, T]]] = {}
         self._count = 0
 
     def find(self, payload: bytes) -> tuple[T, Sequence[tuple[int, int]]] | None:
@@ -66,7 +66,7 @@ class Twins(Generic[T]):
             None,
         )
 
-    def add(self, payload: bytes, storages: Sequence[Held], known: T) -> None:
+    def add(self, payload: bytes, storages: Sequence[StoredState], known: T) -> None:
         """Remembers `known` for the payload, whose storages are all of `storages`; nothing where
         one of them cannot be placed for sure.
         """
@@ -78,7 +78,7 @@ class Twins(Generic[T]):
             self._count += 1
 
 
-def _shape(payload: bytes, storages: Sequence[Held]) -> _Shape | None:
+def _shape(payload: bytes, storages: Sequence[StoredState]) -> _StreamShape | None:
     holes: list[tuple[int, int]] = []
     keys: list[tuple[int, int, int]] = []
     runs: list[tuple[int, int]] = []
@@ -107,4 +107,4 @@ def _shape(payload: bytes, storages: Sequence[Held]) -> _Shape | None:
             return None
         fixed.append((start, a, payload[start:a]))
         start = b
-    return _Shape(tuple(fixed), tuple(keys), tuple(runs))
+    return _StreamShape(tuple(fixed), tuple(keys), tuple(runs))

@@ -19,7 +19,7 @@ from ..core.spec import BITS
 if TYPE_CHECKING:
     import numpy as np
 
-    from ._op import Array
+    from ..ops.base import Array
 
 
 class Float(NamedTuple):
@@ -366,7 +366,7 @@ def narrow_bfloat16(raw: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> boo
     """
     import numpy as np
 
-    from ._raw import scratch
+    from .raw import scratch
 
     if not np.bitwise_or.reduce(raw) & np.uint32(0xFFFF):
         _high_halves(raw, out)

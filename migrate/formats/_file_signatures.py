@@ -53,7 +53,7 @@ HEAD = 512  # bytes from the begin that `kind` wants, as far as there are so man
 TAIL = 22  # and from the end
 
 
-def kind(head: bytes, size: int, tail: bytes) -> str:
+def file_kind(head: bytes, size: int, tail: bytes) -> str:
     """`zip`, `legacy`, or the name of another kind for `refuse`; `head` and `tail` are the file's
     first and last bytes.
 
@@ -80,7 +80,7 @@ def kind(head: bytes, size: int, tail: bytes) -> str:
     return "html" if head.lstrip()[:9].lower().startswith((b"<!doctype", b"<html")) else "unknown"
 
 
-def refuse(file: str, found: str) -> NoReturn:
+def refuse_kind(file: str, found: str) -> NoReturn:
     """M941 saying what the file is, for a kind that is neither `zip` nor `legacy`."""
     what, way_out = _OTHER[found]
     fail("M941", f"{printable(file)}: is {what}", help=way_out)

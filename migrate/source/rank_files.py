@@ -19,8 +19,9 @@ from typing import NamedTuple
 
 from ..core.diagnostics import Report, fail, listed, printable
 from ..core.ranks import rank_of
-from ..source.index import Index, Stored
-from ..source.paths import Folder, Place, plain_name
+from .blobs import Stored
+from .index import Index
+from .paths import Folder, Place, plain_name
 
 MAX_RANKS = 10_000
 _FILE = re.compile(r"(consolidated\.)([0-9]{2,5})()", re.ASCII)
@@ -156,7 +157,7 @@ def _names(folder: Folder, name: str) -> tuple[str, ...]:
     return tuple(folder.names(name))
 
 
-def joined(parts: Sequence[Mapping[str, Stored]], label: str) -> Mapping[str, Stored]:
+def join_ranks(parts: Sequence[Mapping[str, Stored]], label: str) -> Mapping[str, Stored]:
     """The tensors of all ranks: `key@r` where a key stands in several files, or in one other than
     the first; else plain.
 

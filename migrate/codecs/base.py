@@ -6,7 +6,7 @@ rules write is its `name`. A codec knows neither keys nor files. Parts are told 
 names they have on disk stands in `leaves`, for detection and for the check that no part is
 stranded. `dequantize`, `quantize`, `recode` and detection are the only users.
 
-Arrays are of raw elements and boxes are regions, as for a `ValueOp` (`ops/_op.py`): numpy on the
+Arrays are of raw elements and boxes are regions, as for a `ValueOp` (`ops/base.py`): numpy on the
 CPU, torch tensors on another device, where the same bits must come out. A meter is told the error
 of a sample where measuring all would take longer than computing: it counts what it is told.
 
@@ -14,6 +14,9 @@ A codec makes the choices that a format leaves open by name (`like`), because tw
 read the same format need not write the same codes. `reference` and `reference_parts` are written a
 second time without torch and without haste: `verify` compares with them, and so does the kit
 (`testing/codeckit.py`) that every codec must pass.
+
+Provisional: number formats to come will change this contract, so a codec of a third party should
+name the version of migrate that it was written for.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from ..core.errors import OpError as OpError
 
 if TYPE_CHECKING:
     from ..core.spec import Spec
-    from ..ops._op import Box, Meter
+    from ..ops.base import Box, Meter
 
 
 # what becomes of numbers that are not finite, in every codec

@@ -16,7 +16,7 @@ The shape of an archive, each record stored, its data aligned by an `FB` extra f
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from struct import Struct
@@ -24,11 +24,11 @@ from typing import NamedTuple, NoReturn
 
 from ..core.diagnostics import fail, listed, printable
 from ..core.records import records
-from ..source import blobs
-from ..source.crc import crc32
-from ..source.index import Blob
-from ..source.jsontext import collector_paused
-from ..source.sidefiles import HISTORY
+from . import blobs
+from .blobs import Blob
+from .crc import crc32
+from .jsontext import collector_paused
+from .sidefiles import HISTORY
 
 MAX_DIRECTORY = 64 << 20  # bytes
 MAX_RECORDS = 500_000
@@ -80,7 +80,7 @@ _AGAIN = "save it again with torch.save, from a file that you trust"
 _FETCH = "fetch the file again, or save it again with torch.save"
 
 
-class Record(NamedTuple):
+class ArchiveRecord(NamedTuple):
     """One record: its `size` bytes lie at `offset` of the blob. `crc` is None where none was
     recorded.
     """
@@ -98,7 +98,7 @@ class Archive:
     """
 
     root: str
-    records: Mapping[str, Record]
+    records: Mapping[str, ArchiveRecord]
 
 
 # One entry of the directory: offset of the local header, name, the bytes that the local header
@@ -107,7 +107,7 @@ class Archive:
 _Entry = tuple[int, bytes, bytes, bytes, int, int, int]
 
 
-def read(
+def read_archive(
     blob: Blob, *, start: int = 0, size: int | None = None, label: str | None = None
 ) -> Archive:
     """The archive in `size` bytes of `blob` from `start` on (by default all of it); offsets count
@@ -119,24 +119,24 @@ def read(
     something else, M914 above `MAX_DIRECTORY` or `MAX_RECORDS`.
     """
     with collector_paused():
-        return _Reader(
+        return _ArchiveReader(
             blob, start, blob.size - start if size is None else size, label or printable(blob.name)
         ).read()
 
 
-def content(blob: Blob, record: Record, limit: int, label: str | None = None) -> bytes:
+def read_record(blob: Blob, record: ArchiveRecord, limit: int, label: str | None = None) -> bytes:
     """The bytes of a small record, its CRC compared; M914 if it has more than `limit` bytes, M942
     as `check`.
     """
     label = label or printable(blob.name)
     if record.size > limit:
         fail("M914", f"{label}: {record.name} has {record.size} bytes, allowed are {limit}")
-    out = blobs.read(blob, record.offset, record.size)
-    compare(label, record, crc32(out))
+    out = blobs.read_bytes(blob, record.offset, record.size)
+    compare_crc(label, record, crc32(out))
     return out
 
 
-def check(blob: Blob, record: Record) -> None:
+def check_record(blob: Blob, record: ArchiveRecord) -> None:
     """Reads the record in parts and compares its CRC-32: M942 if it differs. One without a CRC is
     not read.
     """
@@ -148,10 +148,10 @@ def check(blob: Blob, record: Record) -> None:
         part = buffer[: min(_CHUNK, record.size - at)]
         blob.readinto(record.offset + at, part)
         found = crc32(part, found)
-    compare(printable(blob.name), record, found)
+    compare_crc(printable(blob.name), record, found)
 
 
-def compare(label: str, record: Record, found: int) -> None:
+def compare_crc(label: str, record: ArchiveRecord, found: int) -> None:
     """M942 unless `found`, the CRC-32 of the record's bytes, is the one that was recorded, or none
     was.
     """
@@ -164,7 +164,7 @@ def compare(label: str, record: Record, found: int) -> None:
         )
 
 
-class _Reader:
+class _ArchiveReader:
     """The steps of `read`: end records, directory, names, local headers. Offsets count from the
     archive's begin.
     """
@@ -180,7 +180,7 @@ class _Reader:
         found = dict(
             zip(
                 members,
-                records(Record, members, offsets, map(itemgetter(4), entries), sums),
+                records(ArchiveRecord, members, offsets, map(itemgetter(4), entries), sums),
                 strict=True,
             )
         )
@@ -198,7 +198,7 @@ class _Reader:
             )
         return Archive(root, found)
 
-    def line(self, record: Record) -> bytes:
+    def line(self, record: ArchiveRecord) -> bytes:
         """The bytes of a record that is a line about the archive: not large enough to carry
         anything else.
         """
@@ -208,7 +208,7 @@ class _Reader:
                 f"{_MAX_LINE}",
                 help=_AGAIN,
             )
-        return content(self.blob, record, _MAX_LINE, self.label)
+        return read_record(self.blob, record, _MAX_LINE, self.label)
 
     def bad(self, what: str, help: str = _FETCH) -> NoReturn:
         fail("M940", f"{self.label}: {what}", help=help)
@@ -217,7 +217,7 @@ class _Reader:
         fail("M941", f"{self.label}: {what}", help=help)
 
     def part(self, offset: int, size: int) -> bytes:
-        return blobs.read(self.blob, self.start + offset, size)
+        return blobs.read_bytes(self.blob, self.start + offset, size)
 
     def end(self) -> tuple[int, bytes]:
         """How many entries the directory has, and its bytes: the end records agree with each other
@@ -571,3 +571,150 @@ def _unsafe(name: bytes) -> bool:
 
 def _name(name: bytes) -> str:
     return printable(name.decode("utf-8", "backslashreplace"))
+
+
+ALIGNMENT = 64  # torch's default for the data of a record, in bytes
+# version that torch's writer (miniz) puts into the zip64 end record, made by and needed to read
+_MADE_BY, _NEEDED = 0x031E, 45
+
+
+class RecordSlot(NamedTuple):
+    """Where one record lies: its local header, its data. `end` is where the next local header
+    begins.
+    """
+
+    name: str
+    header: int
+    offset: int
+    size: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveLayout:
+    """One archive: its records in order, where the directory begins, and the size of the whole
+    file.
+    """
+
+    root: str
+    slots: tuple[RecordSlot, ...]
+    directory: int
+    size: int
+
+
+def lay_out(
+    root: str, records: Iterable[tuple[str, int]], alignment: int = ALIGNMENT
+) -> ArchiveLayout:
+    """Where each of the (name, bytes) records lies, its data at a multiple of `alignment`, as
+    torch's writer would place them.
+
+    `root` is the folder inside the archive that torch calls after the file. ValueError for names or
+    an alignment that have no place in an archive; that torch finds `data/0`, `data/1`, … in a row
+    is up to the caller.
+    """
+    if not 1 <= alignment <= 1 << 15:
+        raise ValueError(f"alignment {alignment}")
+    slots = []
+    at = directory = 0
+    for name, size in records:
+        written = len(f"{root}/{name}".encode())
+        if written > 0xFFFF or size < 0:
+            raise ValueError(f"a record of {size} bytes with a name of {written}")
+        offset = -(-(at + LOCAL.size + written + _wide(at, size) + 4) // alignment) * alignment
+        end = offset + size + (0 if not size else 16 if max(at, size) < FULL else 24)
+        slots.append(RecordSlot(name, at, offset, size, end))
+        directory += ENTRY.size + written + _wide(at, size)
+        at = end
+    return ArchiveLayout(
+        root, tuple(slots), at, at + directory + END64.size + LOCATOR.size + END.size
+    )
+
+
+def local_header(archive: ArchiveLayout, slot: RecordSlot) -> bytes:
+    """The bytes from `slot.header` to `slot.offset`: they do not depend on the data."""
+    name = f"{archive.root}/{slot.name}".encode()
+    wide = _widened(slot, before=True)
+    padding = slot.offset - slot.header - LOCAL.size - len(name) - len(wide) - 4
+    head = LOCAL.pack(
+        LOCAL_SIGN, 0, _flags(slot), 0, 0, 0, 0, 0, 0, len(name), len(wide) + 4 + padding
+    )
+    return b"".join((head, name, wide, b"FB", padding.to_bytes(2, "little"), b"Z" * padding))
+
+
+def data_descriptor(slot: RecordSlot, crc: int) -> bytes:
+    """The bytes from the end of the data to `slot.end`, given the CRC-32 of the data; nothing for
+    an empty record.
+    """
+    if not slot.size:
+        return b""
+    width = (slot.end - slot.offset - slot.size - 8) // 2
+    return DESCRIPTOR_SIGN + crc.to_bytes(4, "little") + slot.size.to_bytes(width, "little") * 2
+
+
+def central_directory(archive: ArchiveLayout, crcs: Sequence[int]) -> bytes:
+    """The bytes from `archive.directory` to `archive.size`, given the CRC-32 of each record in
+    order; 0 for one not recorded.
+    """
+    out = bytearray()
+    for slot, crc in zip(archive.slots, crcs, strict=True):
+        name = f"{archive.root}/{slot.name}".encode()
+        wide = _widened(slot, before=False)
+        size, header = min(slot.size, FULL), min(slot.header, FULL)
+        out += ENTRY.pack(
+            ENTRY_SIGN,
+            0,
+            0,
+            _flags(slot),
+            0,
+            0,
+            0,
+            crc,
+            size,
+            size,
+            len(name),
+            len(wide),
+            0,
+            0,
+            0,
+            0,
+            header,
+        )
+        out += name
+        out += wide
+    count, length, begin = len(archive.slots), len(out), archive.directory
+    out += END64.pack(
+        END64_SIGN, END64.size - 12, _MADE_BY, _NEEDED, 0, 0, count, count, length, begin
+    )
+    out += LOCATOR.pack(LOCATOR_SIGN, 0, begin + length, 1)
+    few = min(count, 0xFFFF)
+    out += END.pack(END_SIGN, 0, 0, few, few, min(length, FULL), min(begin, FULL), 0)
+    return bytes(out)
+
+
+def _flags(slot: RecordSlot) -> int:
+    return UTF8 | DESCRIBED if slot.size else UTF8
+
+
+def _wide(header: int, size: int) -> int:
+    """Bytes of the zip64 field of a record, which is there when a number does not fit into 32
+    bits.
+    """
+    numbers = 2 * (size >= FULL) + (header >= FULL)
+    return 4 + 8 * numbers if numbers else 0
+
+
+def _widened(slot: RecordSlot, before: bool) -> bytes:
+    """The zip64 field of a record, `before` its data or in the directory."""
+    numbers = []
+    if slot.size >= FULL:
+        # in front of the data torch's writer does not know yet how many bytes it stores
+        numbers = [slot.size, 0 if before else slot.size]
+    if slot.header >= FULL:
+        numbers.append(slot.header)
+    if not numbers:
+        return b""
+    return (
+        b"\x01\x00"
+        + (8 * len(numbers)).to_bytes(2, "little")
+        + b"".join(n.to_bytes(8, "little") for n in numbers)
+    )

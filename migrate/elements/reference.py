@@ -1,4 +1,4 @@
-"""Conversions for eager twins: whole tensors, by another way than `_numbers`, which they check.
+"""Conversions for eager twins: whole tensors, by another way than `numbers`, which they check.
 
 Values are rounded by scaling with powers of two in float64 instead of by shifting bits, torch does
 what it does right, and NaNs, which are few, are converted one pattern at a time.
@@ -11,15 +11,15 @@ from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from ..core.errors import OpError
 from ..core.spec import BITS
-from ._numbers import FLOATS, INTEGERS, PARTS
-from ._op import OpError
-from ._raw import carrier, typed
+from .numbers import FLOATS, INTEGERS, PARTS
+from .raw import carrier, typed
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from ._op import Array
+    from ..ops.base import Array
 
 
 # elements that are converted at a time: what is laid out for them in float64 stays in the
@@ -57,7 +57,7 @@ def _converted(raw: Array, source: str, to: str) -> Any:
             raise OpError("M406", "cast: a byte of the bool tensor is neither 0 nor 1")
         return _of_integers(whole, to)
     if to in INTEGERS:
-        return _to_integers(values(raw, source), to)
+        return _to_integers(reference_values(raw, source), to)
     if (source, to) in (("bfloat16", "float32"), ("float32", "bfloat16")):
         import torch
 
@@ -68,10 +68,10 @@ def _converted(raw: Array, source: str, to: str) -> Any:
             .numpy()
         )
         return made if to == "float32" else _with_nans(made, raw, source, to)
-    return _with_nans(rounded(values(raw, source), to), raw, source, to)
+    return _with_nans(rounded(reference_values(raw, source), to), raw, source, to)
 
 
-def values(raw: Array, dtype: str) -> Any:
+def reference_values(raw: Array, dtype: str) -> Any:
     """The numbers of raw elements of a float dtype, as float64; a NaN is any NaN."""
     import numpy as np
 
@@ -171,7 +171,7 @@ def _powers(x: Array) -> Array:
 def _with_nans(made: Array, raw: Array, source: str, to: str) -> Array:
     import numpy as np
 
-    odd = np.isnan(values(raw, source))
+    odd = np.isnan(reference_values(raw, source))
     if odd.any():
         patterns, index = np.unique(raw[odd], return_inverse=True)
         found = [nan(int(p), source, to) for p in patterns]

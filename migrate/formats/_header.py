@@ -24,8 +24,7 @@ from ..core.errors import CheckpointError
 from ..core.records import records
 from ..core.spec import BITS, Spec, spec
 from ..core.spelling import option
-from ..source.blobs import FileBlob
-from ..source.index import Stored
+from ..source.blobs import FileBlob, Stored
 from ..source.jsontext import collector_paused, parse
 from ..source.target import OutputFile, Placed
 

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 
 from ..core.diagnostics import fail, listed, plural, printable
 from ..core.spelling import option
-from .index import Stored
-from .nesting import Nest, flattened, is_object, is_state, leaves_of
+from .blobs import Stored
 from .pickle.encodings import Encoding, answered
 from .pickle.nodes import Set
 from .pickle.tree import (
@@ -39,39 +38,41 @@ USUAL = ("state_dict", "model", "model_state_dict", "module", "net", "weights")
 # less than what a stream may have
 MAX_DEPTH = 50
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, bytearray})
+_NODES = frozenset({DictNode, ListNode})
 _CONTAINERS = frozenset({dict, OrderedDict, list, tuple, set, frozenset})
 
 
-class Part(NamedTuple):
+class FileTree(NamedTuple):
     """What one file, or the files of one rank, hold: the tree, and the path of the dict that rules
     work on; None without one.
 
-    `nests` are the dicts whose entries stand in that one for as long as rules work on it
-    (`nesting`).
+    `nested_dicts` are the dicts whose entries stand in that one for as long as rules work on it.
     """
 
     root: Any
     at: tuple[str, ...] | None
-    nests: tuple[Nest, ...] = ()
+    nested_dicts: tuple[NestedDict, ...] = ()
 
     @property
     def table(self) -> DictNode | None:
         """The dict that rules work on."""
-        return None if self.at is None else at_path(self.root, self.at)
+        return None if self.at is None else dict_at(self.root, self.at)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Outline:
+class CheckpointTree:
     """The trees of a checkpoint, by rank.
 
-    `names` has the key of each tensor in them, by the record's identity: of `carried`, or of the
-    index's tensors. `carried` are the tensors outside of the dicts that rules work on. `ties`: a
+    `names` has the key of each tensor in them, by the record's identity: of `passed_through`, or of
+    the
+    index's tensors. `passed_through` are the tensors outside of the dicts that rules work on.
+    `ties`: a
     key -> the key whose bytes it shared before the two were written one by one.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[FileTree, ...]
     names: Mapping[int, str]
-    carried: Mapping[str, Stored]
+    passed_through: Mapping[str, Stored]
     ties: Mapping[str, str]
 
     @property
@@ -94,7 +95,9 @@ class Outline:
         return found if seen else None
 
 
-def encodings(outline: Outline | None, numbering: str | None = None) -> dict[str, Encoding]:
+def object_encodings(
+    tree: CheckpointTree | None, numbering: str | None = None
+) -> dict[str, Encoding]:
     """What the tensors are that are objects, by the path of each, with its rank where there are
     several.
 
@@ -102,16 +105,19 @@ def encodings(outline: Outline | None, numbering: str | None = None) -> dict[str
     meanings, see `encodings.answered`.
     """
     found: dict[str, Encoding] = {}
-    parts = () if outline is None else outline.parts
+    parts = () if tree is None else tree.parts
     for rank, part in enumerate(parts):
         mark = f"@{rank}" if len(parts) > 1 else ""
         found.update(
-            {f"{path}{mark}": value.encoding for path, value in told(part, numbering).items()}
+            {
+                f"{path}{mark}": value.encoding
+                for path, value in resolve_objects(part, numbering).items()
+            }
         )
     return found
 
 
-def told(part: Part, numbering: str | None) -> dict[str, Composite]:
+def resolve_objects(part: FileTree, numbering: str | None) -> dict[str, Composite]:
     """The objects of one part by path, from the dict that rules work on where they stand in it,
     with what the whole part tells of each.
     """
@@ -129,7 +135,7 @@ def told(part: Part, numbering: str | None) -> dict[str, Composite]:
     return {path: replace(value, encoding=known[path]) for path, value in objects.items()}
 
 
-def at_path(root: Any, path: tuple[str, ...]) -> DictNode | None:
+def dict_at(root: Any, path: tuple[str, ...]) -> DictNode | None:
     """The dict at a path of text keys; None if there is none."""
     here = root
     for part in path:
@@ -137,18 +143,18 @@ def at_path(root: Any, path: tuple[str, ...]) -> DictNode | None:
     return here if type(here) is DictNode else None
 
 
-def flat(part: Part, label: str) -> Part:
+def flatten_table(part: FileTree, label: str) -> FileTree:
     """The part with a flat dict in place of the nested one that rules work on; as it is where that
     is flat. M945 if it cannot be.
     """
     table = part.table
     if table is None or _flat(table) or not _workable(table):
         return part
-    made, nests = flattened(table, label)
-    return part._replace(root=put(part.root, table, made), nests=nests)
+    made, nests = flatten(table, label)
+    return part._replace(root=replace_dict(part.root, table, made), nested_dicts=nests)
 
 
-def put(root: Any, old: DictNode, new: DictNode) -> Any:
+def replace_dict(root: Any, old: DictNode, new: DictNode) -> Any:
     """The tree with one dict in place of another, wherever it stands."""
     made: dict[int, Any] = {id(old): new}
 
@@ -200,7 +206,7 @@ def objects_of(root: Any) -> Iterator[tuple[tuple[str, ...], Composite]]:
             ]
 
 
-def choose(  # noqa: RET503 - what fails does not return
+def choose_table(  # noqa: RET503 - what fails does not return
     root: Any, at: str | None, label: str
 ) -> tuple[str, ...] | None:
     """The path of the dict that rules work on; None where the file has no tensors in dicts of text
@@ -211,7 +217,7 @@ def choose(  # noqa: RET503 - what fails does not return
     found = _candidates(root)
     if at is not None:
         path = _given(root, at)
-        if path is None or (found and path not in found and not _workable(at_path(root, path))):
+        if path is None or (found and path not in found and not _workable(dict_at(root, path))):
             held = (
                 f"there is {listed([_shown(p) for p in found], 8)}"
                 if found
@@ -226,12 +232,12 @@ def choose(  # noqa: RET503 - what fails does not return
     homes = usual or [
         path for path in dict.fromkeys(path[:1] for path in found) if path and path[0] in USUAL
     ]
-    if len(homes) == 1 and _workable(at_path(root, homes[0])):
+    if len(homes) == 1 and _workable(dict_at(root, homes[0])):
         return homes[0]
     if len(found) <= 1:
         return next(iter(found), None)
     notes = tuple(f"{_shown(path)}: {plural(found[path], 'tensor')}" for path in list(found)[:12])
-    if _workable(at_path(root, ())):
+    if _workable(dict_at(root, ())):
         notes += (f"{option('at', '.')} takes them all, with their keys joined by dots",)
     raise_help = f"say which one: {option('at', _shown(max(found, key=found.__getitem__)))}"
     fail(
@@ -248,7 +254,7 @@ def _workable(node: DictNode | None) -> bool:
     """
     if _flat(node):
         return True
-    held = leaves_of(node)
+    held = values_below(node)
     return held is not None and _flat(
         DictNode("dict", tuple((str(number), value) for number, value in enumerate(held)), None)
     )
@@ -328,7 +334,36 @@ def _flat(node: DictNode | None, holding: Container[int] | None = None) -> bool:
     return tensors
 
 
-def records(roots: list[Any]) -> Iterator[TensorRecord]:
+def tensors_outside(
+    root: Any, table: DictNode | None
+) -> list[tuple[tuple[str, ...], TensorRecord]]:
+    """(path, tensor) of those that rules do not see: around the dict that they work on, and inside
+    of values in it.
+    """
+    out: list[tuple[tuple[str, ...], TensorRecord]] = []
+    seen: set[int] = set()
+    stack: list[tuple[Any, tuple[str, ...]]] = [(root, ())]
+    while stack:
+        node, path = stack.pop()
+        kind = type(node)
+        if kind is TensorRecord:
+            out.append((path or ("tensor",), node))
+        elif kind is Composite:
+            stack += [
+                (record, (*path, *attribute.split(".")))
+                for attribute, record in reversed(node.components)
+            ]
+        elif (kind is DictNode or kind is ListNode) and id(node) not in seen:
+            seen.add(id(node))
+            held = [pair for pair in inside(node) if node is not table or type(pair[1]) in _NODES]
+            stack += [
+                (child, (*path, str(key) if type(key) in (str, int) else "~"))
+                for key, child in reversed(held)
+            ]
+    return out
+
+
+def tensor_records(roots: list[Any]) -> Iterator[TensorRecord]:
     """The tensors below these values, in order, each once."""
     seen: set[int] = set()
     stack = list(reversed(roots))
@@ -347,7 +382,7 @@ _TENSORS = frozenset({TensorRecord, Composite, LocalShard})
 _HOLDING = frozenset({TensorRecord, Composite, DictNode, ListNode, LocalShard})
 
 
-class Leaf(NamedTuple):
+class TreeLeaf(NamedTuple):
     """A value of the tree that is no tensor, or a tensor, with the path to it; `words` are the
     segments of the path.
     """
@@ -360,7 +395,7 @@ class Leaf(NamedTuple):
         return ".".join(self.words)
 
 
-def leaves(root: Any, stop: DictNode | None, most: int = 1_000_000) -> Iterator[Leaf]:
+def tree_leaves(root: Any, stop: DictNode | None, most: int = 1_000_000) -> Iterator[TreeLeaf]:
     """The leaves of a tree, in order, each container entered once; those of the dict `stop` that
     are tensors are left out.
     """
@@ -377,14 +412,14 @@ def leaves(root: Any, stop: DictNode | None, most: int = 1_000_000) -> Iterator[
             held = inside(node)
         if not held:
             count += 1
-            yield Leaf(path, node)
+            yield TreeLeaf(path, node)
             continue
         if node is stop:
             held = [pair for pair in held if type(pair[1]) is not TensorRecord]
         stack += [(child, (*path, segment(key))) for key, child in reversed(held)]
 
 
-class Gone(NamedTuple):
+class RemovedEntry(NamedTuple):
     """An entry that was left out: its path, its key and its value. The key is None where it is not
     an entry of a dict.
     """
@@ -394,7 +429,7 @@ class Gone(NamedTuple):
     value: Any
 
 
-def pruned(root: Any, unfit: Mapping[int, str]) -> tuple[Any, list[Gone]]:
+def prune(root: Any, unfit: Mapping[int, str]) -> tuple[Any, list[RemovedEntry]]:
     """The tree without the entries of dicts that hold a value of these identities, and these
     entries.
 
@@ -402,7 +437,7 @@ def pruned(root: Any, unfit: Mapping[int, str]) -> tuple[Any, list[Gone]]:
     others would change. So do the attributes of a dict, and the whole file where there is no dict
     around it.
     """
-    gone: list[Gone] = []
+    gone: list[RemovedEntry] = []
     made: dict[int, Any] = {}
     bad: dict[int, bool] = {}
 
@@ -421,7 +456,7 @@ def pruned(root: Any, unfit: Mapping[int, str]) -> tuple[Any, list[Gone]]:
                     visit(key, path)
                 new = visit(value, (*path, segment(key)))
                 if bad.get(id(value)) or bad.get(id(key)):
-                    gone.append(Gone(joined((*path, key), 300), key, value))
+                    gone.append(RemovedEntry(joined((*path, key), 300), key, value))
                 else:
                     pairs.append((key, new))
             attributes = (
@@ -429,7 +464,7 @@ def pruned(root: Any, unfit: Mapping[int, str]) -> tuple[Any, list[Gone]]:
             )
             if bad.get(id(node.attributes)):
                 attributes = None
-                gone.append(Gone(joined((*path, ".state"), 300), None, node.attributes))
+                gone.append(RemovedEntry(joined((*path, ".state"), 300), None, node.attributes))
             same = len(pairs) == len(node.pairs) and all(
                 a[1] is b[1] for a, b in zip(pairs, node.pairs, strict=True)
             )
@@ -448,7 +483,7 @@ def pruned(root: Any, unfit: Mapping[int, str]) -> tuple[Any, list[Gone]]:
 
     new = visit(root, ())
     if bad.get(id(root)):
-        return None, [*gone, Gone(".", None, root)]
+        return None, [*gone, RemovedEntry(".", None, root)]
     return new, gone
 
 
@@ -476,6 +511,200 @@ def tree_of(value: Any, depth: int = 0) -> Any:
     )
 
 
-def dropped(gone: list[str]) -> str:
+def dropped_note(gone: list[str]) -> str:
     """The note on entries that were dropped."""
     return f"dropped, because they are outside the allow-list: {listed(gone, 20)}"
+
+
+# what a module of torch calls the state that it keeps beside its parameters
+STATE = "_extra_state"
+_KINDS = ("dict", "OrderedDict")
+# of all joined keys together
+MAX_TEXT = 64 << 20
+
+
+class NestedDict(NamedTuple):
+    """A dict inside the one that rules work on: the keys that lead to it, and the dict as it
+    was.
+    """
+
+    path: tuple[str, ...]
+    was: DictNode
+
+
+class _OpenDict:
+    """Where keys of one dict go: the dicts inside it by name, and what is put into it."""
+
+    __slots__ = ("held", "inner", "path")
+
+    def __init__(self, path: tuple[str, ...]) -> None:
+        self.path = path
+        self.inner: dict[str, _OpenDict] = {}
+        self.held: dict[str, Any] = {}
+
+
+def is_state(key: str) -> bool:
+    """Whether a key is that of an extra state, of whichever rank."""
+    # most keys are none, and there may be very many
+    return STATE in key and key.partition("@")[0].rpartition(".")[2] == STATE
+
+
+def is_object(key: Any, value: Any) -> bool:
+    """Whether it is an extra state that is a list or a dict: one value, whatever tensors it
+    holds.
+    """
+    return (
+        (type(value) is DictNode or type(value) is ListNode) and type(key) is str and is_state(key)
+    )
+
+
+def values_below(node: Any) -> list[Any] | None:
+    """The values in this dict and in all dicts inside it that are reached through dicts of text
+    keys; None if it is no such dict.
+
+    Extra states that are lists or dicts are left out.
+    None also where one dict stands in two places, or names are very long: a few bytes could name
+    more places, or spell longer keys, than any machine can hold.
+    """
+    if type(node) is not DictNode or not _plain(node):
+        return None
+    out: list[Any] = []
+    seen = {id(node)}
+    stack = [(node, 0, 0)]
+    text = 0
+    while stack:
+        here, depth, before = stack.pop()
+        for key, value in here.pairs:
+            length = before + len(key) + 1
+            text += length
+            if not _enters(key, value):
+                if not is_object(key, value):
+                    out.append(value)
+            elif id(value) in seen or depth > MAX_DEPTH or text > MAX_TEXT:
+                return None
+            else:
+                seen.add(id(value))
+                stack.append((value, depth + 1, length))
+    return out if text <= MAX_TEXT else None
+
+
+def _plain(node: DictNode) -> bool:
+    return node.kind in _KINDS and all(type(key) is str and key for key, _ in node.pairs)
+
+
+def _enters(key: str, value: Any) -> bool:
+    """Whether it is a dict whose entries are seen; not one whose name holds a dot, for it could not
+    be told from two names.
+    """
+    return type(value) is DictNode and "." not in key and key != STATE and _plain(value)
+
+
+def flatten(node: DictNode, label: str) -> tuple[DictNode, tuple[NestedDict, ...]]:
+    """The dict with the entries of all dicts inside it among its own, under keys joined by dots,
+    and those dicts.
+
+    For one that `leaves_of` has values of. M945 if the way back could not tell where a key belongs.
+    """
+    entries = list(_entries(node, ()))
+    nests = tuple(NestedDict(path, value) for path, value, inner in entries if inner)
+    places = _places(nests)
+    flat: dict[str, Any] = {}
+    unclear: list[str] = []
+    for path, value, inner in entries:
+        if inner:
+            continue
+        key = ".".join(path)
+        home, last = _home(key, places)
+        if key in flat or home.path != path[:-1] or last in home.inner:
+            unclear.append(key)
+        flat[key] = value
+    if unclear:
+        what = (
+            f"{label}: keys of nested dicts hold dots themselves, and it is not clear which "
+            f"dict they belong to: {listed(unclear, 4)}"
+        )
+        fail("M945", what, help=f"say with {option('at')} which one of the dicts is meant")
+    return DictNode(node.kind, tuple(flat.items()), node.node, node.attributes), nests
+
+
+def _entries(node: DictNode, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any, bool]]:
+    """(path, value, whether it is a dict that is entered), in order."""
+    for key, value in node.pairs:
+        inner = _enters(key, value)
+        yield (*path, key), value, inner
+        if inner:
+            yield from _entries(value, (*path, key))
+
+
+def _places(nests: tuple[NestedDict, ...]) -> _OpenDict:
+    """The outermost place, with those of all dicts inside; a dict stands behind those around it in
+    `nests`.
+    """
+    root = _OpenDict(())
+    for nest in nests:
+        around = root
+        for name in nest.path[:-1]:
+            around = around.inner[name]
+        around.inner[nest.path[-1]] = _OpenDict(nest.path)
+    return root
+
+
+def _home(key: str, places: _OpenDict) -> tuple[_OpenDict, str]:
+    """The innermost dict that the key belongs to, and what it is called there."""
+    home, start = places, 0
+    while (
+        (dot := key.find(".", start)) >= 0
+        and dot + 1 < len(key)
+        and (inner := home.inner.get(key[start:dot])) is not None
+    ):
+        home, start = inner, dot + 1
+    return home, key[start:]
+
+
+def nest(table: DictNode, nests: tuple[NestedDict, ...]) -> DictNode:
+    """The flat dict with its entries in the dicts that they belong to; one without entries stays,
+    empty.
+
+    M916 if a tensor or value is called like one of these dicts.
+    """
+    if not nests:
+        return table
+    places = _places(nests)
+    twice: list[str] = []
+    for key, value in table.pairs:
+        home, last = _home(key, places) if type(key) is str else (places, key)
+        if last in home.inner or last in home.held:
+            twice.append(key)
+        if home.path:
+            _show(places, home.path)
+        home.held[last] = value
+    for nest in nests:
+        _show(places, nest.path)
+    if twice:
+        fail(
+            "M916",
+            f"rules make {listed(twice)}, and a dict is called so",
+            help=f"name {printable(twice[0])} otherwise",
+        )
+    was = {nest.path: nest.was for nest in nests}
+
+    def build(place: _OpenDict) -> DictNode:
+        like = was.get(place.path, table)
+        pairs = tuple(
+            (key, build(value) if type(value) is _OpenDict else value)
+            for key, value in place.held.items()
+        )
+        return DictNode(like.kind, pairs, like.node, like.attributes)
+
+    return build(places)
+
+
+def _show(places: _OpenDict, path: tuple[str, ...]) -> None:
+    """Gives the dict at a path, and those around it, their turn among the entries, if they have
+    none.
+    """
+    around = places
+    for name in path:
+        inner = around.inner[name]
+        around.held.setdefault(name, inner)
+        around = inner

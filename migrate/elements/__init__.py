@@ -1,0 +1,1 @@
+"""Elements of tensors as raw numbers: shared by codecs, ops, formats and what runs them."""

@@ -1,0 +1,665 @@
+"""What an op is: one verb, one file, ignorant of keys, files and YAML.
+
+A file `ops/<name>.py` defines `OP = SomeOp()`, an instance of a subclass of `Op`; its name is the
+file's. The binder resolves captures into positions: a *join* op gets the views of one group in the
+order of its capture's values, a *part* op answers with one view per value. An op never sees a key.
+
+Kinds
+    join   n -> 1   stack, concat, same      (has `over`)
+    part   1 -> n   unbind, split, copy, tie (has `into`)
+    each   1 -> 1   the axes family          (may have `only`)
+    make   1 -> 1   fill: reads nothing of its input but that it exists
+    end    n -> 0   drop
+    decide 1 -> n   extra_state: the tensor's bytes say how many, which is settled while planning
+
+A `ValueOp` computes instead of moving: `cast`, `affine`, `dequantize`. It may be of any of the
+first three kinds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from enum import Enum
+from functools import cache
+from math import isfinite
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Protocol, TypeAlias
+
+from ..core.errors import OpError as OpError
+from ..source.registry import Registry
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..core.spec import Spec
+    from ..core.view import View
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Marks an annotation with the form in which an author writes the argument.
+
+    An op only ever sees the resolved value, which is the annotated type.
+    `typing.get_type_hints(Args, include_extras=True)` shows the mark to whoever makes the pydantic
+    model, the JSON schema or a docs table.
+    """
+
+    form: str
+
+
+# a number, `$param`, or integer arithmetic over params
+Integer: TypeAlias = Annotated[int, Written("integer")]
+Integers: TypeAlias = Annotated[tuple[int, ...], Written("integers")]
+Number: TypeAlias = Annotated[float, Written("number")]
+Text: TypeAlias = Annotated[str, Written("text")]
+# torch's name of a dtype, or one that is short for it
+Dtype: TypeAlias = Annotated[str, Written("dtype")]
+# the name of a capture, without braces
+Capture: TypeAlias = Annotated[str, Written("capture")]
+# a list, or a mapping from capture value to integer; resolved into a tuple in the order of the
+# values
+Sizes: TypeAlias = Annotated[tuple[int, ...], Written("sizes")]
+# mapping of axis name to integer
+Axes: TypeAlias = Annotated[dict[str, int], Written("axes")]
+# mapping of capture name to the values an op is limited to
+Only: TypeAlias = Annotated[dict[str, list[Any]], Written("only")]
+
+
+def arg(
+    doc: str,
+    *,
+    alias: str | None = None,
+    least: int | None = None,
+    length: int | None = None,
+    finite: bool = False,
+    distinct: bool = False,
+    once: int | None = None,
+    words: Sequence[str] = (),
+    form: str | None = None,
+    **default: Any,
+) -> Any:
+    """A dataclass field of an op's Args with its one-line description; `default=` or
+    `default_factory=` makes it optional.
+
+    `alias` is what authors write where a field cannot have that name (`from`). What a rule file
+    that is read says of the form of an argument, and its schema as well: `least` an integer or each
+    of several can be, or the length of a text; `length` of a list, `finite` numbers, `distinct`
+    items, the integer that stands in a list at most `once`, the `words` that a text can be, the
+    `form` it has (a regular expression). The op's `validate` sees what params made of it.
+    """
+    said = {
+        "doc": doc, "alias": alias, "least": least, "length": length, "finite": finite or None,
+        "distinct": distinct or None, "once": once, "words": tuple(words) or None, "form": form,
+    }  # fmt: skip
+    return field(
+        metadata={name: value for name, value in said.items() if value is not None}, **default
+    )
+
+
+class _Limits(NamedTuple):
+    """What `arg` says of one argument; `word` is what authors call it."""
+
+    word: str
+    least: int | None
+    length: int | None
+    finite: bool
+    once: int | None
+    words: tuple[str, ...]
+
+
+@cache
+def _limits(declared: type) -> tuple[tuple[str, _Limits], ...]:
+    """(field, limits) of the arguments of which something is said."""
+    out = []
+    for one in fields(declared):
+        said = one.metadata
+        found = _Limits(
+            said.get("alias", one.name), said.get("least"), said.get("length"),
+            said.get("finite", False), said.get("once"),
+            said.get("words", ()),
+        )  # fmt: skip
+        if any(limit is not None and limit is not False and limit != () for limit in found[1:]):
+            out.append((one.name, found))
+    return tuple(out)
+
+
+def _call_label(op: str, args: Any) -> str:
+    """The op with the capture that it joins or makes, as messages name it."""
+    for name in ("over", "into"):
+        capture = getattr(args, name, None)
+        if capture is not None:
+            return f"{op} {name} {{{capture}}}"
+    return op
+
+
+def _check_limits(op: str, args: Any, limits: _Limits, value: Any) -> None:
+    """OpError M308 for the first limit that the value of an argument passes."""
+    several = isinstance(value, (tuple, list, dict))
+    members = tuple(value.values() if isinstance(value, dict) else value) if several else (value,)
+    wrong = ""
+    if limits.length is not None and len(members) != limits.length:
+        wrong = f"it must have {limits.length} members"
+    elif limits.once is not None and members.count(limits.once) > 1:
+        wrong = f"{limits.once} may stand in it once"
+    elif limits.words and value not in limits.words:
+        wrong = f"it must be one of {', '.join(limits.words)}"
+    elif limits.finite and not all(isfinite(member) for member in members):
+        wrong = "it must be finite"
+    elif (least := limits.least) is not None:
+        sizes = [len(member) if isinstance(member, str) else member for member in members]
+        if sizes and min(sizes) < least:
+            what = "its members must be" if several else "it must be"
+            wrong = f"{what} at least {least}"
+            if isinstance(value, str):
+                wrong = f"it must have at least {least} characters"
+    if wrong:
+        shown = format_shape(members) if several else value
+        raise OpError("M308", f"{_call_label(op, args)}: `{limits.word}` is {shown}, {wrong}")
+
+
+def require_least(label: str, name: str, value: int | None, least: int) -> None:
+    """OpError M308 if the argument `name` is given and below what other arguments make `least`."""
+    if value is not None and value < least:
+        raise OpError("M308", f"{label}: `{name}` is {value}, it must be at least {least}")
+
+
+class Loss(Enum):
+    LOSSLESS = "lossless"
+    LOSSY = "lossy"
+    DESTRUCTIVE = "destructive"
+
+
+class Step(NamedTuple):
+    """A call of an op by name: what an inverse is."""
+
+    op: str
+    args: Any
+
+
+registry: Registry[Op] = Registry("migrate.ops", "migrate.ops", "OP")
+
+
+def get(name: str) -> Op:
+    """The op called `name`. KeyError if there is none, BrokenEntryError if a third party's does
+    not load.
+    """
+    return registry.get(name)
+
+
+def names() -> list[str]:
+    """The names of all ops, built-in and third-party, sorted; imports none of them."""
+    return registry.names()
+
+
+def step(op: str, **args: Any) -> Step:
+    """The call of the op called `op` with these fields of its Args; how one op names another as its
+    inverse.
+    """
+    return Step(op, get(op).Args(**args))
+
+
+@dataclass(frozen=True, slots=True)
+class OneWay:
+    """There is no exact inverse, `because`; `help` names the argument that would make one."""
+
+    because: str
+    help: str | None = None
+
+
+class Check(NamedTuple):
+    """A condition on values. kind "equal": all `views` hold the same bytes; kind "filled": every
+    element of each view equals `value`.
+    """
+
+    kind: str
+    views: tuple[View, ...]
+    value: float | None
+    message: str
+
+
+class Decided(NamedTuple):
+    """What becomes of one tensor: `outputs` are (what is put behind the output's key, spec), none
+    where it goes.
+
+    `args` are those of the call that computes them; None: the tensor goes on as it is. `loses`:
+    something is lost that needs permission. `notes` say what is odd about what goes on.
+    """
+
+    outputs: tuple[tuple[str, Spec], ...]
+    args: Any = None
+    loses: bool = False
+    notes: tuple[str, ...] = ()
+
+
+class Op:
+    """Base of all ops. `Args` is a frozen stdlib dataclass whose fields carry a description
+    (`arg`).
+    """
+
+    name: ClassVar[str]
+    kind: ClassVar[str] = "each"
+    Args: ClassVar[type]
+    summary: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        if "name" not in cls.__dict__:
+            cls.name = cls.__module__.rpartition(".")[2]
+
+    def validate(self, args: Any) -> None:
+        """OpError M308 for arguments that no tensor could satisfy. A loader may call it before any
+        checkpoint is open.
+
+        What `arg` says of each is checked here; an op with more to say calls this first.
+        """
+        for name, limits in _limits(args.__class__):
+            value = getattr(args, name)
+            if value is not None:
+                _check_limits(self.name, args, limits, value)
+
+    def parts(self, args: Any, shape: tuple[int, ...], values: int | None) -> int:
+        """For part ops: how many outputs one input of `shape` has; `values` is how many values the
+        capture lists, None for an int.
+        """
+        raise NotImplementedError
+
+    def trace(self, args: Any, views: Sequence[View], parts: int = 1) -> list[View]:
+        """The output views. Raises OpError naming axis and sizes when the shapes do not fit."""
+        raise NotImplementedError
+
+    def decide(
+        self, args: Any, spec: Spec, payload: bytes, name: str, allow: frozenset[str]
+    ) -> Decided:
+        """For ops of the kind `decide`: what becomes of a tensor that holds `payload`. `name` is
+        its key, `allow` what a person permits.
+
+        OpError for what the op refuses. A call with the answer's `args` makes the outputs, by
+        `infer` and `eager`.
+        """
+        raise NotImplementedError
+
+    def infer(self, args: Any, specs: Sequence[Spec], parts: int = 1) -> list[Spec] | None:
+        """The output specs where they do not follow from the views (an op that makes or changes a
+        dtype); else None.
+
+        OpError M303 where the dtypes of the inputs do not fit the op or each other; layout ops are
+        asked for this too.
+        """
+        return None
+
+    def eager(
+        self, args: Any, arrays: Sequence[Array], parts: int = 1, dtypes: Sequence[str] = ()
+    ) -> list[Array]:
+        """The same on numpy arrays of raw elements, written without the view algebra. `verify` and
+        the kit call it.
+
+        `dtypes` are torch's names of the inputs' dtypes. A raw element is an unsigned integer of
+        the element's width (`elements.raw.carrier`): uint8 to uint64, `V16` for complex128, and one
+        uint8
+        per element below a byte.
+        """
+        raise NotImplementedError
+
+    # whether what `eager` makes has memory of its own, and is not its input's
+    copies: ClassVar[bool] = True
+    # whether `rows` reads less than all of the inputs
+    by_rows: ClassVar[bool] = False
+
+    def rows(
+        self,
+        args: Any,
+        part: Callable[[int, int, int], Array],
+        specs: Sequence[Spec],
+        parts: int,
+        output: int,
+        start: int,
+        stop: int,
+    ) -> Array:
+        """Rows `start` to `stop` along the first axis of what `eager` makes as output `output`: for
+        spot checks of large tensors.
+
+        `part(number, low, high)` gives these rows of an input, `specs` are those of the whole
+        inputs. An op that needs all of its inputs for any row leaves this as it is.
+        """
+        whole = [
+            part(number, 0, spec.shape[0] if spec.shape else 0) for number, spec in enumerate(specs)
+        ]
+        made: Array = self.eager(args, whole, parts, [s.dtype for s in specs])[output][start:stop]
+        return made
+
+    def checks(self, args: Any, views: Sequence[View], parts: int = 1) -> list[Check]:
+        """The conditions on values that must hold for the op to be what it says."""
+        return []
+
+    def loss(self, args: Any) -> Loss:
+        return Loss.LOSSLESS
+
+    def invert(self, args: Any, enumerated: bool = False) -> Step | OneWay:
+        """The inverse as a call with the same capture names, or why there is none.
+
+        `enumerated`: the capture of `over` or `into` lists its values, so that their number is
+        known without `count`.
+        """
+        raise NotImplementedError
+
+    def samples(self) -> Iterable[tuple[dict[str, Any], list[tuple[int, ...]]]]:
+        """(arguments as an author would write them, input shapes) for the kit, the docs and the
+        schema.
+        """
+        raise NotImplementedError
+
+
+# raw elements of one tensor (`elements.raw.carrier`)
+Array: TypeAlias = "np.ndarray[Any, Any]"
+# [start, stop) on each axis; empty for a scalar
+Box: TypeAlias = "tuple[tuple[int, int], ...]"
+
+
+class Meter(Protocol):
+    """What an op that changes values tells of its error, chunk by chunk; sums are kept in
+    float64.
+    """
+
+    def add(
+        self,
+        wanted: Any,
+        got: Any,
+        amax: Any = None,
+        *,
+        saturated: int = 0,
+        underflowed: int = 0,
+        non_finite: int | None = None,
+        sure: bool = True,
+    ) -> None:
+        """`wanted` and `got`: float32 or float64 tensors or arrays of one shape, empty where only
+        counts are known. `amax`: what relative errors refer to, of a shape that broadcasts (a
+        block's largest magnitude); None: the largest of `wanted`. `non_finite`: elements that
+        became infinite or NaN and were not, told where not all of them are among these. `sure`:
+        that these differ nowhere means that nothing was rounded; not so for a sample, and where
+        `wanted` is itself rounded."""
+
+
+class ValueOp(Op):
+    """An op that computes elements. A graph holds a `Value` where a layout op leaves a view.
+
+    Arrays are of raw elements (`Op.eager`): numpy on the CPU, torch tensors of the same integers on
+    another device; `elements.raw.typed` makes either a torch tensor of the real dtype without a
+    copy. A box
+    of the result is computed from boxes of the inputs, so that memory follows boxes and not
+    tensors, and so that a reader can ask for a slice.
+    """
+
+    # CPU and GPU give the same bits; where not, the op runs on the CPU unless a person asks for the
+    # other, and declares `slack`
+    same_bits: ClassVar[bool] = True
+
+    def trace(self, args: Any, views: Sequence[View], parts: int = 1) -> list[View]:
+        raise NotImplementedError(f"{self.name} computes")
+
+    def roles(self, codec: str = "") -> tuple[str, ...]:
+        """The roles that a join takes or a part makes, in the order of its inputs or outputs;
+        empty: an op without roles.
+        """
+        return ()
+
+    by_rows: ClassVar[bool] = True
+
+    def rows(
+        self,
+        args: Any,
+        part: Callable[[int, int, int], Array],
+        specs: Sequence[Spec],
+        parts: int,
+        output: int,
+        start: int,
+        stop: int,
+    ) -> Array:
+        """As `Op.rows`, from the boxes that `needs` names for rows that begin and end where blocks
+        do.
+        """
+        shape = self.infer(args, specs, parts)[output].shape
+        low, high = self.rounded_rows(args, specs, parts, output, start, stop)
+        boxes = self.needs(args, specs, output, ((low, high), *((0, n) for n in shape[1:])))
+        arrays = [part(number, *(box[0] if box else (0, 0))) for number, box in enumerate(boxes)]
+        made: Array = self.eager(args, arrays, parts, [s.dtype for s in specs])[output]
+        # an op that needs all of its inputs makes all of its output
+        first = low if len(made) == high - low else 0
+        return made[start - first : stop - first]
+
+    def rounded_rows(
+        self, args: Any, specs: Sequence[Spec], parts: int, output: int, start: int, stop: int
+    ) -> tuple[int, int]:
+        """The rows around these that end where blocks do: of what they need, `eager` makes what it
+        makes of whole inputs.
+        """
+        grain = self.grain(args, specs, output)[0]
+        return start // grain * grain, min(
+            -(-stop // grain) * grain, self.infer(args, specs, parts)[output].shape[0]
+        )
+
+    def eager_width(self, args: Any) -> int | None:
+        """Bytes for each element that `eager` takes beside its inputs and results; None for an op
+        that lays out whole arrays of float64.
+        """
+        return None
+
+    def torch(self, args: Any, specs: Sequence[Spec]) -> bool:
+        """Whether `compute` on the CPU imports torch; numpy is there in any case."""
+        return True
+
+    def passes(self, args: Any, specs: Sequence[Spec]) -> bool:
+        """Whether the first input goes on as it is, so that its bytes are copied and nothing is
+        computed.
+        """
+        return False
+
+    def slack(self, args: Any, arrays: Sequence[Array], dtypes: Sequence[str] = ()) -> list[Array]:
+        """Of an op without `same_bits`: how far each element of what `compute` makes may lie from
+        `eager`'s, in float64. Unless an op says so, not at all."""
+        import numpy as np
+
+        return [np.zeros(made.shape) for made in self.eager(args, arrays, dtypes=dtypes)]
+
+    def remembers(self, args: Any, specs: Sequence[Spec]) -> int:
+        """The most bytes that `compute` keeps in `memo`, a dict for all boxes and outputs of a
+        call; 0: it takes no `memo`.
+
+        None may be given all the same where there is no memory for it.
+        """
+        return 0
+
+    def follows(self, args: Any, output: int) -> bool:
+        """Whether output `output` falls out of computing the others, so that it is cheap after them
+        (`recall`).
+        """
+        return False
+
+    def recall(
+        self,
+        args: Any,
+        specs: Sequence[Spec],
+        output: int,
+        box: Box,
+        out: Any,
+        memo: dict[str, Any],
+    ) -> bool:
+        """Fills `out` as `compute` would, from what calls for other outputs left in `memo`; False
+        where that is not enough.
+        """
+        return False
+
+    def loss_on(self, args: Any, specs: Sequence[Spec]) -> Loss:
+        """The loss on inputs of these specs."""
+        return self.loss(args)
+
+    def infer(self, args: Any, specs: Sequence[Spec], parts: int = 1) -> list[Spec]:
+        """The output specs. OpError for shapes or dtypes that do not fit."""
+        raise NotImplementedError
+
+    def needs(self, args: Any, specs: Sequence[Spec], output: int, box: Box) -> list[Box]:
+        """The box of each input that `box` of output `output` is computed from; all of each unless
+        an op says less.
+        """
+        return [tuple((0, n) for n in s.shape) for s in specs]
+
+    def grain(self, args: Any, specs: Sequence[Spec], output: int) -> tuple[int, ...]:
+        """On each axis of output `output`, the multiple at which boxes begin and end at little
+        cost; 1 where any will do.
+        """
+        return (1,) * len(self.infer(args, specs)[output].shape)
+
+    def compute(
+        self,
+        args: Any,
+        arrays: Sequence[Any],
+        specs: Sequence[Spec],
+        output: int,
+        box: Box,
+        out: Any,
+        meter: Meter | None = None,
+    ) -> None:
+        """Fills `out`, which has the shape of `box`, with raw elements of output `output`.
+
+        `arrays` hold the boxes that `needs` names, `specs` are those of the whole inputs. `meter`,
+        if there is one, is told the error of what an op rounds. OpError for values that the op
+        refuses, with the first index in the whole input.
+        """
+        raise NotImplementedError
+
+
+__all__ = [
+    "Array", "Axes", "Box", "Capture", "Check", "Decided", "Integer", "Integers", "Loss", "Meter",
+    "Number", "OneWay", "Only", "Op",
+    "OpError", "Sizes", "Step", "Text", "ValueOp", "Written", "arg", "dataclass", "replace", "step",
+]  # fmt: skip
+
+
+Shape = tuple[int, ...]
+
+
+def format_shape(shape: Sequence[int]) -> str:
+    """A shape as messages print it: `[2, 3]`."""
+    return f"[{', '.join(map(str, shape))}]"
+
+
+def axis(op: str, dim: int, shape: Shape, extra: int = 0) -> int:
+    """`dim` counted from the front. `extra` axes are about to be added to `shape`. OpError M304 if
+    there is no such axis.
+    """
+    rank = len(shape) + extra
+    if -rank <= dim < rank:
+        return dim % rank
+    what = f"a result of rank {rank}" if extra else f"a tensor of rank {rank}"
+    inside = (
+        f"axes are 0 to {rank - 1}, or {-rank} to -1 from the end"
+        if rank
+        else "a scalar has no axes"
+    )
+    raise OpError(
+        "M304",
+        f"{op}: there is no axis {dim} in {what}, shape {format_shape(shape)}",
+        notes=[inside],
+    )
+
+
+def same_shapes(label: str, shapes: Sequence[Shape], but: int | None = None) -> None:
+    """OpError M301 unless all shapes are equal, apart from axis `but`."""
+    first = shapes[0]
+    for number, shape in enumerate(shapes):
+        differs = len(shape) != len(first) or any(
+            a != b for i, (a, b) in enumerate(zip(shape, first, strict=True)) if i != but
+        )
+        if differs:
+            where = "" if but is None else f" in an axis other than {but}"
+            raise OpError(
+                "M301",
+                f"{label}: tensor 0 is {format_shape(first)} and tensor {number} is "
+                f"{format_shape(shape)}; they differ{where}",
+            )
+
+
+def same_dtypes(label: str, specs: Sequence[Spec]) -> None:
+    """OpError M303 unless all dtypes are equal."""
+    for number, spec in enumerate(specs):
+        if spec.dtype != specs[0].dtype:
+            message = f"{label}: tensor 0 is {specs[0].dtype} and tensor {number} is {spec.dtype}"
+            raise OpError(
+                "M303",
+                message,
+                help="nothing is promoted; write `cast` before, with `only` where it is for some",
+            )
+
+
+def number_of(
+    label: str, views: Sequence[View], count: int | None, sizes: Sequence[int] | None = None
+) -> None:
+    """OpError M305 unless there is a tensor, and as many as `count` and `sizes` say."""
+    for name, wanted in (("count", count), ("sizes", None if sizes is None else len(sizes))):
+        if wanted is not None and wanted != len(views):
+            raise OpError("M305", f"{label}: {len(views)} tensors, {name} says {wanted}")
+    if not views:
+        raise OpError("M305", f"{label}: there are no tensors")
+
+
+def parts_of(
+    label: str, values: int | None, count: int | None, sizes: Sequence[int] | None = None
+) -> int:
+    """How many parts the capture's values, `count` and `sizes` agree on. OpError M305 if they do
+    not, or none speaks.
+    """
+    said = {
+        "its values are": values,
+        "count says": count,
+        "sizes are": None if sizes is None else len(sizes),
+    }
+    known = {name: number for name, number in said.items() if number is not None}
+    if not known:
+        raise OpError("M305", f"{label}: into how many parts is not known", help="write `count`")
+    if len(set(known.values())) > 1:
+        raise OpError(
+            "M305", f"{label}: {', '.join(f'{name} {number}' for name, number in known.items())}"
+        )
+    return next(iter(known.values()))
+
+
+def cut(
+    label: str, dim: int, size: int, parts: int, sizes: Sequence[int] | None
+) -> tuple[int, ...]:
+    """The sizes of `parts` parts of an axis of `size`. OpError M301, M302 or M305 if they do not
+    make up the axis.
+    """
+    if sizes is None:
+        if parts < 1 or size % parts:
+            raise OpError(
+                "M302",
+                f"{label}: axis {dim} has {size} elements, not divisible into {parts} equal parts",
+                help="write `sizes`",
+            )
+        return (size // parts,) * parts
+    if len(sizes) != parts:
+        raise OpError(
+            "M305", f"{label}: {parts} parts, sizes are {len(sizes)}: {format_shape(sizes)}"
+        )
+    if sum(sizes) != size or min(sizes, default=0) < 0:
+        raise OpError(
+            "M301",
+            f"{label}: sizes {format_shape(sizes)} add up to {sum(sizes)}, axis {dim} has "
+            f"{size} elements",
+        )
+    return tuple(sizes)
+
+
+def uncounted(op: str, over: str, counted: bool) -> OneWay | None:
+    """Why joining over `over` cannot be undone where nothing says how many there were; None where
+    something does.
+    """
+    if counted:
+        return None
+    return OneWay(
+        f"{op} over {{{over}}} does not say into how many parts a downgrade cuts", "write `count`"
+    )
+
+
+def stated(op: str, dim: int, size: int, of: int | None) -> None:
+    """OpError M307 unless the axis has the size that `of` states."""
+    if of is not None and of != size:
+        raise OpError("M307", f"{op}: axis {dim} has {size} elements, `of` says {of}")
