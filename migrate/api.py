@@ -50,7 +50,7 @@ from .rules.catalog import schema as schema
 from .rules.params import resolve
 from .ruletests.run import test as test
 from .running import limits
-from .running.device import parse as parse_device
+from .running.device import parse_device
 from .running.prepare import (
     is_folder,
     plan_for,
@@ -197,7 +197,7 @@ def plan(
     source = _opened("path", path, question, meta=True)
     try:
         return plan_for(
-            source, question, is_folder(source, single_file), limits.size(max_shard_size)
+            source, question, is_folder(source, single_file), limits.bytes_of(max_shard_size)
         )
     finally:
         source.close()
@@ -310,7 +310,7 @@ def apply(
         ['norm.weight']
     """
     from .live.module import is_module, state
-    from .running.job import write
+    from .running.job import write_checkpoint
 
     live = isinstance(path, Mapping) or is_module(path)
     saved = None if live else saved_plan(path_text("path", path))
@@ -328,7 +328,9 @@ def apply(
         from .live.statedict import migrated
 
         tensors = path if isinstance(path, Mapping) else state(path)
-        return migrated(tensors, question, limits.memory(max_memory), parse_device(device), inform)
+        return migrated(
+            tensors, question, limits.memory_of(max_memory), parse_device(device), inform
+        )
     if inform is not None:
         fail(
             "M115",
@@ -359,7 +361,7 @@ def apply(
             f"{option('source')} says where a copy of a saved plan's checkpoint lies, and this is "
             "no saved plan",
         )
-    return write(
+    return write_checkpoint(
         lambda: _opened("path", path, question, wrapped=False),
         out,
         question,
@@ -456,12 +458,12 @@ def downgrade(
         >>> migrate.downgrade("new", "back").layouts["hf-mixtral"]
         'v4'
     """
-    from .running.job import write
+    from .running.job import write_checkpoint
 
     question = ask(
         to, from_, rules, params, allow, backwards=True, at=at, output_format=output_format
     )
-    return write(
+    return write_checkpoint(
         lambda: _opened("path", path, question, wrapped=False),
         out,
         question,
@@ -537,8 +539,8 @@ def verify(
     from .running import comparison, spotcheck
 
     limits.check_threads(threads)
-    budget = None if max_memory is None else limits.memory(max_memory)
-    share = None if sample is None else spotcheck.share_of(sample)
+    budget = None if max_memory is None else limits.memory_of(max_memory)
+    share = None if sample is None else spotcheck.parse_share(sample)
     if seed is not None and share is None:
         fail(
             "M115",

@@ -119,10 +119,10 @@ class Elements:
 
     def _token(self, value: Value, at: int) -> Any:
         """A token for one element of a computed tensor: equal tokens are surely equal elements."""
-        call, op = value.call, ops.get(value.call.step.op)
+        call, op = value.call, ops.get(value.call.op_call.op)
         return (
-            call.step.op,
-            repr(call.step.args),
+            call.op_call.op,
+            repr(call.op_call.args),
             value.output,
             *self._needed(op, call, value, at),
         )
@@ -134,7 +134,9 @@ class Elements:
         shape, specs = value.spec.shape, [t.spec for t in call.inputs]
         box = tuple((i, i + 1) for i in _index(at, shape))
         boxes = (
-            op.needs(call.step.args, specs, value.output, box) if isinstance(op, ValueOp) else None
+            op.needs(call.op_call.args, specs, value.output, box)
+            if isinstance(op, ValueOp)
+            else None
         )
         for number, tensor in enumerate(call.inputs):
             size = specs[number].shape

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from ..core.diagnostics import Diagnostic, Report, fail, printable
 from ..core.errors import MigrateError, OpError
-from ..rules.compiled import CompiledRule, CompiledStep, DirectedRule, direct
+from ..rules.compiled import CompiledCall, CompiledRule, DirectedRule, direct
 from ..rules.files import LAYOUTS, SUFFIXES
 from ..rules.lineage import Lineage
 from ..rules.loading import read_files
@@ -217,7 +217,7 @@ def directed(file: CompiledFile) -> list[tuple[CompiledRule, DirectedRule]]:
     ]
 
 
-def _valid(step: CompiledStep) -> bool:
+def _valid(step: CompiledCall) -> bool:
     try:
         step.op.validate(step.args)
     except OpError:

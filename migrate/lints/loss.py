@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from ..core.diagnostics import Diagnostic
 from ..ops.base import Loss, OneWay
 from ..planning.invert import invert
-from ..rules.compiled import CompiledRule, CompiledStep, DirectedRule
+from ..rules.compiled import CompiledCall, CompiledRule, DirectedRule
 from ..ruletests.binding import CompiledFile
 from .inputs import FileSet, directed
 
@@ -63,7 +63,7 @@ def _reason(file: CompiledFile, rule: CompiledRule, forwards: DirectedRule) -> I
             )
 
 
-def _help(step: CompiledStep) -> str:
+def _help(step: CompiledCall) -> str:
     inverse = step.op.invert(step.args, enumerated=False)
     told = inverse.help if isinstance(inverse, OneWay) else None
     return f"{told}; or write `why:` below the title" if told else "write `why:` below the title"

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from ..core import view
 from ..core.view import View
 from ..ops.base import Op, ValueOp, axis
-from ..rules.compiled import ROLE, CompiledStep, DirectedRule
+from ..rules.compiled import ROLE, CompiledCall, DirectedRule
 
 _AXIS = re.compile(r"[^\W\d]\w*")
 # permutations of up to so many axes are tried; of more, only those that interchange two neighbours
@@ -34,7 +34,7 @@ class Mutant(NamedTuple):
     """
 
     what: str
-    step: CompiledStep | None
+    step: CompiledCall | None
     shown: bool = False
 
 
@@ -48,7 +48,7 @@ class _Nothing(Op):
 _NOTHING = _Nothing()
 
 
-def mutants(rule: DirectedRule, step: CompiledStep, *, derived: bool = False) -> Iterator[Mutant]:
+def mutants(rule: DirectedRule, step: CompiledCall, *, derived: bool = False) -> Iterator[Mutant]:
     """The near mistakes of one step of the rule that a shape can hide, in the same order whatever
     the params are.
 
@@ -102,7 +102,7 @@ def mutants(rule: DirectedRule, step: CompiledStep, *, derived: bool = False) ->
         yield Mutant("computed something else", None)
 
 
-def _axes(step: CompiledStep) -> Iterator[Mutant]:
+def _axes(step: CompiledCall) -> Iterator[Mutant]:
     """The same along a neighbouring axis; one that the tensor does not have is refused, and so
     seen.
     """
@@ -112,7 +112,7 @@ def _axes(step: CompiledStep) -> Iterator[Mutant]:
         )
 
 
-def _pairs(step: CompiledStep) -> Iterator[Mutant]:
+def _pairs(step: CompiledCall) -> Iterator[Mutant]:
     """A transpose of which one axis is a neighbour of the right one."""
     one, other = step.args.dims
     for dims in [*((d, other) for d in _beside(one)), *((one, d) for d in _beside(other))]:
@@ -131,7 +131,7 @@ def _beside(dim: int) -> list[int]:
     return [d for d in (dim - 1, dim + 1) if (d < 0) is (dim < 0)]
 
 
-def _orders(rule: DirectedRule, step: CompiledStep) -> Iterator[Mutant]:
+def _orders(rule: DirectedRule, step: CompiledCall) -> Iterator[Mutant]:
     """Two neighbouring values interchanged. The order of numbers is nobody's choice, so there is
     none for an int capture.
     """
@@ -176,7 +176,7 @@ def _padded(op: Op, args: Any, views: Sequence[View]) -> list[View]:
     return out
 
 
-def _with(step: CompiledStep, trace: _Trace) -> CompiledStep:
+def _with(step: CompiledCall, trace: _Trace) -> CompiledCall:
     """The step with an op that traces as said, and is otherwise what it was."""
 
     def traced(self: Op, args: Any, views: Sequence[View], parts: int = 1) -> list[View]:

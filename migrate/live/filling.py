@@ -16,7 +16,7 @@ from ..core.diagnostics import Diagnostic, plural, printable
 from ..core.errors import MigrateError, raise_all
 from ..core.view import TooManyPieces
 from ..running.gather import WINDOW
-from ..running.threads import together
+from ..running.threads import run_together
 from .outputs import is_plain, torch_dtype
 from .stager import Stager, direct
 from .targets import Targets, alike, is_distributed, local
@@ -78,7 +78,7 @@ class Filling:
         stagers = [Stager(source, layouts, values, self._window // threads) for _ in range(threads)]
         tasks = self._tasks(jobs, stagers[0])
         try:
-            together(lambda number: self._work(tasks, stagers[number]), threads, self._stop.set)
+            run_together(lambda number: self._work(tasks, stagers[number]), threads, self._stop.set)
             if not self._failures:
                 finish()
         except BaseException as error:  # noqa: BLE001 - whatever stops it, what is written has to be told

@@ -29,10 +29,10 @@ from ..results import StateDictReport
 from ..rules import params as parameters
 from ..rules.lineage import mixes
 from ..running import limits
-from ..running.device import place
-from ..running.history import Stamp
-from ..running.lifted import lift
+from ..running.device import resolve_device
+from ..running.object_states import lift_states
 from ..running.prepare import side_reader
+from ..running.stamp import Stamp
 from ..source.index import Index
 from ..source.jsontext import collector_paused
 from ..source.pickle.encodings import PARAMETER
@@ -139,7 +139,7 @@ def attach(
         fail("M115", f"`model` is a torch.nn.Module, not {printable(repr(model))}")
     question = ask(to, from_, rules, params, allow, backwards=None)
     _require_sound(question)
-    settings = _Settings(place(device)[1], limits.memory(max_memory), inform)
+    settings = _Settings(resolve_device(device)[1], limits.memory_of(max_memory), inform)
     for _, hook in _ours(model):
         if hook.question != question:
             goals = listed([*hook.question.to, *hook.question.rules])
@@ -350,7 +350,7 @@ class _Hook:
         migration = make() if signature is None else self._kept.get(signature, make)
 
         def again() -> MemorySource:
-            lift(source(), migration.route)
+            lift_states(source(), migration.route)
             return source()
 
         plain = signature is not None and signature[0]

@@ -26,10 +26,10 @@ from ..planning.graph import Tensor, Value, calls
 from ..planning.question import OUTPUT_FORMATS, PathLike, Question, ask, path_text
 from ..planning.route import known_lineages, layouts_of
 from ..results import LoadReport
-from ..running import limits, sums
-from ..running.checks import equal
-from ..running.device import place as device_of
-from ..running.errors import Ledger
+from ..running import checksums, limits
+from ..running.checks import tensors_equal
+from ..running.device import resolve_device as device_of
+from ..running.error_statistics import Ledger
 from ..running.prepare import side_reader, stamp_of
 from ..source.index import SideFile
 from . import module as modules
@@ -118,7 +118,7 @@ def load(
         1
     """
     question = asked(to, from_, rules, params, allow, at)
-    budget = limits.memory(max_memory)
+    budget = limits.memory_of(max_memory)
     limits.check_threads(threads)
     if isinstance(path, Mapping):
         source: Source = modules.opened(_named(path, model))
@@ -189,7 +189,7 @@ def convert_module(
         if not modules.is_module(given):
             fail("M115", f"`{name}` is a module, not a {printable(type(given).__qualname__)}")
     question = asked(to, from_, rules, params, allow, None)
-    budget = limits.memory(max_memory)
+    budget = limits.memory_of(max_memory)
     limits.check_threads(threads)
     source = modules.opened(old)
     try:
@@ -375,7 +375,7 @@ class _Load:
         self._refuse_parts(jobs)
         self.outputs.require()
         graph = self.outputs.graph
-        sums.require([graph.outputs[job.key] for job in jobs], self.source, {})
+        checksums.check_records([graph.outputs[job.key] for job in jobs], self.source, {})
         values = {
             slot: self._value(name) for name, slot in found.places.items() if name in self.others
         }
@@ -453,7 +453,10 @@ class _Load:
             *before, last = several
             made = [outputs.get(name) for name in several]
             same = all(
-                a is not None and b is not None and a.spec == b.spec and equal(a, b, self.source)
+                a is not None
+                and b is not None
+                and a.spec == b.spec
+                and tensors_equal(a, b, self.source)
                 for a, b in pairwise(made)
             )
             if not same and last in outputs and self.strict:

@@ -20,8 +20,8 @@ from ..planning.graph import calls
 from ..planning.plan import losses_of, steps_of
 from ..planning.question import with_permissions
 from ..planning.route import find_route
-from ..running.history import Stamp
 from ..running.prepare import compose_for, require_known, side_reader, walk_for
+from ..running.stamp import Stamp
 
 if TYPE_CHECKING:
     from ..core.diagnostics import Diagnostic

@@ -20,8 +20,8 @@ from ..planning.graph import calls
 from ..running import buffers
 from ..running import checks as value_checks
 from ..running.device import CPU, Device
-from ..running.geometry import Layouts
-from ..running.values import MAX_MEMORY, Values
+from ..running.evaluator import MAX_MEMORY, Evaluator
+from ..running.geometry import ByteLayouts
 from .lazy import LazyTensor
 from .migration import origin
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from ..core.spec import Spec
     from ..planning.graph import Tensor
-    from ..running.errors import Ledger
+    from ..running.error_statistics import Ledger
     from ..source.index import Source
     from .migration import Migration
 
@@ -94,7 +94,7 @@ class Outputs:
         if calls(self.graph.outputs.values()):
             self.engine[2].require(self.graph.outputs.values())
         if self.graph.checks:
-            value_checks.require(self.graph.checks, self.engine[0], self._max_memory)
+            value_checks.require_checks(self.graph.checks, self.engine[0], self._max_memory)
 
     def untouched(self, key: str) -> Any:
         """The caller's own object if the output is exactly that, under whichever key; None
@@ -201,20 +201,22 @@ class Outputs:
     def gather(self, key: str, buffer: memoryview) -> None:
         """Fills the buffer with the output's packed bytes, row-major."""
         source, layouts, values = self.engine
-        buffers.one(self.graph.outputs[key], source, layouts, values, buffer, self._max_memory)
+        buffers.fill_buffer(
+            self.graph.outputs[key], source, layouts, values, buffer, self._max_memory
+        )
 
     @cached_property
-    def engine(self) -> tuple[Source, Layouts, Values]:
+    def engine(self) -> tuple[Source, ByteLayouts, Evaluator]:
         """What reads and computes the outputs: the opened source, the layouts of its views, its
         computed values.
         """
         with self._lock:
-            layouts, source = Layouts(), self._opened()
+            layouts, source = ByteLayouts(), self._opened()
             outputs = self.graph.outputs.values()
             return (
                 source,
                 layouts,
-                Values(
+                Evaluator(
                     source,
                     layouts,
                     outputs,

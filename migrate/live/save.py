@@ -12,7 +12,7 @@ from ..core.diagnostics import fail, listed, printable
 from ..core.memory import guarded
 from ..planning.question import SUFFIXES, PathLike, Question, path_text
 from ..results import ApplyReport
-from ..running.job import write
+from ..running.job import write_checkpoint
 from . import module as modules
 from .load import GATHER, asked
 from .targets import is_distributed
@@ -90,7 +90,7 @@ def save(
         )
     ending = os.path.splitext(path_text("path", path))[1]
     question = asked(to, from_, rules, params, allow, None, output_format or SUFFIXES.get(ending))
-    report = write(
+    report = write_checkpoint(
         lambda: _opened(model, question),
         path,
         question,

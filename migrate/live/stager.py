@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     import torch
 
     from ..planning.graph import Tensor
-    from ..running.geometry import Layouts
-    from ..running.values import Values
+    from ..running.evaluator import Evaluator
+    from ..running.geometry import ByteLayouts
     from ..source.index import Source
 
 # bytes that travel to a GPU at once; on the CPU a fill stays in the cache
@@ -42,7 +42,9 @@ class Stager:
     reads what was written.
     """
 
-    def __init__(self, source: Source, layouts: Layouts, values: Values, window: int) -> None:
+    def __init__(
+        self, source: Source, layouts: ByteLayouts, values: Evaluator, window: int
+    ) -> None:
         """`window`: bytes of a source that may be held at a time for a transpose."""
         self._source, self._layouts, self._values, self._window = source, layouts, values, window
         self._stages = (_Stage(), _Stage())

@@ -18,12 +18,12 @@ from ..planning.names import follow_all
 from ..planning.question import PathLike, Question, ask
 from ..results import StateDictReport
 from ..running import limits
-from ..running.buffers import fill
-from ..running.device import CPU, Device, place
-from ..running.errors import Ledger
+from ..running.buffers import fill_buffers
+from ..running.device import CPU, Device, resolve_device
+from ..running.error_statistics import Ledger
+from ..running.evaluator import MAX_MEMORY
 from ..running.prepare import without_optimizers
-from ..running.ties import tied
-from ..running.values import MAX_MEMORY
+from ..running.ties import find_ties
 from .lazy import LazyTensor
 from .migration import Migration, prepare
 from .outputs import Outputs
@@ -57,7 +57,7 @@ class StateDict(Mapping[str, Any]):
         self._outputs, self._device = outputs, device
         self._names = outputs.migration.names
         self._items = source.index.items
-        self._first = tied(outputs.graph.outputs, source.index.tensors)
+        self._first = find_ties(outputs.graph.outputs, source.index.tensors)
         self._alive: WeakValueDictionary[str, torch.Tensor] = WeakValueDictionary()
         if versions is not None:
             self._metadata = _versions(
@@ -170,12 +170,16 @@ def migrate_state_dict(
         >>> new["norm.weight"] is old["model.norm.weight"]
         True
     """
-    where, compute = place(device)
+    where, compute = resolve_device(device)
     source = memory.open(state_dict, wrapped=True)
     question = ask(to, from_, rules, params, allow, backwards=None)
     source, found = _with_optimizers(source, question)
     outputs = Outputs(
-        found, lambda: source, source.values, max_memory=limits.memory(max_memory), device=compute
+        found,
+        lambda: source,
+        source.values,
+        max_memory=limits.memory_of(max_memory),
+        device=compute,
     )
     outputs.require()
     if inform is not None:
@@ -249,10 +253,10 @@ def materialise(
 
     `ledger` is told the errors of what is computed.
     """
-    first = tied(graph.outputs, source.index.tensors)
+    first = find_ties(graph.outputs, source.index.tensors)
     own = {key: tensor for key, tensor in graph.outputs.items() if first[key] == key}
     tensors, buffers = memory.allocate({key: t.spec for key, t in own.items()})
-    fill(
+    fill_buffers(
         own,
         source,
         buffers,

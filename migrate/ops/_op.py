@@ -13,7 +13,7 @@ warnings.warn(
     stacklevel=2,
 )
 # what a class was called there
-_CALLED = {"Step": "Step"}
+_CALLED = {"Step": "OpCall"}
 
 
 def __getattr__(name: str) -> Any:

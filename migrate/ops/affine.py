@@ -26,9 +26,9 @@ from .base import (
     Number,
     OneWay,
     Only,
+    OpCall,
     OpError,
     Shape,
-    Step,
     arg,
     dataclass,
     step,
@@ -80,7 +80,7 @@ class Affine(Elementwise):
     def loss(self, args: Args) -> Loss:
         return Loss.LOSSLESS if args.exact or (abs(args.mul), args.add) == (1, 0) else Loss.LOSSY
 
-    def invert(self, args: Args, enumerated: bool = False) -> Step | OneWay:
+    def invert(self, args: Args, enumerated: bool = False) -> OpCall | OneWay:
         if _scales(args):
             return step("affine", mul=1 / args.mul, exact=abs(args.mul) != 1, only=args.only)
         return OneWay(

@@ -169,7 +169,7 @@ class Loss(Enum):
     DESTRUCTIVE = "destructive"
 
 
-class Step(NamedTuple):
+class OpCall(NamedTuple):
     """A call of an op by name: what an inverse is."""
 
     op: str
@@ -191,11 +191,11 @@ def names() -> list[str]:
     return registry.names()
 
 
-def step(op: str, **args: Any) -> Step:
+def step(op: str, **args: Any) -> OpCall:
     """The call of the op called `op` with these fields of its Args; how one op names another as its
     inverse.
     """
-    return Step(op, get(op).Args(**args))
+    return OpCall(op, get(op).Args(**args))
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +333,7 @@ class Op:
     def loss(self, args: Any) -> Loss:
         return Loss.LOSSLESS
 
-    def invert(self, args: Any, enumerated: bool = False) -> Step | OneWay:
+    def invert(self, args: Any, enumerated: bool = False) -> OpCall | OneWay:
         """The inverse as a call with the same capture names, or why there is none.
 
         `enumerated`: the capture of `over` or `into` lists its values, so that their number is
@@ -379,7 +379,7 @@ class Meter(Protocol):
 
 
 class ValueOp(Op):
-    """An op that computes elements. A graph holds a `Value` where a layout op leaves a view.
+    """An op that computes elements. A graph has a `ComputedTensor` where a layout op leaves a view.
 
     Arrays are of raw elements (`Op.eager`): numpy on the CPU, torch tensors of the same integers on
     another device; `elements.raw.typed` makes either a torch tensor of the real dtype without a
@@ -527,9 +527,30 @@ class ValueOp(Op):
 
 
 __all__ = [
-    "Array", "Axes", "Box", "Capture", "Check", "Decided", "Integer", "Integers", "Loss", "Meter",
-    "Number", "OneWay", "Only", "Op",
-    "OpError", "Sizes", "Step", "Text", "ValueOp", "Written", "arg", "dataclass", "replace", "step",
+    "Array",
+    "Axes",
+    "Box",
+    "Capture",
+    "Check",
+    "Decided",
+    "Integer",
+    "Integers",
+    "Loss",
+    "Meter",
+    "Number",
+    "OneWay",
+    "Only",
+    "Op",
+    "OpCall",
+    "OpError",
+    "Sizes",
+    "Text",
+    "ValueOp",
+    "Written",
+    "arg",
+    "dataclass",
+    "replace",
+    "step",
 ]  # fmt: skip
 
 

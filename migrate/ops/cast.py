@@ -36,9 +36,9 @@ from .base import (
     Meter,
     OneWay,
     Only,
+    OpCall,
     OpError,
     Shape,
-    Step,
     arg,
     dataclass,
     step,
@@ -101,7 +101,7 @@ class Cast(Elementwise):
     def loss_on(self, args: Args, specs: Sequence[Spec]) -> Loss:
         return _loss(specs[0].dtype, args)
 
-    def invert(self, args: Args, enumerated: bool = False) -> Step | OneWay:
+    def invert(self, args: Args, enumerated: bool = False) -> OpCall | OneWay:
         if args.from_ is None:
             return OneWay(
                 "cast does not say which dtype there was before", "write `from`: the dtype before"

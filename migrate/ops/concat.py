@@ -15,10 +15,10 @@ from .base import (
     Integer,
     OneWay,
     Op,
+    OpCall,
     OpError,
     Shape,
     Sizes,
-    Step,
     arg,
     axis,
     dataclass,
@@ -110,7 +110,7 @@ class Concat(Op):
             first += spec.shape[0]
         return np.concatenate(found)
 
-    def invert(self, args: Args, enumerated: bool = False) -> Step | OneWay:
+    def invert(self, args: Args, enumerated: bool = False) -> OpCall | OneWay:
         counted = enumerated or args.count is not None or args.sizes is not None
         return uncounted("concat", args.over, counted) or step(
             "split",

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .base import Array, Capture, Integer, Op, Shape, Step, arg, dataclass, parts_of, step
+from .base import Array, Capture, Integer, Op, OpCall, Shape, arg, dataclass, parts_of, step
 
 if TYPE_CHECKING:
     from ..core.view import View
@@ -36,7 +36,7 @@ class Copy(Op):
     ) -> list[Array]:
         return [arrays[0]] * parts
 
-    def invert(self, args: Args, enumerated: bool = False) -> Step:
+    def invert(self, args: Args, enumerated: bool = False) -> OpCall:
         return step("same", over=args.into, count=args.count, start=args.start)
 
     def samples(self) -> Iterable[tuple[dict[str, Any], list[Shape]]]:

@@ -12,7 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ..codecs.base import NON_FINITE, Codec, Options
-from .base import Dtype, Integers, Loss, OpError, Step, Text, ValueOp, arg, dataclass, step
+from .base import Dtype, Integers, Loss, OpCall, OpError, Text, ValueOp, arg, dataclass, step
 
 if TYPE_CHECKING:
     import numpy as np
@@ -156,7 +156,7 @@ class Dequantize(ValueOp):
             else Loss.LOSSY
         )
 
-    def invert(self, args: Args, enumerated: bool = False) -> Step:
+    def invert(self, args: Args, enumerated: bool = False) -> OpCall:
         said = {
             name: getattr(args, name)
             for name in ("block", "like", "scale", "scale_fmt", "non_finite")

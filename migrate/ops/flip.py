@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core import view
-from .base import Array, Integer, Only, Op, Shape, Step, arg, axis, dataclass, step
+from .base import Array, Integer, Only, Op, OpCall, Shape, arg, axis, dataclass, step
 
 if TYPE_CHECKING:
     from ..core.view import View
@@ -30,7 +30,7 @@ class Flip(Op):
 
         return [np.flip(a, args.dim) for a in arrays]
 
-    def invert(self, args: Args, enumerated: bool = False) -> Step:
+    def invert(self, args: Args, enumerated: bool = False) -> OpCall:
         return step("flip", dim=args.dim, only=args.only)
 
     def samples(self) -> Iterable[tuple[dict[str, Any], list[Shape]]]:

@@ -14,9 +14,9 @@ from .base import (
     OneWay,
     Only,
     Op,
+    OpCall,
     OpError,
     Shape,
-    Step,
     arg,
     axis,
     dataclass,
@@ -97,7 +97,7 @@ class Pad(Op):
             out.append(grown.swapaxes(0, args.dim))
         return out
 
-    def invert(self, args: Args, enumerated: bool = False) -> Step | OneWay:
+    def invert(self, args: Args, enumerated: bool = False) -> OpCall | OneWay:
         if args.of is None:
             return OneWay("pad does not say how long the axis was", "write `of`: the length before")
         size = _size(args, args.of)

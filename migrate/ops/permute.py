@@ -11,9 +11,9 @@ from .base import (
     Integers,
     Only,
     Op,
+    OpCall,
     OpError,
     Shape,
-    Step,
     arg,
     axis,
     dataclass,
@@ -63,7 +63,7 @@ class Permute(Op):
     ) -> list[Array]:
         return [a.transpose(args.dims) for a in arrays]
 
-    def invert(self, args: Args, enumerated: bool = False) -> Step:
+    def invert(self, args: Args, enumerated: bool = False) -> OpCall:
         order = [d % len(args.dims) for d in args.dims]
         return step(
             "permute", dims=tuple(order.index(i) for i in range(len(order))), only=args.only

@@ -11,7 +11,19 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..codecs.base import NON_FINITE
-from .base import Dtype, Integers, Loss, OneWay, OpError, Step, Text, ValueOp, arg, dataclass, step
+from .base import (
+    Dtype,
+    Integers,
+    Loss,
+    OneWay,
+    OpCall,
+    OpError,
+    Text,
+    ValueOp,
+    arg,
+    dataclass,
+    step,
+)
 from .dequantize import codec_called, options, roles_of
 
 if TYPE_CHECKING:
@@ -131,7 +143,7 @@ class Quantize(ValueOp):
     def loss(self, args: Args) -> Loss:
         return Loss.LOSSY
 
-    def invert(self, args: Args, enumerated: bool = False) -> Step | OneWay:
+    def invert(self, args: Args, enumerated: bool = False) -> OpCall | OneWay:
         if args.from_ is None:
             return OneWay(
                 "quantize does not say what the numbers were", "write `from`: their dtype"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import view
 from ._notation import ONE_ARROW, AxesRecipe, check_axes, parse, solve, unknown_backwards
-from .base import Array, Axes, OneWay, Only, Op, Shape, Step, Text, arg, dataclass, step
+from .base import Array, Axes, OneWay, Only, Op, OpCall, Shape, Text, arg, dataclass, step
 
 if TYPE_CHECKING:
     from ..core.view import View
@@ -52,7 +52,7 @@ class Rearrange(Op):
             out.append(a.reshape(recipe.split).transpose(recipe.order).reshape(recipe.joined))
         return out
 
-    def invert(self, args: Args, enumerated: bool = False) -> Step | OneWay:
+    def invert(self, args: Args, enumerated: bool = False) -> OpCall | OneWay:
         expression = parse(args.pattern)
         missing = unknown_backwards(expression, args.axes)
         if missing:

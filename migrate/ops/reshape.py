@@ -13,9 +13,9 @@ from .base import (
     OneWay,
     Only,
     Op,
+    OpCall,
     OpError,
     Shape,
-    Step,
     arg,
     dataclass,
     format_shape,
@@ -61,7 +61,7 @@ class Reshape(Op):
     ) -> list[Array]:
         return [a.reshape(args.to) for a in arrays]
 
-    def invert(self, args: Args, enumerated: bool = False) -> Step | OneWay:
+    def invert(self, args: Args, enumerated: bool = False) -> OpCall | OneWay:
         if args.from_ is None:
             return OneWay(
                 "reshape does not say which shape there was before",

@@ -12,8 +12,8 @@ from .base import (
     Integer,
     OneWay,
     Op,
+    OpCall,
     Shape,
-    Step,
     arg,
     dataclass,
     number_of,
@@ -69,7 +69,7 @@ class Same(Op):
             )
         ]
 
-    def invert(self, args: Args, enumerated: bool = False) -> Step | OneWay:
+    def invert(self, args: Args, enumerated: bool = False) -> OpCall | OneWay:
         counted = enumerated or args.count is not None
         return uncounted("same", args.over, counted) or step(
             "copy", into=args.over, count=args.count, start=args.start

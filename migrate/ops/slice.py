@@ -20,9 +20,9 @@ from .base import (
     OneWay,
     Only,
     Op,
+    OpCall,
     OpError,
     Shape,
-    Step,
     arg,
     axis,
     dataclass,
@@ -105,7 +105,7 @@ class Slice(Op):
         known = args.of is not None and (args.value is not None or _cuts_nothing(args))
         return Loss.LOSSLESS if known else Loss.DESTRUCTIVE
 
-    def invert(self, args: Args, enumerated: bool = False) -> Step | OneWay:
+    def invert(self, args: Args, enumerated: bool = False) -> OpCall | OneWay:
         if args.of is None:
             return OneWay(
                 "slice does not say how long the axis was",

@@ -11,9 +11,9 @@ from .base import (
     Capture,
     Integer,
     Op,
+    OpCall,
     Shape,
     Sizes,
-    Step,
     arg,
     axis,
     cut,
@@ -81,7 +81,7 @@ class Split(Op):
         first = sum(args.sizes[:output]) if args.sizes is not None else length // parts * output
         return part(0, first + start, first + stop)
 
-    def invert(self, args: Args, enumerated: bool = False) -> Step:
+    def invert(self, args: Args, enumerated: bool = False) -> OpCall:
         return step(
             "concat",
             over=args.into,

@@ -11,9 +11,9 @@ from .base import (
     Integer,
     Only,
     Op,
+    OpCall,
     OpError,
     Shape,
-    Step,
     arg,
     axis,
     dataclass,
@@ -51,7 +51,7 @@ class Squeeze(Op):
     ) -> list[Array]:
         return [a.squeeze(args.dim) for a in arrays]
 
-    def invert(self, args: Args, enumerated: bool = False) -> Step:
+    def invert(self, args: Args, enumerated: bool = False) -> OpCall:
         return step("unsqueeze", dim=args.dim, only=args.only)
 
     def samples(self) -> Iterable[tuple[dict[str, Any], list[Shape]]]:

@@ -11,8 +11,8 @@ from .base import (
     Capture,
     Integer,
     Op,
+    OpCall,
     Shape,
-    Step,
     arg,
     axis,
     dataclass,
@@ -75,7 +75,7 @@ class Stack(Op):
             [part(number, 0, shape[0] if shape else 0) for number in range(start, stop)]
         )
 
-    def invert(self, args: Args, enumerated: bool = False) -> Step:
+    def invert(self, args: Args, enumerated: bool = False) -> OpCall:
         return step("unbind", into=args.over, dim=args.dim, count=args.count, start=args.start)
 
     def samples(self) -> Iterable[tuple[dict[str, Any], list[Shape]]]:

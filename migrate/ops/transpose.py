@@ -11,8 +11,8 @@ from .base import (
     Integers,
     Only,
     Op,
+    OpCall,
     Shape,
-    Step,
     arg,
     axis,
     dataclass,
@@ -46,7 +46,7 @@ class Transpose(Op):
     ) -> list[Array]:
         return [a.swapaxes(*args.dims) for a in arrays]
 
-    def invert(self, args: Args, enumerated: bool = False) -> Step:
+    def invert(self, args: Args, enumerated: bool = False) -> OpCall:
         return step("transpose", dims=args.dims, only=args.only)
 
     def samples(self) -> Iterable[tuple[dict[str, Any], list[Shape]]]:

@@ -11,9 +11,9 @@ from .base import (
     Capture,
     Integer,
     Op,
+    OpCall,
     OpError,
     Shape,
-    Step,
     arg,
     axis,
     dataclass,
@@ -86,7 +86,7 @@ class Unbind(Op):
             made = part(0, output, output + 1)[0][start:stop]
         return made
 
-    def invert(self, args: Args, enumerated: bool = False) -> Step:
+    def invert(self, args: Args, enumerated: bool = False) -> OpCall:
         return step("stack", over=args.into, dim=args.dim, count=args.count, start=args.start)
 
     def samples(self) -> Iterable[tuple[dict[str, Any], list[Shape]]]:

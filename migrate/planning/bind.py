@@ -21,7 +21,7 @@ from ..core.records import records
 from ..core.spelling import option
 from ..core.templates import Template
 from ..ops.base import Decided, ValueOp
-from ..rules.compiled import ROLE, CompiledStep, DirectedRule
+from ..rules.compiled import ROLE, CompiledCall, DirectedRule
 from .graph import Expr, Tensor, ValueCheck
 from .match import RANK, Matching, Reader, Taken, keep_rest, match, when_test
 from .pipeline import MOST_TENSORS, SUFFIX, Item, Refused, Views, run
@@ -338,7 +338,7 @@ def _run_rule(
         elif refused.diagnostic.code != "M207" or not lone.issuperset(refused.keys):
             report.diagnostics.append(refused.diagnostic)
 
-    def decide(step: CompiledStep, item: Item) -> Decided | None:
+    def decide(step: CompiledCall, item: Item) -> Decided | None:
         if ask.payload is None:
             return None
         decided = step.op.decide(

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ..core.spec import Spec
 from ..core.view import View
-from ..ops.base import Step
+from ..ops.base import OpCall
 
 
 class Tensor:
     """One tensor of the graph: `view` over leaves that are positions in `sources`.
 
-    A source is a stored key (str) or a computed Value. Tensors of the same rule and shapes share
+    A source is a stored key (str) or a `ComputedTensor`. Tensors of the same rule and shapes share
     one view object; only their sources differ. Immutable by convention; a slotted class because a
     plan holds one per key.
     """
@@ -50,7 +50,7 @@ class Call:
     `lossy`: the result does not determine the input.
     """
 
-    step: Step
+    op_call: OpCall
     inputs: tuple[Tensor, ...]
     parts: int
     rule: str = ""

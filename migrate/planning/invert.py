@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from .. import ops
 from ..ops.base import OneWay
-from ..rules.compiled import CompiledStep, DirectedRule
+from ..rules.compiled import CompiledCall, DirectedRule
 
 
 def invert(rule: DirectedRule) -> DirectedRule | OneWay:
@@ -27,6 +27,6 @@ def invert(rule: DirectedRule) -> DirectedRule | OneWay:
             return OneWay(f"{step.name}: {inverse.because}", inverse.help)
         capture = getattr(inverse.args, "over", None) or getattr(inverse.args, "into", None)
         steps.append(
-            CompiledStep(inverse.op, ops.get(inverse.op), inverse.args, capture, step.span)
+            CompiledCall(inverse.op, ops.get(inverse.op), inverse.args, capture, step.span)
         )
     return replace(rule, reads=rule.writes, writes=rule.reads, steps=tuple(steps), backwards=True)

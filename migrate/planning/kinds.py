@@ -99,14 +99,14 @@ class Kind(NamedTuple):
 
 def kind_of(call: Call, output: int, spec: Spec) -> Kind:
     """The kind of a call's output."""
-    op, specs = ops.get(call.step.op), tuple(t.spec for t in call.inputs)
+    op, specs = ops.get(call.op_call.op), tuple(t.spec for t in call.inputs)
     elements, size = unit(spec.dtype)
     inputs = sum(_raw_bytes(s.dtype, s.numel) for s in specs)
     everything = TEMPORARIES * (inputs + _raw_bytes(spec.dtype, spec.numel))
     grain = (1,) * len(spec.shape)
     whole = Kind(
         op,
-        call.step.args,
+        call.op_call.args,
         specs,
         output,
         spec,
@@ -118,7 +118,7 @@ def kind_of(call: Call, output: int, spec: Spec) -> Kind:
     )
     if not isinstance(op, ValueOp) or not spec.numel or not spec.shape or spec.shape[-1] % elements:
         return whole
-    grain = tuple(op.grain(call.step.args, specs, output))
+    grain = tuple(op.grain(call.op_call.args, specs, output))
     # a unit is not cut
     grain = (*grain[:-1], -(-grain[-1] // elements) * elements)
     kind = whole._replace(grain=grain, shape=(*spec.shape[:-1], spec.shape[-1] // elements))

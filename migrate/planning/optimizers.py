@@ -465,7 +465,7 @@ def _fates(composition: Composition, index: Index, own: set[str]) -> _Fates:
         if isinstance(source, Value):
             call = source.call
             plain = (
-                call.step.op == "cast"
+                call.op_call.op == "cast"
                 and tensor.view == views.stored(0, source.spec.shape)
                 and tensor.spec == source.spec
             )

@@ -16,8 +16,8 @@ from ..core.errors import OpError
 from ..core.records import records
 from ..core.spec import Spec, spec
 from ..core.view import TooManyPieces, View, leaves, relabel, stored
-from ..ops.base import Decided, Loss, Step, ValueOp
-from ..rules.compiled import ROLE, CompiledStep, DirectedRule
+from ..ops.base import Decided, Loss, OpCall, ValueOp
+from ..rules.compiled import ROLE, CompiledCall, DirectedRule
 from .graph import Apply, Call, Expr, Tensor, Value, ValueCheck
 from .match import ABSENT, RANK
 
@@ -90,7 +90,7 @@ class Views:
 
     def trace(
         self,
-        step: CompiledStep,
+        step: CompiledCall,
         tensors: Sequence[Tensor],
         parts: int,
         rule: str,
@@ -131,7 +131,7 @@ class Views:
 
     def _trace(
         self,
-        step: CompiledStep,
+        step: CompiledCall,
         tensors: Sequence[Tensor],
         mapping: tuple[tuple[int, ...], ...] | None,
         parts: int,
@@ -168,7 +168,7 @@ class Views:
 
     def materialise(
         self,
-        step: CompiledStep,
+        step: CompiledCall,
         tensor: Tensor,
         specs: Sequence[Spec],
         rule: str,
@@ -179,7 +179,7 @@ class Views:
 
     def _materialise(
         self,
-        step: CompiledStep,
+        step: CompiledCall,
         tensors: Sequence[Tensor],
         parts: int,
         specs: Sequence[Spec],
@@ -190,12 +190,12 @@ class Views:
         """The step computed instead of traced: what a value op is for, and for a layout op correct,
         but through memory.
         """
-        call = Call(Step(step.name, step.args), tuple(tensors), parts, rule, keys, lossy)
+        call = Call(OpCall(step.name, step.args), tuple(tensors), parts, rule, keys, lossy)
         return [Tensor(s, self.stored(s.shape), (Value(call, n, s),)) for n, s in enumerate(specs)]
 
     def _compute(
         self,
-        step: CompiledStep,
+        step: CompiledCall,
         op: ValueOp,
         tensors: Sequence[Tensor],
         parts: int,
@@ -254,7 +254,7 @@ def _join_sources(
 # name of the value that an op of the kind `decide` puts behind the keys of its outputs; no capture
 # can have it
 SUFFIX = "."
-Decide = Callable[[CompiledStep, Item], "Decided | None"]
+Decide = Callable[[CompiledCall, Item], "Decided | None"]
 
 
 def run(
@@ -292,7 +292,7 @@ def run(
 
 def _each(
     rule: DirectedRule,
-    step: CompiledStep,
+    step: CompiledCall,
     bound: tuple[str, ...],
     items: list[Item],
     views: Views,
@@ -327,7 +327,7 @@ def _each(
 
 def _decide(
     rule: DirectedRule,
-    step: CompiledStep,
+    step: CompiledCall,
     bound: tuple[str, ...],
     items: list[Item],
     views: Views,
@@ -348,7 +348,7 @@ def _decide(
         if decided is None or (decided.args is None and decided.outputs):
             out.append(item._replace(values=(*item.values, "")))
             continue
-        settled = CompiledStep(step.name, step.op, decided.args, None, step.span)
+        settled = CompiledCall(step.name, step.op, decided.args, None, step.span)
         made = views.materialise(
             settled, item.tensor, [spec for _, spec in decided.outputs], rule.label, item.keys
         )
@@ -367,7 +367,7 @@ def _decide(
     return (*bound, SUFFIX), out
 
 
-def _values(rule: DirectedRule, step: CompiledStep) -> list[Any] | None:
+def _values(rule: DirectedRule, step: CompiledCall) -> list[Any] | None:
     """The values that a part step has outputs for; None where they are numbers."""
     kind = rule.types[step.capture or ROLE]
     if kind.kind != "enum":
@@ -431,7 +431,7 @@ def _foreseen(rule: DirectedRule, number: int, of: Spec) -> tuple[int, list[str]
 
 def _part(
     rule: DirectedRule,
-    step: CompiledStep,
+    step: CompiledCall,
     bound: tuple[str, ...],
     items: list[Item],
     views: Views,
@@ -487,7 +487,7 @@ def _part(
 
 def _join(
     rule: DirectedRule,
-    step: CompiledStep,
+    step: CompiledCall,
     bound: tuple[str, ...],
     items: list[Item],
     views: Views,
@@ -561,7 +561,7 @@ def _join(
 
 
 def _complete(
-    rule: DirectedRule, step: CompiledStep, capture: str, members: dict[Any, Item]
+    rule: DirectedRule, step: CompiledCall, capture: str, members: dict[Any, Item]
 ) -> list[Item]:
     """The members in the order of the capture's values; OpError M207 naming what is missing or too
     many.
@@ -635,7 +635,7 @@ def _collect(
 
 def _diagnose(
     rule: DirectedRule,
-    step: CompiledStep,
+    step: CompiledCall,
     error: OpError,
     bound: Sequence[str],
     values: tuple[Any, ...],

@@ -350,7 +350,12 @@ def _computed(tensors: Iterable[Tensor]) -> _Computed:
             seen.add(id(source))
             call = source.call
             todo += call.inputs
-            key = (id(call.step.args), source.output, source.spec, *[t.spec for t in call.inputs])
+            key = (
+                id(call.op_call.args),
+                source.output,
+                source.spec,
+                *[t.spec for t in call.inputs],
+            )
             if key not in known:
                 known[key] = kind_of(call, source.output, source.spec)
     kinds = known.values()

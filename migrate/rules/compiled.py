@@ -34,7 +34,7 @@ _NUMBER = re.compile("0|[1-9][0-9]{0,17}")
 
 
 @dataclass(frozen=True, slots=True)
-class CompiledStep:
+class CompiledCall:
     """One op with its arguments resolved. `capture` is what it consumes (join) or produces (part).
 
     `unset`: the arguments that count as not written because they are a param without a value, with
@@ -81,7 +81,7 @@ class DirectedRule:
     span: Span
     reads: tuple[Side, ...]
     writes: tuple[Side, ...]
-    steps: tuple[CompiledStep, ...]
+    steps: tuple[CompiledCall, ...]
     types: Mapping[str, CaptureType]
     where: Mapping[str, Any]
     when: Mapping[str | None, Mapping[str, Any]]
@@ -652,7 +652,7 @@ def direct(
             )
             return None
         steps.append(
-            CompiledStep(step.op, ops.get(step.op), args, capture, place, unset(step.args, params))
+            CompiledCall(step.op, ops.get(step.op), args, capture, place, unset(step.args, params))
         )
     try:
         where = _where(compiled, params) if rule.where or compiled.maps else {}

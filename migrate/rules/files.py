@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.diagnostics import Span
-from ..ops.base import Step
+from ..ops.base import OpCall
 from ..source import yaml
 from .lineage import Detect, Edge, Layout, Lineage
 
@@ -173,7 +173,7 @@ def _made(tagged: dict[str, Any]) -> Any:
 _MAKE: dict[str, Any] = {
     "map": dict,
     "tuple": tuple,
-    "step": Step,
+    "step": OpCall,
     "Layout": Layout,
     "Detect": Detect,
 }

@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, Field, InstanceOf, WithJsonSche
 from pydantic_core import PydanticCustomError
 
 from ..core.diagnostics import did_you_mean, printable
-from ..ops.base import Step
+from ..ops.base import OpCall
 from ..source import yaml
 from . import steps
 from .arguments import arguments
@@ -566,7 +566,7 @@ class Rule(Model):
         examples=["{p}.experts.gate_up_proj"],
     )
     via: Annotated[
-        tuple[Annotated[InstanceOf[Step], BeforeValidator(steps.step)], ...], Sequence
+        tuple[Annotated[InstanceOf[OpCall], BeforeValidator(steps.step)], ...], Sequence
     ] = Field(
         (),
         description="what happens to the tensors: operations, top to bottom, each over all "
@@ -726,7 +726,7 @@ def meaning(value: Any) -> Any:
         return out
     if isinstance(value, BaseModel):
         return _fields(value)
-    if isinstance(value, Step):
+    if isinstance(value, OpCall):
         defaults = {argument.word: argument.default for argument in arguments(value.op)}
         return [
             value.op,

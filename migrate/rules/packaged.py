@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.diagnostics import Report
-from ..ops.base import Step
+from ..ops.base import OpCall
 from ..source import yaml
 from .files import FORM, LAYOUTS, NAME, files_below, shipped_folder
 from .loading import load_files
@@ -63,7 +63,7 @@ def _line(name: str, value: Any) -> str:
 
 def _written(value: Any) -> Any:
     """`value` as JSON that `_made` makes it again from."""
-    if isinstance(value, Step):
+    if isinstance(value, OpCall):
         return {"step": [value.op, _written(value.args)]}
     if hasattr(type(value), "model_fields"):
         names = [name for name in type(value).model_fields if name != "tests"]

@@ -19,7 +19,7 @@ from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema, cr
 from .. import codecs, ops
 from ..core.diagnostics import did_you_mean, listed, printable
 from ..core.errors import OpError
-from ..ops.base import Step
+from ..ops.base import OpCall
 from ..source import yaml
 from ..source.registry import BrokenEntryError
 from .arguments import Argument, arguments, is_reference, resolve, shown, unwrapped, used
@@ -65,11 +65,11 @@ def model(op: str) -> type[Model]:
     return create_model(f"{op}_arguments", __base__=Model, **made)
 
 
-def step(value: Any) -> Step:
+def step(value: Any) -> OpCall:
     """One entry of `via` as a Step: `args` are what the author wrote, typed, keyed by the author's
     words.
     """
-    if isinstance(value, Step):
+    if isinstance(value, OpCall):
         return value
     if isinstance(value, str) and str(value) in ops.names():
         value = {str(value): {}}
@@ -129,7 +129,7 @@ def step(value: Any) -> Step:
     }
     if problems := list(_unknown_to_codec(op, args)):
         refuse(problems)
-    return Step(op, args)
+    return OpCall(op, args)
 
 
 def _unknown_to_codec(op: str, args: Mapping[str, Any]) -> Iterator[Problem]:

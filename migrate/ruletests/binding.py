@@ -213,11 +213,11 @@ class BoundTest:
         """The packed bytes of each output, made once; raises what a run would raise (M404,
         M9xx).
         """
-        from ..running.buffers import fill
+        from ..running.buffers import fill_buffers
 
         if not self._made and self.outputs:
             buffers = {key: memoryview(bytearray(t.spec.nbytes)) for key, t in self.outputs.items()}
-            fill(self.outputs, self.source, buffers, checks=self.composition.graph.checks)
+            fill_buffers(self.outputs, self.source, buffers, checks=self.composition.graph.checks)
             self._made.update(buffers)
         return self._made
 
@@ -333,17 +333,17 @@ def bound(
 
     def same_bytes(key: str, present: Tensor, made: Tensor) -> bool:
         nonlocal asked
-        from ..running.checks import equal
+        from ..running.checks import tensors_equal
 
         asked = True
-        return equal(present, made, source)
+        return tensors_equal(present, made, source)
 
     def payload(tensor: Tensor) -> bytes:
         nonlocal asked
-        from ..running.checks import content
+        from ..running.checks import read_content
 
         asked = True
-        return content(tensor, source)
+        return read_content(tensor, source)
 
     report = Report()
     composition = compose(

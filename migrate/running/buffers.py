@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 from . import checks as value_checks
 from . import regions
 from .device import CPU, Device
-from .errors import Ledger
+from .error_statistics import Ledger
+from .evaluator import MAX_MEMORY, Evaluator
 from .gather import WINDOW, Gather
-from .geometry import Layouts
-from .values import MAX_MEMORY, Values
+from .geometry import ByteLayouts
 
 if TYPE_CHECKING:
     from ..planning.graph import Tensor, ValueCheck
     from ..source.index import Source
 
 
-def fill(
+def fill_buffers(
     outputs: Mapping[str, Tensor],
     source: Source,
     buffers: Mapping[str, memoryview],
@@ -33,20 +33,20 @@ def fill(
 
     `ledger` is told the errors of what is computed.
     """
-    layouts = Layouts()
-    values = Values(source, layouts, outputs.values(), max_memory, ledger=ledger, device=device)
+    layouts = ByteLayouts()
+    values = Evaluator(source, layouts, outputs.values(), max_memory, ledger=ledger, device=device)
     values.require(outputs.values())
-    value_checks.require(checks, source, max_memory)
+    value_checks.require_checks(checks, source, max_memory)
     for key, tensor in outputs.items():
-        one(tensor, source, layouts, values, buffers[key], max_memory)
+        fill_buffer(tensor, source, layouts, values, buffers[key], max_memory)
     source.check_unchanged()
 
 
-def one(
+def fill_buffer(
     tensor: Tensor,
     source: Source,
-    layouts: Layouts,
-    values: Values,
+    layouts: ByteLayouts,
+    values: Evaluator,
     buffer: memoryview,
     max_memory: int = MAX_MEMORY,
 ) -> None:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from ..core.diagnostics import Report, fail, listed, printable
 from ..core.spec import BITS, Spec, encode
 from ..core.view import is_whole
+from .evaluator import MAX_MEMORY, Evaluator
 from .gather import WINDOW, Gather
-from .geometry import STAGE_MAX, Layouts
-from .values import MAX_MEMORY, Values
+from .geometry import STAGE_MAX, ByteLayouts
 
 if TYPE_CHECKING:
     from ..planning.graph import Tensor, ValueCheck
@@ -24,11 +24,13 @@ if TYPE_CHECKING:
 MOST_CONTENT = 64 << 20
 
 
-def require(checks: Sequence[ValueCheck], source: Source, max_memory: int = MAX_MEMORY) -> None:
+def require_checks(
+    checks: Sequence[ValueCheck], source: Source, max_memory: int = MAX_MEMORY
+) -> None:
     """Raises all checks that fail, each with its own code."""
     report = Report()
     for check in checks:
-        met, detail = evaluate(check, source, max_memory)
+        met, detail = evaluate_check(check, source, max_memory)
         if not met:
             report.add(
                 check.code,
@@ -40,9 +42,11 @@ def require(checks: Sequence[ValueCheck], source: Source, max_memory: int = MAX_
     report.check()
 
 
-def evaluate(check: ValueCheck, source: Source, max_memory: int = MAX_MEMORY) -> tuple[bool, str]:
+def evaluate_check(
+    check: ValueCheck, source: Source, max_memory: int = MAX_MEMORY
+) -> tuple[bool, str]:
     """Whether the condition holds, and where it first does not ("" if it does)."""
-    reader = _Reader(source, max_memory)
+    reader = _TensorReader(source, max_memory)
     if check.kind == "filled":
         for number, tensor in enumerate(check.tensors):
             unit = encode(tensor.spec.dtype, check.value or 0)
@@ -94,7 +98,7 @@ def _place(spec: Spec, byte: int) -> list[int]:
     return index
 
 
-def content(tensor: Tensor, source: Source, most: int = MOST_CONTENT) -> bytes:
+def read_content(tensor: Tensor, source: Source, most: int = MOST_CONTENT) -> bytes:
     """The bytes of a small tensor; M950 if it has more than `most`. One that is stored as it stands
     is read at once.
     """
@@ -115,18 +119,18 @@ def content(tensor: Tensor, source: Source, most: int = MOST_CONTENT) -> bytes:
         out = bytearray(at.spec.nbytes)
         source.blobs[at.blob].readinto(at.offset, memoryview(out))
         return bytes(out)
-    return b"".join(bytes(part) for part in _Reader(source, MAX_MEMORY).stages(tensor))
+    return b"".join(bytes(part) for part in _TensorReader(source, MAX_MEMORY).stages(tensor))
 
 
-def equal(a: Tensor, b: Tensor, source: Source, max_memory: int = MAX_MEMORY) -> bool:
+def tensors_equal(a: Tensor, b: Tensor, source: Source, max_memory: int = MAX_MEMORY) -> bool:
     """Whether both tensors hold the same bytes, dtype and shape."""
-    return a.spec == b.spec and _Reader(source, max_memory).difference(a, b) is None
+    return a.spec == b.spec and _TensorReader(source, max_memory).difference(a, b) is None
 
 
-class _Reader:
+class _TensorReader:
     def __init__(self, source: Source, max_memory: int) -> None:
-        self._source, self._layouts = source, Layouts()
-        self._values = Values(source, self._layouts, (), max_memory)
+        self._source, self._layouts = source, ByteLayouts()
+        self._values = Evaluator(source, self._layouts, (), max_memory)
         self._budget = min(WINDOW, max_memory // 8)
 
     def _stages(self, tensor: Tensor, step: int) -> Iterator[memoryview]:

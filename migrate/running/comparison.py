@@ -19,7 +19,8 @@ from ..planning.route import find_route
 from ..planning.sides import SideFiles
 from ..results import DiffReport, VerifyEstimate, VerifyReport
 from . import forms, spotcheck
-from . import history as stamps
+from . import stamp as stamps
+from .checksums import check_all_records
 from .diff import diff as compare
 from .differences import (
     TENSORS_ONLY,
@@ -31,9 +32,8 @@ from .differences import (
     unread_differences,
     unread_outcome,
 )
+from .output_tree import with_all_tensors
 from .prepare import compose_for, side_reader, stamp_of, walk_for, without_optimizers
-from .rest import whole
-from .sums import check_all
 from .verify import Recomputation
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def verify_output(
     """
     question = replace(question, allow=question.allow | {"lossy", "drop", "delayed-scaling"})
     index_hash = made.index.hash()
-    stamp, notes = stamps.read(made.history, index_hash)
+    stamp, notes = stamps.read_stamp(made.history, index_hash)
     applied = _applied_after(opened, stamp)
     if (
         not (applied or question.to or question.files)
@@ -96,14 +96,16 @@ def verify_output(
     programs = {key: program for key, program in composition.programs.items() if key not in wrong}
     if made.index.tree is not None:
         programs.update((key, Read(key)) for key in opened.index.passed_through)
-    both = whole(opened), whole(made)
-    chosen = None if share is None else spotcheck.choose(programs, *both, share, seed)
+    both = with_all_tensors(opened), with_all_tensors(made)
+    chosen = None if share is None else spotcheck.choose_sample(programs, *both, share, seed)
     work = Recomputation(programs, *both, budget, chosen)
     if inform is not None:
-        inform(VerifyEstimate.of(**work.announced(threads, spotcheck.estimate(work, threads))))
+        inform(
+            VerifyEstimate.of(**work.announced(threads, spotcheck.estimate_seconds(work, threads)))
+        )
     if chosen is None:
         for one in (opened, made):
-            check_all(one)
+            check_all_records(one)
     near: list[dict[str, str]] = []
     for found in work.run(threads, progress):
         first = "" if found.index is None else f", first at {list(found.index)}"
@@ -112,11 +114,11 @@ def verify_output(
         )
     unread, unlooked = unread_outcome(opened, made, "opaque" in question.allow)
     if chosen is not None:
-        unlooked += spotcheck.unlooked(
+        unlooked += spotcheck.left_out_of(
             chosen, programs, both[1], any(one.index.sums() for one in both)
         )
     differences += side_differences(opened, made, walk.sides) + unread
-    differences += item_differences(opened, made, bool(route.legs)) + forms.made_differences(
+    differences += item_differences(opened, made, bool(route.legs)) + forms.made_form_differences(
         opened, composition, made
     )
     opened.check_unchanged()
@@ -139,7 +141,7 @@ def compare_checkpoints(
     one: Source, other: Source, progress: Progress | None, *, tensors_only: bool
 ) -> DiffReport:
     """Where the two differ, and what was not looked at."""
-    found = compare(whole(one), whole(other), progress=progress)
+    found = compare(with_all_tensors(one), with_all_tensors(other), progress=progress)
     side: list[dict[str, str]] = []
     others: list[dict[str, str]] = []
     notes: list[str] = []
@@ -148,7 +150,7 @@ def compare_checkpoints(
     else:
         unread, notes = unread_differences(one, other)
         side = side_differences(one, other, SideFiles(side_reader(one)))
-        others = [*item_differences(one, other), *forms.differences(one, other), *unread]
+        others = [*item_differences(one, other), *forms.form_differences(one, other), *unread]
         unlooked = not_compared(one, other)
     return DiffReport.of(
         a=one.path,

@@ -51,7 +51,7 @@ class Device:
 CPU = Device()
 
 
-def parse(name: str) -> Device:
+def parse_device(name: str) -> Device:
     """The device that a person means. QuestionError M115 for a name that is none, M407 if torch
     finds no GPU.
     """
@@ -77,7 +77,7 @@ def parse(name: str) -> Device:
     return Device("cuda", name == "cuda:all")
 
 
-def place(device: Any) -> tuple[Any, Device]:
+def resolve_device(device: Any) -> tuple[Any, Device]:
     """The torch device that tensors shall be on, and what computes for it; (None, CPU) for None.
 
     `device` is a name as torch's, or a torch.device. QuestionError M115 for what is none, M407 if
@@ -97,7 +97,7 @@ def place(device: Any) -> tuple[Any, Device]:
         )
     if found.type != "cuda":
         return found, CPU
-    parse("cuda")
+    parse_device("cuda")
     return found, Device(str(found))
 
 

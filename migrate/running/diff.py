@@ -15,9 +15,9 @@ from ..core import log
 from ..core import view as views
 from ..core.spec import BITS, Spec
 from ..planning.graph import Tensor
+from .evaluator import Evaluator, unpack
 from .gather import Gather
-from .geometry import STAGE, Layouts
-from .values import Values, unpack
+from .geometry import STAGE, ByteLayouts
 
 if TYPE_CHECKING:
     import torch
@@ -70,7 +70,7 @@ def diff(
     specs = tuple((k, a[k].spec, b[k].spec) for k in shared if a[k].spec != b[k].spec)
     same = [k for k in shared if a[k].spec == b[k].spec]
     total, done = sum(a[k].spec.nbytes for k in same), 0
-    readers = _Reader(source_a), _Reader(source_b)
+    readers = _StageReader(source_a), _StageReader(source_b)
     changed = []
     for key in same:
         if any(r.differ for r in _pairs(readers, key)):
@@ -83,12 +83,12 @@ def diff(
     )
 
 
-class _Reader:
+class _StageReader:
     def __init__(self, source: Source) -> None:
         self.source = source
         self.stage = memoryview(bytearray(STAGE))
-        layouts = Layouts()
-        self.gather = Gather(source, layouts, self.stage, Values(source, layouts).leaf)
+        layouts = ByteLayouts()
+        self.gather = Gather(source, layouts, self.stage, Evaluator(source, layouts).leaf)
 
     def tensor(self, key: str) -> Tensor:
         at = self.source.index.tensors[key]
@@ -105,7 +105,7 @@ class _Pair(NamedTuple):
         return bytes(self.a) != bytes(self.b)
 
 
-def _pairs(readers: tuple[_Reader, _Reader], key: str) -> Iterator[_Pair]:
+def _pairs(readers: tuple[_StageReader, _StageReader], key: str) -> Iterator[_Pair]:
     tensors = [r.tensor(key) for r in readers]
     nbytes = tensors[0].spec.nbytes
     # a multiple of 48 holds whole elements of every dtype
@@ -119,7 +119,7 @@ def _pairs(readers: tuple[_Reader, _Reader], key: str) -> Iterator[_Pair]:
         reader.gather.release()
 
 
-def _measured(readers: tuple[_Reader, _Reader], key: str, spec: Spec) -> Changed:
+def _measured(readers: tuple[_StageReader, _StageReader], key: str, spec: Spec) -> Changed:
     import torch
 
     first, count = -1, 0

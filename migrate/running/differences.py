@@ -296,7 +296,7 @@ def _same(a: Any, b: Any, known: dict[tuple[int, int], bool]) -> bool:
     return known[pair]
 
 
-def _shown(value: Any, known: dict[int, Any]) -> Any:
+def _shortened(value: Any, known: dict[int, Any]) -> Any:
     """A value, or the begin of its JSON text if that is long."""
     if id(value) not in known:
         text = json.dumps(value)
@@ -333,7 +333,7 @@ def _of_ranks(items: Mapping[str, Any], held: int, made: int) -> dict[str, Any]:
     }
 
 
-def beside(index: Index, numbering: str | None = None) -> dict[str, Any]:
+def describe_items(index: Index, numbering: str | None = None) -> dict[str, Any]:
     """What a checkpoint holds beside the tensors that rules work on, as `inspect` tells it;
     `numbering` as for `outline.encodings`.
     """
@@ -344,7 +344,7 @@ def beside(index: Index, numbering: str | None = None) -> dict[str, Any]:
     return {
         "at": None if first is None else ".".join(first),
         "items": [
-            {"path": path, "value": _shown(value, known)}
+            {"path": path, "value": _shortened(value, known)}
             for path, value in list(index.items.items())[:MOST_ITEMS]
         ],
         "objects": [

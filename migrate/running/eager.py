@@ -58,7 +58,7 @@ class Pool:
         return found
 
 
-def read(source: Source, key: str, pool: Pool | None = None) -> Array:
+def read_elements(source: Source, key: str, pool: Pool | None = None) -> Array:
     """The raw elements of a stored tensor, one byte each below a byte."""
     import numpy as np
 
@@ -80,7 +80,7 @@ def read(source: Source, key: str, pool: Pool | None = None) -> Array:
     return ordered
 
 
-def stretch(source: Source, key: str, start: int, stop: int, packed: Array) -> Array:
+def read_stretch(source: Source, key: str, start: int, stop: int, packed: Array) -> Array:
     """The raw elements from `start` to `stop`, in row-major order, of a stored tensor that lies so,
     read into `packed`.
 
@@ -142,11 +142,11 @@ class Specs:
             return self._source.index.tensors[expression.key].spec
         found = self._of.get(id(expression))
         if found is None:
-            made = self.made(expression)[expression.output]
+            made = self.outputs_of(expression)[expression.output]
             found = self._of[id(expression)] = expression, made
         return found[1]
 
-    def made(self, call: Apply) -> list[Spec]:
+    def outputs_of(self, call: Apply) -> list[Spec]:
         """The specs of all outputs of a call."""
         specs = [self.of(e) for e in call.inputs]
         key = call.op, id(call.args), call.parts, *specs
@@ -175,7 +175,9 @@ class Specs:
                     if shared(here) in kept:
                         continue
                     copied = (
-                        sum(_loose(s) for s in self.made(here)) if ops.get(here.op).copies else 0
+                        sum(_loose(s) for s in self.outputs_of(here))
+                        if ops.get(here.op).copies
+                        else 0
                     )
                     kept[shared(here)] = copied + self._for_itself(here)
                 else:
@@ -198,7 +200,7 @@ class Specs:
             return 0
         width = op.eager_width(call.args)
         return (_WIDTH if width is None else width) * max(
-            s.numel for s in (*self.made(call), *(self.of(e) for e in call.inputs))
+            s.numel for s in (*self.outputs_of(call), *(self.of(e) for e in call.inputs))
         )
 
 
@@ -240,7 +242,7 @@ def several(expression: Expr) -> list[tuple[Any, ...]]:
     return out[::-1]
 
 
-class Evaluation:
+class EagerEvaluation:
     """Makes outputs one after the other; what calls with several outputs made is kept as long as
     one of `uses` is left.
     """
@@ -259,7 +261,7 @@ class Evaluation:
     def __call__(self, expression: Expr) -> Array:
         """The raw elements that the expression makes."""
         if isinstance(expression, Read):
-            return read(self._source, expression.key, self._pool)
+            return read_elements(self._source, expression.key, self._pool)
         several = expression.parts > 1
         if several and (kept := self._calls.get(shared(expression))) is not None:
             return kept[expression.output]
@@ -305,10 +307,10 @@ class Evaluation:
         shape = at.spec.shape
         each = at.spec.numel // shape[0] if shape[0] else 0
         if at.strides is not None or each * BITS[at.spec.dtype] % 64 or not each:
-            return read(self._source, key, self._pool)[start:stop]
+            return read_elements(self._source, key, self._pool)[start:stop]
         nbytes = (stop - start) * each * BITS[at.spec.dtype] // 8
         packed = Pool().take(nbytes) if self._pool is None else self._pool.take(nbytes)
-        return stretch(self._source, key, start * each, stop * each, packed).reshape(
+        return read_stretch(self._source, key, start * each, stop * each, packed).reshape(
             stop - start, *shape[1:]
         )
 

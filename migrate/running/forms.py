@@ -16,7 +16,7 @@ from ..source.pickle.jsonform import to_json
 from ..source.pickle.tree import DictNode
 from ..source.target_tree import node_of
 from ..source.tree import CheckpointTree, flatten_table, tensor_records
-from .rest import outgoing, values_of
+from .output_tree import items_of_index, output_tree
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _Found = list[dict[str, str]]
 
 
-def differences(one: Source, other: Source) -> _Found:
+def form_differences(one: Source, other: Source) -> _Found:
     """Where two checkpoints differ in ties, flags, versions and kinds; nothing if one of them has
     tensors alone.
     """
@@ -40,20 +40,20 @@ def differences(one: Source, other: Source) -> _Found:
     )
 
 
-def made_differences(source: Source, composition: Composition, made: Source) -> _Found:
+def made_form_differences(source: Source, composition: Composition, made: Source) -> _Found:
     """Where an output differs so from what the rules make of its source, values among the tensors
     included.
     """
     if made.index.tree is None:
         return []
-    out = outgoing(source, composition, drop=True)
+    out = output_tree(source, composition, drop=True)
     found = _compare(
         (_said(out.rest.parts, out.rest.names), out.rest.first),
         (_said_of(made.index.tree), _firsts(made.index)),
     )
     if composition.values is None or source.index.tree is None:
         return found
-    before, there = composition.values, values_of(made.index)
+    before, there = composition.values, items_of_index(made.index)
     if before.ranks != there.ranks:
         return found
     kept = len(made.index.tree.parts)
@@ -160,4 +160,4 @@ def _text(value: Any, texts: dict[int, str]) -> str:
     return texts[id(value)]
 
 
-__all__ = ["differences", "made_differences"]
+__all__ = ["form_differences", "made_form_differences"]

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from ..core.diagnostics import fail, printable
 from ..core.spelling import option
 from . import transpose
-from .geometry import SHORT, STAGE_MAX, Layout, Layouts, Move
+from .geometry import SHORT, STAGE_MAX, ByteLayout, ByteLayouts, Move
 
 if TYPE_CHECKING:
     from ..planning.graph import Tensor, Value
@@ -41,10 +41,10 @@ WINDOW = 64 << 20
 
 
 # the packed bytes of a computed value, or of a tensor whose elements below a byte move one by one
-Compute: TypeAlias = "Callable[[Value | Tensor], Leaf]"
+Compute: TypeAlias = "Callable[[Value | Tensor], ByteReader]"
 
 
-class Leaf:
+class ByteReader:
     """Bytes that moves read from: a blob from byte `base` on, or memory, or what a subclass makes
     when it is read.
     """
@@ -109,10 +109,10 @@ def unreadable(blob: Blob, error: OSError) -> None:
     )
 
 
-def stored(source: Source, key: str) -> Leaf:
+def stored_reader(source: Source, key: str) -> ByteReader:
     """The leaf of a stored tensor."""
     at = source.index.tensors[key]
-    return Leaf(source.blobs[at.blob], at.offset)
+    return ByteReader(source.blobs[at.blob], at.offset)
 
 
 class Shown(NamedTuple):
@@ -121,11 +121,11 @@ class Shown(NamedTuple):
     """
 
     tensor: Tensor
-    of: Layout
+    of: ByteLayout
     start: int
     stop: int
-    layout: Layout
-    leaves: list[Leaf]
+    layout: ByteLayout
+    leaves: list[ByteReader]
 
 
 class Window:
@@ -143,7 +143,7 @@ class Window:
 
     @contextmanager
     def showing(
-        self, tensor: Tensor, of: Layout, start: int, stop: int, load: Callable[[], Shown]
+        self, tensor: Tensor, of: ByteLayout, start: int, stop: int, load: Callable[[], Shown]
     ) -> Iterator[Shown]:
         """The window over bytes `start` to `stop` of the tensor, loaded by `load` if it shows
         something else.
@@ -177,7 +177,7 @@ class Window:
 
 
 class Gather:
-    """Fills ranges of `buffer`. `compute` gives the bytes of a Value that a tensor reads."""
+    """Fills ranges of `buffer`. `compute` gives the bytes of computed tensors."""
 
     __slots__ = (
         "_buffer",
@@ -197,7 +197,7 @@ class Gather:
     def __init__(
         self,
         source: Source,
-        layouts: Layouts,
+        layouts: ByteLayouts,
         buffer: memoryview,
         compute: Compute,
         budget: int = WINDOW,
@@ -212,11 +212,11 @@ class Gather:
             list[tuple[int, list[memoryview], int]],
         ] = {}
         self._kept = 0
-        self._leaves: tuple[Tensor, list[Leaf]] | None = None
+        self._leaves: tuple[Tensor, list[ByteReader]] | None = None
         self._window = window if window is not None else Window()
 
     def fill(
-        self, tensor: Tensor, start: int, stop: int, at: int, layout: Layout | None = None
+        self, tensor: Tensor, start: int, stop: int, at: int, layout: ByteLayout | None = None
     ) -> None:
         """Puts bytes `start` to `stop` of the packed tensor at `at` of the buffer; with a `layout`,
         those of that part of it.
@@ -247,13 +247,13 @@ class Gather:
         """Lets go of the tensor last read, so that computed values can be freed."""
         self._leaves = None
 
-    def _leaf(self, source: str | Value) -> Leaf:
+    def _leaf(self, source: str | Value) -> ByteReader:
         if isinstance(source, str):
-            return stored(self._source, source)
+            return stored_reader(self._source, source)
         return self._compute(source)
 
     def _move(
-        self, move: Move, leaves: Sequence[Leaf], out: memoryview, base: int, keep: bool
+        self, move: Move, leaves: Sequence[ByteReader], out: memoryview, base: int, keep: bool
     ) -> None:
         at = move.dst + base
         if move.pattern is not None:
@@ -304,7 +304,7 @@ class Gather:
             self._kept += count
         return found
 
-    def _span(self, move: Move, leaf: Leaf, out: memoryview, base: int) -> None:
+    def _span(self, move: Move, leaf: ByteReader, out: memoryview, base: int) -> None:
         span = move.hi - move.lo
         if span <= STAGE_MAX and span <= max(_SPAN, 4 * move.nbytes):
             if len(self._scratch) < span:
@@ -322,7 +322,7 @@ class Gather:
             self._span(half, leaf, out, base)
 
     def _load(
-        self, tensor: Tensor, layout: Layout, leaves: list[Leaf], start: int, stop: int
+        self, tensor: Tensor, layout: ByteLayout, leaves: list[ByteReader], start: int, stop: int
     ) -> Shown:
         """What the next `budget` bytes of the tensor need, read into the window in the order of the
         source.
@@ -354,8 +354,8 @@ class Gather:
             layout,
             start,
             stop,
-            Layout(here, stop - start),
-            [*leaves, Leaf(None, 0, memory)],
+            ByteLayout(here, stop - start),
+            [*leaves, ByteReader(None, 0, memory)],
         )
 
 

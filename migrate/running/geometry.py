@@ -79,7 +79,7 @@ class Move:
         return found
 
 
-class Layout:
+class ByteLayout:
     """A view in bytes. `whole` is (leaf, source offset) when the tensor is one contiguous range,
     else None.
 
@@ -247,13 +247,13 @@ def _move(piece: views.Piece, pattern: bytes | None) -> Move:
     )
 
 
-def _lowered(view: views.View, dtype: str, nbytes: int) -> Layout:
+def _lowered(view: views.View, dtype: str, nbytes: int) -> ByteLayout:
     elements, size = unit(dtype)
     try:
         pieces = views.to_bytes(view, elements, size).pieces
     except views.SubByte:
-        return Layout([Move(0, 0, 0, nbytes, ())] if nbytes else [], nbytes, view, loose=True)
-    return Layout(
+        return ByteLayout([Move(0, 0, 0, nbytes, ())] if nbytes else [], nbytes, view, loose=True)
+    return ByteLayout(
         [
             _move(p, encode(dtype, p.leaf.value) if isinstance(p.leaf, views.Fill) else None)
             for p in pieces
@@ -263,23 +263,23 @@ def _lowered(view: views.View, dtype: str, nbytes: int) -> Layout:
     )
 
 
-class Layouts:
+class ByteLayouts:
     """The layouts of one run, one for each pair of view and dtype. Threads may share it."""
 
     __slots__ = ("_known", "_parts")
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, str], Layout] = {}
-        self._parts: dict[tuple[int, str, Box], tuple[views.View, views.View, Layout]] = {}
+        self._known: dict[tuple[int, str], ByteLayout] = {}
+        self._parts: dict[tuple[int, str, Box], tuple[views.View, views.View, ByteLayout]] = {}
 
-    def of(self, view: views.View, dtype: str, nbytes: int) -> Layout:
+    def of(self, view: views.View, dtype: str, nbytes: int) -> ByteLayout:
         """The layout of `view` for elements of `dtype`."""
         found = self._known.get((id(view), dtype))
         if found is None:
             found = self._known[id(view), dtype] = _lowered(view, dtype, nbytes)
         return found
 
-    def part(self, view: views.View, dtype: str, box: Box) -> tuple[views.View, Layout]:
+    def part(self, view: views.View, dtype: str, box: Box) -> tuple[views.View, ByteLayout]:
         """The view of a box of `view`, and its layout; the last few hundred are kept. TooManyPieces
         as `view.region`.
         """

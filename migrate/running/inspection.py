@@ -10,8 +10,8 @@ from ..extra_state.age import States
 from ..planning.route import known_lineages, layouts_of, nearest_to
 from ..results import HistoryReport, InspectReport
 from ..source.pickle.encodings import PARAMETER
-from . import history as stamps
-from .differences import beside
+from . import stamp as stamps
+from .differences import describe_items
 from .prepare import side_reader
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def describe(source: Source, question: Question, *, expand: bool) -> InspectRepo
     index = source.index
     specs = {key: stored.spec for key, stored in index.tensors.items()}
     index_hash = index.hash()
-    stamp, notes = stamps.read(source.history, index_hash)
+    stamp, notes = stamps.read_stamp(source.history, index_hash)
     if expand:
         keys = [
             {"keys": k, "count": 1, "spec": str(s), "bytes": s.nbytes} for k, s in specs.items()
@@ -62,7 +62,7 @@ def describe(source: Source, question: Question, *, expand: bool) -> InspectRepo
         side_files=[{"path": f.path, "size": f.size} for f in index.side_files],
         left_out=list(index.left_out),
         metadata=dict(index.metadata),
-        **beside(index, question.params.get(PARAMETER)),
+        **describe_items(index, question.params.get(PARAMETER)),
         notes=[*index.notes, *notes],
     )
 
@@ -85,7 +85,7 @@ def _counted(specs: Iterable[Spec]) -> dict[str, Any]:
 def describe_history(source: Source, question: Question, lineage: str | None) -> HistoryReport:
     """What the stamp says was applied, and the layouts that the checkpoint stands in."""
     index_hash = source.index.hash()
-    stamp, notes = stamps.read(source.history, index_hash)
+    stamp, notes = stamps.read_stamp(source.history, index_hash)
     if lineage is not None and lineage not in {
         *stamp.layouts,
         *(e["lineage"] for e in stamp.applied),

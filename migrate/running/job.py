@@ -24,18 +24,18 @@ from ..planning.question import (
 from ..planning.route import remarks
 from ..results import ApplyReport, PlanReport
 from . import limits
-from .device import parse
+from .device import parse_device
+from .output_tree import with_all_tensors
 from .prepare import is_folder, plan_for
 from .publish import check_place
-from .rest import whole
-from .tiles import RunResult, run
+from .tiles import RunResult, write_target
 
 if TYPE_CHECKING:
     from ..planning.plan import Plan
     from ..source.index import Source
 
 
-def write(
+def write_checkpoint(
     opened: Callable[[], Source],
     out: PathLike | None,
     question: Question,
@@ -64,11 +64,11 @@ def write(
         fail("M115", "nothing says where the output goes", help="out=PATH")
     place = None if out is None else Path(path_text("out", out))
     shard, budget = (
-        limits.size(limits.SHARD if max_shard_size is None else max_shard_size),
-        limits.memory(max_memory),
+        limits.bytes_of(limits.SHARD if max_shard_size is None else max_shard_size),
+        limits.memory_of(max_memory),
     )
     limits.check_threads(threads)
-    where = parse(device)
+    where = parse_device(device)
     source = opened()
     try:
         if place is None:
@@ -93,9 +93,9 @@ def write(
         side_files = [
             (f["path"], made.sides.read(f["path"]) or b"") for f in made.document["side_files"]
         ]
-        result = run(
+        result = write_target(
             made.written,
-            whole(source),
+            with_all_tensors(source),
             made.target,
             place,
             digest=made.digest,

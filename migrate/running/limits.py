@@ -13,7 +13,7 @@ SHARD = "5GB"
 MOST_THREADS = 64
 
 
-def size(given: int | str) -> int:
+def bytes_of(given: int | str) -> int:
     """Bytes, from a number or from text such as `5GB`; QuestionError M115 for what is no size."""
     try:
         return parse_size(given)
@@ -21,9 +21,9 @@ def size(given: int | str) -> int:
         fail("M115", str(error))
 
 
-def memory(given: int | str) -> int:
+def memory_of(given: int | str) -> int:
     """Bytes of memory for a run; QuestionError M115 below `LEAST_MEMORY`."""
-    found = size(given)
+    found = bytes_of(given)
     if found < LEAST_MEMORY:
         fail(
             "M115",

@@ -18,7 +18,7 @@ from ..source.pickle.te_grouped import alike, group, member_of
 from ..source.pickle.tree import Composite, TensorRecord
 
 
-def regrouped(
+def regroup_objects(
     entries: Sequence[tuple[float, Any, Any]],
     made_of: Mapping[str, Sequence[tuple[Composite, str]]],
     notes: list[str],

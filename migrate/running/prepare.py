@@ -24,10 +24,16 @@ from ..planning.sides import SideFiles, clash, refuse_clash
 from ..planning.walk import Walk
 from ..source.index import Index, Source, specs_hash
 from ..source.rank_files import Naming, by_rank, check_names, naming
-from . import history as stamps
-from .lifted import lift
-from .rest import held, outgoing, values_of, whole, without
-from .share import origins
+from . import stamp as stamps
+from .object_states import lift_states
+from .output_tree import (
+    items_of_index,
+    output_tree,
+    with_all_tensors,
+    without_states,
+    writable_items,
+)
+from .share import origins_of
 
 if TYPE_CHECKING:
     from ..core.spec import Spec
@@ -40,7 +46,7 @@ S = TypeVar("S", bound=Source)
 
 
 def stamp_of(source: Source) -> tuple[stamps.Stamp, list[str]]:
-    return stamps.read(source.history, source.index.hash())
+    return stamps.read_stamp(source.history, source.index.hash())
 
 
 def side_reader(source: Source) -> Callable[[str], bytes | None]:
@@ -78,17 +84,17 @@ def compose_for(
     programs: bool = False,
     prove: bool = True,
 ) -> Composition:
-    lift(source, route)
+    lift_states(source, route)
 
     def same_bytes(key: str, present: Tensor, made: Tensor) -> bool:
-        from .checks import equal
+        from .checks import tensors_equal
 
-        return equal(present, made, source)
+        return tensors_equal(present, made, source)
 
     def payload(tensor: Tensor) -> bytes:
-        from .checks import content
+        from .checks import read_content
 
-        return content(tensor, source)
+        return read_content(tensor, source)
 
     report = Report()
     prove = prove and bool(route.legs)
@@ -102,7 +108,7 @@ def compose_for(
         prove=prove,
         walk=walk,
         payload=payload,
-        values=values_of(source.index),
+        values=items_of_index(source.index),
     )
     report.check()
     return composition
@@ -137,7 +143,7 @@ def without_optimizers(source: S, question: Question) -> tuple[S, optimizers.Ver
         return source, None
     states = optimizers.find(source.index)
     optimizers.require_drop(states, question.allow)
-    return without(source, states), optimizers.left_out(states)
+    return without_states(source, states), optimizers.left_out(states)
 
 
 def plan_for(source: Source, question: Question, folder: bool, max_shard_size: int) -> Plan:
@@ -151,7 +157,7 @@ def _plan(source: Source, question: Question, folder: bool, max_shard_size: int)
     known_notes = require_known(source, question)
     if source.format != "memory":
         check_names(source.index, source.path)
-    stamp, notes = stamps.read(source.history, index_hash)
+    stamp, notes = stamps.read_stamp(source.history, index_hash)
     source, fresh = without_optimizers(source, question)
     route = find_route(source.index, side_reader(source), stamp, question, states=States(source))
     walk = walk_for(source, route, folder)
@@ -179,10 +185,10 @@ def _plan(source: Source, question: Question, folder: bool, max_shard_size: int)
     # a rule file applied by hand belongs to no lineage: what layouts the stamp named may not hold
     # any more
     before = stamps.Stamp({}, stamp.applied) if question.files else stamp
-    text = stamps.write(before, route.layouts, entries, specs_hash(specs), question.at)
+    text = stamps.write_stamp(before, route.layouts, entries, specs_hash(specs), question.at)
     written = written_as(source.format, question)
     alone = _left_behind(source, written, folder, question)
-    out = outgoing(
+    out = output_tree(
         source,
         composition,
         alone=bool(alone) and source.index.tree is not None,
@@ -209,7 +215,7 @@ def _plan(source: Source, question: Question, folder: bool, max_shard_size: int)
         max_shard_size=max_shard_size,
         metadata=source.index.metadata,
         stamp=text,
-        origins=origins(out.outputs, whole(source)),
+        origins=origins_of(out.outputs, with_all_tensors(source)),
         ranks=ranks,
         tree=rest,
         last=_following(out.outputs),
@@ -283,8 +289,8 @@ def _following(outputs: Mapping[str, Tensor]) -> set[str]:
     found = set()
     for key, tensor in outputs.items():
         if len(tensor.sources) == 1 and isinstance(value := tensor.sources[0], Value):
-            op = ops.get(value.call.step.op)
-            if isinstance(op, ValueOp) and op.follows(value.call.step.args, value.output):
+            op = ops.get(value.call.op_call.op)
+            if isinstance(op, ValueOp) and op.follows(value.call.op_call.args, value.output):
                 found.add(key)
     return found
 
@@ -315,7 +321,7 @@ def _left_behind(source: Source, written: str, folder: bool, question: Question)
     """
     index = source.index
     if index.tree is None:
-        kept = held(index) if written == "torch" else {}
+        kept = writable_items(index) if written == "torch" else {}
         lost = [key for key in index.items if key not in kept]
         why = (
             "safetensors holds tensors only"

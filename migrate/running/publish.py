@@ -37,7 +37,7 @@ from ..core.spelling import option
 from ..source.blobs import Identity, difference, release
 from ..source.paths import kind_of
 from ..source.target import Target
-from .share import Shared, scratch
+from .share import Shared, scratch_file
 
 SUFFIX = ".migrate-partial"
 JOURNAL = "journal.jsonl"
@@ -70,21 +70,21 @@ def check_place(out: Path, source: str) -> None:
     if os.path.lexists(out):
         fail(
             "M904",
-            f"{_shown(out)} exists already",
+            f"{_safe(out)} exists already",
             help="choose another place, or move it away; an existing target is never replaced",
         )
     here, there = Path(os.path.realpath(out)), Path(os.path.realpath(source))
     if here == there or there in here.parents or here in there.parents:
         fail(
             "M904",
-            f"{_shown(out)} and the source {_shown(source)} overlap",
+            f"{_safe(out)} and the source {_safe(source)} overlap",
             help="choose a place outside the source",
         )
     if not here.parent.is_dir():
         what = "is no folder" if os.path.lexists(here.parent) else "does not exist"
         fail(
             "M115",
-            f"{_shown(out)} has no place: {_shown(here.parent)} {what}",
+            f"{_safe(out)} has no place: {_safe(here.parent)} {what}",
             help="make that folder first, or choose another place",
         )
 
@@ -104,9 +104,7 @@ def write_failed(error: OSError, partial: Path, doing: str) -> NoReturn:
     fail(
         code,
         f"{doing}: {error.strerror or error}",
-        notes=(f"what was written so far is kept in {_shown(partial)}",)
-        if partial.exists()
-        else (),
+        notes=(f"what was written so far is kept in {_safe(partial)}",) if partial.exists() else (),
         help=again if partial.exists() else many or "choose another place",
     )
 
@@ -154,7 +152,7 @@ class Partial:
             self._begin(head, resume)
         except OSError as error:
             self.close()
-            write_failed(error, self.folder, f"cannot make {_shown(self.folder)}, or go on in it")
+            write_failed(error, self.folder, f"cannot make {_safe(self.folder)}, or go on in it")
 
     def _begin(self, head: Mapping[str, Any], resume: bool) -> None:
         try:
@@ -163,12 +161,12 @@ class Partial:
             if not resume:
                 fail(
                     "M911",
-                    f"{_shown(self.folder)} is there from an earlier run",
+                    f"{_safe(self.folder)} is there from an earlier run",
                     help=f"run again with {option('resume', True)} to finish it, or remove that "
                     "folder",
                 )
             if not self.folder.is_dir() or self.folder.is_symlink():
-                fail("M911", f"{_shown(self.folder)} is no partial folder", help="move it away")
+                fail("M911", f"{_safe(self.folder)} is no partial folder", help="move it away")
             self._take_over(head)
         else:
             self._lock()
@@ -181,7 +179,7 @@ class Partial:
         """
         try:
             # not the user of this process: file systems may call him otherwise
-            with scratch(self.folder) as made:
+            with scratch_file(self.folder) as made:
                 self._owner = os.fstat(made).st_uid
         except PermissionError:
             self._refuse(
@@ -235,7 +233,7 @@ class Partial:
         )
         fail(
             "M926",
-            f"{where}{_shown(self.folder)} {why}",
+            f"{where}{_safe(self.folder)} {why}",
             notes=(
                 "no run of migrate leaves that behind: it was made or changed by somebody else",
             ),
@@ -260,7 +258,7 @@ class Partial:
             self.close()
             fail(
                 "M911",
-                f"another run is at work in {_shown(self.folder)}",
+                f"another run is at work in {_safe(self.folder)}",
                 help="wait until it has ended",
             )
 
@@ -306,7 +304,7 @@ class Partial:
             if version != FORMAT_VERSION:
                 fail(
                     "M918",
-                    f"{_shown(self.folder)} was begun by another version of migrate: "
+                    f"{_safe(self.folder)} was begun by another version of migrate: "
                     f"its journal has format version {printable(str(version))}, this one's is "
                     f"{FORMAT_VERSION}",
                     help="remove that folder and begin anew, or resume with the version it was "
@@ -316,7 +314,7 @@ class Partial:
                 self._refuse_source(first.get("source"), head["source"])
             fail(
                 "M918",
-                f"{_shown(self.folder)} belongs to another plan",
+                f"{_safe(self.folder)} belongs to another plan",
                 notes=(
                     f"digest there {printable(str(first.get('digest')))}",
                     f"digest of this plan {self.digest}",
@@ -338,7 +336,7 @@ class Partial:
         ]
         fail(
             "M918",
-            f"{_shown(self.folder)} was begun over another state of the source"
+            f"{_safe(self.folder)} was begun over another state of the source"
             + "".join(f": {one}" for one in changed[:1]),
             notes=(
                 *changed[1:_MOST_NAMED],
@@ -369,7 +367,7 @@ class Partial:
                 self.discard()
             fail(
                 "M909",
-                f"{need} bytes are to be written beside {_shown(self.out)}, {free} are free",
+                f"{need} bytes are to be written beside {_safe(self.out)}, {free} are free",
                 help="free space, or choose another place",
             )
 
@@ -400,7 +398,7 @@ class Partial:
             # a refused allocation keeps the blocks it got
             if not self.claims:
                 self.discard()
-            write_failed(error, self.folder, f"cannot allocate the files of {_shown(self.out)}")
+            write_failed(error, self.folder, f"cannot allocate the files of {_safe(self.out)}")
 
     def _path(self, name: str) -> Path:
         path = self.data / name
@@ -455,7 +453,7 @@ class Partial:
             more = f" and {len(strays) - 1:,} more" if len(strays) > 1 else ""
             fail(
                 "M913",
-                f"this run did not write {printable(strays[0])}{more} in {_shown(self.data)}",
+                f"this run did not write {printable(strays[0])}{more} in {_safe(self.data)}",
                 help=f"move it away and run the same again with {option('resume', True)}",
             )
 
@@ -485,12 +483,12 @@ class Partial:
                     sync(Path(root) / name)
                 sync(Path(root))
         try:
-            rename(made, self.out)
+            rename_without_replacing(made, self.out)
         except FileExistsError:
             fail(
                 "M904",
-                f"{_shown(self.out)} has appeared while this run was at work",
-                notes=(f"the finished output is kept in {_shown(made)}",),
+                f"{_safe(self.out)} has appeared while this run was at work",
+                notes=(f"the finished output is kept in {_safe(made)}",),
                 help=f"move it away and run the same again with {option('resume', True)}",
             )
         try:
@@ -499,7 +497,7 @@ class Partial:
         except OSError as error:
             fail(
                 "M970",
-                f"{_shown(self.out)} was published and is whole, but may not survive a power cut: "
+                f"{_safe(self.out)} was published and is whole, but may not survive a power cut: "
                 f"the folder it lies in could not be synced ({refusal(error)})",
                 help="look after the disk, then run `sync`, and `migrate verify` on the output",
             )
@@ -538,7 +536,7 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def rename(old: Path, new: Path) -> None:
+def rename_without_replacing(old: Path, new: Path) -> None:
     """Moves `old` to `new` atomically; FileExistsError if `new` exists. Where the system has no
     such call, a file is linked and a folder renamed after a look (which leaves an instant in which
     an empty folder could be replaced)."""
@@ -637,5 +635,5 @@ def _parsed(line: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _shown(path: Path | str) -> str:
+def _safe(path: Path | str) -> str:
     return printable(str(path), 300)

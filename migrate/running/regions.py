@@ -23,8 +23,8 @@ from ..core.spec import Spec
 from ..elements.raw import carrier
 from ..planning.kinds import BLOCKS, FEW, Kind, size_of
 from . import transpose
-from .gather import Gather, Leaf, halved
-from .geometry import STAGE, Layouts, Move
+from .gather import ByteReader, Gather, halved
+from .geometry import STAGE, ByteLayouts, Move
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ..planning.graph import Tensor, Value
     from ..source.index import Source
     from .device import Lane
-    from .values import Values
+    from .evaluator import Evaluator
 
 # a fill of the buffer grows to this where an op's grain asks for it
 GRAIN_MOST = 16 << 20
@@ -139,7 +139,7 @@ def _strides(sizes: Sequence[int]) -> list[int]:
     return out[::-1]
 
 
-class Chunk(NamedTuple):
+class ComputedBox(NamedTuple):
     """A box of raw elements that was computed, in memory of this thread."""
 
     box: Box
@@ -154,18 +154,18 @@ class Workspace:
 
     __slots__ = ("_chunks", "_slots", "_values", "depth", "lane")
 
-    def __init__(self, values: Values, lane: Lane | None) -> None:
+    def __init__(self, values: Evaluator, lane: Lane | None) -> None:
         self._values, self.lane = values, lane
         self.depth = 0
         # the Value is kept beside its chunk: an id means nothing after its object is gone
-        self._chunks: OrderedDict[int, tuple[Value, Chunk]] = OrderedDict()
+        self._chunks: OrderedDict[int, tuple[Value, ComputedBox]] = OrderedDict()
         self._slots: dict[tuple[int, int], tuple[memoryview, Gather]] = {}
 
     def input(self, number: int, tensor: Tensor, box: Box) -> np.ndarray[Any, Any]:
         """The raw elements of a box of input `number`, good until this depth reads that input
         again.
         """
-        from .values import unpack
+        from .evaluator import unpack
 
         spec = Spec(tensor.spec.dtype, tuple(b - a for a, b in box))
         nbytes = spec.nbytes
@@ -192,7 +192,7 @@ class Workspace:
         kept = self._chunks.get(id(value))
         return kept is not None and holds(kept[1].box, box)
 
-    def chunk(self, value: Value, kind: Kind, box: Box) -> Chunk:
+    def chunk(self, value: Value, kind: Kind, box: Box) -> ComputedBox:
         """A chunk that holds `box`: the last one of this value if it does, else computed now on the
         op's grain.
         """
@@ -219,7 +219,7 @@ class Workspace:
             memory = np.empty(nbytes, "u1")
         array = memory[:nbytes].view(dtype).reshape(sizes)
         self._values.compute(self, value, kind, box, array)
-        made = Chunk(box, array, memory)
+        made = ComputedBox(box, array, memory)
         self._chunks[id(value)] = value, made
         return made
 
@@ -261,12 +261,12 @@ def within(outer: Box, inner: Box) -> tuple[Any, ...]:
     return (*(slice(c - a, d - a) for (a, _), (c, d) in zip(outer, inner, strict=True)), ...)
 
 
-class Computed(Leaf):
+class ComputedReader(ByteReader):
     """The packed bytes of a computed tensor, none of which is there before it is read."""
 
     __slots__ = ("_kind", "_value", "_values")
 
-    def __init__(self, values: Values, value: Value, kind: Kind) -> None:
+    def __init__(self, values: Evaluator, value: Value, kind: Kind) -> None:
         super().__init__(None, 0)
         self._values, self._value, self._kind = values, value, kind
 
@@ -331,7 +331,7 @@ class Computed(Leaf):
         return box if per == 1 else (*box[:-1], (box[-1][0] // per, box[-1][1] // per))
 
 
-def step(tensor: Tensor, layouts: Layouts, values: Values | None) -> int:
+def step(tensor: Tensor, layouts: ByteLayouts, values: Evaluator | None) -> int:
     """The length of the ranges that a tensor should be asked for: as its layout says, and of
     computed tensors whole boxes on their op's grain, so that no two ranges compute the same
     block."""
@@ -382,7 +382,7 @@ def _period(move: Move, kind: Kind) -> int:
     return max((p for p in periods if p <= STAGE), default=min(periods))
 
 
-def longest_step(tensors: Iterable[Tensor], layouts: Layouts, values: Values) -> int:
+def longest_step(tensors: Iterable[Tensor], layouts: ByteLayouts, values: Evaluator) -> int:
     """The longest `step` of these tensors; 1 if there are none."""
     kinds: dict[tuple[Any, ...], Tensor] = {}
     for tensor in tensors:
@@ -393,12 +393,12 @@ def longest_step(tensors: Iterable[Tensor], layouts: Layouts, values: Values) ->
     return max((step(t, layouts, values) for t in kinds.values()), default=1)
 
 
-def read(
+def read_box(
     tensor: Tensor, box: Box, source: Source, *, max_memory: int = 1 << 30
 ) -> np.ndarray[Any, Any]:
     """The raw elements of a box of any tensor of a graph: stored, moved or computed. Who reads
-    often keeps a `Values`.
+    often keeps a `Evaluator`.
     """
-    from .values import Values
+    from .evaluator import Evaluator
 
-    return Values(source, Layouts(), (), max_memory).read(tensor, box)
+    return Evaluator(source, ByteLayouts(), (), max_memory).read(tensor, box)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..source.blobs import release
-from .geometry import Layouts
+from .geometry import ByteLayouts
 
 if TYPE_CHECKING:
     from ..planning.graph import Tensor
@@ -41,7 +41,7 @@ _FICLONERANGE = 0x4020940D
 _CLONE_RANGE = "=qQQQ"
 
 
-class Run(NamedTuple):
+class Extent(NamedTuple):
     """`nbytes` of an output file from `at` on that stand at `origin` of the source's blob number
     `blob`.
     """
@@ -52,14 +52,14 @@ class Run(NamedTuple):
     origin: int
 
 
-def runs(
-    file: OutputFile, outputs: Mapping[str, Tensor], source: Source, layouts: Layouts
-) -> list[Run]:
+def shared_extents(
+    file: OutputFile, outputs: Mapping[str, Tensor], source: Source, layouts: ByteLayouts
+) -> list[Extent]:
     """What a file copies in one stretch, in the file's order: over the ends of tensors where both
     sides go on.
     """
     stored, stretches = source.index.tensors, _stretches(layouts)
-    found: list[Run] = []
+    found: list[Extent] = []
     for key, offset, _ in file.tensors:
         tensor = outputs[key]
         for leaf, origin, at, length in stretches(tensor):
@@ -67,7 +67,7 @@ def runs(
             if not isinstance(name, str):
                 continue
             place = stored[name]
-            run = Run(offset + at, length, place.blob, place.offset + origin)
+            run = Extent(offset + at, length, place.blob, place.offset + origin)
             last = found[-1] if found else run
             if (last.at + last.nbytes, last.blob, last.origin + last.nbytes) == (
                 run.at,
@@ -80,7 +80,7 @@ def runs(
     return found
 
 
-def origins(
+def origins_of(
     outputs: Mapping[str, Tensor], source: Source
 ) -> Callable[[str], list[tuple[int, int]]]:
     """For an output key: (where its first byte would stand in the source's file, bytes) of each of
@@ -90,7 +90,7 @@ def origins(
     lie in a file. Whether they do does not count here: headers, and with them the digest, must not
     depend on what holds the bytes.
     """
-    stored, stretches = source.index.tensors, _stretches(Layouts())
+    stored, stretches = source.index.tensors, _stretches(ByteLayouts())
 
     def of(key: str) -> list[tuple[int, int]]:
         tensor = outputs[key]
@@ -104,7 +104,7 @@ def origins(
     return of
 
 
-def _stretches(layouts: Layouts) -> Callable[[Tensor], list[tuple[int, int, int, int]]]:
+def _stretches(layouts: ByteLayouts) -> Callable[[Tensor], list[tuple[int, int, int, int]]]:
     """The stretches of a tensor's layout, listed once for all that share its view."""
     known: dict[tuple[int, str], list[tuple[int, int, int, int]]] = {}
 
@@ -132,7 +132,7 @@ class Shared:
         outputs: Mapping[str, Tensor],
         source: Source,
         target: Target,
-        layouts: Layouts,
+        layouts: ByteLayouts,
         folder: Path,
     ) -> None:
         self._blobs = source.blobs
@@ -148,9 +148,11 @@ class Shared:
                 and blob.size >= self._block
             ):
                 self._sharing[device] = self._probe(blob, folder)
-        self._clones: dict[str, list[Run]] = {file.name: [] for file in target.files}
+        self._clones: dict[str, list[Extent]] = {file.name: [] for file in target.files}
         for file in target.files if any(self._sharing.values()) else ():
-            long = (run for run in runs(file, outputs, source, layouts) if run.nbytes >= LEAST)
+            long = (
+                run for run in shared_extents(file, outputs, source, layouts) if run.nbytes >= LEAST
+            )
             self._clones[file.name] = sorted(whole for run in long for whole in self._blocks(run))
 
     def nbytes(self, name: str) -> int:
@@ -169,7 +171,7 @@ class Shared:
             try:
                 with self._blobs[run.blob].hold() as source:
                     for first in range(0, run.nbytes, AT_ONCE):
-                        clone(
+                        clone_extent(
                             source,
                             run.origin + first,
                             descriptor,
@@ -194,7 +196,7 @@ class Shared:
         if start < stop:
             yield start, stop
 
-    def _blocks(self, run: Run) -> Iterator[Run]:
+    def _blocks(self, run: Extent) -> Iterator[Extent]:
         """The whole blocks of a run on a device that shares; none if they lie differently in the
         two files.
         """
@@ -205,20 +207,20 @@ class Shared:
             and (run.at - run.origin) % self._block == 0
             and self._sharing.get(self._devices[run.blob])
         ):
-            yield Run(run.at + head, nbytes, run.blob, run.origin + head)
+            yield Extent(run.at + head, nbytes, run.blob, run.origin + head)
 
     def _probe(self, blob: Blob, folder: Path) -> bool:
         """Whether a block of the source could be cloned, into a file that is gone at once."""
         try:
-            with scratch(folder) as descriptor, blob.hold() as source:
-                clone(source, 0, descriptor, 0, self._block)
+            with scratch_file(folder) as descriptor, blob.hold() as source:
+                clone_extent(source, 0, descriptor, 0, self._block)
         except OSError:
             return False
         return True
 
 
 @contextmanager
-def scratch(folder: Path) -> Iterator[int]:
+def scratch_file(folder: Path) -> Iterator[int]:
     """A new file in the folder, without a name, until the end of the context. OSError if none can
     be made.
     """
@@ -234,7 +236,7 @@ def scratch(folder: Path) -> Iterator[int]:
         release(descriptor)
 
 
-def clone(source: int | None, origin: int, target: int, at: int, nbytes: int) -> None:
+def clone_extent(source: int | None, origin: int, target: int, at: int, nbytes: int) -> None:
     """Makes `nbytes` of one file from `at` on share the extents of another from `origin` on;
     OSError if the system does not.
     """
@@ -243,5 +245,5 @@ def clone(source: int | None, origin: int, target: int, at: int, nbytes: int) ->
     ioctl(target, _FICLONERANGE, struct.pack(_CLONE_RANGE, source, origin, nbytes, at))
 
 
-def _end(run: Run) -> int:
+def _end(run: Extent) -> int:
     return run.at + run.nbytes

@@ -68,7 +68,7 @@ class Sample:
         }  # fmt: skip
 
 
-def share_of(given: float | str) -> float:
+def parse_share(given: float | str) -> float:
     """The part of the outputs that a person asks for: `5%`, `0.05`. QuestionError M115 for anything
     but 0 to 1.
     """
@@ -85,7 +85,7 @@ def share_of(given: float | str) -> float:
     return found
 
 
-def choose(
+def choose_sample(
     program: Mapping[str, Expr],
     source: Source,
     output: Source,
@@ -117,7 +117,7 @@ def choose(
     return Sample(share, seed, frozenset(whole), regions)
 
 
-def unlooked(
+def left_out_of(
     sample: Sample, program: Mapping[str, Expr], output: Source, sums: bool
 ) -> list[Unlooked]:
     """What of the outputs the sample leaves out; `sums`: and checksums that the files record."""
@@ -182,7 +182,7 @@ def _take(
     regions[key] = Rows(tuple(chosen), each * sum(stop - start for start, stop in chosen))
 
 
-def estimate(work: Recomputation, threads: int) -> float | None:
+def estimate_seconds(work: Recomputation, threads: int) -> float | None:
     """About how many seconds `work` takes: one region of each kind is made and compared, the kinds
     with most bytes first.
 

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 
 
-def together(work: Callable[[int], None], threads: int, stop: Callable[[], None]) -> None:
+def run_together(work: Callable[[int], None], threads: int, stop: Callable[[], None]) -> None:
     """Calls `work(0)` here and `work(1)` to `work(threads - 1)` in threads of their own; returns
     when all that began have ended.
 

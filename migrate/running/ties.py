@@ -22,7 +22,7 @@ class Declared(NamedTuple):
     key: str
 
 
-def tied(outputs: Mapping[str, Tensor], stored: Mapping[str, Stored]) -> dict[str, str]:
+def find_ties(outputs: Mapping[str, Tensor], stored: Mapping[str, Stored]) -> dict[str, str]:
     """For each output the first output that it is tied to, often itself."""
     groups: dict[Any, tuple[str, Tensor]] = {}
     views: dict[Any, int] = {}

@@ -34,16 +34,16 @@ from ..core.diagnostics import printable
 from ..core.errors import MigrateError, RunError
 from ..core.memory import kept, lacking, ran_out
 from . import checks as value_checks
-from . import regions, sums
+from . import checksums, regions
+from .checksums import FileChecksums, RecordedChecksum, Sealed
 from .device import CPU, Device
-from .errors import Ledger
+from .error_statistics import Ledger
+from .evaluator import MAX_MEMORY, Evaluator
 from .gather import WINDOW, Gather, Window
-from .geometry import STAGE, Layouts
+from .geometry import STAGE, ByteLayouts
 from .publish import HASH, TILE, Partial, check_place, write_failed
 from .share import Shared
-from .sums import Sealed, Sums, Told
-from .threads import together
-from .values import MAX_MEMORY, Values
+from .threads import run_together
 
 if TYPE_CHECKING:
     from ..planning.graph import Tensor, ValueCheck
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from ..source.target import OutputFile, Target
 
 
-class Part(NamedTuple):
+class Segment(NamedTuple):
     """Bytes `start` to `stop` of a tensor, of a header, or of a seal, at `at` of the buffer.
     `last`: the content ends here.
     """
@@ -63,12 +63,12 @@ class Part(NamedTuple):
     last: bool
 
 
-class Fill(NamedTuple):
+class Batch(NamedTuple):
     """What goes through the buffer at once: `length` bytes for `offset` of the file."""
 
     offset: int
     length: int
-    parts: list[Part]
+    parts: list[Segment]
 
 
 class Tile(NamedTuple):
@@ -77,7 +77,7 @@ class Tile(NamedTuple):
     number: int
     offset: int
     length: int
-    fills: list[Fill]
+    fills: list[Batch]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,10 @@ class RunResult:
 
 
 def tiles(
-    file: OutputFile, outputs: Mapping[str, Tensor], layouts: Layouts, values: Values | None = None
+    file: OutputFile,
+    outputs: Mapping[str, Tensor],
+    layouts: ByteLayouts,
+    values: Evaluator | None = None,
 ) -> Iterator[Tile]:
     """The tiles of one file, in offset order, without a gap. ValueError if the target does not fit
     the outputs.
@@ -121,10 +124,10 @@ def tiles(
 
 
 def _fills(
-    file: OutputFile, outputs: Mapping[str, Tensor], layouts: Layouts, values: Values | None
-) -> Iterator[Fill]:
+    file: OutputFile, outputs: Mapping[str, Tensor], layouts: ByteLayouts, values: Evaluator | None
+) -> Iterator[Batch]:
     offset = used = 0
-    parts: list[Part] = []
+    parts: list[Segment] = []
     for content, start, nbytes in _contents(file, outputs):
         if start != offset + used:
             raise ValueError(f"{file.name}: a hole between {offset + used} and {start}")
@@ -134,17 +137,17 @@ def _fills(
             else regions.step(content, layouts, values)
         )
         if used and used + nbytes > STAGE:
-            yield Fill(offset, used, parts)
+            yield Batch(offset, used, parts)
             offset, parts, used = offset + used, [], 0
         for first in range(0, nbytes, step):
             last = min(first + step, nbytes)
-            parts.append(Part(content, first, last, used, last == nbytes))
+            parts.append(Segment(content, first, last, used, last == nbytes))
             used += last - first
             if used >= min(step, STAGE):
-                yield Fill(offset, used, parts)
+                yield Batch(offset, used, parts)
                 offset, parts, used = offset + used, [], 0
     if used:
-        yield Fill(offset, used, parts)
+        yield Batch(offset, used, parts)
 
 
 def _contents(
@@ -168,16 +171,16 @@ class _Stopped(Exception):  # noqa: N818 - leaves a thread after another one fai
     pass
 
 
-class Job(NamedTuple):
+class WriteJob(NamedTuple):
     """A fill to be gathered and committed in its turn; `last`: of its tile."""
 
     turn: int
     tile: Tile
-    fill: Fill
+    fill: Batch
     last: bool
 
 
-class _Line:
+class _FileWriter:
     """The fills of one file: handed out in order to any thread, hashed, written and journalled in
     the same order.
 
@@ -185,7 +188,7 @@ class _Line:
     neither.
     """
 
-    def __init__(self, run: _Run, file: OutputFile, descriptor: int, window: Window) -> None:
+    def __init__(self, run: _Writer, file: OutputFile, descriptor: int, window: Window) -> None:
         import xxhash
 
         self.window = window
@@ -193,13 +196,13 @@ class _Line:
         self.whole = xxhash.xxh3_128()
         self._run, self._file, self._descriptor = run, file, descriptor
         self._taking, self._turn = threading.Lock(), threading.Condition()
-        self.sums = Sums(file, run.told)
+        self.sums = FileChecksums(file, run.told)
         self._next = 0
         # threads that help, and whether no other may begin to
         self._helping, self._closed = 0, False
         self._jobs = self._made()
 
-    def _made(self) -> Iterator[Job]:
+    def _made(self) -> Iterator[WriteJob]:
         turn, there = 0, True
         for tile in tiles(self._file, self._run.outputs, self._run.layouts, self._run.values):
             # nothing is handed out, so nothing is hashed elsewhere, before the first that is not
@@ -208,7 +211,7 @@ class _Line:
             if there:
                 continue
             for i, fill in enumerate(tile.fills):
-                yield Job(turn, tile, fill, i + 1 == len(tile.fills))
+                yield WriteJob(turn, tile, fill, i + 1 == len(tile.fills))
                 turn += 1
 
     def _stands(self, tile: Tile) -> bool:
@@ -234,7 +237,7 @@ class _Line:
         self._run.finished(tile, 0)
         return True
 
-    def take(self) -> Job | None:
+    def take(self) -> WriteJob | None:
         with self._taking:
             job = next(self._jobs, None)
         if job is None:
@@ -259,7 +262,7 @@ class _Line:
             while self._helping:
                 self._turn.wait(0.5)
 
-    def commit(self, job: Job, stage: memoryview, crcs: Sequence[int]) -> None:
+    def commit(self, job: WriteJob, stage: memoryview, crcs: Sequence[int]) -> None:
         """Waits for the job's turn, then seals and hashes what was gathered and writes what of it
         is not shared.
         """
@@ -284,7 +287,7 @@ class _Line:
             self._turn.notify_all()
 
 
-class _Run:
+class _Writer:
     """The threads of one run and what they share."""
 
     def __init__(
@@ -293,12 +296,12 @@ class _Run:
         source: Source,
         partial: Partial,
         shared: Shared,
-        values: Values,
-        layouts: Layouts,
+        values: Evaluator,
+        layouts: ByteLayouts,
         budget: int,
         fill: int,
         progress: Callable[[int, int], None] | None,
-        told: Mapping[int, Told],
+        told: Mapping[int, RecordedChecksum],
     ) -> None:
         self.outputs, self.source, self.partial, self.shared, self.values, self.layouts = (
             outputs,
@@ -317,14 +320,14 @@ class _Run:
         self.stop = threading.Event()
         self.lock = threading.Lock()
         self.waiting: queue.SimpleQueue[OutputFile] = queue.SimpleQueue()
-        self.lines: list[_Line] = []
+        self.lines: list[_FileWriter] = []
         self.begun = threading.Condition()
 
     def go(self, threads: int) -> None:
         """Writes all files; raises the first error after all threads have ended."""
         for file in sorted(self.partial.target.files, key=lambda f: -f.size):
             self.waiting.put(file)
-        together(lambda number: self._guard(self._work, number), threads, self.stop.set)
+        run_together(lambda number: self._guard(self._work, number), threads, self.stop.set)
         if self.error is not None:
             raise self.error
 
@@ -349,7 +352,7 @@ class _Run:
         while (file := self._taken()) is not None:
             descriptor = self.partial.open(file.name)
             try:
-                line = _Line(self, file, descriptor, window)
+                line = _FileWriter(self, file, descriptor, window)
                 with self.begun:
                     self.lines.append(line)
                     self.begun.notify_all()
@@ -378,7 +381,7 @@ class _Run:
         except queue.Empty:
             return None
 
-    def _serve(self, line: _Line, stage: memoryview) -> None:
+    def _serve(self, line: _FileWriter, stage: memoryview) -> None:
         gather = Gather(
             self.source, self.layouts, stage, self.values.leaf, self.budget, line.window
         )
@@ -387,7 +390,7 @@ class _Run:
             self._gather(job.fill, gather, stage)
             line.commit(job, stage, line.sums.of(job.fill, stage))
 
-    def _gather(self, fill: Fill, gather: Gather, stage: memoryview) -> None:
+    def _gather(self, fill: Batch, gather: Gather, stage: memoryview) -> None:
         self.go_on()
         for content, start, stop, at, last in fill.parts:
             if isinstance(content, bytes):
@@ -417,7 +420,7 @@ class _Run:
             raise _Stopped
 
 
-def run(
+def write_target(
     outputs: Mapping[str, Tensor],
     source: Source,
     target: Target,
@@ -452,15 +455,15 @@ def run(
     if side_files and not target.folder:
         raise ValueError("a target that is one file has no side files")
     check_place(path, source.path)
-    layouts = Layouts()
+    layouts = ByteLayouts()
     ledger = Ledger(outputs)
-    values = Values(
+    values = Evaluator(
         source, layouts, outputs.values(), max_memory, threads=threads, device=device, ledger=ledger
     )
     values.require(outputs.values())
-    value_checks.require(checks, source, max_memory)
-    told = sums.expected(outputs.values(), source, layouts)
-    sums.require(outputs.values(), source, told)
+    value_checks.require_checks(checks, source, max_memory)
+    told = checksums.recorded_checksums(outputs.values(), source, layouts)
+    checksums.check_records(outputs.values(), source, told)
     partial = Partial(path, target, digest, resume=resume, source=source.identities())
     try:
         shared = Shared(outputs, source, target, layouts, partial.folder)
@@ -471,7 +474,7 @@ def run(
         partial.allocate(shared)
         budget = min(WINDOW, max_memory // (4 * max(1, threads)))
         ahead = STAGE + max(STAGE, regions.longest_step(outputs.values(), layouts, values))
-        work = _Run(
+        work = _Writer(
             outputs, source, partial, shared, values, layouts, budget, ahead, progress, told
         )
         with log.phase(f"writing {work.total} bytes"):

@@ -30,7 +30,7 @@ from ..core.spelling import option
 from ..elements.reference import reference_values
 from ..ops.base import ValueOp
 from ..planning.graph import Apply, Expr, Read
-from .eager import Evaluation, Need, Pool, Specs, read, several, stretch
+from .eager import EagerEvaluation, Need, Pool, Specs, read_elements, read_stretch, several
 
 if TYPE_CHECKING:
     import numpy as np
@@ -62,7 +62,7 @@ class Mismatch:
     detail: str
 
 
-class Job(NamedTuple):
+class CompareJob(NamedTuple):
     """Outputs that are made together: what it takes, and their bytes."""
 
     keys: tuple[str, ...]
@@ -111,7 +111,7 @@ class Recomputation:
         ]
         self.jobs = [self._job(keys) for keys in _together(program, chosen)]
         self.largest = max(
-            self.jobs, key=lambda job: job.need.memory, default=Job((), Need(0, ()), 0)
+            self.jobs, key=lambda job: job.need.memory, default=CompareJob((), Need(0, ()), 0)
         )
         self.budget = max(MEMORY, self.largest.need.memory) if max_memory is None else max_memory
         self._regions = (
@@ -143,7 +143,7 @@ class Recomputation:
             "seconds": seconds,
         }
 
-    def _job(self, keys: Sequence[str]) -> Job:
+    def _job(self, keys: Sequence[str]) -> CompareJob:
         need = self.specs.need([self.program[key] for key in keys])
         there = [self.output.index.tensors[key] for key in keys]
         # what is stored with strides is read whole
@@ -161,7 +161,9 @@ class Recomputation:
             if isinstance(self.program[keys[0]], Read) and not whole
             else need.memory + whole + 64 * inexact
         )
-        return Job(tuple(keys), need._replace(memory=memory), sum(at.spec.nbytes for at in there))
+        return CompareJob(
+            tuple(keys), need._replace(memory=memory), sum(at.spec.nbytes for at in there)
+        )
 
     def _region(self, key: str, one: Rows) -> int:
         """About the bytes that the largest stretch of rows takes: its part of what the whole takes,
@@ -212,7 +214,7 @@ class Recomputation:
     ) -> list[Mismatch]:
         """What differs, in the program's order."""
         regions = [] if self.sample is None else list(self.sample.regions.items())
-        count = Progress(
+        count = ByteCount(
             sum(job.nbytes for job in self.jobs) + sum(r.nbytes for _, r in regions), progress
         )
         found: dict[str, Mismatch] = {
@@ -220,7 +222,7 @@ class Recomputation:
         }
         lock = threading.Lock()
 
-        def compare(job: Job, pool: Pool) -> None:
+        def compare(job: CompareJob, pool: Pool) -> None:
             wrong = self._compare(job, pool, count)
             with lock:
                 found.update(wrong)
@@ -233,10 +235,10 @@ class Recomputation:
                 found[key] = wrong
         return [found[key] for key in self.program if key in found]
 
-    def _compare(self, job: Job, pool: Pool, count: Progress) -> dict[str, Mismatch]:
+    def _compare(self, job: CompareJob, pool: Pool, count: ByteCount) -> dict[str, Mismatch]:
         pool.begin(job.need.sizes)
         uses = Counter(call for key in job.keys for call in several(self.program[key]))
-        evaluate = Evaluation(self.source, self.specs, pool, uses)
+        evaluate = EagerEvaluation(self.source, self.specs, pool, uses)
         found = {}
         for key in job.keys:
             expression = self.program[key]
@@ -247,7 +249,7 @@ class Recomputation:
             count.add(self.output.index.tensors[key].spec.nbytes)
         return found
 
-    def _one(self, key: str, expression: Expr, evaluate: Evaluation) -> Mismatch | None:
+    def _one(self, key: str, expression: Expr, evaluate: EagerEvaluation) -> Mismatch | None:
         there = self.output.index.tensors[key]
         if (
             isinstance(expression, Read)
@@ -264,7 +266,11 @@ class Recomputation:
             and (slack := evaluate.slack(expression)) is not None
         ):
             return _excused(
-                wrong, slack, evaluate(expression), read(self.output, key), there.spec.dtype
+                wrong,
+                slack,
+                evaluate(expression),
+                read_elements(self.output, key),
+                there.spec.dtype,
             )
         return wrong
 
@@ -301,8 +307,8 @@ class Recomputation:
         each = spec.numel // spec.shape[0]
         pool = Pool()
         evaluate, others = (
-            Evaluation(self.source, self.specs, pool),
-            Evaluation(self.output, Specs(self.output)),
+            EagerEvaluation(self.source, self.specs, pool),
+            EagerEvaluation(self.output, Specs(self.output)),
         )
 
         def pairs() -> Iterator[tuple[int, Any, Any]]:
@@ -328,7 +334,7 @@ class Recomputation:
         return wrong
 
 
-class Progress:
+class ByteCount:
     """Bytes that are done, for any number of threads."""
 
     def __init__(self, total: int, tell: Callable[[int, int], None] | None) -> None:
@@ -344,7 +350,9 @@ class Progress:
 class _Crew:
     """Threads that take jobs in order, those that fit beside the ones that are under way."""
 
-    def __init__(self, jobs: Sequence[Job], budget: int, work: Callable[[Job, Pool], None]) -> None:
+    def __init__(
+        self, jobs: Sequence[CompareJob], budget: int, work: Callable[[CompareJob, Pool], None]
+    ) -> None:
         self._waiting, self._work, self._left = list(reversed(jobs)), work, budget
         self._budget, self._turn = budget, threading.Condition()
         self._error: BaseException | None = None
@@ -384,7 +392,7 @@ class _Crew:
         except BaseException as error:  # noqa: BLE001 - carried to the thread that waits
             self._fail(error)
 
-    def _take(self, pool: Pool) -> Job | None:
+    def _take(self, pool: Pool) -> CompareJob | None:
         with self._turn:
             while self._waiting and self._error is None:
                 job = self._waiting[-1]
@@ -449,12 +457,16 @@ def _stored_pairs(
 
     spec = source.index.tensors[key].spec
     if not _plain(output, other):
-        yield 0, _flat(read(source, key)), _flat(read(output, other))
+        yield 0, _flat(read_elements(source, key)), _flat(read_elements(output, other))
         return
     buffers = np.empty(2 * STRETCH + 32, "u1")
     a, b = buffers[: STRETCH + 16], buffers[STRETCH + 16 :]
     for start, stop in _steps(spec.numel, spec.dtype):
-        yield start, stretch(source, key, start, stop, a), stretch(output, other, start, stop, b)
+        yield (
+            start,
+            read_stretch(source, key, start, stop, a),
+            read_stretch(output, other, start, stop, b),
+        )
 
 
 def _pairs(made: np.ndarray[Any, Any], output: Source, key: str) -> Iterator[tuple[int, Any, Any]]:
@@ -463,7 +475,7 @@ def _pairs(made: np.ndarray[Any, Any], output: Source, key: str) -> Iterator[tup
 
     spec = output.index.tensors[key].spec
     if not _plain(output, key):
-        yield 0, _flat(made), _flat(read(output, key))
+        yield 0, _flat(made), _flat(read_elements(output, key))
         return
     buffer = np.empty(STRETCH + 16, "u1")
     start = 0
@@ -472,7 +484,7 @@ def _pairs(made: np.ndarray[Any, Any], output: Source, key: str) -> Iterator[tup
             yield (
                 start + low,
                 part[low:high],
-                stretch(output, key, start + low, start + high, buffer),
+                read_stretch(output, key, start + low, start + high, buffer),
             )
         start += part.size
 
@@ -562,4 +574,4 @@ def _excused(
     return replace(wrong, what="near", detail=f"{wrong.detail}, by no more than {op} may")
 
 
-__all__ = ["Job", "Mismatch", "Recomputation", "read", "recompute"]
+__all__ = ["CompareJob", "Mismatch", "Recomputation", "recompute"]

@@ -28,7 +28,7 @@ from .. import ops
 from ..core.spec import Spec, spec
 from ..core.view import Fill, Piece, View, covers, stored
 from ..elements.raw import carrier, raw
-from ..ops.base import Check, Loss, OneWay, Op, OpError, Step, ValueOp, Written
+from ..ops.base import Check, Loss, OneWay, Op, OpCall, OpError, ValueOp, Written
 
 if TYPE_CHECKING:
     import numpy as np
@@ -211,8 +211,8 @@ def check_inverse(
             f"{label} does not bring back input {number}",
         )
     again = ops.get(inverse.op).invert(inverse.args, enumerated=True)
-    _require(isinstance(again, Step), f"{label} has no inverse of its own")
-    if isinstance(again, Step):
+    _require(isinstance(again, OpCall), f"{label} has no inverse of its own")
+    if isinstance(again, OpCall):
         redone = [realise(v, arrays, dtype) for v in _call(again, back, parts)]
         same = all(
             _equal(a, realise(v, arrays, dtype)) for a, v in zip(redone, traced, strict=True)
@@ -323,7 +323,7 @@ def _parts(op: Op, args: Any, shapes: Sequence[tuple[int, ...]]) -> int:
     return op.parts(args, shapes[0], None) if op.kind == "part" else 1
 
 
-def _call(step: Step, views: Sequence[View], parts: int) -> list[View]:
+def _call(step: OpCall, views: Sequence[View], parts: int) -> list[View]:
     op = ops.get(step.op)
     if op.kind == "part":
         parts = op.parts(step.args, views[0].shape, parts)

@@ -22,7 +22,7 @@ from .. import ops
 from ..core.spec import BITS, Spec, spec
 from ..elements.numbers import encode, numbers
 from ..elements.raw import carrier, raw
-from ..ops.base import Loss, OneWay, OpError, Step, ValueOp, format_shape
+from ..ops.base import Loss, OneWay, OpCall, OpError, ValueOp, format_shape
 from .opkit import arguments, check_description, check_rows
 
 if TYPE_CHECKING:
@@ -346,7 +346,7 @@ def _check_inverse(
     back.validate(inverse.args)
     _require(isinstance(back, ValueOp), f"{label}: its inverse {inverse.op} does not compute")
     _require(
-        isinstance(back.invert(inverse.args, enumerated=True), Step),
+        isinstance(back.invert(inverse.args, enumerated=True), OpCall),
         f"{label}: its inverse {inverse} has none of its own",
     )
     if not isinstance(back, ValueOp) or op.loss_on(args, specs) is not Loss.LOSSLESS:

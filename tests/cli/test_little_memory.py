@@ -90,7 +90,7 @@ def test_a_thread_that_comes_when_all_is_done_finds_nothing_to_do(monkeypatch):
         threads._thread, "start_new_thread", lambda work, given: late.append((work, given))
     )
     did: list[int] = []
-    threads.together(did.append, 4, lambda: None)
+    threads.run_together(did.append, 4, lambda: None)
     for work, given in late:
         work(*given)
     assert (did, len(late)) == ([0], 3)
@@ -111,7 +111,7 @@ def test_an_interrupt_ends_the_others_first():
 
     stopped: list[bool] = []
     with pytest.raises(KeyboardInterrupt):
-        threads.together(work, 3, lambda: stopped.append(True))
+        threads.run_together(work, 3, lambda: stopped.append(True))
     assert sorted(ended) == [1, 2]
 
 
@@ -173,9 +173,9 @@ def test_no_memory_for_a_box_names_rule_op_key_and_bytes(made, tmp_path, monkeyp
 def test_what_was_written_before_memory_ran_out_is_kept_and_resumed(
     made, wanted, tmp_path, monkeypatch
 ):
-    from migrate.running.tiles import _Run
+    from migrate.running.tiles import _Writer
 
-    gather = _Run._gather
+    gather = _Writer._gather
 
     def short(self, fill, gatherer, stage):
         told.append(1)
@@ -184,7 +184,7 @@ def test_what_was_written_before_memory_ran_out_is_kept_and_resumed(
         gather(self, fill, gatherer, stage)
 
     told: list[int] = []
-    monkeypatch.setattr(_Run, "_gather", short)
+    monkeypatch.setattr(_Writer, "_gather", short)
     out = tmp_path / "out.safetensors"
     answer = apply(made, out)
     monkeypatch.undo()

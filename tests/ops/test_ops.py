@@ -11,7 +11,7 @@ from migrate import ops
 from migrate.core.diagnostics import page
 from migrate.core.spec import spec
 from migrate.core.view import filled, is_whole, stored
-from migrate.ops.base import Loss, OneWay, Op, OpError, Step
+from migrate.ops.base import Loss, OneWay, Op, OpCall, OpError
 from migrate.testing import opkit
 
 LAYOUT = [
@@ -35,7 +35,7 @@ def refusal(name: str, *shapes: tuple[int, ...], parts: int = 1, **written: obje
     return caught.value
 
 
-def inverse(name: str, enumerated: bool = False, **written: object) -> Step | OneWay:
+def inverse(name: str, enumerated: bool = False, **written: object) -> OpCall | OneWay:
     op = ops.get(name)
     return op.invert(opkit.arguments(op, written), enumerated=enumerated)
 
@@ -105,7 +105,7 @@ class Wrong(Op):
         return list(arrays)
 
     def invert(self, args, enumerated=False):
-        return Step("squeeze", ops.get("squeeze").Args(dim=0))
+        return OpCall("squeeze", ops.get("squeeze").Args(dim=0))
 
 
 def test_the_kit_notices_a_twin_that_differs():
@@ -353,11 +353,11 @@ def test_what_slice_cuts_is_lost_unless_it_is_known():
 
 def test_slice_and_pad_undo_each_other():
     step = inverse("slice", dim=-1, start=2, stop=5, of=8, value=1, only={"w": ["q"]})
-    assert step == Step(
+    assert step == OpCall(
         "pad", ops.get("pad").Args(dim=-1, start=2, size=8, of=3, value=1, only={"w": ["q"]})
     )
     step = inverse("pad", dim=0, start=1, multiple_of=4, of=6, value=1)
-    assert step == Step("slice", ops.get("slice").Args(dim=0, start=1, stop=7, of=8, value=1))
+    assert step == OpCall("slice", ops.get("slice").Args(dim=0, start=1, stop=7, of=8, value=1))
 
 
 @pytest.mark.parametrize(
@@ -381,16 +381,16 @@ def test_an_inverse_that_is_missing_names_the_argument_that_would_make_it(name, 
 
 
 def test_a_capture_that_lists_its_values_needs_no_count_backwards():
-    assert inverse("concat", enumerated=True, over="w") == Step(
+    assert inverse("concat", enumerated=True, over="w") == OpCall(
         "split", ops.get("split").Args(into="w")
     )
-    assert inverse("same", enumerated=True, over="w") == Step(
+    assert inverse("same", enumerated=True, over="w") == OpCall(
         "copy", ops.get("copy").Args(into="w")
     )
-    assert inverse("concat", over="r", sizes=[1, 2]) == Step(
+    assert inverse("concat", over="r", sizes=[1, 2]) == OpCall(
         "split", ops.get("split").Args(into="r", sizes=(1, 2))
     )
-    assert inverse("stack", over="e", count=4, start=1) == Step(
+    assert inverse("stack", over="e", count=4, start=1) == OpCall(
         "unbind", ops.get("unbind").Args(into="e", count=4, start=1)
     )
 

@@ -8,7 +8,7 @@ import pytest
 from migrate import ops
 from migrate.core.diagnostics import page
 from migrate.core.spec import spec
-from migrate.ops.base import Loss, OneWay, OpError, Step
+from migrate.ops.base import Loss, OneWay, OpCall, OpError
 from migrate.testing import valuekit
 
 DEQUANTIZE, QUANTIZE = ops.get("dequantize"), ops.get("quantize")
@@ -96,8 +96,8 @@ def test_each_is_the_inverse_of_the_other_and_keeps_every_option():
     }
     there = DEQUANTIZE.Args(codec="fp8-block", dtype="float16", **said)
     back = DEQUANTIZE.invert(there)
-    assert back == Step("quantize", QUANTIZE.Args(codec="fp8-block", from_="float16", **said))
-    assert QUANTIZE.invert(back.args) == Step("dequantize", there)
+    assert back == OpCall("quantize", QUANTIZE.Args(codec="fp8-block", from_="float16", **said))
+    assert QUANTIZE.invert(back.args) == OpCall("dequantize", there)
 
 
 def test_quantize_without_the_dtype_before_is_one_way():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from migrate import ops
 from migrate.core.view import stored
 from migrate.ops._notation import parse
-from migrate.ops.base import OneWay, OpError, Step
+from migrate.ops.base import OneWay, OpCall, OpError
 from migrate.testing import opkit
 
 OP = ops.get("rearrange")
@@ -90,7 +90,7 @@ def test_any_pattern_is_what_einops_makes_and_its_inverse_undoes_it(case):
     moved = realised(pattern, lengths, array)
     np.testing.assert_array_equal(moved, einops.rearrange(array, pattern, **lengths), strict=True)
     inverse = OP.invert(OP.Args(pattern, lengths))
-    assert isinstance(inverse, Step)
+    assert isinstance(inverse, OpCall)
     np.testing.assert_array_equal(
         realised(inverse.args.pattern, inverse.args.axes, moved), array, strict=True
     )

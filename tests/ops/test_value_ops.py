@@ -19,7 +19,7 @@ from migrate.core.spec import BITS, encode, spec
 from migrate.elements import numbers
 from migrate.elements.raw import carrier, typed
 from migrate.ops import _elementwise
-from migrate.ops.base import Loss, OneWay, OpError, Step
+from migrate.ops.base import Loss, OneWay, OpCall, OpError
 from migrate.testing import valuekit
 
 FLOATS = list(numbers.FLOATS)
@@ -419,10 +419,10 @@ def test_a_cast_says_what_it_loses_and_what_undoes_it():
 
     assert isinstance(step(to="float32"), OneWay)
     assert "from" in step(to="float32").help
-    assert step(to="float32", from_="bfloat16") == Step(
+    assert step(to="float32", from_="bfloat16") == OpCall(
         "cast", CAST.Args("bfloat16", "float32", True)
     )
-    assert step(to="bfloat16", from_="float32") == Step(
+    assert step(to="bfloat16", from_="float32") == OpCall(
         "cast", CAST.Args("float32", "bfloat16", False)
     )
     lossless = {
@@ -537,7 +537,7 @@ def test_affine_computes_in_float32_and_rounds_once():
 def test_a_turned_sign_is_one_bit_of_every_pattern(dtype):
     assert (affine(every(dtype), dtype, mul=-1) == every(dtype) ^ 0x8000).all()
     assert AFFINE.loss(AFFINE.Args(mul=-1)) is Loss.LOSSLESS
-    assert AFFINE.invert(AFFINE.Args(mul=-1)) == Step("affine", AFFINE.Args(mul=-1.0))
+    assert AFFINE.invert(AFFINE.Args(mul=-1)) == OpCall("affine", AFFINE.Args(mul=-1.0))
 
 
 def test_a_power_of_two_comes_back_or_is_refused():
@@ -546,7 +546,7 @@ def test_a_power_of_two_comes_back_or_is_refused():
     fits = (x == 0) | ~np.isfinite(x) | (abs(x) >= 2.0**-125)
     half = affine(raw[fits], "bfloat16", mul=-0.5, exact=True)
     assert (affine(half, "bfloat16", mul=-2, exact=True) == raw[fits]).all()
-    assert AFFINE.invert(AFFINE.Args(mul=-0.5, exact=True)) == Step(
+    assert AFFINE.invert(AFFINE.Args(mul=-0.5, exact=True)) == OpCall(
         "affine", AFFINE.Args(mul=-2.0, exact=True)
     )
     assert (

@@ -82,7 +82,7 @@ def realise(tensor: Tensor, ckpt: Checkpoint) -> np.ndarray:
 
 def eager_value(value: Value, ckpt: Checkpoint) -> np.ndarray:
     arrays = [realise(t, ckpt) for t in value.call.inputs]
-    step = value.call.step
+    step = value.call.op_call
     return ops.get(step.op).eager(
         step.args, arrays, value.call.parts, [t.spec.dtype for t in value.call.inputs]
     )[value.output]

@@ -14,7 +14,7 @@ from migrate.core.errors import MigrateError
 from migrate.core.spec import spec
 from migrate.planning.graph import Tensor, Value
 from migrate.planning.pipeline import Views
-from migrate.rules.compiled import CompiledStep
+from migrate.rules.compiled import CompiledCall
 
 F = np.float32
 
@@ -141,7 +141,7 @@ def test_a_step_lives_as_long_as_what_was_traced_for_it():
         only = None
 
     views = Views()
-    step = CompiledStep("flip", ops.get("flip"), Args(), None, Span("r.yaml", 1, 1, 1, ""))
+    step = CompiledCall("flip", ops.get("flip"), Args(), None, Span("r.yaml", 1, 1, 1, ""))
     args = weakref.ref(step.args)
     views.trace(step, [Tensor(spec("float32", (5,)), views.stored((5,)), ("a",))], 1, "r", ("a",))
     del step

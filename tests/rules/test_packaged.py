@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from migrate.core.diagnostics import Report
-from migrate.ops.base import Step
+from migrate.ops.base import OpCall
 from migrate.rules import files, packaged, packs
 from migrate.rules.compiled import compile_file
 from migrate.rules.files import NAME, RulePart
@@ -35,7 +35,7 @@ def same(made: Any, model: Any) -> bool:
         return False
     if isinstance(model, dict):
         return list(made) == list(model) and all(same(made[key], model[key]) for key in model)
-    if isinstance(model, Step):
+    if isinstance(model, OpCall):
         return made.op == model.op and same(made.args, model.args)
     if isinstance(model, (tuple, list)):
         return len(made) == len(model) and all(map(same, made, model))

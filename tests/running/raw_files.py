@@ -14,7 +14,7 @@ from migrate.core import view as views
 from migrate.core.diagnostics import fail
 from migrate.core.spec import BITS, Spec, spec
 from migrate.planning.graph import Tensor
-from migrate.running.values import pack
+from migrate.running.evaluator import pack
 from migrate.source.blobs import Identity, Stored, identity
 from migrate.source.index import Index
 from migrate.source.target import OutputFile, Placed, Target

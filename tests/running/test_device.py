@@ -82,7 +82,7 @@ def test_a_run_through_staging_writes_the_same_bytes(
     source = write_source(tmp_path / "in", {"a": ("bfloat16", a)})
     outputs = {"o": call(staged, whole("a", "bfloat16", a.shape))[0]}
     target = describe(outputs)
-    tiles.run(
+    tiles.write_target(
         outputs,
         source,
         target,
@@ -113,21 +113,21 @@ def test_ops_whose_bits_differ_stay_on_the_cpu_unless_all_is_asked() -> None:
 
 def test_an_unknown_device_is_a_wrong_question() -> None:
     with pytest.raises(QuestionError) as caught:
-        device.parse("tpu")
+        device.parse_device("tpu")
     assert caught.value.diagnostics[0].code == "M115"
-    assert device.parse("cpu").lane() is None
+    assert device.parse_device("cpu").lane() is None
 
 
 @pytest.mark.skipif(CUDA, reason="there is a GPU")
 @pytest.mark.parametrize("name", ["cuda", "cuda:all"])
 def test_without_a_gpu_cuda_is_refused(name: str) -> None:
     with pytest.raises(QuestionError) as caught:
-        device.parse(name)
+        device.parse_device(name)
     assert caught.value.diagnostics[0].code == "M407"
     assert spec("float32", ()).numel == 1
 
 
 @needs_cuda
 def test_with_a_gpu_both_names_are_taken() -> None:
-    assert device.parse("cuda") == device.Device("cuda")
-    assert device.parse("cuda:all").every
+    assert device.parse_device("cuda") == device.Device("cuda")
+    assert device.parse_device("cuda:all").every

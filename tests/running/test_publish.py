@@ -53,7 +53,7 @@ def outputs() -> dict:
 
 def go(source: RawSource, out: Path, **options):
     options = {"digest": "plan-1", "fsync": False} | options
-    return tiles.run(
+    return tiles.write_target(
         outputs(), source, describe(outputs(), files=options.pop("files", 2)), out, **options
     )
 
@@ -108,7 +108,7 @@ def test_the_target_appears_with_all_it_holds_and_nothing_else(
     side = (
         [("config.json", b"{}"), ("sub/extra.txt", str(tmp_path / "extra.txt"))] if folder else []
     )
-    tiles.run(outputs(), source, target, out, digest="d", side_files=side, fsync=fsync)
+    tiles.write_target(outputs(), source, target, out, digest="d", side_files=side, fsync=fsync)
     assert read_back(out, target) == content(source)
     assert os.listdir(out.parent) == ["out"]
     if folder:
@@ -173,12 +173,12 @@ def test_a_file_is_not_renamed_over_another_one(
             monkeypatch.setattr(publish, "_rename_no_replace", refuse)
         for old, new in (("old", "there"), ("folder", "empty")):
             with pytest.raises(FileExistsError):
-                publish.rename(tmp_path / old, tmp_path / new)
+                publish.rename_without_replacing(tmp_path / old, tmp_path / new)
         assert (tmp_path / "there").read_text() == "old"
         for old in ("old", "folder"):
-            publish.rename(tmp_path / old, tmp_path / "moved")
+            publish.rename_without_replacing(tmp_path / old, tmp_path / "moved")
             assert not (tmp_path / old).exists()
-            publish.rename(tmp_path / "moved", tmp_path / old)
+            publish.rename_without_replacing(tmp_path / "moved", tmp_path / old)
 
 
 def test_a_partial_folder_is_not_touched_without_resume(source: RawSource, tmp_path: Path) -> None:

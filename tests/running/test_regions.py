@@ -20,8 +20,8 @@ from migrate.core.spec import spec
 from migrate.planning import kinds
 from migrate.planning.graph import Tensor
 from migrate.running import gather, geometry, regions, tiles
-from migrate.running.geometry import Layouts
-from migrate.running.values import Values, pack
+from migrate.running.evaluator import Evaluator, pack
+from migrate.running.geometry import ByteLayouts
 
 shapes = st.lists(st.integers(1, 12), min_size=1, max_size=4).map(tuple)
 
@@ -213,14 +213,14 @@ def test_a_box_of_any_tensor_is_that_of_the_whole(
         source = write_source(
             tmp_path_factory.mktemp("in"), {k: ("bfloat16", a) for k, a in arrays.items()}
         )
-        values = Values(source, Layouts(), [tensor])
+        values = Evaluator(source, ByteLayouts(), [tensor])
         for _ in range(3):
             box = tuple(
                 data.draw(st.tuples(st.integers(0, n), st.integers(0, n)).map(sorted).map(tuple))
                 for n in array.shape
             )
             wanted = array[tuple(slice(a, b) for a, b in box)]
-            for found in (values.read(tensor, box), regions.read(tensor, box, source)):
+            for found in (values.read(tensor, box), regions.read_box(tensor, box, source)):
                 assert found.shape == wanted.shape
                 assert found.tobytes() == np.ascontiguousarray(wanted).tobytes()
         source.close()
@@ -257,7 +257,9 @@ def test_computed_outputs_are_written_as_numpy_makes_them(
             "nibbles": nibbles,
         }
         target = describe(outputs, files=files)
-        tiles.run(outputs, source, target, folder / "out", digest="d", fsync=False, threads=threads)
+        tiles.write_target(
+            outputs, source, target, folder / "out", digest="d", fsync=False, threads=threads
+        )
         got = read_back(folder / "out", target)
         assert got["made"] == np.ascontiguousarray(array).tobytes()
         assert got["nibbles"] == bytes(pack((array & 15).astype("u1"), "float4_e2m1fn"))
@@ -275,11 +277,12 @@ def test_a_box_may_begin_within_a_byte(
     ops = install(monkeypatch)
     codes = random_raw(np.random.default_rng(0), dtype, (3, 8))
     source = write_source(tmp_path, {"k": (dtype, codes)})
-    found = Values(source, Layouts()).read(whole("k", dtype, (3, 8)), ((1, 2), (3, 7)))
+    found = Evaluator(source, ByteLayouts()).read(whole("k", dtype, (3, 8)), ((1, 2), (3, 7)))
     assert found.tolist() == codes[1:2, 3:7].tolist()
     made = call(ops[op], call(ops["spread"], whole("k", dtype, (3, 8)))[0])[0]
     assert (
-        Values(source, Layouts()).read(made, ((1, 2), (3, 7))).tolist() == codes[1:2, 3:7].tolist()
+        Evaluator(source, ByteLayouts()).read(made, ((1, 2), (3, 7))).tolist()
+        == codes[1:2, 3:7].tolist()
     )
 
 
@@ -295,7 +298,7 @@ def test_consecutive_reads_compute_a_block_once(
         compute(args, given, *rest),
     )
     source = write_source(tmp_path, {"k": ("float32", array)})
-    leaf = Values(source, Layouts()).leaf(
+    leaf = Evaluator(source, ByteLayouts()).leaf(
         call(ops["blocks"], whole("k", "float32", array.shape))[0].sources[0]
     )  # type: ignore[arg-type]
     wanted, found = ops["blocks"].eager(None, [array])[0].tobytes(), b""
@@ -327,7 +330,7 @@ def test_any_bytes_of_a_packed_value_can_be_read(
             )
             wide = ops[op].eager(None, [wide])[0]
         packed = bytes(pack(wide, dtype))
-        leaf = Values(source, Layouts()).leaf(tensor.sources[0])  # type: ignore[arg-type]
+        leaf = Evaluator(source, ByteLayouts()).leaf(tensor.sources[0])  # type: ignore[arg-type]
         for _ in range(3):
             start = data.draw(st.integers(0, len(packed)))
             stop = data.draw(st.integers(start, len(packed)))
@@ -338,7 +341,7 @@ def test_any_bytes_of_a_packed_value_can_be_read(
             data.draw(st.tuples(st.integers(0, n), st.integers(0, n)).map(sorted).map(tuple))
             for n in shape
         )
-        found = Values(source, Layouts()).read(tensor, box)
+        found = Evaluator(source, ByteLayouts()).read(tensor, box)
         assert found.tobytes() == wide[tuple(slice(a, b) for a, b in box)].tobytes()
         source.close()
     finally:

@@ -217,9 +217,13 @@ def test_what_is_not_renamed_only_is_the_same_with_and_without_sharing(
     arrays, outputs = mixture()
     source = write_source(disk.path / "in", arrays, 2)
     target = describe(outputs, files=2, header=bytes(4096 + 4))
-    copied = tiles.run(outputs, source, target, disk.path / "copied", digest="d", fsync=False)
+    copied = tiles.write_target(
+        outputs, source, target, disk.path / "copied", digest="d", fsync=False
+    )
     unshared.undo()
-    shared = tiles.run(outputs, source, target, disk.path / "shared", digest="d", fsync=False)
+    shared = tiles.write_target(
+        outputs, source, target, disk.path / "shared", digest="d", fsync=False
+    )
     source.close()
     assert copied.bytes_shared == 0
     assert shared.bytes_shared > 2 * MIB
@@ -354,7 +358,7 @@ def test_a_refused_clone_is_a_copy_for_the_rest_of_the_run(
     target = describe(outputs, files=2, header=bytes(4096 + 4))
     cloning = CopyingIoctl(last=last, code=code)
     monkeypatch.setattr(share, "ioctl", cloning)
-    result = tiles.run(outputs, source, target, tmp_path / "out", digest="d", fsync=False)
+    result = tiles.write_target(outputs, source, target, tmp_path / "out", digest="d", fsync=False)
     source.close()
     assert (len(cloning.calls), cloning.refused) == (last, 1)
     # the first is the probe
@@ -367,7 +371,7 @@ def test_this_file_system_makes_the_right_bytes_whether_it_shares_or_not(tmp_pat
     arrays, outputs = mixture()
     source = write_source(tmp_path / "in", arrays, 2)
     target = describe(outputs, header=bytes(4096 + 4))
-    tiles.run(outputs, source, target, tmp_path / "out", digest="d", fsync=False)
+    tiles.write_target(outputs, source, target, tmp_path / "out", digest="d", fsync=False)
     source.close()
     assert read_back(tmp_path / "out", target) == expected(arrays, outputs)
 
@@ -384,7 +388,7 @@ def test_what_is_cloned_is_not_written(tmp_path: Path, monkeypatch: pytest.Monke
         "_pwrite",
         lambda fd, data, offset: (written.append((offset, len(data))), write(fd, data, offset)),
     )
-    tiles.run(outputs, source, target, tmp_path / "out", digest="d", fsync=False)
+    tiles.write_target(outputs, source, target, tmp_path / "out", digest="d", fsync=False)
     source.close()
     ranges = sorted([*written, *((at, nbytes) for _, _, nbytes, at in cloning.calls[1:])])
     assert [at for at, _ in ranges] == [0, *(at + nbytes for at, nbytes in ranges)][:-1]
@@ -405,7 +409,7 @@ def test_one_probe_is_made_and_none_for_bytes_in_memory(
     for blob, probes in ((RawBlob, 1), (MemoryBlob, 0)):
         calls.clear()
         source = write_source(tmp_path / blob.__name__, arrays, 3, blob)
-        tiles.run(
+        tiles.write_target(
             outputs,
             source,
             describe(outputs),
@@ -423,7 +427,9 @@ def test_tensors_that_follow_each_other_on_both_sides_are_one_run(tmp_path: Path
     source = write_source(tmp_path / "in", arrays)
     outputs = {key: whole(key, "uint8", (300_000,)) for key in keys}
     # the source has gaps of 0 to 4 bytes, the target has none
-    found = share.runs(describe(outputs).files[0], outputs, source, geometry.Layouts())
+    found = share.shared_extents(
+        describe(outputs).files[0], outputs, source, geometry.ByteLayouts()
+    )
     starts = [0, *(i for i in range(1, 8) if i % 5)]
     assert [r.at for r in found] == [8 + 300_000 * i for i in starts]
     assert [r.nbytes for r in found] == [
@@ -440,7 +446,7 @@ def test_runs_below_a_mebibyte_are_copied(
     monkeypatch.setattr(share, "ioctl", cloning)
     source = write_source(tmp_path / "in", {"a": ("uint8", np.ones(nbytes, "u1"))})
     outputs = {"a": whole("a", "uint8", (nbytes,))}
-    tiles.run(
+    tiles.write_target(
         outputs,
         source,
         describe(outputs, header=bytes(4)),
@@ -460,7 +466,7 @@ def test_longer_clones_are_made_in_parts(tmp_path: Path, monkeypatch: pytest.Mon
     source = write_source(tmp_path / "in", {"a": ("uint8", array)})
     outputs = {"a": whole("a", "uint8", array.shape)}
     target = describe(outputs, header=bytes(4))
-    tiles.run(outputs, source, target, tmp_path / "out", digest="d", fsync=False)
+    tiles.write_target(outputs, source, target, tmp_path / "out", digest="d", fsync=False)
     source.close()
     assert [nbytes for _, _, nbytes, _ in cloning.calls[1:]] == [MIB, MIB, MIB // 2 - 4096]
     assert read_back(tmp_path / "out", target)["a"] == array.tobytes()
@@ -472,7 +478,7 @@ def test_longer_clones_are_made_in_parts(tmp_path: Path, monkeypatch: pytest.Mon
 )
 def test_gaps_are_what_the_clones_leave(cuts: list[int], bounds: list[int]) -> None:
     shared = object.__new__(share.Shared)
-    clones = [share.Run(a, b - a, 0, 0) for a, b in zip(cuts[::2], cuts[1::2], strict=False)]
+    clones = [share.Extent(a, b - a, 0, 0) for a, b in zip(cuts[::2], cuts[1::2], strict=False)]
     shared._clones = {"f": clones}
     covered = {i for run in clones for i in range(run.at, run.at + run.nbytes)}
     gaps = list(shared.gaps("f", *bounds))
@@ -489,7 +495,7 @@ def test_the_space_check_counts_what_is_there_and_what_is_shared_once(
     outputs = {"a": whole("a", "uint8", (8 * MIB,))}
     target = describe(outputs)
     shared = object.__new__(share.Shared)
-    shared._clones = {"out-0.bin": [share.Run(4096, 7 * MIB, 0, 0)]}
+    shared._clones = {"out-0.bin": [share.Extent(4096, 7 * MIB, 0, 0)]}
     partial = publish.Partial(tmp_path / "out", target, "d", resume=False)
     stat = os.statvfs(tmp_path)
     free = 0

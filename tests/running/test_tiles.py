@@ -27,7 +27,7 @@ from migrate.core import view as views
 from migrate.core.spec import Spec, encode, spec
 from migrate.planning.graph import Call, Tensor, Value
 from migrate.running import gather, geometry, tiles
-from migrate.running.values import Values, pack, unpack
+from migrate.running.evaluator import Evaluator, pack, unpack
 
 
 def produce(
@@ -42,7 +42,7 @@ def produce(
     )
     outputs = {k: Tensor(spec(d, v.shape), v, keys) for k, (d, v, keys) in made.items()}
     target = describe(outputs, files=files)
-    result = tiles.run(
+    result = tiles.write_target(
         outputs, source, target, tmp_path / "out", digest="d", fsync=False, **options
     )
     source.close()
@@ -295,7 +295,7 @@ def test_a_value_is_computed_once_for_all_that_read_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from migrate import ops
-    from migrate.ops.base import Step
+    from migrate.ops.base import OpCall
 
     calls = []
 
@@ -309,11 +309,11 @@ def test_a_value_is_computed_once_for_all_that_read_it(
 
     monkeypatch.setattr(ops, "get", lambda name: Halves())
     a = random_raw(np.random.default_rng(7), "bfloat16", (8, 5))
-    call = Call(Step("halves", None), (whole("a", "bfloat16", (8, 5)),), 2)
+    call = Call(OpCall("halves", None), (whole("a", "bfloat16", (8, 5)),), 2)
     halves = [Value(call, i, spec("bfloat16", (4, 5))) for i in range(2)]
     again = Value(
         Call(
-            Step("halves", None),
+            OpCall("halves", None),
             (Tensor(spec("bfloat16", (4, 5)), views.stored(0, (4, 5)), (halves[1],)),),
             1,
         ),
@@ -335,18 +335,18 @@ def test_a_value_is_computed_once_for_all_that_read_it(
 
 def test_a_value_beyond_the_memory_limit_is_refused_by_number(tmp_path: Path) -> None:
     from migrate.core.errors import RunError
-    from migrate.ops.base import Step
+    from migrate.ops.base import OpCall
 
     source = write_source(tmp_path / "in", {"a": ("float32", np.zeros((100, 100), "u4"))})
     call = Call(
-        Step("flip", None), (whole("a", "float32", (100, 100)),), 1, "turn (r.yaml:3)", ("a",)
+        OpCall("flip", None), (whole("a", "float32", (100, 100)),), 1, "turn (r.yaml:3)", ("a",)
     )
     value = Value(call, 0, spec("float32", (100, 100)))
     with pytest.raises(
         RunError,
         match=r"rule turn .r.yaml:3.: `flip` of a takes 160000 bytes at once, the limit is 750, .*",
     ) as caught:
-        Values(source, geometry.Layouts(), (), 1000).bytes(value)
+        Evaluator(source, geometry.ByteLayouts(), (), 1000).bytes(value)
     assert caught.value.diagnostics[0].code == "M919"
     assert "max_memory=213334" in (caught.value.diagnostics[0].help or "")
 
@@ -357,7 +357,7 @@ def test_tiles_cover_the_file_without_a_gap_and_do_not_depend_on_threads(tmp_pat
         for i, n in enumerate([0, 5, 900, 2_000_000, 1_048_576, 7, 9_000_000])
     }
     target = describe(outputs)
-    found = list(tiles.tiles(target.files[0], outputs, geometry.Layouts()))
+    found = list(tiles.tiles(target.files[0], outputs, geometry.ByteLayouts()))
     at = 0
     for number, tile in enumerate(found):
         assert tile.number == number
@@ -366,14 +366,14 @@ def test_tiles_cover_the_file_without_a_gap_and_do_not_depend_on_threads(tmp_pat
         assert all(f.length <= 2 * geometry.STAGE for f in tile.fills)
         at += tile.length
     assert at == target.files[0].size
-    assert found == list(tiles.tiles(target.files[0], outputs, geometry.Layouts()))
+    assert found == list(tiles.tiles(target.files[0], outputs, geometry.ByteLayouts()))
 
 
 def test_a_target_that_does_not_fit_the_outputs_is_refused(tmp_path: Path) -> None:
     outputs = {"k": whole("k", "uint8", (5,))}
     target = describe(outputs)
     with pytest.raises(ValueError, match="has 6 bytes, its place has 5"):
-        list(tiles.tiles(target.files[0], {"k": whole("k", "uint8", (6,))}, geometry.Layouts()))
+        list(tiles.tiles(target.files[0], {"k": whole("k", "uint8", (6,))}, geometry.ByteLayouts()))
 
 
 def test_the_file_checksum_is_that_of_its_bytes(tmp_path: Path) -> None:
@@ -410,7 +410,7 @@ import os, sys
 from migrate.core import view as views
 from migrate.core.spec import spec
 from migrate.planning.graph import Tensor
-from migrate.running.tiles import run
+from migrate.running.tiles import write_target
 from migrate.source.index import Index, Stored
 from migrate.source.target import OutputFile, Placed, Target
 class B:
@@ -426,7 +426,7 @@ v = views.stored(0, (600, 4096))
 v = views.concat([v, v], 1)
 t = Tensor(spec("uint8", v.shape), v, ("a",))
 n = t.spec.nbytes
-run({{"o": t}}, S(), Target((OutputFile("o.bin", b"H", (Placed("o", 1, n),), n + 1),), False), {str(tmp_path / "out")!r}, digest="d")
+write_target({{"o": t}}, S(), Target((OutputFile("o.bin", b"H", (Placed("o", 1, n),), n + 1),), False), {str(tmp_path / "out")!r}, digest="d")
 print(sorted(m for m in ("torch", "numpy") if m in sys.modules))
 """  # noqa: E501
     done = subprocess.run(

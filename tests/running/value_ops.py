@@ -14,7 +14,7 @@ import pytest
 from migrate import ops
 from migrate.core import view as views
 from migrate.core.spec import spec
-from migrate.ops.base import OpError, Step, ValueOp
+from migrate.ops.base import OpCall, OpError, ValueOp
 from migrate.planning.graph import Call, Tensor, Value
 
 
@@ -199,7 +199,9 @@ def install(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def call(op: Any, *inputs: Tensor, lossy: bool = False) -> list[Tensor]:
-    """The op's outputs on these tensors, each as a whole Value."""
+    """The op's outputs on these tensors, each as a whole computed tensor."""
     specs = op.infer(None, [t.spec for t in inputs])
-    node = Call(Step(op.name, None), inputs, len(specs), f"{op.name} (rules.yaml:1)", ("k",), lossy)
+    node = Call(
+        OpCall(op.name, None), inputs, len(specs), f"{op.name} (rules.yaml:1)", ("k",), lossy
+    )
     return [Tensor(s, views.stored(0, s.shape), (Value(node, n, s),)) for n, s in enumerate(specs)]

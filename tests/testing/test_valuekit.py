@@ -7,7 +7,7 @@ import pytest
 from migrate import ops
 from migrate.core.spec import spec
 from migrate.ops.affine import Affine
-from migrate.ops.base import Loss, Number, OpError, Step, ValueOp, arg, dataclass, step
+from migrate.ops.base import Loss, Number, OpCall, OpError, ValueOp, arg, dataclass, step
 from migrate.testing import valuekit
 
 
@@ -27,7 +27,7 @@ class Turn(Affine):
         mul: Number = arg("the factor", default=-1)
 
     def invert(self, args, enumerated=False):
-        return Step("turn", args)
+        return OpCall("turn", args)
 
     def samples(self):
         yield {}, [(3, 4)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from migrate.core.view import permute
-from migrate.ops.base import Only, Op, Step, arg, dataclass
+from migrate.ops.base import Only, Op, OpCall, arg, dataclass
 
 
 class Reverse(Op):
@@ -21,7 +21,7 @@ class Reverse(Op):
         return [a.T for a in arrays]
 
     def invert(self, args, enumerated=False):
-        return Step("acme_reverse", args)
+        return OpCall("acme_reverse", args)
 
     def samples(self):
         yield {}, [(2, 3, 4)]

@@ -21,9 +21,9 @@ from migrate.planning import kinds
 from migrate.planning.graph import Tensor
 from migrate.planning.plan import peak_memory
 from migrate.running import geometry, tiles
-from migrate.running.buffers import fill
-from migrate.running.geometry import Layouts
-from migrate.running.values import Values
+from migrate.running.buffers import fill_buffers
+from migrate.running.evaluator import Evaluator
+from migrate.running.geometry import ByteLayouts
 
 ROWS, COLUMNS = 2000, 1024
 
@@ -70,7 +70,9 @@ def test_disjoint_parts_of_a_value_compute_each_element_once(
         )
     }
     target = describe(outputs, files=files)
-    tiles.run(outputs, source, target, tmp_path / "out", digest="d", fsync=False, threads=threads)
+    tiles.write_target(
+        outputs, source, target, tmp_path / "out", digest="d", fsync=False, threads=threads
+    )
     got = read_back(tmp_path / "out", target)
     for i, part in enumerate(np.split(stored.astype("u4") << 16, count, dim)):
         assert got[f"o{i}"] == part.tobytes()
@@ -86,7 +88,9 @@ def test_a_transposed_value_is_computed_once(
     turned = views.permute(value.view, (1, 0))
     outputs = {"o": Tensor(spec("float32", turned.shape), turned, value.sources)}
     target = describe(outputs)
-    tiles.run(outputs, source, target, tmp_path / "out", digest="d", fsync=False, threads=2)
+    tiles.write_target(
+        outputs, source, target, tmp_path / "out", digest="d", fsync=False, threads=2
+    )
     assert (
         read_back(tmp_path / "out", target)["o"]
         == np.ascontiguousarray(stored.T.astype("u4") << 16).tobytes()
@@ -99,7 +103,9 @@ def test_what_is_asked_is_computed_straight_into_the_buffer(
 ) -> None:
     source = write_source(tmp_path / "in", {"a": ("bfloat16", stored)})
     buffer = memoryview(bytearray(stored.size * 4))
-    fill({"o": call(made["widen"], whole("a", "bfloat16", stored.shape))[0]}, source, {"o": buffer})
+    fill_buffers(
+        {"o": call(made["widen"], whole("a", "bfloat16", stored.shape))[0]}, source, {"o": buffer}
+    )
     assert bytes(buffer) == (stored.astype("u4") << 16).tobytes()
     first = np.frombuffer(buffer, "u1").__array_interface__["data"][0]
     assert all(first <= place < first + len(buffer) for place in made["widen"].places)
@@ -120,7 +126,9 @@ def test_a_grain_is_met_by_the_fills_so_that_threads_share_no_block(
     source = write_source(tmp_path / "in", {"a": ("float32", array)})
     outputs = {"o": call(made["blocks"], whole("a", "float32", shape))[0]}
     target = describe(outputs)
-    tiles.run(outputs, source, target, tmp_path / "out", digest="d", fsync=False, threads=2)
+    tiles.write_target(
+        outputs, source, target, tmp_path / "out", digest="d", fsync=False, threads=2
+    )
     assert (
         read_back(tmp_path / "out", target)["o"] == made["blocks"].eager(None, [array])[0].tobytes()
     )
@@ -144,7 +152,9 @@ def test_a_block_that_several_fills_read_is_computed_once_by_a_thread(
     side = views.concat([one.view, views.relabel(other.view, [1])], 1)
     outputs = {"o": Tensor(spec("float32", side.shape), side, (*one.sources, *other.sources))}
     target = describe(outputs)
-    tiles.run(outputs, source, target, tmp_path / "out", digest="d", fsync=False, threads=1)
+    tiles.write_target(
+        outputs, source, target, tmp_path / "out", digest="d", fsync=False, threads=1
+    )
     wanted = np.concatenate([made["blocks"].eager(None, [a])[0] for a in arrays.values()], 1)
     assert read_back(tmp_path / "out", target)["o"] == wanted.tobytes()
     # a fill takes rows that are no multiple of four
@@ -167,7 +177,9 @@ def test_a_small_result_that_is_read_again_and_again_is_kept(
     )
     outputs = {"o": call(made["xor"], wide, again)[0]}
     target = describe(outputs)
-    tiles.run(outputs, source, target, tmp_path / "out", digest="d", fsync=False, threads=2)
+    tiles.write_target(
+        outputs, source, target, tmp_path / "out", digest="d", fsync=False, threads=2
+    )
     assert (
         read_back(tmp_path / "out", target)["o"]
         == ((stored.astype("u4") << 16) ^ (small.astype("u4") << 16)).tobytes()
@@ -182,7 +194,9 @@ def test_an_op_that_needs_everything_is_computed_whole_and_once(
     total = call(made["total"], call(made["widen"], whole("a", "bfloat16", stored.shape))[0])[0]
     outputs = {f"o{i}": t for i, t in enumerate(parts(total, 0, 4))}
     target = describe(outputs, files=2)
-    tiles.run(outputs, source, target, tmp_path / "out", digest="d", fsync=False, threads=2)
+    tiles.write_target(
+        outputs, source, target, tmp_path / "out", digest="d", fsync=False, threads=2
+    )
     wide = stored.astype("u4") << 16
     got = read_back(tmp_path / "out", target)
     assert b"".join(got[f"o{i}"] for i in range(4)) == (wide + wide.sum(dtype="u4")).tobytes()
@@ -206,7 +220,7 @@ def test_threads_compute_side_by_side(
     made["widen"].compute = waits
     source = write_source(tmp_path / "in", {"a": ("bfloat16", stored)})
     outputs = {"o": call(made["widen"], whole("a", "bfloat16", stored.shape))[0]}
-    tiles.run(
+    tiles.write_target(
         outputs, source, describe(outputs), tmp_path / "out", digest="d", fsync=False, threads=2
     )
     assert len(met) >= 2
@@ -224,7 +238,7 @@ def test_a_node_that_does_not_fit_is_refused_by_name_before_anything_is_written(
     source = write_source(tmp_path / "in", {"a": ("float32", np.zeros(shape, "u4"))})
     outputs = {"o": call(made[op], whole("a", "float32", shape))[0]}
     with pytest.raises(RunError) as caught:
-        tiles.run(
+        tiles.write_target(
             outputs,
             source,
             describe(outputs),
@@ -242,7 +256,7 @@ def test_a_node_that_does_not_fit_is_refused_by_name_before_anything_is_written(
     )
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in"]
     enough = int("".join(filter(str.isdigit, found.help)))
-    tiles.run(
+    tiles.write_target(
         outputs,
         source,
         describe(outputs),
@@ -259,7 +273,7 @@ def test_boxes_get_smaller_with_the_limit(
     source = write_source(tmp_path / "in", {"a": ("bfloat16", stored)})
     outputs = {"o": call(made["widen"], whole("a", "bfloat16", stored.shape))[0]}
     target = describe(outputs)
-    tiles.run(
+    tiles.write_target(
         outputs,
         source,
         target,
@@ -282,7 +296,9 @@ def test_values_that_an_op_refuses_name_rule_and_keys_and_publish_nothing(
     source = write_source(tmp_path / "in", {"a": ("bfloat16", array)})
     outputs = {"o": call(made["widen"], whole("a", "bfloat16", array.shape))[0]}
     with pytest.raises(CheckpointError) as caught:
-        tiles.run(outputs, source, describe(outputs), tmp_path / "out", digest="d", fsync=False)
+        tiles.write_target(
+            outputs, source, describe(outputs), tmp_path / "out", digest="d", fsync=False
+        )
     (found,) = caught.value.diagnostics
     assert (
         found.message == "rule widen (rules.yaml:1): `widen` of k: element [2500, 7] is not wanted"
@@ -307,10 +323,12 @@ def test_a_resumed_run_ends_in_the_same_bytes_and_says_that_its_report_is_partia
 
     made["widen"].compute = fails
     with pytest.raises(RunError):
-        tiles.run(outputs, source, target, tmp_path / "out", digest="d", fsync=False, threads=1)
+        tiles.write_target(
+            outputs, source, target, tmp_path / "out", digest="d", fsync=False, threads=1
+        )
     made["widen"].compute = compute
     made["widen"].seen.clear()
-    result = tiles.run(
+    result = tiles.write_target(
         outputs, source, target, tmp_path / "out", digest="d", fsync=False, threads=1, resume=True
     )
     assert read_back(tmp_path / "out", target)["o"] == (stored.astype("u4") << 16).tobytes()
@@ -326,7 +344,7 @@ def test_a_value_is_let_go_after_its_last_use(
     outputs = parts(
         call(made["total"], call(made["widen"], whole("a", "bfloat16", stored.shape))[0])[0], 0, 2
     )
-    values = Values(source, Layouts(), outputs)
+    values = Evaluator(source, ByteLayouts(), outputs)
     values.leaf(outputs[0].sources[0])  # type: ignore[arg-type]
     assert values._live == stored.size * 4
     values.done(outputs[0])
@@ -344,7 +362,7 @@ def test_what_calls_remember_has_a_bound_and_is_given_back(
     source = write_source(tmp_path / "in", {"a": ("bfloat16", stored)})
     outputs = [call(made["widen"], whole("a", "bfloat16", stored.shape))[0] for _ in range(2)]
     values, seen, compute = (
-        Values(source, Layouts(), outputs, 4 * 4096 * 32 // 3),
+        Evaluator(source, ByteLayouts(), outputs, 4 * 4096 * 32 // 3),
         list[Any](),
         made["widen"].compute,
     )

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from ..source.index import Source
     from ..source.target import OutputFile
     from ..source.zip_archive import ArchiveRecord
-    from .geometry import Layouts
-    from .tiles import Fill
+    from .geometry import ByteLayouts
+    from .tiles import Batch
 
 
 class Sealed(NamedTuple):
@@ -31,18 +31,20 @@ class Sealed(NamedTuple):
     tensors: int
 
 
-class Told(NamedTuple):
+class RecordedChecksum(NamedTuple):
     """What the source records of a tensor that is copied whole."""
 
     file: str
     record: ArchiveRecord
 
 
-def expected(outputs: Iterable[Tensor], source: Source, layouts: Layouts) -> dict[int, Told]:
+def recorded_checksums(
+    outputs: Iterable[Tensor], source: Source, layouts: ByteLayouts
+) -> dict[int, RecordedChecksum]:
     """The recorded checksum of each output that is all of a record, by the identity of the
     tensor.
     """
-    sums, stored, out = source.index.sums(), source.index.tensors, dict[int, Told]()
+    sums, stored, out = source.index.sums(), source.index.tensors, dict[int, RecordedChecksum]()
     if not sums:
         return out
     from ..source.zip_archive import ArchiveRecord
@@ -56,14 +58,16 @@ def expected(outputs: Iterable[Tensor], source: Source, layouts: Layouts) -> dic
         if told is None or told[0] != tensor.spec.nbytes:
             continue
         if layouts.of(tensor.view, tensor.spec.dtype, tensor.spec.nbytes).whole == (0, 0):
-            out[id(tensor)] = Told(
+            out[id(tensor)] = RecordedChecksum(
                 source.blobs[place.blob].name,
                 ArchiveRecord(_name(place.storage), place.offset, *told),
             )
     return out
 
 
-def require(outputs: Iterable[Tensor], source: Source, known: Mapping[int, Told]) -> None:
+def check_records(
+    outputs: Iterable[Tensor], source: Source, known: Mapping[int, RecordedChecksum]
+) -> None:
     """CheckpointError M942 for a record that differs from its checksum, among those that the
     outputs read and `known` has not.
     """
@@ -97,7 +101,7 @@ def require(outputs: Iterable[Tensor], source: Source, known: Mapping[int, Told]
             )
 
 
-def check_all(source: Source) -> None:
+def check_all_records(source: Source) -> None:
     """CheckpointError M942 for the first record of a checkpoint that differs from its checksum;
     reads all of them.
     """
@@ -130,20 +134,20 @@ def _name(storage: object) -> str:
     return str(storage[1]) if isinstance(storage, tuple) and len(storage) == 2 else "a record"
 
 
-class Sums:
+class FileChecksums:
     """The CRC-32s of one output file. `of` may be called by any thread, `take` in the order of the
     file.
     """
 
     __slots__ = ("_done", "_expected", "_file", "_running", "_sealed")
 
-    def __init__(self, file: OutputFile, told: Mapping[int, Told]) -> None:
+    def __init__(self, file: OutputFile, told: Mapping[int, RecordedChecksum]) -> None:
         self._file, self._expected = file, told
         self._done: list[int] = []
         self._running = 0
         self._sealed = (0, b"")
 
-    def of(self, fill: Fill, data: memoryview) -> list[int]:
+    def of(self, fill: Batch, data: memoryview) -> list[int]:
         """The CRC-32 of each part of a tensor in the buffer that is wanted; 0 for all other
         parts.
         """
@@ -158,7 +162,7 @@ class Sums:
             for part in fill.parts
         ]
 
-    def take(self, fill: Fill, crcs: Sequence[int], data: memoryview) -> None:
+    def take(self, fill: Batch, crcs: Sequence[int], data: memoryview) -> None:
         """Enters what `of` found, and fills in what is sealed. CheckpointError M942 where the
         source records something else.
         """

@@ -288,10 +288,10 @@ class Ledger:
         tensors, rules = [], dict[tuple[str, str], _Summary]()
         for name, (value, keys) in self._values.items():
             call = value.call
-            if not isinstance(ops.get(call.step.op), ValueOp):
+            if not isinstance(ops.get(call.op_call.op), ValueOp):
                 continue
             total = self._total(name)
-            if ops.get(call.step.op).kind == "part" and value.output and not total.count:
+            if ops.get(call.op_call.op).kind == "part" and value.output and not total.count:
                 # a scale: what it rounds is in the error of the codes
                 continue
             if call.lossy and not complete and name not in self._measured:
@@ -304,12 +304,12 @@ class Ledger:
                 {
                     "keys": keys,
                     "rule": call.rule,
-                    "op": call.step.op,
+                    "op": call.op_call.op,
                     "from": list(call.keys),
                     **figures,
                 }
             )
-            summary = rules.setdefault((call.rule, call.step.op), _Summary())
+            summary = rules.setdefault((call.rule, call.op_call.op), _Summary())
             # the largest relative error of a rule is that of its worst tensor
             total.max_relative = total.relative
             summary.total.merge(total)

@@ -13,8 +13,8 @@ from raw_files import describe, whole
 
 from migrate.core.errors import CheckpointError
 from migrate.running import tiles
-from migrate.running.geometry import Layouts
-from migrate.running.sums import Sums, Told
+from migrate.running.checksums import FileChecksums, RecordedChecksum
+from migrate.running.geometry import ByteLayouts
 from migrate.source.target import OutputFile, Placed
 from migrate.source.zip_archive import ArchiveRecord
 
@@ -42,9 +42,9 @@ def sealed_file() -> tuple[OutputFile, dict[str, object], list[bytes]]:
     )
 
 
-def run(sums: Sums, file: OutputFile, outputs: dict, held: list[bytes]) -> bytes:
+def run(sums: FileChecksums, file: OutputFile, outputs: dict, held: list[bytes]) -> bytes:
     out = bytearray(file.size)
-    for tile in tiles.tiles(file, outputs, Layouts()):
+    for tile in tiles.tiles(file, outputs, ByteLayouts()):
         for fill in tile.fills:
             data = memoryview(bytearray(fill.length))
             for part in fill.parts:
@@ -69,7 +69,7 @@ def test_what_follows_a_tensor_is_made_from_the_checksums_of_all_before_it() -> 
         expected += content + b"".join(
             zlib.crc32(c).to_bytes(4, "little") for c in held[: number + 1]
         )
-    assert run(Sums(file, {}), file, outputs, held) == expected
+    assert run(FileChecksums(file, {}), file, outputs, held) == expected
 
 
 @pytest.mark.parametrize("sealed", [True, False])
@@ -81,11 +81,13 @@ def test_a_checksum_that_the_source_records_is_compared_at_the_end_of_its_tensor
         outputs = {f"t{i}": whole(f"t{i}", "uint8", (n,)) for i, n in enumerate(SIZES)}
         file = describe(outputs).files[0]
     tensor = outputs["t2"]
-    right = Told("in.pt", ArchiveRecord("data/2", 64, SIZES[2], zlib.crc32(held[2])))
-    run(Sums(file, {id(tensor): right}), file, outputs, held)
-    wrong = Told("in.pt", ArchiveRecord("data/2", 64, SIZES[2], zlib.crc32(held[2]) ^ 1))
+    right = RecordedChecksum("in.pt", ArchiveRecord("data/2", 64, SIZES[2], zlib.crc32(held[2])))
+    run(FileChecksums(file, {id(tensor): right}), file, outputs, held)
+    wrong = RecordedChecksum(
+        "in.pt", ArchiveRecord("data/2", 64, SIZES[2], zlib.crc32(held[2]) ^ 1)
+    )
     with pytest.raises(CheckpointError, match=r"in\.pt: data/2"):
-        run(Sums(file, {id(tensor): wrong}), file, outputs, held)
+        run(FileChecksums(file, {id(tensor): wrong}), file, outputs, held)
 
 
 def test_a_target_with_a_hole_and_no_seal_is_refused() -> None:
@@ -93,6 +95,6 @@ def test_a_target_with_a_hole_and_no_seal_is_refused() -> None:
     with pytest.raises(ValueError, match="a hole"):
         list(
             tiles.tiles(
-                OutputFile(file.name, file.header, file.tensors, file.size), outputs, Layouts()
+                OutputFile(file.name, file.header, file.tensors, file.size), outputs, ByteLayouts()
             )
         )  # type: ignore[arg-type]

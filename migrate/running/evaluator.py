@@ -26,9 +26,9 @@ from ..planning import kinds
 from ..planning.graph import Call, Tensor, Value
 from . import regions
 from .device import CPU, Device
-from .gather import Gather, Leaf, stored
-from .geometry import STAGE_MAX, Layouts
-from .regions import Computed, Workspace, within
+from .gather import ByteReader, Gather, stored_reader
+from .geometry import STAGE_MAX, ByteLayouts
+from .regions import ComputedReader, Workspace, within
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ..ops.base import Box, Meter
     from ..planning.kinds import Kind
     from ..source.index import Source
-    from .errors import Ledger
+    from .error_statistics import Ledger
 
 MAX_MEMORY = 10**9
 # among which a lack of memory shows
@@ -75,7 +75,7 @@ def pack(array: np.ndarray[Any, Any], dtype: str) -> memoryview:
     return flat.view("u1").data if flat.size else memoryview(b"")
 
 
-class Values:
+class Evaluator:
     """The computed tensors of a run, for any number of threads.
 
     `max_memory` is that of the run: three quarters of it are for computing, the rest is the
@@ -86,7 +86,7 @@ class Values:
     def __init__(
         self,
         source: Source,
-        layouts: Layouts,
+        layouts: ByteLayouts,
         outputs: Iterable[Tensor] = (),
         max_memory: int = MAX_MEMORY,
         *,
@@ -143,8 +143,8 @@ class Values:
         call = value.call
         # the arguments are kept beside their id
         key = (
-            call.step.op,
-            id(call.step.args),
+            call.op_call.op,
+            id(call.op_call.args),
             value.output,
             value.spec,
             *[t.spec for t in call.inputs],
@@ -192,11 +192,11 @@ class Values:
     def _said(call: Call) -> str:
         """The op with its rule and keys, as messages name it."""
         rule = f"rule {call.rule}: " if call.rule else ""
-        return f"{rule}`{call.step.op}`" + (
+        return f"{rule}`{call.op_call.op}`" + (
             f" of {listed(list(call.keys), 4)}" if call.keys else ""
         )
 
-    def leaf(self, wanted: Value | Tensor) -> Leaf:
+    def leaf(self, wanted: Value | Tensor) -> ByteReader:
         """The packed bytes of a value, or of a tensor whose elements below a byte move one by
         one.
         """
@@ -206,8 +206,8 @@ class Values:
                 wanted.spec.nbytes <= kinds.FEW
                 and (id(wanted.call) in self._inner or self._uses.get(id(wanted.call), 0) > 1)
             ):
-                return Computed(self, wanted, kind)
-        return Leaf(None, 0, self.bytes(wanted))
+                return ComputedReader(self, wanted, kind)
+        return ByteReader(None, 0, self.bytes(wanted))
 
     def bytes(self, wanted: Value | Tensor) -> memoryview:
         """The packed bytes of a whole value, or of a tensor, in memory. RunError M919 if it does
@@ -270,12 +270,12 @@ class Values:
             for call in {at[0] for at in self._kept}:
                 self._drop(call)
 
-    def _keep(self, call: Call, made: dict[int, memoryview]) -> None:
-        nbytes = sum(len(p) for p in made.values())
+    def _keep(self, call: Call, outputs: dict[int, memoryview]) -> None:
+        nbytes = sum(len(p) for p in outputs.values())
         with self._lock:
             self._make_room(nbytes)
             self._kept.update(
-                {(id(call), output): (call, packed) for output, packed in made.items()}
+                {(id(call), output): (call, packed) for output, packed in outputs.items()}
             )
             self._live += nbytes
 
@@ -310,9 +310,9 @@ class Values:
             return packed[0]
         arrays = [self.array(t) for t in call.inputs]
         made = kind.op.eager(
-            call.step.args, arrays, call.parts, [t.spec.dtype for t in call.inputs]
+            call.op_call.args, arrays, call.parts, [t.spec.dtype for t in call.inputs]
         )
-        specs = kind.op.infer(call.step.args, [t.spec for t in call.inputs], call.parts)
+        specs = kind.op.infer(call.op_call.args, [t.spec for t in call.inputs], call.parts)
         dtypes = (
             [s.dtype for s in specs]
             if specs is not None
@@ -562,7 +562,11 @@ class Values:
             first = low * bits // 8 // 3 * 3
             packed = bytearray((high * bits + 7) // 8 - first)
             source = tensor.sources[piece.leaf]
-            leaf = stored(self._source, source) if isinstance(source, str) else self.leaf(source)
+            leaf = (
+                stored_reader(self._source, source)
+                if isinstance(source, str)
+                else self.leaf(source)
+            )
             leaf.read(first, memoryview(packed))
             # bytes in threes hold whole elements of 4 and of 6 bits
             base = first * 8 // bits

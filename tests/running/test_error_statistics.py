@@ -20,9 +20,9 @@ from migrate.core.spec import Spec
 from migrate.ops.base import step
 from migrate.planning.graph import Call, Tensor, Value
 from migrate.running.device import CPU, Device, Lane
-from migrate.running.errors import Ledger, Tally
-from migrate.running.geometry import Layouts
-from migrate.running.values import Values
+from migrate.running.error_statistics import Ledger, Tally
+from migrate.running.evaluator import Evaluator
+from migrate.running.geometry import ByteLayouts
 
 numbers = st.floats(-1e6, 1e6, width=32)
 
@@ -267,7 +267,7 @@ def test_what_boxes_share_is_measured_once(
         (Value(Call(made, (given_,), 2, "q", ("k",), True), 0, codes),),
     )
     ledger = Ledger({"o": tensor})
-    values = Values(source, Layouts(), [tensor], 1 << 20, device=CPU, ledger=ledger)
+    values = Evaluator(source, ByteLayouts(), [tensor], 1 << 20, device=CPU, ledger=ledger)
     whole_ = values.read(tensor, ((0, 100), (0, 130)))
     for box in (
         ((3, 4), (7, 130)),
@@ -279,7 +279,7 @@ def test_what_boxes_share_is_measured_once(
         assert np.array_equal(values.read(tensor, box), whole_[tuple(slice(a, b) for a, b in box)])
     # and the other way round: small boxes first
     later = Ledger({"o": tensor})
-    values = Values(source, Layouts(), [tensor], 1 << 20, device=CPU, ledger=later)
+    values = Evaluator(source, ByteLayouts(), [tensor], 1 << 20, device=CPU, ledger=later)
     for box in (((3, 4), (7, 130)), ((17, 90), (50, 51)), ((0, 40), (0, 20)), ((0, 100), (0, 130))):
         values.read(tensor, box)
     lost = int(((whole_ & 0x7F == 0) & (raw & 0x7FFF != 0)).sum())

@@ -37,7 +37,7 @@ from ..source.tree import (
     tensor_records,
     tree_of,
 )
-from .ties import Declared, tied
+from .ties import Declared, find_ties
 
 if TYPE_CHECKING:
     from ..planning.bind import Bound
@@ -50,7 +50,7 @@ S = TypeVar("S", bound="Source")
 
 
 @dataclass(frozen=True, slots=True)
-class Outgoing:
+class OutputTree:
     """The whole output: `rest` for the format, all tensors by key, and what a run has to check and
     to say beside.
     """
@@ -63,7 +63,7 @@ class Outgoing:
     lost: tuple[str, ...] = ()
 
 
-def widened(index: Index) -> Index:
+def index_of_all_tensors(index: Index) -> Index:
     """The index with the tensors that rules do not see among the others."""
     return (
         replace(index, tensors={**index.tensors, **index.passed_through}, tree=None)
@@ -72,18 +72,18 @@ def widened(index: Index) -> Index:
     )
 
 
-def whole(source: Source) -> Source:
+def with_all_tensors(source: Source) -> Source:
     """The source with all its tensors among those of its index, as a run reads them. It is closed
     with the source.
     """
     if not source.index.passed_through:
         return source
     found = copy(source)
-    found.index = widened(source.index)
+    found.index = index_of_all_tensors(source.index)
     return found
 
 
-def without(source: S, states: Sequence[State]) -> S:
+def without_states(source: S, states: Sequence[State]) -> S:
     """The source without the state of these optimizers: neither its tensors nor what stands beside
     them. It is closed with the source.
     """
@@ -142,9 +142,9 @@ def without(source: S, states: Sequence[State]) -> S:
     return found
 
 
-def outgoing(
+def output_tree(
     source: Source, composition: Composition, *, alone: bool = False, drop: bool = False
-) -> Outgoing:
+) -> OutputTree:
     """What the output holds; `alone`: of a nested checkpoint nothing but the tensors that rules
     work on.
 
@@ -155,15 +155,18 @@ def outgoing(
     outline = index.tree
     stored = dict(index.tensors)
     if outline is None or alone:
-        specs, first = {key: tensor.spec for key, tensor in outputs.items()}, tied(outputs, stored)
+        specs, first = (
+            {key: tensor.spec for key, tensor in outputs.items()},
+            find_ties(outputs, stored),
+        )
         if outline is not None:
-            return Outgoing(_plain(specs, first, {}, None), outputs, (), ())
+            return OutputTree(_plain(specs, first, {}, None), outputs, (), ())
         said: tuple[list[str], list[str]] = ([], [])
         versions = _attributes(
             _versions(index), [bound for _, bound in composition.legs if bound.made], *said
         )
-        return Outgoing(
-            _plain(specs, first, _called(held(index), composition), versions),
+        return OutputTree(
+            _plain(specs, first, _called(writable_items(index), composition), versions),
             outputs,
             (),
             *map(tuple, said),
@@ -184,7 +187,7 @@ def outgoing(
     every = {**outputs, **carried}
     stored.update(outline.passed_through)
     checks = _declare(outline, stored)
-    first = tied(every, stored)
+    first = find_ties(every, stored)
     notes = [f"dropped with the files of their ranks: {listed(sorted(lost))}"] * bool(lost)
     gone = ["what the permission `drop` leaves out"] * bool(lost)
     parts, names = _parts(outline, composition, notes, gone)
@@ -196,12 +199,12 @@ def outgoing(
         for key, check in checks.items()
         if first.get(key, key) != key or any(f == key for f in first.values())
     ]
-    return Outgoing(
+    return OutputTree(
         TargetTree(parts, names, specs, first), every, tuple(used), tuple(notes), tuple(gone)
     )
 
 
-def held(index: Index) -> dict[str, Any]:
+def writable_items(index: Index) -> dict[str, Any]:
     """The values of a state dict in memory that a tree can hold, as trees."""
     out = {}
     for key, value in index.items.items():
@@ -360,7 +363,7 @@ def _answered(part: FileTree, composition: Composition) -> DictNode:
     return DictNode(table.kind, pairs, table.node, table.attributes)
 
 
-def values_of(index: Index) -> Values:
+def items_of_index(index: Index) -> Values:
     """The values that are no tensors among those that rules work on."""
     if index.tree is None:
         return Values(
@@ -447,9 +450,9 @@ def _table(
         if objects and sources and all(s in objects for s in sources):
             made_of[short] = [objects[s] for s in sources]
     if made_of:
-        from .objects import regrouped
+        from .objects import regroup_objects
 
-        entries = regrouped(entries, made_of, notes)
+        entries = regroup_objects(entries, made_of, notes)
     entries += [
         (at, name, value)
         for at, key, value in others

@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from migrate.running.history import Stamp, read, write
+from migrate.running.stamp import Stamp, read_stamp, write_stamp
 
 ENTRY = {
     "lineage": "demo",
@@ -23,12 +23,12 @@ ENTRY = {
 
 def stamp(**changes: object) -> bytes:
     return json.dumps(
-        {**json.loads(write(Stamp(), {"demo": "v2"}, [ENTRY], "m1:2")), **changes}
+        {**json.loads(write_stamp(Stamp(), {"demo": "v2"}, [ENTRY], "m1:2")), **changes}
     ).encode()
 
 
 def test_a_stamp_that_fits_comes_back_as_it_was_written() -> None:
-    assert read(stamp(), "m1:2") == (Stamp({"demo": "v2"}, (ENTRY,)), [])
+    assert read_stamp(stamp(), "m1:2") == (Stamp({"demo": "v2"}, (ENTRY,)), [])
 
 
 def test_what_undoes_a_change_of_side_files_comes_back_in_order() -> None:
@@ -41,12 +41,12 @@ def test_what_undoes_a_change_of_side_files_comes_back_in_order() -> None:
             ]
         },
     }
-    found, _ = read(write(Stamp(), {}, [entry], "m1:2").encode(), "m1:2")
+    found, _ = read_stamp(write_stamp(Stamp(), {}, [entry], "m1:2").encode(), "m1:2")
     assert json.dumps(found.applied) == json.dumps([entry])
 
 
 def test_a_stamp_of_other_contents_is_ignored_with_a_note() -> None:
-    found, notes = read(stamp(), "m1:3")
+    found, notes = read_stamp(stamp(), "m1:3")
     assert found == Stamp()
     assert "other contents" in notes[0]
 
@@ -83,10 +83,10 @@ def test_a_stamp_of_other_contents_is_ignored_with_a_note() -> None:
 def test_a_stamp_that_is_not_whole_or_would_drive_a_terminal_is_ignored_with_a_note(
     changes: dict,
 ) -> None:
-    found, notes = read(stamp(**changes), "m1:2")
+    found, notes = read_stamp(stamp(**changes), "m1:2")
     assert found == Stamp()
     assert notes == ["the stamp cannot be read and is ignored"]
 
 
 def test_a_stamp_that_is_nested_without_end_is_ignored() -> None:
-    assert read(b"[" * 200_000, "m1:2")[0] == Stamp()
+    assert read_stamp(b"[" * 200_000, "m1:2")[0] == Stamp()

@@ -36,7 +36,7 @@ class Stamp:
     ignored: str = field(default="", compare=False)
 
 
-def read(raw: bytes | None, index_hash: str) -> tuple[Stamp, list[str]]:
+def read_stamp(raw: bytes | None, index_hash: str) -> tuple[Stamp, list[str]]:
     """The stamp if it fits the checkpoint of this index hash, else an empty one and the reason as a
     note.
     """
@@ -117,7 +117,7 @@ def _is_line(value: Any) -> bool:
     return isinstance(value, str) and value.isprintable()
 
 
-def write(
+def write_stamp(
     before: Stamp,
     layouts: Mapping[str, str],
     entries: Sequence[Mapping[str, Any]],

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..source.index import Source
 
 
-def lift(source: Source, route: Route) -> None:
+def lift_states(source: Source, route: Route) -> None:
     """Puts the states that rules of the route ask for among the tensors of the source, and takes
     them from where they were.
 
