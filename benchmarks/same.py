@@ -144,7 +144,7 @@ def examples_of_rules(work: Path) -> Iterator[dict[str, Any]]:
                 / f"{path.parent.parent.name}-{path.parent.name}-{path.stem}-{number}"
             )
             tensors = {
-                key: (NAMES[stored.spec.dtype], stored.spec.shape, source.read(key))
+                key: (NAMES[stored.spec.dtype], stored.spec.shape, source.read_tensor(key))
                 for key, stored in source.index.tensors.items()
             }
             checkpoint(place, tensors)

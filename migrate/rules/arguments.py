@@ -168,7 +168,7 @@ def _resolved(
 
 
 def _misfit(label: str, value: Any, wanted: str, type: str) -> OpError:
-    what = f"{label} is {shown(value)}, {wanted} is asked for"
+    what = f"{label} is {spell_value(value)}, {wanted} is asked for"
     return OpError("M114", what, help=f"write {wanted} there, or a param with `type: {type}`")
 
 
@@ -252,7 +252,7 @@ def _form(hint: Any) -> str:
     return {int: "integer", str: "text", float: "number"}.get(hint, "value")
 
 
-def shown(value: Any) -> str:
+def spell_value(value: Any) -> str:
     """A value as rule files write it."""
     return printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), 60)
 

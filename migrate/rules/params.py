@@ -114,7 +114,7 @@ def resolve(
                     help=_takes(param),
                 )
         if len(said) > 1 and len({_comparable(value) for _, value in said}) > 1:
-            notes = tuple(f"{shown(source)} says {_shown(value)}" for source, value in said)
+            notes = tuple(f"{shown(source)} says {_spell_value(value)}" for source, value in said)
             hint = "correct the source that is wrong; a given value does not outvote the checkpoint"
             if param.dtype is not None and not {GIVEN, STAMP} & {source for source, _ in said}:
                 names = "|".join(dict.fromkeys(str(value) for _, value in said))
@@ -293,7 +293,7 @@ def convert(value: Any, param: Param, *, is_text: bool = False, choices: bool = 
         value = _from_text(value, param)
     if param.type == "list":
         if not isinstance(value, (list, tuple)):
-            raise RefusedError(f"{_shown(value)} is not a list")
+            raise RefusedError(f"{_spell_value(value)} is not a list")
         # each line of a file is text
         words = [
             _word(item, param.items) if is_text and isinstance(item, str) else item
@@ -306,7 +306,8 @@ def convert(value: Any, param: Param, *, is_text: bool = False, choices: bool = 
         for item in typed if isinstance(typed, list) else [typed]:
             if str(item) not in [str(choice) for choice in param.choices]:
                 raise RefusedError(
-                    f"{_shown(item)} is none of {listed([str(choice) for choice in param.choices])}"
+                    f"{_spell_value(item)} is none of "
+                    f"{listed([str(choice) for choice in param.choices])}"
                 )
     return typed
 
@@ -329,7 +330,7 @@ def _items(text: str) -> list[str]:
         or not isinstance(data, list)
         or not all(isinstance(item, str) for item in data)
     ):
-        raise RefusedError(f"{_shown(text)} is not a list")
+        raise RefusedError(f"{_spell_value(text)} is not a list")
     return [str(item) for item in data]
 
 
@@ -346,18 +347,18 @@ def _word(text: str, type: str | None) -> Any:
 def _scalar(value: Any, type: str | None, param: Param) -> Any:
     if type == "bool":
         if not isinstance(value, bool):
-            raise RefusedError(f"{_shown(value)} is neither true nor false")
+            raise RefusedError(f"{_spell_value(value)} is neither true nor false")
         return value
     if type == "str":
         if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-            raise RefusedError(f"{_shown(value)} is not text")
+            raise RefusedError(f"{_spell_value(value)} is not text")
         return str(value) if param.dtype is None else ALIASES.get(str(value), str(value))
     if type == "int" and isinstance(value, float):
         # 3.0 is an integer, as in rule files
         value = value if (number := whole_number(value)) is None else number
     if type == "int" or (isinstance(value, int) and not isinstance(value, bool)):
         if isinstance(value, bool) or not isinstance(value, int):
-            raise RefusedError(f"{_shown(value)} is not an integer")
+            raise RefusedError(f"{_spell_value(value)} is not an integer")
         if abs(value) > MOST:
             raise RefusedError(f"an integer lies between -{MOST} and {MOST}")
         if param.minimum is not None and value < param.minimum:
@@ -366,7 +367,7 @@ def _scalar(value: Any, type: str | None, param: Param) -> Any:
             raise RefusedError(f"{value} is above the maximum {param.maximum}")
         return value
     if not isinstance(value, (str, bool)):
-        raise RefusedError(f"{_shown(value)} is neither text nor an integer")
+        raise RefusedError(f"{_spell_value(value)} is neither text nor an integer")
     return value
 
 
@@ -374,7 +375,7 @@ def _comparable(value: Any) -> Any:
     return (type(value), tuple(map(_comparable, value)) if isinstance(value, list) else value)
 
 
-def _shown(value: Any) -> str:
+def _spell_value(value: Any) -> str:
     return printable(
         repr(value)
         if isinstance(value, str)

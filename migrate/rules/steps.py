@@ -22,7 +22,7 @@ from ..core.errors import OpError
 from ..ops.base import OpCall
 from ..source import yaml
 from ..source.registry import BrokenEntryError
-from .arguments import Argument, arguments, is_reference, resolve, shown, unwrapped, used
+from .arguments import Argument, arguments, is_reference, resolve, spell_value, unwrapped, used
 from .fields import (
     ARITHMETIC,
     CAPTURE,
@@ -345,7 +345,7 @@ def _written(op: str, argument: Argument) -> Any:
                 )
         if length is not None and isinstance(made, list) and len(made) != length:
             wrong("M308", f"{op}: `{argument.word}` has {len(made)} items, it must have {length}")
-        label = f"{op}: `{argument.word}` is {shown(made)}"
+        label = f"{op}: `{argument.word}` is {spell_value(made)}"
         if argument.distinct and isinstance(made, list) and len(set(made)) < len(made):
             wrong("M308", f"{label}, each item must stand there once")
         if argument.once is not None and isinstance(made, list) and made.count(argument.once) > 1:

@@ -135,8 +135,8 @@ def _tensor(
         )
         notes = (f"{len(differ)} of {prod(shape)} elements that are written differ", origin)
         what = (
-            f"test {name!r}: {printable(key)}{list(index)} is {_shown(got, made)}, expected "
-            f"{_shown(wish, made)}"
+            f"test {name!r}: {printable(key)}{list(index)} is {_spell_number(got, made)}, expected "
+            f"{_spell_number(wish, made)}"
         )
         out.append(Diagnostic("M701", what, spans, notes))
         break
@@ -181,7 +181,7 @@ def _pieces(
 ) -> Iterator[tuple[int, tuple[int, ...], bytes]]:
     """(first element, shape, bytes) of what is written of the tensor."""
     if like is not None:
-        yield 0, made.shape, bound.source.read(like)
+        yield 0, made.shape, bound.source.read_tensor(like)
     elif expected.values is not None or expected.fill is not None:
         yield 0, made.shape, encoded(made, expected.fill, expected.values)
     for written, numbers in expected.slices.items():
@@ -220,7 +220,7 @@ def _index(position: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(out)
 
 
-def _shown(number: elements.Number, of: Spec) -> str:
+def _spell_number(number: elements.Number, of: Spec) -> str:
     if isinstance(number, float) and number.is_integer() and abs(number) < 1e15:
         return "-0.0" if str(number) == "-0.0" else str(int(number))
     return f"{number:.9g}" if of.dtype == "float32" and isinstance(number, float) else repr(number)

@@ -94,7 +94,7 @@ def _first_difference(source: GivenSource, key: str, returned: memoryview | None
         return "it is not there"
     if key not in source.index.tensors:
         return "it was not there before"
-    before, after = source.read(key), bytes(returned)
+    before, after = source.read_tensor(key), bytes(returned)
     if before == after:
         return None
     byte = next(n for n, (a, b) in enumerate(zip_longest(before, after)) if a != b)

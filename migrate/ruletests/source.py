@@ -68,7 +68,7 @@ class GivenSource:
     def side_file(self, path: str) -> bytes:
         return self.sides[path]
 
-    def read(self, key: str) -> bytes:
+    def read_tensor(self, key: str) -> bytes:
         """All bytes of a tensor."""
         out = bytearray(self.index.tensors[key].spec.nbytes)
         self.blobs[self.index.tensors[key].blob].readinto(0, memoryview(out))

@@ -236,7 +236,14 @@ def check_refusals(op: Op, args: Any, shapes: Sequence[tuple[int, ...]]) -> None
         )
     if op.kind == "join" and len(shapes) > 1:
         odd = (*shapes[-1], 7)
-        _refused(op, args, [*shapes[:-1], odd], parts, "M301", [_shown(shapes[0]), _shown(odd)])
+        _refused(
+            op,
+            args,
+            [*shapes[:-1], odd],
+            parts,
+            "M301",
+            [_spell_shape(shapes[0]), _spell_shape(odd)],
+        )
 
 
 def check_description(name: str) -> None:
@@ -374,7 +381,7 @@ def _equal(a: Array, b: Array) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
 
 
-def _shown(shape: Sequence[int]) -> str:
+def _spell_shape(shape: Sequence[int]) -> str:
     return f"[{', '.join(map(str, shape))}]"
 
 
