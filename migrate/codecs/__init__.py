@@ -16,7 +16,11 @@ def get(name: str) -> Codec:
     """The codec called `name` (`fp8-block`). KeyError if there is none, BrokenEntryError if a third
     party's does not load.
     """
-    return registry.get(name.replace("-", "_"))
+    try:
+        return registry.get(name.replace("-", "_"))
+    except KeyError:
+        # the entry point of a third party may be spelled as rules spell the codec
+        return registry.get(name)
 
 
 def names() -> list[str]:

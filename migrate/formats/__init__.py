@@ -128,14 +128,17 @@ def _surest(place: Place, names: Iterable[str]) -> Format | None:
 
 def _unknown(place: Place) -> NoReturn:
     where = printable(place.path, 240)
+    broken = [
+        f"format {printable(b.name)} of {printable(b.distribution)} cannot be loaded: "
+        f"{printable(b.error)}"
+        for b in FORMATS.broken
+    ]
     if place.file is not None:
-        fail(
-            "M917",
-            f"{where}: no known format of checkpoint",
-            notes=(f"it starts with {ascii(place.head())[1:]}",),
-        )
+        notes = (f"it starts with {ascii(place.head())[1:]}", *broken)
+        fail("M917", f"{where}: no known format of checkpoint", notes=notes)
     held = f"it holds {listed(list(place.names), 8)}" if place.names else "it is empty"
-    fail("M917", f"{where}: no checkpoint is in this folder", notes=(held,), help=_hint(place))
+    notes = (held, *broken)
+    fail("M917", f"{where}: no checkpoint is in this folder", notes=notes, help=_hint(place))
 
 
 def _loaded(name: str) -> Format | None:

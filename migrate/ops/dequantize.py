@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
 @cache
 def codec_called(name: str) -> Codec:
-    """The codec of this name. OpError M308 if there is none."""
+    """The codec of this name. OpError M308 if there is none or it does not load."""
     from .. import codecs
-    from ..core.diagnostics import did_you_mean, listed
+    from ..core.diagnostics import did_you_mean, listed, printable
+    from ..source.registry import BrokenEntryError
 
     try:
         return codecs.get(name)
@@ -33,17 +34,23 @@ def codec_called(name: str) -> Codec:
         known = codecs.names()
         hint = did_you_mean(name, known) or f"the codecs are {listed(known)}"
         raise OpError("M308", f"there is no codec {name!r}", help=hint) from None
+    except BrokenEntryError as error:
+        what = f"codec {name!r} cannot be loaded: {printable(str(error))}"
+        raise OpError("M308", what, help="update or remove that package") from None
 
 
 def roles_of(codec: str) -> tuple[str, ...]:
-    """The parts of a codec, without a name those that most have; none where there is no such codec,
-    which `validate` reports.
+    """The parts of a codec, without a name those that most have; none where there is no such codec
+    or it does not load, which `validate` reports.
     """
     from .. import codecs
 
     if not codec:
         return ("weight", "scale")
-    return codecs.get(codec).parts if codec in codecs.names() else ()
+    try:
+        return codecs.get(codec).parts
+    except LookupError:
+        return ()
 
 
 def options(args: Any) -> Options:
