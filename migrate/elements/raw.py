@@ -82,3 +82,33 @@ def check_holds(label: str, specs: Sequence[Spec], value: float | None) -> None:
     if value is not None:
         for spec in specs:
             encoded(label, spec.dtype, value)
+
+
+def unpack(packed: Any, spec: Spec) -> np.ndarray[Any, Any]:
+    """The raw elements of packed row-major bytes, in the tensor's shape. Below a byte the first
+    element is in the low bits.
+    """
+    import numpy as np
+
+    bits = BITS[spec.dtype]
+    if not spec.numel:
+        return np.zeros(spec.shape, carrier(spec.dtype))
+    if bits >= 8:
+        return np.frombuffer(packed, carrier(spec.dtype), spec.numel).reshape(spec.shape)
+    stream = np.unpackbits(np.frombuffer(packed, "u1", spec.nbytes), bitorder="little")
+    codes = stream[: spec.numel * bits].reshape(-1, bits)
+    weights = (1 << np.arange(bits)).astype("u1")
+    out: np.ndarray[Any, Any] = (codes * weights).sum(axis=1, dtype="u1")
+    return out.reshape(spec.shape)
+
+
+def pack(array: np.ndarray[Any, Any], dtype: str) -> memoryview:
+    """The packed row-major bytes of raw elements of `dtype`."""
+    import numpy as np
+
+    bits = BITS[dtype]
+    flat = np.ascontiguousarray(array).reshape(-1)
+    if bits < 8:
+        stream = (flat.astype("u1")[:, None] >> np.arange(bits, dtype="u1")) & 1
+        flat = np.packbits(stream.reshape(-1).astype("u1"), bitorder="little")
+    return flat.view("u1").data if flat.size else memoryview(b"")

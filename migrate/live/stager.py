@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.spec import BITS
 from ..formats.memory import writable
-from ..running import regions
+from ..running.evaluator import reading_step
 from ..running.gather import Gather, Window
 from .module import spec_of
 from .outputs import torch_dtype
@@ -61,13 +61,13 @@ class Stager:
             or layout.loose
             or not all(isinstance(source, str) for source in tensor.sources)
         )
-        return 0 if whole else regions.step(tensor, self._layouts, self._values)
+        return 0 if whole else reading_step(tensor, self._layouts, self._values)
 
     def write(self, tensor: Tensor, target: torch.Tensor, start: int, stop: int) -> None:
         """Fills the part of a plain, contiguous target that bytes `start` to `stop` of the output
         make, cast as `copy_` casts.
         """
-        step = regions.step(tensor, self._layouts, self._values)
+        step = reading_step(tensor, self._layouts, self._values)
         flat = target.detach().view(-1)
         if direct(tensor, target):
             gather = self._gather(writable(flat))

@@ -22,8 +22,8 @@ from ..running.buffers import fill_buffers
 from ..running.device import CPU, Device, resolve_device
 from ..running.error_statistics import Ledger
 from ..running.evaluator import MAX_MEMORY
+from ..running.output_tree import find_ties
 from ..running.prepare import without_optimizers
-from ..running.ties import find_ties
 from .lazy import LazyTensor
 from .migration import Migration, prepare
 from .outputs import Outputs

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from . import checks as value_checks
-from . import regions
 from .device import CPU, Device
 from .error_statistics import Ledger
-from .evaluator import MAX_MEMORY, Evaluator
+from .evaluator import MAX_MEMORY, Evaluator, reading_step
 from .gather import WINDOW, Gather
 from .geometry import ByteLayouts
 
@@ -54,7 +53,7 @@ def fill_buffer(
     it.
     """
     nbytes = tensor.spec.nbytes
-    step = regions.step(tensor, layouts, values)
+    step = reading_step(tensor, layouts, values)
     gather = Gather(source, layouts, buffer, values.leaf, min(WINDOW, max_memory // 4))
     for start in range(0, nbytes, step):
         gather.fill(tensor, start, min(start + step, nbytes), start)

@@ -14,21 +14,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..planning.graph import Value, calls
-from ..source.crc import combine, crc32
 
 if TYPE_CHECKING:
     from ..planning.graph import Tensor
     from ..source.index import Source
-    from ..source.target import OutputFile
     from ..source.zip_archive import ArchiveRecord
     from .geometry import ByteLayouts
-    from .tiles import Batch
-
-
-class Sealed(NamedTuple):
-    """A stretch of an output file that is made from the CRC-32s of its first `tensors` tensors."""
-
-    tensors: int
 
 
 class RecordedChecksum(NamedTuple):
@@ -132,62 +123,3 @@ def _start(
 
 def _name(storage: object) -> str:
     return str(storage[1]) if isinstance(storage, tuple) and len(storage) == 2 else "a record"
-
-
-class FileChecksums:
-    """The CRC-32s of one output file. `of` may be called by any thread, `take` in the order of the
-    file.
-    """
-
-    __slots__ = ("_done", "_expected", "_file", "_running", "_sealed")
-
-    def __init__(self, file: OutputFile, told: Mapping[int, RecordedChecksum]) -> None:
-        self._file, self._expected = file, told
-        self._done: list[int] = []
-        self._running = 0
-        self._sealed = (0, b"")
-
-    def of(self, fill: Batch, data: memoryview) -> list[int]:
-        """The CRC-32 of each part of a tensor in the buffer that is wanted; 0 for all other
-        parts.
-        """
-        sealing = self._file.seal is not None
-        if not sealing and not self._expected:
-            return []
-        return [
-            crc32(data[part.at : part.at + part.stop - part.start])
-            if not isinstance(part.content, (bytes, Sealed))
-            and (sealing or id(part.content) in self._expected)
-            else 0
-            for part in fill.parts
-        ]
-
-    def take(self, fill: Batch, crcs: Sequence[int], data: memoryview) -> None:
-        """Enters what `of` found, and fills in what is sealed. CheckpointError M942 where the
-        source records something else.
-        """
-        for part, crc in zip(fill.parts, crcs, strict=False):
-            content = part.content
-            if isinstance(content, bytes):
-                continue
-            length = part.stop - part.start
-            if isinstance(content, Sealed):
-                data[part.at : part.at + length] = self._seal(content.tensors)[
-                    part.start : part.stop
-                ]
-                continue
-            self._running = crc if part.start == 0 else combine(self._running, crc, length)
-            if part.last:
-                told = self._expected.get(id(content))
-                if told is not None:
-                    from ..source.zip_archive import compare_crc
-
-                    compare_crc(told.file, told.record, self._running)
-                self._done.append(self._running)
-
-    def _seal(self, count: int) -> bytes:
-        if self._sealed[0] != count and self._file.seal is not None:
-            # a tensor without bytes has passed unseen
-            self._done += [0] * (count - len(self._done))
-            self._sealed = (count, self._file.seal(self._done))
-        return self._sealed[1]

@@ -18,14 +18,16 @@ from ..planning.question import OUTPUT_FORMATS
 from ..planning.route import find_route
 from ..planning.sides import SideFiles
 from ..results import DiffReport, VerifyEstimate, VerifyReport
-from . import forms, spotcheck
+from . import spotcheck
 from . import stamp as stamps
 from .checksums import check_all_records
 from .diff import diff as compare
 from .differences import (
     TENSORS_ONLY,
     Unlooked,
+    form_differences,
     item_differences,
+    made_form_differences,
     not_compared,
     side_differences,
     spec_differences,
@@ -34,7 +36,7 @@ from .differences import (
 )
 from .output_tree import with_all_tensors
 from .prepare import compose_for, side_reader, stamp_of, walk_for, without_optimizers
-from .verify import Recomputation
+from .verify import Recomputation, estimate_seconds
 
 if TYPE_CHECKING:
     from ..planning.question import Question
@@ -100,9 +102,7 @@ def verify_output(
     chosen = None if share is None else spotcheck.choose_sample(programs, *both, share, seed)
     work = Recomputation(programs, *both, budget, chosen)
     if inform is not None:
-        inform(
-            VerifyEstimate.of(**work.announced(threads, spotcheck.estimate_seconds(work, threads)))
-        )
+        inform(VerifyEstimate.of(**work.announced(threads, estimate_seconds(work, threads))))
     if chosen is None:
         for one in (opened, made):
             check_all_records(one)
@@ -118,7 +118,7 @@ def verify_output(
             chosen, programs, both[1], any(one.index.sums() for one in both)
         )
     differences += side_differences(opened, made, walk.sides) + unread
-    differences += item_differences(opened, made, bool(route.legs)) + forms.made_form_differences(
+    differences += item_differences(opened, made, bool(route.legs)) + made_form_differences(
         opened, composition, made
     )
     opened.check_unchanged()
@@ -150,7 +150,7 @@ def compare_checkpoints(
     else:
         unread, notes = unread_differences(one, other)
         side = side_differences(one, other, SideFiles(side_reader(one)))
-        others = [*item_differences(one, other), *forms.form_differences(one, other), *unread]
+        others = [*item_differences(one, other), *form_differences(one, other), *unread]
         unlooked = not_compared(one, other)
     return DiffReport.of(
         a=one.path,

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..core import log
 from ..core import view as views
 from ..core.spec import BITS, Spec
+from ..elements.raw import unpack
 from ..planning.graph import Tensor
-from .evaluator import Evaluator, unpack
+from .evaluator import Evaluator
 from .gather import Gather
 from .geometry import STAGE, ByteLayouts
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import ops
 from ..ops.base import ValueOp
-from .regions import joined, outside
+from .boxes import joined, outside
 
 if TYPE_CHECKING:
     import numpy as np

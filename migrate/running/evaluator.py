@@ -4,38 +4,49 @@ let go after their last use.
 Arrays hold raw elements (unsigned integers, one byte each for elements below a byte), so no bit
 passes through a float unless the op itself computes with floats. Threads compute side by side; only
 a node that needs more than a thread's share of the memory has it to itself.
+
+A computed tensor is never whole in memory if its op says what a part of it needs. A read names a
+linear range or a strided move of the tensor's packed bytes; both are turned into boxes of the
+result, each box into boxes of the inputs, and those are read as every output is: through a view,
+gathered. So a value of values recurses by itself, and a permute of a cast costs no more memory than
+a permute.
+
+A box that is what was asked is computed straight into the reader's buffer. Where an op has a
+coarser grain, or a move takes elements apart, the box goes through a chunk of this thread, which is
+kept: the next read is often the next part.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import product
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core import view as views
 from ..core.diagnostics import Report, fail, listed
 from ..core.memory import lacking, ran_out
 from ..core.spec import BITS, Spec, encode, unit
 from ..core.spelling import option
-from ..elements.raw import carrier, scratch
+from ..elements.raw import carrier, pack, scratch, unpack
 from ..ops.base import OpError, ValueOp
 from ..planning import kinds
 from ..planning.graph import Call, Tensor, Value
-from . import regions
+from ..planning.kinds import BLOCKS, FEW, Kind, size_of
+from .boxes import digits_of, footprint, holds, linear, ranges, strides_of, within
 from .device import CPU, Device
-from .gather import ByteReader, Gather, stored_reader
-from .geometry import STAGE_MAX, ByteLayouts
-from .regions import ComputedReader, Workspace, within
+from .gather import ByteReader, Gather, copy_strided, halved, stored_reader
+from .geometry import STAGE, STAGE_MAX, ByteLayouts, Move
 
 if TYPE_CHECKING:
     import numpy as np
 
     from ..ops.base import Box, Meter
-    from ..planning.kinds import Kind
     from ..source.index import Source
+    from .device import Lane
     from .error_statistics import Ledger
 
 MAX_MEMORY = 10**9
@@ -43,36 +54,10 @@ MAX_MEMORY = 10**9
 _SHORT = (MemoryError, OSError, RuntimeError, ImportError)
 # the part of the memory for computing that calls may remember things in
 MEMOS = 32
-
-
-def unpack(packed: Any, spec: Spec) -> np.ndarray[Any, Any]:
-    """The raw elements of packed row-major bytes, in the tensor's shape. Below a byte the first
-    element is in the low bits.
-    """
-    import numpy as np
-
-    bits = BITS[spec.dtype]
-    if not spec.numel:
-        return np.zeros(spec.shape, carrier(spec.dtype))
-    if bits >= 8:
-        return np.frombuffer(packed, carrier(spec.dtype), spec.numel).reshape(spec.shape)
-    stream = np.unpackbits(np.frombuffer(packed, "u1", spec.nbytes), bitorder="little")
-    codes = stream[: spec.numel * bits].reshape(-1, bits)
-    weights = (1 << np.arange(bits)).astype("u1")
-    out: np.ndarray[Any, Any] = (codes * weights).sum(axis=1, dtype="u1")
-    return out.reshape(spec.shape)
-
-
-def pack(array: np.ndarray[Any, Any], dtype: str) -> memoryview:
-    """The packed row-major bytes of raw elements of `dtype`."""
-    import numpy as np
-
-    bits = BITS[dtype]
-    flat = np.ascontiguousarray(array).reshape(-1)
-    if bits < 8:
-        stream = (flat.astype("u1")[:, None] >> np.arange(bits, dtype="u1")) & 1
-        flat = np.packbits(stream.reshape(-1).astype("u1"), bitorder="little")
-    return flat.view("u1").data if flat.size else memoryview(b"")
+# a fill of the buffer grows to this where an op's grain asks for it
+GRAIN_MOST = 16 << 20
+# chunks that a thread keeps for its next reads
+_CHUNKS = 8
 
 
 class Evaluator:
@@ -100,7 +85,7 @@ class Evaluator:
         self.share = self.budget // (4 * threads)
         # what a box may cost with its inputs: the op's own arrays come on top
         self.limit = min(kinds.CHUNK, self.share // kinds.TEMPORARIES)
-        self.widest = max(self.limit, min(regions.GRAIN_MOST, self.share // kinds.TEMPORARIES))
+        self.widest = max(self.limit, min(GRAIN_MOST, self.share // kinds.TEMPORARIES))
         self._own = threading.local()
         self._lock, self._heavy = threading.Lock(), threading.RLock()
         self._uses: dict[int, int] = {}
@@ -115,7 +100,7 @@ class Evaluator:
         self._making: dict[int, threading.RLock] = {}
         self._spent: set[int] = set()
         self._kinds: dict[tuple[Any, ...], Kind] = {}
-        # of tensors that read computed ones (`regions.step`)
+        # of tensors that read computed ones (`reading_step`)
         self.steps: dict[tuple[Any, ...], int] = {}
         self._weights: dict[int, tuple[Call, int]] = {}
         self._live = 0
@@ -481,7 +466,7 @@ class Evaluator:
         nbytes = (prod(sizes) * BITS[spec.dtype] + 7) // 8
         if not nbytes:
             return True
-        span = regions.linear(spec.shape, box)
+        span = linear(spec.shape, box)
         if span is not None and span[0] % elements == 0:
             layout = self._layouts.of(tensor.view, spec.dtype, spec.nbytes)
             first = span[0] // elements * size
@@ -506,11 +491,9 @@ class Evaluator:
     def _rows(self, gather: Gather, tensor: Tensor, box: Box) -> None:
         """`fill`, one contiguous part after the other."""
         spec, at = tensor.spec, 0
-        inner = next(
-            i for i in range(len(box) + 1) if regions.linear(spec.shape[i:], box[i:]) is not None
-        )
+        inner = next(i for i in range(len(box) + 1) if linear(spec.shape[i:], box[i:]) is not None)
         for index in product(*(range(a, b) for a, b in box[:inner])):
-            span = regions.linear(spec.shape, (*((i, i + 1) for i in index), *box[inner:])) or (
+            span = linear(spec.shape, (*((i, i + 1) for i in index), *box[inner:])) or (
                 0,
                 0,
             )
@@ -583,3 +566,218 @@ class Evaluator:
 
 def _all(spec: Spec) -> Box:
     return tuple((0, n) for n in spec.shape)
+
+
+class ComputedBox(NamedTuple):
+    """A box of raw elements that was computed, in memory of this thread."""
+
+    box: Box
+    array: np.ndarray[Any, Any]
+    memory: np.ndarray[Any, Any]
+
+
+class Workspace:
+    """One thread's memory for computing: input boxes by depth and number, the last chunks, and what
+    a move unpacks into.
+    """
+
+    __slots__ = ("_chunks", "_slots", "_values", "depth", "lane")
+
+    def __init__(self, values: Evaluator, lane: Lane | None) -> None:
+        self._values, self.lane = values, lane
+        self.depth = 0
+        # the Value is kept beside its chunk: an id means nothing after its object is gone
+        self._chunks: OrderedDict[int, tuple[Value, ComputedBox]] = OrderedDict()
+        self._slots: dict[tuple[int, int], tuple[memoryview, Gather]] = {}
+
+    def input(self, number: int, tensor: Tensor, box: Box) -> np.ndarray[Any, Any]:
+        """The raw elements of a box of input `number`, good until this depth reads that input
+        again.
+        """
+        spec = Spec(tensor.spec.dtype, tuple(b - a for a, b in box))
+        nbytes = spec.nbytes
+        found = self._slots.get((self.depth, number))
+        if found is None or len(found[0]) < nbytes:
+            memory = memoryview(bytearray(-(-nbytes // FEW) * FEW))
+            found = self._slots[self.depth, number] = memory, self._values.gather(memory)
+        memory, gather = found
+        self.depth += 1
+        try:
+            if not self._values.fill(gather, tensor, box):
+                return self._values.loose(tensor, box)
+        finally:
+            self.depth -= 1
+        return unpack(memory[:nbytes], spec)
+
+    def settle(self) -> None:
+        """Waits until what was given to the device is where it belongs."""
+        if self.lane is not None:
+            self.lane.drain()
+
+    def has(self, value: Value, box: Box) -> bool:
+        """Whether a chunk with `box` is there already."""
+        kept = self._chunks.get(id(value))
+        return kept is not None and holds(kept[1].box, box)
+
+    def chunk(self, value: Value, kind: Kind, box: Box) -> ComputedBox:
+        """A chunk that holds `box`: the last one of this value if it does, else computed now on the
+        op's grain.
+        """
+        import numpy as np
+
+        kept = self._chunks.get(id(value))
+        if kept is not None and holds(kept[1].box, box):
+            self._chunks.move_to_end(id(value))
+            return kept[1]
+        box = kind.rounded(box)
+        sizes, dtype = tuple(b - a for a, b in box), carrier(kind.spec.dtype)
+        nbytes = prod(sizes) * np.dtype(dtype).itemsize
+        if kept is not None:
+            memory = self._chunks.pop(id(value))[1].memory
+        else:
+            memory = np.empty(0, "u1")
+            while self._chunks and (
+                len(self._chunks) >= _CHUNKS
+                or nbytes + sum(c.memory.size for _, c in self._chunks.values())
+                > self._values.share // 2
+            ):
+                memory = self._chunks.popitem(last=False)[1][1].memory
+        if memory.size < nbytes:
+            memory = np.empty(nbytes, "u1")
+        array = memory[:nbytes].view(dtype).reshape(sizes)
+        self._values.compute(self, value, kind, box, array)
+        made = ComputedBox(box, array, memory)
+        self._chunks[id(value)] = value, made
+        return made
+
+
+class ComputedReader(ByteReader):
+    """The packed bytes of a computed tensor, none of which is there before it is read."""
+
+    __slots__ = ("_kind", "_value", "_values")
+
+    def __init__(self, values: Evaluator, value: Value, kind: Kind) -> None:
+        super().__init__(None, 0)
+        self._values, self._value, self._kind = values, value, kind
+
+    def read(self, offset: int, buffer: memoryview) -> None:
+        """Fills `buffer` from byte `offset` of the packed tensor."""
+        size = self._kind.unit[1]
+        before, after = offset % size, -(offset + len(buffer)) % size
+        if before or after:
+            # a fill may end within a group of elements that share bytes
+            wider = memoryview(bytearray(before + len(buffer) + after))
+            self.read(offset - before, wider)
+            buffer[:] = wider[before : before + len(buffer)]
+            return
+        at = 0
+        for box in ranges(self._kind.shape, offset // size, (offset + len(buffer)) // size):
+            nbytes = size_of(box) * size
+            self._values.into(
+                self._value, self._kind, self._elements(box), buffer[at : at + nbytes]
+            )
+            at += nbytes
+
+    def move(self, move: Move, out: memoryview, base: int) -> bool:
+        """Does one strided move of these bytes: computes its bounding box, and copies from that."""
+        size = self._kind.unit[1]
+        if any(x % size for x in (move.run, move.src, *(s for _, _, s in move.loops))):
+            for a, b in move.runs():
+                self.read(move.lo + a, out[base + b : base + b + move.run])
+            return True
+        loops = [loop for loop in move.loops if loop[0] > 1]
+        if not loops:
+            self.read(move.src, out[move.dst + base : move.dst + base + move.run])
+            return True
+        steps = [(n, s // size) for n, _, s in loops]
+        found = footprint(self._kind.shape, move.src // size, [*steps, (move.run // size, 1)])
+        box = self._elements(found.box)
+        if self._kind.cost(box) > self._values.limit:
+            for half in halved(move):
+                self.move(half, out, base)
+            return True
+        packed, outer = self._values.packed(self._value, self._kind, box)
+        outer = self._units(outer)
+        places = [w * size for w in strides_of([b - a for a, b in outer])]
+        src = sum((i - a) * w for i, (a, _), w in zip(found.start, outer, places, strict=True))
+        turned = tuple(
+            (n, d, sum(i * w for i, w in zip(step, places, strict=True)))
+            for (n, d, _), step in zip(loops, found.steps, strict=False)
+        )
+        copy_strided(out, move.dst + base, packed, src, move.run, turned)
+        return True
+
+    def scatter(self, offset: int, buffers: Sequence[memoryview], nbytes: int) -> None:
+        for buffer in buffers:
+            self.read(offset, buffer)
+            offset += len(buffer)
+
+    def _elements(self, box: Box) -> Box:
+        per = self._kind.unit[0]
+        return box if per == 1 else (*box[:-1], (box[-1][0] * per, box[-1][1] * per))
+
+    def _units(self, box: Box) -> Box:
+        per = self._kind.unit[0]
+        return box if per == 1 else (*box[:-1], (box[-1][0] // per, box[-1][1] // per))
+
+
+def reading_step(tensor: Tensor, layouts: ByteLayouts, values: Evaluator | None) -> int:
+    """The length of the ranges that a tensor should be asked for: as its layout says, and of
+    computed tensors whole boxes on their op's grain, so that no two ranges compute the same
+    block."""
+    layout = layouts.of(tensor.view, tensor.spec.dtype, tensor.spec.nbytes)
+    if (
+        values is None
+        or layout.loose
+        or layout.windowed
+        or all(isinstance(s, str) for s in tensor.sources)
+    ):
+        return layout.step
+    read = {n: values.kind(s) for n, s in enumerate(tensor.sources) if not isinstance(s, str)}
+    # the kinds are kept by `values`, the layout by `layouts`
+    key = (id(layout), *[(n, id(kind)) for n, kind in read.items()])
+    found = values.steps.get(key)
+    if found is None:
+        periods = [
+            _period(move, read[move.leaf])
+            for move in layout.moves
+            if move.leaf in read and read[move.leaf].regional
+        ]
+        period = max(periods, default=1)
+        found = layout.step
+        if period <= GRAIN_MOST:
+            found = (
+                max(1, (BLOCKS if layout.whole and period > 1 else layout.step) // period) * period
+            )
+        values.steps[key] = found
+    return found
+
+
+def _period(move: Move, kind: Kind) -> int:
+    """The bytes of a result after which a move begins a new row of the grain of what it reads."""
+    shape, (elements, size) = kind.shape, kind.unit
+    grain = (*kind.grain[:-1], kind.grain[-1] // elements)
+    if move.loops:
+        _, width, stride = move.loops[0]
+        axes = [i for i, d in enumerate(digits_of(shape, abs(stride) // size)) if d]
+        return width * grain[axes[0]] if len(axes) == 1 else width
+    periods = []
+    for axis, n in enumerate(shape):
+        inner = prod(shape[axis + 1 :]) * size
+        if axis == 0 or n % grain[axis] == 0:
+            periods.append(min(grain[axis], n) * inner)
+        if grain[axis] > 1:
+            break
+        periods.append(inner)
+    return max((p for p in periods if p <= STAGE), default=min(periods))
+
+
+def longest_step(tensors: Iterable[Tensor], layouts: ByteLayouts, values: Evaluator) -> int:
+    """The longest `step` of these tensors; 1 if there are none."""
+    kinds: dict[tuple[Any, ...], Tensor] = {}
+    for tensor in tensors:
+        of = [
+            (n, id(values.kind(s))) for n, s in enumerate(tensor.sources) if not isinstance(s, str)
+        ]
+        kinds.setdefault((id(tensor.view), tensor.spec.dtype, *of), tensor)
+    return max((reading_step(t, layouts, values) for t in kinds.values()), default=1)

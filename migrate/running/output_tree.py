@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from math import inf
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..core import view as views
 from ..core.diagnostics import fail, listed, plural, printable
@@ -21,8 +21,9 @@ from ..core.spelling import option
 from ..planning.graph import Tensor, Value, ValueCheck
 from ..planning.names import follow_all
 from ..planning.values import Values
-from ..source.pickle.encodings import PARAMETER
+from ..source.pickle.encodings import PARAMETER, ask
 from ..source.pickle.jsonform import to_json
+from ..source.pickle.te_grouped import alike, group, member_of
 from ..source.pickle.tree import Composite, DictNode, TensorRecord
 from ..source.rank_files import by_rank
 from ..source.target import TargetTree
@@ -37,14 +38,13 @@ from ..source.tree import (
     tensor_records,
     tree_of,
 )
-from .ties import Declared, find_ties
 
 if TYPE_CHECKING:
     from ..planning.bind import Bound
     from ..planning.compose import Composition
     from ..planning.optimizers import State
+    from ..source.blobs import Stored
     from ..source.index import Index, Source
-
 
 S = TypeVar("S", bound="Source")
 
@@ -450,7 +450,7 @@ def _table(
         if objects and sources and all(s in objects for s in sources):
             made_of[short] = [objects[s] for s in sources]
     if made_of:
-        from .objects import regroup_objects
+        from .output_tree import regroup_objects
 
         entries = regroup_objects(entries, made_of, notes)
     entries += [
@@ -538,3 +538,144 @@ def _attributes(attributes: Any, bounds: Sequence[Bound], notes: list[str], gone
         attributes.node,
         attributes.attributes,
     )
+
+
+class Declared(NamedTuple):
+    """The storage of tensors that lie apart, and of which somebody says that they were one: `key`
+    is that of the first.
+    """
+
+    key: str
+
+
+def find_ties(outputs: Mapping[str, Tensor], stored: Mapping[str, Stored]) -> dict[str, str]:
+    """For each output the first output that it is tied to, often itself."""
+    groups: dict[Any, tuple[str, Tensor]] = {}
+    views: dict[Any, int] = {}
+    numbers: dict[int, int] = {}
+    out: dict[str, str] = {}
+    for key, tensor in outputs.items():
+        number = numbers.get(id(tensor.view))
+        if number is None:
+            # views of one plan are one object if they are equal; those of another are not
+            number = numbers[id(tensor.view)] = views.setdefault(tensor.view, len(views))
+        places = tuple(_place(source, stored) for source in tensor.sources)
+        shares = bool(places) and None not in places
+        name, other = groups.setdefault(
+            (number, tensor.spec.dtype, places) if shares else (key,), (key, tensor)
+        )
+        # the same source key twice is a copy, unless the op that made both handed out one tensor
+        out[key] = name if other is tensor or other.sources != tensor.sources else key
+    return out
+
+
+def _place(source: str | Value, stored: Mapping[str, Stored]) -> Any:
+    """What is equal for sources that are the same bytes; None for what shares with nothing."""
+    if not isinstance(source, str):
+        return id(source)
+    at = stored[source]
+    if at.storage is None or isinstance(at.storage, Declared):
+        return at.storage
+    return at.storage, at.offset, at.strides
+
+
+def regroup_objects(
+    entries: Sequence[tuple[float, Any, Any]],
+    made_of: Mapping[str, Sequence[tuple[Composite, str]]],
+    notes: list[str],
+) -> list[tuple[float, Any, Any]]:
+    """The entries (place, key, tensor) of a dict with objects in place of their components, each
+    where its first component stood.
+
+    `made_of` has for each key that is made of components alone these objects and attributes. M955
+    where an object whose integer has two meanings does not stay what it is: behind it nobody could
+    tell what its numbers are.
+    """
+    leaves = {key: leaf for _, key, leaf in entries if type(leaf) is TensorRecord}
+    gathered: dict[str, dict[str, str]] = {}
+    parted: list[str] = []
+    for key, origins in made_of.items():
+        attributes = {attribute for _, attribute in origins}
+        if len(attributes) != 1:
+            continue
+        (attribute,) = attributes
+        if not attribute:
+            gathered.setdefault(key, {})[""] = key
+        elif key.endswith(f".{attribute}"):
+            gathered.setdefault(key[: -len(attribute) - 1], {})[attribute] = key
+        else:
+            parted.append(key)
+    whole: dict[str, tuple[str, Composite]] = {}
+    for prefix, keys in gathered.items():
+        made = _object(
+            {attribute: leaves[key] for attribute, key in keys.items()},
+            [made_of[key] for key in keys.values()],
+        )
+        if made is not None and (prefix not in leaves or prefix in keys.values()):
+            whole.update(dict.fromkeys(keys.values(), (prefix, made)))
+        else:
+            parted += [key for attribute, key in keys.items() if attribute]
+    _told(made_of, {id(made.node) for _, made in whole.values()}, parted, notes)
+    out: list[tuple[float, Any, Any]] = []
+    placed: dict[str, int] = {}
+    for at, key, value in entries:
+        found = whole.get(key) if type(value) is TensorRecord else None
+        if found is None:
+            out.append((at, key, value))
+        elif found[0] not in placed:
+            placed[found[0]] = len(out)
+            out.append((at, *found))
+        elif at < out[placed[found[0]]][0]:
+            out[placed[found[0]]] = (at, *found)
+    return out
+
+
+def _told(
+    made_of: Mapping[str, Sequence[tuple[Composite, str]]],
+    still: set[int],
+    parted: list[str],
+    notes: list[str],
+) -> None:
+    """Says which keys are plain tensors now, and asks for what nobody could tell of them any more;
+    `still`: the nodes of whole objects.
+    """
+    gone = {
+        key: one.encoding
+        for key, origins in made_of.items()
+        for one, _ in origins
+        if id(one.node) not in still
+    }
+    ask(gone)
+    if parted:
+        numbers = sorted(
+            {e.number for e in gone.values() if e.number is not None and e.code is not None}
+        )
+        of = f"; the numbers of their data are {listed(numbers)}" if numbers else ""
+        notes.append(
+            f"plain tensors, and no parts of an object any more: {listed(sorted(parted), 4)}{of}"
+        )
+
+
+def _object(
+    leaves: Mapping[str, TensorRecord], origins: Sequence[Sequence[tuple[Composite, str]]]
+) -> Composite | None:
+    """The object that these components make, by attribute; None if they make none."""
+    sets = [list({id(one): one for one, _ in of}.values()) for of in origins]
+    objects = {id(one): one for one in sets[0]}
+    if any({id(one) for one in held} != objects.keys() for held in sets):
+        return None
+    first, *others = objects.values()
+    if others:
+        possible = [group(first, len(objects))] if all(alike(first, one) for one in others) else []
+    else:
+        possible = [first, member_of(first) if first.encoding.members else None]
+    for like in possible:
+        if like is None or {attribute for attribute, _ in like.components} != leaves.keys():
+            continue
+        components = tuple((attribute, leaves[attribute]) for attribute, _ in like.components)
+        if all(
+            (a.dtype, a.shape) == (b.dtype, b.shape)
+            for (_, a), (_, b) in zip(components, like.components, strict=True)
+        ):
+            return replace(like, components=components)
+    return None

@@ -9,9 +9,7 @@ region is taken: a rule that is wrong is wrong everywhere.
 
 from __future__ import annotations
 
-import os
 import random
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,14 +22,9 @@ from .eager import Specs, by_rows, kind
 
 if TYPE_CHECKING:
     from ..source.index import Source
-    from .verify import Recomputation
 
 # bytes of a region
 REGION = 4 << 20
-# of the measured time before a run, and what a run is too short to be measured for
-SECONDS, SHORT = 1.0, 256 << 20
-# the largest part of one kind that is measured
-_MEASURED = 64 << 20
 
 
 class Rows(NamedTuple):
@@ -104,7 +97,7 @@ def choose_sample(
             continue
         sort = kind(expression, specs)
         kinds.setdefault(sort, []).append(key)
-        starts = _regions(expression, specs)
+        starts = regions_of(expression, specs)
         chosen = [one for one in starts if chance.random() < share]
         if chosen:
             met.add(sort)
@@ -112,7 +105,7 @@ def choose_sample(
     for sort, keys in kinds.items():
         if sort not in met:
             key = chance.choice(keys)
-            starts = _regions(program[key], specs)
+            starts = regions_of(program[key], specs)
             _take(key, [chance.choice(starts)], len(starts), specs, program[key], whole, regions)
     return Sample(share, seed, frozenset(whole), regions)
 
@@ -155,7 +148,7 @@ def left_out_of(
     )
 
 
-def _regions(expression: Expr, specs: Specs) -> list[tuple[int, int]]:
+def regions_of(expression: Expr, specs: Specs) -> list[tuple[int, int]]:
     """The regions of an output, as rows; one for what is small or is made as a whole only."""
     spec = specs.of(expression)
     count = spec.shape[0] if spec.shape else 1
@@ -180,60 +173,3 @@ def _take(
     spec = specs.of(expression)
     each = spec.nbytes // spec.shape[0]
     regions[key] = Rows(tuple(chosen), each * sum(stop - start for start, stop in chosen))
-
-
-def estimate_seconds(work: Recomputation, threads: int) -> float | None:
-    """About how many seconds `work` takes: one region of each kind is made and compared, the kinds
-    with most bytes first.
-
-    None for what is too little to be measured, and where no kind can be made in part.
-    """
-    kinds: dict[Any, tuple[int, str]] = {}
-    there = work.output.index.tensors
-    todo = [(key, there[key].spec.nbytes) for job in work.jobs for key in job.keys]
-    todo += (
-        []
-        if work.sample is None
-        else [(key, one.nbytes) for key, one in work.sample.regions.items()]
-    )
-    total = sum(nbytes for _, nbytes in todo)
-    if total < SHORT:
-        return None
-    for key, nbytes in todo:
-        sort = kind(work.program[key], work.specs)
-        kinds[sort] = (kinds.get(sort, (0, key))[0] + nbytes, key)
-    spent = seconds = 0.0
-    known = 0
-    for nbytes, key in sorted(kinds.values(), reverse=True):
-        spec = there[key].spec
-        if (
-            spent > SECONDS
-            or not spec.nbytes
-            or not spec.shape
-            or work.specs.of(work.program[key]) != spec
-        ):
-            continue
-        start, stop = _regions(work.program[key], work.specs)[0]
-        part = spec.nbytes * (stop - start) // spec.shape[0]
-        if part > _MEASURED:
-            continue
-        # the first time pays for what is imported and made once
-        first, taken = (_timed(work, key, (start, stop)) for _ in range(2))
-        spent += first + taken
-        seconds += taken / part * nbytes
-        known += nbytes
-    if not known:
-        return None
-    # threads share the memory's speed and the interpreter's lock
-    return (
-        seconds
-        * total
-        / known
-        / (1 + 0.5 * (min(threads, len(work.jobs), os.cpu_count() or 1) - 1 if work.jobs else 0))
-    )
-
-
-def _timed(work: Recomputation, key: str, rows: tuple[int, int]) -> float:
-    began = time.perf_counter()
-    work.compare_rows(key, [rows])
-    return time.perf_counter() - began

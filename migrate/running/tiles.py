@@ -33,12 +33,13 @@ from ..core import log
 from ..core.diagnostics import printable
 from ..core.errors import MigrateError, RunError
 from ..core.memory import kept, lacking, ran_out
+from ..source.crc import combine, crc32
 from . import checks as value_checks
-from . import checksums, regions
-from .checksums import FileChecksums, RecordedChecksum, Sealed
+from . import checksums
+from .checksums import RecordedChecksum
 from .device import CPU, Device
 from .error_statistics import Ledger
-from .evaluator import MAX_MEMORY, Evaluator
+from .evaluator import MAX_MEMORY, Evaluator, longest_step, reading_step
 from .gather import WINDOW, Gather, Window
 from .geometry import STAGE, ByteLayouts
 from .publish import HASH, TILE, Partial, check_place, write_failed
@@ -49,6 +50,12 @@ if TYPE_CHECKING:
     from ..planning.graph import Tensor, ValueCheck
     from ..source.index import Source
     from ..source.target import OutputFile, Target
+
+
+class Sealed(NamedTuple):
+    """A stretch of an output file that is made from the CRC-32s of its first `tensors` tensors."""
+
+    tensors: int
 
 
 class Segment(NamedTuple):
@@ -134,7 +141,7 @@ def _fills(
         step = (
             STAGE
             if isinstance(content, (bytes, Sealed))
-            else regions.step(content, layouts, values)
+            else reading_step(content, layouts, values)
         )
         if used and used + nbytes > STAGE:
             yield Batch(offset, used, parts)
@@ -167,6 +174,65 @@ def _contents(
             yield Sealed(number + 1), end, stop - end
 
 
+class FileChecksums:
+    """The CRC-32s of one output file. `of` may be called by any thread, `take` in the order of the
+    file.
+    """
+
+    __slots__ = ("_done", "_expected", "_file", "_running", "_sealed")
+
+    def __init__(self, file: OutputFile, told: Mapping[int, RecordedChecksum]) -> None:
+        self._file, self._expected = file, told
+        self._done: list[int] = []
+        self._running = 0
+        self._sealed = (0, b"")
+
+    def of(self, fill: Batch, data: memoryview) -> list[int]:
+        """The CRC-32 of each part of a tensor in the buffer that is wanted; 0 for all other
+        parts.
+        """
+        sealing = self._file.seal is not None
+        if not sealing and not self._expected:
+            return []
+        return [
+            crc32(data[part.at : part.at + part.stop - part.start])
+            if not isinstance(part.content, (bytes, Sealed))
+            and (sealing or id(part.content) in self._expected)
+            else 0
+            for part in fill.parts
+        ]
+
+    def take(self, fill: Batch, crcs: Sequence[int], data: memoryview) -> None:
+        """Enters what `of` found, and fills in what is sealed. CheckpointError M942 where the
+        source records something else.
+        """
+        for part, crc in zip(fill.parts, crcs, strict=False):
+            content = part.content
+            if isinstance(content, bytes):
+                continue
+            length = part.stop - part.start
+            if isinstance(content, Sealed):
+                data[part.at : part.at + length] = self._seal(content.tensors)[
+                    part.start : part.stop
+                ]
+                continue
+            self._running = crc if part.start == 0 else combine(self._running, crc, length)
+            if part.last:
+                told = self._expected.get(id(content))
+                if told is not None:
+                    from ..source.zip_archive import compare_crc
+
+                    compare_crc(told.file, told.record, self._running)
+                self._done.append(self._running)
+
+    def _seal(self, count: int) -> bytes:
+        if self._sealed[0] != count and self._file.seal is not None:
+            # a tensor without bytes has passed unseen
+            self._done += [0] * (count - len(self._done))
+            self._sealed = (count, self._file.seal(self._done))
+        return self._sealed[1]
+
+
 class _Stopped(Exception):  # noqa: N818 - leaves a thread after another one failed
     pass
 
@@ -188,7 +254,7 @@ class _FileWriter:
     neither.
     """
 
-    def __init__(self, run: _Writer, file: OutputFile, descriptor: int, window: Window) -> None:
+    def __init__(self, run: _TargetRun, file: OutputFile, descriptor: int, window: Window) -> None:
         import xxhash
 
         self.window = window
@@ -287,7 +353,7 @@ class _FileWriter:
             self._turn.notify_all()
 
 
-class _Writer:
+class _TargetRun:
     """The threads of one run and what they share."""
 
     def __init__(
@@ -473,8 +539,8 @@ def write_target(
         )
         partial.allocate(shared)
         budget = min(WINDOW, max_memory // (4 * max(1, threads)))
-        ahead = STAGE + max(STAGE, regions.longest_step(outputs.values(), layouts, values))
-        work = _Writer(
+        ahead = STAGE + max(STAGE, longest_step(outputs.values(), layouts, values))
+        work = _TargetRun(
             outputs, source, partial, shared, values, layouts, budget, ahead, progress, told
         )
         with log.phase(f"writing {work.total} bytes"):

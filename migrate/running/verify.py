@@ -16,7 +16,9 @@ not computed with again, may differ by so much and is told.
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +32,17 @@ from ..core.spelling import option
 from ..elements.reference import reference_values
 from ..ops.base import ValueOp
 from ..planning.graph import Apply, Expr, Read
-from .eager import EagerEvaluation, Need, Pool, Specs, read_elements, read_stretch, several
+from .eager import (
+    EagerEvaluation,
+    Need,
+    Pool,
+    Specs,
+    kind,
+    read_elements,
+    read_stretch,
+    several,
+)
+from .spotcheck import regions_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,6 +55,10 @@ if TYPE_CHECKING:
 STRETCH = 1 << 18
 # what threads may hold together where nobody says otherwise and no tensor needs more
 MEMORY = 10**9
+# of the measured time before a run, and what a run is too short to be measured for
+SECONDS, SHORT = 1.0, 256 << 20
+# the largest part of one kind that is measured
+_MEASURED = 64 << 20
 # kinds of tensors that are named where they take too much
 _MOST_SAID = 7
 
@@ -572,6 +588,63 @@ def _excused(
     if made.dtype != there.dtype or not (off[differ] <= bound[differ]).all():
         return replace(wrong, detail=f"{wrong.detail}, by more than {op} may")
     return replace(wrong, what="near", detail=f"{wrong.detail}, by no more than {op} may")
+
+
+def estimate_seconds(work: Recomputation, threads: int) -> float | None:
+    """About how many seconds `work` takes: one region of each kind is made and compared, the kinds
+    with most bytes first.
+
+    None for what is too little to be measured, and where no kind can be made in part.
+    """
+    kinds: dict[Any, tuple[int, str]] = {}
+    there = work.output.index.tensors
+    todo = [(key, there[key].spec.nbytes) for job in work.jobs for key in job.keys]
+    todo += (
+        []
+        if work.sample is None
+        else [(key, one.nbytes) for key, one in work.sample.regions.items()]
+    )
+    total = sum(nbytes for _, nbytes in todo)
+    if total < SHORT:
+        return None
+    for key, nbytes in todo:
+        sort = kind(work.program[key], work.specs)
+        kinds[sort] = (kinds.get(sort, (0, key))[0] + nbytes, key)
+    spent = seconds = 0.0
+    known = 0
+    for nbytes, key in sorted(kinds.values(), reverse=True):
+        spec = there[key].spec
+        if (
+            spent > SECONDS
+            or not spec.nbytes
+            or not spec.shape
+            or work.specs.of(work.program[key]) != spec
+        ):
+            continue
+        start, stop = regions_of(work.program[key], work.specs)[0]
+        part = spec.nbytes * (stop - start) // spec.shape[0]
+        if part > _MEASURED:
+            continue
+        # the first time pays for what is imported and made once
+        first, taken = (_timed(work, key, (start, stop)) for _ in range(2))
+        spent += first + taken
+        seconds += taken / part * nbytes
+        known += nbytes
+    if not known:
+        return None
+    # threads share the memory's speed and the interpreter's lock
+    return (
+        seconds
+        * total
+        / known
+        / (1 + 0.5 * (min(threads, len(work.jobs), os.cpu_count() or 1) - 1 if work.jobs else 0))
+    )
+
+
+def _timed(work: Recomputation, key: str, rows: tuple[int, int]) -> float:
+    began = time.perf_counter()
+    work.compare_rows(key, [rows])
+    return time.perf_counter() - began
 
 
 __all__ = ["CompareJob", "Mismatch", "Recomputation", "recompute"]

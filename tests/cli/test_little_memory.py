@@ -173,9 +173,9 @@ def test_no_memory_for_a_box_names_rule_op_key_and_bytes(made, tmp_path, monkeyp
 def test_what_was_written_before_memory_ran_out_is_kept_and_resumed(
     made, wanted, tmp_path, monkeypatch
 ):
-    from migrate.running.tiles import _Writer
+    from migrate.running.tiles import _TargetRun
 
-    gather = _Writer._gather
+    gather = _TargetRun._gather
 
     def short(self, fill, gatherer, stage):
         told.append(1)
@@ -184,7 +184,7 @@ def test_what_was_written_before_memory_ran_out_is_kept_and_resumed(
         gather(self, fill, gatherer, stage)
 
     told: list[int] = []
-    monkeypatch.setattr(_Writer, "_gather", short)
+    monkeypatch.setattr(_TargetRun, "_gather", short)
     out = tmp_path / "out.safetensors"
     answer = apply(made, out)
     monkeypatch.undo()

@@ -13,8 +13,8 @@ import numpy as np
 from migrate.core import view as views
 from migrate.core.diagnostics import fail
 from migrate.core.spec import BITS, Spec, spec
+from migrate.elements.raw import pack
 from migrate.planning.graph import Tensor
-from migrate.running.evaluator import pack
 from migrate.source.blobs import Identity, Stored, identity
 from migrate.source.index import Index
 from migrate.source.target import OutputFile, Placed, Target

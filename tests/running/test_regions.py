@@ -17,10 +17,11 @@ from value_ops import call, install
 
 from migrate.core import view as views
 from migrate.core.spec import spec
+from migrate.elements.raw import pack
 from migrate.planning import kinds
 from migrate.planning.graph import Tensor
-from migrate.running import gather, geometry, regions, tiles
-from migrate.running.evaluator import Evaluator, pack
+from migrate.running import boxes, evaluator, gather, geometry, tiles
+from migrate.running.evaluator import Evaluator
 from migrate.running.geometry import ByteLayouts
 
 shapes = st.lists(st.integers(1, 12), min_size=1, max_size=4).map(tuple)
@@ -35,14 +36,14 @@ def test_boxes_of_a_range_hold_its_elements_in_order(
     stop = data.draw(st.integers(start, size))
     numbers = np.arange(size).reshape(shape)
     found = [
-        numbers[tuple(slice(a, b) for a, b in box)] for box in regions.ranges(shape, start, stop)
+        numbers[tuple(slice(a, b) for a, b in box)] for box in boxes.ranges(shape, start, stop)
     ]
     assert np.concatenate([f.reshape(-1) for f in found] or [np.arange(0)]).tolist() == list(
         range(start, stop)
     )
     assert len(found) < 2 * len(shape)
-    for box in regions.ranges(shape, start, stop):
-        span = regions.linear(shape, box)
+    for box in boxes.ranges(shape, start, stop):
+        span = boxes.linear(shape, box)
         assert span is not None
         assert numbers[tuple(slice(a, b) for a, b in box)].reshape(-1).tolist() == list(
             range(*span)
@@ -62,7 +63,7 @@ def test_a_box_is_linear_exactly_when_its_elements_are(
         .reshape(shape)[tuple(slice(a, b) for a, b in box)]
         .reshape(-1)
     )
-    span = regions.linear(shape, box)
+    span = boxes.linear(shape, box)
     assert (span is not None) == bool((np.diff(found) == 1).all())
     if span is not None:
         assert span == (found[0], found[-1] + 1)
@@ -81,7 +82,7 @@ def test_a_footprint_holds_its_move_and_says_where_each_element_is(
             loops.append((count, stride * data.draw(st.sampled_from([1, -1]))))
             room += (count - 1) * stride
     start = low + sum((n - 1) * -s for n, s in loops if s < 0)
-    found = regions.footprint(shape, start, loops)
+    found = boxes.footprint(shape, start, loops)
     inside = np.arange(size).reshape(shape)[tuple(slice(a, b) for a, b in found.box)]
     assert inside.ndim == len(shape)
     strides = [int(np.prod(inside.shape[i + 1 :])) for i in range(inside.ndim)]
@@ -202,7 +203,7 @@ def test_a_box_of_any_tensor_is_that_of_the_whole(
             for module, name, value in (
                 (kinds, "CHUNK", 64),
                 (kinds, "FEW", 32),
-                (regions, "_CHUNKS", 1),
+                (evaluator, "_CHUNKS", 1),
                 (geometry, "KEPT_PARTS", 3),
                 (geometry, "STAGE", 64),
                 (gather, "LONG", 64),
@@ -220,7 +221,8 @@ def test_a_box_of_any_tensor_is_that_of_the_whole(
                 for n in array.shape
             )
             wanted = array[tuple(slice(a, b) for a, b in box)]
-            for found in (values.read(tensor, box), regions.read_box(tensor, box, source)):
+            anew = Evaluator(source, ByteLayouts(), ()).read(tensor, box)
+            for found in (values.read(tensor, box), anew):
                 assert found.shape == wanted.shape
                 assert found.tobytes() == np.ascontiguousarray(wanted).tobytes()
         source.close()
@@ -240,11 +242,11 @@ def test_computed_outputs_are_written_as_numpy_makes_them(
             (kinds, "FEW", 64),
             (geometry, "STAGE", 128),
             (tiles, "STAGE", 128),
-            (regions, "STAGE", 128),
+            (evaluator, "STAGE", 128),
             (tiles, "TILE", 500),
             (gather, "LONG", 64),
             (gather, "GAP", 48),
-            (regions, "GRAIN_MOST", 1024),
+            (evaluator, "GRAIN_MOST", 1024),
         ):
             patch.setattr(module, name, value)
         arrays, tensor, array = data.draw(st.composite(programs)(ops))

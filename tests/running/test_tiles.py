@@ -25,9 +25,10 @@ from raw_files import (
 
 from migrate.core import view as views
 from migrate.core.spec import Spec, encode, spec
+from migrate.elements.raw import pack, unpack
 from migrate.planning.graph import Call, Tensor, Value
 from migrate.running import gather, geometry, tiles
-from migrate.running.evaluator import Evaluator, pack, unpack
+from migrate.running.evaluator import Evaluator
 
 
 def produce(
@@ -201,14 +202,14 @@ def test_transposes_side_by_side_and_flipped_are_written_exactly(tmp_path: Path)
 
 def test_without_torch_and_with_torch_a_transpose_is_the_same() -> None:
     torch = pytest.importorskip("torch")
-    from migrate.running import transpose
+    from migrate.running import gather
 
     panel = random_raw(np.random.default_rng(3), "bfloat16", (700, 300))
     with_torch, without = np.empty((300, 700), "u2"), np.empty((300, 700), "u2")
-    transpose.flip(panel, with_torch)
+    gather.flip_panel(panel, with_torch)
     hidden = sys.modules.pop("torch")
     try:
-        transpose.flip(panel, without)
+        gather.flip_panel(panel, without)
     finally:
         sys.modules["torch"] = hidden
     assert hidden is torch

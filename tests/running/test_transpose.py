@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from migrate.running.transpose import copy, flip
+from migrate.running.gather import copy_strided, flip_panel
 
 
 @pytest.mark.parametrize("item", [1, 2, 4, 8])
@@ -19,7 +19,7 @@ def test_a_panel_of_any_size_is_transposed(item: int, rows: int, columns: int) -
         .view(f"u{item}")
     )
     out = np.zeros((columns, rows), f"u{item}")
-    flip(panel, out)
+    flip_panel(panel, out)
     assert (out == panel.T).all()
 
 
@@ -29,7 +29,7 @@ def test_rows_may_be_cut_out_of_something_wider_at_any_byte(item: int) -> None:
     panel = np.ndarray((40, 70), f"u{item}", held, 1, (90 * item, item))
     store = np.zeros(3 + 70 * 40 * item, "u1")
     out = np.ndarray((70, 40), f"u{item}", store, 3)
-    flip(panel, out)
+    flip_panel(panel, out)
     assert (out == panel.T).all()
     assert not store[:3].any()
 
@@ -44,5 +44,5 @@ def test_a_permutation_written_as_loops_is_numpys(item: int, order: tuple[int, .
     to = np.empty([shape[a] for a in order], f"u{item}").strides
     loops = tuple((shape[a], d, source[a]) for a, d in zip(order, to, strict=True))
     dest = bytearray(held.nbytes)
-    copy(memoryview(dest), 0, held.reshape(-1).data.cast("B"), 0, item, loops)
+    copy_strided(memoryview(dest), 0, held.reshape(-1).data.cast("B"), 0, item, loops)
     assert bytes(dest) == wanted.tobytes()

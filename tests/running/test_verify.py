@@ -259,7 +259,7 @@ def test_a_stored_tensor_is_read_element_by_element(tmp_path: Path, dtype: str) 
         source = write_source(
             tmp_path / f"in{blob is None}", {"k": (dtype, array)}, 1, *([blob] if blob else [])
         )
-        assert (verify.read(source, "k") == array).all()
+        assert (eager.read_elements(source, "k") == array).all()
 
 
 def test_a_strided_stored_tensor_is_read_in_its_order(tmp_path: Path) -> None:
@@ -267,11 +267,11 @@ def test_a_strided_stored_tensor_is_read_in_its_order(tmp_path: Path) -> None:
     source = write_source(tmp_path / "in", {"k": ("float32", array)})
     at = source.index.tensors["k"]
     source.index.tensors["t"] = Stored(Spec("float32", (6, 2)), 0, at.offset + 4 * 6, (1, 12))
-    assert (verify.read(source, "t") == array[1::2].T).all()
+    assert (eager.read_elements(source, "t") == array[1::2].T).all()
     source.index.tensors["s"] = Stored(Spec("float32", ()), 0, at.offset, ())
-    assert verify.read(source, "s").shape == ()
+    assert eager.read_elements(source, "s").shape == ()
     source.index.tensors["e"] = Stored(Spec("float32", (0, 2)), 0, at.offset)
-    assert verify.read(source, "e").shape == (0, 2)
+    assert eager.read_elements(source, "e").shape == (0, 2)
 
 
 # samples
@@ -373,10 +373,10 @@ def test_the_time_is_measured_on_a_part_and_only_where_there_is_much_to_do(
     program, source, made = large(tmp_path, monkeypatch)
     output = write_source(tmp_path / "o", made)
     work = verify.Recomputation(program, source, output)
-    assert spotcheck.estimate_seconds(work, 2) is None
-    monkeypatch.setattr(spotcheck, "SHORT", 0)
+    assert verify.estimate_seconds(work, 2) is None
+    monkeypatch.setattr(verify, "SHORT", 0)
     Counting.total = 0
-    assert (spotcheck.estimate_seconds(work, 2) or 0) > 0
+    assert (verify.estimate_seconds(work, 2) or 0) > 0
     assert Counting.total < sum(blob.size for blob in source.blobs)
 
 
