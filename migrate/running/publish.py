@@ -506,14 +506,16 @@ class Partial:
             self.left = os.path.lexists(self.folder)
 
     def discard(self) -> None:
-        """Removes the partial folder and all that is in it."""
+        """Removes the partial folder and all that is in it, as far as that can be done."""
+        gone = False
         with suppress(OSError):
             (self.folder / JOURNAL).unlink()
             # what was published has left it
             if self.data.exists():
                 self.data.rmdir()
             self.folder.rmdir()
-        if self.folder.exists():
+            gone = True
+        if not gone:
             import shutil  # costs more than all of the above
 
             shutil.rmtree(self.folder, ignore_errors=True)
