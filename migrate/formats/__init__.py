@@ -13,7 +13,6 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Iterable, Mapping
-from operator import itemgetter
 from typing import Any, NoReturn
 
 from ..core import log
@@ -25,7 +24,8 @@ from ..source.registry import Registry
 from ..source.sidefiles import METADATA, stays_behind
 from ..source.target import Target, TargetTree
 from ._shards import parse_size
-from .base import Format
+from .base import SURE
+from .base import Format as Format
 
 __all__ = ["FORMATS", "Format", "get", "open", "parse_size"]
 
@@ -70,7 +70,9 @@ def open(path: str | os.PathLike[str], allow_links: bool = False, at: str | None
 
 def _pick(place: Place) -> Format:
     builtin = FORMATS.builtin()
-    parts = _distributed(place)
+    parts: list[str] = []
+    if any(name == METADATA or name.endswith(_DATA) for name in place.names):
+        parts = _distributed(place)
     # third parties are asked only about what no built-in knows: the scan for entry points is slow
     found = (None if parts else _surest(place, builtin)) or _surest(
         place, [n for n in FORMATS.names() if n not in builtin]
@@ -121,9 +123,25 @@ def _not_read_yet(place: Place, parts: list[str]) -> NoReturn:
 
 
 def _surest(place: Place, names: Iterable[str]) -> Format | None:
-    formats = [f for f in (_loaded(n) for n in names) if f is not None]
-    best = max(((f.sniff(place), f) for f in formats), key=itemgetter(0), default=(0, None))
-    return best[1] if best[0] else None
+    formats: list[Format] = []
+    for name in names:
+        try:
+            found = FORMATS.get(name)
+        except LookupError:
+            continue
+        if found is not None:
+            formats.append(found)
+    if place.file is not None:
+        # the one that a file is called after is asked first, and mostly the only one
+        called = [f for f in formats if place.file.name.endswith(getattr(f, "suffixes", ()))]
+        formats = [*called, *(f for f in formats if f not in called)]
+    surest, best = 0, None
+    for one in formats:
+        if (sure := one.sniff(place)) > surest:
+            surest, best = sure, one
+        if surest == SURE:
+            break
+    return best
 
 
 def _unknown(place: Place) -> NoReturn:
@@ -139,13 +157,6 @@ def _unknown(place: Place) -> NoReturn:
     held = f"it holds {listed(list(place.names), 8)}" if place.names else "it is empty"
     notes = (held, *broken)
     fail("M917", f"{where}: no checkpoint is in this folder", notes=notes, help=_hint(place))
-
-
-def _loaded(name: str) -> Format | None:
-    try:
-        return FORMATS.get(name)
-    except LookupError:
-        return None
 
 
 def _hint(place: Place) -> str | None:

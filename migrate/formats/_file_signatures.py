@@ -49,6 +49,8 @@ _HEADS = (
 )
 # protocols 0 and 1 have no sign of their own: this is how a dict, a list or a call begins
 _OLD_PICKLE = re.compile(rb"\(?[ci][A-Za-z_][\w.]*\n|\([dl]|[}\]][(q.]")
+# how a zip archive begins, and one without a record
+ZIP = (b"PK\x03\x04", b"PK\x05\x06")
 HEAD = 512  # bytes from the begin that `kind` wants, as far as there are so many
 TAIL = 22  # and from the end
 
@@ -62,7 +64,7 @@ def file_kind(head: bytes, size: int, tail: bytes) -> str:
     """
     if not size:
         return "empty"
-    if head[:4] in (b"PK\x03\x04", b"PK\x05\x06") or tail[-TAIL:][:4] == b"PK\x05\x06":
+    if head.startswith(ZIP) or tail[-TAIL:][:4] == b"PK\x05\x06":
         return "zip"
     if is_legacy(head):
         return "legacy"

@@ -25,8 +25,16 @@ __all__ = [
 ]  # fmt: skip
 
 
+# what `sniff` answers where no other format needs to be asked
+SURE = 2
+
+
 class Format(Protocol):
-    """What a module's `FORMAT` offers. `name` is what `--output-format` and messages call it."""
+    """What a module's `FORMAT` offers. `name` is what `--output-format` and messages call it.
+
+    It may have `suffixes` as well, a tuple of what its files end in: where a file is called so,
+    this format is asked before the others.
+    """
 
     name: str
 

@@ -37,6 +37,7 @@ class Safetensors:
     """The format: `sniff`, `open` and `describe` as `formats.Format` asks."""
 
     name = "safetensors"
+    suffixes = (SUFFIX, INDEX_SUFFIX)
 
     def sniff(self, place: Place) -> int:
         if place.file is None:

@@ -89,6 +89,7 @@ class TorchZip:
     """The format: `sniff`, `open` and `describe` as `formats.Format` asks."""
 
     name = "torch"
+    suffixes = (*SUFFIXES, *_INDEXES)
 
     def sniff(self, place: Place) -> int:
         if place.file is None:
@@ -360,15 +361,16 @@ def _index(
     left_out: tuple[str, ...] = (),
 ) -> Index:
     with collector_paused():
-        parts = [_merged(unit) for unit in units]
-        tensors = join_ranks([held.tensors for held in parts], label)
-        prefix = outside_prefix(tensors)
+        parts = [unit[0] if len(unit) == 1 else _merged(unit) for unit in units]
+        several = len(parts) > 1
+        tensors = join_ranks([p.tensors for p in parts], label) if several else parts[0].tensors
+        prefix = outside_prefix(tensors) if any(held.paths for held in parts) else ""
         carried: dict[str, Stored] = {}
         known: dict[int, str] = {}
         items: dict[str, Any] = {}
         unread: dict[str, Unread] = {}
         for rank, held in enumerate(parts):
-            mark = f"@{rank}" if len(parts) > 1 else ""
+            mark = f"@{rank}" if several else ""
             for number, key in held.names.items():
                 known[number] = key if not mark or (not rank and key in tensors) else key + mark
             for number, path in held.paths.items():
@@ -377,7 +379,8 @@ def _index(
                 {f"{prefix}{path}{mark}": stored for path, stored in held.others.items()}
             )
             unread.update({path + mark: one for path, one in held.unread.items()})
-            items.update({path + mark: value for path, value in items_of(held.part)})
+            if not held.plain:
+                items.update({path + mark: value for path, value in items_of(held.part)})
         every = [held for unit in units for held in unit]
         tree = CheckpointTree(tuple(held.part for held in parts), known, carried, {})
         return Index(
@@ -416,8 +419,6 @@ def _keys(held: TorchFile) -> list[Any]:
 
 def _merged(unit: list[TorchFile]) -> TorchFile:
     """The files of one unit as if they were one."""
-    if len(unit) == 1:
-        return unit[0]
     tables = [held.part.root for held in unit]
     first = tables[0]
     attributes = next((table.attributes for table in tables if table.attributes is not None), None)
@@ -448,6 +449,7 @@ def _merged(unit: list[TorchFile]) -> TorchFile:
         others=others,
         paths=paths,
         unread=unread,
+        plain=all(held.plain for held in unit),
     )
 
 
@@ -474,6 +476,8 @@ class TorchFile:
     number: int
     history: bytes | None
     unread: Mapping[str, Unread]
+    # a flat dict of tensors, and nothing else
+    plain: bool
 
 
 class _Raw(NamedTuple):
@@ -508,7 +512,14 @@ def read_file(blob: FileBlob, number: int, label: str, at: str | None) -> TorchF
             where = f"`{printable('.'.join(part.at))}`" if part.at else "the file"
             notes.append(f"{where} is made of dicts; rules see their keys joined by dots")
         tensors, names = _table(part, raw.places, number, label)
-        others, paths = _others(part, raw.places, number)
+        table = part.table
+        plain = (
+            table is not None
+            and table is part.root
+            and table.attributes is None
+            and all(type(value) is TensorRecord for _, value in table.pairs)
+        )
+        others, paths = ({}, {}) if plain else _others(part, raw.places, number)
     unsummed = sum(record.crc is None and record.size > 0 for record in raw.places.values())
     if unsummed:
         notes.append(
@@ -527,14 +538,17 @@ def read_file(blob: FileBlob, number: int, label: str, at: str | None) -> TorchF
         number,
         raw.history,
         unread,
+        plain,
     )
 
 
 def _raw(blob: FileBlob, label: str) -> _Raw:
     size = blob.size
     head = blob.read(0, min(_file_signatures.HEAD, size))
-    tail = blob.read(max(0, size - _file_signatures.TAIL), min(_file_signatures.TAIL, size))
-    found = _file_signatures.file_kind(head, size, tail)
+    found = "zip"
+    if not head.startswith(_file_signatures.ZIP):
+        tail = blob.read(max(0, size - _file_signatures.TAIL), min(_file_signatures.TAIL, size))
+        found = _file_signatures.file_kind(head, size, tail)
     if found == "legacy":
         legacy = _legacy.read_legacy(blob, label=label)
         decoded = decode(

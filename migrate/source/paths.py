@@ -72,12 +72,6 @@ class Folder:
         except OSError as error:
             fail("M901", f"{printable(path)}: cannot be opened: {error.strerror}")
 
-    @property
-    def descriptor(self) -> int:
-        if self._descriptor is None:
-            raise ValueError(f"{self.path} is closed")
-        return self._descriptor
-
     def label(self, name: str) -> str:
         """The name as messages show it: with the folder's path before it."""
         return printable(name if name and self.path == "." else os.path.join(self.path, name), 240)
@@ -112,6 +106,7 @@ class Folder:
             fail("M901", f"{self.label(path)}: cannot be opened: {error.strerror}", help=many)
         if (
             status.st_size < pointers.LARGEST
+            and os.pread(descriptor, len(pointers.HEAD), 0) == pointers.HEAD
             and (stands_for := pointers.pointer_size(descriptor)) is not None
         ):
             release(descriptor)
@@ -229,7 +224,9 @@ class Folder:
         """The descriptor of the folder `parts` below this one; a link on the way is refused, with
         any permission.
         """
-        here = os.dup(self.descriptor)
+        if self._descriptor is None:
+            raise ValueError(f"{self.path} is closed")
+        here = os.dup(self._descriptor)
         try:
             for part in parts:
                 try:

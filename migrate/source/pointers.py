@@ -15,6 +15,8 @@ from typing import Final
 from .blobs import release
 
 LARGEST: Final = 1024
+# what every pointer begins with
+HEAD: Final = b"version https://"
 _POINTER: Final = re.compile(
     rb"version https://(?:git-lfs\.github\.com|hawser\.github\.com)/spec/v1\r?\n(?:[a-z0-9.-]+ "
     rb"[^\n]*\n)*size ([0-9]{1,18})\r?\n?"
@@ -26,7 +28,7 @@ def pointer_size(descriptor: int) -> int | None:
     pointer.
     """
     head = os.pread(descriptor, LARGEST, 0)
-    found = _POINTER.match(head) if head.startswith(b"version https://") else None
+    found = _POINTER.match(head) if head.startswith(HEAD) else None
     return int(found[1]) if found else None
 
 

@@ -23,7 +23,6 @@ from struct import Struct
 from typing import NamedTuple, NoReturn
 
 from ..core.diagnostics import fail, listed, printable
-from ..core.records import records
 from . import blobs
 from .blobs import Blob
 from .crc import crc32
@@ -177,13 +176,10 @@ class _ArchiveReader:
         root, members = self.names(entries)
         offsets = self.tile(entries)
         sums = [crc if crc or not size else None for _, _, _, _, size, crc, _ in entries]
-        found = dict(
-            zip(
-                members,
-                records(ArchiveRecord, members, offsets, map(itemgetter(4), entries), sums),
-                strict=True,
-            )
-        )
+        # as `core.records.records` makes them
+        new, sizes = tuple.__new__, map(itemgetter(4), entries)
+        rows = zip(members, offsets, sizes, sums, strict=True)
+        found = {row[0]: new(ArchiveRecord, row) for row in rows}
         if "data.pkl" not in found:
             self.other(f"holds no data.pkl, but {listed(members, 5)}")
         said = {name: self.line(found[name]) for name in _LINES if name in found}

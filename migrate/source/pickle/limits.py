@@ -89,7 +89,7 @@ def measure(value: Any, limits: Limits, size: int | None = None) -> None:
     there is a stream. Past that, what is shared is looked at once for each of its depths; genuine
     values share little, and at two or three depths.
     """
-    deep = WrongError("M932", f"values nested more than {limits.depth} deep")
+    deep = f"values nested more than {limits.depth} deep"
     most = limits.opcodes if size is None else min(limits.opcodes, 4 * size + _GROUP)
     left = min(most, 1_000_000 if size is None else size)
     groups = [([value], 1)]
@@ -97,7 +97,7 @@ def measure(value: Any, limits: Limits, size: int | None = None) -> None:
         group, depth = groups.pop()
         if depth > limits.depth:
             if any(type(node) not in _SCALARS for node in group):
-                raise deep
+                raise WrongError("M932", deep)
             continue
         held = _held(group, left)
         left -= len(held)
@@ -115,7 +115,7 @@ def measure(value: Any, limits: Limits, size: int | None = None) -> None:
         level = list({id(part): part for part in held if type(part) not in _SCALARS}.values())
         if not level:
             return
-    raise deep
+    raise WrongError("M932", deep)
 
 
 def _held(nodes: list[Any], most: int) -> list[Any]:

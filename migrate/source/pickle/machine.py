@@ -30,7 +30,7 @@ from ..jsontext import collector_paused
 from .keys import EndedError, WrongError, forms_of, kind_of
 from .limits import Limits, measure
 from .nodes import ABSENT, METHOD, Call, Dict, Global, Persistent, Set
-from .opcodes import PYTHON2_MODULES, PYTHON2_NAMES, cut_off, lengthy, named, too_large
+from .opcodes import PYTHON2_MODULES, PYTHON2_NAMES, cut_off, lengthy, too_large
 
 _HELP = {
     "M930": "compare the file's size and checksum with those of its origin, and fetch it again",
@@ -236,7 +236,7 @@ def _run(data: bytes, limits: Limits, persistent: bool, place: list[int]) -> Any
                                     f"STACK_GLOBAL takes {kind_of(made)} and {kind_of(value)} for "
                                     "a name",
                                 )
-                            stack.append(named(made, value, names))
+                            stack.append(_named(made, value, names))
                             at += 1
                         elif op == 0x95:  # FRAME
                             (size,) = struct.unpack_from("<Q", buffer, at + 1)
@@ -463,7 +463,7 @@ def _run(data: bytes, limits: Limits, persistent: bool, place: list[int]) -> Any
                         if protocol == 2:
                             value = PYTHON2_NAMES.get((function, value), value)
                             function = PYTHON2_MODULES.get(function, function)
-                        stack.append(named(function, value, names))
+                        stack.append(_named(function, value, names))
                         at = index
                     elif op == 0x2E:  # STOP
                         if framed and at + 1 != len(buffer):
@@ -506,6 +506,20 @@ def _run(data: bytes, limits: Limits, persistent: bool, place: list[int]) -> Any
                 raise WrongError("M930", f"text that is not {error.encoding.upper()}") from None
     finally:
         place[0] = base + at
+
+
+def _named(module: str, name: str, names: dict[tuple[str, str], Global]) -> Global:
+    """The global, one object per name; a dotted name could reach whatever its module imports."""
+    if (module, name) in names:
+        return names[module, name]
+    if len(module) > 200 or len(name) > 200:
+        raise WrongError("M932", "a global's module or name of more than 200 characters")
+    if not module.isascii() or not all(map(str.isidentifier, module.split("."))):
+        raise WrongError("M931", f"{printable(module)}: not the name of a module")
+    if not name.isascii() or not name.isidentifier():
+        raise WrongError("M931", f"{printable(name)}: not a plain name in {printable(module)}")
+    names[module, name] = made = Global(module, name)
+    return made
 
 
 def _count(

@@ -9,10 +9,8 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from ...core.diagnostics import printable
 from .keys import EndedError, WrongError
 from .limits import Limits
-from .nodes import Global
 
 # the opcodes that are refused by name, and why nobody misses them
 _OLD = "an opcode of protocols 0 and 1, which no supported writer uses"
@@ -111,20 +109,6 @@ def lengthy(op: int, buffer: bytes, at: int, limits: Limits) -> tuple[Any, int]:
         if what == "a string of Python 2"
         else str(taken, "utf-8", "surrogatepass")
     ), first + size
-
-
-def named(module: str, name: str, names: dict[tuple[str, str], Global]) -> Global:
-    """The global, one object per name; a dotted name could reach whatever its module imports."""
-    if (module, name) in names:
-        return names[module, name]
-    if len(module) > 200 or len(name) > 200:
-        raise WrongError("M932", "a global's module or name of more than 200 characters")
-    if not module.isascii() or not all(map(str.isidentifier, module.split("."))):
-        raise WrongError("M931", f"{printable(module)}: not the name of a module")
-    if not name.isascii() or not name.isidentifier():
-        raise WrongError("M931", f"{printable(name)}: not a plain name in {printable(module)}")
-    names[module, name] = made = Global(module, name)
-    return made
 
 
 def cut_off(buffer: bytes, at: int, framed: bool) -> WrongError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from ...core.diagnostics import Diagnostic, printable
@@ -93,7 +94,7 @@ def decode(root: Any, name: str, records: Mapping[str, int] | None = None) -> De
         tree = walker.run(root)
     decoding = walker.decoding
     seen = frozenset(decoding.storages)
-    outside = walker.names()
+    outside = walker.names() if walker.places else ()
     if records is not None:
         for key in records:
             if key not in decoding.storages:
@@ -105,7 +106,8 @@ def decode(root: Any, name: str, records: Mapping[str, int] | None = None) -> De
                     "again",
                 )
     decoding.check_expansion(tree)
-    decoding.problems.check()
+    if decoding.problems.count:
+        decoding.problems.check()
     return Decoded(tree, decoding.storages, outside, frozenset(decoding.storages) - seen)
 
 
@@ -160,14 +162,14 @@ class _Frame:
 class _Walk:
     """One pass from the leaves up, without recursion. A node that is met twice is decoded once."""
 
-    __slots__ = ("_known", "_places", "_scanned", "decoding", "stack")
+    __slots__ = ("_known", "_scanned", "decoding", "places", "stack")
 
     def __init__(self, decoding: Decoding) -> None:
         self.decoding = decoding
         self.stack: list[_Frame] = []
         self._known: dict[tuple[Global, str, int], Decoder | None] = {}
         # of each opaque leaf, the paths at which it was met
-        self._places: dict[int, tuple[Opaque, int, list[str]]] = {}
+        self.places: dict[int, tuple[Opaque, int, list[str]]] = {}
         self._scanned: set[int] = set()
         decoding.here = self.here
 
@@ -183,7 +185,7 @@ class _Walk:
         return dotted(tuple(path))
 
     def run(self, root: Any) -> Any:
-        top = _Frame(None, [root], lambda done: done[0])
+        top = _Frame(None, [root], itemgetter(0))
         stack = self.stack
         stack.append(top)
         finished: dict[int, Any] = {}
@@ -205,7 +207,10 @@ class _Walk:
                     continue
                 if kind is Call:
                     sort = (part.function, part.how, len(part.arguments))
-                    decoder = known[sort] if sort in known else self._find(sort)
+                    if sort not in known:
+                        function = part.function
+                        known[sort] = DECODERS.get((function.module, function.name, *sort[1:]))
+                    decoder = known[sort]
                     if decoder is not None and decoder.parts is not None:
                         stack.append(self._called(part, decoder))
                         break
@@ -248,11 +253,6 @@ class _Walk:
                 finished[id(frame.node)] = value
                 stack[-1].done.append(value)
 
-    def _find(self, sort: tuple[Global, str, int]) -> Decoder | None:
-        found = DECODERS.get((sort[0].module, sort[0].name, sort[1], sort[2]))
-        self._known[sort] = found
-        return found
-
     def _called(self, call: Call, decoder: Decoder) -> _Frame:
         parts = decoder.parts(call) if decoder.parts is not None else []
         # decoders may make nodes; no other object may get their identity
@@ -294,14 +294,14 @@ class _Walk:
     def _met(self, value: Opaque) -> None:
         if not value.name:
             return
-        if len(self._places) == MOST_OPAQUE and id(value) not in self._places:
+        if len(self.places) == MOST_OPAQUE and id(value) not in self.places:
             way_out = f"a file with more than {MOST_OPAQUE:,} such values is not read"
             found = refusal(self.names(), self.decoding.problems.name, help=way_out)
             raise_all([found])
-        held, count, paths = self._places.get(id(value), (value, 0, []))
+        held, count, paths = self.places.get(id(value), (value, 0, []))
         if len(paths) < MOST_PATHS:
             paths.append(self.here())
-        self._places[id(value)] = (held, count + 1, paths)
+        self.places[id(value)] = (held, count + 1, paths)
 
     def names(self) -> tuple[Outside, ...]:
         """All names outside, also those inside of opaque values, each with its places. Registers
@@ -311,7 +311,7 @@ class _Walk:
         name alone.
         """
         found: dict[tuple[str, str], tuple[int, list[str]]] = {}
-        for value, count, paths in self._places.values():
+        for value, count, paths in self.places.values():
             inner = self._scan(value)
             if type(value.node) is not Call or not _listed(value.node) or not inner:
                 inner = {value.name: value.reason, **inner}
