@@ -35,7 +35,7 @@ def emit(value: Any, *, name: str, names: Container[tuple[str, str]] | None = No
     class, a container that contains itself or is too deep, an integer or a text that the reader
     would refuse. M933 as well for a name that is not among `names`, if these are given.
     """
-    writer = _Writer()
+    writer = _StreamWriter()
     try:
         with collector_paused():
             measure(value, ARCHIVE)
@@ -58,7 +58,7 @@ def emit(value: Any, *, name: str, names: Container[tuple[str, str]] | None = No
     return stream
 
 
-class _Writer:
+class _StreamWriter:
     """One stream being written. What is in the memo stays alive, with the value or in `kept`, so
     that no id comes twice.
     """
@@ -286,7 +286,7 @@ def emit_protocol4(value: Any, *, name: str) -> bytes:
     """The stream whose reading gives `value` again. M933, naming the stream `name`, for what no
     stream or no reader here can hold.
     """
-    writer = _Writer4()
+    writer = _StreamWriter4()
     try:
         with collector_paused():
             measure(value, EXTRA_STATE)
@@ -306,7 +306,7 @@ def emit_protocol4(value: Any, *, name: str) -> bytes:
     return stream
 
 
-class _Writer4(_Writer):
+class _StreamWriter4(_StreamWriter):
     """The opcodes in which protocol 4 differs: short texts, bytes, names from the stack, a memo
     that counts by itself.
     """
