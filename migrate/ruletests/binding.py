@@ -24,9 +24,7 @@ from ..ops.base import Loss, ValueOp
 from ..planning.bind import Bound, Questions, bind
 from ..planning.compose import Composition, Leg, compose, directed, initial
 from ..planning.graph import Tensor, calls
-from ..planning.optimizers import PARAM
 from ..planning.pipeline import Views
-from ..planning.route import check_params
 from ..planning.sides import SideFiles
 from ..planning.walk import Walk
 from ..rules.compiled import CompiledRule, DirectedRule, compile_file
@@ -136,9 +134,7 @@ def prepare(file: CompiledFile, number: int, others: Sequence[CompiledFile] = ()
     files = (file.loaded, *(other.loaded for other in beside))
     unsettled = tuple((rule, dict[str, Any]()) for rule in rules)
     leg = Leg(model.lineage, *ends, test.backwards, unsettled, keep, files, {"params": {}})
-    # what says how state of an optimizer goes on is no param of a rule
-    params = {name: value for name, value in test.params.items() if name != PARAM}
-    return PreparedTest(test, source, leg, params)
+    return PreparedTest(test, source, leg, test.params)
 
 
 def bind_headers(
@@ -277,11 +273,16 @@ def bind_test(
 
     `others` are the other files of its edge; those that speak of given keys are bound beside it.
     """
+    from ..planning.optimizers import PARAM
+    from ..planning.route import check_params
+
     loaded, test = file.loaded, file.model.tests[number]
     if found := first_unstorable(test.given):
         place = loaded.span("tests", number, "given", found[0])
         return RefusedTest(test, (unwritable(test.name, *found, place),))
-    prepared = prepare(file, number, others)
+    # what says how state of an optimizer goes on is no param of a rule
+    params = {name: value for name, value in test.params.items() if name != PARAM}
+    prepared = replace(prepare(file, number, others), params=params)
     try:
         report = Report()
         check_ids(prepared.leg.files, report)
