@@ -14,6 +14,7 @@ The first four take state dicts and modules too. Each answers with a read-only o
 from __future__ import annotations
 
 import os
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, overload
@@ -211,7 +212,7 @@ def apply(
     inform: Callable[[StateDictReport], None] | None = None,
     dry_run: Literal[False] = False,
     **request: Unpack[_Request],
-) -> dict[str, Any]: ...
+) -> OrderedDict[str, Any]: ...
 @overload
 def apply(
     path: PathLike | Live,
@@ -250,7 +251,7 @@ def apply(
     output_format: str | None = None,
     dry_run: bool = False,
     source: PathLike | None = None,
-) -> ApplyReport | PlanReport | dict[str, Any]:
+) -> ApplyReport | PlanReport | OrderedDict[str, Any]:
     """Migrate a checkpoint into a new one, or a state dict in memory.
 
     The output is whole or absent: whatever goes wrong, nothing is published. A checkpoint that is
@@ -325,10 +326,10 @@ def apply(
         planned=saved is not None,
     )
     if out is None and live and not dry_run:
-        from .live.statedict import migrated
+        from .live.statedict import migrate_in_memory
 
         tensors = path if isinstance(path, Mapping) else state(path)
-        return migrated(
+        return migrate_in_memory(
             tensors, question, limits.memory_of(max_memory), parse_device(device), inform
         )
     if inform is not None:

@@ -21,6 +21,7 @@ from .. import ops
 from ..core.diagnostics import Diagnostic, fail, listed, plural, printable
 from ..core.errors import MigrateError
 from ..core.templates import matches
+from ..elements.classes import is_plain_class
 from ..extra_state.age import States
 from ..formats import memory
 from ..planning.question import PathLike, Question, ask
@@ -36,12 +37,9 @@ from ..running.stamp import Stamp
 from ..source.index import Index
 from ..source.jsontext import collector_paused
 from ..source.pickle.encodings import PARAMETER
-from .fit import fit
-from .handover import Handover, require_present, require_readable, stay
-from .lazy import LazyTensor
-from .migration import Kept, Migration, prepare
-from .module import EXTRA, is_plain, sides, slots, unwrapped
-from .outputs import Outputs
+from .migration import Kept, Migration, Outputs, prepare
+from .module import EXTRA, fit, sides, slots, unwrapped
+from .standins import Handover, LazyTensor, require_present, require_readable, stand_in, stay
 
 if TYPE_CHECKING:
     import torch
@@ -493,7 +491,7 @@ class _Hook:
         values = handover.assigned(others) if call.assign else handover.lazily(others, free)
         for name in found.unexpected:
             # torch names them; they are not made for that
-            values[name] = others[name] if name in others else outputs.stand_in(name)
+            values[name] = others[name] if name in others else stand_in(outputs, name)
         return values, found.notes
 
     def _free(self, module: torch.nn.Module) -> tuple[str, ...]:
@@ -652,7 +650,7 @@ def _signature(state: Mapping[str, Any], side: Mapping[str, Any]) -> tuple[Any, 
 
     values = list(state.values())
     kinds = tuple(map(type, values))
-    plain = all(map(is_plain, dict(zip(kinds, values, strict=True)).values()))
+    plain = all(map(is_plain_class, dict(zip(kinds, values, strict=True)).values()))
     try:
         if plain:
             dtypes = tuple(map(attrgetter("dtype"), values))
@@ -684,7 +682,7 @@ def _signature(state: Mapping[str, Any], side: Mapping[str, Any]) -> tuple[Any, 
         for value in values:
             if not hasattr(value, "dtype") or not hasattr(value, "shape"):
                 rows.append(())
-            elif is_plain(value):
+            elif is_plain_class(value):
                 rows.append(
                     (
                         value.dtype,

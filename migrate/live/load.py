@@ -21,6 +21,7 @@ from ..core.memory import guarded
 from ..core.ranks import rank_of
 from ..core.spelling import option
 from ..core.templates import collapse
+from ..elements.classes import has_plain_bytes, is_dtensor
 from ..extra_state.age import States
 from ..planning.graph import Tensor, Value, calls
 from ..planning.question import OUTPUT_FORMATS, PathLike, Question, ask, path_text
@@ -34,10 +35,9 @@ from ..running.prepare import side_reader, stamp_of
 from ..source.index import SideFile
 from . import module as modules
 from .filling import Filling, Job
-from .fit import Fit, fit
-from .migration import prepare
-from .outputs import Outputs, is_plain
-from .targets import Targets, alike, is_distributed
+from .migration import Outputs, prepare
+from .module import Fit, fit
+from .targets import Targets, alike
 from .values import value_of
 
 if TYPE_CHECKING:
@@ -507,13 +507,13 @@ class _Load:
         held = {
             one.untyped_storage().data_ptr()
             for one in self.objects.values()
-            if is_plain(one) and one.numel()
+            if has_plain_bytes(one) and one.numel()
         }
         own = []
         for job in jobs if held else ():
-            target, same = job.slot.tensor, self.outputs.untouched(job.key)
+            target, same = job.slot.tensor, self.outputs.own(job.key)
             if (
-                not is_plain(target)
+                not has_plain_bytes(target)
                 or not target.numel()
                 or target.untyped_storage().data_ptr() not in held
             ):
@@ -534,12 +534,12 @@ class _Load:
 
     def _refuse_parts(self, jobs: list[Job]) -> None:
         """M916 where elements of a DTensor are needed, most of which are in other processes."""
-        parts = {key for key, one in self.objects.items() if is_distributed(one)}
+        parts = {key for key, one in self.objects.items() if is_dtensor(one)}
         needed = [
             job.slot.plain
             for job in (jobs if parts else ())
             if parts.intersection(_sources(job.tensor))
-            and not alike(self.outputs.untouched(job.key), job.slot.tensor)
+            and not alike(self.outputs.own(job.key), job.slot.tensor)
         ]
         if needed:
             fail(
@@ -598,8 +598,7 @@ class _Load:
         return finish
 
     def _state(self, name: str) -> Any:
-        found = self.outputs.untouched(name)
-        return self.outputs.make(name) if found is None else found
+        return self.outputs.get(name)
 
 
 def _others(migration: Migration, source: Source) -> dict[str, str]:

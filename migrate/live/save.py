@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..core.diagnostics import fail, listed, printable
 from ..core.memory import guarded
+from ..elements.classes import is_dtensor
 from ..planning.question import SUFFIXES, PathLike, Question, path_text
 from ..results import ApplyReport
 from ..running.job import write_checkpoint
 from . import module as modules
 from .load import GATHER, asked
-from .targets import is_distributed
 
 if TYPE_CHECKING:
     import torch
@@ -106,7 +106,7 @@ def save(
 
 def _opened(model: torch.nn.Module, question: Question) -> MemorySource:
     source = modules.opened(model)
-    parts = [key for key, one in source.values.items() if is_distributed(one)]
+    parts = [key for key, one in source.values.items() if is_dtensor(one)]
     if parts:
         fail(
             "M916",

@@ -18,23 +18,19 @@ from ..planning.names import follow_all
 from ..planning.question import PathLike, Question, ask
 from ..results import StateDictReport
 from ..running import limits
-from ..running.buffers import fill_buffers
 from ..running.device import CPU, Device, resolve_device
 from ..running.error_statistics import Ledger
 from ..running.evaluator import MAX_MEMORY
 from ..running.output_tree import find_ties
 from ..running.prepare import without_optimizers
-from .lazy import LazyTensor
-from .migration import Migration, prepare
-from .outputs import Outputs
+from .migration import Migration, Outputs, prepare
+from .standins import LazyTensor, stand_in
 
 if TYPE_CHECKING:
     import torch
 
     from ..formats.memory import MemorySource
     from ..planning.bind import Bound
-    from ..planning.graph import Graph
-    from ..planning.values import Values
 
 
 class StateDict(Mapping[str, Any]):
@@ -67,7 +63,7 @@ class StateDict(Mapping[str, Any]):
     def __getitem__(self, key: str) -> Any:
         if key not in self._first:
             return self._items[self._names[key]]
-        found = self._outputs.alias(key)
+        found = self._outputs.view(key)
         if found is not None and (
             self._device is None or getattr(found, "device", None) == self._device
         ):
@@ -75,7 +71,7 @@ class StateDict(Mapping[str, Any]):
         first = self._first[key]
         made = self._alive.get(first)
         if made is None:
-            made = self._outputs.make(first, self._device)
+            made = self._outputs.compute(first, self._device)
             self._alive[first] = made
         return made
 
@@ -103,22 +99,36 @@ class StateDict(Mapping[str, Any]):
         """
         out: OrderedDict[str, Any] = OrderedDict()
         for key in self:
-            found = self._outputs.alias(key) if key in self._first else self[key]
+            found = self._outputs.view(key) if key in self._first else self[key]
             out[key] = self._stand_in(key) if found is None else found
         if hasattr(self, "_metadata"):
             out._metadata = self._metadata  # type: ignore[attr-defined]
         return out
 
     def _stand_in(self, key: str) -> LazyTensor:
-        return LazyTensor(
-            self._outputs.graph.outputs[key].spec,
-            partial(self.__getitem__, key),
-            partial(self._into, key),
+        return stand_in(
+            self._outputs, key, partial(self.__getitem__, key), partial(self._copy_into, key)
         )
 
-    def _into(self, key: str, target: torch.Tensor) -> None:
-        if not self._outputs.into(key, target):
+    def _copy_into(self, key: str, target: torch.Tensor) -> None:
+        if not self._outputs.fill(key, target):
             target.copy_(self[key])
+
+    def materialise(self) -> OrderedDict[str, Any]:
+        """The same with new tensors, row-major on the CPU, each made once: tied ones stay tied."""
+        tensors: dict[str, torch.Tensor] = {}
+        out: OrderedDict[str, Any] = OrderedDict()
+        for key in self:
+            first = self._first.get(key)
+            if first is None:
+                out[key] = self[key]
+                continue
+            if first not in tensors:
+                tensors[first] = self._outputs.compute(first)
+            out[key] = tensors[first]
+        if hasattr(self, "_metadata"):
+            out._metadata = self._metadata  # type: ignore[attr-defined]
+        return out
 
 
 @guarded
@@ -215,57 +225,32 @@ def _with_optimizers(source: MemorySource, question: Question) -> tuple[MemorySo
     return kept, replace(found, notes=[*found.notes, *became.notes])
 
 
-def migrated(
+def migrate_in_memory(
     tensors: Mapping[str, Any],
     question: Question,
     max_memory: int = MAX_MEMORY,
     device: Device = CPU,
     inform: Callable[[StateDictReport], None] | None = None,
-) -> dict[str, Any]:
-    """The state dict as the question wants it; `inform` is told what a run into files would have in
-    its answer, as far as it applies.
-    """
+) -> OrderedDict[str, Any]:
+    """What `migrate_state_dict` gives, with all tensors made anew; `inform` gets the errors too."""
     source = memory.open(tensors)
     try:
         source, found = _with_optimizers(source, question)
         ledger = Ledger(found.composition.graph.outputs) if inform is not None else None
-        made = materialise(
-            found.composition.graph, source, max_memory, device, ledger, found.composition.values
+        outputs = Outputs(
+            found,
+            lambda: source,
+            source.values,
+            max_memory=max_memory,
+            device=device,
+            ledger=ledger,
         )
+        outputs.require()
+        versions = getattr(tensors, "_metadata", None)
+        made = StateDict(outputs, source, None, versions).materialise()
     finally:
         source.close()
     if inform is not None:
         errors = None if ledger is None else ledger.report(complete=True)
         inform(StateDictReport.of(**found.describe(), report=errors))
     return made
-
-
-def materialise(
-    graph: Graph,
-    source: MemorySource,
-    max_memory: int = MAX_MEMORY,
-    device: Device = CPU,
-    ledger: Ledger | None = None,
-    values: Values | None = None,
-) -> dict[str, Any]:
-    """The outputs as new CPU tensors, row-major, and the values that are no tensors under what they
-    are called now.
-
-    `ledger` is told the errors of what is computed.
-    """
-    first = find_ties(graph.outputs, source.index.tensors)
-    own = {key: tensor for key, tensor in graph.outputs.items() if first[key] == key}
-    tensors, buffers = memory.allocate({key: t.spec for key, t in own.items()})
-    fill_buffers(
-        own,
-        source,
-        buffers,
-        checks=graph.checks,
-        max_memory=max_memory,
-        device=device,
-        ledger=ledger,
-    )
-    made = {key: tensors[first[key]] for key in graph.outputs}
-    items = source.index.items
-    names = values.names if values is not None else {key: key for key in items}
-    return {**made, **{name: items[was] for name, was in names.items() if name not in made}}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.diagnostics import Report, listed
 from ..core.spec import Spec
 from ..core.view import region
+from ..elements.classes import is_dtensor
 from ..planning.graph import Tensor
 
 if TYPE_CHECKING:
@@ -200,11 +201,6 @@ def local(target: torch.Tensor, tensor: Tensor) -> tuple[torch.Tensor, Tensor] |
 
 def alike(value: Any, target: Any) -> bool:
     """Whether both are DTensors whose parts lie in the same processes."""
-    if not (is_distributed(value) and is_distributed(target)):
+    if not (is_dtensor(value) and is_dtensor(target)):
         return False
     return bool(value.placements == target.placements and value.device_mesh == target.device_mesh)
-
-
-def is_distributed(target: Any) -> bool:
-    """Whether it is a DTensor; what they are is not imported to find out."""
-    return any(c.__module__.startswith("torch.distributed.tensor") for c in type(target).__mro__)

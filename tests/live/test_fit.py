@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from migrate.core.spec import spec
-from migrate.live.fit import fit
-from migrate.live.module import slots
+from migrate.live.module import fit, slots
 
 NONE = frozenset()
 

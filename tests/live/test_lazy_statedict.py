@@ -14,7 +14,7 @@ import torch
 
 import migrate
 from migrate.core.errors import MigrateError
-from migrate.live.lazy import LazyTensor
+from migrate.live.standins import LazyTensor
 
 HEAD = "id: t/live\ntitle: t\nlineage: t\nedge: [a, b]\n"
 

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 import migrate
 from migrate.core.errors import MigrateError
-from migrate.live import filling, stager, targets
+from migrate.live import filling, targets
 
 
 @pytest.fixture(scope="module")
@@ -166,11 +166,11 @@ def test_any_number_of_threads_and_ranges_gives_the_same_bits(monkeypatch, new, 
 
 def test_the_path_through_buffers_gives_the_same_bits(monkeypatch, new):
     monkeypatch.setattr(filling, "RANGE", 1000)
-    monkeypatch.setattr(stager, "direct", lambda tensor, target: False)
+    monkeypatch.setattr(filling, "direct", lambda tensor, target: False)
     turns = []
-    turn = stager.Stager._turn
+    turn = filling.Stager._turn
     monkeypatch.setattr(
-        stager.Stager, "_turn", lambda self, *given: turns.append(self._next) or turn(self, *given)
+        filling.Stager, "_turn", lambda self, *given: turns.append(self._next) or turn(self, *given)
     )
     model = module(new)
     migrate.load(model, V4, "hf-mixtral@v5", threads=1)
@@ -203,7 +203,7 @@ def test_what_is_computed_or_turned_is_what_apply_makes_of_it(
     tmp_path, monkeypatch, staged, on_disk
 ):
     if staged:
-        monkeypatch.setattr(stager, "direct", lambda tensor, target: False)
+        monkeypatch.setattr(filling, "direct", lambda tensor, target: False)
     generator = torch.Generator().manual_seed(1)
     state = {
         **{f"c.{i}": torch.randn(300, 70, generator=generator) for i in range(3)},

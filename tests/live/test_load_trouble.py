@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 import migrate
 from migrate.core.errors import MigrateError
-from migrate.live import filling, stager
+from migrate.live import filling
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +166,7 @@ def breaking(monkeypatch):
     """A load that fails at the fourth tensor, with what it is given."""
 
     def arrange(error):
-        write, count = stager.Stager.write, []
+        write, count = filling.Stager.write, []
 
         def broken(self, tensor, target, start, stop):
             count.append(1)
@@ -174,7 +174,7 @@ def breaking(monkeypatch):
                 raise error
             write(self, tensor, target, start, stop)
 
-        monkeypatch.setattr(stager.Stager, "write", broken)
+        monkeypatch.setattr(filling.Stager, "write", broken)
 
     return arrange
 

@@ -9,10 +9,6 @@ import torch
 
 import migrate
 from migrate.core.errors import MigrateError
-from migrate.formats import memory
-from migrate.live.statedict import materialise, tied
-from migrate.planning.graph import Graph, Tensor
-from migrate.planning.pipeline import Views
 
 HEAD = "id: t/live\ntitle: t\nlineage: t\nedge: [a, b]\n"
 
@@ -23,21 +19,12 @@ def apply(tmp_path, rules, state):
     return migrate.apply(state, rules=file)
 
 
-def kept(state):
-    """The graph that keeps a state dict as it is."""
-    source = memory.open(state)
-    views = Views()
-    tensors = {
-        k: Tensor(s.spec, views.stored(s.spec.shape, s.strides), (k,))
-        for k, s in source.index.tensors.items()
-    }
-    return Graph(tensors), source
+KEEP = "keep: ['{k...}']\nrules: [{name: r, from: none, to: gone, optional: true}]\n"
 
 
-def test_tied_tensors_come_out_tied_and_new():
+def test_tied_tensors_come_out_tied_and_new(tmp_path):
     weight = torch.arange(6.0).reshape(2, 3)
-    graph, source = kept({"embed": weight, "head": weight, "other": weight.clone()})
-    made = materialise(graph, source)
+    made = apply(tmp_path, KEEP, {"embed": weight, "head": weight, "other": weight.clone()})
     assert made["embed"] is made["head"]
     assert made["other"] is not made["embed"]
     assert torch.equal(made["embed"], weight)
@@ -45,13 +32,22 @@ def test_tied_tensors_come_out_tied_and_new():
     assert weight.sum() == 15
 
 
-def test_views_of_one_storage_at_different_places_are_no_ties():
+def test_views_of_one_storage_at_different_places_are_no_ties(tmp_path):
     both = torch.arange(8.0)
-    graph, source = kept({"a": both[:4], "b": both[4:], "t": both.reshape(2, 4).T})
-    assert tied(graph.outputs, source.index.tensors) == {"a": "a", "b": "b", "t": "t"}
-    made = materialise(graph, source)
+    made = apply(tmp_path, KEEP, {"a": both[:4], "b": both[4:], "t": both.reshape(2, 4).T})
+    assert len({tensor.data_ptr() for tensor in made.values()}) == 3
     assert torch.equal(made["t"], both.reshape(2, 4).T)
     assert made["t"].is_contiguous()
+
+
+def test_versions_of_modules_come_along(tmp_path):
+    state = torch.nn.Sequential(torch.nn.BatchNorm1d(2)).state_dict()
+    rules = "rules: [{name: r, from: '0.{k}', to: 'norm.{k}'}]\n"
+    made = apply(tmp_path, rules, state)
+    assert list(made) == [key.replace("0.", "norm.") for key in state]
+    assert made._metadata == {"": {"version": 1}, "norm": {"version": 2}}
+    mapped = migrate.migrate_state_dict(state, rules=tmp_path / "rule.yaml")
+    assert mapped._metadata == made._metadata
 
 
 @pytest.mark.parametrize(("op", "same"), [("tie", True), ("copy", False)])
@@ -62,9 +58,8 @@ def test_tie_makes_one_tensor_and_copy_makes_several(tmp_path, op, same):
     assert torch.equal(made["x"], made["y"])
 
 
-def test_values_that_are_no_tensors_are_carried():
-    graph, source = kept({"w": torch.zeros(1), "epoch": 3})
-    assert materialise(graph, source)["epoch"] == 3
+def test_values_that_are_no_tensors_are_carried(tmp_path):
+    assert apply(tmp_path, KEEP, {"w": torch.zeros(1), "epoch": 3})["epoch"] == 3
 
 
 def test_what_a_run_into_files_would_answer_is_told_in_memory_too(tmp_path):

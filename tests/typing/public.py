@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -50,8 +51,8 @@ def on_disk(path: Path, text: str) -> None:
 
 
 def in_memory(state: dict[str, torch.Tensor], model: torch.nn.Module, path: Path) -> None:
-    assert_type(migrate.apply(state, to="a@b"), dict[str, Any])
-    assert_type(migrate.apply(model, to="a@b", inform=informed), dict[str, Any])
+    assert_type(migrate.apply(state, to="a@b"), OrderedDict[str, Any])
+    assert_type(migrate.apply(model, to="a@b", inform=informed), OrderedDict[str, Any])
     assert_type(migrate.apply(state, path, to="a@b"), ApplyReport)
     assert_type(migrate.apply(model, path, to="a@b"), ApplyReport)
     assert_type(migrate.apply(state, dry_run=True), PlanReport)

@@ -1,5 +1,10 @@
-"""What a migrated load puts in the place of a state dict's entries, and what it leaves there when
-it is refused.
+"""What `load_state_dict` is given for tensors: values that are made when they are copied, and what
+is left in their place when a load is refused.
+
+torch looks at the shape of a value and then calls `parameter.copy_(value)`; any class with
+`__torch_function__` may answer (`Module._load_from_state_dict`, `overrides.is_tensor_like`). So a
+state dict of these costs nothing, and one tensor is held at a time. Every other use makes the
+tensor, so that code that looks closer sees an ordinary one.
 
 torch writes on after the first error, module by module, and cannot be stopped. So a refused load
 hands torch what the module holds already, and a load that breaks off lets all values that are still
@@ -8,28 +13,169 @@ to come write nothing.
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from ..core.diagnostics import Diagnostic, Report, fail, listed, printable
 from ..core.templates import collapse
-from .lazy import LazyTensor
-from .module import EXTRA, is_plain
+from ..elements.classes import has_plain_bytes, is_dtensor, is_plain_class
+from .module import EXTRA
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import torch
 
+    from ..core.spec import Spec
+    from .migration import Outputs
     from .module import Slot
-    from .outputs import Outputs
+
+
+class LazyTensor:
+    """Stands for a tensor of this spec. `make` answers with it, `into(target)` copies it into a
+    tensor as `copy_` would.
+    """
+
+    is_meta = False
+    requires_grad = False
+    grad = None
+
+    def __init__(
+        self, spec: Spec, make: Callable[[], torch.Tensor], into: Callable[[torch.Tensor], None]
+    ) -> None:
+        self.spec, self.make, self.into = spec, make, into
+
+    def loaded(self, target: torch.Tensor) -> torch.Tensor:
+        """What torch swaps a parameter for when it is told to swap instead of to copy: the
+        parameter's memory, filled.
+        """
+        self.into(target)
+        return target.detach()
+
+    @property
+    def shape(self) -> torch.Size:
+        import torch
+
+        shape = self.spec.shape
+        if self.spec.dtype == "float4_e2m1fn":
+            # torch counts pairs
+            shape = (*shape[:-1], shape[-1] // 2)
+        return torch.Size(shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        import torch
+
+        found = getattr(torch, self.spec.dtype, None)
+        return found if isinstance(found, torch.dtype) else self.make().dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.spec.shape)
+
+    def dim(self) -> int:
+        """As a tensor's."""
+        return len(self.spec.shape)
+
+    def size(self, dim: int | None = None) -> Any:
+        """As a tensor's."""
+        return self.shape if dim is None else self.shape[dim]
+
+    def numel(self) -> int:
+        """As a tensor's."""
+        return int(self.shape.numel())
+
+    def __repr__(self) -> str:
+        return f"LazyTensor({self.spec})"
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        return self.make()[index]
+
+    def __len__(self) -> int:
+        return int(self.shape[0])
+
+    def __getattr__(self, name: str) -> Any:
+        # protocols of Python and numpy are asked for by name, and a tensor is not made for that
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.make(), name)
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        import torch
+
+        if (
+            len(args) >= 2
+            and isinstance(args[1], LazyTensor)
+            and not isinstance(args[0], LazyTensor)
+        ):
+            if func is torch.Tensor.copy_:
+                args[1].into(args[0])
+                return args[0]
+            if func is torch.Tensor.module_load:
+                return args[1].loaded(args[0])
+        return func(*_made(args), **_made(kwargs or {}))
+
+
+# Python looks for these on the class, and asks no `__getattr__`
+_OPERATORS = (
+    "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "rfloordiv",
+    "mod", "rmod", "pow", "rpow", "matmul",
+    "rmatmul", "and", "rand", "or", "ror", "xor", "rxor", "eq", "ne", "lt", "le", "gt", "ge", "neg",
+    "abs", "invert", "bool", "int",
+    "float", "index", "contains", "array", "deepcopy", "reduce_ex",
+)  # fmt: skip
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    return lambda self, *args, **kwargs: getattr(self.make(), f"__{name}__")(*_made(args), **kwargs)
+
+
+for _name in _OPERATORS:
+    setattr(LazyTensor, f"__{_name}__", _operator(_name))
+# who compares is not who looks up
+LazyTensor.__hash__ = object.__hash__  # type: ignore[method-assign]
+
+
+def _made(value: Any) -> Any:
+    """The arguments with tensors in the place of what stands for them."""
+    if isinstance(value, LazyTensor):
+        return value.make()
+    if isinstance(value, Mapping):
+        return {key: _made(one) for key, one in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_made(one) for one in value)
+    return value
+
 
 # templates of names that a message lists
 _MOST_NAMED = 200
 
 
-class Standing(LazyTensor):
+def stand_in(
+    outputs: Outputs,
+    key: str,
+    get: Callable[[], Any] | None = None,
+    copy_into: Callable[[Any], None] | None = None,
+) -> LazyTensor:
+    """What stands for an output until somebody uses it. `get` answers with the tensor, `copy_into`
+    fills one; without them, as the outputs do.
+    """
+    return LazyTensor(
+        outputs.graph.outputs[key].spec,
+        get or partial(outputs.get, key),
+        copy_into or partial(outputs.copy_into, key),
+    )
+
+
+class HeldTensor(LazyTensor):
     """Stands for what a place of a module holds already. Copying it there changes nothing, not even
     the version of the tensor.
     """
@@ -77,7 +223,7 @@ class Standing(LazyTensor):
         return len(self.held)
 
     def __repr__(self) -> str:
-        return f"Standing({self.held!r})"
+        return f"HeldTensor({self.held!r})"
 
 
 def stay(
@@ -101,7 +247,7 @@ def stay(
     for key, slot in slots.items():
         if slot.tensor is not None:
             itself = (assign and not swaps) or torch.nn.parameter.is_lazy(slot.tensor)
-            state[prefix + key] = slot.tensor if itself else Standing(slot.tensor)
+            state[prefix + key] = slot.tensor if itself else HeldTensor(slot.tensor)
 
 
 class Handover:
@@ -137,23 +283,21 @@ class Handover:
             if name in others:
                 out[key] = others[name]
                 continue
-            own, itself = self._outputs.untouched(name), None
+            own, itself = self._outputs.own(name), None
             if key.startswith(free):
-                itself = self._outputs.alias(name)
-            elif own is not None and not is_plain(own):
+                itself = self._outputs.view(name)
+            elif own is not None and not is_plain_class(own):
                 itself = own
             if slot.name == EXTRA and slot.tensor is None:
-                given = self._outputs.alias(name)
-                out[key] = self._outputs.make(name) if given is None else given
+                given = self._outputs.view(name)
+                out[key] = self._outputs.compute(name) if given is None else given
             elif itself is not None:
                 out[key] = itself
             elif _takes_over(slot.tensor.__class__):
-                out[key] = self._outputs.make(name) if own is None else own
+                out[key] = self._outputs.get(name)
             else:
-                spec = self._outputs.graph.outputs[name].spec
-                out[key] = LazyTensor(
-                    spec, partial(self._made, name), partial(self._into, name, key)
-                )
+                copy_into = partial(self._copy_into, name, key)
+                out[key] = stand_in(self._outputs, name, copy_into=copy_into)
                 continue
             self._given.append(key)
         return out
@@ -192,22 +336,19 @@ class Handover:
         """The caller's own object the first time, as torch assigns it; else a new tensor, so that
         nothing is tied that was not.
         """
-        own = self._outputs.untouched(name)
+        own = self._outputs.own(name)
         if own is None or id(own) in used:
-            return self._outputs.make(name)
+            return self._outputs.compute(name)
         used.add(id(own))
         return own
 
-    def _made(self, name: str) -> Any:
-        own = self._outputs.untouched(name)
-        return self._outputs.make(name) if own is None else own
-
-    def _into(self, name: str, key: str, target: torch.Tensor) -> None:
+    def _copy_into(self, name: str, key: str, target: torch.Tensor) -> None:
         if self._stopped or target.is_meta:
             return
         try:
-            if self._outputs.untouched(name) is not None or not self._outputs.into(name, target):
-                target.copy_(_sharded(self._made(name), target))
+            if self._outputs.own(name) is not None or not self._outputs.fill(name, target):
+                value = self._outputs.get(name)
+                target.copy_(_sharded(value, target) if is_dtensor(target) else value)
         except Exception as error:  # noqa: BLE001 - whatever it is, what was written must be said
             # torch would collect one such message a parameter and write on
             self._stopped = True
@@ -242,20 +383,20 @@ def require_readable(outputs: Outputs, names: Iterable[str]) -> None:
     """
     needed: dict[str, Any] = {}
     for name in names:
-        if outputs.untouched(name) is None:
-            needed.update(outputs.read(name))
+        if outputs.own(name) is None:
+            needed.update(outputs.list_sources(name))
     unlike: dict[str, list[str]] = {}
     tried: set[type] = set()
     for key, value in needed.items():
-        if value is None or (is_plain(value) and not value.is_meta):
+        if value is None or has_plain_bytes(value):
             continue
         if value.is_meta:
             unlike.setdefault("a tensor on the meta device holds no bytes", []).append(key)
-        elif _is_sharded(value):
+        elif is_dtensor(value):
             unlike.setdefault("a DTensor is moved as a whole or not at all", []).append(key)
         elif type(value) not in tried:
             tried.add(type(value))
-            outputs.probe(key)
+            outputs.probe_source(key)
     report = Report()
     for why, keys in unlike.items():
         report.add(
@@ -275,7 +416,7 @@ def require_present(outputs: Outputs, places: Mapping[str, Slot]) -> None:
         for key, slot in places.items()
         if slot.tensor is not None
         and not slot.tensor.is_meta
-        and getattr(outputs.untouched(key), "is_meta", False)
+        and getattr(outputs.own(key), "is_meta", False)
     ]
     if absent:
         what = (
@@ -298,13 +439,13 @@ def _as_held(key: str, slot: Slot, value: Any, report: Report) -> Any:
     try:
         value = _sharded(value, held)
         with torch.no_grad():
-            if is_plain(held) or type(value) is type(held):
+            if is_plain_class(held) or type(value) is type(held):
                 made = value.detach()
             else:
                 made = torch.empty_like(held, device=value.device)
                 if type(made) is type(held):
                     made.copy_(value)
-                elif issubclass(type(held), torch.nn.Parameter) and is_plain(made):
+                elif issubclass(type(held), torch.nn.Parameter) and is_plain_class(made):
                     made = torch.Tensor._make_subclass(
                         type(held), value.detach().to(held.dtype), held.requires_grad
                     )
@@ -341,18 +482,11 @@ def _takes_over(target: type) -> bool:
     )
 
 
-def _is_sharded(value: Any) -> bool:
-    return any(
-        c.__name__ == "DTensor" and c.__module__.startswith("torch.distributed")
-        for c in type(value).__mro__
-    )
-
-
 def _sharded(value: Any, target: Any) -> Any:
     """The value as the target takes it: the part of this rank, where the target is a DTensor and
     the value is all of it.
     """
-    if not _is_sharded(target) or _is_sharded(value):
+    if not is_dtensor(target) or is_dtensor(value):
         return value
     from torch.distributed.tensor import distribute_tensor
 
