@@ -16,8 +16,9 @@ import sys
 import time
 
 from migrate import formats
-from migrate.core.diagnostics import Report
-from migrate.planning.compose import Leg, compose, prove_downgrade
+from migrate.core.errors import Report
+from migrate.planning.compose import compose, prove_downgrade
+from migrate.planning.pathstep import PathStep
 from migrate.rules.compiled import compile_file
 from migrate.rules.loading import load_files
 
@@ -30,7 +31,7 @@ def main() -> None:
     compiled, keep = compile_file(loaded, report)
     report.check()
     start, goal = loaded.model.edge
-    leg = Leg(
+    step = PathStep(
         loaded.model.lineage,
         start,
         goal,
@@ -42,7 +43,7 @@ def main() -> None:
     gc.disable()
     began = time.perf_counter()
     composition = compose(
-        source.index.tensors, [leg], frozenset(), lambda key, a, b: False, report, prove=False
+        source.index.tensors, [step], frozenset(), lambda key, a, b: False, report, prove=False
     )
     bound = time.perf_counter()
     report.check()

@@ -49,7 +49,7 @@ def plan(folder: Path) -> Call:
 
 def rules(folder: Path) -> Call:
     """One rule file, loaded and compiled."""
-    from migrate.core.diagnostics import Report
+    from migrate.core.errors import Report
     from migrate.rules.compiled import compile_file
     from migrate.rules.loading import load_files
 

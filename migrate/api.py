@@ -20,19 +20,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, overload
 
 from . import formats
-from .core.diagnostics import fail
+from .core.errors import fail
 from .core.memory import guarded
 from .core.spelling import option
+from .planning.lineages import known_lineages
 from .planning.plan import Plan
-from .planning.question import (
-    CHANGED_SOURCE,
-    Question,
-    ask,
-    asked_in,
-    path_text,
-    saved_plan,
-)
-from .planning.route import known_lineages
+from .planning.request import CHANGED_SOURCE, Request, make_request, path_text
+from .planning.savedplan import request_of, saved_plan
 from .results import (
     ApplyReport,
     DiffReport,
@@ -88,7 +82,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 PathLike = str | os.PathLike[str]
-# what a saved plan holds of the question
+# what a saved plan holds of the request
 _IN_PLAN = ("to", "from_", "rules", "params", "allow", "max_shard_size")
 # a state dict or a module
 Live: TypeAlias = "Mapping[str, Any] | torch.nn.Module"
@@ -133,11 +127,11 @@ def inspect(
     """
     from .running.inspection import describe
 
-    question = ask((), (), rules, params, allow, at=at)
-    resolve({}, question.params, known=[PARAMETER])
-    source = _opened("path", path, question, meta=True)
+    request = make_request((), (), rules, params, allow, at=at)
+    resolve({}, request.params, known=[PARAMETER])
+    source = _opened("path", path, request, meta=True)
     try:
-        return describe(source, question, expand=expand)
+        return describe(source, request, expand=expand)
     finally:
         source.close()
 
@@ -192,13 +186,13 @@ def plan(
         >>> plan.report.downgrade.exact
         True
     """
-    question = ask(
+    request = make_request(
         to, from_, rules, params, allow, backwards=backwards, at=at, output_format=output_format
     )
-    source = _opened("path", path, question, meta=True)
+    source = _opened("path", path, request, meta=True)
     try:
         return plan_for(
-            source, question, is_folder(source, single_file), limits.bytes_of(max_shard_size)
+            source, request, is_folder(source, single_file), limits.bytes_of(max_shard_size)
         )
     finally:
         source.close()
@@ -315,7 +309,7 @@ def apply(
 
     live = isinstance(path, Mapping) or is_module(path)
     saved = None if live else saved_plan(path_text("path", path))
-    question = ask(
+    request = make_request(
         to,
         from_,
         rules,
@@ -330,7 +324,7 @@ def apply(
 
         tensors = path if isinstance(path, Mapping) else state(path)
         return migrate_in_memory(
-            tensors, question, limits.memory_of(max_memory), parse_device(device), inform
+            tensors, request, limits.memory_of(max_memory), parse_device(device), inform
         )
     if inform is not None:
         fail(
@@ -339,10 +333,10 @@ def apply(
             help="the answer of a run into files says it all",
         )
     copy = None if source is None else path_text("source", source)
-    changed = CHANGED_SOURCE in question.allow
+    changed = CHANGED_SOURCE in request.allow
     if saved is not None:
         if (
-            replace(question, allow=question.allow - {CHANGED_SOURCE}) != Question()
+            replace(request, allow=request.allow - {CHANGED_SOURCE}) != Request()
             or max_shard_size is not None
         ):
             beside = (
@@ -354,7 +348,7 @@ def apply(
                 f"a saved plan is run as it is; {', '.join(map(option, _IN_PLAN))} are part of it",
                 help=beside,
             )
-        question = asked_in(saved)
+        request = request_of(saved)
         path, max_shard_size = copy or saved["source"]["path"], saved["options"]["max_shard_size"]
     elif copy is not None:
         fail(
@@ -363,9 +357,9 @@ def apply(
             "no saved plan",
         )
     return write_checkpoint(
-        lambda: _opened("path", path, question, wrapped=False),
+        lambda: _opened("path", path, request, wrapped=False),
         out,
-        question,
+        request,
         max_shard_size=max_shard_size,
         threads=threads,
         max_memory=max_memory,
@@ -461,13 +455,13 @@ def downgrade(
     """
     from .running.job import write_checkpoint
 
-    question = ask(
+    request = make_request(
         to, from_, rules, params, allow, backwards=True, at=at, output_format=output_format
     )
     return write_checkpoint(
-        lambda: _opened("path", path, question, wrapped=False),
+        lambda: _opened("path", path, request, wrapped=False),
         out,
-        question,
+        request,
         max_shard_size=max_shard_size,
         threads=threads,
         max_memory=max_memory,
@@ -548,13 +542,13 @@ def verify(
             "a seed chooses a sample, and none is asked for",
             help=f"give {option('sample', '5%')} too, or leave {option('seed')} out",
         )
-    question = ask(to, from_, rules, params, allow, at=at)
-    opened, made = _opened("source", source, question), _opened("out", out, question)
+    request = make_request(to, from_, rules, params, allow, at=at)
+    opened, made = _opened("source", source, request), _opened("out", out, request)
     try:
         return comparison.verify_output(
             opened,
             made,
-            question,
+            request,
             budget=budget,
             share=share,
             seed=seed,
@@ -601,8 +595,8 @@ def diff(
     """
     from .running.comparison import compare_checkpoints
 
-    question = ask((), (), (), None, allow, at=at)
-    one, other = _opened("a", a, question), _opened("b", b, question)
+    request = make_request((), (), (), None, allow, at=at)
+    one, other = _opened("a", a, request), _opened("b", b, request)
     try:
         return compare_checkpoints(one, other, progress, tensors_only=tensors_only)
     finally:
@@ -660,14 +654,14 @@ def history(
     """
     from .running.inspection import describe_history
 
-    question = ask((), (), rules, None, allow, at=at)
+    request = make_request((), (), rules, None, allow, at=at)
     if path is None:
         return LineagesReport.of(
-            lineages=known_lineages(question.rules, lineage),
+            lineages=known_lineages(request.rules, lineage),
         )
-    source = _opened("path", path, question)
+    source = _opened("path", path, request)
     try:
-        return describe_history(source, question, lineage)
+        return describe_history(source, request, lineage)
     finally:
         source.close()
 
@@ -710,7 +704,11 @@ def lint(
     given = (paths,) if isinstance(paths, (str, os.PathLike)) else tuple(paths)
     places = [path_text("paths", p) for p in given]
     codes = [(word,) if isinstance(word, str) else tuple(word) for word in (select, ignore)]
-    source = None if index is None else _opened("index", index, ask((), (), (), None, allow, at=at))
+    source = (
+        None
+        if index is None
+        else _opened("index", index, make_request((), (), (), None, allow, at=at))
+    )
     try:
         headers = None if source is None else source.index
         found = find(
@@ -736,7 +734,7 @@ def lint(
 def _opened(
     name: str,
     path: PathLike | Live,
-    question: Question,
+    request: Request,
     *,
     meta: bool = False,
     wrapped: bool = True,
@@ -749,4 +747,4 @@ def _opened(
 
         if isinstance(path, Mapping) or is_module(path):
             return opened(path, meta=meta, wrapped=wrapped)
-    return formats.open(path_text(name, path), "links" in question.allow, question.at)
+    return formats.open(path_text(name, path), "links" in request.allow, request.at)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from migrate.core.diagnostics import Report
+from migrate.core.errors import Report
 from migrate.rules.files import LoadedFile
 from migrate.rules.loading import load_document
 from migrate.source import yaml

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from ..planning.question import ALLOWANCES, OUTPUT_FORMATS
+from ..planning.request import ALLOWANCES, OUTPUT_FORMATS
 
 F = TypeVar("F", bound=Callable[..., Any])
 

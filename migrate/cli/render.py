@@ -325,7 +325,7 @@ def _standing(layouts: Mapping[str, str]) -> str:
 
 @_answer
 def plan(doc: Mapping[str, Any]) -> str:
-    from ..planning.route import remarks
+    from ..planning.path import remarks
 
     if not doc["path"] and doc["question"]["output_format"] is None:
         return _standing(doc["layouts"])

@@ -7,7 +7,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..core.diagnostics import fail, printable
+from ..core.diagnostics import printable
+from ..core.errors import fail
 
 
 def check(output: str, kind: str, source: str, files: Sequence[str] = ()) -> None:

@@ -10,14 +10,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from json import dumps
 from pathlib import Path
-from typing import Any, NoReturn
-
-from .errors import raise_all
+from typing import Any
 
 # What a terminal or an editor acts on instead of showing it, as the inside of a character class:
 # controls, line ends that not every reader takes for one, bidirectional and other formatting, and
@@ -140,7 +137,9 @@ class Diagnostic:
                     "line": s.line,
                     "column": s.column,
                     "length": s.length,
-                    "text": s.text if written(s.text) <= _TEXT else bounded(_window(s)[0], _TEXT),
+                    "text": s.text
+                    if json_length(s.text) <= _TEXT
+                    else bounded(_window(s)[0], _TEXT),
                     "label": bounded(s.label, _LABEL),
                 }
                 for s in self.spans
@@ -180,7 +179,7 @@ class Diagnostic:
         return re.sub(f"[{HIDDEN}]", lambda m: ascii(m[0])[1:-1], "\n".join(lines))
 
 
-def written(text: str) -> int:
+def json_length(text: str) -> int:
     """The characters that JSON takes for the text, without its quotes."""
     plain = text.isascii() and text.isprintable() and '"' not in text and "\\" not in text
     return len(text) if plain else len(dumps(text)) - 2
@@ -191,13 +190,13 @@ def bounded(text: str, most: int, *, tail: bool = False) -> str:
     characters in JSON.
     """
     # no character takes more than twelve
-    if 12 * len(text) <= most or written(text) <= most:
+    if 12 * len(text) <= most or json_length(text) <= most:
         return text
     # room for the words that say so
     low, high, room = 0, min(len(text), most), most - 60
     while low < high:
         middle = (low + high + 1) // 2
-        if written(text[-middle:] if tail else text[:middle]) <= room:
+        if json_length(text[-middle:] if tail else text[:middle]) <= room:
             low = middle
         else:
             high = middle - 1
@@ -212,7 +211,7 @@ def _bounded_notes(notes: tuple[str, ...]) -> tuple[str, ...]:
             out.append(f"and {plural(len(notes) - number, 'note')} more")
             break
         out.append(bounded(note, left))
-        left -= written(out[-1]) + 10
+        left -= json_length(out[-1]) + 10
     return tuple(out)
 
 
@@ -228,79 +227,6 @@ def _window(span: Span, widest: int = 240) -> tuple[str, int, int]:
     shown = "".join(c if c.isprintable() else " " for c in text[start : start + widest])
     shown = ("…" + shown[1:] if start else shown) + ("…" if start + widest < len(text) else "")
     return shown, at - start, min(length, max(1, start + widest - at))
-
-
-class Report:
-    """Collects diagnostics so that all problems come out at once."""
-
-    __slots__ = ("diagnostics",)
-
-    def __init__(self) -> None:
-        self.diagnostics: list[Diagnostic] = []
-
-    def add(
-        self,
-        code: str,
-        message: str,
-        *,
-        spans: tuple[Span, ...] = (),
-        notes: tuple[str, ...] = (),
-        help: str | None = None,
-        permit: str = "",
-    ) -> None:
-        self.diagnostics.append(Diagnostic(code, message, spans, notes, help, permit=permit))
-
-    def has_errors(self) -> bool:
-        """Whether one of them is an error."""
-        return any(d.severity == "error" for d in self.diagnostics)
-
-    def check(self) -> None:
-        """Raises all collected diagnostics if one of them is an error, repetitions condensed."""
-        if self.has_errors():
-            raise_all(condensed(self.diagnostics))
-
-
-def condensed(
-    diagnostics: Sequence[Diagnostic], limit: int = 3, placeless: int = 20
-) -> list[Diagnostic]:
-    """The diagnostics with at most `limit` of one code at one place, or `placeless` of one that has
-    none; the last of these says how many more there are.
-
-    A rule that is wrong is wrong in every layer, and a checkpoint of another family is wrong in
-    every key.
-    """
-    alike: dict[tuple[Any, ...], int] = {}
-    for found in diagnostics:
-        key = _kind(found)
-        alike[key] = alike.get(key, 0) + 1
-    out: list[Diagnostic] = []
-    seen: dict[tuple[Any, ...], int] = {}
-    for found in diagnostics:
-        key, most = _kind(found), limit if found.spans else placeless
-        seen[key] = seen.get(key, 0) + 1
-        more = alike[key] - most
-        if seen[key] == most and more > 0:
-            found = replace(found, notes=(*found.notes, f"and {more:,} more like this"))
-        if seen[key] <= most:
-            out.append(found)
-    return out
-
-
-def _kind(found: Diagnostic) -> tuple[Any, ...]:
-    return found.code, found.severity, found.permit, found.spans
-
-
-def fail(
-    code: str,
-    message: str,
-    *,
-    spans: tuple[Span, ...] = (),
-    notes: tuple[str, ...] = (),
-    help: str | None = None,
-    permit: str = "",
-) -> NoReturn:
-    """Raises the one diagnostic."""
-    raise_all([Diagnostic(code, message, spans, notes, help, permit=permit)])
 
 
 def refusal(error: OSError) -> str:

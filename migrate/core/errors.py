@@ -15,13 +15,12 @@ The class follows from the exit status that stands in the page of the diagnostic
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, NoReturn
 
+from .diagnostics import Diagnostic, Span
 from .spelling import option
-
-if TYPE_CHECKING:
-    from .diagnostics import Diagnostic
 
 
 class MigrateError(Exception):
@@ -98,3 +97,76 @@ def raise_all(diagnostics: Iterable[Diagnostic]) -> NoReturn:
     found = tuple(diagnostics)
     errors = [d for d in found if d.severity == "error"] or found
     raise _BY_EXIT[min(d.exit_status for d in errors)](found)
+
+
+class Report:
+    """Collects diagnostics so that all problems come out at once."""
+
+    __slots__ = ("diagnostics",)
+
+    def __init__(self) -> None:
+        self.diagnostics: list[Diagnostic] = []
+
+    def add(
+        self,
+        code: str,
+        message: str,
+        *,
+        spans: tuple[Span, ...] = (),
+        notes: tuple[str, ...] = (),
+        help: str | None = None,
+        permit: str = "",
+    ) -> None:
+        self.diagnostics.append(Diagnostic(code, message, spans, notes, help, permit=permit))
+
+    def has_errors(self) -> bool:
+        """Whether one of them is an error."""
+        return any(d.severity == "error" for d in self.diagnostics)
+
+    def check(self) -> None:
+        """Raises all collected diagnostics if one of them is an error, repetitions condensed."""
+        if self.has_errors():
+            raise_all(condensed(self.diagnostics))
+
+
+def condensed(
+    diagnostics: Sequence[Diagnostic], limit: int = 3, placeless: int = 20
+) -> list[Diagnostic]:
+    """The diagnostics with at most `limit` of one code at one place, or `placeless` of one that has
+    none; the last of these says how many more there are.
+
+    A rule that is wrong is wrong in every layer, and a checkpoint of another family is wrong in
+    every key.
+    """
+    alike: dict[tuple[Any, ...], int] = {}
+    for found in diagnostics:
+        key = _kind(found)
+        alike[key] = alike.get(key, 0) + 1
+    out: list[Diagnostic] = []
+    seen: dict[tuple[Any, ...], int] = {}
+    for found in diagnostics:
+        key, most = _kind(found), limit if found.spans else placeless
+        seen[key] = seen.get(key, 0) + 1
+        more = alike[key] - most
+        if seen[key] == most and more > 0:
+            found = replace(found, notes=(*found.notes, f"and {more:,} more like this"))
+        if seen[key] <= most:
+            out.append(found)
+    return out
+
+
+def _kind(found: Diagnostic) -> tuple[Any, ...]:
+    return found.code, found.severity, found.permit, found.spans
+
+
+def fail(
+    code: str,
+    message: str,
+    *,
+    spans: tuple[Span, ...] = (),
+    notes: tuple[str, ...] = (),
+    help: str | None = None,
+    permit: str = "",
+) -> NoReturn:
+    """Raises the one diagnostic."""
+    raise_all([Diagnostic(code, message, spans, notes, help, permit=permit)])

@@ -10,16 +10,15 @@ The text is read by `notation`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import islice, product
+from math import prod
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Final, NoReturn
 
-from . import expr
-from .expansion import NegativeIndex, compile_expander
-from .expr import DIGITS
-from .inclusion import includes
+from .expr import DIGITS, Expr
 from .matching import (
     Enum,
     Flat,
@@ -29,14 +28,14 @@ from .matching import (
     PathHead,
     PathTail,
     PathWhole,
-    Plain,
+    PlainText,
     Taking,
     Value,
     advance,
     cuts,
     ways,
 )
-from .notation import CaptureType, Piece, read
+from .notation import CaptureType, PatternPiece, read_pieces
 
 __all__ = [
     "CaptureType",
@@ -68,15 +67,15 @@ class TwoReadings(ValueError):  # noqa: N818 - says what the key has
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Where a key left a pattern: code-point `position` in the key, the segment `found` there, what
-    was `expected` there.
+    """Where a key left a pattern: code-point `position` in the key, the segment `actual` there,
+    what was `expected` there.
 
     `progress` counts the characters of literal text that agreed, before that place and at the end
     of the key.
     """
 
     position: int
-    found: str
+    actual: str
     expected: str
     progress: int
 
@@ -119,7 +118,7 @@ class Pattern:
             return self
         parts = tuple(
             replace(part, offset=part.offset.evaluate(params))
-            if isinstance(part, Integer) and isinstance(part.offset, expr.Expr)
+            if isinstance(part, Integer) and isinstance(part.offset, Expr)
             else part
             for part in self.parts
         )
@@ -151,16 +150,18 @@ class Pattern:
             return self._values(key, next(cut))
         return self._match_repeating(key, list(islice(cut, MOST_CUTS + 1)))
 
-    def _match_repeating(self, key: str, found: list[tuple[int, ...]]) -> tuple[Value, ...] | None:
+    def _match_repeating(
+        self, key: str, cuts_found: list[tuple[int, ...]]
+    ) -> tuple[Value, ...] | None:
         agreeing = [
-            values for borders in found if (values := self._agreeing(key, borders)) is not None
+            values for borders in cuts_found if (values := self._agreeing(key, borders)) is not None
         ]
         if len(agreeing) > 1:
             self._raise_two(key, *agreeing[:2])
-        if len(found) > MOST_CUTS:
+        if len(cuts_found) > MOST_CUTS:
             # Too many to look at. To say "no match" or to take the one reading found would be a
             # guess.
-            self._raise_two(key, self._values(key, found[0]), self._values(key, found[1]))
+            self._raise_two(key, self._values(key, cuts_found[0]), self._values(key, cuts_found[1]))
         return agreeing[0] if agreeing else None
 
     def _values(self, key: str, borders: tuple[int, ...]) -> tuple[Value, ...]:
@@ -197,9 +198,7 @@ class Pattern:
         return compile_expander(self.text, self.parts, names)
 
     def includes(self, other: Pattern) -> bool:
-        """Whether this pattern matches every key that `other` can match. True is certain, see
-        `inclusion`.
-        """
+        """Whether this pattern matches every key that `other` can match. True is certain."""
         return includes(self.parts, other.parts)
 
     def failure(self, key: str) -> Failure:
@@ -317,15 +316,13 @@ def parse(text: str, types: Mapping[str, CaptureType] = MappingProxyType({})) ->
     role, for a target those of the source, for a `map` the values it lists. PatternError M201 or
     M111, with offsets into `text`.
     """
-    pieces, known = read(text, types)
+    pieces, known = read_pieces(text, types)
     parts, origins = _parts(pieces, text)
     segments, pure, places = _segments(pieces, text)
     captures = tuple(dict.fromkeys(p.name for p in pieces if p.name))
     takes = _takes(parts, captures)
     offsets = [
-        part.offset
-        for part in parts
-        if isinstance(part, Integer) and isinstance(part.offset, expr.Expr)
+        part.offset for part in parts if isinstance(part, Integer) and isinstance(part.offset, Expr)
     ]
     fixed = [
         t for p in pieces for t in ((p.text,) if not p.name else p.type.values if p.type else ())
@@ -361,7 +358,7 @@ def _takes(parts: Sequence[Part], captures: Sequence[str]) -> tuple[tuple[int, T
     )
 
 
-def _parts(pieces: list[Piece], text: str) -> tuple[tuple[Part, ...], list[int]]:
+def _parts(pieces: list[PatternPiece], text: str) -> tuple[tuple[Part, ...], list[int]]:
     """The parts, and for each the index of the piece it comes from. A path takes one neighbouring
     dot along.
     """
@@ -390,7 +387,7 @@ def _parts(pieces: list[Piece], text: str) -> tuple[tuple[Part, ...], list[int]]
         elif kind == "flat":
             made.append(Flat(piece.name))
         elif piece.name:
-            made.append(Plain(piece.name, False))
+            made.append(PlainText(piece.name, False))
         else:
             made.append(None)
     found = [
@@ -399,14 +396,16 @@ def _parts(pieces: list[Piece], text: str) -> tuple[tuple[Part, ...], list[int]]
     parts = [part for part, _ in found]
     for i, part in enumerate(parts):
         following = parts[i + 1] if i + 1 < len(parts) else None
-        if isinstance(part, Plain):
+        if isinstance(part, PlainText):
             dotted = isinstance(following, Literal) and following.text[0] == "."
             tail = isinstance(following, PathTail) and not following.before_at
-            parts[i] = Plain(part.name, following is None or dotted or tail)
+            parts[i] = PlainText(part.name, following is None or dotted or tail)
     return tuple(parts), [i for _, i in found]
 
 
-def _segments(pieces: list[Piece], text: str) -> tuple[tuple[str, ...], list[str], list[int]]:
+def _segments(
+    pieces: list[PatternPiece], text: str
+) -> tuple[tuple[str, ...], list[str], list[int]]:
     """The segments as written, those that are literal text, and for each piece the segment that its
     part begins in.
     """
@@ -436,3 +435,309 @@ def _segments(pieces: list[Piece], text: str) -> tuple[tuple[str, ...], list[str
         segments += rest
         literal += [True] * len(rest)
     return tuple(segments), [s for s, pure in zip(segments, literal, strict=True) if pure], places
+
+
+# --------------------------------------------------------------------------- from values to keys
+#
+# A migration writes as many keys as it reads, so the common patterns compile to one `%` format. A
+# path that is empty drops its dot: the format for that case prints the value with precision zero.
+# Index expressions and flattened paths take the slower way.
+
+Expander = Callable[[tuple[Value, ...]], str]
+
+
+class NegativeIndex(ValueError):  # noqa: N818 - says what the value is
+    """An integer that would stand in a key is below zero."""
+
+    def __init__(self, pattern: str, name: str, value: int) -> None:
+        super().__init__(f"capture {name} gives the index {value} in {pattern!r}")
+        self.pattern, self.name, self.value = pattern, name, value
+
+
+def compile_expander(text: str, parts: Sequence[Part], names: Sequence[str]) -> Expander:
+    """A function from tuples of values, in the order of `names`, to keys; KeyError for a capture
+    that is not among them.
+    """
+    at = {name: i for i, name in enumerate(names)}
+    taken = [(at[part.name], part) for part in parts if not isinstance(part, Literal)]
+    if not taken:
+        key = "".join(part.text for part in parts if isinstance(part, Literal))
+        return lambda values: key
+    paths = [i for i, part in taken if isinstance(part, (PathHead, PathTail))]
+    simple = all(
+        not isinstance(part, Flat) and not (isinstance(part, Integer) and not part.direct)
+        for _, part in taken
+    )
+    if not simple or len(paths) > 1:
+        return _slow(text, parts, at)
+    order = [i for i, _ in taken]
+    pick: Callable[[tuple[Value, ...]], object] = itemgetter(*order)
+    if order == list(range(len(names))):
+        pick = tuple
+    integers = [(i, part.name) for i, part in taken if isinstance(part, Integer)]
+    full, short = _format(parts, present=True), _format(parts, present=False)
+    path = paths[0] if paths else None
+
+    def expand(values: tuple[Value, ...]) -> str:
+        for i, name in integers:
+            value = values[i]
+            if value < 0:  # type: ignore[operator]
+                raise NegativeIndex(text, name, int(value))
+        return (full if path is None or values[path] else short) % pick(values)
+
+    return expand
+
+
+def _format(parts: Sequence[Part], present: bool) -> str:
+    out = []
+    for part in parts:
+        if isinstance(part, Literal):
+            out.append(part.text.replace("%", "%%"))
+        elif isinstance(part, PathHead):
+            out.append("%s." if present else "%.0s")
+        elif isinstance(part, PathTail):
+            out.append(".%s" if present else "%.0s")
+        else:
+            out.append("%s")
+    return "".join(out)
+
+
+def _slow(text: str, parts: Sequence[Part], at: dict[str, int]) -> Expander:
+    def expand(values: tuple[Value, ...]) -> str:
+        out = []
+        for part in parts:
+            if isinstance(part, Literal):
+                out.append(part.text)
+                continue
+            value = values[at[part.name]]
+            if isinstance(part, Integer):
+                written = part.write(int(value))
+                if written < 0 or int(value) < 0:
+                    raise NegativeIndex(text, part.name, written)
+                out.append(str(written))
+            elif isinstance(part, Flat):
+                out.append(str(value).replace(".", ""))
+            elif isinstance(part, PathHead):
+                out.append(f"{value}." if value else "")
+            elif isinstance(part, PathTail):
+                out.append(f".{value}" if value else "")
+            else:
+                out.append(str(value))
+        return "".join(out)
+
+    return expand
+
+
+# ----------------------------------------------------------------------- which pattern is narrower
+#
+# Rules do not depend on their order: where several match a key, the narrower one takes it. That
+# must not depend on the keys at hand either, so the narrower pattern is turned into symbolic keys,
+# in which each capture is an atom that stands for every text it can take, and the wider pattern is
+# matched against those. Alternatives are written out, and a path capture is tried present and
+# absent. An atom is taken whole by a capture that takes all its texts.
+#
+# The answer "yes" is certain. "No" may be wrong for odd patterns (many repeated captures, thousands
+# of alternatives that do not fit one capture); the user then sees two rules that match one key,
+# never a silent choice.
+
+MOST_VARIANTS: Final = 256
+MOST_STEPS: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Atom:
+    """All texts of one capture. `part` is how the narrower pattern reads it."""
+
+    name: str
+    part: PlainText | Enum | Integer | PathWhole
+
+    @property
+    def inside_segment(self) -> bool:
+        if isinstance(self.part, Enum):
+            return not any("." in value for value in self.part.values)
+        return not isinstance(self.part, PathWhole)
+
+
+_Token = str | _Atom  # one character, or an atom
+_Key = tuple[_Token, ...]
+
+
+def includes(wider: Sequence[Part], narrower: Sequence[Part]) -> bool:
+    """Whether each key that the parts `narrower` match is matched by the parts `wider`; True is
+    certain.
+    """
+    if tuple(wider) == tuple(narrower):
+        return True
+    keys = _symbolic_keys(narrower)
+    if keys is None:
+        return False
+    names = [part.name for part in wider if not isinstance(part, Literal)]
+    if len(set(names)) == len(names):
+        return all(_reaches_end(wider, key) for key in keys)
+    return all(_agrees(wider, key) for key in keys)
+
+
+def _symbolic_keys(parts: Sequence[Part]) -> Iterator[_Key] | None:
+    choices: dict[str, Sequence[str | _Atom | None]] = {}
+    for part in parts:
+        if isinstance(part, Enum):
+            choices[part.name] = part.values
+        elif isinstance(part, (PathHead, PathTail, PathWhole)):
+            choices[part.name] = (None, _Atom(part.name, PathWhole(part.name, False)))
+    enums = {part.name: part for part in parts if isinstance(part, Enum)}
+    for name in sorted(enums, key=lambda n: -len(enums[n].values)):
+        if prod(len(c) for c in choices.values()) <= MOST_VARIANTS:
+            break
+        choices[name] = (_Atom(name, enums[name]),)
+    if prod(len(c) for c in choices.values()) > MOST_VARIANTS:
+        return None
+    return (
+        _tokens(parts, dict(zip(choices, chosen, strict=True)))
+        for chosen in product(*choices.values())
+    )
+
+
+def _tokens(parts: Sequence[Part], chosen: Mapping[str, str | _Atom | None]) -> _Key:
+    out: list[_Token] = []
+    for part in parts:
+        if isinstance(part, Literal):
+            out += part.text
+        elif isinstance(part, Integer):
+            out.append(_Atom(part.name, part))
+        elif isinstance(part, (PlainText, Flat)):
+            # a flattened path is some text without dots
+            out.append(_Atom(part.name, PlainText(part.name, False)))
+        else:
+            choice = chosen[part.name]
+            if isinstance(choice, str):
+                out += choice
+            elif choice is not None:
+                out += (
+                    ["."] * isinstance(part, PathTail)
+                    + [choice]
+                    + ["."] * isinstance(part, PathHead)
+                )
+    return tuple(out)
+
+
+def _reaches_end(parts: Sequence[Part], key: _Key) -> bool:
+    reached = {0}
+    for part in parts:
+        reached = {end for p in reached for end in _ends(part, key, p)}
+    return len(key) in reached
+
+
+def _agrees(parts: Sequence[Part], key: _Key) -> bool:
+    """Like `_reaches_end`, for parts in which captures repeat: their values must be the same in
+    every key.
+    """
+    budget = MOST_STEPS
+    pending: list[tuple[int, int, dict[str, object]]] = [(0, 0, {})]
+    while pending:
+        i, p, values = pending.pop()
+        if i == len(parts):
+            if p == len(key):
+                return True
+            continue
+        part = parts[i]
+        for end in _ends(part, key, p):
+            budget -= 1
+            if budget < 0:
+                return False
+            if isinstance(part, Literal):
+                pending.append((i + 1, end, values))
+                continue
+            value = _value(part, key[p:end])
+            if values.get(part.name, value) == value:
+                pending.append((i + 1, end, {**values, part.name: value}))
+    return False
+
+
+def _value(part: Part, taken: _Key) -> object:
+    if isinstance(part, PathHead):
+        return taken[:-1]
+    if isinstance(part, PathTail):
+        return taken[1:]
+    if isinstance(part, Integer):
+        token = taken[0]
+        if isinstance(token, _Atom) and isinstance(token.part, Integer):
+            if (token.part.factor, token.part.offset) == (part.factor, part.offset):
+                return token.name, 1, 0
+            # `_accepts` has seen to it that both divide
+            a, b = _numbers(token.part) or (0, 0)
+            c, d = _numbers(part) or (1, 0)
+            return token.name, a // c, (b - d) // c
+        return part.value("".join(t for t in taken if isinstance(t, str)))
+    return taken
+
+
+def _ends(part: Part, key: _Key, p: int) -> Iterator[int]:
+    n = len(key)
+    if isinstance(part, (Literal, Enum)):
+        for text in part.values if isinstance(part, Enum) else (part.text,):
+            if key[p : p + len(text)] == tuple(text):
+                yield p + len(text)
+        if isinstance(part, Enum) and p < n:
+            token = key[p]
+            if (
+                isinstance(token, _Atom)
+                and isinstance(token.part, Enum)
+                and set(token.part.values) <= set(part.values)
+            ):
+                yield p + 1
+    elif isinstance(part, Integer):
+        yield from _integer_ends(part, key, p)
+    elif isinstance(part, PlainText):
+        while p < n:
+            token = key[p]
+            if token == "." or (isinstance(token, _Atom) and not token.inside_segment):
+                return
+            p += 1
+            yield p
+    elif isinstance(part, PathHead):
+        yield p
+        for q in range(p + 1, n):
+            if key[q] == ".":
+                yield q + 1
+    elif isinstance(part, (PathTail, PathWhole)):
+        begins = isinstance(part, PathWhole) or (p < n and key[p] == ".")
+        first = p + 1 if isinstance(part, PathWhole) else p + 2
+        for end in range(p, n + 1):
+            if (end == n if not part.before_at else end < n and key[end] == "@") and (
+                end == p or (begins and end >= first)
+            ):
+                yield end
+
+
+def _integer_ends(part: Integer, key: _Key, p: int) -> Iterator[int]:
+    if p == len(key):
+        return
+    token = key[p]
+    if isinstance(token, _Atom):
+        if isinstance(token.part, Integer) and _accepts(part, token.part):
+            yield p + 1
+        return
+    end = p
+    while end < len(key) and key[end] in DIGITS:
+        end += 1
+    # a neighbour that can be a digit would make it another integer
+    around = [*key[max(p - 1, 0) : p], *key[end : end + 1]]
+    if end > p and all(isinstance(t, str) and t not in DIGITS for t in around):
+        text = "".join(t for t in key[p:end] if isinstance(t, str))
+        if end in part.step(text.rjust(end), {p: 1}, ""):
+            yield end
+
+
+def _accepts(part: Integer, written: Integer) -> bool:
+    """Whether `part` can read every integer that `written` can."""
+    if part.direct or (part.factor, part.offset) == (written.factor, written.offset):
+        return True
+    mine, theirs = _numbers(part), _numbers(written)
+    if mine is None or theirs is None:
+        return False
+    (a, b), (c, d) = mine, theirs
+    return c % a == 0 and (d - b) % a == 0 and (d >= b or b <= 0)
+
+
+def _numbers(part: Integer) -> tuple[int, int] | None:
+    return None if isinstance(part.offset, Expr) else (part.factor, part.offset)

@@ -70,7 +70,7 @@ class Literal:
 
 
 @dataclass(frozen=True, slots=True)
-class Plain:
+class PlainText:
     """One or more characters without a dot. `whole_tail`: what follows lets it end at the end of a
     segment only.
     """
@@ -331,8 +331,8 @@ def _ends(key: str, before_at: bool) -> Iterator[int]:
         at = key.find("@", at + 1)
 
 
-Part = Literal | Plain | Enum | Integer | PathHead | PathTail | PathWhole | Flat
-Taking = Plain | Enum | Integer | PathHead | PathTail | PathWhole | Flat
+Part = Literal | PlainText | Enum | Integer | PathHead | PathTail | PathWhole | Flat
+Taking = PlainText | Enum | Integer | PathHead | PathTail | PathWhole | Flat
 
 
 def advance(parts: Sequence[Part], key: str, slot: str = "") -> list[dict[int, int]]:

@@ -91,10 +91,10 @@ def ran_out(error: BaseException, doing: str, *, partial: Path | None = None) ->
         f"there was no memory to {doing}" + (f": {said}" if said else ""),
         help=f"let the process have more (`ulimit -v`), or give less to {option('max_memory')}",
     )
-    raise_all([found if partial is None else kept(found, partial)])
+    raise_all([found if partial is None else with_partial_folder(found, partial)])
 
 
-def kept(found: Diagnostic, partial: Path) -> Diagnostic:
+def with_partial_folder(found: Diagnostic, partial: Path) -> Diagnostic:
     """The diagnostic with the partial folder and what to do with it, if the folder is there and not
     named yet.
     """

@@ -55,7 +55,7 @@ class CaptureType:
 
 
 @dataclass(slots=True)
-class Piece:
+class PatternPiece:
     """Literal text, or one pair of braces; `start` and `end` are offsets into the pattern, braces
     included.
     """
@@ -69,7 +69,9 @@ class Piece:
     offset: int | expr.Expr = 0
 
 
-def read(text: str, types: Mapping[str, CaptureType]) -> tuple[list[Piece], dict[str, CaptureType]]:
+def read_pieces(
+    text: str, types: Mapping[str, CaptureType]
+) -> tuple[list[PatternPiece], dict[str, CaptureType]]:
     """The pieces of a pattern, and the types of all captures known by then; PatternError M201 or
     M111.
     """
@@ -88,8 +90,8 @@ def read(text: str, types: Mapping[str, CaptureType]) -> tuple[list[Piece], dict
     return pieces, known
 
 
-def _pieces(text: str) -> list[Piece]:
-    out: list[Piece] = []
+def _pieces(text: str) -> list[PatternPiece]:
+    out: list[PatternPiece] = []
     literal, begin, p = "", 0, 0
     while p < len(text):
         c = text[p]
@@ -118,16 +120,18 @@ def _pieces(text: str) -> list[Piece]:
                     help="a brace that is part of the key is written `{{`",
                 )
             if literal:
-                out.append(Piece(begin, p, literal))
-            out.append(Piece(p, end + 1, text[p + 1 : end], name="?"))
+                out.append(PatternPiece(begin, p, literal))
+            out.append(PatternPiece(p, end + 1, text[p + 1 : end], name="?"))
             literal, p = "", end + 1
             begin = p
     if literal:
-        out.append(Piece(begin, p, literal))
+        out.append(PatternPiece(begin, p, literal))
     return out
 
 
-def _declare(pieces: list[Piece], given: Mapping[str, CaptureType]) -> dict[str, CaptureType]:
+def _declare(
+    pieces: list[PatternPiece], given: Mapping[str, CaptureType]
+) -> dict[str, CaptureType]:
     """Gives each piece in braces its name and type, and returns the types by name."""
     known = dict(given)
     for piece in pieces:
@@ -177,7 +181,7 @@ def _a(type: CaptureType) -> str:
     return names.get(type.kind, "plain text")
 
 
-def _read_braces(piece: Piece) -> tuple[str, CaptureType | None]:
+def _read_braces(piece: PatternPiece) -> tuple[str, CaptureType | None]:
     """The name, and the type if it is written here."""
     body = piece.text
     if body.endswith("...") and ":" not in body:
@@ -222,7 +226,7 @@ def _is_name(text: str) -> bool:
     return bool(text) and text[0] in LETTERS and all(c in LETTERS or c in DIGITS for c in text)
 
 
-def _name(piece: Piece, name: str) -> str:
+def _name(piece: PatternPiece, name: str) -> str:
     if not name:
         _refuse(
             piece,
@@ -238,11 +242,11 @@ def _name(piece: Piece, name: str) -> str:
     return name
 
 
-def _refuse(piece: Piece, message: str, help: str | None = None) -> NoReturn:
+def _refuse(piece: PatternPiece, message: str, help: str | None = None) -> NoReturn:
     raise PatternError("M201", message, piece.start, piece.end, help=help)
 
 
-def _check_neighbours(pieces: list[Piece]) -> None:
+def _check_neighbours(pieces: list[PatternPiece]) -> None:
     for i, piece in enumerate(pieces):
         before = pieces[i - 1] if i else None
         after = pieces[i + 1] if i + 1 < len(pieces) else None

@@ -13,8 +13,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..core.diagnostics import fail, printable
-from ..core.errors import OpError
+from ..core.diagnostics import printable
+from ..core.errors import OpError, fail
 from ..source.pickle.decoding import ForeignError
 from ..source.pickle.emit import emit_protocol4
 from ..source.pickle.limits import EXTRA_STATE

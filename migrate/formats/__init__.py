@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 from ..core import log
-from ..core.diagnostics import fail, listed, plural, printable, refusal
-from ..core.errors import MigrateError
+from ..core.diagnostics import listed, plural, printable, refusal
+from ..core.errors import MigrateError, fail
 from ..source.index import Source
 from ..source.paths import Place, find_place
 from ..source.registry import Registry

@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from typing import NoReturn
 
-from ..core.diagnostics import fail, printable
+from ..core.diagnostics import printable
+from ..core.errors import fail
 from ._legacy import is_legacy
 
 _UNPACK = "unpack it first"

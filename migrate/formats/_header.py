@@ -19,8 +19,8 @@ from math import prod
 from operator import itemgetter, sub
 from typing import Any, NamedTuple
 
-from ..core.diagnostics import Report, fail, listed, printable
-from ..core.errors import CheckpointError
+from ..core.diagnostics import listed, printable
+from ..core.errors import CheckpointError, Report, fail
 from ..core.records import records
 from ..core.spec import BITS, Spec, spec
 from ..core.spelling import option

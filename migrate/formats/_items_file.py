@@ -14,7 +14,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ..core.diagnostics import fail
+from ..core.errors import fail
 from ..core.spec import Spec
 from ..source.blobs import Stored
 from ..source.index import specs_hash

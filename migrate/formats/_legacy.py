@@ -16,8 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
-from ..core.diagnostics import fail, printable
-from ..core.errors import CheckpointError
+from ..core.diagnostics import printable
+from ..core.errors import CheckpointError, fail
 from ..source.blobs import Blob, read_bytes
 from ..source.pickle.decoding import STORAGES
 from ..source.pickle.limits import ARCHIVE, EXTRA_STATE

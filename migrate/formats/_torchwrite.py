@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from json.encoder import encode_basestring
 
-from ..core.diagnostics import fail
+from ..core.errors import fail
 from ..core.spec import Spec, spec
 from ..source import zip_archive
 from ..source.crc import crc32

@@ -11,8 +11,7 @@ from contextlib import suppress
 
 from ..core.diagnostics import Diagnostic, listed, printable
 from ..core.keys import Pattern, TwoReadings
-from ..core.ranks import as_seen, fitting
-from ..core.templates import Template, collapse, group
+from ..core.templates import Template, as_seen, collapse, fitting, group
 from ..rules.compiled import CompiledRule
 from ..rules.lineage import detect
 from ..ruletests.binding import CompiledFile

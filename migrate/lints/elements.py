@@ -17,15 +17,14 @@ from typing import Any, NamedTuple
 
 from .. import ops
 from ..core import elements
-from ..core.diagnostics import Report
 from ..core.elements import code
-from ..core.errors import MigrateError, OpError
+from ..core.errors import MigrateError, OpError, Report
 from ..core.pieces import Piece, end
 from ..core.spec import Spec
 from ..core.view import Fill, Leaf, View, clip, relabel
 from ..ops.base import ValueOp
-from ..planning.bind import Bound, Questions, bind
-from ..planning.graph import Call, Tensor, Value
+from ..planning.bind import BindContext, StepResult, bind
+from ..planning.graph import Computation, ComputedTensor, Tensor
 from ..planning.pipeline import Views
 from ..rules.compiled import DirectedRule
 from ..rules.examples import (
@@ -59,7 +58,7 @@ class Example:
     codes: Mapping[str, Callable[[int], Any]]
     # what the test says of an output, with the given key that it is `same_as`
     expected: Mapping[str, tuple[ExpectedTensor, str | None]]
-    bound: Bound
+    bound: StepResult
     problems: Report
     # whether the test passes as it is, by output; filled when it is asked
     passes: dict[str, bool] = field(default_factory=dict)
@@ -67,7 +66,7 @@ class Example:
     def keys_of(self, rule: DirectedRule) -> list[str]:
         """The given keys that the rule made something of."""
         found = dict.fromkeys(
-            k for made in self.bound.made.values() if made.rule is rule for k in made.keys
+            k for made in self.bound.provenance.values() if made.rule is rule for k in made.keys
         )
         return [
             *found,
@@ -114,12 +113,14 @@ class Elements:
             return lambda at: number
         owner = tensor.sources[leaf]
         return (
-            partial(self._token, owner) if isinstance(owner, Value) else self.example.codes[owner]
+            partial(self._token, owner)
+            if isinstance(owner, ComputedTensor)
+            else self.example.codes[owner]
         )
 
-    def _token(self, value: Value, at: int) -> Any:
+    def _token(self, value: ComputedTensor, at: int) -> Any:
         """A token for one element of a computed tensor: equal tokens are surely equal elements."""
-        call, op = value.call, ops.get(value.call.op_call.op)
+        call, op = value.computation, ops.get(value.computation.op_call.op)
         return (
             call.op_call.op,
             repr(call.op_call.args),
@@ -127,7 +128,7 @@ class Elements:
             *self._needed(op, call, value, at),
         )
 
-    def _needed(self, op: Any, call: Call, value: Value, at: int) -> Iterator[Any]:
+    def _needed(self, op: Any, call: Computation, value: ComputedTensor, at: int) -> Iterator[Any]:
         """The input elements that one element is computed from; the one at its own place where an
         input has its shape.
         """
@@ -178,7 +179,7 @@ def _example(
     return Example(test, number, rules, given, tensors, codes, expected, bound, report)
 
 
-def rerun(example: Example, rule: DirectedRule, keys: Sequence[str]) -> Bound | None:
+def rerun(example: Example, rule: DirectedRule, keys: Sequence[str]) -> StepResult | None:
     """The rule alone on these keys; None where it cannot take them."""
     report = Report()
     try:
@@ -187,7 +188,7 @@ def rerun(example: Example, rule: DirectedRule, keys: Sequence[str]) -> Bound | 
             (),
             {k: example.given[k] for k in keys},
             Views(),
-            Questions(_equal, True),
+            BindContext(_equal, True),
             report,
         )
     except (MigrateError, OpError, ValueError):

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from ..core.diagnostics import PAGES, Diagnostic, Span, did_you_mean, fail, page, printable
+from ..core.diagnostics import PAGES, Diagnostic, Span, did_you_mean, page, printable
+from ..core.errors import fail
 from ..rules.packs import built_in
 from ..source import yaml
 from ..source.index import Index

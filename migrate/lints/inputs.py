@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..core.diagnostics import Diagnostic, Report, fail, printable
-from ..core.errors import MigrateError, OpError
+from ..core.diagnostics import Diagnostic, printable
+from ..core.errors import MigrateError, OpError, Report, fail
 from ..rules.compiled import CompiledCall, CompiledRule, DirectedRule, direct
 from ..rules.files import LAYOUTS, SUFFIXES
 from ..rules.lineage import Lineage

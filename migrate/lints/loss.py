@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from ..core.diagnostics import Diagnostic
 from ..ops.base import Loss, OneWay
-from ..planning.invert import invert
+from ..planning.pathstep import invert
 from ..rules.compiled import CompiledCall, CompiledRule, DirectedRule
 from ..ruletests.binding import CompiledFile
 from .inputs import FileSet, directed

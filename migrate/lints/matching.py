@@ -15,7 +15,7 @@ from ..core.keys import FOREIGN, CaptureType, Pattern, foreign, narrower, parse
 from ..core.matching import Integer, Literal, Part, PathHead
 from ..core.overlap import apart, common, shared_key, takes
 from ..ops.base import OneWay
-from ..planning.invert import invert
+from ..planning.pathstep import invert
 from ..rules.compiled import CompiledRule
 from ..ruletests.binding import CompiledFile
 from .inputs import FileSet, directed

@@ -136,7 +136,7 @@ def _seen(
     """
     if example.test.backwards:
         return False
-    made = [key for key, by in example.bound.made.items() if by.rule is rule]
+    made = [key for key, by in example.bound.provenance.items() if by.rule is rule]
     mutant = next(islice(mutants(rule, rule.steps[number], derived=derived), which, None), None)
     if mutant is None:
         return False
@@ -145,7 +145,8 @@ def _seen(
     steps = (*rule.steps[:number], mutant.step, *rule.steps[number + 1 :])
     other = rerun(example, replace(rule, steps=steps), keys)
     if other is None or (
-        example.test.expect is not None and not other.made.keys() <= example.bound.tensors.keys()
+        example.test.expect is not None
+        and not other.provenance.keys() <= example.bound.tensors.keys()
     ):
         return True
     taken = [takes(example, key, other.tensors.get(key)) for key in made]

@@ -18,14 +18,15 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import ops
-from ..core.diagnostics import Diagnostic, fail, listed, plural, printable
-from ..core.errors import MigrateError
+from ..core.diagnostics import Diagnostic, listed, plural, printable
+from ..core.errors import MigrateError, fail
 from ..core.templates import matches
 from ..elements.classes import is_plain_class
 from ..extra_state.age import States
 from ..formats import memory
-from ..planning.question import PathLike, Question, ask
-from ..planning.route import apart, files_of, find_route, lineages_of
+from ..planning.lineages import apart, files_of, lineages_of
+from ..planning.path import find_path
+from ..planning.request import PathLike, Request, make_request
 from ..results import StateDictReport
 from ..rules import params as parameters
 from ..rules.lineage import mixes
@@ -135,19 +136,19 @@ def attach(
 
     if not isinstance(model, torch.nn.Module):
         fail("M115", f"`model` is a torch.nn.Module, not {printable(repr(model))}")
-    question = ask(to, from_, rules, params, allow, backwards=None)
-    _require_sound(question)
+    request = make_request(to, from_, rules, params, allow, backwards=None)
+    _require_sound(request)
     settings = _Settings(resolve_device(device)[1], limits.memory_of(max_memory), inform)
     for _, hook in _ours(model):
-        if hook.question != question:
-            goals = listed([*hook.question.to, *hook.question.rules])
+        if hook.request != request:
+            goals = listed([*hook.request.to, *hook.request.rules])
             help = "name all layouts in one call, or remove it first"  # noqa: A001 - the argument's name
             fail(
                 "M115", f"a hook is attached to the module already, and leads to {goals}", help=help
             )
         hook.settings = settings
         return Handle(model, hook)
-    hook = _Hook(question, settings)
+    hook = _Hook(request, settings)
     model.register_load_state_dict_pre_hook(hook)
     return Handle(model, hook)
 
@@ -160,32 +161,32 @@ def _ours(module: torch.nn.Module) -> list[tuple[int, _Hook]]:
     return [(number, hook) for number, hook in found if isinstance(hook, _Hook)]
 
 
-def _require_sound(question: Question) -> None:
-    """Raises what is wrong with the question whatever state dict comes."""
+def _require_sound(request: Request) -> None:
+    """Raises what is wrong with the request whatever state dict comes."""
     nothing = Index({}, ())
-    for one in apart(question):
+    for one in apart(request):
         try:
-            find_route(nothing, lambda _: None, Stamp(), one)
+            find_path(nothing, lambda _: None, Stamp(), one)
         except MigrateError as error:
             # of nothing it is not known what it is, and a param may be another goal's
             if not {d.code for d in error.diagnostics} <= {*_UNKNOWN, "M503", "M112"}:
                 raise
-    known = [name for file in files_of(question) for name in file.model.params]
-    parameters.resolve({}, question.params, known=[*known, PARAMETER])
+    known = [name for file in files_of(request) for name in file.model.params]
+    parameters.resolve({}, request.params, known=[*known, PARAMETER])
 
 
-def _is_stateful(question: Question) -> bool:
+def _is_stateful(request: Request) -> bool:
     """Whether states may be in another form under the same names, so that keys alone do not
     tell.
     """
-    if question.to and any(
+    if request.to and any(
         layout.detect is not None and layout.detect.extra_state
-        for x in lineages_of(question)
+        for x in lineages_of(request)
         for layout in x.layouts
     ):
         return True
     rules = (
-        [rule for file in files_of(question) for rule in file.model.rules] if question.files else []
+        [rule for file in files_of(request) for rule in file.model.rules] if request.files else []
     )
     return any(ops.get(step.op).kind == "decide" for rule in rules for step in rule.via)
 
@@ -217,14 +218,14 @@ class _Call(NamedTuple):
 
 
 class _Hook:
-    """The hook of one question. A copy or a pickle of the module has it too, without what it
+    """The hook of one request. A copy or a pickle of the module has it too, without what it
     remembers.
     """
 
-    def __init__(self, question: Question, settings: _Settings) -> None:
-        self.question, self.settings = question, settings
-        self._stateful = _is_stateful(question)
-        told = lineages_of(question) if question.to else []
+    def __init__(self, request: Request, settings: _Settings) -> None:
+        self.request, self.settings = request, settings
+        self._stateful = _is_stateful(request)
+        told = lineages_of(request) if request.to else []
         self._versioned = any(
             layout.detect is not None and layout.detect.module_version
             for one in told
@@ -348,7 +349,7 @@ class _Hook:
         migration = make() if signature is None else self._kept.get(signature, make)
 
         def again() -> MemorySource:
-            lift_states(source(), migration.route)
+            lift_states(source(), migration.migration_path)
             return source()
 
         plain = signature is not None and signature[0]
@@ -371,42 +372,42 @@ class _Hook:
 
     def _prepared(self, source: MemorySource) -> Migration:
         try:
-            return prepare(source, self.question)
+            return prepare(source, self.request)
         except MigrateError as error:
             codes = {d.code for d in error.diagnostics}
             if not codes <= _UNKNOWN:
-                if (self.question.files or self.question.from_) and not self._reads(source):
+                if (self.request.files or self.request.from_) and not self._reads(source):
                     raise _NotOursError from None
                 raise
-            if self.question.to and any(
-                mixes(one, source.index) for one in lineages_of(self.question)
+            if self.request.to and any(
+                mixes(one, source.index) for one in lineages_of(self.request)
             ):
                 raise
         # a goal in whose lineage the dict is not is none for this dict
-        kept = [one for one in apart(self.question) if self._is_known(one, source)]
+        kept = [one for one in apart(self.request) if self._is_known(one, source)]
         if not kept:
             raise _NotOursError
-        question = replace(
-            self.question,
+        request = replace(
+            self.request,
             to=tuple(t for one in kept for t in one.to),
             from_=tuple(t for one in kept for t in one.from_),
         )
-        known = {name for file in files_of(question) for name in file.model.params}
+        known = {name for file in files_of(request) for name in file.model.params}
         return prepare(
             source,
             replace(
-                question,
-                params={n: v for n, v in question.params.items() if n in known or n == PARAMETER},
+                request,
+                params={n: v for n, v in request.params.items() if n in known or n == PARAMETER},
             ),
         )
 
-    def _is_known(self, question: Question, source: MemorySource) -> bool:
+    def _is_known(self, request: Request, source: MemorySource) -> bool:
         try:
-            find_route(
+            find_path(
                 source.index,
                 side_reader(source),
                 Stamp(),
-                replace(question, params={}),
+                replace(request, params={}),
                 states=States(source),
             )
         except MigrateError as error:
@@ -416,15 +417,15 @@ class _Hook:
     def _reads(self, source: MemorySource) -> bool:
         """Whether any rule of the first edge matches any key, whatever else it asks."""
         try:
-            legs = find_route(
-                source.index, side_reader(source), Stamp(), self.question, states=States(source)
-            ).legs
+            steps = find_path(
+                source.index, side_reader(source), Stamp(), self.request, states=States(source)
+            ).steps
         except MigrateError:
             return True
         patterns = [
             pattern
-            for rule, _ in (legs[0].rules if legs else ())
-            for pattern in (rule.targets if legs[0].backwards else rule.sources).values()
+            for rule, _ in (steps[0].rules if steps else ())
+            for pattern in (rule.targets if steps[0].backwards else rule.sources).values()
         ]
         keys = [
             *source.index.tensors,
@@ -459,7 +460,7 @@ class _Hook:
         )
         loose = {name for name, value in others.items() if hasattr(value, "shape")}
         found = fit(
-            outputs.specs, others, judged, self.question.allow, cast=not call.assign, loose=loose
+            outputs.specs, others, judged, self.request.allow, cast=not call.assign, loose=loose
         )
         found = replace(
             found,

@@ -15,17 +15,16 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from .. import formats
-from ..core.diagnostics import Report, fail, listed, plural, printable
-from ..core.errors import MigrateError, raise_all
+from ..core.diagnostics import listed, plural, printable
+from ..core.errors import MigrateError, Report, fail, raise_all
 from ..core.memory import guarded
-from ..core.ranks import rank_of
 from ..core.spelling import option
-from ..core.templates import collapse
+from ..core.templates import collapse, rank_of
 from ..elements.classes import has_plain_bytes, is_dtensor
 from ..extra_state.age import States
-from ..planning.graph import Tensor, Value, calls
-from ..planning.question import OUTPUT_FORMATS, PathLike, Question, ask, path_text
-from ..planning.route import known_lineages, layouts_of
+from ..planning.graph import ComputedTensor, Tensor, computations
+from ..planning.lineages import known_lineages, layouts_of
+from ..planning.request import OUTPUT_FORMATS, PathLike, Request, make_request, path_text
 from ..results import LoadReport
 from ..running import checksums, limits
 from ..running.checks import tensors_equal
@@ -117,16 +116,16 @@ def load(
         >>> migrate.load(Model(), {"model.norm.weight": torch.ones(4)}, rules="rename.yaml").tensors
         1
     """
-    question = asked(to, from_, rules, params, allow, at)
+    request = asked(to, from_, rules, params, allow, at)
     budget = limits.memory_of(max_memory)
     limits.check_threads(threads)
     if isinstance(path, Mapping):
         source: Source = modules.opened(_named(path, model))
     else:
-        source = formats.open(path_text("path", path), "links" in question.allow, question.at)
+        source = formats.open(path_text("path", path), "links" in request.allow, request.at)
     try:
         return _loaded(
-            model, _configured(source, model), question, strict, device, budget, threads, progress
+            model, _configured(source, model), request, strict, device, budget, threads, progress
         )
     finally:
         source.close()
@@ -188,12 +187,12 @@ def convert_module(
     for name, given in (("old", old), ("new", new)):
         if not modules.is_module(given):
             fail("M115", f"`{name}` is a module, not a {printable(type(given).__qualname__)}")
-    question = asked(to, from_, rules, params, allow, None)
+    request = asked(to, from_, rules, params, allow, None)
     budget = limits.memory_of(max_memory)
     limits.check_threads(threads)
     source = modules.opened(old)
     try:
-        return _loaded(new, source, question, strict, device, budget, threads, progress)
+        return _loaded(new, source, request, strict, device, budget, threads, progress)
     finally:
         source.close()
 
@@ -201,7 +200,7 @@ def convert_module(
 def _loaded(
     model: torch.nn.Module,
     source: Source,
-    question: Question,
+    request: Request,
     strict: bool,
     device: Any,
     budget: int,
@@ -212,17 +211,15 @@ def _loaded(
     which goal it would fit with.
     """
     try:
-        return _Load(model, source, question, strict, device, budget).run(threads, progress)
+        return _Load(model, source, request, strict, device, budget).run(threads, progress)
     except MigrateError as error:
-        if question.to or question.rules or not any(d.code == "M960" for d in error.diagnostics):
+        if request.to or request.rules or not any(d.code == "M960" for d in error.diagnostics):
             raise
         found = error
     fits = [
         to
         for to in _goals(source)
-        if _would_fit(
-            model, source, replace(question, to=(to,), output_format=None), device, budget
-        )
+        if _would_fit(model, source, replace(request, to=(to,), output_format=None), device, budget)
     ]
     if not fits:
         raise found
@@ -247,10 +244,10 @@ def _goals(source: Source) -> Iterator[str]:
 
 
 def _would_fit(
-    model: torch.nn.Module, source: Source, question: Question, device: Any, budget: int
+    model: torch.nn.Module, source: Source, request: Request, device: Any, budget: int
 ) -> bool:
     try:
-        _Load(model, source, question, True, device, budget).fitted()
+        _Load(model, source, request, True, device, budget).fitted()
     except MigrateError as error:
         # what is lost on the way is another question
         return all(d.permit for d in error.diagnostics)
@@ -265,11 +262,13 @@ def asked(
     allow: Iterable[str],
     at: str | None,
     output_format: str | None = None,
-) -> Question:
-    """The question, in whichever direction it leads; one that names no goal asks for the checkpoint
+) -> Request:
+    """The request, in whichever direction it leads; one that names no goal asks for the checkpoint
     as it is.
     """
-    found = ask(to, from_, rules, params, allow, backwards=None, at=at, output_format=output_format)
+    found = make_request(
+        to, from_, rules, params, allow, backwards=None, at=at, output_format=output_format
+    )
     aimless = not (found.to or found.rules or found.from_ or output_format)
     return replace(found, output_format=OUTPUT_FORMATS[0]) if aimless else found
 
@@ -340,7 +339,7 @@ class _Load:
         self,
         model: torch.nn.Module,
         source: Source,
-        question: Question,
+        request: Request,
         strict: bool,
         device: Any,
         budget: int,
@@ -350,7 +349,7 @@ class _Load:
         self.model, self.source, self.strict, self.budget = model, source, strict, budget
         where, compute = device_of(device)
         stamp, self.notes = stamp_of(source)
-        self.migration = prepare(source, question, stamp)
+        self.migration = prepare(source, request, stamp)
         self.objects: Mapping[str, Any] = getattr(source, "values", {})
         self.ledger = Ledger(self.migration.composition.graph.outputs)
         modules.reshard(model)
@@ -366,7 +365,7 @@ class _Load:
             ledger=self.ledger,
         )
         self.others = _others(self.migration, source)
-        self.allow = question.allow
+        self.allow = request.allow
 
     def run(self, threads: int, progress: Progress | None) -> LoadReport:
         found = self.fitted()
@@ -399,7 +398,7 @@ class _Load:
             notes=list(dict.fromkeys(notes)),
             warnings=said["warnings"],
             report=self.ledger.report(complete=True)
-            if calls(graph.outputs[name] for name in specs)
+            if computations(graph.outputs[name] for name in specs)
             else None,
         )
 
@@ -627,11 +626,11 @@ def _sources(tensor: Tensor) -> list[str]:
     todo, seen = [tensor], set[int]()
     while todo:
         for source in todo.pop().sources:
-            if not isinstance(source, Value):
+            if not isinstance(source, ComputedTensor):
                 found[source] = None
-            elif id(source.call) not in seen:
-                seen.add(id(source.call))
-                todo += source.call.inputs
+            elif id(source.computation) not in seen:
+                seen.add(id(source.computation))
+                todo += source.computation.inputs
     return list(found)
 
 

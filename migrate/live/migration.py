@@ -1,4 +1,4 @@
-"""What a question means for one state dict or opened checkpoint, and the tensors that come of it:
+"""What a request means for one state dict or opened checkpoint, and the tensors that come of it:
 the caller's own, a view of it, written into memory that exists, or computed.
 
 A training process loads the same keys and shapes again and again. What was worked out for them once
@@ -20,22 +20,23 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core import view as views
-from ..core.diagnostics import Report, listed
+from ..core.diagnostics import listed
+from ..core.errors import Report
 from ..core.spec import encode
 from ..core.view import Fill
 from ..elements.classes import has_plain_bytes
 from ..extra_state.age import States
 from ..formats import memory
-from ..planning.graph import calls
+from ..planning.graph import computations
+from ..planning.path import find_path
 from ..planning.plan import losses_of, steps_of
-from ..planning.question import with_permissions
-from ..planning.route import find_route
+from ..planning.request import with_permissions
 from ..running import buffers
 from ..running import checks as value_checks
 from ..running.device import CPU, Device
 from ..running.evaluator import MAX_MEMORY, Evaluator
 from ..running.geometry import ByteLayouts
-from ..running.prepare import compose_for, require_known, side_reader, walk_for
+from ..running.prepare import compose_for, path_state_for, require_known, side_reader
 from ..running.stamp import Stamp
 
 if TYPE_CHECKING:
@@ -47,8 +48,8 @@ if TYPE_CHECKING:
     from ..core.spec import Spec
     from ..planning.compose import Composition
     from ..planning.graph import Tensor
-    from ..planning.question import Question
-    from ..planning.route import Route
+    from ..planning.path import MigrationPath
+    from ..planning.request import Request
     from ..running.error_statistics import Ledger
     from ..source.index import Index, Source
 
@@ -58,14 +59,14 @@ _MOST_KEPT = 4
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One question, answered for one index.
+    """One request, answered for one index.
 
     `names`: what a value that is no tensor is called now -> what it was called. `params` are those
     of the rules. `ways` fills with how each output is had, and belongs to the graph.
     """
 
     index: Index
-    route: Route
+    migration_path: MigrationPath
     composition: Composition
     names: Mapping[str, str]
     params: Mapping[str, Any]
@@ -76,7 +77,7 @@ class Migration:
     @property
     def moves(self) -> bool:
         """Whether there is anything to do."""
-        return bool(self.route.legs)
+        return bool(self.migration_path.steps)
 
     @property
     def changes(self) -> bool:
@@ -96,20 +97,20 @@ class Migration:
         """Whether the same keys, specs and strides mean the same again: no value decided
         anything.
         """
-        return not any(bound.decided for _, bound in self.composition.legs)
+        return not any(bound.decided for _, bound in self.composition.steps)
 
     def without_values(self) -> Migration:
         """The same for any state dict of these keys and specs: it knows of none of them what stands
         in it.
         """
         index = replace(self.index, items=dict.fromkeys(self.index.items))
-        return replace(self, index=index, composition=replace(self.composition, values=None))
+        return replace(self, index=index, composition=replace(self.composition, items=None))
 
     def describe(self) -> dict[str, Any]:
         """What a run into files would have in its answer, as far as it applies."""
         return {
             "steps": steps_of(self.composition),
-            "layouts": dict(self.route.layouts),
+            "layouts": dict(self.migration_path.layouts),
             "params": dict(self.params),
             "losses": losses_of(self.composition),
             "notes": list(self.notes),
@@ -117,34 +118,40 @@ class Migration:
         }
 
 
-def prepare(source: Source, question: Question, stamp: Stamp | None = None) -> Migration:
-    """The migration that the question asks for; raises all that speaks against it. No tensor is
+def prepare(source: Source, request: Request, stamp: Stamp | None = None) -> Migration:
+    """The migration that the request asks for; raises all that speaks against it. No tensor is
     read, but for what decides keys.
     """
-    return with_permissions(question, lambda asked: _prepared(source, asked, stamp))
+    return with_permissions(request, lambda asked: _prepared(source, asked, stamp))
 
 
-def _prepared(source: Source, question: Question, stamp: Stamp | None) -> Migration:
-    known = require_known(source, question)
-    route = find_route(
-        source.index, side_reader(source), stamp or Stamp(), question, states=States(source)
+def _prepared(source: Source, request: Request, stamp: Stamp | None) -> Migration:
+    known = require_known(source, request)
+    migration_path = find_path(
+        source.index, side_reader(source), stamp or Stamp(), request, states=States(source)
     )
-    walk = walk_for(source, route, False)
-    composition = compose_for(source, route, question, walk, prove=False)
+    path_state = path_state_for(source, migration_path, False)
+    composition = compose_for(source, migration_path, request, path_state, prove=False)
     report = Report()
-    route.check_output(composition.graph.outputs, walk.sides.read, report)
-    _refuse_conversions(composition.graph.outputs, source, question.allow, report)
+    migration_path.check_output(composition.graph.outputs, path_state.sides.read_file, report)
+    _refuse_conversions(composition.graph.outputs, source, request.allow, report)
     report.check()
-    index, values = source.index, composition.values
+    index, values = source.index, composition.items
     names = values.names if values is not None else {key: key for key in index.items}
     notes = [
-        *(note for _, bound in composition.legs for note in bound.notes),
-        *walk.notes,
+        *(note for _, bound in composition.steps for note in bound.notes),
+        *path_state.notes,
         *known,
-        *route.remarks,
+        *migration_path.remarks,
     ]
     return Migration(
-        index, route, composition, names, walk.params, notes, (*route.warnings, *walk.warnings)
+        index,
+        migration_path,
+        composition,
+        names,
+        path_state.params,
+        notes,
+        (*migration_path.warnings, *path_state.warnings),
     )
 
 
@@ -171,7 +178,7 @@ def _refuse_conversions(
     if not converted or "lossy" in allow:
         return
     touched = [tensor for tensor in outputs.values() if origin(tensor, source.index) is None]
-    touched += [read for call in calls(touched) for read in call.inputs]
+    touched += [read for call in computations(touched) for read in call.inputs]
     moved = dict.fromkeys(
         key
         for tensor in touched
@@ -269,7 +276,7 @@ class Outputs:
         """Raises what speaks against the run: conditions on values that do not hold (M4xx), memory
         that is too small (M919).
         """
-        if calls(self.graph.outputs.values()):
+        if computations(self.graph.outputs.values()):
             self.engine[2].require(self.graph.outputs.values())
         if self.graph.checks:
             value_checks.require_checks(self.graph.checks, self.engine[0], self._max_memory)
@@ -352,7 +359,7 @@ class Outputs:
     def list_sources(self, key: str) -> dict[str, Any]:
         """The caller's objects that the elements of the output come from, by source key."""
         tensor = self.graph.outputs[key]
-        tensors = [tensor, *(read for call in calls([tensor]) for read in call.inputs)]
+        tensors = [tensor, *(read for call in computations([tensor]) for read in call.inputs)]
         return {
             name: self._objects[name]
             for t in tensors

@@ -17,7 +17,8 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..core.diagnostics import Report, did_you_mean, listed, plural, printable
+from ..core.diagnostics import did_you_mean, listed, plural, printable
+from ..core.errors import Report
 from ..core.spec import ALIASES, BITS, Spec, spec
 from ..core.templates import collapse
 from ..elements.classes import is_plain_class

@@ -8,10 +8,11 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from ..core.diagnostics import fail, listed, printable
+from ..core.diagnostics import listed, printable
+from ..core.errors import fail
 from ..core.memory import guarded
 from ..elements.classes import is_dtensor
-from ..planning.question import SUFFIXES, PathLike, Question, path_text
+from ..planning.request import SUFFIXES, PathLike, Request, path_text
 from ..results import ApplyReport
 from ..running.job import write_checkpoint
 from . import module as modules
@@ -89,11 +90,11 @@ def save(
             help="`apply` takes state dicts",
         )
     ending = os.path.splitext(path_text("path", path))[1]
-    question = asked(to, from_, rules, params, allow, None, output_format or SUFFIXES.get(ending))
+    request = asked(to, from_, rules, params, allow, None, output_format or SUFFIXES.get(ending))
     report = write_checkpoint(
-        lambda: _opened(model, question),
+        lambda: _opened(model, request),
         path,
-        question,
+        request,
         max_shard_size=max_shard_size,
         threads=threads,
         max_memory=max_memory,
@@ -104,7 +105,7 @@ def save(
     return cast("ApplyReport", report)
 
 
-def _opened(model: torch.nn.Module, question: Question) -> MemorySource:
+def _opened(model: torch.nn.Module, request: Request) -> MemorySource:
     source = modules.opened(model)
     parts = [key for key, one in source.values.items() if is_dtensor(one)]
     if parts:
@@ -113,7 +114,7 @@ def _opened(model: torch.nn.Module, question: Question) -> MemorySource:
             f"other processes hold parts of {listed(parts, 4)}",
             help=f"{GATHER}; `apply` writes it, in one process",
         )
-    if source.converted and "lossy" not in question.allow:
+    if source.converted and "lossy" not in request.allow:
         what = (
             f"a file holds plain numbers, and {listed(sorted(source.converted), 4)} hold them "
             "in a number format of their own"

@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from ..core.diagnostics import Diagnostic, Report, fail, listed, printable
+from ..core.diagnostics import Diagnostic, listed, printable
+from ..core.errors import Report, fail
 from ..core.templates import collapse
 from ..elements.classes import has_plain_bytes, is_dtensor, is_plain_class
 from .module import EXTRA

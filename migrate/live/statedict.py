@@ -13,16 +13,15 @@ from weakref import WeakValueDictionary
 
 from ..core.memory import guarded
 from ..formats import memory
-from ..planning import optimizers
 from ..planning.names import follow_all
-from ..planning.question import PathLike, Question, ask
+from ..planning.request import PathLike, Request, make_request
 from ..results import StateDictReport
 from ..running import limits
 from ..running.device import CPU, Device, resolve_device
 from ..running.error_statistics import Ledger
 from ..running.evaluator import MAX_MEMORY
 from ..running.output_tree import find_ties
-from ..running.prepare import without_optimizers
+from ..running.prepare import judge_optimizers, without_optimizers
 from .migration import Migration, Outputs, prepare
 from .standins import LazyTensor, stand_in
 
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     import torch
 
     from ..formats.memory import MemorySource
-    from ..planning.bind import Bound
+    from ..planning.bind import StepResult
 
 
 class StateDict(Mapping[str, Any]):
@@ -57,7 +56,7 @@ class StateDict(Mapping[str, Any]):
         self._alive: WeakValueDictionary[str, torch.Tensor] = WeakValueDictionary()
         if versions is not None:
             self._metadata = _versions(
-                versions, [bound for _, bound in outputs.migration.composition.legs]
+                versions, [bound for _, bound in outputs.migration.composition.steps]
             )
 
     def __getitem__(self, key: str) -> Any:
@@ -182,8 +181,8 @@ def migrate_state_dict(
     """
     where, compute = resolve_device(device)
     source = memory.open(state_dict, wrapped=True)
-    question = ask(to, from_, rules, params, allow, backwards=None)
-    source, found = _with_optimizers(source, question)
+    request = make_request(to, from_, rules, params, allow, backwards=None)
+    source, found = _with_optimizers(source, request)
     outputs = Outputs(
         found,
         lambda: source,
@@ -197,7 +196,7 @@ def migrate_state_dict(
     return StateDict(outputs, source, where, getattr(state_dict, "_metadata", None))
 
 
-def _versions(versions: Mapping[str, Any], bounds: Sequence[Bound]) -> OrderedDict[str, Any]:
+def _versions(versions: Mapping[str, Any], bounds: Sequence[StepResult]) -> OrderedDict[str, Any]:
     """The `_metadata` of a state dict under the names that modules have now; left out where modules
     of different versions became one.
     """
@@ -211,23 +210,21 @@ def _versions(versions: Mapping[str, Any], bounds: Sequence[Bound]) -> OrderedDi
     return OrderedDict((name, dict(entry)) for name, entry in out.items() if name not in unlike)
 
 
-def _with_optimizers(source: MemorySource, question: Question) -> tuple[MemorySource, Migration]:
+def _with_optimizers(source: MemorySource, request: Request) -> tuple[MemorySource, Migration]:
     """The migration, with what becomes of optimizer state that the dict holds, and the source that
     it is of: without that state if asked.
 
     M410 where it would go stale, as in a run into files.
     """
-    kept, fresh = without_optimizers(source, question)
-    found = prepare(kept, question)
-    became = fresh or optimizers.judge(
-        optimizers.find(kept.index), found.composition, kept.index, question.allow
-    )
+    kept, fresh = without_optimizers(source, request)
+    found = prepare(kept, request)
+    became = fresh or judge_optimizers(kept, found.composition, request)
     return kept, replace(found, notes=[*found.notes, *became.notes])
 
 
 def migrate_in_memory(
     tensors: Mapping[str, Any],
-    question: Question,
+    request: Request,
     max_memory: int = MAX_MEMORY,
     device: Device = CPU,
     inform: Callable[[StateDictReport], None] | None = None,
@@ -235,7 +232,7 @@ def migrate_in_memory(
     """What `migrate_state_dict` gives, with all tensors made anew; `inform` gets the errors too."""
     source = memory.open(tensors)
     try:
-        source, found = _with_optimizers(source, question)
+        source, found = _with_optimizers(source, request)
         ledger = Ledger(found.composition.graph.outputs) if inform is not None else None
         outputs = Outputs(
             found,

@@ -13,7 +13,8 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
-from ..core.diagnostics import fail, printable
+from ..core.diagnostics import printable
+from ..core.errors import fail
 from ..source.pickle.tree import Array, Buffer, Constant, DictNode, ListNode, TensorRecord
 
 _LISTS: dict[str, Callable[[list[Any]], Any]] = {

@@ -14,23 +14,23 @@ from dataclasses import dataclass, field
 from itertools import chain, repeat
 from typing import Any, NamedTuple, NoReturn
 
-from ..core.diagnostics import Report, fail, listed, printable
+from ..core.diagnostics import listed, printable
+from ..core.errors import Report, fail
 from ..core.keys import FOREIGN, NegativeIndex, Pattern, foreign, foreign_text
-from ..core.ranks import rank_of, takes
 from ..core.records import records
 from ..core.spelling import option
-from ..core.templates import Template
+from ..core.templates import Template, rank_of, takes
 from ..ops.base import Decided, ValueOp
 from ..rules.compiled import ROLE, CompiledCall, DirectedRule
-from .graph import Expr, Tensor, ValueCheck
-from .match import RANK, Matching, Reader, Taken, keep_rest, match, when_test
-from .pipeline import MOST_TENSORS, SUFFIX, Item, Refused, Views, run
+from .graph import Program, Tensor, ValueCheck
+from .match import RANK, MatchedKey, Matching, Reader, keep_rest, match, when_test
+from .pipeline import MOST_TENSORS, SUFFIX, Item, RefusedGroup, Views, run_ops
 
 # what the header of a safetensors file may have
 MOST_TEXT = 100_000_000
 
 
-class Made(NamedTuple):
+class Provenance(NamedTuple):
     """Who made an output key, of which keys."""
 
     rule: DirectedRule
@@ -38,13 +38,13 @@ class Made(NamedTuple):
 
 
 @dataclass(slots=True)
-class Bound:
+class StepResult:
     """What an edge makes: tensors, who made each (absent: kept as it was), what went, and what a
     person should know.
     """
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    made: dict[str, Made] = field(default_factory=dict)
+    provenance: dict[str, Provenance] = field(default_factory=dict)
     dropped: dict[str, DirectedRule] = field(default_factory=dict)
     # keys that went because an equal target stood there already, by the rule that would have made
     # it
@@ -61,7 +61,7 @@ class Bound:
     # (key, whether it went) of the targets of keep_source rules met backwards, and of tensors whose
     # bytes decide what becomes of them; they decide keys and enter the digest
     decided: dict[str, bool] = field(default_factory=dict)
-    programs: dict[str, Expr] = field(default_factory=dict)
+    programs: dict[str, Program] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     # (capture, values that `where` lists) -> those that no key has; mostly a misspelt module
     unmatched: dict[tuple[str, tuple[str, ...]], list[str]] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class Bound:
     odd: dict[str, list[str]] = field(default_factory=dict)
 
 
-class Questions(NamedTuple):
+class BindContext(NamedTuple):
     """What binding asks of its caller. `same_bytes(key, present, made)`: does the present tensor
     hold what the rule would make.
 
@@ -94,35 +94,41 @@ def bind(
     keep: Sequence[Pattern],
     tensors: Mapping[str, Tensor],
     views: Views,
-    ask: Questions,
+    context: BindContext,
     report: Report,
-    programs: Mapping[str, Expr] | None = None,
+    programs: Mapping[str, Program] | None = None,
     stay: AbstractSet[str] = frozenset(),
-) -> Bound:
+) -> StepResult:
     """Applies the rules of one edge to all keys. Problems go into the report, all of them; then the
     result means nothing.
 
     `stay`: keys that no rule takes, whatever the patterns say.
     """
-    matching, finished, out = _run_all(rules, tensors, views, ask, report, programs, stay)
+    matching, finished, out = _run_all(rules, tensors, views, context, report, programs, stay)
     for reader, names, items in finished:
         _write(reader, names, items, out, report)
     derived = [r for r in matching.readers if r.rule.forward]
-    read = matching.read | _read_forwards(derived, matching.rest, tensors)
+    read = matching.read
+    if derived:
+        read = read | _read_forwards(derived, matching.rest, tensors)
     # a target of a keep_source rule has nobody else to account for it
     known = {t.key: None for r in derived for t in r.taken}
     patterns = [*(s.pattern for r in rules for s in r.reads if not s.pattern.has_flat), *keep]
     out.kept = keep_rest(keep, [k for k in matching.rest if k not in known], read, report, patterns)
     kept = [*(key for template in out.kept for key in template.keys), *known]
-    _merge(kept, tensors, out, ask, report)
+    settles = any(rule.if_exists == "keep" for rule in rules)
+    _merge(kept, tensors, out, context, report, settles)
     if programs is not None:
         for key in kept:
-            if key in out.tensors and key not in out.made:
+            if key in out.tensors and key not in out.provenance:
                 out.programs[key] = programs[key]
-    _remove_derived(derived, tensors, out, views, ask)
-    _settle_ranks(out, tensors, report)
-    out.unmatched = _unmatched_values(matching.readers)
-    out.idle = _idle_alternatives(matching.readers, ask)
+    if derived:
+        _remove_derived(derived, tensors, out, views, context)
+    if any("@" in key for key in out.tensors):
+        _settle_ranks(out, tensors, report)
+    if any(r.rule.where for r in matching.readers):
+        out.unmatched = _unmatched_values(matching.readers)
+    out.idle = _idle_alternatives(matching.readers, context)
     out.notes += [
         f"{what}, and goes on as it is: {listed(keys, 4)}" for what, keys in out.odd.items()
     ]
@@ -131,7 +137,7 @@ def bind(
             not reader.taken
             and not reader.rule.optional
             and not reader.contested
-            and id(reader.rule) not in ask.elsewhere
+            and id(reader.rule) not in context.elsewhere
         )
         if idle and not any(
             takes(pattern, key) for pattern in _read_by(reader) for key in stay if key in tensors
@@ -175,7 +181,7 @@ def _unmatched_values(readers: Sequence[Reader]) -> dict[tuple[str, tuple[str, .
 
 
 def _idle_alternatives(
-    readers: Sequence[Reader], ask: Questions
+    readers: Sequence[Reader], context: BindContext
 ) -> dict[tuple[str, str], list[str]]:
     """The alternatives that `where` does not rule out and no key has, of the rules that have
     keys.
@@ -188,7 +194,7 @@ def _idle_alternatives(
             for name in reader.names
             if (kind := rule.types.get(name)) is not None and kind.kind == "enum"
         ]
-        if not enums or not reader.taken or rule.optional or id(rule) in ask.elsewhere:
+        if not enums or not reader.taken or rule.optional or id(rule) in context.elsewhere:
             continue
         for name in enums:
             at, wanted = reader.names.index(name), rule.where.get(name)
@@ -225,11 +231,13 @@ def _read_forwards(
     )
 
 
-def taken(rules: Sequence[DirectedRule], tensors: Mapping[str, Tensor], views: Views) -> list[str]:
+def find_taken_keys(
+    rules: Sequence[DirectedRule], tensors: Mapping[str, Tensor], views: Views
+) -> list[str]:
     """Those of the keys that the rules would take, if there were no others, or refuse because they
     have two readings.
     """
-    matching, _, _ = _run_all(rules, tensors, views, Questions(lambda *_: False), Report())
+    matching, _, _ = _run_all(rules, tensors, views, BindContext(lambda *_: False), Report())
     rest = set(matching.rest).difference(matching.unread)
     return [key for key in tensors if key not in rest]
 
@@ -241,11 +249,11 @@ def _run_all(
     rules: Sequence[DirectedRule],
     tensors: Mapping[str, Tensor],
     views: Views,
-    ask: Questions,
+    context: BindContext,
     report: Report,
-    programs: Mapping[str, Expr] | None = None,
+    programs: Mapping[str, Program] | None = None,
     stay: AbstractSet[str] = frozenset(),
-) -> tuple[Matching, list[_Finished], Bound]:
+) -> tuple[Matching, list[_Finished], StepResult]:
     """All rules matched and run.
 
     A key that the ops of an inverted rule cannot take, or whose result fails `when`, is none of its
@@ -255,13 +263,13 @@ def _run_all(
     specs = {key: t.spec for key, t in tensors.items() if key not in stay}
     excluded: set[tuple[int, str]] = set()
     while True:
-        attempt, out, before = Report(), Bound(), len(excluded)
+        attempt, out, before = Report(), StepResult(), len(excluded)
         matching = match(rules, specs, attempt, frozenset(excluded))
         finished, made = [], 0
         for reader in matching.readers:
             if not reader.rule.forward:
                 finished.append(
-                    _run_rule(reader, tensors, programs, views, ask, out, excluded, attempt)
+                    _run_rule(reader, tensors, programs, views, context, out, excluded, attempt)
                 )
                 made += max(0, len(finished[-1][2]) - len(reader.taken))
                 if made > MOST_TENSORS:
@@ -305,10 +313,10 @@ def _why_refused(reader: Reader) -> str:
 def _run_rule(
     reader: Reader,
     tensors: Mapping[str, Tensor],
-    programs: Mapping[str, Expr] | None,
+    programs: Mapping[str, Program] | None,
     views: Views,
-    ask: Questions,
-    out: Bound,
+    context: BindContext,
+    out: StepResult,
     excluded: set[tuple[int, str]],
     report: Report,
 ) -> _Finished:
@@ -332,21 +340,21 @@ def _run_rule(
 
     tests_result = rule.backwards and bool(rule.when)
 
-    def refuse(refused: Refused) -> None:
+    def refuse(refused: RefusedGroup) -> None:
         if tests_result and refused.diagnostic.code != "M207":
             excluded.update((id(rule), key) for key in refused.keys)
         elif refused.diagnostic.code != "M207" or not lone.issuperset(refused.keys):
             report.diagnostics.append(refused.diagnostic)
 
     def decide(step: CompiledCall, item: Item) -> Decided | None:
-        if ask.payload is None:
+        if context.payload is None:
             return None
         decided = step.op.decide(
             step.args,
             item.tensor.spec,
-            ask.payload(item.tensor),
+            context.payload(item.tensor),
             printable(item.keys[0]),
-            ask.allow,
+            context.allow,
         )
         gone = not decided.outputs
         out.decided.update(dict.fromkeys(item.keys, gone))
@@ -358,7 +366,7 @@ def _run_rule(
         return decided
 
     checks: list[ValueCheck] = []
-    bound, made = run(rule, names, items, views, refuse, checks, decide)
+    bound, made = run_ops(rule, names, items, views, refuse, checks, decide)
     if tests_result:
         role_at = bound.index(ROLE) if ROLE in bound else None
         tests = {role: when_test(when) for role, when in rule.when.items()}
@@ -382,7 +390,7 @@ def _check_refused(reader: Reader, report: Report) -> None:
         return
     at = [i for i, name in enumerate(reader.names) if name not in joined]
 
-    def group_of(taken: Taken) -> tuple[Any, ...]:
+    def group_of(taken: MatchedKey) -> tuple[Any, ...]:
         return (*[taken.values[i] for i in at], None if ROLE in joined else taken.role)
 
     groups: dict[tuple[Any, ...], str] = {}
@@ -415,7 +423,7 @@ def _check_roles(reader: Reader, report: Report) -> set[str]:
         if n == RANK or all(n in s.pattern.captures for s in sides if not s.pattern.has_flat)
     ]
     at = [reader.names.index(n) for n in shared]
-    groups: dict[tuple[Any, ...], dict[Any, Taken]] = {}
+    groups: dict[tuple[Any, ...], dict[Any, MatchedKey]] = {}
     for taken in reader.taken:
         groups.setdefault(tuple(taken.values[i] for i in at), {}).setdefault(taken.role, taken)
     wanted = [s.role for s in sides if s.role not in rule.optional_roles]
@@ -455,7 +463,7 @@ def _check_roles(reader: Reader, report: Report) -> set[str]:
 
 
 def _write(
-    reader: Reader, names: tuple[str, ...], items: list[Item], out: Bound, report: Report
+    reader: Reader, names: tuple[str, ...], items: list[Item], out: StepResult, report: Report
 ) -> None:
     rule = reader.rule
     if not items or not rule.writes:
@@ -471,7 +479,7 @@ def _write(
     rank_at = names.index(RANK) if RANK in names else None
     suffix_at = names.index(SUFFIX) if SUFFIX in names else None
     # the outputs of one group stand together and share what they were made of
-    made = Made(rule, ())
+    made = Provenance(rule, ())
     for item in items:
         expand, do = single if single is not None else writers[item.values[role_at or 0]]
         values = item.values
@@ -518,18 +526,18 @@ def _write(
             )
             continue
         if key in out.tensors:
-            _report_two_writers(key, out.made.get(key), rule, item, report)
+            _report_two_writers(key, out.provenance.get(key), rule, item, report)
             continue
         out.tensors[key] = item.tensor
         if made.keys is not item.keys:
-            made = Made(rule, item.keys)
-        out.made[key] = made
+            made = Provenance(rule, item.keys)
+        out.provenance[key] = made
         if item.program is not None:
             out.programs[key] = item.program
 
 
 def _report_two_writers(
-    key: str, first: Made | None, rule: DirectedRule, item: Item, report: Report
+    key: str, first: Provenance | None, rule: DirectedRule, item: Item, report: Report
 ) -> None:
     notes = [f"{rule.name!r} makes it of {listed(list(item.keys), 3)}"]
     spans = [rule.span]
@@ -549,12 +557,19 @@ def _report_two_writers(
 
 
 def _merge(
-    kept: Sequence[str], tensors: Mapping[str, Tensor], out: Bound, ask: Questions, report: Report
+    kept: Sequence[str],
+    tensors: Mapping[str, Tensor],
+    out: StepResult,
+    context: BindContext,
+    report: Report,
+    settles: bool,
 ) -> None:
-    """Puts the kept keys beside the made ones and settles `if_exists: keep` group by group."""
+    """Puts the kept keys beside the made ones and settles `if_exists: keep`, if a rule says so,
+    group by group.
+    """
     clashes: dict[tuple[int, tuple[str, ...]], list[str]] = {}
     for key in kept:
-        made = out.made.get(key) or _made_as_rank_0(key, out)
+        made = out.provenance.get(key) or (_made_as_rank_0(key, out) if settles else None)
         if made is None:
             out.tensors[key] = tensors[key]
         elif made.rule.if_exists == "keep":
@@ -564,12 +579,12 @@ def _merge(
     if not clashes:
         return
     groups: dict[tuple[int, tuple[str, ...]], list[str]] = {}
-    for key, made in out.made.items():
+    for key, made in out.provenance.items():
         where = (id(made.rule), made.keys)
         if where in clashes:
             groups.setdefault(where, []).append(key)
     for where, existing in clashes.items():
-        rule = out.made[existing[0]].rule
+        rule = out.provenance[existing[0]].rule
         absent = [k for k in groups[where] if k not in set(existing)]
         if absent:
             report.add(
@@ -583,7 +598,7 @@ def _merge(
         for key in existing:
             made_tensor = out.tensors[key]
             if not rule.keep_source:
-                if made_tensor.spec != tensors[key].spec and not ask.allow_drop:
+                if made_tensor.spec != tensors[key].spec and not context.allow_drop:
                     report.add(
                         "M402",
                         f"{printable(key)} exists as {tensors[key].spec} and rule {rule.name!r} "
@@ -593,7 +608,7 @@ def _merge(
                         help=f"{option('allow', 'drop')} keeps what exists and drops its sources",
                         permit="drop",
                     )
-                elif not ask.allow_drop:
+                elif not context.allow_drop:
                     message = (
                         f"{printable(key)} exists and differs from what rule {rule.name!r} "
                         f"makes of {listed(list(where[1]), 3)}"
@@ -612,19 +627,19 @@ def _merge(
                 out.redundant.update((source, rule) for source in where[1])
                 out.settled.add(key)
             out.tensors[key] = tensors[key]
-            del out.made[key]
+            del out.provenance[key]
             out.programs.pop(key, None)
 
 
-def _made_as_rank_0(key: str, out: Bound) -> Made | None:
+def _made_as_rank_0(key: str, out: StepResult) -> Provenance | None:
     """What an `if_exists: keep` rule made for this key, if it spells it with `@0` and the
     checkpoint without, or the other way round.
     """
     other = key.removesuffix("@0") if key.endswith("@0") else f"{key}@0"
-    made = out.made.get(other)
+    made = out.provenance.get(other)
     if made is None or made.rule.if_exists != "keep":
         return None
-    out.made[key] = out.made.pop(other)
+    out.provenance[key] = out.provenance.pop(other)
     out.tensors[key] = out.tensors.pop(other)
     if other in out.programs:
         out.programs[key] = out.programs.pop(other)
@@ -634,9 +649,9 @@ def _made_as_rank_0(key: str, out: Bound) -> Made | None:
 def _remove_derived(
     derived: Sequence[Reader],
     tensors: Mapping[str, Tensor],
-    out: Bound,
+    out: StepResult,
     views: Views,
-    ask: Questions,
+    context: BindContext,
 ) -> None:
     """Backwards of `keep_source`: a target goes if it holds what the rule makes of the restored
     keys, else it stays and is named.
@@ -650,7 +665,7 @@ def _remove_derived(
         if rule is None or not reader.taken:
             continue
         own = Report()
-        _, finished, would = _run_all([rule], restored, views, ask, own)
+        _, finished, would = _run_all([rule], restored, views, context, own)
         for found, names, items in finished:
             _write(found, names, items, would, own)
         for taken in reader.taken:
@@ -658,7 +673,7 @@ def _remove_derived(
             gone = (
                 made is not None
                 and made.spec == present.spec
-                and ask.same_bytes(taken.key, present, made)
+                and context.same_bytes(taken.key, present, made)
             )
             out.decided[taken.key] = gone
             if gone:
@@ -671,7 +686,7 @@ def _remove_derived(
                 )
 
 
-def _settle_ranks(out: Bound, tensors: Mapping[str, Tensor], report: Report) -> None:
+def _settle_ranks(out: StepResult, tensors: Mapping[str, Tensor], report: Report) -> None:
     """Keys as an index of the written files would name them: `key@r` where several files have the
     key, else plain.
 
@@ -688,9 +703,9 @@ def _settle_ranks(out: Bound, tensors: Mapping[str, Tensor], report: Report) -> 
         first = f"{base}@0"
         made = next(
             (
-                out.made[key]
+                out.provenance[key]
                 for key in (base, first, *(f"{base}@{r}" for r in found))
-                if key in out.made
+                if key in out.provenance
             ),
             None,
         )
@@ -703,12 +718,16 @@ def _settle_ranks(out: Bound, tensors: Mapping[str, Tensor], report: Report) -> 
             names[base] = first
         elif made is not None:
             _report_two_writers(
-                base, out.made.get(first), made.rule, Item((), out.tensors[base], made.keys), report
+                base,
+                out.provenance.get(first),
+                made.rule,
+                Item((), out.tensors[base], made.keys),
+                report,
             )
     if names:
         out.tensors = {names.get(key, key): tensor for key, tensor in out.tensors.items()}
-        out.made = {names.get(key, key): made for key, made in out.made.items()}
+        out.provenance = {names.get(key, key): made for key, made in out.provenance.items()}
         out.programs = {names.get(key, key): program for key, program in out.programs.items()}
 
 
-__all__ = ["Bound", "Made", "Questions", "bind", "taken"]
+__all__ = ["BindContext", "Provenance", "StepResult", "bind", "find_taken_keys"]

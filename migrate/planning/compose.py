@@ -1,5 +1,5 @@
-"""A path of edges composed into one graph: each leg binds to the virtual index that the leg before
-it produced.
+"""A path of edges composed into one graph: each step binds to the virtual index that the step
+before it produced.
 """
 
 from __future__ import annotations
@@ -9,63 +9,27 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..core.diagnostics import Diagnostic, Report, listed, plural, printable
-from ..core.errors import MigrateError
+from ..core.diagnostics import Diagnostic, listed, plural, printable
+from ..core.errors import MigrateError, Report
 from ..core.keys import Pattern, parse
-from ..core.ranks import fitting, without_rank
-from ..core.spec import Spec
+from ..core.spec import BITS, Spec
 from ..core.spelling import option
-from ..core.templates import Template, group
+from ..core.templates import Template, fitting, group, without_rank
 from ..core.view import View
-from ..ops.base import Loss, OneWay, ValueOp
-from ..rules.compiled import CompiledRule, DirectedRule, direct, is_active
-from ..rules.files import LoadedFile
+from ..ops.base import Loss, ValueOp
+from ..rules.compiled import DirectedRule
 from ..source.blobs import Stored
 from ..source.jsontext import collector_paused
-from . import stranded
-from .bind import Bound, Questions, bind, taken
-from .graph import Expr, Graph, Read, Tensor, calls
-from .invert import invert
-from .kept import fold, unfold
+from . import pairs
+from .bind import BindContext, StepResult, bind, find_taken_keys
+from .graph import Graph, Program, ReadKey, Tensor, computations
+from .items import Items, carry_items, fitting_items, rules_of_items
+from .pathstep import PathStep, directed
 from .pipeline import Views
-from .values import Values, carry, fitted, named
+from .unchanged import fold_keys, unfold_keys
 
 if TYPE_CHECKING:
-    from .walk import Walk
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Leg:
-    """One edge walked in one direction: its compiled rules with the params of their files, and what
-    it keeps.
-
-    `files` are its rule files. `memory` is what a stamp holds of it: the params that it once had,
-    and, where it undoes what the stamp says was done, how side files were and which keys stayed as
-    they were (`kept`; None: no stamp says so).
-    """
-
-    lineage: str
-    start: str
-    goal: str
-    backwards: bool
-    rules: tuple[tuple[CompiledRule, Mapping[str, Any]], ...]
-    keep: tuple[Pattern, ...]
-    files: tuple[LoadedFile, ...] = ()
-    memory: Mapping[str, Any] = field(default_factory=dict)
-
-    def reads(self) -> list[Pattern]:
-        """The patterns of the keys that its rules take, in the direction in which it is walked;
-        without those that params decide.
-        """
-        rules = [
-            rule for rule, _ in self.rules if not (self.backwards and rule.rule.inverse == "skip")
-        ]
-        patterns = (
-            pattern
-            for rule in rules
-            for pattern in (rule.targets if self.backwards else rule.sources).values()
-        )
-        return [pattern for pattern in patterns if not (pattern.params or pattern.has_flat)]
+    from .pathstate import PathState
 
 
 class LossOf(NamedTuple):
@@ -81,19 +45,19 @@ class LossOf(NamedTuple):
 
 @dataclass(slots=True)
 class Composition:
-    """The whole path over one checkpoint: the graph, what each leg did, what it loses, and whether
+    """The whole path over one checkpoint: the graph, what each step did, what it loses, and whether
     it can be undone.
     """
 
     graph: Graph
-    legs: list[tuple[Leg, Bound]]
+    steps: list[tuple[PathStep, StepResult]]
     losses: list[LossOf]
-    programs: dict[str, Expr] = field(default_factory=dict)
+    programs: dict[str, Program] = field(default_factory=dict)
     # what values that are no tensors are called, None where nobody asked
-    values: Values | None = None
+    items: Items | None = None
     # and what they were called
-    held: AbstractSet[str] = frozenset()
-    # of each leg the keys that stayed as they were and that its way back would take; a stamp
+    item_names: AbstractSet[str] = frozenset()
+    # of each step the keys that stayed as they were and that its way back would take; a stamp
     # remembers them, and they stay
     kept: list[list[str]] = field(default_factory=list)
     # why a downgrade with the stamp would not bring the source back; empty when it is exact
@@ -123,73 +87,79 @@ def initial(tensors: Mapping[str, Stored], views: Views) -> dict[str, Tensor]:
 
 def compose(
     tensors: Mapping[str, Stored],
-    legs: Sequence[Leg],
+    steps: Sequence[PathStep],
     allow: frozenset[str],
     same_bytes: SameBytes,
     report: Report,
     *,
     programs: bool = False,
     prove: bool = True,
-    walk: Walk | None = None,
+    path_state: PathState | None = None,
     payload: Payload | None = None,
-    values: Values | None = None,
+    items: Items | None = None,
 ) -> Composition:
-    """Binds all legs, one after the other. Problems of a leg go into the report and end the walk:
+    """Binds all steps, one after the other. Problems of a step go into the report and end the walk:
     the next has nothing to bind to.
 
-    `walk` settles the params of each leg when it is reached; without it they are those that the
-    legs come with. `payload` gives the bytes of a small tensor that decide what becomes of it;
-    without it such tensors stay as they are.
+    `path_state` settles the params of each step when it is reached; without it they are those
+    that the steps come with. `payload` gives the bytes of a small tensor that decide what becomes
+    of it; without it such tensors stay as they are.
     """
     # binding makes hundreds of thousands of objects and no cycles
     with collector_paused():
         return _compose(
             tensors,
-            legs,
-            Questions(same_bytes, "drop" in allow, payload, allow),
+            steps,
+            BindContext(same_bytes, "drop" in allow, payload, allow),
             report,
             programs,
             prove,
-            walk,
-            values,
+            path_state,
+            items,
         )
 
 
 def _compose(
     tensors: Mapping[str, Stored],
-    legs: Sequence[Leg],
-    ask: Questions,
+    steps: Sequence[PathStep],
+    context: BindContext,
     report: Report,
     programs: bool,
     prove: bool,
-    walk: Walk | None,
-    values: Values | None,
+    path_state: PathState | None,
+    items: Items | None,
 ) -> Composition:
     views = Views()
     current = initial(tensors, views)
-    expressions: dict[str, Expr] | None = {key: Read(key) for key in tensors} if programs else None
-    before: Mapping[str, str] = values.names if values is not None else {}
-    done: list[tuple[Leg, Bound]] = []
+    items = items if items is not None and items.names else None
+    expressions: dict[str, Program] | None = (
+        {key: ReadKey(key) for key in tensors} if programs else None
+    )
+    before: Mapping[str, str] = items.names if items is not None else {}
+    done: list[tuple[PathStep, StepResult]] = []
     losses: list[LossOf] = []
     kept: list[list[str]] = []
     graph = Graph()
-    for unsettled in legs:
-        leg = walk.enter(unsettled, current) if walk is not None else unsettled
-        rules = directed(leg, report)
+    for unsettled in steps:
+        step = path_state.enter_step(unsettled, current) if path_state is not None else unsettled
+        rules = directed(step, report)
         if report.has_errors():
             break
-        if values is not None:
-            ask = ask._replace(elsewhere=frozenset(map(id, named(rules, values.names))))
-        stay = unfold(
-            leg.memory.get("kept") or (),
-            len(current) + (0 if values is None else len(values.names)),
-        )
-        bound = bind(rules, leg.keep, current, views, ask, report, expressions, stay)
-        if values is not None and not report.has_errors():
-            values = carry(rules, bound, values, report, stay)
+        if items is not None:
+            context = context._replace(
+                elsewhere=frozenset(map(id, rules_of_items(rules, items.names)))
+            )
+        stay: AbstractSet[str] = frozenset()
+        if remembered := step.memory.get("kept"):
+            stay = unfold_keys(
+                remembered, len(current) + (0 if items is None else len(items.names))
+            )
+        bound = bind(rules, step.keep, current, views, context, report, expressions, stay)
+        if items is not None and not report.has_errors():
+            items = carry_items(rules, bound, items, report, stay)
         if report.has_errors():
-            if walk is not None:
-                walk.explain(report)
+            if path_state is not None:
+                path_state.explain_problems(report)
             break
         bound.notes += [
             f"no key has {{{name}}} = {listed(missing)}, which `where` names"
@@ -200,65 +170,41 @@ def _compose(
             f"rule {rule!r}: no key has {{{name}}} = {listed(missing)}, which its pattern lists"
             for (rule, name), missing in bound.idle.items()
         ]
-        bound.notes += _about_kept(leg, rules, bound, stay, () if values is None else values.names)
+        if stay or step.backwards:
+            bound.notes += _about_kept(
+                step, rules, bound, stay, () if items is None else items.names
+            )
         if prove:
-            kept.append(_kept(leg, bound, () if values is None else values.names, views))
+            kept.append(_kept(step, bound, () if items is None else items.names, views))
         bound.kept = []
-        if walk is not None:
-            walk.leave(leg, bound, report)
-            walk.remembered[-1].update({"kept": fold(kept[-1])} if prove and kept[-1] else {})
+        if path_state is not None:
+            path_state.leave_step(step, bound, report)
+            if prove and kept[-1]:
+                path_state.remembered[-1]["kept"] = fold_keys(kept[-1])
         losses += _losses(rules, bound)
         graph.checks += bound.checks
-        done.append((leg, bound))
+        done.append((step, bound))
         current = bound.tensors
         expressions = bound.programs if programs else None
-    _refuse_losses(
-        losses, ask.allow, report, before.keys() | (values.known if values is not None else ())
-    )
+    if losses:
+        known = before.keys() | (items.known if items is not None else ())
+        _refuse_losses(losses, context.allow, report, known)
     graph.outputs = dict(current)
-    if not report.has_errors():
-        stranded.check(tensors, graph.outputs, [bound for _, bound in done], report)
-    composition = Composition(graph, done, losses, expressions or {}, values, before.keys(), kept)
+    # a part of a tensor is left behind only where one is stored in a number format
+    if not report.has_errors() and any(BITS[t.spec.dtype] <= 8 for t in tensors.values()):
+        pairs.check_pairs(tensors, graph.outputs, [bound for _, bound in done], report)
+    composition = Composition(graph, done, losses, expressions or {}, items, before.keys(), kept)
     if prove and not report.has_errors():
         composition.inexact = prove_downgrade(
-            {k: t.spec for k, t in tensors.items()}, composition, ask.same_bytes
+            {k: t.spec for k, t in tensors.items()}, composition, context.same_bytes
         )
-        composition.inexact += walk.inexact if walk is not None else []
+        composition.inexact += path_state.inexact if path_state is not None else []
     return composition
 
 
-def directed(leg: Leg, report: Report) -> list[DirectedRule]:
-    """The leg's rules in its direction; rules that `where` on params switches off are left out,
-    one-way rules are refused.
-    """
-    rules = []
-    for compiled, params in leg.rules:
-        if not is_active(compiled, params) or (leg.backwards and compiled.rule.inverse == "skip"):
-            continue
-        rule = direct(compiled, params, report)
-        if rule is None:
-            continue
-        if not leg.backwards:
-            rules.append(rule)
-            continue
-        back = invert(rule)
-        if isinstance(back, OneWay):
-            report.add(
-                "M405",
-                f"rule {rule.name!r} has no exact inverse: {back.because}",
-                spans=(rule.span,),
-                help=back.help
-                or "`inverse: skip` leaves a rule out on a downgrade, if its tensors are computed "
-                "again anyway",
-            )
-        else:
-            rules.append(back)
-    return rules
-
-
-def _losses(rules: Sequence[DirectedRule], bound: Bound) -> list[LossOf]:
+def _losses(rules: Sequence[DirectedRule], bound: StepResult) -> list[LossOf]:
     keys_of: dict[int, list[str]] = {}
-    for key, made in bound.made.items():
+    for key, made in bound.provenance.items():
         keys_of.setdefault(id(made.rule), []).append(key)
     for key, rule in bound.dropped.items():
         keys_of.setdefault(id(rule), []).append(key)
@@ -273,8 +219,12 @@ def _losses(rules: Sequence[DirectedRule], bound: Bound) -> list[LossOf]:
         if lost:
             found.append(LossOf(rule, "drop", tuple(lost), "state of delayed scaling"))
         changed = (
-            [key for key in keys if key in bound.made and _changed_by(rule, bound.tensors[key])]
-            if _computes(rule)
+            [
+                key
+                for key in keys
+                if key in bound.provenance and _changed_by(rule, bound.tensors[key])
+            ]
+            if any(isinstance(step.op, ValueOp) for step in rule.steps)
             else []
         )
         if changed:
@@ -282,12 +232,8 @@ def _losses(rules: Sequence[DirectedRule], bound: Bound) -> list[LossOf]:
     return found
 
 
-def _computes(rule: DirectedRule) -> bool:
-    return any(isinstance(step.op, ValueOp) for step in rule.steps)
-
-
 def _changed_by(rule: DirectedRule, tensor: Tensor) -> bool:
-    return any(call.lossy and call.rule == rule.label for call in calls([tensor]))
+    return any(call.lossy and call.rule == rule.label for call in computations([tensor]))
 
 
 def _refuse_losses(
@@ -316,9 +262,9 @@ def _refuse_losses(
 
 
 def _about_kept(
-    leg: Leg,
+    step: PathStep,
     rules: Sequence[DirectedRule],
-    bound: Bound,
+    bound: StepResult,
     stay: AbstractSet[str],
     values: Collection[str],
 ) -> list[str]:
@@ -327,12 +273,12 @@ def _about_kept(
     """
     if gone := sorted(key for key in stay if key not in bound.tensors and key not in values):
         return [f"the stamp says that {listed(gone, 4)} stay as they are, and they are not there"]
-    if not leg.backwards or leg.memory.get("kept") is not None:
+    if not step.backwards or step.memory.get("kept") is not None:
         return []
     # a `keep` for whatever else there is says nothing of these keys
-    patterns = [pattern for pattern in leg.keep if not any(map(pattern.includes, _ANYTHING))]
+    patterns = [pattern for pattern in step.keep if not any(map(pattern.includes, _ANYTHING))]
     taken_by: dict[int, dict[str, None]] = {}
-    for made in bound.made.values() if patterns else ():
+    for made in bound.provenance.values() if patterns else ():
         taken_by.setdefault(id(made.rule), {}).update(dict.fromkeys(made.keys))
     notes = []
     for rule in rules:
@@ -355,12 +301,12 @@ def _segments(template: Template) -> set[str]:
     return {*without_rank(template)[0].text.split(".")} - {""}
 
 
-def _kept(leg: Leg, bound: Bound, values: Iterable[str], views: Views) -> list[str]:
-    """The keys that stayed as they were on the leg, and that its way back would take: what a stamp
+def _kept(step: PathStep, bound: StepResult, values: Iterable[str], views: Views) -> list[str]:
+    """The keys that stayed as they were on the step, and that its way back would take: what a stamp
     has to remember of them.
     """
     report = Report()
-    rules = directed(replace(leg, backwards=not leg.backwards), report)
+    rules = directed(replace(step, backwards=not step.backwards), report)
     if report.has_errors():
         return []
     patterns = [side.pattern for rule in rules for side in rule.reads]
@@ -380,14 +326,18 @@ def _kept(leg: Leg, bound: Bound, values: Iterable[str], views: Views) -> list[s
         key
         for t in found
         for key in t.keys
-        if key in bound.tensors and key not in bound.made and key not in bound.settled
+        if key in bound.tensors and key not in bound.provenance and key not in bound.settled
     ]
     try:
-        keys = taken(rules, {key: bound.tensors[key] for key in keys}, views) if keys else []
+        keys = (
+            find_taken_keys(rules, {key: bound.tensors[key] for key in keys}, views) if keys else []
+        )
     except MigrateError:
         # the proof of the downgrade says so
         keys = []
-    return keys + [name for name in fitted(rules, values) if name not in bound.named]
+    if not values:
+        return keys
+    return keys + [name for name in fitting_items(rules, values) if name not in bound.named]
 
 
 def prove_downgrade(
@@ -402,25 +352,29 @@ def prove_downgrade(
     views = Views()
     current: Mapping[str, Tensor] = composition.graph.outputs
     reasons: list[str] = []
-    last = Bound()
-    there = values = composition.values
-    if values is not None:
-        final = values
-        there = Values(
+    last = StepResult()
+    there = items = composition.items
+    if items is not None:
+        final = items
+        there = Items(
             {name: name for name in final.names},
             final.ranks,
             lambda name: final.spelled(final.names[name]),
         )
-    for number, (leg, bound) in reversed(list(enumerate(composition.legs))):
+    for number, (step, bound) in reversed(list(enumerate(composition.steps))):
         stay = frozenset(composition.kept[number] if composition.kept else ())
-        back = Leg(leg.lineage, leg.goal, leg.start, not leg.backwards, leg.rules, leg.keep)
+        back = PathStep(
+            step.lineage, step.goal, step.start, not step.backwards, step.rules, step.keep
+        )
         report = Report()
         rules = directed(back, report)
         if report.has_errors():
             return reasons + [_reason(d) for d in report.diagnostics]
-        made = bound.made
+        made = bound.provenance
         elsewhere = (
-            frozenset(map(id, named(rules, there.names))) if there is not None else frozenset()
+            frozenset(map(id, rules_of_items(rules, there.names)))
+            if there is not None
+            else frozenset()
         )
 
         def equal(key: str, present: Tensor, again: Tensor, made: Mapping[str, Any] = made) -> bool:
@@ -429,25 +383,25 @@ def prove_downgrade(
         try:
             bound_back = bind(
                 rules,
-                leg.keep,
+                step.keep,
                 current,
                 views,
-                Questions(equal, True, elsewhere=elsewhere),
+                BindContext(equal, True, elsewhere=elsewhere),
                 report,
                 stay=stay,
             )
         except MigrateError as error:
             return reasons + [_reason(d) for d in error.diagnostics]
         if there is not None and not report.has_errors():
-            there = carry(rules, bound_back, there, report, stay)
+            there = carry_items(rules, bound_back, there, report, stay)
         if report.has_errors():
             return reasons + [_reason(d) for d in report.diagnostics if d.severity == "error"]
         current, last = bound_back.tensors, bound_back
-    changed = dict.fromkeys(call.rule for call in calls(current.values()) if call.lossy)
+    changed = dict.fromkeys(call.rule for call in computations(current.values()) if call.lossy)
     reasons += [f"rule {label}: values do not return exactly" for label in changed]
-    if values is not None and there is not None:
-        returned = {values.names[was]: name for name, was in there.names.items()}
-        if gone := sorted(name for name in composition.held if returned.get(name) != name):
+    if items is not None and there is not None:
+        returned = {items.names[was]: name for name, was in there.names.items()}
+        if gone := sorted(name for name in composition.item_names if returned.get(name) != name):
             reasons.append(f"values not restored: {listed(gone, 4)}")
     return reasons + _differences(source, current, composition, last)
 
@@ -458,7 +412,10 @@ def _reason(diagnostic: Diagnostic) -> str:
 
 
 def _differences(
-    source: Mapping[str, Spec], back: Mapping[str, Tensor], composition: Composition, last: Bound
+    source: Mapping[str, Spec],
+    back: Mapping[str, Tensor],
+    composition: Composition,
+    last: StepResult,
 ) -> list[str]:
     """`last`: the last step of the way back."""
     extra = [key for key in back if key not in source]
@@ -470,11 +427,13 @@ def _differences(
     ]
     if not (extra or wrong):
         return []
-    owners = {key: made.rule for made in last.made.values() for key in made.keys} | last.dropped
+    owners = {
+        key: made.rule for made in last.provenance.values() for key in made.keys
+    } | last.dropped
     # who took a key of the source says more than who takes its name on the way back
-    for _, bound in reversed(composition.legs):
+    for _, bound in reversed(composition.steps):
         owners.update(
-            {key: made.rule for made in bound.made.values() for key in made.keys}
+            {key: made.rule for made in bound.provenance.values() for key in made.keys}
             | bound.dropped
             | bound.redundant
         )
@@ -484,6 +443,6 @@ def _differences(
         what = f"{source[key]} returns as {back[key].spec}" if key in back else "not restored"
         lost.setdefault(f"{who}: {what}", []).append(key)
     for key in extra:
-        who = f"rule {last.made[key].rule.label}" if key in last.made else "no rule"
+        who = f"rule {last.provenance[key].rule.label}" if key in last.provenance else "no rule"
         lost.setdefault(f"{who}: returns and was not there", []).append(key)
     return [f"{what}: {listed(keys, 4)}" for what, keys in lost.items()]

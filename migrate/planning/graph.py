@@ -23,27 +23,27 @@ class Tensor:
 
     __slots__ = ("sources", "spec", "view")
 
-    def __init__(self, spec: Spec, view: View, sources: tuple[str | Value, ...]) -> None:
+    def __init__(self, spec: Spec, view: View, sources: tuple[str | ComputedTensor, ...]) -> None:
         self.spec, self.view, self.sources = spec, view, sources
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Value:
+class ComputedTensor:
     """A tensor that is computed, not copied: output number `output` of `step`'s eager form on
     `inputs`.
 
     Used for value ops, and for a layout op whose view would have too many pieces. Compared by
-    identity; the `parts` outputs of one step share one `call` object, so that they are computed
+    identity; the `parts` outputs of one step share one `computation`, so that they are computed
     once.
     """
 
-    call: Call
+    computation: Computation
     output: int
     spec: Spec
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Call:
+class Computation:
     """A step computed on whole inputs or, for a `ValueOp`, box by box. `rule` and `keys` (of the
     source) are for messages and reports.
 
@@ -58,13 +58,13 @@ class Call:
     lossy: bool = False
 
 
-class Read(NamedTuple):
+class ReadKey(NamedTuple):
     """Eager program: the stored tensor of this key."""
 
     key: str
 
 
-class Apply(NamedTuple):
+class ApplyOp(NamedTuple):
     """Eager program: output number `output` of an op's eager twin on its inputs; `dtypes` are
     torch's names of their elements.
     """
@@ -73,11 +73,11 @@ class Apply(NamedTuple):
     args: Any
     parts: int
     output: int
-    inputs: tuple[Expr, ...]
+    inputs: tuple[Program, ...]
     dtypes: tuple[str, ...]
 
 
-Expr: TypeAlias = "Read | Apply"
+Program: TypeAlias = "ReadKey | ApplyOp"
 
 
 class ValueCheck(NamedTuple):
@@ -103,18 +103,18 @@ class Graph:
 
     outputs: dict[str, Tensor] = field(default_factory=dict)
     checks: list[ValueCheck] = field(default_factory=list)
-    # output key -> who made it (planning.bind.Origin); None for a key that a `keep` pattern carried
-    # over
+    # output key -> who made it (planning.bind.Provenance); None for a key that a `keep` pattern
+    # carried over
     origin: dict[str, Any] = field(default_factory=dict)
 
 
-def calls(tensors: Iterable[Tensor]) -> list[Call]:
+def computations(tensors: Iterable[Tensor]) -> list[Computation]:
     """All calls that these tensors need, each once."""
-    seen: dict[int, Call] = {}
+    seen: dict[int, Computation] = {}
     todo = list(tensors)
     while todo:
         for source in todo.pop().sources:
-            if isinstance(source, Value) and id(source.call) not in seen:
-                seen[id(source.call)] = source.call
-                todo += source.call.inputs
+            if isinstance(source, ComputedTensor) and id(source.computation) not in seen:
+                seen[id(source.computation)] = source.computation
+                todo += source.computation.inputs
     return list(seen.values())

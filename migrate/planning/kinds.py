@@ -17,7 +17,7 @@ from ..ops.base import ValueOp
 
 if TYPE_CHECKING:
     from ..ops.base import Box
-    from .graph import Call
+    from .graph import Computation
 
 # a box with its inputs: in a last-level cache, and few enough calls
 CHUNK = 12 << 20
@@ -97,7 +97,7 @@ class Kind(NamedTuple):
         yield box
 
 
-def kind_of(call: Call, output: int, spec: Spec) -> Kind:
+def kind_of(call: Computation, output: int, spec: Spec) -> Kind:
     """The kind of a call's output."""
     op, specs = ops.get(call.op_call.op), tuple(t.spec for t in call.inputs)
     elements, size = unit(spec.dtype)

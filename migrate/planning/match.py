@@ -20,12 +20,22 @@ from itertools import repeat
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from ..core.diagnostics import Report, listed, printable
+from ..core.diagnostics import listed, printable
+from ..core.errors import Report
 from ..core.keys import Pattern, TwoReadings, narrower, nearest, parse
-from ..core.ranks import fitting, names_rank, rank_of, with_rank_0, without_rank
 from ..core.records import records
 from ..core.spec import ALIASES, Spec
-from ..core.templates import PER_KEY, Template, bind, group
+from ..core.templates import (
+    PER_KEY,
+    Template,
+    bind,
+    fitting,
+    group,
+    names_rank,
+    rank_of,
+    with_rank_0,
+    without_rank,
+)
 from ..rules.compiled import DirectedRule, Side
 
 # value of a capture that the item's role does not have
@@ -34,7 +44,7 @@ ABSENT = None
 RANK = "@"
 
 
-class Taken(NamedTuple):
+class MatchedKey(NamedTuple):
     """One key taken by a rule in a role; `values` are aligned with the rule's `names`."""
 
     key: str
@@ -48,12 +58,12 @@ class Reader:
 
     rule: DirectedRule
     names: tuple[str, ...]
-    taken: list[Taken] = field(default_factory=list)
+    taken: list[MatchedKey] = field(default_factory=list)
     # keys under the rule's patterns whose tensors it does not take: by `when`, or because its ops
     # cannot
-    refused: list[Taken] = field(default_factory=list)
+    refused: list[MatchedKey] = field(default_factory=list)
     # keys under the rule's patterns that a narrower rule takes
-    yielded: list[Taken] = field(default_factory=list)
+    yielded: list[MatchedKey] = field(default_factory=list)
     # some of its keys are another rule's as much as its own
     contested: bool = False
 
@@ -102,11 +112,12 @@ def match(
     `excluded`: (id of a rule, key) that are no match although the patterns say so.
     """
     templates = group(specs)
-    carries = any(rank_of(t.text) for t in templates)
+    carries = any("@" in t.text and rank_of(t.text) for t in templates)
     matcher = _Matcher(rules, carries, excluded, report)
     for template in templates:
         matcher.assign(template, specs)
-    matcher.expand_flat(specs)
+    if any(side.pattern.has_flat for rule in rules for side in rule.reads):
+        matcher.expand_flat(specs)
     return Matching(matcher.readers, matcher.rest, matcher.read, matcher.unread, matcher.undecided)
 
 
@@ -143,7 +154,7 @@ class _Matcher:
 
     def assign(self, template: Template, specs: Mapping[str, Spec]) -> None:
         """Gives the template's keys to their rules, or to `rest`."""
-        base, rank = without_rank(template)
+        base, rank = without_rank(template) if "@" in template.text else (template, None)
         hits: list[_Hit] = []
         for entry in self._candidates(base):
             try:
@@ -183,7 +194,7 @@ class _Matcher:
             if row is not None and (
                 (me, key) in excluded or (test is not None and not test(specs[key]))
             ):
-                refused.append(Taken(key, entry.side.role, row))
+                refused.append(MatchedKey(key, entry.side.role, row))
                 row = None
             out.append(row)
         return out
@@ -194,10 +205,10 @@ class _Matcher:
         """
         if len(hits) > 1:
             return self._contest(template, hits)
-        taken: list[Taken] = []
+        taken: list[MatchedKey] = []
         for entry, rows in hits:
             role = entry.side.role
-            taken = records(Taken, template.keys, repeat(role), rows)
+            taken = records(MatchedKey, template.keys, repeat(role), rows)
             if None in rows:
                 taken = [t for t in taken if t.values is not None]
             entry.reader.taken += taken
@@ -231,10 +242,10 @@ class _Matcher:
             for entry, rows in [hits[winner]] if winner is not None else tied:
                 row = rows[position]
                 if row is not None:
-                    entry.reader.taken.append(Taken(key, entry.side.role, row))
+                    entry.reader.taken.append(MatchedKey(key, entry.side.role, row))
             for n in present if winner is not None else ():
                 if n != winner and (row := hits[n][1][position]) is not None:
-                    hits[n][0].reader.yielded.append(Taken(key, hits[n][0].side.role, row))
+                    hits[n][0].reader.yielded.append(MatchedKey(key, hits[n][0].side.role, row))
         return spoken_for
 
     def _tie(self, key: str, entries: list[_Entry], count: int) -> None:
@@ -273,11 +284,11 @@ class _Matcher:
 
     def _expand_side(
         self, reader: Reader, side: Side, specs: Mapping[str, Spec], waiting: set[str]
-    ) -> list[Taken]:
+    ) -> list[MatchedKey]:
         rule = reader.rule
         captures = {*side.pattern.captures, RANK}
         test = None if rule.backwards else when_test(rule.when.get(side.role))
-        made: dict[str, Taken] = {}
+        made: dict[str, MatchedKey] = {}
         origin: dict[str, str] = {}
         for taken in reader.taken:
             row = tuple(
@@ -319,7 +330,7 @@ class _Matcher:
                     spans=(rule.span,),
                 )
             else:
-                made[key] = Taken(key, side.role, row)
+                made[key] = MatchedKey(key, side.role, row)
                 origin[key] = taken.key
         return list(made.values())
 
@@ -402,7 +413,10 @@ def _rows(entry: _Entry, template: Template, base: Template, rank: int | None) -
     can match.
     """
     pattern = entry.side.pattern
-    template = base if entry.carries else with_rank_0(pattern, template, rank)
+    if entry.carries:
+        template = base
+    elif pattern.ranked:
+        template = with_rank_0(pattern, template, rank)
     binding = bind(pattern, template)
     if binding is None:
         return None
@@ -527,7 +541,7 @@ def _report_unhandled(keys: list[str], patterns: Sequence[Pattern], report: Repo
     if near is not None:
         pattern, failure = near
         notes.append(
-            f"nearest pattern: {pattern.text!r}; it fails at {printable(failure.found)!r}, where "
+            f"nearest pattern: {pattern.text!r}; it fails at {printable(failure.actual)!r}, where "
             f"it takes {failure.expected}"
         )
     if len(keys) > 1:

@@ -15,12 +15,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from ..core.diagnostics import Report, listed, printable
-from ..core.ranks import rank_of
+from ..core.diagnostics import listed, printable
+from ..core.errors import Report
+from ..core.templates import rank_of
 from ..rules.files import LoadedFile
 from ..rules.params import place
 from ..rules.patches import ABSENT
-from .bind import Bound
+from .bind import StepResult
 from .sides import SideFiles
 
 _PATTERN = re.compile(r"re:|.*[*?\[\]^$\\|(){}+]")
@@ -29,7 +30,7 @@ _PATTERN = re.compile(r"re:|.*[*?\[\]^$\\|(){}+]")
 def rename(
     file: LoadedFile,
     sides: SideFiles,
-    bound: Bound,
+    bound: StepResult,
     undone: Mapping[str, Any],
     done: set[tuple[str, tuple[str, ...]]],
     report: Report,
@@ -45,7 +46,7 @@ def rename(
     moves = None
     for number, reference in enumerate(file.model.names):
         path, keys = place(reference)
-        names = ABSENT if path in undone or (path, keys) in done else sides.at(path, keys)
+        names = ABSENT if path in undone or (path, keys) in done else sides.value_at(path, keys)
         done.add((path, keys))
         if names is ABSENT or names is None:
             continue
@@ -77,7 +78,7 @@ def rename(
                 f"{printable(reference)}: {listed(stay, 4)} stay as they are: no key is below them"
             )
         if list(renamed) != names:
-            sides.put(path, _with(sides.value(path), keys, list(renamed)))
+            sides.put_value(path, _with(sides.value(path), keys, list(renamed)))
     return notes
 
 
@@ -101,11 +102,11 @@ class _Moves:
     them.
     """
 
-    def __init__(self, bound: Bound) -> None:
+    def __init__(self, bound: StepResult) -> None:
         self._to: dict[str, list[str]] = {_plain(key): [] for key in bound.dropped}
         self._beside: dict[str, tuple[str, ...]] = {}
         for ranked in bound.tensors:
-            made = bound.made.get(ranked)
+            made = bound.provenance.get(ranked)
             key = _plain(ranked)
             sources = (key,) if made is None else tuple(dict.fromkeys(map(_plain, made.keys)))
             if made is not None and made.rule.keep_source:
@@ -221,7 +222,7 @@ class _Moves:
         return out
 
 
-def follow(bound: Bound, modules: Iterable[str]) -> dict[str, tuple[str, ...]]:
+def follow(bound: StepResult, modules: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Where modules go on an edge, by the keys below them: a new name, the old one where no key
     moves, several where they part.
 
@@ -244,7 +245,7 @@ def follow(bound: Bound, modules: Iterable[str]) -> dict[str, tuple[str, ...]]:
     return {name: of(name) for name in modules}
 
 
-def follow_all(bounds: Sequence[Bound], modules: Iterable[str]) -> dict[str, tuple[str, ...]]:
+def follow_all(bounds: Sequence[StepResult], modules: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Where modules are after all edges: several names where they part on the way, none where
     nothing of them is left.
     """

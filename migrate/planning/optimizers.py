@@ -21,11 +21,13 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core import view as views
-from ..core.diagnostics import Report, fail, listed, plural, printable
-from ..core.ranks import rank_of
+from ..core.diagnostics import listed, plural, printable
+from ..core.errors import Report, fail
 from ..core.spelling import option, together
+from ..core.templates import rank_of
 from ..source.pickle.tree import Composite, DictNode, ListNode, LocalShard, TensorRecord
-from .graph import Tensor, Value
+from .graph import ComputedTensor, Tensor
+from .request import OPTIMIZER_PARAM
 
 if TYPE_CHECKING:
     from ..core.diagnostics import Span
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from .compose import Composition
 
 # what may be allowed, and the one thing that may be said of it by name
-STALE, PARAM, DROP = "stale-optimizer", "optimizer", "drop"
+STALE, DROP = "stale-optimizer", "drop"
 # what a stamp remembers
 LASTING = ("stale", "dropped")
 _LEAVES = (TensorRecord, Composite, LocalShard)
@@ -60,7 +62,7 @@ _FLOATS = ("float", "bfloat", "complex")
 
 
 @dataclass(slots=True)
-class State:
+class OptimizerState:
     """The state of one optimizer. `place` says where it is, `path` has the keys that lead there.
 
     `nodes` are the values of the tree that hold it, `keys` the tensors that rules see. `names` are
@@ -79,7 +81,7 @@ class State:
     tensors: int = 0
 
 
-class Verdict(NamedTuple):
+class OptimizerVerdict(NamedTuple):
     """What becomes of all state, None where there is none, and notes.
 
     "right": it is carried, and right. "renamed": it goes by number, names change, and so it is
@@ -90,15 +92,10 @@ class Verdict(NamedTuple):
     became: str | None
     notes: tuple[str, ...] = ()
 
-    @property
-    def lasts(self) -> bool:
-        """Whether the output's stamp has to tell it."""
-        return self.became in LASTING
 
-
-def find(index: Index) -> list[State]:
+def find_states(index: Index) -> list[OptimizerState]:
     """The states of optimizers that the checkpoint holds, from headers alone."""
-    found: list[State] = []
+    found: list[OptimizerState] = []
     parts = () if index.tree is None else index.tree.parts
     if index.passed_through or index.items:
         several = len(parts) > 1
@@ -112,18 +109,18 @@ def find(index: Index) -> list[State]:
     return found
 
 
-def judge(
-    states: Sequence[State], composition: Composition, index: Index, allow: frozenset[str]
-) -> Verdict:
+def judge_states(
+    states: Sequence[OptimizerState], composition: Composition, index: Index, allow: frozenset[str]
+) -> OptimizerVerdict:
     """What the plan makes of them. M410 where state would go stale, unless that is allowed."""
-    if not states or not composition.legs:
-        return Verdict("right" if states else None)
+    if not states or not composition.steps:
+        return OptimizerVerdict("right" if states else None)
     own = {key for state in states for key in state.keys}
     fates = _fates(composition, index, own)
     notes, stale, report = [], False, Report()
     renamed = False
     undone = all(
-        leg.backwards and leg.memory.get("optimizer") == "stale" for leg, _ in composition.legs
+        step.backwards and step.memory.get("optimizer") == "stale" for step, _ in composition.steps
     )
     for state in states:
         broken, how = _broken(state, fates)
@@ -145,7 +142,7 @@ def judge(
                 f"{listed(broken, 4)}"
             )
         else:
-            way = together(option("params", f"{PARAM}={DROP}"), option("allow", DROP))
+            way = together(option("params", f"{OPTIMIZER_PARAM}={DROP}"), option("allow", DROP))
             report.add(
                 "M410",
                 f"the optimizer state at {state.place} would go stale: the plan changes {many} of "
@@ -167,28 +164,28 @@ def judge(
                 permit=STALE,
             )
     report.check()
-    return Verdict("stale" if stale else "renamed" if renamed else "right", tuple(notes))
+    return OptimizerVerdict("stale" if stale else "renamed" if renamed else "right", tuple(notes))
 
 
 def dropped(params: Mapping[str, Any]) -> bool:
     """Whether somebody asked to leave optimizer state out; M115 for any other word."""
-    if PARAM not in params:
+    if OPTIMIZER_PARAM not in params:
         return False
-    if params[PARAM] != DROP:
+    if params[OPTIMIZER_PARAM] != DROP:
         fail(
             "M115",
-            f"`{PARAM}` can be `{DROP}`, not {printable(repr(params[PARAM]))}",
+            f"`{OPTIMIZER_PARAM}` can be `{DROP}`, not {printable(repr(params[OPTIMIZER_PARAM]))}",
             help=f"or {option('allow', STALE)} carries it",
         )
     return True
 
 
-def require_drop(states: Sequence[State], allow: frozenset[str]) -> None:
+def require_drop(states: Sequence[OptimizerState], allow: frozenset[str]) -> None:
     """M402 unless leaving the states out is allowed."""
     if states and DROP not in allow:
         where = listed([state.place for state in states], 4)
         what = (
-            f"{option('params', f'{PARAM}={DROP}')} leaves out "
+            f"{option('params', f'{OPTIMIZER_PARAM}={DROP}')} leaves out "
             f"{plural(sum(s.tensors for s in states), 'tensor')} of optimizer state"
         )
         fail(
@@ -199,12 +196,12 @@ def require_drop(states: Sequence[State], allow: frozenset[str]) -> None:
         )
 
 
-def left_out(states: Sequence[State]) -> Verdict:
+def left_out(states: Sequence[OptimizerState]) -> OptimizerVerdict:
     """What there is to say where the states are left out."""
     if not states:
-        return Verdict(None, ("there is no optimizer state to leave out",))
+        return OptimizerVerdict(None, ("there is no optimizer state to leave out",))
     where = listed([state.place for state in states], 4)
-    return Verdict(
+    return OptimizerVerdict(
         "dropped",
         (
             (
@@ -222,7 +219,7 @@ class _Search:
     """
 
     def __init__(self, root: Any, rank: int | None, at: tuple[str, ...]) -> None:
-        self.found: list[State] = []
+        self.found: list[OptimizerState] = []
         self._rank = rank
         homes: list[tuple[tuple[str, ...], Any]] = []
         seen: set[int] = set()
@@ -266,7 +263,7 @@ class _Search:
                 names = {name: [name] for name in _texts(node)}
                 place, count = _place(path, rank), len(tensors)
                 self.found.append(
-                    State(
+                    OptimizerState(
                         place,
                         path,
                         [node],
@@ -278,7 +275,9 @@ class _Search:
                 )
         self.found.sort(key=lambda state: state.place)
 
-    def _state(self, held: Mapping[Any, Any], path: tuple[str, ...], home: Any) -> State | None:
+    def _state(
+        self, held: Mapping[Any, Any], path: tuple[str, ...], home: Any
+    ) -> OptimizerState | None:
         """What the dict says, if it is that of an optimizer."""
         groups, entries = held.get("param_groups"), held.get("state")
         listed_groups = (
@@ -299,7 +298,7 @@ class _Search:
             or (home is not None and _is_dict(entries) and _pairs(entries))
         ):
             return None
-        found = State(_place(path, self._rank), path)
+        found = OptimizerState(_place(path, self._rank), path)
         found.tensors = sum(
             1
             for _ in _tensors(
@@ -343,13 +342,13 @@ class _Search:
 _KEYS = ("state", "param_groups")
 
 
-def _seen(keys: Mapping[str, Any]) -> list[State]:
+def _seen(keys: Mapping[str, Any]) -> list[OptimizerState]:
     """States whose tensors rules see, by their names alone."""
-    homes: dict[str, State] = {}
+    homes: dict[str, OptimizerState] = {}
     for key in keys:
         if (match := _SEEN.fullmatch(key)) is None or "." not in match[2]:
             continue
-        state = homes.setdefault(match[1], State(f"`{printable(match[1])}`"))
+        state = homes.setdefault(match[1], OptimizerState(f"`{printable(match[1])}`"))
         state.keys.append(key)
         state.tensors += 1
         if match[2].count(".") == 1 and match[2].partition(".")[0].isdecimal():
@@ -462,8 +461,8 @@ def _fates(composition: Composition, index: Index, own: set[str]) -> _Fates:
     def origin(tensor: Tensor) -> str | None:
         """The stored tensor whose elements these are, in their order, cast or not."""
         source = tensor.sources[0] if len(tensor.sources) == 1 else None
-        if isinstance(source, Value):
-            call = source.call
+        if isinstance(source, ComputedTensor):
+            call = source.computation
             plain = (
                 call.op_call.op == "cast"
                 and tensor.view == views.stored(0, source.spec.shape)
@@ -569,7 +568,7 @@ def plain(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
-def _broken(state: State, fates: _Fates) -> tuple[list[str], str]:
+def _broken(state: OptimizerState, fates: _Fates) -> tuple[list[str], str]:
     """The parameters for which the state would be wrong, and why; without any, what there is to
     know of it.
     """
@@ -632,7 +631,7 @@ def _stays(name: str, key: str, fates: _Fates) -> bool:
     return any(name == new or name == plain(new) for new in outputs)
 
 
-def _with_shapes(state: State, specs: Mapping[str, Spec]) -> list[str]:
+def _with_shapes(state: OptimizerState, specs: Mapping[str, Spec]) -> list[str]:
     """The tensors that the numbers may count: those of a shape that one of them has, where each
     tells its shape; else all.
     """
@@ -646,8 +645,8 @@ def _with_shapes(state: State, specs: Mapping[str, Spec]) -> list[str]:
 def _rules_of(keys: Iterable[str], composition: Composition) -> Iterator[Span]:
     """Where the rules stand that take or make these keys."""
     wanted = set(keys)
-    for _, bound in composition.legs:
-        for new, made in bound.made.items():
+    for _, bound in composition.steps:
+        for new, made in bound.provenance.items():
             if (new in wanted or not wanted.isdisjoint(made.keys)) and (
                 made.rule.steps or made.keys != (new,)
             ):

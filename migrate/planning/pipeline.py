@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from itertools import islice, repeat
 from typing import Any, NamedTuple
 
-from ..core.diagnostics import Diagnostic, fail, listed, plural, printable
-from ..core.errors import OpError
+from ..core.diagnostics import Diagnostic, listed, plural, printable
+from ..core.errors import OpError, fail
 from ..core.records import records
 from ..core.spec import Spec, spec
 from ..core.view import TooManyPieces, View, leaves, relabel, stored
 from ..ops.base import Decided, Loss, OpCall, ValueOp
 from ..rules.compiled import ROLE, CompiledCall, DirectedRule
-from .graph import Apply, Call, Expr, Tensor, Value, ValueCheck
+from .graph import ApplyOp, Computation, ComputedTensor, Program, Tensor, ValueCheck
 from .match import ABSENT, RANK
 
 # no tensor comes apart into more; a larger number is a mistake, and each part is an object
@@ -35,10 +35,10 @@ class Item(NamedTuple):
     values: tuple[Any, ...]
     tensor: Tensor
     keys: tuple[str, ...]
-    program: Expr | None = None
+    program: Program | None = None
 
 
-class Refused(NamedTuple):
+class RefusedGroup(NamedTuple):
     """A group that the ops could not take: the keys it was made of, and why."""
 
     keys: tuple[str, ...]
@@ -50,11 +50,11 @@ class _Refusals:
 
     __slots__ = ("_lost", "_refuse")
 
-    def __init__(self, refuse: Callable[[Refused], None]) -> None:
+    def __init__(self, refuse: Callable[[RefusedGroup], None]) -> None:
         self._refuse = refuse
         self._lost: list[dict[str, Any]] = []
 
-    def add(self, refused: Refused, names: Sequence[str], values: Sequence[Any]) -> None:
+    def add(self, refused: RefusedGroup, names: Sequence[str], values: Sequence[Any]) -> None:
         self._lost.append(dict(zip(names, values, strict=True)))
         self._refuse(refused)
 
@@ -190,8 +190,11 @@ class Views:
         """The step computed instead of traced: what a value op is for, and for a layout op correct,
         but through memory.
         """
-        call = Call(OpCall(step.name, step.args), tuple(tensors), parts, rule, keys, lossy)
-        return [Tensor(s, self.stored(s.shape), (Value(call, n, s),)) for n, s in enumerate(specs)]
+        call = Computation(OpCall(step.name, step.args), tuple(tensors), parts, rule, keys, lossy)
+        return [
+            Tensor(s, self.stored(s.shape), (ComputedTensor(call, n, s),))
+            for n, s in enumerate(specs)
+        ]
 
     def _compute(
         self,
@@ -236,13 +239,13 @@ class Views:
 
 def _join_sources(
     tensors: Sequence[Tensor],
-) -> tuple[tuple[tuple[int, ...], ...] | None, tuple[str | Value, ...]]:
+) -> tuple[tuple[tuple[int, ...], ...] | None, tuple[str | ComputedTensor, ...]]:
     """All sources in one tuple; the mapping is None when none of them occurs twice, so that leaves
     only shift.
     """
     if len(tensors) == 1:
         return None, tensors[0].sources
-    joined: list[str | Value] = []
+    joined: list[str | ComputedTensor] = []
     for tensor in tensors:
         joined += tensor.sources
     positions = {source: n for n, source in enumerate(dict.fromkeys(joined))}
@@ -257,12 +260,12 @@ SUFFIX = "."
 Decide = Callable[[CompiledCall, Item], "Decided | None"]
 
 
-def run(
+def run_ops(
     rule: DirectedRule,
     names: tuple[str, ...],
     items: list[Item],
     views: Views,
-    refuse: Callable[[Refused], None],
+    refuse: Callable[[RefusedGroup], None],
     checks: list[ValueCheck],
     decide: Decide = lambda step, item: None,
 ) -> tuple[tuple[str, ...], list[Item]]:
@@ -312,7 +315,7 @@ def _each(
             (made,), met = views.trace(step, [item.tensor], 1, rule.label, item.keys)
         except OpError as error:
             refusals.add(
-                Refused(item.keys, _diagnose(rule, step, error, bound, item.values, [item])),
+                RefusedGroup(item.keys, _diagnose(rule, step, error, bound, item.values, [item])),
                 bound,
                 item.values,
             )
@@ -320,7 +323,7 @@ def _each(
         _collect(rule, met, item.keys, checks)
         program = item.program
         if program is not None and made is not item.tensor:
-            program = Apply(step.name, step.args, 1, 0, (program,), (item.tensor.spec.dtype,))
+            program = ApplyOp(step.name, step.args, 1, 0, (program,), (item.tensor.spec.dtype,))
         out.append(Item(item.values, made, item.keys, program))
     return out
 
@@ -340,7 +343,7 @@ def _decide(
             decided = decide(step, item)
         except OpError as error:
             refusals.add(
-                Refused(item.keys, _diagnose(rule, step, error, bound, item.values, [item])),
+                RefusedGroup(item.keys, _diagnose(rule, step, error, bound, item.values, [item])),
                 bound,
                 item.values,
             )
@@ -355,7 +358,7 @@ def _decide(
         for number, ((suffix, _), tensor) in enumerate(zip(decided.outputs, made, strict=True)):
             program = item.program
             if program is not None:
-                program = Apply(
+                program = ApplyOp(
                     step.name,
                     decided.args,
                     len(made),
@@ -457,7 +460,7 @@ def _part(
             made, met = views.trace(step, [item.tensor], parts, rule.label, item.keys)
         except OpError as error:
             refusals.add(
-                Refused(item.keys, _diagnose(rule, step, error, bound, item.values, [item])),
+                RefusedGroup(item.keys, _diagnose(rule, step, error, bound, item.values, [item])),
                 bound,
                 item.values,
             )
@@ -479,7 +482,7 @@ def _part(
                     (*before, value),
                     tensor,
                     keys,
-                    Apply(step.name, step.args, parts, number, (item.program,), dtypes),
+                    ApplyOp(step.name, step.args, parts, number, (item.program,), dtypes),
                 )
             )
     return (*bound, capture), out
@@ -509,7 +512,7 @@ def _join(
                 "M207", f"{step.name} over {{{capture}}}: two members are numbered {values[at]}"
             )
             refusals.add(
-                Refused(
+                RefusedGroup(
                     item.keys,
                     _diagnose(rule, step, error, rest, group, [members[values[at]], item]),
                 ),
@@ -538,7 +541,7 @@ def _join(
             keys = tuple(k for m in members.values() for k in m.keys)
             if error.code != "M207" or not refusals.explain(rest, group):
                 refusals.add(
-                    Refused(
+                    RefusedGroup(
                         keys, _diagnose(rule, step, error, rest, group, list(members.values()))
                     ),
                     rest,
@@ -552,7 +555,7 @@ def _join(
             program = (
                 programs[0]
                 if made is tensors[0]
-                else Apply(
+                else ApplyOp(
                     step.name, step.args, 1, 0, programs, tuple(t.spec.dtype for t in tensors)
                 )
             )

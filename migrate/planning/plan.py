@@ -22,10 +22,11 @@ from ..results import PlanReport
 from ..rules.compiled import DirectedRule
 from ..source.blobs import Stored
 from ..source.target import Target
-from .bind import Bound, Made
-from .compose import Composition, Leg
-from .graph import Tensor, Value, ValueCheck, calls
+from .bind import Provenance, StepResult
+from .compose import Composition
+from .graph import ComputedTensor, Tensor, ValueCheck, computations
 from .kinds import BLOCKS, CHUNK, Kind, kind_of
+from .pathstep import PathStep
 from .sides import SideFiles
 
 FORMAT_VERSION = "1.0"
@@ -110,7 +111,7 @@ def document(
         }
         for f in target.files
     ]
-    decided = {key: went for _, bound in composition.legs for key, went in bound.decided.items()}
+    decided = {key: went for _, bound in composition.steps for key, went in bound.decided.items()}
     binding = {
         "source": source["index_hash"],
         "path": path,
@@ -147,7 +148,7 @@ def document(
         "params": dict(params),
         "allow": sorted(allow),
         "options": dict(options),
-        "rows": [row for leg, bound in composition.legs for row in _rows(leg, bound)],
+        "rows": [row for step, bound in composition.steps for row in _rows(step, bound)],
         "unchanged": _unchanged(composition),
         "target": {
             "folder": target.folder,
@@ -163,10 +164,10 @@ def document(
         "bytes_written": sum(f.size for f in target.files)
         + sum(len(b) for b in target.small.values()),
         "peak_memory": peak_memory(outputs),
-        "losses": losses_of(composition),
-        "checks": _checks(composition),
+        "losses": losses_of(composition) if composition.losses else [],
+        "checks": _checks(composition) if composition.graph.checks else [],
         "decided": decided,
-        "notes": [note for _, bound in composition.legs for note in bound.notes],
+        "notes": [note for _, bound in composition.steps for note in bound.notes],
         "downgrade": {"exact": not composition.inexact, "because": composition.inexact},
         "warnings": list(warnings),
     }
@@ -175,8 +176,8 @@ def document(
 def steps_of(composition: Composition) -> list[dict[str, Any]]:
     """The edges that are walked, in order."""
     return [
-        {"lineage": leg.lineage, "from": leg.start, "to": leg.goal, "backwards": leg.backwards}
-        for leg, _ in composition.legs
+        {"lineage": step.lineage, "from": step.start, "to": step.goal, "backwards": step.backwards}
+        for step, _ in composition.steps
     ]
 
 
@@ -194,12 +195,12 @@ def losses_of(composition: Composition) -> list[dict[str, Any]]:
     ]
 
 
-def _rows(leg: Leg, bound: Bound) -> list[dict[str, Any]]:
+def _rows(step: PathStep, bound: StepResult) -> list[dict[str, Any]]:
     """One row per rule, output template and spec; in the order of the rules. With `sample`, `from`
     is that of one output only.
     """
     by_rule: dict[int, tuple[DirectedRule, list[str]]] = {}
-    for key, made in bound.made.items():
+    for key, made in bound.provenance.items():
         by_rule.setdefault(id(made.rule), (made.rule, []))[1].append(key)
     rows = []
     budget = MOST_COLLAPSED
@@ -207,11 +208,11 @@ def _rows(leg: Leg, bound: Bound) -> list[dict[str, Any]]:
         specs = {key: bound.tensors[key].spec for key in keys if key in bound.tensors}
         groups = collapse(list(specs), specs.__getitem__)
         for group in groups:
-            made = bound.made[group.sample]
+            made = bound.provenance[group.sample]
             sources, whole = made.keys, group.count == 1
             if len(groups) == 1 and group.count * len(sources) <= budget:
                 sources, whole = (
-                    tuple(dict.fromkeys(s for key in specs for s in bound.made[key].keys)),
+                    tuple(dict.fromkeys(s for key in specs for s in bound.provenance[key].keys)),
                     True,
                 )
                 budget -= len(sources)
@@ -226,11 +227,11 @@ def _rows(leg: Leg, bound: Bound) -> list[dict[str, Any]]:
                     "ops": [step.name for step in rule.steps],
                     "lossy": any(
                         call.lossy and call.rule == rule.label
-                        for call in calls([bound.tensors[group.sample]])
+                        for call in computations([bound.tensors[group.sample]])
                     ),
                     "rule": rule.name,
                     "at": str(rule.span),
-                    "leg": f"{leg.lineage} {leg.start} -> {leg.goal}",
+                    "leg": f"{step.lineage} {step.start} -> {step.goal}",
                 }
             )
     for change, table in (("dropped", bound.dropped), ("redundant", bound.redundant)):
@@ -249,7 +250,7 @@ def _rows(leg: Leg, bound: Bound) -> list[dict[str, Any]]:
                     "ops": [step.name for step in rule.steps],
                     "rule": rule.name,
                     "at": str(rule.span),
-                    "leg": f"{leg.lineage} {leg.start} -> {leg.goal}",
+                    "leg": f"{step.lineage} {step.start} -> {step.goal}",
                     "why": rule.why,
                 }
                 for group in collapse(keys)
@@ -257,11 +258,11 @@ def _rows(leg: Leg, bound: Bound) -> list[dict[str, Any]]:
     return rows
 
 
-def _change(rule: DirectedRule, made: Made, key: str, tensor: Tensor) -> str:
+def _change(rule: DirectedRule, made: Provenance, key: str, tensor: Tensor) -> str:
     kinds = {step.op.kind for step in rule.steps}
     if "make" in kinds:
         return "added"
-    if any(isinstance(source, Value) for source in tensor.sources):
+    if any(isinstance(source, ComputedTensor) for source in tensor.sources):
         return "computed"
     if len(made.keys) > 1:
         return "merged"
@@ -273,11 +274,11 @@ def _change(rule: DirectedRule, made: Made, key: str, tensor: Tensor) -> str:
 
 
 def _unchanged(composition: Composition) -> int:
-    """How many outputs are a source key untouched: same name, and no rule made it on any leg."""
+    """How many outputs are a source key untouched: same name, and no rule made it on any step."""
     keys = set(composition.graph.outputs)
-    for _, bound in composition.legs:
+    for _, bound in composition.steps:
         keys &= bound.tensors.keys() - {
-            k for k, m in bound.made.items() if m.rule.steps or m.keys != (k,)
+            k for k, m in bound.provenance.items() if m.rule.steps or m.keys != (k,)
         }
     return len(keys)
 
@@ -299,9 +300,15 @@ def _checks(composition: Composition) -> list[dict[str, Any]]:
 
 
 def _bytes_read(outputs: Mapping[str, Tensor], stored: Mapping[str, Stored]) -> int:
-    tensors = [*outputs.values(), *(t for call in calls(outputs.values()) for t in call.inputs)]
+    tensors = [
+        *outputs.values(),
+        *(t for call in computations(outputs.values()) for t in call.inputs),
+    ]
     seen = {
-        source for tensor in tensors for source in tensor.sources if not isinstance(source, Value)
+        source
+        for tensor in tensors
+        for source in tensor.sources
+        if not isinstance(source, ComputedTensor)
     }
     return total_bytes(stored[key].spec for key in seen)
 
@@ -345,10 +352,10 @@ def _computed(tensors: Iterable[Tensor]) -> _Computed:
     todo = list(tensors)
     while todo:
         for source in todo.pop().sources:
-            if not isinstance(source, Value) or id(source) in seen:
+            if not isinstance(source, ComputedTensor) or id(source) in seen:
                 continue
             seen.add(id(source))
-            call = source.call
+            call = source.computation
             todo += call.inputs
             key = (
                 id(call.op_call.args),

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NoReturn
 
-from ..core.diagnostics import fail, printable
+from ..core.diagnostics import printable
+from ..core.errors import fail
 from ..rules import patches
 from ..rules.patches import ABSENT
 from ..source import jsontext
@@ -58,7 +59,7 @@ class SideFiles:
         # path -> what stands in it now, None: it is gone; only files that differ from the source's
         self.changed: dict[str, bytes | None] = {}
 
-    def read(self, path: str) -> bytes | None:
+    def read_file(self, path: str) -> bytes | None:
         """The bytes of the file as it now is; None if it is not there."""
         return self.changed[path] if path in self.changed else self._read_source(path)
 
@@ -70,7 +71,7 @@ class SideFiles:
             self._values[path] = self._parsed(path)
         return self._values[path]
 
-    def at(self, path: str, keys: Sequence[str]) -> Any:
+    def value_at(self, path: str, keys: Sequence[str]) -> Any:
         """The value at `keys`: names of objects, digits for lists. ABSENT if there is none."""
         value: Any = self.value(path)
         for key in keys:
@@ -87,7 +88,7 @@ class SideFiles:
                 return ABSENT
         return ABSENT if value is None and not keys else value
 
-    def put(self, path: str, value: dict[str, Any] | None) -> None:
+    def put_value(self, path: str, value: dict[str, Any] | None) -> None:
         """Makes `value` what the file holds, in the style it is written in; None removes it. Equal
         values change no byte.
 
@@ -96,7 +97,7 @@ class SideFiles:
         before = self.value(path)
         if patches.same(before, value):
             return
-        now = self.read(path)
+        now = self.read_file(path)
         if before is None:
             there = [
                 p
@@ -115,10 +116,10 @@ class SideFiles:
         if self._read_source(path) == made:
             del self.changed[path]
 
-    def listing(self, there: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+    def list_files(self, source_files: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
         """(path, size) of the files that come out, given those of the source."""
         sizes = {
-            **dict(there),
+            **dict(source_files),
             **{
                 path: None if content is None else len(content)
                 for path, content in self.changed.items()
@@ -127,7 +128,7 @@ class SideFiles:
         return sorted((path, size) for path, size in sizes.items() if size is not None)
 
     def _parsed(self, path: str) -> dict[str, Any] | None:
-        raw = self.read(path)
+        raw = self.read_file(path)
         if raw is None:
             if path in self._left_out:
                 fail(
@@ -148,6 +149,8 @@ class SideFiles:
                 f"{printable(path)} holds no JSON object",
                 help="a configuration is `{…}` with names and values",
             )
-        if patches.depth(value) > MAX_DEPTH:
+        # fewer brackets than levels cannot be too deep
+        brackets = raw.count(b"{") + raw.count(b"[")
+        if brackets > MAX_DEPTH and patches.depth(value) > MAX_DEPTH:
             fail("M914", f"{printable(path)}: JSON nested more than {MAX_DEPTH} deep")
         return value

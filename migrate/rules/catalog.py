@@ -58,7 +58,8 @@ def schema(
 
     `name` limits it to one; M115 if there is none of this name, or if the folder cannot be written.
     """
-    from ..core.diagnostics import did_you_mean, fail, listed, printable
+    from ..core.diagnostics import did_you_mean, listed, printable
+    from ..core.errors import fail
     from . import schema as made
 
     known = made.schemas()

@@ -17,8 +17,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from .. import ops
-from ..core.diagnostics import Report, Span, did_you_mean, listed, printable
-from ..core.errors import OpError, PatternError
+from ..core.diagnostics import Span, did_you_mean, listed, printable
+from ..core.errors import OpError, PatternError, Report
 from ..core.keys import CaptureType, Pattern, parse
 from ..ops.base import Op, ValueOp
 from .arguments import integer, resolve, unset

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from ..core.diagnostics import Report, printable
-from ..core.errors import PatternError
+from ..core.diagnostics import printable
+from ..core.errors import PatternError, Report
 from ..core.keys import parse
 from ..source import yaml
 from .fields import (

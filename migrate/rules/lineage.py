@@ -20,12 +20,12 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..core.diagnostics import Diagnostic, did_you_mean, fail, listed, printable
+from ..core.diagnostics import Diagnostic, did_you_mean, listed, printable
+from ..core.errors import fail
 from ..core.keys import Pattern, parse
-from ..core.ranks import fitting, without_rank
 from ..core.spec import Spec
 from ..core.spelling import option
-from ..core.templates import group, matches
+from ..core.templates import fitting, group, matches, without_rank
 from ..extra_state.age import States, ranges
 from ..source.index import Index
 
@@ -83,7 +83,7 @@ class Edge:
         return f"{self.source} -> {self.target}"
 
 
-class Hop(NamedTuple):
+class DirectedEdge(NamedTuple):
     """One edge of a way; `backwards` when the inverses of its rules are what runs."""
 
     edge: Edge
@@ -98,7 +98,7 @@ class Hop(NamedTuple):
         return self.edge.source if self.backwards else self.edge.target
 
 
-class Goal(NamedTuple):
+class LayoutName(NamedTuple):
     lineage: str
     layout: str
 
@@ -144,7 +144,9 @@ class Lineage:
         return self.names[-1]
 
 
-def path(lineage: Lineage, start: str, goal: str, *, down: bool | None = None) -> list[Hop]:
+def path(
+    lineage: Lineage, start: str, goal: str, *, down: bool | None = None
+) -> list[DirectedEdge]:
     """The shortest way from `start` to `goal`; [] when they are the same.
 
     In an ordered lineage each hop goes the way of the whole: up, or down over inverses and over
@@ -166,7 +168,7 @@ def path(lineage: Lineage, start: str, goal: str, *, down: bool | None = None) -
             help=f"{verb} goes that way",
         )
     hops = _hops(lineage)
-    came: dict[str, Hop] = {}
+    came: dict[str, DirectedEdge] = {}
     queue = deque([start])
     while queue and goal not in came:
         here = queue.popleft()
@@ -188,20 +190,20 @@ def path(lineage: Lineage, start: str, goal: str, *, down: bool | None = None) -
             notes=(f"its edges: {edges}",),
             help="`migrate new` begins a rule file for the edge that is missing",
         )
-    back: list[Hop] = []
+    back: list[DirectedEdge] = []
     while not back or back[-1].start != start:
         back.append(came[back[-1].start if back else goal])
     return back[::-1]
 
 
-def _hops(lineage: Lineage) -> dict[str, list[Hop]]:
+def _hops(lineage: Lineage) -> dict[str, list[DirectedEdge]]:
     written = {(edge.source, edge.target) for edge in lineage.edges}
-    out: dict[str, list[Hop]] = {}
+    out: dict[str, list[DirectedEdge]] = {}
     for edge in lineage.edges:
-        out.setdefault(edge.source, []).append(Hop(edge, backwards=False))
+        out.setdefault(edge.source, []).append(DirectedEdge(edge, backwards=False))
     for edge in lineage.edges:
         if (edge.target, edge.source) not in written:
-            out.setdefault(edge.target, []).append(Hop(edge, backwards=True))
+            out.setdefault(edge.target, []).append(DirectedEdge(edge, backwards=True))
     return out
 
 
@@ -221,7 +223,9 @@ def warnings(lineage: Lineage, names: Sequence[str]) -> list[Diagnostic]:
     return out
 
 
-def resolve_goal(text: str, lineages: Mapping[str, Lineage], current: Mapping[str, str]) -> Goal:
+def resolve_goal(
+    text: str, lineages: Mapping[str, Lineage], current: Mapping[str, str]
+) -> LayoutName:
     """The layout that `--to` or `--from` means: `lineage@layout`, a layout, a lineage (its latest),
     `latest`, `+1`, `-1`.
 
@@ -232,13 +236,13 @@ def resolve_goal(text: str, lineages: Mapping[str, Lineage], current: Mapping[st
     name, at, wanted = text.rpartition("@")
     if at:
         lineage = _known(name, lineages)
-        return Goal(lineage.name, _within(lineage, wanted, current))
+        return LayoutName(lineage.name, _within(lineage, wanted, current))
     if text == LATEST or _STEPS.fullmatch(text):
         ordered = [n for n in current if n in lineages and lineages[n].ordered] or (
             [n for n, known in lineages.items() if known.ordered] if text == LATEST else []
         )
         if len(ordered) == 1:
-            return Goal(ordered[0], _within(lineages[ordered[0]], text, current))
+            return LayoutName(ordered[0], _within(lineages[ordered[0]], text, current))
         if not ordered:
             fail(
                 "M501",
@@ -252,7 +256,7 @@ def resolve_goal(text: str, lineages: Mapping[str, Lineage], current: Mapping[st
             help=f"say which: {listed([f'{n}@{text}' for n in ordered])}",
         )
     if text in lineages:
-        return Goal(text, lineages[text].latest)
+        return LayoutName(text, lineages[text].latest)
     having = [n for n, known in lineages.items() if text in known.names]
     if len(having) > 1:  # the checkpoint can be in one of them only
         having = [n for n in having if n in current] or having
@@ -269,7 +273,7 @@ def resolve_goal(text: str, lineages: Mapping[str, Lineage], current: Mapping[st
         ]
         hint = did_you_mean(text, known_names) or f"the lineages are {listed(list(lineages))}"
         fail("M501", f"no lineage has a layout `{printable(text)}`", help=hint)
-    return Goal(having[0], text)
+    return LayoutName(having[0], text)
 
 
 def _known(name: str, lineages: Mapping[str, Lineage]) -> Lineage:

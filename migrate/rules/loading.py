@@ -17,7 +17,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from .. import ops
-from ..core.diagnostics import Report, did_you_mean, listed, printable
+from ..core.diagnostics import did_you_mean, listed, printable
+from ..core.errors import Report
 from ..core.keys import parse
 from ..source import yaml
 from . import arguments, examples, steps

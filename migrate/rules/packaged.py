@@ -14,7 +14,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from ..core.diagnostics import Report
+from ..core.errors import Report
 from ..ops.base import OpCall
 from ..source import yaml
 from .files import FORM, LAYOUTS, NAME, files_below, shipped_folder

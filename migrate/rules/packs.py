@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..core.diagnostics import Diagnostic, Report, did_you_mean, fail, listed, printable
-from ..core.errors import MigrateError
+from ..core.diagnostics import Diagnostic, did_you_mean, listed, printable
+from ..core.errors import MigrateError, Report, fail
 from ..core.spelling import option
 from ..source import yaml
 from ..source.registry import declared

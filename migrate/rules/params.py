@@ -12,8 +12,8 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..core.diagnostics import Report, Span, did_you_mean, listed, printable
-from ..core.errors import PatternError
+from ..core.diagnostics import Span, did_you_mean, listed, printable
+from ..core.errors import PatternError, Report
 from ..core.keys import FOREIGN, Pattern, foreign, parse
 from ..core.spec import ALIASES
 from ..core.spelling import option
@@ -256,7 +256,7 @@ def _report_idle(
         failure, known = near
         notes = (
             (
-                f"nearest name: {printable(known)}; it fails at {printable(failure.found)!r}, "
+                f"nearest name: {printable(known)}; it fails at {printable(failure.actual)!r}, "
                 "where "
                 f"the pattern takes {failure.expected}"
             ),

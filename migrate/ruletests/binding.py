@@ -14,19 +14,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..core.diagnostics import Diagnostic, Report, Span, printable
-from ..core.errors import MigrateError
+from ..core.diagnostics import Diagnostic, Span, printable
+from ..core.errors import MigrateError, Report
 from ..core.keys import Pattern
-from ..core.ranks import fitting
 from ..core.spec import Spec
-from ..core.templates import group
+from ..core.templates import fitting, group
 from ..ops.base import Loss, ValueOp
-from ..planning.bind import Bound, Questions, bind
-from ..planning.compose import Composition, Leg, compose, directed, initial
-from ..planning.graph import Tensor, calls
+from ..planning.bind import BindContext, StepResult, bind
+from ..planning.compose import Composition, compose, initial
+from ..planning.graph import Tensor, computations
+from ..planning.pathstate import PathState
+from ..planning.pathstep import PathStep, directed
 from ..planning.pipeline import Views
+from ..planning.request import OPTIMIZER_PARAM
 from ..planning.sides import SideFiles
-from ..planning.walk import Walk
 from ..rules.compiled import CompiledRule, DirectedRule, compile_file
 from ..rules.examples import RuleTest
 from ..rules.files import LAYOUTS, LoadedFile, files_below
@@ -112,12 +113,12 @@ class PreparedTest:
 
     test: RuleTest
     source: GivenSource
-    leg: Leg
+    step: PathStep
     params: Mapping[str, Any]
 
-    def walk(self) -> Walk:
+    def path_state(self) -> PathState:
         """A walk whose side files go with it."""
-        return walk_over(self.source, self.params)
+        return path_state_over(self.source, self.params)
 
 
 def prepare(file: CompiledFile, number: int, others: Sequence[CompiledFile] = ()) -> PreparedTest:
@@ -133,23 +134,23 @@ def prepare(file: CompiledFile, number: int, others: Sequence[CompiledFile] = ()
     ends = model.edge[::-1] if test.backwards else model.edge
     files = (file.loaded, *(other.loaded for other in beside))
     unsettled = tuple((rule, dict[str, Any]()) for rule in rules)
-    leg = Leg(model.lineage, *ends, test.backwards, unsettled, keep, files, {"params": {}})
-    return PreparedTest(test, source, leg, test.params)
+    step = PathStep(model.lineage, *ends, test.backwards, unsettled, keep, files, {"params": {}})
+    return PreparedTest(test, source, step, test.params)
 
 
 def bind_headers(
     prepared: PreparedTest, report: Report
-) -> tuple[tuple[DirectedRule, ...], dict[str, Tensor], Bound]:
+) -> tuple[tuple[DirectedRule, ...], dict[str, Tensor], StepResult]:
     """The rules with the test's params, the given tensors and what the rules make of them, without
     bytes: conditions on values count as met. Problems go into the report.
     """
-    views, rules, bound = Views(), tuple[DirectedRule, ...](), Bound()
+    views, rules, bound = Views(), tuple[DirectedRule, ...](), StepResult()
     given = initial(prepared.source.index.tensors, views)
     try:
-        leg = prepared.walk().enter(prepared.leg, given)
-        rules = tuple(directed(leg, report))
+        step = prepared.path_state().enter_step(prepared.step, given)
+        rules = tuple(directed(step, report))
         if not report.has_errors():
-            bound = bind(rules, leg.keep, given, views, Questions(_met, True), report)
+            bound = bind(rules, step.keep, given, views, BindContext(_met, True), report)
     except MigrateError as error:
         report.diagnostics += error.diagnostics
     return rules, given, bound
@@ -176,7 +177,7 @@ class BoundTest:
     file: LoadedFile
     number: int
     source: GivenSource
-    walk: Walk
+    path_state: PathState
     composition: Composition
     allow: frozenset[str]
     asked: bool
@@ -187,9 +188,9 @@ class BoundTest:
         return self.file.model.tests[self.number]
 
     @property
-    def legs(self) -> list[Leg]:
+    def steps(self) -> list[PathStep]:
         """The edges that were walked, with the params that they were walked with."""
-        return [leg for leg, _ in self.composition.legs]
+        return [step for step, _ in self.composition.steps]
 
     @property
     def outputs(self) -> Mapping[str, Tensor]:
@@ -223,42 +224,45 @@ class BoundTest:
 
     def side_files(self) -> dict[str, bytes]:
         """The side files that come out."""
-        sides = self.walk.sides
+        sides = self.path_state.sides
         return {
-            path: sides.read(path) or b"" for path, _ in sides.listing(self.source.index.side_files)
+            path: sides.read_file(path) or b""
+            for path, _ in sides.list_files(self.source.index.side_files)
         }
 
-    def again(self, source: GivenSource, legs: Sequence[Leg]) -> Composition:
-        """The composition of these legs, which have their params, over a source; raises its
+    def again(self, source: GivenSource, steps: Sequence[PathStep]) -> Composition:
+        """The composition of these steps, which have their params, over a source; raises its
         problems.
         """
-        return bound(source, legs, self.allow, None, prove=False)[0]
+        return bound(source, steps, self.allow, None, prove=False)[0]
 
     def back(self) -> BoundTest:
         """The way back over what came out, as one that has the stamp would walk it; raises its
         problems.
         """
         source = self.result()
-        legs = [
+        steps = [
             replace(
-                leg,
-                start=leg.goal,
-                goal=leg.start,
-                backwards=not leg.backwards,
+                step,
+                start=step.goal,
+                goal=step.start,
+                backwards=not step.backwards,
                 memory={"files": {}, "kept": [], **memory},
             )
-            for leg, memory in zip(reversed(self.legs), reversed(self.walk.remembered), strict=True)
+            for step, memory in zip(
+                reversed(self.steps), reversed(self.path_state.remembered), strict=True
+            )
         ]
-        walk = walk_over(source, self.test.params)
+        path_state = path_state_over(source, self.test.params)
         allow = frozenset(("lossy", "drop"))
-        composition, asked = bound(source, legs, allow, walk, prove=False)
-        return BoundTest(self.file, self.number, source, walk, composition, allow, asked)
+        composition, asked = bound(source, steps, allow, path_state, prove=False)
+        return BoundTest(self.file, self.number, source, path_state, composition, allow, asked)
 
     def scrambled(self) -> BoundTest:
         """The same over bytes that all differ, where no value decides and no op computes; else this
         test itself.
         """
-        if self.asked or self.composition.graph.checks or calls(self.outputs.values()):
+        if self.asked or self.composition.graph.checks or computations(self.outputs.values()):
             return self
         return replace(
             self, source=given_source(self.test.given, self.test.side, scrambled=True), _made={}
@@ -273,27 +277,26 @@ def bind_test(
 
     `others` are the other files of its edge; those that speak of given keys are bound beside it.
     """
-    from ..planning.optimizers import PARAM
-    from ..planning.route import check_params
+    from ..planning.path import check_params
 
     loaded, test = file.loaded, file.model.tests[number]
     if found := first_unstorable(test.given):
         place = loaded.span("tests", number, "given", found[0])
         return RefusedTest(test, (unwritable(test.name, *found, place),))
     # what says how state of an optimizer goes on is no param of a rule
-    params = {name: value for name, value in test.params.items() if name != PARAM}
+    params = {name: value for name, value in test.params.items() if name != OPTIMIZER_PARAM}
     prepared = replace(prepare(file, number, others), params=params)
     try:
         report = Report()
-        check_ids(prepared.leg.files, report)
+        check_ids(prepared.step.files, report)
         report.check()
-        check_params([prepared.leg], prepared.params, ())
+        check_params([prepared.step], prepared.params, ())
         allow = _losses(prepared) if test.allow is None else frozenset(test.allow)
-        walk = prepared.walk()
-        composition, asked = bound(prepared.source, [prepared.leg], allow, walk)
+        path_state = prepared.path_state()
+        composition, asked = bound(prepared.source, [prepared.step], allow, path_state)
     except MigrateError as error:
         return RefusedTest(test, error.diagnostics)
-    return BoundTest(loaded, number, prepared.source, walk, composition, allow, asked)
+    return BoundTest(loaded, number, prepared.source, path_state, composition, allow, asked)
 
 
 def unwritable(test: str, key: str, why: str, span: Span) -> Diagnostic:
@@ -302,30 +305,30 @@ def unwritable(test: str, key: str, why: str, span: Span) -> Diagnostic:
     return Diagnostic("M710", f"test {test!r}: {printable(key)}: {why}", (span,), (), hint)
 
 
-def walk_over(source: GivenSource, params: Mapping[str, Any]) -> Walk:
+def path_state_over(source: GivenSource, params: Mapping[str, Any]) -> PathState:
     """A walk whose side files go with it."""
-    return Walk(params, SideFiles(source.sides.get, carried=list(source.sides)), carried=True)
+    return PathState(params, SideFiles(source.sides.get, carried=list(source.sides)), carried=True)
 
 
 def _losses(prepared: PreparedTest) -> frozenset[str]:
     """What the ops of the rules say they lose, as `--allow` names it."""
     found = set()
-    leg = prepared.walk().enter(prepared.leg, initial(prepared.source.index.tensors, Views()))
-    for rule in directed(leg, Report()):
-        for step in rule.steps:
-            loss = step.op.loss(step.args)
+    tensors = initial(prepared.source.index.tensors, Views())
+    for rule in directed(prepared.path_state().enter_step(prepared.step, tensors), Report()):
+        for op_step in rule.steps:
+            loss = op_step.op.loss(op_step.args)
             if loss is Loss.DESTRUCTIVE:
                 found.add("drop")
-            if loss is Loss.LOSSY or isinstance(step.op, ValueOp):
+            if loss is Loss.LOSSY or isinstance(op_step.op, ValueOp):
                 found.add("lossy")
     return frozenset(found)
 
 
 def bound(
     source: GivenSource,
-    legs: Sequence[Leg],
+    steps: Sequence[PathStep],
     allow: frozenset[str],
-    walk: Walk | None,
+    path_state: PathState | None,
     *,
     prove: bool = True,
 ) -> tuple[Composition, bool]:
@@ -349,13 +352,13 @@ def bound(
     report = Report()
     composition = compose(
         source.index.tensors,
-        legs,
+        steps,
         allow,
         same_bytes,
         report,
         programs=True,
         prove=prove,
-        walk=walk,
+        path_state=path_state,
         payload=payload,
     )
     report.check()
@@ -363,10 +366,10 @@ def bound(
 
 
 def rule_behind(bound: BoundTest, key: str) -> Any:
-    """The rule that made an output and the keys it made it of (planning.bind.Made); None for a key
-    that was kept.
+    """The rule that made an output and the keys it made it of (planning.bind.Provenance); None for
+    a key that was kept.
     """
-    for _, found in reversed(bound.composition.legs):
-        if key in found.made:
-            return found.made[key]
+    for _, found in reversed(bound.composition.steps):
+        if key in found.provenance:
+            return found.provenance[key]
     return None

@@ -11,9 +11,9 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
-from ..core.diagnostics import Diagnostic, Report, Span, listed, printable
-from ..core.errors import MigrateError
-from ..core.ranks import as_seen
+from ..core.diagnostics import Diagnostic, Span, listed, printable
+from ..core.errors import MigrateError, Report
+from ..core.templates import as_seen
 from ..core.view import stored
 from ..planning.compose import Composition
 from ..rules.compiled import DirectedRule
@@ -144,9 +144,9 @@ def order(bound: BoundTest, *, values: bool) -> list[Diagnostic] | str:
     """M708 if the rules in another order make something else."""
     there = _account(bound.composition)
     for turn in (lambda rules: rules[::-1], lambda rules: (*rules[1:], *rules[:1])):
-        legs = [replace(leg, rules=turn(leg.rules)) for leg in bound.legs]
+        steps = [replace(step, rules=turn(step.rules)) for step in bound.steps]
         try:
-            again = _account(bound.again(bound.source, legs))
+            again = _account(bound.again(bound.source, steps))
         except MigrateError as error:
             what = "the rules in another order refuse what they took"
             return [_said(bound, "M708", what, ("the reason follows",)), *error.diagnostics]
@@ -176,7 +176,7 @@ def twice(bound: BoundTest, *, values: bool) -> list[Diagnostic] | str:
     """
     source = bound.result()
     try:
-        again = bound.again(source, bound.legs)
+        again = bound.again(source, bound.steps)
     except MigrateError:
         return []
     changed = [
@@ -206,7 +206,7 @@ def twice(bound: BoundTest, *, values: bool) -> list[Diagnostic] | str:
             )
         ]
     if lineage.ordered:
-        start, goal = bound.legs[0].start, bound.legs[-1].goal
+        start, goal = bound.steps[0].start, bound.steps[-1].goal
         findings = {
             f.layout: f
             for f in detect(lineage, source.index, lambda name: bound.side_files().get(name))
@@ -248,8 +248,8 @@ def coverage(file: LoadedFile, tests: Iterable[BoundTest]) -> list[Diagnostic]:
     """
     seen: dict[str, set[int]] = {}
     for bound in tests:
-        for _, found in bound.composition.legs:
-            used = [(m.rule, m.keys) for m in found.made.values()]
+        for _, found in bound.composition.steps:
+            used = [(m.rule, m.keys) for m in found.provenance.values()]
             used += [
                 (rule, (key,))
                 for part in (found.dropped, found.redundant)

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.diagnostics import Report, fail, printable
+from ..core.diagnostics import printable
+from ..core.errors import Report, fail
 from ..core.memory import guarded
-from ..planning.question import PathLike, path_text
+from ..planning.request import PathLike, path_text
 from ..results import RuleTestReport
 
 if TYPE_CHECKING:

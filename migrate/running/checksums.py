@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..planning.graph import Value, calls
+from ..planning.graph import ComputedTensor, computations
 
 if TYPE_CHECKING:
     from ..planning.graph import Tensor
@@ -68,7 +68,7 @@ def check_records(
     from ..source.zip_archive import ArchiveRecord, check_record
 
     tensors = list(outputs)
-    for call in calls(tensors):
+    for call in computations(tensors):
         tensors += call.inputs
     covered = {(told.file, told.record.offset) for told in known.values()}
     starts: dict[int, list[int]] = {}
@@ -79,7 +79,7 @@ def check_records(
         for tensor in tensors
         if id(tensor) not in known
         for s in tensor.sources
-        if not isinstance(s, Value)
+        if not isinstance(s, ComputedTensor)
     }
     for blob, offset in sorted(
         {place for key in keys if (place := _start(source, key, sums, starts)) is not None}

@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..core.diagnostics import fail, printable
+from ..core.diagnostics import printable
+from ..core.errors import fail
 from ..core.spelling import option
 from ..extra_state.age import States
-from ..planning.graph import Read
+from ..planning.graph import ReadKey
 from ..planning.optimizers import DROP
-from ..planning.optimizers import PARAM as OPTIMIZER
-from ..planning.question import OUTPUT_FORMATS
-from ..planning.route import find_route
+from ..planning.path import find_path
+from ..planning.request import OPTIMIZER_PARAM, OUTPUT_FORMATS
 from ..planning.sides import SideFiles
 from ..results import DiffReport, VerifyEstimate, VerifyReport
 from . import spotcheck
@@ -35,11 +35,11 @@ from .differences import (
     unread_outcome,
 )
 from .output_tree import with_all_tensors
-from .prepare import compose_for, side_reader, stamp_of, walk_for, without_optimizers
+from .prepare import compose_for, path_state_for, side_reader, stamp_of, without_optimizers
 from .verify import Recomputation, estimate_seconds
 
 if TYPE_CHECKING:
-    from ..planning.question import Question
+    from ..planning.request import Request
     from ..source.index import Source
 
 Progress = Callable[[int, int], None]
@@ -48,7 +48,7 @@ Progress = Callable[[int, int], None]
 def verify_output(
     opened: Source,
     made: Source,
-    question: Question,
+    request: Request,
     *,
     budget: int | None,
     share: float | None,
@@ -59,21 +59,21 @@ def verify_output(
 ) -> VerifyReport:
     """Whether `made` is what `opened` gives when it is computed again.
 
-    What was applied is read from the stamp of `made`, unless the question says it. `share` and
+    What was applied is read from the stamp of `made`, unless the request says it. `share` and
     `seed` choose a sample.
     """
-    question = replace(question, allow=question.allow | {"lossy", "drop", "delayed-scaling"})
+    request = replace(request, allow=request.allow | {"lossy", "drop", "delayed-scaling"})
     index_hash = made.index.hash()
     stamp, notes = stamps.read_stamp(made.history, index_hash)
     applied = _applied_after(opened, stamp)
     if (
-        not (applied or question.to or question.files)
+        not (applied or request.to or request.files)
         and made.history is not None
         and index_hash == opened.index.hash()
     ):
         # the same tensors in another format
-        question = replace(question, output_format=OUTPUT_FORMATS[0])
-    if not (question.to or question.files or applied or question.output_format):
+        request = replace(request, output_format=OUTPUT_FORMATS[0])
+    if not (request.to or request.files or applied or request.output_format):
         missing = (
             f"no stamp in {printable(made.path)} says that it was made from "
             f"{printable(opened.path)}"
@@ -87,17 +87,24 @@ def verify_output(
             help=f"give {option('to', 'LINEAGE@LAYOUT')} or {option('rules', 'FILE')}",
         )
     if any(entry.get("optimizer") == "dropped" for entry in applied):
-        question = replace(question, params={**question.params, OPTIMIZER: DROP})
-    before, (opened, _) = stamp_of(opened)[0], without_optimizers(opened, question)
-    route = find_route(opened.index, side_reader(opened), before, question, applied, States(opened))
-    notes += [*route.remarks, *(d.message for d in route.warnings if d.code == "M518")]
-    walk = walk_for(opened, route, os.path.isdir(made.path))
-    composition = compose_for(opened, route, question, walk, programs=True, prove=False)
+        request = replace(request, params={**request.params, OPTIMIZER_PARAM: DROP})
+    before, (opened, _) = stamp_of(opened)[0], without_optimizers(opened, request)
+    migration_path = find_path(
+        opened.index, side_reader(opened), before, request, applied, States(opened)
+    )
+    notes += [
+        *migration_path.remarks,
+        *(d.message for d in migration_path.warnings if d.code == "M518"),
+    ]
+    path_state = path_state_for(opened, migration_path, os.path.isdir(made.path))
+    composition = compose_for(
+        opened, migration_path, request, path_state, programs=True, prove=False
+    )
     differences = spec_differences(composition, made)
     wrong = {d["key"] for d in differences}
     programs = {key: program for key, program in composition.programs.items() if key not in wrong}
     if made.index.tree is not None:
-        programs.update((key, Read(key)) for key in opened.index.passed_through)
+        programs.update((key, ReadKey(key)) for key in opened.index.passed_through)
     both = with_all_tensors(opened), with_all_tensors(made)
     chosen = None if share is None else spotcheck.choose_sample(programs, *both, share, seed)
     work = Recomputation(programs, *both, budget, chosen)
@@ -112,15 +119,15 @@ def verify_output(
         (near if found.what == "near" else differences).append(
             {"key": found.key, "what": f"{found.detail}{first}"}
         )
-    unread, unlooked = unread_outcome(opened, made, "opaque" in question.allow)
+    unread, unlooked = unread_outcome(opened, made, "opaque" in request.allow)
     if chosen is not None:
         unlooked += spotcheck.left_out_of(
             chosen, programs, both[1], any(one.index.sums() for one in both)
         )
-    differences += side_differences(opened, made, walk.sides) + unread
-    differences += item_differences(opened, made, bool(route.legs)) + made_form_differences(
-        opened, composition, made
-    )
+    differences += side_differences(opened, made, path_state.sides) + unread
+    differences += item_differences(
+        opened, made, bool(migration_path.steps)
+    ) + made_form_differences(opened, composition, made)
     opened.check_unchanged()
     return VerifyReport.of(
         path=made.path,

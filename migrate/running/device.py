@@ -13,7 +13,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..core.diagnostics import fail, printable
+from ..core.diagnostics import printable
+from ..core.errors import fail
 from ..core.spelling import option
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.diagnostics import listed, plural, printable
-from ..core.ranks import rank_of
 from ..core.spelling import option
+from ..core.templates import rank_of
 from ..source.pickle.jsonform import to_json
 from ..source.pickle.tree import DictNode, ListNode, joined, segment
 from ..source.target_tree import node_of
@@ -54,7 +54,7 @@ def side_differences(one: Source, other: Source, sides: SideFiles) -> list[dict[
     """
     if not _both_folders(one, other):
         return []
-    a, b = dict(sides.listing(one.index.side_files)), dict(other.index.side_files)
+    a, b = dict(sides.list_files(one.index.side_files)), dict(other.index.side_files)
     out = [
         {"key": name, "what": f"side file {printable(name, 300)} is in one of them only"}
         for name in sorted(a.keys() ^ b.keys())
@@ -62,7 +62,7 @@ def side_differences(one: Source, other: Source, sides: SideFiles) -> list[dict[
     unlike = (
         n
         for n in sorted(a.keys() & b.keys())
-        if a[n] != b[n] or sides.read(n) != other.side_file(n)
+        if a[n] != b[n] or sides.read_file(n) != other.side_file(n)
     )
     return out + [
         {"key": name, "what": f"side file {printable(name, 300)} differs"} for name in unlike
@@ -396,9 +396,9 @@ def made_form_differences(source: Source, composition: Composition, made: Source
         (_said(out.rest.parts, out.rest.names), out.rest.first),
         (_said_of(made.index.tree), _firsts(made.index)),
     )
-    if composition.values is None or source.index.tree is None:
+    if composition.items is None or source.index.tree is None:
         return found
-    before, there = composition.values, items_of_index(made.index)
+    before, there = composition.items, items_of_index(made.index)
     if before.ranks != there.ranks:
         return found
     kept = len(made.index.tree.parts)

@@ -16,7 +16,7 @@ from ..core import view as views
 from ..core.spec import BITS, Spec
 from ..elements.raw import carrier
 from ..ops.base import ValueOp
-from ..planning.graph import Apply, Expr, Read
+from ..planning.graph import ApplyOp, Program, ReadKey
 
 if TYPE_CHECKING:
     import numpy as np
@@ -133,12 +133,12 @@ class Specs:
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._of: dict[int, tuple[Expr, Spec]] = {}
+        self._of: dict[int, tuple[Program, Spec]] = {}
         self._made: dict[tuple[Any, ...], tuple[Any, list[Spec]]] = {}
 
-    def of(self, expression: Expr) -> Spec:
+    def of(self, expression: Program) -> Spec:
         """dtype and shape of what the expression makes."""
-        if isinstance(expression, Read):
+        if isinstance(expression, ReadKey):
             return self._source.index.tensors[expression.key].spec
         found = self._of.get(id(expression))
         if found is None:
@@ -146,7 +146,7 @@ class Specs:
             found = self._of[id(expression)] = expression, made
         return found[1]
 
-    def outputs_of(self, call: Apply) -> list[Spec]:
+    def outputs_of(self, call: ApplyOp) -> list[Spec]:
         """The specs of all outputs of a call."""
         specs = [self.of(e) for e in call.inputs]
         key = call.op, id(call.args), call.parts, *specs
@@ -155,7 +155,7 @@ class Specs:
             found = self._made[key] = call.args, _made(call, specs)
         return found[1]
 
-    def need(self, expressions: Sequence[Expr]) -> Need:
+    def need(self, expressions: Sequence[Program]) -> Need:
         """What it takes to evaluate these one after the other, calls that several of them share
         once.
         """
@@ -166,7 +166,7 @@ class Specs:
             own, stack = 0, [expression]
             while stack:
                 here = stack.pop()
-                if isinstance(here, Read):
+                if isinstance(here, ReadKey):
                     # memory for reads is taken back when all outputs are made
                     sizes.append(_read_bytes(self._source, here.key))
                     own += self._unpacked(here.key)
@@ -194,7 +194,7 @@ class Specs:
             else 0
         )
 
-    def _for_itself(self, call: Apply) -> int:
+    def _for_itself(self, call: ApplyOp) -> int:
         op = ops.get(call.op)
         if not isinstance(op, ValueOp):
             return 0
@@ -204,7 +204,7 @@ class Specs:
         )
 
 
-def _made(call: Apply, specs: Sequence[Spec]) -> list[Spec]:
+def _made(call: ApplyOp, specs: Sequence[Spec]) -> list[Spec]:
     op = ops.get(call.op)
     made = op.infer(call.args, specs, call.parts)
     if made is not None:
@@ -223,19 +223,19 @@ def _loose(spec: Spec) -> int:
     return spec.numel * max(1, BITS[spec.dtype] // 8)
 
 
-def shared(call: Apply) -> tuple[Any, ...]:
+def shared(call: ApplyOp) -> tuple[Any, ...]:
     """What is equal for the outputs of one call with several."""
     return call.op, id(call.args), call.parts, *map(id, call.inputs)
 
 
-def several(expression: Expr) -> list[tuple[Any, ...]]:
+def several(expression: Program) -> list[tuple[Any, ...]]:
     """The calls with several outputs that an expression is made of, those that are read first in
     front.
     """
     out, stack = [], [expression]
     while stack:
         here = stack.pop()
-        if isinstance(here, Apply):
+        if isinstance(here, ApplyOp):
             if here.parts > 1:
                 out.append(shared(here))
             stack += here.inputs
@@ -258,9 +258,9 @@ class EagerEvaluation:
         self._uses = dict(uses or {})
         self._calls: dict[tuple[Any, ...], list[Array]] = {}
 
-    def __call__(self, expression: Expr) -> Array:
+    def __call__(self, expression: Program) -> Array:
         """The raw elements that the expression makes."""
-        if isinstance(expression, Read):
+        if isinstance(expression, ReadKey):
             return read_elements(self._source, expression.key, self._pool)
         several = expression.parts > 1
         if several and (kept := self._calls.get(shared(expression))) is not None:
@@ -273,18 +273,18 @@ class EagerEvaluation:
             self._calls[shared(expression)] = outputs
         return outputs[expression.output]
 
-    def done(self, expression: Expr) -> None:
+    def done(self, expression: Program) -> None:
         """Lets go of what no later output needs."""
         for call in several(expression):
             self._uses[call] = self._uses.get(call, 0) - 1
             if self._uses[call] <= 0:
                 self._calls.pop(call, None)
 
-    def rows(self, expression: Expr, start: int, stop: int) -> Array:
+    def rows(self, expression: Program, start: int, stop: int) -> Array:
         """Rows `start` to `stop` along the first axis, from no more of the inputs than the ops say
         they need.
         """
-        if isinstance(expression, Read):
+        if isinstance(expression, ReadKey):
             return self._stored_rows(expression.key, start, stop)
         op = ops.get(expression.op)
 
@@ -314,13 +314,13 @@ class EagerEvaluation:
             stop - start, *shape[1:]
         )
 
-    def slack(self, expression: Expr) -> tuple[str, Array] | None:
+    def slack(self, expression: Program) -> tuple[str, Array] | None:
         """The op that does not promise its bits, and how far each element may be off; None where
         bytes must be equal.
         """
         import numpy as np
 
-        if isinstance(expression, Read):
+        if isinstance(expression, ReadKey):
             return None
         op = ops.get(expression.op)
         inner = [self.slack(e) for e in expression.inputs]
@@ -350,21 +350,21 @@ class EagerEvaluation:
         return found[0], made
 
 
-def by_rows(expression: Expr) -> bool:
+def by_rows(expression: Program) -> bool:
     """Whether some rows can be made from less than all of the inputs."""
-    while isinstance(expression, Apply):
+    while isinstance(expression, ApplyOp):
         if not ops.get(expression.op).by_rows:
             return False
         expression = expression.inputs[0]
     return True
 
 
-def kind(expression: Expr, specs: Specs) -> tuple[Any, ...]:
+def kind(expression: Program, specs: Specs) -> tuple[Any, ...]:
     """What outputs of one rule have in common: their ops and arguments, dtypes, and how many they
     are made of.
     """
     made: list[Any] = [specs.of(expression)]
-    while isinstance(expression, Apply):
+    while isinstance(expression, ApplyOp):
         made += [expression.op, id(expression.args), len(expression.inputs), *expression.dtypes[:1]]
         expression = expression.inputs[0]
     return tuple(made)

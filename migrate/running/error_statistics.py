@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ..ops.base import Box
-    from ..planning.graph import Call, Tensor, Value
+    from ..planning.graph import Computation, ComputedTensor, Tensor
 
 # numbers measured at a time: with their float64 images they stay in a second-level cache
 _STEP = 1 << 15
@@ -230,8 +230,8 @@ class Ledger:
 
     def __init__(self, outputs: Mapping[str, Tensor]) -> None:
         self._lock = threading.Lock()
-        self._values: dict[int, tuple[Value, list[str]]] = {}
-        self._of: dict[int, list[tuple[Value, list[str]]]] = {}
+        self._values: dict[int, tuple[ComputedTensor, list[str]]] = {}
+        self._of: dict[int, list[tuple[ComputedTensor, list[str]]]] = {}
         self._boxes: dict[int, dict[Box, Tally]] = {}
         # by value, what `claim` gave away
         self._claimed: dict[int, list[Box]] = {}
@@ -245,11 +245,11 @@ class Ledger:
                         seen.add(id(value))
                         if id(value) not in self._values:
                             entry = self._values[id(value)] = value, []
-                            self._of.setdefault(id(value.call), []).append(entry)
+                            self._of.setdefault(id(value.computation), []).append(entry)
                         self._values[id(value)][1].append(key)
-                        todo += value.call.inputs
+                        todo += value.computation.inputs
 
-    def meter(self, value: Value, box: Box) -> Tally:
+    def meter(self, value: ComputedTensor, box: Box) -> Tally:
         """What an op tells the error of one box of `value` to."""
         tally = Tally()
         with self._lock:
@@ -257,7 +257,7 @@ class Ledger:
             self._measured.add(id(value))
         return tally
 
-    def claim(self, value: Value, box: Box) -> list[Box]:
+    def claim(self, value: ComputedTensor, box: Box) -> list[Box]:
         """The elements of `box` that nobody claimed before, as boxes that share none: who asks has
         to measure them.
         """
@@ -269,7 +269,7 @@ class Ledger:
                 _enter(claimed, part)
         return left
 
-    def close(self, call: Call) -> None:
+    def close(self, call: Computation) -> None:
         """Adds up the boxes of a call that nobody will read again."""
         for value, _ in self._of.get(id(call), ()):
             self._total(id(value))
@@ -287,7 +287,7 @@ class Ledger:
         nothing. `complete`: nothing was taken over from an earlier run."""
         tensors, rules = [], dict[tuple[str, str], _Summary]()
         for name, (value, keys) in self._values.items():
-            call = value.call
+            call = value.computation
             if not isinstance(ops.get(call.op_call.op), ValueOp):
                 continue
             total = self._total(name)

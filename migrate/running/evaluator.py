@@ -27,14 +27,15 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core import view as views
-from ..core.diagnostics import Report, fail, listed
+from ..core.diagnostics import listed
+from ..core.errors import Report, fail
 from ..core.memory import lacking, ran_out
 from ..core.spec import BITS, Spec, encode, unit
 from ..core.spelling import option
 from ..elements.raw import carrier, pack, scratch, unpack
 from ..ops.base import OpError, ValueOp
 from ..planning import kinds
-from ..planning.graph import Call, Tensor, Value
+from ..planning.graph import Computation, ComputedTensor, Tensor
 from ..planning.kinds import BLOCKS, FEW, Kind, size_of
 from .boxes import digits_of, footprint, holds, linear, ranges, strides_of, within
 from .device import CPU, Device
@@ -92,17 +93,17 @@ class Evaluator:
         # calls that other calls read, once for each of their boxes
         self._inner: set[int] = set()
         # id of a call and number of its output -> the call, to keep its id taken, and the bytes
-        self._kept: dict[tuple[int, int], tuple[Call, memoryview]] = {}
+        self._kept: dict[tuple[int, int], tuple[Computation, memoryview]] = {}
         # what calls remember between their boxes, and how many bytes that is; the call keeps its id
         # taken
-        self._memos: dict[int, tuple[Call, dict[str, Any], int]] = {}
+        self._memos: dict[int, tuple[Computation, dict[str, Any], int]] = {}
         self._remembered = 0
         self._making: dict[int, threading.RLock] = {}
         self._spent: set[int] = set()
         self._kinds: dict[tuple[Any, ...], Kind] = {}
         # of tensors that read computed ones (`reading_step`)
         self.steps: dict[tuple[Any, ...], int] = {}
-        self._weights: dict[int, tuple[Call, int]] = {}
+        self._weights: dict[int, tuple[Computation, int]] = {}
         self._live = 0
         for tensor in outputs:
             self._count(tensor)
@@ -116,16 +117,16 @@ class Evaluator:
     def _count(self, tensor: Tensor, inner: bool = False) -> None:
         for value in tensor.sources:
             if not isinstance(value, str):
-                first = id(value.call) not in self._uses
-                self._uses[id(value.call)] = self._uses.get(id(value.call), 0) + 1
+                first = id(value.computation) not in self._uses
+                self._uses[id(value.computation)] = self._uses.get(id(value.computation), 0) + 1
                 if inner:
-                    self._inner.add(id(value.call))
-                for read in value.call.inputs if first else ():
+                    self._inner.add(id(value.computation))
+                for read in value.computation.inputs if first else ():
                     self._count(read, True)
 
-    def kind(self, value: Value) -> Kind:
+    def kind(self, value: ComputedTensor) -> Kind:
         """What the value has in common with others of its op, arguments and specs."""
-        call = value.call
+        call = value.computation
         # the arguments are kept beside their id
         key = (
             call.op_call.op,
@@ -150,14 +151,14 @@ class Evaluator:
                 if isinstance(value, str) or id(value) in seen:
                     continue
                 seen.add(id(value))
-                todo += value.call.inputs
+                todo += value.computation.inputs
                 least = self.kind(value).least
-                if least > self.budget and (value.call.rule, least) not in told:
-                    told.add((value.call.rule, least))
-                    self._refuse(report, value.call, least)
+                if least > self.budget and (value.computation.rule, least) not in told:
+                    told.add((value.computation.rule, least))
+                    self._refuse(report, value.computation, least)
         report.check()
 
-    def _refuse(self, report: Report, call: Call, least: int) -> None:
+    def _refuse(self, report: Report, call: Computation, least: int) -> None:
         report.add(
             "M919",
             f"{self._said(call)} takes {least} bytes at once, the limit is {self.budget}, three "
@@ -165,42 +166,45 @@ class Evaluator:
             help=f"give {option('max_memory', -(-least * 4 // 3))} or more",
         )
 
-    def _short(self, error: Exception, value: Value, kind: Kind, box: Box) -> None:
+    def _short(self, error: Exception, value: ComputedTensor, kind: Kind, box: Box) -> None:
         """RunError M922 with the bytes that the box takes with what it is computed from, if `error`
         is a lack of memory.
         """
         if lacking(error):
             nbytes = kinds.TEMPORARIES * kind.cost(box) if kind.regional else kind.least
-            ran_out(error, f"compute {self._said(value.call)}, {nbytes} bytes at once")
+            ran_out(error, f"compute {self._said(value.computation)}, {nbytes} bytes at once")
 
     @staticmethod
-    def _said(call: Call) -> str:
+    def _said(call: Computation) -> str:
         """The op with its rule and keys, as messages name it."""
         rule = f"rule {call.rule}: " if call.rule else ""
         return f"{rule}`{call.op_call.op}`" + (
             f" of {listed(list(call.keys), 4)}" if call.keys else ""
         )
 
-    def leaf(self, wanted: Value | Tensor) -> ByteReader:
+    def leaf(self, wanted: ComputedTensor | Tensor) -> ByteReader:
         """The packed bytes of a value, or of a tensor whose elements below a byte move one by
         one.
         """
-        if isinstance(wanted, Value):
+        if isinstance(wanted, ComputedTensor):
             kind = self.kind(wanted)
             if kind.regional and not (
                 wanted.spec.nbytes <= kinds.FEW
-                and (id(wanted.call) in self._inner or self._uses.get(id(wanted.call), 0) > 1)
+                and (
+                    id(wanted.computation) in self._inner
+                    or self._uses.get(id(wanted.computation), 0) > 1
+                )
             ):
                 return ComputedReader(self, wanted, kind)
         return ByteReader(None, 0, self.bytes(wanted))
 
-    def bytes(self, wanted: Value | Tensor) -> memoryview:
+    def bytes(self, wanted: ComputedTensor | Tensor) -> memoryview:
         """The packed bytes of a whole value, or of a tensor, in memory. RunError M919 if it does
         not fit.
         """
-        if not isinstance(wanted, Value):
+        if not isinstance(wanted, ComputedTensor):
             return pack(self._loose(wanted), wanted.spec.dtype)
-        call, at = wanted.call, (id(wanted.call), wanted.output)
+        call, at = wanted.computation, (id(wanted.computation), wanted.output)
         kind = self.kind(wanted)
         with self._alone(call, kind.least):
             with self._lock:
@@ -224,13 +228,15 @@ class Evaluator:
             if isinstance(value, str):
                 continue
             with self._lock:
-                left = self._uses[id(value.call)] = self._uses.get(id(value.call), 1) - 1
+                left = self._uses[id(value.computation)] = (
+                    self._uses.get(id(value.computation), 1) - 1
+                )
                 if left <= 0:
-                    self._drop(id(value.call))
+                    self._drop(id(value.computation))
             if left <= 0:
-                self._spend(value.call)
+                self._spend(value.computation)
 
-    def _spend(self, call: Call) -> None:
+    def _spend(self, call: Computation) -> None:
         """Its inputs are not read by this call any more."""
         with self._lock:
             if id(call) in self._spent:
@@ -255,7 +261,7 @@ class Evaluator:
             for call in {at[0] for at in self._kept}:
                 self._drop(call)
 
-    def _keep(self, call: Call, outputs: dict[int, memoryview]) -> None:
+    def _keep(self, call: Computation, outputs: dict[int, memoryview]) -> None:
         nbytes = sum(len(p) for p in outputs.values())
         with self._lock:
             self._make_room(nbytes)
@@ -264,7 +270,7 @@ class Evaluator:
             )
             self._live += nbytes
 
-    def _alone(self, call: Call, least: int) -> AbstractContextManager[Any]:
+    def _alone(self, call: Computation, least: int) -> AbstractContextManager[Any]:
         """Held while a box is made that needs, with what it reads, more than a thread's share."""
         if max(least, self._weight(call)) <= self.share:
             return nullcontext()
@@ -274,19 +280,21 @@ class Evaluator:
             report.check()
         return self._heavy
 
-    def _weight(self, call: Call) -> int:
+    def _weight(self, call: Computation) -> int:
         """The most bytes that a node below `call` takes at once."""
         found = self._weights.get(id(call))
         if found is None:
             below = [v for t in call.inputs for v in t.sources if not isinstance(v, str)]
-            weight = max((max(self.kind(v).least, self._weight(v.call)) for v in below), default=0)
+            weight = max(
+                (max(self.kind(v).least, self._weight(v.computation)) for v in below), default=0
+            )
             found = self._weights[id(call)] = call, weight
         return found[1]
 
-    def _run(self, value: Value, kind: Kind) -> memoryview:
+    def _run(self, value: ComputedTensor, kind: Kind) -> memoryview:
         import numpy as np
 
-        call = value.call
+        call = value.computation
         if isinstance(kind.op, ValueOp):
             array = np.empty(kind.spec.shape, carrier(kind.spec.dtype))
             self.compute(self.workspace(), value, kind, _all(kind.spec), array)
@@ -320,12 +328,17 @@ class Evaluator:
         return Gather(self._source, self._layouts, memory, self.leaf, 2 * STAGE_MAX)
 
     def compute(
-        self, workspace: Workspace, value: Value, kind: Kind, box: Box, out: np.ndarray[Any, Any]
+        self,
+        workspace: Workspace,
+        value: ComputedTensor,
+        kind: Kind,
+        box: Box,
+        out: np.ndarray[Any, Any],
     ) -> None:
         """Fills `out` with the raw elements of a box that lies on the op's grain, in parts that fit
         the memory.
         """
-        with self._alone(value.call, kind.least):
+        with self._alone(value.computation, kind.least):
             part = box
             try:
                 for part in kind.cuts(box, self.limit) if kind.regional else (box,):
@@ -335,7 +348,7 @@ class Evaluator:
                 self._short(error, value, kind, part)
                 raise
 
-    def into(self, value: Value, kind: Kind, box: Box, buffer: memoryview) -> None:
+    def into(self, value: ComputedTensor, kind: Kind, box: Box, buffer: memoryview) -> None:
         """Fills `buffer` with the packed bytes of `box`, which are contiguous in it."""
         import numpy as np
 
@@ -344,7 +357,7 @@ class Evaluator:
             buffer[:] = self.packed(value, kind, box)[0]
             return
         out = np.frombuffer(buffer, carrier(kind.spec.dtype)).reshape([b - a for a, b in box])
-        with self._alone(value.call, kind.least):
+        with self._alone(value.computation, kind.least):
             part = box
             try:
                 for part in kind.cuts(box, self.limit):
@@ -360,7 +373,7 @@ class Evaluator:
                 self._short(error, value, kind, part)
                 raise
 
-    def packed(self, value: Value, kind: Kind, box: Box) -> tuple[memoryview, Box]:
+    def packed(self, value: ComputedTensor, kind: Kind, box: Box) -> tuple[memoryview, Box]:
         """The packed bytes of a box that holds `box`, and which; good until this thread computes
         again.
         """
@@ -374,10 +387,15 @@ class Evaluator:
             raise
 
     def _part(
-        self, workspace: Workspace, value: Value, kind: Kind, box: Box, place: np.ndarray[Any, Any]
+        self,
+        workspace: Workspace,
+        value: ComputedTensor,
+        kind: Kind,
+        box: Box,
+        place: np.ndarray[Any, Any],
     ) -> None:
         """Computes one box, of a size that fits the memory, into `place`."""
-        call = value.call
+        call = value.computation
         on_device = workspace.lane is not None and self._device.takes(kind.op, place.dtype)
         memo = {} if on_device else self._memo(call, kind)
         if (
@@ -422,7 +440,7 @@ class Evaluator:
     def _measure(
         self,
         workspace: Workspace,
-        value: Value,
+        value: ComputedTensor,
         kind: Kind,
         box: Box,
         meter: Meter,
@@ -436,12 +454,12 @@ class Evaluator:
         workspace.settle()
         arrays = [
             workspace.input(i, t, b)
-            for i, (t, b) in enumerate(zip(value.call.inputs, kind.needs(box), strict=True))
+            for i, (t, b) in enumerate(zip(value.computation.inputs, kind.needs(box), strict=True))
         ]
         made = np.empty([b - a for a, b in box], carrier(kind.spec.dtype))
         kind.op.compute(kind.args, arrays, kind.specs, kind.output, box, made, meter, **memo)
 
-    def _memo(self, call: Call, kind: Kind) -> dict[str, Any]:
+    def _memo(self, call: Computation, kind: Kind) -> dict[str, Any]:
         """The argument `memo` for the op of a call; none if the op has no use for it, or there is
         no memory.
         """
@@ -587,7 +605,7 @@ class Workspace:
         self._values, self.lane = values, lane
         self.depth = 0
         # the Value is kept beside its chunk: an id means nothing after its object is gone
-        self._chunks: OrderedDict[int, tuple[Value, ComputedBox]] = OrderedDict()
+        self._chunks: OrderedDict[int, tuple[ComputedTensor, ComputedBox]] = OrderedDict()
         self._slots: dict[tuple[int, int], tuple[memoryview, Gather]] = {}
 
     def input(self, number: int, tensor: Tensor, box: Box) -> np.ndarray[Any, Any]:
@@ -614,12 +632,12 @@ class Workspace:
         if self.lane is not None:
             self.lane.drain()
 
-    def has(self, value: Value, box: Box) -> bool:
+    def has(self, value: ComputedTensor, box: Box) -> bool:
         """Whether a chunk with `box` is there already."""
         kept = self._chunks.get(id(value))
         return kept is not None and holds(kept[1].box, box)
 
-    def chunk(self, value: Value, kind: Kind, box: Box) -> ComputedBox:
+    def chunk(self, value: ComputedTensor, kind: Kind, box: Box) -> ComputedBox:
         """A chunk that holds `box`: the last one of this value if it does, else computed now on the
         op's grain.
         """
@@ -656,7 +674,7 @@ class ComputedReader(ByteReader):
 
     __slots__ = ("_kind", "_value", "_values")
 
-    def __init__(self, values: Evaluator, value: Value, kind: Kind) -> None:
+    def __init__(self, values: Evaluator, value: ComputedTensor, kind: Kind) -> None:
         super().__init__(None, 0)
         self._values, self._value, self._kind = values, value, kind
 

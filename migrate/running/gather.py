@@ -28,14 +28,15 @@ from contextlib import contextmanager
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from ..core.diagnostics import fail, printable
+from ..core.diagnostics import printable
+from ..core.errors import fail
 from ..core.spelling import option
 from .geometry import SHORT, STAGE_MAX, ByteLayout, ByteLayouts, Move
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from ..planning.graph import Tensor, Value
+    from ..planning.graph import ComputedTensor, Tensor
     from ..source.blobs import Blob
     from ..source.index import Source
 
@@ -176,7 +177,7 @@ WINDOW = 64 << 20
 
 
 # the packed bytes of a computed value, or of a tensor whose elements below a byte move one by one
-Compute: TypeAlias = "Callable[[Value | Tensor], ByteReader]"
+Compute: TypeAlias = "Callable[[ComputedTensor | Tensor], ByteReader]"
 
 
 class ByteReader:
@@ -382,7 +383,7 @@ class Gather:
         """Lets go of the tensor last read, so that computed values can be freed."""
         self._leaves = None
 
-    def _leaf(self, source: str | Value) -> ByteReader:
+    def _leaf(self, source: str | ComputedTensor) -> ByteReader:
         if isinstance(source, str):
             return stored_reader(self._source, source)
         return self._compute(source)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.templates import collapse
 from ..extra_state.age import States
-from ..planning.route import known_lineages, layouts_of, nearest_to
+from ..planning.lineages import known_lineages, layouts_of, nearest_to
 from ..results import HistoryReport, InspectReport
 from ..source.pickle.encodings import PARAMETER
 from . import stamp as stamps
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ..core.spec import Spec
-    from ..planning.question import Question
+    from ..planning.request import Request
     from ..source.index import Source
 
 
-def describe(source: Source, question: Question, *, expand: bool) -> InspectReport:
+def describe(source: Source, request: Request, *, expand: bool) -> InspectReport:
     """What the checkpoint holds and which layouts it fits; `expand` lists every key."""
     index = source.index
     specs = {key: stored.spec for key, stored in index.tensors.items()}
@@ -42,7 +42,7 @@ def describe(source: Source, question: Question, *, expand: bool) -> InspectRepo
             }
             for c in collapse(list(specs), specs.__getitem__)
         ]
-    layouts = layouts_of(index, side_reader(source), question.rules, stamp.layouts, States(source))
+    layouts = layouts_of(index, side_reader(source), request.rules, stamp.layouts, States(source))
     return InspectReport.of(
         path=source.path,
         format=source.format,
@@ -57,12 +57,12 @@ def describe(source: Source, question: Question, *, expand: bool) -> InspectRepo
         layouts=layouts,
         nearest=[]
         if layouts
-        else nearest_to(index, side_reader(source), question.rules, States(source)),
+        else nearest_to(index, side_reader(source), request.rules, States(source)),
         keys=keys,
         side_files=[{"path": f.path, "size": f.size} for f in index.side_files],
         left_out=list(index.left_out),
         metadata=dict(index.metadata),
-        **describe_items(index, question.params.get(PARAMETER)),
+        **describe_items(index, request.params.get(PARAMETER)),
         notes=[*index.notes, *notes],
     )
 
@@ -82,7 +82,7 @@ def _counted(specs: Iterable[Spec]) -> dict[str, Any]:
     return {"parameters": sum(row["parameters"] for row in rows), "dtypes": rows}
 
 
-def describe_history(source: Source, question: Question, lineage: str | None) -> HistoryReport:
+def describe_history(source: Source, request: Request, lineage: str | None) -> HistoryReport:
     """What the stamp says was applied, and the layouts that the checkpoint stands in."""
     index_hash = source.index.hash()
     stamp, notes = stamps.read_stamp(source.history, index_hash)
@@ -90,9 +90,9 @@ def describe_history(source: Source, question: Question, lineage: str | None) ->
         *stamp.layouts,
         *(e["lineage"] for e in stamp.applied),
     }:
-        known_lineages(question.rules, lineage)  # M507 if there is none of this name
+        known_lineages(request.rules, lineage)  # M507 if there is none of this name
     found = layouts_of(
-        source.index, side_reader(source), question.rules, stamp.layouts, States(source)
+        source.index, side_reader(source), request.rules, stamp.layouts, States(source)
     )
     standing = {
         entry["lineage"]: entry["layout"] for entry in found if lineage in (None, entry["lineage"])
@@ -103,7 +103,7 @@ def describe_history(source: Source, question: Question, lineage: str | None) ->
         output=index_hash,
         layouts=dict(stamp.layouts),
         standing=standing,
-        lineages=[row for name in standing for row in known_lineages(question.rules, name)],
+        lineages=[row for name in standing for row in known_lineages(request.rules, name)],
         applied=applied,
         notes=notes if source.history is not None else ["no stamp: nothing was applied by migrate"],
     )

@@ -10,18 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.diagnostics import fail, printable
+from ..core.diagnostics import printable
+from ..core.errors import fail
 from ..core.spelling import option
-from ..planning.question import (
-    PathLike,
-    Question,
-    path_text,
-    require_source,
-    require_unchanged,
-    shape_of,
-    written_as,
-)
-from ..planning.route import remarks
+from ..planning.path import remarks
+from ..planning.request import PathLike, Request, output_format_of, path_text, shape_of
+from ..planning.savedplan import require_source, require_unchanged
 from ..results import ApplyReport, PlanReport
 from . import limits
 from .device import parse_device
@@ -38,7 +32,7 @@ if TYPE_CHECKING:
 def write_checkpoint(
     opened: Callable[[], Source],
     out: PathLike | None,
-    question: Question,
+    request: Request,
     *,
     max_shard_size: int | str | None = None,
     threads: int = 2,
@@ -75,10 +69,10 @@ def write_checkpoint(
             folder = is_folder(source, None) if saved is None else saved["options"]["folder"]
         else:
             check_place(place, source.path)
-            folder, question = shape_of(place.name, source.format, question)
+            folder, request = shape_of(place.name, source.format, request)
             if saved is not None:
-                _check_shape(saved, place, folder, written_as(source.format, question))
-        made, copy_of = plan_for(source, question, folder, shard), None
+                _check_shape(saved, place, folder, output_format_of(source.format, request))
+        made, copy_of = plan_for(source, request, folder, shard), None
         if saved is not None:
             require_unchanged(saved, made.document)
             made, copy_of = _taken(made, saved, changed)
@@ -87,11 +81,11 @@ def write_checkpoint(
         if (
             not made.document["path"]
             and source.format != "memory"
-            and question.output_format is None
+            and request.output_format is None
         ):
             return _published(made, source, None, copy_of, RunResult({}, 0, 0))
         side_files = [
-            (f["path"], made.sides.read(f["path"]) or b"") for f in made.document["side_files"]
+            (f["path"], made.sides.read_file(f["path"]) or b"") for f in made.document["side_files"]
         ]
         result = write_target(
             made.written,

@@ -22,18 +22,18 @@ from ..source.target_tree import output_record
 from ..source.tree import CheckpointTree, FileTree, replace_dict, tensor_records
 
 if TYPE_CHECKING:
-    from ..planning.route import Route
+    from ..planning.path import MigrationPath
     from ..source.index import Source
 
 
-def lift_states(source: Source, route: Route) -> None:
+def lift_states(source: Source, migration_path: MigrationPath) -> None:
     """Puts the states that rules of the route ask for among the tensors of the source, and takes
     them from where they were.
 
     Calling it again changes nothing. M950 for a state that is made of what no extra state is made
     of.
     """
-    patterns = list(_patterns(route))
+    patterns = list(_patterns(migration_path))
     found = list(objects(source.index, lambda key: _asked(patterns, key))) if patterns else []
     if not found:
         return
@@ -63,10 +63,10 @@ def lift_states(source: Source, route: Route) -> None:
     source.blobs = tuple(blobs)
 
 
-def _patterns(route: Route) -> Iterator[Pattern]:
-    for leg in route.legs:
-        for compiled, _ in leg.rules:
-            if not leg.backwards and any(
+def _patterns(migration_path: MigrationPath) -> Iterator[Pattern]:
+    for step in migration_path.steps:
+        for compiled, _ in step.rules:
+            if not step.backwards and any(
                 ops.get(step.op).kind == "decide" for step in compiled.rule.via
             ):
                 yield from (pattern for pattern in compiled.sources.values() if not pattern.params)

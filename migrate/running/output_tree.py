@@ -15,12 +15,13 @@ from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..core import view as views
-from ..core.diagnostics import fail, listed, plural, printable
-from ..core.ranks import rank_of
+from ..core.diagnostics import listed, plural, printable
+from ..core.errors import fail
 from ..core.spelling import option
-from ..planning.graph import Tensor, Value, ValueCheck
+from ..core.templates import rank_of
+from ..planning.graph import ComputedTensor, Tensor, ValueCheck
+from ..planning.items import Items
 from ..planning.names import follow_all
-from ..planning.values import Values
 from ..source.pickle.encodings import PARAMETER, ask
 from ..source.pickle.jsonform import to_json
 from ..source.pickle.te_grouped import alike, group, member_of
@@ -40,9 +41,9 @@ from ..source.tree import (
 )
 
 if TYPE_CHECKING:
-    from ..planning.bind import Bound
+    from ..planning.bind import StepResult
     from ..planning.compose import Composition
-    from ..planning.optimizers import State
+    from ..planning.optimizers import OptimizerState
     from ..source.blobs import Stored
     from ..source.index import Index, Source
 
@@ -83,7 +84,7 @@ def with_all_tensors(source: Source) -> Source:
     return found
 
 
-def without_states(source: S, states: Sequence[State]) -> S:
+def without_states(source: S, states: Sequence[OptimizerState]) -> S:
     """The source without the state of these optimizers: neither its tensors nor what stands beside
     them. It is closed with the source.
     """
@@ -163,7 +164,7 @@ def output_tree(
             return OutputTree(_plain(specs, first, {}, None), outputs, (), ())
         said: tuple[list[str], list[str]] = ([], [])
         versions = _attributes(
-            _versions(index), [bound for _, bound in composition.legs if bound.made], *said
+            _versions(index), [bound for _, bound in composition.steps if bound.provenance], *said
         )
         return OutputTree(
             _plain(specs, first, _called(writable_items(index), composition), versions),
@@ -218,7 +219,7 @@ def writable_items(index: Index) -> dict[str, Any]:
 def _called(items: Mapping[str, Any], composition: Composition) -> dict[str, Any]:
     """The values by what they are called now."""
     names = (
-        composition.values.names if composition.values is not None else {key: key for key in items}
+        composition.items.names if composition.items is not None else {key: key for key in items}
     )
     return {name: items[was] for name, was in names.items() if was in items}
 
@@ -300,7 +301,7 @@ def _parts(
     several = len(outline.parts) > 1
     names = {number: key for number, key in outline.names.items() if key in outline.passed_through}
     made: list[FileTree] = []
-    bounds = [bound for leg, bound in composition.legs if bound.made]
+    bounds = [bound for step, bound in composition.steps if bound.provenance]
     for rank, keys in enumerate(ranks):
         here = min(rank, len(outline.parts) - 1)
         part = outline.parts[here]
@@ -315,7 +316,7 @@ def _parts(
             made.append(part)
             continue
         called: dict[str, list[str]] = {}
-        for name, was in composition.values.names.items() if composition.values is not None else ():
+        for name, was in composition.items.names.items() if composition.items is not None else ():
             if not several or (rank_of(name) or 0) == here:
                 called.setdefault(_short(was, several), []).append(_short(name, several))
         table, own = _table(
@@ -349,7 +350,7 @@ def _answered(part: FileTree, composition: Composition) -> DictNode:
     """The dict that rules work on, its objects with what the file and the person who asked tell of
     their numbers.
     """
-    said = (leg.memory.get("params", {}).get(PARAMETER) for leg, _ in composition.legs)
+    said = (step.memory.get("params", {}).get(PARAMETER) for step, _ in composition.steps)
     known = resolve_objects(
         part, next((numbering for numbering in said if numbering is not None), None)
     )
@@ -363,12 +364,10 @@ def _answered(part: FileTree, composition: Composition) -> DictNode:
     return DictNode(table.kind, pairs, table.node, table.attributes)
 
 
-def items_of_index(index: Index) -> Values:
+def items_of_index(index: Index) -> Items:
     """The values that are no tensors among those that rules work on."""
     if index.tree is None:
-        return Values(
-            {key: key for key in index.items}, False, lambda name: repr(index.items[name])
-        )
+        return Items({key: key for key in index.items}, False, lambda name: repr(index.items[name]))
     several = len(index.tree.parts) > 1
     held: dict[str, Any] = {}
     for rank, part in enumerate(index.tree.parts):
@@ -383,7 +382,7 @@ def items_of_index(index: Index) -> Values:
             texts[id(held[name])] = repr(to_json(node_of(held[name], index.tree)))
         return texts[id(held[name])]
 
-    return Values({name: name for name in held}, several, told)
+    return Items({name: name for name in held}, several, told)
 
 
 def _short(name: str, several: bool) -> str:
@@ -414,7 +413,7 @@ def _table(
     keys: Sequence[tuple[str, str]],
     outputs: Mapping[str, Tensor],
     rank: int | None,
-    bounds: Sequence[Bound],
+    bounds: Sequence[StepResult],
     notes: list[str],
     gone: list[str],
     called: Mapping[str, Sequence[str]],
@@ -484,16 +483,18 @@ def _sources(tensor: Tensor) -> Sequence[str]:
     todo, seen = [tensor], set[int]()
     while todo:
         for source in todo.pop().sources:
-            if isinstance(source, Value):
-                if id(source.call) not in seen:
-                    seen.add(id(source.call))
-                    todo += source.call.inputs
+            if isinstance(source, ComputedTensor):
+                if id(source.computation) not in seen:
+                    seen.add(id(source.computation))
+                    todo += source.computation.inputs
             else:
                 out[source] = None
     return list(out)
 
 
-def _attributes(attributes: Any, bounds: Sequence[Bound], notes: list[str], gone: list[str]) -> Any:
+def _attributes(
+    attributes: Any, bounds: Sequence[StepResult], notes: list[str], gone: list[str]
+) -> Any:
     """The attributes of a state dict, with the names in `_metadata` (module -> version) as the
     modules are called now.
 
@@ -569,7 +570,7 @@ def find_ties(outputs: Mapping[str, Tensor], stored: Mapping[str, Stored]) -> di
     return out
 
 
-def _place(source: str | Value, stored: Mapping[str, Stored]) -> Any:
+def _place(source: str | ComputedTensor, stored: Mapping[str, Stored]) -> Any:
     """What is equal for sources that are the same bytes; None for what shares with nothing."""
     if not isinstance(source, str):
         return id(source)

@@ -1,4 +1,4 @@
-"""A question put to an opened checkpoint: route, graph, target and plan, from headers alone."""
+"""A request put to an opened checkpoint: route, graph, target and plan, from headers alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import formats, ops
 from ..core import log
-from ..core.diagnostics import Report, fail, listed, plural, printable
+from ..core.diagnostics import listed, plural, printable
+from ..core.errors import Report, fail
 from ..core.spelling import command, option
 from ..core.templates import collapse
 from ..core.version import __version__
@@ -16,12 +17,18 @@ from ..extra_state.age import States
 from ..ops.base import ValueOp
 from ..planning import optimizers
 from ..planning.compose import Composition, compose
-from ..planning.graph import Value
+from ..planning.graph import ComputedTensor
+from ..planning.path import MigrationPath, find_path
+from ..planning.pathstate import PathState
 from ..planning.plan import Plan, document
-from ..planning.question import OUTPUT_FORMATS, Question, with_permissions, written_as
-from ..planning.route import Route, find_route
+from ..planning.request import (
+    OPTIMIZER_PARAM,
+    OUTPUT_FORMATS,
+    Request,
+    output_format_of,
+    with_permissions,
+)
 from ..planning.sides import SideFiles, clash, refuse_clash
-from ..planning.walk import Walk
 from ..source.index import Index, Source, specs_hash
 from ..source.rank_files import Naming, by_rank, check_names, naming
 from . import stamp as stamps
@@ -63,12 +70,12 @@ def is_folder(source: Source, single_file: bool | None) -> bool:
     return os.path.isdir(source.path) or source.path.endswith(".index.json")
 
 
-def walk_for(source: Source, route: Route, folder: bool) -> Walk:
+def path_state_for(source: Source, migration_path: MigrationPath, folder: bool) -> PathState:
     """The walk along the route; where source and output are folders, side files go with it."""
     carried = folder and is_folder(source, None)
     there = [f.path for f in source.index.side_files] if carried else ()
-    return Walk(
-        route.given,
+    return PathState(
+        migration_path.given,
         SideFiles(side_reader(source), frozenset(source.index.left_out), there),
         carried=carried,
     )
@@ -77,14 +84,14 @@ def walk_for(source: Source, route: Route, folder: bool) -> Walk:
 @log.phase("composing the rules")
 def compose_for(
     source: Source,
-    route: Route,
-    question: Question,
-    walk: Walk,
+    migration_path: MigrationPath,
+    request: Request,
+    path_state: PathState,
     *,
     programs: bool = False,
     prove: bool = True,
 ) -> Composition:
-    lift_states(source, route)
+    lift_states(source, migration_path)
 
     def same_bytes(key: str, present: Tensor, made: Tensor) -> bool:
         from .checks import tensors_equal
@@ -97,29 +104,29 @@ def compose_for(
         return read_content(tensor, source)
 
     report = Report()
-    prove = prove and bool(route.legs)
+    prove = prove and bool(migration_path.steps)
     composition = compose(
         source.index.tensors,
-        route.legs,
-        question.allow,
+        migration_path.steps,
+        request.allow,
         same_bytes,
         report,
         programs=programs,
         prove=prove,
-        walk=walk,
+        path_state=path_state,
         payload=payload,
-        values=items_of_index(source.index),
+        items=items_of_index(source.index),
     )
     report.check()
     return composition
 
 
-def require_known(source: Source, question: Question) -> list[str]:
+def require_known(source: Source, request: Request) -> list[str]:
     """M935 for what the reader had to leave out, unless that is allowed, and M939 if nothing is
     left; notes on it otherwise.
     """
     index, report = source.index, Report()
-    if index.outside and "opaque" not in question.allow:
+    if index.outside and "opaque" not in request.allow:
         from ..source.pickle.policy import refusal
 
         report.diagnostics.append(refusal(index.outside, source.path))
@@ -133,66 +140,79 @@ def require_known(source: Source, question: Question) -> list[str]:
     return [*index.notes]
 
 
-def without_optimizers(source: S, question: Question) -> tuple[S, optimizers.Verdict | None]:
+def without_optimizers(source: S, request: Request) -> tuple[S, optimizers.OptimizerVerdict | None]:
     """The source without optimizer state, where that is asked for, and what there is to say of it;
     as it is and None otherwise.
 
     M402 unless dropping is allowed.
     """
-    if not optimizers.dropped(question.params):
+    if OPTIMIZER_PARAM not in request.params or not optimizers.dropped(request.params):
         return source, None
-    states = optimizers.find(source.index)
-    optimizers.require_drop(states, question.allow)
+    states = optimizers.find_states(source.index)
+    optimizers.require_drop(states, request.allow)
     return without_states(source, states), optimizers.left_out(states)
 
 
-def plan_for(source: Source, question: Question, folder: bool, max_shard_size: int) -> Plan:
+def judge_optimizers(
+    source: Source, composition: Composition, request: Request
+) -> optimizers.OptimizerVerdict:
+    """What becomes of the state of optimizers. M410 where it would go stale without permission."""
+    index = source.index
+    # such state lies outside of what rules work on, or its keys say so
+    if not (index.passed_through or index.items or "ptim" in "\n".join(index.tensors)):
+        return optimizers.OptimizerVerdict(None)
+    return optimizers.judge_states(optimizers.find_states(index), composition, index, request.allow)
+
+
+def plan_for(source: Source, request: Request, folder: bool, max_shard_size: int) -> Plan:
     """The plan. Permissions that are missing are raised together."""
-    return with_permissions(question, lambda asked: _plan(source, asked, folder, max_shard_size))
+    return with_permissions(request, lambda asked: _plan(source, asked, folder, max_shard_size))
 
 
 @log.phase("planning")
-def _plan(source: Source, question: Question, folder: bool, max_shard_size: int) -> Plan:
+def _plan(source: Source, request: Request, folder: bool, max_shard_size: int) -> Plan:
     index_hash = source.index.hash()
-    known_notes = require_known(source, question)
+    known_notes = require_known(source, request)
     if source.format != "memory":
         check_names(source.index, source.path)
     stamp, notes = stamps.read_stamp(source.history, index_hash)
-    source, fresh = without_optimizers(source, question)
-    route = find_route(source.index, side_reader(source), stamp, question, states=States(source))
-    walk = walk_for(source, route, folder)
-    composition = compose_for(source, route, question, walk)
-    for name, value in walk.params.items():
-        log.debug("param %s is %s", name, value)
-    became = fresh or optimizers.judge(
-        optimizers.find(source.index), composition, source.index, question.allow
+    source, fresh = without_optimizers(source, request)
+    migration_path = find_path(
+        source.index, side_reader(source), stamp, request, states=States(source)
     )
+    path_state = path_state_for(source, migration_path, folder)
+    composition = compose_for(source, migration_path, request, path_state)
+    for name, value in path_state.params.items():
+        log.debug("param %s is %s", name, value)
+    became = fresh or judge_optimizers(source, composition, request)
     notes += became.notes
     specs = {key: t.spec for key, t in composition.graph.outputs.items()}
     report = Report()
-    route.check_output(composition.graph.outputs, walk.sides.read, report)
+    migration_path.check_output(composition.graph.outputs, path_state.sides.read_file, report)
     report.check()
-    known = zip(route.entries, walk.remembered, strict=True)
+    known = zip(migration_path.entries, path_state.remembered, strict=True)
     entries = [
         {**entry, **memory, "tool": __version__, "source": index_hash} for entry, memory in known
     ]
-    if became.lasts:
+    if became.became in optimizers.LASTING:
         entries = [{**entry, "optimizer": became.became} for entry in entries]
     was = naming(source.index.files) if os.path.isdir(source.path) else None
     if was is not None and entries:
         entries[0]["ranks"] = was.name(0, os.path.splitext(source.index.files[0])[1])
-    ranks = _naming(was, specs, route, stamp) if folder else None
+    ranks = _naming(was, specs, migration_path, stamp) if folder else None
     # a rule file applied by hand belongs to no lineage: what layouts the stamp named may not hold
     # any more
-    before = stamps.Stamp({}, stamp.applied) if question.files else stamp
-    text = stamps.write_stamp(before, route.layouts, entries, specs_hash(specs), question.at)
-    written = written_as(source.format, question)
-    alone = _left_behind(source, written, folder, question)
+    before = stamps.Stamp({}, stamp.applied) if request.files else stamp
+    text = stamps.write_stamp(
+        before, migration_path.layouts, entries, specs_hash(specs), request.at
+    )
+    written = output_format_of(source.format, request)
+    alone = _left_behind(source, written, folder, request)
     out = output_tree(
         source,
         composition,
         alone=bool(alone) and source.index.tree is not None,
-        drop="drop" in question.allow,
+        drop="drop" in request.allow,
     )
     rest = out.rest if source.index.tree is not None or written != OUTPUT_FORMATS[0] else None
     notes += [
@@ -221,7 +241,7 @@ def _plan(source: Source, question: Question, folder: bool, max_shard_size: int)
         last=_following(out.outputs),
     )
     watched = source.identities() or {}
-    side_files = walk.side_files(source.index.side_files)
+    side_files = path_state.list_side_files(source.index.side_files)
     if found := clash(
         [*(f.name for f in target.files), *target.small, *(path for path, _ in side_files)]
     ):
@@ -249,31 +269,31 @@ def _plan(source: Source, question: Question, folder: bool, max_shard_size: int)
         },
         stored=source.index.tensors,
         composition=composition,
-        rules=route.rules,
-        params=walk.params,
-        allow=question.allow,
+        rules=migration_path.rules,
+        params=path_state.params,
+        allow=request.allow,
         target=target,
         options={"max_shard_size": max_shard_size, "folder": folder, "format": written},
         side_files=[{"path": path, "size": size} for path, size in side_files],
         left_out=source.index.left_out if folder else (),
-        patched=walk.changes,
-        layouts=route.layouts,
-        origins=route.origins,
-        warnings=[d.to_json() for d in (*route.warnings, *walk.warnings)],
+        patched=path_state.changes,
+        layouts=migration_path.layouts,
+        origins=migration_path.origins,
+        warnings=[d.to_json() for d in (*migration_path.warnings, *path_state.warnings)],
     )
-    body["notes"] += [*walk.notes, *notes]
+    body["notes"] += [*path_state.notes, *notes]
     body["optimizer"] = became.became
     if gone:
         because = [*body["downgrade"]["because"], *(f"{what} does not come back" for what in gone)]
         body["downgrade"] = {"exact": False, "because": because}
-    body["question"] = question.to_json()
+    body["question"] = request.to_json()
     room = os.statvfs(os.path.dirname(os.path.abspath(source.path)) or ".")
     body["free"] = room.f_bavail * room.f_frsize
     return Plan(
         body,
         composition,
         target,
-        walk.sides,
+        path_state.sides,
         out.outputs,
         (*composition.graph.checks, *(out.checks if written == "torch" else ())),
     )
@@ -288,15 +308,18 @@ def _following(outputs: Mapping[str, Tensor]) -> set[str]:
     """The keys of outputs that fall out of computing others, whole and as they are computed."""
     found = set()
     for key, tensor in outputs.items():
-        if len(tensor.sources) == 1 and isinstance(value := tensor.sources[0], Value):
-            op = ops.get(value.call.op_call.op)
-            if isinstance(op, ValueOp) and op.follows(value.call.op_call.args, value.output):
+        if len(tensor.sources) == 1 and isinstance(value := tensor.sources[0], ComputedTensor):
+            op = ops.get(value.computation.op_call.op)
+            if isinstance(op, ValueOp) and op.follows(value.computation.op_call.args, value.output):
                 found.add(key)
     return found
 
 
 def _naming(
-    was: Naming | None, specs: Mapping[str, Spec], route: Route, stamp: stamps.Stamp
+    was: Naming | None,
+    specs: Mapping[str, Spec],
+    migration_path: MigrationPath,
+    stamp: stamps.Stamp,
 ) -> Naming | None:
     """How the files of ranks are called: as they were before the edge that is undone, else as the
     source's, else as a stamp says.
@@ -304,7 +327,9 @@ def _naming(
     None where the output has a single rank and nothing was called by its rank before: then it is a
     checkpoint like others.
     """
-    if route.legs and (before := naming([route.legs[-1].memory.get("ranks", "")])):
+    if migration_path.steps and (
+        before := naming([migration_path.steps[-1].memory.get("ranks", "")])
+    ):
         return before
     if len(by_rank(key for key in specs if "@" in key)) < 2:
         return None
@@ -315,7 +340,7 @@ def _naming(
     )
 
 
-def _left_behind(source: Source, written: str, folder: bool, question: Question) -> list[str]:
+def _left_behind(source: Source, written: str, folder: bool, request: Request) -> list[str]:
     """Notes on what stays behind because the output has no place for it: nothing but tensors of a
     state dict. M916 without permission.
     """
@@ -335,7 +360,7 @@ def _left_behind(source: Source, written: str, folder: bool, question: Question)
         )
     else:
         return []
-    if lost and "drop" not in question.allow:
+    if lost and "drop" not in request.allow:
         way = (
             "leave them out"
             if index.tree is None

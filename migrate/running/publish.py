@@ -31,7 +31,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..core.diagnostics import fail, printable, refusal
+from ..core.diagnostics import printable, refusal
+from ..core.errors import fail
 from ..core.memory import lacking, ran_out
 from ..core.spelling import option
 from ..source.blobs import Identity, difference, release

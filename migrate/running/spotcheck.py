@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..core.diagnostics import fail, listed, plural, printable
+from ..core.diagnostics import listed, plural, printable
+from ..core.errors import fail
 from ..core.templates import collapse
-from ..planning.graph import Expr
+from ..planning.graph import Program
 from .differences import Unlooked
 from .eager import Specs, by_rows, kind
 
@@ -79,7 +80,7 @@ def parse_share(given: float | str) -> float:
 
 
 def choose_sample(
-    program: Mapping[str, Expr],
+    program: Mapping[str, Program],
     source: Source,
     output: Source,
     share: float,
@@ -111,7 +112,7 @@ def choose_sample(
 
 
 def left_out_of(
-    sample: Sample, program: Mapping[str, Expr], output: Source, sums: bool
+    sample: Sample, program: Mapping[str, Program], output: Source, sums: bool
 ) -> list[Unlooked]:
     """What of the outputs the sample leaves out; `sums`: and checksums that the files record."""
     there, out = output.index.tensors, []
@@ -148,7 +149,7 @@ def left_out_of(
     )
 
 
-def regions_of(expression: Expr, specs: Specs) -> list[tuple[int, int]]:
+def regions_of(expression: Program, specs: Specs) -> list[tuple[int, int]]:
     """The regions of an output, as rows; one for what is small or is made as a whole only."""
     spec = specs.of(expression)
     count = spec.shape[0] if spec.shape else 1
@@ -163,7 +164,7 @@ def _take(
     chosen: list[tuple[int, int]],
     of: int,
     specs: Specs,
-    expression: Expr,
+    expression: Program,
     whole: set[str],
     regions: dict[str, Rows],
 ) -> None:

@@ -16,8 +16,8 @@ from itertools import chain
 from typing import Any
 
 from ..core.diagnostics import printable
-from ..planning.kept import is_kept
 from ..planning.optimizers import LASTING
+from ..planning.unchanged import are_folded_keys
 from ..rules.patches import is_undo
 from ..source.rank_files import naming
 
@@ -91,7 +91,7 @@ def _is_entry(entry: Any) -> bool:
             "ranks" not in entry
             or (_is_line(entry["ranks"]) and naming([entry["ranks"]]) is not None)
         )
-        and is_kept(entry.get("kept", []))
+        and are_folded_keys(entry.get("kept", []))
         and entry.get("optimizer", LASTING[0]) in LASTING
         and isinstance(entry.get("pack", {}), dict)
         and all(map(_is_line, chain.from_iterable(entry.get("pack", {}).items())))

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..core import log
 from ..core.diagnostics import printable
 from ..core.errors import MigrateError, RunError
-from ..core.memory import kept, lacking, ran_out
+from ..core.memory import lacking, ran_out, with_partial_folder
 from ..source.crc import combine, crc32
 from . import checks as value_checks
 from . import checksums
@@ -555,7 +555,9 @@ def write_target(
         write_failed(error, partial.folder, f"cannot write {printable(str(path), 300)}")
     except RunError as error:
         # what reads and computes knows nothing of the folder
-        raise RunError([kept(d, partial.folder) for d in error.diagnostics]) from error
+        raise RunError(
+            [with_partial_folder(d, partial.folder) for d in error.diagnostics]
+        ) from error
     except MigrateError as error:
         if not _appeared(error):
             partial.discard()

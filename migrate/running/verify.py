@@ -26,12 +26,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import ops
 from ..core import log
-from ..core.diagnostics import Report, printable
+from ..core.diagnostics import printable
+from ..core.errors import Report
 from ..core.spec import BITS
 from ..core.spelling import option
 from ..elements.reference import reference_values
 from ..ops.base import ValueOp
-from ..planning.graph import Apply, Expr, Read
+from ..planning.graph import ApplyOp, Program, ReadKey
 from .eager import (
     EagerEvaluation,
     Need,
@@ -87,7 +88,7 @@ class CompareJob(NamedTuple):
 
 
 def recompute(
-    program: Mapping[str, Expr],
+    program: Mapping[str, Program],
     source: Source,
     output: Source,
     *,
@@ -112,7 +113,7 @@ class Recomputation:
 
     def __init__(
         self,
-        program: Mapping[str, Expr],
+        program: Mapping[str, Program],
         source: Source,
         output: Source,
         max_memory: int | None = None,
@@ -174,7 +175,7 @@ class Recomputation:
         )
         memory = 4 * STRETCH + (
             2 * STRETCH
-            if isinstance(self.program[keys[0]], Read) and not whole
+            if isinstance(self.program[keys[0]], ReadKey) and not whole
             else need.memory + whole + 64 * inexact
         )
         return CompareJob(
@@ -265,10 +266,10 @@ class Recomputation:
             count.add(self.output.index.tensors[key].spec.nbytes)
         return found
 
-    def _one(self, key: str, expression: Expr, evaluate: EagerEvaluation) -> Mismatch | None:
+    def _one(self, key: str, expression: Program, evaluate: EagerEvaluation) -> Mismatch | None:
         there = self.output.index.tensors[key]
         if (
-            isinstance(expression, Read)
+            isinstance(expression, ReadKey)
             and _plain(self.source, expression.key)
             and there.spec == self.specs.of(expression)
         ):
@@ -290,7 +291,7 @@ class Recomputation:
             )
         return wrong
 
-    def _differ(self, key: str, expression: Expr, made: Any) -> Mismatch | None:
+    def _differ(self, key: str, expression: Program, made: Any) -> Mismatch | None:
         """How the output differs from `made`; None for `made` stands for a stored tensor, which is
         then read in stretches as well.
         """
@@ -309,7 +310,7 @@ class Recomputation:
             )
         if not spec.numel:
             return None
-        if made is None and isinstance(expression, Read):
+        if made is None and isinstance(expression, ReadKey):
             pairs = _stored_pairs(self.source, expression.key, self.output, key)
         else:
             pairs = _pairs(made, self.output, key)
@@ -332,7 +333,7 @@ class Recomputation:
                 pool.begin()
                 made, there = (
                     evaluate.rows(self.program[key], start, stop),
-                    others.rows(Read(key), start, stop),
+                    others.rows(ReadKey(key), start, stop),
                 )
                 yield start * each, _flat(made), _flat(there)
 
@@ -426,21 +427,21 @@ class _Crew:
             self._turn.notify_all()
 
 
-def _together(program: Mapping[str, Expr], keys: Sequence[str]) -> list[list[str]]:
+def _together(program: Mapping[str, Program], keys: Sequence[str]) -> list[list[str]]:
     """The keys in groups that are made of one call, in the program's order of their first."""
     groups: dict[Any, list[str]] = {}
     for key in keys:
         expression = program[key]
-        calls = several(expression) if isinstance(expression, Apply) else []
+        calls = several(expression) if isinstance(expression, ApplyOp) else []
         groups.setdefault(calls[0] if calls else key, []).append(key)
     return list(groups.values())
 
 
-def _inexact(expression: Expr) -> bool:
+def _inexact(expression: Program) -> bool:
     stack = [expression]
     while stack:
         here = stack.pop()
-        if isinstance(here, Apply):
+        if isinstance(here, ApplyOp):
             op = ops.get(here.op)
             if isinstance(op, ValueOp) and not op.same_bits:
                 return True

@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from ..core.diagnostics import fail, listed, printable
+from ..core.diagnostics import listed, printable
+from ..core.errors import fail
 
 
 class _RefusedError(ValueError):

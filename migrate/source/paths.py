@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from ..core import log
-from ..core.diagnostics import Report, did_you_mean, fail, listed, printable
+from ..core.diagnostics import did_you_mean, listed, printable
+from ..core.errors import Report, fail
 from ..core.spelling import option
 from . import pointers
 from .blobs import DescriptorPool, FileBlob, Identity, identity, release

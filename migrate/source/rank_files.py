@@ -17,8 +17,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from ..core.diagnostics import Report, fail, listed, printable
-from ..core.ranks import rank_of
+from ..core.diagnostics import listed, printable
+from ..core.errors import Report, fail
+from ..core.templates import rank_of
 from .blobs import Stored
 from .index import Index
 from .paths import Folder, Place, plain_name

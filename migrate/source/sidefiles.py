@@ -12,8 +12,7 @@ import os
 import stat
 from dataclasses import dataclass, field
 
-from ..core.diagnostics import Report, fail
-from ..core.errors import MigrateError
+from ..core.errors import MigrateError, Report, fail
 from . import pointers
 from .blobs import CHANGED_HELP, Identity, difference, identity
 from .index import SideFile

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ..core.diagnostics import Report, fail, printable
+from ..core.diagnostics import printable
+from ..core.errors import Report, fail
 from ..core.spec import Spec
 from .pickle.jsonform import Ref, to_json
 from .pickle.tree import (

@@ -15,7 +15,8 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from ..core.diagnostics import fail, listed, plural, printable
+from ..core.diagnostics import listed, plural, printable
+from ..core.errors import fail
 from ..core.spelling import option
 from .blobs import Stored
 from .pickle.encodings import Encoding, answered

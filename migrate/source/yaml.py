@@ -17,7 +17,8 @@ from itertools import islice
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from ..core.diagnostics import HIDDEN, Report, Span, printable
+from ..core.diagnostics import HIDDEN, Span, printable
+from ..core.errors import Report
 
 if TYPE_CHECKING:
     from yaml import YAMLError

@@ -22,7 +22,8 @@ from operator import itemgetter
 from struct import Struct
 from typing import NamedTuple, NoReturn
 
-from ..core.diagnostics import fail, listed, printable
+from ..core.diagnostics import listed, printable
+from ..core.errors import fail
 from . import blobs
 from .blobs import Blob
 from .crc import crc32

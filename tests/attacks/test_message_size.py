@@ -11,7 +11,7 @@ import pytest
 from commandline import run, safetensors
 from marks import thorough
 
-from migrate.core.diagnostics import Diagnostic, Span, bounded, written
+from migrate.core.diagnostics import Diagnostic, Span, bounded, json_length
 
 MOST = 20_000
 ODD = [
@@ -41,8 +41,8 @@ def test_a_diagnostic_is_small_whatever_it_quotes(text):
 def test_what_is_cut_is_as_long_as_may_be(text, most):
     for tail in (False, True):
         cut = bounded(text, most, tail=tail)
-        assert most - 100 <= written(cut) <= most
-        assert written(text) == len(json.dumps(text)) - 2
+        assert most - 100 <= json_length(cut) <= most
+        assert json_length(text) == len(json.dumps(text)) - 2
     assert bounded("short", most) == "short"
 
 

@@ -11,7 +11,7 @@ from commandline import DATA, done, mixtral, rules, run, safetensors
 import migrate
 from migrate.cli.options import ALLOWANCES
 from migrate.core.errors import QuestionError
-from migrate.planning import question
+from migrate.planning import request
 
 HUB = DATA / "mixtral__v4" / "hub"
 
@@ -105,4 +105,4 @@ def test_a_published_document_says_what_is_shared(tmp_path: Path) -> None:
 
 
 def test_what_can_be_allowed_is_listed_once() -> None:
-    assert ALLOWANCES is question.ALLOWANCES
+    assert ALLOWANCES is request.ALLOWANCES

@@ -2,18 +2,8 @@
 
 import pytest
 
-from migrate.core.diagnostics import (
-    Diagnostic,
-    Report,
-    Span,
-    condensed,
-    did_you_mean,
-    fail,
-    listed,
-    page,
-    printable,
-)
-from migrate.core.errors import CheckpointError, QuestionError
+from migrate.core.diagnostics import Diagnostic, Span, did_you_mean, listed, page, printable
+from migrate.core.errors import CheckpointError, QuestionError, Report, condensed, fail
 
 
 def test_a_code_is_its_page():

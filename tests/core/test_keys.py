@@ -322,7 +322,7 @@ def test_a_key_that_does_not_match_says_where_it_left_the_pattern(
     pattern, key, position, found, expected
 ):
     failure = parse(pattern).failure(key)
-    assert (failure.position, failure.found, failure.expected) == (position, found, expected)
+    assert (failure.position, failure.actual, failure.expected) == (position, found, expected)
 
 
 def test_failure_is_total_on_keys_that_do_not_match():
@@ -342,7 +342,7 @@ def test_failure_is_total_on_keys_that_do_not_match():
         failure = pattern.failure(key)
         asked += 1
         assert 0 <= failure.position <= len(key)
-        assert failure.found in key
+        assert failure.actual in key
         assert failure.expected
 
 
@@ -359,7 +359,7 @@ def test_the_nearest_pattern_is_the_one_with_most_text_in_common():
     found = nearest(patterns, "model.layers.0.self_attn.v_proj.weight")
     assert found is not None
     assert found[0] is patterns[1]
-    assert (found[1].found, found[1].expected) == ("v_proj", "{w:q|k}_proj")
+    assert (found[1].actual, found[1].expected) == ("v_proj", "{w:q|k}_proj")
     assert nearest(patterns, "zzz") is None
     assert nearest([], "x") is None
 

@@ -27,7 +27,7 @@ from pages import (
 )
 
 from migrate.cli import main
-from migrate.core.diagnostics import Report
+from migrate.core.errors import Report
 from migrate.rules.compiled import compile_file
 from migrate.rules.layouts import load_layouts
 from migrate.rules.loading import load_files

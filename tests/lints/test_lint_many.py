@@ -10,7 +10,7 @@ import pytest
 from marks import thorough
 
 import migrate
-from migrate.core import inclusion, overlap
+from migrate.core import keys, overlap
 from migrate.lints import matching
 
 HEAD = "id: t/b/many\ntitle: many rules\nlineage: t\nedge: [a, b]\nrules:\n"
@@ -136,4 +136,4 @@ def test_what_is_passed_over_has_no_key_in_common(one, other, fits):
     assert bool(list(matching._Near([second]).of(first))) is fits
     if not fits:
         assert overlap.common(first.parts, second.parts) is None
-        assert not inclusion.includes(first.parts, second.parts)
+        assert not keys.includes(first.parts, second.parts)

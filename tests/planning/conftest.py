@@ -12,13 +12,13 @@ import pytest
 from rule_text import load_text
 
 from migrate import ops
-from migrate.core.diagnostics import Report
-from migrate.core.errors import MigrateError
+from migrate.core.errors import MigrateError, Report
 from migrate.core.spec import encode, spec
 from migrate.core.view import Fill
-from migrate.planning.compose import Composition, Leg, compose
-from migrate.planning.graph import Read, Tensor, Value
-from migrate.planning.kept import fold
+from migrate.planning.compose import Composition, compose
+from migrate.planning.graph import ComputedTensor, ReadKey, Tensor
+from migrate.planning.pathstep import PathStep
+from migrate.planning.unchanged import fold_keys
 from migrate.rules import params as parameters
 from migrate.rules.compiled import compile_file
 from migrate.rules.loading import load_files
@@ -73,23 +73,23 @@ def realise(tensor: Tensor, ckpt: Checkpoint) -> np.ndarray:
             if source not in flats:
                 flats[source] = (
                     eager_value(source, ckpt).ravel()
-                    if isinstance(source, Value)
+                    if isinstance(source, ComputedTensor)
                     else ckpt.raw(source).ravel()
                 )
             out[index_dst] = flats[source][index_src]
     return out.reshape(tensor.spec.shape)
 
 
-def eager_value(value: Value, ckpt: Checkpoint) -> np.ndarray:
-    arrays = [realise(t, ckpt) for t in value.call.inputs]
-    step = value.call.op_call
+def eager_value(value: ComputedTensor, ckpt: Checkpoint) -> np.ndarray:
+    arrays = [realise(t, ckpt) for t in value.computation.inputs]
+    step = value.computation.op_call
     return ops.get(step.op).eager(
-        step.args, arrays, value.call.parts, [t.spec.dtype for t in value.call.inputs]
+        step.args, arrays, value.computation.parts, [t.spec.dtype for t in value.computation.inputs]
     )[value.output]
 
 
 def run_program(expr, ckpt: Checkpoint) -> np.ndarray:
-    if isinstance(expr, Read):
+    if isinstance(expr, ReadKey):
         return ckpt.raw(expr.key)
     arrays = [run_program(e, ckpt) for e in expr.inputs]
     return ops.get(expr.op).eager(expr.args, arrays, expr.parts, dtypes=expr.dtypes)[expr.output]
@@ -104,7 +104,7 @@ class Engine:
     raise.
     """
 
-    def leg(self, files, params=None, backwards=False):
+    def step(self, files, params=None, backwards=False):
         report = Report()
         rules, keep, known = [], [], dict(params or {})
         for file in files:
@@ -115,7 +115,7 @@ class Engine:
             keep += patterns
         report.check()
         model = files[0].model
-        return Leg(model.lineage, *model.edge, backwards, tuple(rules), tuple(keep))
+        return PathStep(model.lineage, *model.edge, backwards, tuple(rules), tuple(keep))
 
     def text(self, text, name="rule.yaml"):
         return [load_text(text, name)]
@@ -128,16 +128,16 @@ class Engine:
     ):
         ckpt = Checkpoint(ckpt)
         report = Report()
-        leg = replace(
-            self.leg(files, params, backwards),
-            memory={"kept": None if kept is None else fold(kept)},
+        step = replace(
+            self.step(files, params, backwards),
+            memory={"kept": None if kept is None else fold_keys(kept)},
         )
         stored = {k: Stored(s, 0, 0) for k, s in ckpt.specs().items()}
 
         def same(key, present, made):
             return realise(present, ckpt).tobytes() == realise(made, ckpt).tobytes()
 
-        done = compose(stored, [leg], frozenset(allow), same, report, programs=True, prove=prove)
+        done = compose(stored, [step], frozenset(allow), same, report, programs=True, prove=prove)
         report.check()
         out = Applied()
         for key, tensor in done.graph.outputs.items():
@@ -156,12 +156,12 @@ class Engine:
         out.composition = done
         return out
 
-    def walk(self, legs, ckpt):
+    def walk(self, steps, ckpt):
         """The composition of all the legs, proved, and its outputs as float32 arrays."""
         ckpt = Checkpoint(ckpt)
         report = Report()
         stored = {k: Stored(s, 0, 0) for k, s in ckpt.specs().items()}
-        done = compose(stored, legs, frozenset(), lambda *_: True, report)
+        done = compose(stored, steps, frozenset(), lambda *_: True, report)
         report.check()
         return done, {
             key: realise(tensor, ckpt).view(np.float32)

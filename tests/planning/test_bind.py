@@ -323,7 +323,7 @@ def test_a_target_of_keep_source_goes_backwards_if_it_is_what_the_rule_makes_and
     ckpt = {"x.a": F([1, 2]), "x.b": F([2, 1]), "y.a": F([1, 2]), "y.b": F([1, 2]), "z.b": F([1])}
     out = engine.apply(files, ckpt, backwards=True)
     assert set(out) == {"x.a", "y.a", "y.b", "z.b"}
-    bound = out.composition.legs[0][1]
+    bound = out.composition.steps[0][1]
     assert bound.decided == {"x.b": True, "y.b": False, "z.b": False}
     assert any("y.b" in note for note in bound.notes)
     assert any("z.b" in note for note in bound.notes)
@@ -375,7 +375,7 @@ def test_targets_that_exist_and_are_equal_stay_and_the_sources_go(engine):
     files = engine.rules(COPIES, keep=["{k...}.{e:int}"])
     out = engine.apply(files, ckpt | {"b.w": one(1, 1)}, allow=())
     assert {k: v.view(F).tolist() for k, v in out.items()} == {"a.0": [1], "a.1": [2], "b.0": [1]}
-    assert set(out.composition.legs[0][1].redundant) == {"a.w"}
+    assert set(out.composition.steps[0][1].redundant) == {"a.w"}
 
 
 def test_targets_that_exist_and_differ_are_a_failed_check_unless_drop_is_allowed(engine):

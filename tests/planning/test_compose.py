@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from work import steps
 
-from migrate.core.diagnostics import Report
+from migrate.core.errors import Report
 from migrate.core.spec import spec
-from migrate.planning.compose import Leg, compose
+from migrate.planning.compose import compose
+from migrate.planning.pathstep import PathStep
 from migrate.source.blobs import Stored
 
 F = np.float32
@@ -30,7 +31,7 @@ def test_an_edge_and_its_inverse_leave_every_tensor_one_stored_piece(engine):
         "{into: x, dim: 0}}]",
     )
     ckpt = {f"l.{e}.{w}": iota(3, 4) for e in range(5) for w in "ab"} | {"m.qkv": iota(12, 2)}
-    done, out = engine.walk([engine.leg(files), engine.leg(files, backwards=True)], ckpt)
+    done, out = engine.walk([engine.step(files), engine.step(files, backwards=True)], ckpt)
     assert {k: v.tobytes() for k, v in out.items()} == {k: v.tobytes() for k, v in ckpt.items()}
     for key, tensor in done.graph.outputs.items():
         assert tensor.sources == (key,)
@@ -41,7 +42,9 @@ def test_an_edge_and_its_inverse_leave_every_tensor_one_stored_piece(engine):
 def test_the_next_edge_binds_to_what_the_one_before_made(engine):
     first = engine.rules("from: a, to: b", keep=["b2"])
     second = engine.rules('from: "{k...}", to: "m.{k}"', edge="[v2, v3]", name="two.yaml")
-    done, out = engine.walk([engine.leg(first), engine.leg(second)], {"a": iota(2), "b2": iota(1)})
+    done, out = engine.walk(
+        [engine.step(first), engine.step(second)], {"a": iota(2), "b2": iota(1)}
+    )
     assert set(out) == {"m.b", "m.b2"}
     assert done.graph.outputs["m.b"].sources == ("a",)
 
@@ -51,7 +54,7 @@ def test_a_problem_of_the_first_edge_is_said_once_and_the_second_is_not_bound_to
     second = engine.rules("from: b, to: c", edge="[v2, v3]", name="two.yaml")
     report = Report()
     stored = {"z": Stored(spec("float32", (1,)), 0, 0)}
-    compose(stored, [engine.leg(first), engine.leg(second)], frozenset(), lambda *_: True, report)
+    compose(stored, [engine.step(first), engine.step(second)], frozenset(), lambda *_: True, report)
     assert sorted(d.code for d in report.diagnostics) == ["M206", "M211"]
 
 
@@ -67,9 +70,9 @@ def test_the_collector_is_as_it_was_even_after_an_error(engine):
         (gc.enable if enabled else gc.disable)()
         try:
             engine.apply(files, {"a": iota(1)})
-            leg = engine.leg(files)
+            step = engine.step(files)
             with pytest.raises(ZeroDivisionError):
-                compose(_Broken(), [leg], frozenset(), lambda *_: True, Report())
+                compose(_Broken(), [step], frozenset(), lambda *_: True, Report())
             assert gc.isenabled() is enabled
         finally:
             gc.enable()
@@ -84,7 +87,7 @@ def test_a_strided_source_is_read_with_its_strides(engine):
     report = Report()
     stored = {"a": Stored(spec("float32", (2, 3)), 0, 0, (1, 2))}
     done = compose(
-        stored, [engine.leg(engine.rules("from: a, to: b"))], frozenset(), lambda *_: True, report
+        stored, [engine.step(engine.rules("from: a, to: b"))], frozenset(), lambda *_: True, report
     )
     (piece,) = done.graph.outputs["b"].view.pieces
     assert sorted(zip(piece.dst_strides, piece.src_strides, strict=True)) == [(1, 2), (3, 1)]
@@ -241,8 +244,8 @@ def composing(engine, unused, layers, experts=16):
             for i in range(unused)
         ),
     )
-    leg = engine.leg(files)
-    assert isinstance(leg, Leg)
+    step = engine.step(files)
+    assert isinstance(step, PathStep)
     weight = spec("bfloat16", (2048, 7168))
     names = ("gate_proj", "up_proj", "down_proj")
     stored = {
@@ -254,7 +257,7 @@ def composing(engine, unused, layers, experts=16):
     report = Report()
 
     def go():
-        done = compose(stored, [leg], frozenset(), lambda *_: True, report, prove=False)
+        done = compose(stored, [step], frozenset(), lambda *_: True, report, prove=False)
         assert len(done.graph.outputs) == 2 * layers
         assert report.diagnostics == []
 

@@ -2,14 +2,14 @@
 
 import pytest
 
-from migrate.core.diagnostics import Report
+from migrate.core.errors import Report
 from migrate.ops.base import OneWay
-from migrate.planning.invert import invert
+from migrate.planning.pathstep import invert
 from migrate.rules.compiled import direct
 
 
 def back(engine, rule):
-    ((compiled, params),) = engine.leg(engine.rules(rule)).rules
+    ((compiled, params),) = engine.step(engine.rules(rule)).rules
     return invert(direct(compiled, params, Report()))
 
 
@@ -29,7 +29,7 @@ def test_ops_are_inverted_in_reverse_order_with_the_same_captures(engine):
 
 
 def test_the_inverse_of_the_inverse_does_what_the_rule_does(engine):
-    ((compiled, params),) = engine.leg(
+    ((compiled, params),) = engine.step(
         engine.rules(
             'from: "x.{e:int}", to: y, via: [{stack: {over: e, count: 3}}, {flip: {dim: 0}}]'
         )

@@ -50,7 +50,7 @@ def test_missing_counters_are_added_and_go_again_while_they_are_zero(engine):
     typed["bn.num_batches_tracked"] = np.array(5)
     back = engine.apply(engine.case("c04-batchnorm"), typed, backwards=True)
     equal(back, {**s, "bn.num_batches_tracked": np.array(5)})
-    assert back.composition.legs[0][1].decided == {
+    assert back.composition.steps[0][1].decided == {
         "bn.num_batches_tracked": False,
         "bn2.num_batches_tracked": False,
         "num_batches_tracked": True,

@@ -14,8 +14,8 @@ import pytest
 from rule_text import load_text
 from work import steps
 
-from migrate.core.diagnostics import Report
-from migrate.planning.bind import Bound, Made
+from migrate.core.errors import Report
+from migrate.planning.bind import Provenance, StepResult
 from migrate.planning.names import rename
 from migrate.planning.sides import SideFiles
 
@@ -39,14 +39,16 @@ def renamed(
     notes = rename(load_text(text, "r.yaml"), sides, bound, {}, set(), report)
     if report.diagnostics:
         return [d.message for d in report.diagnostics], notes
-    return sides.at("config.json", at.split(".")), notes
+    return sides.value_at("config.json", at.split(".")), notes
 
 
-def made(engine: Any, ckpt: dict[str, Any], rules: tuple[str, ...], keep: tuple[str, ...]) -> Bound:
+def made(
+    engine: Any, ckpt: dict[str, Any], rules: tuple[str, ...], keep: tuple[str, ...]
+) -> StepResult:
     arrays = {key: np.float32(value) for key, value in ckpt.items()}
-    bound: Bound = engine.apply(
+    bound: StepResult = engine.apply(
         engine.rules(*rules, keep=keep), arrays, prove=False
-    ).composition.legs[0][1]
+    ).composition.steps[0][1]
     return bound
 
 
@@ -133,14 +135,14 @@ def test_names_over_keys_take_work_as_there_are_more_of_both() -> None:
 
 def renaming(layers: int, experts: int = 16) -> Callable[[], None]:
     """Of a checkpoint with so many layers, every name is renamed."""
-    bound = Bound()
+    bound = StepResult()
     tensors: Any = {}
     rule: Any = SimpleNamespace(keep_source=False)
     for n in range(layers):
         for w in ("w1", "w2", "w3"):
             key = f"n.{n}.mlp.experts.{w}"
             tensors[key] = None
-            bound.made[key] = Made(
+            bound.provenance[key] = Provenance(
                 rule, tuple(f"m.{n}.experts.{e}.{w}.weight" for e in range(experts))
             )
     bound.tensors = tensors
@@ -158,6 +160,6 @@ def renaming(layers: int, experts: int = 16) -> Callable[[], None]:
 
     def go() -> None:
         assert rename(file, sides, bound, {}, set(), Report()) == []
-        assert sides.at("config.json", ["x"]) == list(tensors)
+        assert sides.value_at("config.json", ["x"]) == list(tensors)
 
     return go

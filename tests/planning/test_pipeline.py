@@ -12,7 +12,7 @@ from migrate.core import view
 from migrate.core.diagnostics import Span
 from migrate.core.errors import MigrateError
 from migrate.core.spec import spec
-from migrate.planning.graph import Tensor, Value
+from migrate.planning.graph import ComputedTensor, Tensor
 from migrate.planning.pipeline import Views
 from migrate.rules.compiled import CompiledCall
 
@@ -58,7 +58,7 @@ def test_what_would_have_too_many_pieces_is_computed_and_has_the_same_bytes(
     computed = [
         t
         for t in out.composition.graph.outputs.values()
-        if any(isinstance(s, Value) for s in t.sources)
+        if any(isinstance(s, ComputedTensor) for s in t.sources)
     ]
     assert bool(computed) == (limit < 12)
 
@@ -73,10 +73,10 @@ def test_the_parts_of_one_computed_tensor_share_the_computation(engine, monkeypa
         {"x": iota(3, 4)},
     )
     calls = {
-        id(s.call)
+        id(s.computation)
         for t in out.composition.graph.outputs.values()
         for s in t.sources
-        if isinstance(s, Value)
+        if isinstance(s, ComputedTensor)
     }
     assert len(calls) <= 1
 
@@ -116,7 +116,7 @@ def test_layers_of_equal_geometry_share_one_view(engine):
 def test_one_source_that_occurs_twice_is_one_leaf(engine):
     first = engine.rules('from: a, to: "b.{w:x|y}", via: [{copy: {into: w}}]')
     second = engine.rules('from: "b.{w:x|y}", to: c, via: [{concat: {over: w}}]', name="two.yaml")
-    done, out = engine.walk([engine.leg(first), engine.leg(second)], {"a": iota(2)})
+    done, out = engine.walk([engine.step(first), engine.step(second)], {"a": iota(2)})
     assert out["c"].tolist() == [0, 1, 0, 1]
     assert done.graph.outputs["c"].sources == ("a",)
 

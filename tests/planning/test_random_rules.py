@@ -64,12 +64,12 @@ def test_two_edges_composed_are_one_after_the_other(engine, edge, data):
         },
     ]
     files = load(engine, first), load(engine, second)
-    legs = [engine.leg(f) for f in files]
-    done, out = engine.walk(legs, checkpoint)
+    steps = [engine.step(f) for f in files]
+    done, out = engine.walk(steps, checkpoint)
     same(out, naive(second, middle))
     assert done.inexact == []
     back, there = engine.walk(
-        [*legs, *(engine.leg(f, backwards=True) for f in reversed(files))], checkpoint
+        [*steps, *(engine.step(f, backwards=True) for f in reversed(files))], checkpoint
     )
     same(there, checkpoint)
     for key, tensor in back.graph.outputs.items():

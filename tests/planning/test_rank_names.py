@@ -6,17 +6,16 @@ import numpy as np
 import pytest
 from rule_text import load_text
 
-from migrate.core.diagnostics import Report
-from migrate.core.errors import MigrateError
+from migrate.core.errors import MigrateError, Report
 from migrate.core.keys import parse
-from migrate.core.ranks import fitting, rank_of
 from migrate.core.spec import spec
-from migrate.core.templates import group
-from migrate.planning.compose import Leg, initial
+from migrate.core.templates import fitting, group, rank_of
+from migrate.planning.compose import initial
 from migrate.planning.names import rename
+from migrate.planning.pathstate import PathState
+from migrate.planning.pathstep import PathStep
 from migrate.planning.pipeline import Views
 from migrate.planning.sides import SideFiles
-from migrate.planning.walk import Walk
 from migrate.rules.compiled import compile_file
 from migrate.rules.lineage import Detect, Layout, Lineage, detect
 from migrate.source.blobs import Stored
@@ -171,7 +170,7 @@ def counted(engine, keys, shape="{key: 'n@{r:int}', count: r}", backwards=False,
     report = Report()
     compiled, keep = compile_file(files[0], report)
     report.check()
-    leg = Leg(
+    step = PathStep(
         "t",
         "v1",
         "v2",
@@ -180,9 +179,11 @@ def counted(engine, keys, shape="{key: 'n@{r:int}', count: r}", backwards=False,
         tuple(keep),
         tuple(files),
     )
-    walk = Walk(given or {}, SideFiles(lambda path: None), carried=False)
-    walk.enter(leg, initial({key: Stored(spec("float32", (3,)), 0, 0) for key in keys}, Views()))
-    return walk.params["n"]
+    path_state = PathState(given or {}, SideFiles(lambda path: None), carried=False)
+    path_state.enter_step(
+        step, initial({key: Stored(spec("float32", (3,)), 0, 0) for key in keys}, Views())
+    )
+    return path_state.params["n"]
 
 
 def test_a_param_may_be_how_many_ranks_there_are(engine):
@@ -228,7 +229,7 @@ def test_names_in_side_files_follow_keys_of_ranks(engine):
         keep=["{k...}"],
     )
     keys = [f"l.0.{w}.weight@{r}" for w in ("wq", "wo") for r in (0, 1)]
-    bound = engine.apply(files, {key: one(1) for key in keys}, prove=False).composition.legs[0][1]
+    bound = engine.apply(files, {key: one(1) for key in keys}, prove=False).composition.steps[0][1]
     text = "id: t/r\ntitle: t\nlineage: t\nedge: [a, b]\nnames: ['config.json#names']\nrules: []\n"
     sides, report = (
         SideFiles({"config.json": b'{"names": ["l.0.wq", "l.0.wo", "wq"]}'}.get),
@@ -236,4 +237,4 @@ def test_names_in_side_files_follow_keys_of_ranks(engine):
     )
     rename(load_text(text, "r.yaml"), sides, bound, {}, set(), report)
     assert not report.diagnostics
-    assert sides.at("config.json", ["names"]) == ["l.0.q", "l.0.wo", "q"]
+    assert sides.value_at("config.json", ["names"]) == ["l.0.q", "l.0.wo", "q"]

@@ -37,16 +37,16 @@ def test_a_file_is_not_begun_where_one_stands_in_the_way(
 ) -> None:
     files = SideFiles({}.get, carried=there)
     with pytest.raises(CheckpointError, match=words) as caught:
-        files.put(path, {"a": 1})
+        files.put_value(path, {"a": 1})
     assert caught.value.diagnostics[0].code == "M513"
     assert files.changed == {}
-    files.put(f"x-{path}", {"a": 1})
+    files.put_value(f"x-{path}", {"a": 1})
 
 
 def test_a_file_may_stand_where_another_one_went() -> None:
     files = SideFiles({"a": b"{}"}.get, carried=["a"])
-    files.put("a", None)
-    files.put("a/b.json", {"c": 1})
+    files.put_value("a", None)
+    files.put_value("a/b.json", {"c": 1})
     assert files.changed.keys() == {"a", "a/b.json"}
 
 
@@ -67,9 +67,9 @@ def test_a_clash_names_the_file_and_what_lies_below(
 
 def test_a_place_is_reached_through_objects_and_lists_only() -> None:
     files = sides(config={"a": {"b": [1, {"c": None}]}, "1": "one", "t": "text"})
-    assert files.at("config.json", ["a", "b", "0"]) == 1
-    assert files.at("config.json", ["a", "b", "1", "c"]) is None
-    assert files.at("config.json", ["1"]) == "one"
+    assert files.value_at("config.json", ["a", "b", "0"]) == 1
+    assert files.value_at("config.json", ["a", "b", "1", "c"]) is None
+    assert files.value_at("config.json", ["1"]) == "one"
     for absent in (
         ["a", "b", "2"],
         ["a", "b", "-1"],
@@ -79,33 +79,33 @@ def test_a_place_is_reached_through_objects_and_lists_only() -> None:
         ["a", "b", "0", "0"],
         ["a", "b", "²"],
     ):
-        assert files.at("config.json", absent) is ABSENT
-    assert files.at("other.json", ["a"]) is ABSENT
-    assert files.at("other.json", []) is ABSENT
+        assert files.value_at("config.json", absent) is ABSENT
+    assert files.value_at("other.json", ["a"]) is ABSENT
+    assert files.value_at("other.json", []) is ABSENT
 
 
 def test_what_is_put_is_read_and_what_is_put_back_is_the_old_file() -> None:
     before = b'{"a": 1,  "b": 2}'
     files = sides(config=before)
-    files.put("config.json", {"b": 2, "a": 1})
+    files.put_value("config.json", {"b": 2, "a": 1})
     assert files.changed == {}
-    assert files.read("config.json") == before
-    files.put("config.json", {"a": 3})
-    assert files.read("config.json") == b'{"a": 3}'
-    assert files.at("config.json", ["a"]) == 3
-    files.put("config.json", None)
-    assert files.read("config.json") is None
-    assert files.listing([("config.json", 17), ("x", 1)]) == [("x", 1)]
-    files.put("config.json", {"a": 1, "b": 2})
-    assert files.read("config.json") == b'{\n  "a": 1,\n  "b": 2\n}\n'
-    assert files.listing([("config.json", 17)]) == [("config.json", 23)]
+    assert files.read_file("config.json") == before
+    files.put_value("config.json", {"a": 3})
+    assert files.read_file("config.json") == b'{"a": 3}'
+    assert files.value_at("config.json", ["a"]) == 3
+    files.put_value("config.json", None)
+    assert files.read_file("config.json") is None
+    assert files.list_files([("config.json", 17), ("x", 1)]) == [("x", 1)]
+    files.put_value("config.json", {"a": 1, "b": 2})
+    assert files.read_file("config.json") == b'{\n  "a": 1,\n  "b": 2\n}\n'
+    assert files.list_files([("config.json", 17)]) == [("config.json", 23)]
 
 
 def test_a_file_that_comes_to_hold_its_old_bytes_counts_as_unchanged() -> None:
     files = sides(config={"a": 1})
-    files.put("config.json", {"a": 2})
+    files.put_value("config.json", {"a": 2})
     assert set(files.changed) == {"config.json"}
-    files.put("config.json", {"a": 1})
+    files.put_value("config.json", {"a": 1})
     assert files.changed == {}
 
 

@@ -3,8 +3,7 @@
 import pytest
 from rule_text import load_text
 
-from migrate.core.diagnostics import Report
-from migrate.core.errors import QuestionError
+from migrate.core.errors import QuestionError, Report
 from migrate.rules.compiled import compile_file, direct, is_active
 
 HEAD = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from migrate.core.diagnostics import Report
+from migrate.core.errors import Report
 from migrate.rules.layouts import load_layouts
 
 HEAD = "lineage: acme\ntitle: Acme\n"

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from rule_text import load_text
 
-from migrate.core.diagnostics import Report
-from migrate.core.errors import QuestionError
+from migrate.core.errors import QuestionError, Report
 from migrate.rules.files import LoadedFile
 from migrate.rules.loading import load_files, read_files
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from migrate.core.diagnostics import Report
+from migrate.core.errors import Report
 from migrate.ops.base import OpCall
 from migrate.rules import files, packaged, packs
 from migrate.rules.compiled import compile_file

@@ -14,7 +14,7 @@ from jsonschema.exceptions import best_match
 from rule_text import load_text
 
 from migrate import ops
-from migrate.core.diagnostics import Report
+from migrate.core.errors import Report
 from migrate.rules import schema
 from migrate.rules.compiled import compile_file
 from migrate.source import yaml

@@ -21,8 +21,8 @@ from marks import thorough
 from pydantic import ValidationError
 from rule_text import load_text
 
-from migrate.core.diagnostics import Report, page
-from migrate.core.errors import MigrateError, QuestionError
+from migrate.core.diagnostics import page
+from migrate.core.errors import MigrateError, QuestionError, Report
 from migrate.rules import schema
 from migrate.rules.compiled import compile_file
 from migrate.rules.fields import Model, problems_of, unmet

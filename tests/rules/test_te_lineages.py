@@ -20,7 +20,7 @@ from commandline import contents, done, run, safetensors
 from inert_unpickler import InertUnpickler
 
 import migrate
-from migrate.core.diagnostics import Report
+from migrate.core.errors import Report
 from migrate.extra_state.age import MOST, ranges
 from migrate.rules.layouts import load_layouts
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from migrate.core import view as views
-from migrate.core.diagnostics import fail
+from migrate.core.errors import fail
 from migrate.core.spec import BITS, Spec, spec
 from migrate.elements.raw import pack
 from migrate.planning.graph import Tensor

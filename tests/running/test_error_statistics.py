@@ -18,7 +18,7 @@ from value_ops import call, install
 from migrate.core import view as views
 from migrate.core.spec import Spec
 from migrate.ops.base import step
-from migrate.planning.graph import Call, Tensor, Value
+from migrate.planning.graph import Computation, ComputedTensor, Tensor
 from migrate.running.device import CPU, Device, Lane
 from migrate.running.error_statistics import Ledger, Tally
 from migrate.running.evaluator import Evaluator
@@ -225,7 +225,7 @@ def test_figures_do_not_depend_on_the_order_in_which_boxes_are_finished(
             ledger.meter(made["o"].sources[0], ((i, i + 1), (0, 4))).add(
                 wanted[i], wanted[i] * np.float32(1.01)
             )  # type: ignore[arg-type]
-        ledger.close(made["o"].sources[0].call)  # type: ignore[union-attr]
+        ledger.close(made["o"].sources[0].computation)  # type: ignore[union-attr]
         reports.append(ledger.report(complete=True))
     assert reports[0] == reports[1] == reports[2]
 
@@ -264,7 +264,7 @@ def test_what_boxes_share_is_measured_once(
     tensor = Tensor(
         codes,
         views.stored(0, codes.shape),
-        (Value(Call(made, (given_,), 2, "q", ("k",), True), 0, codes),),
+        (ComputedTensor(Computation(made, (given_,), 2, "q", ("k",), True), 0, codes),),
     )
     ledger = Ledger({"o": tensor})
     values = Evaluator(source, ByteLayouts(), [tensor], 1 << 20, device=CPU, ledger=ledger)

@@ -29,7 +29,7 @@ from migrate.core.spec import spec
 from migrate.formats import safetensors
 from migrate.planning.graph import Tensor
 from migrate.planning.plan import Plan
-from migrate.planning.question import ask
+from migrate.planning.request import make_request
 from migrate.running import geometry, publish, share, tiles
 from migrate.running.prepare import plan_for
 from migrate.source.blobs import BytesBlob, read_bytes
@@ -542,7 +542,7 @@ def test_what_holds_the_bytes_decides_neither_padding_nor_digest(tmp_path: Path)
     (tmp_path / "old").mkdir()
     write_checkpoint(tmp_path / "old" / "model.safetensors", layers=3, kib=1024)
     (tmp_path / "rename.yaml").write_text(RULES)
-    question = ask((), (), [tmp_path / "rename.yaml"], None, ())
+    question = make_request((), (), [tmp_path / "rename.yaml"], None, ())
 
     opened = migrate.formats.open(tmp_path / "old")
     start = min(t.offset for t in opened.index.tensors.values()) % 4096

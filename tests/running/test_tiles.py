@@ -26,7 +26,7 @@ from raw_files import (
 from migrate.core import view as views
 from migrate.core.spec import Spec, encode, spec
 from migrate.elements.raw import pack, unpack
-from migrate.planning.graph import Call, Tensor, Value
+from migrate.planning.graph import Computation, ComputedTensor, Tensor
 from migrate.running import gather, geometry, tiles
 from migrate.running.evaluator import Evaluator
 
@@ -310,10 +310,10 @@ def test_a_value_is_computed_once_for_all_that_read_it(
 
     monkeypatch.setattr(ops, "get", lambda name: Halves())
     a = random_raw(np.random.default_rng(7), "bfloat16", (8, 5))
-    call = Call(OpCall("halves", None), (whole("a", "bfloat16", (8, 5)),), 2)
-    halves = [Value(call, i, spec("bfloat16", (4, 5))) for i in range(2)]
-    again = Value(
-        Call(
+    call = Computation(OpCall("halves", None), (whole("a", "bfloat16", (8, 5)),), 2)
+    halves = [ComputedTensor(call, i, spec("bfloat16", (4, 5))) for i in range(2)]
+    again = ComputedTensor(
+        Computation(
             OpCall("halves", None),
             (Tensor(spec("bfloat16", (4, 5)), views.stored(0, (4, 5)), (halves[1],)),),
             1,
@@ -339,10 +339,10 @@ def test_a_value_beyond_the_memory_limit_is_refused_by_number(tmp_path: Path) ->
     from migrate.ops.base import OpCall
 
     source = write_source(tmp_path / "in", {"a": ("float32", np.zeros((100, 100), "u4"))})
-    call = Call(
+    call = Computation(
         OpCall("flip", None), (whole("a", "float32", (100, 100)),), 1, "turn (r.yaml:3)", ("a",)
     )
-    value = Value(call, 0, spec("float32", (100, 100)))
+    value = ComputedTensor(call, 0, spec("float32", (100, 100)))
     with pytest.raises(
         RunError,
         match=r"rule turn .r.yaml:3.: `flip` of a takes 160000 bytes at once, the limit is 750, .*",

@@ -14,24 +14,24 @@ from raw_files import MemoryBlob, RawBlob, RawSource, random_raw, write_source
 from migrate.core.errors import QuestionError, RunError
 from migrate.core.spec import Spec
 from migrate.ops.base import step
-from migrate.planning.graph import Apply, Expr, Read
+from migrate.planning.graph import ApplyOp, Program, ReadKey
 from migrate.running import eager, spotcheck, verify
 from migrate.source.blobs import Stored
 
 
 def call(
-    op: str, *inputs: Expr, parts: int = 1, output: int = 0, dtype: str = "bfloat16", **args: Any
-) -> Apply:
-    return Apply(op, step(op, **args).args, parts, output, inputs, (dtype,) * len(inputs))
+    op: str, *inputs: Program, parts: int = 1, output: int = 0, dtype: str = "bfloat16", **args: Any
+) -> ApplyOp:
+    return ApplyOp(op, step(op, **args).args, parts, output, inputs, (dtype,) * len(inputs))
 
 
-def parts_of(op: str, one: Expr, count: int, **args: Any) -> list[Apply]:
+def parts_of(op: str, one: Program, count: int, **args: Any) -> list[ApplyOp]:
     first = call(op, one, parts=count, **args)
     return [first._replace(output=number) for number in range(count)]
 
 
-def stack(*keys: str) -> Apply:
-    return call("stack", *(Read(key) for key in keys), over="e")
+def stack(*keys: str) -> ApplyOp:
+    return call("stack", *(ReadKey(key) for key in keys), over="e")
 
 
 class Counting(RawBlob):
@@ -76,11 +76,11 @@ def test_equal_bytes_give_no_mismatch_and_a_changed_bit_is_named(
             "flat": ("bfloat16", right.reshape(-1)),
         },
     )
-    program: dict[str, Expr] = {
+    program: dict[str, Program] = {
         "right": stack("k0", "k1"),
         "wrong": stack("k0", "k1"),
         "flat": stack("k0", "k1"),
-        "gone": Read("k0"),
+        "gone": ReadKey("k0"),
     }
     found = verify.recompute(program, source, output, threads=threads)
     assert [(m.key, m.what, m.index) for m in found] == [
@@ -95,7 +95,7 @@ def test_what_several_outputs_are_parts_of_is_read_once(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     experts = random_raw(rng, "bfloat16", (3, 4, 2))
     source = write_source(tmp_path / "in", {"k": ("bfloat16", experts)}, 1, Counting)
-    halves = parts_of("split", Read("k"), 2, into="w", dim=1)
+    halves = parts_of("split", ReadKey("k"), 2, into="w", dim=1)
     program = {
         f"e{e}.w{w}": one
         for w in range(2)
@@ -132,9 +132,9 @@ def test_elements_are_looked_at_only_where_words_differ(
     monkeypatch.setattr(
         np, "count_nonzero", lambda array: looked.append(array.size) or count_nonzero(array)
     )
-    assert verify.recompute({"k": Read("k")}, source, output) == []
+    assert verify.recompute({"k": ReadKey("k")}, source, output) == []
     assert not looked
-    (found,) = verify.recompute({"x": Read("k")}, source, output)
+    (found,) = verify.recompute({"x": ReadKey("k")}, source, output)
     assert (found.index, found.detail) == ((500, 1), "2 of 1000000 elements differ")
     assert 0 < sum(looked) <= 2 * verify.STRETCH
 
@@ -154,10 +154,10 @@ def test_one_bit_is_found_wherever_it_lies(
         flat[0 if at == "first" else -1, 0] ^= 1
     source = write_source(tmp_path / "in", {"k": (dtype, right)})
     output = write_source(tmp_path / "o", {"k": (dtype, wrong)})
-    twice: dict[str, Expr] = {"k": Read("k")}
+    twice: dict[str, Program] = {"k": ReadKey("k")}
     for program in (
         twice,
-        {"k": call("cast", Read("k"), dtype=dtype, to=dtype)} if dtype == "float32" else twice,
+        {"k": call("cast", ReadKey("k"), dtype=dtype, to=dtype)} if dtype == "float32" else twice,
     ):
         found = verify.recompute(program, source, output)
         place = (0,) * len(shape) if at == "first" else tuple(n - 1 for n in shape)
@@ -171,7 +171,7 @@ def test_what_lies_in_another_order_is_compared_in_that_of_the_output(tmp_path: 
     wrong = turned.copy()
     wrong[2, 899, 699] ^= 1
     output = write_source(tmp_path / "o", {"k": ("bfloat16", turned), "x": ("bfloat16", wrong)})
-    program = call("transpose", Read("k"), dims=(1, 2))
+    program = call("transpose", ReadKey("k"), dims=(1, 2))
     (found,) = verify.recompute({"k": program, "x": program}, source, output)
     assert (found.key, found.index) == ("x", (2, 899, 699))
 
@@ -210,7 +210,9 @@ def test_threads_together_keep_to_the_limit(
         for i in range(8)
     }
     source, output = write_source(tmp_path / "in", arrays), write_source(tmp_path / "o", arrays)
-    program = {key: call("rearrange", Read(key), pattern="a b -> a b", axes={}) for key in arrays}
+    program = {
+        key: call("rearrange", ReadKey(key), pattern="a b -> a b", axes={}) for key in arrays
+    }
     work = verify.Recomputation(program, source, output)
     each = work.memory(1)
     lock, held, most = threading.Lock(), [0], [0]
@@ -246,7 +248,7 @@ def test_an_error_in_one_thread_ends_the_others_and_is_raised(tmp_path: Path) ->
     )
     before = threading.active_count()
     with pytest.raises(RuntimeError, match="no more"):
-        verify.recompute({key: Read(key) for key in arrays}, source, output, threads=3)
+        verify.recompute({key: ReadKey(key) for key in arrays}, source, output, threads=3)
     assert threading.active_count() == before
 
 
@@ -279,7 +281,7 @@ def test_a_strided_stored_tensor_is_read_in_its_order(tmp_path: Path) -> None:
 
 def large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[dict[str, Expr], RawSource, dict[str, tuple[str, np.ndarray]]]:
+) -> tuple[dict[str, Program], RawSource, dict[str, tuple[str, np.ndarray]]]:
     """Four stacks of 16 tensors, a transposed tensor and some small ones, with regions of 8 KiB."""
     monkeypatch.setattr(spotcheck, "REGION", 8 << 10)
     rng = np.random.default_rng(7)
@@ -292,14 +294,14 @@ def large(
     arrays["t"] = ("bfloat16", random_raw(rng, "bfloat16", (64, 96)))
     source = write_source(tmp_path / "in", arrays, 1, Counting)
     args = step("stack", over="e").args
-    program: dict[str, Expr] = {
-        f"k{i}": Apply(
-            "stack", args, 1, 0, tuple(Read(f"k{i}.{e}") for e in range(16)), ("bfloat16",) * 16
+    program: dict[str, Program] = {
+        f"k{i}": ApplyOp(
+            "stack", args, 1, 0, tuple(ReadKey(f"k{i}.{e}") for e in range(16)), ("bfloat16",) * 16
         )
         for i in range(4)
     }
-    program |= {f"n{i}": Read(f"n{i}") for i in range(30)}
-    program["t"] = call("transpose", Read("t"), dims=(0, 1))
+    program |= {f"n{i}": ReadKey(f"n{i}") for i in range(30)}
+    program["t"] = call("transpose", ReadKey("t"), dims=(0, 1))
     made = {
         f"k{i}": ("bfloat16", np.stack([arrays[f"k{i}.{e}"][1] for e in range(16)]))
         for i in range(4)

@@ -15,7 +15,7 @@ from migrate import ops
 from migrate.core import view as views
 from migrate.core.spec import spec
 from migrate.ops.base import OpCall, OpError, ValueOp
-from migrate.planning.graph import Call, Tensor, Value
+from migrate.planning.graph import Computation, ComputedTensor, Tensor
 
 
 class Counting(ValueOp):
@@ -201,7 +201,10 @@ def install(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def call(op: Any, *inputs: Tensor, lossy: bool = False) -> list[Tensor]:
     """The op's outputs on these tensors, each as a whole computed tensor."""
     specs = op.infer(None, [t.spec for t in inputs])
-    node = Call(
+    node = Computation(
         OpCall(op.name, None), inputs, len(specs), f"{op.name} (rules.yaml:1)", ("k",), lossy
     )
-    return [Tensor(s, views.stored(0, s.shape), (Value(node, n, s),)) for n, s in enumerate(specs)]
+    return [
+        Tensor(s, views.stored(0, s.shape), (ComputedTensor(node, n, s),))
+        for n, s in enumerate(specs)
+    ]

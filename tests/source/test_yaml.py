@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 import yaml as pyyaml
 
-from migrate.core.diagnostics import Report
-from migrate.core.errors import QuestionError
+from migrate.core.errors import QuestionError, Report
 from migrate.source import yaml
 
 

@@ -14,7 +14,8 @@ from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
-from ...core.diagnostics import fail, printable
+from ...core.diagnostics import printable
+from ...core.errors import fail
 from ...core.spec import Spec
 from ..blobs import Stored
 from ..index import Index

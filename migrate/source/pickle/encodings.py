@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...core.diagnostics import fail, listed, printable
+from ...core.diagnostics import listed, printable
+from ...core.errors import fail
 from ...core.spelling import option
 
 # of each numbering, named by the first release that has it, the dtypes that quantized tensors are

@@ -25,7 +25,8 @@ import struct
 from itertools import repeat
 from typing import Any, Final
 
-from ...core.diagnostics import fail, printable
+from ...core.diagnostics import printable
+from ...core.errors import fail
 from ..jsontext import collector_paused
 from .keys import EndedError, WrongError, forms_of, kind_of
 from .limits import Limits, measure

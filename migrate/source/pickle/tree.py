@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
-from ...core.diagnostics import fail, printable
+from ...core.diagnostics import printable
+from ...core.errors import fail
 from .encodings import Encoding
 from .nodes import ABSENT, Call, Dict, Global, Set
 

@@ -14,12 +14,12 @@ from dataclasses import replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from ..core.diagnostics import Diagnostic, Report, fail, listed, printable
+from ..core.diagnostics import Diagnostic, listed, printable
+from ..core.errors import Report, fail
 from ..core.keys import Pattern, TwoReadings, parse
-from ..core.ranks import as_seen, fitting, rank_of, takes
 from ..core.spec import ALIASES
 from ..core.spelling import option, together
-from ..core.templates import group
+from ..core.templates import as_seen, fitting, group, rank_of, takes
 from ..extra_state.recipes import leave
 from ..rules import params as parameters
 from ..rules import patches
@@ -27,10 +27,10 @@ from ..rules.files import LoadedFile
 from ..rules.patches import ABSENT
 from ..rules.scalars import PARAM
 from ..source.pickle.encodings import PARAMETER
-from .bind import Bound
-from .compose import Leg
+from .bind import StepResult
 from .graph import Tensor
 from .names import rename
+from .pathstep import PathStep
 from .sides import SideFiles
 
 if TYPE_CHECKING:
@@ -41,54 +41,57 @@ DELAYED = "delayed_scaling"
 Said = tuple[str, Mapping[str, Any]]
 
 
-class Walk:
+class PathState:
     """What the edges know beside tensors. `given` is what `--set` says; `carried`: the output has
     side files of its own.
 
-    Call sequence, for each leg: `enter` before its rules are bound, `leave` with what they made.
+    Call sequence, for each step: `enter_step` before its rules are bound,
+    `leave_step` with what they made.
     """
 
     def __init__(self, given: Mapping[str, Any], sides: SideFiles, *, carried: bool) -> None:
         self._given, self._carried = given, carried
         self.sides = sides
         self.params: dict[str, Any] = {}
-        # of each leg, for the stamp: its params, and how what it did to side files is undone
+        # of each step, for the stamp: its params, and how what it did to side files is undone
         self.remembered: list[dict[str, Any]] = []
         self.changes: list[dict[str, Any]] = []
         self.warnings: list[Diagnostic] = []
         self.notes: list[str] = []
-        # of the leg that is walked: params that nothing but a default says
+        # of the step that is walked: params that nothing but a default says
         self._assumed: dict[str, Any] = {}
-        # and how they let a person leave state of delayed scaling behind
-        self._leave = leave()
-        # the legs whose patches stand or were undone, in order
-        self._legs: list[Leg] = []
+        # and how they let a person leave state of delayed scaling behind, if they do
+        self._leave: str | None = None
+        # the steps whose patches stand or were undone, in order
+        self._steps: list[PathStep] = []
         # why the way back would not bring the side files back
         self.inexact: list[str] = []
 
-    def side_files(self, there: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+    def list_side_files(self, source_files: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
         """(path, size) of the side files that come out, given those of the source."""
-        return self.sides.listing(there) if self._carried else []
+        return self.sides.list_files(source_files) if self._carried else []
 
-    def enter(self, leg: Leg, tensors: Mapping[str, Tensor]) -> Leg:
-        """The leg with the params of its rules. Raises what is wrong with them or with the files
+    def enter_step(self, step: PathStep, tensors: Mapping[str, Tensor]) -> PathStep:
+        """The step with the params of its rules. Raises what is wrong with them or with the files
         they are read from.
         """
-        before = self._snapshot(leg)
-        if leg.backwards:
-            self._undo(leg)
-            self._legs.append(leg)
-        declared = parameters.declare(leg.files)
+        undone = _undone(step) if step.backwards else None
+        patching = any(file.model.files or file.model.names for file in step.files)
+        before = self._snapshot(step) if patching or undone else {}
+        if step.backwards:
+            self._undo(step)
+            self._steps.append(step)
+        declared = parameters.declare(step.files)
         spans = {
-            name: f.span("params", name) for f in reversed(leg.files) for name in f.model.params
+            name: f.span("params", name) for f in reversed(step.files) for name in f.model.params
         }
         given = {name: value for name, value in self._given.items() if name in declared}
         said = [
             (
                 parameters.STAMP,
-                {n: v for n, v in leg.memory.get("params", {}).items() if n in declared},
+                {n: v for n, v in step.memory.get("params", {}).items() if n in declared},
             ),
-            *self._sources(leg, tensors),
+            *self._sources(step, tensors),
         ]
         for name in given:
             at = (spans[name],) if name in spans else ()
@@ -100,7 +103,7 @@ class Walk:
                 at,
                 [values.get(name) for _, values in said],
             )
-        lost = self._lost(leg)
+        lost = self._lost(step) if self._steps else {}
         silent = [
             n
             for n in declared
@@ -109,25 +112,25 @@ class Walk:
             and all(source.get(n) is None for _, source in said)
         ]
         told = {
-            name: _grouped(leg, groups, tensors)
+            name: _grouped(step, groups, tensors)
             for name in silent
             if (groups := declared[name].groups) is not None
         }
         values = parameters.resolve(declared, given, said, spans, lost=lost, told=told)
         self.notes += [
-            f"nothing says `{n}` of {leg.lineage}, and the tensors tell: "
+            f"nothing says `{n}` of {step.lineage}, and the tensors tell: "
             f"{listed([f or repr('') for f in found], 8)}"
             for n, found in told.items()
             if isinstance(found, list)
         ]
-        _refuse_others(leg, values, declared)
-        _refuse_new(leg, values, given, declared)
-        drops = "drop" in ((declared[DELAYED].choices or ()) if DELAYED in declared else ())
-        way = (
-            f"{together(option('params', f'{DELAYED}=drop'), option('allow', 'drop'))} leaves "
-            "it behind, which is what most want"
-        )
-        self._leave = way if drops else leave()
+        if len(step.files) > 1:
+            _refuse_others(step, values, declared)
+        if given:
+            _refuse_new(step, values, given, declared)
+        self._leave = None
+        if DELAYED in declared and "drop" in (declared[DELAYED].choices or ()):
+            way = together(option("params", f"{DELAYED}=drop"), option("allow", "drop"))
+            self._leave = f"{way} leaves it behind, which is what most want"
         told = {name: found for name, found in told.items() if isinstance(found, list)}
         self._assumed = {
             n: v
@@ -144,58 +147,60 @@ class Walk:
             )
         for name, value in values.items():
             taken = name in self.params and not patches.same(self.params[name], value)
-            self.params[f"{name} ({leg.lineage} {leg.start} -> {leg.goal})" if taken else name] = (
-                value
-            )
+            self.params[
+                f"{name} ({step.lineage} {step.start} -> {step.goal})" if taken else name
+            ] = value
         numbering = (
-            {PARAMETER: leg.memory["params"][PARAMETER]}
-            if PARAMETER in leg.memory.get("params", {})
+            {PARAMETER: step.memory["params"][PARAMETER]}
+            if PARAMETER in step.memory.get("params", {})
             else {}
         )
         self.params.update(numbering)
         self.remembered.append({"params": {**values, **numbering}, "before": before})
         own = {
             id(f): {name: values[name] for name in f.model.params if name in values}
-            for f in leg.files
+            for f in step.files
         }
         return replace(
-            leg, rules=tuple((rule, own.get(id(rule.loaded), {})) for rule, _ in leg.rules)
+            step, rules=tuple((rule, own.get(id(rule.loaded), {})) for rule, _ in step.rules)
         )
 
-    def leave(self, leg: Leg, bound: Bound, report: Report) -> None:
-        """Does to the side files what the leg's rule files say, now that its keys are known."""
+    def leave_step(self, step: PathStep, bound: StepResult, report: Report) -> None:
+        """Does to the side files what the step's rule files say, now that its keys are known."""
         memory = self.remembered[-1]
         params, before = memory["params"], memory.pop("before")
         if not self._carried:
             changing = [
-                (file.model.id, paths) for file in leg.files if (paths := _patched_by(file))
+                (file.model.id, paths) for file in step.files if (paths := _patched_by(file))
             ]
             self.notes += [
                 f"{who} changes {listed(paths)}, which only a folder has" for who, paths in changing
             ]
-        undone = _undone(leg) or {}
-        _refuse_contradictions(leg, params, report)
+        undone = (_undone(step) if step.backwards else None) or {}
+        if len(step.files) > 1:
+            _refuse_contradictions(step, params, report)
         renamed: set[tuple[str, tuple[str, ...]]] = set()
-        for file in leg.files:
+        for file in (file for file in step.files if file.model.names):
             self.notes += rename(file, self.sides, bound, undone, renamed, report)
-        if not leg.backwards:
-            for file in leg.files:
+        if not step.backwards:
+            for file in step.files:
                 for path, patch in file.model.files.items():
                     self._patch(path, patches.fill(patch, params, PARAM))
-            self._legs.append(leg)
-        self._check_way_back(leg, before, undone, params)
+            self._steps.append(step)
+        if step.backwards:
+            self._check_way_back(step, before, undone, params)
         files: dict[str, Any] = {}
         for path, old in before.items():
             now = self.sides.value(path)
             if not self._carried or patches.same(old, now):
                 continue
             files[path] = patches.undo(old, now)
-            self.changes.append(_account(leg, path, old, now))
+            self.changes.append(_account(step, path, old, now))
         if files:
             memory["files"] = files
 
-    def explain(self, report: Report) -> None:
-        """Adds to what is wrong what the leg's params have to do with it.
+    def explain_problems(self, report: Report) -> None:
+        """Adds to what is wrong what the step's params have to do with it.
 
         With shapes, which of them nobody said: a default may be what does not fit. With delayed
         scaling, which of them leaves it behind.
@@ -208,18 +213,17 @@ class Walk:
             replace(d, notes=(*d.notes, *notes)) if d.code.startswith("M3") else d
             for d in report.diagnostics
         ]
-        report.diagnostics = [
-            replace(d, help=d.help.replace(leave(), self._leave))
-            if d.help and leave() in d.help
-            else d
-            for d in report.diagnostics
-        ]
+        if (way := self._leave) is not None:
+            report.diagnostics = [
+                replace(d, help=d.help.replace(leave(), way)) if d.help and leave() in d.help else d
+                for d in report.diagnostics
+            ]
 
-    def _snapshot(self, leg: Leg) -> dict[str, dict[str, Any] | None]:
-        """The side files that the leg may change, as they stand."""
-        paths = [path for file in leg.files for path in _patched_by(file)]
+    def _snapshot(self, step: PathStep) -> dict[str, dict[str, Any] | None]:
+        """The side files that the step may change, as they stand."""
+        paths = [path for file in step.files for path in _patched_by(file)]
         return {
-            path: self.sides.value(path) for path in dict.fromkeys([*paths, *(_undone(leg) or {})])
+            path: self.sides.value(path) for path in dict.fromkeys([*paths, *(_undone(step) or {})])
         }
 
     def _patch(self, path: str, patch: Mapping[str, Any]) -> None:
@@ -227,18 +231,18 @@ class Walk:
         made = patches.merge(now, patch)
         # a file is not begun for a patch that only removes
         if made or now is not None:
-            self.sides.put(path, made)
+            self.sides.put_value(path, made)
 
-    def _undo(self, leg: Leg) -> None:
+    def _undo(self, step: PathStep) -> None:
         """The side files as they were before the edge, where the stamp says how; else a warning
         that they stay as they are.
         """
-        steps = _undone(leg)
+        steps = _undone(step)
         for path, undo in (steps or {}).items():
             now = self.sides.value(path)
             if now is not None:
-                self.sides.put(path, patches.restore(now, undo))
-        for file in leg.files if steps is None and self._carried else ():
+                self.sides.put_value(path, patches.restore(now, undo))
+        for file in step.files if steps is None and self._carried else ():
             for path in file.model.files:
                 if self.sides.value(path) is not None and self._touches(file, path):
                     self.warnings.append(
@@ -252,48 +256,48 @@ class Walk:
                         )
                     )
                     self.inexact.append(
-                        f"files of {leg.lineage} {leg.goal} -> {leg.start}: {printable(path)} is "
-                        f"not as it was before {file.model.id}"
+                        f"files of {step.lineage} {step.goal} -> {step.start}: {printable(path)} "
+                        f"is not as it was before {file.model.id}"
                     )
 
     def _touches(self, file: LoadedFile, path: str) -> bool:
         return any(
-            value is None or self.sides.at(path, at) is not ABSENT
+            value is None or self.sides.value_at(path, at) is not ABSENT
             for at, value in patches.leaves(file.model.files[path])
         )
 
-    def _sources(self, leg: Leg, tensors: Mapping[str, Tensor]) -> Iterator[Said]:
-        """What the checkpoint says of the leg's params: (source for messages, {param: value})."""
-        for file in leg.files:
-            for path in file.model.files if _leaves_patches(leg) else ():
+    def _sources(self, step: PathStep, tensors: Mapping[str, Tensor]) -> Iterator[Said]:
+        """What the checkpoint says of the step's params: (source for messages, {param: value})."""
+        for file in step.files:
+            for path in file.model.files if step.backwards and _leaves_patches(step) else ():
                 yield from self._written(file, path)
             for name, param in file.model.params.items():
                 for path, keys in map(parameters.place, param.places):
                     if (
-                        not _foreign(self._legs, path, keys)
-                        and (value := self.sides.at(path, keys)) is not ABSENT
+                        not (self._steps and _foreign(self._steps, path, keys))
+                        and (value := self.sides.value_at(path, keys)) is not ABSENT
                     ):
                         yield f"{path}#{'.'.join(keys)}", {name: value}
                 if param.shape is not None:
                     yield from (
-                        (said, {name: size}) for said, size in _sizes(leg, param.shape, tensors)
+                        (said, {name: size}) for said, size in _sizes(step, param.shape, tensors)
                     )
                 if param.dtype is not None:
-                    known = self._given.get(name, leg.memory.get("params", {}).get(name))
+                    known = self._given.get(name, step.memory.get("params", {}).get(name))
                     yield from (
                         (said, {name: dtype})
-                        for said, dtype in _dtypes(leg, param.dtype, tensors, known)
+                        for said, dtype in _dtypes(step, param.dtype, tensors, known)
                     )
 
-    def _lost(self, leg: Leg) -> dict[str, str]:
-        """Param -> why its place in the configuration does not give it, where a leg was walked back
-        without a stamp.
+    def _lost(self, step: PathStep) -> dict[str, str]:
+        """Param -> why its place in the configuration does not give it, where a step was walked
+        back without a stamp.
         """
         out = {}
         for name, reference in (
-            (n, r) for file in leg.files for n, p in file.model.params.items() for r in p.places
+            (n, r) for file in step.files for n, p in file.model.params.items() for r in p.places
         ):
-            if by := _foreign(self._legs, *parameters.place(reference)):
+            if by := _foreign(self._steps, *parameters.place(reference)):
                 place = parameters.spelled(reference)
                 out[name] = (
                     f"it stood at {place}, which {by[0].model.id} changes on the way there, and "
@@ -308,15 +312,15 @@ class Walk:
         for at, value in patches.leaves(file.model.files[path]):
             match = (
                 PARAM.fullmatch(value)
-                if isinstance(value, str) and not _foreign(self._legs[:-1], path, at)
+                if isinstance(value, str) and not _foreign(self._steps[:-1], path, at)
                 else None
             )
-            if match and (found := self.sides.at(path, at)) is not ABSENT:
+            if match and (found := self.sides.value_at(path, at)) is not ABSENT:
                 yield f"{path}#{'.'.join(at)}", {match[1]: found}
 
     def _check_way_back(
         self,
-        leg: Leg,
+        step: PathStep,
         before: Mapping[str, Any],
         undone: Mapping[str, Any],
         params: Mapping[str, Any],
@@ -324,38 +328,38 @@ class Walk:
         """A file that was edited after it was patched does not come back as it now is, once the
         patch is undone and done again.
         """
-        if not leg.backwards:
-            return
         for path, steps in undone.items():
             gone = before[path] is None and all(step["at"] for step in steps)
             again: Any = (patches.restore({}, steps) if gone else self.sides.value(path)) or {}
-            for file in leg.files:
+            for file in step.files:
                 again = patches.merge(
                     again, patches.fill(file.model.files.get(path, {}), params, PARAM)
                 )
             if gone and again:
                 self.inexact.append(
-                    f"files of {leg.lineage} {leg.goal} -> {leg.start}: {printable(path)} was "
+                    f"files of {step.lineage} {step.goal} -> {step.start}: {printable(path)} was "
                     "removed since"
                 )
-            lists = {parameters.place(name) for file in leg.files for name in file.model.names}
+            lists = {parameters.place(name) for file in step.files for name in file.model.names}
             edited = [
                 c for c in patches.changes(before[path] or {}, again) if (path, c.at) not in lists
             ]
             if edited and before[path] is not None:
                 where = listed([".".join(c.at) for c in edited], 4)
                 self.inexact.append(
-                    f"files of {leg.lineage} {leg.goal} -> {leg.start}: {printable(path)} was "
+                    f"files of {step.lineage} {step.goal} -> {step.start}: {printable(path)} was "
                     f"edited since, at {where}"
                 )
 
 
-def _refuse_others(leg: Leg, values: Mapping[str, Any], declared: Mapping[str, Param]) -> None:
+def _refuse_others(
+    step: PathStep, values: Mapping[str, Any], declared: Mapping[str, Param]
+) -> None:
     """M114 where another file of the edge declares a param so that it cannot have its value, or
     gives it another default.
     """
     report = Report()
-    for file in leg.files:
+    for file in step.files:
         for name, param in file.model.params.items():
             if name not in values:
                 continue
@@ -375,14 +379,17 @@ def _refuse_others(leg: Leg, values: Mapping[str, Any], declared: Mapping[str, P
 
 
 def _refuse_new(
-    leg: Leg, values: Mapping[str, Any], given: Mapping[str, Any], declared: Mapping[str, Param]
+    step: PathStep,
+    values: Mapping[str, Any],
+    given: Mapping[str, Any],
+    declared: Mapping[str, Param],
 ) -> None:
     """M510 where an edge was walked with an optional param unset, as the stamp has it, and is
     undone with a value for it.
     """
-    before = leg.memory.get("params", {})
+    before = step.memory.get("params", {})
     for name in (
-        n for n in given if _undone(leg) is not None and declared[n].optional and n not in before
+        n for n in given if _undone(step) is not None and declared[n].optional and n not in before
     ):
         notes = (
             f"{parameters.shown(parameters.GIVEN)} says {printable(str(values[name]), 80)}",
@@ -396,18 +403,18 @@ def _refuse_new(
         )
 
 
-def _undone(leg: Leg) -> Mapping[str, Any] | None:
-    """Side file -> what undoes the leg's changes, on the way back; None where no stamp says so."""
-    return leg.memory.get("files") if leg.backwards else None
+def _undone(step: PathStep) -> Mapping[str, Any] | None:
+    """Side file -> what undoes the step's changes, on the way back; None where no stamp says so."""
+    return step.memory.get("files") if step.backwards else None
 
 
-def _refuse_contradictions(leg: Leg, params: Mapping[str, Any], report: Report) -> None:
+def _refuse_contradictions(step: PathStep, params: Mapping[str, Any], report: Report) -> None:
     """M516 where two files of one edge say different things of one place: their order means
     nothing.
     """
     said = [
         (file, path, at, value)
-        for file in leg.files
+        for file in step.files
         for path, patch in file.model.files.items()
         for at, value in patches.leaves(patches.fill(patch, params, PARAM))
     ]
@@ -437,26 +444,26 @@ def _patched_by(file: LoadedFile) -> list[str]:
     )
 
 
-def _leaves_patches(leg: Leg) -> bool:
-    """Whether the leg is walked back and what it once did to side files stays, because no stamp
+def _leaves_patches(step: PathStep) -> bool:
+    """Whether the step is walked back and what it once did to side files stays, because no stamp
     says how it is undone.
     """
-    return leg.backwards and _undone(leg) is None
+    return step.backwards and _undone(step) is None
 
 
-def _foreign(legs: Sequence[Leg], path: str, keys: Sequence[str]) -> list[LoadedFile]:
+def _foreign(steps: Sequence[PathStep], path: str, keys: Sequence[str]) -> list[LoadedFile]:
     """The rule files whose patch still decides the value at `keys`, although their edge was walked
     back already.
     """
-    for leg in reversed(legs):
-        if found := _patching(leg, path, keys):
-            return found if _leaves_patches(leg) else []
+    for step in reversed(steps):
+        if found := _patching(step, path, keys):
+            return found if _leaves_patches(step) else []
     return []
 
 
-def _patching(leg: Leg, path: str, keys: Sequence[str]) -> list[LoadedFile]:
-    """The files of the leg whose patch decides the value at `keys`."""
-    return [file for file in leg.files if _patched(file.model.files.get(path, {}), keys)]
+def _patching(step: PathStep, path: str, keys: Sequence[str]) -> list[LoadedFile]:
+    """The files of the step whose patch decides the value at `keys`."""
+    return [file for file in step.files if _patched(file.model.files.get(path, {}), keys)]
 
 
 def _patched(patch: Any, keys: Sequence[str]) -> bool:
@@ -471,7 +478,7 @@ def _patched(patch: Any, keys: Sequence[str]) -> bool:
 
 
 def _dtypes(
-    leg: Leg, dtype: Dtype, tensors: Mapping[str, Tensor], known: Any
+    step: PathStep, dtype: Dtype, tensors: Mapping[str, Tensor], known: Any
 ) -> Iterator[tuple[str, str]]:
     """(place for messages, dtype) of the tensors that are named; of those that have the same dtype
     only the first.
@@ -479,7 +486,7 @@ def _dtypes(
     Where they differ, `known` says which of them counts.
     """
     first: dict[str, str] = {}
-    for _, _, keys in _named(leg, dtype.key, tensors, alike=False):
+    for _, _, keys in _named(step, dtype.key, tensors, alike=False):
         for key in keys:
             first.setdefault(tensors[key].spec.dtype, key)
     chosen = ALIASES.get(str(known), str(known))
@@ -490,12 +497,14 @@ def _dtypes(
     )
 
 
-def _sizes(leg: Leg, shape: Shape, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, int]]:
+def _sizes(
+    step: PathStep, shape: Shape, tensors: Mapping[str, Tensor]
+) -> Iterator[tuple[str, int]]:
     """(place for messages, size) of the tensors that are named; of those that have the same size
     only the first.
     """
     seen: set[int] = set()
-    for text, pattern, keys in _named(leg, shape.key, tensors):
+    for text, pattern, keys in _named(step, shape.key, tensors):
         if shape.count is not None:
             if keys:
                 yield (
@@ -529,13 +538,13 @@ def _names(tensors: Iterable[str]) -> Iterator[str]:
             yield name
 
 
-def _grouped(leg: Leg, groups: Groups, tensors: Mapping[str, Tensor]) -> list[str] | str:
+def _grouped(step: PathStep, groups: Groups, tensors: Mapping[str, Tensor]) -> list[str] | str:
     """The names that the numbered tensors tell, if they tell it of all of them; else why not.
 
     Only tensors that the edge reads in the direction in which it is walked.
     """
     pattern = parse(groups.key)
-    reads = leg.reads()
+    reads = step.reads()
     of, over = pattern.captures.index(groups.of), pattern.captures.index(groups.over)
     found: dict[tuple[str, int | None], dict[int, str]] = {}
     for t in group(tensors):
@@ -585,7 +594,7 @@ def _grouped(leg: Leg, groups: Groups, tensors: Mapping[str, Tensor]) -> list[st
 
 
 def _named(
-    leg: Leg, texts: Iterable[str], tensors: Mapping[str, Tensor], *, alike: bool = True
+    step: PathStep, texts: Iterable[str], tensors: Mapping[str, Tensor], *, alike: bool = True
 ) -> Iterator[tuple[str, Pattern, list[str]]]:
     """(text, pattern, keys) of each key or pattern that a param's place names.
 
@@ -606,10 +615,10 @@ def _named(
                 for key, fits in zip(t.keys, fitting(pattern, t), strict=True)
                 if fits
             ]
-        if leg.backwards:
+        if step.backwards:
             sides = [
                 side
-                for rule, _ in leg.rules
+                for rule, _ in step.rules
                 for side in (rule.sources, *(() if alike else (rule.targets,)))
             ]
             others = [p for side in sides for p in side.values() if not p.params]
@@ -634,9 +643,9 @@ def _values(pattern: Pattern, capture: str, keys: Sequence[str]) -> set[Any]:
 
 
 def _account(
-    leg: Leg, path: str, old: dict[str, Any] | None, now: dict[str, Any] | None
+    step: PathStep, path: str, old: dict[str, Any] | None, now: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """What a leg did to a side file, for the plan."""
+    """What a step did to a side file, for the plan."""
     rows: list[dict[str, Any]] = []
     for change in patches.changes(old or {}, now or {}):
         row: dict[str, Any] = {"at": ".".join(change.at)}
@@ -649,6 +658,6 @@ def _account(
     return {
         "path": path,
         "change": kind,
-        "leg": f"{leg.lineage} {leg.start} -> {leg.goal}",
+        "leg": f"{step.lineage} {step.start} -> {step.goal}",
         "changes": rows,
     }

@@ -15,12 +15,13 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..core.diagnostics import Report, listed, printable
+from ..core.diagnostics import listed, printable
+from ..core.errors import Report
 from ..core.keys import Pattern, TwoReadings
-from ..core.ranks import rank_of
 from ..core.spec import spec
+from ..core.templates import rank_of
 from ..rules.compiled import DirectedRule
-from .bind import Bound, Questions, bind
+from .bind import BindContext, StepResult, bind
 from .graph import Tensor
 from .names import follow
 from .pipeline import Views
@@ -32,7 +33,7 @@ OPS = frozenset({"drop", "copy", "same"})
 _ACCOUNTING = ("M206", "M211")
 
 
-class Values(NamedTuple):
+class Items(NamedTuple):
     """What values there are: their names now -> what they were called in the checkpoint, `ranks`:
     names end in `@r`.
 
@@ -47,7 +48,7 @@ class Values(NamedTuple):
     known: frozenset[str] = frozenset()
 
 
-def named(rules: Iterable[DirectedRule], names: Iterable[str]) -> list[DirectedRule]:
+def rules_of_items(rules: Iterable[DirectedRule], names: Iterable[str]) -> list[DirectedRule]:
     """The rules that take at least one of these values."""
     short = [_split(name)[0] for name in names]
     return [
@@ -55,7 +56,7 @@ def named(rules: Iterable[DirectedRule], names: Iterable[str]) -> list[DirectedR
     ]
 
 
-def fitted(rules: Sequence[DirectedRule], names: Iterable[str]) -> list[str]:
+def fitting_items(rules: Sequence[DirectedRule], names: Iterable[str]) -> list[str]:
     """The values that one of the rules may take."""
     able = [rule for rule in rules if _takes(rule)]
     return [name for name in names if any(_fits(rule, _split(name)[0]) for rule in able)]
@@ -91,20 +92,20 @@ def _split(name: str) -> tuple[str, int]:
     return (name, 0) if rank is None else (name.rpartition("@")[0], rank)
 
 
-def carry(
+def carry_items(
     rules: Sequence[DirectedRule],
-    bound: Bound,
-    values: Values,
+    bound: StepResult,
+    values: Items,
     report: Report,
     stay: AbstractSet[str] = frozenset(),
-) -> Values:
+) -> Items:
     """The values behind the edge that `bound` is of; what rules make and drop and what there is to
     know is added to `bound`.
 
     `stay`: names that no rule takes. M404 where `same` finds values that differ, M212 where a
     tensor is called like a value.
     """
-    taken = named(rules, values.names)
+    taken = rules_of_items(rules, values.names)
     out: dict[str, str] = {}
     handled: set[str] = set()
     if taken:
@@ -121,12 +122,12 @@ def carry(
             [],
             asked,
             views,
-            Questions(lambda *_: True, True),
+            BindContext(lambda *_: True, True),
             problems,
         )
         report.diagnostics += [d for d in problems.diagnostics if d.code not in _ACCOUNTING]
         rule_of = {(rule.id, rule.name): rule for rule in taken}
-        for key, made in own.made.items():
+        for key, made in own.provenance.items():
             out[key] = values.names[made.keys[0]]
             handled.update(() if made.rule.keep_source else made.keys)
             unlike = [
@@ -140,7 +141,7 @@ def carry(
                     spans=(made.rule.span,),
                 )
         handled.update(own.dropped)
-        bound.named.update(own.made)
+        bound.named.update(own.provenance)
         for listed_, missing in own.unmatched.items():
             if listed_ in bound.unmatched:
                 bound.unmatched[listed_] = [
@@ -151,7 +152,7 @@ def carry(
         )
         changed = [
             f"{printable(made.keys[0])} is now {printable(key)}"
-            for key, made in own.made.items()
+            for key, made in own.provenance.items()
             if made.keys != (key,)
         ]
         if changed:
@@ -165,7 +166,7 @@ def carry(
 
 
 def _followed(
-    names: Sequence[str], values: Values, bound: Bound, made: set[str], report: Report
+    names: Sequence[str], values: Items, bound: StepResult, made: set[str], report: Report
 ) -> dict[str, str]:
     """Where values are that no rule takes: with their modules, or where they were if others would
     be called the same.
@@ -179,7 +180,7 @@ def _followed(
     split = {name: _split(name) if values.ranks else (name, 0) for name in names}
     moved = (
         follow(bound, {key.rpartition(".")[0] for key, _ in split.values() if "." in key})
-        if bound.made
+        if bound.provenance
         else {}
     )
     there: dict[str, tuple[str, int]] = {}

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from migrate.core.diagnostics import Report
+from migrate.core.errors import Report
 from migrate.core.spec import spec
 from migrate.core.templates import SLOT
 from migrate.planning.compose import compose
-from migrate.planning.kept import fold, is_kept, unfold
+from migrate.planning.unchanged import are_folded_keys, fold_keys, unfold_keys
 from migrate.source.blobs import Stored
 
 F = np.float32
@@ -28,31 +28,31 @@ SEGMENTS = ["l", "w", "0", "1", "2", "10", "007", "{}", "a{", SLOT, "é", "w1"]
     )
 )
 def test_what_is_folded_unfolds_to_the_same_keys(keys):
-    entries = json.loads(json.dumps(fold(keys)))
-    assert is_kept(entries)
+    entries = json.loads(json.dumps(fold_keys(keys)))
+    assert are_folded_keys(entries)
     assert len(entries) <= len(keys)
-    assert unfold(entries, len(keys)) == set(keys)
+    assert unfold_keys(entries, len(keys)) == set(keys)
 
 
 def test_keys_of_layers_and_experts_are_one_form():
     keys = [f"l.{n}.experts.{e}.w.weight" for n in (0, 1, 2, 4) for e in range(256)] + [
         "lm_head.weight"
     ]
-    assert fold(keys) == [
+    assert fold_keys(keys) == [
         ["l.{}.experts.{}.w.weight", [[0, 2], [4, 4]], [[0, 255]]],
         "lm_head.weight",
     ]
-    assert fold([]) == []
+    assert fold_keys([]) == []
 
 
 def test_keys_without_order_are_no_longer_than_their_list():
     keys = [f"l.{n}.{n * n}.w" for n in range(50)]
-    assert fold(keys) == keys
+    assert fold_keys(keys) == keys
 
 
 def test_a_form_that_stands_for_more_keys_than_there_can_be_is_not_followed():
-    assert unfold([["l.{}.{}", [[0, 10**9]], [[0, 10**9]]]], 100_000) == set()
-    assert unfold(["a", ["l.{}", [[0, 10**30]]], "b"], 5) == {"a"}
+    assert unfold_keys([["l.{}.{}", [[0, 10**9]], [[0, 10**9]]]], 100_000) == set()
+    assert unfold_keys(["a", ["l.{}", [[0, 10**30]]], "b"], 5) == {"a"}
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_form_that_stands_for_more_keys_than_there_can_be_is_not_followed():
     ],
 )  # fmt: skip
 def test_what_fold_does_not_write_is_told(entries):
-    assert not is_kept(entries)
+    assert not are_folded_keys(entries)
 
 
 # ---------------------------------------------------------------------- which keys
@@ -78,8 +78,8 @@ def prove(engine, files, shapes):
     """The composition of these files, one after the other, over tensors of these shapes."""
     stored = {key: Stored(spec("float32", shape), 0, 0) for key, shape in shapes.items()}
     report = Report()
-    legs = [engine.leg([file]) for file in files]
-    done = compose(stored, legs, frozenset(("drop", "lossy")), lambda *_: True, report)
+    steps = [engine.step([file]) for file in files]
+    done = compose(stored, steps, frozenset(("drop", "lossy")), lambda *_: True, report)
     report.check()
     return done
 
@@ -194,4 +194,4 @@ def test_a_key_that_shall_stay_and_is_gone_is_named(engine):
 
 
 def notes(out):
-    return [note for _, bound in out.composition.legs for note in bound.notes]
+    return [note for _, bound in out.composition.steps for note in bound.notes]

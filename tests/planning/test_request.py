@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from migrate.core.errors import MigrateError
-from migrate.planning.question import Question, ask, asked_in, saved_plan, shape_of
+from migrate.planning.request import Request, make_request, shape_of
+from migrate.planning.savedplan import request_of, saved_plan
 
 WHOLE = {
     "format_version": "1.0",
@@ -36,7 +37,7 @@ def write(folder: Path, document: object) -> Path:
 def test_a_question_comes_back_from_its_plan(tmp_path: Path) -> None:
     saved = saved_plan(write(tmp_path, WHOLE))
     assert saved is not None
-    assert asked_in(saved) == Question(("a@b",), (), (), {"n": "1"}, frozenset({"drop"}), False)
+    assert request_of(saved) == Request(("a@b",), (), (), {"n": "1"}, frozenset({"drop"}), False)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,7 @@ def test_a_question_of_the_wrong_kind_is_no_plan(tmp_path: Path, field: str, val
 
 def test_an_allowance_that_there_is_not_is_refused() -> None:
     with pytest.raises(MigrateError, match=r"`drpo`(.|\n)*did you mean `drop`"):
-        ask((), (), (), None, "drpo", backwards=False)
+        make_request((), (), (), None, "drpo", backwards=False)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def test_an_allowance_that_there_is_not_is_refused() -> None:
 def test_what_is_no_text_is_refused_by_the_name_of_its_argument(wrong: dict) -> None:
     given = {"to": (), "from_": (), "rules": (), "params": None, "allow": (), **wrong}
     with pytest.raises(MigrateError, match=f"`{next(iter(wrong))}`") as caught:
-        ask(**given, backwards=False)
+        make_request(**given, backwards=False)
     assert [d.code for d in caught.value.diagnostics] == ["M115"]
 
 
@@ -102,11 +103,11 @@ def test_what_is_no_text_is_refused_by_the_name_of_its_argument(wrong: dict) -> 
 )  # fmt: skip
 def test_a_folder_does_not_get_the_name_of_a_file(name: str, hint: str) -> None:
     with pytest.raises(MigrateError) as caught:
-        shape_of(name, "torch", Question())
+        shape_of(name, "torch", Request())
     (found,) = caught.value.diagnostics
     assert (found.code, found.exit_status, f"`{name}`" in found.message) == ("M115", 2, True)
     assert hint in str(found.help)
-    assert shape_of(name, "torch", Question(output_format="safetensors"))[0]
+    assert shape_of(name, "torch", Request(output_format="safetensors"))[0]
 
 
 @pytest.mark.parametrize(
@@ -118,4 +119,4 @@ def test_a_folder_does_not_get_the_name_of_a_file(name: str, hint: str) -> None:
     ],
 )  # fmt: skip
 def test_a_dot_in_the_name_of_a_folder_says_nothing(name: str) -> None:
-    assert shape_of(name, "torch", Question()) == (True, Question())
+    assert shape_of(name, "torch", Request()) == (True, Request())

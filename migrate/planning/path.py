@@ -1,5 +1,5 @@
-"""From a question to legs: where the checkpoint stands, which edges lead to where it shall go, with
-which rules and params.
+"""From a request to a path: where the checkpoint stands, which edges lead to where it shall go, and
+with which rules and params.
 
 Where it stands is what `--from` says, else what a stamp that fits says, else what detection finds.
 Rule files given by hand are applied as they are, without lineage and without detection.
@@ -10,23 +10,22 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..core import log
-from ..core.diagnostics import Diagnostic, Report, fail, listed, place, printable
+from ..core.diagnostics import Diagnostic, listed, place, printable
+from ..core.errors import Report, fail
 from ..core.keys import parse
 from ..core.spelling import command, option, together
 from ..extra_state.age import States
 from ..rules import params as parameters
-from ..rules.compiled import CompiledRule, compile_file
+from ..rules.compiled import compile_file
 from ..rules.files import LoadedFile
 from ..rules.lineage import (
     LATEST,
     LayoutFinding,
     Lineage,
-    Matcher,
     NearLayout,
     detect,
     nearest,
@@ -38,12 +37,11 @@ from ..rules.packs import Packs, find_packs, load_edge
 from ..rules.patches import leaves
 from ..source.index import Index
 from ..source.pickle.encodings import PARAMETER
-from .compose import Leg
 from .graph import Tensor
-from .optimizers import PARAM as OPTIMIZER
-from .question import Question
+from .pathstep import PathStep
+from .request import OPTIMIZER_PARAM, Request
 from .sides import ReadSide
-from .standing import check_order, standing
+from .undo_order import check_undo_order, standing_entries
 
 if TYPE_CHECKING:
     from ..rules.model import Groups
@@ -53,12 +51,12 @@ _MOST_SIGNS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
-    """The legs to walk, and what the plan and the stamp say of them."""
+class MigrationPath:
+    """The steps to walk, and what the plan and the stamp say of them."""
 
-    legs: tuple[Leg, ...]
+    steps: tuple[PathStep, ...]
     rules: tuple[Mapping[str, str], ...]
-    # what `--set` says; what the legs make of it is settled when they are reached
+    # what `--set` says; what the steps make of it is settled when they are reached
     given: Mapping[str, Any]
     # lineage -> the layout it ends in, also where nothing is to be done; never of rule files given
     # by hand
@@ -89,7 +87,8 @@ class Route:
             lineage = self.lineages.get(name)
             if lineage is None or not lineage.ordered or lineage.layout(layout).detect is None:
                 continue
-            findings = detect(lineage, _virtual(outputs), read_side)
+            planned: Any = SimpleNamespace(tensors=outputs, versions=None)
+            findings = detect(lineage, planned, read_side)
             holding = [f.layout for f in findings if f.holds]
             if holding and layout not in holding:
                 evidence = [f"{f.layout}: {'; '.join(f.evidence)}" for f in findings]
@@ -103,6 +102,35 @@ class Route:
                 )
 
 
+def find_packs_of(folders: Sequence[str]) -> Packs:
+    if len(folders) > 1:
+        fail(
+            "M115",
+            f"{option('rules')} names {len(folders)} folders",
+            help="put the lineages into one folder, or run one after the other",
+        )
+    return find_packs(folders[0] if folders else None)
+
+
+def load_given_files(request: Request) -> list[LoadedFile]:
+    from ..rules.loading import load_files
+
+    return load_files(request.files)
+
+
+def lineages_asked_for(packs: Packs, request: Request) -> dict[str, Lineage]:
+    """The lineages that the request names; all that are known where it names a layout without its
+    lineage.
+    """
+    names = [text.rpartition("@")[0] for text in (*request.to, *request.from_)]
+    return {name: packs.load_lineage(name) for name in names} if all(names) else packs.lineages()[0]
+
+
+def refuse_start_elsewhere(name: str) -> NoReturn:
+    what = f"{option('from_')} names lineage {name}, and no {option('to')} leads to a layout of it"
+    fail("M115", what, help=f"{option('to', f'{name}@LAYOUT')}, or leave it out")
+
+
 def remarks(origins: Iterable[Mapping[str, Any]]) -> list[str]:
     """A sentence for each place that rules come from and that does not ship with migrate."""
     out = []
@@ -113,136 +141,16 @@ def remarks(origins: Iterable[Mapping[str, Any]]) -> list[str]:
     return out
 
 
-def _virtual(outputs: Mapping[str, Tensor]) -> Any:
-    return SimpleNamespace(tensors=outputs, versions=None)
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """An edge to walk, before its files are compiled."""
-
-    lineage: str
-    start: str
-    goal: str
-    backwards: bool
-    files: tuple[LoadedFile, ...]
-
-
-def _packs(folders: Sequence[str]) -> Packs:
-    if len(folders) > 1:
-        fail(
-            "M115",
-            f"{option('rules')} names {len(folders)} folders",
-            help="put the lineages into one folder, or run one after the other",
-        )
-    return find_packs(folders[0] if folders else None)
-
-
-def _folders(rules: Sequence[str]) -> list[str]:
-    """The folders of lineages, where only such can be meant; M115 for anything else."""
-    for given in rules:
-        if not Path(given).is_dir():
-            what = "is a file" if Path(given).exists() else "does not exist"
-            fail(
-                "M115",
-                f"{option('rules', printable(given, 300))} {what}, and a folder of lineages is "
-                "asked for",
-            )
-    return list(rules)
-
-
-def known_lineages(rules: Sequence[str], only: str | None) -> list[dict[str, Any]]:
-    """All known lineages with their layouts and edges, for people and machines; `only` one of
-    them.
-    """
-    packs = _packs(_folders(rules))
-    names = [only] if only is not None else list(packs.lineages()[0])
-    out = []
-    for name in names:
-        lineage = packs.load_lineage(name)
-        out.append(
-            {
-                "name": name,
-                "title": lineage.title,
-                "ordered": lineage.ordered,
-                "layouts": [
-                    {"name": x.name, "title": x.title, "status": x.status, "note": x.note}
-                    for x in lineage.layouts
-                ],
-                "edges": [
-                    {"from": e.source, "to": e.target, "files": [str(f) for f in e.files]}
-                    for e in lineage.edges
-                ],
-            }
-        )
-    return out
-
-
-def layouts_of(
-    index: Index,
-    read_side: ReadSide,
-    rules: Sequence[str],
-    stamped: Mapping[str, str],
-    states: States | None = None,
-) -> list[dict[str, Any]]:
-    """The layouts that a checkpoint is in, of all known lineages: by its stamp, or by detection
-    with evidence.
-    """
-    out = []
-    match = Matcher(index, states)
-    for name, lineage in _packs(_folders(rules)).lineages()[0].items():
-        if name in stamped:
-            out.append(
-                {
-                    "lineage": name,
-                    "layout": stamped[name],
-                    "evidence": ["its stamp says so"],
-                    "note": "",
-                }
-            )
-            continue
-        for finding in detect(lineage, index, read_side, match=match, states=states):
-            if finding.holds:
-                note = lineage.layout(finding.layout).note
-                out.append(
-                    {
-                        "lineage": name,
-                        "layout": finding.layout,
-                        "evidence": finding.evidence,
-                        "note": note,
-                    }
-                )
-    return out
-
-
-def nearest_to(
-    index: Index, read_side: ReadSide, rules: Sequence[str], states: States | None = None
-) -> list[dict[str, Any]]:
-    """The layouts that a checkpoint comes nearest to, of all known lineages, with what was found
-    and what keeps them away.
-    """
-    known = _packs(_folders(rules)).lineages()[0].values()
-    return [
-        {
-            "lineage": near.lineage,
-            "layout": near.layout,
-            "found": near.evidence,
-            "against": near.against,
-        }
-        for near in nearest(known, index, read_side, states)
-    ]
-
-
 @log.phase("finding the way")
-def find_route(
+def find_path(
     index: Index,
     read_side: ReadSide,
     stamp: Any,
-    question: Question,
+    request: Request,
     applied: Sequence[Mapping[str, Any]] | None = None,
     states: States | None = None,
-) -> Route:
-    """The way that the question asks for. `applied`: entries of a stamp that are to be walked
+) -> MigrationPath:
+    """The way that the request asks for. `applied`: entries of a stamp that are to be walked
     again, instead of `to`.
 
     `states` are the checkpoint's extra states, which detection may ask for.
@@ -250,27 +158,27 @@ def find_route(
     Raises M5xx when the start, the goal or the way is not known, and every problem of the rule
     files at once.
     """
-    packs = _packs(question.folders)
+    packs = find_packs_of(request.folders)
     found: list[Diagnostic] = []
     reached: dict[str, str] = {}
-    steps: list[_Step] = []
-    if question.from_ and not question.to:
+    steps: list[PathStep] = []
+    if request.from_ and not request.to:
         fail(
             "M115",
             f"{option('from_')} says where a way begins, and nothing says where it goes",
             help=option("to", "LINEAGE@LAYOUT"),
         )
-    if question.files:
-        if question.to:
+    if request.files:
+        if request.to:
             fail(
                 "M115",
                 f"{option('to')} names a layout and {option('rules')} a rule file; a rule file is "
                 "applied as it is",
                 help="give one of them",
             )
-        steps = _by_hand(question, applied or ())
-    elif question.to:
-        steps, reached = _towards(packs, index, read_side, stamp, question, found, states)
+        steps = _by_hand(request, applied or ())
+    elif request.to:
+        steps, reached = _towards(packs, index, read_side, stamp, request, found, states)
     elif applied:
         _refuse_by_hand(packs, applied)
         steps = [
@@ -278,7 +186,7 @@ def find_route(
             for entry in applied
             for s in _walk(packs, entry["lineage"], entry["from"], entry["to"], None)
         ]
-    elif question.backwards and stamp.applied:
+    elif request.backwards and stamp.applied:
         undo = _last_run(stamp.applied)
         _refuse_by_hand(packs, undo)
         for entry in undo:
@@ -290,9 +198,9 @@ def find_route(
                 entry["from"],
                 True if lineage.ordered else None,
             )
-    elif question.output_format is not None and not question.backwards:
+    elif request.output_format is not None and not request.backwards:
         pass
-    elif question.backwards:
+    elif request.backwards:
         fail(
             "M115",
             "there is no stamp that says what the last run was, so nothing says where the "
@@ -318,14 +226,16 @@ def find_route(
             listed([place(str(f.path)) for f in step.files]),
         )
     edges = [({"lineage": s.lineage, "from": s.start, "to": s.goal}, s.files) for s in steps]
-    check_order(stamp.applied, edges, packs, index.tensors)
+    # what these steps leave as it was is no stamp's yet
+    if stamp.applied:
+        check_undo_order(stamp.applied, edges, packs, index.tensors)
     # what an integer of the file means is no param of a rule
     given = {
         name: value
-        for name, value in question.params.items()
-        if name != OPTIMIZER and (name != PARAMETER or steps)
+        for name, value in request.params.items()
+        if name != OPTIMIZER_PARAM and (name != PARAMETER or steps)
     }
-    if not steps and given and question.backwards is not None:
+    if not steps and given and request.backwards is not None:
         there = [f"{name}@{layout}" for name, layout in reached.items()]
         notes = [
             note
@@ -340,7 +250,7 @@ def find_route(
             help=f"say what it is in with {option('from_')} if that is wrong, or leave "
             f"{option('params')} out",
         )
-    if not question.files:
+    if not request.files:
         reached.update((s.lineage, s.goal) for s in steps)
     return _compile(
         steps,
@@ -349,7 +259,7 @@ def find_route(
         (stamp.applied, applied or ()),
         found,
         reached,
-        bool(question.files),
+        bool(request.files),
     )
 
 
@@ -357,7 +267,7 @@ def _last_run(applied: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The edges of the last run that was not undone since, the last first; undoing a downgrade
     would be an upgrade.
     """
-    here = standing(applied)
+    here = standing_entries(applied)
     if not here:
         fail(
             "M115",
@@ -389,24 +299,18 @@ def _refuse_by_hand(packs: Packs, applied: Sequence[Mapping[str, Any]]) -> None:
             )
 
 
-def _by_hand(question: Question, applied: Sequence[Mapping[str, Any]]) -> list[_Step]:
+def _by_hand(request: Request, applied: Sequence[Mapping[str, Any]]) -> list[PathStep]:
     """The given files as steps, in the order given; files of one edge are one step."""
     steps: dict[tuple[str, tuple[str, str]], list[LoadedFile]] = {}
-    for loaded in _given(question):
+    for loaded in load_given_files(request):
         steps.setdefault((loaded.model.lineage, loaded.model.edge), []).append(loaded)
     undone = {(e["lineage"], (e["to"], e["from"])) for e in applied}
     out = []
     for (lineage, edge), files in steps.items():
-        backwards = bool(question.backwards) or ((lineage, edge) in undone)
+        backwards = bool(request.backwards) or ((lineage, edge) in undone)
         start, goal = reversed(edge) if backwards else edge
-        out.append(_Step(lineage, start, goal, backwards, tuple(files)))
-    return out[::-1] if question.backwards else out
-
-
-def _given(question: Question) -> list[LoadedFile]:
-    from ..rules.loading import load_files
-
-    return load_files(question.files)
+        out.append(PathStep(lineage, start, goal, backwards, files=tuple(files)))
+    return out[::-1] if request.backwards else out
 
 
 def _towards(
@@ -414,14 +318,14 @@ def _towards(
     index: Index,
     read_side: ReadSide,
     stamp: Any,
-    question: Question,
+    request: Request,
     found: list[Diagnostic],
     states: States | None,
-) -> tuple[list[_Step], dict[str, str]]:
+) -> tuple[list[PathStep], dict[str, str]]:
     """The steps, and the layout that each lineage of a goal ends in, also where no step is
     needed.
     """
-    lineages = _asked_for(packs, question)
+    lineages = lineages_asked_for(packs, request)
     current: dict[str, str] = {n: v for n, v in stamp.layouts.items() if n in lineages}
     for name, layout in current.items():
         if layout not in lineages[name].names:
@@ -434,7 +338,7 @@ def _towards(
     for name, layout in current.items():
         log.debug("it is in %s@%s: its stamp says so", name, layout)
     said: set[str] = set()
-    for text in question.from_:
+    for text in request.from_:
         goal = resolve_goal(text, lineages, current)
         if goal.lineage in said:
             fail(
@@ -446,7 +350,7 @@ def _towards(
         current[goal.lineage] = goal.layout
     seen: dict[str, list[LayoutFinding]] = {}
     for name, lineage in lineages.items():
-        if name not in current and _is_meant(name, question.to, lineage):
+        if name not in current and _is_meant(name, request.to, lineage):
             seen[name] = detect(lineage, index, read_side, states=states)
             holding = [f.layout for f in seen[name] if f.holds]
             if len(holding) == 1:
@@ -457,9 +361,9 @@ def _towards(
                     holding[0],
                     "; ".join(next(f.evidence for f in seen[name] if f.holds)),
                 )
-    steps: list[_Step] = []
+    steps: list[PathStep] = []
     reached: dict[str, str] = {}
-    for text in question.to:
+    for text in request.to:
         meant = {
             name
             for name, lineage in lineages.items()
@@ -482,68 +386,13 @@ def _towards(
             goal.lineage,
             current[goal.lineage],
             goal.layout,
-            question.backwards if lineage.ordered else None,
+            request.backwards if lineage.ordered else None,
         )
         found += warnings(lineage, [goal.layout])
         current[goal.lineage] = reached[goal.lineage] = goal.layout
     for name in sorted(said - reached.keys()):
-        _refuse_start_elsewhere(name)
+        refuse_start_elsewhere(name)
     return steps, reached
-
-
-def apart(question: Question) -> list[Question]:
-    """The question once for each layout that it leads to, with what it says of that layout's
-    lineage; itself if it names none.
-
-    Raises M5xx for lineages and layouts that are not known, and M115 for a start in a lineage that
-    no goal is in.
-    """
-    if not question.to:
-        return [question]
-    lineages = _asked_for(_packs(question.folders), question)
-    home = {
-        text: resolve_goal(text, lineages, {}).lineage for text in (*question.to, *question.from_)
-    }
-    goals = {home[text] for text in question.to}
-    for name in sorted({home[text] for text in question.from_} - goals):
-        _refuse_start_elsewhere(name)
-    return [
-        replace(
-            question, to=(goal,), from_=tuple(t for t in question.from_ if home[t] == home[goal])
-        )
-        for goal in question.to
-    ]
-
-
-def lineages_of(question: Question) -> list[Lineage]:
-    """The lineages in which the layouts lie that the question leads to."""
-    lineages = _asked_for(_packs(question.folders), question)
-    return [
-        lineages[name]
-        for name in dict.fromkeys(resolve_goal(text, lineages, {}).lineage for text in question.to)
-    ]
-
-
-def files_of(question: Question) -> list[LoadedFile]:
-    """The rule files that the question may lead through: those given by hand, or all of its
-    lineages.
-    """
-    if question.files:
-        return _given(question)
-    return [
-        file
-        for lineage in lineages_of(question)
-        for edge in lineage.edges
-        for file in load_edge(edge.files)
-    ]
-
-
-def _asked_for(packs: Packs, question: Question) -> dict[str, Lineage]:
-    """The lineages that the question names; all that are known where it names a layout without its
-    lineage.
-    """
-    names = [text.rpartition("@")[0] for text in (*question.to, *question.from_)]
-    return {name: packs.load_lineage(name) for name in names} if all(names) else packs.lineages()[0]
 
 
 def _is_meant(name: str, to: Sequence[str], lineage: Lineage) -> bool:
@@ -591,11 +440,6 @@ def _refuse_unknown_family(text: str, near: Sequence[NearLayout]) -> NoReturn:
     )
 
 
-def _refuse_start_elsewhere(name: str) -> NoReturn:
-    what = f"{option('from_')} names lineage {name}, and no {option('to')} leads to a layout of it"
-    fail("M115", what, help=f"{option('to', f'{name}@LAYOUT')}, or leave it out")
-
-
 def _refuse_unknown_start(lineage: Lineage, findings: Sequence[LayoutFinding]) -> None:
     holding = [f for f in findings if f.holds]
     names = " or ".join(
@@ -624,16 +468,17 @@ def _refuse_unknown_start(lineage: Lineage, findings: Sequence[LayoutFinding]) -
     )
 
 
-def _walk(packs: Packs, name: str, start: str, goal: str, down: bool | None) -> list[_Step]:
-    hops = path(packs.load_lineage(name), start, goal, down=down)
+def _walk(packs: Packs, name: str, start: str, goal: str, down: bool | None) -> list[PathStep]:
     return [
-        _Step(name, hop.start, hop.end, hop.backwards, tuple(load_edge(hop.edge.files)))
-        for hop in hops
+        PathStep(
+            name, edge.start, edge.end, edge.backwards, files=tuple(load_edge(edge.edge.files))
+        )
+        for edge in path(packs.load_lineage(name), start, goal, down=down)
     ]
 
 
 def _remembered(
-    applied: Sequence[Mapping[str, Any]], again: Sequence[Mapping[str, Any]], step: _Step
+    applied: Sequence[Mapping[str, Any]], again: Sequence[Mapping[str, Any]], step: PathStep
 ) -> dict[str, Any]:
     """What the stamp holds of this edge: params, the latest counting; and, if it is undone, how its
     files were.
@@ -647,9 +492,10 @@ def _remembered(
             step.goal,
         }:
             params.update(entry["params"])
+    here = standing_entries(applied) if applied else ()
     undone = [
         e
-        for e in standing(applied)
+        for e in here
         if (e["lineage"], e["from"], e["to"]) == (step.lineage, step.goal, step.start)
     ]
     before = undone[-1] if undone and step.backwards else {"files": None}
@@ -665,14 +511,14 @@ def _remembered(
 
 
 def _compile(
-    steps: Sequence[_Step],
+    steps: Sequence[PathStep],
     packs: Packs,
     given: Mapping[str, Any],
     applied: tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]],
     found: list[Diagnostic],
     layouts: Mapping[str, str],
     by_hand: bool,
-) -> Route:
+) -> MigrationPath:
     memories = [_remembered(*applied, step) for step in steps]
     for memory in memories:
         memory["params"].update({PARAMETER: given[PARAMETER]} if PARAMETER in given else {})
@@ -681,52 +527,31 @@ def _compile(
         name for edge in edges for file in load_edge(edge.files) for name in file.model.params
     ]
     report = Report()
-    legs, entries, rules = [], [], []
+    ready, entries, rules = [], [], []
     origins: list[Mapping[str, Any]] = []
     for step, memory in zip(steps, memories, strict=True):
-        compiled, keep, hashes = [], [], []
-        for file in step.files:
-            some, patterns = compile_file(file, report)
-            compiled += some
-            keep += patterns
-            hashes.append({"id": file.model.id, "hash": file.hash})
-        unsettled: tuple[tuple[CompiledRule, Mapping[str, Any]], ...] = tuple(
-            (rule, {}) for rule in compiled
-        )
-        legs.append(
-            Leg(
-                step.lineage,
-                step.start,
-                step.goal,
-                step.backwards,
-                unsettled,
-                tuple(keep),
-                step.files,
-                memory,
-            )
-        )
-        pack = _pack(step, packs, by_hand)
-        entry = {"lineage": step.lineage, "from": step.start, "to": step.goal, "rules": hashes}
-        # the name of a folder or a file is where it lies
-        entries.append(
-            entry
-            | {
-                "pack": {
-                    name: pack[name] for name in ("origin", "name", "version") if pack.get(name)
-                }
-            }
-            if pack
-            else entry
-        )
-        origins += [{"lineage": step.lineage, **pack}] if pack else []
+        compiled = [compile_file(file, report) for file in step.files]
+        unsettled = tuple((rule, dict[str, Any]()) for some, _ in compiled for rule in some)
+        keep = tuple(pattern for _, patterns in compiled for pattern in patterns)
+        ready.append(replace(step, rules=unsettled, keep=keep, memory=memory))
+        hashes = [{"id": file.model.id, "hash": file.hash} for file in step.files]
+        entry: dict[str, Any] = {"lineage": step.lineage, "from": step.start, "to": step.goal}
+        entry["rules"] = hashes
+        if pack := _pack(step, packs, by_hand):
+            # the name of a folder or a file is where it lies
+            named = {name: pack[name] for name in ("origin", "name", "version") if pack.get(name)}
+            entry["pack"] = named
+            origins.append({"lineage": step.lineage, **pack})
+        entries.append(entry)
         rules += hashes
-        found += _changed(step, hashes, *applied)
+        if any(applied):
+            found += _changed(step, hashes, *applied)
     report.check()
-    check_params(legs, given, elsewhere)
+    check_params(ready, given, elsewhere)
     lineages = {n: packs.load_lineage(n) for n in layouts}
     distinct = [origin for number, origin in enumerate(origins) if origin not in origins[:number]]
-    return Route(
-        tuple(legs),
+    return MigrationPath(
+        tuple(ready),
         tuple(rules),
         given,
         layouts,
@@ -737,7 +562,7 @@ def _compile(
     )
 
 
-def _pack(step: _Step, packs: Packs, by_hand: bool) -> dict[str, Any] | None:
+def _pack(step: PathStep, packs: Packs, by_hand: bool) -> dict[str, Any] | None:
     """Where the rules of the step come from; None for those that ship. A place is no name: who
     moves a folder changes nothing.
     """
@@ -761,7 +586,7 @@ def _pack(step: _Step, packs: Packs, by_hand: bool) -> dict[str, Any] | None:
 
 
 def _changed(
-    step: _Step,
+    step: PathStep,
     hashes: Sequence[Mapping[str, str]],
     applied: Sequence[Mapping[str, Any]],
     again: Sequence[Mapping[str, Any]],
@@ -772,7 +597,9 @@ def _changed(
     there, back = (step.lineage, step.start, step.goal), (step.lineage, step.goal, step.start)
     entries = [e for e in again if (e["lineage"], e["from"], e["to"]) == there]
     if step.backwards and not entries:
-        entries = [e for e in standing(applied) if (e["lineage"], e["from"], e["to"]) == back]
+        entries = [
+            e for e in standing_entries(applied) if (e["lineage"], e["from"], e["to"]) == back
+        ]
     if not entries:
         return
     was = {rule["id"]: rule["hash"] for rule in entries[-1]["rules"]}
@@ -794,30 +621,37 @@ def _changed(
         )
 
 
-def check_params(legs: Sequence[Leg], given: Mapping[str, Any], elsewhere: Sequence[str]) -> None:
+def check_params(
+    steps: Sequence[PathStep], given: Mapping[str, Any], elsewhere: Sequence[str]
+) -> None:
     """Raises, before anything is bound, what is wrong with params whose values do not depend on the
     checkpoint's contents.
 
     `elsewhere`: params of edges that need not be walked.
     """
-    files = list({id(f): f for leg in legs for f in leg.files}.values())
+    files = list({id(f): f for step in steps for f in step.files}.values())
     declared = parameters.declare(files)
     asking = {
         name
-        for leg in legs
-        for file in leg.files
+        for step in steps
+        for file in step.files
         for name in declared
-        if _asks_checkpoint(leg, file, name)
+        if _asks_checkpoint(step, file, name)
     }
     asking.update(
         name for name, param in declared.items() if parameters.has_patterns(given.get(name), param)
     )
     alone = {name: param for name, param in declared.items() if name not in asking}
-    spans = {name: f.span("params", name) for f in reversed(files) for name in f.model.params}
     remembered = {
-        name: value for leg in legs for name, value in leg.memory["params"].items() if name in alone
+        name: value
+        for step in steps
+        for name, value in step.memory["params"].items()
+        if name in alone
     }
     asked = {name: value for name, value in given.items() if name in alone or name not in declared}
+    if not (alone or asked):
+        return
+    spans = {name: f.span("params", name) for f in reversed(files) for name in f.model.params}
     told = {
         name: parameters.untold(param.groups)
         for name, param in alone.items()
@@ -833,12 +667,12 @@ def check_params(legs: Sequence[Leg], given: Mapping[str, Any], elsewhere: Seque
     )
 
 
-def _asks_checkpoint(leg: Leg, file: LoadedFile, name: str) -> bool:
+def _asks_checkpoint(step: PathStep, file: LoadedFile, name: str) -> bool:
     param = file.model.params.get(name)
     written = (value for patch in file.model.files.values() for _, value in leaves(patch))
     if param is None:
         return f"${name}" in written
-    told = param.groups is not None and _tells(leg, param.groups)
+    told = param.groups is not None and _tells(step, param.groups)
     return (
         told
         or bool(param.places)
@@ -848,13 +682,14 @@ def _asks_checkpoint(leg: Leg, file: LoadedFile, name: str) -> bool:
     )
 
 
-def _tells(leg: Leg, groups: Groups) -> bool:
-    """Whether the leg may read tensors that tell names by their numbers: it does in one of its two
+def _tells(step: PathStep, groups: Groups) -> bool:
+    """Whether the step may read tensors that tell names by their numbers: it does in one of its two
     directions.
     """
     from ..core.overlap import apart
 
     numbered = parse(groups.key)
     return any(
-        pattern.ranked != numbered.ranked or not apart(pattern, numbered) for pattern in leg.reads()
+        pattern.ranked != numbered.ranked or not apart(pattern, numbered)
+        for pattern in step.reads()
     )

@@ -12,20 +12,20 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from ..core.diagnostics import Report, fail, listed, printable
+from ..core.diagnostics import listed, printable
+from ..core.errors import Report, fail
 from ..core.keys import Pattern
-from ..core.ranks import fitting
 from ..core.spelling import option
-from ..core.templates import group
+from ..core.templates import fitting, group
 from ..rules.compiled import compile_file
 from ..rules.files import LoadedFile
 from ..rules.packs import Packs, load_edge
-from .kept import unfold
+from .unchanged import unfold_keys
 
 Entry = Mapping[str, Any]
 
 
-def standing(applied: Iterable[Entry]) -> list[Entry]:
+def standing_entries(applied: Iterable[Entry]) -> list[Entry]:
     """The entries that were not undone since, oldest first: an entry is undone by the next one of
     its lineage, if that goes back.
     """
@@ -41,7 +41,7 @@ def standing(applied: Iterable[Entry]) -> list[Entry]:
     return out
 
 
-def check_order(
+def check_undo_order(
     applied: Sequence[Entry],
     steps: Sequence[tuple[Entry, Sequence[LoadedFile]]],
     packs: Packs,
@@ -53,7 +53,7 @@ def check_order(
     `steps` are (lineage, from and to; its rule files) in the order in which they are walked;
     `keys`: the tensors that are there.
     """
-    here = standing(applied)
+    here = standing_entries(applied)
     walked: dict[int, Sequence[LoadedFile]] = {}
     for number, (step, files) in enumerate(steps):
         at = next((n for n in reversed(range(len(here))) if _undoes(step, here[n])), None)
@@ -68,7 +68,7 @@ def check_order(
             )
             # before anything is walked, a name that is not there is one that moved
             if names := _moved(
-                later, known, unfold(kept, 2 * len(keys)), keys if number == 0 else None
+                later, known, unfold_keys(kept, 2 * len(keys)), keys if number == 0 else None
             ):
                 _refuse(here[at], later, names)
         del here[at]

@@ -14,8 +14,7 @@ from itertools import chain, pairwise, product
 from math import prod
 from typing import Any
 
-from ..core.printing import products
-from ..core.templates import SLOT, group
+from ..core.templates import SLOT, group, products
 
 # where an integer stands in a form
 _PLACE = "{}"
@@ -23,7 +22,7 @@ _PLACE = "{}"
 _MOST_PLACES = 8
 
 
-def fold(keys: Iterable[str]) -> list[Any]:
+def fold_keys(keys: Iterable[str]) -> list[Any]:
     """The keys as JSON: a key, or `[form, runs, ...]` for all keys that the form gives with
     integers of these runs in its places.
 
@@ -41,7 +40,7 @@ def fold(keys: Iterable[str]) -> list[Any]:
     return out
 
 
-def unfold(kept: Iterable[Any], most: int) -> set[str]:
+def unfold_keys(kept: Iterable[Any], most: int) -> set[str]:
     """The keys that `fold` was given; of a stamp that speaks of more than `most` the first ones."""
     out: set[str] = set()
     for entry in kept:
@@ -59,7 +58,7 @@ def unfold(kept: Iterable[Any], most: int) -> set[str]:
     return out
 
 
-def is_kept(value: Any) -> bool:
+def are_folded_keys(value: Any) -> bool:
     """Whether it is what `fold` writes."""
     return isinstance(value, list) and all(
         isinstance(entry, str) or _is_form(entry) for entry in value

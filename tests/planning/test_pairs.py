@@ -7,10 +7,9 @@ from __future__ import annotations
 import pytest
 from work import steps
 
-from migrate.core.diagnostics import Report
-from migrate.core.errors import MigrateError
+from migrate.core.errors import MigrateError, Report
 from migrate.core.spec import spec
-from migrate.planning import stranded
+from migrate.planning import pairs
 from migrate.planning.compose import compose
 from migrate.planning.graph import Tensor
 from migrate.planning.pipeline import Views
@@ -29,8 +28,8 @@ DECODED = """from: {weight: '{p}.q.weight', scale: '{p}.q.weight_scale_inv'}, to
 def composed(engine, files, tensors=FP8, *more, params=None, backwards=False):
     stored = {key: Stored(spec(dtype, shape), 0, 0) for key, (dtype, shape) in tensors.items()}
     report = Report()
-    legs = [engine.leg(f, params, backwards) for f in (files, *more)]
-    done = compose(stored, legs, frozenset({"drop", "lossy"}), lambda *_: True, report)
+    steps = [engine.step(f, params, backwards) for f in (files, *more)]
+    done = compose(stored, steps, frozenset({"drop", "lossy"}), lambda *_: True, report)
     report.check()
     return {key: str(tensor.spec) for key, tensor in done.graph.outputs.items()}
 
@@ -239,7 +238,7 @@ def looking(layers):
     report = Report()
 
     def go():
-        stranded.check(tensors, outputs, [], report)
+        pairs.check_pairs(tensors, outputs, [], report)
         assert not report.diagnostics
 
     return go

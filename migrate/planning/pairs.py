@@ -8,7 +8,7 @@ together again, if they are decoded together, if both are dropped, or if both mo
 table knows. A weight stored in a wide float is not encoded, whatever stands beside it.
 
 Where parts were joined or cut along an axis, their blocks must have been whole: no block size may
-be left out of the question here, so only what fits no block size at all is an error, and the rest
+be left out of the request here, so only what fits no block size at all is an error, and the rest
 shows where the parts are decoded.
 """
 
@@ -18,17 +18,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from .. import codecs
-from ..core.diagnostics import Report, printable
-from ..core.ranks import rank_of
+from ..core.diagnostics import printable
+from ..core.errors import Report
 from ..core.spec import BITS
+from ..core.templates import rank_of
 from ..source.registry import BrokenEntryError
-from .graph import Call, Tensor
+from .graph import Computation, Tensor
 
 if TYPE_CHECKING:
     from ..core.spec import Spec
     from ..rules.compiled import DirectedRule
     from ..source.blobs import Stored
-    from .bind import Bound
+    from .bind import StepResult
 
 
 class Pair(NamedTuple):
@@ -52,25 +53,25 @@ class _Planned(NamedTuple):
 
     stored: Mapping[str, Stored]
     outputs: Mapping[str, Tensor]
-    legs: Sequence[Bound]
-    table: _Table
+    steps: Sequence[StepResult]
+    table: _PartNames
 
 
-class _Table(NamedTuple):
+class _PartNames(NamedTuple):
     """Which last segments belong together: (first part, other part, role), by either of them."""
 
     by_weight: Mapping[str, list[tuple[str, str, str]]]
     by_part: Mapping[str, list[tuple[str, str, str]]]
 
 
-def check(
+def check_pairs(
     stored: Mapping[str, Stored],
     outputs: Mapping[str, Tensor],
-    legs: Sequence[Bound],
+    steps: Sequence[StepResult],
     report: Report,
 ) -> None:
     """M408 for each pair of parts that comes apart between `stored` and `outputs`, M310 for blocks
-    that were cut; `legs` name the rules.
+    that were cut; `steps` name the rules.
     """
     if not any(_encoded(tensor.spec) for tensor in stored.values()):
         return
@@ -83,7 +84,7 @@ def check(
     if not pairs:
         return
     users = _users(outputs, {key for pair in pairs for key in (pair.weight, pair.part)})
-    planned = _Planned(stored, outputs, legs, table)
+    planned = _Planned(stored, outputs, steps, table)
     for pair in pairs:
         fate = _Fate(pair, users.get(pair.weight, {}), users.get(pair.part, {}))
         apart = _apart(fate, planned)
@@ -103,7 +104,7 @@ def _encoded(spec: Spec) -> bool:
     return BITS[spec.dtype] <= 8 and spec.dtype != "bool"
 
 
-def _table() -> _Table:
+def _table() -> _PartNames:
     by_weight: dict[str, list[tuple[str, str, str]]] = {}
     by_part: dict[str, list[tuple[str, str, str]]] = {}
     for name in codecs.names():
@@ -119,7 +120,7 @@ def _table() -> _Table:
                     entry = (leaves.by_role[first], leaves.by_role[role], role)
                     by_weight.setdefault(entry[0], []).append(entry)
                     by_part.setdefault(entry[1], []).append(entry)
-    return _Table(by_weight, by_part)
+    return _PartNames(by_weight, by_part)
 
 
 def _split(key: str) -> tuple[str, str, str]:
@@ -132,7 +133,7 @@ def _split(key: str) -> tuple[str, str, str]:
     return prefix + dot, leaf, rank
 
 
-def _pairs(stored: Mapping[str, Stored], table: _Table) -> list[Pair]:
+def _pairs(stored: Mapping[str, Stored], table: _PartNames) -> list[Pair]:
     found = []
     for key in stored:
         prefix, leaf, rank = _split(key)
@@ -143,7 +144,7 @@ def _pairs(stored: Mapping[str, Stored], table: _Table) -> list[Pair]:
     return found
 
 
-def _partners(key: str, table: _Table) -> list[str]:
+def _partners(key: str, table: _PartNames) -> list[str]:
     """The keys under which the other part of the tensor at `key` would be looked for."""
     prefix, leaf, rank = _split(key)
     return [f"{prefix}{part}{rank}" for _, part, _ in table.by_weight.get(leaf, ())]
@@ -159,9 +160,9 @@ def _users(outputs: Mapping[str, Tensor], wanted: set[str]) -> dict[str, dict[st
                 if source in wanted:
                     yield source
             else:
-                yield from of(source.call)
+                yield from of(source.computation)
 
-    def of(call: Call) -> frozenset[str]:
+    def of(call: Computation) -> frozenset[str]:
         found = within.get(id(call))
         if found is None:
             found = within[id(call)] = frozenset(
@@ -220,7 +221,7 @@ def _report(
     fate: _Fate, weight: str | None, part: str | None, planned: _Planned, report: Report
 ) -> None:
     pair = fate.pair
-    rule = _rule(fate, planned.legs)
+    rule = _rule(fate, planned.steps)
     who = f"rule {rule.name!r}" if rule is not None else "the plan"
     label = {
         pair.weight: printable(pair.weight),
@@ -248,11 +249,11 @@ def _report(
     )
 
 
-def _rule(fate: _Fate, legs: Sequence[Bound]) -> DirectedRule | None:
+def _rule(fate: _Fate, steps: Sequence[StepResult]) -> DirectedRule | None:
     """The last rule that did something to either part."""
-    for bound in reversed(legs):
+    for bound in reversed(steps):
         for key in (*fate.weights, *fate.parts):
-            made = bound.made.get(key)
+            made = bound.provenance.get(key)
             if made is not None and made.keys != (key,):
                 return made.rule
         for key in (fate.pair.weight, fate.pair.part):
@@ -263,7 +264,7 @@ def _rule(fate: _Fate, legs: Sequence[Bound]) -> DirectedRule | None:
 
 def _check_blocks(fate: _Fate, planned: _Planned, report: Report) -> None:
     pair, weights, parts = fate
-    stored, outputs, legs, table = planned
+    stored, outputs, steps, table = planned
     before, grid = stored[pair.weight].spec.shape, stored[pair.part].spec.shape
     if len(before) < 2 or len(grid) < 2:
         return
@@ -278,7 +279,7 @@ def _check_blocks(fate: _Fate, planned: _Planned, report: Report) -> None:
             if after[axis] != before[axis] and not _fits(
                 before[axis], grid[axis], after[axis], blocks[axis]
             ):
-                rule = _rule(_Fate(pair, {key: None}, {partner: None}), legs)
+                rule = _rule(_Fate(pair, {key: None}, {partner: None}), steps)
                 message = (
                     f"{printable(pair.weight)} {list(before)} has scales {list(grid)} and becomes "
                     f"{printable(key)} {list(after)} "

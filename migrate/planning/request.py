@@ -1,0 +1,319 @@
+"""The request: what was asked, as it was asked. A saved plan holds it, so that `apply plan.json`
+can ask it again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ..core.diagnostics import did_you_mean, listed, printable
+from ..core.errors import MigrateError, fail, raise_all
+from ..core.spelling import option
+
+# what `allow` can hold; nothing else loosens anything
+CHANGED_SOURCE = "changed-source"
+ALLOWANCES = (
+    "lossy",
+    "drop",
+    "opaque",
+    "links",
+    "delayed-scaling",
+    "stale-optimizer",
+    CHANGED_SOURCE,
+)
+# the one param that says what becomes of optimizer state; it is no rule's
+OPTIMIZER_PARAM = "optimizer"
+# what can be written, as `--output-format` and messages call it
+OUTPUT_FORMATS = ("safetensors", "torch")
+# of a file of entries
+_MOST_BYTES = 16_000_000
+# a name with one of these is that of one file
+SUFFIXES = {
+    ".safetensors": "safetensors",
+    ".pt": "torch",
+    ".pth": "torch",
+    ".bin": "torch",
+    ".ckpt": "torch",
+}
+# of formats that are not written, beside those that are known among side files
+_OTHERS = (".pkl", ".pickle", ".hdf5", ".keras", ".nemo", ".pt2")
+# endings of fewer letters are near to too many words that a folder may end in
+_LONG = 4
+# permissions that only planning asks for
+_ASKED_TOGETHER = frozenset({"lossy", "drop", "opaque", "delayed-scaling", "stale-optimizer"})
+T = TypeVar("T")
+PathLike = str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """`backwards`: a downgrade; None: whichever way leads there. `rules` are rule files, applied as
+    they are, and at most one folder of lineages. `at` is the dict in a nested checkpoint that rules
+    work on; `output_format` the name of the format to write. None: not said.
+    """
+
+    to: tuple[str, ...] = ()
+    from_: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()
+    params: Mapping[str, Any] = field(default_factory=dict)
+    allow: frozenset[str] = frozenset()
+    backwards: bool | None = False
+    at: str | None = None
+    output_format: str | None = None
+
+    @property
+    def files(self) -> list[Path]:
+        """The rule files given by hand."""
+        return [Path(r) for r in self.rules if not Path(r).is_dir()]
+
+    @property
+    def folders(self) -> list[str]:
+        return [r for r in self.rules if Path(r).is_dir()]
+
+    def to_json(self) -> dict[str, Any]:
+        """The request as a plan holds it; rules by absolute path."""
+        return {
+            "to": list(self.to),
+            "from": list(self.from_),
+            "rules": [os.path.abspath(r) for r in self.rules],
+            "params": dict(self.params),
+            "allow": sorted(self.allow),
+            "backwards": self.backwards,
+            "at": self.at,
+            "output_format": self.output_format,
+        }
+
+
+def make_request(
+    to: str | Iterable[str],
+    from_: str | Iterable[str],
+    rules: Iterable[PathLike],
+    params: Mapping[str, Any] | None,
+    allow: Iterable[str],
+    *,
+    backwards: bool | None = False,
+    at: str | None = None,
+    output_format: str | None = None,
+    planned: bool = False,
+) -> Request:
+    """The request, with one word taken for a list of one. M115 for an unknown allowance or format,
+    and for anything but text.
+
+    `planned`: it is put beside a saved plan, the only place where a changed source can be allowed.
+    """
+    places = (rules,) if isinstance(rules, (str, os.PathLike)) else _items("rules", rules)
+    paths = tuple(path_text("rules", r) for r in places)
+    if not isinstance(params, (Mapping, type(None))) or not all(
+        isinstance(name, str) for name in params or ()
+    ):
+        fail("M115", f"`params` is a dict of values by name, not {printable(repr(params))}")
+    given = dict(params or {})
+    for name, value in given.items():
+        if isinstance(value, str) and value.startswith("@"):
+            given[name] = _entries(name, value[1:])
+    if given:
+        from ..source.pickle.encodings import PARAMETER, numbering
+
+        if PARAMETER in given:
+            given[PARAMETER] = numbering(given[PARAMETER])
+    allowed = frozenset(_texts("allow", allow))
+    for word in sorted(allowed.difference(ALLOWANCES)):
+        hint = (
+            did_you_mean(word, list(ALLOWANCES))
+            or f"what can be allowed: {listed(list(ALLOWANCES))}"
+        )
+        fail("M115", f"`{printable(word)}` is nothing that can be allowed", help=hint)
+    if CHANGED_SOURCE in allowed and not planned:
+        hint = (
+            "without one there is nothing that the source is compared with: leave "
+            f"{option('allow', CHANGED_SOURCE)} out"
+        )
+        fail("M115", f"`{CHANGED_SOURCE}` can be allowed for a saved plan only", help=hint)
+    if not isinstance(at, (str, type(None))):
+        fail("M115", f"`at` is the path of a dict as text, not {printable(repr(at))}")
+    if output_format is not None and output_format not in OUTPUT_FORMATS:
+        fail(
+            "M115",
+            f"`{printable(str(output_format))}` is no format that is written",
+            help=f"one of {listed(list(OUTPUT_FORMATS))}",
+        )
+    return Request(
+        _texts("to", to),
+        _texts("from_", from_),
+        paths,
+        given,
+        allowed,
+        backwards,
+        at,
+        output_format,
+    )
+
+
+def with_permissions(request: Request, answer: Callable[[Request], T]) -> T:
+    """What `answer` says to the request; where permissions are missing, one error with all of
+    them.
+
+    Stages of planning refuse one after the other, so that what was refused is asked again as if it
+    were permitted, until only other problems are left. Never so for what would open or execute
+    something else.
+    """
+    try:
+        return answer(request)
+    except MigrateError as error:
+        if _ASKED_TOGETHER.isdisjoint(error.permits):
+            raise
+        found = list(error.diagnostics)
+    asked = request
+    while missing := _ASKED_TOGETHER.intersection(d.permit for d in found) - asked.allow:
+        asked = replace(asked, allow=asked.allow | missing)
+        try:
+            answer(asked)
+        except MigrateError as error:
+            found += [d for d in error.diagnostics if d not in found]
+    return raise_all(found)
+
+
+def _entries(name: str, path: str) -> list[str] | str:
+    """The entries of the file that `NAME=@path` means, one a line, or its text if that is a list in
+    brackets.
+
+    `""` is the empty name, which is the root module.
+    """
+    what = f"{option('params', f'{name}=@{printable(path, 300)}')}:"
+    try:
+        with open(path, "rb") as file:
+            raw = file.read(_MOST_BYTES + 1)
+        text = raw.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        why = (
+            "the file is not text in UTF-8"
+            if isinstance(error, UnicodeDecodeError)
+            else error.strerror or str(error)
+        )
+        fail(
+            "M115",
+            f"{what} {why}",
+            help="a value that begins with `@` is a file with an entry on each line",
+        )
+    if len(raw) > _MOST_BYTES:
+        fail(
+            "M115",
+            f"{what} the file is larger than {_MOST_BYTES} bytes",
+            help="write patterns: `layers.{n:int}.mlp`",
+        )
+    text = text.removeprefix("\ufeff")
+    if text.lstrip().startswith("["):
+        return text.strip()
+    lines = [line.strip() for line in text.split("\n")]
+    entries = ["" if line == '""' else line for line in lines if line and not line.startswith("#")]
+    if not entries:
+        fail(
+            "M115",
+            f"{what} the file has no entry",
+            help='one on each line; `""` is the root module, `#` begins a comment',
+        )
+    return entries
+
+
+def output_format_of(source_format: str, request: Request) -> str:
+    """The name of the format of the output: what was asked for, else the source's, safetensors for
+    what lies in memory.
+    """
+    return request.output_format or (
+        source_format if source_format in OUTPUT_FORMATS else OUTPUT_FORMATS[0]
+    )
+
+
+def shape_of(name: str, source_format: str, request: Request) -> tuple[bool, Request]:
+    """Whether an output of this name is a folder, and the request with the format that the name
+    says.
+
+    M115 if it says another format than the request, or, where the request says none, one that is
+    not written or is misspelt.
+    """
+    suffix = os.path.splitext(name)[1]
+    said = SUFFIXES.get(suffix)
+    if said is None:
+        if request.output_format is None:
+            _refuse_ending(name, suffix)
+        return True, request
+    if request.output_format not in (None, said):
+        both = (
+            f"{option('output_format', request.output_format)} and a file called "
+            f"`{printable(name)}`"
+        )
+        fail("M115", both, help="give it another ending, or none: a folder")
+    return False, request if said == output_format_of(source_format, request) else replace(
+        request, output_format=said
+    )
+
+
+def _refuse_ending(name: str, suffix: str) -> None:
+    """M115 for a name that ends like a file of weights and would be that of a folder; other dots
+    say nothing (`Llama-3.1-8B`).
+    """
+    from difflib import get_close_matches  # of such names only
+
+    from ..source.sidefiles import WEIGHT_SUFFIXES
+
+    low, endings = suffix.lower(), list(SUFFIXES)
+    other = next(
+        (ending for ending in (*WEIGHT_SUFFIXES, *_OTHERS) if name.lower().endswith(ending)), None
+    )
+    long = [ending for ending in endings if len(ending) > _LONG]
+    near = (
+        [low]
+        if low in SUFFIXES
+        else get_close_matches(low, long, n=1, cutoff=0.75)
+        if low[1:].isalpha()
+        else []
+    )
+    near = near or [
+        ending for ending in endings if len(ending) >= _LONG and sorted(low) == sorted(ending)
+    ]
+    if not (near or other):
+        return
+    what = (
+        f"`{printable(name)}` ends in `{printable(suffix)}`"
+        if near
+        else f"`{printable(name)}` is the name of a file in another format"
+    )
+    hint = (
+        f"did you mean `{printable(name[: len(name) - len(suffix)] + near[0])}`?"
+        if near
+        else f"files end in {listed(endings)}"
+    )
+    fail(
+        "M115",
+        f"{what}, and would be a folder",
+        help=f"{hint} (with {option('output_format')} a folder of this name is made)",
+    )
+
+
+def path_text(name: str, path: Any) -> str:
+    """The path as text; M115 if the argument `name` is no path, or one in bytes."""
+    text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
+    if not isinstance(text, str):
+        fail("M115", f"`{name}` is a path as str or os.PathLike, not {printable(repr(path))}")
+    return text
+
+
+def _items(name: str, words: Any) -> tuple[Any, ...]:
+    if not isinstance(words, Iterable) or isinstance(words, (bytes, bytearray)):
+        fail("M115", f"`{name}` is a str or a list of them, not {printable(repr(words))}")
+    return tuple(words)
+
+
+def _texts(name: str, words: Any) -> tuple[str, ...]:
+    items = (words,) if isinstance(words, str) else _items(name, words)
+    for word in items:
+        if not isinstance(word, str):
+            fail(
+                "M115",
+                f"`{name}` is a str or a list of them, and {printable(repr(word))} is no str",
+            )
+    return items
