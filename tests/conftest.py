@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from marks import CAMPAIGN, MARKS
+from marks import CAMPAIGN, GPU, MARKS
 
 # what is started in the background of a shell ignores Ctrl-C, and so would every process that the
 # tests interrupt
@@ -35,18 +35,28 @@ settings.load_profile("few")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves the marks out when no `-m` asks for any, the campaign unless `-m` names it; what is
+    """Leaves the marks out when no `-m` asks for any, campaign and GPU unless `-m` names them; what is
     named by its node id always runs.
     """
     if any("::" in argument for argument in config.args):
         return
     asked = set(re.findall(r"\w+", config.getoption("markexpr")))
-    left = {CAMPAIGN, *(() if asked & {*MARKS, "hypothesis"} else MARKS)} - asked
+    left = {CAMPAIGN, GPU, *(() if asked & {*MARKS, "hypothesis"} else MARKS)} - asked
     out = [item for item in items if any(mark.name in left for mark in item.iter_markers())]
     if out:
         config.hook.pytest_deselected(items=out)
         dropped = set(map(id, out))
         items[:] = [item for item in items if id(item) not in dropped]
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    """Where values are computed. A test that takes it runs on the CPU, and by `make gpu` on CUDA."""
+    import torch
+
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("torch finds no GPU here")
+    return str(request.param)
 
 
 MOST = 8000  # characters of a failure

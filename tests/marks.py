@@ -10,6 +10,8 @@ import pytest
 # `make marks`, which .ci/run calls, runs these; `make campaign` what is left
 MARKS = ("thorough", "ranks", "libraries", "servers", "filesystems")
 CAMPAIGN = "campaign"
+# `make gpu`: the tests that take the fixture `device`, on CUDA
+GPU = "gpu"
 
 
 def thorough(cases: Iterable[Any], *, default: int = 1) -> list[Any]:
