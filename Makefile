@@ -18,13 +18,16 @@ SOURCES := $(shell find migrate rules schemas -type f -not -name '*.pyc')
 OLDEST ?= python3.10
 CONSTRAINTS ?= constraints.txt
 
-.PHONY: help test test-oldest marks demo campaign bench docs lint clean
+.PHONY: help check test test-oldest marks gpu wheels demo campaign bench docs lint clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make test      run the tests: 6 to 7 minutes of processor time (PYTEST='-k name' is passed on)"
+	@echo "make check     ruff, mypy, and the tests that need neither torch nor another process"
 	@echo "make marks     run the tests that make test leaves out (MARKS='ranks or libraries')"
 	@echo "make test-oldest  make test with the oldest Python and the oldest libraries that pyproject.toml admits"
+	@echo "make gpu       the tests and rows that need a GPU, by PYTHON as it is; without a GPU it lists them"
+	@echo "make wheels    fill wheels/ with what make gpu may lack where there is no network"
 	@echo "make demo      a checkpoint there and back again"
 	@echo "make lint      ruff and mypy"
 	@echo "make campaign  hundreds of random cases, kills and injected failures"
@@ -79,6 +82,19 @@ test-oldest: .venv-oldest/.ready
 marks: .venv-test/.ready
 	.venv-test/bin/python -m pytest -q $(PARALLEL) -m "$(MARKS)" --hypothesis-profile many $(PYTEST)
 
+# PYTHON as it is, with its own CUDA torch: no environment is made and nothing is downloaded
+gpu:
+	$(PYTHON) benchmarks/gpu.py
+
+# for the interpreter of another machine: all of it that is pure Python, and of that version what is not
+WHEELS_PYTHON ?= 3.12
+PLATFORMS = manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_17_x86_64 manylinux2014_x86_64
+FOR_TESTS = pydantic PyYAML jsonschema click rich xxhash isal safetensors einops pytest pytest-timeout hypothesis
+wheels:
+	$(PYTHON) -m pip --disable-pip-version-check download -q -d wheels --only-binary=:all: --implementation cp \
+	  --python-version $(WHEELS_PYTHON) $(addprefix --platform ,$(PLATFORMS)) $(FOR_TESTS)
+	@ls wheels
+
 campaign: .venv-test/.ready
 	.venv-test/bin/python -m pytest -q -m "campaign or hypothesis" --hypothesis-profile campaign --timeout 7200 $(PYTEST)
 
@@ -97,5 +113,5 @@ lint: .venv-test/.lint
 	.venv-test/bin/mypy
 
 clean:
-	rm -rf .venv-test .venv-oldest .venv-demo .venv-lint demo bench-data build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv-test .venv-oldest .venv-demo .venv-lint demo wheels bench-data build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -35,8 +35,8 @@ settings.load_profile("few")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves the marks out when no `-m` asks for any, campaign and GPU unless `-m` names them; what is
-    named by its node id always runs.
+    """Leaves the marks out when no `-m` asks for any, campaign and GPU unless `-m` names them; what
+    is named by its node id always runs.
     """
     if any("::" in argument for argument in config.args):
         return
@@ -51,7 +51,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> str:
-    """Where values are computed. A test that takes it runs on the CPU, and by `make gpu` on CUDA."""
+    """Where values are computed: a test runs on the CPU, and by `make gpu` on CUDA as well."""
     import torch
 
     if request.param == "cuda" and not torch.cuda.is_available():

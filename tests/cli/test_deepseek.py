@@ -56,10 +56,10 @@ def assert_equal(made: Path, wanted: Path) -> None:
     "order", [BOTH, BOTH[2:] + BOTH[:2]], ids=["stacked first", "decoded first"]
 )
 def test_the_two_edges_make_what_transformers_5_loads(
-    order: tuple[str, ...], tmp_path: Path
+    order: tuple[str, ...], tmp_path: Path, device: str
 ) -> None:
     before = fingerprint(HUB)
-    done("apply", HUB, "-o", tmp_path / "new", *order, "--allow", "lossy")
+    done("apply", HUB, "-o", tmp_path / "new", *order, "--allow", "lossy", "--device", device)
     assert_equal(tmp_path / "new", PAIR / "v5")
     config = json.loads((HUB / "config.json").read_text())
     del config["quantization_config"]
@@ -71,10 +71,11 @@ def test_the_two_edges_make_what_transformers_5_loads(
 
 
 def test_the_way_back_quantizes_as_deepseek_does_and_restores_the_configuration(
-    tmp_path: Path,
+    tmp_path: Path, device: str
 ) -> None:
-    done("apply", HUB, "-o", tmp_path / "new", *BOTH, "--allow", "lossy")
-    done("downgrade", tmp_path / "new", "-o", tmp_path / "back", "--allow", "lossy")
+    done("apply", HUB, "-o", tmp_path / "new", *BOTH, "--allow", "lossy", "--device", device)
+    undo = ["downgrade", tmp_path / "new", "-o", tmp_path / "back", "--allow", "lossy"]
+    done(*undo, "--device", device)
     assert json.loads((tmp_path / "back" / "config.json").read_text()) == json.loads(
         (HUB / "config.json").read_text()
     )

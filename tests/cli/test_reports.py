@@ -180,11 +180,10 @@ def test_a_report_has_its_place_before_the_run_begins(
 
 
 def test_a_device_that_is_not_there_is_refused_before_the_run_begins(
-    tmp_path: Path, wide: Path
+    tmp_path: Path, wide: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch = pytest.importorskip("torch")
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     question = ["--rules", rules(tmp_path, DOWN), "--allow", "lossy", "--device", "cuda"]
     result = run("apply", wide, "-o", tmp_path / "out.safetensors", *question, "--format", "json")
     assert (result.exit, result.codes) == (2, ["M407"])

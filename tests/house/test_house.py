@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 import pytest
-from marks import CAMPAIGN, MARKS
+from marks import CAMPAIGN, GPU, MARKS
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "migrate"
@@ -338,13 +338,14 @@ def test_every_mark_is_declared_explained_and_run_by_ci() -> None:
         (ROOT / "pyproject.toml").read_text(encoding="utf-8").split("\nmarkers = [")[1],
         re.MULTILINE,
     )
-    assert declared == [*MARKS, CAMPAIGN]
+    assert declared == [*MARKS, GPU, CAMPAIGN]
     contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     assert [mark for mark in declared if f"| `{mark}` |" not in contributing] == []
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert f"\nMARKS ?= {' or '.join(MARKS)} or hypothesis\n" in makefile
     ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
-    assert {"make lint", "make test", "make marks"} <= set(ci)
+    gpu = "make gpu PYTHON=.venv-test/bin/python"
+    assert {"make lint", "make test", "make marks", gpu} <= set(ci)
 
 
 def test_the_oldest_libraries_are_those_that_pyproject_admits() -> None:

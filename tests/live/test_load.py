@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 import migrate
 from migrate.core.errors import MigrateError
 from migrate.live import filling, targets
+from migrate.running import gather
 
 
 @pytest.fixture(scope="module")
@@ -178,17 +179,60 @@ def test_the_path_through_buffers_gives_the_same_bits(monkeypatch, new):
     assert turns[:4] == [0, 1, 0, 1]
 
 
-@pytest.mark.skipif(
-    not torch.cuda.is_available(),
-    reason="no GPU: loading onto one through pinned buffers is not run",
-)
 @pytest.mark.parametrize("dtype", [None, torch.float64])
-def test_a_module_on_a_gpu_holds_the_same_bits(new, dtype):
+def test_a_module_on_a_device_holds_the_same_bits(new, dtype, device):
     wanted = new if dtype is None else {key: one.to(dtype) for key, one in new.items()}
-    for model in (module(wanted).to("cuda"), module(wanted, "meta")):
-        migrate.load(model, V4, "hf-mixtral@v5", device="cuda")
-        assert {one.device.type for one in model.parameters()} == {"cuda"}
+    for model in (module(wanted).to(device), module(wanted, "meta")):
+        migrate.load(model, V4, "hf-mixtral@v5", device=device)
+        assert {one.device.type for one in model.parameters()} == {device}
         assert same(model.cpu(), wanted)
+
+
+def overlap(ones, others):
+    """How long intervals of the one kind run at the same time as intervals of the other."""
+    return sum(max(0, min(b, d) - max(a, c)) for a, b in ones for c, d in others)
+
+
+def test_intervals_overlap_by_what_they_share():
+    assert overlap([(0, 10)], [(10, 20), (30, 40)]) == 0
+    assert overlap([(0, 10), (20, 30)], [(5, 25)]) == 10
+
+
+def test_reading_goes_on_while_the_bytes_read_before_travel(tmp_path, monkeypatch, device):
+    """On CUDA one buffer is read while the other one travels, as a trace of the profiler shows."""
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    side = 4096 if device == "cuda" else 64
+    state = {f"w{i}": torch.randn(side, side) for i in range(4)}
+    source = single(tmp_path, state)
+    model = torch.nn.ParameterDict(
+        {k: torch.empty_like(one, device=device) for k, one in state.items()}
+    )
+    migrate.load(model, source)
+    fill = gather.Gather.fill
+
+    def recorded(self, *given):
+        with record_function("gather"):
+            fill(self, *given)
+
+    monkeypatch.setattr(gather.Gather, "fill", recorded)
+    on_gpu = [ProfilerActivity.CUDA] if device == "cuda" else []
+    with profile(activities=[ProfilerActivity.CPU, *on_gpu]) as trace:
+        migrate.load(model, source, threads=1)
+        if on_gpu:
+            torch.cuda.synchronize()
+    assert all(torch.equal(model[key].cpu(), one) for key, one in state.items())
+    spans = {"gather": [], "HtoD": []}
+    for event in trace.events():
+        for kind, times in spans.items():
+            if kind in event.name:
+                times.append((event.time_range.start, event.time_range.end))
+    if on_gpu:
+        assert len(spans["HtoD"]) > 4
+        assert "Pinned" in next(e.name for e in trace.events() if "HtoD" in e.name)
+        assert overlap(spans["gather"], spans["HtoD"]) > 0
+    else:
+        assert not spans["HtoD"]
 
 
 COMPUTED = """rules:
