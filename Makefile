@@ -68,6 +68,10 @@ endef
 test: .venv-test/.ready
 	.venv-test/bin/python -m pytest -q $(PARALLEL) $(PYTEST)
 
+# in at most a quarter of the processor time of make test
+check: lint
+	.venv-test/bin/python -m pytest -q $(PARALLEL) --light $(PYTEST)
+
 # what constraints-oldest.txt holds, in an environment of its own; torch 2.8 takes several GB unless pip finds a CPU build
 .venv-oldest/.ready: PYTHON = $(OLDEST)
 .venv-oldest/.ready: pyproject.toml constraints-oldest.txt

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from light import HEAVY, forbid, is_heavy
 from marks import CAMPAIGN, GPU, MARKS
 
 # what is started in the background of a shell ignores Ctrl-C, and so would every process that the
@@ -34,6 +35,23 @@ for name, examples in (("few", 20), ("many", 400), ("campaign", 2000)):
 settings.load_profile("few")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--light", action="store_true", help="what needs no torch and no process")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # with -n the tests run in workers, which this process has to start
+    works = hasattr(config, "workerinput") or not config.getoption("numprocesses", None)
+    if config.getoption("light") and works:
+        forbid()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves a heavy file out under `--light`; None leaves the question to others."""
+    asked = config.getoption("light") and collection_path.name.startswith("test_")
+    return True if asked and collection_path.suffix == ".py" and is_heavy(collection_path) else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves the marks out when no `-m` asks for any, campaign and GPU unless `-m` names them; what
     is named by its node id always runs.
@@ -42,6 +60,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     asked = set(re.findall(r"\w+", config.getoption("markexpr")))
     left = {CAMPAIGN, GPU, *(() if asked & {*MARKS, "hypothesis"} else MARKS)} - asked
+    left |= {HEAVY} if config.getoption("light") else set()
     out = [item for item in items if any(mark.name in left for mark in item.iter_markers())]
     if out:
         config.hook.pytest_deselected(items=out)

@@ -148,6 +148,7 @@ def test_verify(pair: tuple[Path, Path], tmp_path: Path) -> None:
     assert changed in text.out
 
 
+@pytest.mark.heavy
 def test_diff(tmp_path: Path) -> None:
     shared = {"same": ("F32", [4]), "kind": ("F32", [2])}
     changed = content("one", 16)

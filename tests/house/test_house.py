@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 
 import pytest
+from light import HEAVY
 from marks import CAMPAIGN, GPU, MARKS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -338,7 +339,7 @@ def test_every_mark_is_declared_explained_and_run_by_ci() -> None:
         (ROOT / "pyproject.toml").read_text(encoding="utf-8").split("\nmarkers = [")[1],
         re.MULTILINE,
     )
-    assert declared == [*MARKS, GPU, CAMPAIGN]
+    assert declared == [*MARKS, HEAVY, GPU, CAMPAIGN]
     contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     assert [mark for mark in declared if f"| `{mark}` |" not in contributing] == []
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")

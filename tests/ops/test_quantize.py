@@ -22,11 +22,13 @@ def refused(call) -> OpError:
     return caught.value
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("scale", ["float32", "bfloat16", "float8_e8m0fnu"])
 def test_dequantize_satisfies_the_kit(scale):
     assert valuekit.check("dequantize", [(CODES, scale)]) == 2
 
 
+@pytest.mark.heavy
 def test_quantize_satisfies_the_kit():
     assert valuekit.check("quantize", ["bfloat16"]) == 2
 
@@ -173,6 +175,7 @@ def test_dequantize_loses_unless_the_specs_prove_that_it_does_not():
     )
 
 
+@pytest.mark.heavy
 def test_a_codec_of_numbers_that_it_made_itself_gives_the_same_codes_again():
     # a block whose largest code is 448 and whose scale is a power of two comes back to the bit
     rng = np.random.default_rng(0)

@@ -14,6 +14,7 @@ from migrate.elements.reference import reference_values, spacing
 RNG = np.random.default_rng(5)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("dtype", COMPUTED)
 def test_neighbours_are_as_far_apart_as_the_spacing_says(dtype):
     most = (1 << BITS[dtype]) - 1

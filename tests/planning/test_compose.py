@@ -210,6 +210,7 @@ def test_exact_is_said_exactly_when_the_way_back_restores_all_keys_and_specs(eng
 # ---------------------------------------------------------------------- losses
 
 
+@pytest.mark.heavy
 def test_a_rule_that_both_drops_and_changes_needs_both_allowances(engine):
     files = engine.rules(
         "from: a, to: b, via: [{cast: {to: bfloat16, from: float32}}, {slice: {dim: 0, stop: 1}}]"

@@ -95,6 +95,7 @@ def narrow(array):
     return (array.view("u4") >> 16).astype("u2")
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("backwards", [False, True])
 def test_a_widening_is_lossless_both_ways_and_says_so(engine, backwards):
     files = engine.rules("from: '{k...}', to: '{k}', via: [{cast: {to: float32, from: bfloat16}}]")
@@ -107,6 +108,7 @@ def test_a_widening_is_lossless_both_ways_and_says_so(engine, backwards):
         assert not out.composition.inexact
 
 
+@pytest.mark.heavy
 def test_a_narrowing_needs_leave(engine):
     files = engine.rules("from: '{k...}', to: '{k}', via: [{cast: {to: bfloat16, from: float32}}]")
     (refused,) = engine.refusals(files, {"w": r(2)})

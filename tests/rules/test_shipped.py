@@ -193,6 +193,7 @@ def test_what_no_rule_of_mixtral_names_is_not_kept() -> None:
         assert not any(parse(p).match(key) is not None for p in file.keep)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("file", "check"), CHECKS)
 def test_the_rule_files_do_what_their_tests_say(file: Any, check: RuleCheck) -> None:
     outcome = TRIALS[file.model.id].run(check)

@@ -248,6 +248,7 @@ def test_claims_share_no_element_and_leave_none_out(data: st.DataObject, shape: 
         assert (times == asked).all()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("lane", [None, Lane])
 def test_what_boxes_share_is_measured_once(
     lane: type[Lane] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

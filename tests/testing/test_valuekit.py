@@ -33,6 +33,7 @@ class Turn(Affine):
         yield {}, [(3, 4)]
 
 
+@pytest.mark.heavy
 def test_an_op_that_keeps_its_word_passes(monkeypatch):
     assert check(monkeypatch, Turn()) == 4
 
@@ -106,6 +107,7 @@ class NoDtype(Turn):
         raise OpError("M309", "takes nothing")
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("op", "words"),
     [
