@@ -39,17 +39,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--light", action="store_true", help="what needs no torch and no process")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    # with -n the tests run in workers, which this process has to start
-    works = hasattr(config, "workerinput") or not config.getoption("numprocesses", None)
-    if config.getoption("light") and works:
+def pytest_collection(session: pytest.Session) -> None:
+    # not before: a worker of xdist starts a process to say what machine it is
+    if session.config.getoption("light"):
         forbid()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leaves a heavy file out under `--light`; None leaves the question to others."""
-    asked = config.getoption("light") and collection_path.name.startswith("test_")
-    return True if asked and collection_path.suffix == ".py" and is_heavy(collection_path) else None
+    """Leaves heavy files out under `--light`, and folders whose conftest is heavy; None leaves the
+    question to others.
+    """
+    if not config.getoption("light"):
+        return None
+    shared = collection_path / "conftest.py"
+    if collection_path.name.startswith("test_") and collection_path.suffix == ".py":
+        return is_heavy(collection_path) or None
+    return True if shared != Path(__file__) and shared.exists() and is_heavy(shared) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

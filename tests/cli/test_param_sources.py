@@ -81,6 +81,7 @@ def test_a_padded_vocabulary_is_cut_and_restored_and_the_configuration_follows(
     assert stamp(new)["applied"][0]["params"] == {"vocab": 5, "padded": 8}
 
 
+@pytest.mark.heavy
 def test_the_blocks_of_a_quantized_checkpoint_are_those_of_its_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -450,6 +451,7 @@ CAST = (
 KIND = "params: {kind: {type: str, dtype: {key: %s}%s}}\n"
 
 
+@pytest.mark.heavy
 def test_a_dtype_is_read_from_all_tensors_that_a_pattern_fits_and_the_stamp_remembers_it(
     tmp_path: Path,
 ) -> None:

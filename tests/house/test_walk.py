@@ -33,6 +33,7 @@ def test_every_case_has_a_bar() -> None:
     assert BARS.keys() == walk.CASES.keys()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("case", BARS)
 def test_a_second_call_enters_no_more_than_its_bar(case: str) -> None:
     names = walk.walk([case])[case]
