@@ -22,7 +22,7 @@ from ..core.spelling import option
 from ..core.templates import collapse, rank_of
 from ..elements.classes import has_plain_bytes, is_dtensor
 from ..extra_state.age import States
-from ..planning.graph import ComputedTensor, Tensor, computations
+from ..planning.graph import computations, stored_keys
 from ..planning.lineages import known_lineages, layouts_of
 from ..planning.request import OUTPUT_FORMATS, PathLike, Request, make_request, path_text
 from ..results import LoadReport
@@ -493,7 +493,7 @@ class _Load:
             if name in outputs and self.slots[found.places[name]].tensor is not None
         ]
         starts = {
-            name: min((stored[key][1:3] for key in _sources(outputs[name])), default=(0, 0))
+            name: min((stored[key][1:3] for key in stored_keys(outputs[name])), default=(0, 0))
             for name in wanted
         }
         wanted.sort(key=starts.__getitem__)
@@ -537,7 +537,7 @@ class _Load:
         needed = [
             job.slot.plain
             for job in (jobs if parts else ())
-            if parts.intersection(_sources(job.tensor))
+            if parts.intersection(stored_keys(job.tensor))
             and not alike(self.outputs.own(job.key), job.slot.tensor)
         ]
         if needed:
@@ -616,22 +616,6 @@ def _others(migration: Migration, source: Source) -> dict[str, str]:
         for name in migration.names
         if several or (rank_of(name) or 0) == 0
     }
-
-
-def _sources(tensor: Tensor) -> list[str]:
-    """The stored tensors that an output is made of, however far below."""
-    if all(isinstance(source, str) for source in tensor.sources):
-        return [source for source in tensor.sources if isinstance(source, str)]
-    found: dict[str, None] = {}
-    todo, seen = [tensor], set[int]()
-    while todo:
-        for source in todo.pop().sources:
-            if not isinstance(source, ComputedTensor):
-                found[source] = None
-            elif id(source.computation) not in seen:
-                seen.add(id(source.computation))
-                todo += source.computation.inputs
-    return list(found)
 
 
 def _collapsed(names: Iterable[str]) -> str:

@@ -118,3 +118,19 @@ def computations(tensors: Iterable[Tensor]) -> list[Computation]:
                 seen[id(source.computation)] = source.computation
                 todo += source.computation.inputs
     return list(seen.values())
+
+
+def stored_keys(tensor: Tensor) -> list[str]:
+    """The stored tensors that an output is made of, however far below, each once."""
+    if all(isinstance(source, str) for source in tensor.sources):
+        return list(dict.fromkeys(s for s in tensor.sources if isinstance(s, str)))
+    found: dict[str, None] = {}
+    todo, seen = [tensor], set[int]()
+    while todo:
+        for source in todo.pop().sources:
+            if not isinstance(source, ComputedTensor):
+                found[source] = None
+            elif id(source.computation) not in seen:
+                seen.add(id(source.computation))
+                todo += source.computation.inputs
+    return list(found)

@@ -19,7 +19,7 @@ from ..core.diagnostics import listed, plural, printable
 from ..core.errors import fail
 from ..core.spelling import option
 from ..core.templates import rank_of
-from ..planning.graph import ComputedTensor, Tensor, ValueCheck
+from ..planning.graph import ComputedTensor, Tensor, ValueCheck, stored_keys
 from ..planning.items import Items
 from ..planning.names import follow_all
 from ..source.pickle.encodings import PARAMETER, ask
@@ -440,7 +440,7 @@ def _table(
     made_of: dict[str, list[tuple[Composite, str]]] = {}
     names: dict[int, str] = {}
     for key, short in keys:
-        sources = _sources(outputs[key])
+        sources = stored_keys(outputs[key])
         found = [leaves[s] for s in sources if s in leaves]
         like = _alike(found, len(sources))
         leaf = output_record(outputs[key].spec, like)
@@ -474,22 +474,6 @@ def _alike(found: Sequence[TensorRecord], count: int) -> TensorRecord | None:
     if any((f.parameter, f.requires_grad) != (one.parameter, one.requires_grad) for f in found):
         return None
     return one if count == 1 else one._replace(state=None, subclass=None)
-
-
-def _sources(tensor: Tensor) -> Sequence[str]:
-    if all(isinstance(source, str) for source in tensor.sources):
-        return list(dict.fromkeys(s for s in tensor.sources if isinstance(s, str)))
-    out: dict[str, None] = {}
-    todo, seen = [tensor], set[int]()
-    while todo:
-        for source in todo.pop().sources:
-            if isinstance(source, ComputedTensor):
-                if id(source.computation) not in seen:
-                    seen.add(id(source.computation))
-                    todo += source.computation.inputs
-            else:
-                out[source] = None
-    return list(out)
 
 
 def _attributes(
