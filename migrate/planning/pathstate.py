@@ -23,9 +23,9 @@ from ..core.templates import as_seen, fitting, group, rank_of, takes
 from ..extra_state.recipes import leave
 from ..rules import params as parameters
 from ..rules import patches
+from ..rules.arguments import PARAM
 from ..rules.files import LoadedFile
 from ..rules.patches import ABSENT
-from ..rules.scalars import PARAM
 from ..source.pickle.encodings import PARAMETER
 from .bind import StepResult
 from .graph import Tensor
@@ -298,7 +298,7 @@ class PathState:
             (n, r) for file in step.files for n, p in file.model.params.items() for r in p.places
         ):
             if by := _foreign(self._steps, *parameters.place(reference)):
-                place = parameters.spelled(reference)
+                place = parameters.spell_place(reference)
                 out[name] = (
                     f"it stood at {place}, which {by[0].model.id} changes on the way there, and "
                     "no stamp remembers it"
@@ -392,7 +392,7 @@ def _refuse_new(
         n for n in given if _undone(step) is not None and declared[n].optional and n not in before
     ):
         notes = (
-            f"{parameters.shown(parameters.GIVEN)} says {printable(str(values[name]), 80)}",
+            f"{parameters.spell_source(parameters.GIVEN)} says {printable(str(values[name]), 80)}",
             f"{parameters.STAMP} says that it was not set",
         )
         fail(

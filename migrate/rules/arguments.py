@@ -1,4 +1,7 @@
-"""The arguments of an op, from what a rule file says to what the op gets.
+"""The scalars of a rule file and the arguments of an op, from what is written to what the op gets.
+
+A scalar is a `$param`, a number, a truth or text, as an editor's YAML 1.2 parser reads it. Runs by
+rules that ship ask for these too, and need no model of what people write.
 
 An op declares its arguments once, as a stdlib dataclass (`ops/base.py`). From it come `resolve`,
 which fills the params in, and, where a file is read as its author wrote it, the pydantic model of
@@ -8,10 +11,13 @@ which fills the params in, and, where a file is read as its author wrote it, the
 from __future__ import annotations
 
 import json
+import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
 from functools import cache
+from math import inf
+from sys import float_info
 from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from .. import ops
@@ -20,7 +26,44 @@ from ..core.diagnostics import listed, printable
 from ..core.errors import OpError, PatternError
 from ..core.spelling import option
 from ..ops.base import Written
-from .scalars import PARAM, whole_number
+from ..source import yaml
+
+PARAM = re.compile(r"\$([A-Za-z_]\w*)", re.ASCII)
+# what the roles of a rule are called where a capture can stand
+ROLE = "role"
+NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_RADIX = re.compile(r"0o[0-7]+|0x[0-9A-Fa-f]+")
+# integers of at most this size are one number to every reader of JSON
+MOST = 2**53 - 1
+
+
+def seen(value: Any) -> Any:
+    """What an editor's YAML 1.2 parser makes of the value."""
+    return (
+        int(value, 0)
+        if isinstance(value, yaml.PlainScalar) and _RADIX.fullmatch(value)
+        else yaml.core(value)
+    )
+
+
+def numeric(value: Any) -> Any:
+    """`seen`, where an integer that no double comes near is infinite, as `1e400` is."""
+    typed = seen(value)
+    return (
+        (inf if typed > 0 else -inf)
+        if isinstance(typed, int) and abs(typed) > float_info.max
+        else typed
+    )
+
+
+def whole_number(value: Any) -> int | None:
+    """The integer that an unquoted or a typed value is, or None; `8.0` is one, as in JSON."""
+    if isinstance(value, str) and not isinstance(value, yaml.PlainScalar):
+        return None
+    number = seen(value)
+    if isinstance(number, float) and number.is_integer():
+        return int(number)
+    return number if isinstance(number, int) and not isinstance(number, bool) else None
 
 
 class Argument(NamedTuple):

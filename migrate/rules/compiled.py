@@ -21,9 +21,8 @@ from ..core.diagnostics import Span, did_you_mean, listed, printable
 from ..core.errors import OpError, PatternError, Report
 from ..core.keys import CaptureType, Pattern, parse
 from ..ops.base import Op, ValueOp
-from .arguments import integer, resolve, unset
-from .scalars import PARAM
-from .scalars import ROLE as ROLE
+from .arguments import PARAM, integer, resolve, unset
+from .arguments import ROLE as ROLE
 
 if TYPE_CHECKING:
     from .files import LoadedFile

@@ -16,6 +16,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from ..core.diagnostics import codes, did_you_mean, listed, printable
 from . import fields
+from .arguments import numeric
 from .fields import (
     COUNT,
     DTYPE,
@@ -39,7 +40,6 @@ from .fields import (
     unknown_dtype,
     wrong,
 )
-from .scalars import numeric
 
 _RANGE = re.compile(r"\{([A-Za-z_]\w*)=([0-9]{1,18})\.\.([0-9]{1,18})\}")
 MOST_KEYS = 10_000

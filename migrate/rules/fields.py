@@ -33,7 +33,7 @@ from ..core.spec import ALIASES, BITS
 from ..core.version import __version__
 from ..source import yaml
 from ..source.sidefiles import CACHES, HISTORY, ITEMS, MAX_DEPTH, METADATA, PARTIAL, WEIGHT_SUFFIXES
-from .scalars import MOST, NAME, numeric, seen, whole_number
+from .arguments import MOST, NAME, numeric, seen, whole_number
 
 _WORD = "[A-Za-z_][A-Za-z0-9_]*"
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_.+-]*[A-Za-z0-9_+-])?"

@@ -11,6 +11,7 @@ from ..core.diagnostics import printable
 from ..core.errors import PatternError, Report
 from ..core.keys import parse
 from ..source import yaml
+from .arguments import MOST, whole_number
 from .fields import (
     COUNT,
     DTYPE,
@@ -44,7 +45,6 @@ from .fields import (
 )
 from .lineage import Detect, Layout, Lineage
 from .loading import add_problem, validate_data
-from .scalars import MOST, whole_number
 
 STATUSES = ("current", "supported", "deprecated")
 

@@ -22,11 +22,11 @@ from ..core.errors import Report
 from ..core.keys import parse
 from ..source import yaml
 from . import arguments, examples, steps
+from .arguments import PARAM
 from .fields import Model, Problem, kind_of, problems_of, unmet
 from .files import LoadedFile
 from .model import Groups, Param, Rule, RuleFile
 from .params import RefusedError, convert
-from .scalars import PARAM
 
 _CAPTURE = re.compile(r"\{([^{}]*)\}")
 _Path = tuple[Any, ...]

@@ -19,7 +19,7 @@ from ..core.diagnostics import did_you_mean, printable
 from ..ops.base import OpCall
 from ..source import yaml
 from . import steps
-from .arguments import arguments
+from .arguments import ROLE, arguments
 from .examples import ExpectedTensor as ExpectedTensor
 from .examples import GivenTensor as GivenTensor
 from .examples import RuleTest
@@ -68,7 +68,6 @@ from .fields import (
     unknown_dtype,
     wrong,
 )
-from .scalars import ROLE
 
 
 def _roles(value: Any) -> dict[str | None, str]:

@@ -19,13 +19,13 @@ from ..core.spec import ALIASES
 from ..core.spelling import option
 from ..core.templates import group, matches
 from ..source import yaml
-from .scalars import MOST, whole_number
+from .arguments import MOST, whole_number
 
 if TYPE_CHECKING:
     from .files import LoadedFile
     from .model import Groups, Param
 
-# what the caller says; `shown` spells it
+# what the caller says; `spell_source` spells it
 GIVEN = "params"
 STAMP = "the stamp"
 CONFIG = "config.json"
@@ -92,7 +92,9 @@ def resolve(
                 f"the params here are {listed(known)}" if known else "these rules have no params"
             )
             report.add(
-                "M112", f"{shown(GIVEN)} {printable(name)}: there is no such param", help=hint
+                "M112",
+                f"{spell_source(GIVEN)} {printable(name)}: there is no such param",
+                help=hint,
             )
     out: dict[str, Any] = {}
     for name, param in params.items():
@@ -109,12 +111,14 @@ def resolve(
                 failed = True
                 report.add(
                     "M114",
-                    f"param `{name}` from {shown(source)}: {error}",
+                    f"param `{name}` from {spell_source(source)}: {error}",
                     spans=at,
                     help=_takes(param),
                 )
         if len(said) > 1 and len({_comparable(value) for _, value in said}) > 1:
-            notes = tuple(f"{shown(source)} says {_spell_value(value)}" for source, value in said)
+            notes = tuple(
+                f"{spell_source(source)} says {_spell_value(value)}" for source, value in said
+            )
             hint = "correct the source that is wrong; a given value does not outvote the checkpoint"
             if param.dtype is not None and not {GIVEN, STAMP} & {source for source, _ in said}:
                 names = "|".join(dict.fromkeys(str(value) for _, value in said))
@@ -148,7 +152,7 @@ def resolve(
     return out
 
 
-def shown(source: str) -> str:
+def spell_source(source: str) -> str:
     """A source of values as messages call it."""
     return option("params") if source == GIVEN else printable(source)
 
@@ -181,7 +185,10 @@ def expand(
         items = _items(value) if isinstance(value, str) else list(value)
     except RefusedError as error:
         report.add(
-            "M114", f"param `{name}` from {shown(GIVEN)}: {error}", spans=spans, help=_takes(param)
+            "M114",
+            f"param `{name}` from {spell_source(GIVEN)}: {error}",
+            spans=spans,
+            help=_takes(param),
         )
         report.check()
     there = list(dict.fromkeys(names()))
@@ -276,7 +283,7 @@ def _report_idle(
     )
 
 
-def spelled(reference: str) -> str:
+def spell_place(reference: str) -> str:
     """The place with its file, for messages."""
     file, keys = place(reference)
     return printable(f"{file}#{'.'.join(keys)}")
@@ -323,7 +330,7 @@ def _items(text: str) -> list[str]:
         # alternatives of a pattern may hold commas
         return [item.strip() for item in re.split(r",(?![^{}]*\})", text)]
     report = Report()
-    document = yaml.read_yaml(text, shown(GIVEN), report)
+    document = yaml.read_yaml(text, spell_source(GIVEN), report)
     data = document.data
     if (
         report.diagnostics
@@ -408,7 +415,7 @@ def _about(param: Param, lost: str | None) -> tuple[str, ...]:
     if lost is not None:
         notes.append(lost)
     elif param.places:
-        there = listed([spelled(reference) for reference in param.places])
+        there = listed([spell_place(reference) for reference in param.places])
         one = len(param.places) == 1
         notes.append(
             f"its {'place' if one else 'places'} in the configuration {'is' if one else 'are'} "

@@ -22,7 +22,16 @@ from ..core.errors import OpError
 from ..ops.base import OpCall
 from ..source import yaml
 from ..source.registry import BrokenEntryError
-from .arguments import Argument, arguments, is_reference, resolve, spell_value, unwrapped, used
+from .arguments import (
+    NAME,
+    Argument,
+    arguments,
+    is_reference,
+    resolve,
+    spell_value,
+    unwrapped,
+    used,
+)
 from .fields import (
     ARITHMETIC,
     CAPTURE,
@@ -50,7 +59,6 @@ from .fields import (
     unknown_dtype,
     wrong,
 )
-from .scalars import NAME
 
 
 @cache
