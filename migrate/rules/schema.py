@@ -26,6 +26,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema
 
 from .. import ops
+from ..ops.base import OpCall
 from ..source import yaml
 from . import arguments, steps
 from .fields import TEXT, match_whole
@@ -108,7 +109,11 @@ class _Generator(GenerateJsonSchema):
 def rule_file() -> dict[str, Any]:
     """The schema of a rule file, with the ops that are built in."""
     schema = _of(RuleFile, "migrate rule file")
-    schema["$defs"]["Step"] = _step()
+    # a step of `via`, which pydantic calls as the class that it is read into
+    made = {"Step": _step()}
+    schema["$defs"].pop(OpCall.__name__)
+    schema["$defs"] = made | schema["$defs"]
+    schema["$defs"]["Rule"]["properties"]["via"]["items"] = {"$ref": "#/$defs/Step"}
     return schema
 
 
