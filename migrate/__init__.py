@@ -82,7 +82,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'migrate' has no attribute {name!r}")
     if os.name == "nt":
-        raise ImportError("migrate runs on Linux and macOS, and not on Windows; WSL is a Linux")
+        raise ImportError("migrate runs on Linux and macOS, not on Windows; use WSL there")
     value = getattr(import_module(f"migrate.{_HOMES[name]}"), name)
     globals()[name] = value
     return value

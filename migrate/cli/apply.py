@@ -44,7 +44,7 @@ def running(command: Callable[..., Any]) -> Callable[..., Any]:
                 default=2,
                 show_default=True,
                 type=click.IntRange(1, 64),
-                help="Output files written at a time.",
+                help="Output files to write at the same time.",
             ),
             click.option(
                 "--max-memory",
@@ -58,20 +58,18 @@ def running(command: Callable[..., Any]) -> Callable[..., Any]:
                 type=click.Choice(NAMES),
                 default="cpu",
                 show_default=True,
-                help="Where values are computed; cuda:all: also ops whose bits then differ.",
+                help="Device for computed values; cuda:all: also for ops whose bits differ there.",
             ),
             click.option(
                 "--report",
                 metavar="FILE",
                 help="Save the errors of all tensors that were computed.",
             ),
-            click.option(
-                "--resume", is_flag=True, help="Go on with what a killed or failed run left behind."
-            ),
+            click.option("--resume", is_flag=True, help="Continue a killed or failed run."),
             click.option(
                 "--if-needed",
                 is_flag=True,
-                help="Exit with 0, not 1, if the checkpoint is in the wanted layout already.",
+                help="Exit with 0, not 1, if the checkpoint is already in the wanted layout.",
             ),
             click.option(
                 "--no-fsync",
@@ -171,7 +169,7 @@ def _interrupted(output: str, stood: bool) -> str:
     """What is left of an interrupted run; `stood`: there was something at `output` before it."""
     if not stood and os.path.lexists(output):
         # an output appears by one rename, so it is whole
-        return f"interrupted after {render.safe(output)} was published; it is whole"
+        return f"interrupted after {render.safe(output)} was published; it is complete"
     partial = os.path.normpath(output) + ".migrate-partial"
     if not os.path.isdir(partial):
         return "interrupted; nothing was published"
@@ -198,11 +196,11 @@ def _interrupted(output: str, stood: bool) -> str:
 def command(checkpoint: str, **arguments: Any) -> int:
     """Migrate a checkpoint into a new one.
 
-    CHECKPOINT may also be a saved plan (`migrate plan -o plan.json`), which is then run exactly as
-    it was reviewed, on files that nothing has written to since, unless --allow changed-source. OUT
-    is a folder, or one file if it ends in .safetensors, .pt, .pth, .bin or .ckpt. The source is
-    never written; OUT is whole or absent. Where the checkpoint is in the wanted layout already no
-    OUT is made, and the exit status is 1, or 0 with --if-needed.
+    CHECKPOINT may also be a saved plan (`migrate plan -o plan.json`), which is run exactly as it
+    was reviewed, on files that have not changed since, unless --allow changed-source. OUT is a
+    folder, or one file if it ends in .safetensors, .pt, .pth, .bin or .ckpt. The source is never
+    written; OUT is complete or absent. If the checkpoint is already in the wanted layout, no OUT is
+    made and the exit status is 1, or 0 with --if-needed.
     """
     from .. import api
 

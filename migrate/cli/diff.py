@@ -42,10 +42,10 @@ def command(
     silent: bool,
     form: str,
 ) -> int:
-    """Compare two checkpoints: keys, specs, bytes, side files, and the values that are not tensors.
+    """Compare two checkpoints: keys, specs, bytes, side files, and values that are not tensors.
 
-    Exits with 1 if they differ. What differs is measured: how many elements, the first of them,
-    maximum error, SQNR. What was not looked at is listed.
+    Exits with 1 if they differ. Differences are measured: how many elements, the first of them,
+    maximum error, SQNR. What was not compared is listed.
     """
     from .. import api
 

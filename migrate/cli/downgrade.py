@@ -20,8 +20,8 @@ from .options import as_json, output_format, question, quiet
 def command(checkpoint: str, **arguments: Any) -> int:
     """Take a checkpoint back to an older layout.
 
-    Without --to and --rules it goes back to before the run that CHECKPOINT's stamp says was the
-    last. `migrate plan --downgrade` shows beforehand what it would do.
+    Without --to and --rules it undoes the last run that CHECKPOINT's stamp records. `migrate plan
+    --downgrade` shows in advance what it would do.
     """
     from .. import api
 

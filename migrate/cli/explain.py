@@ -17,8 +17,8 @@ from .options import as_json
 def command(word: str | None, form: str) -> None:
     """Explain a diagnostic, an op or a codec.
 
-    WORD is a code (M207) or its name, an op (stack) or a codec (fp8-block). Without it: all there
-    are, a line each.
+    WORD is a code (M207) or its name, an op (stack) or a codec (fp8-block). Without
+    it, all of them are listed.
     """
     from .. import api
 

@@ -48,9 +48,9 @@ def command(
     at: str | None,
     form: str,
 ) -> None:
-    """Show what a checkpoint holds, from its headers.
+    """Show what a checkpoint contains, from its headers.
 
-    Keys, sizes, dtypes, and the layouts that CHECKPOINT fits, with evidence. No tensor is read.
+    Keys, sizes, dtypes, and the layouts that CHECKPOINT matches, with evidence. No tensor is read.
     """
     from .. import api
 

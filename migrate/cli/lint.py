@@ -29,7 +29,7 @@ from .colour import say
     "--index",
     "index",
     metavar="CKPT",
-    help="Hold the rules against the headers of this checkpoint as well.",
+    help="Also check the rules against the headers of this checkpoint.",
 )
 @click.option(
     "--allow",
@@ -49,7 +49,7 @@ from .colour import say
     "form",
     type=click.Choice(["text", "json", "github"]),
     default="text",
-    help="Form of the answer on stdout.",
+    help="Format of the answer on stdout.",
 )
 def command(
     paths: tuple[str, ...],
@@ -60,11 +60,11 @@ def command(
     at: str | None,
     form: str,
 ) -> int:
-    """Look for what is wrong, untested or unsaid in rule files.
+    """Check rule files for mistakes and gaps.
 
-    PATH is a rule file or a folder of them; without one ./rules, or else the rules that ship with
+    PATH is a rule file or a folder of them; the default is ./rules, or else the rules included with
     migrate. A comment `# migrate: allow M620 because …` on the line of a finding, or above it,
-    takes it away. Exits with 1 if something is found, with 2 if a file cannot be loaded.
+    suppresses it. Exits with 1 if something is found, with 2 if a file cannot be loaded.
     """
     from .. import api
 

@@ -20,7 +20,7 @@ import click
 from ..core.version import __version__
 from . import memory, streams
 
-ELSEWHERE = "migrate runs on Linux and macOS, and not on Windows; WSL is a Linux"
+ELSEWHERE = "migrate runs on Linux and macOS, not on Windows; use WSL there"
 _HOME = Path(__file__).resolve().parent
 
 
@@ -88,9 +88,9 @@ def _logging(command: click.Command) -> click.Command:
         click.Option(
             ["-v", "--verbose", "verbosity"],
             count=True,
-            help="Say on stderr what is decided and how long it takes; -vv: more.",
+            help="Log decisions and timings to stderr; -vv: more.",
         ),
-        click.Option(["--log-file", "log_file"], metavar="FILE", help="Add all of that to a file."),
+        click.Option(["--log-file", "log_file"], metavar="FILE", help="Append the log to a file."),
     ]
     return command
 
@@ -174,7 +174,7 @@ def settle(status: int, done: Done, out: streams.Standard) -> int:
             found = Diagnostic(
                 "M971",
                 why,
-                notes=(f"{printable(done.published, 300)} was published and is whole",),
+                notes=(f"{printable(done.published, 300)} was published and is complete",),
                 severity="warning",
             )
         click.echo(found.render(), err=True)
@@ -208,7 +208,7 @@ def _run(arguments: list[str], done: Done) -> int:
         status = _report(error, wants_json)
         if done.published is None:
             return status
-        click.echo(f"{done.published} was published and is whole", err=True)
+        click.echo(f"{done.published} was published and is complete", err=True)
         return 4
     except click.ClickException as error:
         return _misused(error, wants_json)

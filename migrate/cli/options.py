@@ -19,7 +19,7 @@ def as_json(command: F) -> F:
         "form",
         type=click.Choice(["text", "json"]),
         default="text",
-        help="Form of the answer on stdout.",
+        help="Format of the answer on stdout.",
     )
     return option(command)
 
@@ -59,21 +59,21 @@ def question(command: F) -> F:
                 "from_",
                 multiple=True,
                 metavar="LAYOUT",
-                help="Layout the checkpoint is in, if it cannot be told. Repeatable.",
+                help="Layout the checkpoint is in, if it cannot be detected. Repeatable.",
             ),
             click.option(
                 "--rules",
                 "rules",
                 multiple=True,
                 metavar="PATH",
-                help="A rule file, applied as it is, or a folder of lineages.",
+                help="A rule file, which is then applied, or a folder of lineages.",
             ),
             click.option(
                 "--set",
                 "assignments",
                 multiple=True,
                 metavar="NAME=VALUE",
-                help="Value of a parameter; a list takes patterns, and @FILE with an entry a "
+                help="Value of a parameter; a list takes patterns, and @FILE with one entry per "
                 "line. Repeatable.",
             ),
             click.option(

@@ -15,10 +15,10 @@ from .options import as_json
 @click.option("--rules", "rules", multiple=True, metavar="PATH", help="A folder of lineages.")
 @as_json
 def command(rules: tuple[str, ...], form: str) -> None:
-    """Show where rules are looked for, and which lineages are there.
+    """Show where rules come from, and which lineages were found.
 
-    What --rules names comes first. ./rules, the rules that ship with migrate and those of installed
-    packages are equals: where two of them have a lineage of one name, they must agree in it.
+    What --rules names comes first. ./rules, the rules included with migrate and those of installed
+    packages rank equally: if two of them have a lineage of the same name, its contents must agree.
     """
     from .. import api
 

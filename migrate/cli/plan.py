@@ -29,7 +29,7 @@ from .options import as_json, output_format, params, question
     "--single-file/--folder",
     "single",
     default=None,
-    help="Shape of the output; like the source unless said.",
+    help="One file or a folder; by default like the source.",
 )
 @click.option("--check", is_flag=True, help="Exit with 1 if there is anything to do.")
 @as_json
@@ -51,7 +51,7 @@ def command(
 ) -> int:
     """Show what a migration would do, and save it for review.
 
-    Every name, shape, size and problem of the result is told before a tensor of CHECKPOINT is read.
+    It lists every name, shape, size and problem of the result before a tensor is read.
     """
     from .. import api
 

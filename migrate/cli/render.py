@@ -186,7 +186,7 @@ def _objects(objects: Sequence[Mapping[str, Any]]) -> list[str]:
         )
     if any(one["readings"] for one in objects):
         lines.append(
-            "  which of two it is, the file does not tell: --set te_dtype_numbering=0.8 or =2.4"
+            "  the file does not say which of the two it is: --set te_dtype_numbering=0.8 or =2.4"
         )
     return lines
 
@@ -311,7 +311,7 @@ def _beside_tensors(doc: Mapping[str, Any]) -> list[str]:
     hidden = len(doc["items"]) - len(items) + doc["items_more"]
     if items:
         out += [
-            "values that are no tensors:",
+            "values that are not tensors:",
             *items,
             *([f"  and {hidden:,} more"] if hidden else []),
         ]

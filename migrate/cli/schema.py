@@ -18,26 +18,26 @@ from .options import as_json
 @click.option(
     "--check",
     is_flag=True,
-    help="Exit with 1 if the files of a folder are not what the models give.",
+    help="Exit with 1 if the schemas in a folder are out of date.",
 )
 @click.option(
     "-o",
     "--output",
     metavar="DIR",
-    help="Write the files there; with --check the folder to look at (./schemas).",
+    help="Folder to write to; with --check the folder to look at (./schemas).",
 )
 @click.option(
     "--path",
     "where",
     is_flag=True,
-    help="Print where the schemas lie that this migrate came with, for an editor's settings.",
+    help="Print the path of the included schemas, for an editor's settings.",
 )
 @as_json
 def command(name: str | None, check: bool, output: str | None, where: bool, form: str) -> int:
     """Print or write the JSON schemas of rule files and answers.
 
-    NAME is rulefile, layouts or the kind of an answer; its schema is printed. Without NAME and -o:
-    all there are.
+    NAME is rulefile, layouts or the kind of an answer; its schema is printed. Without NAME
+    and -o, all of them are listed.
     """
     from .. import api
 

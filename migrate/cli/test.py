@@ -29,10 +29,10 @@ _MARKS = {"passed": "ok", "failed": "FAILED", "skipped": "skipped"}
 def command(paths: tuple[str, ...], select: str, specs: bool, fail_fast: bool, form: str) -> int:
     """Test rule files.
 
-    PATH is a rule file or a folder of them; without one ./rules, or else the rules that ship with
-    migrate. Runs the examples that are written in the files and checks what must hold of every
-    rule: the downgrade, the order of rules, a second application, and that each rule and op is
-    touched. Exits with 1 if a check fails.
+    PATH is a rule file or a folder of them; the default is ./rules, or else the rules included with
+    migrate. Runs the examples in the files and checks what must hold for every rule: the downgrade,
+    the order of rules, a second application, and that each rule and op is exercised. Exits with 1
+    if a check fails.
     """
     from .. import api
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("output")
 @click.option(
-    "--source", required=True, metavar="CKPT", help="The checkpoint that OUTPUT was made from."
+    "--source", required=True, metavar="CKPT", help="The checkpoint from which OUTPUT was made."
 )
 @question
 @click.option(
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     type=click.IntRange(1, 64),
     default=2,
     show_default=True,
-    help="Tensors that are made at the same time.",
+    help="Tensors to make at the same time.",
 )
 @click.option(
     "--max-memory",
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 @click.option(
     "--sample",
     metavar="SHARE",
-    help="Look at a part only, e.g. 5%: tensors, and rows of large ones, chosen by chance.",
+    help="Compare a random part only, e.g. 5%: tensors, and rows of large ones.",
 )
 @click.option(
-    "--seed", type=int, help="The seed of an earlier --sample, which chooses the same again."
+    "--seed", type=int, help="Seed of an earlier --sample, to choose the same part again."
 )
 @quiet
 @as_json
@@ -53,10 +53,10 @@ def command(
 ) -> int:
     """Recompute a migrated checkpoint and compare its bytes.
 
-    It is recomputed on the eager path, which shares nothing with what wrote OUTPUT: whole tensors,
-    one or two at a time. How much memory and time that takes is said first. What was applied is
-    read from OUTPUT's stamp unless --to or --rules says it. Exits with 1 if a byte differs, other
-    than by what an op declares that libraries may disagree about. What was not looked at is listed.
+    It is recomputed by a second implementation, on whole tensors, one or two at a time. The memory
+    and time that this takes are printed first. What was applied is read from OUTPUT's stamp unless
+    --to or --rules is given. Exits with 1 if a byte differs by more than an op declares as the
+    difference between libraries. What was not compared is listed.
     """
     from .. import api
 

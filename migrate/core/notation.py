@@ -218,7 +218,7 @@ def _read_braces(piece: PatternPiece) -> tuple[str, CaptureType | None]:
         _refuse(piece, f"an alternative of `{name}` is empty")
     if len(set(values)) < len(values):
         twice = next(v for i, v in enumerate(values) if v in values[:i])
-        _refuse(piece, f"`{twice}` stands twice among the alternatives of `{name}`")
+        _refuse(piece, f"`{twice}` occurs twice among the alternatives of `{name}`")
     return name, CaptureType("enum", values)
 
 
@@ -257,7 +257,7 @@ def _check_neighbours(pieces: list[PatternPiece]) -> None:
                 if following is not None and following.kind == "path":
                     raise PatternError(
                         "M201",
-                        f"nothing stands between the paths `{piece.name}` and "
+                        f"there is nothing between the paths `{piece.name}` and "
                         f"`{pieces[i + 2].name}`",
                         piece.start,
                         pieces[i + 2].end,
@@ -285,7 +285,7 @@ def _check_neighbours(pieces: list[PatternPiece]) -> None:
             and kind in ("plain", "int")
             and after.type.kind == kind
         ):
-            message = f"`{piece.name}` and `{after.name}` touch and cannot be told apart"
+            message = f"`{piece.name}` and `{after.name}` touch and cannot be distinguished"
             raise PatternError(
                 "M201",
                 message,

@@ -344,7 +344,7 @@ def unbind(v: View, dim: int) -> list[View]:
 def permute(v: View, dims: Sequence[int]) -> View:
     """Axis k of the result is axis dims[k] of `v`."""
     if sorted(dims) != list(range(len(v.shape))):
-        raise ValueError(f"{list(dims)} is no order of {len(v.shape)} axes")
+        raise ValueError(f"{list(dims)} is not an order of {len(v.shape)} axes")
     shape = tuple(v.shape[a] for a in dims)
     target = [0] * len(dims)
     for a, stride in zip(dims, _strides(shape), strict=True):
@@ -497,7 +497,7 @@ def to_bytes(v: View, elements: int, size: int) -> View:
     """
     total = prod(v.shape)
     if total % elements:
-        raise SubByte(f"{total} elements are no multiple of {elements}")
+        raise SubByte(f"{total} elements are not a multiple of {elements}")
     shape = (total // elements * size,)
     if elements == 1 and size == 1:
         return View(shape, v.pieces)
@@ -508,7 +508,7 @@ def to_bytes(v: View, elements: int, size: int) -> View:
             if not counts or dsts[-1] != 1 or not (fill or srcs[-1] == 1):
                 raise SubByte(f"single elements move, {elements} of them share {size} bytes")
             if any(x % elements for x in (src, dst, counts[-1], *dsts[:-1], *srcs[:-1])):
-                raise SubByte(f"elements move in groups that are no multiple of {elements}")
+                raise SubByte(f"elements move in groups that are not a multiple of {elements}")
             counts, dsts, srcs = (
                 (*counts[:-1], counts[-1] // elements),
                 (*dsts[:-1], elements),

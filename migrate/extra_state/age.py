@@ -141,7 +141,7 @@ def _age(states: Iterator[tuple[str, str]]) -> Age:
     for number, (key, words) in enumerate(islice(states, MOST)):
         said = ranges(words)
         if not said:
-            return Age(None, f"{printable(key)} is no state of a known release")
+            return Age(None, f"{printable(key)} is not a state of a known release")
         both = (
             [Range(max(a.first, b.first), min(a.last, b.last)) for a in common for b in said]
             if number

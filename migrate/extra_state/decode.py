@@ -262,7 +262,7 @@ class _StateReader:
         else:
             raise self.foreign(node, f"{what} that is {kind_of(node)}")
         if any(type(key) is not str for key, _ in found):
-            raise ForeignError(f"{what} with a key that is no text")
+            raise ForeignError(f"{what} with a key that is not text")
         return dict(found)
 
     def foreign(self, node: Any, otherwise: str) -> ForeignError:
@@ -270,7 +270,7 @@ class _StateReader:
         function = node.function if type(node) is Call else node
         if type(function) is Global and (function.module, function.name) not in RECIPES:
             return _UnknownClassError(
-                f"{printable(str(function))}, which is no recipe or value that is known here; "
+                f"{printable(str(function))}, which is not a recipe or value that is known here; "
                 "nothing was executed"
             )
         return ForeignError(otherwise)
@@ -364,7 +364,7 @@ class _StateReader:
                     numbers = helper.arguments
                     if all(type(n) in (int, float) for n in numbers):
                         return StateForm(*numbers)
-        raise self.foreign(call, "a Format that is no pair of numbers")
+        raise self.foreign(call, "a Format that is not a pair of numbers")
 
     def tensor(self, call: Call) -> StateTensor:
         """A row-major tensor on a storage in a string of bytes, or in the container around the

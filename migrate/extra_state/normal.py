@@ -93,7 +93,7 @@ def recovered(state: ScalingState) -> Recipe:
         missing = "a history" if history is None else f"a known format ({_shown(state)})"
         raise OpError(
             "M950",
-            f"without a recipe and without {missing} its recipe cannot be told",
+            f"without a recipe and without {missing} its recipe cannot be determined",
             help=f"`delayed_scaling: tensors` keeps the scales without a recipe; {leave()}",
         )
     fields = {

@@ -446,7 +446,7 @@ def check_holds(specs: Mapping[str, Spec], metadata: Mapping[str, str]) -> None:
         ]
         report.add(
             "M916",
-            f"safetensors cannot hold {listed(halves)}: half a surrogate pair is no text",
+            f"safetensors cannot hold {listed(halves)}: half a surrogate pair is not text",
             help="rename it",
         )
     report.check()

@@ -147,7 +147,7 @@ def _parse(blob: Blob, start: int, size: int, label: str) -> tuple[Any, list[str
     value, at = read_pickle(data, limits, name=label, start=at, whole=False, persistent=True)
     keys, at = read_pickle(data, ARCHIVE, name=f"{label}: storage keys", start=at, whole=False)
     if type(keys) is not list or any(type(key) is not str for key in keys):
-        _bad(f"{label}: the keys of its storages are no list of text")
+        _bad(f"{label}: the keys of its storages are not a list of text")
     return value, keys, start + at
 
 

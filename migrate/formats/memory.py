@@ -248,7 +248,7 @@ def _object(key: str, value: Any, blobs: list[Blob]) -> Stored | str:
     name = str(value.dtype).removeprefix("torch.")
     dtype = ALIASES.get(name, name)
     if dtype not in BITS or name == _PACKED:
-        return f"{printable(name)} is no dtype of checkpoints"
+        return f"{printable(name)} is not a dtype of checkpoints"
     found = spec(dtype, tuple(value.shape))
     blobs.append(ObjectBlob(key, value, found.nbytes))
     return Stored(found, len(blobs) - 1, 0)
@@ -280,7 +280,7 @@ def _torch_tensor(key: str, value: Any, blobs: list[Blob], numbers: dict[Any, in
     name = str(value.dtype).removeprefix("torch.")
     dtype, shape, strides = ALIASES.get(name, name), tuple(value.shape), tuple(value.stride())
     if dtype not in BITS:
-        return f"{printable(name)} is no dtype of checkpoints"
+        return f"{printable(name)} is not a dtype of checkpoints"
     offset = value.storage_offset() * value.itemsize
     if name == _PACKED:
         if not shape or (strides[-1] != 1 and shape[-1] > 1):
@@ -307,7 +307,7 @@ def _numpy_array(key: str, value: Any, blobs: list[Blob], numbers: dict[Any, int
     dtype = value.dtype.name
     if dtype not in BITS or (unpacked := value.dtype.itemsize * 8 != BITS[dtype]):
         how = " stored one to a byte" if dtype in BITS and unpacked else ""
-        return f"{printable(str(value.dtype))}{how} is no dtype of checkpoints"
+        return f"{printable(str(value.dtype))}{how} is not a dtype of checkpoints"
     owner = value
     while isinstance(owner.base, np.ndarray):
         owner = owner.base

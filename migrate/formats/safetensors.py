@@ -295,7 +295,7 @@ def _merged(folder: Folder, names: list[str], headers: list[Header]) -> dict[str
             for key, stored in header.tensors.items()
             if tensors[key].blob != stored.blob
         ]
-        fail("M915", f"{folder.label('')}: keys that stand in two files: {listed(twice)}")
+        fail("M915", f"{folder.label('')}: keys that occur in two files: {listed(twice)}")
     return tensors
 
 

@@ -298,7 +298,7 @@ def _check_unit(folder: Folder, unit: Unit, parts: list[TorchFile]) -> None:
             if first.setdefault(key, name) != name
         ]
     if twice:
-        report.add("M915", f"{folder.label('')}: keys that stand in two files: {listed(twice)}")
+        report.add("M915", f"{folder.label('')}: keys that occur in two files: {listed(twice)}")
     tables = [held.part.table for held in parts if len(parts) > 1 and held.part.table is not None]
     said = [to_json(node_of(table.attributes)) for table in tables if table.attributes is not None]
     if any(one != said[0] for one in said[1:]):
@@ -624,7 +624,7 @@ def unfit(root: Any) -> tuple[dict[int, str], tuple[Outside, ...]]:
         ):
             reason = "a dict with tensors as keys"
         elif kind is Storage:
-            reason = "a storage that is no tensor; save a tensor of it"
+            reason = "a storage that is not a tensor; save a tensor of it"
         elif kind is Opaque:
             reasons[id(node)] = node.reason
             continue

@@ -114,7 +114,7 @@ def _codes(words: Iterable[str]) -> set[str]:
     for word in (w.strip() for words_ in words for w in words_.split(",")):
         code = by_name.get(word, word)
         if code not in known:
-            hint = did_you_mean(word, [*known, *by_name]) or "`docs/lint.md` lists them"
+            hint = did_you_mean(word, [*known, *by_name]) or "`migrate explain` lists them"
             fail("M115", f"lint has no finding `{printable(word)}`", help=hint)
         out.add(code)
     return out
@@ -200,7 +200,7 @@ def _read_suppressions(
                             f"{code} is the code of no finding",
                             (span,),
                             (),
-                            "`docs/lint.md` lists them",
+                            "`migrate explain` lists them",
                         )
                     )
     return allowed, wrong

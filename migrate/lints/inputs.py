@@ -120,7 +120,7 @@ def _files(given: str | os.PathLike[str]) -> list[Path]:
     if path.suffix not in SUFFIXES:
         fail(
             "M115",
-            f"{printable(os.fspath(given), 300)} is no rule file",
+            f"{printable(os.fspath(given), 300)} is not a rule file",
             help="rule files end in .yaml",
         )
     return [path]

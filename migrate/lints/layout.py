@@ -24,7 +24,7 @@ def find_problems(fileset: FileSet) -> Iterator[Diagnostic]:
         if not _has_signs(layout.detect) and not layout.note:
             yield Diagnostic(
                 "M640",
-                f"nothing tells that a checkpoint is in layout `{layout.name}`",
+                f"nothing identifies a checkpoint in layout `{layout.name}`",
                 (span,),
                 (),
                 "write `detect:`, or a `note` why it has no signs",

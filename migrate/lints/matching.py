@@ -192,12 +192,12 @@ def _not_compared(codes: Sequence[str], edge: str, file: CompiledFile) -> Iterat
     if codes:
         yield Diagnostic(
             "M618",
-            f"the rules from {edge} are too many and too alike: {listed(list(codes))} stopped "
+            f"the rules from {edge} are too many and too similar: {listed(list(codes))} stopped "
             f"after {MOST_PAIRS:,} pairs or {MOST_FOUND} "
             "problems",
             (file.span(file.rules[0]),),
             (),
-            "mend what is named, or write fewer rules with wider patterns, and look again",
+            "fix what is named, or write fewer rules with wider patterns, and look again",
         )
 
 
@@ -442,7 +442,7 @@ def _twice(reads: Sequence[_Side], near: _Near) -> Iterator[Diagnostic]:
         key = shared_key(one.pattern, other.pattern)
         if key:
             spans = (other.file.span(other.rule, "from"), one.file.span(one.rule, "from"))
-            why = "they stand in two files of one edge" if apart else "neither is narrower"
+            why = "they are in two files of one edge" if apart else "neither is narrower"
             what = (
                 f"rules `{one.rule.rule.name}` and `{other.rule.rule.name}` both take "
                 f"`{printable(key)}`, and {why}"

@@ -346,7 +346,7 @@ class Filling:
             for what, names in (("written", done), ("written in part", partly))
             if names
         ]
-        said = Diagnostic("M965", message, notes=tuple(notes), help="mend the cause and load again")
+        said = Diagnostic("M965", message, notes=tuple(notes), help="fix the cause and load again")
         if isinstance(error, KeyboardInterrupt):
             raise KeyboardInterrupt(said.render()) from error
         if not isinstance(error, (Exception, MigrateError)):

@@ -576,7 +576,8 @@ class _Load:
         if at.strides is not None:
             fail(
                 "M916",
-                f"{printable(key)} stands in a value that is no tensor, and is not stored row by "
+                f"{printable(key)} stands in a value that is not a tensor, and is not stored row "
+                "by "
                 "row",
             )
         if at.spec.nbytes:

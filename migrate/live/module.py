@@ -323,7 +323,7 @@ def fit(
         )
     if values:
         what = (
-            "values that are no tensors stand for parameters or buffers of the module: "
+            "values that are not tensors stand for parameters or buffers of the module: "
             f"{_collapsed(values)}"
         )
         report.add(

@@ -371,7 +371,7 @@ class Handover:
             "M962",
             f"loading broke off at {printable(key)}, which may be written in part: {why}",
             notes=tuple(notes),
-            help="load once more, or build the module anew",
+            help="load once more, or build the module again",
         )
         return report.diagnostics[0]
 

@@ -92,6 +92,6 @@ def _made(  # noqa: RET503 - what fails does not return
             return array[()] if node.scalar else array.copy()
     fail(
         "M916",
-        f"{printable(name)} holds a {printable(type(node).__name__)}, and nobody here makes an "
-        "object of it",
+        f"{printable(name)} holds a {printable(type(node).__name__)}, and an object of it cannot "
+        "be made here",
     )

@@ -64,7 +64,7 @@ class Cast(Elementwise):
             if written is not None and named(written) not in BITS:
                 raise OpError(
                     "M308",
-                    f"cast: `{name}` is `{written}`, which is no dtype",
+                    f"cast: `{name}` is `{written}`, which is not a dtype",
                     help=did_you_mean(written, [*BITS]),
                 )
 

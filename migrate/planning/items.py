@@ -208,7 +208,7 @@ def _followed(
         )
     if both := sorted(name for name, goal in there.items() if goal in used):
         what = (
-            f"{listed(both, 4)} would be written twice: a value that is no tensor is called "
+            f"{listed(both, 4)} would be written twice: a value that is not a tensor is called "
             "so, and no rule takes it"
         )
         report.add(

@@ -52,7 +52,7 @@ def rename(
             continue
         span = file.span("names", number)
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            report.add("M515", f"{printable(reference)} is no list of names", spans=(span,))
+            report.add("M515", f"{printable(reference)} is not a list of names", spans=(span,))
             continue
         moves = moves or _Moves(bound)
         alone = _Alone(moves, frozenset(names))

@@ -587,7 +587,7 @@ def _broken(state: OptimizerState, fates: _Fates) -> tuple[list[str], str]:
         if owner:
             return list(
                 wrong
-            ), "it goes by the names of parameters, and these change" if wrong else ""
+            ), "it refers to parameters by name, and the names change" if wrong else ""
     if not (state.numbered or state.names):
         return [], ""
     subject = [key for key in map(fates.known, state.called) if key is not None]
@@ -601,7 +601,8 @@ def _broken(state: OptimizerState, fates: _Fates) -> tuple[list[str], str]:
         return (
             [*wrong, *added],
             (
-                "it goes by number, and the set, the shapes or the order of what the numbers count "
+                "it refers to parameters by number, and the set, the shapes or the order of what "
+                "the numbers count "
                 "change"
             ),
         )

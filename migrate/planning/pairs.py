@@ -244,7 +244,7 @@ def _report(
         "M408",
         f"{who} {does}, and {label[second]} {rest}",
         spans=(rule.span,) if rule is not None else (),
-        help="the two are one tensor: move them alike, drop both, or decode them first with "
+        help="the two are one tensor: move them together, drop both, or decode them first with "
         "`dequantize`, as roles of one rule",
     )
 

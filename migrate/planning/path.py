@@ -165,7 +165,7 @@ def find_path(
     if request.from_ and not request.to:
         fail(
             "M115",
-            f"{option('from_')} says where a way begins, and nothing says where it goes",
+            f"{option('from_')} gives a starting point without a goal",
             help=option("to", "LINEAGE@LAYOUT"),
         )
     if request.files:
@@ -203,8 +203,7 @@ def find_path(
     elif request.backwards:
         fail(
             "M115",
-            "there is no stamp that says what the last run was, so nothing says where the "
-            "downgrade goes",
+            "there is no stamp that records the last run, so the goal of the downgrade is unknown",
             notes=(stamp.ignored,) * bool(stamp.ignored),
             help=f"say where to go: {option('to', 'LINEAGE@LAYOUT')}",
         )

@@ -301,7 +301,7 @@ class PathState:
                 place = parameters.spell_place(reference)
                 out[name] = (
                     f"it stood at {place}, which {by[0].model.id} changes on the way there, and "
-                    "no stamp remembers it"
+                    "no stamp records it"
                 )
         return out
 
@@ -582,7 +582,7 @@ def _grouped(step: PathStep, groups: Groups, tensors: Mapping[str, Tensor]) -> l
     if odd:
         alike = "numbered from 0 without a gap, two or more, of one shape and dtype"
         return (
-            f"the tensors of {groups.key} do not tell it, because not all are {alike}: "
+            f"the tensors of {groups.key} do not determine it, because not all are {alike}: "
             f"{listed(odd, 4)}"
             + (
                 f"; these are: {listed([printable(name) or repr('') for name in names], 8)}"

@@ -222,7 +222,7 @@ def _whole(
                 f"map: {printable(word)!r} of {{{name}}} becomes {printable(to)!r}, and so does "
                 f"{printable(to)!r}, which stays",
                 spans=(loaded.span(*path, word),),
-                help="each needs a value of its own, or nothing could tell them apart again",
+                help="each needs a value of its own, or nothing could distinguish them afterwards",
             )
     return whole
 
@@ -551,7 +551,7 @@ def _check_where(compiled: CompiledRule, report: Report) -> None:
             limits = ", ".join(wanted)
             report.add(
                 "M205",
-                f"where limits {{{name}}} by {limits}, but it is no number",
+                f"where limits {{{name}}} by {limits}, but it is not a number",
                 spans=(place,),
                 help=f"write {{{name}:int}} in `from`",
             )

@@ -107,7 +107,7 @@ def _axis(value: Any) -> int | str | None:
     if not isinstance(value, str):
         wrong(
             "M106",
-            f"a size, a name, `$key.path` or null is asked for, here stands {kind_of(value)}",
+            f"a size, a name, `$key.path` or null is expected, not {kind_of(value)}",
         )
     name = word(value)
     if not fits(_AXIS, name):

@@ -252,7 +252,7 @@ def resolve_goal(
             )
         fail(
             "M501",
-            f"`{text}` is meant in several lineages",
+            f"`{text}` exists in several lineages",
             help=f"say which: {listed([f'{n}@{text}' for n in ordered])}",
         )
     if text in lineages:

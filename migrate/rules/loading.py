@@ -65,7 +65,7 @@ def load_document(path: Path, document: yaml.Document, report: Report) -> Loaded
             report,
             document,
             (),
-            Problem("M106", f"a rule file is a mapping, here stands {kind_of(document.data)}"),
+            Problem("M106", f"a rule file is a mapping, not {kind_of(document.data)}"),
         )
         return None
     if problem := unmet(document.data.get("requires")):
@@ -376,7 +376,7 @@ def _map(rule: Rule, name: str, words: Mapping[str, str | None]) -> Iterator[tup
                 Problem(
                     "M114",
                     message,
-                    "each needs a value of its own, or nothing could tell them apart again",
+                    "each needs a value of its own, or nothing could distinguish them afterwards",
                 ),
             )
         else:

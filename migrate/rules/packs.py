@@ -215,7 +215,7 @@ def _refuse_unlike(name: str, home: Pack, others: Sequence[Pack]) -> None:
         notes=tuple(
             f"{pack} has it in {printable(str(pack.lineages[name]), 300)}" for pack in packs
         ),
-        help=f"say which one is meant: {' or '.join(dict.fromkeys(folders))}; or remove the other "
+        help=f"name the one you mean: {' or '.join(dict.fromkeys(folders))}; or remove the other "
         "one",
     )
 

@@ -231,7 +231,7 @@ def untold(groups: Groups) -> str:
     """Why tensors do not tell names, where none of those that are read are numbered as `groups`
     says.
     """
-    return f"no tensors that are read here fit {groups.key}, so they do not tell it"
+    return f"no tensors that are read here fit {groups.key}, so they do not determine it"
 
 
 def has_patterns(value: Any, param: Param) -> bool:

@@ -84,7 +84,7 @@ def step(value: Any) -> OpCall:
     if not isinstance(value, Mapping):
         wrong(
             "M106",
-            f"a step is a mapping with one operation, here stands {kind_of(value)}",
+            f"a step is a mapping with one operation, not {kind_of(value)}",
             "write `- stack: {over: e}`",
         )
     names = [str(name) for name in value]
@@ -115,7 +115,7 @@ def step(value: Any) -> OpCall:
     if not isinstance(written, Mapping):
         wrong(
             "M106",
-            f"the arguments of `{op}` are a mapping, here stands {kind_of(written)}",
+            f"the arguments of `{op}` are a mapping, not {kind_of(written)}",
             None,
             (op,),
         )
@@ -240,7 +240,7 @@ def _integers(value: Any) -> Any:
     if is_reference(value):
         return str(value)
     if not isinstance(value, (list, tuple)):
-        wrong("M106", f"a list of integers or `$param` is asked for, here stands {kind_of(value)}")
+        wrong("M106", f"a list of integers or `$param` is expected, not {kind_of(value)}")
     return each(value, arithmetic)
 
 
@@ -250,8 +250,7 @@ def _sizes(value: Any) -> Any:
     if not isinstance(value, (list, tuple, Mapping)):
         wrong(
             "M106",
-            "a list of integers, or integers by capture value, is asked for, here stands "
-            f"{kind_of(value)}",
+            f"a list of integers, or integers by capture value, is expected, not {kind_of(value)}",
         )
     return each(value, arithmetic)
 
@@ -264,7 +263,7 @@ def _only(value: Any) -> Any:
     def values(item: Any) -> list[Any]:
         items = item if isinstance(item, (list, tuple)) else [item]
         if any(yaml.is_null(one) or isinstance(one, (list, tuple, Mapping)) for one in items):
-            wrong("M106", f"a value or a list of values is asked for, here stands {kind_of(item)}")
+            wrong("M106", f"a value or a list of values is expected, not {kind_of(item)}")
         if not items:
             wrong(
                 "M114",
@@ -355,7 +354,7 @@ def _written(op: str, argument: Argument) -> Any:
             wrong("M308", f"{op}: `{argument.word}` has {len(made)} items, it must have {length}")
         label = f"{op}: `{argument.word}` is {spell_value(made)}"
         if argument.distinct and isinstance(made, list) and len(set(made)) < len(made):
-            wrong("M308", f"{label}, each item must stand there once")
+            wrong("M308", f"{label}, each item must occur there once")
         if argument.once is not None and isinstance(made, list) and made.count(argument.once) > 1:
             wrong("M308", f"{label}, only one item may be {argument.once}")
         if isinstance(made, str) and argument.form == "text" and not is_reference(made):

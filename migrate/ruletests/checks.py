@@ -216,5 +216,5 @@ def _refusal(
     return CheckOutcome(
         check,
         FAILED,
-        (Diagnostic("M703", what, (check.span,), ("what was said follows",)), *result.diagnostics),
+        (Diagnostic("M703", what, (check.span,), ("its diagnostics follow",)), *result.diagnostics),
     )

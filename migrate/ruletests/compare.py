@@ -274,7 +274,7 @@ def _unlike(there: bytes, wanted: Any) -> list[str]:
     try:
         found = json.loads(there)
     except ValueError as error:
-        return [f"it is no JSON: {error}"]
+        return [f"it is not JSON: {error}"]
     one, other = (
         json.dumps(value, indent=1, sort_keys=True).splitlines() for value in (wanted, found)
     )

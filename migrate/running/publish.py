@@ -72,7 +72,7 @@ def check_place(out: Path, source: str) -> None:
         fail(
             "M904",
             f"{_safe(out)} exists already",
-            help="choose another place, or move it away; an existing target is never replaced",
+            help="choose another path, or move it away; an existing target is never replaced",
         )
     here, there = Path(os.path.realpath(out)), Path(os.path.realpath(source))
     if here == there or there in here.parents or here in there.parents:
@@ -82,7 +82,7 @@ def check_place(out: Path, source: str) -> None:
             help="choose a place outside the source",
         )
     if not here.parent.is_dir():
-        what = "is no folder" if os.path.lexists(here.parent) else "does not exist"
+        what = "is not a folder" if os.path.lexists(here.parent) else "does not exist"
         fail(
             "M115",
             f"{_safe(out)} has no place: {_safe(here.parent)} {what}",
@@ -99,7 +99,8 @@ def write_failed(error: OSError, partial: Path, doing: str) -> NoReturn:
     code = "M909" if error.errno in _FULL else "M913"
     many = "raise the limit of open files (`ulimit -n`)" if error.errno in _MANY else None
     again = (
-        f"{many or 'mend it'} and run the same again with {option('resume', True)}, or remove "
+        f"{many or 'fix the cause'} and run the same again with {option('resume', True)}, or "
+        "remove "
         "that folder"
     )
     fail(
@@ -236,9 +237,9 @@ class Partial:
             "M926",
             f"{where}{_safe(self.folder)} {why}",
             notes=(
-                "no run of migrate leaves that behind: it was made or changed by somebody else",
+                "no run of migrate leaves that behind: it was made or changed by something else",
             ),
-            help="see where it comes from, remove that folder and begin anew",
+            help="find out where it comes from, remove that folder and start over",
         )
 
     def _opened(self, path: Path, flags: int, mode: int = 0o666) -> int:
@@ -308,7 +309,7 @@ class Partial:
                     f"{_safe(self.folder)} was begun by another version of migrate: "
                     f"its journal has format version {printable(str(version))}, this one's is "
                     f"{FORMAT_VERSION}",
-                    help="remove that folder and begin anew, or resume with the version it was "
+                    help="remove that folder and start over, or resume with the version it was "
                     "begun with",
                 )
             if not another:
@@ -343,7 +344,7 @@ class Partial:
                 *changed[1:_MOST_NAMED],
                 *(f"and {n:,} more files" for n in (len(changed) - _MOST_NAMED,) if n > 0),
             ),
-            help="remove that folder and begin anew: what it holds was made of the files as they "
+            help="remove that folder and start over: what it holds was made of the files as they "
             "were",
         )
 
@@ -498,7 +499,8 @@ class Partial:
         except OSError as error:
             fail(
                 "M970",
-                f"{_safe(self.out)} was published and is whole, but may not survive a power cut: "
+                f"{_safe(self.out)} was published and is complete, but may not survive a power "
+                "cut: "
                 f"the folder it lies in could not be synced ({refusal(error)})",
                 help="look after the disk, then run `sync`, and `migrate verify` on the output",
             )

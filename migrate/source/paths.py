@@ -326,7 +326,7 @@ def find_place(
             )
         fail(
             "M917",
-            f"{printable(where, 240)}: there is nothing with this name",
+            f"{printable(where, 240)}: no such file or folder",
             help=_nearest(where) or pointers.how_to_fetch(where),
         )
     except (OSError, ValueError) as error:

@@ -108,7 +108,7 @@ def rank_entries(place: Place, suffix: str) -> list[Entry]:
             "M915",
             f"{label}: holds the files of {len(entries)} ranks "
             f"({listed([e.name for e in entries], 3)}) and beside them {listed(mixed)}",
-            help="pass the file or the index that is meant, or move what does not belong here away",
+            help="pass the file or the index that you mean, or move what does not belong here away",
         )
     return _complete(next(iter(found.values())), place, suffix)
 

@@ -256,7 +256,7 @@ def check_description(name: str) -> None:
     _require(op.kind in KINDS, f"{name} is of kind {op.kind!r}, not one of {KINDS}")
     _require(bool(op.summary.strip()), f"{name} has no summary")
     frozen = is_dataclass(op.Args) and vars(op.Args)["__dataclass_params__"].frozen
-    _require(frozen, f"the Args of {name} are no frozen dataclass")
+    _require(frozen, f"the Args of {name} are not a frozen dataclass")
     hints = typing.get_type_hints(op.Args, include_extras=True)
     for field in fields(op.Args):
         _require(

@@ -229,7 +229,7 @@ def one_number(value: float, dtype: str) -> np.ndarray:
     """A 0-d array of the code of a number, which the dtype must hold."""
     if dtype in INTEGERS:
         if value != int(value):
-            raise Refused("a number that is no integer")
+            raise Refused("a number that is not an integer")
         return from_integers(np.array(int(value)), dtype)
     bits = encode_float(np.array(float(value)), dtype)
     if numbers(Tensor(dtype, bits)) != value:

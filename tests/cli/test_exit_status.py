@@ -189,7 +189,7 @@ def test_an_interrupt_behind_the_rename_says_that_the_output_is_there(
     result = run("apply", HUB, "-o", out, "--to", "latest")
     assert (result.exit, result.err) == (
         130,
-        f"interrupted after {out} was published; it is whole\n",
+        f"interrupted after {out} was published; it is complete\n",
     )
     # what stood there before is not this run's
     monkeypatch.setattr(

@@ -265,7 +265,7 @@ ODD: dict[str, Any] = {
     "nine items": lambda: as_list()[:9],
     "items in another order": lambda: as_list()[::-1],
     "an unknown key": lambda: as_dict(scales_of_tomorrow=[1.0]),
-    "a key that is no text": lambda: {**as_dict(), 3: torch.ones(1)},
+    "a key that is not text": lambda: {**as_dict(), 3: torch.ones(1)},
     "scales without numbers": lambda: as_dict(scale_fwd=torch.ones(0)),
     "scales of another dtype": lambda: as_dict(scale_fwd=torch.ones(3, dtype=torch.float64)),
     "slots that do not fit": lambda: as_dict(scale_fwd=torch.ones(4)),

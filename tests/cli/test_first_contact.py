@@ -348,7 +348,7 @@ def test_windows_is_told_in_one_line(
     assert left.value.code == 2
     assert (
         capsys.readouterr().err
-        == "migrate runs on Linux and macOS, and not on Windows; WSL is a Linux\n"
+        == "migrate runs on Linux and macOS, not on Windows; use WSL there\n"
     )
 
 

@@ -235,7 +235,7 @@ def test_the_modules_of_a_single_weight_are_asked_for(tmp_path: Path) -> None:
     )
     assert (result.exit, "M509" in result.err) == (2, True)
     assert (
-        "no tensors that are read here fit {m...}.weight{i:int}, so they do not tell it"
+        "no tensors that are read here fit {m...}.weight{i:int}, so they do not determine it"
         in result.err
     )
     assert "--set modules=…, a list of names: the GroupedLinear modules" in result.err
@@ -284,7 +284,7 @@ def test_numbered_tensors_of_another_kind_make_it_a_question(tmp_path: Path, odd
     found = run("plan", source, "--to", "te-grouped-weight@single", "--format", "json")
     assert (found.exit, found.codes) == (2, ["M509"])
     (note,) = found.json["diagnostics"][0]["notes"]
-    assert "do not tell it, because not all are numbered from 0 without a gap" in note
+    assert "do not determine it, because not all are numbered from 0 without a gap" in note
     assert "odd has" in note
     assert "fc has" not in note
     assert note.endswith("; these are: fc")

@@ -111,7 +111,7 @@ def test_a_file_that_does_not_load_is_the_wrong_question_and_the_others_are_lint
     ("arguments", "said"),
     [
         (["nowhere"], "does not exist"),
-        (["r.txt"], "is no rule file"),
+        (["r.txt"], "is not a rule file"),
         (["--select", "M999"], "lint has no finding `M999`"),
         (["--ignore", "keeps-everythink"], "did you mean `keeps-everything`?"),
         (["--index", "nowhere"], "nowhere"),

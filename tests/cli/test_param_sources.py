@@ -548,7 +548,7 @@ FIRST = (
     '{name: r, from: "{p...}.w1", to: "{p}.w2", via: [{reshape: {to: [$n // 2, 2, 6], from: '
     "[$n, 6]}}]}"
 )
-UNKNOWN = "on the way there, and no stamp remembers it"
+UNKNOWN = "on the way there, and no stamp records it"
 SECOND = (
     '{name: r, from: "{p...}.w2", to: "{p}.w3", via: [{reshape: {to: [$n, 6], from: [$n // '
     "2, 2, 6]}}]}"

@@ -412,7 +412,7 @@ def test_a_param_whose_place_the_edge_emptied_is_asked_for_with_that_reason(tmp_
     assert (found["code"], found["help"]) == ("M509", "--set n=…, an integer")
     assert any(
         "stood at config.json#rows" in n
-        and "changes on the way there, and no stamp remembers it" in n
+        and "changes on the way there, and no stamp records it" in n
         for n in found["notes"]
     )
     done("downgrade", tmp_path / "new", "-o", tmp_path / "back", "--rules", rule, "--set", "n=2")

@@ -59,7 +59,7 @@ def test_an_answer_that_is_lost_is_said_and_the_output_counts(folder: Path) -> N
     )
     assert done.returncode == 0
     assert "warning[M971]" in done.stderr
-    assert "kept.safetensors was published and is whole" in done.stderr
+    assert "kept.safetensors was published and is complete" in done.stderr
     assert contents(folder / "kept.safetensors").keys() == {"l.0.e", "l.1.e"}
 
 

@@ -93,7 +93,7 @@ def test_fills_of_a_sub_byte_dtype_are_whole_groups():
         [2, 3, 0x22, 0x22],
         [4, 5, 0x22, 0x22],
     ]
-    with pytest.raises(SubByte, match="15 elements are no multiple of 2"):
+    with pytest.raises(SubByte, match="15 elements are not a multiple of 2"):
         V.to_bytes(V.pad(V.stored(0, (3, 4)), 1, 0, 1, 1.0), 2, 1)
 
 

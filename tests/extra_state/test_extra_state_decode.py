@@ -262,7 +262,7 @@ def test_an_unknown_recipe_is_refused_with_a_line_that_says_how_to_add_it(
         ({"recipe": 3}, "a recipe that is an int"),
         ([torch.ones(3)], "a list"),
         (3, "an extra state that is an int"),
-        ({1: 2}, "no text"),
+        ({1: 2}, "not text"),
         ({"forward": {}, "scale_fwd": torch.ones(3)}, "the key forward"),
     ],
 )

@@ -244,7 +244,7 @@ TRICKS: dict[str, bytes] = {
     "POP of a call": call(found("posix", "getpid")) + b"0" + mapping({"recipe": MX}),
     "a dotted name": mapping({"recipe": found(TE, "sys.modules") + b")\x81"}),
     "a dotted name in a recipe": mapping({"recipe": found(TE, "MXFP8BlockScaling.x") + b")\x81"}),
-    "state that is no dict": mapping(
+    "state that is not a dict": mapping(
         {
             "recipe": found(TE, "MXFP8BlockScaling")
             + b")\x81"

@@ -135,8 +135,8 @@ REFUSED = {
     "no byte order": (stream(system={"a": 1}), "M940", "little-endian"),
     "a number as byte order": (stream(system={"little_endian": 1}), "M940", "little-endian"),
     "big-endian": (stream(system={"little_endian": False}), "M941", "big-endian"),
-    "keys that are no list": (stream(keys="1"), "M940", "no list of text"),
-    "keys that are numbers": (stream(keys=[1]), "M940", "no list of text"),
+    "keys that are not a list": (stream(keys="1"), "M940", "not a list of text"),
+    "keys that are numbers": (stream(keys=[1]), "M940", "not a list of text"),
     "a key twice": (stream(keys=("1", "1")), "M940", "storage 1 is there twice"),
     "a key that nothing uses": (stream(keys=("1", "2")), "M940", "storage 2 is used by nothing"),
     "a storage without bytes": (

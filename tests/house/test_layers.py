@@ -144,7 +144,7 @@ def problems(package: Path = PACKAGE) -> list[str]:
             if top == package.name:
                 other = floor_name(found.module)
                 if other not in FLOORS:
-                    out.append(f"{where} imports {found.module}, which is no module")
+                    out.append(f"{where} imports {found.module}, which is not a module")
                 elif other != name and FLOORS[other] >= floor and (name, other) not in BESIDE:
                     out.append(f"{where} imports {found.module} (floor {FLOORS[other]})")
             elif top in ONLY_IN_TESTING and name != "testing":
@@ -183,7 +183,7 @@ def test_the_command_line_imports_nothing_heavy_at_module_level() -> None:
     ("file", "text", "said"),
     [
         ("core/a.py", "from ..rules import model", "imports migrate.rules"),
-        ("core/a.py", "from .. import __version__", "which is no module"),
+        ("core/a.py", "from .. import __version__", "which is not a module"),
         ("core/a.py", "import yaml", "imports yaml at module level"),
         ("core/a.py", "def f():\n    import torch", "imports torch"),
         ("ops/a.py", "import numpy as np", "imports numpy at module level"),

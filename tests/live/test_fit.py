@@ -89,7 +89,7 @@ def test_a_value_that_is_no_tensor_is_none_for_a_parameter():
     found = fit({"weight": spec("float32", (2, 3))}, ["bias"], slots(module), NONE)
     assert [d.code for d in found.problems] == ["M960"]
     assert (
-        "values that are no tensors stand for parameters or buffers of the module: bias"
+        "values that are not tensors stand for parameters or buffers of the module: bias"
         in found.problems[0].render()
     )
     assert (

@@ -125,7 +125,7 @@ def test_a_copy_that_a_rule_makes_beside_its_source_is_no_new_name(engine: Any) 
 @pytest.mark.parametrize("names", ["m.0", {"a": 1}, ["m.0", None], [["m.0"]], 7])
 def test_what_is_no_list_of_names_is_refused(engine: Any, names: Any) -> None:
     ((message,), _) = renamed(engine, LAYER, names, FUSE)
-    assert "no list of names" in message
+    assert "not a list of names" in message
 
 
 def test_names_over_keys_take_work_as_there_are_more_of_both() -> None:

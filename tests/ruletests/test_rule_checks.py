@@ -224,7 +224,7 @@ def test_a_test_may_expect_to_be_refused(run: Run, fields: str, outcome: str) ->
     assert found.status == ("passed" if outcome == "passed" else "failed")
     if outcome != "passed":
         assert outcome in said(found)
-        assert "M207" in [d.code for d in found.diagnostics], "what was said follows"
+        assert "M207" in [d.code for d in found.diagnostics], "its diagnostics follow"
 
 
 def test_an_error_that_does_not_come_is_a_failure(run: Run) -> None:

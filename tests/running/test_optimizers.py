@@ -258,7 +258,7 @@ def test_state_by_name_is_refused_where_a_name_goes_or_means_another_tensor(
         else 'keep: ["optimizer.{k...}"]\n' + RULES[change]
     )
     said = refused(saved(tmp_path / "in.pt", kind(*trained())), rule(text))
-    assert "it goes by the names of parameters, and these change" in said
+    assert "it refers to parameters by name, and the names change" in said
     assert ("0.weight" in said) == (change != "drop")
 
 

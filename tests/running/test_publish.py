@@ -341,7 +341,7 @@ def test_a_source_that_was_replaced_is_not_resumed(
     assert code(caught) == "M918"
     assert "raw-1.bin: " in caught.value.diagnostics[0].message
     assert "raw-0.bin" not in str(caught.value)
-    assert "remove that folder and begin anew" in (caught.value.diagnostics[0].help or "")
+    assert "remove that folder and start over" in (caught.value.diagnostics[0].help or "")
     assert not (tmp_path / "out").exists()
     shutil.rmtree(partial)
     go(again, tmp_path / "out", resume=True)
@@ -623,7 +623,7 @@ def test_a_folder_that_cannot_be_synced_is_said_with_the_output_in_place(
 
     monkeypatch.setattr(publish, "sync", fail_last)
     with pytest.raises(
-        RunError, match="was published and is whole, but may not survive a power cut"
+        RunError, match="was published and is complete, but may not survive a power cut"
     ) as caught:
         go(source, out, fsync=True)
     assert code(caught) == "M970"
@@ -711,5 +711,5 @@ def test_a_place_that_cannot_be_written_is_named(source: RawSource, tmp_path: Pa
         go(source, tmp_path / "nowhere" / "out")
     assert code(caught) == "M115"
     (tmp_path / "file").touch()
-    with pytest.raises(QuestionError, match="is no folder"):
+    with pytest.raises(QuestionError, match="is not a folder"):
         go(source, tmp_path / "file" / "out")

@@ -137,8 +137,8 @@ CONTRADICTORY = {
     "more than bytes": reduce("_codecs", "encode", "\u0100", "latin1"),
     "other than bytes": reduce("builtins", "bytearray", "a", "utf-8"),
     "longer than it may be": reduce("collections", "deque", (), 1),
-    "no floats": reduce("builtins", "complex", 1, 2),
-    "something that is no dict": reduce("collections", "Counter", [1]),
+    "not floats": reduce("builtins", "complex", 1, 2),
+    "something that is not a dict": reduce("collections", "Counter", [1]),
 }
 CONTRADICTORY["longer than it may be"].items = [1, 2]
 
@@ -223,7 +223,7 @@ def test_a_key_that_stands_twice_is_refused_however_it_is_spelled(what: str, kin
     with pytest.raises(CheckpointError) as caught:
         policy.decode(_holding(kind, TWICE[what]), "x.pt")
     (found,) = caught.value.diagnostics
-    assert (found.code, "stands twice" in found.message) == ("M936", True)
+    assert (found.code, "occurs twice" in found.message) == ("M936", True)
 
 
 def test_keys_that_only_look_alike_are_several() -> None:

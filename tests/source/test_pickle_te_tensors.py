@@ -272,8 +272,8 @@ def test_the_integer_of_a_dtype_is_read_as_its_release_meant_it(
         ({4: 7}, "without the integer of its dtype"),
         ({5: 7}, "stands for no dtype"),
         ({6: "x"}, "whose shape is none"),
-        ({0: "x"}, "whose components are no tensors"),
-        ({8: []}, "is no scalar"),
+        ({0: "x"}, "whose components are not tensors"),
+        ({8: []}, "is not a scalar"),
     ],
 )
 def test_parts_that_do_not_fit_are_a_contradiction(

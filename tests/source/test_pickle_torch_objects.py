@@ -261,7 +261,7 @@ WRONG = {
         "torch._utils", "_rebuild_tensor_v3", storage(), 0, (6,), (1,), False, HOOKS,
         Global("torch", "load")
     ),
-    "made of something that is no tensor": reduce("torch._utils", "_rebuild_parameter", 5, True,
+    "made of something that is not a tensor": reduce("torch._utils", "_rebuild_parameter", 5, True,
     HOOKS),
 }  # fmt: skip
 

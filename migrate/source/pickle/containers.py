@@ -48,7 +48,7 @@ def distinct(keys: list[Any]) -> list[Any]:
         raise ForeignError(no.message) from None
     if len(set(forms)) < len(keys):
         raise ContradictionError(
-            "a key that stands twice in one dict or set, spelled in two ways, and readers differ "
+            "a key that occurs twice in one dict or set, spelled in two ways, and readers differ "
             "on which counts"
         )
     return keys
@@ -161,7 +161,7 @@ def _counter(call: Call, parts: list[Any], _: Decoding) -> DictNode:
     if type(parts[0]) is Opaque:
         raise NestedError(parts[0])
     if type(parts[0]) is not DictNode or parts[0].kind != "dict":
-        raise ContradictionError("a collections.Counter of something that is no dict")
+        raise ContradictionError("a collections.Counter of something that is not a dict")
     return DictNode("Counter", parts[0].pairs, call)
 
 
@@ -200,7 +200,7 @@ def _slice(call: Call, _: Any, __: Decoding) -> ListNode:
 def _complex(call: Call, _: Any, __: Decoding) -> complex:
     real, imaginary = _scalars(call)
     if type(real) is not float or type(imaginary) is not float:
-        raise ContradictionError("a complex number whose parts are no floats")
+        raise ContradictionError("a complex number whose parts are not floats")
     return complex(real, imaginary)
 
 
@@ -261,7 +261,7 @@ def _bytesio(call: Call, _: Any, __: Decoding) -> Buffer:
         raise ForeignError("an io.BytesIO without its three fields")
     data, position, attributes = state
     if type(position) is not int or position < 0:
-        raise ContradictionError("an io.BytesIO whose position is no number")
+        raise ContradictionError("an io.BytesIO whose position is not a number")
     if attributes is not None and not (type(attributes) is Dict and not attributes.pairs):
         raise ForeignError("an io.BytesIO with attributes")
     return Buffer(encoded(data), position, call)

@@ -250,7 +250,7 @@ class _MetadataReader:
         for number in node:
             if type(number) is not int or not 0 <= number <= LARGEST:
                 raise ContradictionError(
-                    "a size or an offset that is no number, negative, or too large"
+                    "a size or an offset that is not a number, negative, or too large"
                 )
         return node
 
@@ -342,7 +342,7 @@ class _MetadataReader:
             raise ContradictionError("an unknown memory format")
         if type(state[2]) is not bool or type(state[4]) is not bool:
             raise ContradictionError(
-                "TensorProperties whose requires_grad or pin_memory is no bool"
+                "TensorProperties whose requires_grad or pin_memory is not a bool"
             )
         strides = state[5] if len(state) == 6 else None
         found = (dtype_of(state[0]), state[2], None if strides is None else self._size(strides))
@@ -465,7 +465,7 @@ def _part(fields: dict[str, Any]) -> SavedPart:
     if transforms is not None and (
         type(transforms) not in (list, tuple) or any(type(t) is not str for t in transforms)
     ):
-        raise ContradictionError("transform_descriptors that are no list of names")
+        raise ContradictionError("transform_descriptors that are not a list of names")
     return SavedPart(file, offset, length, tuple(transforms or ()))
 
 
@@ -614,7 +614,7 @@ class MetadataCheck:
             if not plain_name(file, ".distcp") and not plain_name(file, ".safetensors"):
                 self.problem(
                     extents[0][2],
-                    f"lies in {printable(file)}, which is no plain name of a data file",
+                    f"lies in {printable(file)}, which is not a plain name of a data file",
                     "M907",
                 )
                 continue

@@ -178,7 +178,7 @@ class Decoding:
         non-negative 64-bit integers.
         """
         if type(shape) is not tuple or type(strides) is not tuple:
-            raise ContradictionError("a shape or strides that are no tuple")
+            raise ContradictionError("a shape or strides that are not a tuple")
         # before the pair is hashed, because hashing what an attacker nested could take for ever
         for number in shape:
             if type(number) is not int or not 0 <= number <= LARGEST:
@@ -265,7 +265,7 @@ def _five(identity: Any) -> tuple[Any, bool]:
     ForeignError for other ids.
     """
     if type(identity) is not tuple or len(identity) not in (5, 6) or identity[0] != "storage":
-        raise ForeignError("a persistent id that is no storage")
+        raise ForeignError("a persistent id that is not a storage")
     return identity[:5], identity[5:] not in ((), (None,))
 
 

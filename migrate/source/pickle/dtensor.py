@@ -69,7 +69,7 @@ def shard(call: Call, state: Any, _: Decoding) -> LocalShard:
     if type(local) is Opaque or type(spec) is Opaque:
         raise NestedError(local if type(local) is Opaque else spec)
     if type(local) is not TensorRecord:
-        raise ForeignError("a DTensor whose local tensor is no dense tensor")
+        raise ForeignError("a DTensor whose local tensor is not a dense tensor")
     if type(spec) is not Described or type(spec.fields) is not DictNode:
         raise ForeignError("a DTensor without a known specification")
     if local.dtype != dtype or len(local.shape) != len(shape):

@@ -45,7 +45,8 @@ def emit(value: Any, *, name: str, names: Container[tuple[str, str]] | None = No
                 if names is not None and (module, called) not in names:
                     raise WrongError(
                         "M933",
-                        f"{printable(module)}.{printable(called)} is no name that may be written",
+                        f"{printable(module)}.{printable(called)} is not a name that may be "
+                        "written",
                     )
     except WrongError as error:
         fail("M933", f"{name}: {error.message}")

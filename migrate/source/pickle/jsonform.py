@@ -212,7 +212,7 @@ class _JsonReader:
         if kind is list:
             return [self.read(item, depth + 1) for item in value]
         if kind is not dict or not value:
-            self.bad("holds something that is no value")
+            self.bad("holds something that is not a value")
         match value:
             case {"ref": int(number), **rest} if not rest and number in self.known:
                 return self.known[number]
@@ -274,7 +274,7 @@ class _JsonReader:
                 or not 1 <= len(pair) <= 2
                 or (len(pair) == 1 and type(pair[0]) is not str)
             ):
-                self.bad("has an entry of a dict that is no pair")
+                self.bad("has an entry of a dict that is not a pair")
             key = self.read(pair[0], depth + 1)
             out.append(
                 (key, self.tensor_of(Ref(key)) if len(pair) == 1 else self.read(pair[1], depth + 1))

@@ -629,7 +629,7 @@ def _distinct(target: Any, keys: list[Any], earlier: list[Any], seen: dict[int, 
         twice = next(form for form in forms if form in met or met.add(form))  # type: ignore[func-returns-value]
         shown = f"the key {printable(twice[:200])}" if type(twice) is str else "a key"
         raise WrongError(
-            "M931", f"{shown} stands twice in one dict or set, and readers differ on which counts"
+            "M931", f"{shown} occurs twice in one dict or set, and readers differ on which counts"
         )
     if known is not None:
         known |= fresh

@@ -52,7 +52,7 @@ def dtype(node: Any) -> tuple[str, int]:
         raise ContradictionError("a numpy.dtype that is not made from a name")
     found = _PLAIN.fullmatch(name)
     if found is None or found[1] == "V":
-        raise ForeignError("a numpy.dtype that is no plain number")
+        raise ForeignError("a numpy.dtype that is not a plain number")
     kind, count = found[1], int(found[2])
     if count not in _SIZES.get(kind, (count,)):
         raise ForeignError("a numpy.dtype of an unusual size")
@@ -73,7 +73,7 @@ def dtype(node: Any) -> tuple[str, int]:
         # all of it is written again as it stands: nothing that is not looked at may be in it
         if any(type(number) is not int for number in (state[0], *state[5:])):
             raise ContradictionError(
-                "a numpy.dtype whose version, size, alignment or flags are no integers"
+                "a numpy.dtype whose version, size, alignment or flags are not integers"
             )
         if state[5] not in (-1, itemsize):
             raise ContradictionError("a numpy.dtype whose size is not that of its name")

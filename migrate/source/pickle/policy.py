@@ -286,7 +286,7 @@ class _Walk:
             reason = reason or _why(node)
         else:
             name = str(node) if type(node) is Global else kind_of(node)
-            reason = reason or "a name that is no value here"
+            reason = reason or "a name that is not a value here"
         value = Opaque(name, reason, node)
         self._met(value)
         return value

@@ -304,7 +304,7 @@ def _check_members(members: Any, runs: dict[str, TensorRecord]) -> None:
         return
     own = {record.storage for record in runs.values()}
     if type(members) is not ListNode:
-        raise ForeignError("a grouped tensor whose members are no list")
+        raise ForeignError("a grouped tensor whose members are not a list")
     for member in members.items:
         records = (
             [record for name, record in member.components if "." not in name]

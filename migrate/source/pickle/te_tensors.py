@@ -108,7 +108,7 @@ def tensor(call: Call, parts: list[Any], _: Decoding) -> Composite:
     given = dict(zip(ARGUMENTS[cls][0], parts, strict=False))
     held = [(name, given[name]) for name in COMPONENTS[cls] if given.get(name) is not None]
     if any(type(record) is not TensorRecord for _, record in held):
-        raise ContradictionError(f"a {cls} whose components are no tensors")
+        raise ContradictionError(f"a {cls} whose components are not tensors")
     positions = {
         name: call.arguments[at] for at, name in enumerate(ARGUMENTS[cls][0][: len(parts)])
     }
@@ -311,7 +311,7 @@ def _options(given: dict[str, Any], quantizer: Any) -> dict[str, Any]:
         if name == "data_format" and value is not None:
             value = integer(value, (_FORMAT_ENUM,))[0]
         if type(value) not in _SCALARS:
-            raise ContradictionError(f"a quantized tensor whose {name} is no scalar")
+            raise ContradictionError(f"a quantized tensor whose {name} is not a scalar")
         if not name.startswith("_"):
             out[name] = value
     if quantizer is not None:

@@ -175,14 +175,14 @@ def _state(state: Any) -> Any:
         or state.kind != "dict"
         or any(type(key) is not str for key, _ in state.pairs)
     ):
-        raise ForeignError("attributes that are no dict of names")
+        raise ForeignError("attributes that are not a dict of names")
     return state
 
 
 def _not_dense(data: Any) -> Exception:
     if isinstance(data, Opaque):
         return NestedError(data)
-    return ContradictionError("a parameter or subclass is made of something that is no tensor")
+    return ContradictionError("a parameter or subclass is made of something that is not a tensor")
 
 
 def _from_type_parts(call: Call) -> list[Any]:
@@ -238,7 +238,7 @@ def _device(call: Call, _: Any, __: Decoding) -> Constant:
 def _layout(call: Call, _: Any, __: Decoding) -> Constant:
     text = call.arguments[0]
     if type(text) is not str or not plain(call):
-        raise ContradictionError("a torch.layout that is no name")
+        raise ContradictionError("a torch.layout that is not a name")
     return Constant("layout", text.removeprefix("torch."), call)
 
 

@@ -337,7 +337,7 @@ def walk(tree: Any, name: str, most: int = MOST_PLACES) -> Iterator[tuple[tuple[
                 "M914",
                 f"{printable(name, 400)}: its containers share each other so often that they hold "
                 f"more than {most:,} values",
-                help="nobody saves such a checkpoint; do not trust where this one comes from",
+                help="no program saves such a checkpoint; do not trust its origin",
             )
         yield path, value
         held = inside(value)
