@@ -138,7 +138,7 @@ def make_request(
     if output_format is not None and output_format not in OUTPUT_FORMATS:
         fail(
             "M115",
-            f"`{printable(str(output_format))}` is no format that is written",
+            f"`{printable(str(output_format))}` is not a format that is written",
             help=f"one of {listed(list(OUTPUT_FORMATS))}",
         )
     return Request(
@@ -314,6 +314,6 @@ def _texts(name: str, words: Any) -> tuple[str, ...]:
         if not isinstance(word, str):
             fail(
                 "M115",
-                f"`{name}` is a str or a list of them, and {printable(repr(word))} is no str",
+                f"`{name}` is a str or a list of them, and {printable(repr(word))} is not a str",
             )
     return items
