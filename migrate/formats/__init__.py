@@ -123,24 +123,27 @@ def _not_read_yet(place: Place, parts: list[str]) -> NoReturn:
 
 
 def _surest(place: Place, names: Iterable[str]) -> Format | None:
-    formats: list[Format] = []
+    """The format that is surest; no more are imported and asked than it takes to be sure. One that
+    a file is called after is asked before the others.
+    """
+    surest, best = 0, None
+    others: list[Format] = []
     for name in names:
         try:
-            found = FORMATS.get(name)
+            one = FORMATS.get(name)
         except LookupError:
             continue
-        if found is not None:
-            formats.append(found)
-    if place.file is not None:
-        # the one that a file is called after is asked first, and mostly the only one
-        called = [f for f in formats if place.file.name.endswith(getattr(f, "suffixes", ()))]
-        formats = [*called, *(f for f in formats if f not in called)]
-    surest, best = 0, None
-    for one in formats:
+        if one is None:
+            continue
+        if place.file is not None and not place.file.name.endswith(getattr(one, "suffixes", ())):
+            others.append(one)
+        elif (sure := one.sniff(place)) > surest:
+            surest, best = sure, one
+            if sure == SURE:
+                return best
+    for one in others:
         if (sure := one.sniff(place)) > surest:
             surest, best = sure, one
-        if surest == SURE:
-            break
     return best
 
 

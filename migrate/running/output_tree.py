@@ -24,7 +24,6 @@ from ..planning.items import Items
 from ..planning.names import follow_all
 from ..source.pickle.encodings import PARAMETER, ask
 from ..source.pickle.jsonform import to_json
-from ..source.pickle.te_grouped import alike, group, member_of
 from ..source.pickle.tree import Composite, DictNode, TensorRecord
 from ..source.rank_files import by_rank
 from ..source.target import TargetTree
@@ -645,6 +644,9 @@ def _object(
     leaves: Mapping[str, TensorRecord], origins: Sequence[Sequence[tuple[Composite, str]]]
 ) -> Composite | None:
     """The object that these components make, by attribute; None if they make none."""
+    # most checkpoints have no such objects
+    from ..source.pickle.te_grouped import alike, group, member_of
+
     sets = [list({id(one): one for one, _ in of}.values()) for of in origins]
     objects = {id(one): one for one in sets[0]}
     if any({id(one) for one in held} != objects.keys() for held in sets):
