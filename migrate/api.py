@@ -44,8 +44,8 @@ from .rules.catalog import packs as packs
 from .rules.catalog import schema as schema
 from .rules.params import resolve
 from .ruletests.run import test as test
-from .running import limits
 from .running.device import parse_device
+from .running.options import SHARD, bytes_of, check_threads, memory_of, read_options
 from .running.prepare import (
     is_folder,
     plan_for,
@@ -145,7 +145,7 @@ def plan(
     rules: Iterable[PathLike] = (),
     params: Mapping[str, Any] | None = None,
     allow: Iterable[str] = (),
-    max_shard_size: int | str = limits.SHARD,
+    max_shard_size: int | str = SHARD,
     single_file: bool | None = None,
     backwards: bool = False,
     at: str | None = None,
@@ -191,9 +191,7 @@ def plan(
     )
     source = _opened("path", path, request, meta=True)
     try:
-        return plan_for(
-            source, request, is_folder(source, single_file), limits.bytes_of(max_shard_size)
-        )
+        return plan_for(source, request, is_folder(source, single_file), bytes_of(max_shard_size))
     finally:
         source.close()
 
@@ -324,7 +322,7 @@ def apply(
 
         tensors = path if isinstance(path, Mapping) else state(path)
         return migrate_in_memory(
-            tensors, request, limits.memory_of(max_memory), parse_device(device), inform
+            tensors, request, memory_of(max_memory), parse_device(device), inform
         )
     if inform is not None:
         fail(
@@ -360,13 +358,15 @@ def apply(
         lambda: _opened("path", path, request, wrapped=False),
         out,
         request,
-        max_shard_size=max_shard_size,
-        threads=threads,
-        max_memory=max_memory,
-        fsync=fsync,
-        resume=resume,
-        device=device,
-        progress=progress,
+        read_options(
+            max_shard_size=max_shard_size,
+            threads=threads,
+            max_memory=max_memory,
+            fsync=fsync,
+            resume=resume,
+            device=device,
+            progress=progress,
+        ),
         saved=saved,
         changed=changed,
         dry_run=dry_run,
@@ -462,13 +462,15 @@ def downgrade(
         lambda: _opened("path", path, request, wrapped=False),
         out,
         request,
-        max_shard_size=max_shard_size,
-        threads=threads,
-        max_memory=max_memory,
-        fsync=fsync,
-        resume=resume,
-        device=device,
-        progress=progress,
+        read_options(
+            max_shard_size=max_shard_size,
+            threads=threads,
+            max_memory=max_memory,
+            fsync=fsync,
+            resume=resume,
+            device=device,
+            progress=progress,
+        ),
         dry_run=dry_run,
     )
 
@@ -533,8 +535,8 @@ def verify(
     """
     from .running import comparison, spotcheck
 
-    limits.check_threads(threads)
-    budget = None if max_memory is None else limits.memory_of(max_memory)
+    check_threads(threads)
+    budget = None if max_memory is None else memory_of(max_memory)
     share = None if sample is None else spotcheck.parse_share(sample)
     if seed is not None and share is None:
         fail(

@@ -30,9 +30,9 @@ from ..planning.request import PathLike, Request, make_request
 from ..results import StateDictReport
 from ..rules import params as parameters
 from ..rules.lineage import mixes
-from ..running import limits
 from ..running.device import resolve_device
 from ..running.object_states import lift_states
+from ..running.options import memory_of
 from ..running.prepare import side_reader
 from ..running.stamp import Stamp
 from ..source.index import Index
@@ -138,7 +138,7 @@ def attach(
         fail("M115", f"`model` is a torch.nn.Module, not {printable(repr(model))}")
     request = make_request(to, from_, rules, params, allow, backwards=None)
     _require_sound(request)
-    settings = _Settings(resolve_device(device)[1], limits.memory_of(max_memory), inform)
+    settings = _Settings(resolve_device(device)[1], memory_of(max_memory), inform)
     for _, hook in _ours(model):
         if hook.request != request:
             goals = listed([*hook.request.to, *hook.request.rules])

@@ -26,10 +26,11 @@ from ..planning.graph import computations, stored_keys
 from ..planning.lineages import known_lineages, layouts_of
 from ..planning.request import OUTPUT_FORMATS, PathLike, Request, make_request, path_text
 from ..results import LoadReport
-from ..running import checksums, limits
+from ..running import checksums
 from ..running.checks import tensors_equal
 from ..running.device import resolve_device as device_of
 from ..running.error_statistics import Ledger
+from ..running.options import check_threads, memory_of
 from ..running.prepare import side_reader, stamp_of
 from ..source.index import SideFile
 from . import module as modules
@@ -117,8 +118,8 @@ def load(
         1
     """
     request = asked(to, from_, rules, params, allow, at)
-    budget = limits.memory_of(max_memory)
-    limits.check_threads(threads)
+    budget = memory_of(max_memory)
+    check_threads(threads)
     if isinstance(path, Mapping):
         source: Source = modules.opened(_named(path, model))
     else:
@@ -188,8 +189,8 @@ def convert_module(
         if not modules.is_module(given):
             fail("M115", f"`{name}` is a module, not a {printable(type(given).__qualname__)}")
     request = asked(to, from_, rules, params, allow, None)
-    budget = limits.memory_of(max_memory)
-    limits.check_threads(threads)
+    budget = memory_of(max_memory)
+    check_threads(threads)
     source = modules.opened(old)
     try:
         return _loaded(new, source, request, strict, device, budget, threads, progress)

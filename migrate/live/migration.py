@@ -34,8 +34,9 @@ from ..planning.request import with_permissions
 from ..running import buffers
 from ..running import checks as value_checks
 from ..running.device import CPU, Device
-from ..running.evaluator import MAX_MEMORY, Evaluator
+from ..running.evaluator import Evaluator
 from ..running.geometry import ByteLayouts
+from ..running.options import MAX_MEMORY
 from ..running.prepare import compose_for, path_state_for, require_known, side_reader
 from ..running.stamp import Stamp
 

@@ -15,6 +15,7 @@ from ..elements.classes import is_dtensor
 from ..planning.request import SUFFIXES, PathLike, Request, path_text
 from ..results import ApplyReport
 from ..running.job import write_checkpoint
+from ..running.options import read_options
 from . import module as modules
 from .load import GATHER, asked
 
@@ -95,12 +96,14 @@ def save(
         lambda: _opened(model, request),
         path,
         request,
-        max_shard_size=max_shard_size,
-        threads=threads,
-        max_memory=max_memory,
-        fsync=fsync,
-        resume=resume,
-        progress=progress,
+        read_options(
+            max_shard_size=max_shard_size,
+            threads=threads,
+            max_memory=max_memory,
+            fsync=fsync,
+            resume=resume,
+            progress=progress,
+        ),
     )
     return cast("ApplyReport", report)
 

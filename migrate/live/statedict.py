@@ -16,10 +16,9 @@ from ..formats import memory
 from ..planning.names import follow_all
 from ..planning.request import PathLike, Request, make_request
 from ..results import StateDictReport
-from ..running import limits
 from ..running.device import CPU, Device, resolve_device
 from ..running.error_statistics import Ledger
-from ..running.evaluator import MAX_MEMORY
+from ..running.options import MAX_MEMORY, memory_of
 from ..running.output_tree import find_ties
 from ..running.prepare import judge_optimizers, without_optimizers
 from .migration import Migration, Outputs, prepare
@@ -187,7 +186,7 @@ def migrate_state_dict(
         found,
         lambda: source,
         source.values,
-        max_memory=limits.memory_of(max_memory),
+        max_memory=memory_of(max_memory),
         device=compute,
     )
     outputs.require()

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from . import checks as value_checks
 from .device import CPU, Device
 from .error_statistics import Ledger
-from .evaluator import MAX_MEMORY, Evaluator, reading_step
+from .evaluator import Evaluator, reading_step
 from .gather import WINDOW, Gather
 from .geometry import ByteLayouts
+from .options import MAX_MEMORY
 
 if TYPE_CHECKING:
     from ..planning.graph import Tensor, ValueCheck

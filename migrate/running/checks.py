@@ -13,9 +13,10 @@ from ..core.diagnostics import listed, printable
 from ..core.errors import Report, fail
 from ..core.spec import BITS, Spec, encode
 from ..core.view import is_whole
-from .evaluator import MAX_MEMORY, Evaluator
+from .evaluator import Evaluator
 from .gather import WINDOW, Gather
 from .geometry import STAGE_MAX, ByteLayouts
+from .options import MAX_MEMORY
 
 if TYPE_CHECKING:
     from ..planning.graph import Tensor, ValueCheck

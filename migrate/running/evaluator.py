@@ -41,6 +41,7 @@ from .boxes import digits_of, footprint, holds, linear, ranges, strides_of, with
 from .device import CPU, Device
 from .gather import ByteReader, Gather, copy_strided, halved, stored_reader
 from .geometry import STAGE, STAGE_MAX, ByteLayouts, Move
+from .options import MAX_MEMORY
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     from .device import Lane
     from .error_statistics import Ledger
 
-MAX_MEMORY = 10**9
 # among which a lack of memory shows
 _SHORT = (MemoryError, OSError, RuntimeError, ImportError)
 # the part of the memory for computing that calls may remember things in

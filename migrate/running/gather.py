@@ -335,7 +335,7 @@ class Gather:
         source: Source,
         layouts: ByteLayouts,
         buffer: memoryview,
-        compute: Compute,
+        compute: Compute | None,
         budget: int = WINDOW,
         window: Window | None = None,
     ) -> None:
@@ -360,9 +360,7 @@ class Gather:
         if layout is None:
             layout = self._layouts.of(tensor.view, tensor.spec.dtype, tensor.spec.nbytes)
         if self._leaves is None or self._leaves[0] is not tensor:
-            made = (
-                [self._compute(tensor)] if layout.loose else [self._leaf(s) for s in tensor.sources]
-            )
+            made = [self._leaf(tensor)] if layout.loose else [self._leaf(s) for s in tensor.sources]
             self._leaves = (tensor, made)
         leaves = self._leaves[1]
         if layout.whole is not None:
@@ -383,9 +381,11 @@ class Gather:
         """Lets go of the tensor last read, so that computed values can be freed."""
         self._leaves = None
 
-    def _leaf(self, source: str | ComputedTensor) -> ByteReader:
+    def _leaf(self, source: str | ComputedTensor | Tensor) -> ByteReader:
         if isinstance(source, str):
             return stored_reader(self._source, source)
+        if self._compute is None:
+            raise ValueError("nothing computes here")
         return self._compute(source)
 
     def _move(

@@ -17,8 +17,7 @@ from ..planning.path import remarks
 from ..planning.request import PathLike, Request, output_format_of, path_text, shape_of
 from ..planning.savedplan import require_source, require_unchanged
 from ..results import ApplyReport, PlanReport
-from . import limits
-from .device import parse_device
+from .options import RunOptions
 from .output_tree import with_all_tensors
 from .prepare import is_folder, plan_for
 from .publish import check_place
@@ -33,14 +32,8 @@ def write_checkpoint(
     opened: Callable[[], Source],
     out: PathLike | None,
     request: Request,
+    options: RunOptions,
     *,
-    max_shard_size: int | str | None = None,
-    threads: int = 2,
-    max_memory: int | str = "1GB",
-    fsync: bool = True,
-    resume: bool = False,
-    device: str = "cpu",
-    progress: Callable[[int, int], None] | None = None,
     saved: Mapping[str, Any] | None = None,
     dry_run: bool = False,
     changed: bool = False,
@@ -57,12 +50,6 @@ def write_checkpoint(
     if out is None and not dry_run:
         fail("M115", "nothing says where the output goes", help="out=PATH")
     place = None if out is None else Path(path_text("out", out))
-    shard, budget = (
-        limits.bytes_of(limits.SHARD if max_shard_size is None else max_shard_size),
-        limits.memory_of(max_memory),
-    )
-    limits.check_threads(threads)
-    where = parse_device(device)
     source = opened()
     try:
         if place is None:
@@ -72,7 +59,7 @@ def write_checkpoint(
             folder, request = shape_of(place.name, source.format, request)
             if saved is not None:
                 _check_shape(saved, place, folder, output_format_of(source.format, request))
-        made, copy_of = plan_for(source, request, folder, shard), None
+        made, copy_of = plan_for(source, request, folder, options.max_shard_size), None
         if saved is not None:
             require_unchanged(saved, made.document)
             made, copy_of = _taken(made, saved, changed)
@@ -89,18 +76,13 @@ def write_checkpoint(
         ]
         result = write_target(
             made.written,
-            with_all_tensors(source),
+            with_all_tensors(source) if source.index.passed_through else source,
             made.target,
             place,
             digest=made.digest,
             side_files=side_files,
             checks=made.checks,
-            threads=threads,
-            fsync=fsync,
-            resume=resume,
-            max_memory=budget,
-            device=where,
-            progress=progress,
+            options=options,
         )
         return _published(made, source, os.fspath(place), copy_of, result)
     finally:

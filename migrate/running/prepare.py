@@ -32,15 +32,15 @@ from ..planning.sides import SideFiles, clash, refuse_clash
 from ..source.index import Index, Source, specs_hash
 from ..source.rank_files import Naming, by_rank, check_names, naming
 from . import stamp as stamps
-from .object_states import lift_states
 from .output_tree import (
+    OutputTree,
     items_of_index,
     output_tree,
     with_all_tensors,
     without_states,
     writable_items,
 )
-from .share import origins_of
+from .share import LEAST, origins_of
 
 if TYPE_CHECKING:
     from ..core.spec import Spec
@@ -91,7 +91,17 @@ def compose_for(
     programs: bool = False,
     prove: bool = True,
 ) -> Composition:
-    lift_states(source, migration_path)
+    index = source.index
+    beside = bool(index.items) or index.tree is not None
+    if beside and any(
+        ops.get(call.op).kind == "decide"
+        for step in migration_path.steps
+        for rule, _ in step.rules
+        for call in rule.rule.via
+    ):
+        from .object_states import lift_states
+
+        lift_states(source, migration_path)
 
     def same_bytes(key: str, present: Tensor, made: Tensor) -> bool:
         from .checks import tensors_equal
@@ -115,7 +125,7 @@ def compose_for(
         prove=prove,
         path_state=path_state,
         payload=payload,
-        items=items_of_index(source.index),
+        items=items_of_index(source.index) if beside else None,
     )
     report.check()
     return composition
@@ -173,10 +183,14 @@ def plan_for(source: Source, request: Request, folder: bool, max_shard_size: int
 def _plan(source: Source, request: Request, folder: bool, max_shard_size: int) -> Plan:
     index_hash = source.index.hash()
     known_notes = require_known(source, request)
-    if source.format != "memory":
+    if source.format != "memory" and any("@" in key for key in source.index.tensors):
         check_names(source.index, source.path)
-    stamp, notes = stamps.read_stamp(source.history, index_hash)
-    source, fresh = without_optimizers(source, request)
+    stamp, notes = stamps.NONE, list[str]()
+    if source.history is not None:
+        stamp, notes = stamps.read_stamp(source.history, index_hash)
+    fresh: optimizers.OptimizerVerdict | None = None
+    if OPTIMIZER_PARAM in request.params:
+        source, fresh = without_optimizers(source, request)
     migration_path = find_path(
         source.index, side_reader(source), stamp, request, states=States(source)
     )
@@ -186,7 +200,8 @@ def _plan(source: Source, request: Request, folder: bool, max_shard_size: int) -
         log.debug("param %s is %s", name, value)
     became = fresh or judge_optimizers(source, composition, request)
     notes += became.notes
-    specs = {key: t.spec for key, t in composition.graph.outputs.items()}
+    index, outputs = source.index, composition.graph.outputs
+    specs = {key: t.spec for key, t in outputs.items()}
     report = Report()
     migration_path.check_output(composition.graph.outputs, path_state.sides.read_file, report)
     report.check()
@@ -199,7 +214,12 @@ def _plan(source: Source, request: Request, folder: bool, max_shard_size: int) -
     was = naming(source.index.files) if os.path.isdir(source.path) else None
     if was is not None and entries:
         entries[0]["ranks"] = was.name(0, os.path.splitext(source.index.files[0])[1])
-    ranks = _naming(was, specs, migration_path, stamp) if folder else None
+    ranks = None
+    if folder and (
+        (migration_path.steps and migration_path.steps[-1].memory.get("ranks"))
+        or any("@" in key for key in specs)
+    ):
+        ranks = _naming(was, specs, migration_path, stamp)
     # a rule file applied by hand belongs to no lineage: what layouts the stamp named may not hold
     # any more
     before = stamps.Stamp({}, stamp.applied) if request.files else stamp
@@ -207,24 +227,31 @@ def _plan(source: Source, request: Request, folder: bool, max_shard_size: int) -
         before, migration_path.layouts, entries, specs_hash(specs), request.at
     )
     written = output_format_of(source.format, request)
-    alone = _left_behind(source, written, folder, request)
-    out = output_tree(
-        source,
-        composition,
-        alone=bool(alone) and source.index.tree is not None,
-        drop="drop" in request.allow,
-    )
-    rest = out.rest if source.index.tree is not None or written != OUTPUT_FORMATS[0] else None
+    alone: list[str] = []
+    if index.items or index.passed_through:
+        alone = _left_behind(source, written, folder, request)
+    computes = any(not isinstance(s, str) for t in outputs.values() for s in t.sources)
+    with_tree = index.tree is not None or written != OUTPUT_FORMATS[0]
+    out: OutputTree | None = None
+    if with_tree or computes or any(at.storage is not None for at in index.tensors.values()):
+        out = output_tree(
+            source,
+            composition,
+            alone=bool(alone) and index.tree is not None,
+            drop="drop" in request.allow,
+        )
+    rest = out.rest if out is not None and with_tree else None
     notes += [
         *known_notes,
-        *(out.notes if rest is not None else ()),
+        *(out.notes if out is not None and with_tree else ()),
         *alone,
-        *_ties(source.index, out.rest, written),
+        *(_ties(index, out.rest, written) if out is not None else ()),
     ]
+    made = outputs if out is None else out.outputs
     gone = [
         *(["what the permission `opaque` leaves out"] if source.index.outside else []),
         *(["what the permission `drop` leaves out"] if alone else []),
-        *(out.lost if rest is not None else ()),
+        *(out.lost if out is not None and with_tree else ()),
         *(["the state of the optimizer"] if became.became == "dropped" else []),
     ]
     if ranks is not None:
@@ -235,10 +262,13 @@ def _plan(source: Source, request: Request, folder: bool, max_shard_size: int) -
         max_shard_size=max_shard_size,
         metadata=source.index.metadata,
         stamp=text,
-        origins=origins_of(out.outputs, with_all_tensors(source)),
+        # shorter files share nothing
+        origins=origins_of(made, with_all_tensors(source))
+        if sum(t.spec.nbytes for t in made.values()) >= LEAST
+        else None,
         ranks=ranks,
         tree=rest,
-        last=_following(out.outputs),
+        last=_following(made) if computes else (),
     )
     watched = source.identities() or {}
     side_files = path_state.list_side_files(source.index.side_files)
@@ -294,8 +324,11 @@ def _plan(source: Source, request: Request, folder: bool, max_shard_size: int) -
         composition,
         target,
         path_state.sides,
-        out.outputs,
-        (*composition.graph.checks, *(out.checks if written == "torch" else ())),
+        made,
+        (
+            *composition.graph.checks,
+            *(out.checks if out is not None and written == "torch" else ()),
+        ),
     )
 
 

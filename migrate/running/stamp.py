@@ -36,6 +36,10 @@ class Stamp:
     ignored: str = field(default="", compare=False)
 
 
+# where nothing was applied
+NONE = Stamp()
+
+
 def read_stamp(raw: bytes | None, index_hash: str) -> tuple[Stamp, list[str]]:
     """The stamp if it fits the checkpoint of this index hash, else an empty one and the reason as a
     note.

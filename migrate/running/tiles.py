@@ -33,23 +33,27 @@ from ..core import log
 from ..core.diagnostics import printable
 from ..core.errors import MigrateError, RunError
 from ..core.memory import lacking, ran_out, with_partial_folder
+from ..core.spec import BITS
 from ..source.crc import combine, crc32
 from . import checks as value_checks
 from . import checksums
 from .checksums import RecordedChecksum
-from .device import CPU, Device
 from .error_statistics import Ledger
-from .evaluator import MAX_MEMORY, Evaluator, longest_step, reading_step
+from .evaluator import Evaluator, longest_step, reading_step
 from .gather import WINDOW, Gather, Window
 from .geometry import STAGE, ByteLayouts
+from .options import RunOptions
 from .publish import HASH, TILE, Partial, check_place, write_failed
-from .share import Shared
+from .share import LEAST, Shared
 from .threads import run_together
 
 if TYPE_CHECKING:
     from ..planning.graph import Tensor, ValueCheck
     from ..source.index import Source
     from ..source.target import OutputFile, Target
+
+
+_DEFAULT = RunOptions()
 
 
 class Sealed(NamedTuple):
@@ -95,7 +99,7 @@ class RunResult:
     `bytes_read` are the bytes of all output tensors, `bytes_written` what this run wrote: less,
     when it resumed. `bytes_shared` of all output bytes take no space of their own: the file system
     shares them with the source. `report` has the errors of what was computed
-    (`errors.Ledger.report`), None if nothing was; after a resume, only of what this run computed.
+    (`Ledger.report`), None if nothing was; after a resume, only of what this run computed.
     `left`: the partial folder, if it could not be removed after all was published.
     """
 
@@ -138,11 +142,7 @@ def _fills(
     for content, start, nbytes in _contents(file, outputs):
         if start != offset + used:
             raise ValueError(f"{file.name}: a hole between {offset + used} and {start}")
-        step = (
-            STAGE
-            if isinstance(content, (bytes, Sealed))
-            else reading_step(content, layouts, values)
-        )
+        step = STAGE if isinstance(content, (bytes, Sealed)) else _step(content, layouts, values)
         if used and used + nbytes > STAGE:
             yield Batch(offset, used, parts)
             offset, parts, used = offset + used, [], 0
@@ -155,6 +155,13 @@ def _fills(
                 offset, parts, used = offset + used, [], 0
     if used:
         yield Batch(offset, used, parts)
+
+
+def _step(tensor: Tensor, layouts: ByteLayouts, values: Evaluator | None) -> int:
+    """The length of the ranges that the tensor is gathered in."""
+    if values is None:
+        return layouts.of(tensor.view, tensor.spec.dtype, tensor.spec.nbytes).step
+    return reading_step(tensor, layouts, values)
 
 
 def _contents(
@@ -262,7 +269,10 @@ class _FileWriter:
         self.whole = xxhash.xxh3_128()
         self._run, self._file, self._descriptor = run, file, descriptor
         self._taking, self._turn = threading.Lock(), threading.Condition()
-        self.sums = FileChecksums(file, run.told)
+        # what the archive that is written needs, and what the source records of what is copied
+        self.sums: FileChecksums | None = None
+        if file.seal is not None or run.recorded:
+            self.sums = FileChecksums(file, run.recorded)
         self._next = 0
         # threads that help, and whether no other may begin to
         self._helping, self._closed = 0, False
@@ -273,7 +283,7 @@ class _FileWriter:
         for tile in tiles(self._file, self._run.outputs, self._run.layouts, self._run.values):
             # nothing is handed out, so nothing is hashed elsewhere, before the first that is not
             # there
-            there = there and self._stands(tile)
+            there = there and bool(self._run.partial.claims) and self._stands(tile)
             if there:
                 continue
             for i, fill in enumerate(tile.fills):
@@ -294,12 +304,13 @@ class _FileWriter:
             data = buffer[: fill.length]
             _reread(self._descriptor, data, fill.offset)
             whole.update(data)
-            found.append(self.sums.of(fill, data))
+            found.append([] if self.sums is None else self.sums.of(fill, data))
         if whole.hexdigest() != claim[2]:
             return False
         self.whole = whole
-        for fill, crcs in zip(tile.fills, found, strict=True):
-            self.sums.take(fill, crcs, buffer)
+        if self.sums is not None:
+            for fill, crcs in zip(tile.fills, found, strict=True):
+                self.sums.take(fill, crcs, buffer)
         self._run.finished(tile, 0)
         return True
 
@@ -337,11 +348,15 @@ class _FileWriter:
                 self._turn.wait(0.5)
                 self._run.go_on()
         data = stage[: job.fill.length]
-        self.sums.take(job.fill, crcs, data)
+        if self.sums is not None:
+            self.sums.take(job.fill, crcs, data)
         self.whole.update(data)
-        first = job.fill.offset
-        for start, stop in self._run.shared.gaps(self._file.name, first, first + len(data)):
-            _pwrite(self._descriptor, data[start - first : stop - first], start)
+        first, shared = job.fill.offset, self._run.shared
+        if shared is None:
+            _pwrite(self._descriptor, data, first)
+        else:
+            for start, stop in shared.gaps(self._file.name, first, first + len(data)):
+                _pwrite(self._descriptor, data[start - first : stop - first], start)
         if job.last:
             tile = job.tile
             self._run.partial.claim(
@@ -361,24 +376,22 @@ class _TargetRun:
         outputs: Mapping[str, Tensor],
         source: Source,
         partial: Partial,
-        shared: Shared,
-        values: Evaluator,
+        shared: Shared | None,
+        values: Evaluator | None,
         layouts: ByteLayouts,
-        budget: int,
-        fill: int,
-        progress: Callable[[int, int], None] | None,
-        told: Mapping[int, RecordedChecksum],
+        options: RunOptions,
+        recorded: Mapping[int, RecordedChecksum],
     ) -> None:
-        self.outputs, self.source, self.partial, self.shared, self.values, self.layouts = (
-            outputs,
-            source,
-            partial,
-            shared,
-            values,
-            layouts,
-        )
-        self.budget, self.fill, self.told = budget, fill, told
-        self.progress = progress
+        self.outputs, self.source, self.partial, self.shared = outputs, source, partial, shared
+        self.values, self.layouts, self.recorded = values, layouts, recorded
+        self.progress = options.progress
+        self.budget = min(WINDOW, options.max_memory // (4 * options.threads))
+        if values is None:
+            longest = max((_step(t, layouts, None) for t in outputs.values()), default=1)
+        else:
+            longest = longest_step(outputs.values(), layouts, values)
+        # the longest fill
+        self.ahead = STAGE + max(STAGE, longest)
         self.total = sum(f.size for f in partial.target.files)
         self.done = self.read = self.written = 0
         self.files: dict[str, dict[str, Any]] = {}
@@ -410,7 +423,7 @@ class _TargetRun:
     def _work(self, number: int) -> None:
         """Writes files until none is left, then helps with those that others write."""
         try:
-            stage, window = memoryview(bytearray(self.fill)), Window()
+            stage, window = memoryview(bytearray(self.ahead)), Window()
         except MemoryError:
             if number:
                 return  # the others do it
@@ -448,29 +461,25 @@ class _TargetRun:
             return None
 
     def _serve(self, line: _FileWriter, stage: memoryview) -> None:
-        gather = Gather(
-            self.source, self.layouts, stage, self.values.leaf, self.budget, line.window
-        )
+        compute = None if self.values is None else self.values.leaf
+        gather = Gather(self.source, self.layouts, stage, compute, self.budget, line.window)
         while (job := line.take()) is not None:
             self.go_on()
-            self._gather(job.fill, gather, stage)
-            line.commit(job, stage, line.sums.of(job.fill, stage))
-
-    def _gather(self, fill: Batch, gather: Gather, stage: memoryview) -> None:
-        self.go_on()
-        for content, start, stop, at, last in fill.parts:
-            if isinstance(content, bytes):
-                stage[at : at + stop - start] = content[start:stop]
-            elif not isinstance(content, Sealed):
-                gather.fill(content, start, stop, at)
-                if last:
-                    gather.release()
+            for content, start, stop, at, last in job.fill.parts:
+                if isinstance(content, bytes):
+                    stage[at : at + stop - start] = content[start:stop]
+                elif not isinstance(content, Sealed):
+                    gather.fill(content, start, stop, at)
+                    if last:
+                        gather.release()
+            line.commit(job, stage, [] if line.sums is None else line.sums.of(job.fill, stage))
 
     def finished(self, tile: Tile, written: int) -> None:
-        for fill in tile.fills:
+        for fill in () if self.values is None else tile.fills:
             for part in fill.parts:
                 if (
-                    part.last
+                    self.values is not None
+                    and part.last
                     and not isinstance(part.content, (bytes, Sealed))
                     and any(not isinstance(s, str) for s in part.content.sources)
                 ):
@@ -495,20 +504,18 @@ def write_target(
     digest: str,
     side_files: Sequence[tuple[str, bytes | str | os.PathLike[str]]] = (),
     checks: Sequence[ValueCheck] = (),
-    threads: int = 2,
-    fsync: bool = True,
-    resume: bool = False,
-    max_memory: int = MAX_MEMORY,
-    progress: Callable[[int, int], None] | None = None,
-    device: Device = CPU,
+    options: RunOptions = _DEFAULT,
 ) -> RunResult:
     """Writes `outputs` to `out` as `target` says, and publishes it whole or not at all.
 
     `digest` identifies the plan: a partial folder is resumed only by the same. `side_files` are
     (name, bytes or a path to copy). A resumed run takes over what an earlier one wrote of the same
-    files; of what lies in memory it writes all again. `progress` is called with (bytes done, bytes
-    in all) after each tile, from one thread at a time. Memory stays under `max_memory` but for
-    interpreter and libraries.
+    files; of what lies in memory it writes all again. Progress is told after each tile, from one
+    thread at a time. Memory stays under the limit but for interpreter and libraries.
+
+    Evaluator, statistics of errors, checksums and shared extents are made where there is something
+    for them: a tensor that is computed or has elements below a byte, an archive that records or
+    needs checksums, a file as long as the shortest extent that is shared.
 
     Raises QuestionError M904, M911, M918, M926; CheckpointError M905 and those of failed `checks`;
     RunError M909, M913, M919, M922. The partial folder is kept after a RunError or an interrupt,
@@ -516,41 +523,54 @@ def write_target(
     ValueError if `threads` is less than one.
     """
     path = Path(os.path.abspath(out))
-    if threads < 1:
-        raise ValueError(f"{threads} threads write nothing")
+    if options.threads < 1:
+        raise ValueError(f"{options.threads} threads write nothing")
     if side_files and not target.folder:
         raise ValueError("a target that is one file has no side files")
     check_place(path, source.path)
     layouts = ByteLayouts()
-    ledger = Ledger(outputs)
-    values = Evaluator(
-        source, layouts, outputs.values(), max_memory, threads=threads, device=device, ledger=ledger
-    )
-    values.require(outputs.values())
-    value_checks.require_checks(checks, source, max_memory)
-    told = checksums.recorded_checksums(outputs.values(), source, layouts)
-    checksums.check_records(outputs.values(), source, told)
-    partial = Partial(path, target, digest, resume=resume, source=source.identities())
+    ledger: Ledger | None = None
+    values: Evaluator | None = None
+    if any(
+        BITS[t.spec.dtype] < 8 or any(not isinstance(s, str) for s in t.sources)
+        for t in outputs.values()
+    ):
+        ledger = Ledger(outputs)
+        values = Evaluator(
+            source,
+            layouts,
+            outputs.values(),
+            options.max_memory,
+            threads=options.threads,
+            device=options.device,
+            ledger=ledger,
+        )
+        values.require(outputs.values())
+    if checks:
+        value_checks.require_checks(checks, source, options.max_memory)
+    recorded: Mapping[int, RecordedChecksum] = {}
+    if source.index.sums():
+        recorded = checksums.recorded_checksums(outputs.values(), source, layouts)
+        checksums.check_records(outputs.values(), source, recorded)
+    partial = Partial(path, target, digest, resume=options.resume, source=source.identities())
     try:
-        shared = Shared(outputs, source, target, layouts, partial.folder)
+        shared = None
+        if any(file.size >= LEAST for file in target.files):
+            shared = Shared(outputs, source, target, layouts, partial.folder)
         partial.require(
             sum(len(c) if isinstance(c, bytes) else os.stat(c).st_size for _, c in side_files),
             shared,
         )
         partial.allocate(shared)
-        budget = min(WINDOW, max_memory // (4 * max(1, threads)))
-        ahead = STAGE + max(STAGE, longest_step(outputs.values(), layouts, values))
-        work = _TargetRun(
-            outputs, source, partial, shared, values, layouts, budget, ahead, progress, told
-        )
+        work = _TargetRun(outputs, source, partial, shared, values, layouts, options, recorded)
         with log.phase(f"writing {work.total} bytes"):
-            work.go(threads)
+            work.go(options.threads)
         source.check_unchanged()
         for name, content in (*target.small.items(), *side_files):
             partial.add(name, content if isinstance(content, bytes) else Path(content))
         partial.check()
         with log.phase("publishing"):
-            partial.publish(fsync=fsync)
+            partial.publish(fsync=options.fsync)
     except OSError as error:
         write_failed(error, partial.folder, f"cannot write {printable(str(path), 300)}")
     except RunError as error:
@@ -571,12 +591,12 @@ def write_target(
         raise
     finally:
         partial.close()
-        values.forget()
-    read, cloned = (
-        sum(t.spec.nbytes for t in outputs.values()),
-        sum(shared.nbytes(f.name) for f in target.files),
-    )
-    report = ledger.report(complete=work.written == work.total)
+        if values is not None:
+            values.forget()
+    read = sum(t.spec.nbytes for t in outputs.values())
+    cloned = 0 if shared is None else sum(shared.nbytes(f.name) for f in target.files)
+    complete = work.written == work.total
+    report = None if ledger is None else ledger.report(complete=complete)
     return RunResult(
         work.files,
         read,

@@ -15,6 +15,7 @@ from migrate.core.spec import spec
 from migrate.ops.base import ValueOp
 from migrate.running import device as devices
 from migrate.running import tiles
+from migrate.running.options import RunOptions
 
 torch = pytest.importorskip("torch")
 
@@ -84,9 +85,7 @@ def test_a_run_through_staging_writes_the_same_bytes(
         target,
         tmp_path / "out",
         digest="d",
-        fsync=False,
-        threads=threads,
-        device=Staged(device),
+        options=RunOptions(fsync=False, threads=threads, device=Staged(device)),
     )
     assert read_back(tmp_path / "out", target)["o"] == (a.astype("u4") << 16).tobytes()
     assert len(staged.seen) > 4

@@ -24,6 +24,7 @@ from migrate.running import geometry, tiles
 from migrate.running.buffers import fill_buffers
 from migrate.running.evaluator import Evaluator
 from migrate.running.geometry import ByteLayouts
+from migrate.running.options import RunOptions
 
 ROWS, COLUMNS = 2000, 1024
 
@@ -71,7 +72,12 @@ def test_disjoint_parts_of_a_value_compute_each_element_once(
     }
     target = describe(outputs, files=files)
     tiles.write_target(
-        outputs, source, target, tmp_path / "out", digest="d", fsync=False, threads=threads
+        outputs,
+        source,
+        target,
+        tmp_path / "out",
+        digest="d",
+        options=RunOptions(fsync=False, threads=threads),
     )
     got = read_back(tmp_path / "out", target)
     for i, part in enumerate(np.split(stored.astype("u4") << 16, count, dim)):
@@ -89,7 +95,12 @@ def test_a_transposed_value_is_computed_once(
     outputs = {"o": Tensor(spec("float32", turned.shape), turned, value.sources)}
     target = describe(outputs)
     tiles.write_target(
-        outputs, source, target, tmp_path / "out", digest="d", fsync=False, threads=2
+        outputs,
+        source,
+        target,
+        tmp_path / "out",
+        digest="d",
+        options=RunOptions(fsync=False, threads=2),
     )
     assert (
         read_back(tmp_path / "out", target)["o"]
@@ -127,7 +138,12 @@ def test_a_grain_is_met_by_the_fills_so_that_threads_share_no_block(
     outputs = {"o": call(made["blocks"], whole("a", "float32", shape))[0]}
     target = describe(outputs)
     tiles.write_target(
-        outputs, source, target, tmp_path / "out", digest="d", fsync=False, threads=2
+        outputs,
+        source,
+        target,
+        tmp_path / "out",
+        digest="d",
+        options=RunOptions(fsync=False, threads=2),
     )
     assert (
         read_back(tmp_path / "out", target)["o"] == made["blocks"].eager(None, [array])[0].tobytes()
@@ -153,7 +169,12 @@ def test_a_block_that_several_fills_read_is_computed_once_by_a_thread(
     outputs = {"o": Tensor(spec("float32", side.shape), side, (*one.sources, *other.sources))}
     target = describe(outputs)
     tiles.write_target(
-        outputs, source, target, tmp_path / "out", digest="d", fsync=False, threads=1
+        outputs,
+        source,
+        target,
+        tmp_path / "out",
+        digest="d",
+        options=RunOptions(fsync=False, threads=1),
     )
     wanted = np.concatenate([made["blocks"].eager(None, [a])[0] for a in arrays.values()], 1)
     assert read_back(tmp_path / "out", target)["o"] == wanted.tobytes()
@@ -178,7 +199,12 @@ def test_a_small_result_that_is_read_again_and_again_is_kept(
     outputs = {"o": call(made["xor"], wide, again)[0]}
     target = describe(outputs)
     tiles.write_target(
-        outputs, source, target, tmp_path / "out", digest="d", fsync=False, threads=2
+        outputs,
+        source,
+        target,
+        tmp_path / "out",
+        digest="d",
+        options=RunOptions(fsync=False, threads=2),
     )
     assert (
         read_back(tmp_path / "out", target)["o"]
@@ -195,7 +221,12 @@ def test_an_op_that_needs_everything_is_computed_whole_and_once(
     outputs = {f"o{i}": t for i, t in enumerate(parts(total, 0, 4))}
     target = describe(outputs, files=2)
     tiles.write_target(
-        outputs, source, target, tmp_path / "out", digest="d", fsync=False, threads=2
+        outputs,
+        source,
+        target,
+        tmp_path / "out",
+        digest="d",
+        options=RunOptions(fsync=False, threads=2),
     )
     wide = stored.astype("u4") << 16
     got = read_back(tmp_path / "out", target)
@@ -221,7 +252,12 @@ def test_threads_compute_side_by_side(
     source = write_source(tmp_path / "in", {"a": ("bfloat16", stored)})
     outputs = {"o": call(made["widen"], whole("a", "bfloat16", stored.shape))[0]}
     tiles.write_target(
-        outputs, source, describe(outputs), tmp_path / "out", digest="d", fsync=False, threads=2
+        outputs,
+        source,
+        describe(outputs),
+        tmp_path / "out",
+        digest="d",
+        options=RunOptions(fsync=False, threads=2),
     )
     assert len(met) >= 2
 
@@ -244,8 +280,7 @@ def test_a_node_that_does_not_fit_is_refused_by_name_before_anything_is_written(
             describe(outputs),
             tmp_path / "out",
             digest="d",
-            fsync=False,
-            max_memory=32 << 20,
+            options=RunOptions(fsync=False, max_memory=32 << 20),
         )
     (found,) = caught.value.diagnostics
     least = 2 * 2 * 8_000_000
@@ -262,8 +297,7 @@ def test_a_node_that_does_not_fit_is_refused_by_name_before_anything_is_written(
         describe(outputs),
         tmp_path / "out",
         digest="d",
-        fsync=False,
-        max_memory=enough,
+        options=RunOptions(fsync=False, max_memory=enough),
     )
 
 
@@ -279,9 +313,7 @@ def test_boxes_get_smaller_with_the_limit(
         target,
         tmp_path / "out",
         digest="d",
-        fsync=False,
-        max_memory=1 << 20,
-        threads=2,
+        options=RunOptions(fsync=False, max_memory=1 << 20, threads=2),
     )
     assert read_back(tmp_path / "out", target)["o"] == (stored.astype("u4") << 16).tobytes()
     assert made["widen"].largest <= 64 << 10
@@ -297,7 +329,12 @@ def test_values_that_an_op_refuses_name_rule_and_keys_and_publish_nothing(
     outputs = {"o": call(made["widen"], whole("a", "bfloat16", array.shape))[0]}
     with pytest.raises(CheckpointError) as caught:
         tiles.write_target(
-            outputs, source, describe(outputs), tmp_path / "out", digest="d", fsync=False
+            outputs,
+            source,
+            describe(outputs),
+            tmp_path / "out",
+            digest="d",
+            options=RunOptions(fsync=False),
         )
     (found,) = caught.value.diagnostics
     assert (
@@ -324,12 +361,22 @@ def test_a_resumed_run_ends_in_the_same_bytes_and_says_that_its_report_is_partia
     made["widen"].compute = fails
     with pytest.raises(RunError):
         tiles.write_target(
-            outputs, source, target, tmp_path / "out", digest="d", fsync=False, threads=1
+            outputs,
+            source,
+            target,
+            tmp_path / "out",
+            digest="d",
+            options=RunOptions(fsync=False, threads=1),
         )
     made["widen"].compute = compute
     made["widen"].seen.clear()
     result = tiles.write_target(
-        outputs, source, target, tmp_path / "out", digest="d", fsync=False, threads=1, resume=True
+        outputs,
+        source,
+        target,
+        tmp_path / "out",
+        digest="d",
+        options=RunOptions(fsync=False, threads=1, resume=True),
     )
     assert read_back(tmp_path / "out", target)["o"] == (stored.astype("u4") << 16).tobytes()
     assert 0 < elements(made["widen"].seen) < stored.size

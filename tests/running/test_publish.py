@@ -34,6 +34,7 @@ from work import HANG
 from migrate.core.errors import CheckpointError, MigrateError, QuestionError, RunError
 from migrate.planning.graph import ValueCheck
 from migrate.running import publish, tiles
+from migrate.running.options import RunOptions
 
 KEYS = [f"k{i}" for i in range(6)]
 SHAPE = (700, 4096)
@@ -52,10 +53,11 @@ def outputs() -> dict:
 
 
 def go(source: RawSource, out: Path, **options):
-    options = {"digest": "plan-1", "fsync": False} | options
-    return tiles.write_target(
-        outputs(), source, describe(outputs(), files=options.pop("files", 2)), out, **options
-    )
+    target = describe(outputs(), files=options.pop("files", 2))
+    more = {name: options.pop(name) for name in ("checks", "side_files") if name in options}
+    digest = options.pop("digest", "plan-1")
+    run = RunOptions(**{"fsync": False, **options})
+    return tiles.write_target(outputs(), source, target, out, digest=digest, options=run, **more)
 
 
 def content(source: RawSource) -> dict[str, bytes]:
@@ -108,7 +110,9 @@ def test_the_target_appears_with_all_it_holds_and_nothing_else(
     side = (
         [("config.json", b"{}"), ("sub/extra.txt", str(tmp_path / "extra.txt"))] if folder else []
     )
-    tiles.write_target(outputs(), source, target, out, digest="d", side_files=side, fsync=fsync)
+    tiles.write_target(
+        outputs(), source, target, out, digest="d", side_files=side, options=RunOptions(fsync=fsync)
+    )
     assert read_back(out, target) == content(source)
     assert os.listdir(out.parent) == ["out"]
     if folder:

@@ -23,6 +23,7 @@ from migrate.planning.graph import Tensor
 from migrate.running import boxes, evaluator, gather, geometry, tiles
 from migrate.running.evaluator import Evaluator
 from migrate.running.geometry import ByteLayouts
+from migrate.running.options import RunOptions
 
 shapes = st.lists(st.integers(1, 12), min_size=1, max_size=4).map(tuple)
 
@@ -260,7 +261,12 @@ def test_computed_outputs_are_written_as_numpy_makes_them(
         }
         target = describe(outputs, files=files)
         tiles.write_target(
-            outputs, source, target, folder / "out", digest="d", fsync=False, threads=threads
+            outputs,
+            source,
+            target,
+            folder / "out",
+            digest="d",
+            options=RunOptions(fsync=False, threads=threads),
         )
         got = read_back(folder / "out", target)
         assert got["made"] == np.ascontiguousarray(array).tobytes()

@@ -31,8 +31,10 @@ from migrate.planning.graph import Tensor
 from migrate.planning.plan import Plan
 from migrate.planning.request import make_request
 from migrate.running import geometry, publish, share, tiles
+from migrate.running.options import RunOptions
 from migrate.running.prepare import plan_for
 from migrate.source.blobs import BytesBlob, read_bytes
+from migrate.source.paths import find_place
 
 REFUSALS = [
     errno.ENOTTY,
@@ -218,11 +220,11 @@ def test_what_is_not_renamed_only_is_the_same_with_and_without_sharing(
     source = write_source(disk.path / "in", arrays, 2)
     target = describe(outputs, files=2, header=bytes(4096 + 4))
     copied = tiles.write_target(
-        outputs, source, target, disk.path / "copied", digest="d", fsync=False
+        outputs, source, target, disk.path / "copied", digest="d", options=RunOptions(fsync=False)
     )
     unshared.undo()
     shared = tiles.write_target(
-        outputs, source, target, disk.path / "shared", digest="d", fsync=False
+        outputs, source, target, disk.path / "shared", digest="d", options=RunOptions(fsync=False)
     )
     source.close()
     assert copied.bytes_shared == 0
@@ -358,7 +360,9 @@ def test_a_refused_clone_is_a_copy_for_the_rest_of_the_run(
     target = describe(outputs, files=2, header=bytes(4096 + 4))
     cloning = CopyingIoctl(last=last, code=code)
     monkeypatch.setattr(share, "ioctl", cloning)
-    result = tiles.write_target(outputs, source, target, tmp_path / "out", digest="d", fsync=False)
+    result = tiles.write_target(
+        outputs, source, target, tmp_path / "out", digest="d", options=RunOptions(fsync=False)
+    )
     source.close()
     assert (len(cloning.calls), cloning.refused) == (last, 1)
     # the first is the probe
@@ -371,7 +375,9 @@ def test_this_file_system_makes_the_right_bytes_whether_it_shares_or_not(tmp_pat
     arrays, outputs = mixture()
     source = write_source(tmp_path / "in", arrays, 2)
     target = describe(outputs, header=bytes(4096 + 4))
-    tiles.write_target(outputs, source, target, tmp_path / "out", digest="d", fsync=False)
+    tiles.write_target(
+        outputs, source, target, tmp_path / "out", digest="d", options=RunOptions(fsync=False)
+    )
     source.close()
     assert read_back(tmp_path / "out", target) == expected(arrays, outputs)
 
@@ -388,7 +394,9 @@ def test_what_is_cloned_is_not_written(tmp_path: Path, monkeypatch: pytest.Monke
         "_pwrite",
         lambda fd, data, offset: (written.append((offset, len(data))), write(fd, data, offset)),
     )
-    tiles.write_target(outputs, source, target, tmp_path / "out", digest="d", fsync=False)
+    tiles.write_target(
+        outputs, source, target, tmp_path / "out", digest="d", options=RunOptions(fsync=False)
+    )
     source.close()
     ranges = sorted([*written, *((at, nbytes) for _, _, nbytes, at in cloning.calls[1:])])
     assert [at for at, _ in ranges] == [0, *(at + nbytes for at, nbytes in ranges)][:-1]
@@ -415,7 +423,7 @@ def test_one_probe_is_made_and_none_for_bytes_in_memory(
             describe(outputs),
             tmp_path / f"out-{blob.__name__}",
             digest="d",
-            fsync=False,
+            options=RunOptions(fsync=False),
         )
         source.close()
         assert len(calls) == probes
@@ -452,7 +460,7 @@ def test_runs_below_a_mebibyte_are_copied(
         describe(outputs, header=bytes(4)),
         tmp_path / "out",
         digest="d",
-        fsync=False,
+        options=RunOptions(fsync=False),
     )
     source.close()
     assert len(cloning.calls) == 1 + clones
@@ -466,7 +474,9 @@ def test_longer_clones_are_made_in_parts(tmp_path: Path, monkeypatch: pytest.Mon
     source = write_source(tmp_path / "in", {"a": ("uint8", array)})
     outputs = {"a": whole("a", "uint8", array.shape)}
     target = describe(outputs, header=bytes(4))
-    tiles.write_target(outputs, source, target, tmp_path / "out", digest="d", fsync=False)
+    tiles.write_target(
+        outputs, source, target, tmp_path / "out", digest="d", options=RunOptions(fsync=False)
+    )
     source.close()
     assert [nbytes for _, _, nbytes, _ in cloning.calls[1:]] == [MIB, MIB, MIB // 2 - 4096]
     assert read_back(tmp_path / "out", target)["a"] == array.tobytes()
@@ -528,9 +538,7 @@ def test_a_planned_output_lies_like_its_source(tmp_path: Path) -> None:
     assert made.path
     starts = {}
     for name in ("old", "new"):
-        opened = safetensors.FORMAT.open(
-            migrate.formats.find(tmp_path / f"{name}.safetensors", False)
-        )
+        opened = safetensors.FORMAT.open(find_place(tmp_path / f"{name}.safetensors", False))
         starts[name] = {
             key.split(".", 1)[1]: t.offset % 4096 for key, t in opened.index.tensors.items()
         }

@@ -29,6 +29,7 @@ from migrate.elements.raw import pack, unpack
 from migrate.planning.graph import Computation, ComputedTensor, Tensor
 from migrate.running import gather, geometry, tiles
 from migrate.running.evaluator import Evaluator
+from migrate.running.options import RunOptions
 
 
 def produce(
@@ -44,7 +45,12 @@ def produce(
     outputs = {k: Tensor(spec(d, v.shape), v, keys) for k, (d, v, keys) in made.items()}
     target = describe(outputs, files=files)
     result = tiles.write_target(
-        outputs, source, target, tmp_path / "out", digest="d", fsync=False, **options
+        outputs,
+        source,
+        target,
+        tmp_path / "out",
+        digest="d",
+        options=RunOptions(fsync=False, **options),
     )
     source.close()
     assert not (tmp_path / "out.migrate-partial").exists()
