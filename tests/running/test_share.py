@@ -188,7 +188,7 @@ def test_a_rename_takes_no_space_and_outlives_its_source(
     assert shared_bytes(out) > out.stat().st_size - 64 * 1024 > 190 * MIB
     assert state(source) == before
     assert digest(out) == expected
-    assert result["files"]["model.safetensors"]["size"] == out.stat().st_size
+    assert result.files["model.safetensors"]["size"] == out.stat().st_size
     source.unlink()
     disk.unmount()
     disk.mount()
@@ -253,7 +253,7 @@ def test_an_interrupted_run_with_clones_is_resumed(disk: Disk) -> None:
         rename(source, out, progress=interrupt)
     used = disk.used()
     result = rename(source, out, resume=True)
-    assert 0 < result["bytes_written"] < out.stat().st_size * 0.6
+    assert 0 < result.bytes_written < out.stat().st_size * 0.6
     assert disk.used() - used < 1 * MIB
     again = disk.path / "again.safetensors"
     rename(source, again)
