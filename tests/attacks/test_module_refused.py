@@ -41,7 +41,7 @@ def test_nothing_hostile_reaches_a_module(loads: dict[str, Acts]) -> None:
 
 def unharmed(attack: Attack, one: Acts) -> None:
     for job, answer in zip(one.jobs, one.answers, strict=True):
-        if job["arguments"][1] and attack.passed_through and answer["exit"] == 0:
+        if job["arguments"][1] and attack.carried and answer["exit"] == 0:
             # what is not known was left out, as was allowed
             harmless(job, answer)
         else:

@@ -227,7 +227,7 @@ def acts(
         ask_rules(one, path, other) if attack.kind == "rules" else ask(
             one, path, good, where / "made.safetensors", rules
         )
-        if attack.passed_through:
+        if attack.carried:
             for name in ("dropped.safetensors", "dropped.pt"):
                 one.command(
                     "apply",
@@ -303,7 +303,7 @@ def may_answer(attack: Attack, job: dict[str, Any]) -> bool:
     """
     verb = job["arguments"][0] if job["act"] == "api" else job["arguments"][0][0]
     looks = {"inspect", "history", "lint", "diff", "verify"} | ({"plan"} if attack.late else set())
-    return attack.kind in READ and (attack.passed_through or attack.late) and verb in looks
+    return attack.kind in READ and (attack.carried or attack.late) and verb in looks
 
 
 @pytest.mark.parametrize("name", [a.name for a in ATTACKS])
