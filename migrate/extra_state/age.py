@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -69,20 +70,19 @@ class Age(NamedTuple):
     evidence: str
 
 
+@dataclass(eq=False, slots=True)
 class States:
     """The extra states of one opened checkpoint, read when somebody asks how old they are."""
 
-    __slots__ = ("_age", "_objects", "_source", "beside")
+    _source: Source
+    _age: Age | None = None
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self._age: Age | None = None
-        self._objects = list(objects(source.index))
-        # states that are objects, by the keys under which rules see them; how long their bytes are,
-        # nobody asks
-        self.beside: Mapping[str, Spec] = {
-            found.name: spec("uint8", (0,)) for found in self._objects
-        }
+    @property
+    def beside(self) -> Mapping[str, Spec]:
+        """States that are objects, by the keys under which rules see them; the length of their
+        bytes is not known.
+        """
+        return {found.name: spec("uint8", (0,)) for found in objects(self._source.index)}
 
     def age(self) -> Age:
         """Found once. A state that is not understood is of no release."""
@@ -97,7 +97,7 @@ class States:
         for key, stored in self._source.index.tensors.items():
             if is_state(key):
                 yield key, self._releases(key, stored)
-        for found in self._objects:
+        for found in objects(self._source.index):
             from .packing import content
 
             try:

@@ -575,7 +575,11 @@ class Matcher:
     __slots__ = ("_beside", "_patterns", "_templates", "_tensors")
 
     def __init__(self, index: Index, states: States | None = None) -> None:
-        self._tensors, self._beside = index.tensors, states.beside if states is not None else {}
+        self._tensors = index.tensors
+        # only what lies beside tensors can be a state that is an object
+        self._beside: Mapping[str, Spec] = {}
+        if states is not None and (index.tree is not None or index.items):
+            self._beside = states.beside
         self._templates = [
             (template, without_rank(template))
             for template in group([*index.tensors, *self._beside])
