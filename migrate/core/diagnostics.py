@@ -24,6 +24,7 @@ HIDDEN = (
     r"\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f"
     r"\u3164\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
 )
+_HIDDEN = re.compile(f"[{HIDDEN}]")
 # and its width: no message of ours is longer, but it may quote what somebody wrote
 _WIDEST = 8000
 # what a diagnostic may take in a JSON document, and with that in text: its parts in characters as
@@ -112,11 +113,12 @@ class Diagnostic:
     def __post_init__(self) -> None:
         if not self.severity:
             object.__setattr__(self, "severity", page(self.code).severity)
-        object.__setattr__(self, "message", bounded(self.message, MOST_MESSAGE))
+        object.__setattr__(self, "message", bounded(visible(self.message), MOST_MESSAGE))
         if self.notes:
-            object.__setattr__(self, "notes", _bounded_notes(self.notes))
+            notes = tuple(map(visible, self.notes))
+            object.__setattr__(self, "notes", _bounded_notes(notes))
         if self.help:
-            object.__setattr__(self, "help", bounded(self.help, MOST_HELP))
+            object.__setattr__(self, "help", bounded(visible(self.help), MOST_HELP))
         if len(self.spans) > MOST_SPANS:
             object.__setattr__(self, "spans", self.spans[:MOST_SPANS])
 
@@ -175,8 +177,18 @@ class Diagnostic:
         if self.help:
             out.append(f"{' ' * width} = help: {self.help}")
         lines = (line if len(line) <= _WIDEST else line[: _WIDEST - 1] + "…" for line in out)
-        # the last guard; who words a diagnostic makes names printable
-        return re.sub(f"[{HIDDEN}]", lambda m: ascii(m[0])[1:-1], "\n".join(lines))
+        # the places too
+        return visible("\n".join(lines))
+
+
+def visible(text: str) -> str:
+    """The text with what a terminal or an editor would act on instead of showing it escaped.
+
+    Diagnostics apply it, so that nothing of a checkpoint acts where it is quoted.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return _HIDDEN.sub(lambda m: ascii(m[0])[1:-1], text)
 
 
 def json_length(text: str) -> int:
