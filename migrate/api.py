@@ -23,6 +23,7 @@ from . import formats
 from .core.errors import fail
 from .core.memory import guarded
 from .core.spelling import option
+from .core.types import PathLike, Progress
 from .planning.lineages import known_lineages
 from .planning.plan import Plan
 from .planning.request import CHANGED_SOURCE, Request, make_request, path_text
@@ -80,8 +81,6 @@ if TYPE_CHECKING:
         source: PathLike | None
 
 
-Progress = Callable[[int, int], None]
-PathLike = str | os.PathLike[str]
 # what a saved plan holds of the request
 _IN_PLAN = ("to", "from_", "rules", "params", "allow", "max_shard_size")
 # a state dict or a module

@@ -13,8 +13,7 @@ from typing import Any, ClassVar
 
 from .core.diagnostics import Diagnostic as Diagnostic
 from .core.document import DocumentPart, Result
-
-FORMAT_VERSION = "1.0"
+from .core.types import FORMAT_VERSION
 
 
 class DocumentReport(Result):

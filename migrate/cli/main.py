@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 
+from ..core.types import FORMAT_VERSION
 from ..core.version import __version__
 from . import memory, streams
 
@@ -224,7 +225,7 @@ def _report(error: Any, wants_json: bool) -> int:
     if wants_json:
         found = [d.to_json() for d in error.diagnostics]
         problems = {
-            "format_version": "1.0",
+            "format_version": FORMAT_VERSION,
             "kind": "problems",
             "exit": status,
             "diagnostics": found,

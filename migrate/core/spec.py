@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import copysign, isfinite, prod
@@ -92,6 +92,15 @@ def unit(dtype: str) -> tuple[int, int]:
     """
     bits = BITS[dtype]
     return (1, bits // 8) if bits % 8 == 0 else (2, 1) if bits == 4 else (4, 3)
+
+
+def coordinates(index: int, shape: Sequence[int]) -> tuple[int, ...]:
+    """The index along each axis of element number `index`, in row-major order; () of a scalar."""
+    out: list[int] = []
+    for length in reversed(shape[1:]):
+        index, here = divmod(index, length)
+        out.append(here)
+    return (index, *reversed(out)) if shape else ()
 
 
 def encode(dtype: str, value: float) -> bytes:

@@ -20,6 +20,7 @@ from math import prod
 from operator import itemgetter
 from typing import Final, Literal
 
+from .diagnostics import listed
 from .expr import DIGITS
 from .keys import Pattern, TwoReadings
 from .matching import LONGEST_INT, Integer, Taking, Value, advance, cuts, ways
@@ -619,3 +620,8 @@ def collapse(keys: Sequence[str], tag: Callable[[str], Hashable] | None = None) 
             form.keys.append(key)
             form.ints.append(ints)
     return merge(forms.values())
+
+
+def list_collapsed(keys: Iterable[str], limit: int = 20) -> str:
+    """The keys for a message: at most `limit` lines of `collapse`, comma-separated."""
+    return listed([line.text for line in collapse(list(keys))], limit)

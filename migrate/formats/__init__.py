@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from ..core import log
 from ..core.diagnostics import listed, plural, printable, refusal
 from ..core.errors import MigrateError, fail
+from ..core.types import PathLike
 from ..source.index import Source
 from ..source.paths import Place, find_place
 from ..source.registry import Registry
@@ -44,7 +45,7 @@ _LEGACY = (
 FORMATS: Registry[Format | None] = Registry("migrate.formats", "migrate.formats", "FORMAT")
 
 
-def open(path: str | os.PathLike[str], allow_links: bool = False, at: str | None = None) -> Source:  # noqa: A001 - formats.open reads well
+def open(path: PathLike, allow_links: bool = False, at: str | None = None) -> Source:  # noqa: A001 - formats.open reads well
     """The checkpoint at `path`, opened. M917 (a wrong question) if there is none or no format knows
     it, M937 for DCP, else M9xx.
 

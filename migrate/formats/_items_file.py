@@ -16,6 +16,7 @@ from typing import Any
 
 from ..core.errors import fail
 from ..core.spec import Spec
+from ..core.types import FORMAT_VERSION
 from ..source.blobs import Stored
 from ..source.index import specs_hash
 from ..source.jsontext import collector_paused, parse
@@ -36,7 +37,6 @@ from ..source.tree import (
 TENSORS = "migrate.items.safetensors"
 IN_HEADER = "migrate.items"
 MAX_ITEMS = 120_000_000
-FORMAT_VERSION = "1.0"
 _HELP = "remove it to go on with the tensors alone"
 
 

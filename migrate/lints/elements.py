@@ -20,7 +20,7 @@ from ..core import elements
 from ..core.elements import code
 from ..core.errors import MigrateError, OpError, Report
 from ..core.pieces import Piece, end
-from ..core.spec import Spec
+from ..core.spec import Spec, coordinates
 from ..core.view import Fill, Leaf, View, clip, relabel
 from ..ops.base import ValueOp
 from ..planning.bind import BindContext, StepResult, bind
@@ -133,7 +133,7 @@ class Elements:
         input has its shape.
         """
         shape, specs = value.spec.shape, [t.spec for t in call.inputs]
-        box = tuple((i, i + 1) for i in _index(at, shape))
+        box = tuple((i, i + 1) for i in coordinates(at, shape))
         boxes = (
             op.needs(call.op_call.args, specs, value.output, box)
             if isinstance(op, ValueOp)
@@ -218,14 +218,6 @@ def code_of(dtype: str, number: Any) -> Any:
         return code(dtype, number)
     except ValueError:
         return dtype, number
-
-
-def _index(at: int, shape: Sequence[int]) -> tuple[int, ...]:
-    out: list[int] = []
-    for length in reversed(shape):
-        at, here = divmod(at, length)
-        out.append(here)
-    return tuple(reversed(out))
 
 
 def _linear(cell: Sequence[int], shape: Sequence[int]) -> int:

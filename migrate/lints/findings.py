@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from ..core.diagnostics import PAGES, Diagnostic, Span, did_you_mean, page, printable
 from ..core.errors import fail
+from ..core.types import PathLike
 from ..rules.packs import built_in
 from ..source import yaml
 from ..source.index import Index
@@ -40,7 +40,7 @@ def codes() -> dict[str, str]:
 
 
 def lint(
-    paths: Sequence[str | os.PathLike[str]] = (),
+    paths: Sequence[PathLike] = (),
     select: Iterable[str] = (),
     ignore: Iterable[str] = (),
     index: Index | None = None,

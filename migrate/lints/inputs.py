@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from ..core.diagnostics import Diagnostic, printable
 from ..core.errors import MigrateError, OpError, Report, fail
+from ..core.types import PathLike
 from ..rules.compiled import CompiledCall, CompiledRule, DirectedRule, direct
 from ..rules.files import LAYOUTS, SUFFIXES
 from ..rules.lineage import Lineage
@@ -67,7 +68,7 @@ class LintInput:
     problems: tuple[Diagnostic, ...]
 
 
-def read_inputs(paths: Sequence[str | os.PathLike[str]]) -> LintInput:
+def read_inputs(paths: Sequence[PathLike]) -> LintInput:
     """The rule files and layouts at `paths`; M115 for a path that is neither a folder nor a rule
     file.
     """
@@ -96,7 +97,7 @@ def read_inputs(paths: Sequence[str | os.PathLike[str]]) -> LintInput:
     return LintInput(tuple(filesets), asked, tuple(found))
 
 
-def _files(given: str | os.PathLike[str]) -> list[Path]:
+def _files(given: PathLike) -> list[Path]:
     """The absolute paths of the YAML files that are meant."""
     path = Path(os.path.abspath(given))
     if path.is_dir():

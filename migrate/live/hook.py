@@ -21,12 +21,13 @@ from .. import ops
 from ..core.diagnostics import Diagnostic, listed, plural, printable
 from ..core.errors import MigrateError, fail
 from ..core.templates import matches
+from ..core.types import PathLike
 from ..elements.classes import is_plain_class
 from ..extra_state.age import States
 from ..formats import memory
 from ..planning.lineages import apart, files_of, lineages_of
 from ..planning.path import find_path
-from ..planning.request import PathLike, Request, make_request
+from ..planning.request import Request, make_request
 from ..results import StateDictReport
 from ..rules import params as parameters
 from ..rules.lineage import mixes

@@ -19,12 +19,13 @@ from ..core.diagnostics import listed, plural, printable
 from ..core.errors import MigrateError, Report, fail, raise_all
 from ..core.memory import guarded
 from ..core.spelling import option
-from ..core.templates import collapse, rank_of
+from ..core.templates import list_collapsed, rank_of
+from ..core.types import PathLike, Progress
 from ..elements.classes import has_plain_bytes, is_dtensor
 from ..extra_state.age import States
 from ..planning.graph import computations, stored_keys
 from ..planning.lineages import known_lineages, layouts_of
-from ..planning.request import OUTPUT_FORMATS, PathLike, Request, make_request, path_text
+from ..planning.request import OUTPUT_FORMATS, Request, make_request, path_text
 from ..results import LoadReport
 from ..running import checksums
 from ..running.checks import tensors_equal
@@ -52,7 +53,6 @@ GATHER = (
     "gather the state dict first: `get_model_state_dict` of "
     "torch.distributed.checkpoint.state_dict with full_state_dict=True"
 )
-Progress = Callable[[int, int], None]
 
 
 @guarded
@@ -419,7 +419,7 @@ class _Load:
             report.add(
                 "M963",
                 f"{plural(len(left), 'tensor')} of the module would stay on the meta device, in "
-                f"no checkpoint: {_collapsed(left)}",
+                f"no checkpoint: {list_collapsed(left, 8)}",
                 help="make what holds them again on a real device first, or load with "
                 "strict=False and do it afterwards",
             )
@@ -525,7 +525,7 @@ class _Load:
             ):
                 own.append(job.slot.plain)
         if own:
-            what = f"the module's own memory is what it is loaded from: {_collapsed(own)}"
+            what = f"the module's own memory is what it is loaded from: {list_collapsed(own, 8)}"
             fail(
                 "M115",
                 what,
@@ -544,7 +544,7 @@ class _Load:
         if needed:
             fail(
                 "M916",
-                f"other processes hold parts of what is needed for {_collapsed(needed)}",
+                f"other processes hold parts of what is needed for {list_collapsed(needed, 8)}",
                 help=GATHER,
             )
 
@@ -618,7 +618,3 @@ def _others(migration: Migration, source: Source) -> dict[str, str]:
         for name in migration.names
         if several or (rank_of(name) or 0) == 0
     }
-
-
-def _collapsed(names: Iterable[str]) -> str:
-    return listed([one.text for one in collapse(list(names))], 8)

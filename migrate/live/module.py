@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..core.diagnostics import did_you_mean, listed, plural, printable
+from ..core.diagnostics import did_you_mean, plural, printable
 from ..core.errors import Report
 from ..core.spec import ALIASES, BITS, Spec, spec
-from ..core.templates import collapse
+from ..core.templates import list_collapsed
 from ..elements.classes import is_plain_class
 from ..elements.numbers import holds
 from ..formats import memory
@@ -243,12 +243,13 @@ class Fit:
         report, notes = Report(), []
         if self.missing:
             notes.append(
-                f"the module has, and the migrated checkpoint has not: {_collapsed(self.missing)}"
+                "the module has, and the migrated checkpoint has not: "
+                f"{list_collapsed(self.missing, 8)}"
             )
         if self.unexpected:
             notes.append(
                 "the migrated checkpoint has, and the module has not: "
-                f"{_collapsed(self.unexpected)}"
+                f"{list_collapsed(self.unexpected, 8)}"
             )
         near = (
             (key, did_you_mean(key, list(self.missing)))
@@ -324,7 +325,7 @@ def fit(
     if values:
         what = (
             "values that are not tensors stand for parameters or buffers of the module: "
-            f"{_collapsed(values)}"
+            f"{list_collapsed(values, 8)}"
         )
         report.add(
             "M960",
@@ -336,7 +337,7 @@ def fit(
         report.add(
             "M961",
             "the module's dtypes cannot hold all values of the checkpoint's",
-            notes=tuple(f"{how}: {_collapsed(names)}" for how, names in losses.items()),
+            notes=tuple(f"{how}: {list_collapsed(names, 8)}" for how, names in losses.items()),
             help='allow={"lossy"}, or build the module in the dtype of the checkpoint',
             permit="lossy",
         )
@@ -347,10 +348,7 @@ def fit(
         tuple(unexpected),
         tuple(report.diagnostics),
         tuple(
-            f"cast {how}: {_collapsed(names)}" for how, names in (*casts.items(), *losses.items())
+            f"cast {how}: {list_collapsed(names, 8)}"
+            for how, names in (*casts.items(), *losses.items())
         ),
     )
-
-
-def _collapsed(keys: Sequence[str]) -> str:
-    return listed([one.text for one in collapse(list(keys))], 8)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 from ..core.diagnostics import listed, printable
 from ..core.errors import fail
 from ..core.memory import guarded
+from ..core.types import PathLike
 from ..elements.classes import is_dtensor
-from ..planning.request import SUFFIXES, PathLike, Request, path_text
+from ..planning.request import SUFFIXES, Request, path_text
 from ..results import ApplyReport
 from ..running.job import write_checkpoint
 from ..running.options import read_options

@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from ..core.diagnostics import Diagnostic, listed, printable
+from ..core.diagnostics import Diagnostic, printable
 from ..core.errors import Report, fail
-from ..core.templates import collapse
+from ..core.templates import list_collapsed
 from ..elements.classes import has_plain_bytes, is_dtensor, is_plain_class
 from .module import EXTRA
 
@@ -360,11 +360,18 @@ class Handover:
     def _broken(self, key: str, error: Exception) -> Diagnostic:
         written, done = self._written, {*self._written, *self._given, key}
         left = [k for k in self._slots if k in self._names and k not in done]
-        notes = [f"written before: {_named(written)}" if written else "nothing was written before"]
-        notes += [f"given to torch as they are, and written by it: {_named(self._given)}"] * bool(
-            self._given
-        )
-        notes += [f"as before: {_named(left)}"] * bool(left)
+        notes = [
+            f"written before: {list_collapsed(written, _MOST_NAMED)}"
+            if written
+            else "nothing was written before"
+        ]
+        notes += [
+            (
+                "given to torch as they are, and written by it: "
+                f"{list_collapsed(self._given, _MOST_NAMED)}"
+            )
+        ] * bool(self._given)
+        notes += [f"as before: {list_collapsed(left, _MOST_NAMED)}"] * bool(left)
         why = printable(f"{type(error).__name__}: {error}", 400)
         report = Report()
         report.add(
@@ -402,7 +409,7 @@ def require_readable(outputs: Outputs, names: Iterable[str]) -> None:
     for why, keys in unlike.items():
         report.add(
             "M916",
-            f"rules need the elements of {_named(keys)}: {why}",
+            f"rules need the elements of {list_collapsed(keys, _MOST_NAMED)}: {why}",
             help="load plain tensors, `full_tensor()` makes them",
         )
     report.check()
@@ -422,7 +429,7 @@ def require_present(outputs: Outputs, places: Mapping[str, Slot]) -> None:
     if absent:
         what = (
             "a tensor on the meta device holds no bytes, and the module asks for those of "
-            f"{_named(absent)}"
+            f"{list_collapsed(absent, _MOST_NAMED)}"
         )
         fail("M916", what, help="load tensors that hold their bytes")
 
@@ -493,7 +500,3 @@ def _sharded(value: Any, target: Any) -> Any:
 
     there = value if target.is_meta else value.to(target.device)
     return distribute_tensor(there, target.device_mesh, target.placements, src_data_rank=None)
-
-
-def _named(keys: Sequence[str]) -> str:
-    return listed([one.text for one in collapse(list(keys))], _MOST_NAMED)

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from ..core.memory import guarded
+from ..core.types import PathLike
 from ..formats import memory
 from ..planning.names import follow_all
-from ..planning.request import PathLike, Request, make_request
+from ..planning.request import Request, make_request
 from ..results import StateDictReport
 from ..running.device import CPU, Device, resolve_device
 from ..running.error_statistics import Ledger

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from ..core.spec import BITS, total_bytes
 from ..core.templates import collapse
+from ..core.types import FORMAT_VERSION
 from ..ops.base import ValueOp
 from ..results import PlanReport
 from ..rules.compiled import DirectedRule
@@ -29,7 +30,6 @@ from .kinds import BLOCKS, CHUNK, Kind, kind_of
 from .pathstep import PathStep
 from .sides import SideFiles
 
-FORMAT_VERSION = "1.0"
 # source keys that are collapsed for the rows; above it a row shows the sources of one of its
 # outputs
 MOST_COLLAPSED = 20_000

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from ..core.diagnostics import did_you_mean, listed, printable
 from ..core.errors import MigrateError, fail, raise_all
 from ..core.spelling import option
+from ..core.types import PathLike
 
 # what `allow` can hold; nothing else loosens anything
 CHANGED_SOURCE = "changed-source"
@@ -46,7 +47,6 @@ _LONG = 4
 # permissions that only planning asks for
 _ASKED_TOGETHER = frozenset({"lossy", "drop", "opaque", "delayed-scaling", "stale-optimizer"})
 T = TypeVar("T")
-PathLike = str | os.PathLike[str]
 
 
 @dataclass(frozen=True, slots=True)

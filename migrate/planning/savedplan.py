@@ -11,9 +11,8 @@ from typing import Any
 from ..core.diagnostics import printable
 from ..core.errors import fail
 from ..core.spelling import command, option
-from .request import CHANGED_SOURCE, PathLike, Request, make_request
-
-PLAN_VERSION = "1.0"
+from ..core.types import FORMAT_VERSION, PathLike
+from .request import CHANGED_SOURCE, Request, make_request
 
 _MOST_FIELDS, _MOST_FILES = 30, 5
 
@@ -35,7 +34,7 @@ def saved_plan(path: PathLike) -> dict[str, Any] | None:
         fail("M115", f"{name} is not a plan: {error}")
     if not isinstance(saved, dict) or saved.get("kind") != "plan" or not _is_whole(saved):
         fail("M115", f"{name} is not a plan", help=f"`{command('plan')}` makes plans")
-    if str(saved.get("format_version")).split(".")[0] != PLAN_VERSION.split(".")[0]:
+    if str(saved.get("format_version")).split(".")[0] != FORMAT_VERSION.split(".")[0]:
         fail(
             "M903",
             f"{name} was written in another plan format ({saved.get('format_version')})",

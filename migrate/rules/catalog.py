@@ -5,11 +5,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
-_HEAD = {"format_version": "1.0"}
+from ..core.types import FORMAT_VERSION, PathLike
+
+_HEAD = {"format_version": FORMAT_VERSION}
 
 
 def explain(word: str | None = None) -> dict[str, Any]:
@@ -25,7 +26,7 @@ def explain(word: str | None = None) -> dict[str, Any]:
     }
 
 
-def packs(rules: Iterable[str | PathLike[str]] = ()) -> dict[str, Any]:
+def packs(rules: Iterable[PathLike] = ()) -> dict[str, Any]:
     """Where rules are looked for, in order, with the lineages of each place; M507 for a path that
     is no folder.
     """
@@ -51,7 +52,7 @@ def packs(rules: Iterable[str | PathLike[str]] = ()) -> dict[str, Any]:
 
 
 def schema(
-    name: str | None = None, *, folder: str | PathLike[str] | None = None, write: bool = False
+    name: str | None = None, *, folder: PathLike | None = None, write: bool = False
 ) -> dict[str, Any]:
     """Which schemas there are; with a folder, whether its files are what the models give, or, with
     `write`, make them so.

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..core import elements
 from ..core.diagnostics import Diagnostic, Span, did_you_mean, listed, printable
-from ..core.spec import BITS, Spec, spec
+from ..core.spec import BITS, Spec, coordinates, spec
 from ..rules.examples import ExpectedTensor, expand, fill_in, flat, indexes, shape_of
 from .binding import BoundTest, rule_behind, unwritable
 from .source import elements as encoded
@@ -128,7 +128,7 @@ def _tensor(
         differ = _differing(made, there, start, want, expected.rtol)
         if not differ:
             continue
-        index = _index(start + differ[0], made.shape)
+        index = coordinates(start + differ[0], made.shape)
         got, wish = (
             elements.value(made.dtype, elements.at(made.dtype, raw, n))
             for raw, n in ((there, start + differ[0]), (want, differ[0]))
@@ -210,14 +210,6 @@ def _differing(
         ):
             out.append(n)
     return out
-
-
-def _index(position: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    out: list[int] = []
-    for length in reversed(shape):
-        position, here = divmod(position, length)
-        out.insert(0, here)
-    return tuple(out)
 
 
 def _spell_number(number: elements.Number, of: Spec) -> str:

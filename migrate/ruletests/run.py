@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ..core.diagnostics import printable
 from ..core.errors import Report, fail
 from ..core.memory import guarded
-from ..planning.request import PathLike, path_text
+from ..core.types import PathLike
+from ..planning.request import path_text
 from ..results import RuleTestReport
 
 if TYPE_CHECKING:

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..core.spec import coordinates
+
 if TYPE_CHECKING:
     from ..ops.base import Box
 
@@ -68,7 +70,7 @@ def footprint(shape: Sequence[int], start: int, loops: Sequence[tuple[int, int]]
     """
     loops = [(n, s) for n, s in loops if n > 1]
     back = sum((n - 1) * -s for n, s in loops if s < 0)
-    low, steps = digits_of(shape, start - back), [digits_of(shape, abs(s)) for _, s in loops]
+    low, steps = coordinates(start - back, shape), [coordinates(abs(s), shape) for _, s in loops]
     far = [
         sum((n - 1) * step[i] for (n, _), step in zip(loops, steps, strict=True))
         for i in range(len(shape))
@@ -76,7 +78,7 @@ def footprint(shape: Sequence[int], start: int, loops: Sequence[tuple[int, int]]
     if all(a + d < n for a, d, n in zip(low, far, shape, strict=True)):
         box = tuple((a, a + d + 1) for a, d in zip(low, far, strict=True))
     else:
-        end = digits_of(shape, start - back + sum((n - 1) * abs(s) for n, s in loops))
+        end = coordinates(start - back + sum((n - 1) * abs(s) for n, s in loops), shape)
         axis = next(i for i, (a, b) in enumerate(zip(low, end, strict=True)) if a != b)
         box = (
             *((a, a + 1) for a in low[:axis]),
@@ -89,15 +91,6 @@ def footprint(shape: Sequence[int], start: int, loops: Sequence[tuple[int, int]]
         tuple(d if s >= 0 else -d for d in step) for (_, s), step in zip(loops, steps, strict=True)
     )
     return Footprint(box, first, signed)
-
-
-def digits_of(shape: Sequence[int], index: int) -> list[int]:
-    out = []
-    for n in reversed(shape[1:]):
-        index, digit = divmod(index, n)
-        out.append(digit)
-    out.append(index)
-    return out[::-1] if shape else []
 
 
 def strides_of(sizes: Sequence[int]) -> list[int]:

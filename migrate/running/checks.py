@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..core.diagnostics import listed, printable
 from ..core.errors import Report, fail
-from ..core.spec import BITS, Spec, encode
+from ..core.spec import BITS, Spec, coordinates, encode
 from ..core.view import is_whole
 from .evaluator import Evaluator
 from .gather import WINDOW, Gather
@@ -92,12 +92,7 @@ def _name(tensor: Tensor, number: int) -> str:
 
 def _place(spec: Spec, byte: int) -> list[int]:
     """The index of the element that the byte belongs to; of the first, where it holds several."""
-    at = byte * 8 // BITS[spec.dtype]
-    index: list[int] = []
-    for length in reversed(spec.shape):
-        at, place = divmod(at, length)
-        index.insert(0, place)
-    return index
+    return list(coordinates(byte * 8 // BITS[spec.dtype], spec.shape))
 
 
 def read_content(tensor: Tensor, source: Source, most: int = MOST_CONTENT) -> bytes:

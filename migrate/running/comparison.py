@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.diagnostics import printable
 from ..core.errors import fail
 from ..core.spelling import option
+from ..core.types import Progress
 from ..extra_state.age import States
 from ..planning.graph import ReadKey
 from ..planning.optimizers import DROP
@@ -41,8 +42,6 @@ from .verify import Recomputation, estimate_seconds
 if TYPE_CHECKING:
     from ..planning.request import Request
     from ..source.index import Source
-
-Progress = Callable[[int, int], None]
 
 
 def verify_output(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..core import log
 from ..core import view as views
-from ..core.spec import BITS, Spec
+from ..core.spec import BITS, Spec, coordinates
 from ..elements.raw import unpack
 from ..planning.graph import Tensor
 from .evaluator import Evaluator
@@ -149,13 +149,10 @@ def _measured(readers: tuple[_StageReader, _StageReader], key: str, spec: Spec) 
         noise += _square(error)
         top = float(error.max())
         worst = top if math.isnan(top) or top > worst else worst
-    index = []
-    for size in reversed(spec.shape):
-        first, i = divmod(first, size)
-        index.append(i)
+    index = coordinates(first, spec.shape)
     if dtype is None:
-        return Changed(key, tuple(reversed(index)), count, None, None)
-    return Changed(key, tuple(reversed(index)), count, worst, _ratio(signal, noise))
+        return Changed(key, index, count, None, None)
+    return Changed(key, index, count, worst, _ratio(signal, noise))
 
 
 def _ratio(signal: float, noise: float) -> float:

@@ -8,8 +8,7 @@ a node that needs more than a thread's share of the memory has it to itself.
 A computed tensor is never whole in memory if its op says what a part of it needs. A read names a
 linear range or a strided move of the tensor's packed bytes; both are turned into boxes of the
 result, each box into boxes of the inputs, and those are read as every output is: through a view,
-gathered. So a value of values recurses by itself, and a permute of a cast costs no more memory than
-a permute.
+gathered. A permute of a cast, which recurses by itself, costs no more memory than a permute.
 
 A box that is what was asked is computed straight into the reader's buffer. Where an op has a
 coarser grain, or a move takes elements apart, the box goes through a chunk of this thread, which is
@@ -30,14 +29,14 @@ from ..core import view as views
 from ..core.diagnostics import listed
 from ..core.errors import Report, fail
 from ..core.memory import lacking, ran_out
-from ..core.spec import BITS, Spec, encode, unit
+from ..core.spec import BITS, Spec, coordinates, encode, unit
 from ..core.spelling import option
 from ..elements.raw import carrier, pack, scratch, unpack
 from ..ops.base import OpError, ValueOp
 from ..planning import kinds
 from ..planning.graph import Computation, ComputedTensor, Tensor
 from ..planning.kinds import BLOCKS, FEW, Kind, size_of
-from .boxes import digits_of, footprint, holds, linear, ranges, strides_of, within
+from .boxes import footprint, holds, linear, ranges, strides_of, within
 from .device import CPU, Device
 from .gather import ByteReader, Gather, copy_strided, halved, stored_reader
 from .geometry import STAGE, STAGE_MAX, ByteLayouts, Move
@@ -777,7 +776,7 @@ def _period(move: Move, kind: Kind) -> int:
     grain = (*kind.grain[:-1], kind.grain[-1] // elements)
     if move.loops:
         _, width, stride = move.loops[0]
-        axes = [i for i, d in enumerate(digits_of(shape, abs(stride) // size)) if d]
+        axes = [i for i, d in enumerate(coordinates(abs(stride) // size, shape)) if d]
         return width * grain[axes[0]] if len(axes) == 1 else width
     periods = []
     for axis, n in enumerate(shape):

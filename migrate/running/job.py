@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from ..core.diagnostics import printable
 from ..core.errors import fail
 from ..core.spelling import option
+from ..core.types import PathLike
 from ..planning.path import remarks
-from ..planning.request import PathLike, Request, output_format_of, path_text, shape_of
+from ..planning.request import Request, output_format_of, path_text, shape_of
 from ..planning.savedplan import require_source, require_unchanged
 from ..results import ApplyReport, PlanReport
 from .options import RunOptions

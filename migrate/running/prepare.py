@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import formats, ops
 from ..core import log
-from ..core.diagnostics import listed, plural, printable
+from ..core.diagnostics import plural, printable
 from ..core.errors import Report, fail
 from ..core.spelling import command, option
-from ..core.templates import collapse
+from ..core.templates import list_collapsed
 from ..core.version import __version__
 from ..extra_state.age import States
 from ..ops.base import ValueOp
@@ -401,15 +401,11 @@ def _left_behind(source: Source, written: str, folder: bool, request: Request) -
         )
         fail(
             "M916",
-            f"{why}, not {_collapsed(lost)}",
+            f"{why}, not {list_collapsed(lost)}",
             help=f"{way}, or {option('allow', 'drop')}",
             permit="drop",
         )
-    return [f"dropped, because {why}: {_collapsed(lost)}"] * bool(lost)
-
-
-def _collapsed(keys: Sequence[str]) -> str:
-    return listed([one.text for one in collapse(keys)])
+    return [f"dropped, because {why}: {list_collapsed(lost)}"] * bool(lost)
 
 
 def _ties(index: Index, rest: TargetTree, written: str) -> list[str]:

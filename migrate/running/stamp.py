@@ -16,12 +16,12 @@ from itertools import chain
 from typing import Any
 
 from ..core.diagnostics import printable
+from ..core.types import FORMAT_VERSION
 from ..planning.optimizers import LASTING
 from ..planning.unchanged import are_folded_keys
 from ..rules.patches import is_undo
 from ..source.rank_files import naming
 
-FORMAT_VERSION = "1.0"
 NAME = "migrate.history.json"
 
 

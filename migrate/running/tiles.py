@@ -34,6 +34,7 @@ from ..core.diagnostics import printable
 from ..core.errors import MigrateError, RunError
 from ..core.memory import lacking, ran_out, with_partial_folder
 from ..core.spec import BITS
+from ..core.types import PathLike
 from ..source.crc import combine, crc32
 from . import checks as value_checks
 from . import checksums
@@ -499,10 +500,10 @@ def write_target(
     outputs: Mapping[str, Tensor],
     source: Source,
     target: Target,
-    out: str | os.PathLike[str],
+    out: PathLike,
     *,
     digest: str,
-    side_files: Sequence[tuple[str, bytes | str | os.PathLike[str]]] = (),
+    side_files: Sequence[tuple[str, bytes | PathLike]] = (),
     checks: Sequence[ValueCheck] = (),
     options: RunOptions = _DEFAULT,
 ) -> RunResult:

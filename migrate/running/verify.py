@@ -28,7 +28,7 @@ from .. import ops
 from ..core import log
 from ..core.diagnostics import printable
 from ..core.errors import Report
-from ..core.spec import BITS
+from ..core.spec import BITS, coordinates
 from ..core.spelling import option
 from ..elements.reference import reference_values
 from ..ops.base import ValueOp
@@ -546,7 +546,7 @@ def _counted(
         count += int(np.count_nonzero(differ))
     if not count:
         return None
-    index = tuple(int(i) for i in np.unravel_index(first, shape))
+    index = coordinates(first, shape)
     total = 1
     for n in shape:
         total *= n

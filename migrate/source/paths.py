@@ -22,6 +22,7 @@ from ..core import log
 from ..core.diagnostics import did_you_mean, listed, printable
 from ..core.errors import Report, fail
 from ..core.spelling import option
+from ..core.types import PathLike
 from . import pointers
 from .blobs import DescriptorPool, FileBlob, Identity, identity, release
 
@@ -306,9 +307,7 @@ class Place:
         self.folder.close()
 
 
-def find_place(
-    path: str | os.PathLike[str], allow_links: bool = False, at: str | None = None
-) -> Place:
+def find_place(path: PathLike, allow_links: bool = False, at: str | None = None) -> Place:
     """The place at `path`, opened; M917 if there is nothing, M907 if it is neither a folder nor a
     regular file.
     """
