@@ -38,6 +38,10 @@ With `--format json` every command prints one document. Each begins with `format
 writes them. `rulefile` and `layouts` describe what people write; editors use them for
 completion."""
 
+RESULTS = """\
+What the functions above return: frozen objects with named fields. `to_json()` gives the document
+that the command prints ([schemas](schemas.md))."""
+
 
 def generated() -> dict[str, str]:
     """The Markdown of each page that is made from the code, by its path in the site."""
@@ -88,11 +92,9 @@ def api() -> str:
     parts.append("## Classes")
     for name, one in classes:
         parts += [f"### {name}", _docstring(one), *_members(one)]
-    named = dict(classes).values()
-    results = [one for one in _results(f for _, f in functions) if one not in named]
-    if results:
-        parts += ["## Results", "What the functions above return."]
-        for one in results:
+    parts += ["## Results", RESULTS]
+    for one in _results(f for _, f in functions):
+        if one not in dict(classes).values():
             parts += [f"### {one.__name__}", _docstring(one), *_members(one)]
     return _page(parts)
 
@@ -204,10 +206,11 @@ def _annotation(written: Any) -> str:
 
 def _docstring(found: Any) -> str:
     """A docstring as Markdown: sections become bold words, their entries lists."""
-    lines, out, listing = (inspect.getdoc(found) or "").splitlines(), [], False
+    lines, out, listing, indented = (inspect.getdoc(found) or "").splitlines(), [], False, False
     for line in lines:
         if section := _SECTION.fullmatch(line):
             listing = section[1] in ("Args", "Raises", "Attributes")
+            indented = section[1] in ("Returns", "Note")
             out += ["", f"**{section[1]}**", ""]
         elif listing and (entry := re.match(r"^    (\*{0,2}[\w.]+(?: \([^)]*\))?): (.*)", line)):
             out.append(f"* `{entry[1]}`: {entry[2]}")
@@ -215,7 +218,7 @@ def _docstring(found: Any) -> str:
             out.append("  " + line.strip())
         else:
             listing = listing and not line.strip()
-            out.append(line)
+            out.append(line.removeprefix("    ") if indented else line)
     text = "\n".join(out)
     text = re.sub(
         r"(?:^ *>>> .*\n?(?:^ *(?:>>>|\.\.\.|\S).*\n?)*)+",
@@ -229,7 +232,15 @@ def _docstring(found: Any) -> str:
 def _members(one: type) -> Iterator[str]:
     """The fields and the public methods of a class."""
     if dataclasses.is_dataclass(one):
-        rows = [f"| `{f.name}` | `{_cell(str(f.type))}` |" for f in dataclasses.fields(one)]
+        fields = {field.name: field.type for field in dataclasses.fields(one)}
+    else:
+        fields = vars(one).get("__annotations__", {})
+    rows = [
+        f"| `{name}` | `{_cell(_annotation(kind))}` |"
+        for name, kind in fields.items()
+        if not name.startswith("_") and name.islower()
+    ]
+    if rows:
         yield "| field | type |\n|---|---|\n" + "\n".join(rows)
     for name, member in vars(one).items():
         if name.startswith("_"):
@@ -245,15 +256,20 @@ def _members(one: type) -> Iterator[str]:
 
 
 def _results(functions: Any) -> list[type]:
-    """The classes that functions are annotated to return, where their names can be resolved."""
+    """The classes that functions are annotated to return, where their names can be resolved, and
+    those that these are made of.
+    """
+    from migrate import results
+
     found: list[type] = []
     for function in functions:
         code = inspect.unwrap(function)
-        name = str(inspect.signature(code).return_annotation).strip("'")
+        name = _annotation(inspect.signature(code).return_annotation)
         one = getattr(inspect.getmodule(code), name, None)
         if inspect.isclass(one) and one.__module__.startswith("migrate") and one not in found:
             found.append(one)
-    return found
+    parts = [one for name, one in vars(results).items() if name[0] != "_" and inspect.isclass(one)]
+    return found + [one for one in parts if one.__module__ == results.__name__ and one not in found]
 
 
 def on_files(files: Any, *, config: Any) -> Any:
