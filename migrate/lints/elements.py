@@ -395,7 +395,7 @@ def _plain(example: Example, tensor: Tensor) -> View:
     for source in tensor.sources:
         given = example.tensors.get(source) if isinstance(source, str) else None
         if given is None or given.values is not None:
-            # what nobody else is; a given key is the same one in both
+            # a leaf of its own; a given key is the same one in both
             leaves.append(
                 2 * list(example.given).index(source) + 1
                 if isinstance(source, str)

@@ -1,7 +1,7 @@
 """What a rule loses, and whether the author says so.
 
-An op that destroys or changes values, and one that cannot be undone, is no mistake; that nobody
-wrote down why is one. A rule that only moves names back and forth needs no reason.
+An op that destroys or changes values, or that cannot be undone, is no mistake; a missing reason
+is. A rule that only moves names back and forth needs no reason.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def find_problems(fileset: FileSet) -> Iterator[Diagnostic]:
 
 
 def _reason(file: CompiledFile, rule: CompiledRule, forwards: DirectedRule) -> Iterator[Diagnostic]:
-    """M606, M630, M631: a loss that nobody gives a reason for."""
+    """M606, M630, M631: a loss without a reason."""
     for number, step in enumerate(forwards.steps):
         span = file.span(rule, "via", number, step.name)
         if step.op.kind == "end":
@@ -72,8 +72,8 @@ def _help(step: CompiledCall) -> str:
 def _way_back(
     file: CompiledFile, rule: CompiledRule, forwards: DirectedRule
 ) -> Iterator[Diagnostic]:
-    """M632: the edge can be walked back, as any edge, and this rule would stop it without anybody
-    having said so.
+    """M632: the edge can be walked back, as any edge, and this rule would stop it without the
+    file saying so.
     """
     if any(step.op.kind == "end" for step in forwards.steps) or forwards.keep_source:
         return

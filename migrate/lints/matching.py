@@ -433,7 +433,7 @@ def _twice(reads: Sequence[_Side], near: _Near) -> Iterator[Diagnostic]:
             continue
         if one.rule.rule.keep_source or other.rule.rule.keep_source:
             continue
-        # among files of one edge nobody decides which is the narrower one
+        # among files of one edge nothing decides which is the narrower one
         apart = one.file is not other.file
         if not apart and (
             _narrower(one.pattern, other.pattern) or _narrower(other.pattern, one.pattern)
@@ -694,7 +694,7 @@ def _prefix(file: CompiledFile) -> Iterator[Diagnostic]:
 
 
 def _counts(file: CompiledFile) -> Iterator[Diagnostic]:
-    """M651: the last member of a group may be missing and nobody would notice."""
+    """M651: the last member of a group may be missing without notice."""
     for rule in file.rules:
         for number, step in enumerate(rule.rule.via):
             capture = (

@@ -132,7 +132,7 @@ def _beside(dim: int) -> list[int]:
 
 
 def _orders(rule: DirectedRule, step: CompiledCall) -> Iterator[Mutant]:
-    """Two neighbouring values interchanged. The order of numbers is nobody's choice, so there is
+    """Two neighbouring values interchanged. The order of numbers is not a choice, so there is
     none for an int capture.
     """
     kind = rule.types[step.capture or ROLE]

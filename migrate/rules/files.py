@@ -5,7 +5,7 @@ Building the models of what people write costs more than migrating a small check
 ships was written by us. So each lineage has a `compiled.json` beside its files: layouts, edges, and
 of each rule file what its model says (but for tests), where it stands, and the hash of what it
 means. It holds the hash of every file that it was made from, and counts only while these are the
-files that are there; else they are read as anybody's are. It is looked for among the rules that
+files that are there; else they are read like any others. It is looked for among the rules that
 ship and nowhere else: in another pack it could say something else than what a reviewer reads.
 """
 

@@ -336,7 +336,7 @@ def detect(
 
     `read_side` answers with the bytes of a side file or None; `config` signs count only where there
     is a config.json. `states` are the extra states; without them, or without module versions in the
-    index, the signs of that kind do not count. `match` is for whoever asks about several lineages:
+    index, the signs of that kind do not count. `match` serves those who ask about several lineages:
     the index's keys are then grouped once.
     """
     versions = (
@@ -408,7 +408,7 @@ def nearest(
             found = [text for holds, text in asked if holds]
             against = [text for holds, text in signs if holds is False]
             part = len(found) / max(1, sum(holds is not None for holds, _ in asked))
-            # less than half of it may be anybody's `weight`
+            # less than half of it may be any model's `weight`
             if 2 * part >= 1 and against and (best is None or (part, len(found)) > best[:2]):
                 best = (part, len(found), NearLayout(lineage.name, layout.name, found, against))
         ranked += [best] if best else []

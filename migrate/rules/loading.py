@@ -308,9 +308,7 @@ def _rule(rule: Rule) -> Iterator[tuple[_Path, Problem]]:
 
 
 def _params_asked(rule: Rule, params: Mapping[str, Param]) -> Iterator[tuple[str, Problem]]:
-    """What `where` asks of params that they can never be: such a rule would never run, and nobody
-    would say so.
-    """
+    """What `where` asks of params that they can never be: such a rule would silently never run."""
     for name, wanted in rule.where.items():
         param = params.get(name[1:]) if name.startswith("$") else None
         if param is None:

@@ -8,7 +8,7 @@ worked in while it is installed.
 
 A pack is a folder of `<lineage>/layouts.yaml` and `<lineage>/<to>/<slug>.yaml`, and nothing but
 data: an installed one is located without importing its package, so listing and linting packs runs
-no foreign code. A pack that cannot be read is reported and hurts nobody else. Of a lineage's rule
+no foreign code. A pack that cannot be read is reported and harms no other. Of a lineage's rule
 files only the edge is looked at until a way along it is asked for.
 """
 
@@ -44,7 +44,7 @@ class Pack:
     """One folder of lineages. `origin` is local, built-in or installed; `error` says why there is
     nothing in it.
 
-    `named`: somebody asked for this folder, so its lineages come before all others of their names.
+    `named`: it was asked for, so its lineages come before all others of their names.
     """
 
     name: str
@@ -134,7 +134,7 @@ class Packs:
         read.
 
         Problems of local packs are raised, also that they have a lineage that is known otherwise;
-        those of built-in and installed ones are answered, because they belong to somebody else and
+        those of built-in and installed ones are answered, because they belong to others and
         must not stop work on another lineage.
         """
         out: dict[str, Lineage] = {}
@@ -431,7 +431,7 @@ def rule_files(paths: Sequence[Path]) -> list[Path]:
     """The rule files that `paths` name and those in the folders that they name; without paths those
     of `./rules`, else the built-in ones.
 
-    M115 for a folder without rule files; a file that is not there is for whoever reads it to
+    M115 for a folder without rule files; a file that is not there is for its reader to
     report.
     """
     if not paths:

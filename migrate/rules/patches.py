@@ -147,7 +147,7 @@ def restore(value: Mapping[str, Any], steps: Sequence[Step]) -> dict[str, Any] |
 
 
 def is_undo(steps: Any) -> bool:
-    """Whether it is what `undo` makes: a stamp comes with the checkpoint, from whoever made it."""
+    """Whether it is what `undo` makes: a stamp comes with the checkpoint and is not trusted."""
     if depth(steps) > MAX_DEPTH:
         return False
     return isinstance(steps, list) and all(

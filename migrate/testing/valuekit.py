@@ -389,8 +389,8 @@ def _parts(op: ValueOp, args: Any, specs: Sequence[Spec]) -> int:
 
 
 def _range(size: int, grain: int, dice: random.Random) -> tuple[int, int]:
-    """A range within `size` that begins and ends at multiples of `grain`; not empty, as nobody asks
-    for nothing.
+    """A range within `size` that begins and ends at multiples of `grain`; never
+    empty.
     """
     a, b = sorted((dice.randint(0, size), dice.randint(0, size)))
     a, b = a // grain * grain, min(-(-b // grain) * grain, size)
