@@ -214,15 +214,14 @@ def examples_of_cases(work: Path) -> Iterator[dict[str, Any]]:
 
 
 def cases_in(module: Any) -> Iterator[tuple[str, Any]]:
-    """What `directions` was given in a test module: name and example."""
-    seen = set()
+    """The examples that `directions` was given in a test module: name and example."""
+    makers = {}
     for value in vars(module).values():
         mark = getattr(value, "mark", None)
         if mark is not None and mark.name == "parametrize" and mark.args[0] == "example":
-            for one in mark.args[1]:
-                if one.id not in seen:
-                    seen.add(one.id)
-                    yield one.id, one.values[0]
+            makers |= {make.__name__: make for make in mark.args[1]}
+    for name, make in makers.items():
+        yield name, make()
 
 
 def checkpoint(place: Path, tensors: dict[str, tuple[str, Any, bytes]]) -> None:

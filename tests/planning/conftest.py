@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rule_text import load_text
+from upstream import Example, made
 
 from migrate import ops
 from migrate.core.errors import MigrateError, Report
@@ -201,3 +202,9 @@ class Engine:
 @pytest.fixture
 def engine():
     return Engine()
+
+
+@pytest.fixture
+def example(request: pytest.FixtureRequest) -> Example:
+    """What upstream makes of a checkpoint, made once for all tests of the example."""
+    return made(request.param)

@@ -9,9 +9,9 @@ the mistakes that it must see, as edits of the rule file's text.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +46,6 @@ class Example:
     target: Arrays
     params: dict[str, object] = field(default_factory=dict)
     back: Arrays | None = None
-    goes_back: bool = True
     left_out: str | None = None
     mistakes: tuple[tuple[str, str], ...] = ()
 
@@ -90,30 +89,30 @@ def comes_back(engine, example: Example) -> None:
     assert differences(engine, example.text(), example, backwards=True) == []
 
 
-def is_seen(engine, example: Example, mistake: tuple[str, str]) -> None:
+def are_seen(engine, example: Example) -> None:
     """The edited rules are sound in themselves and apply; what they make is not what upstream
     makes.
     """
     text = example.text()
-    assert mistake[0] in text, "the mistake edits nothing"
-    assert differences(engine, text.replace(*mistake), example)
+    assert example.mistakes
+    for before, after in example.mistakes:
+        assert before in text, "the mistake edits nothing"
+        assert differences(engine, text.replace(before, after), example), (before, after)
+
+
+@functools.cache
+def made(make: Callable[[], Example]) -> Example:
+    return make()
 
 
 def directions(
-    *makers: Callable[[], Example],
-) -> tuple[pytest.MarkDecorator, pytest.MarkDecorator, pytest.MarkDecorator]:
-    """What to parametrize the three tests of a group with: every example, those that go back, every
-    mistake.
+    *makers: Callable[[], Example], one_way: Collection[Callable[[], Example]] = ()
+) -> tuple[pytest.MarkDecorator, pytest.MarkDecorator]:
+    """What to parametrize the tests of a group with: every example, and those that go back. The
+    fixture `example` makes one when the first test takes it.
     """
-    examples = [(make.__name__, make()) for make in makers]
-    seen = count()
+    both_ways = [make for make in makers if make not in one_way]
     return (
-        pytest.mark.parametrize("example", [pytest.param(e, id=n) for n, e in examples]),
-        pytest.mark.parametrize(
-            "example", [pytest.param(e, id=n) for n, e in examples if e.goes_back]
-        ),
-        pytest.mark.parametrize(
-            ("example", "mistake"),
-            [pytest.param(e, m, id=f"{n}-{next(seen)}") for n, e in examples for m in e.mistakes],
-        ),
+        pytest.mark.parametrize("example", makers, indirect=True, ids=lambda m: m.__name__),
+        pytest.mark.parametrize("example", both_ways, indirect=True, ids=lambda m: m.__name__),
     )
