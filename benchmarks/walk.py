@@ -11,6 +11,7 @@ call fills) does not count; so that no case profits from another, each has a pro
 
 from __future__ import annotations
 
+import _thread
 import argparse
 import json
 import os
@@ -163,7 +164,16 @@ def entered(call: Call, package: str) -> list[str]:
         if event == "call" and counting:
             seen.add(frame.f_code)
 
-    # before the first call, so that threads which live on are watched in the second
+    def start(function: Callable[..., object], *given: Any) -> int:
+        def watched(*arguments: Any, **named: Any) -> None:
+            sys.setprofile(note)
+            function(*arguments, **named)
+
+        return started(watched, *given)
+
+    # before the first call, so that threads which live on are watched in the second; `threading`
+    # knows nothing of those that are started without it
+    started, _thread.start_new_thread = _thread.start_new_thread, start
     threading.setprofile(note)
     sys.setprofile(note)
     try:
@@ -172,6 +182,7 @@ def entered(call: Call, package: str) -> list[str]:
         call(1)
     finally:
         counting = False
+        _thread.start_new_thread = started
         sys.setprofile(None)
         threading.setprofile(None)  # type: ignore[arg-type]
     return sorted({name for code in seen if (name := named(code, package))})
