@@ -6,13 +6,10 @@ passes through a float unless the op itself computes with floats. Threads comput
 a node that needs more than a thread's share of the memory has it to itself.
 
 A computed tensor is never whole in memory if its op says what a part of it needs. A read names a
-linear range or a strided move of the tensor's packed bytes; both are turned into boxes of the
-result, each box into boxes of the inputs, and those are read as every output is: through a view,
-gathered. A permute of a cast, which recurses by itself, costs no more memory than a permute.
-
-A box that is what was asked is computed straight into the reader's buffer. Where an op has a
-coarser grain, or a move takes elements apart, the box goes through a chunk of this thread, which is
-kept: the next read is often the next part.
+linear range or a strided move of the packed bytes; it becomes boxes of the result, each of these
+boxes of the inputs, and those are read as every output is: through a view, gathered. A box that is
+what was asked is computed straight into the reader's buffer. Where an op has a coarser grain, or a
+move takes elements apart, it goes through a box that this thread keeps for its next reads.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -405,7 +406,7 @@ class _TargetRun:
 
     def go(self, threads: int) -> None:
         """Writes all files; raises the first error after all threads have ended."""
-        for file in sorted(self.partial.target.files, key=lambda f: -f.size):
+        for file in sorted(self.partial.target.files, key=attrgetter("size"), reverse=True):
             self.waiting.put(file)
         run_together(lambda number: self._guard(self._work, number), threads, self.stop.set)
         if self.error is not None:
@@ -429,7 +430,11 @@ class _TargetRun:
             if number:
                 return  # the others do it
             raise
-        while (file := self._taken()) is not None:
+        while True:
+            try:
+                file = self.waiting.get_nowait()
+            except queue.Empty:
+                break
             descriptor = self.partial.open(file.name)
             try:
                 line = _FileWriter(self, file, descriptor, window)
@@ -454,12 +459,6 @@ class _TargetRun:
                 self._serve(other, stage)
             finally:
                 other.leave()
-
-    def _taken(self) -> OutputFile | None:
-        try:
-            return self.waiting.get_nowait()
-        except queue.Empty:
-            return None
 
     def _serve(self, line: _FileWriter, stage: memoryview) -> None:
         compute = None if self.values is None else self.values.leaf

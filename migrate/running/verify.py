@@ -291,29 +291,29 @@ class Recomputation:
             )
         return wrong
 
-    def _differ(self, key: str, expression: Program, made: Any) -> Mismatch | None:
-        """How the output differs from `made`; None for `made` stands for a stored tensor, which is
+    def _differ(self, key: str, expression: Program, recomputed: Any) -> Mismatch | None:
+        """How the output differs from `recomputed`; None stands for a stored tensor, which is
         then read in stretches as well.
         """
         spec = self.output.index.tensors[key].spec
-        if made is not None and made.shape != spec.shape:
+        if recomputed is not None and recomputed.shape != spec.shape:
             return Mismatch(
-                key, "shape", None, f"is {list(spec.shape)}, should be {list(made.shape)}"
+                key, "shape", None, f"is {list(spec.shape)}, should be {list(recomputed.shape)}"
             )
-        if made is not None and made.dtype.itemsize != max(1, BITS[spec.dtype] // 8):
+        if recomputed is not None and recomputed.dtype.itemsize != max(1, BITS[spec.dtype] // 8):
             width = max(1, BITS[spec.dtype] // 8)
             return Mismatch(
                 key,
                 "bytes",
                 None,
-                f"has elements of {width} bytes, should have {made.dtype.itemsize}",
+                f"has elements of {width} bytes, should have {recomputed.dtype.itemsize}",
             )
         if not spec.numel:
             return None
-        if made is None and isinstance(expression, ReadKey):
+        if recomputed is None and isinstance(expression, ReadKey):
             pairs = _stored_pairs(self.source, expression.key, self.output, key)
         else:
-            pairs = _pairs(made, self.output, key)
+            pairs = _pairs(recomputed, self.output, key)
         return _counted(key, pairs, spec.shape)
 
     def compare_rows(self, key: str, rows: Sequence[tuple[int, int]]) -> Mismatch | None:
