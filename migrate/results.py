@@ -13,17 +13,10 @@ from typing import Any, ClassVar
 
 from .core.diagnostics import Diagnostic as Diagnostic
 from .core.document import DocumentPart, Result
-from .core.types import FORMAT_VERSION
 
 
 class DocumentReport(Result):
     """A result that is a JSON document of its own, with a schema: `schemas/<kind>.schema.json`."""
-
-    KIND: ClassVar[str]
-
-    def _keep(self, document: dict[str, Any]) -> None:
-        head = {"format_version": FORMAT_VERSION, "kind": self.KIND}
-        super()._keep(document if "kind" in document else {**head, **document})
 
     @property
     def format_version(self) -> str:

@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from .diagnostics import Diagnostic, Span
+from .types import FORMAT_VERSION
 
 if TYPE_CHECKING:
     from typing_extensions import Self, dataclass_transform
@@ -46,13 +47,6 @@ class DocumentPart:
 
     def _keep(self, document: dict[str, Any]) -> None:
         object.__setattr__(self, "_document", document)
-
-    @classmethod
-    def of(cls, **fields: Any) -> Self:
-        """The object of these fields, given as they are in a document and not copied."""
-        made = object.__new__(cls)
-        made._keep(_named(cls, fields))
-        return made
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
@@ -112,6 +106,15 @@ class Result(DocumentPart):
     """
 
     __slots__ = ()
+    KIND: ClassVar[str] = ""
+
+    @classmethod
+    def of(cls, **fields: Any) -> Self:
+        """The result with these fields, given as they are in the document and not copied."""
+        head = {"format_version": FORMAT_VERSION, "kind": cls.KIND} if cls.KIND else {}
+        made = object.__new__(cls)
+        object.__setattr__(made, "_document", {**head, **fields})
+        return made
 
     def _read(self, how: str, instead: str) -> dict[str, Any]:
         warnings.warn(

@@ -298,7 +298,8 @@ class _Hook:
             module._lazy_load_hook(
                 state, prefix, local_metadata, strict, missing, unexpected, error_msgs
             )
-        self._tell(outputs, len(own), len(values), notes, call)
+        if self.settings.inform is not None or log.isEnabledFor(logging.INFO):
+            self._tell(outputs, len(own), len(values), notes, call)
 
     def _migrated(
         self,
@@ -475,14 +476,20 @@ class _Hook:
         strange = (
             [] if not call.strict else [key for key in found.unexpected if not key.startswith(own)]
         )
-        problem = replace(found, unexpected=tuple(strange)).left_over() if call.strict else None
-        kinds = _other_kinds(
-            {name: others[name] for name in loose if name in found.places}, found.places, judged
-        )
-        problems = [*found.problems, *(one for one in (problem, kinds) if one is not None)]
-        if problems:
-            raise MigrateError(problems)
-        if not call.assign:
+        problems: list[Diagnostic | None] = [*found.problems]
+        if call.strict and (found.missing or strange):
+            problems.append(replace(found, unexpected=tuple(strange)).left_over())
+        if loose:
+            problems.append(
+                _other_kinds(
+                    {name: others[name] for name in loose if name in found.places},
+                    found.places,
+                    judged,
+                )
+            )
+        if against := [problem for problem in problems if problem is not None]:
+            raise MigrateError(against)
+        if outputs.has_meta and not call.assign:
             require_present(
                 outputs, {key: places[at] for key, at in found.places.items() if key not in others}
             )

@@ -135,10 +135,11 @@ def _prepared(source: Source, request: Request, stamp: Stamp | None) -> Migratio
     composition = compose_for(source, migration_path, request, path_state, prove=False)
     report = Report()
     migration_path.check_output(composition.graph.outputs, path_state.sides.read_file, report)
-    _refuse_conversions(composition.graph.outputs, source, request.allow, report)
+    if getattr(source, "converted", None) and "lossy" not in request.allow:
+        _refuse_conversions(composition.graph.outputs, source, report)
     report.check()
     index, values = source.index, composition.items
-    names = values.names if values is not None else {key: key for key in index.items}
+    names = values.names if values is not None else {}
     notes = [
         *(note for _, bound in composition.steps for note in bound.notes),
         *path_state.notes,
@@ -169,15 +170,11 @@ def origin(tensor: Tensor, index: Index) -> str | None:
     )
 
 
-def _refuse_conversions(
-    outputs: Mapping[str, Tensor], source: Source, allow: frozenset[str], report: Report
-) -> None:
+def _refuse_conversions(outputs: Mapping[str, Tensor], source: Source, report: Report) -> None:
     """M401 where rules need the elements of a tensor whose class holds them in another number
-    format, unless that is allowed.
+    format.
     """
     converted: frozenset[str] = getattr(source, "converted", frozenset())
-    if not converted or "lossy" in allow:
-        return
     touched = [tensor for tensor in outputs.values() if origin(tensor, source.index) is None]
     touched += [read for call in computations(touched) for read in call.inputs]
     moved = dict.fromkeys(
@@ -262,6 +259,8 @@ class Outputs:
         self._opened, self._objects = opened, objects or {}
         self._max_memory, self._device, self._ledger = max_memory, device, ledger
         self._lock = threading.Lock()
+        # whether one of them holds no bytes
+        self.has_meta = any(getattr(one, "is_meta", False) for one in self._objects.values())
 
     def __del__(self) -> None:
         # the caller's tensors go with whoever held the outputs, not when cycles are looked for

@@ -20,7 +20,7 @@ from ..core.keys import parse
 from ..core.spelling import command, option, together
 from ..extra_state.age import States
 from ..rules import params as parameters
-from ..rules.compiled import compile_file
+from ..rules.compiled import compile_file_once
 from ..rules.files import LoadedFile
 from ..rules.lineage import (
     LATEST,
@@ -113,9 +113,9 @@ def find_packs_of(folders: Sequence[str]) -> Packs:
 
 
 def load_given_files(request: Request) -> list[LoadedFile]:
-    from ..rules.loading import load_files
+    from ..rules.loading import load_files_once
 
-    return load_files(request.files)
+    return load_files_once(request.files)
 
 
 def lineages_asked_for(packs: Packs, request: Request) -> dict[str, Lineage]:
@@ -529,7 +529,7 @@ def _compile(
     ready, entries, rules = [], [], []
     origins: list[Mapping[str, Any]] = []
     for step, memory in zip(steps, memories, strict=True):
-        compiled = [compile_file(file, report) for file in step.files]
+        compiled = [compile_file_once(file, report) for file in step.files]
         unsettled = tuple((rule, dict[str, Any]()) for some, _ in compiled for rule in some)
         keep = tuple(pattern for _, patterns in compiled for pattern in patterns)
         ready.append(replace(step, rules=unsettled, keep=keep, memory=memory))

@@ -25,6 +25,7 @@ from .arguments import PARAM, integer, resolve, unset
 from .arguments import ROLE as ROLE
 
 if TYPE_CHECKING:
+    from ..core.diagnostics import Diagnostic
     from .files import LoadedFile
     from .model import Rule
 
@@ -132,6 +133,23 @@ def compile_file(loaded: LoadedFile, report: Report) -> tuple[list[CompiledRule]
         if pattern is not None:
             keep.append(pattern)
     return rules, keep
+
+
+def compile_file_once(
+    loaded: LoadedFile, report: Report
+) -> tuple[list[CompiledRule], list[Pattern]]:
+    """`compile_file`, once for each of the last files."""
+    rules, keep, problems = _compile_file(loaded)
+    report.diagnostics += problems
+    return rules, keep
+
+
+@lru_cache(maxsize=64)
+def _compile_file(
+    loaded: LoadedFile,
+) -> tuple[list[CompiledRule], list[Pattern], list[Diagnostic]]:
+    report = Report()
+    return *compile_file(loaded, report), report.diagnostics
 
 
 def compile_rule(

@@ -9,6 +9,7 @@ parses the patterns.
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,9 @@ from .files import LoadedFile
 from .model import Groups, Param, Rule, RuleFile
 from .params import RefusedError, convert
 
+# the lists of files that were loaded last, by places and bytes
+_MOST_KEPT = 16
+_unchanged: OrderedDict[Any, list[LoadedFile]] = OrderedDict()
 _CAPTURE = re.compile(r"\{([^{}]*)\}")
 _Path = tuple[Any, ...]
 
@@ -40,6 +44,30 @@ def load_files(paths: Iterable[Path | str]) -> list[LoadedFile]:
     loaded = read_files(paths, report)
     report.check()
     return loaded
+
+
+def load_files_once(paths: Iterable[Path | str]) -> list[LoadedFile]:
+    """`load_files`, but files with the bytes that they had the last time are not parsed again: a
+    training process attaches the same rules to module after module.
+    """
+    places = list(paths)
+    content = _content(places)
+    loaded = _unchanged.get(content)
+    if content is None or loaded is None:
+        loaded = [replace(file, sealed=file.hash) for file in load_files(places)]
+        # what was written to in the meantime is not known
+        if content is not None and content == _content(places):
+            _unchanged[content] = loaded
+            while len(_unchanged) > _MOST_KEPT:
+                _unchanged.popitem(last=False)
+    return list(loaded)
+
+
+def _content(paths: Iterable[Path | str]) -> tuple[tuple[str, bytes], ...] | None:
+    try:
+        return tuple((str(path), Path(path).read_bytes()) for path in paths)
+    except OSError:
+        return None
 
 
 def read_files(paths: Iterable[Path | str], report: Report) -> list[LoadedFile]:

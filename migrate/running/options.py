@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from ..core.diagnostics import printable
@@ -16,6 +17,7 @@ LEAST_MEMORY = 1 << 20
 SHARD = "5GB"
 MOST_THREADS = 64
 MAX_MEMORY = 10**9
+_parse_text = lru_cache(maxsize=16)(parse_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ def read_options(
 def bytes_of(given: int | str) -> int:
     """Bytes, from a number or from text such as `5GB`; QuestionError M115 for what is no size."""
     try:
-        return parse_size(given)
+        return _parse_text(given) if isinstance(given, str) else parse_size(given)
     except ValueError as error:
         fail("M115", str(error))
 

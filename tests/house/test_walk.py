@@ -25,7 +25,7 @@ BARS = {
     "rules": (9, 59),
     "fp8": (74, 530),
     # 38 and 210 are wanted
-    "attach": (41, 244),
+    "attach": (38, 180),
     "pt": (22, 100),
 }
 
