@@ -356,7 +356,9 @@ def write_header(
         if (facts := text.get(id(found))) is None:
             shape = ",".join(map(str, found.shape))
             middle = f':{{"dtype":"{NAMES[found.dtype]}","shape":[{shape}],"data_offsets":['
-            facts = text[id(found)] = (middle, found.nbytes, -_alignment(found.dtype))
+            bits = BITS[found.dtype]
+            alignment = bits // 8 if bits % 8 == 0 else 1
+            facts = text[id(found)] = (middle, found.nbytes, -alignment)
         described.append((facts[2], key, facts))
     described.sort(key=itemgetter(0))
     behind = [one for one in described if one[1] in last]
@@ -405,10 +407,6 @@ def _shared_start(least: int, ends: Sequence[tuple[str, int, int]], origins: Ori
         if phase % SHARED_ALIGN == 0 and nbytes >= WORTH
     ]
     return least + (min(possible)[1] - least) % PAGE if possible else None
-
-
-def _alignment(dtype: str) -> int:
-    return BITS[dtype] // 8 if BITS[dtype] % 8 == 0 else 1
 
 
 def check_holds(specs: Mapping[str, Spec], metadata: Mapping[str, str]) -> None:

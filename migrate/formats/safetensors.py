@@ -21,7 +21,7 @@ from ..source.blobs import FileBlob, Stored
 from ..source.index import FileSource, Index, Source
 from ..source.jsontext import collector_paused
 from ..source.paths import Folder, Place
-from ..source.rank_files import Entry, Naming, by_rank, join_ranks, rank_entries
+from ..source.rank_files import RANK_NAMES, Entry, Naming, by_rank, join_ranks, rank_entries
 from ..source.sidefiles import HISTORY, ITEMS, Beside, look_beside, read_history
 from ..source.target import OutputFile, Target, TargetTree
 from . import _items_file
@@ -114,7 +114,9 @@ def _open_file(place: Place, blob: FileBlob) -> Source:
 
 def _open_folder(place: Place, index_name: str | None) -> Source:
     folder = place.folder
-    ranks = rank_entries(place, SUFFIX) if place.file is None else []
+    ranks: list[Entry] = []
+    if place.file is None and any(n.startswith(RANK_NAMES) for n in place.names):
+        ranks = rank_entries(place, SUFFIX)
     if ranks:
         parts = [_part_of_rank(folder, entry) for entry in ranks]
     else:
@@ -131,14 +133,15 @@ def _open_folder(place: Place, index_name: str | None) -> Source:
         for part in parts:
             at = sum(len(p.names) for p in parts[: len(held)])
             own = headers[at : at + len(part.names)]
-            held.append(_merged(folder, names, own))
+            held.append(own[0].tensors if len(own) == 1 else _merged(folder, names, own))
             if part.weight_map is not None:
                 _check_index(folder.label(part.index_name or ""), part.names, own, part.weight_map)
-        tensors = join_ranks(held, folder.label(""))
+        tensors = held[0] if len(held) == 1 else join_ranks(held, folder.label(""))
         present = tuple(folder.names())
-        index = Index(tensors, tuple(names), metadata=_metadata(headers))
+        metadata = headers[0].metadata if len(headers) == 1 else _metadata(headers)
+        index = Index(tensors, tuple(names), metadata=metadata)
         taken: tuple[str, ...] = ()
-        if place.file is None or index_name is not None:
+        if ITEMS in present and (place.file is None or index_name is not None):
             index, taken = _items_beside(folder, present, index, blobs)
         beside = look_beside(folder, frozenset((*names, *indexes, *taken)))
         history = read_history(folder, present)
@@ -155,8 +158,6 @@ def _items_beside(
     """The index with what lies beside the tensors in files of migrate's own, and the names of
     these; opens the one with tensors.
     """
-    if ITEMS not in present:
-        return index, ()
     blob = folder.open(ITEMS)
     try:
         if blob.size > _items_file.MAX_ITEMS:
@@ -281,8 +282,6 @@ def _merged(folder: Folder, names: list[str], headers: list[Header]) -> dict[str
     """The tensors of all these files; M915 naming keys that stand in two. `names` are those of all
     files, by blob number.
     """
-    if len(headers) == 1:
-        return headers[0].tensors
     tensors: dict[str, Stored] = {}
     with collector_paused():
         for header in headers:

@@ -41,7 +41,7 @@ from ..source.pickle.tree import (
     inside,
     joined,
 )
-from ..source.rank_files import Entry, Naming, join_ranks, rank_entries
+from ..source.rank_files import RANK_NAMES, Entry, Naming, join_ranks, rank_entries
 from ..source.sidefiles import HISTORY, MAX_HISTORY, look_beside, read_history
 from ..source.target import Target
 from ..source.target_tree import items_of, node_of, outside_prefix
@@ -161,7 +161,7 @@ def _is_weights(name: str) -> bool:
 
 
 def _ranks(place: Place) -> list[Entry]:
-    if not any(n.startswith(("consolidated.", "mp_rank_")) for n in place.names):
+    if not any(n.startswith(RANK_NAMES) for n in place.names):
         return []
     # files beside the weights are no weights of anybody
     visible = Place(

@@ -30,7 +30,7 @@ from ..planning.request import (
 )
 from ..planning.sides import SideFiles, clash, refuse_clash
 from ..source.index import Index, Source, specs_hash
-from ..source.rank_files import Naming, by_rank, check_names, naming
+from ..source.rank_files import RANK_NAMES, Naming, by_rank, check_names, naming
 from . import stamp as stamps
 from .output_tree import (
     OutputTree,
@@ -211,7 +211,8 @@ def _plan(source: Source, request: Request, folder: bool, max_shard_size: int) -
     ]
     if became.became in optimizers.LASTING:
         entries = [{**entry, "optimizer": became.became} for entry in entries]
-    was = naming(source.index.files) if os.path.isdir(source.path) else None
+    called = source.index.files and source.index.files[0].startswith(RANK_NAMES)
+    was = naming(source.index.files) if called and os.path.isdir(source.path) else None
     if was is not None and entries:
         entries[0]["ranks"] = was.name(0, os.path.splitext(source.index.files[0])[1])
     ranks = None
@@ -360,11 +361,11 @@ def _naming(
     None where the output has a single rank and nothing was called by its rank before: then it is a
     checkpoint like others.
     """
-    if migration_path.steps and (
-        before := naming([migration_path.steps[-1].memory.get("ranks", "")])
-    ):
+    ranks = migration_path.steps[-1].memory.get("ranks") if migration_path.steps else None
+    if ranks and (before := naming([ranks])):
         return before
-    if len(by_rank(key for key in specs if "@" in key)) < 2:
+    ranked = [key for key in specs if "@" in key]
+    if not ranked or len(by_rank(ranked)) < 2:
         return None
     return (
         was

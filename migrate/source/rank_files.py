@@ -25,6 +25,8 @@ from .index import Index
 from .paths import Folder, Place, plain_name
 
 MAX_RANKS = 10_000
+# what the names of files and folders of ranks begin with
+RANK_NAMES = ("consolidated.", "mp_rank_")
 _FILE = re.compile(r"(consolidated\.)([0-9]{2,5})()", re.ASCII)
 _FOLDER = re.compile(r"(mp_rank_)([0-9]{2,5})((?:_[0-9]+)*)", re.ASCII)
 _NAME = re.compile(r"(consolidated\.|mp_rank_)([0-9]{2,5})(/.+)?(\.[a-z]+)", re.ASCII)

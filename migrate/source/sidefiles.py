@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import stat
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from ..core.errors import MigrateError, Report, fail
 from . import pointers
@@ -102,7 +103,7 @@ def look_beside(folder: Folder, taken: frozenset[str]) -> Beside:
         try:
             with folder.entered(parts) as inside, os.scandir(inside) as entries:
                 found = sorted(
-                    ((e.name, e.stat(follow_symlinks=False)) for e in entries), key=lambda e: e[0]
+                    ((e.name, e.stat(follow_symlinks=False)) for e in entries), key=itemgetter(0)
                 )
         except OSError as error:
             fail("M901", f"{folder.label(here)}: cannot be listed: {error.strerror}")
