@@ -97,7 +97,7 @@ def inspect(
     expand: bool = False,
     at: str | None = None,
 ) -> InspectReport:
-    """Describe a checkpoint from its headers: tensors, layouts, and what lies beside the tensors.
+    """Describe a checkpoint from its headers: tensors, layouts, and what else it contains.
 
     No tensor is read; of extra states the small records that say what they are.
 
@@ -108,7 +108,7 @@ def inspect(
             Default: none.
         allow: Permissions: "links" to follow symbolic links out of the folder, "opaque" for values
             that cannot be read. Default: none.
-        expand: List every key instead of collapsing keys that are alike. Default: False.
+        expand: List every key instead of collapsing similar keys. Default: False.
         at: The dict of a nested checkpoint that rules work on, as a path such as
             `model.state_dict`. Default: found by itself.
 
@@ -245,8 +245,8 @@ def apply(
 ) -> ApplyReport | PlanReport | OrderedDict[str, Any]:
     """Migrate a checkpoint into a new one, or a state dict in memory.
 
-    The output is whole or absent: whatever goes wrong, nothing is published. A checkpoint that is
-    in the wanted layout already is left alone, and the report's `path` is then None.
+    The output is complete or absent: whatever goes wrong, nothing is published. A checkpoint that
+    is already in the wanted layout is left alone, and the report's `path` is then None.
 
     Args:
         path: A checkpoint, a state dict, a module, or a saved plan (a file ending in .json), which
@@ -265,12 +265,12 @@ def apply(
         allow: Permissions, such as "lossy" or "drop". Default: none, so that whatever would lose
             something is refused.
         max_shard_size: Bytes of the largest output file, also as text ("500MB"). Default: 5 GB.
-        threads: Output files that are written at a time, 1 to 64. Default: 2.
+        threads: Output files to write at the same time, 1 to 64. Default: 2.
         max_memory: Bytes for tensors that are computed or transposed, also as text ("4GB").
             Default: 1 GB.
         fsync: Wait until the disk has everything; without it a power cut may lose the output.
             Default: True.
-        resume: Continue what a killed or failed run left behind. Default: False.
+        resume: Continue a killed or failed run. Default: False.
         device: Where values are computed: "cpu", "cuda", or "cuda:all" for ops too whose bits
             differ there. Default: "cpu".
         progress: Called with the bytes that are done and the bytes in all. Default: nothing is
@@ -426,12 +426,12 @@ def downgrade(
         allow: Permissions, such as "lossy" or "drop". Default: none, so that whatever would lose
             something is refused.
         max_shard_size: Bytes of the largest output file, also as text ("500MB"). Default: 5 GB.
-        threads: Output files that are written at a time, 1 to 64. Default: 2.
+        threads: Output files to write at the same time, 1 to 64. Default: 2.
         max_memory: Bytes for tensors that are computed or transposed, also as text ("4GB").
             Default: 1 GB.
         fsync: Wait until the disk has everything; without it a power cut may lose the output.
             Default: True.
-        resume: Continue what a killed or failed run left behind. Default: False.
+        resume: Continue a killed or failed run. Default: False.
         device: Where values are computed: "cpu", "cuda", or "cuda:all" for ops too whose bits
             differ there. Default: "cpu".
         progress: Called with the bytes that are done and the bytes in all. Default: nothing is
@@ -509,7 +509,7 @@ def verify(
             checkpoint.
         allow: Permissions, such as "lossy" or "drop". Default: none, so that whatever would lose
             something is refused.
-        threads: Tensors that are made at a time, 1 to 64. Default: 2.
+        threads: Tensors to make at the same time, 1 to 64. Default: 2.
         max_memory: Bytes that tensors and what they are made of may take, also as text ("4GB").
             Default: None: two tensors at a time within 1 GB, or the largest alone.
         sample: The part to look at, as "5%" or 0.05: tensors, and rows of large ones. Default:
@@ -522,7 +522,7 @@ def verify(
             `model.state_dict`. Default: found by itself.
 
     Returns:
-        A `VerifyReport`; `not_compared` lists what was not looked at.
+        A `VerifyReport`; `not_compared` lists what was not compared.
 
     Raises:
         MigrateError: M115 for wrong arguments or where nothing says what was applied, M919 where
@@ -585,7 +585,7 @@ def diff(
         tensors_only: Compare tensors and nothing beside them. Default: False.
 
     Returns:
-        A `DiffReport`; `not_compared` lists what was not looked at.
+        A `DiffReport`; `not_compared` lists what was not compared.
 
     Raises:
         MigrateError: M115 for wrong arguments, M9xx where a checkpoint cannot be read.
@@ -636,7 +636,7 @@ def history(
 
     Args:
         path: A checkpoint. Default: None.
-        lineage: The only lineage to tell of. Default: None, all.
+        lineage: The only lineage to list. Default: None, all.
         rules: Folders of lineages that are searched first. Default: none.
         allow: Permissions: "links", "opaque". Default: none.
         at: The dict of a nested checkpoint that rules work on, as a path such as
@@ -682,9 +682,9 @@ def lint(
     Args:
         paths: Rule files or folders. Default: none: those in `./rules`, else those that ship with
             migrate.
-        select: Codes or names of the only findings that are wanted. Default: all.
+        select: Codes or names of the only findings to report. Default: all.
         ignore: Codes or names of findings to leave out. Default: none.
-        index: A checkpoint whose headers the rules are held against. Default: None.
+        index: A checkpoint whose headers the rules are checked against. Default: None.
         allow: Permissions to open that checkpoint: "links", "opaque". Default: none.
         at: The dict of a nested checkpoint that rules work on, as a path such as
             `model.state_dict`. Default: found by itself.

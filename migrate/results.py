@@ -49,7 +49,7 @@ class PathEdge(DocumentPart):
 
 
 class LostKeys(DocumentPart):
-    """What does not survive by one rule: `kind` is `lossy` or `drop`, `keys` are collapsed."""
+    """What is lost by one rule: `kind` is `lossy` or `drop`, `keys` are collapsed."""
 
     kind: str
     rule: str
@@ -59,14 +59,14 @@ class LostKeys(DocumentPart):
 
 
 class DowngradeVerdict(DocumentPart):
-    """Whether the source can be had back as it was, and if not, why."""
+    """Whether the source can be restored exactly, and if not, why."""
 
     exact: bool
     because: tuple[str, ...]
 
 
 class AskedRequest(DocumentPart):
-    """What was asked, as it was asked."""
+    """The request, as it was made."""
 
     to: tuple[str, ...]
     from_: tuple[str, ...]
@@ -157,7 +157,7 @@ class LineageEdge(DocumentPart):
 
 
 class LineageReport(DocumentPart):
-    """A lineage with its layouts, the oldest first, and its edges."""
+    """A lineage with its layouts, oldest first, and its edges."""
 
     name: str
     title: str
@@ -179,7 +179,7 @@ class DtypeCount(DocumentPart):
 
 
 class DetectedLayout(DocumentPart):
-    """A layout that the checkpoint fits, and the signs of it."""
+    """A layout that the checkpoint matches, and the evidence."""
 
     lineage: str
     layout: str
@@ -188,7 +188,7 @@ class DetectedLayout(DocumentPart):
 
 
 class NearestLayout(DocumentPart):
-    """A layout that the checkpoint does not fit, with the signs for it and `against` it."""
+    """A layout that the checkpoint does not match, with the evidence for it and `against` it."""
 
     RENAMED: ClassVar[Mapping[str, str]] = {"signs": "found"}
     lineage: str
@@ -207,7 +207,7 @@ class KeyGroup(DocumentPart):
 
 
 class StoredValue(DocumentPart):
-    """A value that is no tensor."""
+    """A value that is not a tensor."""
 
     path: str
     value: Any
@@ -246,7 +246,7 @@ class OutsideName(DocumentPart):
 
 
 class InspectReport(DocumentReport):
-    """What a checkpoint holds, and which layouts it fits."""
+    """What a checkpoint contains, and which layouts it matches."""
 
     KIND = "inspection"
     path: str
@@ -308,7 +308,7 @@ class RuleOrigin(DocumentPart):
 
 
 class OutputOptions(DocumentPart):
-    """How the output is cut into files; `max_shard_size` in bytes."""
+    """How the output is divided into files; `max_shard_size` in bytes."""
 
     max_shard_size: int
     folder: bool
@@ -352,7 +352,7 @@ class PlannedTarget(DocumentPart):
 
 
 class ChangedValue(DocumentPart):
-    """A place in a side file that becomes another one; `to_json()` leaves out `before` or `after`
+    """A value in a side file that changes; `to_json()` leaves out `before` or `after`
     where nothing stands.
     """
 
@@ -468,7 +468,7 @@ class TensorFinding(DocumentPart):
 
 
 class VerifyReport(DocumentReport):
-    """Whether a checkpoint is what its source gives when it is computed again on another path."""
+    """Whether a checkpoint equals what its source gives when computed again in another way."""
 
     KIND = "verification"
     path: str
@@ -567,7 +567,7 @@ class AppliedEdge(DocumentPart):
 
 
 class HistoryReport(DocumentReport):
-    """What was applied to a checkpoint, the oldest first."""
+    """What was applied to a checkpoint, oldest first."""
 
     KIND = "history"
     path: str
@@ -590,7 +590,7 @@ class LineagesReport(DocumentReport):
 
 
 class LintReport(DocumentReport):
-    """What can be said against rule files and layouts: `exit` is 0, 1 with findings, 2 where a file
+    """The findings of lint about rule files and layouts: `exit` is 0, 1 with findings, 2 if a file
     cannot be loaded.
     """
 
@@ -629,7 +629,7 @@ class RuleTestFile(DocumentPart):
 
 
 class RuleTestReport(DocumentReport):
-    """Whether rule files do what their tests say, and what must hold of every rule."""
+    """Whether rule files pass their tests and the checks that every rule must pass."""
 
     KIND = "test"
     specs: bool

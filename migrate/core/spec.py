@@ -70,7 +70,7 @@ class Spec:
 
 
 def total_bytes(specs: Iterable[Spec]) -> int:
-    """The bytes of all these tensors. Few specs stand for many tensors, so each is reckoned
+    """The bytes of all these tensors. Few specs stand for many tensors, so each is computed
     once.
     """
     held = list(specs)

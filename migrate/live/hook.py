@@ -55,13 +55,13 @@ _UNKNOWN = frozenset({"M504"})
 
 
 class Handle:
-    """An attached hook. `remove()` takes it off again; calling it twice does no harm."""
+    """An attached hook. `remove()` removes it; calling it twice is harmless."""
 
     def __init__(self, module: torch.nn.Module, hook: _Hook) -> None:
         self._module, self._hook = weakref.ref(module), hook
 
     def remove(self) -> None:
-        """Takes the hook off the module: state dicts are loaded as they are from then on."""
+        """Removes the hook: from then on state dicts are loaded unchanged."""
         module = self._module()
         if module is not None:
             for number, hook in _ours(module):

@@ -98,7 +98,7 @@ def load(
         device: Where tensors of the meta device are made. Default: None, where the others are.
         max_memory: Bytes for tensors that are computed or transposed, also as text ("4GB").
             Default: 1 GB.
-        threads: Tensors that are read at a time, 1 to 64. Default: 2.
+        threads: Tensors to read at the same time, 1 to 64. Default: 2.
         progress: Called with the bytes that are done and the bytes in all. Default: nothing is
             called.
 
@@ -169,7 +169,7 @@ def convert_module(
         device: Where tensors of the meta device are made. Default: None, where the others are.
         max_memory: Bytes for tensors that are computed or transposed, also as text ("4GB").
             Default: 1 GB.
-        threads: Tensors that are written at a time, 1 to 64. Default: 2.
+        threads: Tensors to write at the same time, 1 to 64. Default: 2.
         progress: Called with the bytes that are done and the bytes in all. Default: nothing is
             called.
 

@@ -67,10 +67,10 @@ def save(
         max_shard_size: Bytes of the largest output file, also as text ("500MB"). Default: 5 GB.
         max_memory: Bytes for tensors that are computed or transposed, also as text ("4GB").
             Default: 1 GB.
-        threads: Output files that are written at a time, 1 to 64. Default: 2.
+        threads: Output files to write at the same time, 1 to 64. Default: 2.
         fsync: Wait until the disk has everything; without it a power cut may lose the output.
             Default: True.
-        resume: Continue what a killed or failed run left behind. Default: False.
+        resume: Continue a killed or failed run. Default: False.
         progress: Called with the bytes that are done and the bytes in all. Default: nothing is
             called.
 

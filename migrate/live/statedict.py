@@ -37,7 +37,7 @@ class StateDict(Mapping[str, Any]):
 
     A value is the caller's own object where nothing happens to it, a torch view of it where the
     layout allows one (it shares the caller's memory, as `state_dict()` shares the module's), else a
-    new tensor, made on each access and kept by nobody but whoever asked; tied tensors that are
+    new tensor, computed on each access and kept only by the caller; tied tensors that are
     alive together are one. With a `device` all tensors are on it. `_metadata` has the versions of
     the modules under the names that they have now.
     """
