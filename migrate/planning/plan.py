@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.spec import BITS, total_bytes
 from ..core.templates import collapse
@@ -29,6 +29,11 @@ from .graph import ComputedTensor, Tensor, ValueCheck, computations
 from .kinds import BLOCKS, CHUNK, Kind, kind_of
 from .pathstep import PathStep
 from .sides import SideFiles
+
+if TYPE_CHECKING:
+    from .path import MigrationPath
+    from .pathstate import PathState
+    from .request import Request
 
 # source keys that are collapsed for the rows; above it a row shows the sources of one of its
 # outputs
@@ -80,22 +85,18 @@ class Plan:
 
 
 def document(
+    request: Request,
+    migration_path: MigrationPath,
+    path_state: PathState,
+    composition: Composition,
+    target: Target,
     *,
     tool: str,
     source: Mapping[str, Any],
     stored: Mapping[str, Stored],
-    composition: Composition,
-    rules: Sequence[Mapping[str, str]],
-    params: Mapping[str, Any],
-    allow: Iterable[str],
-    target: Target,
     options: Mapping[str, Any],
     side_files: Sequence[Mapping[str, Any]],
     left_out: Sequence[str],
-    patched: Sequence[Mapping[str, Any]],
-    layouts: Mapping[str, str],
-    origins: Sequence[Mapping[str, Any]] = (),
-    warnings: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """The plan as JSON. `source` has path, format, index_hash, tensors, bytes; `options` what
     `describe` was asked for.
@@ -115,17 +116,17 @@ def document(
     binding = {
         "source": source["index_hash"],
         "path": path,
-        "rules": list(rules),
-        "params": dict(params),
-        "allow": sorted(allow),
-        "layouts": dict(layouts),
+        "rules": list(migration_path.rules),
+        "params": dict(path_state.params),
+        "allow": sorted(request.allow),
+        "layouts": dict(migration_path.layouts),
         "target": {
             "folder": target.folder,
             "files": files,
             "small": {n: hashlib.sha256(b).hexdigest() for n, b in target.small.items()},
         },
         "side_files": list(side_files),
-        "patched": list(patched),
+        "patched": list(path_state.changes),
         "decided": decided,
     }
     digest = (
@@ -142,11 +143,11 @@ def document(
         "tool": tool,
         "source": dict(source),
         "path": path,
-        "layouts": dict(layouts),
-        "rules": list(rules),
-        "origins": [dict(origin) for origin in origins],
-        "params": dict(params),
-        "allow": sorted(allow),
+        "layouts": dict(migration_path.layouts),
+        "rules": list(migration_path.rules),
+        "origins": [dict(origin) for origin in migration_path.origins],
+        "params": dict(path_state.params),
+        "allow": sorted(request.allow),
         "options": dict(options),
         "rows": [row for step, bound in composition.steps for row in _rows(step, bound)],
         "unchanged": _unchanged(composition),
@@ -159,7 +160,7 @@ def document(
         },
         "side_files": list(side_files),
         "left_out": list(left_out),
-        "patched": list(patched),
+        "patched": list(path_state.changes),
         "bytes_read": read,
         "bytes_written": sum(f.size for f in target.files)
         + sum(len(b) for b in target.small.values()),
@@ -169,7 +170,7 @@ def document(
         "decided": decided,
         "notes": [note for _, bound in composition.steps for note in bound.notes],
         "downgrade": {"exact": not composition.inexact, "because": composition.inexact},
-        "warnings": list(warnings),
+        "warnings": [d.to_json() for d in (*migration_path.warnings, *path_state.warnings)],
     }
 
 

@@ -278,6 +278,11 @@ def _plan(source: Source, request: Request, folder: bool, max_shard_size: int) -
     ):
         refuse_clash(*found)
     body = document(
+        request,
+        migration_path,
+        path_state,
+        composition,
+        target,
         tool=__version__,
         source={
             "path": source.path if source.format == "memory" else os.path.abspath(source.path),
@@ -299,18 +304,9 @@ def _plan(source: Source, request: Request, folder: bool, max_shard_size: int) -
             ],
         },
         stored=source.index.tensors,
-        composition=composition,
-        rules=migration_path.rules,
-        params=path_state.params,
-        allow=request.allow,
-        target=target,
         options={"max_shard_size": max_shard_size, "folder": folder, "format": written},
         side_files=[{"path": path, "size": size} for path, size in side_files],
         left_out=source.index.left_out if folder else (),
-        patched=path_state.changes,
-        layouts=migration_path.layouts,
-        origins=migration_path.origins,
-        warnings=[d.to_json() for d in (*migration_path.warnings, *path_state.warnings)],
     )
     body["notes"] += [*path_state.notes, *notes]
     body["optimizer"] = became.became
