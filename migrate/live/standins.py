@@ -181,13 +181,13 @@ class HeldTensor(LazyTensor):
     the version of the tensor.
     """
 
-    def __init__(self, held: torch.Tensor) -> None:
-        self.held = held
-        self.is_meta = held.is_meta
+    def __init__(self, current: torch.Tensor) -> None:
+        self.current = current
+        self.is_meta = current.is_meta
 
     def make(self) -> torch.Tensor:
         """The tensor that is held."""
-        return self.held
+        return self.current
 
     def into(self, target: torch.Tensor) -> None:
         """Nothing."""
@@ -204,11 +204,11 @@ class HeldTensor(LazyTensor):
 
     @property
     def shape(self) -> torch.Size:
-        return self.held.shape
+        return self.current.shape
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.held.dtype
+        return self.current.dtype
 
     @property
     def ndim(self) -> int:
@@ -221,10 +221,10 @@ class HeldTensor(LazyTensor):
         return int(self.shape.numel())
 
     def __len__(self) -> int:
-        return len(self.held)
+        return len(self.current)
 
     def __repr__(self) -> str:
-        return f"HeldTensor({self.held!r})"
+        return f"HeldTensor({self.current!r})"
 
 
 def stay(
