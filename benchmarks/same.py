@@ -38,6 +38,7 @@ PAIRS = {
 }
 # keys of JSON answers whose values are written for people
 TEXTS = {
+    "against",
     "message",
     "help",
     "notes",

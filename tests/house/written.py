@@ -1,7 +1,4 @@
-"""The package as it is written: what each module imports, which classes it has. None is imported.
-
-`python tests/house/written.py` takes what no longer offends out of `offenders.txt`.
-"""
+"""The package as it is written: what each module imports and which classes it has, read only."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-LIST = Path(__file__).with_name("offenders.txt")
 # words that say nothing of what they name
 EMPTY_WORDS = {"found", "made", "there", "held"}
 # what a public function returns where its answer has no type of its own
@@ -199,33 +195,3 @@ CHECKS = {
     "dict": bare_answers,
     "word": empty_names,
 }
-
-
-# of these the list holds how many there are: their names change with every module that is renamed
-COUNTED = {"circle", "private", "word"}
-
-
-def listed() -> dict[str, list[str]]:
-    """Check -> what is known to offend: lines `check<TAB>offender`, or `check<TAB>number`."""
-    found: dict[str, list[str]] = {name: [] for name in CHECKS}
-    for line in LIST.read_text(encoding="utf-8").splitlines() if LIST.exists() else []:
-        name, _, what = line.partition("\t")
-        found[name].append(what)
-    return found
-
-
-def shrunk() -> str:
-    """What the list should hold: no more than it does, and no more than offends."""
-    known, lines = listed(), []
-    for name, check in CHECKS.items():
-        found = check(modules())
-        if name in COUNTED:
-            number = min(len(found), *map(int, known[name] or ["0"]))
-            lines += [f"{name}\t{number}\n"] if number else []
-        else:
-            lines += [f"{name}\t{what}\n" for what in found if what in known[name]]
-    return "".join(lines)
-
-
-if __name__ == "__main__":
-    LIST.write_text(shrunk(), encoding="utf-8")
