@@ -51,7 +51,7 @@ class StepResult:
     redundant: dict[str, DirectedRule] = field(default_factory=dict)
     # and the targets for whose sake they went
     settled: set[str] = field(default_factory=set)
-    # the keys that `keep` lets stay, by form; whoever asked for them takes them away again
+    # the keys that `keep` lets stay, by form; the caller takes them away again
     kept: list[Template] = field(default_factory=list)
     # values that are no tensors and that rules made, by name
     named: set[str] = field(default_factory=set)
@@ -77,8 +77,8 @@ class BindContext(NamedTuple):
     """What binding asks of its caller. `same_bytes(key, present, made)`: does the present tensor
     hold what the rule would make.
 
-    `payload(tensor)` are the bytes of a small tensor that decide what becomes of it; None: nobody
-    looks, and such tensors stay as they are.
+    `payload(tensor)` are the bytes of a small tensor that decide what becomes of it; None: they
+    cannot be read, and such tensors stay as they are.
     """
 
     same_bytes: Callable[[str, Tensor, Tensor], bool]
@@ -111,7 +111,7 @@ def bind(
     read = matching.read
     if derived:
         read = read | _read_forwards(derived, matching.rest, tensors)
-    # a target of a keep_source rule has nobody else to account for it
+    # a target of a keep_source rule is accounted for here alone
     known = {t.key: None for r in derived for t in r.taken}
     patterns = [*(s.pattern for r in rules for s in r.reads if not s.pattern.has_flat), *keep]
     out.kept = keep_rest(keep, [k for k in matching.rest if k not in known], read, report, patterns)

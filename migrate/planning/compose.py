@@ -53,7 +53,7 @@ class Composition:
     steps: list[tuple[PathStep, StepResult]]
     losses: list[LossOf]
     programs: dict[str, Program] = field(default_factory=dict)
-    # what values that are no tensors are called, None where nobody asked
+    # what values that are no tensors are called, None where there are none
     items: Items | None = None
     # and what they were called
     item_names: AbstractSet[str] = frozenset()

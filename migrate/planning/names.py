@@ -3,7 +3,7 @@ keys are.
 
 A name stands for the keys below it (`model.layers.0.mlp` for `model.layers.0.mlp.up.weight`) or for
 a part of keys (`q_proj`, as adapters name their targets). It follows them where they all go one
-way; where they part, nobody but the author can say what is meant.
+way; where they part, only the author can say what is meant.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def _table() -> _PartNames:
         try:
             codec = codecs.get(name)
         except BrokenEntryError:
-            # a codec that no rule names is nobody's problem here
+            # a codec that no rule names may be broken
             continue
         for leaves in codec.leaves:
             first, *others = codec.parts
@@ -228,7 +228,7 @@ def _report(
         pair.part: f"its {pair.role} {printable(pair.part)}",
     }
     there = {pair.weight: weight, pair.part: part}
-    # what is told of first is the one that goes
+    # what goes is named first
     first, second = (
         (pair.part, pair.weight)
         if part is None or weight == pair.weight

@@ -395,9 +395,7 @@ def _towards(
 
 
 def _is_meant(name: str, to: Sequence[str], lineage: Lineage) -> bool:
-    """Whether a goal could be in this lineage; detection is not run for lineages that nobody asked
-    for.
-    """
+    """Whether a goal could be in this lineage; detection is not run for other lineages."""
     for text in to:
         meant, at, _ = text.rpartition("@")
         if meant == name if at else text == name or text in lineage.names or text[:1] in "+-l":
@@ -482,7 +480,7 @@ def _remembered(
     """What the stamp holds of this edge: params, the latest counting; and, if it is undone, how its
     files were.
 
-    `files` and `kept` are None where no entry is undone: then nobody knows.
+    `files` and `kept` are None where no entry is undone, because then they are not known.
     """
     params: dict[str, Any] = {}
     for entry in [*applied, *again]:

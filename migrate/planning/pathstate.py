@@ -1,5 +1,5 @@
-"""One walk along a route: each edge gets its params when it is reached, and leaves the side files
-as the next one finds them.
+"""The side files and params of the steps of a path so far: each step gets its params when it is
+reached, and leaves the side files as the next one finds them.
 
 An edge may ask the configuration or a tensor's shape for a param, and the edges before it change
 both. So params are settled edge by edge while the graph is composed, not before. On the way back
@@ -202,7 +202,7 @@ class PathState:
     def explain_problems(self, report: Report) -> None:
         """Adds to what is wrong what the step's params have to do with it.
 
-        With shapes, which of them nobody said: a default may be what does not fit. With delayed
+        With shapes, which of them are defaults, which may be what does not fit. With delayed
         scaling, which of them leaves it behind.
         """
         notes = tuple(

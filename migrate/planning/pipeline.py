@@ -273,7 +273,7 @@ def run_ops(
     came out.
 
     A group that an op cannot take is handed to `refuse` and left out. `decide` says what becomes of
-    a tensor whose bytes decide that; None: nobody looks at bytes here, and it goes on as it is.
+    a tensor whose bytes decide that; None: bytes cannot be read here, and it goes on as it is.
     """
     bound = names
     refusals = _Refusals(refuse)

@@ -2,9 +2,9 @@
 remembers them, and they stay.
 
 A rule whose `when` passes over some tensors makes the others look like them, and `keep` may let
-stay what a rule makes elsewhere. From what came out nobody can tell these keys from those that the
-rules made; so the entry of the edge names them. Mostly there are none. Where there are many they
-differ in layers and experts only, and are written as forms.
+stay what a rule makes elsewhere. In what came out these keys look like those that the rules made;
+so the entry of the edge names them. Mostly there are none. Where there are many they differ in
+layers and experts only, and are written as forms.
 """
 
 from __future__ import annotations

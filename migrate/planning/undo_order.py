@@ -2,7 +2,7 @@
 
 Keys that an edge left as they were are remembered under the names that they had behind it. An edge
 of another lineage that was walked afterwards may have renamed them, or others to their names. Then
-nobody can tell what stays, so such an edge is undone first: refused is the order, never the way
+it cannot be told what stays, so such an edge is undone first: refused is the order, never the way
 back.
 """
 
