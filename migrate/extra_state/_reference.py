@@ -53,7 +53,7 @@ class Reference(Generic[T]):
         self._shapes: dict[int, list[tuple[_StreamShape, T]]] = {}
         self._count = 0
 
-    def find(self, payload: bytes) -> tuple[T, Sequence[tuple[int, int]]] | None:
+    def find_known(self, payload: bytes) -> tuple[T, Sequence[tuple[int, int]]] | None:
         """What was added for a payload that differs in numbers and keys alone, and where the
         numbers of each storage lie.
         """

@@ -163,7 +163,7 @@ def judged(payload: bytes, name: str) -> Judged:
     equal = _EQUAL.get(payload) if len(payload) <= _SHORT else None
     if equal is not None:
         return equal
-    twin = _TWINS.find(payload)
+    twin = _TWINS.find_known(payload)
     if twin is not None:
         known, runs = twin
         odd = (
