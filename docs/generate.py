@@ -59,7 +59,7 @@ def command_line() -> str:
 
     from migrate.cli.main import cli
 
-    top = click.Context(cli, info_name="migrate", max_content_width=88)
+    top = click.Context(cli, info_name="migrate", max_content_width=88, **cli.context_settings)
     parts = [
         "# Command line",
         "The program is called `migrate` and `ckpt-migrate`; `python -m migrate` works too.",

@@ -78,13 +78,17 @@ def test_a_command_in_running_text_has_arguments_that_exist(page: str) -> None:
         for command, _ in commands(block.body)
         if command.startswith("migrate ")
     ]
+    # a command remembers how its first context calls for help
+    top = click.Context(main.cli, info_name="migrate", **main.cli.context_settings)
     for line in shown:
         name, *words = shlex.split(line)
         command = main.command(name)
         assert command is not None, line
         # a command that is only named may lack what it must be given
         with contextlib.suppress(click.MissingParameter):
-            command.make_context(name, [w for w in words if not re.fullmatch(r"\[.*\]", w)])
+            command.make_context(
+                name, [w for w in words if not re.fullmatch(r"\[.*\]", w)], parent=top
+            )
 
 
 def written(page: str) -> list[Any]:
