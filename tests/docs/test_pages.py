@@ -177,6 +177,15 @@ def test_every_link_leads_somewhere() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.parametrize(
+    "page",
+    ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", ".pre-commit-config.yaml"],
+)
+def test_pages_of_the_site_are_named_by_the_place_where_they_are(page: str) -> None:
+    named = set(re.findall(r"\bdocs/[\w/-]+\.md\b", (ROOT / page).read_text(encoding="utf-8")))
+    assert not {name for name in named if not (ROOT / name).exists()}
+
+
 def test_the_site_has_every_page_once() -> None:
     config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     listed = re.findall(r": ([\w/-]+\.md)", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
