@@ -173,18 +173,18 @@ def test_no_memory_for_a_box_names_rule_op_key_and_bytes(made, tmp_path, monkeyp
 def test_what_was_written_before_memory_ran_out_is_kept_and_resumed(
     made, wanted, tmp_path, monkeypatch
 ):
-    from migrate.running.tiles import _TargetRun
+    from migrate.running.gather import Gather
 
-    gather = _TargetRun._gather
+    fill = Gather.fill
 
-    def short(self, fill, gatherer, stage):
-        told.append(1)
-        if len(told) > 5:
+    def short(self, *arguments):
+        filled.append(1)
+        if len(filled) > 5:
             raise MemoryError
-        gather(self, fill, gatherer, stage)
+        fill(self, *arguments)
 
-    told: list[int] = []
-    monkeypatch.setattr(_TargetRun, "_gather", short)
+    filled: list[int] = []
+    monkeypatch.setattr(Gather, "fill", short)
     out = tmp_path / "out.safetensors"
     answer = apply(made, out)
     monkeypatch.undo()

@@ -23,7 +23,8 @@ BARS = {
     "apply": (64, 470),
     "plan": (55, 420),
     "rules": (9, 59),
-    "fp8": (70, 447),
+    # which of two threads gets a tile is chance, and one that helps enters a function or two more
+    "fp8": (70, 455),
     "attach": (38, 180),
     "pt": (22, 100),
 }

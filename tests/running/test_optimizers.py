@@ -236,7 +236,7 @@ def test_state_by_number_is_refused_where_the_numbers_would_count_others(
 ) -> None:
     source = saved(tmp_path / "in.pt", kind(*trained()))
     said = refused(source, rule(change))
-    assert "it goes by number" in said
+    assert "it refers to parameters by number" in said
     assert f"{change}.yaml" in said or change == "add"
     with pytest.raises(CheckpointError, match="M410"):
         migrate.apply(source, tmp_path / "out.pt", rules=rule(change), allow={"drop", "lossy"})
