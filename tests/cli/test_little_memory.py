@@ -173,18 +173,18 @@ def test_no_memory_for_a_box_names_rule_op_key_and_bytes(made, tmp_path, monkeyp
 def test_what_was_written_before_memory_ran_out_is_kept_and_resumed(
     made, wanted, tmp_path, monkeypatch
 ):
-    from migrate.running.gather import Gather
+    from migrate.running.tiles import _FileWriter
 
-    fill = Gather.fill
+    commit = _FileWriter.commit
 
     def short(self, *arguments):
-        filled.append(1)
-        if len(filled) > 5:
+        written.append(1)
+        if len(written) > 5:
             raise MemoryError
-        fill(self, *arguments)
+        commit(self, *arguments)
 
-    filled: list[int] = []
-    monkeypatch.setattr(Gather, "fill", short)
+    written: list[int] = []
+    monkeypatch.setattr(_FileWriter, "commit", short)
     out = tmp_path / "out.safetensors"
     answer = apply(made, out)
     monkeypatch.undo()
