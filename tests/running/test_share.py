@@ -188,7 +188,7 @@ def test_a_rename_takes_no_space_and_outlives_its_source(
     assert shared_bytes(out) > out.stat().st_size - 64 * 1024 > 190 * MIB
     assert state(source) == before
     assert digest(out) == expected
-    assert result.files["model.safetensors"]["size"] == out.stat().st_size
+    assert result.files["model.safetensors"].size == out.stat().st_size
     source.unlink()
     disk.unmount()
     disk.mount()
