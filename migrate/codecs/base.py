@@ -2,13 +2,13 @@
 become them.
 
 A file `codecs/<module>.py` defines `CODEC`, an instance of a subclass of `Codec`; the name that
-rules write is its `name`. A codec knows neither keys nor files. Parts are told apart by role; which
-names they have on disk stands in `leaves`, for detection and for the check that no part is
+rules write is its `name`. A codec knows neither keys nor files. Each part has a role; the
+names of parts on disk are in `leaves`, for detection and for the check that no part is
 stranded. `dequantize`, `quantize`, `recode` and detection are the only users.
 
 Arrays are of raw elements and boxes are regions, as for a `ValueOp` (`ops/base.py`): numpy on the
-CPU, torch tensors on another device, where the same bits must come out. A meter is told the error
-of a sample where measuring all would take longer than computing: it counts what it is told.
+CPU, torch tensors on another device, where the same bits must come out. A meter may be given
+the errors of a sample only, where measuring all would take longer than computing.
 
 A codec makes the choices that a format leaves open by name (`like`), because two libraries that
 read the same format need not write the same codes. `reference` and `reference_parts` are written a

@@ -1,7 +1,7 @@
 """What a format is: the contract of `FORMAT` in a module here, or behind an entry point of the
 group `migrate.formats`.
 
-Its nouns lie where every floor can reach them, and are named here for whoever writes a format: a
+Its nouns lie where every floor can reach them, and are named here for authors of formats: a
 `Place` is opened as a `Source` with an `Index` of `Stored` tensors in `Blob`s; an output is a
 `Target` of `OutputFile`s with tensors `Placed` in them, and of what a `TargetTree` holds beside.
 """

@@ -40,7 +40,7 @@ class Written:
     """Marks an annotation with the form in which an author writes the argument.
 
     An op only ever sees the resolved value, which is the annotated type.
-    `typing.get_type_hints(Args, include_extras=True)` shows the mark to whoever makes the pydantic
+    `typing.get_type_hints(Args, include_extras=True)` shows the mark to the code that makes the
     model, the JSON schema or a docs table.
     """
 

@@ -52,7 +52,7 @@ def read_options(
 ) -> RunOptions:
     """The options that a person gives, sizes as numbers or as text such as `5GB`.
 
-    QuestionError M115 for what is no size, no number of threads or no device, M407 if torch finds
+    QuestionError M115 for anything but a size, a number of threads or a device, M407 if torch finds
     no GPU.
     """
     shard = bytes_of(SHARD if max_shard_size is None else max_shard_size)
@@ -63,7 +63,7 @@ def read_options(
 
 
 def bytes_of(given: int | str) -> int:
-    """Bytes, from a number or from text such as `5GB`; QuestionError M115 for what is no size."""
+    """Bytes, from a number or from text such as `5GB`; QuestionError M115 for anything else."""
     try:
         return _parse_text(given) if isinstance(given, str) else parse_size(given)
     except ValueError as error:
@@ -83,7 +83,7 @@ def memory_of(given: int | str) -> int:
 
 
 def check_threads(given: Any) -> None:
-    """QuestionError M115 for what is no number of threads."""
+    """QuestionError M115 for anything but a number of threads."""
     if not isinstance(given, int) or isinstance(given, bool) or not 1 <= given <= MOST_THREADS:
         fail(
             "M115", f"`threads` is a number from 1 to {MOST_THREADS}, not {printable(repr(given))}"

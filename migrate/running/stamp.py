@@ -116,7 +116,7 @@ def _is_memory(files: Any) -> bool:
 
 def _is_line(value: Any) -> bool:
     """Whether it is text that may stand on a terminal: a stamp comes with the checkpoint, from
-    whoever made it.
+    its author.
     """
     return isinstance(value, str) and value.isprintable()
 

@@ -212,7 +212,7 @@ class Array:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Buffer:
-    """An io.BytesIO: its bytes, which nobody has looked into, and where it was read to."""
+    """An io.BytesIO: its bytes, not looked into, and where it was read to."""
 
     data: bytes
     position: int
