@@ -24,7 +24,7 @@ from .match import ABSENT, RANK
 # no tensor comes apart into more; a larger number is a mistake, and each part is an object
 MOST_PARTS = 100_000
 # and the rules of an edge make no more of all tensors together: a plan holds some objects for each
-MOST_TENSORS = 500_000
+MOST_TENSORS = 1_000_000
 
 
 class Item(NamedTuple):
