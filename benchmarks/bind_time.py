@@ -18,7 +18,7 @@ import time
 from migrate import formats
 from migrate.core.errors import Report
 from migrate.planning.compose import compose, prove_downgrade
-from migrate.planning.pathstep import PathStep
+from migrate.planning.pathstate import PathStep
 from migrate.rules.compiled import compile_file
 from migrate.rules.loading import load_files
 

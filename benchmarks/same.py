@@ -133,7 +133,7 @@ def prepare(work: Path) -> list[dict[str, Any]]:
 def examples_of_rules(work: Path) -> Iterator[dict[str, Any]]:
     """Each example of a shipped rule file, as a checkpoint of its own."""
     from migrate.rules.loading import load_files
-    from migrate.ruletests.source import given_source
+    from migrate.ruletests.binding import given_source
 
     for path in sorted((ROOT / "rules").glob("*/*/*.yaml")):
         (file,) = load_files([path])

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from .api import plan as plan
     from .api import test as test
     from .api import verify as verify
-    from .core.diagnostics import Diagnostic as Diagnostic
+    from .core.errors import Diagnostic as Diagnostic
     from .core.errors import MigrateError as MigrateError
     from .core.spec import Spec as Spec
-    from .core.version import __version__ as __version__
+    from .core.types import __version__ as __version__
     from .live.hook import attach as attach
     from .live.load import convert_module as convert_module
     from .live.load import load as load
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .source.index import Index as Index
 
 _HOMES = {
-    "__version__": "core.version",
+    "__version__": "core.types",
     "apply": "api",
     "attach": "live.hook",
     "diff": "api",
@@ -41,7 +41,7 @@ _HOMES = {
     "plan": "api",
     "test": "api",
     "verify": "api",
-    "Diagnostic": "core.diagnostics",
+    "Diagnostic": "core.errors",
     "Index": "source.index",
     "MigrateError": "core.errors",
     "Plan": "planning.plan",

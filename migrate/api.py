@@ -20,9 +20,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, overload
 
 from . import formats
-from .core.errors import fail
-from .core.memory import guarded
-from .core.spelling import option
+from .core.errors import fail, guarded, option
 from .core.types import PathLike, Progress
 from .planning.lineages import known_lineages
 from .planning.plan import Plan

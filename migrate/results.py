@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .core.diagnostics import Diagnostic as Diagnostic
 from .core.document import DocumentPart, Result
+from .core.errors import Diagnostic as Diagnostic
 
 
 class DocumentReport(Result):

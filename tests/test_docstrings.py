@@ -13,7 +13,7 @@ import torch
 from commandline import DATA
 
 import migrate
-from migrate.core.diagnostics import codes
+from migrate.core.errors import codes
 
 HUB = DATA / "mixtral__v4" / "hub"
 VERBS = [name for name in migrate.__all__ if name.islower()]

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ..core.diagnostics import plural
+from ..core.errors import plural
 from . import render
 from .colour import say
 
@@ -83,7 +83,7 @@ def command(
 
 def text(document: Mapping[str, Any]) -> str:
     """Each finding as rustc would draw it, and a line that counts them."""
-    from ..core.diagnostics import Diagnostic, Span
+    from ..core.errors import Diagnostic, Span
 
     out = []
     for d in document["diagnostics"]:

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ..core.diagnostics import printable
-from ..core.errors import MigrateError, fail
+from ..core.errors import MigrateError, fail, printable
 from ..core.log import NAME, TRACE
 from .render import safe
 

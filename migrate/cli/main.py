@@ -17,8 +17,7 @@ from typing import Any
 
 import click
 
-from ..core.types import FORMAT_VERSION
-from ..core.version import __version__
+from ..core.types import FORMAT_VERSION, __version__
 from . import memory, streams
 
 ELSEWHERE = "migrate runs on Linux and macOS, not on Windows; use WSL there"
@@ -109,7 +108,7 @@ class Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and command(args[0]) is None and not args[0].startswith("-"):
-            from ..core.diagnostics import did_you_mean
+            from ..core.errors import did_you_mean
 
             near = did_you_mean(args[0], commands())
             raise click.UsageError(
@@ -163,7 +162,7 @@ def settle(status: int, done: Done, out: streams.Standard) -> int:
     sys.stdout.flush()
     error = streams.loss(out)
     if error is not None:
-        from ..core.diagnostics import Diagnostic, printable, refusal
+        from ..core.errors import Diagnostic, printable, refusal
 
         why = f"the answer could not be written to stdout: {refusal(error)}"
         if done.published is None:
@@ -187,7 +186,7 @@ def run(arguments: list[str], done: Done | None = None) -> int:
     """The exit status of one command line; answers go to stdout, and problems to stderr, or as JSON
     to stdout if asked for.
     """
-    from ..core.spelling import on_command_line
+    from ..core.errors import on_command_line
 
     done = done or Done()
     try:
@@ -245,8 +244,7 @@ def _report(error: Any, wants_json: bool) -> int:
 def _misused(error: click.ClickException, wants_json: bool) -> int:
     """Wrong flags: click's message with its usage line, or the same as a diagnostic."""
     if wants_json:
-        from ..core.diagnostics import Diagnostic
-        from ..core.errors import QuestionError
+        from ..core.errors import Diagnostic, QuestionError
 
         return _report(
             QuestionError(
@@ -266,8 +264,7 @@ def _failed(error: Exception, wants_json: bool) -> int:
     """A lack of memory wherever it showed, a refusal of the system that nothing else answered for,
     or else a bug.
     """
-    from ..core.errors import MigrateError, RunError
-    from ..core.memory import lacking, ran_out
+    from ..core.errors import MigrateError, RunError, lacking, ran_out
 
     if lacking(error):
         try:
@@ -275,7 +272,7 @@ def _failed(error: Exception, wants_json: bool) -> int:
         except MigrateError as told:
             return _report(told, wants_json)
     if isinstance(error, OSError):
-        from ..core.diagnostics import Diagnostic, refusal
+        from ..core.errors import Diagnostic, refusal
 
         return _report(
             RunError([Diagnostic("M913", f"the system refused: {refusal(error)}")]), wants_json

@@ -17,8 +17,8 @@ from typing import Any
 
 import click
 
-from ..core.diagnostics import place as _lineage_place
-from ..core.diagnostics import plural, printable
+from ..core.errors import place as _lineage_place
+from ..core.errors import plural, printable
 from .colour import say
 
 SHORT = {

@@ -7,8 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..core.diagnostics import printable
-from ..core.errors import fail
+from ..core.errors import fail, printable
 
 
 def check(output: str, kind: str, source: str, files: Sequence[str] = ()) -> None:

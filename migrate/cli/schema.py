@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ..core.diagnostics import plural, printable
+from ..core.errors import plural, printable
 from . import render
 from .options import as_json
 

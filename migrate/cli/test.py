@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ..core.diagnostics import plural
+from ..core.errors import plural
 from . import render
 from .options import as_json
 
@@ -75,7 +75,7 @@ def text(document: Mapping[str, Any]) -> str:
 
 
 def _rendered(found: Mapping[str, Any]) -> str:
-    from ..core.diagnostics import Diagnostic, Span
+    from ..core.errors import Diagnostic, Span
 
     spans = tuple(
         Span(s["file"], s["line"], s["column"], s["length"], s["text"], s["label"])

@@ -19,7 +19,7 @@ from inspect import get_annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-from .diagnostics import Diagnostic, Span
+from .errors import Diagnostic, Span
 from .types import FORMAT_VERSION
 
 if TYPE_CHECKING:

@@ -1,26 +1,359 @@
-"""The exceptions of the project.
+"""What goes wrong: diagnostics, the exceptions that carry them, and memory that ran out.
 
     MigrateError                 carries .diagnostics and .exit_code
     ├─ QuestionError         2   flags, rule files, lineages, a stale plan, a target that exists
     ├─ CheckpointError       3   the checkpoint is unreadable, unsafe, not accounted for, or would
-    lose something └─ RunError              4   it failed while running; nothing was published
-    unless the message says so
+    │                            lose something
+    └─ RunError              4   it failed while running; nothing was published unless the message
+                                 says so
 
     OpError, PatternError        raised by ops and patterns, which know neither key nor file;
                                  the caller adds rule, key and span and turns them into a Diagnostic
 
-The class follows from the exit status that stands in the page of the diagnostic's code
-(`explain/<code>.md`), so a code cannot leave with two different statuses.
+Diagnostics are data: a code, a message that says what is wrong, spans, notes, and a help that says
+how to mend it. A code is one file, `migrate/explain/<code>.md`. Its front matter holds the code's
+name, severity and exit status, its body is what `migrate explain <code>` prints. A new diagnostic
+is a new page and the line that raises it. The class of an exception follows from the exit status of
+the code, so a code cannot leave with two different statuses.
+
+A message is raised far below both front ends and spells arguments as the one that is in use does
+(`option`): `--to v5` on the command line, `to="v5"` for a caller in Python. The command line says
+so once for the process (`on_command_line`); a process that never does is a Python program. Not a
+context variable: worker threads raise as well. What is saved, as the notes of a plan are, spells no
+argument at all: it is read later, by either.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from typing import Any, NoReturn
+import errno
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import cache, wraps
+from json import dumps
+from pathlib import Path
+from typing import Any, Final, NoReturn, ParamSpec, TypeVar
 
-from .diagnostics import Diagnostic, Span
-from .spelling import option
+# flags that are not called like their keyword
+_FLAGS: Final = {"from_": "--from", "params": "--set"}
+_NEGATED: Final = {"single_file": "--folder"}
+_SETS: Final = ("allow",)
+
+_flags = False
+
+
+@contextmanager
+def on_command_line() -> Iterator[None]:
+    """Messages spell arguments as flags for as long as the context is open."""
+    global _flags
+    before, _flags = _flags, True
+    try:
+        yield
+    finally:
+        _flags = before
+
+
+def option(name: str, *values: str | int) -> str:
+    """The keyword `name` of the Python functions with these values, as the front end spells it.
+
+    `allow` takes several values, `params` `NAME=VALUE`. Without values the argument is only named:
+    `--to`, or `` `to` `` for Python.
+    """
+    if _flags:
+        flag = _FLAGS.get(name, "--" + name.replace("_", "-"))
+        if values and isinstance(values[0], bool):
+            return flag if values[0] else _NEGATED[name]
+        return " ".join(f"{flag} {value}" for value in values) or flag
+    if not values:
+        return f"`{name}`"
+    if name in _SETS:
+        return f"{name}={{{', '.join(map(_literal, values))}}}"
+    if name == "params":
+        pairs = (str(value).partition("=") for value in values)
+        return f"{name}={{{', '.join(f'{_literal(key)}: {_literal(value)}' for key, _, value in pairs)}}}"  # noqa: E501
+    return f"{name}={_literal(values[0])}"
+
+
+def together(*options: str) -> str:
+    """Several arguments of one call, as they are written one after the other."""
+    return (" " if _flags else ", ").join(options)
+
+
+def command(verb: str) -> str:
+    """The verb as the front end calls it: `migrate history`, or `migrate.history` in Python."""
+    return f"migrate {verb}" if _flags else f"migrate.{verb}"
+
+
+def _literal(value: str | int) -> str:
+    if not isinstance(value, str):
+        return str(value)
+    return value if value == "…" else '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+# What a terminal or an editor acts on instead of showing it, as the inside of a character class:
+# controls, line ends that not every reader takes for one, bidirectional and other formatting, and
+# what has no glyph (Unicode's Default_Ignorable_Code_Point but for variation selectors, which
+# change one glyph, of an emoji mostly).
+HIDDEN = (
+    r"\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f"
+    r"\u3164\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+)
+_HIDDEN = re.compile(f"[{HIDDEN}]")
+# and its width: no message of ours is longer, but it may quote what somebody wrote
+_WIDEST = 8000
+# what a diagnostic may take in a JSON document, and with that in text: its parts in characters as
+# JSON writes them. Together they are less than 20,000, whatever the checkpoint holds that they
+# quote
+MOST_MESSAGE, MOST_NOTES, MOST_HELP = 4000, 4000, 1500
+MOST_SPANS, _FILE, _TEXT, _LABEL = 4, 1000, 800, 300
+PAGES = Path(__file__).resolve().parent.parent / "explain"
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The page of one code: `name` (kebab case, states the bad thing), `severity`, `exit` status,
+    `body` (markdown).
+    """
+
+    code: str
+    name: str
+    severity: str
+    exit: int
+    body: str
+
+
+@cache
+def page(code: str) -> Page:
+    """The page of `code`; KeyError when there is none."""
+    try:
+        text = (PAGES / f"{code}.md").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise KeyError(code) from None
+    _, front, body = text.split("---\n", 2)
+    head = dict(line.split(": ", 1) for line in front.strip().splitlines())
+    return Page(code, head["name"], head["severity"], int(head["exit"]), body.strip())
+
+
+@cache
+def codes() -> list[str]:
+    """All codes, sorted."""
+    return sorted(path.stem for path in PAGES.glob("M*.md"))
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A place in a text file: 1-based `line` and `column`, `length` code points, and the line's
+    `text` for printing.
+    """
+
+    file: str
+    line: int
+    column: int
+    length: int = 1
+    text: str = ""
+    label: str = ""
+
+    def __str__(self) -> str:
+        return f"{place(self.file)}:{self.line}:{self.column}"
+
+
+@cache
+def place(file: str) -> str:
+    """A rule file of a lineage as `lineage/layout/file.yaml`, wherever its pack is installed; any
+    other file as it is.
+    """
+    lineage = os.path.dirname(os.path.dirname(file))
+    if not os.path.isfile(os.path.join(lineage, "layouts.yaml")):
+        return file
+    return os.path.relpath(file, os.path.dirname(lineage))
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
+    """One finding. `message` is lower case without a final period and names the culprit; `help`
+    names the way out.
+
+    `permit` is the word of `allow` that would let it pass, "" where nothing would.
+    """
+
+    code: str
+    message: str
+    spans: tuple[Span, ...] = ()
+    notes: tuple[str, ...] = ()
+    help: str | None = None
+    severity: str = field(default="")
+    permit: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.severity:
+            object.__setattr__(self, "severity", page(self.code).severity)
+        object.__setattr__(self, "message", bounded(visible(self.message), MOST_MESSAGE))
+        if self.notes:
+            notes = tuple(map(visible, self.notes))
+            object.__setattr__(self, "notes", _bounded_notes(notes))
+        if self.help:
+            object.__setattr__(self, "help", bounded(visible(self.help), MOST_HELP))
+        if len(self.spans) > MOST_SPANS:
+            object.__setattr__(self, "spans", self.spans[:MOST_SPANS])
+
+    @property
+    def exit_status(self) -> int:
+        return page(self.code).exit
+
+    def to_json(self) -> dict[str, Any]:
+        """The diagnostic as the JSON documents hold it."""
+        return {
+            "code": self.code,
+            "name": page(self.code).name,
+            "severity": self.severity,
+            "message": self.message,
+            "spans": [
+                {
+                    "file": bounded(s.file, _FILE, tail=True),
+                    "line": s.line,
+                    "column": s.column,
+                    "length": s.length,
+                    "text": s.text
+                    if json_length(s.text) <= _TEXT
+                    else bounded(_window(s)[0], _TEXT),
+                    "label": bounded(s.label, _LABEL),
+                }
+                for s in self.spans
+            ],
+            "notes": list(self.notes),
+            "help": self.help,
+        }
+
+    def render(self) -> str:
+        """The diagnostic as rustc would draw it: message, place, source line, caret, notes,
+        help.
+        """
+        width = max((len(str(s.line)) for s in self.spans), default=1)
+        # a message is one line: a second one could pass for another diagnostic
+        message = self.message.replace("\n", "\\n")
+        out = [f"{self.severity}[{self.code}]: {message}"]
+        for span in self.spans:
+            where = span.file.removeprefix(os.getcwd() + os.sep)
+            where = place(where) if os.path.isabs(where) else where
+            where = bounded(
+                where if where.isprintable() else printable(where, 400), _FILE, tail=True
+            )
+            out.append(f"{' ' * width}--> {where}:{span.line}:{span.column}")
+            if span.text:
+                text, before, length = _window(span)
+                caret = " " * before + "^" * length
+                out += [
+                    f"{' ' * width} |",
+                    f"{span.line:>{width}} | {text}",
+                    f"{' ' * width} | {caret} {bounded(span.label, _LABEL)}".rstrip(),
+                ]
+        out += [f"{' ' * width} = note: {note}" for note in self.notes]
+        if self.help:
+            out.append(f"{' ' * width} = help: {self.help}")
+        lines = (line if len(line) <= _WIDEST else line[: _WIDEST - 1] + "…" for line in out)
+        # the places too
+        return visible("\n".join(lines))
+
+
+def visible(text: str) -> str:
+    """The text with what a terminal or an editor would act on instead of showing it escaped.
+
+    Diagnostics apply it, so that nothing of a checkpoint acts where it is quoted.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return _HIDDEN.sub(lambda m: ascii(m[0])[1:-1], text)
+
+
+def json_length(text: str) -> int:
+    """The characters that JSON takes for the text, without its quotes."""
+    plain = text.isascii() and text.isprintable() and '"' not in text and "\\" not in text
+    return len(text) if plain else len(dumps(text)) - 2
+
+
+def bounded(text: str, most: int, *, tail: bool = False) -> str:
+    """The text, or as much of its beginning, or with `tail` of its end, as takes at most `most`
+    characters in JSON.
+    """
+    # no character takes more than twelve
+    if 12 * len(text) <= most or json_length(text) <= most:
+        return text
+    # room for the words that say so
+    low, high, room = 0, min(len(text), most), most - 60
+    while low < high:
+        middle = (low + high + 1) // 2
+        if json_length(text[-middle:] if tail else text[:middle]) <= room:
+            low = middle
+        else:
+            high = middle - 1
+    said = f"… ({len(text):,} characters)"
+    return f"{said} …{text[len(text) - low :]}" if tail else text[:low] + said
+
+
+def _bounded_notes(notes: tuple[str, ...]) -> tuple[str, ...]:
+    left, out = MOST_NOTES, list[str]()
+    for number, note in enumerate(notes):
+        if left < 200:
+            out.append(f"and {plural(len(notes) - number, 'note')} more")
+            break
+        out.append(bounded(note, left))
+        left -= json_length(out[-1]) + 10
+    return tuple(out)
+
+
+def _window(span: Span, widest: int = 240) -> tuple[str, int, int]:
+    """The part of the span's line that is drawn, how much of it stands before the caret, and the
+    caret's length.
+
+    A line of many thousand characters would bury the message.
+    """
+    text, at, length = span.text, span.column - 1, max(1, span.length)
+    start = max(0, at - widest // 2) if len(text) > widest else 0
+    # one column for each, so that the caret stays below its word
+    shown = "".join(c if c.isprintable() else " " for c in text[start : start + widest])
+    shown = ("…" + shown[1:] if start else shown) + ("…" if start + widest < len(text) else "")
+    return shown, at - start, min(length, max(1, start + widest - at))
+
+
+def refusal(error: OSError) -> str:
+    """What the system said, and of which file: `input/output error: model.safetensors`."""
+    said = (error.strerror or str(error)).lower()
+    return (
+        said if error.filename is None else f"{said}: {printable(os.fsdecode(error.filename), 240)}"
+    )
+
+
+def did_you_mean(word: str, known: list[str]) -> str | None:
+    """A help text naming the nearest known word, or None when nothing is near (ratio below 0.6)."""
+    from difflib import get_close_matches  # of mistakes only
+
+    near = get_close_matches(word, known, n=1, cutoff=0.6)
+    return f"did you mean `{near[0]}`?" if near else None
+
+
+def printable(text: str, limit: int = 120) -> str:
+    """Text from a checkpoint made safe for a terminal: control and non-ASCII characters escaped,
+    cut at `limit`.
+
+    No text at all is `""`, so that an empty key can be seen.
+    """
+    if not text:
+        return '""'
+    safe = text if text.isascii() and text.isprintable() else ascii(text)[1:-1]
+    return safe if len(safe) <= limit else safe[: limit - 1] + "…"
+
+
+def plural(n: int, noun: str) -> str:
+    """`1 tensor`, `2,000 tensors`."""
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
+def listed(things: list[str], limit: int = 20) -> str:
+    """At most `limit` things, comma-separated, and how many more there are."""
+    shown = ", ".join(printable(t) for t in things[:limit])
+    return shown if len(things) <= limit else f"{shown} … and {len(things) - limit} more"
 
 
 class MigrateError(Exception):
@@ -170,3 +503,123 @@ def fail(
 ) -> NoReturn:
     """Raises the one diagnostic."""
     raise_all([Diagnostic(code, message, spans, notes, help, permit=permit)])
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# what the loader, `threading` and torch say
+_WORDS = (
+    "failed to map segment",
+    "cannot allocate memory",
+    "can't allocate memory",
+    "can't start new thread",
+    "out of memory",
+    "not enough memory",
+    "cannot create a thread",
+    "resource temporarily unavailable",
+)
+
+_PART = 256 << 20
+
+
+def lacking(error: BaseException) -> bool:
+    """Whether the error, or one that led to it, says that memory or room for a thread could not be
+    had.
+    """
+    return _said(error) is not None
+
+
+def _said(error: BaseException) -> str | None:
+    """The line that says so, empty where there are no words; None where nothing does."""
+    seen: list[BaseException] = []
+    at: BaseException | None = error
+    while at is not None and at not in seen:
+        seen.append(at)
+        lines = [line.strip() for line in str(at).splitlines() if line.strip()]
+        if isinstance(at, MemoryError) or (isinstance(at, OSError) and at.errno == errno.ENOMEM):
+            return lines[0] if lines else ""
+        if isinstance(at, SystemError) and _scarce():
+            return lines[0] if lines else ""
+        if isinstance(at, (ImportError, OSError, RuntimeError)):
+            for line in lines:
+                if any(word in line.lower() for word in _WORDS):
+                    return line
+        at = at.__cause__ or at.__context__
+    return None
+
+
+def _scarce() -> bool:
+    """Whether not even a part of what libraries take can be had: what C code then fails with need
+    not be a MemoryError.
+    """
+    import mmap
+
+    try:
+        mmap.mmap(-1, _PART).close()
+    except (OSError, MemoryError):
+        return True
+    return False
+
+
+def ran_out(error: BaseException, doing: str, *, partial: Path | None = None) -> NoReturn:
+    """RunError M922: there was no memory to do that. Lets go of what the frames of `error` hold.
+    `partial`: the folder of a run.
+    """
+    said = printable(line, 300) if (line := _said(error)) else ""
+    trace = error.__traceback__
+    while trace is not None:
+        # a caller's is still running
+        with suppress(RuntimeError):
+            trace.tb_frame.clear()
+        trace = trace.tb_next
+    found = Diagnostic(
+        "M922",
+        f"there was no memory to {doing}" + (f": {said}" if said else ""),
+        help=f"let the process have more (`ulimit -v`), or give less to {option('max_memory')}",
+    )
+    raise_all([found if partial is None else with_partial_folder(found, partial)])
+
+
+def with_partial_folder(found: Diagnostic, partial: Path) -> Diagnostic:
+    """The diagnostic with the partial folder and what to do with it, if the folder is there and not
+    named yet.
+    """
+    where, resume = printable(str(partial), 300), option("resume", True)
+    if not partial.exists() or any(where in text for text in (found.message, *found.notes)):
+        return found
+    again = found.help
+    if again is None or resume not in again:
+        again = (
+            f"{f'{again}; then ' if again else ''}run the same again with {resume}, or remove "
+            "that folder"
+        )
+    return replace(
+        found, notes=(*found.notes, f"what was written so far is kept in {where}"), help=again
+    )
+
+
+@contextmanager
+def needed(doing: str) -> Iterator[None]:
+    """Within it, errors that say that memory is lacking become RunError M922: no memory to do
+    that.
+    """
+    try:
+        yield
+    except MigrateError:
+        raise
+    except Exception as error:
+        if lacking(error):
+            ran_out(error, doing)
+        raise
+
+
+def guarded(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, from which no lack of memory comes but as RunError M922."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        with needed(function.__name__.replace("_", " ")):
+            return function(*args, **kwargs)
+
+    return call

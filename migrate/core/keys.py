@@ -18,7 +18,6 @@ from operator import itemgetter
 from types import MappingProxyType
 from typing import Final, NoReturn
 
-from .expr import DIGITS, Expr
 from .matching import (
     Enum,
     Flat,
@@ -35,7 +34,7 @@ from .matching import (
     cuts,
     ways,
 )
-from .notation import CaptureType, PatternPiece, read_pieces
+from .notation import DIGITS, CaptureType, Expr, PatternPiece, read_pieces
 
 __all__ = [
     "CaptureType",

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from .expr import DIGITS, Expr
+from .notation import DIGITS, Expr
 
 State = Mapping[int, int]  # position -> ways to reach it, 1 or 2 (two or more)
 Value = int | str

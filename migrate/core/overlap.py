@@ -17,7 +17,6 @@ from functools import lru_cache
 from itertools import pairwise
 from math import gcd
 
-from .expr import DIGITS
 from .keys import Pattern, TwoReadings
 from .matching import (
     Enum,
@@ -31,6 +30,7 @@ from .matching import (
     advance,
     cuts,
 )
+from .notation import DIGITS
 
 # a dot, a digit, and a letter for all characters that are neither
 _CLASSES = frozenset(".7x")

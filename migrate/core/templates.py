@@ -20,11 +20,11 @@ from math import prod
 from operator import itemgetter
 from typing import Final, Literal
 
-from .diagnostics import listed
-from .expr import DIGITS
+from .errors import listed
 from .keys import Pattern, TwoReadings
 from .matching import LONGEST_INT, Integer, Taking, Value, advance, cuts, ways
 from .matching import Literal as LiteralPart
+from .notation import DIGITS
 
 # A private-use character; a key that holds it itself is a template of its own.
 SLOT: Final = "\ue000"

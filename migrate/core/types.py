@@ -1,10 +1,13 @@
-"""Types and a number that all of the library shares."""
+"""Types and versions that all of the library shares."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias, TypeVar
+
+__version__ = "0.1.0"
+
 
 # where something lies, as callers may say it
 PathLike: TypeAlias = "str | os.PathLike[str]"
@@ -12,3 +15,14 @@ PathLike: TypeAlias = "str | os.PathLike[str]"
 Progress: TypeAlias = Callable[[int, int], None]
 # of each JSON document that a command answers with, of plans and of stamps
 FORMAT_VERSION = "1.0"
+
+
+T = TypeVar("T", bound=tuple[Any, ...])
+
+
+def records(kind: type[T], *columns: Iterable[Any]) -> list[T]:
+    """One `kind` for each position of the columns, which are its fields in order, defaults
+    included; the shortest ends it.
+    """
+    new = tuple.__new__
+    return [new(kind, row) for row in zip(*columns)]  # noqa: B905 - columns may be endless

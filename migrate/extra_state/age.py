@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..core.diagnostics import printable
-from ..core.errors import CheckpointError
+from ..core.errors import CheckpointError, printable
 from ..core.spec import Spec, spec
 from ..source.tree import is_state
 from .objects import objects

@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ..core.diagnostics import printable
-from ..core.errors import fail
+from ..core.errors import fail, printable
 from ..source.blobs import BytesBlob
 from ..source.pickle import torch_objects
 from ..source.pickle.containers import encoded

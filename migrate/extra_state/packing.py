@@ -13,8 +13,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..core.diagnostics import printable
-from ..core.errors import OpError, fail
+from ..core.errors import OpError, fail, printable
 from ..source.pickle.decoding import ForeignError
 from ..source.pickle.emit import emit_protocol4
 from ..source.pickle.limits import EXTRA_STATE

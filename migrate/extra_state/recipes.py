@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..core.spelling import option
+from ..core.errors import option
 
 STATELESS, DELAYED, CUSTOM = "stateless", "delayed", "custom"
 _TE = "transformer_engine.common.recipe"

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from math import isfinite
 from typing import Any, NamedTuple
 
-from ..core.diagnostics import printable
+from ..core.errors import printable
 from ._reference import Reference
 from ._storages import StoredState
 from .decode import examine

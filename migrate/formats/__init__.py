@@ -16,8 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 from ..core import log
-from ..core.diagnostics import listed, plural, printable, refusal
-from ..core.errors import MigrateError, fail
+from ..core.errors import MigrateError, fail, listed, plural, printable, refusal
 from ..core.types import PathLike
 from ..source.index import Source
 from ..source.paths import Place, find_place

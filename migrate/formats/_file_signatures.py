@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 from typing import NoReturn
 
-from ..core.diagnostics import printable
-from ..core.errors import fail
+from ..core.errors import fail, printable
 from ._legacy import is_legacy
 
 _UNPACK = "unpack it first"

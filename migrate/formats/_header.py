@@ -19,11 +19,9 @@ from math import prod
 from operator import itemgetter, sub
 from typing import Any, NamedTuple
 
-from ..core.diagnostics import listed, printable
-from ..core.errors import CheckpointError, Report, fail
-from ..core.records import records
+from ..core.errors import CheckpointError, Report, fail, listed, option, printable
 from ..core.spec import BITS, Spec, spec
-from ..core.spelling import option
+from ..core.types import records
 from ..source.blobs import FileBlob, Stored
 from ..source.jsontext import collector_paused, parse
 from ..source.target import OutputFile, Placed

@@ -16,8 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
-from ..core.diagnostics import printable
-from ..core.errors import CheckpointError, fail
+from ..core.errors import CheckpointError, fail, printable
 from ..source.blobs import Blob, read_bytes
 from ..source.pickle.decoding import STORAGES
 from ..source.pickle.limits import ARCHIVE, EXTRA_STATE

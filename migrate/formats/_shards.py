@@ -15,8 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..core.diagnostics import listed
-from ..core.errors import fail
+from ..core.errors import fail, listed
 from ..core.spec import Spec
 from ..source.blobs import FileBlob
 from ..source.jsontext import parse

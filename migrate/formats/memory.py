@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from ..core.diagnostics import listed, printable
-from ..core.errors import Report, fail
+from ..core.errors import Report, fail, listed, printable
 from ..core.spec import ALIASES, BITS, Spec, spec
 from ..elements.classes import is_dtensor, is_plain_class
 from ..source.blobs import Blob, Stored

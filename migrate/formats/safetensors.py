@@ -14,8 +14,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from json.encoder import encode_basestring
 
-from ..core.diagnostics import listed, printable
-from ..core.errors import CheckpointError, Report, fail
+from ..core.errors import CheckpointError, Report, fail, listed, printable
 from ..core.spec import Spec
 from ..source.blobs import FileBlob, Stored
 from ..source.index import FileSource, Index, Source

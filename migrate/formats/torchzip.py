@@ -14,8 +14,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..core.diagnostics import listed, printable
-from ..core.errors import CheckpointError, Report, fail
+from ..core.errors import CheckpointError, Report, fail, listed, printable
 from ..core.spec import ALIASES, BITS, Spec, spec
 from ..source import zip_archive
 from ..source.blobs import FileBlob, Stored

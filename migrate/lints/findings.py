@@ -8,16 +8,22 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from ..core.diagnostics import PAGES, Diagnostic, Span, did_you_mean, page, printable
-from ..core.errors import fail
+from ..core.errors import PAGES, Diagnostic, Span, did_you_mean, fail, page, printable
 from ..core.types import PathLike
 from ..rules.packs import built_in
 from ..source import yaml
 from ..source.index import Index
-from . import checkpoint, file, layout, loss, matching, shape
-from .inputs import Family, read_inputs
+from . import file, layout, matching, shape
+from .inputs import FileSet, read_inputs
+from .layout import CODES, find_misfits
 
-FAMILIES: tuple[Family, ...] = (file, matching, shape, loss, layout)
+FAMILIES: tuple[Callable[[FileSet], Iterator[Diagnostic]], ...] = (
+    file.find_problems,
+    matching.find_problems,
+    shape.find_problems,
+    file.find_losses,
+    layout.find_problems,
+)
 # codes that speak of the comments themselves
 _ABOUT_COMMENTS = ("M602", "M603")
 
@@ -56,19 +62,19 @@ def lint(
     wanted = (_codes(select) or known) - _codes(ignore)
     filesets = read_inputs(paths or [_default()])
     families: Iterator[Diagnostic] = chain.from_iterable(
-        family.find_problems(fileset) for fileset in filesets.filesets for family in FAMILIES
+        family(fileset) for fileset in filesets.filesets for family in FAMILIES
     )
     if index is not None:
         families = chain(
             families,
             *(
-                checkpoint.find_problems(fileset, index, read_side, filesets.asked)
+                find_misfits(fileset, index, read_side, filesets.asked)
                 for fileset in filesets.filesets
             ),
         )
     # all of them, because what a comment allows in vain depends on all that is found
     found = [d for d in families if any(span.file in filesets.asked for span in d.spans)]
-    looked_at = known if index is not None else known - set(checkpoint.CODES)
+    looked_at = known if index is not None else known - set(CODES)
     allowed: list[Allowed] = []
     wrong: list[Diagnostic] = []
     for document in filesets.asked.values():

@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..core.diagnostics import Diagnostic, printable
-from ..core.errors import MigrateError, OpError, Report, fail
+from ..core.errors import Diagnostic, MigrateError, OpError, Report, fail, printable
 from ..core.types import PathLike
 from ..rules.compiled import CompiledCall, CompiledRule, DirectedRule, direct
 from ..rules.files import LAYOUTS, SUFFIXES

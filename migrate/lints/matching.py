@@ -9,13 +9,12 @@ from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
-from ..core.diagnostics import Diagnostic, Span, listed, printable
-from ..core.errors import PatternError
+from ..core.errors import Diagnostic, PatternError, Span, listed, printable
 from ..core.keys import FOREIGN, CaptureType, Pattern, foreign, narrower, parse
 from ..core.matching import Integer, Literal, Part, PathHead
 from ..core.overlap import apart, common, shared_key, takes
 from ..ops.base import OneWay
-from ..planning.pathstep import invert
+from ..planning.pathstate import invert
 from ..rules.compiled import CompiledRule
 from ..ruletests.binding import CompiledFile
 from .inputs import FileSet, directed

@@ -17,8 +17,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..core.diagnostics import Diagnostic, plural, printable
-from ..core.errors import MigrateError, raise_all
+from ..core.errors import Diagnostic, MigrateError, plural, printable, raise_all
 from ..core.spec import BITS
 from ..core.view import TooManyPieces
 from ..elements.classes import has_plain_bytes, is_dtensor

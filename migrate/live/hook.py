@@ -18,8 +18,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import ops
-from ..core.diagnostics import Diagnostic, listed, plural, printable
-from ..core.errors import MigrateError, fail
+from ..core.errors import Diagnostic, MigrateError, fail, listed, plural, printable
 from ..core.templates import matches
 from ..core.types import PathLike
 from ..elements.classes import is_plain_class

@@ -15,10 +15,17 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from .. import formats
-from ..core.diagnostics import listed, plural, printable
-from ..core.errors import MigrateError, Report, fail, raise_all
-from ..core.memory import guarded
-from ..core.spelling import option
+from ..core.errors import (
+    MigrateError,
+    Report,
+    fail,
+    guarded,
+    listed,
+    option,
+    plural,
+    printable,
+    raise_all,
+)
 from ..core.templates import list_collapsed, rank_of
 from ..core.types import PathLike, Progress
 from ..elements.classes import has_plain_bytes, is_dtensor

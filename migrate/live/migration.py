@@ -20,8 +20,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core import view as views
-from ..core.diagnostics import listed
-from ..core.errors import Report
+from ..core.errors import Report, listed
 from ..core.spec import encode
 from ..core.view import Fill
 from ..elements.classes import has_plain_bytes
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ..core.diagnostics import Diagnostic
+    from ..core.errors import Diagnostic
     from ..core.spec import Spec
     from ..planning.compose import Composition
     from ..planning.graph import Tensor

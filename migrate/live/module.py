@@ -17,8 +17,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..core.diagnostics import did_you_mean, plural, printable
-from ..core.errors import Report
+from ..core.errors import Report, did_you_mean, plural, printable
 from ..core.spec import ALIASES, BITS, Spec, spec
 from ..core.templates import list_collapsed
 from ..elements.classes import is_plain_class
@@ -28,7 +27,7 @@ from ..formats import memory
 if TYPE_CHECKING:
     import torch
 
-    from ..core.diagnostics import Diagnostic
+    from ..core.errors import Diagnostic
     from ..core.spec import Spec
     from ..formats.memory import MemorySource
 

@@ -8,9 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from ..core.diagnostics import listed, printable
-from ..core.errors import fail
-from ..core.memory import guarded
+from ..core.errors import fail, guarded, listed, printable
 from ..core.types import PathLike
 from ..elements.classes import is_dtensor
 from ..planning.request import SUFFIXES, Request, path_text

@@ -17,8 +17,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from ..core.diagnostics import Diagnostic, printable
-from ..core.errors import Report, fail
+from ..core.errors import Diagnostic, Report, fail, printable
 from ..core.templates import list_collapsed
 from ..elements.classes import has_plain_bytes, is_dtensor, is_plain_class
 from .module import EXTRA

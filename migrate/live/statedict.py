@@ -11,11 +11,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from ..core.memory import guarded
+from ..core.errors import guarded
 from ..core.types import PathLike
 from ..formats import memory
-from ..planning.names import follow_all
 from ..planning.request import Request, make_request
+from ..planning.sides import follow_all
 from ..results import StateDictReport
 from ..running.device import CPU, Device, resolve_device
 from ..running.error_statistics import Ledger

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..core.diagnostics import listed
-from ..core.errors import Report
+from ..core.errors import Report, listed
 from ..core.spec import Spec
 from ..core.view import region
 from ..elements.classes import is_dtensor

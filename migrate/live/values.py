@@ -13,8 +13,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
-from ..core.diagnostics import printable
-from ..core.errors import fail
+from ..core.errors import fail, printable
 from ..source.pickle.tree import Array, Buffer, Constant, DictNode, ListNode, TensorRecord
 
 _LISTS: dict[str, Callable[[list[Any]], Any]] = {

@@ -14,7 +14,7 @@ from functools import lru_cache
 from math import prod
 from typing import NoReturn
 
-from ..core.diagnostics import did_you_mean
+from ..core.errors import did_you_mean
 from .base import OpError, Shape, format_shape
 
 ELLIPSIS = "..."

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from ..core.diagnostics import did_you_mean
+from ..core.errors import did_you_mean
 from ..core.spec import ALIASES, BITS, Spec, spec
 from ..elements.numbers import (
     FLOATS,

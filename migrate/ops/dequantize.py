@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def codec_called(name: str) -> Codec:
     """The codec of this name. OpError M308 if there is none or it does not load."""
     from .. import codecs
-    from ..core.diagnostics import did_you_mean, listed, printable
+    from ..core.errors import did_you_mean, listed, printable
     from ..source.registry import BrokenEntryError
 
     try:

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..core.errors import CheckpointError
+from ..core.errors import CheckpointError, option
 from ..core.spec import Spec, spec
-from ..core.spelling import option
 from .base import Array, Decided, OneWay, Op, OpError, Shape, arg, dataclass
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core import view
-from ..core.diagnostics import did_you_mean
+from ..core.errors import did_you_mean
 from ..core.spec import ALIASES, BITS, Spec, spec
 from ..elements.raw import carrier, encoded, raw
 from .base import (

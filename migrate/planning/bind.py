@@ -14,12 +14,10 @@ from dataclasses import dataclass, field
 from itertools import chain, repeat
 from typing import Any, NamedTuple, NoReturn
 
-from ..core.diagnostics import listed, printable
-from ..core.errors import Report, fail
+from ..core.errors import Report, fail, listed, option, printable
 from ..core.keys import FOREIGN, NegativeIndex, Pattern, foreign, foreign_text
-from ..core.records import records
-from ..core.spelling import option
 from ..core.templates import Template, rank_of, takes
+from ..core.types import records
 from ..ops.base import Decided, ValueOp
 from ..rules.compiled import ROLE, CompiledCall, DirectedRule
 from .graph import Program, Tensor, ValueCheck

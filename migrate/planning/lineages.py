@@ -7,9 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..core.diagnostics import printable
-from ..core.errors import fail
-from ..core.spelling import option
+from ..core.errors import fail, option, printable
 from ..extra_state.age import States
 from ..rules.files import LoadedFile
 from ..rules.lineage import Lineage, Matcher, detect, nearest, resolve_goal

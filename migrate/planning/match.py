@@ -20,10 +20,8 @@ from itertools import repeat
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from ..core.diagnostics import listed, printable
-from ..core.errors import Report
+from ..core.errors import Report, listed, printable
 from ..core.keys import Pattern, TwoReadings, narrower, nearest, parse
-from ..core.records import records
 from ..core.spec import ALIASES, Spec
 from ..core.templates import (
     PER_KEY,
@@ -36,6 +34,7 @@ from ..core.templates import (
     with_rank_0,
     without_rank,
 )
+from ..core.types import records
 from ..rules.compiled import DirectedRule, Side
 
 # value of a capture that the item's role does not have

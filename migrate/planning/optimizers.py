@@ -21,16 +21,14 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core import view as views
-from ..core.diagnostics import listed, plural, printable
-from ..core.errors import Report, fail
-from ..core.spelling import option, together
+from ..core.errors import Report, fail, listed, option, plural, printable, together
 from ..core.templates import rank_of
 from ..source.pickle.tree import Composite, DictNode, ListNode, LocalShard, TensorRecord
 from .graph import ComputedTensor, Tensor
 from .request import OPTIMIZER_PARAM
 
 if TYPE_CHECKING:
-    from ..core.diagnostics import Span
+    from ..core.errors import Span
     from ..core.spec import Spec
     from ..source.index import Index
     from .compose import Composition

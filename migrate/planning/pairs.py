@@ -18,8 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from .. import codecs
-from ..core.diagnostics import printable
-from ..core.errors import Report
+from ..core.errors import Report, printable
 from ..core.spec import BITS
 from ..core.templates import rank_of
 from ..source.registry import BrokenEntryError

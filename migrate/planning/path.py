@@ -14,10 +14,18 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..core import log
-from ..core.diagnostics import Diagnostic, listed, place, printable
-from ..core.errors import Report, fail
+from ..core.errors import (
+    Diagnostic,
+    Report,
+    command,
+    fail,
+    listed,
+    option,
+    place,
+    printable,
+    together,
+)
 from ..core.keys import parse
-from ..core.spelling import command, option, together
 from ..extra_state.age import States
 from ..rules import params as parameters
 from ..rules.compiled import compile_file_once
@@ -38,10 +46,10 @@ from ..rules.patches import leaves
 from ..source.index import Index
 from ..source.pickle.encodings import PARAMETER
 from .graph import Tensor
-from .pathstep import PathStep
+from .pathstate import PathStep
 from .request import OPTIMIZER_PARAM, Request
 from .sides import ReadSide
-from .undo_order import check_undo_order, standing_entries
+from .unchanged import check_undo_order, standing_entries
 
 if TYPE_CHECKING:
     from ..rules.model import Groups

@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence
 from itertools import islice, repeat
 from typing import Any, NamedTuple
 
-from ..core.diagnostics import Diagnostic, listed, plural, printable
-from ..core.errors import OpError, fail
-from ..core.records import records
+from ..core.errors import Diagnostic, OpError, fail, listed, plural, printable
 from ..core.spec import Spec, spec
+from ..core.types import records
 from ..core.view import TooManyPieces, View, leaves, relabel, stored
 from ..ops.base import Decided, Loss, OpCall, ValueOp
 from ..rules.compiled import ROLE, CompiledCall, DirectedRule

@@ -25,9 +25,8 @@ from ..source.blobs import Stored
 from ..source.target import Target
 from .bind import Provenance, StepResult
 from .compose import Composition
-from .graph import ComputedTensor, Tensor, ValueCheck, computations
-from .kinds import BLOCKS, CHUNK, Kind, kind_of
-from .pathstep import PathStep
+from .graph import BLOCKS, CHUNK, ComputedTensor, Kind, Tensor, ValueCheck, computations, kind_of
+from .pathstate import PathStep
 from .sides import SideFiles
 
 if TYPE_CHECKING:

@@ -10,9 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..core.diagnostics import did_you_mean, listed, printable
-from ..core.errors import MigrateError, fail, raise_all
-from ..core.spelling import option
+from ..core.errors import MigrateError, did_you_mean, fail, listed, option, printable, raise_all
 from ..core.types import PathLike
 
 # what `allow` can hold; nothing else loosens anything

@@ -8,9 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ..core.diagnostics import printable
-from ..core.errors import fail
-from ..core.spelling import command, option
+from ..core.errors import command, fail, option, printable
 from ..core.types import FORMAT_VERSION, PathLike
 from .request import CHANGED_SOURCE, Request, make_request
 

@@ -1,20 +1,30 @@
 """Keys that an edge left as they were although its rules, inverted, would take them: a stamp
-remembers them, and they stay.
+remembers them, and they stay. And which edges of a stamp may therefore not be undone before a later
+one is.
 
 A rule whose `when` passes over some tensors makes the others look like them, and `keep` may let
 stay what a rule makes elsewhere. In what came out these keys look like those that the rules made;
 so the entry of the edge names them. Mostly there are none. Where there are many they differ in
 layers and experts only, and are written as forms.
+
+They are remembered under the names that they had behind the edge. An edge of another lineage that
+was walked afterwards may have renamed them, or others to their names. Then it cannot be decided
+what stays, so such an edge is undone first: refused is the order, never the way back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise, product
 from math import prod
 from typing import Any
 
-from ..core.templates import SLOT, group, products
+from ..core.errors import Report, fail, listed, option, printable
+from ..core.keys import Pattern
+from ..core.templates import SLOT, fitting, group, products
+from ..rules.compiled import compile_file
+from ..rules.files import LoadedFile
+from ..rules.packs import Packs, load_edge
 
 # where an integer stands in a form
 _PLACE = "{}"
@@ -101,3 +111,120 @@ def _runs(numbers: Sequence[int]) -> list[list[int]]:
         else:
             runs.append([number, number])
     return runs
+
+
+Entry = Mapping[str, Any]
+
+
+def standing_entries(applied: Iterable[Entry]) -> list[Entry]:
+    """The entries that were not undone since, oldest first: an entry is undone by the next one of
+    its lineage, if that goes back.
+    """
+    out: list[Entry] = []
+    for entry in applied:
+        at = next(
+            (n for n in reversed(range(len(out))) if out[n]["lineage"] == entry["lineage"]), None
+        )
+        if at is not None and _undoes(entry, out[at]):
+            del out[at]
+        else:
+            out.append(entry)
+    return out
+
+
+def check_undo_order(
+    applied: Sequence[Entry],
+    steps: Sequence[tuple[Entry, Sequence[LoadedFile]]],
+    packs: Packs,
+    keys: Collection[str],
+) -> None:
+    """M405 where one of `steps` undoes an entry whose kept keys a later entry may have renamed,
+    which still stands then.
+
+    `steps` are (lineage, from and to; its rule files) in the order in which they are walked;
+    `keys`: the tensors that are there.
+    """
+    here = standing_entries(applied)
+    walked: dict[int, Sequence[LoadedFile]] = {}
+    for number, (step, files) in enumerate(steps):
+        at = next((n for n in reversed(range(len(here))) if _undoes(step, here[n])), None)
+        if at is None:
+            here.append(step)
+            walked[id(step)] = files
+            continue
+        kept = here[at].get("kept") or ()
+        for later in here[at + 1 :] if kept else ():
+            known = walked.get(id(later)) or _files(
+                later, packs, [f for _, some in steps for f in some]
+            )
+            # before anything is walked, a name that is not there is one that moved
+            if names := _moved(
+                later, known, unfold_keys(kept, 2 * len(keys)), keys if number == 0 else None
+            ):
+                _refuse(here[at], later, names)
+        del here[at]
+
+
+def _undoes(entry: Entry, other: Entry) -> bool:
+    return (entry["lineage"], entry["from"], entry["to"]) == (
+        other["lineage"],
+        other["to"],
+        other["from"],
+    )
+
+
+def _files(entry: Entry, packs: Packs, given: Iterable[LoadedFile]) -> list[LoadedFile]:
+    """The rule files that the entry names, as they were when it was applied; [] where they are not
+    all known here.
+    """
+    wanted = {(rule["id"], rule["hash"]) for rule in entry["rules"]}
+    known = {id(pack): pack for pack in packs.all if entry["lineage"] in pack.lineages}
+    edges = packs.load_lineage(entry["lineage"]).edges if known else ()
+    there = [
+        f
+        for edge in edges
+        if {edge.source, edge.target} == {entry["from"], entry["to"]}
+        for f in load_edge(edge.files)
+    ]
+    found = {(f.model.id, f.hash): f for f in (*given, *there)}
+    return [found[rule] for rule in wanted] if wanted <= found.keys() else []
+
+
+def _moved(
+    later: Entry, files: Sequence[LoadedFile], kept: Collection[str], keys: Collection[str] | None
+) -> list[str]:
+    """Those of the kept keys that the edge of `later` may have taken; all of them where its rule
+    files are not known.
+    """
+    if not files:
+        return sorted(kept)
+    taking = list(_taking(later, files))
+    if any(pattern.has_flat or pattern.params for pattern in taking):
+        return sorted(kept)
+    gone = {key for key in kept if key not in keys} if keys is not None else set()
+    for template in group(kept):
+        fits = [fitting(pattern, template) for pattern in taking]
+        gone.update(key for key, *found in zip(template.keys, *fits, strict=True) if any(found))
+    return sorted(gone)
+
+
+def _taking(entry: Entry, files: Sequence[LoadedFile]) -> Iterator[Pattern]:
+    for file in files:
+        forwards = (entry["from"], entry["to"]) == tuple(file.model.edge)
+        rules, _ = compile_file(file, Report())
+        sides = ((rule.sources if forwards else rule.targets).values() for rule in rules)
+        yield from chain.from_iterable(sides)
+
+
+def _refuse(entry: Entry, later: Entry, names: Sequence[str]) -> None:
+    def spelled(edge: Entry) -> str:
+        return f"{printable(edge['lineage'])} {printable(edge['from'])} → {printable(edge['to'])}"
+
+    back = f"{printable(later['lineage'])}@{printable(later['from'])}"
+    fail(
+        "M405",
+        f"{spelled(entry)} left keys as they were, and {spelled(later)}, which was applied later "
+        "and stands, may have renamed them",
+        notes=(f"the stamp names them as they were before it: {listed(list(names), 4)}",),
+        help=f"downgrade the later edge first: {option('to', back)}",
+    )

@@ -21,10 +21,8 @@ from sys import float_info
 from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from .. import ops
-from ..core import expr
-from ..core.diagnostics import listed, printable
-from ..core.errors import OpError, PatternError
-from ..core.spelling import option
+from ..core.errors import OpError, PatternError, listed, option, printable
+from ..core.notation import Unset, parse_expression
 from ..ops.base import Written
 from ..source import yaml
 
@@ -166,8 +164,8 @@ def integer(written: Any, params: Mapping[str, Any], label: str = "") -> int | N
             raise _misfit(f"{lead}{written}", value, "an integer", "int")
         return number
     try:
-        return expr.parse(written).evaluate(params)
-    except expr.Unset as error:
+        return parse_expression(written).evaluate(params)
+    except Unset as error:
         raise OpError(
             "M509",
             f"{lead}{written} needs ${error.name}, which has no value",

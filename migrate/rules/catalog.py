@@ -59,8 +59,7 @@ def schema(
 
     `name` limits it to one; M115 if there is none of this name, or if the folder cannot be written.
     """
-    from ..core.diagnostics import did_you_mean, listed, printable
-    from ..core.errors import fail
+    from ..core.errors import did_you_mean, fail, listed, printable
     from . import schema as made
 
     known = made.schemas()

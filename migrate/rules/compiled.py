@@ -17,15 +17,14 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from .. import ops
-from ..core.diagnostics import Span, did_you_mean, listed, printable
-from ..core.errors import OpError, PatternError, Report
+from ..core.errors import OpError, PatternError, Report, Span, did_you_mean, listed, printable
 from ..core.keys import CaptureType, Pattern, parse
 from ..ops.base import Op, ValueOp
 from .arguments import PARAM, integer, resolve, unset
 from .arguments import ROLE as ROLE
 
 if TYPE_CHECKING:
-    from ..core.diagnostics import Diagnostic
+    from ..core.errors import Diagnostic
     from .files import LoadedFile
     from .model import Rule
 

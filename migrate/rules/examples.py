@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from ..core.diagnostics import codes, did_you_mean, listed, printable
+from ..core.errors import codes, did_you_mean, listed, printable
 from . import fields
 from .arguments import numeric
 from .fields import (

@@ -24,13 +24,11 @@ from typing import Annotated, Any, NamedTuple, NoReturn, Union, get_args, get_or
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from ..core import expr
-from ..core.diagnostics import did_you_mean, listed, printable
-from ..core.errors import PatternError
+from ..core.errors import PatternError, did_you_mean, listed, printable
 from ..core.keys import parse
-from ..core.notation import LONGEST_PATTERN
+from ..core.notation import LONGEST, LONGEST_PATTERN, parse_expression
 from ..core.spec import ALIASES, BITS
-from ..core.version import __version__
+from ..core.types import __version__
 from ..source import yaml
 from ..source.sidefiles import CACHES, HISTORY, ITEMS, MAX_DEPTH, METADATA, PARTIAL, WEIGHT_SUFFIXES
 from .arguments import MOST, NAME, numeric, seen, whole_number
@@ -198,7 +196,7 @@ def count(value: Any) -> int:
 
 
 def arithmetic(value: Any) -> int | str:
-    """An integer, or the text of arithmetic over params that `core.expr` can read."""
+    """An integer, or the text of arithmetic over params that `core.notation` can read."""
     if (number := whole_number(value)) is not None:
         return _bounded(number)
     if not isinstance(value, str) or yaml.is_null(value):
@@ -206,7 +204,7 @@ def arithmetic(value: Any) -> int | str:
             "M106", f"an integer, `$param` or arithmetic is asked for, here stands {kind_of(value)}"
         )
     try:
-        expr.parse(value)
+        parse_expression(value)
     except PatternError as error:
         refuse([Problem(error.code, error.message, error.help, part=(error.start, error.end))])
     return str(value)
@@ -355,7 +353,7 @@ ARITHMETIC = {
     **INTEGER,
     "type": ["integer", "string"],
     "pattern": match_whole(_arithmetic(rf"\${_WORD}")),
-    "maxLength": expr.LONGEST,
+    "maxLength": LONGEST,
 }
 # a NaN is neither less nor greater than any number, and so the only one that lies between 1 and 0
 FINITE = {

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.diagnostics import Span
+from ..core.errors import Span
 from ..ops.base import OpCall
 from ..source import yaml
 from .lineage import Detect, Edge, Layout, Lineage

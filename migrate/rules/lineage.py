@@ -20,11 +20,9 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..core.diagnostics import Diagnostic, did_you_mean, listed, printable
-from ..core.errors import fail
+from ..core.errors import Diagnostic, did_you_mean, fail, listed, option, printable
 from ..core.keys import Pattern, parse
 from ..core.spec import Spec
-from ..core.spelling import option
 from ..core.templates import fitting, group, matches, without_rank
 from ..extra_state.age import States, ranges
 from ..source.index import Index

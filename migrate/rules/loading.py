@@ -1,6 +1,6 @@
-"""Rule files read as their authors wrote them, and what can be said against one that is well
-formed: names, params, presence. All problems of all files come out in one report, each with its
-line.
+"""Rule files and `layouts.yaml` read as their authors wrote them, and what can be said against one
+that is well formed: names, params, presence. All problems of all files come out in one report, each
+with its line.
 
 The algebra of captures (`from` against `via` against `to`) is not here but in `compiled`, which
 parses the patterns.
@@ -13,19 +13,50 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pydantic import ValidationError
+from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema
 
 from .. import ops
-from ..core.diagnostics import did_you_mean, listed, printable
-from ..core.errors import Report
+from ..core.errors import PatternError, Report, did_you_mean, listed, printable
 from ..core.keys import parse
 from ..source import yaml
 from . import arguments, examples, steps
-from .arguments import PARAM
-from .fields import Model, Problem, kind_of, problems_of, unmet
+from .arguments import MOST, PARAM, whole_number
+from .fields import (
+    COUNT,
+    DTYPE,
+    PATTERN,
+    TEXT,
+    UNPRINTABLE,
+    Bool,
+    Line,
+    Model,
+    Name,
+    Problem,
+    Requires,
+    Text,
+    count,
+    dtype,
+    each,
+    fits,
+    kind_of,
+    lone_pattern,
+    mapping,
+    match_whole,
+    one_of,
+    one_or_list,
+    problems_of,
+    read_text,
+    refuse,
+    sequence,
+    unknown_dtype,
+    unmet,
+    word,
+    wrong,
+)
 from .files import LoadedFile
+from .lineage import Detect, Layout, Lineage
 from .model import Groups, Param, Rule, RuleFile
 from .params import RefusedError, convert
 
@@ -450,3 +481,271 @@ def _references(value: Any, path: _Path = ()) -> Iterator[tuple[_Path, str]]:
     elif isinstance(value, (list, tuple)):
         for number, item in enumerate(value):
             yield from _references(item, (*path, number))
+
+
+STATUSES = ("current", "supported", "deprecated")
+
+
+def _patterns(value: Any) -> tuple[str, ...]:
+    return tuple(each(sequence([value] if isinstance(value, str) else value), lone_pattern))
+
+
+def _by_pattern(value: Any, read: Any) -> dict[str, tuple[Any, ...]]:
+    return _read_by_pattern(value, lambda item: tuple(each(_some(item), read)))
+
+
+def _read_by_pattern(value: Any, read: Any) -> dict[str, Any]:
+    bad = []
+    for pattern in mapping(value):
+        try:
+            parse(pattern)
+        except PatternError as error:
+            bad.append(Problem(error.code, error.message, error.help, (pattern,), key=True))
+    if bad:
+        refuse(bad)
+    return {str(pattern): items for pattern, items in each(value, read).items()}
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _some(value: Any) -> list[Any]:
+    return _listed(value) or wrong(
+        "M114", "an empty list, of which nothing is one", "list the values, or remove the condition"
+    )
+
+
+def _dtype(value: Any) -> str:
+    name = read_text(value)
+    known = dtype(name)
+    if known is None:
+        refuse([unknown_dtype(name)])
+    return known
+
+
+def _dtypes(value: Any) -> dict[str, tuple[str, ...]]:
+    return _by_pattern(value, _dtype)
+
+
+def _counts(value: Any) -> dict[str, tuple[int, ...]]:
+    return _by_pattern(value, count)
+
+
+def _shapes(value: Any) -> dict[str, tuple[int | str | None, ...]]:
+    return _read_by_pattern(value, lambda item: tuple(each(sequence(item), _axis)))
+
+
+def _axis(value: Any) -> int | str | None:
+    if yaml.is_null(value):
+        return None
+    if whole_number(value) is not None:
+        return count(value)
+    if not isinstance(value, str):
+        wrong(
+            "M106",
+            f"a size, a name, `$key.path` or null is expected, not {kind_of(value)}",
+        )
+    name = word(value)
+    if not fits(_AXIS, name):
+        wrong(
+            "M114",
+            f"`{printable(name)}` is not an axis of a shape",
+            "a size, null for any, `$key.path` in config.json, or a name",
+        )
+    return name
+
+
+def _config(value: Any) -> dict[str, tuple[Any, ...]]:
+    return {str(dotted): tuple(_listed(yaml.core(item))) for dotted, item in mapping(value).items()}
+
+
+def _releases(value: Any) -> str:
+    written = read_text(value)
+    if not re.fullmatch(_RELEASES, written):
+        wrong(
+            "M114",
+            f"`{printable(written)}` names no releases",
+            "such as `2.0 to 2.17` or `2.18 and later`",
+        )
+    return written
+
+
+def _layouts(value: Any) -> Any:
+    names = mapping(value)
+    if not names:
+        wrong("M114", "a lineage has at least one layout")
+    hint = "no `@`, no leading `+` or `-`, not `latest`"
+    bad = [
+        Problem("M114", f"`{printable(n)}` cannot name a layout", hint, (n,), key=True)
+        for n in names
+        if not _NAME.fullmatch(n)
+    ]
+    if bad:
+        refuse(bad)
+    return names
+
+
+# what stands behind the `@` of `--to`
+_NAME = re.compile(rf"(?!latest$)[^-+@{UNPRINTABLE}][^@{UNPRINTABLE}]*")
+_RELEASES = r"[0-9]{1,3}\.[0-9]{1,3}( to [0-9]{1,3}\.[0-9]{1,3}| and later)"
+_PATTERNS = {**PATTERN, "type": [*TEXT["type"], "array"], "items": PATTERN}
+_BY_PATTERN = {
+    "type": "object",
+    "propertyNames": {name: PATTERN[name] for name in ("pattern", "maxLength")},
+}
+_WORDS = {**_BY_PATTERN, "additionalProperties": one_or_list(DTYPE)}
+_NUMBERS = {**_BY_PATTERN, "additionalProperties": one_or_list(COUNT)}
+# one axis of a shape
+_AXIS = {"type": ["integer", "string", "null"], "minimum": 0, "maximum": MOST,
+         "pattern": match_whole(rf"[A-Za-z_][A-Za-z0-9_]*|\$[^.#{UNPRINTABLE}]+(?:\.[^.#{UNPRINTABLE}]+)*")}  # fmt: skip  # noqa: E501
+_SHAPES = {**_BY_PATTERN, "additionalProperties": {"type": "array", "items": _AXIS}}
+Patterns = Annotated[tuple[str, ...], BeforeValidator(_patterns), WithJsonSchema(_PATTERNS)]
+Counts = Annotated[dict[str, tuple[int, ...]], BeforeValidator(_counts), WithJsonSchema(_NUMBERS)]
+
+
+class DetectFields(Model):
+    """The signs by which a checkpoint shows that it is in the layout; all must hold."""
+
+    present: Patterns = Field(
+        (),
+        description="patterns of which each fits some key",
+        examples=["{p...}.experts.{e:int}.w1.weight"],
+    )
+    absent: Patterns = Field(
+        (),
+        description="patterns of which none fits any key",
+        examples=["{p...}.experts.gate_up_proj"],
+    )
+    dtype: Annotated[
+        dict[str, tuple[str, ...]], BeforeValidator(_dtypes), WithJsonSchema(_WORDS)
+    ] = Field(
+        default_factory=dict,
+        description="pattern -> dtypes, one of which some fitting key has",
+        examples=[{"{p...}.weight": "float8_e4m3fn"}],
+    )
+    ndim: Counts = Field(
+        default_factory=dict,
+        description="pattern -> number of axes that some fitting key has",
+        examples=[{"{m...}.weight": 3}],
+    )
+    shape: Annotated[
+        dict[str, tuple[int | str | None, ...]], BeforeValidator(_shapes), WithJsonSchema(_SHAPES)
+    ] = Field(
+        default_factory=dict,
+        description="pattern -> shape that some fitting key has: sizes, null for any, $key.path "
+        "in config.json, names for equal sizes",
+        examples=[{"{p...}.experts.gate_up_proj": ["experts", "$hidden_size", None]}],
+    )
+    config: Annotated[
+        dict[str, tuple[Any, ...]], BeforeValidator(_config), WithJsonSchema({"type": "object"})
+    ] = Field(
+        default_factory=dict,
+        description="key.path in config.json -> value, or a list of possible ones",
+        examples=[{"model_type": "mixtral"}],
+    )
+    module_version: Counts = Field(
+        default_factory=dict,
+        description="pattern of module names -> version in the file's _metadata",
+        examples=[{"{m...}.norm": 2}],
+    )
+    extra_state: Annotated[
+        str,
+        BeforeValidator(_releases),
+        WithJsonSchema({"type": "string", "pattern": match_whole(_RELEASES)}),
+    ] = Field(
+        "",
+        description="releases of Transformer Engine; the latest that can have written all extra "
+        "states is one of them",
+        examples=["2.0 to 2.17"],
+    )
+
+
+class LayoutFields(Model):
+    """One layout of a lineage."""
+
+    title: Line = Field(
+        description="what the layout is, in one line",
+        examples=["one weight per projection, all experts stacked"],
+    )
+    detect: DetectFields | None = Field(
+        None,
+        description="how it is told; without it a checkpoint is in it only if somebody says so",
+    )
+    status: Annotated[
+        Literal["current", "supported", "deprecated"], BeforeValidator(one_of(*STATUSES))
+    ] = Field("supported", description="deprecated: each plan that touches it prints the message")
+    message: Text = Field(
+        "",
+        description="of a deprecated layout: what to use instead, printed once by each plan",
+        examples=["use v5"],
+    )
+    note: Text = Field(
+        "",
+        description="what detection cannot tell",
+        examples=["some checkpoints of v1 pass for v2"],
+    )
+
+
+class LayoutsFile(Model):
+    """One independent axis of change and its layouts, the oldest first."""
+
+    lineage: Name = Field(
+        description="the name of the axis; that of the folder", examples=["hf-mixtral"]
+    )
+    title: Line = Field(
+        description="the axis of change, in one line",
+        examples=["Experts of Mixtral in transformers"],
+    )
+    ordered: Bool = Field(
+        True, description="true: releases, one after the other; false: spellings, any way goes"
+    )
+    requires: Requires | None = Field(
+        None,
+        description="releases of migrate that may read the file; checked first",
+        examples=[">=0.1"],
+    )
+    layouts: Annotated[dict[Line, LayoutFields], BeforeValidator(_layouts)] = Field(
+        json_schema_extra={
+            "minProperties": 1,
+            "propertyNames": {"pattern": match_whole(_NAME.pattern)},
+        },
+        description="name -> layout, the oldest first",
+        examples=[{"v1": {"title": "one weight per expert", "detect": {"present": "{k...}.w1"}}}],
+    )
+
+
+def load_layouts(path: Any, report: Report) -> Lineage | None:
+    """The lineage that a `layouts.yaml` describes, without edges; None after its problems were
+    added to the report.
+    """
+    document = yaml.read_file(path, report)
+    if not document.whole:
+        return None
+    if isinstance(document.data, dict) and (problem := unmet(document.data.get("requires"))):
+        add_problem(report, document, ("requires",), problem)
+        return None
+    file = validate_data(LayoutsFile, document, report)
+    if file is None:
+        return None
+    layouts = tuple(_layout(name, fields) for name, fields in file.layouts.items())
+    return Lineage(file.lineage, file.title, file.ordered, layouts)
+
+
+def _layout(name: str, fields: LayoutFields) -> Layout:
+    signs = fields.detect
+    detect = (
+        None
+        if signs is None
+        else Detect(
+            signs.present,
+            signs.absent,
+            signs.dtype,
+            signs.ndim,
+            signs.config,
+            signs.module_version,
+            signs.extra_state,
+            signs.shape,
+        )
+    )
+    return Layout(name, fields.title, detect, fields.status, fields.message, fields.note)

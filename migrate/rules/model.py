@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Field, InstanceOf, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from ..core.diagnostics import did_you_mean, printable
+from ..core.errors import did_you_mean, printable
 from ..ops.base import OpCall
 from ..source import yaml
 from . import steps

@@ -21,9 +21,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..core.diagnostics import Diagnostic, did_you_mean, listed, printable
-from ..core.errors import MigrateError, Report, fail
-from ..core.spelling import option
+from ..core.errors import (
+    Diagnostic,
+    MigrateError,
+    Report,
+    did_you_mean,
+    fail,
+    listed,
+    option,
+    printable,
+)
 from ..source import yaml
 from ..source.registry import declared
 from .files import LAYOUTS as LAYOUTS
@@ -370,7 +377,7 @@ def read_lineage(name: str, folder: Path, report: Report) -> Lineage | None:
 
 
 def _layouts(name: str, folder: Path, report: Report) -> Lineage | None:
-    from .layouts import load_layouts
+    from .loading import load_layouts
 
     path = folder / LAYOUTS
     lineage = load_layouts(path, report)

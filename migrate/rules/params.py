@@ -12,11 +12,9 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..core.diagnostics import Span, did_you_mean, listed, printable
-from ..core.errors import PatternError, Report
+from ..core.errors import PatternError, Report, Span, did_you_mean, listed, option, printable
 from ..core.keys import FOREIGN, Pattern, foreign, parse
 from ..core.spec import ALIASES
-from ..core.spelling import option
 from ..core.templates import group, matches
 from ..source import yaml
 from .arguments import MOST, whole_number

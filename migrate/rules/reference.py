@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 from .. import codecs, ops
 from ..codecs.base import Codec, Options
 from ..core import view
-from ..core.diagnostics import PAGES, Page, did_you_mean, page, printable
-from ..core.errors import OpError, fail
+from ..core.errors import PAGES, OpError, Page, did_you_mean, fail, page, printable
 from ..ops.base import Loss, OneWay, Op, ValueOp
 from ..source.registry import BrokenEntryError
 from . import arguments, schema

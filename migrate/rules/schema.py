@@ -30,7 +30,7 @@ from ..ops.base import OpCall
 from ..source import yaml
 from . import arguments, steps
 from .fields import TEXT, match_whole
-from .layouts import LayoutsFile
+from .loading import LayoutsFile
 from .model import RuleFile
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

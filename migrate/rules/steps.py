@@ -17,8 +17,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema, create_model
 
 from .. import codecs, ops
-from ..core.diagnostics import did_you_mean, listed, printable
-from ..core.errors import OpError
+from ..core.errors import OpError, did_you_mean, listed, printable
 from ..ops.base import OpCall
 from ..source import yaml
 from ..source.registry import BrokenEntryError

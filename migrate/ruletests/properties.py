@@ -11,8 +11,7 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
-from ..core.diagnostics import Diagnostic, Span, listed, printable
-from ..core.errors import MigrateError, Report
+from ..core.errors import Diagnostic, MigrateError, Report, Span, listed, printable
 from ..core.templates import as_seen
 from ..core.view import stored
 from ..planning.compose import Composition
@@ -20,8 +19,7 @@ from ..rules.compiled import DirectedRule
 from ..rules.files import LoadedFile
 from ..rules.lineage import Lineage, detect
 from ..rules.packs import LAYOUTS
-from .binding import BoundTest, rule_behind
-from .source import GivenSource
+from .binding import BoundTest, GivenSource, rule_behind
 
 # bytes of one example; elements that are written down are made one by one
 MOST_BYTES = 16 << 20
@@ -234,7 +232,7 @@ def twice(bound: BoundTest, *, values: bool) -> list[Diagnostic] | str:
 
 def _lineage(file: LoadedFile) -> Lineage | None:
     """The lineage whose folder the file lies in."""
-    from ..rules.layouts import load_layouts
+    from ..rules.loading import load_layouts
 
     for folder in list(file.path.resolve().parents)[:2]:
         if (folder / LAYOUTS).is_file():

@@ -9,9 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.diagnostics import printable
-from ..core.errors import Report, fail
-from ..core.memory import guarded
+from ..core.errors import Report, fail, guarded, printable
 from ..core.types import PathLike
 from ..planning.request import path_text
 from ..results import RuleTestReport

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ..core.diagnostics import listed, printable
-from ..core.errors import Report, fail
+from ..core.errors import Report, fail, listed, printable
 from ..core.spec import BITS, Spec, coordinates, encode
 from ..core.view import is_whole
 from .evaluator import Evaluator

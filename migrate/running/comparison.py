@@ -8,9 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..core.diagnostics import printable
-from ..core.errors import fail
-from ..core.spelling import option
+from ..core.errors import fail, option, printable
 from ..core.types import Progress
 from ..extra_state.age import States
 from ..planning.graph import ReadKey

@@ -13,9 +13,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..core.diagnostics import printable
-from ..core.errors import fail
-from ..core.spelling import option
+from ..core.errors import fail, option, printable
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,8 +9,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..core.diagnostics import listed, plural, printable
-from ..core.spelling import option
+from ..core.errors import listed, option, plural, printable
 from ..core.templates import rank_of
 from ..source.pickle.jsonform import to_json
 from ..source.pickle.tree import DictNode, ListNode, joined, segment

@@ -23,16 +23,22 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core import view as views
-from ..core.diagnostics import listed
-from ..core.errors import Report, fail
-from ..core.memory import lacking, ran_out
+from ..core.errors import Report, fail, lacking, listed, option, ran_out
 from ..core.spec import BITS, Spec, coordinates, encode, unit
-from ..core.spelling import option
 from ..elements.raw import carrier, pack, scratch, unpack
 from ..ops.base import OpError, ValueOp
-from ..planning import kinds
-from ..planning.graph import Computation, ComputedTensor, Tensor
-from ..planning.kinds import BLOCKS, FEW, Kind, size_of
+from ..planning.graph import (
+    BLOCKS,
+    CHUNK,
+    FEW,
+    TEMPORARIES,
+    Computation,
+    ComputedTensor,
+    Kind,
+    Tensor,
+    kind_of,
+    size_of,
+)
 from .boxes import footprint, holds, linear, ranges, strides_of, within
 from .device import CPU, Device
 from .gather import ByteReader, Gather, copy_strided, halved, stored_reader
@@ -81,8 +87,8 @@ class Evaluator:
         # beside one node that takes the whole budget the other threads still have theirs
         self.share = self.budget // (4 * threads)
         # what a box may cost with its inputs: the op's own arrays come on top
-        self.limit = min(kinds.CHUNK, self.share // kinds.TEMPORARIES)
-        self.widest = max(self.limit, min(GRAIN_MOST, self.share // kinds.TEMPORARIES))
+        self.limit = min(CHUNK, self.share // TEMPORARIES)
+        self.widest = max(self.limit, min(GRAIN_MOST, self.share // TEMPORARIES))
         self._own = threading.local()
         self._lock, self._heavy = threading.Lock(), threading.RLock()
         self._uses: dict[int, int] = {}
@@ -133,7 +139,7 @@ class Evaluator:
         )
         found = self._kinds.get(key)
         if found is None:
-            found = self._kinds[key] = kinds.kind_of(call, value.output, value.spec)
+            found = self._kinds[key] = kind_of(call, value.output, value.spec)
         return found
 
     def require(self, outputs: Iterable[Tensor]) -> None:
@@ -167,7 +173,7 @@ class Evaluator:
         is a lack of memory.
         """
         if lacking(error):
-            nbytes = kinds.TEMPORARIES * kind.cost(box) if kind.regional else kind.least
+            nbytes = TEMPORARIES * kind.cost(box) if kind.regional else kind.least
             ran_out(error, f"compute {self._said(value.computation)}, {nbytes} bytes at once")
 
     @staticmethod
@@ -185,7 +191,7 @@ class Evaluator:
         if isinstance(wanted, ComputedTensor):
             kind = self.kind(wanted)
             if kind.regional and not (
-                wanted.spec.nbytes <= kinds.FEW
+                wanted.spec.nbytes <= FEW
                 and (
                     id(wanted.computation) in self._inner
                     or self._uses.get(id(wanted.computation), 0) > 1

@@ -28,9 +28,7 @@ from contextlib import contextmanager
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from ..core.diagnostics import printable
-from ..core.errors import fail
-from ..core.spelling import option
+from ..core.errors import fail, option, printable
 from .geometry import SHORT, STAGE_MAX, ByteLayout, ByteLayouts, Move
 
 if TYPE_CHECKING:

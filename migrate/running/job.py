@@ -10,9 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.diagnostics import printable
-from ..core.errors import fail
-from ..core.spelling import option
+from ..core.errors import fail, option, printable
 from ..core.types import PathLike
 from ..planning.path import remarks
 from ..planning.request import Request, output_format_of, path_text, shape_of

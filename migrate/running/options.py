@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from ..core.diagnostics import printable
-from ..core.errors import fail
+from ..core.errors import fail, printable
 from ..formats import parse_size
 from .device import CPU, Device, parse_device
 

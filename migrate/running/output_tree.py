@@ -15,13 +15,11 @@ from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..core import view as views
-from ..core.diagnostics import listed, plural, printable
-from ..core.errors import fail
-from ..core.spelling import option
+from ..core.errors import fail, listed, option, plural, printable
 from ..core.templates import rank_of
+from ..planning.compose import Items
 from ..planning.graph import ComputedTensor, Tensor, ValueCheck, stored_keys
-from ..planning.items import Items
-from ..planning.names import follow_all
+from ..planning.sides import follow_all
 from ..source.pickle.encodings import PARAMETER, ask
 from ..source.pickle.jsonform import to_json
 from ..source.pickle.tree import Composite, DictNode, TensorRecord

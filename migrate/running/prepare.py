@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import formats, ops
 from ..core import log
-from ..core.diagnostics import plural, printable
-from ..core.errors import Report, fail
-from ..core.spelling import command, option
+from ..core.errors import Report, command, fail, option, plural, printable
 from ..core.templates import list_collapsed
-from ..core.version import __version__
+from ..core.types import __version__
 from ..extra_state.age import States
 from ..ops.base import ValueOp
 from ..planning import optimizers

@@ -31,10 +31,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..core.diagnostics import printable, refusal
-from ..core.errors import fail
-from ..core.memory import lacking, ran_out
-from ..core.spelling import option
+from ..core.errors import fail, lacking, option, printable, ran_out, refusal
 from ..source.blobs import Identity, difference, release
 from ..source.paths import kind_of
 from ..source.target import Target

@@ -14,8 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..core.diagnostics import listed, plural, printable
-from ..core.errors import fail
+from ..core.errors import fail, listed, plural, printable
 from ..core.templates import collapse
 from ..planning.graph import Program
 from .differences import Unlooked

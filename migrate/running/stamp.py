@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from ..core.diagnostics import printable
+from ..core.errors import printable
 from ..core.types import FORMAT_VERSION
 from ..planning.optimizers import LASTING
 from ..planning.unchanged import are_folded_keys

@@ -31,9 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core import log
-from ..core.diagnostics import printable
-from ..core.errors import MigrateError, RunError
-from ..core.memory import lacking, ran_out, with_partial_folder
+from ..core.errors import MigrateError, RunError, lacking, printable, ran_out, with_partial_folder
 from ..core.spec import BITS
 from ..core.types import PathLike
 from ..source.crc import combine, crc32

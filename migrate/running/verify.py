@@ -26,10 +26,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import ops
 from ..core import log
-from ..core.diagnostics import printable
-from ..core.errors import Report
+from ..core.errors import Report, option, printable
 from ..core.spec import BITS, coordinates
-from ..core.spelling import option
 from ..elements.reference import reference_values
 from ..ops.base import ValueOp
 from ..planning.graph import ApplyOp, Program, ReadKey

@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple, Protocol
 
-from ..core.diagnostics import printable
-from ..core.errors import fail
+from ..core.errors import fail, printable
 from ..core.spec import Spec
 
 CHANGED_HELP = "let whatever writes to the checkpoint finish, then run again"

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from ..core.diagnostics import listed
-from ..core.errors import Report
+from ..core.errors import Report, listed
 from ..core.spec import Spec, total_bytes
 from .blobs import CHANGED_HELP, Blob, FileBlob, Identity, Stored, describe_change, difference
 

@@ -17,8 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from ..core.diagnostics import listed, printable
-from ..core.errors import fail
+from ..core.errors import fail, listed, printable
 
 
 class _RefusedError(ValueError):

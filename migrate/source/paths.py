@@ -19,9 +19,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from ..core import log
-from ..core.diagnostics import did_you_mean, listed, printable
-from ..core.errors import Report, fail
-from ..core.spelling import option
+from ..core.errors import Report, did_you_mean, fail, listed, option, printable
 from ..core.types import PathLike
 from . import pointers
 from .blobs import DescriptorPool, FileBlob, Identity, identity, release

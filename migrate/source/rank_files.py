@@ -17,8 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from ..core.diagnostics import listed, printable
-from ..core.errors import Report, fail
+from ..core.errors import Report, fail, listed, printable
 from ..core.templates import rank_of
 from .blobs import Stored
 from .index import Index

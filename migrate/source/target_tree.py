@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ..core.diagnostics import printable
-from ..core.errors import Report, fail
+from ..core.errors import Report, fail, printable
 from ..core.spec import Spec
 from .pickle.jsonform import Ref, to_json
 from .pickle.tree import (

@@ -15,9 +15,7 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from ..core.diagnostics import listed, plural, printable
-from ..core.errors import fail
-from ..core.spelling import option
+from ..core.errors import fail, listed, option, plural, printable
 from .blobs import Stored
 from .pickle.encodings import Encoding, answered
 from .pickle.nodes import Set

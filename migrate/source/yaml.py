@@ -17,8 +17,7 @@ from itertools import islice
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from ..core.diagnostics import HIDDEN, Span, printable
-from ..core.errors import Report
+from ..core.errors import HIDDEN, Report, Span, printable
 
 if TYPE_CHECKING:
     from yaml import YAMLError

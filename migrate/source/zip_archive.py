@@ -22,8 +22,7 @@ from operator import itemgetter
 from struct import Struct
 from typing import NamedTuple, NoReturn
 
-from ..core.diagnostics import listed, printable
-from ..core.errors import fail
+from ..core.errors import fail, listed, printable
 from . import blobs
 from .blobs import Blob
 from .crc import crc32
@@ -177,7 +176,7 @@ class _ArchiveReader:
         root, members = self.names(entries)
         offsets = self.tile(entries)
         sums = [crc if crc or not size else None for _, _, _, _, size, crc, _ in entries]
-        # as `core.records.records` makes them
+        # as `core.types.records` makes them
         new, sizes = tuple.__new__, map(itemgetter(4), entries)
         rows = zip(members, offsets, sizes, sums, strict=True)
         found = {row[0]: new(ArchiveRecord, row) for row in rows}

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from migrate.core.diagnostics import HIDDEN, Diagnostic, Span
+from migrate.core.errors import HIDDEN, Diagnostic, Span
 
 ACTING = [chr(n) for n in range(sys.maxunicode + 1) if re.match(f"[{HIDDEN}]", chr(n))]
 HOSTILE = {

@@ -11,7 +11,7 @@ import pytest
 from commandline import run, safetensors
 from marks import thorough
 
-from migrate.core.diagnostics import Diagnostic, Span, bounded, json_length
+from migrate.core.errors import Diagnostic, Span, bounded, json_length
 
 MOST = 20_000
 ODD = [

@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 from commandline import Result, environment, fingerprint, rules, run, safetensors, shards
 
-from migrate.core.diagnostics import page
+from migrate.core.errors import page
 
 FAULTS = ("ENOSPC", "EIO", "EMFILE", "EACCES")
 # what ends a call on a file that we make or read; calls that only ask about the process are left

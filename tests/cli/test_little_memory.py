@@ -18,8 +18,7 @@ from commandline import contents, environment, fingerprint, run, safetensors
 import migrate
 from migrate import formats
 from migrate.cli import main, progress
-from migrate.core.errors import RunError
-from migrate.core.memory import lacking
+from migrate.core.errors import RunError, lacking
 from migrate.ops.cast import OP as CAST
 from migrate.running import threads
 

@@ -10,7 +10,7 @@ import pytest
 from commandline import ROOT, done, run
 from test_imports import loaded
 
-from migrate.core.diagnostics import PAGES
+from migrate.core.errors import PAGES
 from migrate.rules import schema
 
 SCHEMAS = ROOT / "schemas"

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from migrate.codecs import get, names
 from migrate.codecs.base import OpError, Options
-from migrate.core.diagnostics import page
+from migrate.core.errors import page
 from migrate.core.spec import Spec
 from migrate.elements.raw import carrier
 from migrate.testing import codeckit

@@ -2,8 +2,19 @@
 
 import pytest
 
-from migrate.core.diagnostics import Diagnostic, Span, did_you_mean, listed, page, printable
-from migrate.core.errors import CheckpointError, QuestionError, Report, condensed, fail
+from migrate.core.errors import (
+    CheckpointError,
+    Diagnostic,
+    QuestionError,
+    Report,
+    Span,
+    condensed,
+    did_you_mean,
+    fail,
+    listed,
+    page,
+    printable,
+)
 
 
 def test_a_code_is_its_page():

@@ -4,7 +4,7 @@ import re
 import pytest
 
 from migrate.core.errors import PatternError
-from migrate.core.expr import LONGEST, Expr, Unset, parse, parse_index
+from migrate.core.notation import LONGEST, Expr, Unset, parse_expression, parse_index
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ from migrate.core.expr import LONGEST, Expr, Unset, parse, parse_index
 )
 def test_arithmetic_has_pythons_precedence_and_remainder(text, value):
     params = {"a": 6, "b": 5, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128}
-    assert parse(text).evaluate(params) == value
+    assert parse_expression(text).evaluate(params) == value
 
 
 def test_random_expressions_agree_with_python():
@@ -68,9 +68,9 @@ def test_random_expressions_agree_with_python():
                 if type(error) is ZeroDivisionError
                 else "does not divide by",
             ):
-                parse(text).evaluate({"a": -7, "b": 12})
+                parse_expression(text).evaluate({"a": -7, "b": 12})
             continue
-        assert parse(text).evaluate({"a": -7, "b": 12}) == expected, text
+        assert parse_expression(text).evaluate({"a": -7, "b": 12}) == expected, text
     assert min(refused.values()) > 50, refused
 
 
@@ -100,32 +100,32 @@ def test_random_expressions_agree_with_python():
 )
 def test_what_is_no_arithmetic_is_refused_with_its_place(text, start, end):
     with pytest.raises(PatternError) as caught:
-        parse(text)
+        parse_expression(text)
     assert (caught.value.code, caught.value.start, caught.value.end) == ("M111", start, end)
 
 
 def test_an_unset_param_is_named():
     with pytest.raises(Unset) as caught:
-        parse("$a * $b").evaluate({"a": 1})
+        parse_expression("$a * $b").evaluate({"a": 1})
     assert caught.value.name == "b"
 
 
 @pytest.mark.parametrize("value", [True, "3", 2.0, [1]])
 def test_a_param_that_is_no_integer_is_refused(value):
     with pytest.raises(PatternError, match="not an integer"):
-        parse("$a + 1").evaluate({"a": value})
+        parse_expression("$a + 1").evaluate({"a": value})
 
 
 def test_deep_nesting_does_not_exhaust_the_stack():
     half = LONGEST // 2 - 1
-    assert parse("(" * half + "1" + ")" * half).evaluate({}) == 1
-    assert parse("-" * (LONGEST - 1) + "1").evaluate({}) == -1
+    assert parse_expression("(" * half + "1" + ")" * half).evaluate({}) == 1
+    assert parse_expression("-" * (LONGEST - 1) + "1").evaluate({}) == -1
     with pytest.raises(PatternError, match="longer"):
-        parse("1+" * LONGEST + "1")
+        parse_expression("1+" * LONGEST + "1")
 
 
 def test_names_are_listed_once_in_order():
-    assert parse("$b * $a + $b").names == ("b", "a")
+    assert parse_expression("$b * $a + $b").names == ("b", "a")
 
 
 @pytest.mark.parametrize(
@@ -196,5 +196,7 @@ def test_an_index_that_cannot_be_read_backwards_is_refused(text):
 
 
 def test_expressions_are_equal_by_what_they_compute_and_hashable():
-    assert parse("$a+1") == parse(" $a + 1 ")
-    assert len({parse("$a+1"), parse("$a + 1"), parse("$a+2")}) == 2
+    assert parse_expression("$a+1") == parse_expression(" $a + 1 ")
+    assert (
+        len({parse_expression("$a+1"), parse_expression("$a + 1"), parse_expression("$a+2")}) == 2
+    )

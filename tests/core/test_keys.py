@@ -7,7 +7,6 @@ from marks import thorough
 from work import steps, times
 
 from migrate.core.errors import PatternError
-from migrate.core.expr import Unset
 from migrate.core.keys import (
     CaptureType,
     NegativeIndex,
@@ -17,6 +16,7 @@ from migrate.core.keys import (
     nearest,
     parse,
 )
+from migrate.core.notation import Unset
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 import migrate
-from migrate.core.errors import MigrateError
-from migrate.core.spelling import command, on_command_line, option, together
+from migrate.core.errors import MigrateError, command, on_command_line, option, together
 
 SPELLED = [
     (("to",), "--to", "`to`"),

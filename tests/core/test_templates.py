@@ -5,8 +5,8 @@ from key_oracle import random_pieces, text_of
 from work import steps, times
 
 from migrate.core.errors import PatternError
-from migrate.core.expr import Unset
 from migrate.core.keys import TwoReadings, parse
+from migrate.core.notation import Unset
 from migrate.core.templates import PER_KEY, SLOT, bind, collapse, group
 
 

@@ -41,7 +41,7 @@ FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 # tables of the spelling itself, commands of their own and of others, and descriptions of fields
 # that schemas and the reference print
 OF_THE_COMMAND_LINE = {
-    "core/spelling.py",
+    "core/errors.py",
     "source/pointers.py",
     "rules/packaged.py",
     "rules/reference.py",
@@ -160,7 +160,7 @@ def test_no_module_has_the_name_of_a_public_verb() -> None:
 
 
 def test_no_flag_is_spelled_outside_of_the_command_line() -> None:
-    """What reaches a Python caller says `to=…`: messages ask `core.spelling`, and when they are
+    """What reaches a Python caller says `to=…`: messages ask `core.errors`, and when they are
     raised, not when they are imported.
     """
     spelled, early = [], []

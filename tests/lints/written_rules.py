@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from migrate.core.diagnostics import Diagnostic
+from migrate.core.errors import Diagnostic
 from migrate.lints.findings import LintFindings, lint
 
 MODELINE = "# yaml-language-server: $schema=../../../schemas/rulefile.schema.json\n"

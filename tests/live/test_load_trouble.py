@@ -206,8 +206,7 @@ def test_a_load_that_breaks_says_what_is_written(breaking, new, error):
 
 
 def test_the_diagnostics_of_the_cause_come_with_it(breaking, new):
-    from migrate.core.diagnostics import Diagnostic
-    from migrate.core.errors import CheckpointError
+    from migrate.core.errors import CheckpointError, Diagnostic
 
     breaking(CheckpointError([Diagnostic("M905", "the file was cut short")]))
     with pytest.raises(CheckpointError) as caught:

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from migrate import ops
-from migrate.core.diagnostics import page
+from migrate.core.errors import page
 from migrate.core.spec import spec
 from migrate.core.view import filled, is_whole, stored
 from migrate.ops.base import Loss, OneWay, Op, OpCall, OpError

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from migrate import ops
-from migrate.core.diagnostics import page
+from migrate.core.errors import page
 from migrate.core.spec import spec
 from migrate.ops.base import Loss, OneWay, OpCall, OpError
 from migrate.testing import valuekit

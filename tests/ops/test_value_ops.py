@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from migrate import ops
-from migrate.core.diagnostics import page
+from migrate.core.errors import page
 from migrate.core.spec import BITS, encode, spec
 from migrate.elements import numbers
 from migrate.elements.raw import carrier, typed

@@ -18,7 +18,7 @@ from migrate.core.spec import encode, spec
 from migrate.core.view import Fill
 from migrate.planning.compose import Composition, compose
 from migrate.planning.graph import ComputedTensor, ReadKey, Tensor
-from migrate.planning.pathstep import PathStep
+from migrate.planning.pathstate import PathStep
 from migrate.planning.unchanged import fold_keys
 from migrate.rules import params as parameters
 from migrate.rules.compiled import compile_file

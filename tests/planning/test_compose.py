@@ -11,7 +11,7 @@ from work import steps
 from migrate.core.errors import Report
 from migrate.core.spec import spec
 from migrate.planning.compose import compose
-from migrate.planning.pathstep import PathStep
+from migrate.planning.pathstate import PathStep
 from migrate.source.blobs import Stored
 
 F = np.float32

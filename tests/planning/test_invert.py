@@ -4,7 +4,7 @@ import pytest
 
 from migrate.core.errors import Report
 from migrate.ops.base import OneWay
-from migrate.planning.pathstep import invert
+from migrate.planning.pathstate import invert
 from migrate.rules.compiled import direct
 
 

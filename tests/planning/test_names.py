@@ -16,8 +16,7 @@ from work import steps
 
 from migrate.core.errors import Report
 from migrate.planning.bind import Provenance, StepResult
-from migrate.planning.names import rename
-from migrate.planning.sides import SideFiles
+from migrate.planning.sides import SideFiles, rename
 
 
 def renamed(

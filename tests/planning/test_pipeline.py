@@ -9,8 +9,7 @@ import pytest
 
 from migrate import ops
 from migrate.core import view
-from migrate.core.diagnostics import Span
-from migrate.core.errors import MigrateError
+from migrate.core.errors import MigrateError, Span
 from migrate.core.spec import spec
 from migrate.planning.graph import ComputedTensor, Tensor
 from migrate.planning.pipeline import Views

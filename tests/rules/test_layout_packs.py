@@ -15,8 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from migrate import api
-from migrate.core.diagnostics import Diagnostic
-from migrate.core.errors import MigrateError
+from migrate.core.errors import Diagnostic, MigrateError
 
 Tensors = dict[str, torch.Tensor]
 

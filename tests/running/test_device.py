@@ -72,7 +72,7 @@ def test_a_run_through_staging_writes_the_same_bytes(
 ) -> None:
     ops = install(monkeypatch)
     ops["widen"] = staged = TorchWiden()
-    monkeypatch.setattr("migrate.planning.kinds.CHUNK", 1 << 16)
+    monkeypatch.setattr("migrate.running.evaluator.CHUNK", 1 << 16)
     a = random_raw(np.random.default_rng(1), "bfloat16", (700, 300))
     # NaNs that are not quiet become so where torch converts
     a[(a & 0x7F80) == 0x7F80] = 0

@@ -17,8 +17,7 @@ from value_ops import Widen, call, install
 from migrate.core import view as views
 from migrate.core.errors import CheckpointError, RunError
 from migrate.core.spec import spec
-from migrate.planning import kinds
-from migrate.planning.graph import Tensor
+from migrate.planning.graph import CHUNK, Tensor
 from migrate.planning.plan import peak_memory
 from migrate.running import geometry, tiles
 from migrate.running.buffers import fill_buffers
@@ -83,7 +82,7 @@ def test_disjoint_parts_of_a_value_compute_each_element_once(
     for i, part in enumerate(np.split(stored.astype("u4") << 16, count, dim)):
         assert got[f"o{i}"] == part.tobytes()
     assert elements(made["widen"].seen) == stored.size
-    assert made["widen"].largest <= kinds.CHUNK
+    assert made["widen"].largest <= CHUNK
 
 
 def test_a_transposed_value_is_computed_once(

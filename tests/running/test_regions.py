@@ -18,7 +18,7 @@ from value_ops import call, install
 from migrate.core import view as views
 from migrate.core.spec import spec
 from migrate.elements.raw import pack
-from migrate.planning import kinds
+from migrate.planning import graph as planned
 from migrate.planning.graph import Tensor
 from migrate.running import boxes, evaluator, gather, geometry, tiles
 from migrate.running.evaluator import Evaluator
@@ -202,8 +202,9 @@ def test_a_box_of_any_tensor_is_that_of_the_whole(
         ops = install(patch)
         if tiny:
             for module, name, value in (
-                (kinds, "CHUNK", 64),
-                (kinds, "FEW", 32),
+                (evaluator, "CHUNK", 64),
+                (planned, "FEW", 32),
+                (evaluator, "FEW", 32),
                 (evaluator, "_CHUNKS", 1),
                 (geometry, "KEPT_PARTS", 3),
                 (geometry, "STAGE", 64),
@@ -239,8 +240,9 @@ def test_computed_outputs_are_written_as_numpy_makes_them(
     try:
         ops = install(patch)
         for module, name, value in (
-            (kinds, "CHUNK", 256),
-            (kinds, "FEW", 64),
+            (evaluator, "CHUNK", 256),
+            (planned, "FEW", 64),
+            (evaluator, "FEW", 64),
             (geometry, "STAGE", 128),
             (tiles, "STAGE", 128),
             (evaluator, "STAGE", 128),
@@ -325,7 +327,7 @@ def test_any_bytes_of_a_packed_value_can_be_read(
     patch = pytest.MonkeyPatch()
     try:
         ops = install(patch)
-        patch.setattr(kinds, "CHUNK", 48)
+        patch.setattr(evaluator, "CHUNK", 48)
         array = random_raw(np.random.default_rng(0), "bfloat16", shape)
         source = write_source(tmp_path_factory.mktemp("in"), {"k": ("bfloat16", array)})
         wide = array.astype("u4") << 16

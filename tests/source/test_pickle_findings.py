@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from migrate.core.diagnostics import Diagnostic
-from migrate.core.errors import CheckpointError
+from migrate.core.errors import CheckpointError, Diagnostic
 from migrate.source.pickle.decoding import MOST, StreamProblems
 
 

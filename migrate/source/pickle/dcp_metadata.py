@@ -14,8 +14,7 @@ from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
-from ...core.diagnostics import printable
-from ...core.errors import fail
+from ...core.errors import fail, printable
 from ...core.spec import Spec
 from ..blobs import Stored
 from ..index import Index

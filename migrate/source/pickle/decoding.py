@@ -11,8 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ...core.diagnostics import Diagnostic, printable
-from ...core.errors import raise_all
+from ...core.errors import Diagnostic, printable, raise_all
 from .keys import kind_of
 from .nodes import ABSENT, Call, Global, Persistent
 from .tree import ITEMSIZE, Opaque, Storage, TensorRecord, dotted, walk

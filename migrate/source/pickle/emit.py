@@ -14,8 +14,7 @@ import struct
 from collections.abc import Container
 from typing import Any
 
-from ...core.diagnostics import printable
-from ...core.errors import fail
+from ...core.errors import fail, printable
 from ..jsontext import collector_paused
 from .keys import WrongError, kind_of
 from .limits import ARCHIVE, EXTRA_STATE, measure

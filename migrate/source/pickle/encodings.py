@@ -14,9 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...core.diagnostics import listed, printable
-from ...core.errors import fail
-from ...core.spelling import option
+from ...core.errors import fail, listed, option, printable
 
 # of each numbering, named by the first release that has it, the dtypes that quantized tensors are
 # of

@@ -25,8 +25,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
-from ...core.diagnostics import printable
-from ...core.errors import fail
+from ...core.errors import fail, printable
 from .keys import WrongError, forms_of
 from .nodes import ABSENT, Call, Dict, Global, Set
 

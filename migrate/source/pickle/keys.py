@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from ...core.diagnostics import printable
+from ...core.errors import printable
 from .nodes import Call, Global
 
 # compared as they are; calls and globals by identity

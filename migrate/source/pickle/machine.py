@@ -25,8 +25,7 @@ import struct
 from itertools import repeat
 from typing import Any, Final
 
-from ...core.diagnostics import printable
-from ...core.errors import fail
+from ...core.errors import fail, printable
 from ..jsontext import collector_paused
 from .keys import EndedError, WrongError, forms_of, kind_of
 from .limits import Limits, measure

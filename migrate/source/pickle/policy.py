@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
-from ...core.diagnostics import Diagnostic, printable
-from ...core.errors import raise_all
-from ...core.spelling import option
+from ...core.errors import Diagnostic, option, printable, raise_all
 from ..jsontext import collector_paused
 from . import containers, dtensor, numpy_objects, te_tensors, torch_objects, torchao_tensors
 from .decoding import (

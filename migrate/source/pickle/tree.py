@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
-from ...core.diagnostics import printable
-from ...core.errors import fail
+from ...core.errors import fail, printable
 from .encodings import Encoding
 from .nodes import ABSENT, Call, Dict, Global, Set
 
