@@ -37,8 +37,8 @@ from pathlib import Path
 from typing import Any, Final, NoReturn, ParamSpec, TypeVar
 
 # flags that are not called like their keyword
-_FLAGS: Final = {"from_": "--from", "params": "--set"}
-_NEGATED: Final = {"single_file": "--folder"}
+_FLAGS: Final = {"from_": "from", "params": "set"}
+_NEGATED: Final = {"single_file": "folder"}
 _SETS: Final = ("allow",)
 
 _flags = False
@@ -62,9 +62,9 @@ def option(name: str, *values: str | int) -> str:
     `--to`, or `` `to` `` for Python.
     """
     if _flags:
-        flag = _FLAGS.get(name, "--" + name.replace("_", "-"))
         if values and isinstance(values[0], bool):
-            return flag if values[0] else _NEGATED[name]
+            name, values = name if values[0] else _NEGATED[name], ()
+        flag = "--" + _FLAGS.get(name, name.replace("_", "-"))
         return " ".join(f"{flag} {value}" for value in values) or flag
     if not values:
         return f"`{name}`"

@@ -1,19 +1,16 @@
-"""The contract of a lint family, and what it looks at: the rule files of one lineage, read and
-compiled.
+"""What a family of lints looks at: the rule files of one lineage, read and compiled.
 
-A family is a module of this folder with `find_problems(fileset)`, which yields a Diagnostic for
-each finding; its codes are pages M604 to M699. A whole lineage is read even where one file of it is
-asked about, because siblings decide what is unreachable, shadowed or read twice; findings about the
-siblings are left out afterwards.
+A whole lineage is read even where one file of it is asked about, because siblings decide what is
+unreachable, shadowed or read twice; findings about the siblings are left out afterwards.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ..core.errors import Diagnostic, MigrateError, OpError, Report, fail, printable
 from ..core.types import PathLike
@@ -46,13 +43,6 @@ class FileSet:
         for file in self.files:
             out.setdefault(file.edge, []).append(file)
         return out
-
-
-class Family(Protocol):
-    """A module of this folder."""
-
-    def find_problems(self, fileset: FileSet) -> Iterator[Diagnostic]:
-        """The findings in the files."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)

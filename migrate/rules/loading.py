@@ -279,16 +279,16 @@ def _param(param: Param) -> Iterator[tuple[_Path, Problem]]:
         )
     if param.groups is not None:
         yield from ((("groups", *path), problem) for path, problem in _groups(param, param.groups))
-    for word, value in [
+    for field, value in [
         ("default", param.default),
         *(("choices", choice) for choice in param.choices or ()),
     ]:
         if value is None:
             continue
         try:
-            convert(value, param, choices=word != "choices")
+            convert(value, param, choices=field != "choices")
         except RefusedError as error:
-            yield (word,), Problem("M114", f"`{word}`: {error}")
+            yield (field,), Problem("M114", f"`{field}`: {error}")
 
 
 def _groups(param: Param, groups: Groups) -> Iterator[tuple[_Path, Problem]]:
@@ -296,25 +296,25 @@ def _groups(param: Param, groups: Groups) -> Iterator[tuple[_Path, Problem]]:
         kind = f"a list of {param.items}" if param.items else f"a {param.type}"
         yield (), Problem("M114", f"`groups` tells names, this is {kind}", key=True)
     pattern = parse(groups.key)
-    for word in ("of", "over"):
-        if (name := getattr(groups, word)) not in pattern.captures:
+    for field in ("of", "over"):
+        if (name := getattr(groups, field)) not in pattern.captures:
             hint = did_you_mean(name, list(pattern.captures))
             yield (
-                (word,),
+                (field,),
                 Problem(
                     "M114", f"`{printable(groups.key)}` has no capture `{printable(name)}`", hint
                 ),
             )
-        elif word == "over" and pattern.types[name].kind != "int":
+        elif field == "over" and pattern.types[name].kind != "int":
             yield (
-                (word,),
+                (field,),
                 Problem(
                     "M114", f"`{printable(name)}` is not an int capture", f"write {{{name}:int}}"
                 ),
             )
-        elif word == "of" and pattern.types[name].kind == "int":
+        elif field == "of" and pattern.types[name].kind == "int":
             yield (
-                (word,),
+                (field,),
                 Problem(
                     "M114", f"`{printable(name)}` is a number, and a list of names is asked for"
                 ),
@@ -410,26 +410,26 @@ def _map(rule: Rule, name: str, words: Mapping[str, str | None]) -> Iterator[tup
         f"{{{name}...}}" in pattern for pattern in (*rule.sources.values(), *rule.targets.values())
     )
     seen: dict[str, str] = {}
-    for word, to in words.items():
+    for value, to in words.items():
         if not to and segments:
             continue
         if not to:
             hint = f"null removes segments of a `{{{name}...}}`; any other capture needs a value"
             yield (
-                (*path, word),
+                (*path, value),
                 Problem(
                     "M114",
-                    f"value `{printable(word)}` of {{{printable(name)}}} is mapped to nothing",
+                    f"value `{printable(value)}` of {{{printable(name)}}} is mapped to nothing",
                     hint,
                 ),
             )
         elif to in seen:
             message = (
-                f"values `{printable(seen[to])}` and `{printable(word)}` of "
+                f"values `{printable(seen[to])}` and `{printable(value)}` of "
                 f"{{{printable(name)}}} both become `{printable(to)}`"
             )
             yield (
-                (*path, word),
+                (*path, value),
                 Problem(
                     "M114",
                     message,
@@ -437,7 +437,7 @@ def _map(rule: Rule, name: str, words: Mapping[str, str | None]) -> Iterator[tup
                 ),
             )
         else:
-            seen[to] = word
+            seen[to] = value
 
 
 def used_params(loaded: LoadedFile) -> Iterator[tuple[_Path, str]]:

@@ -513,10 +513,7 @@ class Evaluator:
         spec, at = tensor.spec, 0
         inner = next(i for i in range(len(box) + 1) if linear(spec.shape[i:], box[i:]) is not None)
         for index in product(*(range(a, b) for a, b in box[:inner])):
-            span = linear(spec.shape, (*((i, i + 1) for i in index), *box[inner:])) or (
-                0,
-                0,
-            )
+            span = linear(spec.shape, (*((i, i + 1) for i in index), *box[inner:])) or (0, 0)
             size = BITS[spec.dtype] // 8
             gather.fill(tensor, span[0] * size, span[1] * size, at)
             at += (span[1] - span[0]) * size

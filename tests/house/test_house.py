@@ -38,10 +38,9 @@ FORBIDDEN_CALLS = {
 
 # a flag in a text; what a rule of ASCII art or a long dash would be is none
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
-# tables of the spelling itself, commands of their own and of others, and descriptions of fields
-# that schemas and the reference print
+# commands of their own and of others, and descriptions of fields that schemas and the reference
+# print
 OF_THE_COMMAND_LINE = {
-    "core/errors.py",
     "source/pointers.py",
     "rules/packaged.py",
     "rules/reference.py",
