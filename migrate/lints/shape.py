@@ -22,11 +22,10 @@ from math import prod
 from typing import Any, NamedTuple
 
 from .. import ops
-from ..core import elements, view
-from ..core.elements import code
+from ..core import view
 from ..core.errors import Diagnostic, MigrateError, OpError, Report
 from ..core.pieces import Piece, end
-from ..core.spec import Spec, coordinates
+from ..core.spec import Spec, coordinates, element_code, is_close, number_of
 from ..core.view import Fill, Leaf, View, clip, relabel
 from ..ops.base import Op, ValueOp, axis
 from ..planning.bind import BindContext, StepResult, bind
@@ -222,7 +221,7 @@ def code_of(dtype: str, number: Any) -> Any:
     test is then refused.
     """
     try:
-        return code(dtype, number)
+        return element_code(dtype, number)
     except ValueError:
         return dtype, number
 
@@ -328,7 +327,7 @@ def _alike(example: Example, key: str, other: Tensor, right: Tensor) -> bool:
 def _close(dtype: str, code: Any, wish: Any, rtol: float | None) -> bool:
     if not isinstance(code, int) or not isinstance(wish, int):
         return False
-    return elements.close(elements.value(dtype, code), elements.value(dtype, wish), rtol)
+    return is_close(number_of(dtype, code), number_of(dtype, wish), rtol)
 
 
 def _shape(example: Example, wanted: ExpectedTensor, like: str | None) -> tuple[int, ...] | None:

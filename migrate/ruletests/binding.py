@@ -21,10 +21,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..core.elements import code, pack
 from ..core.errors import Diagnostic, MigrateError, Report, Span, printable
 from ..core.keys import Pattern
-from ..core.spec import BITS, Spec, spec
+from ..core.spec import BITS, Spec, element_code, pack_codes, spec
 from ..core.templates import fitting, group
 from ..ops.base import Loss, ValueOp
 from ..planning.bind import BindContext, StepResult, bind
@@ -143,17 +142,17 @@ def elements(of: Spec, fill: Any, values: Any) -> bytes:
         return packed(of.dtype, flat(values))
     if fill == "iota":
         return packed(of.dtype, range(of.numel))
-    one = code(of.dtype, 0 if fill is None else fill)
+    one = element_code(of.dtype, 0 if fill is None else fill)
     return (
-        pack(of.dtype, [one]) * of.numel
+        pack_codes(of.dtype, [one]) * of.numel
         if BITS[of.dtype] >= 8
-        else pack(of.dtype, [one] * of.numel)
+        else pack_codes(of.dtype, [one] * of.numel)
     )
 
 
 def packed(dtype: str, numbers: Iterable[Any]) -> bytes:
     """The packed bytes of numbers; ValueError for one that the dtype cannot hold."""
-    return pack(dtype, (code(dtype, number) for number in numbers))
+    return pack_codes(dtype, (element_code(dtype, number) for number in numbers))
 
 
 def _maker(tensor: GivenTensor, of: Spec) -> Callable[[], bytes]:
@@ -199,7 +198,7 @@ def require_held(of: Spec, fill: Any, values: Any) -> None:
         # a float that holds an odd number holds all below it
         packed(of.dtype, range(max(0, of.numel - 2), of.numel))
     else:
-        code(of.dtype, 0 if fill is None else fill)
+        element_code(of.dtype, 0 if fill is None else fill)
 
 
 __all__ = [

@@ -22,9 +22,8 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from ..core import elements
 from ..core.errors import Diagnostic, MigrateError, Span, did_you_mean, listed, option, printable
-from ..core.spec import BITS, Spec, coordinates, spec
+from ..core.spec import BITS, Number, Spec, code_at, coordinates, is_close, number_of, spec
 from ..rules.examples import ExpectedTensor, RuleTest, expand, fill_in, flat, indexes, shape_of
 from . import properties
 from .binding import (
@@ -347,7 +346,7 @@ def _tensor(
             continue
         index = coordinates(start + differ[0], made.shape)
         got, wish = (
-            elements.value(made.dtype, elements.at(made.dtype, raw, n))
+            number_of(made.dtype, code_at(made.dtype, raw, n))
             for raw, n in ((there, start + differ[0]), (want, differ[0]))
         )
         notes = (f"{len(differ)} of {prod(shape)} elements that are written differ", origin)
@@ -421,15 +420,15 @@ def _differing(
         return []
     out = []
     for n in range(min(count, of.numel - start)):
-        code, wish = elements.at(of.dtype, there, start + n), elements.at(of.dtype, want, n)
-        if code != wish and not elements.close(
-            elements.value(of.dtype, code), elements.value(of.dtype, wish), rtol
+        code, wish = code_at(of.dtype, there, start + n), code_at(of.dtype, want, n)
+        if code != wish and not is_close(
+            number_of(of.dtype, code), number_of(of.dtype, wish), rtol
         ):
             out.append(n)
     return out
 
 
-def _spell_number(number: elements.Number, of: Spec) -> str:
+def _spell_number(number: Number, of: Spec) -> str:
     if isinstance(number, float) and number.is_integer() and abs(number) < 1e15:
         return "-0.0" if str(number) == "-0.0" else str(int(number))
     return f"{number:.9g}" if of.dtype == "float32" and isinstance(number, float) else repr(number)

@@ -7,8 +7,7 @@ import math
 import pytest
 import torch
 
-from migrate.core import elements
-from migrate.core.spec import BITS
+from migrate.core.spec import BITS, code_at, element_code, number_of, pack_codes
 
 IN_TORCH = [
     "float16",
@@ -30,7 +29,7 @@ def test_every_code_stands_for_the_number_that_torch_reads(dtype: str) -> None:
     )
     numbers = codes.view(getattr(torch, dtype)).to(torch.float64).tolist()
     for code, number in enumerate(numbers):
-        mine = float(elements.value(dtype, code))
+        mine = float(number_of(dtype, code))
         assert mine == number or (math.isnan(mine) and math.isnan(number)), code
         assert math.copysign(1, mine) == math.copysign(1, number) or math.isnan(number), code
 
@@ -38,11 +37,11 @@ def test_every_code_stands_for_the_number_that_torch_reads(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", [*IN_TORCH, *SMALL, "uint8", "int8", "uint16", "int16"])
 def test_a_number_goes_back_to_its_code(dtype: str) -> None:
     for code in range(1 << BITS[dtype]):
-        number = elements.value(dtype, code)
+        number = number_of(dtype, code)
         if isinstance(number, float) and math.isnan(number):
-            assert math.isnan(float(elements.value(dtype, elements.code(dtype, math.nan))))
+            assert math.isnan(float(number_of(dtype, element_code(dtype, math.nan))))
         else:
-            assert elements.code(dtype, number) == code
+            assert element_code(dtype, number) == code
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
@@ -50,7 +49,7 @@ def test_a_number_goes_back_to_its_code(dtype: str) -> None:
     "number", [0.1, -1 / 3, 1e-30, 6.1e-5, 1e-8, 2049, math.inf, -math.inf, -0.0]
 )
 def test_ieee_floats_are_rounded_as_torch_rounds(dtype: str, number: float) -> None:
-    code = elements.code(dtype, number)
+    code = element_code(dtype, number)
     assert code == int.from_bytes(
         torch.tensor([number], dtype=getattr(torch, dtype)).view(torch.uint8).numpy().tobytes(),
         "little",
@@ -66,7 +65,7 @@ def test_ieee_floats_are_rounded_as_torch_rounds(dtype: str, number: float) -> N
 )  # fmt: skip
 def test_what_a_dtype_cannot_hold_is_refused_by_its_name(dtype: str, number: float) -> None:
     with pytest.raises(ValueError, match=dtype):
-        elements.code(dtype, number)
+        element_code(dtype, number)
 
 
 @pytest.mark.parametrize(
@@ -74,14 +73,14 @@ def test_what_a_dtype_cannot_hold_is_refused_by_its_name(dtype: str, number: flo
 )
 def test_packed_elements_are_found_again(dtype: str, count: int) -> None:
     codes = [n * 5 % (1 << min(BITS[dtype], 6)) for n in range(count)]
-    packed = elements.pack(dtype, codes)
+    packed = pack_codes(dtype, codes)
     assert len(packed) == (count * BITS[dtype] + 7) // 8
-    assert [elements.at(dtype, packed, n) for n in range(count)] == codes
+    assert [code_at(dtype, packed, n) for n in range(count)] == codes
 
 
 def test_the_first_of_two_small_elements_lies_in_the_low_bits() -> None:
-    assert elements.pack("float4_e2m1fn", [1, 2]) == b"\x21"
+    assert pack_codes("float4_e2m1fn", [1, 2]) == b"\x21"
 
 
 def test_complex_numbers_have_two_halves() -> None:
-    assert elements.value("complex64", elements.code("complex64", 2.5)) == 2.5 + 0j
+    assert number_of("complex64", element_code("complex64", 2.5)) == 2.5 + 0j
