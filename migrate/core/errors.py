@@ -227,8 +227,7 @@ class Diagnostic:
         }
 
     def render(self) -> str:
-        """The diagnostic as rustc would draw it: message, place, source line, caret, notes,
-        help.
+        """The diagnostic as rustc would draw it: message, place, source line, caret, notes, help.
         """
         width = max((len(str(s.line)) for s in self.spans), default=1)
         # a message is one line: a second one could pass for another diagnostic
@@ -601,8 +600,7 @@ def with_partial_folder(found: Diagnostic, partial: Path) -> Diagnostic:
 
 @contextmanager
 def needed(doing: str) -> Iterator[None]:
-    """Within it, errors that say that memory is lacking become RunError M922: no memory to do
-    that.
+    """Within it, errors that say that memory is lacking become RunError M922: no memory to do that.
     """
     try:
         yield

@@ -83,13 +83,12 @@ class Failure:
 class Pattern:
     """A parsed pattern. Immutable; equal patterns match the same keys with the same captures.
 
-    captures: names in order of first occurrence; the values of `match` stand in this order.
-    types: the type of each capture. `params`: the params its index expressions read.
-    has_flat: it holds a `{k:flat}` and can only be expanded.
-    anchors: whole literal segments that every matching key contains, canonical integers left out (a
-    template has none). touches_digits: a literal or an alternative has a piece between dots that is
-    all digits, and could take part of what a template shows as a slot. ranked: it ends in `@` and
-    an integer capture.
+    captures: names in order of first occurrence; the values of `match` stand in this order. types:
+    the type of each capture. `params`: the params its index expressions read. has_flat: it holds a
+    `{k:flat}` and can only be expanded. anchors: whole literal segments that every matching key
+    contains, canonical integers left out (a template has none). touches_digits: a literal or an
+    alternative has a piece between dots that is all digits, and could take part of what a template
+    shows as a slot. ranked: it ends in `@` and an integer capture.
     """
 
     text: str = field(compare=False)

@@ -142,8 +142,7 @@ class Enum:
 
 @dataclass(frozen=True, slots=True)
 class Integer:
-    """A decimal integer, all its digits; in the key stands factor * value + offset, and value >=
-    0.
+    """A decimal integer, all its digits; in the key stands factor * value + offset, and value >= 0.
     """
 
     name: str

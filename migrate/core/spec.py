@@ -86,8 +86,7 @@ class Spec:
 
 
 def total_bytes(specs: Iterable[Spec]) -> int:
-    """The bytes of all these tensors. Few specs stand for many tensors, so each is computed
-    once.
+    """The bytes of all these tensors. Few specs stand for many tensors, so each is computed once.
     """
     held = list(specs)
     counts = Counter(map(id, held))
@@ -241,8 +240,7 @@ def number_of(dtype: str, code: int) -> Number:
         half = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}[dtype]
         low = (1 << bits // 2) - 1
         return complex(
-            float(number_of(half, code & low).real),
-            float(number_of(half, code >> bits // 2).real),
+            float(number_of(half, code & low).real), float(number_of(half, code >> bits // 2).real)
         )
     if dtype == "float8_e8m0fnu":
         return nan if code == 0xFF else 2.0 ** (code - 127)

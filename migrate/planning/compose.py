@@ -229,8 +229,7 @@ def _followed(
 
 
 class LossOf(NamedTuple):
-    """What a rule loses: kind "lossy" or "drop", how many keys it touches, and the author's
-    reason.
+    """What a rule loses: kind "lossy" or "drop", how many keys it touches, and the author's reason.
     """
 
     rule: DirectedRule
@@ -464,8 +463,7 @@ def _about_kept(
     stay: AbstractSet[str],
     values: Collection[str],
 ) -> list[str]:
-    """What there is to say about keys that were no rule's on the way there, or may not have
-    been.
+    """What there is to say about keys that were no rule's on the way there, or may not have been.
     """
     if gone := sorted(key for key in stay if key not in bound.tensors and key not in values):
         return [f"the stamp says that {listed(gone, 4)} stay as they are, and they are not there"]

@@ -152,8 +152,7 @@ def make_request(
 
 
 def with_permissions(request: Request, answer: Callable[[Request], T]) -> T:
-    """What `answer` says to the request; where permissions are missing, one error with all of
-    them.
+    """What `answer` says to the request; where permissions are missing, one error with all of them.
 
     Stages of planning refuse one after the other, so that what was refused is asked again as if it
     were permitted, until only other problems are left. Never so for what would open or execute

@@ -144,9 +144,7 @@ def compile_file_once(
 
 
 @lru_cache(maxsize=64)
-def _compile_file(
-    loaded: LoadedFile,
-) -> tuple[list[CompiledRule], list[Pattern], list[Diagnostic]]:
+def _compile_file(loaded: LoadedFile) -> tuple[list[CompiledRule], list[Pattern], list[Diagnostic]]:
     report = Report()
     return *compile_file(loaded, report), report.diagnostics
 

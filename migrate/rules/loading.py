@@ -542,10 +542,7 @@ def _axis(value: Any) -> int | str | None:
     if whole_number(value) is not None:
         return count(value)
     if not isinstance(value, str):
-        wrong(
-            "M106",
-            f"a size, a name, `$key.path` or null is expected, not {kind_of(value)}",
-        )
+        wrong("M106", f"a size, a name, `$key.path` or null is expected, not {kind_of(value)}")
     name = word(value)
     if not fits(_AXIS, name):
         wrong(

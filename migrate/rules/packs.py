@@ -290,8 +290,7 @@ def _scan() -> Iterator[Pack]:
 
 
 def _located(entry: EntryPoint) -> Pack:
-    """The folder that `package` or `package:folder.below` names, found without importing
-    anything.
+    """The folder that `package` or `package:folder.below` names, found without importing anything.
     """
     distribution = entry.dist.name if entry.dist is not None else "an unknown distribution"
     version = entry.dist.version if entry.dist is not None else ""
@@ -438,8 +437,7 @@ def rule_files(paths: Sequence[Path]) -> list[Path]:
     """The rule files that `paths` name and those in the folders that they name; without paths those
     of `./rules`, else the built-in ones.
 
-    M115 for a folder without rule files; a file that is not there is for its reader to
-    report.
+    M115 for a folder without rule files; a file that is not there is for its reader to report.
     """
     if not paths:
         here = Path("rules")

@@ -112,12 +112,7 @@ def step(value: Any) -> OpCall:
     if yaml.is_null(written):
         written = {}
     if not isinstance(written, Mapping):
-        wrong(
-            "M106",
-            f"the arguments of `{op}` are a mapping, not {kind_of(written)}",
-            None,
-            (op,),
-        )
+        wrong("M106", f"the arguments of `{op}` are a mapping, not {kind_of(written)}", None, (op,))
     try:
         form = model(op)
     except BrokenEntryError as error:
@@ -224,8 +219,7 @@ def fixed_problem(op: str, args: Mapping[str, Any]) -> Problem | None:
 
 
 def _plain(hint: Any) -> Any:
-    """The pydantic type of an argument that is not one of the forms: a flag, a choice, or
-    anything.
+    """The pydantic type of an argument that is not one of the forms: a flag, a choice, or anything.
     """
     hint = unwrapped(hint)
     if hint is bool:

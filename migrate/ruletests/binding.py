@@ -236,8 +236,7 @@ class CompiledFile:
         return self.loaded.span(*rule.path, *(path or ("name",)))
 
     def speaks_of(self, keys: Iterable[str], *, backwards: bool) -> bool:
-        """Whether a pattern of the file fits one of the keys, or may fit it once params are
-        known.
+        """Whether a pattern of the file fits one of the keys, or may fit it once params are known.
         """
         sides = [rule.targets if backwards else rule.sources for rule in self.rules]
         patterns = [
@@ -384,8 +383,7 @@ class BoundTest:
         return self.source.index.nbytes + sum(spec.nbytes for spec in self.specs.values())
 
     def fill(self) -> Mapping[str, memoryview]:
-        """The packed bytes of each output, made once; raises what a run would raise (M404,
-        M9xx).
+        """The packed bytes of each output, made once; raises what a run would raise (M404, M9xx).
         """
         from ..running.buffers import fill_buffers
 

@@ -196,11 +196,7 @@ def twice(bound: BoundTest, *, values: bool) -> list[Diagnostic] | str:
         notes = (f"changed once more: {listed(changed, 8)}",)
         return [
             _said(
-                bound,
-                "M709",
-                "the edge takes its own output and changes it once more",
-                notes,
-                hint,
+                bound, "M709", "the edge takes its own output and changes it once more", notes, hint
             )
         ]
     if lineage.ordered:
