@@ -56,9 +56,7 @@ class DocumentPart:
         return made
 
     def to_json(self) -> dict[str, Any]:
-        """The document in plain dicts, lists, strings and numbers: a copy that is the caller's to
-        change.
-        """
+        """The document in plain dicts, lists, strings and numbers: the caller's own copy."""
         out: dict[str, Any] = _plain(self._document)
         return out
 

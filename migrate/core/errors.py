@@ -113,9 +113,7 @@ PAGES = Path(__file__).resolve().parent.parent / "explain"
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The page of one code: `name` (kebab case, states the bad thing), `severity`, `exit` status,
-    `body` (markdown).
-    """
+    """The page of one code: `name`, `severity`, `exit` status, and `body` in markdown."""
 
     code: str
     name: str
@@ -144,9 +142,7 @@ def codes() -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A place in a text file: 1-based `line` and `column`, `length` code points, and the line's
-    `text` for printing.
-    """
+    """A place in a text file: 1-based `line` and `column`, `length` code points, `text` of it."""
 
     file: str
     line: int
@@ -161,9 +157,7 @@ class Span:
 
 @cache
 def place(file: str) -> str:
-    """A rule file of a lineage as `lineage/layout/file.yaml`, wherever its pack is installed; any
-    other file as it is.
-    """
+    """A lineage's rule file as `lineage/layout/file.yaml`; any other file as it is."""
     lineage = os.path.dirname(os.path.dirname(file))
     if not os.path.isfile(os.path.join(lineage, "layouts.yaml")):
         return file
@@ -227,8 +221,7 @@ class Diagnostic:
         }
 
     def render(self) -> str:
-        """The diagnostic as rustc would draw it: message, place, source line, caret, notes, help.
-        """
+        """The diagnostic as rustc would draw it: message, place, source line, caret, notes, help."""
         width = max((len(str(s.line)) for s in self.spans), default=1)
         # a message is one line: a second one could pass for another diagnostic
         message = self.message.replace("\n", "\\n")
@@ -387,9 +380,7 @@ _BY_EXIT = {c.exit_code: c for c in (QuestionError, CheckpointError, RunError)}
 
 
 class OpError(ValueError):
-    """An op cannot take these tensors. `code` is a diagnostic code, `notes` and `help` go into the
-    Diagnostic.
-    """
+    """An op cannot take these tensors; `code`, `notes` and `help` are those of the Diagnostic."""
 
     def __init__(
         self,
@@ -411,9 +402,7 @@ class OpError(ValueError):
 
 
 class PatternError(ValueError):
-    """A pattern cannot be understood. `start` and `end` are code-point offsets into the pattern's
-    text.
-    """
+    """A pattern cannot be understood. `start` and `end` are code-point offsets into its text."""
 
     def __init__(
         self, code: str, message: str, start: int, end: int, *, help: str | None = None
@@ -423,9 +412,7 @@ class PatternError(ValueError):
 
 
 def raise_all(diagnostics: Iterable[Diagnostic]) -> NoReturn:
-    """Raises the error class of the diagnostics' exit status; a wrong question outranks a bad
-    checkpoint.
-    """
+    """Raises the error of the diagnostics' exit status; a wrong question outranks a checkpoint."""
     found = tuple(diagnostics)
     errors = [d for d in found if d.severity == "error"] or found
     raise _BY_EXIT[min(d.exit_status for d in errors)](found)
@@ -523,9 +510,7 @@ _PART = 256 << 20
 
 
 def lacking(error: BaseException) -> bool:
-    """Whether the error, or one that led to it, says that memory or room for a thread could not be
-    had.
-    """
+    """Whether the error, or one that led to it, says that memory or a thread could not be had."""
     return _said(error) is not None
 
 
@@ -581,9 +566,7 @@ def ran_out(error: BaseException, doing: str, *, partial: Path | None = None) ->
 
 
 def with_partial_folder(found: Diagnostic, partial: Path) -> Diagnostic:
-    """The diagnostic with the partial folder and what to do with it, if the folder is there and not
-    named yet.
-    """
+    """The diagnostic with the partial folder, if there and not named yet, and the way out of it."""
     where, resume = printable(str(partial), 300), option("resume", True)
     if not partial.exists() or any(where in text for text in (found.message, *found.notes)):
         return found
@@ -600,8 +583,7 @@ def with_partial_folder(found: Diagnostic, partial: Path) -> Diagnostic:
 
 @contextmanager
 def needed(doing: str) -> Iterator[None]:
-    """Within it, errors that say that memory is lacking become RunError M922: no memory to do that.
-    """
+    """Within it, errors that say that memory is lacking become RunError M922: no memory to do that."""
     try:
         yield
     except MigrateError:

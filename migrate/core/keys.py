@@ -200,9 +200,7 @@ class Pattern:
         return includes(self.parts, other.parts)
 
     def failure(self, key: str) -> Failure:
-        """How far the key got before it left the pattern; for messages about keys that do not
-        match.
-        """
+        """How far the key got before it left the pattern; for messages about unmatched keys."""
         tables = advance(self.parts, key)
         done = len(tables) - 1
         progress = sum(len(part.text) for part in self.parts[:done] if isinstance(part, Literal))
@@ -257,9 +255,7 @@ _FOREIGN = frozenset("*\\([^$")
 
 
 def foreign(pattern: Pattern) -> str:
-    """The characters of globs and regular expressions that the pattern takes as letters, sorted;
-    mostly none.
-    """
+    """The characters of globs and regular expressions that the pattern takes as letters, sorted."""
     texts = [
         t
         for part in pattern.parts
@@ -357,9 +353,7 @@ def _takes(parts: Sequence[Part], captures: Sequence[str]) -> tuple[tuple[int, T
 
 
 def _parts(pieces: list[PatternPiece], text: str) -> tuple[tuple[Part, ...], list[int]]:
-    """The parts, and for each the index of the piece it comes from. A path takes one neighbouring
-    dot along.
-    """
+    """The parts, and for each the index of its piece. A path takes one neighbouring dot along."""
     literals = [piece.text for piece in pieces]
     made: list[Part | None] = []
     for i, piece in enumerate(pieces):
@@ -404,9 +398,7 @@ def _parts(pieces: list[PatternPiece], text: str) -> tuple[tuple[Part, ...], lis
 def _segments(
     pieces: list[PatternPiece], text: str
 ) -> tuple[tuple[str, ...], list[str], list[int]]:
-    """The segments as written, those that are literal text, and for each piece the segment that its
-    part begins in.
-    """
+    """The segments as written, those that are literal, and for each piece where its part begins."""
     segments, literal, places = [""], [True], []
     for i, piece in enumerate(pieces):
         swallowed = (
@@ -561,9 +553,7 @@ _Key = tuple[_Token, ...]
 
 
 def includes(wider: Sequence[Part], narrower: Sequence[Part]) -> bool:
-    """Whether each key that the parts `narrower` match is matched by the parts `wider`; True is
-    certain.
-    """
+    """Whether `wider` matches each key that the parts `narrower` match; True is certain."""
     if tuple(wider) == tuple(narrower):
         return True
     keys = _symbolic_keys(narrower)
@@ -626,9 +616,7 @@ def _reaches_end(parts: Sequence[Part], key: _Key) -> bool:
 
 
 def _agrees(parts: Sequence[Part], key: _Key) -> bool:
-    """Like `_reaches_end`, for parts in which captures repeat: their values must be the same in
-    every key.
-    """
+    """`_reaches_end` for parts in which captures repeat: their values are the same in every key."""
     budget = MOST_STEPS
     pending: list[tuple[int, int, dict[str, object]]] = [(0, 0, {})]
     while pending:

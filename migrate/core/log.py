@@ -42,9 +42,7 @@ def trace(text: str, *values: object) -> None:
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Logs how long the body took, in seconds of the clock and of this process's processors; also
-    where it raises.
-    """
+    """Logs the seconds of clock and of processor time that the body took, also where it raises."""
     if _logger(DEBUG) is None:
         yield
         return

@@ -38,9 +38,7 @@ class Element(Protocol):
         """The positions after this element, given those before it; linear in the key."""
 
     def starts(self, key: str, state: State, end: int, slot: str) -> Iterator[int]:
-        """The positions of `state` from which this element reaches `end`, which it is known to
-        reach.
-        """
+        """The positions of `state` from which this element reaches `end`, known to be reachable."""
 
 
 class Capture(Element, Protocol):
@@ -71,9 +69,7 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class PlainText:
-    """One or more characters without a dot. `whole_tail`: what follows lets it end at the end of a
-    segment only.
-    """
+    """One or more characters but dots. `whole_tail`: it may end at the end of a segment only."""
 
     name: str
     whole_tail: bool
@@ -142,8 +138,7 @@ class Enum:
 
 @dataclass(frozen=True, slots=True)
 class Integer:
-    """A decimal integer, all its digits; in the key stands factor * value + offset, and value >= 0.
-    """
+    """A decimal integer, all its digits; in the key stands factor * value + offset, and value >= 0."""
 
     name: str
     source: str
@@ -162,9 +157,7 @@ class Integer:
         )
 
     def solve(self, written: int) -> int | None:
-        """The value that is written as `written`, None if there is none; `Unset` while the offset
-        holds params.
-        """
+        """The value written as `written`, or None; `Unset` while the offset holds params."""
         value, rest = divmod(written - self.write(0), self.factor)
         return None if rest or value < 0 else value
 
@@ -241,9 +234,7 @@ class PathHead:
 
 @dataclass(frozen=True, slots=True)
 class PathTail:
-    """`.{name...}`: nothing, or a dot and any text, up to the end of the key or (`before_at`) up to
-    an `@`.
-    """
+    """`.{name...}`: nothing, or a dot and any text, up to the key's end or, `before_at`, an `@`."""
 
     name: str
     before_at: bool
@@ -277,9 +268,7 @@ class PathTail:
 
 @dataclass(frozen=True, slots=True)
 class PathWhole:
-    """`{name...}` at the beginning of a pattern with no dot after it: any text, to the end or
-    (`before_at`) to an `@`.
-    """
+    """`{name...}` at the start, no dot behind: any text, to the end or (`before_at`) to an `@`."""
 
     name: str
     before_at: bool
@@ -300,9 +289,7 @@ class PathWhole:
 
 @dataclass(frozen=True, slots=True)
 class Flat:
-    """The path of another role with its dots removed. Expanded, never parsed, so it takes no text
-    at all.
-    """
+    """The path of another role without its dots: expanded, never parsed, so it takes no text."""
 
     name: str
 
@@ -335,9 +322,7 @@ Taking = PlainText | Enum | Integer | PathHead | PathTail | PathWhole | Flat
 
 
 def advance(parts: Sequence[Part], key: str, slot: str = "") -> list[dict[int, int]]:
-    """The positions reached before the first part, after it, after the second …; shorter where a
-    part reaches none.
-    """
+    """The positions reached before the first part, after it, …; shorter where none is reached."""
     state = {0: 1}
     tables = [state]
     for part in parts:
@@ -356,9 +341,7 @@ def ways(parts: Sequence[Part], tables: Sequence[State], key: str) -> int:
 def cuts(
     parts: Sequence[Part], tables: Sequence[State], key: str, slot: str = ""
 ) -> Iterator[tuple[int, ...]]:
-    """The ways to cut the key, one by one: the borders of the parts, from 0 to the length of the
-    key.
-    """
+    """The ways to cut the key, one by one: the borders of its parts, from 0 to its length."""
     if not ways(parts, tables, key):
         return
     borders = [len(key)]

@@ -60,9 +60,7 @@ class _Token:
 
 @dataclass(frozen=True, slots=True)
 class Expr:
-    """An integer expression. `names` are the params it reads, in order of first use; equality is
-    that of the code.
-    """
+    """An integer expression, equal by its code. `names`: the params it reads, by first use."""
 
     text: str = field(compare=False)
     names: tuple[str, ...]
@@ -104,9 +102,7 @@ class Expr:
 
 
 def parse_expression(text: str) -> Expr:
-    """The expression that `text` writes; PatternError M111, with offsets into `text`, if it writes
-    none.
-    """
+    """The expression in `text`; PatternError M111, with offsets into `text`, if there is none."""
     postfix = _postfix(text)
     for token in postfix:
         if token.kind == "name":
@@ -334,9 +330,7 @@ class CaptureType:
 
 @dataclass(slots=True)
 class PatternPiece:
-    """Literal text, or one pair of braces; `start` and `end` are offsets into the pattern, braces
-    included.
-    """
+    """Literal text, or one pair of braces; `start` and `end` are offsets, braces included."""
 
     start: int
     end: int
@@ -350,9 +344,7 @@ class PatternPiece:
 def read_pieces(
     text: str, types: Mapping[str, CaptureType]
 ) -> tuple[list[PatternPiece], dict[str, CaptureType]]:
-    """The pieces of a pattern, and the types of all captures known by then; PatternError M201 or
-    M111.
-    """
+    """The pieces of a pattern, and the types of all captures so far; PatternError M201 or M111."""
     if not text:
         raise PatternError("M201", "a pattern is empty", 0, 0)
     if len(text) > LONGEST_PATTERN:

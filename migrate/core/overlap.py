@@ -157,9 +157,7 @@ def apart(one: Pattern, other: Pattern) -> bool:
 
 
 def _differ(one: Sequence[Part], other: Sequence[Part]) -> bool:
-    """Whether the texts that the patterns begin or end with differ: the common case, without a
-    walk.
-    """
+    """Whether the texts that the patterns begin or end with differ: common, and needs no walk."""
     for at, agree in ((0, str.startswith), (-1, str.endswith)):
         a, b = one[at], other[at]
         if (
@@ -234,9 +232,7 @@ def _after(parts: tuple[Part, ...], states: frozenset[_State], c: str) -> frozen
 
 
 def _path(parts: tuple[Part, ...], at: int, part: Part, left: str, c: str) -> Iterator[_State]:
-    """A path is any text: `<` waits for the dot before it, `+` for its first character, `*` for
-    more.
-    """
+    """A path is any text: `<` waits for its dot, `+` for its first character, `*` for more."""
     if left == "<":
         if c == ".":
             yield at, "+"

@@ -22,9 +22,7 @@ from typing import NamedTuple, TypeAlias
 
 
 class TooManyPieces(Exception):  # noqa: N818 - a signal to materialise the op, not an error of the user
-    """An op would cut its tensor into more pieces than it is worth; compute the op on whole tensors
-    instead.
-    """
+    """An op would cut its tensor into too many pieces; compute the op on whole tensors instead."""
 
 
 class SubByte(ValueError):  # noqa: N818
@@ -33,9 +31,7 @@ class SubByte(ValueError):  # noqa: N818
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fill:
-    """A leaf whose every element equals `value`. 0.0 and -0.0 are different fills, because their
-    bits are.
-    """
+    """A leaf whose elements all equal `value`. 0.0 and -0.0 are different fills: their bits are."""
 
     value: float | int
 
@@ -81,9 +77,7 @@ def end(piece: Piece) -> int:
 
 
 def normalise(piece: Piece) -> Piece:
-    """The same copy with unit loops dropped, loops in descending order of destination stride,
-    continuing loops fused.
-    """
+    """The same copy without unit loops, by falling destination stride, continuing loops fused."""
     leaf, src, dst, counts, dst_strides, src_strides = piece
     if len(counts) < 2:
         return piece if counts != (1,) else Piece(leaf, src, dst, (), (), ())
@@ -117,9 +111,7 @@ def iterations(piece: Piece, loop: int, start: int, stop: int) -> Piece:
 
 
 def _periodic(piece: Piece, loop: int, period: int) -> Piece:
-    """`piece` with its `loop` (a multiple of `period` long) written as two: over periods and inside
-    one.
-    """
+    """`piece` with its `loop`, a multiple of `period`, as two: over periods and inside one."""
     leaf, src, dst, counts, dst_strides, src_strides = piece
     d, s = dst_strides[loop], src_strides[loop]
     return Piece(
@@ -332,9 +324,7 @@ def _equidistant(pieces: list[Piece], i: int) -> int:
 
 
 def _row(pieces: list[Piece]) -> list[Piece]:
-    """One piece with a new loop over `pieces`; themselves if the new loop would not nest with the
-    others.
-    """
+    """One piece with a new loop over `pieces`; themselves if that loop would not nest."""
     if len(pieces) < 2:
         return pieces
     first, second = pieces[0], pieces[1]

@@ -86,8 +86,7 @@ class Spec:
 
 
 def total_bytes(specs: Iterable[Spec]) -> int:
-    """The bytes of all these tensors. Few specs stand for many tensors, so each is computed once.
-    """
+    """The bytes of all these tensors. Few specs stand for many tensors, so each is computed once."""
     held = list(specs)
     counts = Counter(map(id, held))
     return sum(counts[number] * found.nbytes for number, found in {id(s): s for s in held}.items())
@@ -95,16 +94,12 @@ def total_bytes(specs: Iterable[Spec]) -> int:
 
 @lru_cache(maxsize=65536)
 def spec(dtype: str, shape: tuple[int, ...]) -> Spec:
-    """The one Spec object of these values: equal specs made here are identical, so `is` and `id`
-    compare them.
-    """
+    """The one Spec of these values: equal ones made here are identical, for `is` and `id`."""
     return Spec(dtype, shape)
 
 
 def unit(dtype: str) -> tuple[int, int]:
-    """(elements, bytes) of the smallest whole-byte group: (1, itemsize), (2, 1) for 4 bits, (4, 3)
-    for 6 bits.
-    """
+    """(elements, bytes) of the smallest whole-byte group: (1, itemsize), (2, 1) or (4, 3)."""
     bits = BITS[dtype]
     return (1, bits // 8) if bits % 8 == 0 else (2, 1) if bits == 4 else (4, 3)
 

@@ -111,9 +111,7 @@ def _shape(key: str) -> _DigitShape:
 
 
 def _reader(slices: Sequence[slice]) -> Callable[[str], tuple[int, ...]]:
-    """A function that reads the integers at these places of a key; one and two are written out, it
-    runs once per key.
-    """
+    """A function that reads the integers at these places of a key; it runs once per key."""
     if not slices:
         return lambda key: ()
     if len(slices) == 1:
@@ -150,9 +148,7 @@ def _text(key: str, borders: tuple[int, ...]) -> str:
 
 
 def _stray_digits(text: str) -> bool:
-    """Whether digits are left in a template's text, so that keys of the same shape can have other
-    templates.
-    """
+    """Whether a template's text has digits left, so that keys of its shape can have other ones."""
     return not DIGITS.isdisjoint(text)
 
 
@@ -163,8 +159,7 @@ _Column = Callable[[Sequence[tuple[int, ...]]], Iterable[Value | None]]
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """A pattern matched against a template: how each capture's value follows from a key's integers.
-    """
+    """A pattern matched against a template: how each capture's value follows from a key's integers."""
 
     template: Template
     # one column for each capture, and further columns that must agree with the one at that index
@@ -240,9 +235,7 @@ def bind(pattern: Pattern, template: Template) -> Binding | Literal[_PerKey.PER_
 
 
 def matching(pattern: Pattern, template: Template) -> Sequence[bool]:
-    """For each key whether the pattern matches it, under whatever reading: nothing is made of the
-    values.
-    """
+    """For each key whether the pattern matches it, in any reading: no values are made."""
     try:
         binding = bind(pattern, template)
     except TwoReadings:
@@ -263,9 +256,7 @@ def matches(pattern: Pattern, key: str) -> bool:
 
 
 def _column(part: Taking, text: str, slot: int) -> _Column:
-    """The values of a capture that takes `text` of the template, whose slots are numbered from
-    `slot`.
-    """
+    """The values of a capture that takes `text` of the template, slots numbered from `slot`."""
     if SLOT not in text:
         return _constant(part.value(text))
     if isinstance(part, Integer):
@@ -325,8 +316,7 @@ def without_rank(template: Template) -> tuple[Template, int | None]:
 
 
 def with_rank_0(pattern: Pattern, template: Template, rank: int | None) -> Template:
-    """The template as a pattern with `@{r:int}` sees it: a key that stands in one file has rank 0.
-    """
+    """The template as a pattern with `@{r:int}` sees it: a key that stands in one file has rank 0."""
     if rank is not None or not pattern.ranked:
         return template
     return Template(
@@ -383,9 +373,7 @@ MOST_SEGMENTS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Collapsed:
-    """One line: its `text`, the `count` of keys it stands for, and the first of them as it is (not
-    escaped).
-    """
+    """One line: its `text`, the `count` of keys that it stands for, and the first, unescaped."""
 
     text: str
     count: int
@@ -448,9 +436,7 @@ def _lines(form: Form) -> list[_KeyLine]:
 
 
 def _products(rows: Sequence[tuple[int, ...]], width: int) -> list[tuple[tuple[int, ...], ...]]:
-    """The rows as few products of sets of integers; as one that holds them all where too many would
-    be needed.
-    """
+    """The rows as few products of sets of integers, or as one that holds them all."""
     if not width:
         return [()]
     axes = tuple(tuple(sorted(set(column))) for column in zip(*rows, strict=True))
@@ -464,9 +450,7 @@ def _products(rows: Sequence[tuple[int, ...]], width: int) -> list[tuple[tuple[i
 def products(
     rows: Set[tuple[int, ...]], width: int, most: int | None = None
 ) -> list[tuple[tuple[int, ...], ...]]:
-    """The rows, of `width` integers, as disjoint products of sorted sets; of more than `most`
-    products not all.
-    """
+    """The rows, of `width` integers, as disjoint products of sorted sets; not all beyond `most`."""
     if width == 1:
         return [(tuple(sorted(row[0] for row in rows)),)]
     rests: dict[int, set[tuple[int, ...]]] = {}

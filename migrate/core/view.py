@@ -53,9 +53,7 @@ _BLOCK = 64
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A tensor of `shape` whose elements the `pieces` (ordered by destination) write exactly once
-    each.
-    """
+    """A tensor of `shape` whose elements `pieces`, ordered by destination, write once each."""
 
     shape: Ints
     pieces: tuple[Piece, ...]
@@ -222,8 +220,7 @@ def reshape(v: View, shape: Sequence[int]) -> View:
 
 
 def concat(views: Sequence[View], dim: int) -> View:
-    """The `views` one after the other along `dim`; their other sizes are equal. At least one view.
-    """
+    """The `views` one after the other along `dim`; their other sizes are equal. At least one view."""
     first = views[0].shape
     outer, _, inner = _axis(first, dim)
     for v in views:
@@ -275,9 +272,7 @@ def _side_by_side(views: Sequence[View], shape: Ints, widths: Sequence[int], out
 
 
 def _parts(v: View, dim: int, bounds: Sequence[int]) -> list[list[Piece]]:
-    """The pieces of v between successive `bounds` on axis `dim`, each list addressed within its own
-    part.
-    """
+    """The pieces of v between successive `bounds` on axis `dim`, each list within its own part."""
     outer, size, inner = _axis(v.shape, dim)
     width = size * inner
     edges = [b * inner for b in bounds]
@@ -398,9 +393,7 @@ def flip(v: View, dim: int) -> View:
 
 
 def roll(v: View, dim: int, shift: int) -> View:
-    """`v` moved along `dim` by `shift` places, what leaves at one end enters at the other, as
-    numpy.roll does.
-    """
+    """`v` moved along `dim` by `shift` places, wrapping around at its ends, as numpy.roll does."""
     _, size, _ = _axis(v.shape, dim)
     shift = shift % size if size else 0
     if not shift:
@@ -576,9 +569,7 @@ def strided(v: View) -> tuple[int, int, Ints] | None:
 
 
 def is_whole(v: View, leaf: int = 0) -> bool:
-    """Whether `v` is, element for element, the contiguous storage of `leaf` from its start. True
-    for an empty tensor.
-    """
+    """Whether `v` is the contiguous storage of `leaf` from its start; True for an empty tensor."""
     size = prod(v.shape)
     if size < 2:
         return size == 0 or v.pieces == ((leaf, 0, 0, (), (), ()),)

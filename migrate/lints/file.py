@@ -193,9 +193,7 @@ def _help(step: CompiledCall) -> str:
 def _way_back(
     file: CompiledFile, rule: CompiledRule, forwards: DirectedRule
 ) -> Iterator[Diagnostic]:
-    """M632: the edge can be walked back, as any edge, and this rule would stop it without the
-    file saying so.
-    """
+    """M632: as any edge, this one can be walked back, but for this rule, and the file is silent."""
     if any(step.op.kind == "end" for step in forwards.steps) or forwards.keep_source:
         return
     back = invert(forwards)

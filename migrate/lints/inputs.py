@@ -27,9 +27,7 @@ from ..source import yaml
 
 @dataclass(frozen=True, eq=False, slots=True)
 class FileSet:
-    """The files of one lineage's folder, or one loose rule file (then `home`, `lineage` and
-    `layouts` are None).
-    """
+    """A lineage's files, or one loose rule file (`home`, `lineage` and `layouts` are None then)."""
 
     home: Path | None
     lineage: Lineage | None
@@ -47,9 +45,7 @@ class FileSet:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class LintInput:
-    """All that is linted. `asked` are the files that were asked about, by the names that messages
-    call them.
-    """
+    """All that is linted. `asked`: the files that were asked about, by their names in messages."""
 
     filesets: tuple[FileSet, ...]
     asked: Mapping[str, yaml.Document | None]
@@ -58,9 +54,7 @@ class LintInput:
 
 
 def read_inputs(paths: Sequence[PathLike]) -> LintInput:
-    """The rule files and layouts at `paths`; M115 for a path that is neither a folder nor a rule
-    file.
-    """
+    """The rule files and layouts at `paths`; M115 for a path that is no folder and no rule file."""
     report = Report()
     # a file outside a lineage's folder has no siblings
     homes: dict[tuple[Path | None, Path | None], dict[str, Path]] = {}
@@ -195,9 +189,7 @@ def sample_params(model: RuleFile) -> dict[str, Any]:
 
 
 def directed(file: CompiledFile) -> list[tuple[CompiledRule, DirectedRule]]:
-    """The file's rules forwards with sample params; without those that need other values, or that
-    none would suit.
-    """
+    """The file's rules forwards with sample params, without those that none would suit."""
     params = sample_params(file.model)
     made = [(rule, direct(rule, params, Report())) for rule in file.rules]
     return [

@@ -150,9 +150,7 @@ def _reach(lineage: Lineage, document: Document) -> Iterator[Diagnostic]:
 
 
 def _joins(edges: set[frozenset[str]], lineage: Lineage, one: str, other: str) -> bool:
-    """Whether edges that go on in the order lead from `one` to `other`; these are neighbours, so it
-    takes one edge.
-    """
+    """Whether an edge leads from `one` to `other`, its neighbour."""
     return frozenset((one, other)) in edges
 
 

@@ -125,9 +125,7 @@ def _end(pattern: Pattern, at: int) -> str:
 
 
 def _segments(pattern: Pattern) -> list[str] | None:
-    """The segments of every key of the pattern, empty where a capture decides; None where their
-    number is not known.
-    """
+    """The segments of each key of the pattern, empty where a capture decides; None if unknown."""
     if (
         any(kind.kind in ("path", "enum") for kind in pattern.types.values())
         or pattern.has_flat
@@ -286,9 +284,7 @@ def _everything(patterns: Sequence[Pattern]) -> bool:
 
 
 def _leaves(rule: CompiledRule) -> bool:
-    """Whether the rule leaves all keys of its pattern as they are, whatever the tensors; a param
-    may switch it off.
-    """
+    """Whether the rule leaves all keys of its pattern unchanged; a param may switch it off."""
     said = rule.rule
     if (
         said.via
@@ -348,9 +344,7 @@ def _without_effect(reads: Sequence[_Side], near: _Near) -> Iterator[Diagnostic]
 
 
 def _broader(other: Pattern, pattern: Pattern) -> bool:
-    """Whether `other` may take all that the pattern takes; "no" is certain where neither reads
-    params.
-    """
+    """Whether `other` may take all that the pattern takes; "no" is certain without params."""
     if other.params or pattern.params:
         return not apart(other, pattern)
     wide, narrow = _aligned(other, pattern)
@@ -362,9 +356,7 @@ def _narrower(one: Pattern, other: Pattern) -> bool:
 
 
 def _aligned(one: Pattern, other: Pattern) -> tuple[Pattern, Pattern]:
-    """Both with a rank, or both without: a pattern that does not speak of ranks takes a key on each
-    of them.
-    """
+    """Both with a rank, or both without: a pattern without one takes a key on each rank."""
     if one.ranked == other.ranked:
         return one, other
     return _ranked(one), _ranked(other)
@@ -401,9 +393,7 @@ def _shadowed(reads: Sequence[_Side], near: _Near) -> Iterator[Diagnostic]:
 
 
 def _variants(pattern: Pattern) -> list[Pattern]:
-    """The pattern with each of its alternatives written out; as it is where it has none, or too
-    many.
-    """
+    """The pattern with its alternatives written out; as it is with none or too many of them."""
     enums = {name: kind.values for name, kind in pattern.types.items() if kind.kind == "enum"}
     if not enums or prod(len(values) for values in enums.values()) > MOST_VARIANTS:
         return [pattern]
@@ -423,9 +413,7 @@ def _variants(pattern: Pattern) -> list[Pattern]:
 
 
 def _twice(reads: Sequence[_Side], near: _Near) -> Iterator[Diagnostic]:
-    """M615: two rules that match one key, and neither is the narrower one: a plan over such a key
-    is refused.
-    """
+    """M615: two rules match one key and neither is narrower: a plan over such a key is refused."""
     found = 0
     for one, other in _pairs(reads, near):
         if one.rule is other.rule or not _together(one, other):
@@ -541,9 +529,7 @@ def _undecided(one: _Side, other: _Side) -> str | None:
 
 
 def _together(one: _Side, other: _Side) -> bool:
-    """Whether nothing divides the keys between the two rules: no condition, or the same one on
-    params in both.
-    """
+    """Whether nothing divides the keys between the rules: no condition, or the same on params."""
     if one.always and other.always:
         return True
     said, else_said = one.rule.rule, other.rule.rule
@@ -553,16 +539,12 @@ def _together(one: _Side, other: _Side) -> bool:
 
 
 def _rewrites(side: _Side) -> bool:
-    """Whether a `map` rewrites a path on the way to the pattern, which then does not tell what can
-    be written.
-    """
+    """Whether a `map` rewrites a path on its way to the pattern, which then shows less."""
     return any(side.rule.types[name].kind == "path" for name in side.rule.maps)
 
 
 def _made_of(side: _Side, key: str, reads: Sequence[_Side]) -> str | None:
-    """A key that the rule would make `key` of; None where a narrower rule would take it, or it
-    cannot be told.
-    """
+    """A key of which the rule would make `key`; None where a narrower rule takes it, or unknown."""
     rule = side.rule
     values: dict[str, Any] = dict(
         zip(side.pattern.captures, side.pattern.match(key) or (), strict=True)

@@ -135,9 +135,7 @@ class Elements:
         )
 
     def _needed(self, op: Any, call: Computation, value: ComputedTensor, at: int) -> Iterator[Any]:
-        """The input elements that one element is computed from; the one at its own place where an
-        input has its shape.
-        """
+        """The inputs' elements for one element; the one at its place where shapes are equal."""
         shape, specs = value.spec.shape, [t.spec for t in call.inputs]
         box = tuple((i, i + 1) for i in coordinates(at, shape))
         boxes = (
@@ -240,9 +238,7 @@ def _linear(cell: Sequence[int], shape: Sequence[int]) -> int:
 
 
 class _Stated(NamedTuple):
-    """A run of elements of an output that a test states, and their codes, by their place in the
-    run.
-    """
+    """A run of elements that a test states of an output, and their codes, by place in the run."""
 
     start: int
     length: int
@@ -250,9 +246,7 @@ class _Stated(NamedTuple):
 
 
 def states(example: Example, key: str) -> bool:
-    """Whether the test says of some element of the output what it is, not only of what size and
-    kind the tensor is.
-    """
+    """Whether the test states some element of the output, not only its size and kind."""
     if key not in example.expected or key not in example.bound.tensors:
         return False
     wanted, like = example.expected[key]
@@ -341,9 +335,7 @@ def _shape(example: Example, wanted: ExpectedTensor, like: str | None) -> tuple[
 def _stated(
     example: Example, wanted: ExpectedTensor, like: str | None, of: Spec
 ) -> Iterator[_Stated]:
-    """What the test states of an output of this spec; ValueError where it states an element that
-    there is not.
-    """
+    """What the test states of an output of this spec; ValueError for an element beyond it."""
     if like is not None:
         if example.given[like].spec.numel != of.numel:
             raise ValueError(f"{like!r} has other elements")
@@ -394,9 +386,7 @@ def _computed(
 
 
 def _plain(example: Example, tensor: Tensor) -> View:
-    """The view, over leaves that are alike where the given tensors are: equal views are equal
-    tensors.
-    """
+    """The view over leaves alike where the given tensors are: equal views are equal tensors."""
     leaves: list[Leaf] = []
     for source in tensor.sources:
         given = example.tensors.get(source) if isinstance(source, str) else None
@@ -497,9 +487,7 @@ def mutants(rule: DirectedRule, step: CompiledCall, *, derived: bool = False) ->
 
 
 def _axes(step: CompiledCall) -> Iterator[Mutant]:
-    """The same along a neighbouring axis; one that the tensor does not have is refused, and so
-    seen.
-    """
+    """The same along a neighbouring axis; an axis that is not there is refused, and so seen."""
     for dim in _beside(step.args.dim):
         yield Mutant(
             f"had `dim: {dim}`", replace(step, args=replace(step.args, dim=dim)), shown=True
@@ -519,16 +507,12 @@ def _pairs(step: CompiledCall) -> Iterator[Mutant]:
 
 
 def _beside(dim: int) -> list[int]:
-    """The neighbours of an axis, counted from the same end: from the other one they could be the
-    axis itself.
-    """
+    """The neighbours of an axis, counted from its end: from the other they could be the axis."""
     return [d for d in (dim - 1, dim + 1) if (d < 0) is (dim < 0)]
 
 
 def _orders(rule: DirectedRule, step: CompiledCall) -> Iterator[Mutant]:
-    """Two neighbouring values interchanged. The order of numbers is not a choice, so there is
-    none for an int capture.
-    """
+    """Two neighbouring values interchanged; none for an int capture, whose order is no choice."""
     kind = rule.types[step.capture or ROLE]
     if kind.kind != "enum":
         return
@@ -597,9 +581,7 @@ _Touching = tuple[Example, DirectedRule, list[str]]
 
 
 def find_problems(fileset: FileSet) -> Iterator[Diagnostic]:
-    """M620 and M623 for ops, M621 for tests that the rules cannot take, M622 for rules that no test
-    touches.
-    """
+    """M620 and M623 of ops, M621 of tests that the rules cannot take, M622 of untested rules."""
     edges = fileset.edges
     for file in fileset.files:
         tests = examples(file, edges[file.edge])
@@ -666,9 +648,7 @@ def _step(
     number: int,
     touching: Sequence[_Touching],
 ) -> Iterator[Diagnostic]:
-    """M620 for the first near mistake of the step that no test notices; M623 where of one it is not
-    known.
-    """
+    """M620 for the step's first near mistake that no test notices; M623 where one is undecided."""
     step = shown.steps[number]
     span = file.span(rule, "via", number, step.name)
     derived = not isinstance(rule.rule.via[number].args.get("shift", 0), int)

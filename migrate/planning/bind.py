@@ -37,9 +37,7 @@ class Provenance(NamedTuple):
 
 @dataclass(slots=True)
 class StepResult:
-    """What an edge makes: tensors, who made each (absent: kept as it was), what went, and what a
-    person should know.
-    """
+    """What an edge makes: tensors, who made each (absent: unchanged), what went, and notes."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     provenance: dict[str, Provenance] = field(default_factory=dict)
@@ -181,8 +179,7 @@ def _unmatched_values(readers: Sequence[Reader]) -> dict[tuple[str, tuple[str, .
 def _idle_alternatives(
     readers: Sequence[Reader], context: BindContext
 ) -> dict[tuple[str, str], list[str]]:
-    """The alternatives that `where` does not rule out and no key has, of the rules that have keys.
-    """
+    """The alternatives that `where` does not rule out and no key has, of the rules that have keys."""
     found = {}
     for reader in readers:
         rule = reader.rule
@@ -217,9 +214,7 @@ def _idle_alternatives(
 def _read_forwards(
     derived: Sequence[Reader], rest: Sequence[str], tensors: Mapping[str, Tensor]
 ) -> set[str]:
-    """The keys that `keep_source` rules read on the way forwards: there they were kept, so they are
-    on the way back.
-    """
+    """The keys that `keep_source` rules read forwards: kept then, so there on the way back."""
     forward = [r.rule.forward for r in derived if r.rule.forward is not None]
     return (
         match(forward, {key: tensors[key].spec for key in rest}, Report()).read
@@ -231,9 +226,7 @@ def _read_forwards(
 def find_taken_keys(
     rules: Sequence[DirectedRule], tensors: Mapping[str, Tensor], views: Views
 ) -> list[str]:
-    """Those of the keys that the rules would take, if there were no others, or refuse because they
-    have two readings.
-    """
+    """The keys that the rules would take if alone, or refuse because they have two readings."""
     matching, _, _ = _run_all(rules, tensors, views, BindContext(lambda *_: False), Report())
     rest = set(matching.rest).difference(matching.unread)
     return [key for key in tensors if key not in rest]
@@ -378,9 +371,7 @@ def _run_rule(
 
 
 def _check_refused(reader: Reader, report: Report) -> None:
-    """M207 where some members of a group are the rule's and others are refused: what they would
-    join would lack them.
-    """
+    """M207 where a rule takes some members of a group and others are refused, so would lack."""
     rule = reader.rule
     joined = {step.capture or ROLE for step in rule.steps if step.op.kind == "join"}
     if not joined:
@@ -561,9 +552,7 @@ def _merge(
     report: Report,
     settles: bool,
 ) -> None:
-    """Puts the kept keys beside the made ones and settles `if_exists: keep`, if a rule says so,
-    group by group.
-    """
+    """Puts kept keys beside the made ones; settles `if_exists: keep` group by group where asked."""
     clashes: dict[tuple[int, tuple[str, ...]], list[str]] = {}
     for key in kept:
         made = out.provenance.get(key) or (_made_as_rank_0(key, out) if settles else None)

@@ -176,9 +176,7 @@ def carry_items(
 def _followed(
     names: Sequence[str], values: Items, bound: StepResult, made: set[str], report: Report
 ) -> dict[str, str]:
-    """Where values are that no rule takes: with their modules, or where they were if others would
-    be called the same.
-    """
+    """Where values go that no rule takes: with their modules, or stay where names would clash."""
     tensors = (
         {_split(key) for key in bound.tensors}
         if values.ranks
@@ -229,8 +227,7 @@ def _followed(
 
 
 class LossOf(NamedTuple):
-    """What a rule loses: kind "lossy" or "drop", how many keys it touches, and the author's reason.
-    """
+    """What a rule loses: kind "lossy" or "drop", how many keys it touches, and the author's reason."""
 
     rule: DirectedRule
     kind: str
@@ -240,9 +237,7 @@ class LossOf(NamedTuple):
 
 @dataclass(slots=True)
 class Composition:
-    """The whole path over one checkpoint: the graph, what each step did, what it loses, and whether
-    it can be undone.
-    """
+    """The whole path over one checkpoint: graph, steps, losses, and whether it can be undone."""
 
     graph: Graph
     steps: list[tuple[PathStep, StepResult]]
@@ -463,8 +458,7 @@ def _about_kept(
     stay: AbstractSet[str],
     values: Collection[str],
 ) -> list[str]:
-    """What there is to say about keys that were no rule's on the way there, or may not have been.
-    """
+    """What there is to say about keys that were no rule's on the way there, or may not have been."""
     if gone := sorted(key for key in stay if key not in bound.tensors and key not in values):
         return [f"the stamp says that {listed(gone, 4)} stay as they are, and they are not there"]
     if not step.backwards or step.memory.get("kept") is not None:

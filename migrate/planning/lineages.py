@@ -32,8 +32,7 @@ def _folders(rules: Sequence[str]) -> list[str]:
 
 
 def known_lineages(rules: Sequence[str], only: str | None) -> list[dict[str, Any]]:
-    """All known lineages with their layouts and edges, for people and machines; `only` one of them.
-    """
+    """All known lineages with their layouts and edges, for people and machines; `only` one of them."""
     packs = find_packs_of(_folders(rules))
     names = [only] if only is not None else list(packs.lineages()[0])
     out = []
@@ -144,9 +143,7 @@ def lineages_of(request: Request) -> list[Lineage]:
 
 
 def files_of(request: Request) -> list[LoadedFile]:
-    """The rule files that the request may lead through: those given by hand, or all of its
-    lineages.
-    """
+    """The rule files that the request may lead through: those given, or all of its lineages."""
     if request.files:
         return load_given_files(request)
     return [

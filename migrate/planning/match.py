@@ -199,9 +199,7 @@ class _Matcher:
         return out
 
     def _take(self, template: Template, hits: list[_Hit]) -> set[str]:
-        """Gives each key to the narrowest of the hits; the keys that are spoken for, those of a tie
-        included.
-        """
+        """Gives each key to the narrowest hit; returns the keys that are taken, ties included."""
         if len(hits) > 1:
             return self._contest(template, hits)
         taken: list[MatchedKey] = []
@@ -264,8 +262,7 @@ class _Matcher:
         )
 
     def expand_flat(self, specs: Mapping[str, Spec]) -> None:
-        """Keys of `{k:flat}` roles, made from the values that the other roles found, never parsed.
-        """
+        """Keys of `{k:flat}` roles, made from the values that the other roles found, never parsed."""
         waiting: set[str] | None = None
         for reader in self.readers:
             for side in reader.rule.reads:
@@ -407,9 +404,7 @@ def _test(at: int, wanted: Any) -> Callable[[tuple[Any, ...]], bool]:
 
 
 def _rows(entry: _Entry, template: Template, base: Template, rank: int | None) -> _Rows | None:
-    """The values of each of the template's keys (None where one does not match), or None if none
-    can match.
-    """
+    """The values of each key of the template, None where it does not match; None if none can."""
     pattern = entry.side.pattern
     if entry.carries:
         template = base

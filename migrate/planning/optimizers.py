@@ -366,9 +366,7 @@ def _seen(keys: Mapping[str, Any]) -> list[OptimizerState]:
 
 
 def _is_moment(key: str) -> bool:
-    """Whether the key ends, or goes on behind `state`, in what torch or Megatron keep of a
-    parameter.
-    """
+    """Whether the key ends, or goes on behind `state`, in what optimizers keep of a parameter."""
     rest = _SEEN.fullmatch(key)
     return rest is not None and not _MOMENTS.isdisjoint(
         (rest[2].partition(".")[0], rest[2].rpartition(".")[2])
@@ -395,9 +393,7 @@ def _is_list(node: Any) -> bool:
 
 
 def _pairs(node: Any) -> Sequence[tuple[Any, Any]]:
-    """What a container holds, of a decoded tree or of the caller's own; nothing for any other
-    value.
-    """
+    """What a container of a decoded tree, or of the caller's, holds; nothing for other values."""
     if type(node) is DictNode:
         return node.pairs
     if type(node) is ListNode:
@@ -567,9 +563,7 @@ def plain(name: str) -> str:
 
 
 def _broken(state: OptimizerState, fates: _Fates) -> tuple[list[str], str]:
-    """The parameters for which the state would be wrong, and why; without any, what there is to
-    know of it.
-    """
+    """The parameters for which the state would be wrong, and why; or what is known of it."""
     if state.names:
         spoken = {
             name: next((key for key in map(fates.known, maybe) if key is not None), None)

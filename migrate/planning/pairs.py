@@ -182,9 +182,7 @@ def _users(outputs: Mapping[str, Tensor], wanted: set[str]) -> dict[str, dict[st
 
 
 def _apart(fate: _Fate, planned: _Planned) -> tuple[str | None, str | None] | None:
-    """None if the parts stay together; else an output of each that is alone (None: that part is
-    dropped).
-    """
+    """None if the parts stay together; else an output of each that is alone (None: dropped)."""
     pair, weights, parts = fate
     stored, outputs, _, table = planned
     if not weights and not parts:

@@ -127,9 +127,7 @@ def load_given_files(request: Request) -> list[LoadedFile]:
 
 
 def lineages_asked_for(packs: Packs, request: Request) -> dict[str, Lineage]:
-    """The lineages that the request names; all that are known where it names a layout without its
-    lineage.
-    """
+    """The lineages that the request names; all known ones where it names a layout alone."""
     names = [text.rpartition("@")[0] for text in (*request.to, *request.from_)]
     return {name: packs.load_lineage(name) for name in names} if all(names) else packs.lineages()[0]
 
@@ -271,9 +269,7 @@ def find_path(
 
 
 def _last_run(applied: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The edges of the last run that was not undone since, the last first; undoing a downgrade
-    would be an upgrade.
-    """
+    """The edges of the last run not undone since, last first; to undo a downgrade is an upgrade."""
     here = standing_entries(applied)
     if not here:
         fail(
@@ -329,8 +325,7 @@ def _towards(
     found: list[Diagnostic],
     states: States | None,
 ) -> tuple[list[PathStep], dict[str, str]]:
-    """The steps, and the layout that each lineage of a goal ends in, also where no step is needed.
-    """
+    """The steps, and the layout that each lineage of a goal ends in, also where no step is needed."""
     lineages = lineages_asked_for(packs, request)
     current: dict[str, str] = {n: v for n, v in stamp.layouts.items() if n in lineages}
     for name, layout in current.items():
@@ -687,9 +682,7 @@ def _asks_checkpoint(step: PathStep, file: LoadedFile, name: str) -> bool:
 
 
 def _tells(step: PathStep, groups: Groups) -> bool:
-    """Whether the step may read tensors that tell names by their numbers: it does in one of its two
-    directions.
-    """
+    """Whether the step may read, in one of its directions, tensors that number the names."""
     from ..core.overlap import apart
 
     numbered = parse(groups.key)

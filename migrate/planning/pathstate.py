@@ -160,9 +160,7 @@ class PathState:
         return self.sides.list_files(source_files) if self._carried else []
 
     def enter_step(self, step: PathStep, tensors: Mapping[str, Tensor]) -> PathStep:
-        """The step with the params of its rules. Raises what is wrong with them or with the files
-        they are read from.
-        """
+        """The step with its rules' params. Raises what is wrong with them or with their files."""
         undone = _undone(step) if step.backwards else None
         patching = any(file.model.files or file.model.names for file in step.files)
         before = self._snapshot(step) if patching or undone else {}
@@ -378,9 +376,7 @@ class PathState:
                     )
 
     def _lost(self, step: PathStep) -> dict[str, str]:
-        """Param -> why its place in the configuration does not give it, where a step was walked
-        back without a stamp.
-        """
+        """Param -> why its place in the configuration does not give it, without a stamp."""
         out = {}
         for name, reference in (
             (n, r) for file in step.files for n, p in file.model.params.items() for r in p.places
@@ -497,9 +493,7 @@ def _undone(step: PathStep) -> Mapping[str, Any] | None:
 
 
 def _refuse_contradictions(step: PathStep, params: Mapping[str, Any], report: Report) -> None:
-    """M516 where two files of one edge say different things of one place: their order means
-    nothing.
-    """
+    """M516 where two files of an edge say different things of one place: order means nothing."""
     said = [
         (file, path, at, value)
         for file in step.files
@@ -540,9 +534,7 @@ def _leaves_patches(step: PathStep) -> bool:
 
 
 def _foreign(steps: Sequence[PathStep], path: str, keys: Sequence[str]) -> list[LoadedFile]:
-    """The rule files whose patch still decides the value at `keys`, although their edge was walked
-    back already.
-    """
+    """The rule files whose patch still decides `keys`, although their edge was walked back."""
     for step in reversed(steps):
         if found := _patching(step, path, keys):
             return found if _leaves_patches(step) else []
@@ -588,9 +580,7 @@ def _dtypes(
 def _sizes(
     step: PathStep, shape: Shape, tensors: Mapping[str, Tensor]
 ) -> Iterator[tuple[str, int]]:
-    """(place for messages, size) of the tensors that are named; of those that have the same size
-    only the first.
-    """
+    """(place for messages, size) of the named tensors; of those of one size only the first."""
     seen: set[int] = set()
     for text, pattern, keys in _named(step, shape.key, tensors):
         if shape.count is not None:
@@ -609,9 +599,7 @@ def _sizes(
 
 
 def _names(tensors: Iterable[str]) -> Iterator[str]:
-    """The names of modules and tensors, the root's empty one included, in the order of the keys and
-    without ranks.
-    """
+    """The names of modules and tensors, the root's empty one too, in key order without ranks."""
     known = {""}
     yield ""
     for key in tensors:

@@ -27,9 +27,7 @@ MOST_TENSORS = 1_000_000
 
 
 class Item(NamedTuple):
-    """One tensor on its way through a rule: capture values, the tensor, the keys it was made of,
-    its eager program.
-    """
+    """A tensor on its way through a rule: values, tensor, the keys it is made of, eager program."""
 
     values: tuple[Any, ...]
     tensor: Tensor
@@ -58,9 +56,7 @@ class _Refusals:
         self._refuse(refused)
 
     def explain(self, names: Sequence[str], values: Sequence[Any]) -> bool:
-        """Whether something that was refused before would have become part of the group with these
-        values.
-        """
+        """Whether something refused before would have belonged to the group with these values."""
         group = dict(zip(names, values, strict=True))
         return any(all(group.get(n, v) == v for n, v in lost.items()) for lost in self._lost)
 
@@ -219,9 +215,7 @@ class Views:
         tensors: Sequence[Tensor],
         mapping: tuple[tuple[int, ...], ...] | None,
     ) -> tuple[Spec, View, tuple[int, ...] | None]:
-        """The view over its own leaves only, and which of the joined sources they are (None: all of
-        them, in order).
-        """
+        """The view over its own leaves, and which joined sources they are (None: all, in order)."""
         used = sorted(leaves(view))
         total = (
             sum(len(t.sources) for t in tensors)
@@ -239,9 +233,7 @@ class Views:
 def _join_sources(
     tensors: Sequence[Tensor],
 ) -> tuple[tuple[tuple[int, ...], ...] | None, tuple[str | ComputedTensor, ...]]:
-    """All sources in one tuple; the mapping is None when none of them occurs twice, so that leaves
-    only shift.
-    """
+    """All sources in one tuple; the mapping is None where none occurs twice: leaves only shift."""
     if len(tensors) == 1:
         return None, tensors[0].sources
     joined: list[str | ComputedTensor] = []
@@ -381,9 +373,7 @@ def _values(rule: DirectedRule, step: CompiledCall) -> list[Any] | None:
 
 
 def _require_few(rule: DirectedRule, number: int, items: Sequence[Item]) -> None:
-    """M313 if this part step and those behind it would make more than MOST_TENSORS of all items,
-    before any is made.
-    """
+    """M313 if this part step and those after it would make more than MOST_TENSORS of all items."""
     of_spec: dict[Spec, tuple[int, list[str]]] = {}
     total = 0
     for item in items:
@@ -565,9 +555,7 @@ def _join(
 def _complete(
     rule: DirectedRule, step: CompiledCall, capture: str, members: dict[Any, Item]
 ) -> list[Item]:
-    """The members in the order of the capture's values; OpError M207 naming what is missing or too
-    many.
-    """
+    """The members in the order of the capture's values; OpError M207 where they differ."""
     kind = rule.types[capture]
     start = getattr(step.args, "start", 0) or 0
     count = getattr(step.args, "count", None)

@@ -61,9 +61,7 @@ class Plan:
 
     @property
     def written(self) -> Mapping[str, Tensor]:
-        """The tensors whose bytes are written: of tied ones, where the format holds them once, the
-        first.
-        """
+        """The tensors whose bytes are written: of tied ones that are held once, the first."""
         return {
             placed.key: self.outputs[placed.key]
             for file in self.target.files

@@ -104,9 +104,7 @@ def changed_files(saved: Mapping[str, Any], now: Mapping[str, Any], copied: bool
 def require_source(
     saved: Mapping[str, Any], now: Mapping[str, Any], *, copied: bool, changed: bool
 ) -> list[str]:
-    """Notes on the files of the source that are not as a saved plan says. M903 unless that is
-    allowed: `changed`.
-    """
+    """Notes on source files that differ from the saved plan. M903 unless allowed: `changed`."""
     if "states" not in saved["source"]:
         fail(
             "M903",
@@ -163,9 +161,7 @@ _PLACE = re.compile(r" \([^()]*:\d+:\d+\)$")
 
 
 def require_unchanged(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """M903 unless a saved plan is, whole, the plan that is made now: what was reviewed is what it
-    says.
-    """
+    """M903 unless the saved plan is, whole, the plan made now: what was reviewed is what runs."""
     changed = changed_since(saved, now)
     if not changed:
         return

@@ -35,8 +35,7 @@ MAX_DEPTH = patches.MAX_DEPTH - 8
 
 
 def clash(paths: Iterable[str]) -> tuple[str, str] | None:
-    """The first path that is a file and, for another of the paths, a folder; with that other one.
-    """
+    """The first path that is a file and, for another of the paths, a folder; with that other one."""
     known = set(paths)
     for path in sorted(known):
         at = path.rfind("/")
@@ -241,9 +240,7 @@ def _plain(key: str) -> str:
 
 
 class _Moves:
-    """Where the keys of an edge go: key -> the keys that are made of it, and key -> what else is in
-    them.
-    """
+    """Where the keys of an edge go: key -> keys made of it, and key -> what else is in them."""
 
     def __init__(self, bound: StepResult) -> None:
         self._to: dict[str, list[str]] = {_plain(key): [] for key in bound.dropped}
@@ -264,8 +261,7 @@ class _Moves:
         self._by_segment: dict[str, list[str]] = {}
 
     def of(self, name: str) -> list[str] | str | None:
-        """What the name becomes, why that cannot be said (text), or None if it stands for no key.
-        """
+        """What the name becomes, why that cannot be said (text), or None if it stands for no key."""
         votes: dict[tuple[str, ...], str] = {}
         loose: list[str] = []
         for key, lead, rest in self.meant(name):
@@ -301,9 +297,7 @@ class _Moves:
         return ((new, self._beside[new]) for new in self._to[key] if new in self._beside)
 
     def _home(self, name: str, keys: Sequence[str]) -> list[str]:
-        """What the keys become where it is the same, else the deepest name that all of it and
-        nothing else is below.
-        """
+        """What the keys become where all agree, else the deepest name above these keys alone."""
         made = dict.fromkeys(new for key in keys for new in self._to[key])
         if all(list(made) == self._to[key] for key in keys):
             return list(made)
@@ -388,9 +382,7 @@ def follow(bound: StepResult, modules: Iterable[str]) -> dict[str, tuple[str, ..
 
 
 def follow_all(bounds: Sequence[StepResult], modules: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Where modules are after all edges: several names where they part on the way, none where
-    nothing of them is left.
-    """
+    """Where modules are after all edges: several names where they part, none where all is gone."""
     out: dict[str, tuple[str, ...]] = {name: (name,) for name in modules}
     for bound in bounds if out else ():
         step = follow(bound, {name for names in out.values() for name in names})

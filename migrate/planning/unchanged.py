@@ -174,9 +174,7 @@ def _undoes(entry: Entry, other: Entry) -> bool:
 
 
 def _files(entry: Entry, packs: Packs, given: Iterable[LoadedFile]) -> list[LoadedFile]:
-    """The rule files that the entry names, as they were when it was applied; [] where they are not
-    all known here.
-    """
+    """The entry's rule files as they were when it was applied; [] where not all are known here."""
     wanted = {(rule["id"], rule["hash"]) for rule in entry["rules"]}
     known = {id(pack): pack for pack in packs.all if entry["lineage"] in pack.lineages}
     edges = packs.load_lineage(entry["lineage"]).edges if known else ()
@@ -193,9 +191,7 @@ def _files(entry: Entry, packs: Packs, given: Iterable[LoadedFile]) -> list[Load
 def _moved(
     later: Entry, files: Sequence[LoadedFile], kept: Collection[str], keys: Collection[str] | None
 ) -> list[str]:
-    """Those of the kept keys that the edge of `later` may have taken; all of them where its rule
-    files are not known.
-    """
+    """The kept keys that `later`'s edge may have taken; all where its rule files are unknown."""
     if not files:
         return sorted(kept)
     taking = list(_taking(later, files))

@@ -65,9 +65,7 @@ def whole_number(value: Any) -> int | None:
 
 
 class Argument(NamedTuple):
-    """One argument: the field of the op's dataclass, the word an author writes for it, and its
-    written form.
-    """
+    """One argument: its field in the op's dataclass, the author's word for it, its written form."""
 
     field: str
     word: str
@@ -85,9 +83,7 @@ class Argument(NamedTuple):
 
 @cache
 def arguments(op: str) -> tuple[Argument, ...]:
-    """The arguments of the op called `op`, as its dataclass declares them; `default` is MISSING for
-    a required one.
-    """
+    """The arguments of `op` as its dataclass declares them; `default` is MISSING where required."""
     declared = ops.get(op).Args
     hints = get_type_hints(declared, include_extras=True)
     out = []
@@ -241,9 +237,7 @@ def _ordered(sizes: Mapping[str, Any], values: Sequence[Any] | None, label: str)
 
 
 def unset(args: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, str]:
-    """The arguments that are a param without a value, and so count as not written, with how to give
-    it.
-    """
+    """Arguments that are a param without a value, and so not written, with how to give it."""
     said = {
         word: PARAM.fullmatch(written) for word, written in args.items() if isinstance(written, str)
     }

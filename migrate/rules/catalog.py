@@ -27,9 +27,7 @@ def explain(word: str | None = None) -> dict[str, Any]:
 
 
 def packs(rules: Iterable[PathLike] = ()) -> dict[str, Any]:
-    """Where rules are looked for, in order, with the lineages of each place; M507 for a path that
-    is no folder.
-    """
+    """Where rules are looked for, in order, with each place's lineages; M507 where no folder is."""
     from .packs import find_packs
 
     folders = [Path(rule) for rule in rules]

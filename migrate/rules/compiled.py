@@ -217,9 +217,7 @@ def _whole(
     values: Mapping[Any, Any],
     report: Report,
 ) -> dict[str, str]:
-    """The map of a capture with alternatives, in their order; those that it does not list stay as
-    they are.
-    """
+    """The map of a capture with alternatives, in their order; those it does not list stay."""
     listed_ = {str(word): str(to) for word, to in values.items()}
     for word in (w for w in listed_ if w not in kind.values):
         hint = (
@@ -330,9 +328,7 @@ def _do(values: Mapping[Any, Any], kind: CaptureType) -> Callable[[Any], Any]:
 
 
 def _segment_map(values: Mapping[str, str | None]) -> Callable[[str], str]:
-    """A function that replaces runs of whole segments of a path: leftmost, longest, once; None or
-    "" removes the run.
-    """
+    """A function that replaces (None, "": removes) whole segments: leftmost, longest, once."""
     runs = sorted(
         ((k.split("."), v.split(".") if v else []) for k, v in values.items()),
         key=lambda run: -len(run[0]),
@@ -367,9 +363,7 @@ def _names_help(types: Iterable[str]) -> str:
 
 
 def _check_captures(compiled: CompiledRule, report: Report) -> None:
-    """What is bound by `from`, consumed by `over` and produced by `into` must end as exactly the
-    captures of `to`.
-    """
+    """What `from` binds, `over` consumes and `into` makes must end as just the captures of `to`."""
     rule, path, span, types = compiled.rule, compiled.path, compiled.loaded.span, compiled.types
     bound = {name for p in compiled.sources.values() for name in p.captures}
     flat = {n for p in compiled.sources.values() for n, t in p.types.items() if t.kind == "flat"}
@@ -540,9 +534,7 @@ def _roles(patterns: Iterable[str | None]) -> str:
 
 
 def _check_where(compiled: CompiledRule, report: Report) -> None:
-    """`where` names captures of `from`, with values that they can have and limits only where they
-    are numbers.
-    """
+    """`where` names captures of `from` with possible values, and limits only of numbers."""
     types, place = compiled.types, compiled.loaded.span(*compiled.path, "where")
     captures = {name for pattern in compiled.sources.values() for name in pattern.captures}
     for name, wanted in (compiled.rule.where or {}).items():
@@ -648,9 +640,7 @@ def _same_value(value: Any, wanted: Any) -> bool:
 def direct(
     compiled: CompiledRule, params: Mapping[str, Any], report: Report
 ) -> DirectedRule | None:
-    """The rule forwards with its params filled in; None after its problems were added to the
-    report.
-    """
+    """The rule forwards with its params filled in; None after its problems were reported."""
     rule, path, types = compiled.rule, compiled.path, compiled.types
     steps = []
     for number, step in enumerate(rule.via):

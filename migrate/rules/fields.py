@@ -101,9 +101,7 @@ def kind_of(value: Any) -> str:
 
 
 def match_whole(pattern: str) -> str:
-    """`pattern` as a JSON schema must write it to match a whole text, in Python's and in
-    JavaScript's reading.
-    """
+    """`pattern` as a JSON schema writes it to match a whole text, for Python and JavaScript."""
     return f"^(?:{pattern})$(?!\\n)"
 
 
@@ -158,9 +156,7 @@ def lone_pattern(value: Any) -> str:
 
 
 def pattern(value: Any) -> str:
-    """Text that has the form of a pattern; whether its captures hold together only those can say
-    who know its rule.
-    """
+    """Text in the form of a pattern; whether its captures hold together depends on its rule."""
     written = read_text(value)
     return written if fits(PATTERN, written) else lone_pattern(written)
 
@@ -270,9 +266,7 @@ def one_of(*choices: str) -> Callable[[Any], str]:
 
 
 def word(value: Any) -> str:
-    """Text that YAML itself reads as text: a name that one reader takes for a number would be two
-    names.
-    """
+    """Text that YAML reads as text: what one reader takes for a number would be two names."""
     if (
         isinstance(value, yaml.PlainScalar)
         and not yaml.is_null(value)
@@ -368,9 +362,7 @@ SCALARS = {"type": [*TEXT["type"], "array"], "items": TEXT}
 
 
 def one_or_list(item: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of an item or a list of items; without `oneOf`, so that a mistake is reported at
-    its place.
-    """
+    """The schema of an item or a list of items; no `oneOf`, so a mistake is shown at its place."""
     return {
         "if": {"type": "array"},
         "then": {"items": dict(item), "minItems": 1},
@@ -398,9 +390,7 @@ Name = Annotated[str, BeforeValidator(plain_name), WithJsonSchema(NAMED)]
 
 
 def each(items: Any, read: Callable[[Any], Any]) -> Any:
-    """`items` (a list or a mapping) with each value read; all that are wrong are refused together,
-    each at its place.
-    """
+    """`items` (a list or a mapping), each value read; all wrong ones are refused together."""
     pairs = items.items() if isinstance(items, Mapping) else enumerate(items)
     out: dict[Any, Any] = {}
     problems: list[Problem] = []
@@ -525,9 +515,7 @@ Requires = Annotated[
 
 
 def unmet(requires: Any, version: str = __version__) -> Problem | None:
-    """Why a file with this `requires` cannot be read by `version` (M107), or is not understood
-    (M114); None if it can.
-    """
+    """Why `version` cannot read a file with this `requires` (M107, or M114 if unclear), or None."""
     if not isinstance(requires, str) or yaml.is_null(requires):
         return None
     for part in requires.split(","):
@@ -566,9 +554,7 @@ class FieldProblem(NamedTuple):
 
 
 def problems_of(error: ValidationError, model: type[BaseModel]) -> list[FieldProblem]:
-    """All that `error` reports, as problems with their paths from the root of the value that
-    `model` validated.
-    """
+    """All that `error` reports, as problems with paths from the root of what `model` validated."""
     out: list[FieldProblem] = []
     items = error.errors(include_url=False, include_input=False)
     # where a field is unknown, the missing one is likely to be there, misspelt

@@ -84,17 +84,13 @@ class RulePart:
 
 
 def shipped_folder() -> Path:
-    """Where the rules that ship are: `migrate/_rules` in a wheel, `rules/` beside the package in a
-    source tree.
-    """
+    """Where the shipped rules are: `migrate/_rules` in a wheel, `rules/` beside the package."""
     package = Path(__file__).resolve().parent.parent
     return package / "_rules" if (package / "_rules").is_dir() else package.parent / "rules"
 
 
 def shipped_lineage(home: Path) -> Lineage | None:
-    """The lineage in this folder with its edges; None where it does not ship or its files are not
-    as they were.
-    """
+    """The shipped lineage in this folder with its edges; None if none ships or files changed."""
     if home.parent != shipped_folder():
         return None
     known = _current(home, {})
@@ -109,9 +105,7 @@ def shipped_lineage(home: Path) -> Lineage | None:
 
 
 def shipped_files(paths: Sequence[Path]) -> list[LoadedFile] | None:
-    """The rule files at these paths of one lineage; None where it does not ship or its files are
-    not as they were.
-    """
+    """The shipped rule files at these paths of one lineage; None if none ship or files changed."""
     shipped = shipped_folder()
     if not paths or not all(path.is_relative_to(shipped) for path in paths):
         return None
@@ -132,9 +126,7 @@ def shipped_files(paths: Sequence[Path]) -> list[LoadedFile] | None:
 
 
 def _current(home: Path, texts: dict[str, bytes]) -> dict[str, Any] | None:
-    """What the folder's file holds, if it was made from the files that are there; `texts` gets
-    their contents.
-    """
+    """What the folder's file holds, if made from the present files; `texts` gets their contents."""
     try:
         known = json.loads((home / NAME).read_bytes(), object_hook=_made)
         if known["form"] != FORM:
@@ -152,9 +144,7 @@ def _current(home: Path, texts: dict[str, bytes]) -> dict[str, Any] | None:
 
 
 def files_below(home: Path, *, layouts: bool = False) -> list[Path]:
-    """The YAML files in a folder, sorted, with or without those that describe layouts; hidden ones
-    are left out.
-    """
+    """The YAML files in a folder, sorted, hidden ones left out, with or without `layouts.yaml`."""
     out = []
     for place, folders, names in os.walk(home):
         folders[:] = [name for name in folders if not name.startswith(".")]

@@ -103,8 +103,7 @@ class LayoutName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """One independent axis of change; `layouts` from the oldest to the latest if it is `ordered`.
-    """
+    """One independent axis of change; `layouts` from the oldest to the latest if it is `ordered`."""
 
     name: str
     title: str = ""
@@ -361,9 +360,7 @@ def detect(
 
 
 class NearLayout(NamedTuple):
-    """A layout that a checkpoint is not in, although something of it is there: what was found, and
-    what keeps it away.
-    """
+    """A layout that a checkpoint only partly shows: what was found, and what speaks against it."""
 
     lineage: str
     layout: str
@@ -413,9 +410,7 @@ def nearest(
 
 
 def mixes(lineage: Lineage, index: Index) -> bool:
-    """Whether all keys that a layout asks for, and all that another one asks for instead, stand
-    side by side.
-    """
+    """Whether all keys that a layout asks for stand beside all that another asks for instead."""
     match = Matcher(index)
     asked = [set(layout.detect.present) for layout in lineage.layouts if layout.detect]
     there = [one for one in asked if all(match.first(pattern) is not None for pattern in one)]

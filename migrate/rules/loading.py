@@ -139,9 +139,7 @@ def load_document(path: Path, document: yaml.Document, report: Report) -> Loaded
 
 
 def validate_data(model: type[Model], document: yaml.Document, report: Report) -> Any:
-    """`model` of the document's data, or None after its problems were added to the report with
-    their places.
-    """
+    """`model` of the document's data; None after its problems were reported with their places."""
     try:
         return model.model_validate(document.data)
     except ValidationError as error:
@@ -713,9 +711,7 @@ class LayoutsFile(Model):
 
 
 def load_layouts(path: Any, report: Report) -> Lineage | None:
-    """The lineage that a `layouts.yaml` describes, without edges; None after its problems were
-    added to the report.
-    """
+    """The lineage that a `layouts.yaml` describes, without edges; None if problems were found."""
     document = yaml.read_file(path, report)
     if not document.whole:
         return None

@@ -698,9 +698,7 @@ _PROSE = {"title", "why", "tests", "requires"}
 
 
 def semantic_hash(file: RuleFile) -> str:
-    """`m1:` and the sha256 of the file's meaning; equal for files that do the same under the same
-    id.
-    """
+    """`m1:` and the sha256 of the file's meaning; equal for files that do the same under one id."""
     text = json.dumps(
         meaning(file), ensure_ascii=True, sort_keys=True, separators=(",", ":"), allow_nan=True
     )

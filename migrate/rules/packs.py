@@ -112,9 +112,7 @@ class Pack:
 
 
 class Packs:
-    """All packs that are searched: the one that is named, then `./rules`, built-in and installed
-    ones as equals.
-    """
+    """All packs searched: the named one, then as equals `./rules`, built-in and installed ones."""
 
     __slots__ = ("_homes", "_installed", "_loaded", "local", "scanned")
 
@@ -271,9 +269,7 @@ def load_edge(paths: Sequence[Path]) -> list[LoadedFile]:
 
 
 def built_in() -> Pack:
-    """The rules that ship with migrate: `migrate/_rules` in a wheel, `rules/` beside the package in
-    a source tree.
-    """
+    """The rules that ship: `migrate/_rules` in a wheel, `rules/` beside the package otherwise."""
     folder = shipped_folder()
     return Pack(
         "built-in",
@@ -290,8 +286,7 @@ def _scan() -> Iterator[Pack]:
 
 
 def _located(entry: EntryPoint) -> Pack:
-    """The folder that `package` or `package:folder.below` names, found without importing anything.
-    """
+    """The folder that `package` or `package:folder.below` names, found without importing anything."""
     distribution = entry.dist.name if entry.dist is not None else "an unknown distribution"
     version = entry.dist.version if entry.dist is not None else ""
     label = f"{entry.name} ({distribution})"
@@ -344,9 +339,7 @@ def _contents(folder: Path) -> dict[Path, bytes] | None:
 
 
 def _meaning(name: str, folder: Path) -> Any:
-    """Layouts without prose, and the hash of each rule file's meaning; None for a folder with
-    mistakes.
-    """
+    """Layouts without prose, and the hash of each rule file's meaning; None if some are wrong."""
     from .loading import read_files
     from .model import semantic_hash
 
@@ -367,9 +360,7 @@ def _meaning(name: str, folder: Path) -> Any:
 
 
 def read_lineage(name: str, folder: Path, report: Report) -> Lineage | None:
-    """The lineage in a folder with its edges, read as it was written; its problems go into the
-    report.
-    """
+    """The lineage in a folder with its edges, read as written; its problems go into the report."""
     lineage = _layouts(name, folder, report)
     edges = _edges(name, folder, lineage, report)
     return None if lineage is None else replace(lineage, edges=edges)

@@ -30,8 +30,7 @@ CONFIG = "config.json"
 
 
 class RefusedError(ValueError):
-    """A value is not one that its param can have; the message says why, without naming the param.
-    """
+    """A value is not one that its param can have; the message says why, without naming the param."""
 
 
 def declare(files: Iterable[LoadedFile]) -> dict[str, Param]:
@@ -225,9 +224,7 @@ def expand(
 
 
 def untold(groups: Groups) -> str:
-    """Why tensors do not tell names, where none of those that are read are numbered as `groups`
-    says.
-    """
+    """Why tensors do not give names, where none that is read is numbered as `groups` says."""
     return f"no tensors that are read here fit {groups.key}, so they do not determine it"
 
 

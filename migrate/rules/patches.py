@@ -27,9 +27,7 @@ ABSENT: Final[Any] = _Absent()
 
 
 class Change(NamedTuple):
-    """What stood at a place and what stands there now; ABSENT for nothing. `next`: the name that
-    followed it before.
-    """
+    """What stood at a place and what stands there now (or ABSENT); `next`: the name after it."""
 
     at: Path
     before: Any
@@ -160,9 +158,7 @@ def is_undo(steps: Any) -> bool:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two JSON values are equal: 1, 1.0 and true are three, the order of names means
-    nothing.
-    """
+    """Whether two JSON values are equal: 1, 1.0 and true differ, order of names does not count."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return one.keys() == other.keys() and all(
             same(value, other[name]) for name, value in one.items()

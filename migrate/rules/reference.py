@@ -192,9 +192,7 @@ def about_codec(codec: Codec) -> str:
 
 
 def topics() -> list[dict[str, Any]]:
-    """Everything that has a name of its own, for `migrate explain`: codes, ops and codecs, each
-    with its text.
-    """
+    """All that has a name, for `migrate explain`: codes, ops and codecs, each with its text."""
     out = [
         {
             "name": p.code,

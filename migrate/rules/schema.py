@@ -95,9 +95,7 @@ class _Generator(GenerateJsonSchema):
         return self.generate_inner(schema["schema"])
 
     def dict_schema(self, schema: Any) -> dict[str, Any]:
-        """A key that does not fit its pattern is refused; pydantic's own `patternProperties` would
-        let it pass.
-        """
+        """A key that does not fit its pattern is refused; `patternProperties` would let it pass."""
         made: dict[str, Any] = {
             "type": "object",
             "additionalProperties": self.generate_inner(schema["values_schema"]),
@@ -243,9 +241,7 @@ def write(folder: Path, names: Iterable[str] | None = None) -> list[Path]:
 
 
 def differences(folder: Path) -> list[tuple[str, str]]:
-    """(file name, `missing`, `differs` or `unknown`) of each file that is not what the models give,
-    sorted.
-    """
+    """(file name, `missing`, `differs` or `unknown`) of each file unlike the models', sorted."""
     made = {f"{name}{SUFFIX}": make for name, make in schemas().items()}
     out = []
     for name, make in made.items():
@@ -315,9 +311,7 @@ def _step() -> dict[str, Any]:
 
 
 def _cleaned(schema: Any, *, names: bool = False, top: bool = False) -> Any:
-    """Without the titles that pydantic makes from field names, and without null defaults; models
-    keep theirs.
-    """
+    """Without titles that pydantic makes from field names and null defaults; models keep theirs."""
     if isinstance(schema, list):
         return [_cleaned(item) for item in schema]
     if not isinstance(schema, dict):

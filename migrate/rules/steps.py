@@ -73,9 +73,7 @@ def model(op: str) -> type[Model]:
 
 
 def step(value: Any) -> OpCall:
-    """One entry of `via` as a Step: `args` are what the author wrote, typed, keyed by the author's
-    words.
-    """
+    """One entry of `via` as a Step: `args` are typed and keyed by the author's words."""
     if isinstance(value, OpCall):
         return value
     if isinstance(value, str) and str(value) in ops.names():
@@ -204,9 +202,7 @@ def _choice(words: Sequence[str]) -> dict[str, Any]:
 
 
 def fixed_problem(op: str, args: Mapping[str, Any]) -> Problem | None:
-    """What the op itself says against arguments without params; None also where only the run can
-    tell.
-    """
+    """What the op says against arguments without params; None also where only the run can tell."""
     if any(True for _ in used(op, args)) or any(
         a.form == "sizes" and isinstance(args.get(a.word), Mapping) for a in arguments(op)
     ):
@@ -219,8 +215,7 @@ def fixed_problem(op: str, args: Mapping[str, Any]) -> Problem | None:
 
 
 def _plain(hint: Any) -> Any:
-    """The pydantic type of an argument that is not one of the forms: a flag, a choice, or anything.
-    """
+    """The pydantic type of an argument that is not one of the forms: a flag, a choice, or anything."""
     hint = unwrapped(hint)
     if hint is bool:
         return Bool

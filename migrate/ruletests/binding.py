@@ -123,9 +123,7 @@ def given_source(
 def made_source(
     specs: Mapping[str, Spec], read: Callable[[str], memoryview], side: Mapping[str, bytes]
 ) -> GivenSource:
-    """What a run makes, as a checkpoint to be read again; `read` gives the bytes of a key when they
-    are asked for.
-    """
+    """What a run makes, as a checkpoint to read again; `read` gives a key's bytes when asked."""
     return GivenSource({key: (of, partial(read, key)) for key, of in specs.items()}, side)
 
 
@@ -178,9 +176,7 @@ def _scrambler(key: str, of: Spec) -> Callable[[], bytes]:
 
 
 def first_unstorable(tensors: Mapping[str, GivenTensor]) -> tuple[str, str] | None:
-    """(key as written, why) of the first tensor whose numbers its dtype cannot hold; None if there
-    is none.
-    """
+    """(key as written, why) of the first tensor whose dtype cannot hold its numbers, or None."""
     for written, tensor in tensors.items():
         of = spec(tensor.dtype, shape_of(tensor.values) if tensor.shape is None else tensor.shape)
         try:
@@ -236,8 +232,7 @@ class CompiledFile:
         return self.loaded.span(*rule.path, *(path or ("name",)))
 
     def speaks_of(self, keys: Iterable[str], *, backwards: bool) -> bool:
-        """Whether a pattern of the file fits one of the keys, or may fit it once params are known.
-        """
+        """Whether a pattern of the file fits one of the keys, or may fit it once params are known."""
         sides = [rule.targets if backwards else rule.sources for rule in self.rules]
         patterns = [
             pattern for side in sides for pattern in side.values() if not pattern.has_flat
@@ -298,9 +293,7 @@ class PreparedTest:
 
 
 def prepare(file: CompiledFile, number: int, others: Sequence[CompiledFile] = ()) -> PreparedTest:
-    """Test `number` of the file; of `others`, the files of its edge, those that speak of given keys
-    are beside it.
-    """
+    """Test `number` of the file, beside those `others` of its edge that speak of given keys."""
     test, model = file.model.tests[number], file.model
     source = given_source(test.given, test.side)
     given = source.index.tensors
@@ -346,9 +339,7 @@ class RefusedTest:
 
 @dataclass(eq=False, slots=True)
 class BoundTest:
-    """An example that binds. `allow` is what the test allows, `asked` whether binding had to look
-    at values.
-    """
+    """An example that binds. `allow`: what the test allows; `asked`: binding looked at values."""
 
     file: LoadedFile
     number: int
@@ -383,8 +374,7 @@ class BoundTest:
         return self.source.index.nbytes + sum(spec.nbytes for spec in self.specs.values())
 
     def fill(self) -> Mapping[str, memoryview]:
-        """The packed bytes of each output, made once; raises what a run would raise (M404, M9xx).
-        """
+        """The packed bytes of each output, made once; raises what a run would raise (M404, M9xx)."""
         from ..running.buffers import fill_buffers
 
         if not self._made and self.outputs:
@@ -406,15 +396,11 @@ class BoundTest:
         }
 
     def again(self, source: GivenSource, steps: Sequence[PathStep]) -> Composition:
-        """The composition of these steps, which have their params, over a source; raises its
-        problems.
-        """
+        """The composition of these steps, with params, over a source; raises its problems."""
         return bound(source, steps, self.allow, None, prove=False)[0]
 
     def back(self) -> BoundTest:
-        """The way back over what came out, as one that has the stamp would walk it; raises its
-        problems.
-        """
+        """The way back over what came out, as with its stamp; raises its problems."""
         source = self.result()
         steps = [
             replace(

@@ -157,9 +157,7 @@ def order(bound: BoundTest, *, values: bool) -> list[Diagnostic] | str:
 
 
 def _account(composition: Composition) -> dict[str, Any]:
-    """Each output with its spec and the program that makes it: equal where the same is made of the
-    same.
-    """
+    """Each output with its spec and program: equal where the same is made of the same."""
     return {
         key: (tensor.spec, composition.programs.get(key))
         for key, tensor in composition.graph.outputs.items()
@@ -237,9 +235,7 @@ def _lineage(file: LoadedFile) -> Lineage | None:
 
 
 def coverage(file: LoadedFile, tests: Iterable[BoundTest]) -> list[Diagnostic]:
-    """M705 for each rule that no example touches, and each op that `only` keeps from all that its
-    rule touches.
-    """
+    """M705 for each rule that no example touches, and each op whose `only` skips all of them."""
     seen: dict[str, set[int]] = {}
     for bound in tests:
         for _, found in bound.composition.steps:
