@@ -221,7 +221,7 @@ class Diagnostic:
         }
 
     def render(self) -> str:
-        """The diagnostic as rustc would draw it: message, place, source line, caret, notes, help."""
+        """The diagnostic as rustc draws it: message, place, source line, caret, notes, help."""
         width = max((len(str(s.line)) for s in self.spans), default=1)
         # a message is one line: a second one could pass for another diagnostic
         message = self.message.replace("\n", "\\n")
@@ -583,7 +583,7 @@ def with_partial_folder(found: Diagnostic, partial: Path) -> Diagnostic:
 
 @contextmanager
 def needed(doing: str) -> Iterator[None]:
-    """Within it, errors that say that memory is lacking become RunError M922: no memory to do that."""
+    """Turns errors within it that say that memory is lacking into RunError M922."""
     try:
         yield
     except MigrateError:

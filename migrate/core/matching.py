@@ -138,7 +138,7 @@ class Enum:
 
 @dataclass(frozen=True, slots=True)
 class Integer:
-    """A decimal integer, all its digits; in the key stands factor * value + offset, and value >= 0."""
+    """A decimal integer, all its digits; the key has factor * value + offset, and value >= 0."""
 
     name: str
     source: str

@@ -293,26 +293,10 @@ def _postfix(text: str) -> list[_Token]:
 LONGEST_PATTERN: Final = 4000
 
 # Words that stand where a type is expected and are meant as one, not as the only alternative.
-_LOOKS_LIKE_A_TYPE: Final = frozenset(
-    (
-        "Int",
-        "INT",
-        "integer",
-        "number",
-        "num",
-        "digits",
-        "str",
-        "string",
-        "text",
-        "float",
-        "bool",
-        "any",
-        "path",
-        "plain",
-        "enum",
-        "segment",
-    )
-)
+_LOOKS_LIKE_A_TYPE: Final = frozenset((
+    "Int", "INT", "integer", "number", "num", "digits", "str", "string", "text", "float", "bool",
+    "any", "path", "plain", "enum", "segment",
+))  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,7 @@ class Spec:
 
 
 def total_bytes(specs: Iterable[Spec]) -> int:
-    """The bytes of all these tensors. Few specs stand for many tensors, so each is computed once."""
+    """The bytes of all these tensors. Few specs stand for many, so each is computed once."""
     held = list(specs)
     counts = Counter(map(id, held))
     return sum(counts[number] * found.nbytes for number, found in {id(s): s for s in held}.items())

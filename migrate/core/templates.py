@@ -159,7 +159,7 @@ _Column = Callable[[Sequence[tuple[int, ...]]], Iterable[Value | None]]
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """A pattern matched against a template: how each capture's value follows from a key's integers."""
+    """A pattern matched against a template: how the captures' values follow from its integers."""
 
     template: Template
     # one column for each capture, and further columns that must agree with the one at that index
@@ -316,7 +316,7 @@ def without_rank(template: Template) -> tuple[Template, int | None]:
 
 
 def with_rank_0(pattern: Pattern, template: Template, rank: int | None) -> Template:
-    """The template as a pattern with `@{r:int}` sees it: a key that stands in one file has rank 0."""
+    """The template as a pattern with `@{r:int}` sees it: a key of one file has rank 0."""
     if rank is not None or not pattern.ranked:
         return template
     return Template(

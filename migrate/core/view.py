@@ -220,7 +220,7 @@ def reshape(v: View, shape: Sequence[int]) -> View:
 
 
 def concat(views: Sequence[View], dim: int) -> View:
-    """The `views` one after the other along `dim`; their other sizes are equal. At least one view."""
+    """The `views`, at least one, joined along `dim`; their other sizes are equal."""
     first = views[0].shape
     outer, _, inner = _axis(first, dim)
     for v in views:

@@ -18,7 +18,7 @@ from ..rules.compiled import CompiledCall, CompiledRule, DirectedRule
 from ..rules.loading import used_params
 from ..ruletests.binding import CompiledFile
 from ..source import yaml
-from .inputs import FileSet, directed
+from .inputs import FileSet, directed, finding
 
 _MODELINE = re.compile(r"#\s*yaml-language-server:\s*\$schema=\S")
 
@@ -30,21 +30,19 @@ def find_problems(fileset: FileSet) -> Iterator[Diagnostic]:
         yield from _title(file.loaded.document, file.model.title)
         yield from _modeline(file.loaded.document, "rulefile")
         if file.model.requires is None:
-            yield Diagnostic(
+            yield finding(
                 "M608",
                 "the file does not say which migrate it needs",
-                (file.loaded.span("id"),),
-                (),
+                file.loaded.span("id"),
                 'write `requires: ">=0.1"`',
             )
         used = {name for _, name in used_params(file.loaded)}
         for name in file.model.params:
             if name not in used:
-                yield Diagnostic(
+                yield finding(
                     "M607",
                     f"nothing uses the param `{name}`",
-                    (file.loaded.key_span("params", name),),
-                    (),
+                    file.loaded.key_span("params", name),
                     "remove it",
                 )
         for number in (0, 1):
@@ -65,19 +63,17 @@ def _place(fileset: FileSet, file: CompiledFile) -> Iterator[Diagnostic]:
     model, path = file.model, file.loaded.path
     wanted = f"{model.lineage}/{model.edge[1]}/{path.stem}"
     if path.relative_to(fileset.home).parts[:-1] != (model.edge[1],):
-        yield Diagnostic(
+        yield finding(
             "M611",
             f"the file leads to layout `{model.edge[1]}` and lies in `{path.parent.name}`",
-            (file.loaded.span("edge"),),
-            (),
+            file.loaded.span("edge"),
             f"move it to {fileset.home.name}/{model.edge[1]}/{path.name}",
         )
     elif model.id != wanted:
-        yield Diagnostic(
+        yield finding(
             "M604",
             f"the id `{model.id}` is not that of the file's place, `{wanted}`",
-            (file.loaded.span("id"),),
-            (),
+            file.loaded.span("id"),
             "rename the file, or the id if no checkpoint was migrated with it yet",
         )
 
@@ -93,11 +89,10 @@ def _title(document: yaml.Document, title: str) -> Iterator[Diagnostic]:
     if len(words) > 3 and len(shouting) == len([w for w in words[1:] if len(w) > 3]) > 1:
         wrong.append("has capitals like a headline")
     if wrong:
-        yield Diagnostic(
+        yield finding(
             "M605",
             f"the title {' and '.join(wrong)}",
-            (document.span(("title",)),),
-            (),
+            document.span(("title",)),
             "write it like a sentence, without its period",
         )
 
@@ -106,11 +101,10 @@ def _modeline(document: yaml.Document, schema: str) -> Iterator[Diagnostic]:
     if not any(_MODELINE.match(line.lstrip()) for line in document.lines[:5]):
         first = document.lines[0] if document.lines else ""
         hint = f"begin with `# yaml-language-server: $schema=…/{schema}.schema.json`"
-        yield Diagnostic(
+        yield finding(
             "M610",
             "no line tells editors the schema of the file",
-            (Span(document.name, 1, 1, max(1, len(first)), first),),
-            (),
+            Span(document.name, 1, 1, max(1, len(first)), first),
             hint,
         )
 
@@ -128,11 +122,10 @@ def _is_number(text: str) -> bool:
 
 
 def _number(name: str, span: Span) -> Diagnostic:
-    return Diagnostic(
+    return finding(
         "M609",
         f"layout `{name}` is not quoted",
-        (span,),
-        (),
+        span,
         f'write "{name}": other YAML readers take it for a number',
     )
 
@@ -155,11 +148,10 @@ def _reason(file: CompiledFile, rule: CompiledRule, forwards: DirectedRule) -> I
         span = file.span(rule, "via", number, step.name)
         if step.op.kind == "end":
             if not str(step.args.why).strip():
-                yield Diagnostic(
+                yield finding(
                     "M631",
                     f"rule `{rule.rule.name}` drops its keys and gives no reason",
-                    (span,),
-                    (),
+                    span,
                     "write `drop: {why: …}`",
                 )
             continue
@@ -167,19 +159,17 @@ def _reason(file: CompiledFile, rule: CompiledRule, forwards: DirectedRule) -> I
         if loss is Loss.LOSSLESS or file.model.why:
             continue
         if loss is Loss.DESTRUCTIVE:
-            yield Diagnostic(
+            yield finding(
                 "M630",
                 f"rule `{rule.rule.name}` destroys values, and the file gives no reason",
-                (span,),
-                (),
+                span,
                 _help(step),
             )
         else:
-            yield Diagnostic(
+            yield finding(
                 "M606",
                 f"rule `{rule.rule.name}` changes values, and the file gives no reason",
-                (span,),
-                (),
+                span,
                 "write `why:` below the title",
             )
 
@@ -211,6 +201,6 @@ def _way_back(
             "would say what happens there"
         ),
     )
-    yield Diagnostic(
-        "M632", f"rule `{rule.rule.name}` has no inverse: {back.because}", (span,), notes, hint
+    yield finding(
+        "M632", f"rule `{rule.rule.name}` has no inverse: {back.because}", span, hint, notes=notes
     )

@@ -14,7 +14,7 @@ from ..rules.packs import built_in
 from ..source import yaml
 from ..source.index import Index
 from . import file, layout, matching, shape
-from .inputs import FileSet, read_inputs
+from .inputs import FileSet, finding, read_inputs
 from .layout import CODES, find_misfits
 
 FAMILIES: tuple[Callable[[FileSet], Iterator[Diagnostic]], ...] = (
@@ -176,24 +176,16 @@ def _read_suppressions(
                     "write `# migrate: allow M620 because …`: codes, and why they do not apply here"
                 )
                 wrong.append(
-                    Diagnostic(
-                        "M602",
-                        "a suppression needs the code of a finding and a reason",
-                        (span,),
-                        (),
-                        hint,
+                    finding(
+                        "M602", "a suppression needs the code of a finding and a reason", span, hint
                     )
                 )
                 continue
             if _SECOND.search(text, form.end(), end):
                 hint = "write `# migrate: allow M620 because …` once for each reason"
                 wrong.append(
-                    Diagnostic(
-                        "M602",
-                        "a suppression has one reason, the second is not read",
-                        (span,),
-                        (),
-                        hint,
+                    finding(
+                        "M602", "a suppression has one reason, the second is not read", span, hint
                     )
                 )
             for code in _CODE.findall(form["codes"]):
@@ -201,11 +193,10 @@ def _read_suppressions(
                     allowed.append(Allowed(code, span, frozenset(lines)))
                 else:
                     wrong.append(
-                        Diagnostic(
+                        finding(
                             "M602",
                             f"{code} is the code of no finding",
-                            (span,),
-                            (),
+                            span,
                             "`migrate explain` lists them",
                         )
                     )
@@ -234,24 +225,18 @@ def _apply_suppressions(
     used: set[int] = set()
     left: list[Diagnostic] = []
     taken: list[Diagnostic] = []
-    for finding in found:
+    for problem in found:
         by = [
             number
             for number, a in enumerate(allowed)
-            if any(s.file == a.span.file and s.line in a.lines for s in finding.spans[:1])
-            and a.code == finding.code
+            if any(s.file == a.span.file and s.line in a.lines for s in problem.spans[:1])
+            and a.code == problem.code
         ]
         used.update(by)
-        (taken if by else left).append(finding)
+        (taken if by else left).append(problem)
     for number, a in enumerate(allowed):
         if number not in used and a.code in looked_for:
             left.append(
-                Diagnostic(
-                    "M603",
-                    f"nothing here is {a.code} any more",
-                    (a.span,),
-                    (),
-                    "remove the comment",
-                )
+                finding("M603", f"nothing here is {a.code} any more", a.span, "remove the comment")
             )
     return left, taken

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import Diagnostic, MigrateError, OpError, Report, fail, printable
+from ..core.errors import Diagnostic, MigrateError, OpError, Report, Span, fail, printable
 from ..core.types import PathLike
 from ..rules.compiled import CompiledCall, CompiledRule, DirectedRule, direct
 from ..rules.files import LAYOUTS, SUFFIXES
@@ -41,6 +41,13 @@ class FileSet:
         for file in self.files:
             out.setdefault(file.edge, []).append(file)
         return out
+
+
+def finding(
+    code: str, message: str, span: Span, help: str | None = None, notes: tuple[str, ...] = ()
+) -> Diagnostic:
+    """What a lint says of one place."""
+    return Diagnostic(code, message, (span,), notes, help)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

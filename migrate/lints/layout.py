@@ -22,7 +22,7 @@ from ..rules.lineage import Detect, Layout, Lineage, detect
 from ..ruletests.binding import CompiledFile
 from ..source.index import Index
 from ..source.yaml import Document
-from .inputs import FileSet
+from .inputs import FileSet, finding
 
 
 def find_problems(fileset: FileSet) -> Iterator[Diagnostic]:
@@ -33,19 +33,17 @@ def find_problems(fileset: FileSet) -> Iterator[Diagnostic]:
     for layout in lineage.layouts:
         span = document.key_span(("layouts", layout.name))
         if not _has_signs(layout.detect) and not layout.note:
-            yield Diagnostic(
+            yield finding(
                 "M640",
                 f"nothing identifies a checkpoint in layout `{layout.name}`",
-                (span,),
-                (),
+                span,
                 "write `detect:`, or a `note` why it has no signs",
             )
         if layout.status == "deprecated" and not layout.message:
-            yield Diagnostic(
+            yield finding(
                 "M644",
                 f"layout `{layout.name}` is deprecated, and nothing says what to use",
-                (span,),
-                (),
+                span,
                 "write `message:`",
             )
     yield from _indistinct(lineage, document)
@@ -86,11 +84,10 @@ def _indistinct(lineage: Lineage, document: Document) -> Iterator[Diagnostic]:
                 f"every checkpoint in layout `{one.name}` shows the signs of layout "
                 f"`{other.name}` as well"
             )
-            yield Diagnostic(
+            yield finding(
                 "M641",
                 what,
-                (document.key_span(("layouts", other.name, "detect")) or span,),
-                (),
+                document.key_span(("layouts", other.name, "detect")) or span,
                 "add a sign under `absent` that the other one has",
             )
 
@@ -130,21 +127,19 @@ def _reach(lineage: Lineage, document: Document) -> Iterator[Diagnostic]:
     for name in lineage.names:
         if name not in on_edge and len(lineage.layouts) > 1:
             span = document.key_span(("layouts", name))
-            yield Diagnostic(
+            yield finding(
                 "M642",
                 f"no rule file leads to layout `{name}` or from it",
-                (span,),
-                (),
+                span,
                 "write one, or remove the layout",
             )
     for one, other in pairwise(lineage.names) if lineage.ordered else ():
         if {one, other} <= on_edge and not _joins(joined, lineage, one, other):
             span = document.key_span(("layouts", other))
-            yield Diagnostic(
+            yield finding(
                 "M643",
                 f"no way leads from layout `{one}` to the next one, `{other}`",
-                (span,),
-                (),
+                span,
                 f"write a rule file with `edge: [{one}, {other}]`",
             )
 
@@ -186,7 +181,7 @@ def _unmade(fileset: FileSet, lineage: Lineage, document: Document) -> Iterator[
                         if (*path, number) in document
                         else document.span(path)
                     )
-                    yield Diagnostic("M645", what, (span,), (), "correct the pattern, or the rules")
+                    yield finding("M645", what, span, "correct the pattern, or the rules")
 
 
 CODES = ("M624", "M660", "M661")
@@ -230,11 +225,10 @@ def _against(files: list[CompiledFile], templates: list[Template]) -> Iterator[D
                     nothing.append(pattern)
             for pattern in nothing:
                 what = f"rule `{rule.rule.name}` takes no key of the checkpoint: `{pattern}`"
-                yield Diagnostic(
+                yield finding(
                     "M660",
                     what,
-                    (file.span(rule, "from"),),
-                    (),
+                    file.span(rule, "from"),
                     "correct the pattern, or say `optional: true`",
                 )
             if not nothing:
@@ -246,12 +240,12 @@ def _against(files: list[CompiledFile], templates: list[Template]) -> Iterator[D
             f"{len(rest)} keys of the checkpoint are taken by no rule and kept by no pattern: "
             f"{listed(rest, 3)}"
         )
-        yield Diagnostic(
+        yield finding(
             "M661",
             what,
-            (files[0].loaded.key_span("rules"),),
-            notes,
+            files[0].loaded.key_span("rules"),
             "keep them, drop them with a reason, or write a rule",
+            notes=notes,
         )
 
 
@@ -293,7 +287,7 @@ def _alternatives(
                 f"{listed(list(left))}"
             )
             hint = f"correct it, or say `optional: {{{name}: [{', '.join(left)}]}}`"
-            yield Diagnostic("M624", what, (file.span(rule, "from"),), (), hint)
+            yield finding("M624", what, file.span(rule, "from"), hint)
 
 
 def _taken(pattern: Pattern, templates: list[Template]) -> set[str]:

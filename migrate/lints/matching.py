@@ -17,7 +17,7 @@ from ..ops.base import OneWay
 from ..planning.pathstate import invert
 from ..rules.compiled import CompiledRule
 from ..ruletests.binding import CompiledFile
-from .inputs import FileSet, directed
+from .inputs import FileSet, directed, finding
 
 # every key has one segment, or two, or begins and ends with more; patterns that have all of these
 # have every key
@@ -187,13 +187,12 @@ def find_problems(fileset: FileSet) -> Iterator[Diagnostic]:
 def _not_compared(codes: Sequence[str], edge: str, file: CompiledFile) -> Iterator[Diagnostic]:
     """M618: what was not looked at, because it would have taken too long."""
     if codes:
-        yield Diagnostic(
+        yield finding(
             "M618",
             f"the rules from {edge} are too many and too similar: {listed(list(codes))} stopped "
             f"after {MOST_PAIRS:,} pairs or {MOST_FOUND} "
             "problems",
-            (file.span(file.rules[0]),),
-            (),
+            file.span(file.rules[0]),
             "fix what is named, or write fewer rules with wider patterns, and look again",
         )
 
@@ -218,12 +217,11 @@ def _keeps(file: CompiledFile) -> Iterator[Diagnostic]:
             )
         ]
     for who, span in found:
-        yield Diagnostic(
+        yield finding(
             "M612",
             f"{who} everything: a key that the rules should have taken stays as it is, without a "
             "word",
-            (span,),
-            (),
+            span,
             "name the keys that stay, or say in a comment why they cannot be named",
         )
 
@@ -273,7 +271,7 @@ def _letters(pattern: Pattern, span: Span) -> Iterator[Diagnostic]:
             f"`{printable(pattern.text)}` takes {' and '.join(f'`{c}`' for c in letters)} as "
             "it stands"
         )
-        yield Diagnostic("M625", what, (span,), (), FOREIGN)
+        yield finding("M625", what, span, FOREIGN)
 
 
 def _everything(patterns: Sequence[Pattern]) -> bool:
@@ -334,11 +332,10 @@ def _without_effect(reads: Sequence[_Side], near: _Near) -> Iterator[Diagnostic]
                 f"rule `{rule.rule.name}` leaves its keys as they are, and no broader rule "
                 "would take them"
             )
-            yield Diagnostic(
+            yield finding(
                 "M613",
                 what,
-                (read.file.span(rule),),
-                (),
+                read.file.span(rule),
                 "write the pattern under `keep`, or remove the rule",
             )
 
@@ -383,12 +380,12 @@ def _shadowed(reads: Sequence[_Side], near: _Near) -> Iterator[Diagnostic]:
             any(o.pattern.includes(v) for o in others) for v in _variants(read.pattern)
         ):
             names = listed(list(dict.fromkeys(f"`{o.rule.rule.name}`" for o in others)))
-            yield Diagnostic(
+            yield finding(
                 "M614",
                 f"rule `{read.rule.rule.name}` never takes a key: narrower rules take all of them",
-                (read.file.span(read.rule),),
-                (f"the narrower ones: {names}",),
+                read.file.span(read.rule),
                 "remove it, or make its pattern wider",
+                notes=(f"the narrower ones: {names}",),
             )
 
 
@@ -626,11 +623,10 @@ def _unreachable(fileset: FileSet) -> Iterator[Diagnostic]:
                             if role is None
                             else file.loaded.span(*rule.path, "from", role)
                         )
-                        yield Diagnostic(
+                        yield finding(
                             "M616",
                             what,
-                            (span,),
-                            (),
+                            span,
                             "correct the pattern, or say `optional: true` if other checkpoints "
                             f"in `{start}` have it",
                         )
@@ -664,11 +660,10 @@ def _prefix(file: CompiledFile) -> Iterator[Diagnostic]:
                     f"rule `{rule.rule.name}` finds its keys at the top only, and others of "
                     "the file at any depth"
                 )
-                yield Diagnostic(
+                yield finding(
                     "M650",
                     what,
-                    (file.span(rule, "from"),),
-                    (),
+                    file.span(rule, "from"),
                     'begin the pattern with "{p...}." and `to` with "{p}."',
                 )
                 break
@@ -683,12 +678,11 @@ def _counts(file: CompiledFile) -> Iterator[Diagnostic]:
             )
             kind = rule.types.get(capture) if capture else None
             if kind is not None and kind.kind == "int" and not {"count", "sizes"} & set(step.args):
-                yield Diagnostic(
+                yield finding(
                     "M651",
                     f"rule `{rule.rule.name}`: {step.op} over {{{capture}}} takes as many as "
                     "there are, so the last ones may be missing",
-                    (file.span(rule, "via", number, step.op),),
-                    (),
+                    file.span(rule, "via", number, step.op),
                     "write `count`, with a param that has a `config:` place where the "
                     "configuration says it",
                 )

@@ -43,7 +43,7 @@ from ..rules.examples import (
     shape_of,
 )
 from ..ruletests.binding import CompiledFile, bind_headers, prepare
-from .inputs import FileSet, directed
+from .inputs import FileSet, directed, finding
 
 # of a larger tensor single elements are looked up
 MOST_ELEMENTS = 1 << 16
@@ -632,11 +632,10 @@ def _rule(
     )
     yield from invisible
     if not touching and not invisible:
-        yield Diagnostic(
+        yield finding(
             "M622",
             f"no test touches rule `{name}`",
-            (file.span(rule),),
-            (),
+            file.span(rule),
             "give a test a key that the rule takes, and expect what it makes",
         )
 
@@ -666,7 +665,7 @@ def _step(
             "add a test that gives tensors which differ, and whose `expect` has `values` or "
             "`slices` of a key that this rule makes"
         )
-        yield Diagnostic("M620", what, (span,), (), hint)
+        yield finding("M620", what, span, hint)
         return
     if doubt is not None:
         what = (
@@ -674,7 +673,7 @@ def _step(
             f"is not known, so much does `{doubt}` state"
         )
         notes = (f"of more than {MOST_ELEMENTS:,} elements only some are compared",)
-        yield Diagnostic("M623", what, (span,), notes, "smaller tensors show the same")
+        yield finding("M623", what, span, "smaller tensors show the same", notes=notes)
 
 
 def _seen(

@@ -179,7 +179,7 @@ def _unmatched_values(readers: Sequence[Reader]) -> dict[tuple[str, tuple[str, .
 def _idle_alternatives(
     readers: Sequence[Reader], context: BindContext
 ) -> dict[tuple[str, str], list[str]]:
-    """The alternatives that `where` does not rule out and no key has, of the rules that have keys."""
+    """The alternatives not ruled out by `where` and without a key, of the rules that have keys."""
     found = {}
     for reader in readers:
         rule = reader.rule

@@ -227,7 +227,7 @@ def _followed(
 
 
 class LossOf(NamedTuple):
-    """What a rule loses: kind "lossy" or "drop", how many keys it touches, and the author's reason."""
+    """What a rule loses: kind "lossy" or "drop", how many keys it touches, the author's reason."""
 
     rule: DirectedRule
     kind: str
@@ -458,7 +458,7 @@ def _about_kept(
     stay: AbstractSet[str],
     values: Collection[str],
 ) -> list[str]:
-    """What there is to say about keys that were no rule's on the way there, or may not have been."""
+    """What to say about keys that were no rule's on the way there, or may not have been."""
     if gone := sorted(key for key in stay if key not in bound.tensors and key not in values):
         return [f"the stamp says that {listed(gone, 4)} stay as they are, and they are not there"]
     if not step.backwards or step.memory.get("kept") is not None:

@@ -106,7 +106,7 @@ class ValueCheck(NamedTuple):
 
 @dataclass(slots=True)
 class Graph:
-    """All outputs of a run, in output order, and the conditions on values that the run must check."""
+    """All outputs of a run, in output order, and the conditions on values that it must check."""
 
     outputs: dict[str, Tensor] = field(default_factory=dict)
     checks: list[ValueCheck] = field(default_factory=list)
@@ -192,7 +192,7 @@ class Kind(NamedTuple):
         )
 
     def widened(self, box: Box, limit: int) -> Box:
-        """The box on the grain, and with its last axes whole as far as that costs at most `limit`."""
+        """The box on the grain, with its last axes whole as far as that costs at most `limit`."""
         box = self.rounded(box)
         for axis in range(len(box) - 1, 0, -1):
             wider = (*box[:axis], (0, self.spec.shape[axis]), *box[axis + 1 :])

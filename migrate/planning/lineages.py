@@ -32,7 +32,7 @@ def _folders(rules: Sequence[str]) -> list[str]:
 
 
 def known_lineages(rules: Sequence[str], only: str | None) -> list[dict[str, Any]]:
-    """All known lineages with their layouts and edges, for people and machines; `only` one of them."""
+    """All known lineages with layouts and edges, for people and machines; `only` one of them."""
     packs = find_packs_of(_folders(rules))
     names = [only] if only is not None else list(packs.lineages()[0])
     out = []

@@ -262,7 +262,7 @@ class _Matcher:
         )
 
     def expand_flat(self, specs: Mapping[str, Spec]) -> None:
-        """Keys of `{k:flat}` roles, made from the values that the other roles found, never parsed."""
+        """Keys of `{k:flat}` roles, made from values that other roles found, never parsed."""
         waiting: set[str] | None = None
         for reader in self.readers:
             for side in reader.rule.reads:

@@ -40,19 +40,10 @@ LASTING = ("stale", "dropped")
 _LEAVES = (TensorRecord, Composite, LocalShard)
 # state among the tensors that rules see: home, then parameter and moment in either order
 _SEEN = re.compile(r"((?:.*\.)?[^.]*optim[^.]*)\.state\.(.+)", re.IGNORECASE | re.DOTALL)
-_MOMENTS = frozenset(
-    {
-        "exp_avg",
-        "exp_avg_sq",
-        "max_exp_avg_sq",
-        "momentum_buffer",
-        "square_avg",
-        "exp_inf",
-        "acc_delta",
-        "grad_avg",
-        "fp32_param",
-    }
-)
+_MOMENTS = frozenset((
+    "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "exp_inf",
+    "acc_delta", "grad_avg", "fp32_param",
+))  # fmt: skip
 _INTEGERS = re.compile(r"[0-9]+")
 # segments that only wrappers put into names
 _WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})

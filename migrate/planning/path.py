@@ -325,7 +325,7 @@ def _towards(
     found: list[Diagnostic],
     states: States | None,
 ) -> tuple[list[PathStep], dict[str, str]]:
-    """The steps, and the layout that each lineage of a goal ends in, also where no step is needed."""
+    """The steps, and the layout that each lineage of a goal ends in, even without a step."""
     lineages = lineages_asked_for(packs, request)
     current: dict[str, str] = {n: v for n, v in stamp.layouts.items() if n in lineages}
     for name, layout in current.items():

@@ -35,7 +35,7 @@ MAX_DEPTH = patches.MAX_DEPTH - 8
 
 
 def clash(paths: Iterable[str]) -> tuple[str, str] | None:
-    """The first path that is a file and, for another of the paths, a folder; with that other one."""
+    """The first path that is a file and, for another path, a folder; with that other one."""
     known = set(paths)
     for path in sorted(known):
         at = path.rfind("/")
@@ -261,7 +261,7 @@ class _Moves:
         self._by_segment: dict[str, list[str]] = {}
 
     def of(self, name: str) -> list[str] | str | None:
-        """What the name becomes, why that cannot be said (text), or None if it stands for no key."""
+        """What the name becomes, why it cannot be said (text), or None if it is above no key."""
         votes: dict[tuple[str, ...], str] = {}
         loose: list[str] = []
         for key, lead, rest in self.meant(name):

@@ -103,7 +103,7 @@ class LayoutName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """One independent axis of change; `layouts` from the oldest to the latest if it is `ordered`."""
+    """One independent axis of change; `layouts` from oldest to latest if it is `ordered`."""
 
     name: str
     title: str = ""

@@ -286,7 +286,7 @@ def _scan() -> Iterator[Pack]:
 
 
 def _located(entry: EntryPoint) -> Pack:
-    """The folder that `package` or `package:folder.below` names, found without importing anything."""
+    """The folder that `package` or `package:folder.below` names, found without an import."""
     distribution = entry.dist.name if entry.dist is not None else "an unknown distribution"
     version = entry.dist.version if entry.dist is not None else ""
     label = f"{entry.name} ({distribution})"

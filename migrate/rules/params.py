@@ -30,7 +30,7 @@ CONFIG = "config.json"
 
 
 class RefusedError(ValueError):
-    """A value is not one that its param can have; the message says why, without naming the param."""
+    """A value is not one that its param can have; the message says why without its name."""
 
 
 def declare(files: Iterable[LoadedFile]) -> dict[str, Param]:

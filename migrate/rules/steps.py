@@ -215,7 +215,7 @@ def fixed_problem(op: str, args: Mapping[str, Any]) -> Problem | None:
 
 
 def _plain(hint: Any) -> Any:
-    """The pydantic type of an argument that is not one of the forms: a flag, a choice, or anything."""
+    """The pydantic type of an argument outside the forms: a flag, a choice, or anything."""
     hint = unwrapped(hint)
     if hint is bool:
         return Bool

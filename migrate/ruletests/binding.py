@@ -197,18 +197,6 @@ def require_held(of: Spec, fill: Any, values: Any) -> None:
         element_code(of.dtype, 0 if fill is None else fill)
 
 
-__all__ = [
-    "GivenSource",
-    "elements",
-    "first_unstorable",
-    "given_source",
-    "made_source",
-    "packed",
-    "require_held",
-    "side_bytes",
-]
-
-
 @dataclass(frozen=True, eq=False, slots=True)
 class CompiledFile:
     """A rule file that loads, with its rules compiled."""
@@ -232,7 +220,7 @@ class CompiledFile:
         return self.loaded.span(*rule.path, *(path or ("name",)))
 
     def speaks_of(self, keys: Iterable[str], *, backwards: bool) -> bool:
-        """Whether a pattern of the file fits one of the keys, or may fit it once params are known."""
+        """Whether a pattern of the file fits one of the keys, or may once params are known."""
         sides = [rule.targets if backwards else rule.sources for rule in self.rules]
         patterns = [
             pattern for side in sides for pattern in side.values() if not pattern.has_flat
@@ -374,7 +362,7 @@ class BoundTest:
         return self.source.index.nbytes + sum(spec.nbytes for spec in self.specs.values())
 
     def fill(self) -> Mapping[str, memoryview]:
-        """The packed bytes of each output, made once; raises what a run would raise (M404, M9xx)."""
+        """The packed bytes of each output, made once; raises what a run would (M404, M9xx)."""
         from ..running.buffers import fill_buffers
 
         if not self._made and self.outputs:
