@@ -278,123 +278,117 @@ def indexes(written: str) -> tuple[int, ...]:
     return tuple(int(part) for part in written.split(","))
 
 
-def problems(tests: Sequence[RuleTest], params: Collection[str]) -> Iterator[tuple[_Path, Problem]]:
-    """What is wrong with the tests of a file that declares these params; (path, problem)."""
+def problems(tests: Sequence[RuleTest], params: Collection[str]) -> Iterator[Problem]:
+    """What is wrong with the tests of a file that declares these params."""
     for number, test in enumerate(tests):
-        yield from ((("tests", number, *path), problem) for path, problem in _problems(test))
+        yield from (problem.below("tests", number) for problem in _problems(test))
         for name in test.params:
             if name not in params:
                 hint = (
                     did_you_mean(name, list(params))
                     or f"the params of the file: {listed(list(params))}"
                 )
-                yield (
-                    ("tests", number, "params", name),
-                    Problem("M112", f"there is no param `{printable(name)}`", hint, key=True),
+                yield Problem(
+                    "M112",
+                    f"there is no param `{printable(name)}`",
+                    hint,
+                    key=True,
+                    at=("tests", number, "params", name),
                 )
 
 
-def _problems(test: RuleTest) -> Iterator[tuple[_Path, Problem]]:
+def _problems(test: RuleTest) -> Iterator[Problem]:
     if test.error is not None and (test.expect is not None or test.expect_side):
-        yield (
-            ("error",),
-            Problem(
-                "M114",
-                "a test expects tensors or an error, not both",
-                "remove one of them",
-                key=True,
-            ),
+        yield Problem(
+            "M114",
+            "a test expects tensors or an error, not both",
+            "remove one of them",
+            key=True,
+            at=("error",),
         )
     if test.error is None and test.expect is None and not test.expect_side:
-        yield (
-            (),
-            Problem(
-                "M101",
-                f"test `{printable(test.name)}` expects nothing",
-                "write `expect`, or `error: CODE`",
-            ),
+        yield Problem(
+            "M101",
+            f"test `{printable(test.name)}` expects nothing",
+            "write `expect`, or `error: CODE`",
         )
     if test.contains is not None and test.error is None:
-        yield ("contains",), Problem("M101", "`contains` needs `error`", key=True)
+        yield Problem("M101", "`contains` needs `error`", key=True, at=("contains",))
     given: dict[str, str] = {}
     for key, tensor in test.given.items():
         yield from _keys(("given", key), key, given)
-        yield from ((("given", key, *path), problem) for path, problem in _given(tensor))
+        yield from (problem.below("given", key) for problem in _given(tensor))
     expected: dict[str, str] = {}
     for key, wanted in (test.expect or {}).items():
         yield from _keys(("expect", key), key, expected)
-        yield from (
-            (("expect", key, *path), problem) for path, problem in _expected(key, wanted, given)
-        )
+        yield from (problem.below("expect", key) for problem in _expected(key, wanted, given))
 
 
-def _keys(path: _Path, written: str, seen: dict[str, str]) -> Iterator[tuple[_Path, Problem]]:
+def _keys(path: _Path, written: str, seen: dict[str, str]) -> Iterator[Problem]:
     try:
         keys = expand(written)
     except ValueError as error:
-        yield (
-            path,
-            Problem("M114", str(error), "a range is `{i=0..3}`, both ends counted", key=True),
+        yield Problem(
+            "M114", str(error), "a range is `{i=0..3}`, both ends counted", key=True, at=path
         )
         return
     for key, _ in keys:
         if seen.setdefault(key, written) != written:
-            yield (
-                path,
-                Problem(
-                    "M113",
-                    f"`{printable(key)}` is also in `{printable(seen[key])}`",
-                    "write each key once",
-                    key=True,
-                ),
+            yield Problem(
+                "M113",
+                f"`{printable(key)}` is also in `{printable(seen[key])}`",
+                "write each key once",
+                key=True,
+                at=path,
             )
             return
 
 
-def _given(tensor: GivenTensor) -> Iterator[tuple[_Path, Problem]]:
+def _given(tensor: GivenTensor) -> Iterator[Problem]:
     if tensor.values is None:
         if tensor.shape is None:
-            yield (), Problem("M101", "`shape` is missing", "or give `values`, whose lists say it")
+            yield Problem("M101", "`shape` is missing", "or give `values`, whose lists say it")
         return
     if tensor.fill is not None:
-        yield (
-            ("fill",),
-            Problem(
-                "M114", "a tensor has `fill` or `values`, not both", "remove one of them", key=True
-            ),
+        yield Problem(
+            "M114",
+            "a tensor has `fill` or `values`, not both",
+            "remove one of them",
+            key=True,
+            at=("fill",),
         )
     yield from _values(("values",), tensor.values, tensor.shape)
 
 
-def _expected(
-    key: str, wanted: ExpectedTensor, given: Mapping[str, str]
-) -> Iterator[tuple[_Path, Problem]]:
+def _expected(key: str, wanted: ExpectedTensor, given: Mapping[str, str]) -> Iterator[Problem]:
     said = [name for name in ("fill", "values", "same_as") if getattr(wanted, name) is not None]
     if len(said) > 1:
-        yield (
-            (said[1],),
-            Problem(
-                "M114",
-                f"`{said[0]}` and `{said[1]}` both say what the tensor holds",
-                "remove one of them",
-                key=True,
-            ),
+        yield Problem(
+            "M114",
+            f"`{said[0]}` and `{said[1]}` both say what the tensor holds",
+            "remove one of them",
+            key=True,
+            at=(said[1],),
         )
     if wanted.values is not None:
         yield from _values(("values",), wanted.values, wanted.shape)
     for written, values in wanted.slices.items():
         at = indexes(written)
         if wanted.shape is not None and len(at) > len(wanted.shape):
-            yield (
-                ("slices", written),
-                Problem("M114", f"{len(at)} indexes into {len(wanted.shape)} axes", key=True),
+            yield Problem(
+                "M114",
+                f"{len(at)} indexes into {len(wanted.shape)} axes",
+                key=True,
+                at=("slices", written),
             )
         elif wanted.shape is not None and any(
             not -size <= n < size for n, size in zip(at, wanted.shape, strict=False)
         ):
-            yield (
-                ("slices", written),
-                Problem("M114", f"`{written}` is outside of {list(wanted.shape)}", key=True),
+            yield Problem(
+                "M114",
+                f"`{written}` is outside of {list(wanted.shape)}",
+                key=True,
+                at=("slices", written),
             )
         elif isinstance(values, list):
             yield from _values(
@@ -405,9 +399,8 @@ def _expected(
     for _, values in _expanded(key) if wanted.same_as is not None else ():
         if (name := fill_in(wanted.same_as or "", values)) not in given:
             hint = did_you_mean(name, list(given)) or f"given are {listed(list(given), 8)}"
-            yield (
-                ("same_as",),
-                Problem("M114", f"no given tensor is called `{printable(name)}`", hint),
+            yield Problem(
+                "M114", f"no given tensor is called `{printable(name)}`", hint, at=("same_as",)
             )
             return
 
@@ -419,16 +412,13 @@ def _expanded(key: str) -> list[tuple[str, dict[str, int]]]:
         return []
 
 
-def _values(
-    path: _Path, values: Any, shape: tuple[int, ...] | None
-) -> Iterator[tuple[_Path, Problem]]:
+def _values(path: _Path, values: Any, shape: tuple[int, ...] | None) -> Iterator[Problem]:
     try:
         found = shape_of(values)
     except ValueError as error:
-        yield path, Problem("M114", f"the lists are uneven: {error}")
+        yield Problem("M114", f"the lists are uneven: {error}", at=path)
         return
     if shape is not None and found != shape and not (prod(found) == prod(shape) == 0):
-        yield (
-            path,
-            Problem("M114", f"the lists have the shape {list(found)}, `shape` says {list(shape)}"),
+        yield Problem(
+            "M114", f"the lists have the shape {list(found)}, `shape` says {list(shape)}", at=path
         )

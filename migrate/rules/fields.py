@@ -55,6 +55,10 @@ class Problem(NamedTuple):
     key: bool = False
     part: tuple[int, int] | None = None
 
+    def below(self, *path: str | int) -> Problem:
+        """The problem as one of the value that holds this one at `path`."""
+        return self._replace(at=(*path, *self.at))
+
 
 class Model(BaseModel):
     """Base of all that people write: frozen, unknown fields refused, built when first used."""
@@ -398,7 +402,7 @@ def each(items: Any, read: Callable[[Any], Any]) -> Any:
         try:
             out[key] = read(item)
         except PydanticCustomError as error:
-            problems += [p._replace(at=(key, *p.at)) for p in refused(error)]
+            problems += [p.below(key) for p in refused(error)]
     if problems:
         refuse(problems)
     return out if isinstance(items, Mapping) else list(out.values())

@@ -179,8 +179,8 @@ def check_ids(loaded: Iterable[LoadedFile], report: Report) -> None:
 def _check(loaded: LoadedFile, report: Report) -> None:
     """Adds what is wrong with the file to the report (M1xx)."""
     file = loaded.model
-    for path, problem in _problems(loaded):
-        add_problem(report, loaded.document, path, problem)
+    for problem in _problems(loaded):
+        add_problem(report, loaded.document, problem.at, problem)
     known = list(file.params)
     for path, name in used_params(loaded):
         if name not in file.params:
@@ -193,90 +193,82 @@ def _check(loaded: LoadedFile, report: Report) -> None:
             )
 
 
-def _problems(loaded: LoadedFile) -> Iterator[tuple[_Path, Problem]]:
+def _problems(loaded: LoadedFile) -> Iterator[Problem]:
     file = loaded.model
     if file.edge[0] == file.edge[1]:
-        yield ("edge",), Problem("M114", f"an edge from `{printable(file.edge[0])}` to itself")
+        yield Problem("M114", f"an edge from `{printable(file.edge[0])}` to itself", at=("edge",))
     yield from _repeated("rule", ("rules",), [rule.name for rule in file.rules])
     yield from _repeated("test", ("tests",), [test.name for test in file.tests])
     if file.tests:
         yield from examples.problems(file.tests, file.params)
     for name, param in file.params.items():
-        yield from ((("params", name, *path), problem) for path, problem in _param(param))
+        yield from (problem.below("params", name) for problem in _param(param))
     for number, rule in enumerate(file.rules):
-        yield from ((("rules", number, *path), problem) for path, problem in _rule(rule))
+        yield from (problem.below("rules", number) for problem in _rule(rule))
         if rule.where and file.params:
             yield from (
-                (("rules", number, "where", name), problem)
-                for name, problem in _params_asked(rule, file.params)
+                problem.below("rules", number, "where")
+                for problem in _params_asked(rule, file.params)
             )
     for name in file.files:
         if below := next((other for other in file.files if other.startswith(f"{name}/")), None):
-            yield (
-                ("files", name),
-                Problem(
-                    "M114",
-                    f"`{printable(name)}` cannot be a file and the folder of `{printable(below)}`",
-                    key=True,
-                ),
+            yield Problem(
+                "M114",
+                f"`{printable(name)}` cannot be a file and the folder of `{printable(below)}`",
+                key=True,
+                at=("files", name),
             )
 
 
-def _repeated(kind: str, path: _Path, names: list[str]) -> Iterator[tuple[_Path, Problem]]:
+def _repeated(kind: str, path: _Path, names: list[str]) -> Iterator[Problem]:
     seen: set[str] = set()
     for number, name in enumerate(names):
         if name in seen:
-            yield (
-                (*path, number, "name"),
-                Problem(
-                    "M113",
-                    f"two {kind}s are called `{printable(name)}`",
-                    "give each a name of its own",
-                ),
+            yield Problem(
+                "M113",
+                f"two {kind}s are called `{printable(name)}`",
+                "give each a name of its own",
+                at=(*path, number, "name"),
             )
         seen.add(name)
 
 
-def _param(param: Param) -> Iterator[tuple[_Path, Problem]]:
+def _param(param: Param) -> Iterator[Problem]:
     numbers = param.type == "int" or (param.type == "list" and param.items == "int")
     for bound in ("minimum", "maximum"):
         if getattr(param, bound) is not None and not numbers:
-            yield (
-                (bound,),
-                Problem("M114", f"`{bound}` is for integers, this is a {param.type}", key=True),
+            yield Problem(
+                "M114", f"`{bound}` is for integers, this is a {param.type}", key=True, at=(bound,)
             )
     if param.minimum is not None and param.maximum is not None and param.minimum > param.maximum:
-        yield ("maximum",), Problem("M114", "`maximum` is below `minimum`")
+        yield Problem("M114", "`maximum` is below `minimum`", at=("maximum",))
     if param.items is not None and param.type != "list":
-        yield ("items",), Problem("M114", f"`items` is for lists, this is a {param.type}", key=True)
+        yield Problem(
+            "M114", f"`items` is for lists, this is a {param.type}", key=True, at=("items",)
+        )
     if param.shape is not None and param.type != "int":
-        yield (
-            ("shape",),
-            Problem("M114", f"a size in a shape is an int, this is a {param.type}", key=True),
+        yield Problem(
+            "M114", f"a size in a shape is an int, this is a {param.type}", key=True, at=("shape",)
         )
     if param.dtype is not None and param.type != "str":
-        yield ("dtype",), Problem("M114", f"a dtype is a str, this is a {param.type}", key=True)
+        yield Problem("M114", f"a dtype is a str, this is a {param.type}", key=True, at=("dtype",))
     for key in param.shape.key if param.shape is not None else ():
         if param.shape is not None and param.shape.count not in (None, *parse(key).captures):
-            yield (
-                ("shape", "count"),
-                Problem(
-                    "M114",
-                    f"`{printable(key)}` has no capture `{printable(str(param.shape.count))}`",
-                ),
+            yield Problem(
+                "M114",
+                f"`{printable(key)}` has no capture `{printable(str(param.shape.count))}`",
+                at=("shape", "count"),
             )
     if param.shape is not None and {"dim", "count"} <= param.shape.model_fields_set:
-        yield (
-            ("shape", "count"),
-            Problem(
-                "M114",
-                "`dim` and `count` both say what the value is",
-                "remove one of them",
-                key=True,
-            ),
+        yield Problem(
+            "M114",
+            "`dim` and `count` both say what the value is",
+            "remove one of them",
+            key=True,
+            at=("shape", "count"),
         )
     if param.groups is not None:
-        yield from ((("groups", *path), problem) for path, problem in _groups(param, param.groups))
+        yield from (problem.below("groups") for problem in _groups(param, param.groups))
     for field, value in [
         ("default", param.default),
         *(("choices", choice) for choice in param.choices or ()),
@@ -286,63 +278,58 @@ def _param(param: Param) -> Iterator[tuple[_Path, Problem]]:
         try:
             convert(value, param, choices=field != "choices")
         except RefusedError as error:
-            yield (field,), Problem("M114", f"`{field}`: {error}")
+            yield Problem("M114", f"`{field}`: {error}", at=(field,))
 
 
-def _groups(param: Param, groups: Groups) -> Iterator[tuple[_Path, Problem]]:
+def _groups(param: Param, groups: Groups) -> Iterator[Problem]:
     if param.type != "list" or param.items == "int":
         kind = f"a list of {param.items}" if param.items else f"a {param.type}"
-        yield (), Problem("M114", f"`groups` tells names, this is {kind}", key=True)
+        yield Problem("M114", f"`groups` tells names, this is {kind}", key=True)
     pattern = parse(groups.key)
     for field in ("of", "over"):
         if (name := getattr(groups, field)) not in pattern.captures:
             hint = did_you_mean(name, list(pattern.captures))
-            yield (
-                (field,),
-                Problem(
-                    "M114", f"`{printable(groups.key)}` has no capture `{printable(name)}`", hint
-                ),
+            yield Problem(
+                "M114",
+                f"`{printable(groups.key)}` has no capture `{printable(name)}`",
+                hint,
+                at=(field,),
             )
         elif field == "over" and pattern.types[name].kind != "int":
-            yield (
-                (field,),
-                Problem(
-                    "M114", f"`{printable(name)}` is not an int capture", f"write {{{name}:int}}"
-                ),
+            yield Problem(
+                "M114",
+                f"`{printable(name)}` is not an int capture",
+                f"write {{{name}:int}}",
+                at=(field,),
             )
         elif field == "of" and pattern.types[name].kind == "int":
-            yield (
-                (field,),
-                Problem(
-                    "M114", f"`{printable(name)}` is a number, and a list of names is asked for"
-                ),
+            yield Problem(
+                "M114",
+                f"`{printable(name)}` is a number, and a list of names is asked for",
+                at=(field,),
             )
 
 
-def _rule(rule: Rule) -> Iterator[tuple[_Path, Problem]]:
+def _rule(rule: Rule) -> Iterator[Problem]:
     kinds = [ops.get(step.op).kind for step in rule.via]
     if not rule.targets and "end" not in kinds:
         hint = "only a rule that ends in drop has no `to`: `via: [{drop: {why: …}}]`"
-        yield (), Problem("M101", f"rule `{printable(rule.name)}` has no `to`", hint)
+        yield Problem("M101", f"rule `{printable(rule.name)}` has no `to`", hint)
     if rule.targets and "end" in kinds:
-        yield (
-            ("to",),
-            Problem(
-                "M114",
-                "a rule that drops its keys has no `to`",
-                "remove `to`, or remove the drop",
-                key=True,
-            ),
+        yield Problem(
+            "M114",
+            "a rule that drops its keys has no `to`",
+            "remove `to`, or remove the drop",
+            key=True,
+            at=("to",),
         )
     if rule.keep_source and "end" in kinds:
-        yield (
-            ("keep_source",),
-            Problem(
-                "M114",
-                "a rule cannot drop its keys and keep them",
-                "remove `keep_source`",
-                key=True,
-            ),
+        yield Problem(
+            "M114",
+            "a rule cannot drop its keys and keep them",
+            "remove `keep_source`",
+            key=True,
+            at=("keep_source",),
         )
     if isinstance(rule.optional, tuple):
         for number, role in enumerate(rule.optional):
@@ -351,9 +338,8 @@ def _rule(rule: Rule) -> Iterator[tuple[_Path, Problem]]:
                 hint = did_you_mean(role, roles) or (
                     f"the roles are {listed(roles)}" if roles else "write `optional: true`"
                 )
-                yield (
-                    ("optional", number),
-                    Problem("M114", f"`from` has no role `{printable(role)}`", hint),
+                yield Problem(
+                    "M114", f"`from` has no role `{printable(role)}`", hint, at=("optional", number)
                 )
     if rule.when:
         yield from _when(rule)
@@ -361,33 +347,31 @@ def _rule(rule: Rule) -> Iterator[tuple[_Path, Problem]]:
         yield from _map(rule, name, words)
     for number, step in enumerate(rule.via):
         if problem := steps.fixed_problem(step.op, step.args):
-            yield ("via", number, *problem.at), problem
+            yield problem.below("via", number)
 
 
-def _params_asked(rule: Rule, params: Mapping[str, Param]) -> Iterator[tuple[str, Problem]]:
+def _params_asked(rule: Rule, params: Mapping[str, Param]) -> Iterator[Problem]:
     """What `where` asks of params that they can never be: such a rule would silently never run."""
     for name, wanted in rule.where.items():
         param = params.get(name[1:]) if name.startswith("$") else None
         if param is None:
             continue
         if param.type == "list" or isinstance(wanted, Mapping):
-            yield (
-                name,
-                Problem(
-                    "M114",
-                    f"`where` asks whether a param is one of some values; `{printable(name)}` is "
-                    f"a {param.type}",
-                ),
+            yield Problem(
+                "M114",
+                f"`where` asks whether a param is one of some values; `{printable(name)}` is "
+                f"a {param.type}",
+                at=(name,),
             )
             continue
         for value in wanted if isinstance(wanted, (list, tuple)) else [wanted]:
             try:
                 convert(value, param, is_text=True)
             except RefusedError as error:
-                yield name, Problem("M114", f"`{printable(name)}` is never that: {error}")
+                yield Problem("M114", f"`{printable(name)}` is never that: {error}", at=(name,))
 
 
-def _when(rule: Rule) -> Iterator[tuple[_Path, Problem]]:
+def _when(rule: Rule) -> Iterator[Problem]:
     if not any(isinstance(test, Mapping) for test in rule.when.values()):
         return
     roles = [str(r) for r in rule.sources if r is not None]
@@ -396,13 +380,12 @@ def _when(rule: Rule) -> Iterator[tuple[_Path, Problem]]:
             hint = did_you_mean(role, roles) or (
                 f"the roles are {listed(roles)}" if roles else "write `when: {dtype: …}`"
             )
-            yield (
-                ("when", role),
-                Problem("M114", f"`from` has no role `{printable(role)}`", hint, key=True),
+            yield Problem(
+                "M114", f"`from` has no role `{printable(role)}`", hint, key=True, at=("when", role)
             )
 
 
-def _map(rule: Rule, name: str, words: Mapping[str, str | None]) -> Iterator[tuple[_Path, Problem]]:
+def _map(rule: Rule, name: str, words: Mapping[str, str | None]) -> Iterator[Problem]:
     path = ("map", name)
     segments = any(
         f"{{{name}...}}" in pattern for pattern in (*rule.sources.values(), *rule.targets.values())
@@ -413,26 +396,22 @@ def _map(rule: Rule, name: str, words: Mapping[str, str | None]) -> Iterator[tup
             continue
         if not to:
             hint = f"null removes segments of a `{{{name}...}}`; any other capture needs a value"
-            yield (
-                (*path, value),
-                Problem(
-                    "M114",
-                    f"value `{printable(value)}` of {{{printable(name)}}} is mapped to nothing",
-                    hint,
-                ),
+            yield Problem(
+                "M114",
+                f"value `{printable(value)}` of {{{printable(name)}}} is mapped to nothing",
+                hint,
+                at=(*path, value),
             )
         elif to in seen:
             message = (
                 f"values `{printable(seen[to])}` and `{printable(value)}` of "
                 f"{{{printable(name)}}} both become `{printable(to)}`"
             )
-            yield (
-                (*path, value),
-                Problem(
-                    "M114",
-                    message,
-                    "each needs a value of its own, or nothing could distinguish them afterwards",
-                ),
+            yield Problem(
+                "M114",
+                message,
+                "each needs a value of its own, or nothing could distinguish them afterwards",
+                at=(*path, value),
             )
         else:
             seen[to] = value
