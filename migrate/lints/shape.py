@@ -28,7 +28,7 @@ from ..core.pieces import Piece, end
 from ..core.spec import Spec, coordinates, element_code, is_close, number_of
 from ..core.view import Fill, Leaf, View, clip, relabel
 from ..ops.base import Op, ValueOp, axis
-from ..planning.bind import BindContext, StepResult, bind
+from ..planning.bind import DROP, BindContext, StepResult, bind
 from ..planning.graph import Computation, ComputedTensor, Tensor
 from ..planning.pipeline import Views
 from ..rules.compiled import ROLE, CompiledCall, CompiledRule, DirectedRule
@@ -192,7 +192,7 @@ def rerun(example: Example, rule: DirectedRule, keys: Sequence[str]) -> StepResu
             (),
             {k: example.given[k] for k in keys},
             Views(),
-            BindContext(_equal, True),
+            BindContext(_equal, DROP),
             report,
         )
     except (MigrateError, OpError, ValueError):

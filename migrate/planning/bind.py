@@ -73,16 +73,18 @@ class BindContext(NamedTuple):
     """What binding asks of its caller. `same_bytes(key, present, made)`: does the present tensor
     hold what the rule would make.
 
-    `payload(tensor)` are the bytes of a small tensor that decide what becomes of it; None: they
-    cannot be read, and such tensors stay as they are.
+    `allow` is what the request permits. `payload(tensor)` are the bytes of a small tensor that
+    decide what becomes of it; None: they cannot be read, and such tensors stay as they are.
     """
 
     same_bytes: Callable[[str, Tensor, Tensor], bool]
-    allow_drop: bool = False
-    payload: Callable[[Tensor], bytes] | None = None
     allow: frozenset[str] = frozenset()
+    payload: Callable[[Tensor], bytes] | None = None
     # rules that take values which are no tensors, and so may match no key, by identity
     elsewhere: frozenset[int] = frozenset()
+
+
+DROP = frozenset(("drop",))
 
 
 def bind(
@@ -584,7 +586,7 @@ def _merge(
         for key in existing:
             made_tensor = out.tensors[key]
             if not rule.keep_source:
-                if made_tensor.spec != tensors[key].spec and not context.allow_drop:
+                if made_tensor.spec != tensors[key].spec and "drop" not in context.allow:
                     report.add(
                         "M402",
                         f"{printable(key)} exists as {tensors[key].spec} and rule {rule.name!r} "
@@ -594,7 +596,7 @@ def _merge(
                         help=f"{option('allow', 'drop')} keeps what exists and drops its sources",
                         permit="drop",
                     )
-                elif not context.allow_drop:
+                elif "drop" not in context.allow:
                     message = (
                         f"{printable(key)} exists and differs from what rule {rule.name!r} "
                         f"makes of {listed(list(where[1]), 3)}"

@@ -26,7 +26,7 @@ from ..rules.compiled import DirectedRule
 from ..source.blobs import Stored
 from ..source.jsontext import collector_paused
 from . import pairs
-from .bind import BindContext, StepResult, bind, find_taken_keys
+from .bind import DROP, BindContext, StepResult, bind, find_taken_keys
 from .graph import Graph, Program, ReadKey, Tensor, computations
 from .pathstate import PathStep, directed
 from .pipeline import Views
@@ -130,7 +130,7 @@ def carry_items(
             [],
             asked,
             views,
-            BindContext(lambda *_: True, True),
+            BindContext(lambda *_: True, DROP),
             problems,
         )
         report.diagnostics += [d for d in problems.diagnostics if d.code not in _ACCOUNTING]
@@ -256,8 +256,6 @@ class Composition:
 
 # what every key fits, or every key of several names
 _ANYTHING = (parse("{k...}"), parse("{p...}.{k}"))
-SameBytes = Callable[[str, Tensor, Tensor], bool]
-Payload = Callable[[Tensor], bytes]
 
 
 def initial(tensors: Mapping[str, Stored], views: Views) -> dict[str, Tensor]:
@@ -275,50 +273,25 @@ def initial(tensors: Mapping[str, Stored], views: Views) -> dict[str, Tensor]:
     return out
 
 
+# binding makes hundreds of thousands of objects and no cycles
+@collector_paused()
 def compose(
     tensors: Mapping[str, Stored],
     steps: Sequence[PathStep],
-    allow: frozenset[str],
-    same_bytes: SameBytes,
+    context: BindContext,
     report: Report,
     *,
     programs: bool = False,
     prove: bool = True,
     path_state: PathState | None = None,
-    payload: Payload | None = None,
     items: Items | None = None,
 ) -> Composition:
     """Binds all steps, one after the other. Problems of a step go into the report and end the walk:
     the next has nothing to bind to.
 
     `path_state` settles the params of each step when it is reached; without it they are those
-    that the steps come with. `payload` gives the bytes of a small tensor that decide what becomes
-    of it; without it such tensors stay as they are.
+    that the steps come with.
     """
-    # binding makes hundreds of thousands of objects and no cycles
-    with collector_paused():
-        return _compose(
-            tensors,
-            steps,
-            BindContext(same_bytes, "drop" in allow, payload, allow),
-            report,
-            programs,
-            prove,
-            path_state,
-            items,
-        )
-
-
-def _compose(
-    tensors: Mapping[str, Stored],
-    steps: Sequence[PathStep],
-    context: BindContext,
-    report: Report,
-    programs: bool,
-    prove: bool,
-    path_state: PathState | None,
-    items: Items | None,
-) -> Composition:
     views = Views()
     current = initial(tensors, views)
     items = items if items is not None and items.names else None
@@ -529,7 +502,9 @@ def _kept(step: PathStep, bound: StepResult, values: Iterable[str], views: Views
 
 
 def prove_downgrade(
-    source: Mapping[str, Spec], composition: Composition, same_bytes: SameBytes
+    source: Mapping[str, Spec],
+    composition: Composition,
+    same_bytes: Callable[[str, Tensor, Tensor], bool],
 ) -> list[str]:
     """Binds the way back to what is planned; what does not return as it was, by rule and key.
     Empty: the downgrade is exact.
@@ -574,7 +549,7 @@ def prove_downgrade(
                 step.keep,
                 current,
                 views,
-                BindContext(equal, True, elsewhere=elsewhere),
+                BindContext(equal, DROP, elsewhere=elsewhere),
                 report,
                 stay=stay,
             )

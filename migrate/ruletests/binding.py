@@ -26,7 +26,7 @@ from ..core.keys import Pattern
 from ..core.spec import BITS, Spec, element_code, pack_codes, spec
 from ..core.templates import fitting, group
 from ..ops.base import Loss, ValueOp
-from ..planning.bind import BindContext, StepResult, bind
+from ..planning.bind import DROP, BindContext, StepResult, bind
 from ..planning.compose import Composition, compose, initial
 from ..planning.graph import Tensor, computations
 from ..planning.pathstate import PathState, PathStep, directed
@@ -307,7 +307,7 @@ def bind_headers(
         step = prepared.path_state().enter_step(prepared.step, given)
         rules = tuple(directed(step, report))
         if not report.has_errors():
-            bound = bind(rules, step.keep, given, views, BindContext(_met, True), report)
+            bound = bind(rules, step.keep, given, views, BindContext(_met, DROP), report)
     except MigrateError as error:
         report.diagnostics += error.diagnostics
     return rules, given, bound
@@ -502,13 +502,11 @@ def bound(
     composition = compose(
         source.index.tensors,
         steps,
-        allow,
-        same_bytes,
+        BindContext(same_bytes, allow, payload),
         report,
         programs=True,
         prove=prove,
         path_state=path_state,
-        payload=payload,
     )
     report.check()
     return composition, asked

@@ -14,6 +14,7 @@ from ..core.types import __version__
 from ..extra_state.age import States
 from ..ops.base import ValueOp
 from ..planning import optimizers
+from ..planning.bind import BindContext
 from ..planning.compose import Composition, compose
 from ..planning.graph import ComputedTensor
 from ..planning.path import MigrationPath, find_path
@@ -116,13 +117,11 @@ def compose_for(
     composition = compose(
         source.index.tensors,
         migration_path.steps,
-        request.allow,
-        same_bytes,
+        BindContext(same_bytes, request.allow, payload),
         report,
         programs=programs,
         prove=prove,
         path_state=path_state,
-        payload=payload,
         items=items_of_index(source.index) if beside else None,
     )
     report.check()

@@ -16,6 +16,7 @@ from migrate import ops
 from migrate.core.errors import MigrateError, Report
 from migrate.core.spec import encode, spec
 from migrate.core.view import Fill
+from migrate.planning.bind import BindContext
 from migrate.planning.compose import Composition, compose
 from migrate.planning.graph import ComputedTensor, ReadKey, Tensor
 from migrate.planning.pathstate import PathStep
@@ -138,7 +139,9 @@ class Engine:
         def same(key, present, made):
             return realise(present, ckpt).tobytes() == realise(made, ckpt).tobytes()
 
-        done = compose(stored, [step], frozenset(allow), same, report, programs=True, prove=prove)
+        done = compose(
+            stored, [step], BindContext(same, frozenset(allow)), report, programs=True, prove=prove
+        )
         report.check()
         out = Applied()
         for key, tensor in done.graph.outputs.items():
@@ -162,7 +165,7 @@ class Engine:
         ckpt = Checkpoint(ckpt)
         report = Report()
         stored = {k: Stored(s, 0, 0) for k, s in ckpt.specs().items()}
-        done = compose(stored, steps, frozenset(), lambda *_: True, report)
+        done = compose(stored, steps, BindContext(lambda *_: True), report)
         report.check()
         return done, {
             key: realise(tensor, ckpt).view(np.float32)

@@ -10,6 +10,7 @@ from work import steps
 
 from migrate.core.errors import Report
 from migrate.core.spec import spec
+from migrate.planning.bind import BindContext
 from migrate.planning.compose import compose
 from migrate.planning.pathstate import PathStep
 from migrate.source.blobs import Stored
@@ -54,7 +55,7 @@ def test_a_problem_of_the_first_edge_is_said_once_and_the_second_is_not_bound_to
     second = engine.rules("from: b, to: c", edge="[v2, v3]", name="two.yaml")
     report = Report()
     stored = {"z": Stored(spec("float32", (1,)), 0, 0)}
-    compose(stored, [engine.step(first), engine.step(second)], frozenset(), lambda *_: True, report)
+    compose(stored, [engine.step(first), engine.step(second)], BindContext(lambda *_: True), report)
     assert sorted(d.code for d in report.diagnostics) == ["M206", "M211"]
 
 
@@ -72,7 +73,7 @@ def test_the_collector_is_as_it_was_even_after_an_error(engine):
             engine.apply(files, {"a": iota(1)})
             step = engine.step(files)
             with pytest.raises(ZeroDivisionError):
-                compose(_Broken(), [step], frozenset(), lambda *_: True, Report())
+                compose(_Broken(), [step], BindContext(lambda *_: True), Report())
             assert gc.isenabled() is enabled
         finally:
             gc.enable()
@@ -87,7 +88,7 @@ def test_a_strided_source_is_read_with_its_strides(engine):
     report = Report()
     stored = {"a": Stored(spec("float32", (2, 3)), 0, 0, (1, 2))}
     done = compose(
-        stored, [engine.step(engine.rules("from: a, to: b"))], frozenset(), lambda *_: True, report
+        stored, [engine.step(engine.rules("from: a, to: b"))], BindContext(lambda *_: True), report
     )
     (piece,) = done.graph.outputs["b"].view.pieces
     assert sorted(zip(piece.dst_strides, piece.src_strides, strict=True)) == [(1, 2), (3, 1)]
@@ -258,7 +259,7 @@ def composing(engine, unused, layers, experts=16):
     report = Report()
 
     def go():
-        done = compose(stored, [step], frozenset(), lambda *_: True, report, prove=False)
+        done = compose(stored, [step], BindContext(lambda *_: True), report, prove=False)
         assert len(done.graph.outputs) == 2 * layers
         assert report.diagnostics == []
 

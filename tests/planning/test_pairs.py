@@ -10,6 +10,7 @@ from work import steps
 from migrate.core.errors import MigrateError, Report
 from migrate.core.spec import spec
 from migrate.planning import pairs
+from migrate.planning.bind import BindContext
 from migrate.planning.compose import compose
 from migrate.planning.graph import Tensor
 from migrate.planning.pipeline import Views
@@ -29,7 +30,9 @@ def composed(engine, files, tensors=FP8, *more, params=None, backwards=False):
     stored = {key: Stored(spec(dtype, shape), 0, 0) for key, (dtype, shape) in tensors.items()}
     report = Report()
     steps = [engine.step(f, params, backwards) for f in (files, *more)]
-    done = compose(stored, steps, frozenset({"drop", "lossy"}), lambda *_: True, report)
+    done = compose(
+        stored, steps, BindContext(lambda *_: True, frozenset({"drop", "lossy"})), report
+    )
     report.check()
     return {key: str(tensor.spec) for key, tensor in done.graph.outputs.items()}
 

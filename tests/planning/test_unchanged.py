@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from migrate.core.errors import Report
 from migrate.core.spec import spec
 from migrate.core.templates import SLOT
+from migrate.planning.bind import BindContext
 from migrate.planning.compose import compose
 from migrate.planning.unchanged import are_folded_keys, fold_keys, unfold_keys
 from migrate.source.blobs import Stored
@@ -79,7 +80,9 @@ def prove(engine, files, shapes):
     stored = {key: Stored(spec("float32", shape), 0, 0) for key, shape in shapes.items()}
     report = Report()
     steps = [engine.step([file]) for file in files]
-    done = compose(stored, steps, frozenset(("drop", "lossy")), lambda *_: True, report)
+    done = compose(
+        stored, steps, BindContext(lambda *_: True, frozenset(("drop", "lossy"))), report
+    )
     report.check()
     return done
 
