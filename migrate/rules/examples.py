@@ -187,7 +187,9 @@ class ExpectedTensor(Model):
 
 
 class RuleTest(Model):
-    """An example that must come out as written: given tensors, expected ones or their refusal."""
+    """An example that must come out as written: given tensors, expected tensors or the error that
+    refuses them.
+    """
 
     name: Text = Field(
         description="what the test shows; unique in its file", examples=["two experts, w1 above w3"]
