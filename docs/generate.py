@@ -101,7 +101,7 @@ def api() -> str:
 
 def diagnostics() -> str:
     """The page of every code, as `migrate explain` prints it."""
-    from migrate.core.diagnostics import codes, page
+    from migrate.core.errors import codes, page
 
     parts = [
         "# Diagnostics",
