@@ -12,8 +12,7 @@ import functools
 import inspect
 import json
 import re
-import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ writes them. `rulefile` and `layouts` describe what people write; editors use th
 completion."""
 
 RESULTS = """\
-What the functions above return: frozen objects with named fields. `to_json()` gives the document
+What the functions above return: read-only objects with named fields. `to_json()` gives the document
 that the command prints ([schemas](schemas.md))."""
 
 
@@ -93,9 +92,10 @@ def api() -> str:
     for name, one in classes:
         parts += [f"### {name}", _docstring(one), *_members(one)]
     parts += ["## Results", RESULTS]
-    for one in _results(f for _, f in functions):
-        if one not in dict(classes).values():
-            parts += [f"### {one.__name__}", _docstring(one), *_members(one)]
+    shown = [one for one in _results(f for _, f in functions) if one not in dict(classes).values()]
+    meanings = _meanings(shown)
+    for one in shown:
+        parts += [f"### {one.__name__}", _docstring(one), *_members(one, meanings.get(one, {}))]
     return _page(parts)
 
 
@@ -174,23 +174,21 @@ def _kind(schema: dict[str, Any]) -> str:
 
 
 def _signature(name: str, function: Any) -> str:
-    """The signature, a parameter a line where it is long; of an overloaded function all of them."""
-    overloads = typing.get_overloads(function) if hasattr(typing, "get_overloads") else []
-    shown = []
-    for one in overloads or [function]:
-        signature = inspect.signature(inspect.unwrap(one))
-        parameters = []
-        for parameter in signature.parameters.values():
-            if parameter.kind is parameter.KEYWORD_ONLY and "*" not in parameters:
-                parameters.append("*")
-            parameters.append(_parameter(parameter))
-        returned = signature.return_annotation
-        arrow = "" if returned is signature.empty else f" -> {_annotation(returned)}"
-        line = f"{name}({', '.join(parameters)}){arrow}"
-        if len(line) > 88:
-            line = f"{name}(\n    " + ",\n    ".join(parameters) + f",\n){arrow}"
-        shown.append(line)
-    return "\n\n".join(shown)
+    """The signature, a parameter a line where it is long. Overloads are for type checkers: they
+    share one docstring and one list of parameters, which is what is shown.
+    """
+    signature = inspect.signature(inspect.unwrap(function))
+    parameters = []
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in parameters:
+            parameters.append("*")
+        parameters.append(_parameter(parameter))
+    returned = signature.return_annotation
+    arrow = "" if returned is signature.empty else f" -> {_annotation(returned)}"
+    line = f"{name}({', '.join(parameters)}){arrow}"
+    if len(line) > 88:
+        line = f"{name}(\n    " + ",\n    ".join(parameters) + f",\n){arrow}"
+    return line
 
 
 def _parameter(parameter: inspect.Parameter) -> str:
@@ -229,19 +227,55 @@ def _docstring(found: Any) -> str:
     return _fences(text)
 
 
-def _members(one: type) -> Iterator[str]:
+def _meanings(reports: Iterable[type]) -> dict[type, dict[str, str]]:
+    """Of the fields of reports and of their parts: what the schemas say that they mean."""
+    from migrate import results
+    from migrate.core.document import fields_of
+
+    out: dict[type, dict[str, str]] = {}
+
+    def visit(one: type, schema: dict[str, Any], definitions: dict[str, Any]) -> None:
+        schema = schema.get("items", schema)
+        if "$ref" in schema:
+            schema = definitions[schema["$ref"].rpartition("/")[2]]
+        for name, kind in fields_of(one).items():
+            written = getattr(one, "RENAMED", {}).get(name, name.rstrip("_"))
+            said = schema.get("properties", {}).get(written, {})
+            out.setdefault(one, {}).setdefault(name, said.get("description", ""))
+            for word in re.findall(r"\w+", _annotation(kind)):
+                part = getattr(results, word, None)
+                if inspect.isclass(part) and issubclass(part, results.DocumentPart):
+                    visit(part, said, definitions)
+
+    for one in reports:
+        path = ROOT / "schemas" / f"{getattr(one, 'KIND', '')}.schema.json"
+        if path.is_file():
+            schema = json.loads(path.read_text(encoding="utf-8"))
+            visit(one, schema, schema.get("$defs", {}))
+    return out
+
+
+def _members(one: type, meanings: Mapping[str, str] = {}) -> Iterator[str]:
     """The fields and the public methods of a class."""
-    if dataclasses.is_dataclass(one):
+    from migrate.core.document import DocumentPart, fields_of
+
+    fields: Mapping[str, Any]
+    if issubclass(one, DocumentPart):
+        fields = fields_of(one)
+    elif dataclasses.is_dataclass(one):
         fields = {field.name: field.type for field in dataclasses.fields(one)}
     else:
         fields = vars(one).get("__annotations__", {})
+    said = any(meanings.values())
     rows = [
         f"| `{name}` | `{_cell(_annotation(kind))}` |"
+        + f" {_cell(meanings.get(name, ''))} |" * said
         for name, kind in fields.items()
         if not name.startswith("_") and name.islower()
     ]
     if rows:
-        yield "| field | type |\n|---|---|\n" + "\n".join(rows)
+        heads = "| field | type | |\n|---|---|---|\n" if said else "| field | type |\n|---|---|\n"
+        yield heads + "\n".join(rows)
     for name, member in vars(one).items():
         if name.startswith("_"):
             continue

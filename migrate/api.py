@@ -102,13 +102,13 @@ def inspect(
     Args:
         path: A checkpoint (a folder, a file, an index of shards), a state dict or a module.
         rules: Folders of lineages that are searched first. Default: none.
-        params: Only `te_dtype_numbering`: which release's numbers of dtypes an extra state holds.
-            Default: none.
+        params: Only `te_dtype_numbering`: which releases of Transformer Engine numbered the dtypes
+            of quantized tensors, "0.8" or "2.4". Default: none.
         allow: Permissions: "links" to follow symbolic links out of the folder, "opaque" for values
             that cannot be read. Default: none.
         expand: List every key instead of collapsing similar keys. Default: False.
         at: The dict of a nested checkpoint that rules work on, as a path such as
-            `model.state_dict`. Default: found by itself.
+            `model.state_dict`. Default: found automatically.
 
     Returns:
         An `InspectReport`.
@@ -152,10 +152,10 @@ def plan(
 
     Args:
         path: A checkpoint (a folder, a file, an index of shards), a state dict or a module.
-        to: Layouts to reach, as `LINEAGE@LAYOUT`, one or several. Default: none; `rules` then say
-            what is done.
-        from_: Layouts that the checkpoint is in. Default: none; its stamp, else its keys, shapes
-            and `config.json` say it.
+        to: Layouts to reach, as `LINEAGE@LAYOUT`, one or several. Default: none; `rules` then
+            determine what is done.
+        from_: Layouts that the checkpoint is in. Default: none; read from its stamp, else detected
+            from keys, shapes and `config.json`.
         rules: Rule files, applied as they are, or one folder of lineages that is searched first.
             Default: none.
         params: Values of the rules' params, by name. Default: none; they are read from the
@@ -166,7 +166,7 @@ def plan(
         single_file: Whether the output is one file. Default: None, like the source.
         backwards: Plan what `downgrade` would do. Default: False.
         at: The dict of a nested checkpoint that rules work on, as a path such as
-            `model.state_dict`. Default: found by itself.
+            `model.state_dict`. Default: found automatically.
         output_format: "safetensors" or "torch". Default: as the source.
 
     Returns:
@@ -248,14 +248,14 @@ def apply(
 
     Args:
         path: A checkpoint, a state dict, a module, or a saved plan (a file ending in .json), which
-            is planned again and must come out the same.
+            is planned again and must give the same digest.
         out: The new checkpoint, which must not exist: one file if the name ends in .safetensors,
             .pt, .pth, .bin or .ckpt, else a folder. Default: None, for a state dict or a module
             that is migrated in memory.
-        to: Layouts to reach, as `LINEAGE@LAYOUT`, one or several. Default: none; `rules` then say
-            what is done.
-        from_: Layouts that the checkpoint is in. Default: none; its stamp, else its keys, shapes
-            and `config.json` say it.
+        to: Layouts to reach, as `LINEAGE@LAYOUT`, one or several. Default: none; `rules` then
+            determine what is done.
+        from_: Layouts that the checkpoint is in. Default: none; read from its stamp, else detected
+            from keys, shapes and `config.json`.
         rules: Rule files, applied as they are, or one folder of lineages that is searched first.
             Default: none.
         params: Values of the rules' params, by name. Default: none; they are read from the
@@ -266,30 +266,28 @@ def apply(
         threads: Output files to write at the same time, 1 to 64. Default: 2.
         max_memory: Bytes for tensors that are computed or transposed, also as text ("4GB").
             Default: 1 GB.
-        fsync: Wait until the disk has everything; without it a power cut may lose the output.
+        fsync: Wait until everything is on disk; without it a power cut may lose the output.
             Default: True.
         resume: Continue a killed or failed run. Default: False.
-        device: Where values are computed: "cpu", "cuda", or "cuda:all" for ops too whose bits
+        device: Where values are computed: "cpu", "cuda", or "cuda:all" to include ops whose bits
             differ there. Default: "cpu".
-        progress: Called with the bytes that are done and the bytes in all. Default: nothing is
-            called.
-        inform: Called with a `StateDictReport` after a migration in memory. Default: nothing is
-            called.
+        progress: Called with the bytes done so far and the bytes in total. Default: None.
+        inform: Called with a `StateDictReport` after a migration in memory. Default: None.
         at: The dict of a nested checkpoint that rules work on, as a path such as
-            `model.state_dict`. Default: found by itself.
-        output_format: "safetensors" or "torch". Default: what the ending of the name says, else as
+            `model.state_dict`. Default: found automatically.
+        output_format: "safetensors" or "torch". Default: as the suffix of the name says, else as
             the source.
         dry_run: Return the plan and write nothing; `out` may then be left out. Default: False.
         source: A copy of the checkpoint that a saved plan was made for, to run it on. Default: the
             checkpoint itself.
 
     Returns:
-        An `ApplyReport`; with `dry_run` a `PlanReport`; without `out` the new state dict, of new
-        tensors, those tied that were tied before.
+        An `ApplyReport`; with `dry_run` a `PlanReport`; without `out` the new state dict, whose
+        tensors are new; tied tensors stay tied.
 
     Raises:
-        MigrateError: What `plan` raises, and M903 where a saved plan does not come out the same,
-            M904 where `out` exists, M909, M913, M919 or M922 where disk or memory do not suffice.
+        MigrateError: What `plan` raises, and M903 if a saved plan no longer fits, M904 if `out`
+            exists, and M909, M913, M919 or M922 if disk or memory do not suffice.
 
     Example:
         >>> report = migrate.apply("old", "new", to="hf-mixtral@v5")
@@ -325,7 +323,7 @@ def apply(
         fail(
             "M115",
             "`inform` is for a state dict that is migrated in memory",
-            help="the answer of a run into files says it all",
+            help="a run that writes files returns all of it",
         )
     copy = None if source is None else path_text("source", source)
     changed = CHANGED_SOURCE in request.allow
@@ -335,8 +333,8 @@ def apply(
             or max_shard_size is not None
         ):
             beside = (
-                f"beside it stand {option('source')}, and of what is allowed "
-                f"{option('allow', CHANGED_SOURCE)} alone"
+                f"only {option('source')} and "
+                f"{option('allow', CHANGED_SOURCE)} may be given with it"
             )
             fail(
                 "M115",
@@ -349,7 +347,7 @@ def apply(
         fail(
             "M115",
             f"{option('source')} says where a copy of a saved plan's checkpoint lies, and this is "
-            "no saved plan",
+            "not a saved plan",
         )
     return write_checkpoint(
         lambda: _opened("path", path, request, wrapped=False),
@@ -415,8 +413,8 @@ def downgrade(
             only.
         to: Layouts to go back to, as `LINEAGE@LAYOUT`. Default: none; the last run in the stamp is
             undone, or `rules` are.
-        from_: Layouts that the checkpoint is in. Default: none; its stamp, else its keys, shapes
-            and `config.json` say it.
+        from_: Layouts that the checkpoint is in. Default: none; read from its stamp, else detected
+            from keys, shapes and `config.json`.
         rules: Rule files, applied as they are, or one folder of lineages that is searched first.
             Default: none.
         params: Values of the rules' params, by name. Default: none; they are read from the
@@ -427,16 +425,15 @@ def downgrade(
         threads: Output files to write at the same time, 1 to 64. Default: 2.
         max_memory: Bytes for tensors that are computed or transposed, also as text ("4GB").
             Default: 1 GB.
-        fsync: Wait until the disk has everything; without it a power cut may lose the output.
+        fsync: Wait until everything is on disk; without it a power cut may lose the output.
             Default: True.
         resume: Continue a killed or failed run. Default: False.
-        device: Where values are computed: "cpu", "cuda", or "cuda:all" for ops too whose bits
+        device: Where values are computed: "cpu", "cuda", or "cuda:all" to include ops whose bits
             differ there. Default: "cpu".
-        progress: Called with the bytes that are done and the bytes in all. Default: nothing is
-            called.
+        progress: Called with the bytes done so far and the bytes in total. Default: None.
         at: The dict of a nested checkpoint that rules work on, as a path such as
-            `model.state_dict`. Default: found by itself.
-        output_format: "safetensors" or "torch". Default: what the ending of the name says, else as
+            `model.state_dict`. Default: found automatically.
+        output_format: "safetensors" or "torch". Default: as the suffix of the name says, else as
             the source.
         dry_run: Return the plan and write nothing. Default: False.
 
@@ -444,7 +441,7 @@ def downgrade(
         An `ApplyReport`; with `dry_run` a `PlanReport`.
 
     Raises:
-        MigrateError: What `apply` raises, and M405 where a rule cannot be undone exactly.
+        MigrateError: What `apply` raises, and M405 if a rule cannot be undone exactly.
 
     Example:
         >>> migrate.downgrade("new", "back").layouts["hf-mixtral"]
@@ -490,17 +487,17 @@ def verify(
     inform: Callable[[VerifyEstimate], None] | None = None,
     at: str | None = None,
 ) -> VerifyReport:
-    """Compute every output tensor again from the source, in another way, and compare bytes.
+    """Recompute every output tensor from the source with a second implementation; compare bytes.
 
-    Which edges were applied is read from the stamp of `out`, unless `to` or `rules` say it.
+    The applied edges are read from the stamp of `out`, unless `to` or `rules` are given.
 
     Args:
         out: The checkpoint that a run wrote.
         source: The checkpoint that it was made from.
-        to: Layouts to reach, as `LINEAGE@LAYOUT`, one or several. Default: none; `rules` then say
-            what is done.
-        from_: Layouts that the checkpoint is in. Default: none; its stamp, else its keys, shapes
-            and `config.json` say it.
+        to: Layouts to reach, as `LINEAGE@LAYOUT`, one or several. Default: none; `rules` then
+            determine what is done.
+        from_: Layouts that the checkpoint is in. Default: none; read from its stamp, else detected
+            from keys, shapes and `config.json`.
         rules: Rule files, applied as they are, or one folder of lineages that is searched first.
             Default: none.
         params: Values of the rules' params, by name. Default: none; they are read from the
@@ -510,20 +507,19 @@ def verify(
         threads: Tensors to make at the same time, 1 to 64. Default: 2.
         max_memory: Bytes that tensors and what they are made of may take, also as text ("4GB").
             Default: None: two tensors at a time within 1 GB, or the largest alone.
-        sample: The part to look at, as "5%" or 0.05: tensors, and rows of large ones. Default:
+        sample: The part to compare, as "5%" or 0.05: tensors, and rows of large ones. Default:
             None, all of it.
-        seed: What chooses the sample. Default: None, by chance; the report names it.
-        progress: Called with the bytes that are done and the bytes in all. Default: nothing is
-            called.
-        inform: Called with a `VerifyEstimate` before the work begins. Default: nothing is called.
+        seed: The seed that chooses the sample. Default: None, a random one; the report names it.
+        progress: Called with the bytes done so far and the bytes in total. Default: None.
+        inform: Called with a `VerifyEstimate` before the work begins. Default: None.
         at: The dict of a nested checkpoint that rules work on, as a path such as
-            `model.state_dict`. Default: found by itself.
+            `model.state_dict`. Default: found automatically.
 
     Returns:
         A `VerifyReport`; `not_compared` lists what was not compared.
 
     Raises:
-        MigrateError: M115 for wrong arguments or where nothing says what was applied, M919 where
+        MigrateError: M115 for wrong arguments or if nothing records what was applied, M919 if
             `max_memory` is too small, M5xx and M9xx as `plan`.
 
     Example:
@@ -538,7 +534,7 @@ def verify(
     if seed is not None and share is None:
         fail(
             "M115",
-            "a seed chooses a sample, and none is asked for",
+            "a seed chooses a sample, but no sample is requested",
             help=f"give {option('sample', '5%')} too, or leave {option('seed')} out",
         )
     request = make_request(to, from_, rules, params, allow, at=at)
@@ -576,11 +572,10 @@ def diff(
         a: A checkpoint.
         b: Another one.
         allow: Permissions, "links" and "opaque". Default: none.
-        progress: Called with the bytes that are done and the bytes in all. Default: nothing is
-            called.
+        progress: Called with the bytes done so far and the bytes in total. Default: None.
         at: The dict of a nested checkpoint that rules work on, as a path such as
-            `model.state_dict`. Default: found by itself.
-        tensors_only: Compare tensors and nothing beside them. Default: False.
+            `model.state_dict`. Default: found automatically.
+        tensors_only: Compare only tensors. Default: False.
 
     Returns:
         A `DiffReport`; `not_compared` lists what was not compared.
@@ -638,7 +633,7 @@ def history(
         rules: Folders of lineages that are searched first. Default: none.
         allow: Permissions: "links", "opaque". Default: none.
         at: The dict of a nested checkpoint that rules work on, as a path such as
-            `model.state_dict`. Default: found by itself.
+            `model.state_dict`. Default: found automatically.
 
     Returns:
         A `HistoryReport`; without a path a `LineagesReport`.
@@ -678,14 +673,14 @@ def lint(
     """Check rule files and layouts without running them.
 
     Args:
-        paths: Rule files or folders. Default: none: those in `./rules`, else those that ship with
+        paths: Rule files or folders. Default: none: those in `./rules`, else those included with
             migrate.
         select: Codes or names of the only findings to report. Default: all.
         ignore: Codes or names of findings to leave out. Default: none.
         index: A checkpoint whose headers the rules are checked against. Default: None.
         allow: Permissions to open that checkpoint: "links", "opaque". Default: none.
         at: The dict of a nested checkpoint that rules work on, as a path such as
-            `model.state_dict`. Default: found by itself.
+            `model.state_dict`. Default: found automatically.
 
     Returns:
         A `LintReport`: its `exit` is 0, 1 with findings, and 2 where a file cannot be loaded.

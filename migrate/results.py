@@ -93,7 +93,7 @@ class SideFileSize(DocumentPart):
 
 
 class NotCompared(DocumentPart):
-    """Something that a comparison did not look at."""
+    """Something that was not compared, and why."""
 
     what: str
     why: str
@@ -298,7 +298,7 @@ class FileState(DocumentPart):
 
 
 class RuleOrigin(DocumentPart):
-    """Where rules come from that do not ship with migrate."""
+    """Where rules come from that are not included with migrate."""
 
     lineage: str
     origin: str
@@ -316,7 +316,7 @@ class OutputOptions(DocumentPart):
 
 
 class PlannedRow(DocumentPart):
-    """What a rule makes of which keys. `to` and `spec` are None where nothing comes out."""
+    """What a rule makes of which keys. `to` and `spec` are None if nothing comes out."""
 
     change: str
     to: str | None
@@ -424,7 +424,7 @@ class WrittenFile(DocumentPart):
 
 
 class ApplyReport(DocumentReport):
-    """What a run published. `path` is None where there was nothing to do; sizes are in bytes."""
+    """What a run published. `path` is None if there was nothing to do; sizes are in bytes."""
 
     KIND = "published"
     path: str | None
@@ -468,7 +468,7 @@ class TensorFinding(DocumentPart):
 
 
 class VerifyReport(DocumentReport):
-    """Whether a checkpoint equals what its source gives when computed again in another way."""
+    """Whether a checkpoint equals what its source gives when recomputed independently."""
 
     KIND = "verification"
     path: str
@@ -642,8 +642,8 @@ class RuleTestReport(DocumentReport):
 
 
 class LoadReport(DocumentReport):
-    """What was loaded into a live module; `bytes_written` are, of distributed tensors, those of
-    this process.
+    """What was loaded into a live module; of distributed tensors, `bytes_written` counts the part
+    of this process.
     """
 
     KIND = "loaded"

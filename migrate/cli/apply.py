@@ -37,7 +37,7 @@ def running(command: Callable[..., Any]) -> Callable[..., Any]:
                 "--max-shard-size",
                 default=None,
                 metavar="SIZE",
-                help="Largest output file, e.g. 500MB.  [default: 5GB]",
+                help="Maximum size of an output file, e.g. 500MB.  [default: 5GB]",
             ),
             click.option(
                 "--threads",
@@ -58,12 +58,12 @@ def running(command: Callable[..., Any]) -> Callable[..., Any]:
                 type=click.Choice(NAMES),
                 default="cpu",
                 show_default=True,
-                help="Device for computed values; cuda:all: also for ops whose bits differ there.",
+                help="Device that computes values; cuda:all includes ops whose bits differ there.",
             ),
             click.option(
                 "--report",
                 metavar="FILE",
-                help="Save the errors of all tensors that were computed.",
+                help="Save the measured error of every computed tensor.",
             ),
             click.option("--resume", is_flag=True, help="Continue a killed or failed run."),
             click.option(

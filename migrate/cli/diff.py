@@ -42,10 +42,11 @@ def command(
     silent: bool,
     form: str,
 ) -> int:
-    """Compare two checkpoints: keys, specs, bytes, side files, and values that are not tensors.
+    """Compare two checkpoints: keys, specs, bytes and side files.
 
-    Exits with 1 if they differ. Differences are measured: how many elements, the first of them,
-    maximum error, SQNR. What was not compared is listed.
+    Values that are not tensors are compared too. Exits with 1 if anything differs. Differences are
+    measured: how many elements, the first of them, maximum error, SQNR. What was not compared is
+    listed.
     """
     from .. import api
 

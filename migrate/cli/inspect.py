@@ -23,7 +23,7 @@ from .options import as_json, params
     "assignments",
     multiple=True,
     metavar="NAME=VALUE",
-    help="te_dtype_numbering=0.8|2.4: what a dtype 7 means.",
+    help="te_dtype_numbering=0.8|2.4: how to read a dtype of 7.",
 )
 @click.option(
     "--allow",

@@ -72,7 +72,7 @@ def _opened(file: str, sources: Iterable[str]) -> logging.Handler:
         if place == home or place.startswith(home + os.sep):
             fail(
                 "M115",
-                f"the log cannot be kept in {printable(file, 300)}: that lies in the source",
+                f"the log cannot be kept in {printable(file, 300)}, which lies in the source",
                 help="choose a place outside the source",
             )
     try:

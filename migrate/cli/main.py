@@ -88,7 +88,7 @@ def _logging(command: click.Command) -> click.Command:
         click.Option(
             ["-v", "--verbose", "verbosity"],
             count=True,
-            help="Log decisions and timings to stderr; -vv: more.",
+            help="Log decisions and timings to stderr; -vv logs more.",
         ),
         click.Option(["--log-file", "log_file"], metavar="FILE", help="Append the log to a file."),
     ]

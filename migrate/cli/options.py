@@ -38,7 +38,7 @@ def output_format(command: F) -> F:
 def quiet(command: F) -> F:
     """`-q`."""
     option: Callable[[F], F] = click.option(
-        "-q", "--quiet", "silent", is_flag=True, help="No progress and no hints."
+        "-q", "--quiet", "silent", is_flag=True, help="Suppress progress and hints."
     )
     return option(command)
 
@@ -73,8 +73,8 @@ def question(command: F) -> F:
                 "assignments",
                 multiple=True,
                 metavar="NAME=VALUE",
-                help="Value of a parameter; a list takes patterns, and @FILE with one entry per "
-                "line. Repeatable.",
+                help="Value of a parameter. A list may hold patterns, or be @FILE with one entry "
+                "per line. Repeatable.",
             ),
             click.option(
                 "--at",

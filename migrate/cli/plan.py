@@ -23,7 +23,7 @@ from .options import as_json, output_format, params, question
     default="5GB",
     show_default=True,
     metavar="SIZE",
-    help="Largest output file, e.g. 500MB.",
+    help="Maximum size of an output file, e.g. 500MB.",
 )
 @click.option(
     "--single-file/--folder",

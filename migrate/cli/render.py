@@ -163,7 +163,7 @@ def capped(lines: Sequence[str]) -> list[str]:
     return (
         list(lines)
         if more <= 0
-        else [*lines[:MOST_LISTED], f"… and {more:,} more (--format json has them all)"]
+        else [*lines[:MOST_LISTED], f"… and {more:,} more (--format json lists them all)"]
     )
 
 
@@ -320,7 +320,7 @@ def _beside_tensors(doc: Mapping[str, Any]) -> list[str]:
 
 def _standing(layouts: Mapping[str, str]) -> str:
     where = " and ".join(f"{lineage}@{layout}" for lineage, layout in layouts.items())
-    return f"nothing to do: the checkpoint is in {where} already" if where else "nothing to do"
+    return f"nothing to do: the checkpoint is already in {where}" if where else "nothing to do"
 
 
 @_answer
@@ -492,7 +492,10 @@ def _errors(report: Mapping[str, Any] | None) -> list[str]:
     return (
         out
         if report["complete"]
-        else [*out, "values: of what this run wrote; what was taken over is not in these figures"]
+        else [
+            *out,
+            "values: of what this run computed; tensors of an earlier run are not included",
+        ]
     )
 
 
@@ -519,8 +522,8 @@ def difference(doc: Mapping[str, Any]) -> str:
     parts = {
         "only in A": "only_a",
         "only in B": "only_b",
-        "of another spec": "specs",
-        "of other bytes": "bytes_differ",
+        "with another spec": "specs",
+        "with other bytes": "bytes_differ",
         "side files": "side_files",
         "other": "others",
     }
@@ -610,7 +613,7 @@ def verification(doc: Mapping[str, Any]) -> str:
         what = f"{looked}, of {what}, chosen by --sample {part['share']:.6g} --seed {part['seed']},"
     if doc["equal"]:
         how = (
-            f"every byte equal but for {plural(len(doc['near']), 'tensor')}"
+            f"every byte equal except in {plural(len(doc['near']), 'tensor')}"
             if doc["near"]
             else "every byte equal"
         )
@@ -619,11 +622,11 @@ def verification(doc: Mapping[str, Any]) -> str:
             [f"{verb}: {what} recomputed from {doc['source']} on the eager path, {how}", *notes]
         )
     lines = capped([f"differs: {printable(d['key'])}: {d['what']}" for d in doc["differences"]])
-    looked = "" if part is None else f" in {what} which is what was looked at"
+    looked = "" if part is None else f" in {what} which were compared"
     return "\n".join(
         [
             (
-                f"not what {doc['source']} gives: "
+                f"differs from what {doc['source']} gives: "
                 f"{plural(len(doc['differences']), 'difference')}{looked}"
             ),
             *lines,
@@ -669,7 +672,7 @@ def history(doc: Mapping[str, Any]) -> str:
             forms = capped(
                 [printable(kept if isinstance(kept, str) else kept[0]) for kept in entry["kept"]]
             )
-            out += [f"    stays in a downgrade: {form}" for form in forms]
+            out += [f"    stays on a downgrade: {form}" for form in forms]
     return "\n".join([*out, *(f"note: {note}" for note in doc["notes"])])
 
 

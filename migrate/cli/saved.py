@@ -23,17 +23,17 @@ def check(output: str, kind: str, source: str, files: Sequence[str] = ()) -> Non
     if place == home or home in place.parents or place in beside:
         fail(
             "M115",
-            f"the {kind} cannot be saved as {shown}: that lies in the source",
+            f"the {kind} cannot be saved as {shown}, which lies in the source",
             help="choose a place outside the source",
         )
     if place.is_file() and not _holds(place, kind):
         fail(
             "M115",
-            f"the {kind} cannot be saved as {shown}: that file is there and is no {kind}",
+            f"the {kind} cannot be saved as {shown}: that file exists and is not a {kind}",
             help="choose another place",
         )
     if place.is_dir() or not place.parent.is_dir():
-        what = "it is a folder" if place.is_dir() else "there is no such folder"
+        what = "it is a folder" if place.is_dir() else "the folder does not exist"
         fail("M115", f"cannot write the {kind} to {shown}: {what}", help="choose another place")
 
 

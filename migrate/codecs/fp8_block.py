@@ -505,7 +505,7 @@ def _fitting(shape: tuple[int, ...], grid: tuple[int, ...]) -> str:
         found = [_side(n, g) for n, g in zip(shape[-2:], grid[-2:], strict=True)]
         if None not in found:
             return (
-                f"`block: {found}` would fit, as others may; the true one stands in the "
+                f"`block: {found}` would fit, and so may others; the true one is in the "
                 "checkpoint's quantization config"
             )
     return (

@@ -116,7 +116,7 @@ class Result(DocumentPart):
 
     def _read(self, how: str, instead: str) -> dict[str, Any]:
         warnings.warn(
-            f"{type(self).__name__}{how} goes with the next release: use `{instead}`",
+            f"{type(self).__name__}{how} is removed in the next release: use `{instead}`",
             DeprecationWarning,
             stacklevel=3,
         )

@@ -166,10 +166,12 @@ def place(file: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """One finding. `message` is lower case without a final period and names the culprit; `help`
-    names the way out.
+    """One problem or finding.
 
-    `permit` is the word of `allow` that would let it pass, "" where nothing would.
+    `code` is its code, such as M211, and `severity` "error" or "warning". `message` says what is
+    wrong, in lower case without a final period; `help` says how to fix it. `spans` are the places
+    in rule files, `notes` further facts. `permit` is the word of `allow` that would permit it, or
+    "" if none would.
     """
 
     code: str
@@ -194,6 +196,7 @@ class Diagnostic:
 
     @property
     def exit_status(self) -> int:
+        """The exit status of a command that fails with it."""
         return page(self.code).exit
 
     def to_json(self) -> dict[str, Any]:
@@ -349,8 +352,10 @@ def listed(things: list[str], limit: int = 20) -> str:
 
 
 class MigrateError(Exception):
-    """One or more diagnostics; `str()` is their full rendering. `permits` are the words of `allow`
-    that would let some of them pass.
+    """What every function raises: one or more diagnostics.
+
+    `str()` renders them in full. `diagnostics` has them as objects, `exit_code` is the exit status
+    of the command line, and `permits` are the words of `allow` that would permit some of them.
     """
 
     exit_code = 70
@@ -559,8 +564,8 @@ def ran_out(error: BaseException, doing: str, *, partial: Path | None = None) ->
         trace = trace.tb_next
     found = Diagnostic(
         "M922",
-        f"there was no memory to {doing}" + (f": {said}" if said else ""),
-        help=f"let the process have more (`ulimit -v`), or give less to {option('max_memory')}",
+        f"not enough memory to {doing}" + (f": {said}" if said else ""),
+        help=f"give the process more memory (`ulimit -v`), or lower {option('max_memory')}",
     )
     raise_all([found if partial is None else with_partial_folder(found, partial)])
 
@@ -573,8 +578,7 @@ def with_partial_folder(found: Diagnostic, partial: Path) -> Diagnostic:
     again = found.help
     if again is None or resume not in again:
         again = (
-            f"{f'{again}; then ' if again else ''}run the same again with {resume}, or remove "
-            "that folder"
+            f"{f'{again}; then ' if again else ''}run it again with {resume}, or remove that folder"
         )
     return replace(
         found, notes=(*found.notes, f"what was written so far is kept in {where}"), help=again

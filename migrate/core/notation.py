@@ -83,11 +83,12 @@ class Expr:
                     raise PatternError("M111", f"division by zero in `{self.text}`", start, end)
                 if op == "//" and left % right:
                     hint = (
-                        "where rounding is meant, take the rest off first: `($n - $n % $k) // $k`"
+                        "if rounding is intended, subtract the remainder first: "
+                        "`($n - $n % $k) // $k`"
                     )
                     raise PatternError(
                         "M111",
-                        f"{left} does not divide by {right} in `{self.text}`",
+                        f"{left} is not divisible by {right} in `{self.text}`",
                         start,
                         end,
                         help=hint,
@@ -126,7 +127,7 @@ def parse_index(text: str) -> tuple[str, int, Expr | int]:
         found = "no capture" if not captures else f"several captures ({', '.join(captures)})"
         raise PatternError(
             "M111",
-            f"`{text}` holds {found}",
+            f"`{text}` contains {found}",
             0,
             len(text),
             help="an index expression is a*n + b with one capture n",
@@ -399,7 +400,7 @@ def _declare(
             if piece.type.kind == "flat":
                 _refuse(
                     piece,
-                    f"`{{{name}}}` is known with its dots removed only",
+                    f"`{{{name}}}` is known only with its dots removed",
                     help=f"write {{{name}...}} in one of the patterns",
                 )
             known[name] = piece.type
@@ -491,7 +492,7 @@ def _name(piece: PatternPiece, name: str) -> str:
         _refuse(
             piece,
             f"`{name}` is not a name",
-            help="names are ASCII letters, digits and _, and begin with no digit",
+            help="names consist of ASCII letters, digits and _, and do not begin with a digit",
         )
     return name
 

@@ -67,13 +67,14 @@ Number: TypeAlias = "float | int | bool | complex"
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """dtype (torch's name) and shape of one tensor."""
+    """The dtype, by torch's name, and the shape of one tensor."""
 
     dtype: str
     shape: tuple[int, ...]
 
     @property
     def numel(self) -> int:
+        """The number of elements."""
         return prod(self.shape)
 
     @property
@@ -141,7 +142,7 @@ def encode(dtype: str, value: float) -> bytes:
         for code in range(255):
             if 2.0 ** (code - 127) == value:
                 return bytes([code])
-        raise ValueError(f"{dtype} holds powers of two only, not {value}")
+        raise ValueError(f"{dtype} holds only powers of two, not {value}")
     code = _minifloat_code(dtype, float(value))
     if elements == 1:
         return code.to_bytes(size, "little")

@@ -33,8 +33,8 @@ __all__ = ["FORMATS", "Format", "get", "open", "parse_size"]
 # files of torch.distributed.checkpoint, and what Megatron puts beside them
 _DATA, _COMMON = ".distcp", "common.pt"
 _ONE_FILE = (
-    "where you trust it: `python -m torch.distributed.checkpoint.format_utils "
-    "dcp_to_torch FOLDER FILE.pt` unpickles it, and makes one file"
+    "if you trust it: `python -m torch.distributed.checkpoint.format_utils "
+    "dcp_to_torch FOLDER FILE.pt` unpickles it and writes one file"
 )
 _LEGACY = (
     "Megatron-LM writes the format that can be read: its arguments ckpt_convert_format "
@@ -156,10 +156,10 @@ def _unknown(place: Place) -> NoReturn:
     ]
     if place.file is not None:
         notes = (f"it starts with {ascii(place.head())[1:]}", *broken)
-        fail("M917", f"{where}: no known format of checkpoint", notes=notes)
+        fail("M917", f"{where}: not a checkpoint in a known format", notes=notes)
     held = f"it holds {listed(list(place.names), 8)}" if place.names else "it is empty"
     notes = (held, *broken)
-    fail("M917", f"{where}: no checkpoint is in this folder", notes=notes, help=_hint(place))
+    fail("M917", f"{where}: this folder contains no checkpoint", notes=notes, help=_hint(place))
 
 
 def _hint(place: Place) -> str | None:

@@ -17,7 +17,7 @@ _UNPACK = "unpack it first"
 _SAVE = "load it where it was made, and save the state_dict with torch.save"
 _OTHER = {
     "tar": ("a tar archive: what torch.save wrote in 2016, or a packed folder",
-    "unpack a packed folder; save what is of 2016 again"),
+    "unpack it if it is a packed folder; save it again if it is a file of 2016"),
     "gzip": ("compressed with gzip", _UNPACK),
     "bzip2": ("compressed with bzip2", _UNPACK),
     "xz": ("compressed with xz", _UNPACK),
@@ -33,7 +33,7 @@ _OTHER = {
     "fetch the file itself with `git lfs pull`"),
     "html": ("a web page", "the download failed: fetch the file again"),
     "empty": ("empty", "fetch the file again"),
-    "unknown": ("no file of torch.save", "check that the path is the one you meant"),
+    "unknown": ("not a file of torch.save", "check that the path is the one you meant"),
 }  # fmt: skip
 _HEADS = (
     (b"\x1f\x8b", "gzip"),

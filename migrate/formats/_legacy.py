@@ -72,7 +72,7 @@ def read_legacy(
         if key in records or key not in described:
             _bad(
                 f"{label}: storage {printable(key)} is "
-                f"{'there twice' if key in records else 'used by nothing'}"
+                f"{'there twice' if key in records else 'not used by any tensor'}"
             )
         count, itemsize = described[key]
         nbytes = count * itemsize

@@ -203,7 +203,7 @@ def indexed(
     for group in same_when_folded(names):
         fail(
             "M915",
-            f"{label}: names that differ in case only are one file on some systems: "
+            f"{label}: names that differ only in case are one file on some systems: "
             f"{listed(group)}",
         )
     present, named, sets = frozenset(beside), frozenset(names), shard_sets(names)
@@ -219,7 +219,7 @@ def indexed(
         fail(
             "M915",
             f"{label}: does not name {listed(doubtful)} beside it",
-            help=f"{WHICH_HELP}, or move what does not belong here away",
+            help=f"{WHICH_HELP}, or move away what does not belong here",
         )
     if absent := [n for n in names if n not in present]:
         fail(

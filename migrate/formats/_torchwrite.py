@@ -67,7 +67,7 @@ def describe(
         if len(parts) > 1 and not folder:
             fail(
                 "M916",
-                f"one file cannot hold what {len(parts)} ranks have each",
+                f"one file cannot hold what each of {len(parts)} ranks has",
                 help="write a folder: an output whose name has no suffix",
             )
         every = {**specs, **tree.passed_through}

@@ -52,8 +52,7 @@ class MemoryBlob:
         if end > self.size or (self._storage is not None and self._storage.nbytes() < self.size):
             fail(
                 "M905",
-                f"{self.name}: the storage is no longer the {self.size} bytes that it was, {end} "
-                "are needed",
+                f"{self.name}: the storage no longer has its {self.size} bytes, {end} are needed",
             )
         if self._storage is not None:
             import torch
@@ -195,11 +194,13 @@ def open(  # noqa: A001 - memory.open reads well
     if unnamed:
         report.add(
             "M916",
-            f"a state dict is named by text, not by {listed(unnamed)}",
-            help="make strings of these keys first",
+            f"the keys of a state dict are text, not {listed(unnamed)}",
+            help="turn these keys into strings first",
         )
     for why, keys in unfit.items():
-        report.add("M916", f"{why}: {listed(keys)}", help="make plain dense tensors of them first")
+        report.add(
+            "M916", f"{why}: {listed(keys)}", help="turn them into plain dense tensors first"
+        )
     report.check()
     files = tuple(SideFile(path, len(content)) for path, content in (sides or {}).items())
     index = Index(
@@ -247,7 +248,7 @@ def _object(key: str, value: Any, blobs: list[Blob]) -> Stored | str:
     name = str(value.dtype).removeprefix("torch.")
     dtype = ALIASES.get(name, name)
     if dtype not in BITS or name == _PACKED:
-        return f"{printable(name)} is not a dtype of checkpoints"
+        return f"{printable(name)} is not a dtype that checkpoints have"
     found = spec(dtype, tuple(value.shape))
     blobs.append(ObjectBlob(key, value, found.nbytes))
     return Stored(found, len(blobs) - 1, 0)
@@ -279,7 +280,7 @@ def _torch_tensor(key: str, value: Any, blobs: list[Blob], numbers: dict[Any, in
     name = str(value.dtype).removeprefix("torch.")
     dtype, shape, strides = ALIASES.get(name, name), tuple(value.shape), tuple(value.stride())
     if dtype not in BITS:
-        return f"{printable(name)} is not a dtype of checkpoints"
+        return f"{printable(name)} is not a dtype that checkpoints have"
     offset = value.storage_offset() * value.itemsize
     if name == _PACKED:
         if not shape or (strides[-1] != 1 and shape[-1] > 1):
@@ -306,7 +307,7 @@ def _numpy_array(key: str, value: Any, blobs: list[Blob], numbers: dict[Any, int
     dtype = value.dtype.name
     if dtype not in BITS or (unpacked := value.dtype.itemsize * 8 != BITS[dtype]):
         how = " stored one to a byte" if dtype in BITS and unpacked else ""
-        return f"{printable(str(value.dtype))}{how} is not a dtype of checkpoints"
+        return f"{printable(str(value.dtype))}{how} is not a dtype that checkpoints have"
     owner = value
     while isinstance(owner.base, np.ndarray):
         owner = owner.base

@@ -244,8 +244,8 @@ def _files_of(names: Sequence[str], label: str) -> list[str]:
     if len(sets) != 1 or sets[0].beyond or any(not shard_sets([n]) for n in names):
         fail(
             "M915",
-            f"{label}: {len(names)} safetensors files and no index: what belongs together? "
-            f"{listed(names)}",
+            f"{label}: {len(names)} safetensors files and no index, so it is unclear "
+            f"what belongs together: {listed(names)}",
             help="pass one file, or write an index",
         )
     if sets[0].absent:
@@ -319,7 +319,7 @@ def _check_index(
         if where:
             report.add(
                 "M915",
-                f"{label}: {name} does not hold keys that the index seeks there: {listed(where)}",
+                f"{label}: {name} does not hold keys that the index places there: {listed(where)}",
             )
         if more:
             report.add(
@@ -376,7 +376,7 @@ def describe(
         if len(parts) > 1 and not folder:
             fail(
                 "M916",
-                f"one file cannot hold what {len(parts)} ranks have each",
+                f"one file cannot hold what each of {len(parts)} ranks has",
                 help="write a folder: an output whose name has no suffix",
             )
         if len(parts) > 1 or (ranks is not None and folder):

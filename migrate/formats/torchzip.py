@@ -261,8 +261,8 @@ def _unit(
     if len(weights) != 1 and (len(sets) != 1 or any(not shard_sets([n]) for n in weights)):
         fail(
             "M915",
-            f"{label}: {len(weights)} files of torch.save and no index: what belongs together? "
-            f"{listed(weights)}",
+            f"{label}: {len(weights)} files of torch.save and no index, so it is "
+            f"unclear what belongs together: {listed(weights)}",
             help=WHICH_HELP,
         )
     if sets and sets[0].absent:
@@ -284,8 +284,8 @@ def _check_unit(folder: Folder, unit: Unit, parts: list[TorchFile]) -> None:
         if len(parts) > 1 and not _is_shard(held):
             report.add(
                 "M915",
-                f"{folder.label(name)}: one of {len(parts)} files, and holds more than tensors by "
-                "name",
+                f"{folder.label(name)}: one of {len(parts)} files, and it holds more than tensors "
+                "by name",
             )
     first: dict[Any, str] = {}
     twice: list[str] = []
@@ -522,7 +522,7 @@ def read_file(blob: FileBlob, number: int, label: str, at: str | None) -> TorchF
     unsummed = sum(record.crc is None and record.size > 0 for record in raw.places.values())
     if unsummed:
         notes.append(
-            f"{label}: {unsummed} of {len(raw.places)} storages without a checksum; a damaged one "
+            f"{label}: {unsummed} of {len(raw.places)} storages have no checksum; damage to them "
             "would not be noticed"
         )
     return TorchFile(
@@ -713,7 +713,8 @@ def _table(
         twice = sorted(key for key, count in counts.items() if count > 1)
         fail(
             "M956",
-            f"{label}: a tensor is called like a part of an object beside it: {listed(twice, 4)}",
+            f"{label}: a tensor has the same name as a part of an object beside it: "
+            f"{listed(twice, 4)}",
         )
     return tensors, {id(record): key for key, record in held}
 

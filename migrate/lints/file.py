@@ -74,7 +74,7 @@ def _place(fileset: FileSet, file: CompiledFile) -> Iterator[Diagnostic]:
             "M604",
             f"the id `{model.id}` is not that of the file's place, `{wanted}`",
             file.loaded.span("id"),
-            "rename the file, or the id if no checkpoint was migrated with it yet",
+            "rename the file, or change the id if no checkpoint has been migrated with it yet",
         )
 
 
@@ -84,10 +84,10 @@ def _title(document: yaml.Document, title: str) -> Iterator[Diagnostic]:
     if title.endswith("."):
         wrong.append("ends with a period")
     if title[:1].islower() and words[0].isalpha():
-        wrong.append("begins with a small letter")
+        wrong.append("begins with a lower-case letter")
     shouting = [w for w in words[1:] if len(w) > 3 and w.istitle()]
     if len(words) > 3 and len(shouting) == len([w for w in words[1:] if len(w) > 3]) > 1:
-        wrong.append("has capitals like a headline")
+        wrong.append("is capitalised like a headline")
     if wrong:
         yield finding(
             "M605",

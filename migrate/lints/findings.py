@@ -185,7 +185,7 @@ def _read_suppressions(
                 hint = "write `# migrate: allow M620 because …` once for each reason"
                 wrong.append(
                     finding(
-                        "M602", "a suppression has one reason, the second is not read", span, hint
+                        "M602", "a suppression has one reason; the second is not read", span, hint
                     )
                 )
             for code in _CODE.findall(form["codes"]):
@@ -237,6 +237,6 @@ def _apply_suppressions(
     for number, a in enumerate(allowed):
         if number not in used and a.code in looked_for:
             left.append(
-                finding("M603", f"nothing here is {a.code} any more", a.span, "remove the comment")
+                finding("M603", f"{a.code} no longer occurs here", a.span, "remove the comment")
             )
     return left, taken

@@ -37,7 +37,7 @@ def find_problems(fileset: FileSet) -> Iterator[Diagnostic]:
                 "M640",
                 f"nothing identifies a checkpoint in layout `{layout.name}`",
                 span,
-                "write `detect:`, or a `note` why it has no signs",
+                "write `detect:`, or a `note` that says why it has no signs",
             )
         if layout.status == "deprecated" and not layout.message:
             yield finding(
@@ -138,7 +138,7 @@ def _reach(lineage: Lineage, document: Document) -> Iterator[Diagnostic]:
             span = document.key_span(("layouts", other))
             yield finding(
                 "M643",
-                f"no way leads from layout `{one}` to the next one, `{other}`",
+                f"no path leads from layout `{one}` to the next one, `{other}`",
                 span,
                 f"write a rule file with `edge: [{one}, {other}]`",
             )
@@ -172,7 +172,7 @@ def _unmade(fileset: FileSet, lineage: Lineage, document: Document) -> Iterator[
                 if all(apart(wanted, p) for p in patterns):
                     verb = "reads" if side == "from" else "makes"
                     what = (
-                        f"layout `{end}` shows itself by `{sign}`, and nothing on edge "
+                        f"layout `{end}` is recognised by `{sign}`, and no rule on edge "
                         f"{ends[0]} -> {ends[1]} {verb} or keeps such a key"
                     )
                     path = ("layouts", end, "detect", "present")

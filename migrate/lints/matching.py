@@ -193,7 +193,8 @@ def _not_compared(codes: Sequence[str], edge: str, file: CompiledFile) -> Iterat
             f"after {MOST_PAIRS:,} pairs or {MOST_FOUND} "
             "problems",
             file.span(file.rules[0]),
-            "fix what is named, or write fewer rules with wider patterns, and look again",
+            "fix the reported problems, or write fewer rules with broader patterns, and run lint "
+            "again",
         )
 
 
@@ -219,8 +220,7 @@ def _keeps(file: CompiledFile) -> Iterator[Diagnostic]:
     for who, span in found:
         yield finding(
             "M612",
-            f"{who} everything: a key that the rules should have taken stays as it is, without a "
-            "word",
+            f"{who} everything: a key that the rules should have taken silently stays as it is",
             span,
             "name the keys that stay, or say in a comment why they cannot be named",
         )
@@ -268,8 +268,7 @@ def _foreign_signs(fileset: FileSet) -> Iterator[Diagnostic]:
 def _letters(pattern: Pattern, span: Span) -> Iterator[Diagnostic]:
     if letters := foreign(pattern):
         what = (
-            f"`{printable(pattern.text)}` takes {' and '.join(f'`{c}`' for c in letters)} as "
-            "it stands"
+            f"`{printable(pattern.text)}` takes {' and '.join(f'`{c}`' for c in letters)} literally"
         )
         yield finding("M625", what, span, FOREIGN)
 
@@ -384,7 +383,7 @@ def _shadowed(reads: Sequence[_Side], near: _Near) -> Iterator[Diagnostic]:
                 "M614",
                 f"rule `{read.rule.rule.name}` never takes a key: narrower rules take all of them",
                 read.file.span(read.rule),
-                "remove it, or make its pattern wider",
+                "remove it, or make its pattern broader",
                 notes=(f"the narrower ones: {names}",),
             )
 
@@ -657,8 +656,8 @@ def _prefix(file: CompiledFile) -> Iterator[Diagnostic]:
                 and not any(isinstance(part, PathHead) for part in pattern.parts)
             ):
                 what = (
-                    f"rule `{rule.rule.name}` finds its keys at the top only, and others of "
-                    "the file at any depth"
+                    f"rule `{rule.rule.name}` finds its keys only at the top level, and "
+                    "others of the file at any depth"
                 )
                 yield finding(
                     "M650",

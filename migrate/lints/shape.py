@@ -669,10 +669,10 @@ def _step(
         return
     if doubt is not None:
         what = (
-            f"rule `{rule.rule.name}`: whether a near mistake of {step.name} would be noticed "
-            f"is not known, so much does `{doubt}` state"
+            f"rule `{rule.rule.name}`: `{doubt}` states so much that it is not known whether a "
+            f"near mistake of {step.name} would be noticed"
         )
-        notes = (f"of more than {MOST_ELEMENTS:,} elements only some are compared",)
+        notes = (f"of more than {MOST_ELEMENTS:,} elements, only some are compared",)
         yield finding("M623", what, span, "smaller tensors show the same", notes=notes)
 
 

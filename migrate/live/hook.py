@@ -83,24 +83,24 @@ def attach(
     """Let `model.load_state_dict` take state dicts of other layouts, migrated on the way in.
 
     A dict whose keys and shapes fit the module, all or a part of them, passes untouched; so a
-    layout that differs by neither is migrated by `migrate_state_dict` only. A dict whose layout is
-    recognised but cannot be migrated is refused with diagnostics in the error that
-    `load_state_dict` raises, and nothing of the module is changed; with any other, torch decides.
+    layout that differs in neither can only be migrated by `migrate_state_dict`. A dict whose layout
+    is recognised but cannot be migrated is refused with diagnostics in the error that
+    `load_state_dict` raises, and nothing in the module is changed; any other dict is left to torch.
     Values are made as torch copies them, one at a time; `assign=True` needs all at once. The
     caller's dict and its tensors are never changed. Versions in its `_metadata` count for modules
-    that keep their names; torch itself notes `assign=True` there, and goes by that when the same
-    dict is loaded again.
+    that keep their names; torch itself records `assign=True` there, and uses it when the same dict
+    is loaded again.
 
-    A model that is loaded as a part of a larger one is checked when torch comes to it: what stands
-    before it is written by then. Modules that override `_load_from_state_dict`, and those with
-    hooks of others, judge for themselves which names they take.
+    A model that is part of a larger one is checked when torch reaches it; what comes before it is
+    written by then. Modules that override `_load_from_state_dict` or have other hooks decide for
+    themselves which names they accept.
 
     Args:
         model: The module.
-        to: Layouts to reach, as `LINEAGE@LAYOUT`, one or several. Default: none; `rules` then say
-            what is done.
-        from_: Layouts that the checkpoint is in. Default: none; its stamp, else its keys, shapes
-            and `config.json` say it.
+        to: Layouts to reach, as `LINEAGE@LAYOUT`, one or several. Default: none; `rules` then
+            determine what is done.
+        from_: Layouts that the checkpoint is in. Default: none; read from its stamp, else detected
+            from keys, shapes and `config.json`.
         rules: Rule files, applied as they are, or one folder of lineages that is searched first.
             Default: none.
         params: Values of the rules' params, by name. Default: none; they are read from the
@@ -110,12 +110,11 @@ def attach(
         device: Where values are computed, a torch device or its name. Default: "cpu".
         max_memory: Bytes for tensors that are computed or transposed, also as text ("4GB").
             Default: 1 GB.
-        inform: Called with a `StateDictReport` after each migrated load. Default: nothing is
-            called.
+        inform: Called with a `StateDictReport` after each migrated load. Default: None.
 
     Returns:
-        A `Handle`, whose `remove()` takes the hook off. To attach the same request again changes
-        the other arguments and adds no second hook.
+        A `Handle`, whose `remove()` removes the hook. Attaching the same request again updates the
+        other arguments and adds no second hook.
 
     Raises:
         MigrateError: M115 for wrong arguments and for another request on the same module, M5xx and
@@ -135,7 +134,7 @@ def attach(
     import torch
 
     if not isinstance(model, torch.nn.Module):
-        fail("M115", f"`model` is a torch.nn.Module, not {printable(repr(model))}")
+        fail("M115", f"`model` must be a torch.nn.Module, not {printable(repr(model))}")
     request = make_request(to, from_, rules, params, allow, backwards=None)
     _require_sound(request)
     settings = _Settings(resolve_device(device)[1], memory_of(max_memory), inform)
@@ -143,9 +142,7 @@ def attach(
         if hook.request != request:
             goals = listed([*hook.request.to, *hook.request.rules])
             help = "name all layouts in one call, or remove it first"  # noqa: A001 - the argument's name
-            fail(
-                "M115", f"a hook is attached to the module already, and leads to {goals}", help=help
-            )
+            fail("M115", f"the module already has a hook, which leads to {goals}", help=help)
         hook.settings = settings
         return Handle(model, hook)
     hook = _Hook(request, settings)
@@ -574,8 +571,10 @@ def _other_kinds(
             wrong.append(f"{printable(name)}: {_kind(one)}, the module's is {_kind(other)}")
     if not wrong:
         return None
-    what = f"other tensors than the module's under {plural(len(wrong), 'name')}"
-    return Diagnostic("M960", what, notes=tuple(wrong[:8]), help="make dense tensors of them first")
+    what = f"tensors of another kind than the module's under {plural(len(wrong), 'name')}"
+    return Diagnostic(
+        "M960", what, notes=tuple(wrong[:8]), help="turn them into dense tensors first"
+    )
 
 
 def _kind(found: tuple[Any, ...]) -> str:

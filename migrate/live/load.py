@@ -81,18 +81,18 @@ def load(
 ) -> LoadReport:
     """Stream a checkpoint, or a state dict, into a live module, migrated on the way.
 
-    Whichever way leads to the layout `to` is taken; without `to` and `rules` the checkpoint is
+    The checkpoint is migrated in whichever direction leads to `to`; without `to` and `rules` it is
     loaded as it is. Parameters keep their dtype: what holds every value is cast, what rounds needs
-    `allow="lossy"`. A `config` of the module stands in for the `config.json` of a checkpoint that
-    has none. Problems are raised before anything changes.
+    `allow="lossy"`. If the checkpoint has no `config.json`, the module's `config` is used. Problems
+    are raised before anything changes.
 
     Args:
         model: The module that is filled.
         path: A checkpoint, or a state dict.
-        to: Layouts to reach, as `LINEAGE@LAYOUT`, one or several. Default: none; `rules` then say
-            what is done.
-        from_: Layouts that the checkpoint is in. Default: none; its stamp, else its keys, shapes
-            and `config.json` say it.
+        to: Layouts to reach, as `LINEAGE@LAYOUT`, one or several. Default: none; `rules` then
+            determine what is done.
+        from_: Layouts that the checkpoint is in. Default: none; read from its stamp, else detected
+            from keys, shapes and `config.json`.
         rules: Rule files, applied as they are, or one folder of lineages that is searched first.
             Default: none.
         params: Values of the rules' params, by name. Default: none; they are read from the
@@ -100,21 +100,21 @@ def load(
         allow: Permissions, such as "lossy" or "drop". Default: none, so that whatever would lose
             something is refused.
         at: The dict of a nested checkpoint that rules work on, as a path such as
-            `model.state_dict`. Default: found by itself.
+            `model.state_dict`. Default: found automatically.
         strict: Refuse names without a partner; False lists them in the report. Default: True.
-        device: Where tensors of the meta device are made. Default: None, where the others are.
+        device: The device for tensors that are on the meta device. Default: None, that of the other
+            tensors.
         max_memory: Bytes for tensors that are computed or transposed, also as text ("4GB").
             Default: 1 GB.
         threads: Tensors to read at the same time, 1 to 64. Default: 2.
-        progress: Called with the bytes that are done and the bytes in all. Default: nothing is
-            called.
+        progress: Called with the bytes done so far and the bytes in total. Default: None.
 
     Returns:
         A `LoadReport`.
 
     Raises:
-        MigrateError: What `plan` raises, M960, M961 and M963 where module and checkpoint do not
-            fit, and M965 if it stops in the middle, with what was written.
+        MigrateError: What `plan` raises, M960, M961 and M963 if module and checkpoint do not fit,
+            and M965, which lists what was written, if it stops in the middle.
 
     Example:
         >>> class Model(torch.nn.Module):
@@ -162,10 +162,10 @@ def convert_module(
     Args:
         old: The module that is read.
         new: The module that is filled.
-        to: Layouts to reach, as `LINEAGE@LAYOUT`, one or several. Default: none; `rules` then say
-            what is done.
-        from_: Layouts that the checkpoint is in. Default: none; its stamp, else its keys, shapes
-            and `config.json` say it.
+        to: Layouts to reach, as `LINEAGE@LAYOUT`, one or several. Default: none; `rules` then
+            determine what is done.
+        from_: Layouts that the checkpoint is in. Default: none; read from its stamp, else detected
+            from keys, shapes and `config.json`.
         rules: Rule files, applied as they are, or one folder of lineages that is searched first.
             Default: none.
         params: Values of the rules' params, by name. Default: none; they are read from the
@@ -173,12 +173,12 @@ def convert_module(
         allow: Permissions, such as "lossy" or "drop". Default: none, so that whatever would lose
             something is refused.
         strict: Refuse names without a partner; False lists them in the report. Default: True.
-        device: Where tensors of the meta device are made. Default: None, where the others are.
+        device: The device for tensors that are on the meta device. Default: None, that of the other
+            tensors.
         max_memory: Bytes for tensors that are computed or transposed, also as text ("4GB").
             Default: 1 GB.
         threads: Tensors to write at the same time, 1 to 64. Default: 2.
-        progress: Called with the bytes that are done and the bytes in all. Default: nothing is
-            called.
+        progress: Called with the bytes done so far and the bytes in total. Default: None.
 
     Returns:
         A `LoadReport`.
@@ -194,7 +194,7 @@ def convert_module(
     """
     for name, given in (("old", old), ("new", new)):
         if not modules.is_module(given):
-            fail("M115", f"`{name}` is a module, not a {printable(type(given).__qualname__)}")
+            fail("M115", f"`{name}` must be a module, not a {printable(type(given).__qualname__)}")
     request = asked(to, from_, rules, params, allow, None)
     budget = memory_of(max_memory)
     check_threads(threads)
@@ -353,7 +353,7 @@ class _Load:
         budget: int,
     ) -> None:
         if not modules.is_module(model):
-            fail("M115", f"`model` is a module, not a {printable(type(model).__qualname__)}")
+            fail("M115", f"`model` must be a module, not a {printable(type(model).__qualname__)}")
         self.model, self.source, self.strict, self.budget = model, source, strict, budget
         where, compute = device_of(device)
         stamp, self.notes = stamp_of(source)
@@ -425,9 +425,9 @@ class _Load:
         if left and self.strict:
             report.add(
                 "M963",
-                f"{plural(len(left), 'tensor')} of the module would stay on the meta device, in "
-                f"no checkpoint: {list_collapsed(left, 8)}",
-                help="make what holds them again on a real device first, or load with "
+                f"{plural(len(left), 'tensor')} of the module would stay on the meta device; no "
+                f"checkpoint has them: {list_collapsed(left, 8)}",
+                help="create what holds them on a real device first, or load with "
                 "strict=False and do it afterwards",
             )
         self.targets.check(report)
@@ -469,8 +469,8 @@ class _Load:
             if not same and last in outputs and self.strict:
                 all_names = listed([printable(name) for name in several])
                 what = (
-                    f"the checkpoint has different tensors for {all_names}, in the module they "
-                    "are one"
+                    f"the checkpoint has different tensors for {all_names}, which are one in "
+                    "the module"
                 )
                 report.add(
                     "M960",
@@ -532,7 +532,7 @@ class _Load:
             ):
                 own.append(job.slot.plain)
         if own:
-            what = f"the module's own memory is what it is loaded from: {list_collapsed(own, 8)}"
+            what = f"the module would be loaded from its own memory: {list_collapsed(own, 8)}"
             fail(
                 "M115",
                 what,
@@ -584,9 +584,8 @@ class _Load:
         if at.strides is not None:
             fail(
                 "M916",
-                f"{printable(key)} stands in a value that is not a tensor, and is not stored row "
-                "by "
-                "row",
+                f"{printable(key)} is part of a value that is not a tensor, and is not "
+                "stored row by row",
             )
         if at.spec.nbytes:
             self.source.blobs[at.blob].readinto(at.offset, buffers[key])

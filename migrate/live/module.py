@@ -242,12 +242,12 @@ class Fit:
         report, notes = Report(), []
         if self.missing:
             notes.append(
-                "the module has, and the migrated checkpoint has not: "
+                "in the module and not in the migrated checkpoint: "
                 f"{list_collapsed(self.missing, 8)}"
             )
         if self.unexpected:
             notes.append(
-                "the migrated checkpoint has, and the module has not: "
+                "in the migrated checkpoint and not in the module: "
                 f"{list_collapsed(self.unexpected, 8)}"
             )
         near = (
@@ -262,7 +262,7 @@ class Fit:
         long = [
             f"{plural(len(self.unexpected), 'key')} of the checkpoint would have no place"
         ] * bool(self.unexpected)
-        way_out = "build the module as the checkpoint is, or load with strict=False"
+        way_out = "build a module that fits the checkpoint, or load with strict=False"
         report.add("M960", " and ".join(short + long), notes=tuple(notes), help=way_out)
         return report.diagnostics[0]
 

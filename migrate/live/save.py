@@ -42,35 +42,34 @@ def save(
     resume: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> ApplyReport:
-    """Write a live module to disk in any layout, an older one too.
+    """Write a live module to disk in any layout, including older ones.
 
     A folder gets the module's `config`, if it has one, as the rules change it. Names are the
-    model's own, without the segments that DDP and torch.compile put into them.
+    model's own, without the segments that DDP and torch.compile insert.
 
     Args:
         model: The module.
         path: The new checkpoint, which must not exist: one file by its ending (.safetensors, .pt,
             .pth, .bin, .ckpt), else a folder.
         to: Layouts to write, as `LINEAGE@LAYOUT`. Default: none; the module is written as it is.
-        from_: Layouts that the module is in. Default: none; its stamp, else its keys, shapes and
-            `config.json` say it.
+        from_: Layouts that the module is in. Default: none; read from its stamp, else detected from
+            keys, shapes and `config.json`.
         rules: Rule files, applied as they are, or one folder of lineages that is searched first.
             Default: none.
         params: Values of the rules' params, by name. Default: none; they are read from the
             checkpoint.
         allow: Permissions, such as "lossy" or "drop". Default: none, so that whatever would lose
             something is refused.
-        output_format: "safetensors" or "torch". Default: what the ending of the name says, else as
+        output_format: "safetensors" or "torch". Default: as the suffix of the name says, else as
             the source.
         max_shard_size: Bytes of the largest output file, also as text ("500MB"). Default: 5 GB.
         max_memory: Bytes for tensors that are computed or transposed, also as text ("4GB").
             Default: 1 GB.
         threads: Output files to write at the same time, 1 to 64. Default: 2.
-        fsync: Wait until the disk has everything; without it a power cut may lose the output.
+        fsync: Wait until everything is on disk; without it a power cut may lose the output.
             Default: True.
         resume: Continue a killed or failed run. Default: False.
-        progress: Called with the bytes that are done and the bytes in all. Default: nothing is
-            called.
+        progress: Called with the bytes done so far and the bytes in total. Default: None.
 
     Returns:
         An `ApplyReport`.
@@ -86,7 +85,7 @@ def save(
     if not modules.is_module(model):
         fail(
             "M115",
-            f"`model` is a module, not a {printable(type(model).__qualname__)}",
+            f"`model` must be a module, not a {printable(type(model).__qualname__)}",
             help="`apply` takes state dicts",
         )
     ending = os.path.splitext(path_text("path", path))[1]

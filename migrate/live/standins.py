@@ -375,9 +375,9 @@ class Handover:
         report = Report()
         report.add(
             "M962",
-            f"loading broke off at {printable(key)}, which may be written in part: {why}",
+            f"loading stopped at {printable(key)}, which may be written in part: {why}",
             notes=tuple(notes),
-            help="load once more, or build the module again",
+            help="load again, or build the module again",
         )
         return report.diagnostics[0]
 
@@ -430,7 +430,7 @@ def require_present(outputs: Outputs, places: Mapping[str, Slot]) -> None:
             "a tensor on the meta device holds no bytes, and the module asks for those of "
             f"{list_collapsed(absent, _MOST_NAMED)}"
         )
-        fail("M916", what, help="load tensors that hold their bytes")
+        fail("M916", what, help="load tensors that have their bytes")
 
 
 def _as_held(key: str, slot: Slot, value: Any, report: Report) -> Any:

@@ -91,8 +91,8 @@ class StateDict(Mapping[str, Any]):
         )
 
     def lazy(self) -> dict[str, Any]:
-        """The same for `load_state_dict`, which takes a copy of what it is given: values that are
-        made one by one, as they are copied.
+        """The state dict for `load_state_dict`, which first copies what it is given: its values are
+        made one by one, as torch copies them into parameters.
 
         Not for `assign=True`, which keeps what it is given.
         """
@@ -114,7 +114,7 @@ class StateDict(Mapping[str, Any]):
             target.copy_(self[key])
 
     def materialise(self) -> OrderedDict[str, Any]:
-        """The same with new tensors, row-major on the CPU, each made once: tied ones stay tied."""
+        """The state dict with new tensors, row-major on the CPU, each made once; ties stay ties."""
         tensors: dict[str, torch.Tensor] = {}
         out: OrderedDict[str, Any] = OrderedDict()
         for key in self:
@@ -143,35 +143,34 @@ def migrate_state_dict(
     max_memory: int | str = "1GB",
     inform: Callable[[StateDictReport], None] | None = None,
 ) -> StateDict:
-    """View a state dict in another layout: a mapping that makes a value when it is asked for it.
+    """View a state dict in another layout: a mapping that makes each value when it is accessed.
 
     The caller's dict, its tensors and its `_metadata` are never changed.
 
     Args:
         state_dict: Tensors and other values, by key.
-        to: Layouts to reach, as `LINEAGE@LAYOUT`, one or several. Default: none; `rules` then say
-            what is done.
-        from_: Layouts that the checkpoint is in. Default: none; its stamp, else its keys, shapes
-            and `config.json` say it.
+        to: Layouts to reach, as `LINEAGE@LAYOUT`, one or several. Default: none; `rules` then
+            determine what is done.
+        from_: Layouts that the checkpoint is in. Default: none; read from its stamp, else detected
+            from keys, shapes and `config.json`.
         rules: Rule files, applied as they are, or one folder of lineages that is searched first.
             Default: none.
         params: Values of the rules' params, by name. Default: none; they are read from the
             checkpoint.
         allow: Permissions, such as "lossy" or "drop". Default: none, so that whatever would lose
             something is refused.
-        device: Where the values are to be, a torch device or its name. Default: None: they stay
-            where they are, and are computed on the CPU.
+        device: The device of the values, a torch device or its name. Default: None, so that they
+            stay where they are and are computed on the CPU.
         max_memory: Bytes for tensors that are computed or transposed, also as text ("4GB").
             Default: 1 GB.
-        inform: Called with a `StateDictReport` before anything is computed. Default: nothing is
-            called.
+        inform: Called with a `StateDictReport` before anything is computed. Default: None.
 
     Returns:
         A `StateDict`. Its values are the caller's own tensors where nothing happens to them, torch
         views where the layout allows it, else new tensors, made on each access.
 
     Raises:
-        MigrateError: What `plan` raises, conditions on values among that.
+        MigrateError: What `plan` raises, also for conditions on values.
 
     Example:
         >>> old = {"model.norm.weight": torch.ones(4)}

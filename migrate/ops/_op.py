@@ -8,7 +8,7 @@ from typing import Any
 from . import base
 
 warnings.warn(
-    "migrate.ops._op is now migrate.ops.base; the old name goes with the next release",
+    "migrate.ops._op is now migrate.ops.base; the old name is removed in the next release",
     DeprecationWarning,
     stacklevel=2,
 )

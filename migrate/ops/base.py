@@ -634,7 +634,7 @@ def parts_of(
     }
     known = {name: number for name, number in said.items() if number is not None}
     if not known:
-        raise OpError("M305", f"{label}: into how many parts is not known", help="write `count`")
+        raise OpError("M305", f"{label}: the number of parts is not known", help="write `count`")
     if len(set(known.values())) > 1:
         raise OpError(
             "M305", f"{label}: {', '.join(f'{name} {number}' for name, number in known.items())}"

@@ -83,7 +83,7 @@ class Cast(Elementwise):
             if (s.dtype in PARTS) != (to in PARTS):
                 raise OpError(
                     "M309",
-                    f"cast: {s} does not become {to}, complex numbers only become complex numbers",
+                    f"cast: {s} cannot become {to}: complex numbers only become complex numbers",
                 )
         return [spec(to, s.shape) for s in specs]
 

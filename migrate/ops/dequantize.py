@@ -99,8 +99,8 @@ class Dequantize(ValueOp):
             )
             raise OpError(
                 "M408",
-                f"dequantize: {args.codec} has no numbers without its {lacking}; there is only "
-                f"the {there}",
+                f"dequantize: {args.codec} cannot be decoded without its {lacking}; there is "
+                f"only the {there}",
             )
         return [codec.decoded(options(args), specs, args.dtype)]
 

@@ -160,7 +160,7 @@ class ExtraState(Op):
 
     def invert(self, args: Args, enumerated: bool = False) -> OneWay:
         return OneWay(
-            "what an extra state was before is not told by what became of it",
+            "what became of an extra state does not say what it was",
             "`inverse: skip` leaves them as they are on a downgrade",
         )
 

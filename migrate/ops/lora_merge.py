@@ -92,7 +92,7 @@ class LoraMerge(ValueOp):
 
     def invert(self, args: Args, enumerated: bool = False) -> OneWay:
         return OneWay(
-            "a merged adapter cannot be told from its weight",
+            "a merged adapter cannot be separated from its weight",
             "keep the adapter beside the merged weights",
         )
 

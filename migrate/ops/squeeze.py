@@ -40,8 +40,8 @@ class Squeeze(Op):
             if v.shape[dim] != 1:
                 raise OpError(
                     "M301",
-                    f"squeeze: axis {dim} has {v.shape[dim]} elements, only an axis of 1 can go; "
-                    f"shape {format_shape(v.shape)}",
+                    f"squeeze: axis {dim} has {v.shape[dim]} elements, only an axis of 1 can be "
+                    f"removed; shape {format_shape(v.shape)}",
                 )
             out.append(view.reshape(v, v.shape[:dim] + v.shape[dim + 1 :]))
         return out

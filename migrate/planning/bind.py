@@ -128,7 +128,7 @@ def bind(
         out.unmatched = _unmatched_values(matching.readers)
     out.idle = _idle_alternatives(matching.readers, context)
     out.notes += [
-        f"{what}, and goes on as it is: {listed(keys, 4)}" for what, keys in out.odd.items()
+        f"{what}, and stays as it is: {listed(keys, 4)}" for what, keys in out.odd.items()
     ]
     for reader in matching.readers:
         idle = (
@@ -291,9 +291,9 @@ def _refuse_many(made: int, rule: DirectedRule) -> NoReturn:
     fail(
         "M313",
         f"the rules of the edge up to {rule.name!r} make {made:,} tensors more than they take, at "
-        f"most {MOST_TENSORS:,} are made",
+        f"most {MOST_TENSORS:,} are allowed",
         spans=(rule.span,),
-        help="correct `count`, `sizes` or the patterns: so many are a mistake",
+        help="correct `count`, `sizes` or the patterns: a number this large is a mistake",
     )
 
 
@@ -509,10 +509,10 @@ def _write(
             report.add(
                 "M209",
                 f"rule {rule.name!r} carries the rank of {printable(item.keys[0])} along, and "
-                "`to` gives what it makes another",
+                "`to` gives the result another",
                 spans=(rule.span,),
-                help="name the rank in `from` too, as `@{name:int}`, and join over it, or let "
-                "`to` be without a rank",
+                help="name the rank in `from` too, as `@{name:int}`, and join over it, or leave "
+                "the rank out of `to`",
             )
             continue
         if key in out.tensors:

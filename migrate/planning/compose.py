@@ -209,16 +209,18 @@ def _followed(
         there.update({name: split[name] for name in back})
     if stay:
         bound.notes.append(
-            "values that keep their names, because others would be called the same: "
+            "values that keep their names, because others would get the same name: "
             f"{listed(sorted(stay), 4)}"
         )
     if both := sorted(name for name, goal in there.items() if goal in used):
         what = (
-            f"{listed(both, 4)} would be written twice: a value that is not a tensor is called "
-            "so, and no rule takes it"
+            f"{listed(both, 4)} would be written twice: a value that is not a tensor has this "
+            "name, and no rule takes it"
         )
         report.add(
-            "M212", what, help="name the tensor otherwise, or the value in a rule of its own"
+            "M212",
+            what,
+            help="give the tensor another name, or name the value in a rule of its own",
         )
     return {
         f"{key}@{rank}" if values.ranks else key: values.names[name]
@@ -433,7 +435,7 @@ def _about_kept(
 ) -> list[str]:
     """What to say about keys that were no rule's on the way there, or may not have been."""
     if gone := sorted(key for key in stay if key not in bound.tensors and key not in values):
-        return [f"the stamp says that {listed(gone, 4)} stay as they are, and they are not there"]
+        return [f"the stamp says that {listed(gone, 4)} stay as they are, and they do not exist"]
     if not step.backwards or step.memory.get("kept") is not None:
         return []
     # a `keep` for whatever else there is says nothing of these keys
@@ -446,8 +448,8 @@ def _about_kept(
         alike = [key for t in group(taken_by.get(id(rule), ())) for key in _fitted(patterns, t)]
         if alike:
             what = (
-                f"rule {rule.name!r} takes {listed(alike, 4)}, which `keep` may have left as "
-                "they were on the way there"
+                f"rule {rule.name!r} takes {listed(alike, 4)}, which `keep` may have left "
+                "unchanged on the way there"
             )
             notes.append(f"{what}: no stamp says so")
     return notes
@@ -607,5 +609,5 @@ def _differences(
         lost.setdefault(f"{who}: {what}", []).append(key)
     for key in extra:
         who = f"rule {last.provenance[key].rule.label}" if key in last.provenance else "no rule"
-        lost.setdefault(f"{who}: returns and was not there", []).append(key)
+        lost.setdefault(f"{who}: returns, but was not there before", []).append(key)
     return [f"{what}: {listed(keys, 4)}" for what, keys in lost.items()]

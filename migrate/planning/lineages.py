@@ -26,7 +26,7 @@ def _folders(rules: Sequence[str]) -> list[str]:
             fail(
                 "M115",
                 f"{option('rules', printable(given, 300))} {what}, and a folder of lineages is "
-                "asked for",
+                "expected",
             )
     return list(rules)
 

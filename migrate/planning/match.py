@@ -488,7 +488,7 @@ def _report_contest(key: str, entries: list[_Entry], count: int, report: Report)
     mend = (
         "files of one edge must not read the same keys"
         if len(files) > 1
-        else "make one pattern a special case of the other, or exclude with `where`"
+        else "make one pattern a special case of the other, or exclude keys with `where`"
     )
     report.add(
         "M208",

@@ -219,7 +219,7 @@ def find_path(
             f"{option('output_format')}"
         )
         hint += f"; `{command('inspect')}` and `{command('history')}` show layouts"
-        fail("M115", "nothing says what to do", help=hint)
+        fail("M115", "no goal, no rules and no output format are given", help=hint)
     for step in steps:
         way = "downgrade" if step.backwards else "apply"
         log.debug(
@@ -249,7 +249,7 @@ def find_path(
         ]
         fail(
             "M115",
-            f"the checkpoint counts as {listed(there)} already, so {option('params')} "
+            f"the checkpoint is already in {listed(there)}, so {option('params')} "
             f"{listed(list(given))} would change nothing",
             notes=tuple(notes),
             help=f"say what it is in with {option('from_')} if that is wrong, or leave "
@@ -274,7 +274,7 @@ def _last_run(applied: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     if not here:
         fail(
             "M115",
-            "all that the stamp says was applied is downgraded already",
+            "everything that the stamp records is already downgraded",
             help=f"`{command('history')}` shows it; {option('to')} says where else to go",
         )
     # the edges of one run name one source
@@ -296,7 +296,7 @@ def _refuse_by_hand(packs: Packs, applied: Sequence[Mapping[str, Any]]) -> None:
                 f"{printable(entry['to'])} was applied,"
                 " and no lineage of this name is known",
                 notes=tuple(
-                    f"applied was rule file {printable(rule['id'])}" for rule in entry["rules"]
+                    f"the rule file was {printable(rule['id'])}" for rule in entry["rules"]
                 ),
                 help=f"name its rule file, or the folder of its lineage: {option('rules', 'PATH')}",
             )
@@ -426,15 +426,15 @@ def _refuse_unknown_family(text: str, near: Sequence[NearLayout]) -> NoReturn:
             option("to", f"{near[0].lineage}@LAYOUT"),
             option("from_", f"{near[0].lineage}@{near[0].layout}"),
         )
-        hint = f"if it is one of these all the same: {start}; {hint}"
+        hint = f"if it is one of these nevertheless: {start}; {hint}"
     what = (
-        f"`{printable(text)}` means a layout of the lineage that the checkpoint is in, and it "
-        "is in no known one that has it"
+        f"`{printable(text)}` refers to the lineage that the checkpoint is in, and it is in none "
+        "that has such a layout"
     )
     fail(
         "M520",
         what,
-        notes=tuple(notes) or ("nothing in it is what any lineage asks for",),
+        notes=tuple(notes) or ("nothing in it matches the signs of any lineage",),
         help=hint,
     )
 
@@ -463,7 +463,7 @@ def _refuse_unknown_start(lineage: Lineage, findings: Sequence[LayoutFinding]) -
         "M504",
         f"the checkpoint fits no layout of lineage {lineage.name}",
         notes=notes,
-        help=f"if it is in one all the same: {names}",
+        help=f"if it is in one nevertheless: {names}",
     )
 
 
@@ -607,8 +607,8 @@ def _changed(
         differ = [
             f"{name} has changed since" for name in now if was.get(name, now[name]) != now[name]
         ]
-        differ += [f"{name} was not there then" for name in now.keys() - was.keys()]
-        differ += [f"{name} is not there any more" for name in was.keys() - now.keys()]
+        differ += [f"{name} did not exist then" for name in now.keys() - was.keys()]
+        differ += [f"{name} no longer exists" for name in was.keys() - now.keys()]
         edge = " → ".join(printable(entries[-1][end], 100) for end in ("from", "to"))
         yield Diagnostic(
             "M518",
@@ -616,7 +616,7 @@ def _changed(
             "found now",
             notes=tuple(printable(line, 300) for line in sorted(differ)[:8]),
             help=f"migrate {printable(entries[-1]['tool'])} wrote the stamp; the rules of that "
-            "release make what was there",
+            "release restore what was there",
         )
 
 

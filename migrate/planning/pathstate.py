@@ -204,7 +204,7 @@ class PathState:
         }
         values = parameters.resolve(declared, given, said, spans, lost=lost, told=told)
         self.notes += [
-            f"nothing says `{n}` of {step.lineage}, and the tensors tell: "
+            f"`{n}` of {step.lineage} is not given, and is read from the tensors: "
             f"{listed([f or repr('') for f in found], 8)}"
             for n, found in told.items()
             if isinstance(found, list)
@@ -216,7 +216,7 @@ class PathState:
         self._leave = None
         if DELAYED in declared and "drop" in (declared[DELAYED].choices or ()):
             way = together(option("params", f"{DELAYED}=drop"), option("allow", "drop"))
-            self._leave = f"{way} leaves it behind, which is what most want"
+            self._leave = f"{way} leaves it behind, which is what most users want"
         told = {name: found for name, found in told.items() if isinstance(found, list)}
         self._assumed = {
             n: v
@@ -292,7 +292,7 @@ class PathState:
         scaling, which of them leaves it behind.
         """
         notes = tuple(
-            f"nothing says `{name}`, its default is {printable(str(value), 80)}"
+            f"`{name}` is not given; its default is {printable(str(value), 80)}"
             for name, value in self._assumed.items()
         )
         report.diagnostics = [
@@ -384,7 +384,7 @@ class PathState:
             if by := _foreign(self._steps, *parameters.place(reference)):
                 place = parameters.spell_place(reference)
                 out[name] = (
-                    f"it stood at {place}, which {by[0].model.id} changes on the way there, and "
+                    f"it was at {place}, which {by[0].model.id} changes on the way there, and "
                     "no stamp records it"
                 )
         return out

@@ -386,10 +386,10 @@ def _require_few(rule: DirectedRule, number: int, items: Sequence[Item]) -> None
         fail(
             "M313",
             f"rule {rule.name!r} would make {total:,} tensors of {plural(len(items), 'tensor')}, "
-            f"at most {MOST_TENSORS:,} are made",
+            f"at most {MOST_TENSORS:,} are allowed",
             spans=(rule.steps[number].span,),
             notes=(f"of one: {' x '.join(most)}",),
-            help="correct `count`, `sizes` or the pattern: so many are a mistake",
+            help="correct `count`, `sizes` or the pattern: a number this large is a mistake",
         )
 
 

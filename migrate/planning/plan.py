@@ -46,9 +46,9 @@ SHORT_RUN = 2048
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`document` is what `plan.json` holds; the rest is what a run needs beside it.
+    """A planned migration: `document` is the content of `plan.json`, the rest is what a run needs.
 
-    `sides` are the side files as they come out. `outputs` are all tensors that are written, also
+    `sides` are the side files of the output. `outputs` are all tensors that are written, including
     those that no rule sees, and `checks` the conditions on values.
     """
 
@@ -70,6 +70,7 @@ class Plan:
 
     @property
     def digest(self) -> str:
+        """The hash of everything that decides the output."""
         return str(self.document["digest"])
 
     @property
@@ -78,6 +79,7 @@ class Plan:
         return PlanReport.from_json(self.document)
 
     def to_json(self) -> str:
+        """The text of a file that `apply` runs."""
         return json.dumps(self.document, indent=1) + "\n"
 
 

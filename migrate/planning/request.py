@@ -108,7 +108,7 @@ def make_request(
     if not isinstance(params, (Mapping, type(None))) or not all(
         isinstance(name, str) for name in params or ()
     ):
-        fail("M115", f"`params` is a dict of values by name, not {printable(repr(params))}")
+        fail("M115", f"`params` must be a dict of values by name, not {printable(repr(params))}")
     given = dict(params or {})
     for name, value in given.items():
         if isinstance(value, str) and value.startswith("@"):
@@ -124,7 +124,7 @@ def make_request(
             did_you_mean(word, list(ALLOWANCES))
             or f"what can be allowed: {listed(list(ALLOWANCES))}"
         )
-        fail("M115", f"`{printable(word)}` is nothing that can be allowed", help=hint)
+        fail("M115", f"`{printable(word)}` cannot be allowed", help=hint)
     if CHANGED_SOURCE in allowed and not planned:
         hint = (
             "without one there is nothing that the source is compared with: leave "
@@ -132,7 +132,7 @@ def make_request(
         )
         fail("M115", f"`{CHANGED_SOURCE}` can be allowed for a saved plan only", help=hint)
     if not isinstance(at, (str, type(None))):
-        fail("M115", f"`at` is the path of a dict as text, not {printable(repr(at))}")
+        fail("M115", f"`at` must be the path of a dict as text, not {printable(repr(at))}")
     if output_format is not None and output_format not in OUTPUT_FORMATS:
         fail(
             "M115",
@@ -194,7 +194,7 @@ def _entries(name: str, path: str) -> list[str] | str:
         fail(
             "M115",
             f"{what} {why}",
-            help="a value that begins with `@` is a file with an entry on each line",
+            help="a value that begins with `@` names a file with one entry per line",
         )
     if len(raw) > _MOST_BYTES:
         fail(
@@ -295,13 +295,13 @@ def path_text(name: str, path: Any) -> str:
     """The path as text; M115 if the argument `name` is no path, or one in bytes."""
     text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
     if not isinstance(text, str):
-        fail("M115", f"`{name}` is a path as str or os.PathLike, not {printable(repr(path))}")
+        fail("M115", f"`{name}` must be a path as str or os.PathLike, not {printable(repr(path))}")
     return text
 
 
 def _items(name: str, words: Any) -> tuple[Any, ...]:
     if not isinstance(words, Iterable) or isinstance(words, (bytes, bytearray)):
-        fail("M115", f"`{name}` is a str or a list of them, not {printable(repr(words))}")
+        fail("M115", f"`{name}` must be a str or a list of them, not {printable(repr(words))}")
     return tuple(words)
 
 
@@ -311,6 +311,6 @@ def _texts(name: str, words: Any) -> tuple[str, ...]:
         if not isinstance(word, str):
             fail(
                 "M115",
-                f"`{name}` is a str or a list of them, and {printable(repr(word))} is not a str",
+                f"`{name}` must be a str or a list of them, and {printable(repr(word))} is no str",
             )
     return items

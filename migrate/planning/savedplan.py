@@ -95,8 +95,7 @@ def changed_files(saved: Mapping[str, Any], now: Mapping[str, Any], copied: bool
             )
         elif before["mtime_ns"] != file["mtime_ns"] and not copied:
             changed.append(
-                f"{printable(name)}: it was written to or replaced, for its time of modification "
-                "is another"
+                f"{printable(name)}: it was modified or replaced: its time of modification differs"
             )
     return changed
 
@@ -130,7 +129,7 @@ def require_source(
             notes=(*found[1:_MOST_FILES], *more),
             help=f"plan again, and review the new plan; {others}",
         )
-    return [f"not as the plan says, which was allowed: {one}" for one in found]
+    return [f"different from the plan, which was allowed: {one}" for one in found]
 
 
 def changed_since(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -170,7 +169,7 @@ def require_unchanged(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     named = ", ".join(f"`{printable(name)}`" for name in changed[:_MOST_FIELDS])
     fail(
         "M903",
-        f"the plan does not fit any more: its digest is {one}, now it is {other}"
+        f"the plan no longer fits: its digest is {one}, now it is {other}"
         if stale
         else f"the plan was edited: it says something else than planning again gives in {named}",
         notes=(

@@ -52,7 +52,7 @@ def refuse_clash(file: str, below: str) -> NoReturn:
     fail(
         "M513",
         what,
-        help="both would stand in the output; give the file that a rule file begins another name",
+        help="both would be in the output; choose another name for what a rule file creates",
     )
 
 
@@ -143,7 +143,7 @@ class SideFiles:
             if path in self._left_out:
                 fail(
                     "M513",
-                    f"{printable(path)} is needed and is not a file that is read",
+                    f"{printable(path)} is needed, and is not a file that migrate reads",
                     help="it is too large, or a link or pipe",
                 )
             return None
@@ -156,7 +156,7 @@ class SideFiles:
         if not isinstance(value, dict):
             fail(
                 "M513",
-                f"{printable(path)} holds no JSON object",
+                f"{printable(path)} is not a JSON object",
                 help="a configuration is `{…}` with names and values",
             )
         # fewer brackets than levels cannot be too deep

@@ -205,7 +205,7 @@ def _resolved(
 
 
 def _misfit(label: str, value: Any, wanted: str, type: str) -> OpError:
-    what = f"{label} is {spell_value(value)}, {wanted} is asked for"
+    what = f"{label} is {spell_value(value)}, {wanted} is expected"
     return OpError("M114", what, help=f"write {wanted} there, or a param with `type: {type}`")
 
 

@@ -473,7 +473,7 @@ def _check_captures(compiled: CompiledRule, report: Report) -> None:
     if ROLE in bound & wanted and {str(r) for r in compiled.targets} != set(types[ROLE].values):
         report.add(
             "M203",
-            f"the roles of `to` are {_roles(compiled.targets)}, what arrives there are "
+            f"the roles of `to` are {_roles(compiled.targets)}, those that arrive there are "
             f"{', '.join(types[ROLE].values)}",
             spans=(span(*path, "to"),),
             help="name the same roles on both sides, or make one tensor of them first, e.g. "

@@ -70,14 +70,14 @@ def _shape(value: Any) -> tuple[int, ...]:
 def _tolerance(value: Any) -> int | float:
     # false of a NaN as well
     if not 0 <= (tolerance := fields.number(value)) <= float_info.max:
-        wrong("M114", f"a tolerance is a finite number of 0 or more, here stands {kind_of(value)}")
+        wrong("M114", f"a tolerance is a finite number of 0 or more, not {kind_of(value)}")
     return tolerance
 
 
 def _number(value: Any) -> Any:
     typed = numeric(value)
     if not isinstance(typed, (int, float)):
-        wrong("M106", f"a number is asked for, here stands {kind_of(value)}")
+        wrong("M106", f"a number is expected, not {kind_of(value)}")
     return typed
 
 
@@ -86,7 +86,7 @@ def _fill(value: Any) -> Any:
         return "iota"
     typed = numeric(value)
     if not isinstance(typed, (int, float)):
-        wrong("M106", f"a number or `iota` is asked for, here stands {kind_of(value)}")
+        wrong("M106", f"a number or `iota` is expected, not {kind_of(value)}")
     return typed
 
 
@@ -106,7 +106,11 @@ def _slices(value: Any) -> dict[str, Any]:
             refuse(
                 [
                     Problem(
-                        "M114", f"`{printable(written)}` are no indexes", hint, (written,), key=True
+                        "M114",
+                        f"`{printable(written)}` is not a list of indexes",
+                        hint,
+                        (written,),
+                        key=True,
                     )
                 ]
             )
@@ -119,7 +123,7 @@ def _code(value: Any) -> str:
     if not re.search(_CODE, word):
         wrong(
             "M114",
-            f"`{printable(word)}` is no code of a diagnostic",
+            f"`{printable(word)}` is not the code of a diagnostic",
             "such as M207; `migrate explain` lists them",
         )
     if word not in codes():

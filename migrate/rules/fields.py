@@ -131,12 +131,12 @@ def read_text(value: Any) -> str:
     if isinstance(value, Mapping) and len(value) == 1:
         wrong(
             "M106",
-            "text is asked for, here stands a mapping",
+            "text is expected, not a mapping",
             "quote a pattern that starts with `{`",
         )
     wrong(
         "M106",
-        f"text is asked for, here stands {kind_of(value)}",
+        f"text is expected, not {kind_of(value)}",
         "quote it if it is meant as text" if isinstance(value, str) else None,
     )
 
@@ -184,14 +184,14 @@ def integer(value: Any) -> int:
     )
     wrong(
         "M106",
-        f"an integer is asked for, here stands {kind_of(value)}",
+        f"an integer is expected, not {kind_of(value)}",
         "leave the quotes out" if quoted else None,
     )
 
 
 def count(value: Any) -> int:
     if (number := integer(value)) < 0:
-        wrong("M114", f"a number of 0 or more is asked for, here stands {kind_of(value)}")
+        wrong("M114", f"a number of 0 or more is expected, not {kind_of(value)}")
     return number
 
 
@@ -200,9 +200,7 @@ def arithmetic(value: Any) -> int | str:
     if (number := whole_number(value)) is not None:
         return _bounded(number)
     if not isinstance(value, str) or yaml.is_null(value):
-        wrong(
-            "M106", f"an integer, `$param` or arithmetic is asked for, here stands {kind_of(value)}"
-        )
+        wrong("M106", f"an integer, `$param` or arithmetic is expected, not {kind_of(value)}")
     try:
         parse_expression(value)
     except PatternError as error:
@@ -215,14 +213,14 @@ def boolean(value: Any) -> bool:
         return truth
     if isinstance(value, bool):
         return value
-    wrong("M106", f"true or false is asked for, here stands {kind_of(value)}")
+    wrong("M106", f"true or false is expected, not {kind_of(value)}")
 
 
 def number(value: Any) -> int | float:
     typed = numeric(value)
     if isinstance(typed, (int, float)) and not isinstance(typed, bool):
         return typed
-    wrong("M106", f"a number is asked for, here stands {kind_of(value)}")
+    wrong("M106", f"a number is expected, not {kind_of(value)}")
 
 
 def sequence(value: Any) -> Any:
@@ -230,7 +228,7 @@ def sequence(value: Any) -> Any:
         return value
     wrong(
         "M106",
-        f"a list is asked for, here stands {kind_of(value)}",
+        f"a list is expected, not {kind_of(value)}",
         "write `[…]`" if isinstance(value, str) else None,
     )
 
@@ -238,7 +236,7 @@ def sequence(value: Any) -> Any:
 def mapping(value: Any) -> Any:
     if isinstance(value, Mapping):
         return value
-    wrong("M106", f"a mapping is asked for, here stands {kind_of(value)}")
+    wrong("M106", f"a mapping is expected, not {kind_of(value)}")
 
 
 def scalars(value: Any) -> Any:
@@ -248,7 +246,7 @@ def scalars(value: Any) -> Any:
         if isinstance(item, (list, tuple, Mapping)) or (yaml.is_null(item) and item is not None):
             wrong(
                 "M106",
-                f"a value or a list of values is asked for, here stands {kind_of(item)}",
+                f"a value or a list of values is expected, not {kind_of(item)}",
                 None,
                 (number,) if several else (),
             )
@@ -261,7 +259,7 @@ def one_of(*choices: str) -> Callable[[Any], str]:
         if word not in choices:
             wrong(
                 "M114",
-                f"`{printable(word)}` is none of {listed(list(choices))}",
+                f"`{printable(word)}` is not one of {listed(list(choices))}",
                 did_you_mean(word, list(choices)),
             )
         return word
@@ -278,7 +276,7 @@ def word(value: Any) -> str:
     ):
         wrong(
             "M106",
-            f"a name is asked for, here stands {kind_of(value)}",
+            f"a name is expected, not {kind_of(value)}",
             "quote it if it is meant as a name",
         )
     return read_text(value)
@@ -454,7 +452,7 @@ def _read_path(value: Any) -> str:
         if fits(_ANY_PATH, name):
             wrong(
                 "M114",
-                f"`{printable(name)}` is no side file: migrate writes such files itself, or "
+                f"`{printable(name)}` is not a side file: migrate writes such files itself, or "
                 "leaves them behind",
             )
         wrong(
@@ -484,7 +482,7 @@ def _read_places(value: Any) -> str | tuple[str, ...]:
         if isinstance(value, Mapping):
             wrong(
                 "M106",
-                f"a place or a list of places is asked for, here stands {kind_of(value)}",
+                f"a place or a list of places is expected, not {kind_of(value)}",
                 "[file.json#]key.path",
             )
         return _read_place(value)
@@ -589,9 +587,9 @@ def problems_of(error: ValidationError, model: type[BaseModel]) -> list[FieldPro
                 )
             )
         elif kind in ("model_type", "model_attributes_type", "dict_type", "dataclass_type"):
-            out.append(FieldProblem(loc, Problem("M106", "a mapping is asked for")))
+            out.append(FieldProblem(loc, Problem("M106", "a mapping is expected")))
         elif kind in ("list_type", "tuple_type"):
-            out.append(FieldProblem(loc, Problem("M106", "a list is asked for")))
+            out.append(FieldProblem(loc, Problem("M106", "a list is expected")))
         elif kind == "too_short" or kind == "too_long":
             out.append(FieldProblem(loc, Problem("M114", str(item["msg"]).lower())))
         else:

@@ -177,14 +177,14 @@ def path(
     if goal not in came:
         edges = listed([str(edge) for edge in lineage.edges]) or "none"
         what = (
-            f"no way leads from `{printable(start)}` to `{printable(goal)}` in lineage "
+            f"no path leads from `{printable(start)}` to `{printable(goal)}` in lineage "
             f"`{printable(lineage.name)}`"
         )
         fail(
             "M502",
             what,
             notes=(f"its edges: {edges}",),
-            help="`migrate new` begins a rule file for the edge that is missing",
+            help="write a rule file for the edge that is missing, or choose another goal",
         )
     back: list[DirectedEdge] = []
     while not back or back[-1].start != start:

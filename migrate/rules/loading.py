@@ -305,7 +305,7 @@ def _groups(param: Param, groups: Groups) -> Iterator[Problem]:
         elif field == "of" and pattern.types[name].kind == "int":
             yield Problem(
                 "M114",
-                f"`{printable(name)}` is a number, and a list of names is asked for",
+                f"`{printable(name)}` is a number, and a list of names is expected",
                 at=(field,),
             )
 
@@ -489,7 +489,7 @@ def _listed(value: Any) -> list[Any]:
 
 def _some(value: Any) -> list[Any]:
     return _listed(value) or wrong(
-        "M114", "an empty list, of which nothing is one", "list the values, or remove the condition"
+        "M114", "an empty list, which nothing matches", "list the values, or remove the condition"
     )
 
 

@@ -78,14 +78,14 @@ def _roles(value: Any) -> dict[str | None, str]:
     if not value or not isinstance(value, (list, tuple, Mapping)):
         wrong(
             "M106",
-            "a pattern, a list of patterns or a mapping from role to pattern is asked for, here "
-            f"stands {kind_of(value)}",
+            "a pattern, a list of patterns or a mapping from role to pattern is expected, "
+            f"not {kind_of(value)}",
         )
     roles = value.items() if isinstance(value, Mapping) else enumerate(value)
     bad = [
         Problem(
             "M106",
-            f"a pattern is asked for, here stands {kind_of(p)}",
+            f"a pattern is expected, not {kind_of(p)}",
             'quote a pattern: "{p...}.weight"',
             (r,),
         )
@@ -108,7 +108,7 @@ def _translations(value: Any) -> dict[str, str | None]:
             bad.append(
                 Problem(
                     "M106",
-                    f"text or null is asked for, here stands {kind_of(to)}",
+                    f"text or null is expected, not {kind_of(to)}",
                     None,
                     (str(word),),
                 )
@@ -155,7 +155,7 @@ def _optional(value: Any) -> bool | tuple[str, ...] | dict[str, tuple[str, ...]]
         hint = "roles in a list, or a capture with those of its alternatives"
         wrong(
             "M106",
-            f"true, false, a list or a mapping is asked for, here stands {kind_of(value)}",
+            f"true, false, a list or a mapping is expected, not {kind_of(value)}",
             hint,
         )
     return tuple(str(role) for role in value)
@@ -169,7 +169,7 @@ def _alternatives(value: Any) -> tuple[str, ...]:
 def _edge(value: Any) -> tuple[str, str]:
     names = [line(item) for item in sequence(value)]
     if len(names) != 2:
-        wrong("M106", f"an edge is `[from, to]`, here are {len(names)} layouts")
+        wrong("M106", f"an edge is `[from, to]`, not {len(names)} layouts")
     return names[0], names[1]
 
 
@@ -282,7 +282,7 @@ def _read_values(condition: Any, name: str, bad: list[Problem], read: Any) -> An
         bad.append(
             Problem(
                 "M114",
-                "an empty list, of which nothing is one",
+                "an empty list, which nothing matches",
                 "list the values, or remove the condition",
                 (name,),
             )
@@ -292,7 +292,7 @@ def _read_values(condition: Any, name: str, bad: list[Problem], read: Any) -> An
             bad.append(
                 Problem(
                     "M106",
-                    f"a value or a list of values is asked for, here stands {kind_of(item)}",
+                    f"a value or a list of values is expected, not {kind_of(item)}",
                     None,
                     (name,),
                 )
@@ -368,7 +368,7 @@ def _read_test(
             bad.append(
                 Problem(
                     "M114",
-                    "an empty list, of which nothing is one",
+                    "an empty list, which nothing matches",
                     "list the values, or remove the condition",
                     (*at, name),
                 )
@@ -384,10 +384,7 @@ def _read_test(
             try:
                 out[name] = [count(item) for item in items]
             except PydanticCustomError:
-                message = (
-                    "a number of axes or a list of them is asked for, here stands "
-                    f"{kind_of(written)}"
-                )
+                message = f"a number of axes or a list of them is expected, not {kind_of(written)}"
                 bad.append(Problem("M106", message, None, (*at, name)))
         else:
             hint = (

@@ -216,7 +216,7 @@ def _refuse_unlike(name: str, home: Pack, others: Sequence[Pack]) -> None:
     fail(
         "M508",
         f"lineage `{printable(name)}` is defined by {listed([str(pack) for pack in packs])}, "
-        "and not alike",
+        "and they differ",
         notes=tuple(
             f"{pack} has it in {printable(str(pack.lineages[name]), 300)}" for pack in packs
         ),
@@ -276,7 +276,7 @@ def built_in() -> Pack:
         "built-in",
         folder if folder.is_dir() else None,
         "",
-        "" if folder.is_dir() else f"{folder} is not there",
+        "" if folder.is_dir() else f"{folder} does not exist",
     )
 
 

@@ -115,12 +115,14 @@ def resolve(
             notes = tuple(
                 f"{spell_source(source)} says {_spell_value(value)}" for source, value in said
             )
-            hint = "correct the source that is wrong; a given value does not outvote the checkpoint"
+            hint = (
+                "correct the source that is wrong; a given value does not override the checkpoint"
+            )
             if param.dtype is not None and not {GIVEN, STAMP} & {source for source, _ in said}:
                 names = "|".join(dict.fromkeys(str(value) for _, value in said))
                 hint = (
                     f"{option('params', f'{name}={names}')} says which one counts; on a "
-                    "downgrade what had another one returns in it"
+                    "downgrade tensors that had another one return in it"
                 )
             report.add(
                 "M510", f"the sources of param `{name}` disagree", spans=at, notes=notes, help=hint
@@ -307,7 +309,7 @@ def convert(value: Any, param: Param, *, is_text: bool = False, choices: bool = 
         for item in typed if isinstance(typed, list) else [typed]:
             if str(item) not in [str(choice) for choice in param.choices]:
                 raise RefusedError(
-                    f"{_spell_value(item)} is none of "
+                    f"{_spell_value(item)} is not one of "
                     f"{listed([str(choice) for choice in param.choices])}"
                 )
     return typed
@@ -413,7 +415,7 @@ def _about(param: Param, lost: str | None) -> tuple[str, ...]:
         one = len(param.places) == 1
         notes.append(
             f"its {'place' if one else 'places'} in the configuration {'is' if one else 'are'} "
-            f"{there}, and nothing stands there"
+            f"{there}, and nothing is there"
         )
     if param.dtype:
         notes.append(

@@ -49,23 +49,23 @@ PATTERNS = (
     {"layer": "fc1"}),
     Syntax("{name:int}", "a decimal integer, all its digits, no leading zero", "h.{i:int}.w",
     "h.12.w", {"i": 12}),
-    Syntax("{name:a|b.c|d}", "one of these; this is their order", "{m:attn|mlp.fc}.bias",
+    Syntax("{name:a|b.c|d}", "one of these, in this order", "{m:attn|mlp.fc}.bias",
     "mlp.fc.bias", {"m": "mlp.fc"}),
     Syntax("{name...}", "zero or more whole segments", "{p...}.norm.{k...}",
     "model.layers.0.norm.weight",
            {"p": "model.layers.0", "k": "weight"}),
-    Syntax("{name...}", "when it is empty, the dot beside it goes too", "{m...}.weight", "weight",
-    {"m": ""}),
-    Syntax("{name}…{name}", "what is written twice must be equal", "{a}.{k...}.{a}", "x.y.x",
-    {"a": "x", "k": "y"}),
-    Syntax("{name:flat}", "in `to`: another capture's `{name...}` without its dots; made, never parsed", "{k...}.weight",  # noqa: E501
+    Syntax("{name...}", "when it is empty, the dot beside it is dropped too", "{m...}.weight",
+    "weight", {"m": ""}),
+    Syntax("{name}…{name}", "a capture that occurs twice has the same value in both places",
+    "{a}.{k...}.{a}", "x.y.x", {"a": "x", "k": "y"}),
+    Syntax("{name:flat}", "in `to`: another capture's `{name...}` without its dots; written, never read", "{k...}.weight",  # noqa: E501
            "layers.0.fc.weight", {"k": "layers.0.fc"}, "ema.{k:flat}weight", "ema.layers0fcweight"),
     Syntax("{n+1} {2*n} {n-$k}",
     "in `to`: a linear expression of an int capture; it is undone on a downgrade",
     "layers.{n:int}.w",
            "layers.3.w", {"n": 3}, "blocks.{2*n+1}.w", "blocks.7.w"),
     Syntax("{{ }}", "braces", "a{{{n}}}", "a{b}", {"n": "b"}),
-    Syntax("@{r:int}", "the rank in whose file the key stands", "{k...}.weight@{r:int}",
+    Syntax("@{r:int}", "the rank whose file contains the key", "{k...}.weight@{r:int}",
     "fc.weight@1", {"k": "fc", "r": 1}),
 )  # fmt: skip
 
@@ -82,11 +82,11 @@ FAMILIES = (
         "`only` limits an op to the tensors with these capture values.",
     ),
     ("make", "New tensors", ""),
-    ("end", "The end of tensors", ""),
+    ("end", "Tensors are removed", ""),
     (
         "decide",
-        "Decided by bytes",
-        "The tensor's bytes say how many come of it; they are read while planning.",
+        "The bytes decide",
+        "The bytes of a tensor say what becomes of it; they are read while planning.",
     ),
 )
 _FORMS = {
@@ -103,7 +103,7 @@ _FORMS = {
 _LOSSES = {
     Loss.LOSSLESS: "lossless",
     Loss.LOSSY: "lossy: values are rounded",
-    Loss.DESTRUCTIVE: "destructive: something is gone",
+    Loss.DESTRUCTIVE: "destructive: elements are discarded",
 }
 
 
@@ -128,8 +128,8 @@ def render_reference() -> str:
         *(about_codec(codecs.get(name)) for name in codecs.names()),
         "## Diagnostics",
         (
-            "The exit status counts for errors; warnings and advice leave it alone, unless the "
-            "command is `migrate lint`."
+            "The exit status applies to errors; warnings and advice change it only for "
+            "`migrate lint`."
         ),
         _table(
             ("code", "name", "severity", "exit"),
@@ -148,10 +148,10 @@ def about_op(op: Op) -> str:
     """What is to be said of an op, as markdown."""
     how = ""
     if isinstance(op, ValueOp):
-        how = " Computes, on `--device`; " + (
-            "the same bits everywhere."
+        how = (
+            " Computes values on `--device`, with the same bits everywhere."
             if op.same_bits
-            else "on the CPU unless `--device` says otherwise."
+            else " Computes values, on the CPU unless `--device cuda:all` is given."
         )
     out = [f"### `{op.name}`", f"{op.summary[:1].upper()}{op.summary[1:]}. Kind `{op.kind}`.{how}"]
     rows = []
@@ -231,8 +231,8 @@ def explain(word: str) -> dict[str, Any]:
         near = did_you_mean(
             word, [said for topic in named.values() for said in (topic["name"], *_names(topic))]
         )
-        hint = near or "`migrate explain` lists what there is"
-        fail("M115", f"there is nothing called `{printable(word)}` to explain", help=hint)
+        hint = near or "`migrate explain` lists all topics"
+        fail("M115", f"no page explains `{printable(word)}`", help=hint)
     return named[word.lower()]
 
 
@@ -286,20 +286,19 @@ def _fields() -> Iterator[str]:
         yield f"### {heading}"
         yield _table(("field", "written as", "default", "meaning", "example"), rows)
     yield (
-        "Where text is asked for, what is written counts, even where YAML sees a number or a "
-        "truth: `2.10` stays `2.10`. Names "
-        '(`id`, `lineage`, captures) must be text to YAML as well: `"5"`. Where an integer is '
-        "asked for, `8.0` and `0x8` are 8."
+        "Where text is expected, the text in the file counts, even if YAML would read a number or "
+        "a boolean: `2.10` stays `2.10`. Names (`id`, `lineage`, captures) must be text in YAML "
+        'too, so quote them if they look like numbers: `"5"`. Where an integer is expected, `8.0` '
+        "and `0x8` are 8."
     )
 
 
 def _ops() -> Iterator[str]:
     yield (
-        "An argument that asks for an integer takes `$param` and arithmetic over params: `$heads "
-        "// $groups * $head_dim`. One that "
-        "is exactly an unset optional `$param` counts as not written. Below each op stand "
-        "samples, with shapes before and after "
-        "where only bytes move, what is lost, and the downgrade; the tests run them."
+        "An integer argument may be `$param` or arithmetic over params: `$heads // $groups * "
+        "$head_dim`. An argument that is exactly an unset optional `$param` counts as not written. "
+        "Each op has examples, which the tests run: the shapes before and after if only bytes "
+        "move, what is lost, and the downgrade."
     )
     every = [ops.get(name) for name in ops.registry.builtin()]
     for kind, heading, said in FAMILIES:
@@ -401,6 +400,8 @@ def _type(field: Mapping[str, Any]) -> str:
         return (
             " \\| ".join(f"`{choice}`" for choice in field["enum"])
             if len(field["enum"]) < 8
+            else "a code"
+            if field["enum"][0].startswith("M")
             else "a dtype"
         )
     if "if" in field:

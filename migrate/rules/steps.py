@@ -105,7 +105,7 @@ def step(value: Any) -> OpCall:
             if not names
             else "give each operation an entry (`-`) of its own"
         )
-        wrong("M106", f"a step has exactly one operation, here are {len(names)}", hint)
+        wrong("M106", f"a step has exactly one operation, not {len(names)}", hint)
     op, written = names[0], value[names[0]]
     if yaml.is_null(written):
         written = {}
@@ -255,7 +255,7 @@ def _only(value: Any) -> Any:
         if not items:
             wrong(
                 "M114",
-                "an empty list, of which nothing is one",
+                "an empty list, which nothing matches",
                 "list the values, or remove the condition",
             )
         return [yaml.exact(one) for one in items]

@@ -196,7 +196,7 @@ def _too_large(check: RuleCheck, result: BoundTest) -> list[Diagnostic]:
     if result.nbytes <= properties.MOST_BYTES:
         return []
     what = (
-        f"test {check.name!r}: {result.nbytes} bytes are given and made, a test has at most "
+        f"test {check.name!r}: {result.nbytes} bytes are given and made; a test may have at most "
         f"{properties.MOST_BYTES}"
     )
     return [
@@ -259,7 +259,7 @@ def compare(bound: BoundTest, number: int, *, values: bool) -> list[Diagnostic]:
             out.append(
                 Diagnostic(
                     "M702",
-                    f"test {test.name!r}: {printable(key)} does not come out",
+                    f"test {test.name!r}: {printable(key)} is not made",
                     (place,),
                     (said,),
                     hint,
@@ -445,7 +445,7 @@ def _side(bound: BoundTest, number: int) -> Iterator[Diagnostic]:
         if name not in there:
             yield Diagnostic(
                 "M711",
-                f"test {test.name!r}: side file {printable(name)} does not come out",
+                f"test {test.name!r}: side file {printable(name)} is not made",
                 (place,),
             )
         elif lines := _unlike(there[name], content):
@@ -461,7 +461,7 @@ def _side(bound: BoundTest, number: int) -> Iterator[Diagnostic]:
             hint = "write what becomes of it in `expect_side`"
             yield Diagnostic(
                 "M711",
-                f"test {test.name!r}: side file {printable(name)} changes, and no one expects it",
+                f"test {test.name!r}: side file {printable(name)} changes unexpectedly",
                 (place,),
                 (),
                 hint,

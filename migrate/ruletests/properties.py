@@ -57,7 +57,7 @@ def round_trip(bound: BoundTest, *, values: bool) -> list[Diagnostic] | str:
             _said(
                 bound,
                 "M706",
-                "the downgrade refuses what the way there makes",
+                "the downgrade refuses what the upgrade makes",
                 ("the reason follows",),
             ),
             *error.diagnostics,
@@ -165,7 +165,7 @@ def _account(composition: Composition) -> dict[str, Any]:
 
 
 def twice(bound: BoundTest, *, values: bool) -> list[Diagnostic] | str:
-    """M709 if the edge takes its own output and changes it once more.
+    """M709 if the edge takes its own output and changes it again.
 
     A file in the folder of a lineage is safe by the stamp of what it makes; there only detection is
     looked at, which is what decides where the stamp was lost.
@@ -191,11 +191,9 @@ def twice(bound: BoundTest, *, values: bool) -> list[Diagnostic] | str:
             "make the patterns narrower, or put the file into the folder of a lineage: a stamp "
             "then says where a checkpoint is"
         )
-        notes = (f"changed once more: {listed(changed, 8)}",)
+        notes = (f"changed again: {listed(changed, 8)}",)
         return [
-            _said(
-                bound, "M709", "the edge takes its own output and changes it once more", notes, hint
-            )
+            _said(bound, "M709", "the edge takes its own output and changes it again", notes, hint)
         ]
     if lineage.ordered:
         start, goal = bound.steps[0].start, bound.steps[-1].goal
@@ -210,7 +208,7 @@ def twice(bound: BoundTest, *, values: bool) -> list[Diagnostic] | str:
         ):
             what = (
                 f"without its stamp the output counts as {lineage.name}@{start}, and the edge "
-                "would change it once more"
+                "would change it again"
             )
             return [
                 _said(

@@ -29,7 +29,7 @@ def test(
     """Run the tests of rule files, and check what must hold of every rule.
 
     Args:
-        paths: Rule files or folders. Default: none: those in `./rules`, else those that ship with
+        paths: Rule files or folders. Default: none: those in `./rules`, else those included with
             migrate.
         select: A part of the names of checks, or of ids of files, to run. Default: all.
         specs: Check names, shapes and dtypes only, and make no tensor. Default: False.

@@ -37,7 +37,7 @@ def require_checks(
                 check.code,
                 check.message,
                 notes=(f"{check.rule}: {listed(list(check.keys))}", detail),
-                help="the checkpoint is not what the rule takes it for: correct the rule, or "
+                help="the checkpoint is not what the rule assumes: correct the rule, or "
                 "leave these keys to another one",
             )
     report.check()

@@ -102,7 +102,7 @@ def unread_differences(
             "not decoded)"
         )
         if x is None or y is None:
-            differences.append({"key": path, "what": f"{name} is in {names[x is None]} only"})
+            differences.append({"key": path, "what": f"{name} is only in {names[x is None]}"})
         elif x.bytes != y.bytes or x.digest != y.digest:
             by = (
                 "; it is too large to be compared but by the bytes of its file's pickle"
@@ -135,7 +135,7 @@ def not_compared(one: Source, other: Source, names: tuple[str, str] = ("A", "B")
             out.append(
                 Unlooked(
                     f"{files} beside {name}: {listed(list(index.left_out), 8)}",
-                    "no part of the checkpoint",
+                    "not part of the checkpoint",
                 )
             )
         if index.side_files and not _both_folders(one, other):
@@ -154,7 +154,7 @@ def not_compared(one: Source, other: Source, names: tuple[str, str] = ("A", "B")
         out.append(
             Unlooked(
                 "ties, flags of parameters, versions of modules and kinds of dicts",
-                "only one of them can say these",
+                "only one of the two can hold these",
             )
         )
     # the default is written where the source says nothing

@@ -239,7 +239,7 @@ def unreadable(blob: Blob, error: OSError) -> None:
     fail(
         "M913",
         f"cannot read {printable(blob.name)}: {error.strerror}",
-        help=f"repair the storage, then run again with {option('resume', True)}",
+        help=f"repair the storage, then run it again with {option('resume', True)}",
     )
 
 

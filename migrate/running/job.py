@@ -47,7 +47,7 @@ def write_checkpoint(
     the source.
     """
     if out is None and not dry_run:
-        fail("M115", "nothing says where the output goes", help="out=PATH")
+        fail("M115", "no output is given", help="out=PATH")
     place = None if out is None else Path(path_text("out", out))
     source = opened()
     try:
@@ -92,7 +92,7 @@ def _check_shape(saved: Mapping[str, Any], out: Path, folder: bool, written: str
     """M115 where the name of the output says another shape or format than the saved plan."""
     if saved["options"]["folder"] != folder:
         made_as, other = ("a folder", True) if not folder else ("one file", False)
-        what = f"the plan makes {made_as}, and {printable(str(out))} is the name of the other"
+        what = f"the plan makes {made_as}, and {printable(str(out))} does not name one"
         fail("M115", what, help=f"rename it, or plan with {option('single_file', other)}")
     if saved["options"].get("format", "safetensors") != written:
         fail(
@@ -152,8 +152,8 @@ def _published(
             *(
                 [
                     (
-                        f"{printable(result.left, 300)} could not be removed, and is of no use any "
-                        "more: remove it"
+                        f"{printable(result.left, 300)} could not be removed and is no longer "
+                        "needed: remove it"
                     )
                 ]
                 if result.left

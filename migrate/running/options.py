@@ -75,7 +75,7 @@ def memory_of(given: int | str) -> int:
     if found < LEAST_MEMORY:
         fail(
             "M115",
-            f"max_memory of {found} bytes is not enough for anything",
+            f"max_memory of {found} bytes is too little for any run",
             help=f"give at least {LEAST_MEMORY} bytes",
         )
     return found
@@ -85,5 +85,6 @@ def check_threads(given: Any) -> None:
     """QuestionError M115 for anything but a number of threads."""
     if not isinstance(given, int) or isinstance(given, bool) or not 1 <= given <= MOST_THREADS:
         fail(
-            "M115", f"`threads` is a number from 1 to {MOST_THREADS}, not {printable(repr(given))}"
+            "M115",
+            f"`threads` must be a number from 1 to {MOST_THREADS}, not {printable(repr(given))}",
         )

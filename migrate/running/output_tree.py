@@ -178,9 +178,9 @@ def output_tree(
     if both := [key for key in carried if key in outputs]:
         fail(
             "M916",
-            f"rules make {listed(both)}, and a tensor outside of the dict that they work on is "
-            "called so",
-            help="name the key otherwise",
+            f"rules make {listed(both)}, and a tensor outside of the dict that they work on has "
+            "this name",
+            help="give the key another name",
         )
     every = {**outputs, **carried}
     stored.update(outline.passed_through)
@@ -337,8 +337,7 @@ def _parts(
     if len(outline.parts) > len(made):
         left = len(outline.parts) - len(made)
         notes.append(
-            f"no file any more for {plural(left, 'rank')}; what they held beside tensors is that "
-            "of rank 0"
+            f"{plural(left, 'rank')} without a file; values beside tensors are those of rank 0"
         )
     return tuple(made), names
 
@@ -634,7 +633,7 @@ def _told(
         )
         of = f"; the numbers of their data are {listed(numbers)}" if numbers else ""
         notes.append(
-            f"plain tensors, and no parts of an object any more: {listed(sorted(parted), 4)}{of}"
+            f"plain tensors, no longer parts of an object: {listed(sorted(parted), 4)}{of}"
         )
 
 

@@ -68,7 +68,7 @@ def check_place(out: Path, source: str) -> None:
     if os.path.lexists(out):
         fail(
             "M904",
-            f"{_safe(out)} exists already",
+            f"{_safe(out)} already exists",
             help="choose another path, or move it away; an existing target is never replaced",
         )
     here, there = Path(os.path.realpath(out)), Path(os.path.realpath(source))
@@ -82,8 +82,8 @@ def check_place(out: Path, source: str) -> None:
         what = "is not a folder" if os.path.lexists(here.parent) else "does not exist"
         fail(
             "M115",
-            f"{_safe(out)} has no place: {_safe(here.parent)} {what}",
-            help="make that folder first, or choose another place",
+            f"{_safe(out)} cannot be made: {_safe(here.parent)} {what}",
+            help="create that folder first, or choose another place",
         )
 
 
@@ -96,7 +96,7 @@ def write_failed(error: OSError, partial: Path, doing: str) -> NoReturn:
     code = "M909" if error.errno in _FULL else "M913"
     many = "raise the limit of open files (`ulimit -n`)" if error.errno in _MANY else None
     again = (
-        f"{many or 'fix the cause'} and run the same again with {option('resume', True)}, or "
+        f"{many or 'fix the cause'} and run it again with {option('resume', True)}, or "
         "remove "
         "that folder"
     )
@@ -160,12 +160,12 @@ class Partial:
             if not resume:
                 fail(
                     "M911",
-                    f"{_safe(self.folder)} is there from an earlier run",
-                    help=f"run again with {option('resume', True)} to finish it, or remove that "
+                    f"{_safe(self.folder)} was left by an earlier run",
+                    help=f"run it again with {option('resume', True)} to finish it, or remove that "
                     "folder",
                 )
             if not self.folder.is_dir() or self.folder.is_symlink():
-                fail("M911", f"{_safe(self.folder)} is no partial folder", help="move it away")
+                fail("M911", f"{_safe(self.folder)} is not a partial folder", help="move it away")
             self._take_over(head)
         else:
             self._lock()
@@ -257,8 +257,8 @@ class Partial:
             self.close()
             fail(
                 "M911",
-                f"another run is at work in {_safe(self.folder)}",
-                help="wait until it has ended",
+                f"another run is using {_safe(self.folder)}",
+                help="wait until it has finished",
             )
 
     def _longest(self, head: Mapping[str, Any]) -> int:
@@ -349,7 +349,7 @@ class Partial:
         """RunError M909 unless the file system has room for all that is still to be written. Looks,
         and writes nothing.
 
-        What is shared needs no room. It counts once: a file that is there from an earlier run holds
+        What is shared needs no room. It counts once: a file that was left by an earlier run holds
         it already.
         """
         there = os.statvfs(self.folder)
@@ -446,14 +446,14 @@ class Partial:
                 fail(
                     "M913",
                     f"{printable(file.name)} was not written as planned",
-                    help=f"run the same again with {option('resume', True)}",
+                    help=f"run it again with {option('resume', True)}",
                 )
         if self.target.folder and (strays := self._strays()):
             more = f" and {len(strays) - 1:,} more" if len(strays) > 1 else ""
             fail(
                 "M913",
                 f"this run did not write {printable(strays[0])}{more} in {_safe(self.data)}",
-                help=f"move it away and run the same again with {option('resume', True)}",
+                help=f"move it away and run it again with {option('resume', True)}",
             )
 
     def _strays(self) -> list[str]:
@@ -486,9 +486,9 @@ class Partial:
         except FileExistsError:
             fail(
                 "M904",
-                f"{_safe(self.out)} has appeared while this run was at work",
+                f"{_safe(self.out)} appeared during this run",
                 notes=(f"the finished output is kept in {_safe(made)}",),
-                help=f"move it away and run the same again with {option('resume', True)}",
+                help=f"move it away and run it again with {option('resume', True)}",
             )
         try:
             if fsync:
@@ -499,7 +499,7 @@ class Partial:
                 f"{_safe(self.out)} was published and is complete, but may not survive a power "
                 "cut: "
                 f"the folder it lies in could not be synced ({refusal(error)})",
-                help="look after the disk, then run `sync`, and `migrate verify` on the output",
+                help="check the disk, then run `sync`, and `migrate verify` on the output",
             )
         finally:
             self.discard()

@@ -33,16 +33,14 @@ class SideFile(NamedTuple):
 class Index:
     """The contents of one checkpoint, without data.
 
-    `tensors` are in the checkpoint's own order. `files` names the weight files by blob number,
-    relative to the checkpoint. `side_files` travel with a migration, `left_out` are files that
-    never do and are only listed. `items` are the non-tensor values by path, `metadata` the format's
-    own string map. `tree` is how all of it hangs together where it is more than a flat dict of
-    tensors: it also has tensors that rules do not see, those passed through, under keys that no
-    tensor
-    has. `outside` is what the reader refused to read and left out, and `unread` the entries that
-    went with it, by path; `notes` are what it noticed. `sums()` has the CRC-32 of the bytes that
-    begin at (blob, offset), as (their number, CRC), where the format records one. `module_versions`
-    are those of a state dict in memory.
+    `tensors` are in the order of the checkpoint. `files` names the weight files by blob number,
+    relative to the checkpoint. `side_files` are carried along by a migration, `left_out` are files
+    that never are. `items` are the non-tensor values by path, `metadata` is the format's own map of
+    strings. `tree` is the structure of a checkpoint that is more than a flat dict of tensors; it
+    also has the tensors that rules do not see, under keys that no other tensor has. `outside` lists
+    what the reader refused to read, `unread` the entries that were left out with it, by path, and
+    `notes` what it noticed. `sums()` maps (blob, offset) to the length and the CRC-32 of the bytes
+    there, if the format records it. `module_versions` are those of a state dict in memory.
     """
 
     tensors: Mapping[str, Stored]

@@ -109,7 +109,7 @@ def rank_entries(place: Place, suffix: str) -> list[Entry]:
             "M915",
             f"{label}: holds the files of {len(entries)} ranks "
             f"({listed([e.name for e in entries], 3)}) and beside them {listed(mixed)}",
-            help="pass the file or the index that you mean, or move what does not belong here away",
+            help="pass the file or the index that you mean, or move away what does not belong here",
         )
     return _complete(next(iter(found.values())), place, suffix)
 
@@ -123,7 +123,7 @@ def _complete(found: list[tuple[int, Entry]], place: Place, suffix: str) -> list
         fail(
             "M915",
             f"{label}: two stand for one rank: {listed(twice)}",
-            help="move what does not belong here away",
+            help="move away what does not belong here",
         )
     if max(by_rank) >= MAX_RANKS:
         fail(

@@ -682,7 +682,7 @@ def nest(table: DictNode, nests: tuple[NestedDict, ...]) -> DictNode:
     if twice:
         fail(
             "M916",
-            f"rules make {listed(twice)}, and a dict is called so",
+            f"rules make {listed(twice)}, and a dict has this name",
             help=f"name {printable(twice[0])} otherwise",
         )
     was = {nest.path: nest.was for nest in nests}

@@ -510,8 +510,8 @@ def _refuse_hidden(document: Document, text: str, places: list[int], report: Rep
         character = text[at]
         report.add(
             "M116",
-            f"U+{ord(character):04X} ({_named(character)}) makes the text look other than it is "
-            "read",
+            f"U+{ord(character):04X} ({_named(character)}) makes the text look different from "
+            "what is read",
             spans=(Span(document.name, line, at - start + 1, 1, rest),),
             help="remove it; in text that is meant to hold it write an escape, in double quotes: "
             f'"{_escape(character)}"',
@@ -606,7 +606,7 @@ def _explain(document: Document, text: str, error: YAMLError, report: Report) ->
             help="quote the value",
         )
     elif "mapping values are not allowed" in problem:
-        message = "a colon and a blank inside a value that is not quoted"
+        message = "a colon and a space inside a value that is not quoted"
         report.add(
             "M108",
             message,

@@ -61,7 +61,7 @@ def test_a_list_that_one_file_names_twice_is_renamed_once(tmp_path: Path) -> Non
     ("more", "words"),
     [
         ("minimum: 10", "4 is below the minimum 10"),
-        ("choices: [1, 2]", "4 is none of 1, 2"),
+        ("choices: [1, 2]", "4 is not one of 1, 2"),
         ("default: 7", "the defaults 5 and 7"),
     ],
 )
@@ -207,7 +207,7 @@ keep: ["{k...}"]
 rules: [{name: m, from: old.weight, to: new.weight, via: [{roll: {dim: 0, shift: $n // 2}}]}]
 """
     found = refusal("plan", small(tmp_path / "old"), "--rules", rules(tmp_path, text), exit=2)
-    assert (found["code"], "7 does not divide by 2 in `$n // 2`" in found["message"]) == (
+    assert (found["code"], "7 is not divisible by 2 in `$n // 2`" in found["message"]) == (
         "M111",
         True,
     )

@@ -352,10 +352,10 @@ def test_odd_numbers_are_carried_and_said(tmp_path: Path) -> None:
         "plan", source, "--rules", file, "--allow", "delayed-scaling", "--format", "json"
     ).json["notes"]
     assert (
-        "scale_fwd holds numbers that are not finite, and goes on as it is: a._extra_state" in notes
+        "scale_fwd holds numbers that are not finite, and stays as it is: a._extra_state" in notes
     )
     assert (
-        "amax_history_bwd holds numbers that are not finite, and goes on as it is: a._extra_state"
+        "amax_history_bwd holds numbers that are not finite, and stays as it is: a._extra_state"
         in notes
     )
     file = rules(tmp_path, delayed_scaling="drop")

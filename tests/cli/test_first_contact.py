@@ -142,8 +142,7 @@ def test_a_family_that_is_not_known_is_told_what_it_comes_nearest_to(tmp_path: P
         result = run("plan", source, "--to", goal)
         assert result.exit == 2
         assert (
-            f"error[M520]: `{goal}` means a layout of the lineage that the checkpoint is in"
-            in result.err
+            f"error[M520]: `{goal}` refers to the lineage that the checkpoint is in" in result.err
         )
         assert f"nearest is hf-mixtral@v4, but {away}" in result.err
         assert "--to hf-mixtral@LAYOUT --from hf-mixtral@v4" in result.err

@@ -251,7 +251,7 @@ def test_numbered_tensors_tell_their_modules_and_the_way_back_remembers_them(
     assert planned["params"] == {"modules": [module, "other.fc2"]}
     assert (
         sum(
-            "nothing says `modules` of te-grouped-" in note and ", and the tensors tell: " in note
+            "`modules` of te-grouped-" in note and "and is read from the tensors: " in note
             for note in planned["notes"]
         )
         == 2

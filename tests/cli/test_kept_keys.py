@@ -54,7 +54,7 @@ def test_history_names_what_stays_as_its_schema_says(tmp_path: Path) -> None:
     document = done("history", tmp_path / "new.safetensors", "--format", "json").json
     assert fits(document, "history")["applied"][0]["kept"] == KEPT
     assert (
-        "    stays in a downgrade: l.{}.new.weight\n"
+        "    stays on a downgrade: l.{}.new.weight\n"
         in done("history", tmp_path / "new.safetensors").out
     )
     done(
@@ -170,8 +170,7 @@ def test_without_the_stamp_the_plan_says_that_some_may_have_stayed(tmp_path: Pat
             [
                 note
                 for note in notes
-                if "which `keep` may have left as they were on the way there: no stamp says so"
-                in note
+                if "which `keep` may have left unchanged on the way there: no stamp says so" in note
             ]
         )
         == 1

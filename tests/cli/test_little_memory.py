@@ -188,7 +188,7 @@ def test_what_was_written_before_memory_ran_out_is_kept_and_resumed(
     answer = apply(made, out)
     monkeypatch.undo()
     assert answer.exit == 4
-    assert "error[M922]: there was no memory to write" in answer.err
+    assert "error[M922]: not enough memory to write" in answer.err
     assert "what was written so far is kept in" in answer.err
     assert "--resume" in answer.err
     assert apply(made, out, "--resume").exit == 0

@@ -66,7 +66,7 @@ def test_a_log_file_has_everything_and_grows(tmp_path: Path, old: Path) -> None:
 
 def test_a_log_in_the_source_or_nowhere_is_refused(tmp_path: Path, old: Path) -> None:
     for place, why in (
-        (old / "run.log", "that lies in the source"),
+        (old / "run.log", "which lies in the source"),
         (tmp_path / "no" / "run.log", "No such file"),
         (tmp_path, "Is a directory"),
     ):

@@ -288,7 +288,7 @@ def test_a_value_may_stand_in_several_places_and_all_that_speak_must_agree(tmp_p
     places = "config.json#text_config.rows, config.json#rows, params.json#n_rows"
     assert (found["code"], found["notes"]) == (
         "M509",
-        [f"its places in the configuration are {places}, and nothing stands there"],
+        [f"its places in the configuration are {places}, and nothing is there"],
     )
 
 
@@ -374,7 +374,7 @@ def test_heads_that_the_groups_do_not_divide_are_refused_with_both_numbers(tmp_p
     )
     found = refusal("plan", source, "--rules", CASES / "c10-megatron-gqa-qkv.yaml", exit=2)
     assert found["code"] == "M111"
-    assert "7 does not divide by 2 in `$heads // $groups * $head_dim`" in found["message"]
+    assert "7 is not divisible by 2 in `$heads // $groups * $head_dim`" in found["message"]
 
 
 @pytest.mark.parametrize(
@@ -439,7 +439,7 @@ def test_a_default_that_does_not_fit_the_shapes_is_named_and_what_was_said_is_no
     source, rule = small(tmp_path / "old"), rules(tmp_path, text)
     found = refusal("plan", source, "--rules", rule, "--set", "m=7", exit=3)
     assert found["code"].startswith("M3")
-    assert [n for n in found["notes"] if "default" in n] == ["nothing says `n`, its default is 3"]
+    assert [n for n in found["notes"] if "default" in n] == ["`n` is not given; its default is 3"]
 
 
 # --- the dtype of tensors
@@ -618,7 +618,7 @@ def test_a_default_that_steps_in_for_what_a_later_edge_changed_is_told(tmp_path:
         (
             "M512",
             (
-                f"`n` is taken to be 4, its default: it stood at config.json#{at}, which {edge} "
+                f"`n` is taken to be 4, its default: it was at config.json#{at}, which {edge} "
                 f"changes {UNKNOWN}"
             ),
         )

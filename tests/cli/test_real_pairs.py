@@ -123,7 +123,7 @@ def test_a_second_apply_is_nothing_to_do(lineage: str, hub: Path, tmp_path: Path
     assert again["path"] is None
     assert again["layouts"] == {lineage: "v5"}
     assert not (tmp_path / "again").exists()
-    assert "nothing to do: the checkpoint is in" in done(*asked, exit=1).out
+    assert "nothing to do: the checkpoint is already in" in done(*asked, exit=1).out
     assert done(*asked, "--if-needed", "--format", "json").json == again
     assert migrate.apply(tmp_path / "new", tmp_path / "again", to=lineage).path is None
     assert not (tmp_path / "again").exists()

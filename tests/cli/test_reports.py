@@ -241,6 +241,6 @@ def test_verify_names_what_is_only_near_and_refuses_what_is_further_off(
     )
     out = done(*asked, exit=status).out
     assert f"{said} than neg_exp may, first at [1]" in out
-    assert ("every byte equal but for 1 tensor\n" in out) is (units == 1)
+    assert ("every byte equal except in 1 tensor\n" in out) is (units == 1)
     document = checked(done(*asked, "--format", "json", exit=status).json, "verification")
     assert (document["equal"], len(document["near"])) == (units == 1, int(units == 1))

@@ -411,7 +411,7 @@ def test_a_param_whose_place_the_edge_emptied_is_asked_for_with_that_reason(tmp_
     found = refusal("downgrade", tmp_path / "new", "-o", tmp_path / "back", "--rules", rule, exit=2)
     assert (found["code"], found["help"]) == ("M509", "--set n=…, an integer")
     assert any(
-        "stood at config.json#rows" in n
+        "it was at config.json#rows" in n
         and "changes on the way there, and no stamp records it" in n
         for n in found["notes"]
     )
@@ -421,6 +421,6 @@ def test_a_param_whose_place_the_edge_emptied_is_asked_for_with_that_reason(tmp_
     other = rules(tmp_path, head.replace("rows: null", "cols: null") + cut)
     found = refusal("downgrade", tmp_path / "new", "-o", tmp_path / "b2", "--rules", other, exit=2)
     assert any(
-        "its place in the configuration is config.json#rows, and nothing stands there" in n
+        "its place in the configuration is config.json#rows, and nothing is there" in n
         for n in found["notes"]
     )

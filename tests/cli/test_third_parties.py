@@ -208,7 +208,7 @@ def test_a_format_of_the_old_contract_is_named_where_no_other_knows_the_file(
     (work / "weights.old").write_bytes(b"of a format that only the plugin knows")
     refused = migrate(work, plugins, "inspect", "weights.old")
     assert refused.exit == 2
-    assert refused.err.startswith("error[M917]: weights.old: no known format of checkpoint\n")
+    assert refused.err.startswith("error[M917]: weights.old: not a checkpoint in a known format\n")
     assert (
         "note: format old_format of old-formats cannot be loaded: ModuleNotFoundError"
         in refused.err

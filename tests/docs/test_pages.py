@@ -201,6 +201,8 @@ def test_every_public_name_and_every_command_has_its_place() -> None:
         assert f"\n### {name}\n" in pages["docs/reference/api.md"]
     for name in main.commands():
         assert f"\n## migrate {name}\n" in pages["docs/reference/cli.md"]
+    # the fields of a report say what their schemas say
+    assert "\n| `index_hash` | `str` | of keys, dtypes, " in pages["docs/reference/api.md"]
     for path in (ROOT / "schemas").glob("*.schema.json"):
         name = path.name.removesuffix(".schema.json")
         assert f"\n## {name}\n" in pages["docs/reference/schemas.md"]

@@ -138,7 +138,11 @@ REFUSED = {
     "keys that are not a list": (stream(keys="1"), "M940", "not a list of text"),
     "keys that are numbers": (stream(keys=[1]), "M940", "not a list of text"),
     "a key twice": (stream(keys=("1", "1")), "M940", "storage 1 is there twice"),
-    "a key that nothing uses": (stream(keys=("1", "2")), "M940", "storage 2 is used by nothing"),
+    "a key that nothing uses": (
+        stream(keys=("1", "2")),
+        "M940",
+        "storage 2 is not used by any tensor",
+    ),
     "a storage without bytes": (
         stream(keys=(), tail=b""),
         "M940",

@@ -53,8 +53,8 @@ def test_a_loose_file_has_no_place(tmp_path: Path, lineage: Lineage) -> None:
         ("q, k and v become one", None),
         ("Mixtral experts as Megatron Core", None),
         ("Fuse the experts.", "ends with a period"),
-        ("fuse the experts", "begins with a small letter"),
-        ("Fuse Expert Weights Into Stacked Tensors", "has capitals like a headline"),
+        ("fuse the experts", "begins with a lower-case letter"),
+        ("Fuse Expert Weights Into Stacked Tensors", "is capitalised like a headline"),
     ],
 )
 def test_a_title_is_written_like_a_sentence(

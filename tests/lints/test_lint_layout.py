@@ -92,7 +92,7 @@ def test_neighbours_of_an_ordered_lineage_without_an_edge(lineage: Lineage) -> N
     lineage.rules(RULES, edge=("v1", "v3"))
     lineage.rules(RULES.replace("old", "x"), "second", ("v2", "v3"))
     assert [(d.code, d.message) for d in lineage.found()] == [
-        ("M643", "no way leads from layout `v1` to the next one, `v2`")
+        ("M643", "no path leads from layout `v1` to the next one, `v2`")
     ]
     text = (lineage.root / "demo" / "layouts.yaml").read_text()
     lineage.layouts(text.replace("ordered: true", "ordered: false"))

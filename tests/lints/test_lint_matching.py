@@ -363,7 +363,7 @@ def test_letters_of_globs_and_regular_expressions_are_found(
         for d in lineage.found("M625")
     ]
     assert [(words, line) for words, line, _help in said] == (
-        [(f"{letters} as it stands", 7)] if letters else []
+        [(f"{letters} literally", 7)] if letters else []
     )
     assert all("neither globs nor regular expressions" in advice for _, _, advice in said)
 

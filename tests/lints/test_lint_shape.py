@@ -471,10 +471,10 @@ def test_what_is_not_known_of_a_large_test_is_said(lineage: Lineage) -> None:
     (finding,) = lineage.found("M623")
     assert (
         finding.message
-        == "rule `r`: whether a near mistake of transpose would be noticed is not known, so much "
-        "does `t` state"
+        == "rule `r`: `t` states so much that it is not known whether a near mistake of transpose "
+        "would be noticed"
     )
-    assert finding.notes == ("of more than 65,536 elements only some are compared",)
+    assert finding.notes == ("of more than 65,536 elements, only some are compared",)
 
 
 def test_the_middle_of_a_large_tensor_is_compared_where_something_else_begins(

@@ -39,8 +39,8 @@ def test_names_left_over_are_told_both_ways_with_the_nearest():
         "place"
     )
     text = said.render()
-    assert "the module has, and the migrated checkpoint has not: weight" in text
-    assert "the migrated checkpoint has, and the module has not: {wieght,extra}" in text
+    assert "in the module and not in the migrated checkpoint: weight" in text
+    assert "in the migrated checkpoint and not in the module: {wieght,extra}" in text
     assert "did you mean `weight`" in text
 
 

@@ -101,8 +101,8 @@ def test_names_left_over_are_refused_before_anything_is_written(fuse):
     del state["layers.1.ln.weight"]
     state["layers.0.ln.weigth"] = state["layers.0.ln.bias"]
     text = refused(model, state, "M960")
-    assert "the module has, and the migrated checkpoint has not: layers.1.norm.weight" in text
-    assert "the migrated checkpoint has, and the module has not: layers.0.norm.weigth" in text
+    assert "in the module and not in the migrated checkpoint: layers.1.norm.weight" in text
+    assert "in the migrated checkpoint and not in the module: layers.0.norm.weigth" in text
     assert "did you mean" in text
 
 

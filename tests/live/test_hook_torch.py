@@ -232,7 +232,7 @@ def test_a_load_that_breaks_off_says_what_was_written(fuse, at):
     with pytest.raises(RuntimeError) as caught:
         model.load_state_dict(state)
     text = str(caught.value)
-    assert f"error[M962]: loading broke off at layers.{at}.proj.weight" in text
+    assert f"error[M962]: loading stopped at layers.{at}.proj.weight" in text
     assert text.count("error[") == 1
     first = f"layers.{at}.proj.weight"
     keys = [*good]

@@ -43,8 +43,8 @@ def test_names_without_a_partner_are_told_both_ways_with_the_nearest(new):
     model = module(renamed)
     found = refused(model, V4, "hf-mixtral@v5")["M960"]
     text = found.render()
-    assert "the module has, and the migrated checkpoint has not: model.embed_token.weight" in text
-    assert "the migrated checkpoint has, and the module has not: model.embed_tokens.weight" in text
+    assert "in the module and not in the migrated checkpoint: model.embed_token.weight" in text
+    assert "in the migrated checkpoint and not in the module: model.embed_tokens.weight" in text
     assert "did you mean" in text
     answer = migrate.load(model, V4, "hf-mixtral@v5", strict=False)
     assert (answer.to_json()["missing"], answer.to_json()["unexpected"]) == (

@@ -225,7 +225,7 @@ def test_squeeze_refuses_an_axis_that_holds_something():
     error = refusal("squeeze", (2, 3), dim=1)
     assert (error.code, error.message) == (
         "M301",
-        "squeeze: axis 1 has 3 elements, only an axis of 1 can go; shape [2, 3]",
+        "squeeze: axis 1 has 3 elements, only an axis of 1 can be removed; shape [2, 3]",
     )
 
 

@@ -157,7 +157,7 @@ def test_a_weight_alone_has_no_numbers():
     )
     assert (error.code, error.message) == (
         "M408",
-        "dequantize: fp8-block has no numbers without its scale; there is only the weight",
+        "dequantize: fp8-block cannot be decoded without its scale; there is only the weight",
     )
 
 

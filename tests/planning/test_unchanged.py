@@ -172,7 +172,7 @@ def test_without_a_stamp_the_plan_names_what_may_have_stayed(engine):
     there = {"a.new": F([1]), "b.new": F([2])}
     (note,) = notes(engine.apply(files, there, backwards=True))
     assert (
-        note == "rule 'r0' takes a.new, b.new, which `keep` may have left as they were on the way "
+        note == "rule 'r0' takes a.new, b.new, which `keep` may have left unchanged on the way "
         "there: no stamp says so"
     )
     assert notes(engine.apply(files, there, backwards=True, kept=["b.new"])) == []
@@ -193,7 +193,7 @@ def test_without_a_stamp_the_plan_names_what_may_have_stayed(engine):
 def test_a_key_that_shall_stay_and_is_gone_is_named(engine):
     files = engine.rules('from: "{p...}.old", to: "{p}.new"', keep=["{p...}.new"])
     found = engine.apply(files, {"a.new": F([1])}, backwards=True, kept=["b.new"])
-    assert notes(found) == ["the stamp says that b.new stay as they are, and they are not there"]
+    assert notes(found) == ["the stamp says that b.new stay as they are, and they do not exist"]
 
 
 def notes(out):

@@ -47,7 +47,7 @@ def test_sizes_must_name_the_values_and_no_others(sizes: dict[str, int], says: s
 
 def test_a_whole_list_can_be_a_param() -> None:
     assert arguments.resolve("permute", {"dims": "$order"}, {"order": [2, 0, 1]}).dims == (2, 0, 1)
-    with pytest.raises(OpError, match="a list is asked for"):
+    with pytest.raises(OpError, match="a list is expected"):
         arguments.resolve("permute", {"dims": "$order"}, {"order": 3})
 
 
@@ -61,7 +61,7 @@ def test_axes_take_arithmetic_and_skip_what_is_unset() -> None:
 
 
 def test_a_param_of_another_type_is_refused() -> None:
-    with pytest.raises(OpError, match="an integer is asked for"):
+    with pytest.raises(OpError, match="an integer is expected"):
         arguments.resolve("stack", {"over": "e", "count": "$n"}, {"n": True})
 
 
@@ -72,11 +72,11 @@ def test_what_a_param_should_have_been_is_said_as_rule_files_write_it() -> None:
             "stack",
             {"over": "e", "dim": "$n"},
             {"n": True},
-            "stack: `dim`: $n is true, an integer is asked for",
+            "stack: `dim`: $n is true, an integer is expected",
             "int",
         ),
-        ("permute", {"dims": "$n"}, {"n": 1}, "permute: `dims` is 1, a list is asked for", "list"),
-        ("cast", {"to": "$n"}, {"n": [None]}, "cast: `to` is [null], text is asked for", "str"),
+        ("permute", {"dims": "$n"}, {"n": 1}, "permute: `dims` is 1, a list is expected", "list"),
+        ("cast", {"to": "$n"}, {"n": [None]}, "cast: `to` is [null], text is expected", "str"),
     ):
         with pytest.raises(OpError) as caught:
             arguments.resolve(op, args, params)

@@ -243,7 +243,7 @@ def test_heads_that_no_file_says_are_asked_for_by_their_meaning(tmp_path: Path) 
     assert found.notes == (
         (
             "its places in the configuration are params.json#n_heads, "
-            "config.json#num_attention_heads, and nothing stands there"
+            "config.json#num_attention_heads, and nothing is there"
         ),
     )
 

@@ -102,7 +102,7 @@ def test_a_path_below_the_checkpoint_may_be_patched_read_and_renamed_in(path: st
 
 @pytest.mark.parametrize(
     ("path", "words"),
-    [(p, "") for p in NO_PATH] + [(p, "no side file") for p in BELOW if "#" not in p],
+    [(p, "") for p in NO_PATH] + [(p, "not a side file") for p in BELOW if "#" not in p],
 )
 def test_what_is_no_side_file_is_refused_at_its_key(path: str, words: str) -> None:
     code, message, text = refused(f"files: {{{quoted(path)}: {{a: 1}}}}\n")

@@ -740,7 +740,7 @@ def test_what_a_person_reads_names_the_flags_that_lead_on(tmp_path: Path) -> Non
     )
     assert refused.json["diagnostics"][0]["help"] == (
         "--allow delayed-scaling carries it on; --set delayed_scaling=drop --allow drop leaves it "
-        "behind, which is what most want"
+        "behind, which is what most users want"
     )
 
 

@@ -220,7 +220,7 @@ def test_components_that_part_are_plain_tensors_and_that_is_said(te: Any, tmp_pa
         "w._rowwise_scale_inv",
     ]
     assert any(
-        "no parts of an object any more: w._rowwise_data" in note
+        "no longer parts of an object: w._rowwise_data" in note
         for note in answer.to_json()["notes"]
     )
 

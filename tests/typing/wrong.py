@@ -9,7 +9,7 @@ from migrate.results import ApplyReport
 
 
 def mistakes(path: Path, report: ApplyReport) -> None:
-    migrate.apply(path, to="a@b")  # wrong: nothing says where the output goes
+    migrate.apply(path, to="a@b")  # wrong: no output is given
     migrate.apply(path, "new", too="a@b")  # wrong: no such argument
     migrate.apply({}, "new", inform=print, to="a@b")  # wrong: the report says it all
     migrate.downgrade(path, "back", threads="2")  # wrong: a number
