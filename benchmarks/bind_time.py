@@ -17,6 +17,7 @@ import time
 
 from migrate import formats
 from migrate.core.errors import Report
+from migrate.planning.bind import BindContext
 from migrate.planning.compose import compose, prove_downgrade
 from migrate.planning.pathstate import PathStep
 from migrate.rules.compiled import compile_file
@@ -42,9 +43,8 @@ def main() -> None:
     # as the command line does; the collector would walk every key again and again
     gc.disable()
     began = time.perf_counter()
-    composition = compose(
-        source.index.tensors, [step], frozenset(), lambda key, a, b: False, report, prove=False
-    )
+    context = BindContext(lambda key, present, made: False)
+    composition = compose(source.index.tensors, [step], context, report, prove=False)
     bound = time.perf_counter()
     report.check()
     inexact = prove_downgrade(
