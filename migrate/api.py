@@ -38,9 +38,6 @@ from .results import (
     VerifyEstimate,
     VerifyReport,
 )
-from .rules.catalog import explain as explain
-from .rules.catalog import packs as packs
-from .rules.catalog import schema as schema
 from .rules.params import resolve
 from .ruletests.run import test as test
 from .running.device import parse_device

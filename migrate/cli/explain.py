@@ -20,9 +20,9 @@ def command(word: str | None, form: str) -> None:
     WORD is a code (M207) or its name, an op (stack) or a codec (fp8-block). Without
     it, all of them are listed.
     """
-    from .. import api
+    from ..rules.reference import explanation
 
-    document = api.explain(word)
+    document = explanation(word)
     render.emit(document, form, _listed if word is None else _told)
 
 

@@ -20,9 +20,9 @@ def command(rules: tuple[str, ...], form: str) -> None:
     What --rules names comes first. ./rules, the rules included with migrate and those of installed
     packages rank equally: if two of them have a lineage of the same name, its contents must agree.
     """
-    from .. import api
+    from ..rules.packs import list_packs
 
-    document = api.packs(rules)
+    document = list_packs(rules)
     render.emit(document, form, text)
 
 

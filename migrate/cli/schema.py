@@ -39,25 +39,23 @@ def command(name: str | None, check: bool, output: str | None, where: bool, form
     NAME is rulefile, layouts or the kind of an answer; its schema is printed. Without NAME
     and -o, all of them are listed.
     """
-    from .. import api
+    from ..rules import schema
 
     if where:
         if check or output is not None:
             raise click.UsageError("--path takes neither -o nor --check")
-        document = api.schema(name, folder=_shipped())
+        document = schema.check_schemas(name, folder=_shipped())
         place = _shipped() if name is None else _shipped() / document["schemas"][0]["file"]
         render.emit(document, form, lambda _: printable(str(place), 4096))
         return 0
     if name is not None and not check and output is None:
-        from ..rules import schema
-
-        api.schema(name)
+        schema.check_schemas(name)
         click.echo(schema.dump_schema(schema.schemas()[name]()), nl=False)
         return 0
     folder = Path("schemas") if check and output is None else output
     if check and output is None and not Path("schemas").is_dir():
         folder = _shipped()
-    document = api.schema(name, folder=folder, write=output is not None and not check)
+    document = schema.check_schemas(name, folder=folder, write=output is not None and not check)
     render.emit(document, form, text)
     return 1 if check and not document["current"] else 0
 

@@ -42,13 +42,12 @@ from ..rules.lineage import (
     warnings,
 )
 from ..rules.packs import Packs, find_packs, load_edge
-from ..rules.patches import leaves
 from ..source.index import Index
 from ..source.pickle.encodings import PARAMETER
 from .graph import Tensor
 from .pathstate import PathStep
 from .request import OPTIMIZER_PARAM, Request
-from .sides import ReadSide
+from .sides import ReadSide, leaves_of_patch
 from .unchanged import check_undo_order, standing_entries
 
 if TYPE_CHECKING:
@@ -668,7 +667,7 @@ def check_params(
 
 def _asks_checkpoint(step: PathStep, file: LoadedFile, name: str) -> bool:
     param = file.model.params.get(name)
-    written = (value for patch in file.model.files.values() for _, value in leaves(patch))
+    written = (value for patch in file.model.files.values() for _, value in leaves_of_patch(patch))
     if param is None:
         return f"${name}" in written
     told = param.groups is not None and _tells(step, param.groups)

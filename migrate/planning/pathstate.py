@@ -23,15 +23,24 @@ from ..core.templates import as_seen, fitting, group, rank_of, takes
 from ..extra_state.recipes import leave
 from ..ops.base import OneWay
 from ..rules import params as parameters
-from ..rules import patches
 from ..rules.arguments import PARAM
 from ..rules.compiled import CompiledCall, CompiledRule, DirectedRule, direct, is_active
 from ..rules.files import LoadedFile
-from ..rules.patches import ABSENT
 from ..source.pickle.encodings import PARAMETER
 from .bind import StepResult
 from .graph import Tensor
-from .sides import SideFiles, rename
+from .sides import (
+    ABSENT,
+    SideFiles,
+    fill_patch,
+    leaves_of_patch,
+    list_changes,
+    merge_patch,
+    rename,
+    restore_value,
+    same_json,
+    undo_steps,
+)
 
 if TYPE_CHECKING:
     from ..rules.model import Dtype, Groups, Param, Shape
@@ -232,7 +241,7 @@ class PathState:
                 )
             )
         for name, value in values.items():
-            taken = name in self.params and not patches.same(self.params[name], value)
+            taken = name in self.params and not same_json(self.params[name], value)
             self.params[
                 f"{name} ({step.lineage} {step.start} -> {step.goal})" if taken else name
             ] = value
@@ -271,16 +280,16 @@ class PathState:
         if not step.backwards:
             for file in step.files:
                 for path, patch in file.model.files.items():
-                    self._patch(path, patches.fill(patch, params, PARAM))
+                    self._patch(path, fill_patch(patch, params, PARAM))
             self._steps.append(step)
         if step.backwards:
             self._check_way_back(step, before, undone, params)
         files: dict[str, Any] = {}
         for path, old in before.items():
             now = self.sides.value(path)
-            if not self._carried or patches.same(old, now):
+            if not self._carried or same_json(old, now):
                 continue
-            files[path] = patches.undo(old, now)
+            files[path] = undo_steps(old, now)
             self.changes.append(_account(step, path, old, now))
         if files:
             memory["files"] = files
@@ -314,7 +323,7 @@ class PathState:
 
     def _patch(self, path: str, patch: Mapping[str, Any]) -> None:
         now = self.sides.value(path)
-        made = patches.merge(now, patch)
+        made = merge_patch(now, patch)
         # a file is not begun for a patch that only removes
         if made or now is not None:
             self.sides.put_value(path, made)
@@ -327,7 +336,7 @@ class PathState:
         for path, undo in (steps or {}).items():
             now = self.sides.value(path)
             if now is not None:
-                self.sides.put_value(path, patches.restore(now, undo))
+                self.sides.put_value(path, restore_value(now, undo))
         for file in step.files if steps is None and self._carried else ():
             for path in file.model.files:
                 if self.sides.value(path) is not None and self._touches(file, path):
@@ -349,7 +358,7 @@ class PathState:
     def _touches(self, file: LoadedFile, path: str) -> bool:
         return any(
             value is None or self.sides.value_at(path, at) is not ABSENT
-            for at, value in patches.leaves(file.model.files[path])
+            for at, value in leaves_of_patch(file.model.files[path])
         )
 
     def _sources(self, step: PathStep, tensors: Mapping[str, Tensor]) -> Iterator[Said]:
@@ -393,7 +402,7 @@ class PathState:
         """Params that the file's patch wrote into the side file, on the way back without a stamp,
         unless a later edge wrote over them.
         """
-        for at, value in patches.leaves(file.model.files[path]):
+        for at, value in leaves_of_patch(file.model.files[path]):
             match = (
                 PARAM.fullmatch(value)
                 if isinstance(value, str) and not _foreign(self._steps[:-1], path, at)
@@ -414,10 +423,10 @@ class PathState:
         """
         for path, steps in undone.items():
             gone = before[path] is None and all(step["at"] for step in steps)
-            again: Any = (patches.restore({}, steps) if gone else self.sides.value(path)) or {}
+            again: Any = (restore_value({}, steps) if gone else self.sides.value(path)) or {}
             for file in step.files:
-                again = patches.merge(
-                    again, patches.fill(file.model.files.get(path, {}), params, PARAM)
+                again = merge_patch(
+                    again, fill_patch(file.model.files.get(path, {}), params, PARAM)
                 )
             if gone and again:
                 self.inexact.append(
@@ -426,7 +435,7 @@ class PathState:
                 )
             lists = {parameters.place(name) for file in step.files for name in file.model.names}
             edited = [
-                c for c in patches.changes(before[path] or {}, again) if (path, c.at) not in lists
+                c for c in list_changes(before[path] or {}, again) if (path, c.at) not in lists
             ]
             if edited and before[path] is not None:
                 where = listed([".".join(c.at) for c in edited], 4)
@@ -498,7 +507,7 @@ def _refuse_contradictions(step: PathStep, params: Mapping[str, Any], report: Re
         (file, path, at, value)
         for file in step.files
         for path, patch in file.model.files.items()
-        for at, value in patches.leaves(patches.fill(patch, params, PARAM))
+        for at, value in leaves_of_patch(fill_patch(patch, params, PARAM))
     ]
     for (one, path, at, value), (other, elsewhere, there, known) in combinations(said, 2):
         deep = min(len(at), len(there))
@@ -506,7 +515,7 @@ def _refuse_contradictions(step: PathStep, params: Mapping[str, Any], report: Re
             one is other
             or path != elsewhere
             or at[:deep] != there[:deep]
-            or (at == there and patches.same(value, known))
+            or (at == there and same_json(value, known))
         ):
             continue
         spans = (one.span("files", path, *at), other.span("files", path, *there))
@@ -723,7 +732,7 @@ def _account(
 ) -> dict[str, Any]:
     """What a step did to a side file, for the plan."""
     rows: list[dict[str, Any]] = []
-    for change in patches.changes(old or {}, now or {}):
+    for change in list_changes(old or {}, now or {}):
         row: dict[str, Any] = {"at": ".".join(change.at)}
         if change.before is not ABSENT:
             row["before"] = change.before

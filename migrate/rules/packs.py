@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -31,6 +31,7 @@ from ..core.errors import (
     option,
     printable,
 )
+from ..core.types import FORMAT_VERSION, PathLike
 from ..source import yaml
 from ..source.registry import declared
 from .files import LAYOUTS as LAYOUTS
@@ -252,6 +253,27 @@ def find_packs(
     if beside.is_dir() and not any(_same(beside, pack.folder) for pack in (*local, built_in())):
         local.append(Pack(str(beside), "local", beside))
     return Packs(tuple(local), installed)
+
+
+def list_packs(rules: Iterable[PathLike] = ()) -> dict[str, Any]:
+    """Where rules are looked for, in order, with each place's lineages; M507 where no folder is."""
+    folders = [Path(rule) for rule in rules]
+    first = [pack for folder in folders for pack in find_packs(folder).local[:1]]
+    beside = [pack for pack in find_packs().all if all(pack.folder != own.folder for own in first)]
+    every = (*first, *beside)
+    out = [
+        {
+            "name": pack.name,
+            "origin": pack.origin,
+            "version": pack.version,
+            "folder": None if pack.folder is None else str(pack.folder),
+            "error": pack.error,
+            "lineages": list(pack.lineages),
+        }
+        for pack in every
+    ]
+    warnings = [lost.to_json() for pack in every if (lost := pack.astray()) is not None]
+    return {"format_version": FORMAT_VERSION, "kind": "packs", "packs": out, "warnings": warnings}
 
 
 def load_edge(paths: Sequence[Path]) -> list[LoadedFile]:

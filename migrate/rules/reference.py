@@ -21,6 +21,7 @@ from .. import codecs, ops
 from ..codecs.base import Codec, Options
 from ..core import view
 from ..core.errors import PAGES, OpError, Page, did_you_mean, fail, page, printable
+from ..core.types import FORMAT_VERSION
 from ..ops.base import Loss, OneWay, Op, ValueOp
 from ..source.registry import BrokenEntryError
 from . import arguments, schema
@@ -222,6 +223,14 @@ def topics() -> list[dict[str, Any]]:
                 }
             )
     return out
+
+
+def explanation(word: str | None = None) -> dict[str, Any]:
+    """The document of what a code (`M207` or `incomplete-group`), an op or a codec means, without a
+    word of all of them; M115 for an unknown one.
+    """
+    found = topics() if word is None else [explain(word)]
+    return {"format_version": FORMAT_VERSION, "kind": "explanation", "topics": found}
 
 
 def explain(word: str) -> dict[str, Any]:

@@ -26,6 +26,8 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema
 
 from .. import ops
+from ..core.errors import did_you_mean, fail, listed, printable
+from ..core.types import FORMAT_VERSION, PathLike
 from ..ops.base import OpCall
 from ..source import yaml
 from . import arguments, steps
@@ -223,7 +225,7 @@ def dump_schema(schema: dict[str, Any]) -> str:
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
-def write(folder: Path, names: Iterable[str] | None = None) -> list[Path]:
+def write_schemas(folder: Path, names: Iterable[str] | None = None) -> list[Path]:
     """Writes the schemas, all or those that are named, into the folder and answers which files it
     wrote.
 
@@ -331,5 +333,57 @@ def _cleaned(schema: Any, *, names: bool = False, top: bool = False) -> Any:
     return out
 
 
+def check_schemas(
+    name: str | None = None, *, folder: PathLike | None = None, write: bool = False
+) -> dict[str, Any]:
+    """Which schemas there are; with a folder, whether its files are what the models give, or, with
+    `write`, make them so.
+
+    `name` limits it to one; M115 if there is none of this name, or if the folder cannot be written.
+    """
+    known = schemas()
+    if name is not None and name not in known:
+        fail(
+            "M115",
+            f"there is no schema `{printable(name)}`",
+            help=did_you_mean(name, list(known)) or f"there are {listed(list(known))}",
+        )
+    names = list(known) if name is None else [name]
+    states: dict[str, str | None] = dict.fromkeys((f"{n}{SUFFIX}" for n in names), None)
+    if folder is not None:
+        place = Path(folder)
+        wrong = {
+            file: state for file, state in differences(place) if name is None or file in states
+        }
+        written: list[Path] = []
+        if write:
+            try:
+                written = write_schemas(place, names)
+            except OSError as error:
+                fail(
+                    "M115",
+                    f"cannot write to {printable(str(place))}: {error.strerror or error}",
+                    help="choose another folder",
+                )
+        states = {
+            **dict.fromkeys(states, "current"),
+            **wrong,
+            **{path.name: "written" for path in written},
+        }
+    out = []
+    for file, state in states.items():
+        own = file.removesuffix(SUFFIX)
+        title = known[own]()["title"] if own in known else ""
+        out.append({"name": own, "file": file, "title": title, "state": state})
+    good = all(state in ("current", "written") for state in states.values())
+    return {
+        "format_version": FORMAT_VERSION,
+        "kind": "schemas",
+        "folder": None if folder is None else str(folder),
+        "current": None if folder is None else good,
+        "schemas": out,
+    }
+
+
 if __name__ == "__main__":
-    write(Path(__file__).resolve().parent.parent.parent / "schemas")
+    write_schemas(Path(__file__).resolve().parent.parent.parent / "schemas")

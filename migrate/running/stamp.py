@@ -18,8 +18,8 @@ from typing import Any
 from ..core.errors import printable
 from ..core.types import FORMAT_VERSION
 from ..planning.optimizers import LASTING
+from ..planning.sides import is_undo
 from ..planning.unchanged import are_folded_keys
-from ..rules.patches import is_undo
 from ..source.rank_files import naming
 
 NAME = "migrate.history.json"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from migrate.core.errors import QuestionError
-from migrate.rules import catalog, packs
+from migrate.rules import packs
 from migrate.rules.packs import Pack, Packs, built_in, find_packs
 
 LAYOUTS = (
@@ -293,7 +293,7 @@ def test_a_pack_without_a_lineage_where_it_points_is_warned_of(
         packs, "_scan", lambda: iter([packs._located(entry("acme_rules_of_a_test"))])
     )
     monkeypatch.chdir(installed.parent)
-    document = catalog.packs()
+    document = packs.list_packs()
     (warning,) = document["warnings"]
     assert warning["code"] == "M627"
     assert str(installed) in warning["message"]
@@ -306,11 +306,11 @@ def test_a_pack_without_a_lineage_where_it_points_is_warned_of(
     monkeypatch.setattr(
         packs, "_scan", lambda: iter([packs._located(entry("acme_rules_of_a_test:data"))])
     )
-    assert catalog.packs()["warnings"] == []
-    (named,) = catalog.packs([installed])["warnings"]
+    assert packs.list_packs()["warnings"] == []
+    (named,) = packs.list_packs([installed])["warnings"]
     assert f'rules="{installed / "data"}"' in named["help"]
     (installed / "data" / "acme" / "layouts.yaml").unlink()
-    (lost,) = catalog.packs()["warnings"]
+    (lost,) = packs.list_packs()["warnings"]
     assert lost["notes"] == []
     assert "layouts.yaml" in lost["help"]
 

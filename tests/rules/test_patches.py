@@ -12,7 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from migrate.rules import patches
+from migrate.planning.sides import (
+    dump_json,
+    fill_patch,
+    is_undo,
+    json_depth,
+    list_changes,
+    merge_patch,
+    restore_value,
+    same_json,
+    undo_steps,
+)
 
 # the examples of the RFC's appendix whose patch is an object
 RFC = [
@@ -39,7 +49,7 @@ OBJECTS = st.dictionaries(NAMES, JSON, max_size=4)
 
 @pytest.mark.parametrize(("target", "patch", "result"), RFC)
 def test_the_examples_of_the_rfc_hold(target: Any, patch: dict, result: Any) -> None:
-    assert patches.merge(target, patch) == result
+    assert merge_patch(target, patch) == result
 
 
 @given(OBJECTS, OBJECTS)
@@ -47,10 +57,10 @@ def test_what_a_patch_changed_returns_with_its_nulls_its_types_and_its_order(
     before: dict, patch: dict
 ) -> None:
     kept = json.dumps([before, patch])
-    after = patches.merge(before, patch)
-    steps = json.loads(json.dumps(patches.undo(before, after)))
-    assert patches.is_undo(steps)
-    assert json.dumps(patches.restore(after, steps)) == json.dumps(before)
+    after = merge_patch(before, patch)
+    steps = json.loads(json.dumps(undo_steps(before, after)))
+    assert is_undo(steps)
+    assert json.dumps(restore_value(after, steps)) == json.dumps(before)
     assert json.dumps([before, patch]) == kept, "the arguments were changed"
 
 
@@ -58,22 +68,22 @@ def test_what_a_patch_changed_returns_with_its_nulls_its_types_and_its_order(
 def test_any_two_objects_are_told_apart_and_the_first_returns_in_value(
     before: dict, after: dict
 ) -> None:
-    found = patches.changes(before, after)
-    assert bool(found) == (not patches.same(before, after))
-    assert patches.same(patches.restore(after, patches.undo(before, after)), before)
+    found = list_changes(before, after)
+    assert bool(found) == (not same_json(before, after))
+    assert same_json(restore_value(after, undo_steps(before, after)), before)
 
 
 def test_a_file_that_was_not_there_goes_again_unless_somebody_wrote_into_it() -> None:
-    steps = patches.undo(None, {"a": 1, "b": {"c": 2}})
-    assert patches.restore({"a": 1, "b": {"c": 2}}, steps) is None
-    assert patches.restore({"a": 1, "mine": 3}, steps) == {"mine": 3}
-    assert patches.restore({"a": 1}, patches.undo({}, {"a": 1})) == {}
+    steps = undo_steps(None, {"a": 1, "b": {"c": 2}})
+    assert restore_value({"a": 1, "b": {"c": 2}}, steps) is None
+    assert restore_value({"a": 1, "mine": 3}, steps) == {"mine": 3}
+    assert restore_value({"a": 1}, undo_steps({}, {"a": 1})) == {}
 
 
 def test_a_place_that_is_gone_is_not_made_again() -> None:
-    steps = patches.undo({"a": {"b": 1}}, {"a": {"b": 2}})
-    assert patches.restore({"x": 1}, steps) == {"x": 1}
-    assert patches.restore({"a": 7}, steps) == {"a": 7}
+    steps = undo_steps({"a": {"b": 1}}, {"a": {"b": 2}})
+    assert restore_value({"x": 1}, steps) == {"x": 1}
+    assert restore_value({"a": 7}, steps) == {"a": 7}
 
 
 @pytest.mark.parametrize(
@@ -81,15 +91,15 @@ def test_a_place_that_is_gone_is_not_made_again() -> None:
     [{}, [[]], [{"was": 1}], [{"at": "a"}], [{"at": [1]}], [{"at": ["a"], "next": 1}], None],
 )
 def test_what_is_no_undo_is_not_taken_for_one(steps: Any) -> None:
-    assert not patches.is_undo(steps)
+    assert not is_undo(steps)
 
 
 def test_one_and_true_and_one_point_zero_are_three_values() -> None:
-    assert not patches.same(1, True)
-    assert not patches.same(1, 1.0)
-    assert not patches.same([0], [False])
-    assert patches.same({"a": 1, "b": 2}, {"b": 2, "a": 1})
-    assert patches.same(float("nan"), float("nan"))
+    assert not same_json(1, True)
+    assert not same_json(1, 1.0)
+    assert not same_json([0], [False])
+    assert same_json({"a": 1, "b": 2}, {"b": 2, "a": 1})
+    assert same_json(float("nan"), float("nan"))
 
 
 @pytest.mark.parametrize(
@@ -107,11 +117,11 @@ def test_one_and_true_and_one_point_zero_are_three_values() -> None:
 def test_a_document_keeps_the_style_it_is_written_in(style: dict, end: str) -> None:
     value = {"a": [1, {"b": None}], "ü": "é", "c": {}, "d": 1e-05}
     written = json.dumps(value, **style) + end
-    assert patches.dump_json(value, written).decode() == written
+    assert dump_json(value, written).decode() == written
 
 
 def test_a_new_document_is_written_as_hugging_face_writes_it() -> None:
-    assert patches.dump_json({"a": [1]}) == b'{\n  "a": [\n    1\n  ]\n}\n'
+    assert dump_json({"a": [1]}) == b'{\n  "a": [\n    1\n  ]\n}\n'
 
 
 def test_only_a_whole_text_is_a_param_and_an_unset_one_is_not_written() -> None:
@@ -123,7 +133,7 @@ def test_only_a_whole_text_is_a_param_and_an_unset_one_is_not_written() -> None:
         "d": ["$n", "$unset", {"e": "$n"}],
         "f": None,
     }
-    assert patches.fill(patch, {"n": 3}, name) == {
+    assert fill_patch(patch, {"n": 3}, name) == {
         "a": 3,
         "b": "n is $n",
         "d": [3, {"e": 3}],
@@ -135,7 +145,7 @@ def test_the_depth_of_a_document_is_counted_without_recursion() -> None:
     deep: Any = 1
     for _ in range(50_000):
         deep = [deep]
-    assert patches.depth(deep) == 50_000
-    assert patches.depth({"a": [1, {"b": 2}]}) == 3
+    assert json_depth(deep) == 50_000
+    assert json_depth({"a": [1, {"b": 2}]}) == 3
     while isinstance(deep, list):
         (deep,) = deep
