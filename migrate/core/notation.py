@@ -3,7 +3,7 @@ and of integer arithmetic over params, `$num_heads // $num_kv_heads * $head_dim`
 
 The type of a capture is written once, where it first occurs, so reading goes from left to right and
 knows what earlier patterns of the same rule have declared. What can be refused when a rule file is
-loaded is refused here: captures that touch and cannot be told apart, and integers beside digits,
+loaded is refused here: captures that touch and cannot be distinguished, and integers beside digits,
 would otherwise show only as rules that never match or keys with two readings.
 
 Rule files come from third parties, so nothing is evaluated by Python: an expression is turned into

@@ -176,8 +176,8 @@ def _reason(file: CompiledFile, rule: CompiledRule, forwards: DirectedRule) -> I
 
 def _help(step: CompiledCall) -> str:
     inverse = step.op.invert(step.args, enumerated=False)
-    told = inverse.help if isinstance(inverse, OneWay) else None
-    return f"{told}; or write `why:` below the title" if told else "write `why:` below the title"
+    hint = inverse.help if isinstance(inverse, OneWay) else None
+    return f"{hint}; or write `why:` below the title" if hint else "write `why:` below the title"
 
 
 def _way_back(

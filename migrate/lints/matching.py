@@ -30,7 +30,7 @@ MOST_VARIANTS = 64
 # thousands of rules that are all alike
 MOST_PAIRS = 5000
 MOST_FOUND = 100
-# pairs that are told apart segment by segment, which costs next to nothing
+# pairs that are distinguished segment by segment, which costs next to nothing
 _MOST_LOOKS = 200_000
 # characters of the text at an end of a pattern that are looked up
 _END = 64
@@ -581,7 +581,7 @@ def _may_take(pattern: Pattern, key: str) -> bool:
 
 
 def _any(kind: CaptureType) -> Any:
-    """Some value of a capture that the key does not tell, because an op joins over it."""
+    """Some value of a capture that the key does not show, because an op joins over it."""
     return {"int": 0, "enum": (*kind.values, "")[0]}.get(kind.kind, "x")
 
 

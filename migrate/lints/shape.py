@@ -3,7 +3,7 @@ out alike without it.
 
 A shape often does not show what an op did: a concat with its parts interchanged, a square transpose
 left out, RoPE's halves in another order. So each such op is replaced by near mistakes of the same
-kind, and whatever a test of the file cannot tell from the right op is not tested.
+kind, and whatever a test of the file cannot distinguish from the right op is not tested.
 
 The tests are bound to the rules on headers alone. An element of an output is what the test put into
 it: the code of a number, or for a computed element a token that stands for the op and the elements

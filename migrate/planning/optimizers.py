@@ -617,7 +617,7 @@ def _stays(name: str, key: str, fates: _Fates) -> bool:
 
 def _with_shapes(state: OptimizerState, specs: Mapping[str, Spec]) -> list[str]:
     """The tensors that the numbers may count: those of a shape that one of them has, where each
-    tells its shape; else all.
+    says its shape; else all.
     """
     shapes = Counter(state.shapes)
     there: Counter[tuple[int, ...] | None] = Counter(spec.shape for spec in specs.values())

@@ -650,8 +650,8 @@ def check_params(
     if not (alone or asked):
         return
     spans = {name: f.span("params", name) for f in reversed(files) for name in f.model.params}
-    told = {
-        name: parameters.untold(param.groups)
+    from_tensors = {
+        name: parameters.why_no_names(param.groups)
         for name, param in alone.items()
         if param.groups is not None
     }
@@ -661,7 +661,7 @@ def check_params(
         [(parameters.STAMP, remembered)],
         spans,
         known=[*declared, *elsewhere, PARAMETER],
-        told=told,
+        from_tensors=from_tensors,
     )
 
 
@@ -670,9 +670,8 @@ def _asks_checkpoint(step: PathStep, file: LoadedFile, name: str) -> bool:
     written = (value for patch in file.model.files.values() for _, value in leaves_of_patch(patch))
     if param is None:
         return f"${name}" in written
-    told = param.groups is not None and _tells(step, param.groups)
     return (
-        told
+        (param.groups is not None and _may_name(step, param.groups))
         or bool(param.places)
         or param.shape is not None
         or param.dtype is not None
@@ -680,7 +679,7 @@ def _asks_checkpoint(step: PathStep, file: LoadedFile, name: str) -> bool:
     )
 
 
-def _tells(step: PathStep, groups: Groups) -> bool:
+def _may_name(step: PathStep, groups: Groups) -> bool:
     """Whether the step may read, in one of its directions, tensors that number the names."""
     from ..core.overlap import apart
 

@@ -206,16 +206,18 @@ class PathState:
             and n not in given
             and all(source.get(n) is None for _, source in said)
         ]
-        told = {
+        from_tensors = {
             name: _grouped(step, groups, tensors)
             for name in silent
             if (groups := declared[name].groups) is not None
         }
-        values = parameters.resolve(declared, given, said, spans, lost=lost, told=told)
+        values = parameters.resolve(
+            declared, given, said, spans, lost=lost, from_tensors=from_tensors
+        )
         self.notes += [
             f"`{n}` of {step.lineage} is not given, and is read from the tensors: "
             f"{listed([f or repr('') for f in found], 8)}"
-            for n, found in told.items()
+            for n, found in from_tensors.items()
             if isinstance(found, list)
         ]
         if len(step.files) > 1:
@@ -226,11 +228,13 @@ class PathState:
         if DELAYED in declared and "drop" in (declared[DELAYED].choices or ()):
             way = together(option("params", f"{DELAYED}=drop"), option("allow", "drop"))
             self._leave = f"{way} leaves it behind, which is what most users want"
-        told = {name: found for name, found in told.items() if isinstance(found, list)}
+        named = {name: found for name, found in from_tensors.items() if isinstance(found, list)}
         self._assumed = {
             n: v
             for n, v in values.items()
-            if n not in given and n not in told and all(source.get(n) is None for _, source in said)
+            if n not in given
+            and n not in named
+            and all(source.get(n) is None for _, source in said)
         }
         for name, value in ((n, v) for n, v in self._assumed.items() if n in lost):
             what = f"`{name}` is taken to be {printable(str(value), 80)}, its default: {lost[name]}"
@@ -624,7 +628,7 @@ def _names(tensors: Iterable[str]) -> Iterator[str]:
 
 
 def _grouped(step: PathStep, groups: Groups, tensors: Mapping[str, Tensor]) -> list[str] | str:
-    """The names that the numbered tensors tell, if they tell it of all of them; else why not.
+    """The names that the numbered tensors give, if all of them do; else why not.
 
     Only tensors that the edge reads in the direction in which it is walked.
     """
@@ -663,7 +667,7 @@ def _grouped(step: PathStep, groups: Groups, tensors: Mapping[str, Tensor]) -> l
         if len(odd) > known:
             names.pop(name, None)
     if not found:
-        return parameters.untold(groups)
+        return parameters.why_no_names(groups)
     if odd:
         alike = "numbered from 0 without a gap, two or more, of one shape and dtype"
         return (

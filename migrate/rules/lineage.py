@@ -58,7 +58,7 @@ class Layout:
     """One arrangement of names and tensors. `status` is current, supported or deprecated, `message`
     what to use instead.
 
-    `note` says what detection cannot tell.
+    `note` says what detection cannot see.
     """
 
     name: str

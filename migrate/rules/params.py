@@ -1,4 +1,4 @@
-"""Params: what a rule needs to know and the tensors' names do not tell.
+"""Params: what a rule needs to know and the tensors' names do not show.
 
 A value may come from several sources, and all that speak must agree: a checkpoint whose
 configuration contradicts the command line is a wrong question, not one for a precedence table. Only
@@ -68,7 +68,7 @@ def resolve(
     known: Collection[str] | None = None,
     *,
     lost: Mapping[str, str] | None = None,
-    told: Mapping[str, list[str] | str] | None = None,
+    from_tensors: Mapping[str, list[str] | str] | None = None,
 ) -> dict[str, Any]:
     """The value of each param that has one, typed by its declaration; unset optional ones are
     absent.
@@ -76,7 +76,7 @@ def resolve(
     `given` is what `--set` says, as text or typed; `extra_sources` are (name for messages, {param:
     value}), where None and absence both mean that the source does not speak. `spans` are the
     declarations, for messages. `known`: names that may be given although their values are asked for
-    elsewhere. `lost`: why the configuration no longer says a param. `told`: what the tensors tell
+    elsewhere. `lost`: why the configuration lacks a param. `from_tensors`: what tensors say
     where no source speaks or, as text, why they do not. Raises all problems at once: M112 a name
     that is no param, M114 a value it cannot have, M509 no value, M510 sources that differ.
     """
@@ -131,7 +131,7 @@ def resolve(
             out[name] = said[0][1]
         elif failed:
             continue
-        elif isinstance(found := (told or {}).get(name), list):
+        elif isinstance(found := (from_tensors or {}).get(name), list):
             out[name] = convert(found, param)
         elif param.has_default:
             out[name] = convert(param.default, param)
@@ -225,7 +225,7 @@ def expand(
     )
 
 
-def untold(groups: Groups) -> str:
+def why_no_names(groups: Groups) -> str:
     """Why tensors do not give names, where none that is read is numbered as `groups` says."""
     return f"no tensors that are read here fit {groups.key}, so they do not determine it"
 

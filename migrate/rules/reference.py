@@ -205,13 +205,13 @@ def topics() -> list[dict[str, Any]]:
         }
         for p in pages()
     ]
-    for about, registry, told in (("op", ops, about_op), ("codec", codecs, about_codec)):
+    for about, registry, describe in (("op", ops, about_op), ("codec", codecs, about_codec)):
         for name in registry.names():
             try:
                 entry = registry.get(name)
             except BrokenEntryError:
                 continue
-            body = told(entry).partition("\n\n")[2]
+            body = describe(entry).partition("\n\n")[2]
             out.append(
                 {
                     "name": name,

@@ -54,7 +54,7 @@ BEYOND: Mapping[str, str] = {
     "M111": "arithmetic nests parentheses, which no regular expression can follow, and an index "
     "grows with one capture",
     "M201": "in a pattern a capture has its type where it first occurs, and what stands side by "
-    "side must be told apart",
+    "side must be distinguishable",
 }
 # Codes of meaning: given when every field is right by itself, by `checks`, `examples`, `captures`
 # and `compiled`.

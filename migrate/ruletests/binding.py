@@ -97,7 +97,7 @@ class GivenSource:
         return bytes(out)
 
     def identities(self) -> None:
-        """Nothing that could tell these bytes from others in another process."""
+        """Nothing that could distinguish these bytes from others in another process."""
 
     def check_unchanged(self) -> None:
         """Nothing: what is written down does not change."""
