@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from migrate.source.pickle.limits import METADATA
 from migrate.source.pickle.machine import read_pickle
+from migrate.source.pickle.nodes import METADATA
 
 BYTES_A_CHUNK = 238
 

@@ -42,13 +42,9 @@ from .rules.params import resolve
 from .ruletests.run import test as test
 from .running.device import parse_device
 from .running.options import SHARD, bytes_of, check_threads, memory_of, read_options
-from .running.prepare import (
-    is_folder,
-    plan_for,
-    side_reader,
-)
+from .running.prepare import is_folder, plan_for, side_reader
 from .source.index import Source
-from .source.pickle.encodings import PARAMETER
+from .source.pickle.tree import PARAMETER
 
 if TYPE_CHECKING:
     import torch
@@ -647,9 +643,7 @@ def history(
 
     request = make_request((), (), rules, None, allow, at=at)
     if path is None:
-        return LineagesReport.of(
-            lineages=known_lineages(request.rules, lineage),
-        )
+        return LineagesReport.of(lineages=known_lineages(request.rules, lineage))
     source = _opened("path", path, request)
     try:
         return describe_history(source, request, lineage)
@@ -723,12 +717,7 @@ def lint(
 
 
 def _opened(
-    name: str,
-    path: PathLike | Live,
-    request: Request,
-    *,
-    meta: bool = False,
-    wrapped: bool = True,
+    name: str, path: PathLike | Live, request: Request, *, meta: bool = False, wrapped: bool = True
 ) -> Source:
     """A checkpoint on disk, a state dict or a module; `meta` and `wrapped` say what of the latter
     two is taken.

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ..core.spec import Spec
 from ..core.spec import spec as spec_of
 from ..elements.raw import carrier, typed
-from . import _blocks, _e4m3
-from ._blocks import Block
+from . import _e4m3
+from ._e4m3 import Block
 from .base import NON_FINITE, Codec, Leaves, OpError, Options
 
 if TYPE_CHECKING:
@@ -169,19 +169,14 @@ class Fp8Block(Codec):
     ) -> None:
         import torch
 
-        from . import _e4m3_torch
-
         codes, made = typed(arrays[0], "uint8"), typed(out, dtype)
         if not made.numel():
             return
         block, (top, _), (left, _) = _block(options), box[-2], box[-1]
-        scales = _e4m3_torch.as_float(arrays[1], specs[1].dtype)
+        scales = _e4m3.as_float(arrays[1], specs[1].dtype)
         # NaN is neither ordinary nor tame
         largest = float(scales.abs().amax())
-        ordinary, tame = (
-            largest < _e4m3_torch.ORDINARY,
-            largest * _e4m3.LARGEST <= _e4m3.MOST[dtype],
-        )
+        ordinary, tame = (largest < _e4m3.ORDINARY, largest * _e4m3.LARGEST <= _e4m3.MOST[dtype])
         told, exact = _measured(specs[0], top), self.exact(options, specs, dtype)
         if (
             not ordinary
@@ -195,18 +190,15 @@ class Fp8Block(Codec):
                 "hold 448 times",
             )
         tells = None if exact else meter
-        vanish = (
-            tells is not None
-            and _e4m3_torch.least(scales) * _e4m3_torch.STEP < _e4m3_torch.LEAST[dtype]
-        )
+        vanish = tells is not None and _e4m3.least(scales) * _e4m3.STEP < _e4m3.LEAST[dtype]
         with torch.inference_mode():
             for at in _leading(box):
                 count = tells is not None and not tame
-                lost = _e4m3_torch.decode(
+                lost = _e4m3.decode(
                     codes[at], scales[at], block, top, left, made[at], ordinary, count, vanish
                 )
                 if tells is not None:
-                    _e4m3_torch.measure(
+                    _e4m3.measure(
                         codes[at], scales[at], block, top, left, made[at], told, *lost, tells
                     )
 
@@ -385,13 +377,10 @@ def _amax(options: Options, array: Any, dtype: str) -> np.ndarray[Any, Any]:
 
     saturate, block = options.non_finite == "saturate", _block(options)
     if isinstance(array, np.ndarray) and not saturate:
-        return _e4m3.widened(_blocks.amax(array, block), dtype)
-    from . import _e4m3_torch
-
-    bits = _e4m3_torch.signed(typed(array, dtype), dtype)
+        return _e4m3.widened(_e4m3.amax(array, block), dtype)
+    bits = _e4m3.signed(typed(array, dtype), dtype)
     return _e4m3.widened(
-        _e4m3_torch.block_amax(bits, block, _e4m3_torch.INFINITY[dtype] if saturate else None),
-        dtype,
+        _e4m3.block_amax(bits, block, _e4m3.INFINITY[dtype] if saturate else None), dtype
     )
 
 
@@ -407,17 +396,15 @@ def _encode(
     tame: bool,
     metered: bool,
 ) -> tuple[int, int, int]:
-    """`_e4m3_torch.encode` of raw elements of `dtype`; `tame`: all numbers and factors are
+    """`_e4m3.encode` of raw elements of `dtype`; `tame`: all numbers and factors are
     finite.
     """
     import torch
 
-    from . import _e4m3_torch
-
     count = metered and not (tame and float(scale.max()) * _e4m3.LARGEST <= _e4m3.MOST["float32"])
     wild = not tame or options.non_finite == "saturate"
     with torch.inference_mode():
-        return _e4m3_torch.encode(
+        return _e4m3.encode(
             typed(array, dtype),
             scale,
             factor,

@@ -1,5 +1,8 @@
-"""Arrays of raw elements, shared by codecs and ops: unsigned integers of the element's width, so
-that no bit passes through a float.
+"""Arrays of raw elements, and which classes of tensor are their bytes and nothing else.
+
+Raw elements are unsigned integers of the element's width, so that no bit passes through a float. A
+tensor of another class than torch's own may hold scales, several tensors or a view of other
+processes beside its bytes, so what is true of its memory is asked here and nowhere else.
 """
 
 from __future__ import annotations
@@ -14,7 +17,6 @@ from ..core.spec import BITS, Spec, encode
 if TYPE_CHECKING:
     import numpy as np
     import torch
-
 
 _OWN = threading.local()
 
@@ -112,3 +114,25 @@ def pack(array: np.ndarray[Any, Any], dtype: str) -> memoryview:
         stream = (flat.astype("u1")[:, None] >> np.arange(bits, dtype="u1")) & 1
         flat = np.packbits(stream.reshape(-1).astype("u1"), bitorder="little")
     return flat.view("u1").data if flat.size else memoryview(b"")
+
+
+def is_plain_class(value: Any) -> bool:
+    """Whether a value is a tensor of torch's own classes, wherever it lies: with bytes, these are
+    all that it is. One on the meta device has none.
+    """
+    import torch
+
+    return type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+def has_plain_bytes(value: Any) -> bool:
+    """Whether a tensor is its bytes and nothing else, and has them: not on the meta device."""
+    return is_plain_class(value) and not value.is_meta
+
+
+def is_dtensor(value: Any) -> bool:
+    """Whether a value is a DTensor, of torch or derived from it; their module is not imported."""
+    return any(
+        c.__name__ == "DTensor" and c.__module__.startswith("torch.distributed.")
+        for c in type(value).__mro__
+    )

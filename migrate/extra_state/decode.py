@@ -1,50 +1,67 @@
 """Bytes and objects to a `StateRecord`. Everything that is there is understood or the whole state
-is
-refused: nothing is skipped.
+is refused: nothing is skipped.
 
 The machine says what the stream holds, memo and all; here each name is looked up in a closed list
 together with the way in which it is used. A value that was met is decoded once, so that what shares
 its parts costs no more than it is long.
+
+A storage inside a plain pickle of a tensor is a torch.save stream of the old form in a string of
+bytes:
+
+    magic number, protocol version, system    three pickles, the same in every stream of a program
+    the storage's persistent id, its keys     two pickles
+    int64 count of elements, their bytes
+
+A state holds one stream for each tensor and a checkpoint thousands of states, so the three that
+never change are read once, and of states that differ in numbers alone one is decoded and the others
+are compared with it. In a state of delayed scaling the numbers of each storage lie in one run of
+bytes that no opcode reads, and a storage's key, an address, stands in two places of its own stream.
+All other bytes decide what the state is. So a payload that has these bytes, digits where the keys
+stand and the same digits in both places, would be decoded to the same record with other numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from ..core.errors import fail, printable
 from ..source.blobs import BytesBlob
 from ..source.pickle import torch_objects
-from ..source.pickle.containers import encoded
-from ..source.pickle.decoding import ContradictionError, Decoding, ForeignError, is_global, plain
-from ..source.pickle.keys import kind_of
-from ..source.pickle.limits import EXTRA_STATE
+from ..source.pickle.decoding import (
+    MAGIC,
+    PROTOCOL,
+    STORAGES,
+    ContradictionError,
+    Decoding,
+    ForeignError,
+    is_global,
+    plain,
+)
 from ..source.pickle.machine import read_pickle
-from ..source.pickle.nodes import ABSENT, Call, Dict, Global, Persistent
+from ..source.pickle.nodes import ABSENT, EXTRA_STATE, Call, Dict, Global, Persistent, kind_of
+from ..source.pickle.python_objects import encoded
 from ..source.pickle.torch_objects import DECODERS
 from ..source.pickle.tree import ITEMSIZE
-from ._storages import StoredState, stored
-from .packing import MARK
-from .recipes import (
+from .record import (
+    BUFFERS,
+    EXTRAS,
     FIELDS,
     FORMAT,
     FORMAT_HELPER,
     FORMATS,
     FUNCTIONS,
     HOW_TO_ADD,
-    PARAMETERS,
-    RECIPES,
-    STATELESS,
-)
-from .record import (
-    BUFFERS,
-    EXTRAS,
     INVERSES,
     KEYS,
+    MARK,
     MODES,
     OLD_MODES,
+    PARAMETERS,
     RECIPE,
+    RECIPES,
     SCALING,
+    STATELESS,
     Function,
     Parameters,
     Recipe,
@@ -53,6 +70,196 @@ from .record import (
     StateRecord,
     StateTensor,
 )
+
+MOST_HEADS = 16
+
+
+class StoredState(NamedTuple):
+    """A storage's persistent id, its bytes, and the stream that they end."""
+
+    node: Persistent
+    data: memoryview
+    stream: bytes
+
+
+class Heads:
+    """The beginnings of streams that were read and found sound."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: list[bytes] = []
+
+    def end(self, data: bytes, name: str) -> int:
+        """The offset behind the three pickles that every stream begins with."""
+        for head in self._known:
+            if data.startswith(head):
+                return len(head)
+        window = data[:4096]
+        magic, at = read_pickle(window, EXTRA_STATE, name=f"{name}: magic number", whole=False)
+        protocol, at = read_pickle(
+            window, EXTRA_STATE, name=f"{name}: protocol version", start=at, whole=False
+        )
+        system, end = read_pickle(
+            window, EXTRA_STATE, name=f"{name}: system", start=at, whole=False
+        )
+        if (
+            type(magic) is not int
+            or magic != MAGIC
+            or type(protocol) is not int
+            or protocol != PROTOCOL
+        ):
+            raise ContradictionError(
+                "a storage whose stream does not begin as torch.save begins it"
+            )
+        if type(system) is not Dict or system.get("little_endian") is not True:
+            raise ContradictionError("a storage that was not written by a little-endian machine")
+        if len(self._known) < MOST_HEADS:
+            self._known.append(data[:end])
+        return int(end)
+
+
+HEADS = Heads()
+
+
+def stored(data: bytes, name: str, heads: Heads = HEADS) -> StoredState:
+    """The one storage of a stream, all bytes accounted for. ContradictionError for another content,
+    M93x from the machine.
+    """
+    at = heads.end(data, name)
+    # what stands in front of the numbers is short, and the machine copies what it reads
+    window = data[at : at + 4096]
+    node, end = read_pickle(window, EXTRA_STATE, name=name, whole=False, persistent=True)
+    keys, end = read_pickle(window, EXTRA_STATE, name=f"{name}: keys", start=end, whole=False)
+    at += end
+    numel, itemsize, key = _described(node)
+    if type(keys) is not list or len(keys) != 1 or type(keys[0]) is not str or keys[0] != key:
+        raise ContradictionError("a storage under another key than it is listed with")
+    if (
+        len(data) < at + 8
+        or int.from_bytes(data[at : at + 8], "little") != numel
+        or len(data) - at - 8 != numel * itemsize
+    ):
+        raise ContradictionError(
+            f"a storage of {numel:,} elements with {max(0, len(data) - at - 8):,} bytes"
+        )
+    return StoredState(node, memoryview(data)[at + 8 :], data)
+
+
+def _described(node: Any) -> tuple[int, int, str]:
+    """The number of elements, the size of one and the key of a persistent id."""
+    identity = node.id if type(node) is Persistent else None
+    if type(identity) is not tuple or len(identity) not in (5, 6) or identity[0] != "storage":
+        raise ContradictionError("a stream of torch.save that holds something other than a storage")
+    _, cls, key, _, numel = identity[:5]
+    if (
+        type(cls) is not Global
+        or (cls.module, cls.name) not in STORAGES
+        or type(key) is not str
+        or type(numel) is not int
+    ):
+        raise ContradictionError("a storage whose class, key or size is of another type")
+    dtype = STORAGES[cls.module, cls.name]
+    if not 0 <= numel < 1 << 40:
+        raise ContradictionError("a storage of an impossible size")
+    return numel, 1 if dtype is None else ITEMSIZE[dtype], key
+
+
+T = TypeVar("T")
+# a key that is shorter is no address, and may stand anywhere
+_SHORTEST_KEY = 6
+# what is longer is decoded faster than it is compared
+MOST_TWINS, LONGEST = 64, 64 << 10
+
+
+class _StreamShape(NamedTuple):
+    """`fixed` are (start, end, bytes) that must be equal, `keys` the (start, start, length) of the
+    two places of each key.
+
+    `numbers` are (start, end) of what each storage holds, in the order of the storages.
+    """
+
+    fixed: tuple[tuple[int, int, bytes], ...]
+    keys: tuple[tuple[int, int, int], ...]
+    numbers: tuple[tuple[int, int], ...]
+
+    def fits(self, payload: bytes) -> bool:
+        # thousands are compared, with a dozen runs each
+        for a, b, held in self.fixed:
+            if payload[a:b] != held:
+                return False
+        for a, b, n in self.keys:
+            key = payload[a : a + n]
+            if payload[b : b + n] != key or not key.isdigit():
+                return False
+        return True
+
+
+class Reference(Generic[T]):
+    """What is known of payloads, by all of their bytes but numbers and keys."""
+
+    __slots__ = ("_count", "_shapes")
+
+    def __init__(self) -> None:
+        self._shapes: dict[int, list[tuple[_StreamShape, T]]] = {}
+        self._count = 0
+
+    def find_known(self, payload: bytes) -> tuple[T, Sequence[tuple[int, int]]] | None:
+        """What was added for a payload that differs in numbers and keys alone, and where the
+        numbers of each storage lie.
+        """
+        return next(
+            (
+                (known, shape.numbers)
+                for shape, known in self._shapes.get(len(payload), ())
+                if shape.fits(payload)
+            ),
+            None,
+        )
+
+    def add(self, payload: bytes, storages: Sequence[StoredState], known: T) -> None:
+        """Remembers `known` for the payload, whose storages are all of `storages`; nothing where
+        one of them cannot be placed for sure.
+        """
+        if self._count >= MOST_TWINS or len(payload) > LONGEST or not storages:
+            return
+        shape = _shape(payload, storages)
+        if shape is not None:
+            self._shapes.setdefault(len(payload), []).append((shape, known))
+            self._count += 1
+
+
+def _shape(payload: bytes, storages: Sequence[StoredState]) -> _StreamShape | None:
+    holes: list[tuple[int, int]] = []
+    keys: list[tuple[int, int, int]] = []
+    runs: list[tuple[int, int]] = []
+    for held in storages:
+        at = payload.find(held.stream)
+        # a stream that stands in two places could be compared in the wrong one
+        if at < 0 or payload.rfind(held.stream) != at:
+            return None
+        end = at + len(held.stream)
+        numbers = end - len(held.data)
+        runs.append((numbers, end))
+        key = held.node.id[2].encode()
+        first = payload.find(key, at, numbers)
+        second = payload.find(key, first + 1, numbers)
+        if (
+            len(key) >= _SHORTEST_KEY
+            and key.isdigit()
+            and 0 <= first < second
+            and payload.find(key, second + 1, numbers) < 0
+        ):
+            keys.append((first, second, len(key)))
+            holes += [(first, first + len(key)), (second, second + len(key))]
+    fixed, start = [], 0
+    for a, b in [*sorted((*holes, *runs)), (len(payload), len(payload))]:
+        if a < start:
+            return None
+        fixed.append((start, a, payload[start:a]))
+        start = b
+    return _StreamShape(tuple(fixed), tuple(keys), tuple(runs))
+
 
 # the bytes of a storage, by its key
 Storages = Callable[[str], "bytes | memoryview"]

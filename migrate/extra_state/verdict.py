@@ -13,37 +13,21 @@ from math import isfinite
 from typing import Any, NamedTuple
 
 from ..core.errors import printable
-from ._reference import Reference
-from ._storages import StoredState
-from .decode import examine
+from .decode import Reference, StoredState, examine
 from .record import (
     BOOKKEEPING,
     CUSTOM,
     DELAYED,
     LOCAL_RECIPES,
-    OBJECTS,
+    STATELESS,
     Recipe,
     ScalingState,
     StateRecord,
 )
 
-STATELESS, LEGACY, UNKNOWN = "stateless", "legacy", "unknown"
+LEGACY, UNKNOWN = "legacy", "unknown"
 # what is asked of the user first, where the modes of an operation differ
 _ORDER = (UNKNOWN, DELAYED, LEGACY, STATELESS)
-
-
-__all__ = [
-    "DELAYED",
-    "LEGACY",
-    "OBJECTS",
-    "STATELESS",
-    "UNKNOWN",
-    "Judged",
-    "StateVerdict",
-    "judge",
-    "judged",
-    "oddities",
-]
 
 
 class StateVerdict(NamedTuple):

@@ -19,11 +19,10 @@ from ..core import log
 from ..core.errors import MigrateError, fail, listed, plural, printable, refusal
 from ..core.types import PathLike
 from ..source.index import Source
-from ..source.paths import Place, find_place
+from ..source.paths import METADATA, Place, find_place, stays_behind
 from ..source.registry import Registry
-from ..source.sidefiles import METADATA, stays_behind
+from ..source.shards import parse_size
 from ..source.target import Target, TargetTree
-from ._shards import parse_size
 from .base import SURE
 from .base import Format as Format
 

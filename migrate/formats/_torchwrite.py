@@ -15,18 +15,25 @@ from json.encoder import encode_basestring
 from ..core.errors import fail
 from ..core.spec import Spec, spec
 from ..source import zip_archive
-from ..source.crc import crc32
 from ..source.jsontext import collector_paused
-from ..source.pickle.emit import emit
+from ..source.paths import HISTORY
+from ..source.pickle.emit import Rebuilder, emit
 from ..source.pickle.policy import WRITTEN
-from ..source.pickle.rebuild import Rebuilder
 from ..source.pickle.tree import Composite, DictNode, TensorRecord
-from ..source.rank_files import Naming, by_rank
-from ..source.sidefiles import HISTORY
-from ..source.target import OutputFile, Placed, Target, TargetTree
-from ..source.target_tree import check_holds, nodes, plain_part, state_node, torch_form
+from ..source.shards import Naming, by_rank, deal, in_natural_order, shard_names
+from ..source.target import (
+    OutputFile,
+    Placed,
+    Target,
+    TargetTree,
+    check_holds,
+    nodes,
+    plain_part,
+    state_node,
+    torch_form,
+)
 from ..source.tree import FileTree, tensor_records
-from ._shards import deal, in_natural_order, shard_names
+from ..source.zip_archive import crc32
 
 SUFFIX = ".bin"
 INDEX = "pytorch_model.bin.index.json"

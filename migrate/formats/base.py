@@ -17,7 +17,7 @@ from ..source.paths import Folder, Place
 from ..source.target import OutputFile, Placed, Target, TargetTree
 
 if TYPE_CHECKING:
-    from ..source.rank_files import Naming
+    from ..source.shards import Naming
 
 __all__ = [
     "Blob", "FileSource", "Folder", "Format", "Index", "OutputFile", "Place", "Placed", "SideFile",

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..core.errors import Report, fail, listed, printable
 from ..core.spec import ALIASES, BITS, Spec, spec
-from ..elements.classes import is_dtensor, is_plain_class
+from ..elements.raw import is_dtensor, is_plain_class
 from ..source.blobs import Blob, Stored
 from ..source.index import Index, SideFile
 

@@ -6,26 +6,244 @@ folder allows two answers (an index and a `model.safetensors` that it does not n
 and no index) it is an error, because the wrong answer would migrate somebody else's weights.
 Written files follow huggingface_hub: greedy shards, `model-00001-of-00003.safetensors`,
 `model.safetensors.index.json`; where keys name ranks, each rank has its file.
+
+A training checkpoint becomes a folder whose `model.safetensors` is what others expect, the weights
+and nothing else. What safetensors has no place for (nesting, optimizer state, numbers and text,
+versions of modules, which tensors were one) lies beside it in two files of migrate's own,
+`migrate.items.json` and `migrate.items.safetensors` for the tensors in it, from which a .pt file is
+made again with equal bits. They say for which tensors they were written; where these were changed
+since, they are left alone.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from json.encoder import encode_basestring
+from typing import Any
 
 from ..core.errors import CheckpointError, Report, fail, listed, printable
 from ..core.spec import Spec
+from ..core.types import FORMAT_VERSION
 from ..source.blobs import FileBlob, Stored
-from ..source.index import FileSource, Index, Source
-from ..source.jsontext import collector_paused
-from ..source.paths import Folder, Place
-from ..source.rank_files import RANK_NAMES, Entry, Naming, by_rank, join_ranks, rank_entries
-from ..source.sidefiles import HISTORY, ITEMS, Beside, look_beside, read_history
-from ..source.target import OutputFile, Target, TargetTree
-from . import _items_file
+from ..source.index import FileSource, Index, Source, specs_hash
+from ..source.jsontext import collector_paused, parse
+from ..source.paths import HISTORY, ITEMS, Beside, Folder, Place, look_beside, read_history
+from ..source.pickle.jsonform import Ref, from_json, to_json
+from ..source.pickle.tree import DictNode, TensorRecord
+from ..source.shards import (
+    INDEX,
+    RANK_NAMES,
+    Entry,
+    Naming,
+    Unit,
+    by_rank,
+    deal,
+    in_natural_order,
+    index_in,
+    indexed,
+    join_ranks,
+    rank_entries,
+    shard_names,
+    shard_sets,
+)
+from ..source.target import OutputFile, Target, TargetTree, items_of, nodes, tensor_ref, torch_form
+from ..source.tree import (
+    CheckpointTree,
+    FileTree,
+    dict_at,
+    flatten_table,
+    tensor_records,
+    tensors_of,
+    tensors_outside,
+)
 from ._header import MAX_HEADER, Header, Origins, check_holds, read_header, write_header
-from ._shards import INDEX, Unit, deal, in_natural_order, index_in, indexed, shard_names, shard_sets
+
+TENSORS = "migrate.items.safetensors"
+IN_HEADER = "migrate.items"
+MAX_ITEMS = 120_000_000
+_HELP = "remove it to go on with the tensors alone"
+
+
+def items_text(tree: TargetTree, specs: Mapping[str, Spec]) -> str | None:
+    """The JSON text that says all of `tree` but the bytes of tensors; None if it is a flat dict of
+    tensors alone, by rank.
+    """
+    with collector_paused():
+        if _trivial(tree):
+            return None
+
+        states: dict[int, Any] = {}
+
+        def tensor(found: TensorRecord) -> Ref:
+            key = tree.names[id(found)]
+            first = tree.first.get(key, key)
+            return tensor_ref(found, key, first if first != key else None, states)
+
+        parts = [
+            {
+                "at": None if part.at is None else list(part.at),
+                "root": to_json(nodes(part.root, tensor)),
+            }
+            for part in tree.parts
+        ]
+        document = {
+            "format_version": FORMAT_VERSION,
+            "kind": "items",
+            "output": specs_hash({**specs, **tree.passed_through}),
+            "carried": list(tree.passed_through),
+            "parts": parts,
+        }
+        return (
+            json.dumps(document, ensure_ascii=True, separators=(",", ":"), allow_nan=False) + "\n"
+        )
+
+
+def _trivial(tree: TargetTree) -> bool:
+    if tree.passed_through or any(first != key for key, first in tree.first.items()):
+        return False
+    for part in tree.parts:
+        table = part.root
+        if (
+            part.at != ()
+            or type(table) is not DictNode
+            or table.kind != "dict"
+            or table.attributes is not None
+        ):
+            return False
+        for _, value in table.pairs:
+            if (
+                type(value) is not TensorRecord
+                or value.parameter
+                or value.requires_grad
+                or value.subclass
+                or value.state is not None
+            ):
+                return False
+    return True
+
+
+def read_items(
+    data: bytes, tensors: Mapping[str, Stored], carried: Mapping[str, Stored], label: str
+) -> tuple[CheckpointTree | None, dict[str, Any], str | None]:
+    """The tree that the text describes over these tensors, its items by path, and a note if it
+    was written for others.
+
+    `tensors` are those that rules see, by their keys with ranks. M906 for what is no such text,
+    M930 to M936 as for a pickle.
+    """
+    with collector_paused():
+        document = parse(data, label, floats=True)
+        match document:
+            case {
+                "format_version": str(version),
+                "kind": "items",
+                "output": str(output),
+                "carried": list(names),
+                "parts": list(parts),
+            }:
+                pass
+            case _:
+                fail("M906", f"{label}: is not what migrate writes beside tensors", help=_HELP)
+        if version.split(".")[0] != FORMAT_VERSION.split(".")[0]:
+            return None, {}, f"{label}: is of another version ({version[:20]!a}) and is left alone"
+        every = {**tensors, **carried}
+        fits = all(type(name) is str for name in names) and set(names) == set(carried)
+        if not parts:
+            fail("M906", f"{label}: describes no file", help=_HELP)
+        if not fits or specs_hash({key: stored.spec for key, stored in every.items()}) != output:
+            return (
+                None,
+                {},
+                (
+                    f"{label}: was written for other tensors (the index hash differs) and is left "
+                    "alone"
+                ),
+            )
+        return (*_read(parts, every, carried, label), None)
+
+
+def _read(
+    parts: list[Any], every: Mapping[str, Stored], carried: Mapping[str, Stored], label: str
+) -> tuple[CheckpointTree, dict[str, Any]]:
+    # what reads pickles; most checkpoints have no such file
+    from ..source.pickle.emit import Rebuilder
+    from ..source.pickle.policy import decode
+    from .torchzip import unfit
+
+    numbers = {key: str(number) for number, key in enumerate(every)}
+    keys = list(every)
+    ties: dict[str, str] = {}
+    made: list[FileTree] = []
+    names: dict[int, str] = {}
+    items: dict[str, Any] = {}
+    for rank, part in enumerate(parts):
+        at = part.get("at") if type(part) is dict else None
+        if (
+            type(part) is not dict
+            or "root" not in part
+            or not (at is None or (type(at) is list and all(type(word) is str for word in at)))
+        ):
+            fail("M906", f"{label}: part {rank} is not what migrate writes", help=_HELP)
+        rebuilder, used = Rebuilder(), set[str]()
+
+        def tensor(found: Ref, rebuilder: Rebuilder = rebuilder, used: set[str] = used) -> Any:
+            if found.key not in every or (found.tied is not None and found.tied not in every):
+                fail("M906", f"{label}: names a tensor that is not there", help=_HELP)
+            if found.tied is not None and found.tied != found.key:
+                ties[found.key] = found.tied
+            spec = every[found.key].spec
+            dtype, shape = torch_form(spec)
+            used.add(numbers[found.key])
+            return rebuilder.tensor(
+                numbers[found.key],
+                dtype,
+                shape,
+                spec.nbytes,
+                requires_grad=found.requires_grad,
+                parameter=found.parameter,
+                subclass=found.subclass,
+                state=found.state,
+            )
+
+        root = from_json(part["root"], tensor, label)
+        decoded = decode(
+            root, label, {number: every[keys[int(number)]].spec.nbytes for number in used}
+        )
+        if decoded.outside or unfit(decoded.tree)[1]:
+            fail("M906", f"{label}: holds values that migrate does not write", help=_HELP)
+        path = None if at is None else tuple(at)
+        if path is not None and dict_at(decoded.tree, path) is None:
+            fail("M906", f"{label}: part {rank} has no dict at its path", help=_HELP)
+        one = flatten_table(FileTree(decoded.tree, path), label)
+        names.update({id(leaf): keys[int(leaf.storage.key)] for leaf in tensor_records([one.root])})
+        mark = f"@{rank}" if len(parts) > 1 else ""
+        items.update({where + mark: value for where, value in items_of(one)})
+        made.append(one)
+    _check_complete(made, every, carried, names, label)
+    return CheckpointTree(tuple(made), names, carried, ties), items
+
+
+def _check_complete(
+    parts: list[FileTree],
+    every: Mapping[str, Stored],
+    carried: Mapping[str, Stored],
+    names: Mapping[int, str],
+    label: str,
+) -> None:
+    """Raises unless each tensor stands in the tree, where tensors of its kind stand."""
+    inside = {names[id(record)] for part in parts for _, record in tensors_of(part.table)}
+    outside = {
+        names[id(record)] for part in parts for _, record in tensors_outside(part.root, part.table)
+    }
+    if (
+        set(names.values()) != set(every)
+        or not inside.isdisjoint(carried)
+        or not outside <= carried.keys()
+    ):
+        fail("M906", f"{label}: does not name each tensor where it belongs", help=_HELP)
+
 
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = SUFFIX + INDEX
@@ -92,14 +310,14 @@ FORMAT = Safetensors()
 
 def _open_file(place: Place, blob: FileBlob) -> Source:
     header = read_header(blob, 0, printable(place.path, 240))
-    stamp, told = header.metadata.pop(STAMP, None), header.metadata.pop(_items_file.IN_HEADER, None)
+    stamp, told = header.metadata.pop(STAMP, None), header.metadata.pop(IN_HEADER, None)
     index = Index(header.tensors, (blob.name,), metadata=header.metadata)
     if told is not None:
         index = _with_items(
             index,
             told.encode("utf-8", "surrogatepass"),
             {},
-            f"{printable(place.path, 240)}: {_items_file.IN_HEADER}",
+            f"{printable(place.path, 240)}: {IN_HEADER}",
         )
     return FileSource(
         place.path,
@@ -159,20 +377,17 @@ def _items_beside(
     """
     blob = folder.open(ITEMS)
     try:
-        if blob.size > _items_file.MAX_ITEMS:
-            fail(
-                "M914",
-                f"{folder.label(ITEMS)}: {blob.size} bytes, more than {_items_file.MAX_ITEMS}",
-            )
+        if blob.size > MAX_ITEMS:
+            fail("M914", f"{folder.label(ITEMS)}: {blob.size} bytes, more than {MAX_ITEMS}")
         data = blob.read(0, blob.size)
     finally:
         blob.close()
     carried: Mapping[str, Stored] = {}
-    if _items_file.TENSORS not in present:
+    if TENSORS not in present:
         return _with_items(index, data, {}, folder.label(ITEMS)), (ITEMS,)
-    beside = folder.open(_items_file.TENSORS)
+    beside = folder.open(TENSORS)
     try:
-        carried = read_header(beside, len(blobs), folder.label(_items_file.TENSORS)).tensors
+        carried = read_header(beside, len(blobs), folder.label(TENSORS)).tensors
         made = _with_items(index, data, carried, folder.label(ITEMS))
     except BaseException:
         beside.close()
@@ -181,11 +396,11 @@ def _items_beside(
         beside.close()
         return made, (ITEMS,)
     blobs.append(beside)
-    return replace(made, files=(*made.files, _items_file.TENSORS)), (ITEMS, _items_file.TENSORS)
+    return replace(made, files=(*made.files, TENSORS)), (ITEMS, TENSORS)
 
 
 def _with_items(index: Index, data: bytes, carried: Mapping[str, Stored], label: str) -> Index:
-    tree, items, note = _items_file.read_items(data, index.tensors, carried, label)
+    tree, items, note = read_items(data, index.tensors, carried, label)
     return replace(index, tree=tree, items=items, notes=() if note is None else (note,))
 
 
@@ -206,7 +421,7 @@ def _folder_source(
     place: Place, index: Index, blobs: list[FileBlob], beside: Beside, history: bytes | None
 ) -> Source:
     metadata = dict(index.metadata)
-    stamp, told = metadata.pop(STAMP, None), metadata.pop(_items_file.IN_HEADER, None)
+    stamp, told = metadata.pop(STAMP, None), metadata.pop(IN_HEADER, None)
     if history is None and stamp is not None and len(blobs) == 1:
         # a stamped single file that was put into a folder
         history = stamp.encode()
@@ -215,7 +430,7 @@ def _folder_source(
             index,
             told.encode("utf-8", "surrogatepass"),
             {},
-            f"{printable(place.path, 240)}: {_items_file.IN_HEADER}",
+            f"{printable(place.path, 240)}: {IN_HEADER}",
         )
     complete = replace(
         index, side_files=beside.side_files, left_out=beside.left_out, metadata=metadata
@@ -235,7 +450,7 @@ def _folder_source(
 
 def _files_of(names: Sequence[str], label: str) -> list[str]:
     """The weight files among the names of a folder without an index."""
-    names = [n for n in names if n.endswith(SUFFIX) and n != _items_file.TENSORS]
+    names = [n for n in names if n.endswith(SUFFIX) and n != TENSORS]
     if "model" + SUFFIX in names:
         return ["model" + SUFFIX]
     sets = shard_sets(names)
@@ -361,16 +576,13 @@ def describe(
     metadata of a single file, which has no place for more tensors. M916 naming every key that the
     format cannot hold.
     """
-    kept = {
-        "format": "pt",
-        **{k: v for k, v in metadata.items() if k not in (STAMP, _items_file.IN_HEADER)},
-    }
+    kept = {"format": "pt", **{k: v for k, v in metadata.items() if k not in (STAMP, IN_HEADER)}}
     if stamp is not None and not folder:
         kept[STAMP] = stamp
     small: dict[str, bytes] = {}
-    told = None if tree is None else _items_file.items_text(tree, specs)
+    told = None if tree is None else items_text(tree, specs)
     if told is not None and not folder:
-        kept[_items_file.IN_HEADER] = told
+        kept[IN_HEADER] = told
     with collector_paused():
         parts = by_rank(specs) if ranks is not None or "@" in "".join(specs) else []
         if len(parts) > 1 and not folder:
@@ -411,7 +623,7 @@ def describe(
             files = (
                 *files,
                 write_header(
-                    _items_file.TENSORS,
+                    TENSORS,
                     in_natural_order(tree.passed_through),
                     tree.passed_through,
                     {"format": "pt"},

@@ -20,10 +20,10 @@ from ..source import zip_archive
 from ..source.blobs import FileBlob, Stored
 from ..source.index import FileSource, Index, Source
 from ..source.jsontext import collector_paused
-from ..source.paths import Folder, Place
+from ..source.paths import HISTORY, MAX_HISTORY, Folder, Place, look_beside, read_history
 from ..source.pickle.jsonform import to_json
-from ..source.pickle.limits import ARCHIVE
 from ..source.pickle.machine import read_pickle
+from ..source.pickle.nodes import ARCHIVE
 from ..source.pickle.policy import Outside, decode
 from ..source.pickle.tree import (
     ITEMSIZE,
@@ -40,10 +40,21 @@ from ..source.pickle.tree import (
     inside,
     joined,
 )
-from ..source.rank_files import RANK_NAMES, Entry, Naming, join_ranks, rank_entries
-from ..source.sidefiles import HISTORY, MAX_HISTORY, look_beside, read_history
-from ..source.target import Target
-from ..source.target_tree import items_of, node_of, outside_prefix
+from ..source.shards import (
+    INDEX,
+    RANK_NAMES,
+    WHICH_HELP,
+    Entry,
+    Naming,
+    Unit,
+    in_natural_order,
+    index_in,
+    indexed,
+    join_ranks,
+    rank_entries,
+    shard_sets,
+)
+from ..source.target import Target, items_of, node_of, outside_prefix
 from ..source.tree import (
     CheckpointTree,
     FileTree,
@@ -57,8 +68,7 @@ from ..source.tree import (
 )
 from ..source.unread import StreamPlace, Unread, unread_entries
 from ..source.zip_archive import ArchiveRecord
-from . import _file_signatures, _legacy
-from ._shards import INDEX, WHICH_HELP, Unit, in_natural_order, index_in, indexed, shard_sets
+from . import _torchread
 
 if TYPE_CHECKING:
     from ..source.target import TargetTree
@@ -101,14 +111,10 @@ class TorchZip:
             )
         if place.file.name.endswith(SUFFIXES) or place.file.name.endswith(_INDEXES):
             return 2
-        from . import _file_signatures
-
         size = place.file.size
-        tail = place.file.read(
-            max(0, size - _file_signatures.TAIL), min(_file_signatures.TAIL, size)
-        )
+        tail = place.file.read(max(0, size - _torchread.TAIL), min(_torchread.TAIL, size))
         return int(
-            _file_signatures.file_kind(place.head(_file_signatures.HEAD), size, tail)
+            _torchread.file_kind(place.head(_torchread.HEAD), size, tail)
             in ("zip", "legacy", "tar", "pickle")
         )
 
@@ -543,20 +549,20 @@ def read_file(blob: FileBlob, number: int, label: str, at: str | None) -> TorchF
 
 def _raw(blob: FileBlob, label: str) -> _Raw:
     size = blob.size
-    head = blob.read(0, min(_file_signatures.HEAD, size))
+    head = blob.read(0, min(_torchread.HEAD, size))
     found = "zip"
-    if not head.startswith(_file_signatures.ZIP):
-        tail = blob.read(max(0, size - _file_signatures.TAIL), min(_file_signatures.TAIL, size))
-        found = _file_signatures.file_kind(head, size, tail)
+    if not head.startswith(_torchread.ZIP):
+        tail = blob.read(max(0, size - _torchread.TAIL), min(_torchread.TAIL, size))
+        found = _torchread.file_kind(head, size, tail)
     if found == "legacy":
-        legacy = _legacy.read_legacy(blob, label=label)
+        legacy = _torchread.read_legacy(blob, label=label)
         decoded = decode(
             legacy.value, label, {key: record.size for key, record in legacy.records.items()}
         )
         end = min((record.offset for record in legacy.records.values()), default=size)
         return _Raw(decoded.tree, legacy.records, decoded.outside, None, decoded.hidden, (0, end))
     if found != "zip":
-        _file_signatures.refuse_kind(label, found)
+        _torchread.refuse_kind(label, found)
     archive = zip_archive.read_archive(blob, label=label)
     stream = zip_archive.read_record(blob, archive.records["data.pkl"], ARCHIVE.size, label)
     nodes = read_pickle(stream, ARCHIVE, name=f"{label}: data.pkl", persistent=True)

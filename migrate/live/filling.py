@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..core.errors import Diagnostic, MigrateError, plural, printable, raise_all
 from ..core.spec import BITS
 from ..core.view import TooManyPieces
-from ..elements.classes import has_plain_bytes, is_dtensor
+from ..elements.raw import has_plain_bytes, is_dtensor
 from ..formats.memory import writable
 from ..running.evaluator import reading_step
 from ..running.gather import WINDOW, Gather, Window

@@ -21,8 +21,8 @@ from .. import ops
 from ..core.errors import Diagnostic, MigrateError, fail, listed, plural, printable
 from ..core.templates import matches
 from ..core.types import PathLike
-from ..elements.classes import is_plain_class
-from ..extra_state.age import States
+from ..elements.raw import is_plain_class
+from ..extra_state.states import States
 from ..formats import memory
 from ..planning.lineages import apart, files_of, lineages_of
 from ..planning.path import find_path
@@ -37,7 +37,7 @@ from ..running.prepare import side_reader
 from ..running.stamp import Stamp
 from ..source.index import Index
 from ..source.jsontext import collector_paused
-from ..source.pickle.encodings import PARAMETER
+from ..source.pickle.tree import PARAMETER
 from .migration import Kept, Migration, Outputs, prepare
 from .module import EXTRA, fit, sides, slots, unwrapped
 from .standins import Handover, LazyTensor, require_present, require_readable, stand_in, stay

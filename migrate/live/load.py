@@ -28,8 +28,8 @@ from ..core.errors import (
 )
 from ..core.templates import list_collapsed, rank_of
 from ..core.types import PathLike, Progress
-from ..elements.classes import has_plain_bytes, is_dtensor
-from ..extra_state.age import States
+from ..elements.raw import has_plain_bytes, is_dtensor
+from ..extra_state.states import States
 from ..planning.graph import computations, stored_keys
 from ..planning.lineages import known_lineages, layouts_of
 from ..planning.request import OUTPUT_FORMATS, Request, make_request, path_text

@@ -23,8 +23,8 @@ from ..core import view as views
 from ..core.errors import Report, listed
 from ..core.spec import encode
 from ..core.view import Fill
-from ..elements.classes import has_plain_bytes
-from ..extra_state.age import States
+from ..elements.raw import has_plain_bytes
+from ..extra_state.states import States
 from ..formats import memory
 from ..planning.graph import computations
 from ..planning.path import find_path

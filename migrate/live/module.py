@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..core.errors import Report, did_you_mean, plural, printable
 from ..core.spec import ALIASES, BITS, Spec, spec
 from ..core.templates import list_collapsed
-from ..elements.classes import is_plain_class
 from ..elements.numbers import holds
+from ..elements.raw import is_plain_class
 from ..formats import memory
 
 if TYPE_CHECKING:

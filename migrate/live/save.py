@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..core.errors import fail, guarded, listed, printable
 from ..core.types import PathLike
-from ..elements.classes import is_dtensor
+from ..elements.raw import is_dtensor
 from ..planning.request import SUFFIXES, Request, path_text
 from ..results import ApplyReport
 from ..running.job import write_checkpoint

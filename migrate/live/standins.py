@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import Diagnostic, Report, fail, printable
 from ..core.templates import list_collapsed
-from ..elements.classes import has_plain_bytes, is_dtensor, is_plain_class
+from ..elements.raw import has_plain_bytes, is_dtensor, is_plain_class
 from .module import EXTRA
 
 if TYPE_CHECKING:

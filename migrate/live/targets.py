@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import Report, listed
 from ..core.spec import Spec
 from ..core.view import region
-from ..elements.classes import is_dtensor
+from ..elements.raw import is_dtensor
 from ..planning.graph import Tensor
 
 if TYPE_CHECKING:

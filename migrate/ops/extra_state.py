@@ -80,7 +80,8 @@ class ExtraState(Op):
     def decide(
         self, args: Args, spec: Spec, payload: bytes, name: str, allow: frozenset[str]
     ) -> Decided:
-        from ..extra_state.verdict import DELAYED, OBJECTS, STATELESS, judged
+        from ..extra_state.record import DELAYED, OBJECTS, STATELESS
+        from ..extra_state.verdict import judged
 
         if spec.numel and (spec.dtype != "uint8" or len(spec.shape) != 1):
             raise OpError(
@@ -111,7 +112,7 @@ class ExtraState(Op):
         self, args: Args, verdict: StateVerdict, like: StateRecord, name: str
     ) -> Decided:
         """What becomes of a state that nobody permits to go on: it goes, or OpError."""
-        from ..extra_state.recipes import DELAYED, leave
+        from ..extra_state.record import DELAYED, leave
         from ..extra_state.verdict import LEGACY
 
         written = f"; it was written by Transformer Engine {like.releases}" if like.releases else ""
@@ -174,7 +175,7 @@ class ExtraState(Op):
 @lru_cache(maxsize=64)
 def _carried(form: str, like: StateRecord) -> Decided | None:
     """What goes on of a state with this structure; None: the state as it is."""
-    from ..extra_state.normal import is_current
+    from ..extra_state.record import is_current
 
     if form == "tensors":
         outputs = tuple(
@@ -197,7 +198,7 @@ def _pickled(record: StateRecord, name: str) -> bytes:
 
 def _tensors(record: StateRecord) -> list[tuple[str, StateTensor]]:
     """The scales and histories, each with what stands behind the module's key."""
-    from ..extra_state.normal import kept
+    from ..extra_state.record import kept
 
     return [
         (f".{mode}.{name}" if mode else f".{name}", state.tensors[name])

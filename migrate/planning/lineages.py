@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import fail, option, printable
-from ..extra_state.age import States
+from ..extra_state.states import States
 from ..rules.files import LoadedFile
 from ..rules.lineage import Lineage, Matcher, detect, nearest, resolve_goal
 from ..rules.packs import load_edge

@@ -26,7 +26,7 @@ from ..core.errors import (
     together,
 )
 from ..core.keys import parse
-from ..extra_state.age import States
+from ..extra_state.states import States
 from ..rules import params as parameters
 from ..rules.compiled import compile_file_once
 from ..rules.files import LoadedFile
@@ -43,7 +43,7 @@ from ..rules.lineage import (
 )
 from ..rules.packs import Packs, find_packs, load_edge
 from ..source.index import Index
-from ..source.pickle.encodings import PARAMETER
+from ..source.pickle.tree import PARAMETER
 from .graph import Tensor
 from .pathstate import PathStep
 from .request import OPTIMIZER_PARAM, Request

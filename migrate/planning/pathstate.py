@@ -20,13 +20,13 @@ from ..core.errors import Diagnostic, Report, fail, listed, option, printable, t
 from ..core.keys import Pattern, TwoReadings, parse
 from ..core.spec import ALIASES
 from ..core.templates import as_seen, fitting, group, rank_of, takes
-from ..extra_state.recipes import leave
+from ..extra_state.record import leave
 from ..ops.base import OneWay
 from ..rules import params as parameters
 from ..rules.arguments import PARAM
 from ..rules.compiled import CompiledCall, CompiledRule, DirectedRule, direct, is_active
 from ..rules.files import LoadedFile
-from ..source.pickle.encodings import PARAMETER
+from ..source.pickle.tree import PARAMETER
 from .bind import StepResult
 from .graph import Tensor
 from .sides import (

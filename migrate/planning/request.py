@@ -114,7 +114,7 @@ def make_request(
         if isinstance(value, str) and value.startswith("@"):
             given[name] = _entries(name, value[1:])
     if given:
-        from ..source.pickle.encodings import PARAMETER, numbering
+        from ..source.pickle.tree import PARAMETER, numbering
 
         if PARAMETER in given:
             given[PARAMETER] = numbering(given[PARAMETER])
@@ -255,7 +255,7 @@ def _refuse_ending(name: str, suffix: str) -> None:
     """
     from difflib import get_close_matches  # of such names only
 
-    from ..source.sidefiles import WEIGHT_SUFFIXES
+    from ..source.paths import WEIGHT_SUFFIXES
 
     low, endings = suffix.lower(), list(SUFFIXES)
     other = next(

@@ -30,7 +30,7 @@ from ..core.notation import LONGEST, LONGEST_PATTERN, parse_expression
 from ..core.spec import ALIASES, BITS
 from ..core.types import __version__
 from ..source import yaml
-from ..source.sidefiles import CACHES, HISTORY, ITEMS, MAX_DEPTH, METADATA, PARTIAL, WEIGHT_SUFFIXES
+from ..source.paths import CACHES, HISTORY, ITEMS, MAX_DEPTH, METADATA, PARTIAL, WEIGHT_SUFFIXES
 from .arguments import MOST, NAME, numeric, seen, whole_number
 
 _WORD = "[A-Za-z_][A-Za-z0-9_]*"

@@ -24,7 +24,7 @@ from ..core.errors import Diagnostic, did_you_mean, fail, listed, option, printa
 from ..core.keys import Pattern, parse
 from ..core.spec import Spec
 from ..core.templates import fitting, group, matches, without_rank
-from ..extra_state.age import States, ranges
+from ..extra_state.states import States, ranges
 from ..source.index import Index
 
 LATEST = "latest"

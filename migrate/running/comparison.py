@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import fail, option, printable
 from ..core.types import Progress
-from ..extra_state.age import States
+from ..extra_state.states import States
 from ..planning.graph import ReadKey
 from ..planning.optimizers import DROP
 from ..planning.path import find_path

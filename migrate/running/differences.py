@@ -13,7 +13,7 @@ from ..core.errors import listed, option, plural, printable
 from ..core.templates import rank_of
 from ..source.pickle.jsonform import to_json
 from ..source.pickle.tree import DictNode, ListNode, joined, segment
-from ..source.target_tree import node_of
+from ..source.target import node_of
 from ..source.tree import CheckpointTree, flatten_table, object_encodings, tensor_records
 from .output_tree import items_of_index, output_tree
 

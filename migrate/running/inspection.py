@@ -6,10 +6,10 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from ..core.templates import collapse
-from ..extra_state.age import States
+from ..extra_state.states import States
 from ..planning.lineages import known_lineages, layouts_of, nearest_to
 from ..results import HistoryReport, InspectReport
-from ..source.pickle.encodings import PARAMETER
+from ..source.pickle.tree import PARAMETER
 from . import stamp as stamps
 from .differences import describe_items
 from .prepare import side_reader

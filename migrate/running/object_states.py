@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 from .. import ops
 from ..core.keys import Pattern, TwoReadings
 from ..core.spec import spec
-from ..extra_state.objects import Object, objects
+from ..extra_state.record import Object
+from ..extra_state.states import objects
 from ..source.blobs import Blob, BytesBlob, Stored
 from ..source.pickle.tree import DictNode
-from ..source.target_tree import output_record
+from ..source.target import output_record
 from ..source.tree import CheckpointTree, FileTree, replace_dict, tensor_records
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def lift_states(source: Source, migration_path: MigrationPath) -> None:
     found = list(objects(source.index, lambda key: _asked(patterns, key))) if patterns else []
     if not found:
         return
-    from ..extra_state.packing import content
+    from ..extra_state.write import content
 
     index = source.index
     tensors = dict(index.tensors)

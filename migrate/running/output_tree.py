@@ -20,12 +20,10 @@ from ..core.templates import rank_of
 from ..planning.compose import Items
 from ..planning.graph import ComputedTensor, Tensor, ValueCheck, stored_keys
 from ..planning.sides import follow_all
-from ..source.pickle.encodings import PARAMETER, ask
 from ..source.pickle.jsonform import to_json
-from ..source.pickle.tree import Composite, DictNode, TensorRecord
-from ..source.rank_files import by_rank
-from ..source.target import TargetTree
-from ..source.target_tree import items_of, node_of, output_record
+from ..source.pickle.tree import PARAMETER, Composite, DictNode, TensorRecord, ask
+from ..source.shards import by_rank
+from ..source.target import TargetTree, items_of, node_of, output_record
 from ..source.tree import (
     CheckpointTree,
     FileTree,

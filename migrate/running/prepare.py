@@ -11,7 +11,7 @@ from ..core import log
 from ..core.errors import Report, command, fail, option, plural, printable
 from ..core.templates import list_collapsed
 from ..core.types import __version__
-from ..extra_state.age import States
+from ..extra_state.states import States
 from ..ops.base import ValueOp
 from ..planning import optimizers
 from ..planning.bind import BindContext
@@ -29,7 +29,7 @@ from ..planning.request import (
 )
 from ..planning.sides import SideFiles, clash, refuse_clash
 from ..source.index import Index, Source, specs_hash
-from ..source.rank_files import RANK_NAMES, Naming, by_rank, check_names, naming
+from ..source.shards import RANK_NAMES, Naming, by_rank, check_names, naming
 from . import stamp as stamps
 from .output_tree import (
     OutputTree,

@@ -20,7 +20,7 @@ from ..core.types import FORMAT_VERSION
 from ..planning.optimizers import LASTING
 from ..planning.sides import is_undo
 from ..planning.unchanged import are_folded_keys
-from ..source.rank_files import naming
+from ..source.shards import naming
 
 NAME = "migrate.history.json"
 

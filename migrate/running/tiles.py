@@ -34,7 +34,7 @@ from ..core import log
 from ..core.errors import MigrateError, RunError, lacking, printable, ran_out, with_partial_folder
 from ..core.spec import BITS
 from ..core.types import PathLike
-from ..source.crc import combine, crc32
+from ..source.zip_archive import combine, crc32
 from . import checks as value_checks
 from . import checksums
 from .checksums import RecordedChecksum

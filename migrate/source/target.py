@@ -1,16 +1,31 @@
 """What a format promises about its output before a byte is read: every file, every header, every
-offset.
+offset, and what stands beside the tensors.
+
+In trees of .pt files every tensor is written row-major in a storage of its own, and tensors that
+were one are one again. What shared a part of its bytes with another one is written apart, which
+reads the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from ..core.spec import Spec
-    from .tree import FileTree
+from ..core.errors import Report, fail, printable
+from ..core.spec import Spec
+from .pickle.jsonform import Ref, to_json
+from .pickle.tree import (
+    ITEMSIZE,
+    Composite,
+    DictNode,
+    ListNode,
+    Storage,
+    TensorRecord,
+    joined,
+    to_nodes,
+)
+from .tree import CheckpointTree, FileTree, tree_leaves
 
 
 class Placed(NamedTuple):
@@ -73,3 +88,146 @@ class TargetTree:
     names: Mapping[int, str]
     passed_through: Mapping[str, Spec]
     first: Mapping[str, str]
+
+
+PACKED = {"float4_e2m1fn": "float4_e2m1fn_x2"}
+CARRIED = "/"
+# of tensors that have no bytes yet
+NOWHERE = Storage("", None, "cpu", 0, 1)
+# Paths of values, in characters: of one, and of all. Many values can share a long key.
+LONGEST, MOST_TEXT = 4000, 50_000_000
+_SCALARS = frozenset({type(None), bool, int, float, str})
+
+
+def outside_prefix(tensors: Mapping[str, Any]) -> str:
+    """What keys of tensors that pass through begin with: slashes, as many as no tensor's key begins
+    with.
+    """
+    prefix = CARRIED
+    while any(key.startswith(prefix) for key in tensors):
+        prefix += CARRIED
+    return prefix
+
+
+def items_of(part: FileTree) -> Iterator[tuple[str, Any]]:
+    """(path, value) of what is no tensor, as JSON values, without the attributes of the dict that
+    rules work on; no path twice.
+    """
+    table = part.table
+    if (
+        table is not None
+        and table is part.root
+        and all(type(value) is TensorRecord for _, value in table.pairs)
+    ):
+        return
+    # what stands in many places is spelled once
+    spellings: dict[int, Any] = {}
+    room = MOST_TEXT
+    # keys have dots, and what is no text has no name of its own, so one path can spell several
+    # places
+    counts: dict[str, int] = {}
+    for number, leaf in enumerate(tree_leaves(part.root, table)):
+        value = leaf.value
+        if (
+            type(value) in (TensorRecord, Composite)
+            or ".state" in leaf.words
+            or (value is table and leaf.words == (part.at or ()))
+        ):
+            continue
+        kind = type(value)
+        if kind not in _SCALARS and id(value) not in spellings:
+            spellings[id(value)] = to_json(node_of(value))
+        path = joined(leaf.words, LONGEST) or "."
+        if len(path) > LONGEST:
+            path = f"{path[:LONGEST]}…{number}"
+        base = path
+        while path in counts:
+            counts[base] += 1
+            path = f"{base}#{counts[base]}"
+        counts[path] = 1
+        room -= len(path)
+        if room < 0:
+            fail(
+                "M914",
+                f"the paths of its values have more than {MOST_TEXT:,} characters",
+                help="do not trust where this file comes from",
+            )
+        yield path, value if kind in _SCALARS else spellings[id(value)]
+
+
+def node_of(value: Any, tree: CheckpointTree | None = None) -> Any:
+    """The nodes of a value, with the key that a tensor has in the `tree` in place of the tensor;
+    without one, with nothing.
+    """
+    if type(value) in (DictNode, ListNode):
+        return to_nodes(
+            value, lambda record: None if tree is None else ("a tensor", tree.names.get(id(record)))
+        )
+    return getattr(value, "node", value)
+
+
+def torch_form(spec: Spec) -> tuple[str, tuple[int, ...]]:
+    """dtype and shape as torch has them."""
+    if spec.dtype in PACKED:
+        return PACKED[spec.dtype], (*spec.shape[:-1], spec.shape[-1] // 2)
+    return spec.dtype, spec.shape
+
+
+def output_record(spec: Spec, like: TensorRecord | None = None) -> TensorRecord:
+    """A tensor of an output as a leaf of its tree, with the flags of another one."""
+    dtype, shape = torch_form(spec)
+    made = TensorRecord(dtype, NOWHERE, 0, shape, (), False, None)
+    if like is None:
+        return made
+    return made._replace(
+        requires_grad=like.requires_grad,
+        parameter=like.parameter,
+        subclass=like.subclass,
+        state=like.state,
+    )
+
+
+def check_holds(specs: Mapping[str, Spec]) -> None:
+    """M916 naming the tensors that torch has no dtype for."""
+    report = Report()
+    for key, spec in specs.items():
+        if torch_form(spec)[0] not in ITEMSIZE:
+            report.add(
+                "M916",
+                f"torch cannot hold {printable(key)}: it has no {spec.dtype}",
+                help="dequantize or cast it",
+            )
+        elif spec.dtype in PACKED and (not spec.shape or spec.shape[-1] % 2):
+            report.add(
+                "M916", f"torch cannot hold {printable(key)}: {spec} has no rows of whole pairs"
+            )
+        if len(report.diagnostics) >= 20:
+            break
+    report.check()
+
+
+def plain_part(specs: Mapping[str, Spec]) -> tuple[FileTree, dict[int, str]]:
+    """A dict of tensors by these keys, and the keys by identity."""
+    records = [(key, output_record(spec)) for key, spec in specs.items()]
+    return FileTree(DictNode("dict", tuple(records), None), ()), {
+        id(made): key for key, made in records
+    }
+
+
+def nodes(root: Any, tensor: Callable[[TensorRecord], Any]) -> Any:
+    """The inert nodes that mean the tree; `tensor` makes those of a tensor but for its attributes,
+    which go with it.
+    """
+    return to_nodes(root, tensor)
+
+
+def state_node(like: TensorRecord, made: dict[int, Any]) -> Any:
+    """The attributes of a tensor as nodes, None without; many tensors can share them, so what was
+    `made` of them is kept there.
+    """
+    return None if like.state is None else to_nodes(like.state, lambda record: None, made)
+
+
+def tensor_ref(like: TensorRecord, key: str, tied: str | None, made: dict[int, Any]) -> Ref:
+    """A tensor that lies elsewhere; `made` as for `state_node`."""
+    return Ref(key, like.requires_grad, like.parameter, like.subclass, state_node(like, made), tied)

@@ -17,15 +17,16 @@ from typing import Any, NamedTuple
 
 from ..core.errors import fail, listed, option, plural, printable
 from .blobs import Stored
-from .pickle.encodings import Encoding, answered
 from .pickle.nodes import Set
 from .pickle.tree import (
     Composite,
     DictNode,
+    Encoding,
     ListNode,
     LocalShard,
     Opaque,
     TensorRecord,
+    answered,
     holders,
     inside,
     joined,
@@ -101,7 +102,7 @@ def object_encodings(
     several.
 
     Those of one part are read together; `numbering` is what a person says of integers with two
-    meanings, see `encodings.answered`.
+    meanings, see `pickle.tree.answered`.
     """
     found: dict[str, Encoding] = {}
     parts = () if tree is None else tree.parts

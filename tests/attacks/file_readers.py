@@ -12,12 +12,12 @@ from typing import Any
 
 from migrate import formats
 from migrate.core.errors import raise_all
-from migrate.formats import _file_signatures, _legacy
+from migrate.formats import _torchread
 from migrate.formats._header import read_header
 from migrate.source import zip_archive
 from migrate.source.paths import Folder
 from migrate.source.pickle import dcp_metadata, machine, policy
-from migrate.source.pickle.limits import ARCHIVE, EXTRA_STATE
+from migrate.source.pickle.nodes import ARCHIVE, EXTRA_STATE
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,12 @@ def read_torch(blob: Any) -> Any:
         bytes(blob.read(at, size))
         for at, size in ((0, min(512, blob.size)), (max(0, blob.size - 22), min(22, blob.size)))
     )
-    found = _file_signatures.file_kind(head, blob.size, tail)
+    found = _torchread.file_kind(head, blob.size, tail)
     if found == "zip":
         return read_zip(blob, 0, blob.size)
     if found != "legacy":
-        _file_signatures.refuse_kind(blob.name, found)
-    legacy = _legacy.read_legacy(blob)
+        _torchread.refuse_kind(blob.name, found)
+    legacy = _torchread.read_legacy(blob)
     return known(
         legacy.value, blob.name, {key: record.size for key, record in legacy.records.items()}
     )

@@ -24,7 +24,7 @@ from tripwire import peak
 from migrate import formats
 from migrate.core.errors import MigrateError
 from migrate.source.pickle import machine
-from migrate.source.pickle.limits import ARCHIVE
+from migrate.source.pickle.nodes import ARCHIVE
 
 LIMIT = 1 << 30  # bytes of address space: what wants more gets a MemoryError, and that would escape
 MOST_ESCAPES = 5

@@ -14,7 +14,7 @@ from hostile_streams import STREAMS, Stream
 from migrate import ops
 from migrate.core.errors import OpError
 from migrate.core.spec import spec
-from migrate.source.pickle.limits import EXTRA_STATE
+from migrate.source.pickle.nodes import EXTRA_STATE
 
 EVERYTHING = frozenset({"drop", "lossy", "opaque", "links", "delayed-scaling"})
 RECIPE = o.new("transformer_engine.common.recipe", "MXFP8BlockScaling", {"margin": 0})

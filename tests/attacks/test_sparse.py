@@ -15,10 +15,10 @@ import pytest
 from work import HANG
 
 from migrate.formats._header import MAX_HEADER
-from migrate.formats._items_file import MAX_ITEMS
-from migrate.formats._shards import MAX_INDEX
-from migrate.source.pickle.limits import ARCHIVE
-from migrate.source.sidefiles import HISTORY, ITEMS, MAX_HISTORY
+from migrate.formats.safetensors import MAX_ITEMS
+from migrate.source.paths import HISTORY, ITEMS, MAX_HISTORY
+from migrate.source.pickle.nodes import ARCHIVE
+from migrate.source.shards import MAX_INDEX
 from migrate.source.zip_archive import END, ENTRY, LOCAL
 
 ROOT = Path(__file__).parents[2]

@@ -21,7 +21,7 @@ from mutants import flipped
 
 from migrate.core.errors import CheckpointError
 from migrate.source.pickle import machine
-from migrate.source.pickle.limits import EXTRA_STATE
+from migrate.source.pickle.nodes import EXTRA_STATE
 from migrate.source.pickle.tree import DictNode, TensorRecord
 
 

@@ -153,7 +153,7 @@ def load(path: str, allow: list[str]) -> dict[str, Any]:
 
 def stream(path: str, limits: str) -> dict[str, Any]:
     """The pickle machine alone."""
-    from migrate.source.pickle import limits as presets
+    from migrate.source.pickle import nodes as presets
     from migrate.source.pickle.machine import read_pickle
 
     return reader(

@@ -18,7 +18,7 @@ from commandline import contents, done, run, safetensors
 import migrate
 from migrate.core.errors import CheckpointError
 from migrate.extra_state.decode import decode
-from migrate.extra_state.normal import normal
+from migrate.extra_state.record import normal
 
 VECTORS = Path(__file__).resolve().parents[1] / "data" / "te"
 EXPECTED = json.loads((VECTORS / "expected.json").read_text())

@@ -121,12 +121,12 @@ def test_no_command_imports_another_one_nor_what_only_other_formats_need() -> No
     }
     pickles = {
         f"migrate.source.pickle.{name}"
-        for name in ("machine", "policy", "decoding", "te_tensors", "emit")
+        for name in ("machine", "policy", "decoding", "quantized_tensors", "emit")
     }
     torch_files = {
         "migrate.formats.torchzip",
         "migrate.formats._torchwrite",
-        "migrate.formats._legacy",
+        "migrate.formats._torchread",
     }
     wanted = HEAVY | others | pickles | torch_files
     assert loaded("plan", HUB, "--to", "hf-mixtral@v5", wanted=wanted) == {"click"}

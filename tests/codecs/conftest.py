@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from migrate.codecs import _e4m3_torch, get
+from migrate.codecs import _e4m3, get
 
 
 @pytest.fixture
@@ -37,6 +37,6 @@ def other_device(monkeypatch: pytest.MonkeyPatch) -> None:
             *rest,
         )
 
-    monkeypatch.setattr(_e4m3_torch, "_on_cpu", lambda tensor: False)
+    monkeypatch.setattr(_e4m3, "_on_cpu", lambda tensor: False)
     monkeypatch.setattr(kind, "encode", encoded)
     monkeypatch.setattr(kind, "decode", decoded)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from migrate.codecs import _blocks, _e4m3
+from migrate.codecs import _e4m3
 
 # all exponents and both ends of each, what has no reciprocal, and the ties of bfloat16
 AMAX = torch.cat(
@@ -104,8 +104,8 @@ def test_the_few_runs_that_hold_a_zero_are_compared_with_their_own_numbers() -> 
 
 @pytest.mark.parametrize(("left", "width"), [(0, 7), (3, 1), (3, 9), (2, 2), (0, 1)])
 def test_the_entries_of_rows_are_those_of_their_blocks(left: int, width: int) -> None:
-    block, top, rows = _blocks.Block(3, 4), 5, slice(1, None, 3)
+    block, top, rows = _e4m3.Block(3, 4), 5, slice(1, None, 3)
     whole = np.arange(600).reshape(20, 30).repeat(3, 0).repeat(4, 1)
     grid = whole[::3, ::4][top // 3 :, left // 4 :]
     wanted = whole[top : top + 12, left : left + width][rows]
-    assert np.array_equal(_blocks.of_rows(grid, block, top, left, rows, wanted.shape), wanted)
+    assert np.array_equal(_e4m3.of_rows(grid, block, top, left, rows, wanted.shape), wanted)

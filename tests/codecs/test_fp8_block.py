@@ -440,12 +440,12 @@ def test_a_block_that_hf_has_no_scale_for_is_refused_by_its_place(scale: str, pa
 def test_parts_that_share_a_memo_are_the_same_and_look_at_each_number_once(
     like: str, order: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from migrate.codecs import _blocks
+    from migrate.codecs import _e4m3
 
     spec, options, looked = Spec("bfloat16", (3, 70, 50)), Options(block=(16, 32), like=like), []
-    amax = _blocks.amax
+    amax = _e4m3.amax
     monkeypatch.setattr(
-        _blocks, "amax", lambda bits, *rest: looked.append(bits.size) or amax(bits, *rest)
+        _e4m3, "amax", lambda bits, *rest: looked.append(bits.size) or amax(bits, *rest)
     )
     array = codeckit.numbers(spec)
     made, memo = [np.empty((3, 70, 50), "u1"), np.empty((3, 5, 2), "<u4")], dict[str, Any]()
@@ -519,9 +519,9 @@ def test_scales_are_recalled_from_the_codes_alone_and_only_where_these_are_known
 def test_chunks_leave_no_seam(
     shape: tuple[int, int], chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from migrate.codecs import _blocks
+    from migrate.codecs import _e4m3
 
-    monkeypatch.setattr(_blocks, "CHUNK", chunk)
+    monkeypatch.setattr(_e4m3, "CHUNK", chunk)
     spec = Spec("float32", shape)
     options = Options(block=(7, 96))
     array = codeckit.numbers(spec)
@@ -568,9 +568,9 @@ def test_planning_with_a_codec_imports_neither_numpy_nor_torch() -> None:
 
 
 def test_the_kit_notices_a_codec_that_decodes_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
-    from migrate.codecs import _e4m3_torch
+    from migrate.codecs import _e4m3
 
-    monkeypatch.setattr(_e4m3_torch, "_SHIFTED", -1)
+    monkeypatch.setattr(_e4m3, "_SHIFTED", -1)
     with pytest.raises(AssertionError, match=r"instead of"):
         codeckit.check_sample("fp8-block", 0)
 

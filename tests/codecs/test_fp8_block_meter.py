@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from migrate.codecs import _e4m3, _e4m3_torch, get
+from migrate.codecs import _e4m3, get
 from migrate.codecs.base import Options
 from migrate.core.spec import Spec
 from migrate.elements.raw import carrier
@@ -206,13 +206,13 @@ def test_a_tame_tensor_is_not_looked_at_for_what_is_not_finite(
 ) -> None:
     counts = []
     for name in ("decode", "encode"):
-        function = getattr(_e4m3_torch, name)
+        function = getattr(_e4m3, name)
 
         def noted(*args, function=function, place=7 if name == "decode" else 8):
             counts.append(args[place])
             return function(*args)
 
-        monkeypatch.setattr(_e4m3_torch, name, noted)
+        monkeypatch.setattr(_e4m3, name, noted)
     spec = Spec("bfloat16", (256, 256))
     array = codeckit.numbers(spec)
     parts = CODEC.reference_parts(Options(), array, spec)
@@ -304,13 +304,13 @@ def test_the_meter_of_a_dequantize_is_told_of_every_product_that_becomes_zero(
 def test_products_are_looked_at_for_zeros_only_where_a_scale_is_small_enough(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    looked, decode = [], _e4m3_torch.decode
+    looked, decode = [], _e4m3.decode
 
     def noted(*args):
         looked.append(args[8])
         return decode(*args)
 
-    monkeypatch.setattr(_e4m3_torch, "decode", noted)
+    monkeypatch.setattr(_e4m3, "decode", noted)
     specs = [Spec("float8_e4m3fn", (4, 4)), Spec("float32", (1, 1))]
     for scale in (2.0**-15, 2.0**-16, 0.0, np.nan):
         parts = [np.ones((4, 4), "u1"), np.array([[scale]], "<f4").view("<u4")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from migrate.elements.classes import has_plain_bytes, is_dtensor, is_plain_class
+from migrate.elements.raw import has_plain_bytes, is_dtensor, is_plain_class
 
 torch = pytest.importorskip("torch")
 

@@ -30,8 +30,7 @@ from te_streams import (
 
 from migrate.core.errors import CheckpointError
 from migrate.extra_state.decode import decode, decode_nodes
-from migrate.extra_state.recipes import RECIPES, Known
-from migrate.extra_state.record import StateForm, StateRecord, StateTensor
+from migrate.extra_state.record import RECIPES, Known, StateForm, StateRecord, StateTensor
 from migrate.extra_state.verdict import judge
 from migrate.source.pickle.nodes import Call, Dict, Global, Persistent
 
@@ -244,7 +243,7 @@ def test_an_unknown_recipe_is_refused_with_a_line_that_says_how_to_add_it(
     error = refused(payload).diagnostics[0]
     assert error.code == "M950"
     assert f"{TE}.NewRecipe" in error.message
-    assert "RECIPES in migrate/extra_state/recipes.py" in str(error.help)
+    assert "RECIPES in migrate/extra_state/record.py" in str(error.help)
     monkeypatch.setitem(RECIPES, (TE, "NewRecipe"), Known("stateless", (2, 20)))
     assert judge(decode(payload, "x")).sort == "stateless"
 

@@ -14,8 +14,7 @@ from te_streams import dumps, scaling, vector
 
 from migrate.core.errors import CheckpointError
 from migrate.extra_state import verdict
-from migrate.extra_state._reference import LONGEST, Reference
-from migrate.extra_state.decode import decode, examine
+from migrate.extra_state.decode import LONGEST, Reference, decode, examine
 from migrate.extra_state.record import Function, Parameters, Recipe, StateRecord
 
 

@@ -18,8 +18,7 @@ from te_streams import archive, dumps, recipe, scaling, transformer_engine, vect
 
 from migrate.core.errors import OpError
 from migrate.extra_state.decode import decode
-from migrate.extra_state.normal import normal
-from migrate.extra_state.record import ScalingState, StateForm, StateRecord, StateTensor
+from migrate.extra_state.record import ScalingState, StateForm, StateRecord, StateTensor, normal
 from migrate.extra_state.write import pickled
 
 GENUINE = [

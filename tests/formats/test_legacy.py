@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from migrate.core.errors import CheckpointError
-from migrate.formats._legacy import MAGIC, Legacy, is_legacy, read_legacy
+from migrate.formats._torchread import Legacy, is_legacy, read_legacy
 from migrate.source.blobs import BytesBlob
+from migrate.source.pickle.decoding import MAGIC
 from migrate.source.pickle.nodes import Dict
 
 

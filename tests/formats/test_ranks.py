@@ -16,7 +16,7 @@ from migrate import formats
 from migrate.core.errors import MigrateError
 from migrate.core.spec import spec
 from migrate.formats.safetensors import describe
-from migrate.source.rank_files import Naming, by_rank, naming
+from migrate.source.shards import Naming, by_rank, naming
 
 
 def save(path: Path, **tensors: int) -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from migrate.core.spec import spec
-from migrate.formats._shards import deal, in_natural_order, parse_size, shard_names, shard_sets
+from migrate.source.shards import deal, in_natural_order, parse_size, shard_names, shard_sets
 
 
 @pytest.mark.parametrize(

@@ -17,13 +17,13 @@ import torch
 
 from migrate.source import zip_archive
 from migrate.source.blobs import BytesBlob, FileBlob, identity
-from migrate.source.crc import zeros
 from migrate.source.zip_archive import (
     ArchiveLayout,
     central_directory,
     data_descriptor,
     lay_out,
     local_header,
+    zeros,
 )
 
 STATE = {

@@ -30,7 +30,12 @@ def test_each_benchmark_can_be_imported() -> None:
 
 @pytest.mark.thorough
 def test_binding_is_timed_with_the_functions_that_a_plan_calls() -> None:
-    command = [sys.executable, FOLDER / "bind_time.py", CHECKPOINT, FOLDER / "rules" / "rename.yaml"]
+    command = [
+        sys.executable,
+        FOLDER / "bind_time.py",
+        CHECKPOINT,
+        FOLDER / "rules" / "rename.yaml",
+    ]
     child = subprocess.run(command, capture_output=True, text=True, check=False)
     assert child.returncode == 0, child.stderr
     counts = json.loads(child.stdout)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from migrate import ops
 from migrate.core.view import stored
-from migrate.ops._notation import parse
 from migrate.ops.base import OneWay, OpCall, OpError
+from migrate.ops.rearrange import parse
 from migrate.testing import opkit
 
 OP = ops.get("rearrange")

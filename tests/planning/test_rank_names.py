@@ -18,7 +18,7 @@ from migrate.rules.compiled import compile_file
 from migrate.rules.lineage import Detect, Layout, Lineage, detect
 from migrate.source.blobs import Stored
 from migrate.source.index import Index
-from migrate.source.rank_files import by_rank, join_ranks
+from migrate.source.shards import by_rank, join_ranks
 
 
 def one(value: float) -> np.ndarray:

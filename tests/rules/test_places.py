@@ -12,7 +12,7 @@ from rule_text import load_text
 from migrate.core.errors import QuestionError
 from migrate.rules import fields
 from migrate.rules.fields import fits
-from migrate.source.sidefiles import (
+from migrate.source.paths import (
     CACHES,
     HISTORY,
     ITEMS,

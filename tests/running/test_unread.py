@@ -19,9 +19,9 @@ import torch
 import migrate
 from migrate.cli.main import run
 from migrate.source import unread
-from migrate.source.pickle.canonical import Canonical, TooManyError
-from migrate.source.pickle.limits import ARCHIVE
 from migrate.source.pickle.machine import read_pickle
+from migrate.source.pickle.nodes import ARCHIVE
+from migrate.source.unread import Canonical, TooManyError
 
 
 class Colour(enum.Enum):

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from migrate.source.crc import combine, crc32, zeros
+from migrate.source.zip_archive import combine, crc32, zeros
 
 
 def test_the_library_computes_what_zlib_computes() -> None:

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch_streams import decoded, reduce, saved, tree
 
 from migrate.core.errors import CheckpointError
-from migrate.source.pickle import limits, machine, policy
+from migrate.source.pickle import machine, nodes, policy
 from migrate.source.pickle.nodes import Call, Dict, Global
 from migrate.source.pickle.tree import LocalShard, Opaque, TensorRecord
 
@@ -63,7 +63,7 @@ def test_a_partial_sum_is_never_the_whole_tensor(mesh: DeviceMesh) -> None:
 
 def shard_of(mesh: DeviceMesh) -> Any:
     data, records = saved({"w": distribute_tensor(torch.ones(4, 3), mesh, [Shard(0), Replicate()])})
-    return machine.read_pickle(data, limits.ARCHIVE, name="x", persistent=True), records
+    return machine.read_pickle(data, nodes.ARCHIVE, name="x", persistent=True), records
 
 
 def fields(call: Call) -> Dict:

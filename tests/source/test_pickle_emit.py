@@ -19,9 +19,8 @@ from pickle_oracle import difference, oracle
 
 from migrate.core.errors import CheckpointError
 from migrate.source.pickle.emit import emit
-from migrate.source.pickle.limits import ARCHIVE
 from migrate.source.pickle.machine import read_pickle
-from migrate.source.pickle.nodes import Call, Dict, Global, Persistent, Set
+from migrate.source.pickle.nodes import ARCHIVE, Call, Dict, Global, Persistent, Set
 
 # what torch/_weights_only_unpickler.py knows
 ACCEPTED = {

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from migrate.core.errors import CheckpointError
-from migrate.source.pickle.encodings import (
+from migrate.source.pickle.tree import (
     NUMBERINGS,
     Encoding,
     answered,

@@ -20,9 +20,19 @@ from pickle_oracle import difference, oracle
 from work import times
 
 from migrate.core.errors import CheckpointError
-from migrate.source.pickle.limits import ARCHIVE, EXTRA_STATE, METADATA, Limits
 from migrate.source.pickle.machine import read_pickle
-from migrate.source.pickle.nodes import ABSENT, Call, Dict, Global, Persistent, Set
+from migrate.source.pickle.nodes import (
+    ABSENT,
+    ARCHIVE,
+    EXTRA_STATE,
+    METADATA,
+    Call,
+    Dict,
+    Global,
+    Limits,
+    Persistent,
+    Set,
+)
 
 
 @dataclass

@@ -14,7 +14,7 @@ from torch_streams import decoded, dense, reduce, storage, tree
 from work import steps
 
 from migrate.core.errors import CheckpointError
-from migrate.source.pickle import limits, machine, policy
+from migrate.source.pickle import machine, nodes, policy
 from migrate.source.pickle.decoding import FREE_EXPANSION
 from migrate.source.pickle.nodes import METHOD, Call, Dict, Global
 from migrate.source.pickle.tree import Opaque
@@ -230,7 +230,7 @@ def test_depth_is_no_recursion() -> None:
 def test_a_plain_pickle_of_every_protocol_is_read() -> None:
     value = {"a": [1, (2.5, "x", None)], "b": {3}}
     for protocol in (2, 3, 4, 5):
-        root = machine.read_pickle(pickle.dumps(value, protocol), limits.ARCHIVE, name="x")
+        root = machine.read_pickle(pickle.dumps(value, protocol), nodes.ARCHIVE, name="x")
         found = policy.decode(root, "x").tree
         assert found.get("a").items[1].items == (2.5, "x", None)
         assert found.get("b").kind == "set"

@@ -19,7 +19,8 @@ from torch_streams import decoded, saved, tree
 import migrate
 from migrate import formats
 from migrate.core.errors import CheckpointError
-from migrate.source.pickle import emit, limits, machine, policy
+from migrate.source.pickle import emit, machine, policy
+from migrate.source.pickle.nodes import ARCHIVE
 from migrate.source.pickle.tree import Composite, Opaque
 
 GENUINE = Path(__file__).parents[1] / "data" / "te" / "tensors"
@@ -208,10 +209,8 @@ def test_every_form_of_every_release_is_read_and_written_again(
     }
     # its node, written again, is read as the same
     data, records = saved({"w": made}, protocol)
-    nodes = machine.read_pickle(data, limits.ARCHIVE, name="x", persistent=True)
-    again = machine.read_pickle(
-        emit.emit(nodes, name="x"), limits.ARCHIVE, name="x", persistent=True
-    )
+    nodes = machine.read_pickle(data, ARCHIVE, name="x", persistent=True)
+    again = machine.read_pickle(emit.emit(nodes, name="x"), ARCHIVE, name="x", persistent=True)
     other = policy.decode(again, "x", records).tree.get("w")
     assert other.encoding == found.encoding
 
@@ -317,16 +316,16 @@ def test_other_numbers_of_arguments_and_other_methods_stay_outside(te: Any) -> N
 def test_a_class_is_asked_for_no_other_method() -> None:
     stream = b"\x80\x04\x8c\x08builtins\x94\x8c\x07getattr\x94\x93\x8c\x02os\x94\x8c\x01x\x94\x93\x8c\x06system\x94\x86R)R."  # noqa: E501
     with pytest.raises(CheckpointError, match="M931"):
-        machine.read_pickle(stream, limits.ARCHIVE, name="x")
+        machine.read_pickle(stream, ARCHIVE, name="x")
 
 
 def test_a_method_of_any_other_class_is_a_name_outside_of_the_list() -> None:
     stream = b"\x80\x04\x8c\x08builtins\x94\x8c\x07getattr\x94\x93\x8c\x02os\x94\x8c\x01x\x94\x93\x8c\x12_make_in_reduce_ex\x94\x86R)R."  # noqa: E501
-    found = policy.decode(machine.read_pickle(stream, limits.ARCHIVE, name="x"), "x")
+    found = policy.decode(machine.read_pickle(stream, ARCHIVE, name="x"), "x")
     assert [o.name for o in found.outside] == ["os.x._make_in_reduce_ex"]
 
 
 def test_the_dotted_name_cannot_be_spelled_in_a_stream() -> None:
     stream = b"\x80\x02ctransformer_engine.pytorch.tensor.mxfp8_tensor\nMXFP8Tensor._make_in_reduce_ex\n)R."  # noqa: E501
     with pytest.raises(CheckpointError, match="M931"):
-        machine.read_pickle(stream, limits.ARCHIVE, name="x")
+        machine.read_pickle(stream, ARCHIVE, name="x")

@@ -12,7 +12,7 @@ import torch
 from torch_streams import decoded, dense, reduce, saved, storage, tree
 
 from migrate.core.errors import CheckpointError
-from migrate.source.pickle import limits, machine, policy
+from migrate.source.pickle import machine, nodes, policy
 from migrate.source.pickle.nodes import Call, Global
 from migrate.source.pickle.tree import Constant, DictNode, ListNode, Opaque, Storage, TensorRecord
 
@@ -347,7 +347,7 @@ def test_a_storage_described_twice_is_named_with_both_descriptions() -> None:
 
 def test_the_container_says_how_large_each_storage_is() -> None:
     data, records = saved({"a": torch.ones(2), "b": torch.ones(3)})
-    root = machine.read_pickle(data, limits.ARCHIVE, name="x", persistent=True)
+    root = machine.read_pickle(data, nodes.ARCHIVE, name="x", persistent=True)
     with pytest.raises(CheckpointError) as caught:
         policy.decode(root, "x", {"0": records["0"] + 4, "2": 5})
     messages = [d.message for d in caught.value.diagnostics]

@@ -12,8 +12,8 @@ import torch
 from torch_streams import decoded, dense, storage, tree
 
 from migrate.core.errors import CheckpointError
-from migrate.source.pickle import emit, limits, machine, policy
-from migrate.source.pickle.nodes import Dict
+from migrate.source.pickle import emit, machine, policy
+from migrate.source.pickle.nodes import ARCHIVE, Dict
 from migrate.source.pickle.tree import DictNode, ListNode, TensorRecord, dotted, to_nodes, walk
 
 
@@ -50,9 +50,7 @@ def again(value: Any, protocol: int = 2) -> Any:
     found = decoded(value, protocol)
     nodes = to_nodes(found.tree, lambda record: record.node)
     data = emit.emit(nodes, name="x")
-    return policy.decode(
-        machine.read_pickle(data, limits.ARCHIVE, name="x", persistent=True), "x"
-    ).tree
+    return policy.decode(machine.read_pickle(data, ARCHIVE, name="x", persistent=True), "x").tree
 
 
 def shape_of(value: Any) -> Any:

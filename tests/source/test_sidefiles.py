@@ -5,9 +5,8 @@ import os
 import pytest
 
 from migrate.core.errors import CheckpointError
-from migrate.source import sidefiles
-from migrate.source.paths import Folder
-from migrate.source.sidefiles import look_beside, read_history
+from migrate.source import paths
+from migrate.source.paths import Folder, look_beside, read_history
 
 
 @pytest.fixture
@@ -66,9 +65,9 @@ def test_small_files_travel_and_weights_caches_and_partial_output_stay(tmp_path,
 
 def test_a_large_file_stays_and_is_listed(tmp_path, folder):
     fill(tmp_path, "tokenizer.json")
-    os.truncate(tmp_path / "tokenizer.json", sidefiles.MAX_SIZE)
-    assert look_beside(folder, frozenset()).side_files == (("tokenizer.json", sidefiles.MAX_SIZE),)
-    os.truncate(tmp_path / "tokenizer.json", sidefiles.MAX_SIZE + 1)
+    os.truncate(tmp_path / "tokenizer.json", paths.MAX_SIZE)
+    assert look_beside(folder, frozenset()).side_files == (("tokenizer.json", paths.MAX_SIZE),)
+    os.truncate(tmp_path / "tokenizer.json", paths.MAX_SIZE + 1)
     assert look_beside(folder, frozenset()).left_out == ("tokenizer.json",)
 
 
@@ -91,7 +90,7 @@ def test_links_are_named_together_and_folder_links_are_never_entered(tmp_path, f
 
 
 def test_a_folder_of_too_many_files_is_refused(tmp_path, folder, monkeypatch):
-    monkeypatch.setattr(sidefiles, "MAX_ENTRIES", 3)
+    monkeypatch.setattr(paths, "MAX_ENTRIES", 3)
     fill(tmp_path, "a", "b", "c/d")
     with pytest.raises(CheckpointError, match="more than 3 files"):
         look_beside(folder, frozenset())
@@ -101,7 +100,7 @@ def test_a_stamp_is_read_and_a_huge_one_refused(tmp_path, folder):
     assert read_history(folder, ()) is None
     fill(tmp_path, "migrate.history.json")
     assert read_history(folder, ("migrate.history.json",)) == b"migrate.history.json"
-    os.truncate(tmp_path / "migrate.history.json", sidefiles.MAX_HISTORY + 1)
+    os.truncate(tmp_path / "migrate.history.json", paths.MAX_HISTORY + 1)
     with pytest.raises(CheckpointError) as caught:
         read_history(folder, ("migrate.history.json",))
     assert caught.value.diagnostics[0].code == "M914"

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from migrate.source.pickle import limits, machine, policy
+from migrate.source.pickle import machine, nodes, policy
 from migrate.source.pickle.nodes import Call, Global, Persistent
 
 
@@ -30,7 +30,7 @@ def decoded(value: Any, protocol: int = 2) -> policy.Decoded:
     """What is read from torch.save(value)."""
     data, records = saved(value, protocol)
     return policy.decode(
-        machine.read_pickle(data, limits.ARCHIVE, name="x.pt", persistent=True), "x.pt", records
+        machine.read_pickle(data, nodes.ARCHIVE, name="x.pt", persistent=True), "x.pt", records
     )
 
 

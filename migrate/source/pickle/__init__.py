@@ -1,9 +1,9 @@
 """Pickle streams, read without executing them and written without a pickler.
 
-machine    opcodes -> inert nodes          emit    inert nodes -> opcodes
-limits, keys, measure, opcodes             what the machine holds streams to
+nodes      what a stream is read as, and its limits      machine    opcodes -> inert nodes
 policy     which (global, arity) is known, and what it becomes
-torch_objects, containers, numpy_objects, dtensor   how each of them is read; decoding: what they
-share tree       what they become                  dcp_metadata, dcp_checks   `.metadata` of
-torch.distributed.checkpoint
+torch_objects, python_objects, quantized_tensors, te_grouped    how each of them is read
+decoding   what they share                               tree       what they become
+emit       inert nodes -> opcodes                        jsonform   inert nodes <-> JSON
+dcp_metadata                                             `.metadata` of torch.distributed.checkpoint
 """

@@ -30,9 +30,7 @@ from .decoding import (
     is_global,
     plain,
 )
-from .keys import kind_of
-from .limits import METADATA
-from .nodes import ABSENT, Call, Dict, Global, Set
+from .nodes import ABSENT, METADATA, Call, Dict, Global, Set, kind_of
 from .policy import MOST_NAMES, MOST_PATHS, Outside, refusal
 
 _METADATA = "torch.distributed.checkpoint.metadata"

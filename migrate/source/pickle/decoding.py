@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ...core.errors import Diagnostic, printable, raise_all
-from .keys import kind_of
-from .nodes import ABSENT, Call, Global, Persistent
+from .nodes import ABSENT, Call, Global, Persistent, kind_of
 from .tree import ITEMSIZE, Opaque, Storage, TensorRecord, dotted, walk
 
 LARGEST = 2**63 - 1
@@ -21,6 +20,9 @@ MOST_DIMENSIONS = 64
 # What tensors may have in elements that share their bytes (by `expand`, or by overlapping strides):
 # four times the storages, and a GiB that small masks may take in any case.
 EXPANSION, FREE_EXPANSION = 4, 1 << 30
+
+# what every stream that torch.save wrote before 1.6 begins with
+MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
 
 # A list in a stream costs its bytes once, however many objects refer to it.
 MOST_SHARED = 2_000_000

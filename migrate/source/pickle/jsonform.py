@@ -26,8 +26,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 from ...core.errors import fail, printable
-from .keys import WrongError, forms_of
-from .nodes import ABSENT, Call, Dict, Global, Set
+from .nodes import ABSENT, Call, Dict, Global, Set, WrongError, forms_of
 
 MAX_DEPTH = 200
 _LEAVES = frozenset({type(None), bool, int, float, str})

@@ -15,7 +15,7 @@ from typing import Any
 
 from ...core.errors import Diagnostic, option, printable, raise_all
 from ..jsontext import collector_paused
-from . import containers, dtensor, numpy_objects, te_tensors, torch_objects, torchao_tensors
+from . import python_objects, quantized_tensors, torch_objects
 from .decoding import (
     STORAGES,
     ContradictionError,
@@ -25,26 +25,24 @@ from .decoding import (
     NestedError,
     Table,
 )
-from .keys import kind_of
-from .nodes import ABSENT, Call, Dict, Global, Persistent, Set
+from .nodes import ABSENT, Call, Dict, Global, Persistent, Set, kind_of
 from .tree import Constant, DictNode, ListNode, Opaque, Storage, dotted
 
 DECODERS: Table = {
-    **torch_objects.DECODERS, **containers.DECODERS, **numpy_objects.DECODERS, **dtensor.DECODERS,
-    **te_tensors.DECODERS, **torchao_tensors.DECODERS,
+    **torch_objects.DECODERS, **python_objects.DECODERS, **quantized_tensors.DECODERS
 }  # fmt: skip
 # names that are values, or that may stand where a class is asked for
 NAMES = frozenset(
     {
         *torch_objects.CONSTANTS, *torch_objects.SUBCLASSES, *torch_objects.WRAPPED,
-        *te_tensors.NAMES,
-        *STORAGES, *dtensor.DTENSOR, dtensor.WRAPPER, ("numpy", "ndarray"),
+        *quantized_tensors.NAMES,
+        *STORAGES, *torch_objects.DTENSOR, torch_objects.WRAPPER, ("numpy", "ndarray"),
         *((module, name) for module, name, _, _ in DECODERS),
     }
 )  # fmt: skip
 # what a file of ours may name: besides those, what a defaultdict calls, and how a class is asked
 # for its method
-WRITTEN = NAMES | {("builtins", name) for name in (*containers.FACTORIES, "getattr")}
+WRITTEN = NAMES | {("builtins", name) for name in (*python_objects.FACTORIES, "getattr")}
 
 # How many places and names a report holds; the rest is counted. Past the last number a file is
 # refused without looking further.
@@ -375,15 +373,15 @@ class _Walk:
 
 def _opened(node: Any, kind: type) -> _Frame:
     if kind is Dict:
-        parts = containers.flat(node.pairs)
+        parts = python_objects.flat(node.pairs)
         return _Frame(
             node,
             parts,
-            lambda done: DictNode("dict", containers.paired(done, len(node.pairs)), node),
+            lambda done: DictNode("dict", python_objects.paired(done, len(node.pairs)), node),
             len(parts),
         )
     if kind is Set:
-        kept = containers.distinct
+        kept = python_objects.distinct
         return _Frame(
             node,
             list(node.items),

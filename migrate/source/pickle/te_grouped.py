@@ -14,9 +14,8 @@ from math import prod
 from typing import Any
 
 from .decoding import ContradictionError, Decoding, ForeignError, NestedError, dtype_of, integers
-from .encodings import NEW, Encoding
 from .nodes import ABSENT, Call, Dict, Global
-from .te_tensors import (
+from .quantized_tensors import (
     ARGUMENTS,
     ENUMS,
     FORMATS,
@@ -28,7 +27,7 @@ from .te_tensors import (
     integer,
     riders_of,
 )
-from .tree import MEMBERS, Composite, DictNode, ListNode, Opaque, TensorRecord
+from .tree import MEMBERS, NEW, Composite, DictNode, Encoding, ListNode, Opaque, TensorRecord
 
 GROUPED = (
     ("transformer_engine.pytorch.tensor.grouped_tensor", "GroupedTensor"),

@@ -1,28 +1,54 @@
-"""Which release wrote the extra states of a checkpoint, told by their bytes, because names and
-shapes are alike in all releases.
+"""The extra states of a checkpoint: those that are objects beside its tensors (the lists and dicts
+of 0.1 to 0.5, None, and the `io.BytesIO` of later releases), and which release wrote them all.
 
-Detection of a layout asks this and nothing else does: what becomes of a state is decided by what
-that state holds. States of one checkpoint were written by one release, so what counts is which
-release can have written all of them. Where several can, their forms do not differ, and it is the
-latest that is meant.
+Names and shapes are alike in all releases, so the release is told by the bytes. Detection of a
+layout asks for it and nothing else does: what becomes of a state is decided by what that state
+holds. States of one checkpoint were written by one release, so what counts is which release can
+have written all of them. Where several can, their forms do not differ, and the latest is meant.
 """
 
 from __future__ import annotations
 
+import io
 import re
-from collections.abc import Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..core.errors import CheckpointError, printable
 from ..core.spec import Spec, spec
+from ..source.pickle.tree import Buffer, DictNode, ListNode
 from ..source.tree import is_state
-from .objects import objects
+from .record import Object
 
 if TYPE_CHECKING:
     from ..source.blobs import Stored
-    from ..source.index import Source
+    from ..source.index import Index, Source
+
+_CONTAINERS = frozenset({DictNode, ListNode, dict, OrderedDict, list, tuple})
+
+
+def objects(index: Index, asked: Callable[[str], bool] = is_state) -> Iterator[Object]:
+    """The states of a checkpoint that stand beside its tensors, under keys that are `asked` for."""
+    if index.tree is None:
+        for key, item in index.items.items():
+            if (type(item) is io.BytesIO or type(item) in _CONTAINERS or item is None) and asked(
+                key
+            ):
+                yield Object(key, 0, key, item)
+        return
+    several = len(index.tree.parts) > 1
+    for rank, part in enumerate(index.tree.parts):
+        for key, value in part.table.pairs if part.table is not None else ():
+            if (
+                type(key) is str
+                and (type(value) is Buffer or type(value) in _CONTAINERS or value is None)
+                and asked(key)
+            ):
+                yield Object(f"{key}@{rank}" if several else key, rank, key, value)
+
 
 # how many states are looked at; the others are of the same release
 MOST = 256
@@ -97,7 +123,7 @@ class States:
             if is_state(key):
                 yield key, self._releases(key, stored)
         for found in objects(self._source.index):
-            from .packing import content
+            from .write import content
 
             try:
                 yield (
@@ -155,6 +181,3 @@ def _age(states: Iterator[tuple[str, str]]) -> Age:
         return Age(None, "no key is an extra state")
     latest = max(common, key=lambda one: one.last)
     return Age(latest, f"the extra states can be of {latest}")
-
-
-__all__ = ["Age", "Range", "States", "is_state", "ranges"]
