@@ -13,9 +13,7 @@ registry: Registry[Codec] = Registry("migrate.codecs", "migrate.codecs", "CODEC"
 
 
 def get(name: str) -> Codec:
-    """The codec called `name` (`fp8-block`). KeyError if there is none, BrokenEntryError if a third
-    party's does not load.
-    """
+    """The codec called `name` (`fp8-block`). KeyError without one, BrokenEntryError if broken."""
     try:
         return registry.get(name.replace("-", "_"))
     except KeyError:

@@ -42,9 +42,7 @@ class Block(NamedTuple):
 
 
 class Band(NamedTuple):
-    """Rows of a matrix: some of one row of blocks, or all of several: so many (`blocks`) from row
-    `first` of the grid on.
-    """
+    """Rows of a matrix: some of one row of blocks, or all of `blocks` from row `first` on."""
 
     rows: slice
     first: int
@@ -52,9 +50,7 @@ class Band(NamedTuple):
 
 
 def bands(shape: tuple[int, ...], high: int, top: int, size: int) -> Iterator[Band]:
-    """A matrix that begins at row `top` in parts of about `size` elements, one row of it at
-    least.
-    """
+    """A matrix that begins at row `top`, in parts of about `size` elements and at least one row."""
     rows, columns = shape
     step = max(1, size // max(1, columns))
     if step < high:
@@ -116,9 +112,7 @@ def amax(bits: np.ndarray[Any, Any], block: Block) -> np.ndarray[Any, Any]:
 
 
 def _largest_in_runs(words: np.ndarray[Any, Any], axis: int, length: int) -> np.ndarray[Any, Any]:
-    """The largest of each `length` neighbours along one of the two axes; the last run may be
-    shorter.
-    """
+    """The largest of each `length` neighbours along an axis; the last run may be shorter."""
     import numpy as np
 
     if length == 1:
@@ -198,9 +192,7 @@ def scales_of(
 
 
 def vanished(magnitudes: np.ndarray[Any, Any], given: np.ndarray[Any, Any]) -> int:
-    """How many of `magnitudes` are zero where the numbers of `given`, integers whose highest bit is
-    a sign, are not.
-    """
+    """How many of `magnitudes` are zero where `given`, integers that begin with a sign, are not."""
     import numpy as np
 
     made, numbers = magnitudes.reshape(-1), given.reshape(-1)
@@ -298,9 +290,7 @@ def values(codes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def nearest(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The codes nearest to float numbers, ties to the even code; beyond the largest they saturate,
-    NaN is 0x7F.
-    """
+    """The codes nearest to floats, ties to even; too large ones saturate, NaN is 0x7F."""
     import numpy as np
 
     known = values(np.arange(0x7F, dtype="u1"))
@@ -374,9 +364,7 @@ def signed(tensor: torch.Tensor, dtype: str) -> torch.Tensor:
 
 
 def as_float(scale: Any, dtype: str) -> torch.Tensor:
-    """Raw elements of float32, bfloat16 or e8m0 as float32; a byte of e8m0 is the exponent of a
-    power of two, 255 is NaN.
-    """
+    """Raw float32, bfloat16 or e8m0 as float32; e8m0 is the exponent of a power of two, 255 NaN."""
     import torch
 
     if dtype == "float32":
@@ -452,9 +440,7 @@ def decode(
 
 
 def _vanished(made: torch.Tensor, given: torch.Tensor) -> int:
-    """How many elements of `made` are zero where those of `given` are not; both integers whose
-    highest bit is a sign.
-    """
+    """How many of `made` are zero where `given` are not; integers that begin with a sign."""
     if _on_cpu(made):
         return vanished(signless("made", made.numpy()), given.numpy())
     return int(
@@ -463,18 +449,14 @@ def _vanished(made: torch.Tensor, given: torch.Tensor) -> int:
 
 
 def _has_nan(codes: torch.Tensor) -> bool:
-    """Whether one of the codes is 0x7F, the largest of the signed ones, or 0xFF, the largest of the
-    unsigned ones.
-    """
+    """Whether a code is 0x7F, the largest signed one, or 0xFF, the largest unsigned one."""
     import torch
 
     return int(codes.amax()) == 0xFF or int(codes.view(torch.int8).amax()) == 0x7F
 
 
 def block_amax(bits: torch.Tensor, block: Block, infinity: int | None) -> np.ndarray[Any, Any]:
-    """`amax` of signed integers on any device; with `infinity`, those bits and what lies
-    above count as zero.
-    """
+    """`amax` of signed integers on any device; `infinity` and the bits above it count as zero."""
     import torch
 
     rows, columns = bits.shape
@@ -585,9 +567,7 @@ def measure(
     zeros: int,
     meter: Meter,
 ) -> None:
-    """Tells `meter` what rounding did to the rows `told`, and how many elements of all rows became
-    infinite and zero.
-    """
+    """Tells `meter` of rounding in the rows `told`, and how many of all became infinite or zero."""
     import numpy as np
     import torch
 
@@ -668,9 +648,7 @@ class _Spread:
 
 
 class _Buffer:
-    """Memory for parts of a matrix, reused on the CPU from call to call; `words` is the last one as
-    64-bit words, rounded up.
-    """
+    """Memory for parts of a matrix, reused on the CPU; `words` is the last as 64-bit words."""
 
     __slots__ = ("_device", "_dtype", "_name", "_part", "_shape", "floats", "words")
 

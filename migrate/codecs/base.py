@@ -81,9 +81,7 @@ class Codec:
     reference_width: ClassVar[int | None] = None
 
     def validate(self, options: Options, encoding: bool) -> None:
-        """OpError M308 for options that this codec does not have or whose values it does not
-        know.
-        """
+        """OpError M308 for options or values of options that this codec does not have."""
 
     def decoded(self, options: Options, specs: Sequence[Spec], dtype: str) -> Spec:
         """The spec of the numbers; `specs` in the order of `parts`. OpError M303, M304 naming
@@ -92,9 +90,7 @@ class Codec:
         raise NotImplementedError
 
     def encoded(self, options: Options, spec: Spec) -> list[Spec]:
-        """The specs of the parts, in their order, of a tensor with this spec. OpError where it
-        cannot be encoded.
-        """
+        """The specs of the parts, in order, of a tensor of this spec. OpError if there are none."""
         raise NotImplementedError
 
     def decode_needs(self, options: Options, specs: Sequence[Spec], box: Box) -> list[Box]:
@@ -106,9 +102,7 @@ class Codec:
         raise NotImplementedError
 
     def grain(self, options: Options, spec: Spec, part: int | None) -> tuple[int, ...]:
-        """Multiples at which boxes of a part, or of the numbers (None), begin and end at little
-        cost.
-        """
+        """Multiples at which boxes of a part, or of the numbers (None), are cut at little cost."""
         raise NotImplementedError
 
     def decode(
@@ -121,9 +115,7 @@ class Codec:
         out: Any,
         meter: Meter | None = None,
     ) -> None:
-        """Fills `out` with the numbers of `box` as `dtype`: computed in float32 and rounded
-        once.
-        """
+        """Fills `out` with the numbers of `box`: computed in float32, rounded to `dtype` once."""
         raise NotImplementedError
 
     def remembers(self, options: Options, spec: Spec) -> int:
@@ -161,15 +153,11 @@ class Codec:
     def reference(
         self, options: Options, arrays: Sequence[Any], specs: Sequence[Spec], dtype: str
     ) -> Any:
-        """The numbers of whole parts as raw numpy elements, by a second and plain implementation:
-        for `verify` and the kit.
-        """
+        """The numbers of whole parts as raw numpy elements, plainly, for `verify` and the kit."""
         raise NotImplementedError
 
     def reference_parts(self, options: Options, array: Any, spec: Spec) -> list[Any]:
-        """The parts of a whole tensor as raw numpy elements, by a second and plain
-        implementation.
-        """
+        """The parts of a tensor as raw numpy elements, by a second and plain implementation."""
         raise NotImplementedError
 
     def exact(self, options: Options, specs: Sequence[Spec], dtype: str) -> bool:
@@ -181,7 +169,5 @@ class Codec:
         raise NotImplementedError
 
     def samples(self) -> Iterable[tuple[Options, Spec]]:
-        """Options and the spec of numbers to encode with them, for the kit; ragged and stacked
-        shapes among them.
-        """
+        """(options, spec of numbers to encode) for the kit; some shapes are ragged or stacked."""
         raise NotImplementedError

@@ -459,9 +459,7 @@ def _blocks_of(box: Box, block: Block) -> Box:
 
 
 class _Known:
-    """The largest magnitudes of the blocks that were looked at: scales, which come first in a file,
-    and codes need the same.
-    """
+    """The largest magnitudes of the blocks looked at, which scales and then codes need."""
 
     __slots__ = ("_amax", "_done")
     # bytes for a block
@@ -485,9 +483,7 @@ class _Known:
 
 
 def _fitting(shape: tuple[int, ...], grid: tuple[int, ...]) -> str:
-    """Advice on a block that would fit: a power of two, as all known producers use, or else the
-    smallest.
-    """
+    """Advice on a block that fits: a power of two, as all known producers use, or the smallest."""
     if len(shape) == len(grid) and shape[:-2] == grid[:-2]:
         found = [_side(n, g) for n, g in zip(shape[-2:], grid[-2:], strict=True)]
         if None not in found:
@@ -579,9 +575,7 @@ def _too_small(
 
 
 def _store(scale: np.ndarray[Any, Any], out: Any, dtype: str) -> None:
-    """Fills `out`, raw elements of numpy or torch, with float32 scales that `dtype` holds without
-    rounding.
-    """
+    """Fills `out`, raw elements of numpy or torch, with float32 scales that `dtype` holds whole."""
     import numpy as np
 
     bits = scale.view("<u4") >> {"float32": 0, "bfloat16": 16, "float8_e8m0fnu": 23}[dtype]
@@ -599,9 +593,7 @@ def _powers(exponents: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _narrowed(numbers: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
-    """float32 as raw elements of `dtype`, to the nearest, ties to even; NaN as the one quiet
-    NaN.
-    """
+    """float32 as raw elements of `dtype`, to the nearest, ties to even; NaN as the quiet one."""
     import numpy as np
 
     if dtype == "bfloat16":

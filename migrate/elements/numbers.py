@@ -107,9 +107,7 @@ def holds(wide: str, narrow: str) -> bool:
 
 
 def numbers(raw: Any, dtype: str) -> Any:
-    """The numbers that raw elements of a float dtype stand for, exactly: float64 of float64, else
-    float32.
-    """
+    """The numbers that raw floats of a dtype stand for: float64 of float64, else float32."""
     if dtype in ("float32", "float64"):
         return view(raw, "f4" if dtype == "float32" else "f8")
     if dtype == "bfloat16":
@@ -233,9 +231,7 @@ def _scale(bits: Any) -> tuple[Any, Any]:
 
 
 def _odd(x: Any) -> Any:
-    """float64 as float32 of which the last bit is set where something was cut off: rounding that
-    again rounds once.
-    """
+    """float64 as float32 whose last bit is set where it was cut: rounding again rounds once."""
     near = as_kind(x, "f4")
     back, bits = as_kind(near, "f8"), view(near, "i4")
     bits = (bits - as_kind(abs(back) > abs(x), "i4")) | as_kind(back != x, "i4")
@@ -361,9 +357,7 @@ def widen_bfloat16(raw: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> None
 
 
 def narrow_bfloat16(raw: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> bool:
-    """bfloat16 elements of float32 elements, raw and contiguous both, to the same bits as `encode`;
-    whether all low halves are zero.
-    """
+    """bfloat16 of float32, raw and contiguous, as `encode`; whether all low halves are zero."""
     import numpy as np
 
     from .raw import scratch

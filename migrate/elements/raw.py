@@ -24,9 +24,7 @@ _CARRIERS = {8: "u1", 16: "<u2", 32: "<u4", 64: "<u8", 128: "V16"}
 
 
 def carrier(dtype: str) -> str:
-    """The numpy dtype that holds one raw element of `dtype`; below a byte one uint8 holds one
-    element's code.
-    """
+    """The numpy dtype of one raw element of `dtype`; below a byte a uint8 holds each code."""
     return _CARRIERS[max(BITS[dtype], 8)]
 
 
@@ -43,9 +41,7 @@ def typed(array: Any, dtype: str) -> torch.Tensor:
 
 
 def scratch(name: str, nbytes: int) -> np.ndarray[Any, Any]:
-    """At least `nbytes` of this thread's memory called `name`, as uint8: what fresh memory costs is
-    faulting it in.
-    """
+    """At least `nbytes` of uint8 of this thread's memory called `name`: fresh memory is slow."""
     import numpy as np
 
     kept: dict[str, np.ndarray[Any, Any]] = _OWN.__dict__
@@ -56,9 +52,7 @@ def scratch(name: str, nbytes: int) -> np.ndarray[Any, Any]:
 
 
 def raw(dtype: str, value: float) -> np.ndarray[Any, Any]:
-    """The raw element that equals `value`, as an array of rank 0. OpError M303 if `dtype` cannot
-    hold it exactly.
-    """
+    """The raw element equal to `value`, of rank 0. OpError M303 if `dtype` cannot hold it whole."""
     import numpy as np
 
     packed = encoded("value", dtype, value)
@@ -87,9 +81,7 @@ def check_holds(label: str, specs: Sequence[Spec], value: float | None) -> None:
 
 
 def unpack(packed: Any, spec: Spec) -> np.ndarray[Any, Any]:
-    """The raw elements of packed row-major bytes, in the tensor's shape. Below a byte the first
-    element is in the low bits.
-    """
+    """The raw elements of packed row-major bytes. Below a byte the first is in the low bits."""
     import numpy as np
 
     bits = BITS[spec.dtype]

@@ -28,9 +28,7 @@ _PART = 1 << 16
 
 
 def converted(raw: Array, source: str, to: str) -> Array:
-    """Raw elements of `to` of raw elements of `source`. OpError M406, without a place, for what
-    `to` cannot hold.
-    """
+    """Raw elements of `source` as those of `to`. OpError M406, without a place, where it cannot."""
     import numpy as np
 
     flat: Array = np.ascontiguousarray(raw).reshape(-1)
@@ -100,9 +98,7 @@ def spacing(x: Any, dtype: str) -> Any:
 
 
 def rounded(x: Array, dtype: str) -> Array:
-    """Raw elements of float64 numbers, rounded once to the nearest, half to even; the bits of a NaN
-    are not looked after.
-    """
+    """Raw elements of float64, rounded once, half to even; the bits of a NaN are any."""
     made: Array = _rounded(x.astype("<f8").reshape(-1), dtype).reshape(x.shape)
     return made
 
@@ -180,9 +176,7 @@ def _with_nans(made: Array, raw: Array, source: str, to: str) -> Array:
 
 
 def nan(pattern: int, source: str, to: str) -> int:
-    """The bits in `to` of a NaN of `source`: the payload from its top, made quiet where not all of
-    it fits.
-    """
+    """The bits in `to` of a NaN of `source`: the top of its payload, made quiet if it is cut."""
     a, b = FLOATS[source], FLOATS[to]
     sign, payload = pattern >> (a.exponent + a.mantissa), pattern & ((1 << a.mantissa) - 1)
     if a.special in ("fnuz", "scale"):

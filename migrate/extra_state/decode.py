@@ -123,9 +123,7 @@ HEADS = Heads()
 
 
 def stored(data: bytes, name: str, heads: Heads = HEADS) -> StoredState:
-    """The one storage of a stream, all bytes accounted for. ContradictionError for another content,
-    M93x from the machine.
-    """
+    """The one storage of a stream, to the last byte. ContradictionError, M93x from the machine."""
     at = heads.end(data, name)
     # what stands in front of the numbers is short, and the machine copies what it reads
     window = data[at : at + 4096]
@@ -205,9 +203,7 @@ class Reference(Generic[T]):
         self._count = 0
 
     def find_known(self, payload: bytes) -> tuple[T, Sequence[tuple[int, int]]] | None:
-        """What was added for a payload that differs in numbers and keys alone, and where the
-        numbers of each storage lie.
-        """
+        """What was added for a payload with other numbers and keys, and where the numbers lie."""
         return next(
             (
                 (known, shape.numbers)
@@ -218,9 +214,7 @@ class Reference(Generic[T]):
         )
 
     def add(self, payload: bytes, storages: Sequence[StoredState], known: T) -> None:
-        """Remembers `known` for the payload, whose storages are all of `storages`; nothing where
-        one of them cannot be placed for sure.
-        """
+        """Remembers `known` for the payload, unless one of its `storages` cannot be placed."""
         if self._count >= MOST_TWINS or len(payload) > LONGEST or not storages:
             return
         shape = _shape(payload, storages)
@@ -547,9 +541,7 @@ class _StateReader:
         return out
 
     def format(self, call: Call) -> StateForm:
-        """`StateForm(_FormatHelper(forward, backward))`; some builds of Python write
-        `getattr(Format, name)`.
-        """
+        """`StateForm(_FormatHelper(forward, backward))`, or as `getattr(Format, name)`."""
         arguments = call.arguments
         if call.how == "reduce" and plain(call):
             if (
@@ -573,9 +565,7 @@ class _StateReader:
         raise self.foreign(call, "a Format that is not a pair of numbers")
 
     def tensor(self, call: Call) -> StateTensor:
-        """A row-major tensor on a storage in a string of bytes, or in the container around the
-        stream.
-        """
+        """A row-major tensor on a storage in a string of bytes, or in the stream's container."""
         storage, *rest = call.arguments
         held: bytes | memoryview
         if type(storage) is Call:

@@ -75,9 +75,7 @@ HOW_TO_ADD = (
 
 
 def leave() -> str:
-    """How a message says that state of delayed scaling is left behind, where no param of the rule
-    file says so.
-    """
+    """How a message says to leave delayed scaling behind, where no param of the rule file does."""
     return f"`delayed_scaling: drop` in the rule and {option('allow', 'drop')} leave it behind"
 
 
@@ -113,9 +111,7 @@ class StateTensor:
 
 
 class Object(NamedTuple):
-    """One state: the key that rules see, the rank of its file, its key there, and its value,
-    decoded or (in memory) as it is.
-    """
+    """One state: the key that rules see, the rank of its file, its key there, and its value."""
 
     name: str
     rank: int
@@ -153,9 +149,7 @@ class Parameters:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Recipe:
-    """A recipe by its class, with its fields: scalars, text, `StateForm`, `Function`, `Parameters`,
-    lists and tuples of these.
-    """
+    """A recipe by class and fields: scalars, text, `StateForm`, `Function`, `Parameters`, lists."""
 
     module: str
     name: str
@@ -202,9 +196,7 @@ class ScalingState:
 
     @property
     def format(self) -> StateForm | None:
-        """The FP8 format that the recipe says, else the one that the largest numbers say, which
-        every release stores.
-        """
+        """The FP8 format of the recipe, else of the largest numbers, which every release stores."""
         if self.recipe is not None and self.recipe.format is not None:
             return self.recipe.format
         said = self.extras.get("fp8_max_fwd"), self.extras.get("fp8_max_bwd")
@@ -293,9 +285,7 @@ def _normal(state: ScalingState, api: str) -> ScalingState:
 
 
 def recovered(state: ScalingState) -> Recipe:
-    """The recipe of a state that has none, from the length of the history and the largest
-    numbers.
-    """
+    """The recipe of a state without one, from the length of the history and the largest numbers."""
     history = state.history
     pair = state.format
     if history is None or pair is None:
@@ -338,9 +328,7 @@ def widened(tensors: Mapping[str, StateTensor]) -> dict[str, StateTensor]:
 
 
 def _with_slot(tensor: StateTensor, each: int, new: bytes) -> StateTensor:
-    """One slot more behind each `each` of the last axis. Where there is a row for each step, in
-    each row.
-    """
+    """One more slot behind each `each` of the last axis; in each row, where steps have rows."""
     width = 4 * each
     data = b"".join(
         part

@@ -76,9 +76,7 @@ class Range(NamedTuple):
 
 
 def ranges(text: str) -> list[Range]:
-    """The ranges that a text names, such as `0.3 to 0.11 and 2.0 to 2.3`, `1.13` or
-    `2.18 and later`.
-    """
+    """The ranges in a text such as `0.3 to 0.11 and 2.0 to 2.3`, `1.13` or `2.18 and later`."""
     found = []
     for a, b, c, d, later in _RANGE.findall(text):
         first = (int(a), int(b))
@@ -87,9 +85,7 @@ def ranges(text: str) -> list[Range]:
 
 
 class Age(NamedTuple):
-    """The latest releases that can have written all states, None if there are none, and what was
-    found, for people.
-    """
+    """The latest releases that can have written all states, None without, and the evidence."""
 
     releases: Range | None
     evidence: str
@@ -104,9 +100,7 @@ class States:
 
     @property
     def beside(self) -> Mapping[str, Spec]:
-        """States that are objects, by the keys under which rules see them; the length of their
-        bytes is not known.
-        """
+        """States that are objects, by the keys that rules see; their length is not known."""
         return {found.name: spec("uint8", (0,)) for found in objects(self._source.index)}
 
     def age(self) -> Age:
@@ -116,9 +110,7 @@ class States:
         return self._age
 
     def _written(self) -> Iterator[tuple[str, str]]:
-        """(key, the releases that write such a state, in words) for each state; no words for what
-        no release writes.
-        """
+        """(key, the releases that write such a state, in words, "" for none) for each state."""
         for key, stored in self._source.index.tensors.items():
             if is_state(key):
                 yield key, self._releases(key, stored)

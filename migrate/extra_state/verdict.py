@@ -31,9 +31,7 @@ _ORDER = (UNKNOWN, DELAYED, LEGACY, STATELESS)
 
 
 class StateVerdict(NamedTuple):
-    """`sort` is "stateless", "delayed", "legacy" or "unknown"; `why` says what in the record makes
-    it that.
-    """
+    """`sort` is "stateless", "delayed", "legacy" or "unknown"; `why` says what makes it that."""
 
     sort: str
     why: str
@@ -98,9 +96,7 @@ def _place(state: ScalingState) -> str:
 
 
 def oddities(record: StateRecord) -> tuple[str, ...]:
-    """What is odd about the numbers of a state: nobody trains on with scales that are not positive,
-    or with infinities.
-    """
+    """What is odd about the numbers of a state: scales that are not positive, infinities."""
     tensors = (
         (_label(mode, name), state.tensors[name].data)
         for mode, state in record.states.items()

@@ -50,9 +50,7 @@ _PLAIN = frozenset({type(None), bool, int, float, str})
 
 
 def content(found: Object, index: Index, blobs: Sequence[Blob]) -> bytes:
-    """The bytes of a state: of a buffer what it holds, of another object the packed form. M950 for
-    what no extra state is made of.
-    """
+    """The bytes of a state: of a buffer its content, else the packed form. M950 if it has none."""
     value = found.value
     if type(value) is Buffer:
         return value.data
@@ -235,9 +233,7 @@ class Nodes:
         return Call("reduce", self.name(("torch._utils", "_rebuild_tensor_v2")), arguments)
 
     def stream(self, cls: str, tensor: StateTensor) -> bytes:
-        """What torch.save writes of a storage in its old form; the key, the address of the storage
-        there, is a number here.
-        """
+        """A storage as torch.save once wrote it; its key, an address there, is a number here."""
         key = str(self._storages)
         self._storages += 1
         numel = 1

@@ -191,9 +191,7 @@ class _WithRest:
 
 
 def get(name: str) -> Format:
-    """The format called `name`, for writing, by its module's name or its own; KeyError if there is
-    none on disk.
-    """
+    """The format to write called `name`, by its module's name or its own; KeyError without one."""
     found = FORMATS.get({"torch": "torchzip"}.get(name, name))
     if found is None:
         raise KeyError(name)

@@ -223,9 +223,7 @@ def _validated(
 
 
 def _checked(entry: dict[str, Any]) -> tuple[Spec, int]:
-    """The spec of a well-formed entry and its bytes; ValueError, TypeError or KeyError
-    otherwise.
-    """
+    """The spec of a well-formed entry and its bytes; else ValueError, TypeError or KeyError."""
     problem = _explain(entry)
     if problem:
         raise ValueError(problem)
@@ -391,9 +389,7 @@ def write_header(
 
 
 def _shared_start(least: int, ends: Sequence[tuple[str, int, int]], origins: Origins) -> int | None:
-    """Where the data starts, from `least` on, so that most bytes lie as in the source; None if too
-    few could.
-    """
+    """Where the data starts, from `least` on, so that most bytes lie as in the source, or None."""
     votes: dict[int, int] = {}
     for key, begin, _ in ends:
         for offset, nbytes in origins(key):
@@ -408,9 +404,7 @@ def _shared_start(least: int, ends: Sequence[tuple[str, int, int]], origins: Ori
 
 
 def check_holds(specs: Mapping[str, Spec], metadata: Mapping[str, str]) -> None:
-    """M916 naming every key that a safetensors file cannot hold: by its dtype, its size or its
-    name.
-    """
+    """M916 naming every key that safetensors cannot hold: by its dtype, its size or its name."""
     report = Report()
     kinds: dict[int, str] = {}
     unfit: dict[str, list[str]] = {}

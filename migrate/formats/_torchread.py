@@ -105,9 +105,7 @@ def refuse_kind(file: str, found: str) -> NoReturn:
 
 
 def _tar_sum(block: bytes) -> bool:
-    """Whether the first block carries the checksum of a tar header, as old tars without a sign of
-    their own do.
-    """
+    """Whether the first block has the checksum of a tar header, as old tars without a sign do."""
     try:
         said = int(block[148:156].split(b"\x00")[0].strip() or b"-1", 8)
     except ValueError:
@@ -124,18 +122,14 @@ _HELP = "fetch the file again, or save it again with torch.save"
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Legacy:
-    """The object of one legacy file as inert nodes, and where the bytes of each storage lie, by the
-    storage's key.
-    """
+    """The object of a legacy file as inert nodes, and where the bytes of each storage lie."""
 
     value: Any
     records: dict[str, ArchiveRecord]
 
 
 def is_legacy(head: bytes) -> bool:
-    """Whether a file with these first bytes (32 are enough) begins with the pickled magic number,
-    in protocol 2 or later.
-    """
+    """Whether a file with this head (32 bytes are enough) begins with the pickled magic number."""
     return head[:1] == b"\x80" and _MAGIC_BYTES in head[2:32]
 
 
@@ -193,9 +187,7 @@ def _bad(message: str) -> NoReturn:
 
 
 def _pickles(blob: Blob, start: int, end: int, label: str) -> tuple[Any, list[str], int]:
-    """The object, the keys of the storages in the order of the file, and where the first of these
-    begins.
-    """
+    """The object, the keys of the storages in the file's order, and where the first begins."""
     for window in _WINDOWS:
         if window >= end - start:
             break

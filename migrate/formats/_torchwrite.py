@@ -155,9 +155,7 @@ def _shards(tree: TargetTree, specs: Mapping[str, Spec], limit: int) -> list[Fil
 
 
 def _index_text(shards: Mapping[str, FileTree], tree: TargetTree, total: int) -> bytes:
-    """The index as transformers writes it: two spaces of indent, keys sorted. It names an object,
-    not what that is made of.
-    """
+    """The index as transformers writes it: indented by two, sorted. It names objects as one."""
     lines: list[tuple[str, str]] = []
     for name, part in shards.items():
         for key, value in part.root.pairs:
@@ -175,9 +173,7 @@ def _index_text(shards: Mapping[str, FileTree], tree: TargetTree, total: int) ->
 def file(
     name: str, part: FileTree, specs: Mapping[str, Spec], tree: TargetTree, stamp: bytes | None
 ) -> OutputFile:
-    """One archive that holds a tree: its pickle, the storages in the order of the pickle, the
-    stamp.
-    """
+    """One archive that holds a tree: its pickle, the storages in that order, the stamp."""
     made, numbers, states = Rebuilder(), dict[str, int](), dict[int, object]()
     for found in tensor_records([part.root]):
         key = tree.names[id(found)]
@@ -245,9 +241,7 @@ def _literal(
 
 
 class Seal:
-    """What follows a storage in its archive, once the CRC-32s of all storages up to it are
-    known.
-    """
+    """What follows a storage in its archive, given the CRC-32s of all storages up to it."""
 
     __slots__ = ("_after", "_before", "_count", "_first", "_layout")
 

@@ -39,14 +39,10 @@ class Format(Protocol):
     name: str
 
     def sniff(self, place: Place) -> int:
-        """How sure it is from the names and the first bytes that the place holds this format: 0
-        not, 1 perhaps, 2 sure.
-        """
+        """How sure it is that the place holds it, by names and head: 0 not, 1 perhaps, 2 sure."""
 
     def open(self, place: Place) -> Source:
-        """The opened checkpoint; it closes the place with itself, and on any error the caller
-        does.
-        """
+        """The opened checkpoint; it closes the place with itself. On an error the caller does."""
 
     def describe(
         self,

@@ -26,9 +26,7 @@ _PACKED = "float4_e2m1fn_x2"
 
 
 class MemoryBlob:
-    """The bytes of one storage. Bytes of another device are copied to the CPU as they are read,
-    range by range.
-    """
+    """The bytes of one storage. Those of another device are copied to the CPU range by range."""
 
     __slots__ = ("_bytes", "_storage", "name", "size")
     identity = None
@@ -232,9 +230,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def dense(value: Any) -> bool:
-    """Whether a wrapper merely holds its elements: one of its tensors has its dtype and as many
-    elements, or it is a DTensor.
-    """
+    """Whether a wrapper merely holds its elements: in one tensor like itself, or as a DTensor."""
     if is_dtensor(value):
         return True
     held = vars(value).values() if hasattr(value, "__dict__") else ()

@@ -270,9 +270,7 @@ class Safetensors:
         return 1 if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= MAX_HEADER else 0
 
     def open(self, place: Place) -> Source:
-        """The checkpoint at a file, an index or a folder; the errors of the module `safetensors`
-        are M901 and M905 to M915.
-        """
+        """The checkpoint at a file, an index or a folder; M901, M905 to M915 from `safetensors`."""
         if place.file is None:
             return _open_folder(place, index_in(place.names, (SUFFIX,), printable(place.path, 240)))
         if place.file.name.endswith(INDEX_SUFFIX):
@@ -372,9 +370,7 @@ def _open_folder(place: Place, index_name: str | None) -> Source:
 def _items_beside(
     folder: Folder, present: tuple[str, ...], index: Index, blobs: list[FileBlob]
 ) -> tuple[Index, tuple[str, ...]]:
-    """The index with what lies beside the tensors in files of migrate's own, and the names of
-    these; opens the one with tensors.
-    """
+    """The index with what lies beside the tensors in migrate's own files, and their names."""
     blob = folder.open(ITEMS)
     try:
         if blob.size > MAX_ITEMS:
@@ -405,9 +401,7 @@ def _with_items(index: Index, data: bytes, carried: Mapping[str, Stored], label:
 
 
 def _part_of_rank(folder: Folder, entry: Entry) -> Unit:
-    """The files of one rank: the file itself, or what a folder of weights holds, each by its path
-    in the checkpoint.
-    """
+    """The files of one rank, by path in the checkpoint: the file, or what its folder holds."""
     if entry.names is None:
         return Unit([entry.name])
     below, label = f"{entry.name}/", folder.label(entry.name)
@@ -474,9 +468,7 @@ def _files_of(names: Sequence[str], label: str) -> list[str]:
 
 
 def _read_headers(folder: Folder, names: Sequence[str], blobs: list[FileBlob]) -> list[Header]:
-    """The headers of all files, which are put among the `blobs`; the problems of all files at
-    once.
-    """
+    """The headers of all files, which join the `blobs`; the problems of all files at once."""
     report = Report()
     headers = []
     # each is read while it is open: of many files only some stay so
@@ -493,9 +485,7 @@ def _read_headers(folder: Folder, names: Sequence[str], blobs: list[FileBlob]) -
 
 
 def _merged(folder: Folder, names: list[str], headers: list[Header]) -> dict[str, Stored]:
-    """The tensors of all these files; M915 naming keys that stand in two. `names` are those of all
-    files, by blob number.
-    """
+    """The tensors of all files; M915 naming keys that stand in two. `names`: by blob number."""
     tensors: dict[str, Stored] = {}
     with collector_paused():
         for header in headers:
@@ -645,9 +635,7 @@ def _file_of_rank(
     origins: Origins | None,
     last: Container[str],
 ) -> OutputFile:
-    """The file of one rank, in which each key stands without its `@r`; what is placed in it keeps
-    its whole key.
-    """
+    """The file of one rank: each key stands there without its `@r`, and is placed with it."""
     own = {short: specs[key] for key, short in part}
     check_holds(own, metadata)
     keys = {short: key for key, short in part}

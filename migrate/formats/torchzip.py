@@ -282,9 +282,7 @@ def _unit(
 
 
 def _check_unit(folder: Folder, unit: Unit, parts: list[TorchFile]) -> None:
-    """M915 unless the files of one unit are flat, hold each key once, and are what their index
-    says.
-    """
+    """M915 unless the files of a unit are flat, hold each key once, and fit their index."""
     report = Report()
     for name, held in zip(unit.names, parts, strict=True):
         if len(parts) > 1 and not _is_shard(held):
@@ -343,9 +341,7 @@ def _check_unit(folder: Folder, unit: Unit, parts: list[TorchFile]) -> None:
 
 
 def _unnamed(held: TorchFile, weight_map: Mapping[str, str]) -> list[str]:
-    """The paths of tensors outside of the dict that the index is of, and in values there that it
-    does not name.
-    """
+    """Paths of tensors outside of the index's dict, and in values there that it does not name."""
 
     at = held.part.at or ()
     paths = (
@@ -579,9 +575,7 @@ def _raw(blob: FileBlob, label: str) -> _Raw:
 
 
 def unfit(root: Any) -> tuple[dict[int, str], tuple[Outside, ...]]:
-    """The values that no output can hold, by identity with the reason, and the account of those
-    that the decoders read.
-    """
+    """The values that no output can hold, by identity with the reason; and all decoders read."""
     reasons: dict[int, str] = {}
     found: dict[tuple[str, str], tuple[int, list[str]]] = {}
     seen: set[int] = set()
@@ -589,9 +583,7 @@ def unfit(root: Any) -> tuple[dict[int, str], tuple[Outside, ...]]:
     met: set[int] = set()
 
     def holds_more(value: Any) -> bool:
-        """Whether there is more in a value than plain data: what is opaque would go out again as it
-        came in.
-        """
+        """Whether a value is more than plain data: what is opaque goes out as it came in."""
         return id(value) in holders(value, _MORE, holding, met)
 
     def holds_tensors(key: Any) -> bool:
@@ -728,9 +720,7 @@ def _table(
 def _others(
     part: FileTree, places: Mapping[str, ArchiveRecord], number: int
 ) -> tuple[dict[str, Stored], dict[int, str]]:
-    """The tensors of all other places by path, and their paths by identity; one that stands in both
-    is in both.
-    """
+    """Tensors of all other places by path, and their paths by identity; shared ones are in both."""
     others: dict[str, Stored] = {}
     paths: dict[int, str] = {}
     counts: dict[str, int] = {}
@@ -752,9 +742,7 @@ def _others(
 
 
 class _Form(NamedTuple):
-    """What many tensors of a file have in common. `empty`: nothing of it is shared, wherever it
-    points.
-    """
+    """What many tensors of a file have in common. `empty`: nothing of it is shared."""
 
     spec: Spec
     strides: tuple[int, ...] | None

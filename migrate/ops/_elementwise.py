@@ -89,9 +89,7 @@ class Elementwise(ValueOp):
 
 
 def chunks(array: Any, out: Any) -> Iterator[tuple[int, Any, Any]]:
-    """(row-major number of the first element, elements, room for the results) over a box; both of
-    rank 1 and contiguous.
-    """
+    """(number of the first element, elements, room for results) over a box; rank 1, contiguous."""
     import numpy as np
 
     if array.flags.c_contiguous and out.flags.c_contiguous:
@@ -109,9 +107,7 @@ def chunks(array: Any, out: Any) -> Iterator[tuple[int, Any, Any]]:
 
 
 def _cuts(shape: Shape) -> Iterator[tuple[Any, ...]]:
-    """Indices that cut `shape` into row-major runs of at most CHUNK elements, in order; each picks
-    a view, of a scalar too.
-    """
+    """Indices that cut `shape` into runs of at most CHUNK, in order; each picks a view."""
     if prod(shape) <= CHUNK:
         yield (...,)
         return
@@ -126,9 +122,7 @@ def _cuts(shape: Shape) -> Iterator[tuple[Any, ...]]:
 
 
 def place(number: int, box: Box) -> str:
-    """The index in the whole tensor of element `number` of `box`, as messages say it: " at [3, 0]",
-    nothing for a scalar.
-    """
+    """The index of element `number` of `box` as messages say it: " at [3, 0]", "" for a scalar."""
     at = []
     for start, stop in reversed(box):
         number, rest = divmod(number, stop - start)
@@ -185,9 +179,7 @@ def tell(meter: Meter | None, wanted: Any, got: Any, dtype: str, sure: bool = Tr
 
 
 def measured_slices(x: Any) -> Iterator[slice]:
-    """The parts of which float64 images are made for a meter: they stay in a core's cache. On a GPU
-    it is all.
-    """
+    """The parts that a meter has float64 images of: they fit a core's cache. On a GPU it is all."""
     step = CHUNK // 8 if is_numpy(x) else max(1, x.shape[0])
     return (slice(start, start + step) for start in range(0, x.shape[0], step))
 
@@ -202,8 +194,6 @@ def differ(wanted: Any, got: Any) -> bool:
 
 
 def bounded(y: Any, where: Any) -> Any:
-    """float64 results of which those at `where` were finite before they were rounded: what
-    overflowed is the largest number.
-    """
+    """float64 results; overflows of numbers that were finite at `where` are the largest number."""
     m, largest = module(y), FLOATS["float64"].largest
     return m.where(where, m.nan_to_num(y, nan=largest, posinf=largest, neginf=-largest), y)

@@ -180,9 +180,7 @@ registry: Registry[Op] = Registry("migrate.ops", "migrate.ops", "OP")
 
 
 def get(name: str) -> Op:
-    """The op called `name`. KeyError if there is none, BrokenEntryError if a third party's does
-    not load.
-    """
+    """The op called `name`. KeyError without one, BrokenEntryError if it does not load."""
     return registry.get(name)
 
 
@@ -192,9 +190,7 @@ def names() -> list[str]:
 
 
 def step(op: str, **args: Any) -> OpCall:
-    """The call of the op called `op` with these fields of its Args; how one op names another as its
-    inverse.
-    """
+    """The call of the op called `op` with these Args; how an op names another as its inverse."""
     return OpCall(op, get(op).Args(**args))
 
 
@@ -232,9 +228,7 @@ class Decided(NamedTuple):
 
 
 class Op:
-    """Base of all ops. `Args` is a frozen stdlib dataclass whose fields carry a description
-    (`arg`).
-    """
+    """Base of all ops. `Args` is a frozen dataclass whose fields have descriptions (`arg`)."""
 
     name: ClassVar[str]
     kind: ClassVar[str] = "each"
@@ -342,9 +336,7 @@ class Op:
         raise NotImplementedError
 
     def samples(self) -> Iterable[tuple[dict[str, Any], list[tuple[int, ...]]]]:
-        """(arguments as an author would write them, input shapes) for the kit, the docs and the
-        schema.
-        """
+        """(arguments as authors write them, input shapes) for the kit, the docs and the schema."""
         raise NotImplementedError
 
 
@@ -355,9 +347,7 @@ Box: TypeAlias = "tuple[tuple[int, int], ...]"
 
 
 class Meter(Protocol):
-    """What an op that changes values tells of its error, chunk by chunk; sums are kept in
-    float64.
-    """
+    """What an op that changes values reports of its error by chunks; sums are of float64."""
 
     def add(
         self,
@@ -396,9 +386,7 @@ class ValueOp(Op):
         raise NotImplementedError(f"{self.name} computes")
 
     def roles(self, codec: str = "") -> tuple[str, ...]:
-        """The roles that a join takes or a part makes, in the order of its inputs or outputs;
-        empty: an op without roles.
-        """
+        """The roles that a join takes or a part makes, in order; empty: an op without roles."""
         return ()
 
     by_rows: ClassVar[bool] = True
@@ -413,9 +401,7 @@ class ValueOp(Op):
         start: int,
         stop: int,
     ) -> Array:
-        """As `Op.rows`, from the boxes that `needs` names for rows that begin and end where blocks
-        do.
-        """
+        """As `Op.rows`, from the boxes that `needs` names for rows cut at the borders of blocks."""
         shape = self.infer(args, specs, parts)[output].shape
         low, high = self.rounded_rows(args, specs, parts, output, start, stop)
         boxes = self.needs(args, specs, output, ((low, high), *((0, n) for n in shape[1:])))
@@ -428,9 +414,7 @@ class ValueOp(Op):
     def rounded_rows(
         self, args: Any, specs: Sequence[Spec], parts: int, output: int, start: int, stop: int
     ) -> tuple[int, int]:
-        """The rows around these that end where blocks do: of what they need, `eager` makes what it
-        makes of whole inputs.
-        """
+        """The rows around these that end with blocks: `eager` makes the same of what they need."""
         grain = self.grain(args, specs, output)[0]
         return start // grain * grain, min(
             -(-stop // grain) * grain, self.infer(args, specs, parts)[output].shape[0]
@@ -447,9 +431,7 @@ class ValueOp(Op):
         return True
 
     def passes(self, args: Any, specs: Sequence[Spec]) -> bool:
-        """Whether the first input goes on as it is, so that its bytes are copied and nothing is
-        computed.
-        """
+        """Whether the output is the first input: bytes are copied and nothing is computed."""
         return False
 
     def slack(self, args: Any, arrays: Sequence[Array], dtypes: Sequence[str] = ()) -> list[Array]:
@@ -468,9 +450,7 @@ class ValueOp(Op):
         return 0
 
     def follows(self, args: Any, output: int) -> bool:
-        """Whether output `output` falls out of computing the others, so that it is cheap after them
-        (`recall`).
-        """
+        """Whether output `output` follows from computing the others and is cheap (`recall`)."""
         return False
 
     def recall(
@@ -482,9 +462,7 @@ class ValueOp(Op):
         out: Any,
         memo: dict[str, Any],
     ) -> bool:
-        """Fills `out` as `compute` would, from what calls for other outputs left in `memo`; False
-        where that is not enough.
-        """
+        """Fills `out` as `compute` would, from `memo` alone; False where that is not enough."""
         return False
 
     def loss_on(self, args: Any, specs: Sequence[Spec]) -> Loss:
@@ -496,9 +474,7 @@ class ValueOp(Op):
         raise NotImplementedError
 
     def needs(self, args: Any, specs: Sequence[Spec], output: int, box: Box) -> list[Box]:
-        """The box of each input that `box` of output `output` is computed from; all of each unless
-        an op says less.
-        """
+        """The box of each input that `box` of an output comes from; by default all of each."""
         return [tuple((0, n) for n in s.shape) for s in specs]
 
     def grain(self, args: Any, specs: Sequence[Spec], output: int) -> tuple[int, ...]:
@@ -563,9 +539,7 @@ def format_shape(shape: Sequence[int]) -> str:
 
 
 def axis(op: str, dim: int, shape: Shape, extra: int = 0) -> int:
-    """`dim` counted from the front. `extra` axes are about to be added to `shape`. OpError M304 if
-    there is no such axis.
-    """
+    """`dim` from the front; `extra` axes are to be added to `shape`. OpError M304 without it."""
     rank = len(shape) + extra
     if -rank <= dim < rank:
         return dim % rank
@@ -624,9 +598,7 @@ def number_of(
 def parts_of(
     label: str, values: int | None, count: int | None, sizes: Sequence[int] | None = None
 ) -> int:
-    """How many parts the capture's values, `count` and `sizes` agree on. OpError M305 if they do
-    not, or none speaks.
-    """
+    """How many parts the values, `count` and `sizes` agree on. OpError M305 if they do not."""
     said = {
         "its values are": values,
         "count says": count,
@@ -645,9 +617,7 @@ def parts_of(
 def cut(
     label: str, dim: int, size: int, parts: int, sizes: Sequence[int] | None
 ) -> tuple[int, ...]:
-    """The sizes of `parts` parts of an axis of `size`. OpError M301, M302 or M305 if they do not
-    make up the axis.
-    """
+    """The sizes of the `parts` parts of an axis. OpError M301, M302 or M305 unless they add up."""
     if sizes is None:
         if parts < 1 or size % parts:
             raise OpError(
@@ -670,9 +640,7 @@ def cut(
 
 
 def uncounted(op: str, over: str, counted: bool) -> OneWay | None:
-    """Why joining over `over` cannot be undone where nothing says how many there were; None where
-    something does.
-    """
+    """Why joining over `over` cannot be undone where no argument says how many, else None."""
     if counted:
         return None
     return OneWay(

@@ -1,6 +1,4 @@
-"""`copy`: one tensor is written under several names, each with bytes of its own where the format
-cannot share them.
-"""
+"""`copy`: writes a tensor under several names, with bytes of its own where none can be shared."""
 
 from __future__ import annotations
 

@@ -28,9 +28,7 @@ _FORMS = ("pickle-2.x", "tensors")
 
 @dataclass(frozen=True, slots=True)
 class Making:
-    """The arguments of a call that makes what was decided: `form` as the rule writes it, and the
-    outputs' specs.
-    """
+    """The arguments of a call that makes what was decided: `form` as in the rule, and the specs."""
 
     form: str
     outputs: tuple[Spec, ...]

@@ -1,6 +1,4 @@
-"""`fill`: a new tensor of one value. It reads nothing of its input but that it exists, and runs
-once per input.
-"""
+"""`fill`: a new tensor of one value for each input, of which nothing but its name is read."""
 
 from __future__ import annotations
 

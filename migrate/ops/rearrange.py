@@ -43,9 +43,7 @@ Side = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """Both sides of a pattern: per axis of the tensor the names it is made of, none for `1` and
-    `()`, `...` for the rest.
-    """
+    """Both sides of a pattern: per axis its names, none for `1` and `()`, `...` for the rest."""
 
     pattern: str
     left: Side
@@ -105,9 +103,7 @@ def solve(pattern: str, axes: tuple[tuple[str, int], ...], shape: Shape) -> Axes
 
 
 def check_axes(expression: Expression, axes: Mapping[str, int]) -> None:
-    """OpError M308 for an entry of `axes` that the pattern does not name or that cannot be a
-    length.
-    """
+    """OpError M308 for an entry of `axes` that is not in the pattern or is no length."""
     for name, length in axes.items():
         if name not in expression.names or name == ELLIPSIS:
             _refuse(
@@ -120,9 +116,7 @@ def check_axes(expression: Expression, axes: Mapping[str, int]) -> None:
 
 
 def unknown_backwards(expression: Expression, axes: Mapping[str, int]) -> list[str]:
-    """The axes whose lengths the right side alone does not tell: all but the last unknown one of
-    each group.
-    """
+    """The axes whose lengths the right side does not give: all unknown ones but a group's last."""
     missing: list[str] = []
     for group in expression.right:
         unknown = [n for n in group if n not in axes]

@@ -65,9 +65,7 @@ class Blob(Protocol):
 
     @property
     def identity(self) -> Identity | None:
-        """What tells the file, as it was when it was opened, from any other; None where the bytes
-        are in memory.
-        """
+        """What tells the file, as opened, from any other; None where the bytes are in memory."""
 
     def fileno(self) -> int | None:
         """A descriptor that stays open as long as the blob; None where the bytes are in memory or
@@ -89,9 +87,7 @@ class Blob(Protocol):
 
 
 def _room() -> tuple[int, int]:
-    """How many files of a checkpoint stay open, and how many more may be: a part of what the
-    process may have open in all.
-    """
+    """How many files of a checkpoint stay open, and how many more may be, of all files allowed."""
     try:
         import resource
     except ImportError:
@@ -209,9 +205,7 @@ class FileBlob:
 
     @contextmanager
     def hold(self) -> Iterator[int]:
-        """The file's descriptor, open for as long. OSError if it cannot be opened again, M905 if
-        the file is not what it was.
-        """
+        """The file's descriptor. OSError if it cannot be opened again, M905 if the file changed."""
         if self._descriptor is not None:
             yield self._descriptor
             return
@@ -224,9 +218,7 @@ class FileBlob:
             self._shelf.give(self)
 
     def readinto(self, offset: int, buffer: memoryview) -> None:
-        """Fills `buffer` from `offset`; M905 if the file ends before, M901 if the system cannot
-        read. Thread-safe.
-        """
+        """Fills `buffer`. M905 if the file ends before, M901 if it cannot be read. Thread-safe."""
         left = buffer if buffer.format == "B" and buffer.ndim == 1 else buffer.cast("B")
         try:
             if self._descriptor is not None:
@@ -309,9 +301,7 @@ class BytesBlob:
 
 
 def read_bytes(blob: Blob, offset: int, size: int) -> bytes:
-    """`size` bytes of any blob from `offset`, held once. The caller has compared `size` with the
-    blob's.
-    """
+    """`size` bytes of any blob from `offset`, held once. The caller has compared the size."""
     if sys.version_info >= (3, 15):
         made = bytearray(size)
         with memoryview(made) as view:

@@ -58,9 +58,7 @@ class Index:
 
     @property
     def versions(self) -> Mapping[str, int] | None:
-        """Module -> its version, as the `_metadata` of a state dict has them; None where there is
-        none.
-        """
+        """Module -> its version, as the `_metadata` of a state dict has them; None without."""
         return self.module_versions if self.tree is None else self.tree.versions
 
     @property
@@ -119,9 +117,7 @@ class Source(Protocol):
         """
 
     def check_unchanged(self) -> None:
-        """CheckpointError M905 naming each file whose device, inode, size or mtime is not what it
-        was when it was opened.
-        """
+        """CheckpointError M905 naming each file whose device, inode, size or mtime changed."""
 
     def close(self) -> None:
         """Closes all descriptors; may be called twice."""
@@ -161,17 +157,13 @@ class FileSource:
         )
 
     def side_file(self, path: str) -> bytes:
-        """The bytes of one of `index.side_files`; KeyError for any other path, M905 if it changed
-        since it was listed.
-        """
+        """The bytes of one of `index.side_files`, else KeyError; M905 if it changed since."""
         if self._side is None:
             raise KeyError(path)
         return self._side(path)
 
     def identities(self) -> Mapping[str, Identity]:
-        """What each file was when it was opened, side files when they were listed, by its path in
-        the checkpoint.
-        """
+        """What each file was when it was opened or listed, by its path in the checkpoint."""
         return {**{blob.name: blob.identity for blob in self._files}, **self._watched}
 
     def check_unchanged(self) -> None:

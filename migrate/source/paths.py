@@ -43,9 +43,7 @@ def _link_help() -> str:
 
 
 def plain_name(name: str, suffix: str = "") -> bool:
-    """Whether `name` is the name of a file in the same folder and nothing else, on any system, and
-    ends in `suffix`.
-    """
+    """Whether `name` is that of a file in the same folder, on any system, and ends in `suffix`."""
     if not name.endswith(suffix) or name in ("", ".", "..", suffix) or len(name) > 255:
         return False
     try:
@@ -64,9 +62,7 @@ def same_when_folded(names: list[str]) -> list[list[str]]:
 
 
 class Folder:
-    """A directory by its descriptor. Paths given to its methods are relative to it, with `/`
-    between the parts.
-    """
+    """A directory by its descriptor. Paths are relative to it, with `/` between the parts."""
 
     __slots__ = ("_descriptor", "_shelf", "allow_links", "path")
 
@@ -228,9 +224,7 @@ class Folder:
 
     @contextmanager
     def entered(self, parts: list[str]) -> Iterator[int]:
-        """The descriptor of the folder `parts` below this one; a link on the way is refused, with
-        any permission.
-        """
+        """The descriptor of the folder `parts` below this one. A link there is always refused."""
         if self._descriptor is None:
             raise ValueError(f"{self.path} is closed")
         here = os.dup(self._descriptor)
@@ -313,9 +307,7 @@ class Place:
 
 
 def find_place(path: PathLike, allow_links: bool = False, at: str | None = None) -> Place:
-    """The place at `path`, opened; M917 if there is nothing, M907 if it is neither a folder nor a
-    regular file.
-    """
+    """The place at `path`, opened; M917 without, M907 if it is no folder and no regular file."""
     where = os.fspath(path)
     try:
         kind = os.stat(where).st_mode
@@ -367,9 +359,7 @@ def _nearest(path: str) -> str | None:
 
 
 def check_weight_names(folder: Folder, where: str, names: list[str], suffix: str) -> None:
-    """M907 naming every name that is not a plain file name ending in `suffix`; `where` says which
-    file lists them.
-    """
+    """M907 naming each name in `where` that is not a plain file name ending in `suffix`."""
     report = Report()
     for name in [n for n in names if not plain_name(n, suffix)][:20]:
         report.add(
@@ -414,9 +404,7 @@ METADATA = ".metadata"
 
 
 def stays_behind(name: str, folder: bool = False) -> bool:
-    """Whether a file or folder of this name is never carried: weights, their indexes, caches,
-    hidden folders, partial output.
-    """
+    """Whether a file or folder is never carried: weights, indexes, caches, partial output."""
     low = name.lower()
     if folder:
         return low.startswith(".") or low in CACHES or low.endswith(PARTIAL)
@@ -433,9 +421,7 @@ class Beside:
     identities: dict[str, Identity] = field(default_factory=dict)
 
     def read(self, path: str) -> bytes:
-        """The bytes of the side file; KeyError if it is none, M905 if it is not the file that was
-        listed.
-        """
+        """The bytes of the side file; KeyError for any other, M905 if it changed since."""
         then = self.identities[path]
         blob = self.folder.open(path)
         try:
@@ -524,9 +510,7 @@ def _behind_link(folder: Folder, path: str, report: Report) -> Identity | None:
 
 
 def read_history(folder: Folder, names: tuple[str, ...]) -> bytes | None:
-    """The bytes of the stamp in `folder`, None without one; M914 if it is larger than a stamp can
-    be.
-    """
+    """The bytes of the stamp in `folder`, None without one; M914 if it is too large."""
     if HISTORY not in names:
         return None
     blob = folder.open(HISTORY)

@@ -24,9 +24,7 @@ _POINTER: Final = re.compile(
 
 
 def pointer_size(descriptor: int) -> int | None:
-    """The size in bytes of the file that the open file is a pointer to, None if it is no
-    pointer.
-    """
+    """The size in bytes of the file that an open file is a pointer to, None if it is none."""
     head = os.pread(descriptor, LARGEST, 0)
     found = _POINTER.match(head) if head.startswith(HEAD) else None
     return int(found[1]) if found else None

@@ -23,9 +23,7 @@ T = TypeVar("T")
 
 
 class Broken(NamedTuple):
-    """A third-party entry that cannot be used: its name, the distribution that declares it, and
-    why.
-    """
+    """A third-party entry that fails: its name, the distribution that declares it, and why."""
 
     name: str
     distribution: str
@@ -77,9 +75,7 @@ class Registry(Generic[T]):
         return sorted({*self.builtin(), *self._third_party()})
 
     def get(self, name: str) -> T:
-        """The entry called `name`, imported on first use. KeyError if there is none,
-        BrokenEntryError if it does not load.
-        """
+        """The entry called `name`, imported on first use. KeyError, or BrokenEntryError."""
         with self._lock:
             if name not in self._loaded:
                 self._loaded[name] = self._load(name)

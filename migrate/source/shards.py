@@ -70,9 +70,7 @@ def parse_size(size: int | str) -> int:
 
 
 class _Padded(dict[str, str]):
-    """Segment of a key -> the segment with its digit runs prefixed by their length, made once for
-    each.
-    """
+    """Segment of a key -> the segment with the lengths of digit runs before them, made once."""
 
     def __missing__(self, segment: str) -> str:
         made = re.sub("[0-9]+", lambda m: f"{len(m[0].lstrip('0')):04}{m[0].lstrip('0')}", segment)
@@ -81,18 +79,14 @@ class _Padded(dict[str, str]):
 
 
 def in_natural_order(keys: Iterable[str]) -> list[str]:
-    """The keys sorted by code point, runs of ASCII digits by their value; equal ones by code
-    point.
-    """
+    """The keys sorted by code point, runs of ASCII digits by value, equal ones by code point."""
     padded = _Padded().__getitem__
     rank = {key: ".".join(map(padded, key.split("."))) for key in keys}
     return sorted(sorted(rank), key=rank.__getitem__)
 
 
 def deal(keys: Sequence[str], specs: Mapping[str, Spec], limit: int) -> list[list[str]]:
-    """The keys of each shard; at least one shard. The bytes of a shard of several tensors are at
-    most `limit`.
-    """
+    """The keys of each shard, at least one. A shard of several tensors is at most `limit` bytes."""
     shards: list[list[str]] = []
     current: list[str] = []
     filled = 0
@@ -256,9 +250,7 @@ _PARALLEL = (
 
 
 class Naming(NamedTuple):
-    """How the files of ranks are called, without their suffix: `consolidated.00`,
-    `mp_rank_00/model`.
-    """
+    """How files of ranks are called, without suffix: `consolidated.00`, `mp_rank_00/model`."""
 
     before: str = "consolidated."
     digits: int = 2

@@ -29,9 +29,7 @@ from .tree import CheckpointTree, FileTree, tree_leaves
 
 
 class Placed(NamedTuple):
-    """One output tensor: its packed row-major bytes lie at `offset` (from the start of the file),
-    `nbytes` long.
-    """
+    """One output tensor: `nbytes` packed row-major bytes at `offset` from the start of the file."""
 
     key: str
     offset: int
@@ -55,9 +53,7 @@ class OutputFile:
 
     @property
     def fixed(self) -> bytes:
-        """What is known of the file before a tensor is read, but for checksums: equal for equal
-        plans.
-        """
+        """What is known of the file without tensors and checksums: equal for equal plans."""
         if self.seal is None or not self.tensors:
             return self.header
         return self.header + self.seal([0] * len(self.tensors))
@@ -65,9 +61,7 @@ class OutputFile:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The whole output. `folder` is False for a checkpoint that is one file; `small` are small
-    files written as they are.
-    """
+    """The whole output; `folder`: not one file. `small` are small files written as they are."""
 
     files: tuple[OutputFile, ...]
     folder: bool
@@ -100,9 +94,7 @@ _SCALARS = frozenset({type(None), bool, int, float, str})
 
 
 def outside_prefix(tensors: Mapping[str, Any]) -> str:
-    """What keys of tensors that pass through begin with: slashes, as many as no tensor's key begins
-    with.
-    """
+    """What keys of tensors that pass through begin with: slashes, more than any other key has."""
     prefix = CARRIED
     while any(key.startswith(prefix) for key in tensors):
         prefix += CARRIED
@@ -156,9 +148,7 @@ def items_of(part: FileTree) -> Iterator[tuple[str, Any]]:
 
 
 def node_of(value: Any, tree: CheckpointTree | None = None) -> Any:
-    """The nodes of a value, with the key that a tensor has in the `tree` in place of the tensor;
-    without one, with nothing.
-    """
+    """The nodes of a value; tensors become their keys in the `tree`, nothing without one."""
     if type(value) in (DictNode, ListNode):
         return to_nodes(
             value, lambda record: None if tree is None else ("a tensor", tree.names.get(id(record)))

@@ -77,9 +77,7 @@ class CheckpointTree:
 
     @property
     def versions(self) -> Mapping[str, int] | None:
-        """Module -> its version, as the `_metadata` of the dicts that rules work on has them; None
-        where none has.
-        """
+        """Module -> its version, as `_metadata` of the dicts of rules has them; None without."""
         found: dict[str, int] = {}
         seen = False
         for part in self.parts:
@@ -249,9 +247,7 @@ def choose_table(  # noqa: RET503 - what fails does not return
 
 
 def _workable(node: DictNode | None) -> bool:
-    """Whether rules can work on this dict: flat, or made of dicts in which all its tensors have
-    names.
-    """
+    """Whether rules can work on this dict: flat, or of dicts in which all tensors have names."""
     if _flat(node):
         return True
     held = values_below(node)
@@ -337,9 +333,7 @@ def _flat(node: DictNode | None, holding: Container[int] | None = None) -> bool:
 def tensors_outside(
     root: Any, table: DictNode | None
 ) -> list[tuple[tuple[str, ...], TensorRecord]]:
-    """(path, tensor) of those that rules do not see: around the dict that they work on, and inside
-    of values in it.
-    """
+    """(path, tensor) of those unseen by rules: around their dict, and inside of its values."""
     out: list[tuple[tuple[str, ...], TensorRecord]] = []
     seen: set[int] = set()
     stack: list[tuple[Any, tuple[str, ...]]] = [(root, ())]
@@ -383,9 +377,7 @@ _HOLDING = frozenset({TensorRecord, Composite, DictNode, ListNode, LocalShard})
 
 
 class TreeLeaf(NamedTuple):
-    """A value of the tree that is no tensor, or a tensor, with the path to it; `words` are the
-    segments of the path.
-    """
+    """A leaf of the tree, tensor or not, with the path to it; `words` are its segments."""
 
     words: tuple[str, ...]
     value: Any
@@ -396,9 +388,7 @@ class TreeLeaf(NamedTuple):
 
 
 def tree_leaves(root: Any, stop: DictNode | None, most: int = 1_000_000) -> Iterator[TreeLeaf]:
-    """The leaves of a tree, in order, each container entered once; those of the dict `stop` that
-    are tensors are left out.
-    """
+    """The leaves of a tree, each container entered once; without the tensors of the dict `stop`."""
     seen: set[int] = set()
     stack: list[tuple[Any, tuple[str, ...]]] = [(root, ())]
     count = 0
@@ -488,9 +478,7 @@ def prune(root: Any, unfit: Mapping[int, str]) -> tuple[Any, list[RemovedEntry]]
 
 
 def tree_of(value: Any, depth: int = 0) -> Any:
-    """A plain Python value as a tree. TypeError naming the class of what is no plain data, or is
-    nested too deep.
-    """
+    """A plain Python value as a tree. TypeError naming a class that is not plain, or for depth."""
     kind = type(value)
     if kind in _PLAIN:
         return value
@@ -524,9 +512,7 @@ MAX_TEXT = 64 << 20
 
 
 class NestedDict(NamedTuple):
-    """A dict inside the one that rules work on: the keys that lead to it, and the dict as it
-    was.
-    """
+    """A dict inside the one that rules work on: the keys to it, and the dict as it was."""
 
     path: tuple[str, ...]
     was: DictNode
@@ -550,9 +536,7 @@ def is_state(key: str) -> bool:
 
 
 def is_object(key: Any, value: Any) -> bool:
-    """Whether it is an extra state that is a list or a dict: one value, whatever tensors it
-    holds.
-    """
+    """Whether it is an extra state that is a list or a dict: one value, even with tensors."""
     return (
         (type(value) is DictNode or type(value) is ListNode) and type(key) is str and is_state(key)
     )
@@ -593,9 +577,7 @@ def _plain(node: DictNode) -> bool:
 
 
 def _enters(key: str, value: Any) -> bool:
-    """Whether it is a dict whose entries are seen; not one whose name holds a dot, for it could not
-    be told from two names.
-    """
+    """Whether the entries of a dict are seen; not if its name holds a dot, which reads as two."""
     return type(value) is DictNode and "." not in key and key != STATE and _plain(value)
 
 
@@ -637,9 +619,7 @@ def _entries(node: DictNode, path: tuple[str, ...]) -> Iterator[tuple[tuple[str,
 
 
 def _places(nests: tuple[NestedDict, ...]) -> _OpenDict:
-    """The outermost place, with those of all dicts inside; a dict stands behind those around it in
-    `nests`.
-    """
+    """The outermost place, with all dicts inside; in `nests`, a dict follows those around it."""
     root = _OpenDict(())
     for nest in nests:
         around = root
@@ -700,9 +680,7 @@ def nest(table: DictNode, nests: tuple[NestedDict, ...]) -> DictNode:
 
 
 def _show(places: _OpenDict, path: tuple[str, ...]) -> None:
-    """Gives the dict at a path, and those around it, their turn among the entries, if they have
-    none.
-    """
+    """Gives the dict at a path, and those around it, their place among the entries."""
     around = places
     for name in path:
         inner = around.inner[name]

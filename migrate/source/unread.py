@@ -39,9 +39,7 @@ class TooManyError(Exception):
 
 
 class Canonical:
-    """The digests of the values of one file. `content` gives the digest of the storage of a key,
-    None where the file has none.
-    """
+    """The digests of the values of one file. `content`: key -> digest of the storage, or None."""
 
     __slots__ = ("_content", "_known", "_left", "kept")
 
@@ -234,9 +232,7 @@ class StreamPlace(NamedTuple):
 
 
 class Unread(NamedTuple):
-    """An entry that is not decoded: `name` says what stands there, `node` are its key and value as
-    inert nodes.
-    """
+    """An entry that is not decoded: its `name` in words, its key and value as inert nodes."""
 
     name: str
     node: Any
@@ -244,9 +240,7 @@ class Unread(NamedTuple):
 
 
 class Content(NamedTuple):
-    """What an entry holds: `digest`, and whether it is that of all `bytes` of its stream, because
-    it is too large.
-    """
+    """What an entry holds: `digest`, and whether that is of all `bytes` of a large stream."""
 
     name: str
     digest: bytes
@@ -277,9 +271,7 @@ def _called(value: Any) -> str:
 
 
 def entry_contents(unread: Mapping[str, Unread], blobs: Sequence[Blob]) -> dict[str, Content]:
-    """What each entry of the checkpoint holds that is not decoded, by path; reads the storages that
-    they refer to, each once.
-    """
+    """What each undecoded entry holds, by path; reads the storages they refer to, each once."""
     files: dict[int, _File] = {}
     out = {}
     for path, one in unread.items():

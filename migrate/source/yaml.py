@@ -77,9 +77,7 @@ class Document:
 
     @classmethod
     def of(cls, name: str, text: str, values: Iterable[Any], keys: Iterable[Any]) -> Document:
-        """A document without data, whose places are known: what `places` gave of a document of this
-        text.
-        """
+        """A document without data, whose places are known: what `places` gave of this text."""
         document = cls(name, text)
         document._values = {tuple(path): Mark(*place) for path, place in values}
         document._keys = {tuple(path): Mark(*place) for path, place in keys}
@@ -102,9 +100,7 @@ class Document:
         return self._at(self._values.get((), Mark(0, 0, 0, 1)))
 
     def key_span(self, path: Path) -> Span:
-        """The place of the key that leads to `path`; of the value where the last step is a list
-        index.
-        """
+        """The place of the key that leads to `path`, or of the value where that is a list index."""
         place = self._keys.get(tuple(path))
         return self._at(place) if place else self.span(path)
 
@@ -127,9 +123,7 @@ class Document:
 
 
 def parse(text: str, name: str) -> Document:
-    """The document in `text`; raises all its problems at once (M104, M105, M108, M109, M110, M116),
-    exit status 2.
-    """
+    """The document in `text`; raises all problems at once (M104, M105, M108-M110, M116)."""
     report = Report()
     document = read_yaml(text, name, report)
     report.check()
@@ -161,9 +155,7 @@ def read_file(path: FilePath | str, report: Report) -> Document:
 
 
 def read_yaml(text: str, name: str, report: Report) -> Document:
-    """The document in `text`, its problems added to `report`; `whole` says whether `data` can be
-    used.
-    """
+    """The document in `text`, its problems added to `report`; `whole`: `data` can be used."""
     document = Document(name, text)
     try:
         size = len(text.encode("utf-8"))
@@ -211,9 +203,7 @@ def core(node: Any) -> Any:
 
 
 def exact(node: Any) -> Any:
-    """Like `core`, but only what can be written back as it was: `1.10`, `007` and `+1` stay
-    text.
-    """
+    """Like `core`, but only what is written back as it was: `1.10`, `007`, `+1` stay text."""
     if isinstance(node, PlainScalar):
         typed = core(node)
         if typed is None or isinstance(typed, bool):
@@ -259,9 +249,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def _parse_text(document: Document, text: str, report: Report) -> None:
-    """Fills the document with what stands in the text; problems go into the report, and `whole`
-    says whether data is of use.
-    """
+    """Fills the document from the text; problems go to the report, `whole`: data is usable."""
     if hidden := [found.start() for found in islice(_HIDDEN.finditer(text), MAX_REFUSED)]:
         _refuse_hidden(document, text, hidden, report)
         return
@@ -298,9 +286,7 @@ class _Stop(Exception):  # noqa: N818 (control flow inside this module, never se
 
 
 class _Builder:
-    """Turns events into data. A stack machine of its own, so that depth is a number and not
-    Python's stack.
-    """
+    """Turns events into data; with a stack of its own, so that depth is a number."""
 
     __slots__ = ("anchors", "document", "events", "quoted", "read_to", "refused", "report")
 

@@ -145,9 +145,7 @@ _FETCH = "fetch the file again, or save it again with torch.save"
 
 
 class ArchiveRecord(NamedTuple):
-    """One record: its `size` bytes lie at `offset` of the blob. `crc` is None where none was
-    recorded.
-    """
+    """One record: `size` bytes at `offset` of the blob. `crc` is None if none was recorded."""
 
     name: str
     offset: int
@@ -189,9 +187,7 @@ def read_archive(
 
 
 def read_record(blob: Blob, record: ArchiveRecord, limit: int, label: str | None = None) -> bytes:
-    """The bytes of a small record, its CRC compared; M914 if it has more than `limit` bytes, M942
-    as `check`.
-    """
+    """The bytes of a small record, CRC compared; M914 above `limit` bytes, M942 as `check`."""
     label = label or printable(blob.name)
     if record.size > limit:
         fail("M914", f"{label}: {record.name} has {record.size} bytes, allowed are {limit}")
@@ -201,9 +197,7 @@ def read_record(blob: Blob, record: ArchiveRecord, limit: int, label: str | None
 
 
 def check_record(blob: Blob, record: ArchiveRecord) -> None:
-    """Reads the record in parts and compares its CRC-32: M942 if it differs. One without a CRC is
-    not read.
-    """
+    """Compares the record's CRC-32: M942 if it differs. One without a CRC is not read."""
     if record.crc is None:
         return
     buffer = memoryview(bytearray(min(_CHUNK, record.size)))
@@ -216,9 +210,7 @@ def check_record(blob: Blob, record: ArchiveRecord) -> None:
 
 
 def compare_crc(label: str, record: ArchiveRecord, found: int) -> None:
-    """M942 unless `found`, the CRC-32 of the record's bytes, is the one that was recorded, or none
-    was.
-    """
+    """M942 unless `found`, the CRC-32 of the record, is the recorded one or none was."""
     if record.crc is not None and found != record.crc:
         fail(
             "M942",
@@ -229,9 +221,7 @@ def compare_crc(label: str, record: ArchiveRecord, found: int) -> None:
 
 
 class _ArchiveReader:
-    """The steps of `read`: end records, directory, names, local headers. Offsets count from the
-    archive's begin.
-    """
+    """The steps of `read`: end records, directory, names, local headers; offsets from the begin."""
 
     def __init__(self, blob: Blob, start: int, size: int, label: str) -> None:
         self.blob, self.start, self.size, self.label = blob, start, size, label
@@ -260,9 +250,7 @@ class _ArchiveReader:
         return Archive(root, found)
 
     def line(self, record: ArchiveRecord) -> bytes:
-        """The bytes of a record that is a line about the archive: not large enough to carry
-        anything else.
-        """
+        """The bytes of a record that is a line about the archive, too small for anything else."""
         if record.size > _MAX_LINE:
             self.bad(
                 f"{record.name} has {record.size} bytes, and torch.save writes no more than "
@@ -407,9 +395,7 @@ class _ArchiveReader:
         return flags
 
     def extras(self, data: bytes, name: bytes, where: str) -> bytes:
-        """The content of the zip64 field among the extra fields, empty without one; padding is the
-        only other field allowed.
-        """
+        """The content of the zip64 field, empty without one; only padding may be beside it."""
         wide, at, seen = b"", 0, set()
         while at < len(data):
             kind = int.from_bytes(data[at : at + 2], "little")
@@ -431,9 +417,7 @@ class _ArchiveReader:
     def widened(
         self, wide: bytes, packed: int, size: int, header: int, name: bytes
     ) -> tuple[int, int, int]:
-        """The fields of an entry, those that are full replaced from its zip64 field, which holds
-        nothing else.
-        """
+        """The fields of an entry; full ones come from its zip64 field, which holds nothing else."""
         numbers = [int.from_bytes(wide[i : i + 8], "little") for i in range(0, len(wide), 8)]
         if len(wide) != 8 * ((size == FULL) + (packed == FULL) + (header == FULL)):
             self.bad(f"{_name(name)}: a zip64 field of {len(wide)} bytes does not fit the entry")
@@ -508,9 +492,7 @@ class _ArchiveReader:
         self.other(f"holds {_name(name)}, which torch.save does not write")
 
     def tile(self, entries: list[_Entry]) -> list[int]:
-        """Where the data of each record begins; the local headers agree, and the records cover the
-        file up to the directory.
-        """
+        """Where each record's data begins; local headers agree, and records cover the file."""
         end = self.directory
         # headers of small records lie close: many at a read. Never much more than the file is read
         stride = 1 << 16 if end // len(entries) < 1 << 14 else 512
@@ -640,9 +622,7 @@ _MADE_BY, _NEEDED = 0x031E, 45
 
 
 class RecordSlot(NamedTuple):
-    """Where one record lies: its local header, its data. `end` is where the next local header
-    begins.
-    """
+    """Where one record lies: local header and data. `end` is the next local header's begin."""
 
     name: str
     header: int
@@ -653,9 +633,7 @@ class RecordSlot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ArchiveLayout:
-    """One archive: its records in order, where the directory begins, and the size of the whole
-    file.
-    """
+    """One archive: its records in order, the begin of the directory, the size of the file."""
 
     root: str
     slots: tuple[RecordSlot, ...]
@@ -703,9 +681,7 @@ def local_header(archive: ArchiveLayout, slot: RecordSlot) -> bytes:
 
 
 def data_descriptor(slot: RecordSlot, crc: int) -> bytes:
-    """The bytes from the end of the data to `slot.end`, given the CRC-32 of the data; nothing for
-    an empty record.
-    """
+    """The bytes from the end of the data to `slot.end`, given its CRC-32; none for no data."""
     if not slot.size:
         return b""
     width = (slot.end - slot.offset - slot.size - 8) // 2
@@ -713,9 +689,7 @@ def data_descriptor(slot: RecordSlot, crc: int) -> bytes:
 
 
 def central_directory(archive: ArchiveLayout, crcs: Sequence[int]) -> bytes:
-    """The bytes from `archive.directory` to `archive.size`, given the CRC-32 of each record in
-    order; 0 for one not recorded.
-    """
+    """The bytes from `archive.directory` on, given the CRC-32 of each record, 0 if unknown."""
     out = bytearray()
     for slot, crc in zip(archive.slots, crcs, strict=True):
         name = f"{archive.root}/{slot.name}".encode()
@@ -757,9 +731,7 @@ def _flags(slot: RecordSlot) -> int:
 
 
 def _wide(header: int, size: int) -> int:
-    """Bytes of the zip64 field of a record, which is there when a number does not fit into 32
-    bits.
-    """
+    """Bytes of a record's zip64 field, there when a number does not fit into 32 bits."""
     numbers = 2 * (size >= FULL) + (header >= FULL)
     return 4 + 8 * numbers if numbers else 0
 

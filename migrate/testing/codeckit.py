@@ -38,9 +38,7 @@ DECODED = ("float32", "bfloat16", "float16")
 
 
 def cases(names: Iterable[str] | None = None) -> list[tuple[str, int]]:
-    """(name, number of the sample) of each sample of the codecs called `names` (default: all), for
-    parametrize.
-    """
+    """(name, number of the sample) for parametrize, of the codecs `names`, by default all."""
     chosen = codecs.names() if names is None else list(names)
     return [
         (name, number) for name in chosen for number, _ in enumerate(codecs.get(name).samples())
@@ -165,9 +163,7 @@ def check_decoding(
 
 
 def check_description(name: str) -> None:
-    """The codec is called what its registry calls it, says what it does, and names its parts and
-    their bound.
-    """
+    """The codec is called as in its registry, says what it does, and names parts and bound."""
     codec = codecs.get(name)
     _require(isinstance(codec, Codec), f"{name} is {codec!r}, not a Codec")
     _require(codec.name == name, f"{name} calls itself {codec.name}")
@@ -205,9 +201,7 @@ def check_description(name: str) -> None:
 
 
 def boxes(spec: Spec, grain: Sequence[int]) -> Iterator[Box]:
-    """Boxes of a tensor: parts of its middle, its corners, one element, and one that begins and
-    ends at the grain.
-    """
+    """Boxes of a tensor: parts of its middle, corners, one element, and one cut at the grain."""
     shape = spec.shape
     if not prod(shape):
         return

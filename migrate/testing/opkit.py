@@ -40,16 +40,12 @@ DTYPES = ("bfloat16", "bool", "float32", "float4_e2m1fn", "int64", "complex128")
 
 
 def is_layout(op: Op) -> bool:
-    """Whether the op is described by views alone; ops that compute are checked by a kit of their
-    own.
-    """
+    """Whether the op is described by views alone; others are checked by a kit of their own."""
     return type(op).trace is not Op.trace
 
 
 def cases(names: Iterable[str] | None = None) -> list[tuple[str, int]]:
-    """(name, number of the sample) of each sample of the layout ops called `names` (default: all),
-    for parametrize.
-    """
+    """(name, number of the sample) for parametrize, of the layout ops `names`, by default all."""
     chosen = ops.names() if names is None else list(names)
     return [
         (n, i) for n in chosen if is_layout(ops.get(n)) for i, _ in enumerate(ops.get(n).samples())
@@ -66,9 +62,7 @@ def arguments(op: Op, written: dict[str, Any]) -> Any:
 
 
 def elements(shape: Sequence[int], dtype: str = "int64", first: int = 0) -> Array:
-    """Raw elements of `shape` that count from `first`, so that as few are equal as the dtype's
-    width allows.
-    """
+    """Raw elements that count from `first`, as different as the dtype's width allows."""
     import numpy as np
 
     counted = np.arange(first, first + prod(shape), dtype="<u8").reshape(shape)
@@ -115,9 +109,7 @@ def check_sample(name: str, number: int) -> None:
 
 
 def check_twin(op: Op, args: Any, shapes: Sequence[tuple[int, ...]], dtype: str = "int64") -> None:
-    """The traced views, carried out, are bit for bit what the eager twin makes, and the specs are
-    those that are inferred.
-    """
+    """The traced views, carried out, are bit for bit the eager twin's, and the specs are right."""
     arrays, views, parts = _inputs(op, args, shapes, dtype)
     traced = op.trace(args, views, parts)
     expected = op.eager(args, arrays, parts, [dtype] * len(arrays))
@@ -221,9 +213,7 @@ def check_inverse(
 
 
 def check_refusals(op: Op, args: Any, shapes: Sequence[tuple[int, ...]]) -> None:
-    """A missing axis, a wrong count and parts of unequal shape are refused, in messages that name
-    the numbers.
-    """
+    """A missing axis, a wrong count, unequal shapes: refused in messages with the numbers."""
     named = {f.name for f in fields(op.Args)}
     parts = _parts(op, args, shapes)
     if "dim" in named:
@@ -247,9 +237,7 @@ def check_refusals(op: Op, args: Any, shapes: Sequence[tuple[int, ...]]) -> None
 
 
 def check_description(name: str) -> None:
-    """The op is called what its registry calls it, says what it does, and documents and marks each
-    argument.
-    """
+    """The op is called as in its registry, says what it does, and documents each argument."""
     op = ops.get(name)
     _require(isinstance(op, Op), f"{name} is {op!r}, not an Op")
     _require(op.name == name, f"{name} calls itself {op.name}")

@@ -49,9 +49,7 @@ def _is_named(path: Path, parent: pytest.Collector) -> bool:
 
 
 def is_rule_file(path: Path) -> bool:
-    """Whether the file begins like a rule file: `id`, `lineage` and `edge` at the margin. Nothing
-    is parsed.
-    """
+    """Whether a file begins as rule files do: `id`, `lineage`, `edge` at the margin. Not parsed."""
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD)

@@ -184,9 +184,7 @@ def compute(
 
 
 def inputs(of: Spec, dice: random.Random, wild: bool) -> Array:
-    """Raw elements. Wild ones are any bits, with those at the ends among them; tame ones are small
-    powers of two.
-    """
+    """Raw elements: any bits, the ends among them (wild), or small powers of two (tame)."""
     import numpy as np
 
     source = np.random.default_rng(dice.randrange(1 << 30))
@@ -219,9 +217,7 @@ def ordinary(of: Spec, dice: random.Random) -> Array:
 
 
 def near(a: Array, b: Array, of: Spec, slack: Array | None) -> bool:
-    """Whether raw elements are equal; with `slack`, whether numbers are no further apart than it
-    says of their element.
-    """
+    """Whether raw elements are equal; with `slack`, whether numbers are close enough."""
     import numpy as np
 
     if a.shape != b.shape or a.dtype != b.dtype or slack is None:

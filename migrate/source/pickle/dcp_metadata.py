@@ -217,9 +217,7 @@ class _MetadataReader:
         return found
 
     def _is(self, call: Call, names: tuple[tuple[str, str], ...]) -> bool:
-        """Whether `call` is of one of `names`. A stream has one object per name, so that a name is
-        compared once.
-        """
+        """Whether `call` is of one of `names`; each is one object in a stream and compared once."""
         function = call.function
         if self._classes.get(function) is names:
             return True
@@ -254,9 +252,7 @@ class _MetadataReader:
     def _entries(
         self, node: Any
     ) -> tuple[dict[str, tuple[str, tuple[int, ...], bool, Any, list[SavedChunk]]], list[str]]:
-        """state_dict_metadata: (dtype, shape, requires_grad, strides, chunks) of the tensors, and
-        the keys of the others.
-        """
+        """state_dict_metadata: (dtype, shape, requires_grad, strides, chunks), and other keys."""
         tensors: dict[str, Any] = {}
         others: list[str] = []
         if type(node) is not Dict:
@@ -347,9 +343,7 @@ class _MetadataReader:
         return found
 
     def _storage(self, node: Any) -> dict[tuple[str, tuple[int, ...] | None], SavedPart]:
-        """storage_data: (key, offsets of the chunk, None for what is no tensor) -> where it
-        lies.
-        """
+        """storage_data: (key, offsets of the chunk, None for other values) -> where it lies."""
         found: dict[tuple[str, tuple[int, ...] | None], SavedPart] = {}
         if type(node) is not Dict:
             self.problem("storage_data", f"{kind_of(node)} instead of a dict")
@@ -506,9 +500,7 @@ class SavedChunk(NamedTuple):
 
 
 class SavedPart(NamedTuple):
-    """Where one entry lies: `length` bytes from `offset` of `file`, written through `transforms`
-    (compression; usually none).
-    """
+    """Where an entry lies: `length` bytes from `offset` of `file`, through `transforms`."""
 
     file: str
     offset: int
@@ -555,9 +547,7 @@ class MetadataCheck:
         others: Iterable[str],
         storage: Mapping[tuple[str, tuple[int, ...] | None], SavedPart],
     ) -> tuple[dict[str, TensorEntry], dict[str, BytesEntry]]:
-        """The entries with their places: each chunk has one entry of storage, and each entry of
-        storage a chunk or a value.
-        """
+        """The entries with their places: each chunk has one in storage, and each there a use."""
         used: set[tuple[str, tuple[int, ...] | None]] = set()
         placed: dict[str, TensorEntry] = {}
         for key, (dtype, shape, requires_grad, strides, chunks) in tensors.items():
@@ -596,9 +586,7 @@ class MetadataCheck:
         return placed, values
 
     def extents(self, storage: Mapping[Any, SavedPart], sizes: Mapping[str, int] | None) -> None:
-        """Names of data files are plain names; the intervals of one file lie in it and do not
-        overlap.
-        """
+        """Data files have plain names; the intervals of one file lie in it and do not overlap."""
         files: dict[str, list[tuple[int, int, str]]] = {}
         for (key, _), part in storage.items():
             if part.offset < 0 or part.length < 0 or part.offset + part.length >= 2**63:
@@ -634,9 +622,7 @@ class MetadataCheck:
     def planner(
         self, planner: Mapping[str, tuple[str | int, ...]], keys: Mapping[str, Any]
     ) -> None:
-        """Every path leads to a place of its own; places in lists are not beyond the number of
-        entries.
-        """
+        """Every path leads to one place; places in lists are below the number of entries."""
         inner: dict[tuple[str | int, ...], type] = {}
         ends: dict[tuple[str | int, ...], str] = {}
         count = len(planner)

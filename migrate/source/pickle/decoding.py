@@ -262,9 +262,7 @@ class Decoding:
 
 
 def _five(identity: Any) -> tuple[Any, bool]:
-    """The five fields of a storage's persistent id, and whether it has the sixth of legacy files.
-    ForeignError for other ids.
-    """
+    """The fields of a storage's persistent id, and whether a sixth is there. Else ForeignError."""
     if type(identity) is not tuple or len(identity) not in (5, 6) or identity[0] != "storage":
         raise ForeignError("a persistent id that is not a storage")
     return identity[:5], identity[5:] not in ((), (None,))
@@ -281,9 +279,7 @@ def is_global(node: Any, *names: tuple[str, str]) -> bool:
 
 
 def integers(node: Any) -> tuple[int, ...]:
-    """The numbers of a tuple of integers or of a torch.Size; ContradictionError for anything
-    else.
-    """
+    """The numbers of a tuple of integers or of a torch.Size; else ContradictionError."""
     if (
         type(node) is Call
         and is_global(node.function, ("torch", "Size"))
@@ -336,9 +332,7 @@ MOST = 20
 
 
 class StreamProblems:
-    """The problems of the stream `name`, which is printable here. `count` is how many there are, of
-    which `MOST` are kept.
-    """
+    """The problems of the stream `name` (printable): `count` in all, of which `MOST` are kept."""
 
     __slots__ = ("_kept", "count", "name")
 
@@ -354,9 +348,7 @@ class StreamProblems:
             self._kept.append(Diagnostic(code, f"{self.name}: {message}", help=help))
 
     def check(self, *others: Diagnostic) -> None:
-        """Raises `others` and what was added, if there is any of them; the last line counts what
-        was not kept.
-        """
+        """Raises `others` and what was added, if any; the last line counts what was not kept."""
         found = [*others, *self._kept]
         if self.count > MOST:
             found.append(

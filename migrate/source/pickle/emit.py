@@ -76,9 +76,7 @@ def emit(value: Any, *, name: str, names: Container[tuple[str, str]] | None = No
 
 
 class _StreamWriter:
-    """One stream being written. What is in the memo stays alive, with the value or in `kept`, so
-    that no id comes twice.
-    """
+    """One stream being written. What the memo has stays alive, so that no id comes twice."""
 
     __slots__ = ("entries", "kept", "memo", "names", "parts")
 
@@ -233,9 +231,7 @@ class _StreamWriter:
         self.remember(function)
 
     def write_as_call(self, value: Any) -> None:
-        """What protocol 2 has no opcode for. What is made on the way is counted in the memo, but
-        never used again.
-        """
+        """What protocol 2 has no opcode for. What is made on the way takes numbers of the memo."""
         kind = type(value)
         if kind is bytes or (kind is bytearray and not value):
             self.write_global(
@@ -400,9 +396,7 @@ _CLASSES = {dtype: name for name, dtype in TYPED.items()}
 
 
 class Rebuilder:
-    """Makes the nodes of one stream; names and empty containers are shared as the pickler shares
-    them.
-    """
+    """Makes the nodes of one stream; shares names and empty containers as the pickler does."""
 
     __slots__ = ("_names", "_storages")
 

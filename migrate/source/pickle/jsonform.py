@@ -281,9 +281,7 @@ class _JsonReader:
         return out
 
     def distinct(self, keys: list[Any]) -> list[Any]:
-        """The keys of a dict or the members of a set, which are values that can be such, none
-        twice.
-        """
+        """The keys of a dict or the members of a set: values that can be such, none twice."""
         try:
             forms, _ = forms_of(keys)
         except WrongError as error:

@@ -82,9 +82,7 @@ class Dict:
         self.pairs: list[tuple[Any, Any]] = [] if pairs is None else pairs
 
     def get(self, key: Any, default: Any = None) -> Any:
-        """The value of a scalar key, compared with its type (1, 1.0 and True differ); looks through
-        all pairs.
-        """
+        """The value of a scalar key, compared with its type (1, 1.0 and True differ). Linear."""
         kind = type(key)
         return next((value for k, value in self.pairs if type(k) is kind and k == key), default)
 
@@ -161,9 +159,7 @@ def forms_of(keys: list[Any]) -> tuple[list[Any], int]:
 
 
 def _flatten(key: tuple[Any, ...], depth: int, shape: list[str], leaves: list[Any]) -> None:
-    """A tuple as the text of its shape and its leaves. Hashes of numbers can be chosen, those of
-    texts cannot.
-    """
+    """A tuple as its shape and its leaves: hashes of numbers can be chosen, those of texts not."""
     if depth > 3:
         raise WrongError("M932", "a tuple as a key that is more than 3 deep")
     shape.append("(")

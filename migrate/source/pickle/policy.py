@@ -131,9 +131,7 @@ def refusal(outside: tuple[Outside, ...], name: str, help: str | None = None) ->
 
 
 class _Frame:
-    """A container whose parts are being decoded: `parts` in order, those that are `done`, and what
-    is made of them.
-    """
+    """A container being decoded: its `parts`, those that are `done`, and what is made of them."""
 
     __slots__ = ("done", "make", "node", "numbered", "paired", "parts")
 

@@ -66,9 +66,7 @@ _SPELLED_OUT = frozenset({str, int, float, bool, type(None)})
 
 
 def _compared(key: Any) -> Any:
-    """A key of the same meaning as the machine would have read it where it is spelled out; other
-    objects by their identity.
-    """
+    """A key as the machine reads it where it is spelled out; other objects by identity."""
     kind = type(key)
     if kind in _SPELLED_OUT or kind is bytes:
         return key
@@ -127,9 +125,7 @@ _FLOATS = {2: "e", 4: "f", 8: "d"}
 
 
 def _range(start: Any, stop: Any, step: Any) -> tuple[int, int, int]:
-    """Ranges that give the same numbers are equal: how many they are, the first of them, and the
-    step between two.
-    """
+    """Ranges of the same numbers are equal: their count, the first number, and the step."""
     if any(type(n) is not int for n in (start, stop, step)) or not step:
         raise ContradictionError("a range that is not made of integers")
     count = max(0, -((start - stop) // step))
@@ -213,9 +209,7 @@ def _complex(call: Call, _: Any, __: Decoding) -> complex:
 
 
 def encoded(node: Any) -> bytes:
-    """The bytes of a `_codecs.encode(text, "latin1")`, as protocol 2 spells bytes; of bytes and
-    bytearray themselves.
-    """
+    """The bytes of `_codecs.encode(text, "latin1")`, of protocol 2, or of bytes and bytearray."""
     if type(node) in (bytes, bytearray):
         return bytes(node)
     if type(node) is Call and plain(node):

@@ -123,9 +123,7 @@ _SCALARS = frozenset({type(None), bool, int, float, str})
 
 
 def tensor(call: Call, parts: list[Any], _: Decoding) -> Composite:
-    """One quantized tensor; ForeignError for what no release writes, ContradictionError where its
-    parts do not fit each other.
-    """
+    """One quantized tensor; ForeignError for unknown forms, ContradictionError for wrong parts."""
     cls = _class_of(call)
     if not plain(call):
         raise ForeignError("a quantized tensor that was changed after it was rebuilt")
@@ -197,9 +195,7 @@ def encoding_of(
 
 
 def check(cls: str, shape: tuple[int, ...], held: dict[str, TensorRecord]) -> None:
-    """ContradictionError unless the components have the shapes and dtypes that the class gives
-    them; scales may be padded.
-    """
+    """ContradictionError unless components have their class's shapes and dtypes, or padding."""
     data = "_data" if cls == "Float8Tensor" else "_rowwise_data"
     turned = "_transpose" if cls == "Float8Tensor" else "_columnwise_data"
     if data not in held and turned not in held:
@@ -230,9 +226,7 @@ def check(cls: str, shape: tuple[int, ...], held: dict[str, TensorRecord]) -> No
 
 
 def _covers(cls: str, name: str, shape: tuple[int, ...], scale: tuple[int, ...]) -> bool:
-    """Whether scales of this shape are enough for the tensor; how they are padded is the release's
-    business.
-    """
+    """Whether scales of this shape cover the tensor; how they are padded depends on the release."""
     if cls == "Float8Tensor":
         return prod(scale) == 1
     if len(scale) != 2 or not shape:
@@ -328,9 +322,7 @@ def _dtype(value: Any) -> str:
 
 
 def _options(given: dict[str, Any], quantizer: Any) -> dict[str, Any]:
-    """The scalars beside the components: of the object, then those of its quantizer that it does
-    not say itself.
-    """
+    """The scalars beside the components: of the object, then others of its quantizer."""
     out: dict[str, Any] = {}
     for name, value in given.items():
         if name in ("code", "dtype", "shape", "quantizer") or type(value) is TensorRecord:

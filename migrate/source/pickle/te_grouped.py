@@ -83,9 +83,7 @@ _MOST = 100_000
 
 
 def grouped(call: Call, state: Any, decoding: Decoding) -> Composite:
-    """The object of `_rebuild_from_type_v2(_rebuild_wrapper_subclass, GroupedTensor, arguments,
-    state)`.
-    """
+    """`_rebuild_from_type_v2(_rebuild_wrapper_subclass, GroupedTensor, arguments, state)`."""
     arguments = call.arguments[2]
     if type(arguments) is not tuple or len(arguments) != 8 or type(arguments[7]) is not bool:
         raise ForeignError("a grouped tensor with other arguments")
@@ -204,9 +202,7 @@ def _quantized(
 
 
 def _shape_of(cls: str, run: str, shape: tuple[int, ...], numel: int, two: bool) -> tuple[int, ...]:
-    """The shape of a member's component that has `numel` elements; `two`: blocks are square, where
-    there are both kinds.
-    """
+    """The shape of a member's component of `numel` elements; `two`: of square blocks."""
     rows, last = prod(shape[:-1]), shape[-1]
     if run == "rowwise_data" or (run == "columnwise_data" and cls == "MXFP8Tensor"):
         return (*shape[:-1], last // 2) if cls == "NVFP4Tensor" else shape
@@ -296,9 +292,7 @@ def _member_shape(fields: dict[str, Any], count: int) -> tuple[int, ...] | None:
 
 
 def _check_members(members: Any, runs: dict[str, TensorRecord]) -> None:
-    """ForeignError if the members are more than views of the runs: then they are not made again
-    without loss.
-    """
+    """ForeignError if members are more than views of the runs, and could not be made again."""
     if members is None:
         return
     own = {record.storage for record in runs.values()}
@@ -333,9 +327,7 @@ _CLASSES = {word: cls for cls, word in FORMATS.items()}
 
 
 def group(member: Composite, count: int) -> Composite | None:
-    """The GroupedTensor of so many tensors like this one, its components in stacks; None where it
-    cannot be made.
-    """
+    """The GroupedTensor of so many tensors like this, its components in stacks, or None."""
     cls = _CLASSES.get(member.encoding.format)
     quantizer = None if cls is None or member.encoding.members else _quantizer(member, cls)
     # groups are younger than the new numbering, and the integer goes into them as it is
@@ -405,9 +397,7 @@ def group(member: Composite, count: int) -> Composite | None:
 
 
 def member_of(grouped: Composite) -> Composite | None:
-    """One of the tensors that a GroupedTensor holds, its components without the first dimension;
-    None where it cannot be made.
-    """
+    """One tensor of a GroupedTensor, components without the first dimension, or None."""
     cls = _CLASSES.get(grouped.encoding.format)
     if cls is None or not grouped.encoding.members or _riders(grouped):
         return None

@@ -129,9 +129,7 @@ def _placement(value: Any, dimensions: int) -> str:
 
 
 def _mesh(value: Any) -> tuple[int, ...] | None:
-    """The shape of a DeviceMesh: of its `mesh` tensor in older releases, of its layout's axes in
-    newer ones; else None.
-    """
+    """The shape of a DeviceMesh: of its `mesh` tensor, of its layout in newer ones, else None."""
     if type(value) is not Described or type(value.fields) is not DictNode:
         return None
     for field in ("mesh", "_mesh"):
@@ -299,9 +297,7 @@ def _lazy_bits(node: Any) -> tuple[bool, bool]:
 
 
 def parameter(call: Call, parts: list[Any], _: Decoding) -> TensorRecord | LocalShard:
-    """`_rebuild_parameter(data, requires_grad, backward_hooks)`, and `_with_state` with the
-    attributes last.
-    """
+    """`_rebuild_parameter(data, requires_grad, hooks)`, and `_with_state` with attributes last."""
     data, requires_grad = parts[0], call.arguments[1]
     if type(requires_grad) is not bool:
         raise ContradictionError(f"requires_grad is {kind_of(requires_grad)}")
@@ -324,9 +320,7 @@ def parameter(call: Call, parts: list[Any], _: Decoding) -> TensorRecord | Local
 
 
 def _state(state: Any) -> Any:
-    """Attributes worth keeping: a dict with something in it. `(None, {...})` is how objects with
-    slots say it.
-    """
+    """Attributes worth keeping: a dict with entries, or `(None, {...})` of objects with slots."""
     if (
         type(state) is ListNode
         and state.kind == "tuple"

@@ -61,9 +61,7 @@ class Encoding:
     options: Mapping[str, Any] | None = None
 
     def read_as(self, numbering: str) -> Encoding:
-        """The encoding with its integer read in one of `NUMBERINGS`; as it is where that is known,
-        or cannot be.
-        """
+        """The encoding with its integer read by a numbering, where that is open and possible."""
         if self.number is not None or not self.readings or numbering not in self.readings:
             return self
         return replace(
@@ -376,9 +374,7 @@ class Described:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Opaque:
-    """Something outside the allow-list: `name` of what the stream wanted, `reason`, and the inert
-    node.
-    """
+    """Something outside the allow-list: its `name` in the stream, the `reason`, the node."""
 
     name: str
     reason: str
@@ -566,9 +562,7 @@ def _sequence(value: ListNode, made: dict[int, Any]) -> Any:
 
 
 def _object(value: Composite, made: dict[int, Any]) -> Any:
-    """The call that makes the object again, with what its components have become in the place of
-    what they were.
-    """
+    """The call that makes the object again, from what its components have become."""
     copies: dict[int, Any] = {}
     for source, (_, record) in zip(value.sources, value.components, strict=True):
         node = made[id(record)]

@@ -171,7 +171,7 @@ REFUSED = {
     "an unknown class": (
         stream({"w": Stored("1", 3, Float)}),
         "M941",
-        "class that is not known: test_legacy.Float",
+        "class that is not known: test_torchread.Float",
     ),
     "no class": (
         stream({"w": Stored("1", 3, "torch.FloatStorage")}),
