@@ -197,8 +197,7 @@ def _way_back(
     notes = (
         (
             "on a downgrade the plan is refused; a file with the reversed edge, or `inverse: "
-            "skip`, "
-            "would say what happens there"
+            "skip`, would say what happens there"
         ),
     )
     yield finding(

@@ -190,8 +190,7 @@ def _not_compared(codes: Sequence[str], edge: str, file: CompiledFile) -> Iterat
         yield finding(
             "M618",
             f"the rules from {edge} are too many and too similar: {listed(list(codes))} stopped "
-            f"after {MOST_PAIRS:,} pairs or {MOST_FOUND} "
-            "problems",
+            f"after {MOST_PAIRS:,} pairs or {MOST_FOUND} problems",
             file.span(file.rules[0]),
             "fix the reported problems, or write fewer rules with broader patterns, and run lint "
             "again",

@@ -195,8 +195,7 @@ def left_out(states: Sequence[OptimizerState]) -> OptimizerVerdict:
         (
             (
                 f"optimizer state is left out: {plural(sum(s.tensors for s in states), 'tensor')} "
-                "at "
-                f"{where}"
+                f"at {where}"
             ),
         ),
     )
@@ -585,8 +584,7 @@ def _broken(state: OptimizerState, fates: _Fates) -> tuple[list[str], str]:
             [*wrong, *added],
             (
                 "it refers to parameters by number, and the set, the shapes or the order of what "
-                "the numbers count "
-                "change"
+                "the numbers count change"
             ),
         )
     if any(fates.same[key] != [key] for key in subject):
@@ -600,8 +598,7 @@ def _broken(state: OptimizerState, fates: _Fates) -> tuple[list[str], str]:
             [],
             (
                 f"optimizer state at {state.place} {goes}, and is carried: names change one by "
-                "one, "
-                f"{same}"
+                f"one, {same}"
             ),
         )
     return [], ""

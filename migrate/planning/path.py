@@ -292,8 +292,7 @@ def _refuse_by_hand(packs: Packs, applied: Sequence[Mapping[str, Any]]) -> None:
             fail(
                 "M507",
                 f"the stamp says that {printable(entry['lineage'])} {printable(entry['from'])} → "
-                f"{printable(entry['to'])} was applied,"
-                " and no lineage of this name is known",
+                f"{printable(entry['to'])} was applied, and no lineage of this name is known",
                 notes=tuple(
                     f"the rule file was {printable(rule['id'])}" for rule in entry["rules"]
                 ),

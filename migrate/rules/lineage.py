@@ -506,8 +506,7 @@ def _shape_signs(
             True,
             (
                 f"{printable(key)} has the shape {list(match.shape(key))}, which {written} means "
-                "of "
-                f"{pattern}"
+                f"of {pattern}"
             ),
         )
 

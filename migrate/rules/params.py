@@ -260,8 +260,7 @@ def _report_idle(
         notes = (
             (
                 f"nearest name: {printable(known)}; it fails at {printable(failure.actual)!r}, "
-                "where "
-                f"the pattern takes {failure.expected}"
+                f"where the pattern takes {failure.expected}"
             ),
         )
     hint = (

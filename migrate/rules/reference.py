@@ -258,8 +258,7 @@ def _patterns() -> list[str]:
         rows.append((f"`{s.written}`", s.meaning, f"`{s.pattern}` on `{s.key}`: {shown}{carried}"))
     about = (
         "A pattern matches a whole key. A key has one reading under a pattern, and one rule: "
-        "where several match, the narrower "
-        "pattern takes it."
+        "where several match, the narrower pattern takes it."
     )
     return [about, _table(("written", "means", "example"), rows)]
 
